@@ -1,0 +1,85 @@
+"""Rate of the engine beside the floor (`floor.py`), on the same calls in one process, by CPU time, in interleaved rounds.
+
+    python benchmarks/engine.py            # ring.yaml and pipeline.yaml
+
+Prints calls per second of both and their ratio (median of the rounds), and checks that both end at the same time.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import floor
+
+from distsim.cluster import cluster_from
+from distsim.cost import CostModel
+from distsim.engine import run
+from distsim.ops.table import OPS
+from distsim.profiles import PROFILES
+from distsim.program.lower import lower
+from distsim.program.records import Program
+from distsim.scenario import load
+
+ROUNDS = 5
+
+
+def floor_calls(program: Program) -> list[list[tuple[Any, ...]]]:
+    """The same calls, as the floor takes them."""
+    out = []
+    for rank in range(program.world_size):
+        calls: list[tuple[Any, ...]] = []
+        for _, call in program.calls_of(rank):
+            if OPS[call.op].kind == "p2p":
+                calls.append((call.op, call.peer, call.input_nbytes))
+            elif call.op == "wait":
+                calls.append(("wait", len(program.code_call(rank, len(calls)).waits)))
+            elif call.op == "compute":
+                calls.append(("compute", call.time_ns))
+            else:
+                calls.append((call.op, call.group.id, call.input_nbytes, call.group.size))
+        out.append(calls)
+    return out
+
+
+def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+    """CPU seconds of one call, and what it returned."""
+    gc.collect()
+    start = time.process_time()
+    result = work()
+    return time.process_time() - start, result
+
+
+def compare(path: Path) -> float:
+    """Print one file's rates; the ratio."""
+    scenario = load(str(path))
+    program = lower(scenario)
+    cost = CostModel(cluster_from(scenario.cluster), program.world_size, program.local_size)
+    calls = floor_calls(program)
+    group = next((g for g in program.groups[1:] if g.size == program.mesh.get("dp")), program.groups[0])
+    reduce_ns = cost.collective_ns(OPS["all_reduce"], group.ranks, program.resolve(0, program.codes[0].calls[-1]).input_nbytes)
+    ours, bare = [], []
+    for _ in range(ROUNDS):
+        took, result = seconds(lambda: run(program, PROFILES["gloo"], cost))
+        ours.append(took)
+        took, makespan = seconds(lambda: floor.run(calls, 5000, 25.0, reduce_ns))
+        bare.append(took)
+        if makespan != result.makespan_ns:
+            print(f"  they differ: engine {result.makespan_ns} ns, floor {makespan} ns")
+    ratio = statistics.median(b / o for o, b in zip(ours, bare, strict=True))
+    count = program.call_count
+    print(f"{path.name}: {count} calls; engine {count / statistics.median(ours):,.0f} calls/s, "
+          f"floor {count / statistics.median(bare):,.0f} calls/s, ratio {ratio:.2f}")  # fmt: skip
+    return ratio
+
+
+if __name__ == "__main__":
+    here = Path(__file__).parent
+    files = [Path(a) for a in sys.argv[1:]] or [here / "ring.yaml", here / "pipeline.yaml"]
+    for file in files:
+        compare(file)

@@ -1,0 +1,89 @@
+"""Help lines for this very program: what to change, on which rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distsim.check.counterpart import Counterpart, Near
+from distsim.check.wording import number_list
+from distsim.ops.records import Call
+from distsim.ops.table import OPS
+
+
+def advise_circle(turns: Sequence[tuple[int, int]], parts: Sequence[Counterpart | None], length: int) -> tuple[str, ...]:
+    """How to break a circle, by what its ranks stand in."""
+    calls = [p.call for p in parts if p is not None]
+    directions = {OPS[c.op].direction for c in calls}
+    second = turns[1][0] if len(turns) > 1 else turns[0][0]
+    who = "both" if length == 2 else "all of them"
+    other = f"rank {second}" if length == 2 else "every second rank"
+    if directions == {"send"}:
+        return (f"{who} send first: let {other} receive first, or post both with batch_isend_irecv",)
+    if directions == {"recv"}:
+        return (f"{who} receive first: let rank {turns[0][0]} send first, or post both with batch_isend_irecv",)
+    if directions == {None}:
+        groups = list(dict.fromkeys(c.group.name for c in calls))
+        if len(groups) > 1:
+            return (f"they enter {number_list_words(groups)} in different order: let all of them enter {groups[0]} first",)
+        return ("some members leave out a call that others make: let all make the same calls on the group",)
+    if length == 2 and directions == {"send", "recv"} and calls[0].peer == calls[1].rank and calls[1].peer == calls[0].rank:
+        out, into = sorted(calls, key=lambda c: OPS[c.op].direction != "send")
+        return (
+            f"rank {out.rank} sends {_message(out)} first, rank {into.rank} receives {_message(into)} first: use one order, or isend",
+        )
+    if None in directions:
+        joined = next(c for c in calls if OPS[c.op].direction is None)
+        message = next(c for c in calls if OPS[c.op].direction is not None)
+        return (f"rank {joined.rank} joins {joined.op} while rank {message.rank} still waits for a message: "
+                f"move the message before the {joined.op} on all of them, or after it",)  # fmt: skip
+    return ("post the receives before the sends are waited for: irecv first, then send, or both in one batch_isend_irecv",)
+
+
+def _message(call: Call) -> str:
+    """What tells a message from others of its pair: its tag, else its tensor."""
+    buffers = call.inputs or call.outputs
+    return f"tag {call.tag}" if call.tag or not buffers or not buffers[0].name else buffers[0].label
+
+
+def advise_gone(status: str, part: Counterpart | None, gone: Sequence[int], message: str) -> tuple[str, ...]:
+    """What to do about a rank that is no longer there."""
+    ranks = f"rank{'' if len(gone) == 1 else 's'} {number_list(list(gone), 4)}"
+    if status == "absent":
+        return (
+            f"start {ranks} as well: the world size must be nnodes times nproc_per_node,",
+            "every machine must run the launcher, and MASTER_ADDR must be reachable from it",
+        )
+    if status in ("raised", "crashed", "killed"):
+        why = f": {message}" if message and message != "fault" else ""
+        return (f"look at the log of {ranks} first{why}; the others only follow",)
+    if part is not None and not part.is_message:
+        return (
+            f"uneven batches, an early return or a branch that {ranks} skip{'s' if len(gone) == 1 else ''}:",
+            f"let every member of {part.call.group.name} make the same calls",
+        )
+    return (f"let {ranks} make the missing call before it ends",)
+
+
+def advise_message(part: Counterpart, near: Sequence[Near], sends: bool) -> tuple[str, ...]:
+    """What to do about a message that nobody takes or sends."""
+    word = "receive" if sends else "send"
+    if near:
+        return {
+            "tag": ("give both ends the same tag; nccl ignores tags, so there it would run, and hang on gloo and mpi",),
+            "group": ("use the same group on both ends: a message of one group is not received on another",),
+            "peer": (
+                "one of the two names the wrong rank: src and dst are global ranks,",
+                "group_src and group_dst count inside the group",
+            ),
+        }[near[0].what]
+    if part.call.peer is None:
+        return (f"add a send to rank {part.call.rank} with this tag and group, or leave the receive out",)
+    if part.has:
+        counted = f"{part.has} such {word}{'s' if part.has > 1 else ''}"
+        return (f"rank {part.rank} makes {counted}, this would be number {part.number + 1}: one more there, or one less here",)
+    return (f"add the {word} on rank {part.rank}, or leave this call out",)
+
+
+def number_list_words(words: Sequence[str]) -> str:
+    """`g1 and g2`, `a, b and c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

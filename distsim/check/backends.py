@@ -1,0 +1,93 @@
+"""What a back end refuses or overlooks in a program's text: findings about one profile, beside the verdict, which is about the contract."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from distsim.check.layout import Layout, build_layout, distinct
+from distsim.check.whereabouts import Whereabouts
+from distsim.check.wording import call_words, some_ranks, where_text
+from distsim.findings.codes import CODES
+from distsim.findings.record import Finding
+from distsim.ops.records import Buffer, Call
+from distsim.profiles import Profile
+from distsim.program.records import Program
+
+
+def backend_findings(program: Program, profile: Profile, layout: Layout | None = None) -> tuple[Finding, ...]:
+    """DS701 to DS704, calls that the profile refuses, and DS602, tags that it ignores although the order of messages needs them."""
+    found = _refused(program, profile)
+    if not profile.tags:
+        found += _tags(program, Whereabouts(layout or build_layout(program)))
+    return tuple(found)
+
+
+def _refused(program: Program, profile: Profile) -> list[Finding]:
+    """One finding per place and reason. A code's first rank speaks for it: dtype, reduce op and source do not differ by row."""
+    groups: dict[tuple[str, int, str], set[int]] = {}
+    said: dict[tuple[str, int, str], Call] = {}
+    for code in program.codes:
+        for made in distinct(code):
+            call = program.resolve(code.ranks[0], made)
+            reason = profile.refuse(call)
+            if reason:
+                key = (_refusal_code(call, profile), made.site, reason)
+                groups.setdefault(key, set()).update(code.ranks)
+                said.setdefault(key, call)
+    found = []
+    for (number, site, reason), ranks in sorted(groups.items(), key=lambda item: item[0]):
+        place = program.sites[site].place(min(ranks))
+        words = f"{call_words(said[number, site, reason])} of {some_ranks(sorted(ranks))}"
+        message = f"{profile.name} refuses {words}, {where_text(place)}: {reason}"
+        found.append(Finding(number, "error", message, tuple(sorted(ranks)), (), (_help(number),), (place,)))
+    return found
+
+
+def _help(number: str) -> str:
+    remedy = CODES[number].remedy
+    return remedy[0].lower() + remedy[1:].rstrip(".")
+
+
+def _refusal_code(call: Call, profile: Profile) -> str:
+    """Which of its arguments the profile refuses: the source, the dtype, the reduce op, or the call as such."""
+    if call.op in ("recv", "irecv") and call.peer is None:
+        return "DS701"
+    if profile.refuse(replace(call, inputs=_floats(call.inputs), outputs=_floats(call.outputs))) is None:
+        return "DS702"
+    return "DS703" if call.reduce_op is not None and profile.refuse(replace(call, reduce_op="sum")) is None else "DS704"
+
+
+def _floats(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
+    return tuple(replace(b, dtype="float32") for b in buffers)
+
+
+def _tags(program: Program, where: Whereabouts) -> list[Finding]:
+    """Pairs whose messages are received in another order of tags than they are sent in."""
+    layout = where.layout
+    pairs: dict[tuple[int, int, int], list[int]] = {}
+    for channel, key in enumerate(zip(layout.chan_group, layout.chan_src, layout.chan_dst, strict=True)):
+        pairs.setdefault(key, []).append(channel)
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for (_, src, dst), channels in sorted(pairs.items()):
+        if len(channels) < 2 or not (0 <= src < program.world_size and 0 <= dst < program.world_size):
+            continue
+        sent = sorted((m.position, m.part, layout.chan_tag[c]) for c in channels for m in where.messages(src, c, sends=True))
+        taken = sorted((m.position, m.part, layout.chan_tag[c]) for c in channels for m in where.messages(dst, c, sends=False))
+        for one, other in zip(sent, taken, strict=False):
+            if one[2] != other[2]:
+                sites = (program.code_call(src, one[0]).site, program.code_call(dst, other[0]).site)
+                found.setdefault(sites, []).append((src, dst))
+                break
+    return [_tag_finding(program, sites, who) for sites, who in sorted(found.items())]
+
+
+def _tag_finding(program: Program, sites: tuple[int, int], who: list[tuple[int, int]]) -> Finding:
+    src, dst = who[0]
+    places = (program.sites[sites[0]].place(src), program.sites[sites[1]].place(dst))
+    more = f" (and {len(who) - 1} more pairs)" if len(who) > 1 else ""
+    message = (
+        f"nccl ignores tags: the message of rank {src}, {where_text(places[0])}, goes to the receive of rank {dst}, "
+        f"{where_text(places[1])}, which has another tag{more}"
+    )
+    ranks = tuple(sorted({r for pair in who for r in pair}))
+    return Finding("DS602", "warning", message, ranks, (), ("receive in the order in which the messages are sent",), places)

@@ -1,0 +1,144 @@
+"""The call that would end a wait: where the awaited rank has it, or that it has none, and what comes close."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from distsim.check.unlike import part_call
+from distsim.check.whereabouts import Whereabouts
+from distsim.check.wording import call_words, place_of, where_text
+from distsim.findings.record import Place
+from distsim.ops.records import Call
+from distsim.ops.table import OPS
+from distsim.program.records import Program
+from distsim.standstill import Need
+
+
+@dataclass(frozen=True, slots=True)
+class Counterpart:
+    """What a need waits for on one awaited rank.
+
+    ``position`` is the call there that would meet it, None where the rank's whole program has none. ``lane`` is the
+    collective's lane, -1 for a message; ``number`` counts the calls before it on that lane or channel; ``has`` how many the
+    awaited rank's program makes.
+    """
+
+    call: Call  # the one that waits
+    rank: int  # the awaited one
+    position: int | None
+    lane: int
+    number: int
+    has: int
+
+    @property
+    def is_message(self) -> bool:
+        return self.lane < 0
+
+
+class Near(NamedTuple):
+    """A call that would fit but for its ``what``: tag, group or peer."""
+
+    what: str
+    rank: int
+    words: str
+    place: Place | None
+
+
+class Counterparts:
+    """Finds counterparts in the text of a program."""
+
+    def __init__(self, program: Program, where: Whereabouts) -> None:
+        self.program, self.where = program, where
+
+    def of(self, waiting: int, need: Need, awaited: int) -> Counterpart | None:
+        """The counterpart on one rank; None where the need is no call (an implicit init_process_group)."""
+        if need.position >= len(self.program.code(waiting).calls):
+            return None
+        call = part_call(self.program, waiting, need.position, need.part)
+        if OPS[call.op].kind == "p2p":
+            return self._message(waiting, need, awaited, call)
+        return self._collective(waiting, need, awaited, call)
+
+    def has_one(self, waiting: int, need: Need, awaited: int) -> bool:
+        """The same question, answered from counts alone."""
+        found = self._channel(waiting, need)
+        if found is None:
+            return True
+        channel, sends, number = found
+        return self.where.count(awaited, channel, sends=not sends) > number
+
+    def _channel(self, waiting: int, need: Need) -> tuple[int, bool, int] | None:
+        """(channel, does it send, which message of the channel) of a need for a message with a named peer."""
+        calls = self.program.code(waiting).calls
+        if need.any or need.position >= len(calls):
+            return None
+        call = calls[need.position]
+        call = call.parts[max(need.part, 0)] if call.parts else call
+        if call.port < 0:
+            return None
+        channel, sends = self.where.channel(waiting, call), OPS[call.op].direction == "send"
+        return channel, sends, self.where.ordinal(waiting, channel, need.position, need.part, sends=sends)
+
+    def _message(self, waiting: int, need: Need, awaited: int, call: Call) -> Counterpart:
+        found = self._channel(waiting, need)
+        if found is None:
+            return Counterpart(call, awaited, None, -1, 0, 0)
+        channel, sends, number = found
+        messages = self.where.messages(awaited, channel, sends=not sends)
+        return Counterpart(
+            call, awaited, messages[number].position if number < len(messages) else None, -1, number, len(messages)
+        )
+
+    def _collective(self, waiting: int, need: Need, awaited: int, call: Call) -> Counterpart | None:
+        lane = self.where.lane(waiting, self.program.code_call(waiting, need.position))
+        mine, theirs = self.where.joins(waiting, lane), self.where.joins(awaited, lane)
+        if need.position not in mine:
+            return None
+        number = mine.index(need.position)
+        return Counterpart(call, awaited, theirs[number] if number < len(theirs) else None, lane, number, len(theirs))
+
+    # --- near misses ---
+    def near(self, waiting: int, found: Counterpart) -> list[Near]:
+        """Calls that almost fit a message without a counterpart: of the awaited rank, then those of others that name the waiting one."""
+        sends = OPS[found.call.op].direction == "send"
+        layout = self.where.layout
+        near = []
+        for channel in self._channels_of(found.rank, waiting, sends):
+            if self._spoken_for(channel, sends):
+                continue
+            here, there = (layout.chan_dst, layout.chan_src) if sends else (layout.chan_src, layout.chan_dst)
+            differs = {
+                "tag": layout.chan_tag[channel] != found.call.tag,
+                "group": layout.chan_group[channel] != found.call.group.id,
+                "peer": there[channel] not in (waiting, -1) or here[channel] != found.rank,
+            }
+            what = [word for word, does in differs.items() if does]
+            messages = self.where.messages(here[channel], channel, sends=not sends) if len(what) == 1 else []
+            if messages:
+                rank, message = here[channel], messages[0]
+                words = call_words(part_call(self.program, rank, message.position, message.part))
+                near.append(Near(what[0], rank, words, place_of(self.program, rank, message.position)))
+        return near
+
+    def _channels_of(self, awaited: int, waiting: int, sends: bool) -> list[int]:
+        """Channels on which the awaited rank receives (or sends), then those that lead from (or to) the waiting one."""
+        layout = self.where.layout
+        here, there = (layout.chan_dst, layout.chan_src) if sends else (layout.chan_src, layout.chan_dst)
+        own = [c for c, rank in enumerate(here) if rank == awaited]
+        return own + [c for c, rank in enumerate(there) if rank == waiting and here[c] not in (awaited, -1)]
+
+    def _spoken_for(self, channel: int, sends: bool) -> bool:
+        """All calls of a channel's other end have counterparts."""
+        layout = self.where.layout
+        here, there = (layout.chan_dst, layout.chan_src) if sends else (layout.chan_src, layout.chan_dst)
+        size = self.program.world_size
+        if not (0 <= there[channel] < size and 0 <= here[channel] < size):
+            return not 0 <= here[channel] < size
+        own = self.where.count(here[channel], channel, sends=not sends)
+        return own <= self.where.count(there[channel], channel, sends=sends)
+
+
+def near_words(near: list[Near]) -> list[str]:
+    """Near misses as sentences."""
+    return [f"almost: rank {n.rank} has {n.words} at {where_text(n.place)}; the {n.what} differs" for n in near]

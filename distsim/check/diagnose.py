@@ -1,0 +1,231 @@
+"""From a standstill to findings: the cause, told apart from those who merely wait behind it, with places and a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from distsim.check.advice import advise_circle, advise_gone, advise_message
+from distsim.check.counterpart import Counterpart, Counterparts, Near, near_words
+from distsim.check.layout import Layout, build_layout
+from distsim.check.waitfor import Circle, WaitFor, edge, wait_for
+from distsim.check.whereabouts import Whereabouts
+from distsim.check.wording import SHOWN, columns, place_of, plural, some_ranks, standing, where_text
+from distsim.findings.record import Finding, Place
+from distsim.ops.table import OPS
+from distsim.program.records import Program
+from distsim.standstill import Blocked, Need, Standstill
+
+_GONE = {"ended": "has already ended", "raised": "has raised an error", "crashed": "has crashed", "killed": "was killed",
+         "absent": "never started"}  # fmt: skip
+_GONE_MANY = {"ended": "have already ended", "raised": "have raised an error", "crashed": "have crashed", "killed": "were killed",
+              "absent": "never started"}  # fmt: skip
+
+
+def diagnose(program: Program, standstill: Standstill, layout: Layout | None = None) -> tuple[Finding, ...]:
+    """The findings DS301 to DS305 of a standstill, causes first; empty when nobody is blocked.
+
+    Works for the one-pass driver's standstill and for the engine's under a profile. ``layout``, if at hand, saves building it
+    again.
+    """
+    if not standstill.blocked:
+        return ()
+    return _Diagnosis(program, standstill, Whereabouts(layout or build_layout(program))).findings()
+
+
+class _Diagnosis:
+    """One standstill under the lens."""
+
+    def __init__(self, program: Program, standstill: Standstill, where: Whereabouts) -> None:
+        self.program, self.standstill, self.where = program, standstill, where
+        self.blocked: dict[int, Blocked] = {b.rank: b for b in standstill.blocked}
+        self.ends = {end.rank: end for end in standstill.ends}
+        self.graph: WaitFor = wait_for(standstill)
+        self.counterparts = Counterparts(program, where)
+
+    def findings(self) -> tuple[Finding, ...]:
+        found = [self._circle(circle) for circle in self.graph.circles]
+        found += [self._gone(code, ranks) for (code, _, _), ranks in self._gone_groups()]
+        if self.graph.victims and found:
+            found[0] = self._with_victims(found[0])
+        return tuple(found)
+
+    def _with_victims(self, finding: Finding) -> Finding:
+        victims = self.graph.victims
+        lone = len(victims) == 1
+        line = f"  behind them: {some_ranks(victims)} wait{'s' if lone else ''} for what {'it' if lone else 'they'} cannot get"
+        ranks = tuple(sorted({*finding.ranks, *victims}))
+        return Finding(
+            finding.code, finding.severity, f"{finding.message}\n{line}", ranks, finding.core, finding.help, finding.places
+        )
+
+    # --- circles ---
+    def _circle(self, circle: Circle) -> Finding:
+        path = circle.path
+        turns = list(zip(path, (*path[1:], path[0]), strict=True))
+        needs = [edge(self.blocked[rank], onward) for rank, onward in turns]
+        lost = next(
+            ((r, n, o) for (r, o), n in zip(turns, needs, strict=True) if not n.any and not self.counterparts.has_one(r, n, o)),
+            None,
+        )
+        if lost is not None:
+            return self._no_counterpart([(lost[0], lost[1], lost[2])], circle.ranks)
+        parts = [self.counterparts.of(rank, need, onward) for (rank, onward), need in zip(turns[:SHOWN], needs, strict=False)]
+        lines = [self._row(rank, need, self._meets(part)) for (rank, _), need, part in zip(turns, needs, parts, strict=False)]
+        head = f"{_arrow(path)} wait for each other"
+        if circle.by_choice:
+            head = f"{some_ranks(circle.ranks)} wait for each other, one in a receive from any source"
+        rest = len(circle.ranks) - len(lines)
+        more = [f"  … and {rest} more like this"] if rest > 0 else []
+        help_lines = advise_circle(turns[:SHOWN], parts, len(path))
+        return self._finding("DS305" if circle.by_choice else "DS301", [head, *columns(lines), *more], circle.ranks, help_lines,
+                             [(rank, need) for (rank, _), need in zip(turns, needs, strict=True)])  # fmt: skip
+
+    def _meets(self, part: Counterpart | None) -> str:
+        """Where the awaited rank has the call that would end the wait."""
+        if part is None:
+            return ""
+        if part.position is None:
+            return (
+                f"waits for rank {part.rank}"
+                if part.is_message
+                else f"rank {part.rank} makes only {plural(part.has, 'call')} there"
+            )
+        place = place_of(self.program, part.rank, part.position)
+        own = place_of(self.program, part.call.rank, 0)
+        spot = f"line {place.line}" if place and own and place.file == own.file else where_text(place)
+        verb = "joins" if not part.is_message else "receives" if OPS[part.call.op].direction == "send" else "sends"
+        past = {"joins": "joined", "receives": "posted the receive for", "sends": "posted the send of"}[verb]
+        if self._passed(part):
+            return f"rank {part.rank} has {past} it, {spot}"
+        return f"rank {part.rank} {verb} it later, {spot}"
+
+    def _passed(self, part: Counterpart) -> bool:
+        """The awaited rank's host is already past its part: its device, or a request of its own, holds it up."""
+        return part.position is not None and part.position < self.ends[part.rank].position
+
+    # --- ranks that have left ---
+    def _gone_groups(self) -> list[tuple[tuple[str, int, tuple[int, ...]], list[int]]]:
+        """Ranks that wait on one who has left, by code of finding, place and (for collectives) who has left."""
+        groups: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
+        for rank, gone in self.graph.on_gone.items():
+            need = self._gone_need(rank)
+            code = self._gone_code(rank, need, [r for r in gone if r in need.ranks])
+            groups.setdefault((code, *self._meeting(rank, need)), []).append(rank)
+        return sorted(groups.items(), key=lambda item: (item[0][0] != "DS303", item[1][0]))
+
+    def _meeting(self, rank: int, need: Need) -> tuple[int, tuple[int, ...]]:
+        """What tells groups apart: a message's place, or a collective's lane and who is missing there."""
+        if need.position >= len(self.program.code(rank).calls) or need.part >= 0 or not self.where.is_join(rank, need.position):
+            implicit = need.position >= len(self.program.code(rank).calls) or self.ends[need.ranks[0]].status == "absent"
+            return (-1, need.ranks) if implicit else (self.program.code_call(rank, need.position).site, ())
+        return self.where.lane(rank, self.program.code_call(rank, need.position)), need.ranks
+
+    def where_is_message(self, rank: int, need: Need) -> bool:
+        """The need is for a message."""
+        call = self.program.code_call(rank, need.position)
+        return (call.parts[max(need.part, 0)] if call.parts else call).port >= 0
+
+    def _gone_need(self, rank: int) -> Need:
+        gone = set(self.graph.on_gone[rank])
+        return next(need for need in self.blocked[rank].needs if gone & set(need.ranks))
+
+    def _gone_code(self, rank: int, need: Need, gone: list[int]) -> str:
+        lost = need.position < len(self.program.code(rank).calls) and self.where_is_message(rank, need) and (
+            need.any or not self.counterparts.has_one(rank, need, gone[0]))  # fmt: skip
+        if not lost and any(self.ends[r].status != "ended" for r in gone):
+            return "DS303"
+        return "DS304" if lost else "DS302"
+
+    def _gone(self, code: str, ranks: list[int]) -> Finding:
+        needs = [self._gone_need(rank) for rank in ranks]
+        if code == "DS304":
+            turns = [(r, n, next(o for o in n.ranks if o not in self.blocked)) for r, n in zip(ranks, needs, strict=True)]
+            return self._no_counterpart(turns, tuple(ranks))
+        gone = sorted({r for rank, need in zip(ranks, needs, strict=True) for r in self.graph.on_gone[rank] if r in need.ranks})
+        status = self.ends[gone[0]].status
+        where = " in init_process_group" if self._starts(ranks[0], needs[0]) else ""
+        it = "it" if len(gone) == 1 else "them"
+        head = f"{some_ranks(gone)} {(_GONE if len(gone) == 1 else _GONE_MANY)[status]}; {some_ranks(ranks)} " \
+               f"wait{'s' if len(ranks) == 1 else ''} for {it}{where}"  # fmt: skip
+        parts = [self.counterparts.of(rank, need, next(r for r in need.ranks if r in gone))
+                 for rank, need in zip(ranks[:SHOWN], needs, strict=False)]  # fmt: skip
+        lines = [self._row(r, n, self._lacks(p)) for r, n, p in zip(ranks, needs, parts, strict=False)]
+        lines += [self._end_row(rank) for rank in gone[:SHOWN]]
+        rest = len(ranks) - len(parts)
+        more = [f"  … and {rest} more like this"] if rest > 0 else []
+        advice = advise_gone(status, parts[0], gone, self.ends[gone[0]].message)
+        return self._finding(code, [head, *columns(lines), *more], tuple(ranks), advice, list(zip(ranks, needs, strict=True)))
+
+    def _lacks(self, part: Counterpart | None) -> str:
+        if part is None:
+            return ""
+        if not part.is_message:
+            made = f"only {part.has}" if part.has else "none"
+            lacks = f"; rank {part.rank} makes {made}" if part.position is None else ""
+            return f"call {part.number + 1} of {part.call.group.name}{lacks}"
+        return self._meets(part) if part.position is not None else ""
+
+    def _end_row(self, rank: int) -> tuple[str, str, str, str]:
+        end = self.ends[rank]
+        last = end.position - 1 if end.status == "ended" and end.position >= len(self.program.code(rank).calls) else end.position
+        place = place_of(self.program, rank, last) if last >= 0 and end.status != "absent" else None
+        after = {"ended": "its last call", "raised": "raised here", "killed": "killed before this call"}.get(end.status, "")
+        return (f"rank {rank}", _GONE[end.status], where_text(place), after if place else "")
+
+    # --- messages that have no counterpart ---
+    def _no_counterpart(self, turns: list[tuple[int, Need, int]], core: tuple[int, ...]) -> Finding:
+        rank, need, awaited = turns[0]
+        part = self.counterparts.of(rank, need, awaited)
+        assert part is not None
+        sends = OPS[part.call.op].direction == "send"
+        if need.any:
+            head = f"rank {rank} waits to receive a message that nobody sends"
+            near: list[Near] = []
+        else:
+            wants, lacks = ("send", "receives") if sends else ("receive", "sends")
+            head = f"rank {rank} waits to {wants} a message that rank {awaited} never {lacks}"
+            near = self.counterparts.near(rank, part)
+        lines = [self._row(r, n, "") for r, n, _ in turns[:SHOWN]] + ([] if need.any else [self._state_row(awaited)])
+        rest = len(turns) - SHOWN
+        more = [f"  … and {rest} more like this"] if rest > 0 else []
+        more += [f"  {line}" for line in near_words(near[:3])]
+        return self._finding("DS304", [head, *columns(lines), *more], core, advise_message(part, near, sends),
+                             [(r, n) for r, n, _ in turns])  # fmt: skip
+
+    def _state_row(self, rank: int) -> tuple[str, str, str, str]:
+        if rank in self.blocked:
+            return self._row(rank, self.blocked[rank].needs[0], "")
+        return self._end_row(rank)
+
+    # --- common ---
+    def _row(self, rank: int, need: Need, reason: str) -> tuple[str, str, str, str]:
+        if self._starts(rank, need):
+            return (f"rank {rank}", "init_process_group()", "", "")
+        position = self.blocked[rank].position
+        spot = where_text(place_of(self.program, rank, position))
+        return (f"rank {rank}", standing(self.program, rank, position, need.position, need.part), spot, reason)
+
+    def _starts(self, rank: int, need: Need) -> bool:
+        """The rank waits in an init_process_group that the file does not write: for those who never start, before its first call."""
+        if self.blocked[rank].position != 0 or any(self.ends[r].status != "absent" for r in need.ranks):
+            return False
+        calls = self.program.code(rank).calls
+        return not calls or calls[0].op != "init_process_group"
+
+    def _finding(self, code: str, lines: list[str], core: tuple[int, ...], help_lines: Iterable[str],
+                 who: list[tuple[int, Need]]) -> Finding:  # fmt: skip
+        places: dict[Place, None] = {}
+        for rank, _ in who[:SHOWN]:
+            place = place_of(self.program, rank, self.blocked[rank].position)
+            if place is not None:
+                places[place] = None
+        return Finding(code, "error", "\n".join(lines), core, core, tuple(help_lines), tuple(places))
+
+
+def _arrow(path: tuple[int, ...]) -> str:
+    if len(path) > SHOWN:
+        return f"{len(path)} ranks ({' → '.join(map(str, path[:4]))} → … → {path[0]})"
+    return f"ranks {' → '.join(map(str, (*path, path[0])))}"
+
+
+__all__ = ["diagnose"]

@@ -1,0 +1,238 @@
+"""Findings about calls that met and differ, requests never waited for, messages never received, and ranks that left early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from distsim.check.leaks import Leak
+from distsim.check.unlike import Unlike, part_call
+from distsim.check.whereabouts import Whereabouts
+from distsim.check.wording import SHOWN, call_words, columns, some_ranks, where_text
+from distsim.findings.codes import CODES
+from distsim.findings.record import Finding, Place
+from distsim.ops.table import OPS
+from distsim.program.records import Program
+from distsim.standstill import Standstill
+
+#: The code of a difference in a collective, the gravest first.
+_ASPECT_CODES = {
+    "op": "DS201", "ranks": "DS210", "backend": "DS210", "root": "DS205", "numel": "DS202", "splits": "DS207", "dtype": "DS203",
+    "reduce_op": "DS204",
+}  # fmt: skip
+_WORDS = {"op": "operation", "numel": "element count", "reduce_op": "reduce op", "ranks": "members"}
+
+
+def unlike_findings(program: Program, where: Whereabouts, unlikes: Iterable[Unlike]) -> tuple[Finding, ...]:
+    """DS201 to DS210. Messages of the same places that differ in the same way are one finding."""
+    found = [_collective(program, where, u) for u in unlikes if u.lane >= 0]
+    groups: dict[tuple[object, ...], list[Unlike]] = {}
+    for unlike in unlikes:
+        if unlike.lane < 0:
+            (s, p, _), (r, q, _) = unlike.calls
+            key = (program.code_call(s, p).site, program.code_call(r, q).site, tuple(unlike.aspects.items()))
+            groups.setdefault(key, []).append(unlike)
+    return (*found, *(_message(program, group) for group in groups.values()))
+
+
+def _collective(program: Program, where: Whereabouts, unlike: Unlike) -> Finding:
+    aspect, code = next((a, c) for a, c in _ASPECT_CODES.items() if a in unlike.aspects)
+    layout = where.layout
+    name, ranks = layout.lane_names[unlike.lane], unlike.ranks
+    if unlike.order and code != "DS205":
+        code = "DS210" if name == "new_group" else "DS206"
+    what = number_words(unlike.aspects)
+    order = ", although they make the same calls in another order" if unlike.order else ""
+    head = f"call {unlike.number + 1} of {'new_group' if name == 'new_group' else f'group {name}'} differs in {what}{order}"
+    calls = _minority_first(unlike)
+    rows = [(f"rank {r}", call_words(program.call(r, p)), where_text(program.place(r, p)), _values(unlike, (r, p, part)))
+            for r, p, part in calls[:SHOWN]]  # fmt: skip
+    more = [f"  … and {len(calls) - SHOWN} more"] if len(calls) > SHOWN else []
+    more += [f"  {unlike.note}"] if unlike.note else []
+    more += [f"  {unlike.later} later call{'s' if unlike.later > 1 else ''} of it differ too"] if unlike.later else []
+    help_lines = (_collective_help(program, where, unlike, aspect),)
+    return Finding(code, "error", "\n".join([head, *columns(rows), *more]), ranks, unlike.minority, help_lines,
+                   tuple(dict.fromkeys(program.place(r, p) for r, p, _ in calls[:SHOWN])))  # fmt: skip
+
+
+def number_words(aspects: Iterable[str]) -> str:
+    """`operation`, `element count and dtype`: what differs, without what follows from another operation."""
+    names = list(aspects)
+    names = ["op"] if "op" in names else names
+    return " and ".join(_WORDS.get(name, name) for name in names)
+
+
+def _minority_first(unlike: Unlike) -> list[tuple[int, int, int]]:
+    """The calls, one of each kind up front: first of the minority, then the rest."""
+    odd = set(unlike.minority)
+    said = list(zip(*unlike.aspects.values(), strict=True))
+    first = {said.index(value) for value in dict.fromkeys(said)}
+    ranked = sorted(range(len(unlike.calls)), key=lambda i: (unlike.calls[i][0] not in odd, i not in first, i))
+    return [unlike.calls[i] for i in ranked]
+
+
+def _values(unlike: Unlike, call: tuple[int, int, int]) -> str:
+    """What this call says of the aspects that its own words don't show."""
+    i = unlike.calls.index(call)
+    if "op" in unlike.aspects:
+        return ""
+    shown = {k: v[i] for k, v in unlike.aspects.items() if k in ("numel", "dtype")}
+    return ", ".join(f"{v} elements" if k == "numel" else f"{v}" for k, v in shown.items() if v is not None)
+
+
+def _collective_help(program: Program, where: Whereabouts, unlike: Unlike, aspect: str) -> str:
+    if unlike.order:
+        has = "has" if len(unlike.minority) == 1 else "have"
+        who = f"; {some_ranks(unlike.minority)} {has} another" if unlike.minority else ""
+        return f"make the calls in one order on all members{who}"
+    if aspect == "op" and (slip := _slip(where, unlike)):
+        return slip
+    advice = {
+        "op": "find the branch that makes the members part here, and let all of them make the same calls",
+        "ranks": "every rank must make every group, with the same members and in the same order",
+        "backend": "give the same backend on all ranks",
+        "root": "name one root, the same global rank on all members",
+        "numel": "give tensors of one shape on all members: pad them, or use all_to_all_single with splits",
+        "splits": "make output_splits the transpose of input_splits (left out, it is), or exchange the counts first",
+        "dtype": "cast to one dtype before the call",
+        "reduce_op": "give the same op on all members",
+    }[aspect]
+    odd = (
+        f"{some_ranks(unlike.minority)} {'differs' if len(unlike.minority) == 1 else 'differ'} from the rest: "
+        if unlike.minority
+        else ""
+    )
+    return odd + advice
+
+
+def _slip(where: Whereabouts, unlike: Unlike) -> str:
+    """A call too few or too many on the minority, where that alone explains the difference."""
+    if not unlike.minority:
+        return ""
+    odd = unlike.minority[0]
+    most = next(r for r in unlike.ranks if r not in unlike.minority)
+    mine, theirs, n = where.signatures(odd, unlike.lane), where.signatures(most, unlike.lane), unlike.number
+    program = where.layout.program
+    if mine[n:] == theirs[n + 1 :]:
+        left = program.call(most, where.joins(most, unlike.lane)[n])
+        return f"rank {odd} leaves out {call_words(left)}; its later calls are shifted by one"
+    if mine[n + 1 :] == theirs[n:]:
+        extra = program.call(odd, where.joins(odd, unlike.lane)[n])
+        return f"rank {odd} makes one call more, {call_words(extra)}, which the others do not have"
+    return ""
+
+
+def _message(program: Program, group: list[Unlike]) -> Finding:
+    unlike = group[0]
+    sender, receiver = unlike.calls
+    out, into = part_call(program, *sender), part_call(program, *receiver)
+    code = "DS208" if "numel" in unlike.aspects else "DS209"
+    sent, taken = (b.inputs or b.outputs for b in (out, into))
+    size, room = (f"{b[0].numel} {b[0].dtype}" for b in (sent, taken))
+    head = f"rank {sender[0]} sends {size}, but rank {receiver[0]} receives into {room}"
+    rows = [(f"rank {r}", call_words(c), where_text(program.place(r, p)), f"message {unlike.number + 1} of its kind")
+            for (r, p, _), c in zip(unlike.calls, (out, into), strict=True)]  # fmt: skip
+    more = [f"  … and {len(group) - 1} more pair{'s' if len(group) > 2 else ''} like this"] if len(group) > 1 else []
+    help_line = "give both ends the same shape; if two receives from one peer are swapped, swap them back or tag them" \
+        if code == "DS208" else "give both ends the same dtype"  # fmt: skip
+    ranks = tuple(sorted({r for u in group for r in u.ranks}))
+    places = tuple(dict.fromkeys(program.place(r, p) for r, p, _ in unlike.calls))
+    return Finding(code, "error", "\n".join([head, *columns(rows), *more]), ranks, (), (help_line,), places)
+
+
+def leak_findings(program: Program, found: Iterable[Leak]) -> tuple[Finding, ...]:
+    """DS501, one per place."""
+    out = []
+    for leak in found:
+        rank = leak.ranks[0]
+        call, place = program.call(rank, leak.position), program.place(rank, leak.position)
+        times = f" ({leak.count} requests)" if leak.count > len(leak.ranks) else ""
+        why = (
+            "its handle is bound again before"
+            if leak.overwritten
+            else "it has no handle"
+            if leak.dropped
+            else "no wait names its handle"
+        )
+        message = f"{call.op} of {some_ranks(leak.ranks)} is never waited for{times}: {why}\n" + columns(
+            [(f"rank {rank}", call_words(call), where_text(place))])[0]  # fmt: skip
+        advice = "give each request a handle of its own, `as: h@i` in a loop, and wait for each" if leak.overwritten else \
+            "keep it with `as: h` and wait for h before its tensor is used and before the end"  # fmt: skip
+        out.append(Finding("DS501", "warning", message, leak.ranks, (), (advice,), (place,)))
+    return tuple(out)
+
+
+def unreceived_findings(program: Program, standstill: Standstill) -> tuple[Finding, ...]:
+    """DS502, one per place of the sends."""
+    groups: dict[int, list[tuple[int, int, int]]] = {}
+    for rank, position, part in standstill.unreceived:
+        made = program.code_call(rank, position)
+        groups.setdefault((made.parts[part] if part >= 0 else made).site, []).append((rank, position, part))
+    out = []
+    for site, sends in sorted(groups.items()):
+        call = part_call(program, *sends[0])
+        ranks = tuple(sorted({rank for rank, _, _ in sends}))
+        place: Place = program.sites[site].place(sends[0][0])
+        number = f"{len(sends)} messages" if len(sends) > 1 else "a message"
+        message = f"{some_ranks(ranks)} send{'s' if len(ranks) == 1 else ''} {number} that nobody receives\n" + columns(
+            [(f"rank {sends[0][0]}", call_words(call), where_text(place))])[0]  # fmt: skip
+        out.append(
+            Finding("DS502", "warning", message, ranks, (), (f"receive it on rank {call.peer}, or do not send it",), (place,))
+        )
+    return tuple(out)
+
+
+def choice_findings(program: Program, choices: Iterable[tuple[int, int]]) -> tuple[Finding, ...]:
+    """DS605, one per place: receives from any source (rank, position) that could take more than one sender's message."""
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for rank, position in choices:
+        groups.setdefault(program.code_call(rank, position).site, []).append((rank, position))
+    found = []
+    for receives in groups.values():
+        ranks = tuple(dict.fromkeys(rank for rank, _ in receives))
+        place = program.place(*receives[0])
+        message = f"a receive from any source of {some_ranks(ranks)} may take more than one sender's message, {where_text(place)}"
+        found.append(Finding("DS605", "note", message, ranks, (), ("if one sender is meant, say so with `src`",), (place,)))
+    return tuple(found)
+
+
+def end_findings(program: Program, standstill: Standstill) -> tuple[Finding, ...]:
+    """DS801 to DS805: ranks that a fault, a `fail` or an `exit` with a code ended, by kind and place."""
+    groups: dict[tuple[str, Place | None, str], list[int]] = {}
+    for end in standstill.ends:
+        code = _end_code(program, end.rank, end.status, end.position, end.message)
+        if code:
+            at_call = end.status != "absent" and end.position < len(program.code(end.rank).calls)
+            place = program.place(end.rank, end.position) if at_call else None
+            key = (code, None if place is None else Place(place.file, place.line, place.column, place.op), end.message)
+            groups.setdefault(key, []).append(end.rank)
+    out = []
+    for (code, place, text), ranks in groups.items():
+        at_place = f" at {where_text(place)}" if place is not None else ""
+        message = f"{some_ranks(ranks)} {_end_words(code, text, len(ranks) == 1)}{at_place}"
+        places = () if place is None else (place,)
+        out.append(Finding(code, CODES[code].severity, message, tuple(ranks), (), (), places))
+    return tuple(out)
+
+
+def _end_words(code: str, text: str, lone: bool) -> str:
+    if code == "DS802":
+        return "raised by a fault of the file" if text == "fault" else f"raised: {text}" if text else "raised an error"
+    was = "was" if lone else "were"
+    return {
+        "DS801": f"{was} killed by a fault of the file",
+        "DS803": "left by exit with an error code",
+        "DS805": "never started",
+    }[code]
+
+
+def _end_code(program: Program, rank: int, status: str, position: int, text: str) -> str:
+    if status == "absent":
+        return "DS805"
+    if status == "killed":
+        return "DS801"
+    calls = program.code(rank).calls
+    if position >= len(calls):
+        return ""
+    if status == "raised":
+        return "DS802" if text == "fault" or OPS[calls[position].op].op == "fail" else ""
+    return "DS803" if calls[position].op == "exit" and program.call(rank, position).code else ""

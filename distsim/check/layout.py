@@ -1,0 +1,199 @@
+"""Where the calls of a program meet, as plain numbers: channels for messages, lanes for collectives.
+
+A *channel* is (group, sender, receiver, tag): its k-th message goes to its k-th receive. A *lane* is a group, or the world's
+sequence of new_group calls or of init_process_group calls: the k-th call of each member meets the k-th of all others. A
+*member* is a rank on a lane. The arrays are built at once for all ranks, because a pipeline has hundreds of thousands of
+channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.ops.table import OPS
+from distsim.program.records import Code, CodeCall, Program, at
+
+_Array = NDArray[np.int64]
+SEND, RECV = 0, 1
+
+
+@dataclass(eq=False)
+class Layout:
+    """Channels, lanes and members of one program.
+
+    ``chan_group, chan_src, chan_dst, chan_tag`` describe channel c; a source of -1 is a receive from any source.
+    ``send_chan[rank][port]`` and ``recv_chan[rank][port]`` number channels. ``member[rank][slot]`` numbers members, where the
+    slots of a code are its groups, then those of `extra_slots`. ``lane_of[m]`` and ``rank_of[m]`` describe member m,
+    ``lane_ranks[lane]`` who meets there.
+    """
+
+    program: Program
+    any_source: bool
+    chan_group: list[int]
+    chan_src: list[int]
+    chan_dst: list[int]
+    chan_tag: list[int]
+    send_chan: list[list[int]]
+    recv_chan: list[list[int]]
+    member: list[list[int]]
+    lane_of: list[int]
+    rank_of: list[int]
+    lane_ranks: list[tuple[int, ...]]
+    lane_names: list[str]
+    extra_slots: list[dict[str, int]]  # per code: key of a lane that is no group -> slot
+
+    def slot(self, code: int, call: CodeCall) -> int:
+        """The slot of a collective call of a code."""
+        key = lane_key(call)
+        return self.extra_slots[code][key] if key else call.group
+
+
+def lane_key(call: CodeCall) -> str:
+    """The name of the lane where it is not the call's group: "" for a plain collective."""
+    if call.op == "new_group":
+        return f"new_group {call.fields.get('ranks')}" if call.fields.get("local_sync") else "new_group"
+    return "init_process_group" if call.op == "init_process_group" else ""
+
+
+def joins(call: CodeCall) -> bool:
+    """The call meets the other members of a lane."""
+    return OPS[call.op].kind == "collective" or call.op in ("new_group", "init_process_group")
+
+
+def distinct(code: Code) -> Iterator[CodeCall]:
+    """Every call object of a code once, batches before their parts."""
+    seen: set[int] = set()
+    for call in code.calls:
+        if id(call) not in seen:
+            seen.add(id(call))
+            yield call
+            yield from call.parts
+
+
+def build_layout(program: Program) -> Layout:
+    """Number everything that can meet."""
+    ends = [_port_uses(code) for code in program.codes]
+    (groups, sources, targets, tags), tables, any_source = _channels(program, ends)
+    send_chan, recv_chan = (_by_rank(program, [t[way] for t in tables]) for way in (SEND, RECV))
+    lanes = _Lanes(program)
+    members = [lanes.code(code) for code in program.codes]
+    return Layout(
+        program, any_source, groups, sources, targets, tags, send_chan, recv_chan, _by_rank(program, members),
+        lanes.lane_of, lanes.rank_of, lanes.ranks, lanes.names, lanes.extra,
+    )  # fmt: skip
+
+
+def _by_rank(program: Program, tables: list[list[list[int]]]) -> list[list[int]]:
+    return [tables[program.code_of[r]][program.row_of[r]] for r in range(program.world_size)]
+
+
+def _port_uses(code: Code) -> tuple[set[int], set[int]]:
+    uses: tuple[set[int], set[int]] = (set(), set())
+    for call in distinct(code):
+        direction = OPS[call.op].direction
+        if call.port >= 0 and direction is not None:
+            uses[SEND if direction == "send" else RECV].add(call.port)
+    return uses
+
+
+def _channels(
+    program: Program, ends: list[tuple[set[int], set[int]]]
+) -> tuple[list[list[int]], list[list[list[list[int]]]], bool]:
+    """(group, src, dst, tag of each channel; per code and direction a table row -> port -> channel; is any source open)."""
+    columns: list[list[_Array]] = [[], [], [], []]
+    where: list[tuple[int, int, int]] = []
+    any_source = False
+    for number, code in enumerate(program.codes):
+        me = np.asarray(code.ranks, dtype=np.int64)
+        for way in (SEND, RECV):
+            for port in sorted(ends[number][way]):
+                peer, group, tag = code.ports[port]
+                other = np.broadcast_to(np.asarray(peer, dtype=np.int64), me.shape)
+                any_source |= bool(way == RECV and (other == -1).any())
+                found = (code.groups[group], *((me, other) if way == SEND else (other, me)), tag)
+                for column, values in zip(columns, found, strict=True):
+                    column.append(np.broadcast_to(np.asarray(values, dtype=np.int64), me.shape))
+                where.append((number, way, port))
+    tables = [[[[-1] * len(code.ports) for _ in code.ranks] for _ in (SEND, RECV)] for code in program.codes]
+    if not where:
+        return [[], [], [], []], tables, False
+    whole = [np.concatenate(column) for column in columns]
+    first, number_of = _number(whole)
+    start = 0
+    for number, way, port in where:
+        rows = len(program.codes[number].ranks)
+        for row, channel in enumerate(number_of[start : start + rows].tolist()):
+            tables[number][way][row][port] = channel
+        start += rows
+    return [column[first].tolist() for column in whole], tables, any_source
+
+
+def _number(columns: list[_Array]) -> tuple[_Array, _Array]:
+    """(first row of each distinct combination, the combination's number for every row)."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, inverse = np.unique(column, return_inverse=True)
+        _, key = np.unique(key * len(values) + inverse.reshape(-1), return_inverse=True)
+        key = key.reshape(-1)
+    _, first = np.unique(key, return_index=True)
+    return first, key
+
+
+class _Lanes:
+    """Numbers lanes and members; plain groups keep their ids as lanes."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.ranks: list[tuple[int, ...]] = [g.ranks for g in program.groups]
+        self.names: list[str] = [g.name for g in program.groups]
+        self.lane_of: list[int] = []
+        self.rank_of: list[int] = []
+        self.extra: list[dict[str, int]] = []
+        self._members: dict[tuple[int, int], int] = {}
+        self._keys: dict[str, int] = {}
+
+    def code(self, code: Code) -> list[list[int]]:
+        """The table row -> slot -> member of one code."""
+        used = sorted({c.group for c in distinct(code) if c.group >= 0 and joins(c) and not lane_key(c)})
+        keys = {lane_key(c): c for c in distinct(code) if lane_key(c)}
+        self.extra.append({key: len(code.groups) + i for i, key in enumerate(keys)})
+        lanes = [self._lane(key, call) for key, call in keys.items()]
+        table = []
+        for row, rank in enumerate(code.ranks):
+            own = [lane if rank in self.ranks[lane] else self._alone(rank) for lane in lanes]
+            members = [-1] * len(code.groups) + [self._member(lane, rank) for lane in own]
+            for slot in used:
+                members[slot] = self._member(int(at(code.groups[slot], row)), rank)
+            table.append(members)
+        return table
+
+    def _lane(self, key: str, call: CodeCall) -> int:
+        if key not in self._keys:
+            self._keys[key] = len(self.ranks)
+            ranks: Any = tuple(range(self.program.world_size))
+            if call.fields.get("local_sync"):
+                ranks = tuple(sorted(call.fields.get("ranks", ranks)))
+            self.ranks.append(ranks)
+            self.names.append(call.op)
+        return self._keys[key]
+
+    def _alone(self, rank: int) -> int:
+        """A lane for a rank that makes a new_group with local synchronization and is no member: it waits for nobody."""
+        key = f"alone {rank}"
+        if key not in self._keys:
+            self._keys[key] = len(self.ranks)
+            self.ranks.append((rank,))
+            self.names.append("new_group")
+        return self._keys[key]
+
+    def _member(self, lane: int, rank: int) -> int:
+        number = self._members.setdefault((lane, rank), len(self.lane_of))
+        if number == len(self.lane_of):
+            self.lane_of.append(lane)
+            self.rank_of.append(rank)
+        return number

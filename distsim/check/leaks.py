@@ -1,0 +1,74 @@
+"""Requests that nobody waits for. Which call waits for which is written in the code, so no run is needed to see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from distsim.ops.table import OPS
+from distsim.program.records import Code, CodeCall, Program
+from distsim.standstill import Standstill
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """Requests of one place that are never waited for: by which ranks, how many in all, and why.
+
+    ``overwritten``: the handle was bound again before it was waited for; ``dropped``: it was never kept.
+    """
+
+    site: int
+    ranks: tuple[int, ...]
+    count: int
+    position: int
+    dropped: bool
+    overwritten: bool
+
+
+def makes_request(call: CodeCall) -> bool:
+    """The call leaves a request that someone has to wait for."""
+    row = OPS[call.op]
+    return (row.kind == "p2p" and row.nonblocking) or (row.kind in ("batch", "collective") and call.is_async)
+
+
+def leaks(program: Program, standstill: Standstill) -> tuple[Leak, ...]:
+    """All leaks of the calls that were reached, by place."""
+    reached = {end.rank: end.position for end in standstill.ends}
+    found: dict[tuple[int, bool, bool], tuple[set[int], list[int]]] = {}
+    for code in program.codes:
+        open_calls = _never_waited(code)
+        if not open_calls:
+            continue
+        overwritten = {p - d for p, call in enumerate(code.calls) for d in call.drops}
+        for position, rows in open_calls:
+            call = code.calls[position]
+            ranks = [r for i, r in enumerate(code.ranks) if position < reached[r] and (rows is None or rows[i])]
+            if ranks:
+                who, positions = found.setdefault((call.site, not call.handled, position in overwritten), (set(), []))
+                who.update(ranks)
+                positions += [position] * len(ranks)
+    return tuple(
+        Leak(site, tuple(sorted(who)), len(positions), positions[0], dropped, overwritten)
+        for (site, dropped, overwritten), (who, positions) in sorted(found.items())
+    )
+
+
+def _never_waited(code: Code) -> list[tuple[int, np.ndarray[tuple[int], np.dtype[np.bool_]] | None]]:
+    """(position, rows that leak: None for all) of each request without a wait."""
+    if code.guards is None and not any(c.invalid for c in code.calls):
+        waited = {p - d for p, call in enumerate(code.calls) for d in call.waits}
+        return [(p, None) for p, call in enumerate(code.calls) if p not in waited and makes_request(call)]
+    rows = len(code.ranks)
+    open_rows: dict[int, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
+    for position, call in enumerate(code.calls):
+        guard = code.guards[position] if code.guards else None
+        made = np.ones(rows, dtype=np.bool_) if guard is None else np.array(guard)
+        if call.invalid is not None:
+            made &= ~call.invalid[0]
+        for d in call.waits:
+            if position - d in open_rows:
+                open_rows[position - d] &= ~made
+        if makes_request(call) and made.any():
+            open_rows[position] = made
+    return [(p, mask) for p, mask in open_rows.items() if mask.any()]

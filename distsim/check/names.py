@@ -1,0 +1,114 @@
+"""Equal collectives that met by their order although the tensors' names say that others were meant."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distsim.check.layout import Layout, build_layout
+from distsim.check.whereabouts import Whereabouts
+from distsim.check.wording import call_words, columns, some_ranks, where_text
+from distsim.findings.record import Finding
+from distsim.program.records import BufferVec, CodeCall, Program, at
+from distsim.trace import Trace
+
+#: The tensors of a collective, as (name, index): inputs, then outputs.
+Names = tuple[tuple[str, int], ...]
+
+
+def name_swaps(program: Program, trace: Trace | None = None, layout: Layout | None = None) -> tuple[Finding, ...]:
+    """DS601: two equal collectives of a group where one rank has x first and y then, and another y first and x then.
+
+    The k-th calls of all members of a group meet, as on every back end. ``trace``: only calls that met in this run count; left
+    out, all calls of the program do. One finding per group.
+    """
+    layout = layout or build_layout(program)
+    where = Whereabouts(layout)
+    found = []
+    suspects = _sequences(program, layout, where)
+    if trace is not None and suspects:
+        met = _met(trace)
+        suspects = {lane: {r: [p for p in ps if (r, p) in met] for r, ps in rows.items()} for lane, rows in suspects.items()}
+    for lane, rows in suspects.items():
+        swap = _swap(program, rows)
+        if swap is not None:
+            found.append(_finding(program, layout.lane_names[lane], *swap))
+    return tuple(found)
+
+
+def _sequences(program: Program, layout: Layout, where: Whereabouts) -> dict[int, dict[int, list[int]]]:
+    """Lane -> rank -> positions of its calls there. Lanes on which all members run one code with the same names are left out."""
+    lanes: dict[int, dict[int, list[int]]] = {}
+    plain = [_same_names(program, number) for number in range(len(program.codes))]
+    for lane in range(len(program.groups)):
+        members = layout.lane_ranks[lane]
+        codes = {program.code_of[rank] for rank in members}
+        if len(codes) > 1 or not all(plain[c] for c in codes):
+            lanes[lane] = {rank: where.joins(rank, lane) for rank in members}
+    return lanes
+
+
+def _met(trace: Trace) -> set[tuple[int, int]]:
+    """(rank, position) of the calls that met others in a run."""
+    rows = np.flatnonzero((trace["match"] >= 0) & (trace["part"] < 0))
+    return set(zip(trace["rank"][rows].tolist(), trace["position"][rows].tolist(), strict=True))
+
+
+def _same_names(program: Program, number: int) -> bool:
+    """All rows of a code name the same tensors in the same calls."""
+    code = program.codes[number]
+    if code.guards is not None:
+        return False
+    return all(isinstance(b.index, int) for call in {id(c): c for c in code.calls}.values() for b in _buffers(call))
+
+
+def _buffers(call: CodeCall) -> tuple[BufferVec, ...]:
+    return tuple(b for side in ("inputs", "outputs") for b in call.fields.get(side, ()) if isinstance(b, BufferVec))
+
+
+def _names(program: Program, rank: int, position: int) -> Names:
+    row = program.row_of[rank]
+    return tuple(dict.fromkeys((b.name, int(at(b.index, row))) for b in _buffers(program.code_call(rank, position)) if b.name))
+
+
+def _swap(
+    program: Program, rows: dict[int, list[int]]
+) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]] | None:
+    """((p, k), (q, k), (p, m), (q, m)) with positions for k and m: the first swap on a lane against its first member."""
+    if not rows:
+        return None
+    p = min(rows)
+    base = [_names(program, p, position) for position in rows[p]]
+    seen: set[tuple[Names, ...]] = {tuple(base)}
+    for q in sorted(rows):
+        names = [_names(program, q, position) for position in rows[q]]
+        if tuple(names) in seen:
+            continue
+        seen.add(tuple(names))
+        crossed: dict[tuple[Names, Names], int] = {}
+        for k, (x, y) in enumerate(zip(base, names, strict=False)):
+            if x == y or not x or not y or not _equal(program, (p, rows[p][k]), (q, rows[q][k])):
+                continue
+            earlier = crossed.get((y, x))
+            if earlier is not None and _equal(program, (p, rows[p][k]), (p, rows[p][earlier])):
+                return (p, rows[p][earlier]), (q, rows[q][earlier]), (p, rows[p][k]), (q, rows[q][k])
+            crossed.setdefault((x, y), k)
+    return None
+
+
+def _equal(program: Program, one: tuple[int, int], other: tuple[int, int]) -> bool:
+    a, b = (at(program.code_call(*call).signature, program.row_of[call[0]]) for call in (one, other))
+    return bool(a == b)
+
+
+def _finding(program: Program, group: str, *calls: tuple[int, int]) -> Finding:
+    (p, _), (q, _) = calls[0], calls[1]
+    x, y = (_names(program, *calls[i])[0] for i in (0, 1))
+    label = [name if index == 0 else f"{name}@{index}" for name, index in (x, y)]
+    rows = [
+        (f"rank {rank}", call_words(program.call(rank, position)), where_text(program.place(rank, position)))
+        for rank, position in calls
+    ]
+    head = f"{label[0]} of rank {p} meets {label[1]} of rank {q}: equal calls on {group} in another order"
+    help_line = f"make the calls on {label[0]} and {label[1]} in one order on {some_ranks(sorted({p, q}))}"
+    places = tuple(dict.fromkeys(program.place(*call) for call in calls))
+    return Finding("DS601", "warning", "\n".join([head, *columns(rows)]), tuple(sorted({p, q})), (), (help_line,), places)

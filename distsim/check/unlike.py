@@ -1,0 +1,195 @@
+"""What met and does not fit, after a pass: collectives whose members differ, messages that are not what their receive expects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distsim.check.layout import distinct, joins
+from distsim.check.onepass import Pass
+from distsim.check.whereabouts import Whereabouts
+from distsim.ops.records import Call
+from distsim.ops.table import OPS
+from distsim.program.records import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Unlike:
+    """Calls that met and differ: a collective's members in group order, or sender and receiver.
+
+    ``lane`` is the collective's lane (-1: a message), ``number`` its number there. ``calls`` are (rank, position, part).
+    ``aspects`` maps what differs (op, numel, dtype, reduce_op, root, ranks, splits) to each call's value, in the order of
+    ``calls``. ``ranks`` are all who belong to it. ``order``: the members make the same calls in another order. ``minority``:
+    those who differ from a majority. ``note`` says more of a pair that does not fit. ``later``: how many further calls of the
+    lane differ as well.
+    """
+
+    lane: int
+    number: int
+    calls: tuple[tuple[int, int, int], ...]
+    aspects: Mapping[str, tuple[Hashable, ...]]
+    ranks: tuple[int, ...]
+    order: bool = False
+    minority: tuple[int, ...] = ()
+    note: str = ""
+    later: int = 0
+
+
+def unlike_calls(done: Pass, where: Whereabouts) -> tuple[Unlike, ...]:
+    """All of them: the first of each lane, the first of each channel."""
+    return (*_collectives(done, where), *_messages(done, where))
+
+
+# --- collectives ---
+def _collectives(done: Pass, where: Whereabouts) -> Iterator[Unlike]:
+    suspects: dict[int, set[int]] = {}
+    for lane, n in (*done.unlike, *_pairwise(done, where)):
+        suspects.setdefault(lane, set()).add(n)
+    for lane in sorted(suspects):
+        fine: set[Hashable] = set()
+        for n in sorted(suspects[lane]):
+            found = _judge(done, where, lane, n, fine)
+            if found is not None:
+                yield found
+                break
+
+
+def _pairwise(done: Pass, where: Whereabouts) -> set[tuple[int, int]]:
+    """(lane, n) of all_to_all calls with uneven parts: their signatures agree, their splits may not."""
+    found: set[tuple[int, int]] = set()
+    program = done.layout.program
+    for code in program.codes:
+        uneven = {id(c) for c in distinct(code) if joins(c) and OPS[c.op].pairwise and _is_uneven(program, code.ranks[0], c)}
+        if not uneven:
+            continue
+        slots = {done.layout.slot(program.code_of[code.ranks[0]], c) for c in code.calls if id(c) in uneven}
+        for rank in code.ranks:
+            for lane in sorted({done.layout.lane_of[done.layout.member[rank][slot]] for slot in slots}):
+                reached = len(done.arrived[lane])
+                found |= {(lane, n) for n, p in enumerate(where.joins(rank, lane)[:reached]) if id(code.calls[p]) in uneven}
+    return found
+
+
+def _is_uneven(program: Program, rank: int, call: Any) -> bool:
+    if call.invalid is not None:
+        return True
+    return "numel" not in OPS[call.op].agreement(program.resolve(rank, call)) or not isinstance(call.signature, int)
+
+
+def _judge(done: Pass, where: Whereabouts, lane: int, n: int, fine: set[Hashable]) -> Unlike | None:
+    """What differs among those who came to the n-th call of a lane; None where nothing does. ``fine`` remembers what was
+    judged."""
+    program, members = done.layout.program, done.layout.lane_ranks[lane]
+    came = [(rank, where.joins(rank, lane)[n]) for rank in members if done.has_come(lane, n, rank)]
+    key = tuple((rank, id(program.code_call(rank, p))) for rank, p in came)
+    if key in fine:
+        return None
+    calls = [program.call(rank, p) for rank, p in came]
+    agreed = [OPS[c.op].agreement(c) for c in calls]
+    aspects = {name: tuple(a.get(name) for a in agreed) for name in dict.fromkeys(k for a in agreed for k in a)}
+    aspects = {name: values for name, values in aspects.items() if len(set(values)) > 1}
+    note, row = "", OPS[calls[0].op]
+    if row.pairwise and "op" not in aspects and (len(calls) < len(members) or not aspects.keys() - {"numel", "splits"}):
+        crossed = row.cross_faults(calls) if len(calls) == len(members) else []
+        aspects = {k: v for k, v in aspects.items() if k not in ("numel", "splits")}
+        if crossed:
+            aspects["splits"], note = tuple(_splits(c) for c in calls), crossed[0][2]
+    if not aspects:
+        fine.add(key)
+        return None
+    whole = [where.signatures(rank, lane) for rank in members]
+    order = all(sorted(s) == sorted(whole[0]) for s in whole[1:]) and any(s != whole[0] for s in whole) and not note
+    later = sum(1 for other, m in done.unlike if other == lane and m > n)
+    here = tuple((rank, p, -1) for rank, p in came)
+    return Unlike(lane, n, here, aspects, members, order, _minority(members, whole, n), note, later)
+
+
+def _splits(call: Call) -> Hashable:
+    return (call.input_splits, call.output_splits)
+
+
+def _minority(members: tuple[int, ...], whole: list[list[int]], n: int) -> tuple[int, ...]:
+    """The ranks whose n-th call differs from that of more than half of the members, as their programs have it."""
+    said = [(rank, signatures[n]) for rank, signatures in zip(members, whole, strict=True) if n < len(signatures)]
+    common, times = Counter(signature for _, signature in said).most_common(1)[0]
+    return tuple(rank for rank, signature in said if signature != common) if 2 * times > len(said) else ()
+
+
+# --- messages ---
+def _messages(done: Pass, where: Whereabouts) -> Iterator[Unlike]:
+    if done.inboxes is not None:
+        yield from _tickets(done)
+        return
+    for channel in _suspect_channels(done):
+        layout = done.layout
+        src, dst = layout.chan_src[channel], layout.chan_dst[channel]
+        reached = min(done.sent[channel], done.received[channel])
+        pairs = zip(where.messages(src, channel, sends=True)[:reached], where.messages(dst, channel, sends=False), strict=False)
+        bad = [(k, s, r) for k, (s, r) in enumerate(pairs) if s.signature != r.signature]
+        if bad:
+            k, s, r = bad[0]
+            yield _pair(layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), len(bad) - 1)
+
+
+def _tickets(done: Pass) -> Iterator[Unlike]:
+    assert done.inboxes is not None
+    tickets, partner = done.inboxes.tickets, done.inboxes.partner
+    for number, ticket in enumerate(tickets):
+        other = partner[number]
+        if other < 0 or ticket.signature == tickets[other].signature or number > other:
+            continue
+        a, b = ticket, tickets[other]
+        if done.layout.chan_src[a.channel] != a.rank:
+            a, b = b, a
+        yield _pair(done.layout.program, 0, a[:3], b[:3], 0)
+
+
+def _pair(program: Program, k: int, sender: tuple[int, int, int], receiver: tuple[int, int, int], later: int) -> Unlike:
+    said = [OPS[c.op].agreement(c) for c in (part_call(program, *sender), part_call(program, *receiver))]
+    aspects = {name: (said[0].get(name), said[1].get(name)) for name in said[0] if said[0].get(name) != said[1].get(name)}
+    return Unlike(-1, k, (sender, receiver), aspects, tuple(sorted((sender[0], receiver[0]))), later=later)
+
+
+def part_call(program: Program, rank: int, position: int, part: int) -> Call:
+    """The resolved call at a position, or one part of the batch there."""
+    call = program.call(rank, position)
+    return call.parts[part] if part >= 0 and call.parts else call
+
+
+def _suspect_channels(done: Pass) -> list[int]:
+    """Channels on which something met, except those where every message and every receive has one signature, the same on both
+    sides."""
+    channels = len(done.sent)
+    if not channels:
+        return []
+    sides = [_uniform(done, sends, channels) for sends in (True, False)]
+    met = np.minimum(done.sent, done.received) > 0
+    return [int(c) for c in np.flatnonzero(met & ((sides[0] != sides[1]) | (sides[0] < 0)))]
+
+
+_VARIES = -2
+
+
+def _uniform(done: Pass, sends: bool, channels: int) -> Any:
+    """Per channel the one signature of all its messages (or receives), or -2 where they differ."""
+    layout = done.layout
+    where: list[Any] = []
+    what: list[Any] = []
+    for code in layout.program.codes:
+        table = np.array([(layout.send_chan if sends else layout.recv_chan)[rank] for rank in code.ranks]).reshape(
+            len(code.ranks), -1
+        )
+        for call in distinct(code):
+            if call.port >= 0 and (OPS[call.op].direction == "send") == sends:
+                where.append(table[:, call.port])
+                what.append(np.broadcast_to(np.asarray(call.signature), len(code.ranks)))
+    found = np.full(channels, _VARIES)
+    if where:
+        channel, signature = np.concatenate(where), np.concatenate(what)
+        found[channel] = signature
+        found[channel[found[channel] != signature]] = _VARIES
+    return found

@@ -1,0 +1,88 @@
+"""Calls, places and lists of ranks in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from distsim.check.unlike import part_call
+from distsim.findings.record import Place
+from distsim.ops.records import Call
+from distsim.ops.table import OPS
+from distsim.program.records import Program
+from distsim.units import show_bytes
+
+#: Ranks (or lines) shown one by one; further ones are summarised.
+SHOWN = 8
+
+
+def some_ranks(ranks: Iterable[int], shown: int = SHOWN) -> str:
+    """`rank 3`, `ranks 0, 1 and 2`, or `ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1016 more`."""
+    numbers = list(ranks)
+    return f"rank{'' if len(numbers) == 1 else 's'} {number_list(numbers, shown)}"
+
+
+def number_list(numbers: Sequence[int], shown: int = SHOWN) -> str:
+    """`3`, `0, 1 and 2`, or `0, 1, 2, 3, 4, 5, 6, 7 and 1016 more`."""
+    if len(numbers) > shown:
+        return f"{', '.join(map(str, numbers[:shown]))} and {len(numbers) - shown} more"
+    if len(numbers) < 2:
+        return "".join(map(str, numbers))
+    return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def plural(count: int, word: str) -> str:
+    """`1 call`, `3 calls`."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def call_words(call: Call) -> str:
+    """A call with what tells it from others: `send(x, dst=1, tag=3, 16 B)`, `all_reduce(grad, group=dp, 4 MiB)`."""
+    row = OPS[call.op]
+    words = [b.label for b in (call.inputs or call.outputs)[:1] if b.name]
+    if row.direction is not None:
+        words.append(f"{'dst' if row.direction == 'send' else 'src'}={'any' if call.peer is None else call.peer}")
+        if call.tag:
+            words.append(f"tag={call.tag}")
+    if row.root_field is not None:
+        words.append(f"{row.root_field}={call.root}")
+    if row.kind in ("p2p", "collective") and call.group.id != 0:
+        words.append(f"group={call.group.name}")
+    if row.reduces and call.reduce_op not in (None, "sum"):
+        words.append(f"op={call.reduce_op}")
+    if row.kind in ("p2p", "collective") and (nbytes := row.nbytes(call)):
+        words.append(show_bytes(nbytes))
+    if call.op == "new_group":
+        words = [call.name, f"ranks={list(call.ranks)}"]
+    if row.kind == "batch":
+        words = [f"{len(call.parts)} messages"]
+    return f"{call.op}({', '.join(words)})"
+
+
+def place_of(program: Program, rank: int, position: int) -> Place | None:
+    """Where the call at a position is written; None where there is no call (an implicit init_process_group, the end)."""
+    return program.place(rank, position) if position < len(program.code(rank).calls) else None
+
+
+def where_text(place: Place | None) -> str:
+    """`ring.yaml:9`, or nothing."""
+    return "" if place is None or not place.line else f"{place.file}:{place.line}"
+
+
+def standing(program: Program, rank: int, position: int, request: int, part: int) -> str:
+    """The call a blocked rank stands in; for a wait, also whose request it waits for."""
+    if position >= len(program.code(rank).calls):
+        return "the end of its program"
+    call = program.call(rank, position)
+    if request == position and part < 0:
+        return call_words(call)
+    if request == position:
+        return f"{call.op}: {call_words(part_call(program, rank, position, part))}"
+    return f"wait for {call_words(part_call(program, rank, request, part))}"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines with aligned columns; the last column is free."""
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,54 @@
+"""The application: every command, in the order in which `distsim --help` lists them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from distsim.cli import clusters, expand, explain, new, render, schema, simulate, test
+
+app = typer.Typer(
+    name="distsim",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # main() turns exceptions into messages
+    rich_markup_mode=None,  # plain help answers in a fraction of the time
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from distsim import __version__
+        from distsim.cli.console import out
+
+        out(f"distsim {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def distsim(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback when distsim itself fails.")] = False,
+) -> None:
+    """Simulate and verify torch.distributed programs.
+
+    Will it hang, crash or compute the wrong thing, and why? How long does a step take, and where does the time go?
+
+    \b
+    Example: distsim simulate scenarios/hybrid.yaml
+
+    \b
+    Exit status: 0 clean; 1 findings or an outcome other than `completes`;
+    2 bad input or usage; 3 a fault of distsim; 4 a fault of the surroundings.
+    """
+
+
+app.command("simulate")(simulate.command)
+app.command("render")(render.command)
+app.command("explain")(explain.command)
+app.command("test")(test.command)
+app.command("expand")(expand.command)
+app.command("schema")(schema.command)
+app.command("clusters")(clusters.command)
+app.command("new")(new.command)

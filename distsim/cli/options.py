@@ -1,0 +1,41 @@
+"""Arguments that several commands take, and how a scenario file becomes a scenario."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from distsim.scenario import Scenario
+
+
+class Backend(StrEnum):
+    """The back ends that have a profile."""
+
+    gloo = "gloo"
+    nccl = "nccl"
+    mpi = "mpi"
+
+
+File = Annotated[str, typer.Argument(help="A scenario; - reads standard input.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a var or a key of the file. Repeatable.")
+]
+BackendOption = Annotated[Backend | None, typer.Option("--backend", help="Whose rules hold, in place of the file's.")]
+ClusterOption = Annotated[
+    str | None, typer.Option("--cluster", metavar="NAME", help="What it costs: a preset or a file, in place of the file's.")
+]
+
+
+def read_scenario(file: str, sets: list[str] | None) -> Scenario:
+    """The scenario in a file, or on standard input when ``file`` is ``-``. Raises ScenarioErrors."""
+    from distsim.scenario import load, loads
+
+    if file != "-":
+        return load(file, sets=tuple(sets or ()))
+    import sys
+
+    text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    return loads(text, file="<stdin>", sets=tuple(sets or ()))

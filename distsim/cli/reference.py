@@ -1,0 +1,86 @@
+"""The generated pages of the manual: `python -m distsim.cli.reference` writes them into docs/; a test holds them fresh."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from distsim.cli.console import note, write_file
+
+GENERATED = "<!-- Written by `python -m distsim.cli.reference`; change the source, not this page. -->"
+
+
+def cli_page() -> str:
+    """docs/cli.md: what each command's --help says, in 80 columns."""
+    from typer.main import get_command
+
+    from distsim.cli.app import app
+
+    root = get_command(app)
+    settings: dict[str, Any] = {"terminal_width": 80, "max_content_width": 80}
+    top = root.make_context("distsim", [], resilient_parsing=True, **settings)
+    parts = ["# The command line", GENERATED, f"```text\n{top.get_help().strip()}\n```"]
+    for name, command in root.commands.items():  # type: ignore[attr-defined]  # a typer app with several commands is a group
+        context = command.make_context(f"distsim {name}", [], resilient_parsing=True, **settings)
+        parts += [f"## distsim {name}", f"```text\n{context.get_help().strip()}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def findings_page() -> str:
+    """docs/findings.md: every code with what it is, what happens, what to do and a scenario that has it."""
+    return "\n\n".join(_findings()) + "\n"
+
+
+def _findings() -> Iterator[str]:
+    from distsim.findings.codes import CODES
+
+    yield from ("# Findings", GENERATED, "A code never changes its meaning. `distsim explain DS301` prints the same.")
+    for info in CODES.values():
+        verdict = f"verdict `{info.verdict}`" if info.verdict else "no verdict of its own"
+        yield f"## {info.code}: {info.title}"
+        yield f"{info.severity.capitalize()}, {verdict}."
+        yield from (info.what, f"**What happens.** {info.why}", f"**What to do.** {info.remedy}")
+        yield f"```yaml\n{info.example.rstrip()}\n```"
+
+
+def operations_page() -> str:
+    """docs/operations.md: every operation with its words, from its row."""
+    return "\n\n".join(_operations()) + "\n"
+
+
+def _operations() -> Iterator[str]:
+    from distsim.ops.table import OPS
+
+    yield from (
+        "# Operations",
+        GENERATED,
+        "Names and arguments are those of torch.distributed. `distsim explain all_gather` prints the same.",
+    )
+    for name, row in OPS.items():
+        words = row.words
+        yield f"## {name}"
+        yield f"`{words.signature}`" + (f" (also written {', '.join(f'`{a}`' for a in row.aliases)})" if row.aliases else "")
+        yield from (
+            f"**{title}.** {text}"
+            for title, text in (("Before", words.before), ("After", words.after), ("Who waits", words.waits))
+            if text
+        )
+        yield from words.notes
+        yield f"```yaml\n{words.example.rstrip()}\n```"
+
+
+#: File in docs/ -> its text.
+PAGES: dict[str, Callable[[], str]] = {"cli.md": cli_page, "findings.md": findings_page, "operations.md": operations_page}
+
+
+def main(folder: Path) -> None:
+    """Write every page into a folder."""
+    for name, page in PAGES.items():
+        write_file(folder / name, page())
+        note(f"wrote {folder / name}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs"))

@@ -1,0 +1,92 @@
+"""`distsim render`: pictures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from distsim.cli import console
+from distsim.cli.options import Backend, BackendOption, ClusterOption, Sets, read_scenario
+
+if TYPE_CHECKING:
+    from distsim.scenario import Scenario
+
+#: What distsim.views.render knows, named here so that --help need not load it; a test compares the two.
+VIEWS = "dataflow, op, groups, startup, waitfor or timeline"
+FORMATS = "svg, png, pdf, dot or mermaid"
+
+File = Annotated[str | None, typer.Argument(help="A scenario; - reads standard input. The view op needs none.")]
+View = Annotated[str, typer.Option("--view", metavar="VIEW", help=f"One of {VIEWS}.")]
+Format = Annotated[
+    str | None, typer.Option("--format", metavar="FORMAT", help=f"One of {FORMATS}; left out: by the name after -o, else svg.")
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="F", help="Write there; left out: to standard output.")]
+OpName = Annotated[str | None, typer.Option("--op", metavar="NAME", help="The operation that the view op draws.")]
+RankCount = Annotated[int, typer.Option("--ranks", metavar="N", help="For how many ranks the view op draws it.")]
+
+
+def command(
+    file: File = None,
+    view: View = "dataflow",
+    format: Format = None,
+    output: Output = None,
+    op: OpName = None,
+    ranks: RankCount = 4,
+    backend: BackendOption = None,
+    cluster: ClusterOption = None,
+    sets: Sets = None,
+) -> None:
+    """Draw a picture of a scenario, or of one operation.
+
+    \b
+    Example: distsim render scenarios/hybrid.yaml --view dataflow -o hybrid.svg
+    Example: distsim render --view op --op all_gather -o all_gather.svg
+    """
+    from distsim.errors import UsageError
+    from distsim.views.render import render
+
+    fmt = format or _format_of(output)
+    if view == "op":
+        records: dict[str, Any] = {"program": None}
+    elif file is None:
+        raise UsageError(
+            f"the view {view} draws a scenario and none was named", f"`distsim render scenarios/hybrid.yaml --view {view}`"
+        )
+    else:
+        records = _records(view, read_scenario(file, sets), backend, cluster)
+    _deliver(render(view, fmt, op=op, ranks=ranks, **records), output, fmt)
+
+
+def _format_of(output: Path | None) -> str:
+    """The format that a file's name asks for."""
+    suffix = output.suffix.lstrip(".").lower() if output is not None else ""
+    return {"": "svg", "mmd": "mermaid", "gv": "dot"}.get(suffix, suffix)
+
+
+def _records(view: str, scenario: Scenario, backend: Backend | None, cluster: str | None) -> dict[str, Any]:
+    """What `distsim.views.render.render` is given, by its argument's name: what the view needs, and no more."""
+    from distsim.simulate import simulate
+    from distsim.values import compute_values
+
+    done = simulate(scenario, backend=backend, cluster=cluster, with_verdict=view == "waitfor", with_values=False)
+    values = compute_values(done.program, done.run.trace, at_calls=True) if view == "dataflow" else None
+    launch = scenario.launch
+    master = {"master": f"{launch.master_addr}:{launch.master_port}"} if launch.master_addr and launch.master_port else {}
+    return {"program": done.program, "run": done.run, "values": values, "verdict": done.verdict, **master}
+
+
+def _deliver(picture: str | bytes, output: Path | None, fmt: str) -> None:
+    from distsim.errors import UsageError
+
+    if output is not None:
+        console.write_file(output, picture)
+        console.note(f"wrote {output}")
+    elif isinstance(picture, str):
+        console.out(picture.rstrip("\n"))
+    elif sys.stdout.isatty():
+        raise UsageError(f"a {fmt} is no text for a terminal", f"add `-o picture.{fmt}`")
+    else:
+        sys.stdout.buffer.write(picture)

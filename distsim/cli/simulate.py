@@ -1,0 +1,104 @@
+"""`distsim simulate`: outcome, verdict, findings, times, values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distsim.cli import console
+from distsim.cli.options import BackendOption, ClusterOption, File, Sets, read_scenario
+
+if TYPE_CHECKING:
+    from distsim.simulate import Simulation
+
+
+class Format(StrEnum):
+    """How the report is printed."""
+
+    text = "text"
+    json = "json"
+
+
+Traces = Annotated[
+    list[Path] | None, typer.Option("--trace", metavar="F", help="Write the run: F.jsonl native, F.json for Perfetto.")
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="A report to read, or JSON for programs.")]
+NoVerdict = Annotated[bool, typer.Option("--no-verdict", help="Skip the verdict: this run alone.")]
+NoValues = Annotated[bool, typer.Option("--no-values", help="Skip what the tensors hold.")]
+Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
+
+
+def command(
+    file: File,
+    trace: Traces = None,
+    format: FormatOption = Format.text,
+    backend: BackendOption = None,
+    cluster: ClusterOption = None,
+    sets: Sets = None,
+    no_verdict: NoVerdict = False,
+    no_values: NoValues = False,
+    strict: Strict = False,
+) -> None:
+    """Simulate a scenario: outcome, verdict, findings, times, values.
+
+    \b
+    Example: distsim simulate scenarios/hybrid.yaml
+    Example: distsim simulate scenarios/ring_of_four.yaml --backend mpi
+    Example: distsim simulate scenarios/hybrid.yaml --trace hybrid.json
+    """
+    from distsim.simulate import simulate
+
+    writers = [_writer(path) for path in trace or ()]
+    scenario = read_scenario(file, sets)
+    simulation = simulate(
+        scenario, backend=backend, cluster=cluster, with_verdict=not no_verdict, with_values=False if no_values else None
+    )
+    for path, write in zip(trace or (), writers, strict=True):
+        write(simulation, path)
+    console.out(_report(simulation, format))
+    raise typer.Exit(status(simulation, strict))
+
+
+def status(simulation: Simulation, strict: bool = False) -> int:
+    """The exit status: 0 when the outcome is `completes` and no finding is an error (``strict``: nor a leak), else 1."""
+    leaks = strict and simulation.verdict is not None and simulation.verdict.verdict == "leak"
+    errors = any(finding.severity == "error" for finding in simulation.findings)
+    return int(errors or leaks or simulation.outcome != "completes")
+
+
+def _writer(path: Path) -> Callable[[Simulation, Path], None]:
+    """How a trace is written, by the file's name. Raises UsageError for a name that says neither, before anything runs."""
+    from distsim.errors import UsageError
+
+    writers = {".jsonl": _write_native, ".json": _write_chrome}
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent} for the trace", "name a file in a folder that exists")
+    if path.suffix not in writers:
+        raise UsageError(f"{path} is no name for a trace", "end it in .jsonl (distsim's own form) or .json (for Perfetto)")
+    return writers[path.suffix]
+
+
+def _write_native(simulation: Simulation, path: Path) -> None:
+    from distsim.trace_io import trace_lines
+
+    console.write_file(path, trace_lines(simulation.run.trace))
+
+
+def _write_chrome(simulation: Simulation, path: Path) -> None:
+    from distsim.views.chrome import chrome_trace
+
+    console.write_file(path, chrome_trace(simulation.run.trace))
+
+
+def _report(simulation: Simulation, format: Format) -> str:
+    if format is Format.json:
+        from distsim.views.jsonview import simulation_json
+
+        return console.to_json(simulation_json(simulation))
+    from distsim.views.text import report
+
+    return report(simulation)

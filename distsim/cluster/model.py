@@ -1,0 +1,137 @@
+"""A cluster as data: what a device computes, what the links carry, what a call costs.
+
+Files speak people's units (``latency: 3 us``, ``bandwidth: 300 GB/s``); inside, a duration is an integer of ns, a size an integer
+of bytes and a rate a float per ns (1 GB/s is 1 byte per ns). The inside name of a field carries its unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from distsim import units
+
+
+def _unit(parse: Callable[[object], Any], text: Callable[[Any], str]) -> tuple[BeforeValidator, PlainSerializer]:
+    return BeforeValidator(parse), PlainSerializer(text, return_type=str)
+
+
+_parse_ns, _ns = _unit(units.parse_duration_ns, units.duration_text)
+_parse_bytes, _bytes = _unit(units.parse_size_bytes, units.size_text)
+_parse_rate, _rate = _unit(units.parse_bandwidth, units.bandwidth_text)
+_parse_flops, _flops = _unit(units.parse_flop_rate, units.flop_rate_text)
+
+Duration = Annotated[int, _parse_ns, _ns]
+Size = Annotated[int, _parse_bytes, _bytes]
+Bandwidth = Annotated[float, _parse_rate, _rate, Field(gt=0)]
+FlopRate = Annotated[float, _parse_flops, _flops, Field(gt=0)]
+Efficiency = Annotated[float, Field(gt=0, le=2)]  # above 1: in-network reduction beats the link (costs: NVLS 1.07)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Device(_Part):
+    """What one rank computes on. ``peak`` is by torch's dtype name; a dtype left out runs at ``float32``'s rate."""
+
+    name: str
+    peak: dict[str, FlopRate]
+    memory_bytes_per_ns: Bandwidth = Field(alias="memory_bandwidth")
+    memory_nbytes: Size = Field(alias="memory_size")
+    launch_ns: Duration = Field(default=0, alias="launch")  # one kernel
+    compute_efficiency: Efficiency = 1.0  # share of peak that a large matrix product reaches
+    memory_efficiency: Efficiency = 1.0
+    source: str = ""
+
+    def flop_per_ns(self, dtype: str) -> float:
+        """Attainable rate for a dtype, in FLOP per ns."""
+        rates = self.peak
+        rate = rates.get(dtype) or rates.get("float32") or (min(rates.values()) if rates else 1.0)
+        return rate * self.compute_efficiency
+
+
+class Link(_Part):
+    """The way between two ranks of a node: per rank and direction. ``latency`` is one hop, one message."""
+
+    kind: Literal["nvlink", "pcie", "shm"]
+    latency_ns: Duration = Field(alias="latency")
+    bytes_per_ns: Bandwidth = Field(alias="bandwidth")
+    efficiency: Efficiency = 1.0  # share of the data sheet's bandwidth that a ring reaches
+    source: str = ""
+
+    @property
+    def attained(self) -> float:
+        """Bytes per ns that messages get."""
+        return self.bytes_per_ns * self.efficiency
+
+
+class Nics(_Part):
+    """The network cards of a node; ``bandwidth`` is one card's, per direction."""
+
+    count: int = Field(default=1, ge=1, le=1024)
+    latency_ns: Duration = Field(default=0, alias="latency")
+    bytes_per_ns: Bandwidth = Field(alias="bandwidth")
+    efficiency: Efficiency = 1.0
+    source: str = ""
+
+    @property
+    def attained(self) -> float:
+        """Bytes per ns of one card."""
+        return self.bytes_per_ns * self.efficiency
+
+
+class Network(_Part):
+    """What lies between the cards. ``oversubscription`` 2: half of a node's card bandwidth gets through."""
+
+    latency_ns: Duration = Field(alias="latency")
+    oversubscription: float = Field(default=1.0, ge=1)
+    source: str = ""
+
+
+class Cluster(_Part):
+    """Everything a cost model needs to know about the machines.
+
+    ``call_overhead``: what a communication call costs before its first byte moves (a kernel, a protocol's start).
+    ``host_overhead``: how long the host is busy with any call. ``collectives``: ``rails`` as NCCL does (rings through every card,
+    two-level algorithms, pipelined chains), ``flat`` as Gloo does (the row's schedule in the order of group ranks).
+    ``shared_links``: messages that cross the same card at the same time share it.
+    """
+
+    name: str
+    source: str = ""
+    error_band: str = "not measured"
+    device: Device
+    intra: Link
+    nics: Nics
+    network: Network
+    host_overhead_ns: Duration = Field(default=0, alias="host_overhead")
+    call_overhead_ns: Duration = Field(default=0, alias="call_overhead")
+    collectives: Literal["rails", "flat"] = "rails"
+    shared_links: bool = False
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The cluster as a file has it, in people's units; `cluster_from` reads it back to an equal one."""
+        return self.model_dump(by_alias=True)
+
+    @property
+    def inter_latency_ns(self) -> int:
+        """One hop from node to node."""
+        return self.nics.latency_ns + self.network.latency_ns
+
+    @property
+    def rank_inter_bytes_per_ns(self) -> float:
+        """What one rank alone gets through to another node: one card, less the network's oversubscription."""
+        return self.nics.attained / self.network.oversubscription
+
+    @property
+    def node_inter_bytes_per_ns(self) -> float:
+        """What all ranks of a node together get through, per direction."""
+        return self.rank_inter_bytes_per_ns * self.nics.count
+
+    @property
+    def key(self) -> str:
+        """A text that two equal clusters share."""
+        return self.model_dump_json()

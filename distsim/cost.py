@@ -1,0 +1,334 @@
+"""How long things take: latency and bandwidth per class of link, over the schedule that the operation's row gives.
+
+The structure is Hockney's (latency + bytes / bandwidth) summed over the rounds of a schedule; a round lasts as long as its
+dearest transfer, and transfers that leave or enter one rank, or one node's network cards, in the same round share them. On
+clusters with ``collectives: rails`` the cheapest of these is taken, as NCCL chooses among its algorithms:
+
+- the row's schedule in the order of group ranks (flat);
+- rings through every network card (rail ring): ``busbw <= min(link, sum of the cards)``;
+- all pairs in one group of sends and receives, for all_to_all;
+- two levels: reduce_scatter inside a node, all_reduce per rail, all_gather inside, for groups with equally many ranks per node;
+- a pipelined chain for broadcast and reduce.
+
+Sources: Thakur, Rabenseifner, Gropp (2005) for the flat forms; NCCL src/graph/tuning.cc for the latencies of a rail ring;
+nccl-tests doc/PERFORMANCE.md for bytes and busbw. Operations come in as rows; this module knows no operation by name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil, log2, sqrt
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
+
+from distsim import schedules
+from distsim.cluster.model import Cluster
+from distsim.cluster.placement import Placement, RoundLoad
+from distsim.errors import UsageError
+from distsim.names import listing, near
+from distsim.schedules import Algorithm, Round
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LinkClass = Literal["self", "intra", "inter"]
+RoundsOf = Callable[[int, int], list[Round]]
+
+
+class SlowLink(Protocol):
+    """A link fault: bandwidth of ``link`` at these nodes (none: everywhere) divided by ``factor``."""
+
+    @property
+    def link(self) -> str: ...
+    @property
+    def nodes(self) -> tuple[int, ...]: ...
+    @property
+    def factor(self) -> float: ...
+
+
+class Row(Protocol):
+    """The columns of an operation's row that a price needs; see `distsim.ops.base.Op`."""
+
+    op: ClassVar[str]
+    algorithms: ClassVar[Mapping[str, Algorithm]]
+
+    @classmethod
+    def schedule(cls, n: int, root: int) -> list[Round]: ...
+    @classmethod
+    def chunk_nbytes(cls, n: int, nbytes: int) -> int: ...
+    @classmethod
+    def busbw_factor(cls, n: int) -> float: ...
+
+
+class NicLink(NamedTuple):
+    """One direction of one network card, for sharing among messages in flight."""
+
+    id: str
+    bytes_per_ns: float
+
+
+#: Rounds of a whole schedule by their load.
+Shape = tuple[tuple[RoundLoad, int], ...]
+
+
+def _halving(n: int) -> list[tuple[int, int, int]]:
+    """Bruck's rounds as (how many, distance, chunks per message)."""
+    rounds, have = [], 1
+    while have < n:
+        rounds.append((1, have, min(have, n - have)))
+        have *= 2
+    return rounds
+
+
+#: Schedules in which every rank sends to the rank ``distance`` places on: (rounds, distance, chunks per message). They are
+#: those with n squared transfers, so a thousand ranks are priced without writing the rounds down. Tested against the schedules.
+_ROTATIONS: dict[RoundsOf, Callable[[int], list[tuple[int, int, int]]]] = {
+    schedules.ring_all_gather: lambda n: [(n - 1, 1, 1)],
+    schedules.ring_reduce_scatter: lambda n: [(n - 1, 1, 1)],
+    schedules.ring_all_reduce: lambda n: [(2 * (n - 1), 1, 1)],
+    schedules.pairwise_all_to_all: lambda n: [(1, k, 1) for k in range(1, n)],
+    schedules.bruck_all_gather: _halving,
+    schedules.bruck_reduce_scatter: _halving,
+    schedules.dissemination_barrier: lambda n: [(1, d, 1) for _, d, _ in _halving(n)],
+}
+#: How often a ring algorithm takes the whole buffer round.
+_PASSES: dict[RoundsOf, int] = {schedules.ring_all_reduce: 2, schedules.ring_all_gather: 1, schedules.ring_reduce_scatter: 1}
+_CHAINS: tuple[RoundsOf, ...] = (schedules.chain_broadcast, schedules.chain_reduce)
+
+
+class CostModel:
+    """Prices on one cluster. All durations are integer ns, all sizes bytes, all ranks global unless said otherwise.
+
+    ``local_size``: ranks per node; rank r is on node ``r // local_size``. ``link_faults`` slow links down. The same arguments
+    always give the same price; prices are kept, so ask again rather than keep them yourself.
+    """
+
+    def __init__(self, cluster: Cluster, world_size: int, local_size: int, link_faults: Sequence[SlowLink] = ()) -> None:
+        self.cluster = cluster
+        self.world_size = world_size
+        self.local_size = max(local_size, 1)
+        self.name, self.source, self.error_band = cluster.name, cluster.source, cluster.error_band
+        self.call_overhead_ns = cluster.call_overhead_ns  # of a communication call, part of its price
+        self.host_overhead_ns = cluster.host_overhead_ns  # the host is busy with any call; not part of any price
+        self.launch_ns = cluster.device.launch_ns  # of a kernel priced by roofline, part of its price
+        nodes = -(-max(world_size, 1) // self.local_size)
+        self._slow_intra = [1.0] * nodes
+        self._slow_inter = [1.0] * nodes
+        for fault in link_faults:
+            self._slow_down(fault, nodes)
+        self.link_faults = tuple(link_faults)
+        self._p2p: dict[tuple[int, int, int], int] = {}
+        self._prices: dict[tuple[str, tuple[int, ...], int, int | None], int] = {}
+        self._placements: dict[tuple[int, ...], Placement] = {}
+        self._shapes: dict[tuple[Placement, RoundsOf, int], Shape] = {}
+
+    # --- links ---
+
+    def _slow_down(self, fault: SlowLink, nodes: int) -> None:
+        inter, intra = ("nic", "network", "inter"), (self.cluster.intra.kind, "intra")
+        if fault.link not in inter + intra:
+            known = ("nic", "network", self.cluster.intra.kind)
+            message = f"cluster {self.name} has no link `{fault.link}`{near(fault.link, known)}"
+            raise UsageError(message, f"links of this cluster: {listing(known)}")
+        factors = self._slow_inter if fault.link in inter else self._slow_intra
+        for node in fault.nodes or range(nodes):
+            if 0 <= node < nodes:
+                factors[node] *= fault.factor
+
+    def node(self, rank: int) -> int:
+        """The node of a rank."""
+        return rank // self.local_size
+
+    def link_class(self, src: int, dst: int) -> LinkClass:
+        """``self``, ``intra`` (same node) or ``inter``."""
+        if src == dst:
+            return "self"
+        return "intra" if src // self.local_size == dst // self.local_size else "inter"
+
+    def latency_ns(self, link: LinkClass) -> int:
+        """One hop over a class of link."""
+        return {"self": 0, "intra": self.cluster.intra.latency_ns, "inter": self.cluster.inter_latency_ns}[link]
+
+    def bytes_per_ns(self, src: int, dst: int) -> float:
+        """What one message between two ranks gets when it is alone."""
+        link, a, b = self.link_class(src, dst), self.node(src), self.node(dst)
+        if link == "self":
+            return self.cluster.device.memory_bytes_per_ns * self.cluster.device.memory_efficiency / 2  # read and written
+        if link == "intra":
+            return self.cluster.intra.attained / self._slow_intra[a]
+        return self.cluster.rank_inter_bytes_per_ns / max(self._slow_inter[a], self._slow_inter[b])
+
+    def nics_of(self, src: int, dst: int) -> tuple[NicLink, ...]:
+        """The card's directions that a message occupies: out of the sender's, into the receiver's. Empty inside a node.
+
+        A rank uses the card of its local rank, modulo their number. For engines that share links (`Cluster.shared_links`).
+        """
+        if self.link_class(src, dst) != "inter":
+            return ()
+        return tuple(
+            NicLink(
+                f"node {self.node(rank)} nic {rank % self.local_size % self.cluster.nics.count} {direction}",
+                self.cluster.rank_inter_bytes_per_ns / self._slow_inter[self.node(rank)],
+            )
+            for rank, direction in ((src, "out"), (dst, "in"))
+        )
+
+    # --- prices ---
+
+    def p2p_ns(self, src: int, dst: int, nbytes: int) -> int:
+        """A message from rank to rank, from the match to the arrival of its last byte."""
+        key = (src, dst, nbytes)
+        price = self._p2p.get(key)
+        if price is None:
+            price = self._p2p[key] = self.p2p_latency_ns(src, dst) + ceil(nbytes / self.bytes_per_ns(src, dst))
+        return price
+
+    def p2p_latency_ns(self, src: int, dst: int) -> int:
+        """The part of a message's price that does not depend on its size."""
+        return self.call_overhead_ns + self.latency_ns(self.link_class(src, dst))
+
+    def compute_ns(self, time_ns: int, flops: float = 0.0, mem_bytes: float = 0.0, dtype: str = "float32") -> int:
+        """``time_ns`` where it is given; else the roofline: launch + max(flops / attainable rate, bytes / memory bandwidth).
+
+        Williams, Waterman, Patterson, "Roofline" (2009). ``dtype`` picks the device's rate.
+        """
+        if time_ns > 0 or (flops <= 0 and mem_bytes <= 0):
+            return time_ns
+        device = self.cluster.device
+        memory = mem_bytes / (device.memory_bytes_per_ns * device.memory_efficiency)
+        return self.launch_ns + ceil(max(flops / device.flop_per_ns(dtype), memory))
+
+    def collective_ns(self, row: type[Row], ranks: tuple[int, ...], nbytes: int, root: int | None = None) -> int:
+        """A collective of ``row`` among ``ranks``, from the arrival of the last rank to the end.
+
+        ``nbytes`` as nccl-tests counts (`row.nbytes`); ``root`` is a global rank. One rank alone pays the call's overhead only.
+        """
+        key = (row.op, ranks, nbytes, root)
+        price = self._prices.get(key)
+        if price is None:
+            price = self._prices[key] = self._collective_ns(row, ranks, nbytes, 0 if root is None else ranks.index(root))
+        return price
+
+    def _collective_ns(self, row: type[Row], ranks: tuple[int, ...], nbytes: int, root: int) -> int:
+        if len(ranks) < 2:
+            return self.call_overhead_ns
+        place = self._placement(ranks)
+        best = self.flat_ns(row, ranks, nbytes, root)
+        if self.cluster.collectives == "flat":
+            return best
+        extra = [form(row, place, nbytes) for form in (self._rail_ring, self._two_level, self._chain, self._all_at_once)]
+        return min([best, *(self.call_overhead_ns + ceil(ns) for ns in extra if ns is not None)])
+
+    def schedule_ns(self, rounds: Iterable[Round], chunk_nbytes: int, ranks: tuple[int, ...]) -> int:
+        """The price of rounds as they are written: each as long as its dearest transfer. The measure for every closed form."""
+        place = self._placement(ranks)
+        shape = _shape(_load(place, round_) for round_ in rounds)
+        return self.call_overhead_ns + ceil(self._shape_ns(shape, chunk_nbytes))
+
+    def flat_ns(self, row: type[Row], ranks: tuple[int, ...], nbytes: int, root: int = 0) -> int:
+        """The row's own schedule in the order of group ranks (``root`` is a group rank), by closed form where there is one."""
+        n, place = len(ranks), self._placement(ranks)
+        algorithm = next(iter(row.algorithms.values()), None)
+        rounds_of: RoundsOf = row.schedule if algorithm is None else algorithm.rounds
+        shape = self._shape_of(place, rounds_of, root)
+        return self.call_overhead_ns + ceil(self._shape_ns(shape, row.chunk_nbytes(n, nbytes)))
+
+    def link_bound_ns(self, row: type[Row], ranks: tuple[int, ...], nbytes: int) -> int:
+        """No schedule can be faster: busbw factor x bytes over the fastest link that a rank of the group has."""
+        if len(ranks) < 2:
+            return 0
+        return int(row.busbw_factor(len(ranks)) * nbytes / self._placement(ranks).fastest)
+
+    # --- forms beside the flat one; each gives ns without the call's overhead, or None where it does not apply ---
+
+    def _rail_ring(self, row: type[Row], place: Placement, nbytes: int) -> float | None:
+        """A ring in the order of nodes, once per card: hops inside cost the link's latency, hops between nodes the network's."""
+        passes, n = _passes(row), place.n
+        if not passes:
+            return None
+        if place.nodes == 1:
+            around = n * self.latency_ns("intra")
+        else:
+            around = (n - place.nodes) * self.latency_ns("intra") + place.nodes * self.latency_ns("inter")
+        return passes * (n - 1) / n * (around + nbytes / place.ring_bytes_per_ns)
+
+    def _two_level(self, row: type[Row], place: Placement, nbytes: int) -> float | None:
+        """Inside the node, then each rail, then inside: ``passes * ((g-1)/g S/B_in + (N-1)/N S/g / B_rail)`` and latencies.
+
+        Between nodes the cheaper of a ring and a tree (all_reduce) or Bruck (all_gather, reduce_scatter; NCCL's PAT).
+        """
+        passes, g, nodes = _passes(row), place.per_node, place.nodes
+        if not passes or nodes < 2 or g is None or g < 2:
+            return None
+        inside = (g - 1) * self.latency_ns("intra") + (g - 1) / g * nbytes * place.worst_intra / self.cluster.intra.attained
+        hop, shard = self.latency_ns("inter"), nbytes / g / place.rail_bytes_per_ns
+        ring = (nodes - 1) * (hop + shard / nodes)
+        steps = ceil(log2(nodes))
+        tree = steps * (hop + shard) if passes == 2 else steps * hop + (nodes - 1) / nodes * shard
+        return passes * (inside + min(ring, tree))
+
+    def _chain(self, row: type[Row], place: Placement, nbytes: int) -> float | None:
+        """A chain through all ranks in k pieces, ``(n-2+k)(a + S/k b)``, at the best k: ``a + (sqrt((n-2)a) + sqrt(S b))^2``."""
+        if not any(algorithm.rounds in _CHAINS for algorithm in row.algorithms.values()):
+            return None
+        last = self.latency_ns("inter" if place.nodes > 1 else "intra")
+        latency = (place.n - place.nodes) * self.latency_ns("intra") + (place.nodes - 1) * self.latency_ns("inter")
+        wire = nbytes / place.ring_bytes_per_ns
+        return last + (sqrt(max(latency - last, 0)) + sqrt(wire)) ** 2
+
+    def _all_at_once(self, row: type[Row], place: Placement, nbytes: int) -> float | None:
+        """All pairs in one group of sends and receives, as NCCL's alltoall: the busiest port decides."""
+        if not any(algorithm.rounds is schedules.direct_all_to_all for algorithm in row.algorithms.values()):
+            return None
+        return self._shape_ns(_shape([place.all_pairs_load()]), row.chunk_nbytes(place.n, nbytes))
+
+    # --- shapes ---
+
+    def _placement(self, ranks: tuple[int, ...]) -> Placement:
+        """Where the ranks sit; groups that sit alike share one. Nodes count by first use, unless faults tell them apart."""
+        nodes = tuple(r // self.local_size for r in ranks)
+        if not self.link_faults:
+            numbers: dict[int, int] = {}
+            nodes = tuple([numbers.setdefault(node, len(numbers)) for node in nodes])
+        place = self._placements.get(nodes)
+        if place is None:
+            place = self._placements[nodes] = Placement(self.cluster, nodes, self._slow_intra, self._slow_inter)
+        return place
+
+    def _shape_of(self, place: Placement, rounds_of: RoundsOf, root: int) -> Shape:
+        """A schedule's rounds by load, kept."""
+        key = (place, rounds_of, root)
+        if key not in self._shapes:
+            rotations = _ROTATIONS.get(rounds_of)
+            if rotations is None:
+                self._shapes[key] = _shape(_load(place, round_) for round_ in rounds_of(place.n, root))
+            else:
+                self._shapes[key] = _shape((place.rotation_load(d, chunks), times) for times, d, chunks in rotations(place.n))
+        return self._shapes[key]
+
+    def _shape_ns(self, shape: Shape, chunk_nbytes: int) -> float:
+        a, x = self.cluster.intra.latency_ns, self.cluster.inter_latency_ns
+        total = 0.0
+        for load, count in shape:
+            intra = 0.0 if load.intra is None else a + load.intra * chunk_nbytes
+            inter = 0.0 if load.inter is None else x + load.inter * chunk_nbytes
+            total += count * max(intra, inter)
+        return total
+
+
+def _load(place: Placement, round_: Round) -> RoundLoad:
+    return place.round_load([t.src for t in round_], [t.dst for t in round_])
+
+
+def _shape(loads: Iterable[RoundLoad] | Iterable[tuple[RoundLoad, int]]) -> Shape:
+    """Equal rounds counted together, in order of first use."""
+    counts: Counter[RoundLoad] = Counter()
+    for item in loads:
+        load, times = (item, 1) if isinstance(item, RoundLoad) else item
+        counts[load] += times
+    return tuple(counts.items())
+
+
+def _passes(row: type[Row]) -> int:
+    """How often the row's ring takes the buffer round; 0 when the row has no ring."""
+    return max((_PASSES.get(algorithm.rounds, 0) for algorithm in row.algorithms.values()), default=0)

@@ -1,0 +1,64 @@
+"""Which engine may run a program: the fast one where no order of arrival decides anything, else the time-ordered one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+
+from distsim.cost import CostModel
+from distsim.ops.table import OPS
+from distsim.profiles import Profile
+from distsim.program.records import Code, Program, at
+
+
+def why_not_fast(program: Program, profile: Profile, cost: CostModel) -> str | None:
+    """The reason why the fast engine can't run this program, None when it can."""
+    if profile.device:
+        return "host and device are apart"
+    if any(fault.kind != "slow" for fault in program.faults):
+        return "a rank fails"
+    if cost.cluster.shared_links:
+        return "links are shared"
+    return next((why for code in program.codes if (why := _of_code(code, program, profile)) is not None), None)
+
+
+def _of_code(code: Code, program: Program, profile: Profile) -> str | None:
+    if any(np.any(np.asarray(port.peer) < 0) for port in code.ports):
+        return "a receive is open to any source"
+    waited = {p - d for p, call in enumerate(code.calls) for d in call.waits}
+    judged: set[int] = set()
+    for position, call in enumerate(code.calls):
+        row = OPS[call.op]
+        if call.is_async and row.kind in ("p2p", "batch") and position not in waited and profile.dropped != "nothing":
+            return "a request is dropped"
+        if id(call) in judged:
+            continue
+        judged.add(id(call))
+        if any(part.invalid for part in (call, *call.parts)):
+            return "a call is invalid"
+        if row.kind == "group" or call.op in ("exit", "fail", "monitored_barrier"):
+            return f"{call.op} needs the explicit rules"
+        if row.kind in ("p2p", "collective") and profile.refuse(program.resolve(code.ranks[0], call)) is not None:
+            return "the back end refuses a call"
+    return _queue_fills(code, profile)
+
+
+def _queue_fills(code: Code, profile: Profile) -> str | None:
+    """Do more collectives of a group stand open at once than its workers run?"""
+    if not any(call.is_async and OPS[call.op].kind == "collective" for call in code.calls):
+        return None
+    ends = {p - d: p for p, call in enumerate(code.calls) for d in call.waits}
+    opened: dict[Hashable, list[int]] = {}
+    for position, call in enumerate(code.calls):
+        if OPS[call.op].kind != "collective":
+            continue
+        group = at(code.groups[call.group], 0)
+        workers = profile.workers(code.ranks[0], group)
+        if workers is None:
+            continue
+        still = [end for end in opened.get(workers.key, ()) if end > position]
+        if len(still) >= workers.width:
+            return "a queue of collectives fills up"
+        opened[workers.key] = [*still, ends.get(position, len(code.calls))] if call.is_async else still
+    return None

@@ -1,0 +1,49 @@
+"""How long a rank's own work takes: the file's time or the device's price, slowed by faults and varied by jitter."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from distsim.cost import CostModel
+from distsim.program.records import Code, CodeCall, Program, at
+
+
+def duration_ns(program: Program, cost: CostModel, rank: int, position: int) -> int:
+    """The duration of a compute or sleep of one rank.
+
+    ``faults: {kind: slow, factor}`` multiplies compute; ``jitter: j`` multiplies it by a factor drawn evenly from [1, 1 + j], by a
+    generator seeded with the file's seed, the rank and the call's position, so that every engine draws the same.
+    """
+    code, call = program.code(rank), program.code_call(rank, position)
+    base = int(at(_base_ns(cost, call, len(code.ranks)), program.row_of[rank]))
+    if call.op != "compute":
+        return base
+    factor = 1.0
+    for fault in program.faults:
+        if fault.kind == "slow" and fault.rank == rank:
+            factor *= fault.factor
+    if program.jitter:
+        factor *= 1 + program.jitter * random.Random(f"{program.seed} {rank} {position}").random()
+    return base if factor == 1.0 else round(base * factor)
+
+
+def durations_ns(program: Program, cost: CostModel, code: Code, position: int) -> Any:
+    """The durations of a call for all ranks of a code: one number where they are equal. Vec."""
+    call = code.calls[position]
+    varied = call.op == "compute" and (program.jitter or any(f.kind == "slow" for f in program.faults))
+    if not varied:
+        return _base_ns(cost, call, len(code.ranks))
+    return np.array([duration_ns(program, cost, rank, position) for rank in code.ranks], dtype=np.int64)
+
+
+def _base_ns(cost: CostModel, call: CodeCall, ranks: int) -> Any:
+    """Time as the file says, or by the device's roofline. Vec."""
+    time, flops, size = (call.fields.get(name, 0) for name in ("time_ns", "flops", "mem_bytes"))
+    dtype = call.fields.get("dtype") or "float32"
+    if not any(isinstance(v, np.ndarray) for v in (time, flops, size)):
+        return cost.compute_ns(int(time), float(flops), float(size), dtype)
+    rows = zip(*(np.broadcast_to(v, ranks).tolist() for v in (time, flops, size)), strict=True)
+    return np.array([cost.compute_ns(int(t), float(f), float(m), dtype) for t, f, m in rows], dtype=np.int64)

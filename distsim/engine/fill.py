@@ -1,0 +1,118 @@
+"""The times that follow from what the fast engine noted: posts, returns, starts, matches and waits, for all ranks at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.engine.record import Columns
+from distsim.ops.table import OPS
+from distsim.program.records import Code, Program, at
+
+
+def fill(program: Program, columns: Columns, stuck: Mapping[int, int], eager: int) -> None:
+    """Complete the columns of a host-driven run. ``stuck``: rank → row (in its own rows) of the call that it is blocked in.
+
+    A host does nothing between two calls, so each call is posted when the one before it returned.
+    """
+    base = np.array(columns.base, dtype=np.int64)
+    end = base[1:].copy()
+    for rank, row in stuck.items():
+        end[rank] = base[rank] + row
+    posted, returned, started, finished, waited, match = (
+        np.frombuffer(getattr(columns, n), dtype=np.int64)
+        for n in ("posted", "returned", "started", "finished", "waited", "match")
+    )
+    _posts(base, end, posted, returned)
+    for rank, row in stuck.items():
+        _stuck_batch(program, columns, rank, row, posted, returned)
+    _meetings(program, columns, posted, started, finished, match, eager)
+    for code in program.codes:
+        _computes(columns, code, started, posted)
+        _waits(columns, code, waited, returned)
+        if code.guards is not None:
+            _unmade(columns, code, posted, returned)
+
+
+def _posts(base: NDArray[np.int64], end: NDArray[np.int64], posted: NDArray[np.int64], returned: NDArray[np.int64]) -> None:
+    """Carry the clock forward over calls that took no time, rank by rank at once."""
+    rows = np.arange(len(returned))
+    reached = np.zeros(len(returned) + 1, dtype=np.int64)
+    np.add.at(reached, base[:-1], 1)
+    np.add.at(reached, end, -1)
+    reached_rows = np.cumsum(reached[:-1]) > 0
+    last = np.maximum.accumulate(np.where(returned >= 0, rows, -1))
+    start = np.repeat(base[:-1], np.diff(base))
+    clock = np.where(last >= start, returned[last], 0)
+    before = np.concatenate(([0], clock[:-1]))
+    before[base[:-1][base[:-1] < len(before)]] = 0
+    posted[reached_rows] = before[reached_rows]
+    returned[reached_rows] = clock[reached_rows]
+    stuck = end[end < base[1:]]
+    posted[stuck] = before[stuck]
+
+
+def _stuck_batch(
+    program: Program, columns: Columns, rank: int, row: int, posted: NDArray[np.int64], returned: NDArray[np.int64]
+) -> None:
+    """The parts of the batch in which a rank is stuck have been posted with it."""
+    offsets = program.code(rank).offsets
+    position = int(np.searchsorted(offsets, row, side="right")) - 1
+    first = columns.base[rank] + row
+    posted[first + 1 : columns.base[rank] + offsets[position + 1]] = posted[first]
+    returned[first + 1 : columns.base[rank] + offsets[position + 1]] = posted[first]
+
+
+def _meetings(program: Program, columns: Columns, posted: NDArray[np.int64], started: NDArray[np.int64], finished: NDArray[np.int64],
+              match: NDArray[np.int64], eager: int) -> None:  # fmt: skip
+    """`match` points from the later side of a message to the earlier one (collectives: -2 - row); make it one number for all who met."""
+    later = np.flatnonzero(match >= 0)
+    earlier = match[later]
+    began = np.maximum(posted[later], posted[earlier])
+    started[later] = started[earlier] = began
+    match[later] = match[earlier] = np.minimum(later, earlier)
+    together = np.flatnonzero(match < -1)
+    match[together] = -2 - match[together]
+    if eager >= 0:
+        for code in program.codes:
+            _left_behind(columns, code, posted, started, eager)
+
+
+def _left_behind(columns: Columns, code: Code, posted: NDArray[np.int64], started: NDArray[np.int64], eager: int) -> None:
+    """A send that is not waited for starts when it is posted."""
+    for position, call in enumerate(code.calls):
+        for part, piece in enumerate(call.parts or (call,), 1 if call.parts else 0):
+            if OPS[piece.op].direction == "send":
+                for row, rank in enumerate(code.ranks):
+                    here = columns.base[rank] + code.offsets[position] + part
+                    if at(piece.nbytes, row) <= eager and posted[here] >= 0:
+                        started[here] = posted[here]
+
+
+def _computes(columns: Columns, code: Code, started: NDArray[np.int64], posted: NDArray[np.int64]) -> None:
+    rows = np.array([code.offsets[p] for p, call in enumerate(code.calls) if call.op in ("compute", "sleep")], dtype=np.int64)
+    for rank in code.ranks if len(rows) else ():
+        started[columns.base[rank] + rows] = posted[columns.base[rank] + rows]
+
+
+def _waits(columns: Columns, code: Code, waited: NDArray[np.int64], returned: NDArray[np.int64]) -> None:
+    """`waited`: when the wait on a request returned."""
+    pairs = [(code.offsets[p - d] + k, code.offsets[p]) for p, call in enumerate(code.calls) for d in call.waits
+             for k in range(1 + len(code.calls[p - d].parts))]  # fmt: skip
+    if not pairs:
+        return
+    requests, waits = np.array(pairs, dtype=np.int64).T
+    for rank in code.ranks:
+        base = columns.base[rank]
+        waited[base + requests] = returned[base + waits]
+
+
+def _unmade(columns: Columns, code: Code, posted: NDArray[np.int64], returned: NDArray[np.int64]) -> None:
+    """A guarded call of a rank that the guard shuts out never happened."""
+    for position, mask in enumerate(code.guards or ()):
+        for row in () if mask is None else np.flatnonzero(~mask).tolist():
+            base = columns.base[code.ranks[row]]
+            rows = slice(base + code.offsets[position], base + code.offsets[position + 1])
+            posted[rows] = returned[rows] = -1

@@ -1,0 +1,278 @@
+"""The time-ordered engine: the explicit rules (`distsim.rules`), driven by simpy's clock.
+
+Everything happens at its own time, so the order of arrival is true: any-source receives, shared network cards, queues, dying
+ranks, all three profiles. One process per rank follows the host; a transfer or a piece of device work is a plain timeout with a
+callback. Slower than the fast engine, which a property test holds to this one.
+
+Times: a pair finishes at max(both ready) + price, for both sides; a send that runs ahead of its receive is done when it is ready
+and its data arrives at ready + price; a member of a collective finishes at max(arrival of those it needs) + price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+import simpy
+
+from distsim.cost import CostModel
+from distsim.engine.durations import duration_ns
+from distsim.engine.record import Columns
+from distsim.ops.table import OPS
+from distsim.profiles import Profile
+from distsim.program.records import Program
+from distsim.rules import (
+    FINISH,
+    STEP,
+    TAKE,
+    Choice,
+    Done,
+    Due,
+    Ended,
+    Event,
+    Leave,
+    Met,
+    Mismatched,
+    Part,
+    PartKind,
+    Phase,
+    Released,
+    Rules,
+    Started,
+    any_source,
+    standstill,
+)  # fmt: skip
+from distsim.rules.code import Instruction, Meet, Wait
+from distsim.standstill import Standstill
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """What a run left. ``matches``: rows that met, in the order in which the last of them finished. ``mismatches``: rows that met
+    and differ, the fields in which they do, and the profile's outcome. ``end_ns``: when the last thing happened."""
+
+    columns: Columns
+    standstill: Standstill
+    matches: tuple[tuple[int, ...], ...]
+    mismatches: tuple[tuple[tuple[int, ...], tuple[str, ...], str], ...]
+    end_ns: int
+    queues: Mapping[int, str]
+
+
+def simulate_in_order(program: Program, profile: Profile, cost: CostModel) -> Ordered:
+    """Run a program to its end or to a standstill."""
+    return _Engine(program, profile, cost).run()
+
+
+class _Engine:
+    def __init__(self, program: Program, profile: Profile, cost: CostModel) -> None:
+        self.program, self.cost = program, cost
+        self.rules = Rules(program, profile)
+        self.state = self.rules.initial()
+        self.env: Any = simpy.Environment()
+        self.columns = Columns(program)
+        size = program.world_size
+        self.wake: list[Any] = [None] * size  # the event that a blocked host waits for
+        self.since = [0] * size  # when a host blocked, or ended
+        self.position = [-1] * size  # the call that a host is in
+        self.mates: dict[int, int] = {}
+        self.arrival: dict[int, int] = {}  # of a message: when its data, or the notice of it, is at the receiver
+        self.busy: dict[str, int] = {}  # a card's direction -> until when
+        self.met: list[tuple[int, ...]] = []
+        self.differ: dict[Any, tuple[tuple[int, ...], tuple[str, ...], str]] = {}
+        self.complete: dict[Any, tuple[int, ...]] = {}
+        self.open_sources = any_source(program)
+        self.take_at = -1
+
+    def run(self) -> Ordered:
+        for fault in self.program.faults:
+            if fault.at_ns is not None and fault.kind in ("kill", "raise", "exit", "fail"):
+                self._later(fault.at_ns, lambda f=fault: self._strike(f.rank, f.kind, f.code))
+        for rank, end in enumerate(self.state.ends):
+            if end is None:
+                self.env.process(self._host(rank))
+        self.env.run()
+        return self._result()
+
+    # --- hosts ---
+    def _host(self, rank: int) -> Generator[Any, Any, None]:
+        late = sum(f.delay_ns for f in self.program.faults if f.kind == "late" and f.rank == rank)
+        if late:
+            yield self.env.timeout(late)
+        state, rules, code, blocked = self.state, self.rules, self.rules.code[rank], False
+        while state.ends[rank] is None:
+            instruction = code[state.pc[rank]]
+            if instruction.position != self.position[rank]:
+                self._enter(rank, instruction.position)
+            if rules.can_step(state, rank):
+                self._note_wait(instruction)
+                self._do(Choice(STEP, rank))
+                blocked = False
+                if isinstance(instruction, Meet) and rules.can_step(state, rank):
+                    yield self.env.timeout(0)  # the last to come lets the others go on first, in the order of their coming
+            else:
+                if not blocked:
+                    blocked, self.since[rank] = True, self.env.now
+                self.wake[rank] = self.env.event()
+                yield self.wake[rank]
+
+    def _enter(self, rank: int, position: int) -> None:
+        """The host goes on to its next call: the one before has returned."""
+        now, before, code = self.env.now, self.position[rank], self.program.code(rank)
+        base, offsets = self.columns.base[rank], code.offsets
+        if before >= 0:
+            for row in range(base + offsets[before], base + offsets[before + 1]):
+                self.columns.returned[row] = now
+        if position < len(code.calls):
+            for row in range(base + offsets[position], base + offsets[position + 1]):
+                self.columns.posted[row] = now
+        self.position[rank] = position
+
+    def _note_wait(self, instruction: Instruction) -> None:
+        if isinstance(instruction, Wait):
+            for row in instruction.waited:
+                self.columns.waited[row] = self.env.now
+
+    def _rouse(self, rank: int) -> None:
+        event, self.wake[rank] = self.wake[rank], None
+        if event is not None:
+            event.succeed()
+
+    def _strike(self, rank: int, kind: str, code: int) -> None:
+        """A fault at a time."""
+        if self.state.ends[rank] is not None:
+            return
+        status: Any = {"kill": "killed", "exit": "ended"}.get(kind, "raised")
+        message = {"kill": "killed by a fault", "exit": f"exit {code} by a fault"}.get(kind, "raised by a fault")
+        leave = Leave(self.rules.position(self.state, rank), status, message)
+        self._handle(self.rules.kill(self.state, rank, leave))
+        self._rouse(rank)
+
+    # --- what happens ---
+    def _do(self, choice: Choice) -> None:
+        self._handle(self.rules.advance(self.state, choice))
+
+    def _handle(self, events: list[Event]) -> None:
+        """Write down what a choice brought about, and see to what follows from it."""
+        at_once: list[int] = []
+        for event in events:
+            if isinstance(event, Due):
+                end = self._end_ns(self.rules.parts[event.row])
+                if end <= self.env.now:
+                    at_once.append(event.row)
+                else:
+                    self._later(end, lambda row=event.row: self._finish(row))
+            else:
+                self._note(event)
+        for row in at_once:
+            self._finish(row)
+        if self.open_sources:
+            self._look_for_takes()
+
+    def _note(self, event: Event) -> None:
+        now = self.env.now
+        if isinstance(event, Done):
+            self.columns.finished[event.row] = now
+            self._rouse(self.rules.rank_of(event.row))
+        elif isinstance(event, Started):
+            if event.row in self.rules.parts:
+                self.arrival.setdefault(event.row, now)
+            else:
+                self.columns.started[event.row] = now
+        elif isinstance(event, Met):
+            self._note_met(event)
+        elif isinstance(event, Mismatched):
+            self.differ[event.rows if event.key is None else event.key] = (event.rows, event.fields, event.outcome)
+        elif isinstance(event, Released):
+            self._rouse(event.rank)
+        elif isinstance(event, Ended):
+            self.since[event.rank] = now
+            for rank in range(len(self.wake)) if event.gone else ():
+                self._rouse(rank)
+
+    def _note_met(self, event: Met) -> None:
+        for row in event.rows:
+            self.columns.match[row] = min(event.rows)
+        self.met.append(event.rows)
+        if event.key is None:
+            send, receive = event.rows
+            self.mates[send], self.mates[receive] = receive, send
+        else:
+            self.complete[event.key] = event.rows
+
+    def _finish(self, row: int) -> None:
+        if self.state.phase.get(row) is Phase.DUE:
+            self._do(Choice(FINISH, row))
+
+    def _later(self, at_ns: int, act: Any) -> None:
+        self.env.timeout(at_ns - self.env.now).callbacks.append(lambda _: act())
+
+    # --- prices ---
+    def _end_ns(self, part: Part) -> int:
+        """When a row that is due finishes."""
+        now, row = self.env.now, part.row
+        self.columns.started[row] = now
+        if part.kind is PartKind.WORK:
+            return int(now) + (0 if part.op == "assign" else duration_ns(self.program, self.cost, part.rank, part.position))
+        if part.kind is PartKind.COLLECTIVE:
+            return int(now) + self._collective_ns(part)
+        mate = self.mates.get(row)
+        if part.kind is PartKind.SEND:
+            self.arrival[row] = self._pass(part)
+            if mate is None and self.open_sources:
+                self._later(self.arrival[row], self._take)
+            return int(now) if mate is None else self.arrival[row]
+        return max(int(now), self.arrival[self.mates[row]])
+
+    def _collective_ns(self, part: Part) -> int:
+        row = OPS[part.op]
+        if row.kind != "collective":
+            return 0
+        root = part.members[part.root] if row.root_field is not None else None
+        return self.cost.collective_ns(row, part.members, part.nbytes, root)
+
+    def _pass(self, part: Part) -> int:
+        """When a message that leaves now is there.
+
+        Where cards are shared, it waits until those on its way are free: first come, first served, busy for bytes / bandwidth.
+        """
+        start = int(self.env.now)
+        cards = self.cost.nics_of(part.rank, part.peer) if self.cost.cluster.shared_links else ()
+        start = max([start, *(self.busy.get(card.id, 0) for card in cards)])
+        for card in cards:
+            self.busy[card.id] = start + ceil(part.nbytes / card.bytes_per_ns)
+        return start + self.cost.p2p_ns(part.rank, part.peer, part.nbytes)
+
+    # --- receives from any source ---
+    def _look_for_takes(self) -> None:
+        """Decide once all that happens at this instant has happened."""
+        if self.take_at != self.env.now and self.state.matcher.takes():
+            self.take_at = self.env.now
+            self._later(self.env.now, self._take)
+
+    def _take(self) -> None:
+        """Each any-source receive takes what arrived first (at one instant: from the lowest rank)."""
+        self.take_at = -1
+        parts = self.rules.parts
+        there = [take for take in self.state.matcher.takes() if self.arrival[take.send] <= self.env.now]
+        if there:
+            first = min(there, key=lambda take: (self.arrival[take.send], parts[take.send].rank, take.receive))
+            self._do(Choice(TAKE, *first))
+
+    # --- the end ---
+    def _result(self) -> Ordered:
+        finished = self.columns.finished
+        still = standstill(self.rules, self.state)
+        ends = tuple(end if end.status == "absent" else replace(end, at_ns=self.since[end.rank]) for end in still.ends)
+        blocked = tuple(b._replace(since_ns=self.since[b.rank]) for b in still.blocked)
+        done = [(max(finished[row] for row in rows), min(rows), rows) for rows in self.met]
+        matches = tuple(rows for end, _, rows in sorted(done) if end >= 0)
+        differ = tuple((self.complete.get(key, rows), fields, outcome) for key, (rows, fields, outcome) in self.differ.items())
+        end_ns = max([0, *self.since, *(end for end, _, _ in done), max(finished, default=0)])
+        launches = self.rules.launches.values()
+        queues = {part.row: launch.queue for launch in launches for part in launch.parts if launch.queue}
+        return Ordered(self.columns, Standstill(ends, blocked, still.unreceived), matches, differ, end_ns, queues)
+
+

@@ -1,0 +1,168 @@
+"""A scenario as a test: what its `expect` says, beside what came out (design: a scenario is a test)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from distsim.errors import ScenarioErrors, UsageError
+from distsim.ops.fields import PerRank
+from distsim.units import duration_text, show_ns
+
+if TYPE_CHECKING:
+    from distsim.scenario.parts import Bounds, Expect
+    from distsim.simulate import Simulation
+
+
+class Difference(NamedTuple):
+    """One thing that did not come out as expected, in words."""
+
+    what: str
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: expected {self.expected}, found {self.found}"
+
+
+class Checked(NamedTuple):
+    """A file and how it did. ``simulation`` is None when it could not be read; ``error`` then says why."""
+
+    file: str
+    simulation: Simulation | None
+    differences: tuple[Difference, ...] = ()
+    error: ScenarioErrors | UsageError | None = None
+
+    @property
+    def status(self) -> str:
+        """``passed``, ``failed``, ``unreadable``, or ``no expect`` where the file says nothing to check."""
+        if self.simulation is None:
+            return "unreadable"
+        if self.simulation.scenario.expect is None:
+            return "no expect"
+        return "failed" if self.differences else "passed"
+
+
+def scenario_files(paths: list[Path]) -> tuple[Path, ...]:
+    """The files named and the ``.yaml`` files in the folders named (at any depth), each once, sorted within a folder.
+
+    Raises UsageError for a path that is not there and when no file is found.
+    """
+    found: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            found |= dict.fromkeys(sorted(p for p in path.rglob("*") if p.suffix in (".yaml", ".yml") and p.is_file()))
+        elif path.exists():
+            found[path] = None
+        else:
+            raise UsageError(f"{path} is not there", "name scenario files, or folders that hold some")
+    if not found:
+        raise UsageError(f"no scenario (*.yaml) in {', '.join(map(str, paths))}", "name a folder with scenarios")
+    return tuple(found)
+
+
+def check_file(path: Path) -> Checked:
+    """Simulate a file and hold the result against its `expect`. A file that can't be read is no exception but a result."""
+    from distsim.scenario import load
+    from distsim.simulate import simulate
+
+    try:
+        simulation = simulate(load(str(path)))
+        return Checked(str(path), simulation, differences(simulation))
+    except (ScenarioErrors, UsageError) as error:
+        return Checked(str(path), None, (), error)
+
+
+def differences(simulation: Simulation) -> tuple[Difference, ...]:
+    """What a finished simulation has otherwise than its scenario's `expect`; empty when all is as expected or nothing was."""
+    expect = simulation.scenario.expect
+    if expect is None:
+        return ()
+    return (
+        *_verdict(expect, simulation),
+        *_outcome(expect, simulation),
+        *_findings(expect, simulation),
+        *_values(expect, simulation),
+        *_bounds("makespan", expect.makespan, simulation.makespan_ns),
+        *_bounds("iteration", expect.iteration, simulation.iteration_ns),
+    )
+
+
+def _verdict(expect: Expect, simulation: Simulation) -> Iterator[Difference]:
+    verdict = simulation.verdict
+    for name in ("verdict", "depends_on", "ranks", "core"):
+        if name not in expect.model_fields_set:
+            continue
+        expected, found = getattr(expect, name), getattr(verdict, name, None)
+        if name in ("ranks", "core"):
+            expected, found = sorted(expected or ()), sorted(found or ())
+        if expected != found:
+            yield Difference(name, _word(expected), _word(found))
+
+
+def _word(value: Any) -> str:
+    return "nothing" if value is None else str(value)
+
+
+def _outcome(expect: Expect, simulation: Simulation) -> Iterator[Difference]:
+    from distsim.simulate import simulate
+
+    if isinstance(expect.outcome, str) and expect.outcome != simulation.outcome:
+        yield Difference("outcome", expect.outcome, simulation.outcome)
+    elif isinstance(expect.outcome, dict):
+        for backend, expected in expect.outcome.items():
+            same = backend == simulation.run.profile
+            run = simulation if same else simulate(simulation.scenario, backend=backend, with_verdict=False, with_values=False)
+            if run.outcome != expected:
+                yield Difference(f"outcome under {backend}", expected, run.outcome)
+
+
+def _findings(expect: Expect, simulation: Simulation) -> Iterator[Difference]:
+    """Every code listed must be found; an error that is not listed must not."""
+    if expect.findings is None:
+        return
+    found = {f.code: f.severity for f in simulation.findings}
+    missing = [code for code in expect.findings if code not in found]
+    extra = sorted(code for code, severity in found.items() if severity == "error" and code not in expect.findings)
+    if missing or extra:
+        yield Difference("findings", ", ".join(expect.findings) or "no errors", ", ".join(sorted(found)) or "none")
+
+
+def _values(expect: Expect, simulation: Simulation) -> Iterator[Difference]:
+    for label, expected in expect.values.items():
+        ranks = range(simulation.program.world_size)
+        by_rank = dict.fromkeys(ranks, expected) if not isinstance(expected, PerRank) else {r: expected.get(r) for r in ranks}
+        for rank, wanted in by_rank.items():
+            if wanted is None:
+                continue
+            found, close = _holds(simulation, rank, label, wanted)
+            if not close:
+                yield Difference(f"{label} on rank {rank}", _plain(wanted), found)
+
+
+def _holds(simulation: Simulation, rank: int, label: str, wanted: Any) -> tuple[str, bool]:
+    """The short form of what a buffer holds, and whether that is what is wanted."""
+    values = simulation.values
+    if values is None:
+        return "values that were not computed", False
+    try:
+        return values.text(rank, label), values.agrees(rank, label, wanted)
+    except KeyError:
+        return "no such tensor", False
+
+
+def _plain(wanted: Any) -> str:
+    return str([*wanted]).replace("(", "[").replace(",)", "]").replace(")", "]") if isinstance(wanted, tuple) else str(wanted)
+
+
+def _bounds(what: str, bounds: Bounds | None, found_ns: int | None) -> Iterator[Difference]:
+    if bounds is None:
+        return
+    if found_ns is None:
+        yield Difference(what, "a duration", "none")
+        return
+    if bounds.at_least_ns is not None and found_ns < bounds.at_least_ns:
+        yield Difference(what, f"at least {duration_text(bounds.at_least_ns)}", show_ns(found_ns))
+    if bounds.at_most_ns is not None and found_ns > bounds.at_most_ns:
+        yield Difference(what, f"at most {duration_text(bounds.at_most_ns)}", show_ns(found_ns))

@@ -1,0 +1,52 @@
+"""The closed table of finding codes, and the page of each.
+
+A code never changes its meaning. Groups: DS1xx invalid calls, DS2xx mismatches, DS3xx deadlocks, DS4xx races, DS5xx leaks,
+DS6xx luck and data, DS7xx what a back end refuses, DS8xx faults and timeouts, DS9xx the file and the check itself.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from textwrap import fill, indent
+
+from distsim.findings.info import CodeInfo, VerdictClass
+from distsim.findings.invalid import INVALID
+from distsim.findings.mismatch import MISMATCH
+from distsim.findings.remarks import REMARKS
+from distsim.findings.waiting import WAITING
+
+#: Every code, in ascending order.
+CODES: dict[str, CodeInfo] = {info.code: info for info in (*INVALID, *MISMATCH, *WAITING, *REMARKS)}
+
+_WIDTH = 80
+
+
+def near_code(code: str) -> str | None:
+    """The code that was probably meant, or None."""
+    close = get_close_matches(code.upper(), CODES, n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def explain(code: str) -> str:
+    """The page of one code, in 80 columns, for `distsim explain`.
+
+    Raises KeyError, with a sentence that names the nearest code, when there is no such code.
+    """
+    info = CODES.get(code.upper())
+    if info is None:
+        near = near_code(code)
+        hint = f"did you mean {near}?" if near else f"codes run from {min(CODES)} to {max(CODES)}"
+        raise KeyError(f"no finding has the code {code}; {hint}")
+    gives = f"verdict {info.verdict}" if info.verdict else "no verdict of its own"
+    parts = [f"{info.code}  {info.title}", f"{info.severity}, {gives}"]
+    chapters = {"What it is": info.what, "What happens": info.why, "What to do": info.remedy}
+    parts += [f"{head}\n{_text(body)}" for head, body in chapters.items()]
+    parts.append("A scenario that has it\n" + indent(info.example.rstrip(), "  "))
+    return "\n\n".join(parts)
+
+
+def _text(body: str) -> str:
+    return fill(body, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+
+
+__all__ = ["CODES", "CodeInfo", "VerdictClass", "explain", "near_code"]

@@ -1,0 +1,40 @@
+"""The shape of one entry of the table of finding codes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from distsim.findings.record import Severity
+
+#: The classes of a verdict, worst first; `ok` is none of them.
+VerdictClass = Literal["invalid", "mismatch", "deadlock", "race", "leak"]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeInfo:
+    """A finding's code and the page behind it.
+
+    ``verdict`` is the class that a finding of this code gives the program, None where it says nothing about the verdict.
+    ``example`` is a short scenario (YAML) that has the finding.
+    """
+
+    code: str
+    title: str
+    severity: Severity
+    verdict: VerdictClass | None
+    what: str
+    why: str
+    remedy: str
+    example: str
+
+
+def two_ranks(*steps: str) -> str:
+    """A scenario of two ranks on gloo with three small tensors; ``steps`` are the entries of its program."""
+    return scenario(2, "", *steps)
+
+
+def scenario(world: int, head: str, *steps: str, backend: str = "gloo") -> str:
+    """A scenario with the tensors x, z (4 float32) and y (8 float32); ``head`` holds further top-level lines."""
+    tensors = "tensors: {x: {shape: [4]}, z: {shape: [4]}, y: {shape: [8]}}\n"
+    return f"world: {world}\nbackend: {backend}\n{tensors}{head}program:\n" + "".join(f"  - {step}\n" for step in steps)

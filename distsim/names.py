@@ -1,0 +1,33 @@
+"""The nearest known name to one that is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def nearest(name: object, candidates: Iterable[object]) -> str | None:
+    """The candidate that looks most like ``name``, or None when none does. Letter case counts little."""
+    from difflib import get_close_matches
+
+    if not isinstance(name, str) or len(name) > 80:
+        return None
+    by_lower = {str(c).lower().replace("-", "_"): str(c) for c in candidates}
+    found = get_close_matches(name.lower().replace("-", "_"), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def near(name: object, candidates: Iterable[object]) -> str:
+    """``; did you mean X?`` for the end of a message, or nothing when no candidate is near.
+
+    >>> near("al_reduce", ["all_reduce", "broadcast"])
+    '; did you mean all_reduce?'
+    """
+    found = nearest(name, candidates)
+    return f"; did you mean {found}?" if found is not None and found != name else ""
+
+
+def listing(candidates: Iterable[object], limit: int = 12) -> str:
+    """Names for a message, in the order given: ``a, b, c``, cut after ``limit``; ``none`` when there are none."""
+    names = [str(c) for c in candidates]
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more if names else "none"

@@ -1,0 +1,159 @@
+"""What a row of the table of operations is: one class, all facts of one operation.
+
+The Pydantic fields are the step as the file has it (expressions allowed). Every other column is a class method on resolved
+calls (`Call`: plain values) or on a group's size and root, in *group ranks*. `tests/test_ops_table.py` walks the table and fails
+when a column is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from distsim.ops.fields import SelectorField
+from distsim.ops.records import Call
+from distsim.schedules import Algorithm, Round
+
+Kind = Literal["p2p", "collective", "batch", "wait", "local", "group", "block"]
+Share = Literal["all", "root", "none"]
+
+
+class Source(NamedTuple):
+    """One contribution: part ``part`` of the input of group rank ``rank``."""
+
+    rank: int
+    part: int
+
+
+#: What a group rank's output holds in the end, part by part: the contributions of each part (several: reduced). None: nothing.
+Effect = tuple[tuple[Source, ...], ...] | None
+
+
+class Drawing(NamedTuple):
+    """How an operation looks in a picture: a colour (hex), a Graphviz shape, a short word."""
+
+    colour: str
+    shape: str
+    glyph: str
+
+
+class Words(NamedTuple):
+    """What `distsim explain NAME` says, in plain sentences. ``signature`` is torch's."""
+
+    signature: str
+    before: str
+    after: str
+    waits: str
+    example: str  # a YAML step that validates
+    notes: tuple[str, ...] = ()
+
+
+class Op(BaseModel):
+    """A row. Subclasses fill the class variables; see the methods for the columns."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, populate_by_name=True)
+
+    # --- facts ---
+    op: ClassVar[str]
+    kind: ClassVar[Kind]
+    aliases: ClassVar[tuple[str, ...]] = ()
+    #: The field that a lone scalar stands for (`- sleep: 3 ms`); None: the step takes a mapping only.
+    first_field: ClassVar[str | None] = None
+    #: "src" or "dst" for a rooted collective (fields src/group_src or dst/group_dst), else None.
+    root_field: ClassVar[Literal["src", "dst"] | None] = None
+    #: Which ranks give an input / get an output: all, or the root alone.
+    gives: ClassVar[Share] = "none"
+    gets: ClassVar[Share] = "none"
+    #: Number of parts of input / output as a function of group size is 1 or n: "one" or "n".
+    input_parts: ClassVar[Literal["one", "n"]] = "one"
+    output_parts: ClassVar[Literal["one", "n"]] = "one"
+    reduces: ClassVar[bool] = False
+    #: "send" or "recv" for p2p.
+    direction: ClassVar[Literal["send", "recv"] | None] = None
+    #: True for isend, irecv: never blocks, has a request.
+    nonblocking: ClassVar[bool] = False
+    #: True where sizes are agreed on pair by pair (all_to_all): `cross_faults` judges them, not `agreement` alone.
+    pairwise: ClassVar[bool] = False
+    #: nccl-tests' program for the operation; None where it has none.
+    nccl_tests: ClassVar[str | None] = None
+    #: The function of torch.distributed; None where the operation is no call on it.
+    torch_name: ClassVar[str | None] = None
+    #: Algorithms that bring the effect about, by name; the first one is the default schedule.
+    algorithms: ClassVar[Mapping[str, Algorithm]] = {}
+    drawing: ClassVar[Drawing]
+    words: ClassVar[Words]
+
+    # --- columns on resolved calls ---
+    @classmethod
+    def parties(cls, call: Call) -> tuple[int, ...]:
+        """Global ranks that meet in this call; a local operation meets nobody."""
+        return ()
+
+    @classmethod
+    def agreement(cls, call: Call) -> dict[str, Hashable]:
+        """What all parties must have in common, by the words of a finding: op, numel, dtype, reduce_op, root, splits."""
+        return {}
+
+    @classmethod
+    def faults(cls, call: Call) -> str | None:
+        """Why no such call may be made under any back end (buffer sizes, splits that don't add up), else None."""
+        return None
+
+    @classmethod
+    def cross_faults(cls, calls: Sequence[Call]) -> list[tuple[int, int, str]]:
+        """What equality of `agreement` can't say: (global rank, global rank, why their calls don't fit) for each such pair.
+
+        ``calls``: the calls of all members, in group order. To be asked where ``pairwise`` is set and the agreements differ or
+        hold no "numel".
+        """
+        return []
+
+    @classmethod
+    def nbytes(cls, call: Call) -> int:
+        """Bytes as nccl-tests counts them: the large buffer (costs: doc/PERFORMANCE.md of nccl-tests); p2p: the message."""
+        return 0
+
+    # --- columns on group size and root (group ranks) ---
+    @classmethod
+    def busbw_factor(cls, n: int) -> float:
+        """busbw = algbw × this (nccl-tests doc/PERFORMANCE.md); 0 where the operation has none."""
+        return 0.0
+
+    @classmethod
+    def effect(cls, n: int, root: int) -> tuple[Effect, ...]:
+        """Per group rank: what its output holds in the end. The values, the lineage, the proof and the picture follow from it."""
+        return ()
+
+    @classmethod
+    def schedule(cls, n: int, root: int) -> list[Round]:
+        """Rounds of transfers that bring the effect about; chunks are numbered as in `distsim.schedules`."""
+        return next(iter(cls.algorithms.values())).rounds(n, root) if cls.algorithms else []
+
+    @classmethod
+    def chunk_nbytes(cls, n: int, nbytes: int) -> int:
+        """Bytes of one chunk of `schedule` when `nbytes` is the operation's size."""
+        return next(iter(cls.algorithms.values())).chunk_nbytes(n, nbytes) if cls.algorithms else nbytes
+
+    # --- torch ---
+    @classmethod
+    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+        """Make the call on torch.distributed (`dist` handed in; nothing is imported here). Returns what torch returns.
+
+        ``tensors[buffer]`` is the torch tensor of a Buffer, contiguous and of its shape. ``group`` is torch's process group
+        of `call.group`, or None for the world. ``works`` are the requests that a `wait` waits for.
+        """
+        assert cls.torch_name is None, f"{cls.op} names a torch function but does not call it"
+        return None
+
+
+class Block(BaseModel):
+    """``{ranks, steps}``: steps for some ranks."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    ranks: SelectorField = None
+    steps: list[Any] = Field(default_factory=list)
+
+
+__all__ = ["Block", "Drawing", "Effect", "Kind", "Op", "Share", "Source", "Words"]

@@ -1,0 +1,161 @@
+"""What a rank does by itself: compute, assign, synchronize, sleep, wait, exit, fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from distsim.ops import colours
+from distsim.ops.base import Drawing, Op, Words
+from distsim.ops.fields import (
+    AmountField,
+    DtypeField,
+    DurationField,
+    Expr,
+    FlopsField,
+    RefList,
+    TensorField,
+    ValueField,
+    WaitField,
+    expression,
+)  # fmt: skip
+from distsim.ops.records import Call
+
+
+class Local(Op):
+    """Meets nobody and sends nothing."""
+
+    kind = "local"
+
+
+class Compute(Local):
+    op = "compute"
+    first_field = "time"
+    drawing = Drawing(colours.LOCAL, "box", "f")
+    words = Words(
+        signature="compute(time | flops and bytes, name, reads, writes, adds, on, dtype)",
+        before="The tensors under reads (and adds) hold what it needs.",
+        after="The tensors under writes hold something new, those under adds hold more than before; their numbers are unknown.",
+        waits="Nobody. Under nccl it is only launched, and runs when its stream comes to it.",
+        example="- compute: {name: forward, time: 3 ms, reads: [x], writes: [y]}",
+        notes=("Time is given, or priced from flops and bytes by the cluster's device.",
+               "on: host keeps the host busy; another word names a stream of its own."),
+    )  # fmt: skip
+
+    time: DurationField = None
+    flops: FlopsField = None
+    bytes: AmountField = None
+    name: str = ""
+    reads: RefList = ()
+    writes: RefList = ()
+    adds: RefList = ()
+    on: str = ""
+    dtype: DtypeField | None = None
+
+    @model_validator(mode="after")
+    def _one_price(self) -> Compute:
+        by_device = self.flops is not None or self.bytes is not None
+        if (self.time is not None) == by_device:
+            raise ValueError("expected either `time`, or `flops` and `bytes` that the cluster's device prices")
+        return self
+
+
+class Assign(Local):
+    op = "assign"
+    drawing = Drawing(colours.LOCAL, "box", "=")
+    words = Words(
+        signature="assign(tensor, value)",
+        before="The tensors that the value names have the same shape.",
+        after="The tensor holds the value's numbers.",
+        waits="Nobody; it takes no time.",
+        example="- assign: {tensor: y, value: 2 * x + rank}",
+        notes=("A number fills the tensor, a list gives its elements, an expression may use rank and index.",),
+    )
+
+    tensor: TensorField
+    value: ValueField
+
+
+class Synchronize(Local):
+    op = "synchronize"
+    drawing = Drawing(colours.WAIT, "box", "⏲")
+    words = Words(
+        signature="torch.cuda.synchronize()",
+        before="The host may have run ahead of the device.",
+        after="All that this rank launched on its device is done.",
+        waits="The host waits for its own device. Under gloo and mpi there is nothing to wait for.",
+        example="- synchronize",
+        notes=("A hung nccl collective shows on the host at such a point, not at its call.",),
+    )
+
+
+class Sleep(Local):
+    op = "sleep"
+    first_field = "time"
+    drawing = Drawing(colours.LOCAL, "box", "zzz")
+    words = Words(
+        signature="time.sleep(seconds)",
+        before="The host is free.",
+        after="The host has done nothing for the time; its device may have worked on.",
+        waits="Nobody but the clock.",
+        example="- sleep: 3 ms",
+        notes=("It makes a rank late, to see who waits for it.",),
+    )
+
+    time: DurationField
+
+
+class Exit(Local):
+    op = "exit"
+    first_field = "code"
+    drawing = Drawing(colours.END, "octagon", "exit")
+    words = Words(
+        signature="sys.exit(code)",
+        before="The rank runs.",
+        after="The rank has left, cleanly if the code is 0; it answers nothing any more.",
+        waits="Nobody; others who need this rank wait for ever or see the connection close.",
+        example="- exit: 0\n  ranks: 1",
+        notes=("Under torchrun a rank that leaves with 0 is no failure, so the report blames somebody else.",),
+    )
+
+    code: Expr = Field(default_factory=lambda: expression(0), json_schema_extra={"default": 0})
+
+
+class Fail(Local):
+    op = "fail"
+    first_field = "message"
+    drawing = Drawing(colours.END, "octagon", "!")
+    words = Words(
+        signature="raise RuntimeError(message)",
+        before="The rank runs.",
+        after="The rank has raised an exception and ends with status 1.",
+        waits="Nobody; others who need this rank wait for ever or see the connection close.",
+        example="- fail: out of memory\n  ranks: 1",
+    )
+
+    message: str = ""
+
+
+class Wait(Op):
+    op = "wait"
+    kind = "wait"
+    torch_name = "wait"
+    first_field = "handles"
+    drawing = Drawing(colours.WAIT, "box", "wait")
+    words = Words(
+        signature="Work.wait(timeout=None)",
+        before="The requests behind the handles have been started.",
+        after="They are done, their buffers may be used again, and the handles are spent.",
+        waits="The host until the requests are done. Under nccl the current stream alone: the host goes on.",
+        example="- isend: {tensor: x, dst: 1, as: h}\n  ranks: 0\n- wait: h\n  ranks: 0",
+        notes=("`wait: all` waits for every open handle.", "Waiting twice for one message hangs on gloo."),
+    )
+
+    handles: WaitField
+
+    @classmethod
+    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+        for work in works:
+            work.wait()

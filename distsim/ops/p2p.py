@@ -1,0 +1,230 @@
+"""Messages between two ranks: send, recv, isend, irecv, and the batch of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from distsim.ops import colours
+from distsim.ops.base import Drawing, Effect, Op, Source, Words
+from distsim.ops.checks import described, first, stranger
+from distsim.ops.fields import Expr, GroupField, HandleField, TensorField, expression
+from distsim.ops.records import Call
+from distsim.schedules import Algorithm, Round, Transfer
+
+
+def _one_message(n: int, root: int) -> list[Round]:
+    """Group rank 0 stands for the sender, 1 for the receiver."""
+    return [[Transfer(0, 1, 0)]]
+
+
+class Message(Op):
+    """What the four have in common. Their effect and schedule are those of a pair: group rank 0 sends, group rank 1 receives."""
+
+    kind = "p2p"
+    nccl_tests = "sendrecv_perf"
+    algorithms = {"direct": Algorithm(_one_message, "whole")}
+
+    tensor: TensorField
+    group: GroupField = None
+    tag: Expr = Field(default_factory=lambda: expression(0), json_schema_extra={"default": 0})
+
+    @classmethod
+    def parties(cls, call: Call) -> tuple[int, ...]:
+        """Sender, receiver; a receive from any source knows only itself."""
+        if call.peer is None:
+            return (call.rank,)
+        return (call.rank, call.peer) if cls.direction == "send" else (call.peer, call.rank)
+
+    @classmethod
+    def agreement(cls, call: Call) -> dict[str, Hashable]:
+        buffer = (call.inputs or call.outputs)[0]
+        return {"numel": buffer.numel, "dtype": buffer.dtype}
+
+    @classmethod
+    def faults(cls, call: Call) -> str | None:
+        return first((stranger(call), _no_peer(call, call.peer), _no_peer(call, call.assume_src), _negative(call.tag)))
+
+    @classmethod
+    def nbytes(cls, call: Call) -> int:
+        return (call.inputs or call.outputs)[0].nbytes
+
+    @classmethod
+    def busbw_factor(cls, n: int) -> float:
+        """1: nccl-tests doc/PERFORMANCE.md, sendrecv."""
+        return 1.0
+
+    @classmethod
+    def effect(cls, n: int, root: int) -> tuple[Effect, ...]:
+        return (None, ((Source(0, 0),),))
+
+    @classmethod
+    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+        buffer = (call.inputs or call.outputs)[0]
+        return getattr(dist, cls.op)(tensors[buffer], call.peer, group=group, tag=call.tag)
+
+
+def _no_peer(call: Call, peer: int | None) -> str | None:
+    if peer == call.rank:
+        return f"rank {peer} names itself as the other side"
+    if peer is not None and peer not in call.group.ranks:
+        return f"rank {peer} is not in {described(call.group)}"
+    return None
+
+
+def _negative(tag: int) -> str | None:
+    return f"a tag must not be negative, found {tag}" if tag < 0 else None
+
+
+class _ToPeer(Message):
+    direction = "send"
+    gives = "all"
+
+    dst: Expr = None
+    group_dst: Expr = None
+
+    @model_validator(mode="after")
+    def _one_peer(self) -> _ToPeer:
+        if (self.dst is None) == (self.group_dst is None):
+            raise ValueError(f"expected either `dst` (a global rank) or `group_dst` (a group rank) in {self.op}")
+        return self
+
+
+class _FromPeer(Message):
+    direction = "recv"
+    gets = "all"
+
+    src: Expr = None
+    group_src: Expr = None
+    assume_src: Expr = None
+
+    @model_validator(mode="after")
+    def _at_most_one_peer(self) -> _FromPeer:
+        if self.src is not None and self.group_src is not None:
+            raise ValueError(f"expected `src` (a global rank) or `group_src` (a group rank) in {self.op}, found both")
+        if self.assume_src is not None and not (self.src is None and self.group_src is None):
+            raise ValueError("`assume_src` speaks of a receive from any source; leave `src` and `group_src` out")
+        return self
+
+
+_TAGS = "nccl ignores tags: between two ranks, messages of one direction meet in the order in which they are issued."
+
+
+class Send(_ToPeer):
+    op = "send"
+    torch_name = "send"
+    drawing = Drawing(colours.SEND, "box", "→")
+    words = Words(
+        signature="send(tensor, dst=None, group=None, tag=0, group_dst=None)",
+        before="This rank has the tensor.",
+        after="The receiver has a copy of it; this rank's tensor is as before.",
+        waits="By the contract, until the receiver has come to its recv. Some back ends buffer small messages and return early.",
+        example="- send: {tensor: x, dst: 1}\n  ranks: 0",
+        notes=("gloo waits for the receive at every size; mpi and nccl let small messages go ahead, which is luck.", _TAGS),
+    )
+
+
+class Recv(_FromPeer):
+    op = "recv"
+    torch_name = "recv"
+    first_field = "tensor"
+    drawing = Drawing(colours.RECV, "box", "←")
+    words = Words(
+        signature="recv(tensor, src=None, group=None, tag=0, group_src=None)",
+        before="The tensor is room for the message: same element count, same dtype.",
+        after="The tensor holds what the sender sent.",
+        waits="Until the sender's message has arrived. Without src: a message of any rank of the group.",
+        example="- recv: {tensor: x, src: 0}\n  ranks: 1",
+        notes=("nccl knows no receive from any source.", "gloo does not notice a message that is too short.", _TAGS),
+    )
+
+
+class Isend(_ToPeer):
+    op = "isend"
+    torch_name = "isend"
+    nonblocking = True
+    drawing = Drawing(colours.SEND, "box", "⇢")
+    words = Words(
+        signature="isend(tensor, dst=None, group=None, tag=0, group_dst=None) -> Work",
+        before="This rank has the tensor.",
+        after="After wait: the receiver has taken the tensor, which may be written again.",
+        waits="Nobody: it only starts. The wait on its handle waits for the receiver.",
+        example="- isend: {tensor: x, dst: 1, as: h}\n  ranks: 0",
+        notes=("gloo cancels an isend whose Work is dropped before the receive was posted.", _TAGS),
+    )
+    handle: HandleField = Field(default=None, alias="as")
+
+
+class Irecv(_FromPeer):
+    op = "irecv"
+    torch_name = "irecv"
+    first_field = "tensor"
+    nonblocking = True
+    drawing = Drawing(colours.RECV, "box", "⇠")
+    words = Words(
+        signature="irecv(tensor, src=None, group=None, tag=0, group_src=None) -> Work",
+        before="The tensor is room for the message: same element count, same dtype.",
+        after="After wait: the tensor holds what the sender sent. Before that it must be neither read nor written.",
+        waits="Nobody: it only starts. The wait on its handle waits for the message.",
+        example="- irecv: {tensor: x, src: 0, as: h}\n  ranks: 1",
+        notes=("gloo cancels an irecv whose Work is dropped before the message came.", _TAGS),
+    )
+    handle: HandleField = Field(default=None, alias="as")
+
+
+_IN_BATCH: dict[str, type[Op]] = {"isend": Isend, "irecv": Irecv}
+
+
+class BatchIsendIrecv(Op):
+    """``ops`` are isend and irecv steps; the loader turns them into `Step`s."""
+
+    op = "batch_isend_irecv"
+    kind: ClassVar = "batch"
+    torch_name = "batch_isend_irecv"
+    nonblocking = True
+    drawing = Drawing(colours.SEND, "box3d", "⇄")
+    words = Words(
+        signature="batch_isend_irecv([P2POp(isend | irecv, tensor, peer, group, tag), …]) -> list[Work]",
+        before="Each isend's tensor is there, each irecv's tensor is room.",
+        after="After wait: all messages of the batch have moved.",
+        waits="Nobody when it has a handle; without one it waits for all its messages.",
+        example=(
+            "- batch_isend_irecv:\n"
+            "    ops:\n"
+            "      - isend: {tensor: x, dst: (rank + 1) % world_size}\n"
+            "      - irecv: {tensor: y, src: (rank - 1) % world_size}"
+        ),
+        notes=(
+            "nccl runs a batch as one unit: no message of it is done before all are.",
+            "Where a batch is the first call on a group, nccl needs all ranks of the group to make one.",
+            "All messages of a batch belong to one group.",
+        ),
+    )
+
+    ops: tuple[Any, ...]
+    handle: HandleField = Field(default=None, alias="as")
+
+    @classmethod
+    def parties(cls, call: Call) -> tuple[int, ...]:
+        return tuple(sorted({call.rank} | {p.peer for p in call.parts if p.peer is not None}))
+
+    @classmethod
+    def faults(cls, call: Call) -> str | None:
+        if not call.parts:
+            return "a batch without messages (torch raises IndexError)"
+        if any(part.group.id != call.parts[0].group.id for part in call.parts):
+            return "all messages of a batch must use the same group"
+        return first(_IN_BATCH[part.op].faults(part) for part in call.parts)
+
+    @classmethod
+    def nbytes(cls, call: Call) -> int:
+        return sum((p.inputs or p.outputs)[0].nbytes for p in call.parts)
+
+    @classmethod
+    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+        """Returns a list of Works: one per message, or one for all (nccl)."""
+        return dist.batch_isend_irecv([
+            dist.P2POp(getattr(dist, p.op), tensors[(p.inputs or p.outputs)[0]], p.peer, group, p.tag) for p in call.parts
+        ])  # fmt: skip

@@ -1,0 +1,197 @@
+"""Collectives with a root: broadcast, reduce, gather, scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from distsim import schedules
+from distsim.ops import colours
+from distsim.ops.base import Drawing, Effect, Source, Words
+from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreducible
+from distsim.ops.collective import FromRoot, InPlace, Reducing, ToRoot, everyone, op_of, torch_list
+from distsim.ops.fields import TensorField, TensorList
+from distsim.ops.records import Buffer, Call
+from distsim.schedules import Algorithm
+
+
+class Broadcast(FromRoot, InPlace):
+    op = "broadcast"
+    torch_name = "broadcast"
+    nccl_tests = "broadcast_perf"
+    drawing = Drawing(colours.SPREAD, "invtriangle", "1→all")
+    words = Words(
+        signature="broadcast(tensor, src=None, group=None, async_op=False, group_src=None)",
+        before="The rank src has the tensor; on the others it is room of the same element count and dtype.",
+        after="Every rank of the group has src's tensor.",
+        waits="By the contract everybody may wait for everybody. What is certain: nobody returns before src has come.",
+        example="- broadcast: {tensor: x, src: 0}",
+        notes=("gloo sends down a binomial tree: a rank returns when its parent has sent and its own children have come.",),
+    )
+    algorithms = {
+        "binomial": Algorithm(schedules.binomial_broadcast, "whole"),
+        "chain": Algorithm(schedules.chain_broadcast, "split"),
+        "scatter_all_gather": Algorithm(schedules.scatter_all_gather_broadcast, "split"),
+    }
+
+    @classmethod
+    def busbw_factor(cls, n: int) -> float:
+        """1: nccl-tests doc/PERFORMANCE.md, broadcast."""
+        return 1.0
+
+    @classmethod
+    def effect(cls, n: int, root: int) -> tuple[Effect, ...]:
+        return (((Source(root, 0),),),) * n
+
+    @classmethod
+    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+        return dist.broadcast(tensors[call.outputs[0]], src=call.root, group=group, async_op=call.is_async)
+
+
+class Reduce(ToRoot, Reducing, InPlace):
+    op = "reduce"
+    torch_name = "reduce"
+    nccl_tests = "reduce_perf"
+    drawing = Drawing(colours.REDUCE, "triangle", "Σ→1")
+    words = Words(
+        signature="reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False, group_dst=None)",
+        before="Every rank has a tensor of the same element count and dtype.",
+        after="The rank dst has the reduction of all tensors, element by element; the others keep what they had.",
+        waits="By the contract everybody may wait for everybody. What is certain: dst returns after all have come.",
+        example="- reduce: {tensor: x, dst: 0, op: sum}",
+        notes=("gloo overwrites the tensors of the other ranks with partial sums: don't read them afterwards.",),
+    )
+    algorithms = {
+        "binomial": Algorithm(schedules.binomial_reduce, "whole"),
+        "chain": Algorithm(schedules.chain_reduce, "split"),
+    }
+
+    @classmethod
+    def misfits(cls, call: Call) -> str | None:
+        return unreducible(call)
+
+    @classmethod
+    def busbw_factor(cls, n: int) -> float:
+        """1: nccl-tests doc/PERFORMANCE.md, reduce."""
+        return 1.0
+
+    @classmethod
+    def effect(cls, n: int, root: int) -> tuple[Effect, ...]:
+        return tuple((everyone(n),) if r == root else None for r in range(n))
+
+    @classmethod
+    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+        tensor = tensors[call.inputs[0]]
+        return dist.reduce(tensor, dst=call.root, op=op_of(dist, call), group=group, async_op=call.is_async)
+
+
+class Gather(ToRoot):
+    op = "gather"
+    torch_name = "gather"
+    nccl_tests = "gather_perf"
+    output_parts = "n"
+    drawing = Drawing(colours.COLLECT, "triangle", "all→1")
+    words = Words(
+        signature="gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None)",
+        before="Every rank has an input of the same element count and dtype; dst has room for all of them.",
+        after="On dst, part i of the output is the input of group rank i. The others get nothing.",
+        waits="By the contract everybody may wait for everybody. What is certain: dst returns after all have come.",
+        example="- gather: {input: x, output: all_x, dst: 0}",
+        notes=("The output is read on dst alone.", "Without dst it is global rank 0.", "On gloo the givers need dst alone."),
+    )
+    algorithms = {
+        "binomial": Algorithm(schedules.binomial_gather, "origin"),
+        "linear": Algorithm(schedules.linear_gather, "origin"),
+    }
+
+    input: TensorField
+    output: TensorList = None
+
+    @classmethod
+    def misfits(cls, call: Call) -> str | None:
+        if call.rank != call.root:
+            return None
+        if not call.outputs:
+            return f"rank {call.rank} is dst, so it needs an output"
+        n, one = call.group.size, call.inputs[0].numel
+        sizes = part_sizes(call.outputs, n)
+        fits = (misfit(f"part {k} of the output", size, one, "an input has") for k, size in enumerate(sizes))
+        return first((not_a_list_of(call.outputs, n, "output"), *fits))
+
+    @classmethod
+    def nbytes(cls, call: Call) -> int:
+        return call.inputs[0].nbytes * call.group.size
+
+    @classmethod
+    def busbw_factor(cls, n: int) -> float:
+        """(n - 1)/n: nccl-tests src/gather.cu."""
+        return (n - 1) / n
+
+    @classmethod
+    def effect(cls, n: int, root: int) -> tuple[Effect, ...]:
+        return tuple(tuple((Source(k, 0),) for k in range(n)) if r == root else None for r in range(n))
+
+    @classmethod
+    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+        room = torch_list(tensors, call.outputs, call.group.size) if call.rank == call.root else None
+        return dist.gather(tensors[call.inputs[0]], room, dst=call.root, group=group, async_op=call.is_async)
+
+
+class Scatter(FromRoot):
+    op = "scatter"
+    torch_name = "scatter"
+    nccl_tests = "scatter_perf"
+    input_parts = "n"
+    drawing = Drawing(colours.SPREAD, "invtriangle", "1→each")
+    words = Words(
+        signature="scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None)",
+        before="The rank src has one part for every rank; every rank has room for its own.",
+        after="The output of group rank i is part i of src's input.",
+        waits="By the contract everybody may wait for everybody. What is certain: nobody returns before src has come.",
+        example="- scatter: {input: parts, output: x, src: 0}",
+        notes=("The input is read on src alone.", "Without src it is global rank 0.", "On gloo src waits for all, they for src."),
+    )
+    algorithms = {
+        "binomial": Algorithm(schedules.binomial_scatter, "target"),
+        "linear": Algorithm(schedules.linear_scatter, "target"),
+    }
+
+    output: TensorField
+    input: TensorList = None
+
+    @classmethod
+    def share(cls, call: Call) -> Buffer | None:
+        return call.outputs[0]
+
+    @classmethod
+    def numel(cls, call: Call) -> Hashable:
+        return call.outputs[0].numel
+
+    @classmethod
+    def misfits(cls, call: Call) -> str | None:
+        if call.rank != call.root:
+            return None
+        if not call.inputs:
+            return f"rank {call.rank} is src, so it needs an input"
+        n, one = call.group.size, call.outputs[0].numel
+        sizes = part_sizes(call.inputs, n)
+        fits = (misfit(f"part {k} of the input", size, one, "an output has") for k, size in enumerate(sizes))
+        return first((not_a_list_of(call.inputs, n, "input"), *fits))
+
+    @classmethod
+    def nbytes(cls, call: Call) -> int:
+        return call.outputs[0].nbytes * call.group.size
+
+    @classmethod
+    def busbw_factor(cls, n: int) -> float:
+        """(n - 1)/n: nccl-tests src/scatter.cu."""
+        return (n - 1) / n
+
+    @classmethod
+    def effect(cls, n: int, root: int) -> tuple[Effect, ...]:
+        return tuple(((Source(root, r),),) for r in range(n))
+
+    @classmethod
+    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+        parts = torch_list(tensors, call.inputs, call.group.size) if call.rank == call.root else None
+        return dist.scatter(tensors[call.outputs[0]], parts, src=call.root, group=group, async_op=call.is_async)

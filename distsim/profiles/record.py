@@ -1,0 +1,116 @@
+"""What a profile is: the blocking rules of a back end, as data and a few small functions.
+
+Matching (`distsim.match`) asks it for keys, the rules (`distsim.rules`) ask it what a match needs and when a call returns. It
+has no clock and no cost. Functions take plain integers or resolved calls; all ranks are global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from distsim.ops.records import Call
+
+#: What a run does in the end (design §5, "Verdicts and outcomes").
+Outcome = Literal["completes", "hangs", "raises", "crashes", "wrong-data", "undefined"]
+
+
+class Meeting(NamedTuple):
+    """Calls that met and do not fit. ``fields`` are the words that differ (op, numel, dtype, reduce_op, root, splits;
+    tag, of a message under a profile that ignores tags).
+
+    Of a message, ``calls`` is the send and the receive; of a collective, those who have come, in order of arrival.
+    ``nbytes`` are their sizes.
+    """
+
+    fields: tuple[str, ...]
+    calls: tuple[Call, ...]
+    nbytes: tuple[int, ...]
+    is_message: bool
+
+
+class Mishap(NamedTuple):
+    """What such a meeting leads to: the outcome's word, the ranks whose process dies, whether the others are stuck in it."""
+
+    outcome: Outcome
+    crash: tuple[int, ...] = ()
+    hangs: bool = False
+
+
+class Workers(NamedTuple):
+    """A queue that runs collectives in order, ``width`` at a time."""
+
+    key: Hashable
+    width: int
+
+
+#: Which group ranks must have come before a group rank may leave, by (op, group size, root as group rank, group rank).
+#: None: all of them.
+Needs = Callable[[str, int, int, int], frozenset[int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The blocking rules of a back end. Every field is one rule; the profile's module says where each comes from.
+
+    ``device``: the host only enqueues; launches run on streams (`distsim.rules.device`). Else the host waits for its requests.
+    ``tags``, ``any_source``: whether they are obeyed, or ignored and refused.
+    ``slot``: what besides group and number tells two collectives apart: of (op, root).
+    ``credit``: may a send complete without its receive, given (nbytes, bytes sent so and not yet received, options).
+    ``needs``: who waits for whom in a collective.
+    ``workers``: the queue of a rank's collectives on a group, of (rank, group id); None: they run at once.
+    ``new_group``: who meets in it, given the options: its members, the world, or nobody.
+    ``dropped``: what becomes of a message whose request nobody can wait for any more.
+    ``peer_death``: what a rank does that has a transfer to a dead one.
+    ``mismatch``: what calls that meet and don't fit lead to.
+    ``refuse``: the error text of a call that the back end rejects on its own, else None.
+    ``specific_first``: see `distsim.match.Matcher`.
+    ``timeout_ns``: torch's default of a group's timeout.
+    """
+
+    name: str
+    about: str
+    needs: Needs
+    mismatch: Callable[[Meeting], Mishap]
+    refuse: Callable[[Call], str | None]
+    credit: Callable[[int, int, Mapping[str, Any]], bool]
+    slot: Callable[[str, int | None], Hashable]
+    workers: Callable[[int, int], Workers | None]
+    new_group: Callable[[Call, Mapping[str, Any]], Literal["members", "world", "nobody"]]
+    device: bool = False
+    tags: bool = True
+    any_source: bool = True
+    dropped: Literal["nothing", "cancels", "crashes"] = "nothing"
+    peer_death: Literal["raises", "hangs"] = "hangs"
+    specific_first: bool = False
+    timeout_ns: int = 30 * 60 * 10**9
+
+
+# --- rules that several profiles share ---
+
+
+def needs_all(op: str, n: int, root: int, me: int) -> frozenset[int] | None:
+    """Everybody waits for everybody."""
+    return None
+
+
+def never(nbytes: int, outstanding: int, options: Mapping[str, Any]) -> bool:
+    """A send is a rendezvous at every size."""
+    return False
+
+
+def by_number(op: str, root: int | None) -> Hashable:
+    """The n-th collective of a group meets the n-th, whatever its kind."""
+    return None
+
+
+def no_workers(rank: int, group: int) -> Workers | None:
+    """Collectives run at once, beside each other."""
+    return None
+
+
+def option(options: Mapping[str, Any], name: str, default: int) -> int:
+    """An integer option of the scenario; left out or null, the default."""
+    value = options.get(name)
+    return default if value is None else int(value)

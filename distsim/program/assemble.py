@@ -1,0 +1,329 @@
+"""Putting calls together: groups, sites, signatures, and the code of one class of ranks.
+
+Both ways to a `Program` end here: lowering a scenario (`distsim.program.lower`) and plain lists of calls
+(`distsim.program.build`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from distsim.findings.record import Finding
+from distsim.ops.base import Op
+from distsim.ops.records import Call, Group
+from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, IntVector, Port, Site, Vec, at, resolve
+
+
+def narrow(vector: Any) -> Any:
+    """A vector whose entries are all equal becomes that entry."""
+    if isinstance(vector, np.ndarray) and len(vector) and (vector == vector[0]).all():
+        return vector[0].item()
+    return vector
+
+
+def vec_key(value: Any) -> Hashable:
+    """Equal vectors have equal keys."""
+    return (value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray) else value
+
+
+class Shelf:
+    """What all codes of a program share: groups, sites, signatures and the findings made on the way."""
+
+    def __init__(self, world_size: int, backend: str) -> None:
+        self.world_size = world_size
+        self.groups: list[Group] = [Group(0, "world", tuple(range(world_size)), backend)]
+        self.sites: list[Site] = []
+        self._site_of: dict[Site, int] = {}
+        self._signatures: dict[Hashable, int] = {}
+        self._found: dict[tuple[str, int, str], set[int]] = {}
+        self._members: dict[int, frozenset[int]] = {}
+        self._partition_of: dict[int, IntVector] = {}  # group id -> the group of every rank of the world
+        self._tables: dict[Hashable, tuple[IntVector, IntVector, IntVector]] = {}
+
+    def site(self, site: Site) -> int:
+        number = self._site_of.get(site)
+        if number is None:
+            number = self._site_of[site] = len(self.sites)
+            self.sites.append(site)
+        return number
+
+    def group(self, name: str, ranks: Iterable[int], backend: str | None = None, timeout_ns: int | None = None) -> int:
+        """Make a group; torch sorts its ranks (semantics 2.3)."""
+        self.groups.append(Group(len(self.groups), name, tuple(sorted(ranks)), backend, timeout_ns))
+        return len(self.groups) - 1
+
+    def partition(self, ids: IntVector) -> None:
+        """Note that these groups, one per rank of the world, cut the world into parts."""
+        for group in np.unique(ids).tolist():
+            self._partition_of[group] = ids
+
+    def is_member(self, group: Vec, ranks: IntVector) -> BoolVector:
+        """Is each rank in the group beside it? Ranks outside the world are in none."""
+        inside = (ranks >= 0) & (ranks < self.world_size)
+        if not isinstance(group, np.ndarray):
+            return inside if group == 0 else inside & np.isin(ranks, self.groups[group].ranks)
+        found = np.zeros(len(ranks), dtype=np.bool_)
+        safe = np.where(inside, ranks, 0)
+        for part in {id(p): p for p in (self._partition_of.get(g) for g in group.tolist()) if p is not None}.values():
+            found |= part[safe] == group
+        return found & inside
+
+    def global_ranks(self, group: Vec, group_ranks: IntVector) -> tuple[IntVector, BoolVector]:
+        """Global ranks of group ranks, and which of these exist (where they don't, the rank is 0)."""
+        key = vec_key(group)
+        if key not in self._tables:
+            ids = np.unique(group)
+            sizes = np.array([self.groups[g].size for g in ids.tolist()], dtype=np.int64)
+            table = np.zeros((len(ids), int(sizes.max())), dtype=np.int64)
+            for row, g in enumerate(ids.tolist()):
+                table[row, : sizes[row]] = self.groups[g].ranks
+            self._tables[key] = (np.searchsorted(ids, group), sizes, table)
+        rows, sizes, table = self._tables[key]
+        good = (group_ranks >= 0) & (group_ranks < sizes[rows])
+        return np.asarray(table[rows, np.where(good, group_ranks, 0)]), good
+
+    def members(self, group: int) -> frozenset[int]:
+        if group not in self._members:
+            self._members[group] = frozenset(self.groups[group].ranks)
+        return self._members[group]
+
+    def signature(self, agreement: Mapping[str, Hashable]) -> int:
+        return self._signatures.setdefault(tuple(sorted(agreement.items(), key=lambda kv: kv[0])), len(self._signatures))
+
+    def report(self, code: str, site: int, reason: str, ranks: Iterable[int]) -> None:
+        self._found.setdefault((code, site, reason), set()).update(ranks)
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Findings in the order of their places; one per place, code and reason."""
+        found = sorted(self._found.items(), key=lambda item: (self.sites[item[0][1]][:3], item[0][0], item[0][2]))
+        return tuple(self._finding(code, site, reason, tuple(sorted(ranks))) for (code, site, reason), ranks in found)
+
+    def _finding(self, code: str, site: int, reason: str, ranks: tuple[int, ...]) -> Finding:
+        text, _, help_text = reason.partition("\n")
+        severity: Any = "warning" if code.startswith("DS9") else "error"
+        places = tuple(self.sites[site].place(rank) for rank in ranks[:1]) or (self.sites[site].place(),)
+        return Finding(code, severity, text, ranks, ranks, (help_text,) if help_text else (), places)
+
+
+@dataclass
+class Draft:
+    """A call on its way into a code: vectors over the code's ranks, before validity, port and signature are known."""
+
+    row: type[Op]
+    site: int
+    group: Vec = 0  # group ids
+    peer: Vec | None = None  # p2p: global rank, -1 any source
+    tag: Vec = 0
+    is_async: bool = False
+    invalid: list[tuple[Any, str, str]] = field(default_factory=list)  # (mask or True, code, reason)
+    fields: dict[str, Any] = field(default_factory=dict)
+    parts: tuple[CodeCall, ...] = ()
+    guard: BoolVector | None = None
+
+
+class CodeBuilder:
+    """Builds the code of one class of ranks, call by call."""
+
+    def __init__(self, shelf: Shelf, ranks: Sequence[int]) -> None:
+        self.shelf = shelf
+        self.ranks = tuple(int(r) for r in ranks)
+        self.vector = np.array(self.ranks, dtype=np.int64)
+        self.calls: list[CodeCall] = []
+        self.guards: list[BoolVector | None] = []
+        self.ports: list[Port] = []
+        self.groups: list[Vec] = []
+        self._ports: dict[Hashable, int] = {}
+        self._groups: dict[Hashable, int] = {}
+
+    # --- handles of groups and ports ---
+    def group_port(self, group: Vec) -> int:
+        key = vec_key(group)
+        if key not in self._groups:
+            self._groups[key] = len(self.groups)
+            self.groups.append(group)
+        return self._groups[key]
+
+    def port(self, peer: Vec, group: int, tag: Vec) -> int:
+        key = (vec_key(peer), group, vec_key(tag))
+        if key not in self._ports:
+            self._ports[key] = len(self.ports)
+            self.ports.append(Port(peer, group, tag))
+        return self._ports[key]
+
+    # --- calls ---
+    def append(self, call: CodeCall, guard: BoolVector | None = None) -> None:
+        self.calls.append(call)
+        self.guards.append(guard)
+
+    def finish(self, iterations: Sequence[int] = ()) -> Code:
+        guards = self.guards if any(g is not None for g in self.guards) else None
+        return Code(self.ranks, self.calls, self.ports, self.groups, guards, tuple(iterations))
+
+    def make(self, draft: Draft, **more: Any) -> CodeCall:
+        """Judge a draft, give it port, signature and bytes."""
+        row = draft.row
+        group = self.group_port(draft.group)
+        if row.kind in ("p2p", "collective") and not _all_rows(draft.invalid):
+            self._check_member(draft)
+            self._check_peer(draft)
+            self._check_root(draft)
+        broken = self._mask(draft)
+        port = self.port(draft.peer, group, draft.tag) if draft.peer is not None else -1
+        call = CodeCall(row.op, draft.site, draft.is_async, group, port, parts=draft.parts, fields=draft.fields)
+        nbytes, signature = self._facts(draft, call, broken)
+        invalid = self._invalid(draft)
+        return CodeCall(row.op, draft.site, draft.is_async, group, port, nbytes, signature, parts=draft.parts,
+                        invalid=invalid, fields=draft.fields, **more)  # fmt: skip
+
+    # --- validity (design §3, "Two kinds of fault") ---
+    def _rows(self, draft: Draft) -> BoolVector:
+        return np.ones(len(self.ranks), dtype=np.bool_) if draft.guard is None else draft.guard
+
+    def _mask(self, draft: Draft) -> BoolVector:
+        mask = np.zeros(len(self.ranks), dtype=np.bool_)
+        for rows, _, _ in draft.invalid:
+            mask |= rows
+        return mask & self._rows(draft)
+
+    def _check_member(self, draft: Draft) -> None:
+        outside = self._rows(draft) & ~self.shelf.is_member(draft.group, self.vector)
+        for group in self._groups_at(draft, outside):
+            reason = f"{draft.row.op} on group {group.name}, which the caller is not in; its ranks are {_some(group.ranks)}"
+            draft.invalid.append((outside & np.asarray(draft.group == group.id), "DS104", reason))
+
+    def _groups_at(self, draft: Draft, rows: BoolVector) -> list[Group]:
+        if not rows.any():
+            return []
+        return [self.shelf.groups[g] for g in np.unique(np.broadcast_to(np.asarray(draft.group), len(rows))[rows]).tolist()]
+
+    def _check_peer(self, draft: Draft) -> None:
+        if draft.peer is None:
+            return
+        side = "to" if draft.row.direction == "send" else "from"
+        peer, rows = np.broadcast_to(np.asarray(draft.peer), len(self.ranks)), self._rows(draft) & ~self._mask(draft)
+        world = self.shelf.world_size
+        self._per_value(draft, peer, rows & ((peer < -1) | (peer >= world)), "DS101",
+                        lambda p: f"{draft.row.op} {side} rank {p}, but the world has ranks 0 to {world - 1}")  # fmt: skip
+        self._per_value(draft, peer, rows & (peer == self.vector), "DS102",
+                        lambda p: f"rank {p}: {draft.row.op} {side} itself\n"
+                                  "a rank needs no message to itself; copy the tensor, or check the peer's expression")  # fmt: skip
+        rows &= (peer >= 0) & (peer < world) & (peer != self.vector)
+        out = rows & ~self.shelf.is_member(draft.group, peer)
+        for group in self._groups_at(draft, out):
+            self._per_value(draft, peer, out & np.asarray(draft.group == group.id), "DS101", lambda p, g=group: (
+                f"{draft.row.op} {side} rank {p}, which is not in group {g.name}; its ranks are {_some(g.ranks)}\n"
+                f"src and dst are global ranks; group_src and group_dst count inside the group"))  # fmt: skip
+
+    def _check_root(self, draft: Draft) -> None:
+        if draft.row.root_field is None:
+            return
+        root = np.broadcast_to(np.asarray(draft.fields["root"]), len(self.ranks))
+        out = self._rows(draft) & ~self._mask(draft) & ~self.shelf.is_member(draft.group, root)
+        for group in self._groups_at(draft, out):
+            self._per_value(draft, root, out & np.asarray(draft.group == group.id), "DS103", lambda p, g=group: (
+                f"{draft.row.op} has {draft.row.root_field} {p}, which is not in group {g.name}; its ranks are {_some(g.ranks)}\n"
+                f"{draft.row.root_field} is a global rank; group_{draft.row.root_field} counts inside the group"))  # fmt: skip
+
+    def _per_value(self, draft: Draft, values: Any, rows: BoolVector, code: str, reason: Any) -> None:
+        for value in np.unique(values[rows]).tolist():
+            draft.invalid.append((rows & (values == value), code, reason(value)))
+
+    def _invalid(self, draft: Draft) -> tuple[BoolVector, str] | None:
+        if not draft.invalid:
+            return None
+        total = np.zeros(len(self.ranks), dtype=np.bool_)
+        first = ""
+        for mask, code, reason in draft.invalid:
+            rows = np.broadcast_to(np.asarray(mask), len(self.ranks)) & self._rows(draft) & ~total
+            if rows.any():
+                self.shelf.report(code, draft.site, reason, self.vector[rows].tolist())
+                total |= rows
+                first = first or f"{code} {reason.partition(chr(10))[0]}"
+        return (total, first) if total.any() else None
+
+    # --- what the row says of the resolved call ---
+    def _facts(self, draft: Draft, call: CodeCall, broken: BoolVector) -> tuple[Vec, Vec]:
+        """(nbytes, signature) by the row's columns, once per distinct set of arguments; buffers that don't fit are reported."""
+        if draft.row.kind in ("local", "wait", "batch"):
+            return 0, -1
+        rows = np.flatnonzero(self._rows(draft) & ~broken)
+        nbytes, signature = np.zeros(len(self.ranks), dtype=np.int64), np.full(len(self.ranks), -1, dtype=np.int64)
+        seen: dict[Hashable, tuple[int, int, str | None]] = {}
+        vectors = _vectors(draft, self.vector)
+        sizes = _sizes(self.shelf, draft.group, len(self.ranks))
+        code = Code(self.ranks, [], self.ports, self.groups)
+        rows_left = rows[:1] if not vectors and isinstance(sizes, int) else rows
+        for i in rows_left.tolist():
+            key = (at(sizes, i), *(v[i].item() for v in vectors))
+            if key not in seen:
+                seen[key] = self._facts_of(draft, resolve(code, self.shelf.groups, i, call))
+            nbytes[i], signature[i], fault = seen[key]
+            if fault is not None:
+                mask = np.zeros(len(self.ranks), dtype=np.bool_)
+                mask[rows if len(rows_left) < len(rows) else [i]] = True
+                draft.invalid.append((mask, *fault_code(fault)))
+        if len(rows_left) and len(rows_left) < len(rows):
+            return int(nbytes[rows[0]]), int(signature[rows[0]])
+        return narrow(nbytes), narrow(signature)
+
+    def _facts_of(self, draft: Draft, call: Call) -> tuple[int, int, str | None]:
+        fault = draft.row.faults(call)
+        if fault is not None:
+            return 0, -1, fault
+        return draft.row.nbytes(call), self.shelf.signature(draft.row.agreement(call)), None
+
+
+def fault_code(fault: str) -> tuple[str, str]:
+    """The finding's code of a row's fault: splits have their own, and so has what is no matter of buffers."""
+    if "split" in fault.lower():
+        return "DS107", fault
+    return ("DS112" if any(word in fault for word in ("tag", "batch", "reduce op")) else "DS110"), fault
+
+
+def _all_rows(invalid: list[tuple[Any, str, str]]) -> bool:
+    return any(np.all(mask) for mask, _, _ in invalid)
+
+
+def _sizes(shelf: Shelf, group: Vec, rows: int) -> Vec:
+    if not isinstance(group, np.ndarray):
+        return shelf.groups[group].size
+    sizes = {g: shelf.groups[g].size for g in set(group.tolist())}
+    if len(set(sizes.values())) == 1:
+        return int(next(iter(sizes.values())))
+    each: IntVector = np.array([sizes[g] for g in group.tolist()], dtype=np.int64)
+    return each
+
+
+def _vectors(draft: Draft, ranks: IntVector) -> list[Any]:
+    """The vectors that the row's columns can see: shapes, root, splits, ranks, and who is the root. Peers don't matter to them."""
+    found: list[Any] = []
+
+    def look(value: Any) -> None:
+        if isinstance(value, np.ndarray):
+            found.append(value)
+        elif isinstance(value, BufferVec):
+            look(value.shape)
+        elif isinstance(value, tuple):
+            for item in value:
+                look(item)
+
+    for name in ("root", "inputs", "outputs", "input_splits", "output_splits", "ranks"):
+        look(draft.fields.get(name))
+    if draft.row.root_field is not None:
+        found.append(np.asarray(draft.fields["root"] == ranks))
+    if draft.row.kind == "collective" and any(
+        len(draft.fields.get(name) or ()) > 1 for name in ("inputs", "outputs", "input_splits", "output_splits")
+    ):
+        found.append(ranks)
+    if isinstance(draft.tag, np.ndarray):
+        found.append(draft.tag)
+    return found
+
+
+def _some(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"{shown}, … ({len(ranks)} in all)" if len(ranks) > 8 else shown

@@ -1,0 +1,145 @@
+"""A program from plain lists of calls, one list per rank: for replayed traces, other tools' cases and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distsim.ops.records import Call
+from distsim.ops.table import OPS
+from distsim.program.assemble import CodeBuilder, Draft, Shelf
+from distsim.program.handles import Handles
+from distsim.program.records import BufferVec, CodeCall, Program, Site, TensorSpec
+
+Plain = Mapping[str, Any]
+
+
+def build_program(
+    world_size: int,
+    programs: Mapping[int, Sequence[Plain]],
+    *,
+    groups: Mapping[str, Sequence[int]] | None = None,
+    nodes: int = 1,
+    backend: str = "gloo",
+    options: Mapping[str, Any] | None = None,
+    name: str = "built",
+    **more: Any,
+) -> Program:
+    """Each rank becomes a code of its own.
+
+    A call is a mapping with ``op`` and its arguments: ``peer tag numel dtype group handle tensor`` for messages (``peer: None``
+    receives from any source), ``numel dtype group root reduce_op async handle in_splits out_splits`` for collectives, where ``numel``
+    is one rank's share for all_gather, gather, scatter and reduce_scatter and the whole input otherwise, ``handles`` for wait
+    (``"all"`` for all), ``ops handle`` for a batch, ``time_ns name`` for compute, ``name ranks`` for new_group.
+    Its place is the file ``rank N``, line = index + 1.
+    """
+    shelf = Shelf(world_size, backend)
+    named = {"world": 0}
+    for group, ranks in (groups or {}).items():
+        named[group] = shelf.group(group, ranks)
+    made: dict[Any, int] = {}
+    codes = [_Rank(shelf, named, made, rank).build(programs.get(rank, ())) for rank in range(world_size)]
+    tensors: dict[str, TensorSpec] = {}
+    return Program(
+        name=name, file=name, world_size=world_size, nodes=nodes, local_size=-(-world_size // nodes), backend=backend,
+        options=dict(options or {}), sites=shelf.sites, groups=shelf.groups, tensors=tensors, codes=codes,
+        code_of=list(range(world_size)), row_of=[0] * world_size, findings=shelf.findings(), **more,
+    )  # fmt: skip
+
+
+class _Rank:
+    """Builds the code of one rank."""
+
+    def __init__(self, shelf: Shelf, named: Mapping[str, int], made: dict[Any, int], rank: int) -> None:
+        self.shelf, self.named, self.made, self.rank = shelf, dict(named), made, rank
+        self.builder = CodeBuilder(shelf, [rank])
+        self.handles = Handles()
+        self.made_count = 0
+
+    def build(self, calls: Sequence[Plain]) -> Any:
+        for line, plain in enumerate(calls, 1):
+            self.add(plain, line)
+        return self.builder.finish()
+
+    def add(self, plain: Plain, line: int) -> None:
+        op = "batch_isend_irecv" if plain["op"] == "batch" else plain["op"]
+        site = self.shelf.site(Site(f"rank {self.rank}", line, 1, op))
+        row, here = OPS[op], len(self.builder.calls)
+        draft = Draft(row, site, self.named[plain.get("group") or "world"])
+        more: dict[str, Any] = {}
+        if row.kind == "wait":
+            names = plain["handles"] if "handles" in plain else [plain["handle"]]
+            more["waits"] = self.handles.wait(None if names == "all" else [(n, None) for n in names], here, draft.invalid)
+        elif row.kind == "batch":
+            draft.parts = tuple(self.part(p, line) for p in plain["ops"])
+            draft.is_async = plain.get("handle") is not None
+        elif row.kind == "p2p":
+            self.message(draft, plain)
+        elif row.kind == "collective":
+            self.collective(draft, plain)
+        elif row.op == "new_group":
+            self.new_group(draft, plain)
+        else:
+            names = ("name", "time_ns", "flops", "mem_bytes", "code", "message", "queue")
+            draft.fields = {k: plain[k] for k in names if k in plain}
+        if draft.is_async:
+            name = plain.get("handle")
+            more["handled"], more["drops"] = self.handles.bind(None if name is None else (name, None), here)
+        self.builder.append(self.builder.make(draft, **more))
+
+    def part(self, plain: Plain, line: int) -> CodeCall:
+        draft = Draft(OPS[plain["op"]], self.shelf.site(Site(f"rank {self.rank}", line, 1, plain["op"])),
+                      self.named[plain.get("group") or "world"])  # fmt: skip
+        self.message(draft, plain)
+        return self.builder.make(draft)
+
+    def message(self, draft: Draft, plain: Plain) -> None:
+        peer = plain.get("peer")
+        if peer is not None and peer < 0:
+            draft.invalid.append(
+                (True, "DS101", f"{draft.row.op} names rank {peer}, but the world has ranks 0 to {self.shelf.world_size - 1}")
+            )
+            peer -= 1  # -1 would mean any source
+        draft.peer, draft.tag, draft.is_async = -1 if peer is None else peer, plain.get("tag", 0), draft.row.nonblocking
+        buffer = self.buffer(plain, plain.get("numel", 1))
+        draft.fields = {"inputs": (buffer,), "outputs": (buffer,)}
+        if plain.get("assume_from") is not None:
+            draft.fields["assume_src"] = plain["assume_from"]
+
+    def collective(self, draft: Draft, plain: Plain) -> None:
+        row, n = draft.row, self.shelf.groups[draft.group].size
+        numel = plain.get("numel", 1)
+        split = "in_splits" in plain or row.op == "all_to_all_single" or numel % n != 0
+        whole = (numel,) if split else (n, numel // n)
+        one, parts = (numel,), (whole if row.pairwise else (n, numel))  # pairwise: numel is the whole buffer
+        inside = self.buffer(plain, *(parts if row.input_parts == "n" else one))
+        outside = self.buffer(plain, *(parts if row.output_parts == "n" else one))
+        if plain.get("out_splits") is not None:
+            outside = self.buffer(plain, sum(plain["out_splits"]))
+        if row.gives != "none":
+            draft.fields.update(inputs=(inside,), outputs=(inside if "tensor" in row.model_fields else outside,))
+        if row.root_field is not None:
+            draft.fields["root"] = plain.get("root", 0)
+        if row.reduces:
+            draft.fields["reduce_op"] = plain.get("reduce_op") or "sum"
+        for here, there in (("in_splits", "input_splits"), ("out_splits", "output_splits")):
+            if plain.get(here) is not None:
+                draft.fields[there] = tuple(plain[here])
+        draft.is_async = bool(plain.get("async"))
+
+    def new_group(self, draft: Draft, plain: Plain) -> None:
+        ranks = tuple(sorted(plain["ranks"]))
+        key = (self.made_count, ranks)
+        self.made_count += 1
+        if key not in self.made:
+            self.made[key] = self.shelf.group(plain["name"], ranks)
+        self.named[plain["name"]] = self.made[key]
+        draft.group, draft.fields = 0, {"name": plain["name"], "ranks": tuple(plain["ranks"])}
+
+    def buffer(self, plain: Plain, *shape: int) -> BufferVec:
+        return BufferVec(plain.get("tensor", plain.get("buf")) or "", 0, shape, plain.get("dtype") or "float32")
+
+
+def calls_of(program: Program, rank: int) -> list[Call]:
+    """The plain calls of a rank, in order."""
+    return [call for _, call in program.calls_of(rank)]

@@ -1,0 +1,191 @@
+"""What names mean on each rank: the values of expressions, the groups behind handles, the sizes of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+from distsim.errors import ScenarioErrors
+from distsim.expr import Expression, ExpressionError
+from distsim.ops.fields import PerRank
+from distsim.program.assemble import Shelf, narrow
+from distsim.program.records import BoolVector, IntVector, Vec
+from distsim.scenario.model import Scenario
+
+
+class Marked(Protocol):
+    """Anything that knows where it stands in the file's data."""
+
+    @property
+    def path(self) -> tuple[str | int, ...]: ...
+
+
+class Names:
+    """The world's names. Vectors are over all ranks of the world."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario, self.file = scenario, scenario.file
+        self.world_size = scenario.world.size
+        self.ranks = np.arange(self.world_size, dtype=np.int64)
+        self.shelf = Shelf(self.world_size, scenario.backend)
+        self.world: dict[str, Any] = self._ranks_and_axes()
+        for name, expression in scenario.vars.items():
+            self.world[name] = self.evaluate(expression, self.world, ("vars", name))
+        self._handles: dict[str | tuple[str, ...], Vec] = {"world": 0}
+        self._made: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._declare_groups()
+        self.copies: dict[str, Vec] = {}
+        self.shapes: dict[str, tuple[Vec, ...] | None] = {}
+        for name, tensor in scenario.tensors.items():
+            self.copies[name] = self.evaluate(tensor.copies, self.world, ("tensors", name, "copies"))
+            auto = tensor.shape is None or isinstance(tensor.shape, str)
+            self.shapes[name] = None if auto else tuple(self.evaluate(n, self.world, ("tensors", name, "shape")) for n in tensor.shape)
+            self._check_sizes(name)
+
+    def _ranks_and_axes(self) -> dict[str, Any]:
+        local = self.scenario.world.ranks_per_node
+        found: dict[str, Any] = {
+            "rank": self.ranks,
+            "world_size": self.world_size,
+            "node": self.ranks // local,
+            "local_rank": self.ranks % local,
+        }
+        below = self.world_size
+        for axis, size in self.scenario.mesh.items():
+            below //= size
+            found[axis] = self.ranks // below % size
+            found[f"{axis}_size"] = size
+        return found
+
+    def _check_sizes(self, name: str) -> None:
+        for size in (*(self.shapes[name] or ()), self.copies[name]):
+            if not _integral(size) or np.min(size) < 0:
+                self.problem(("tensors", name), f"tensor {name}: a size must be an integer of at least 0, found {_first(size)}")
+
+    # --- groups ---
+    def _declare_groups(self) -> None:
+        """The mesh's axes are groups, then the declared ones, in file order (design §3, rule 4)."""
+        for axis in self.scenario.mesh:
+            self.group(axis)
+        for name, group in self.scenario.groups.items():
+            more = (group.backend, group.timeout_ns)
+            if group.ranks is not None:
+                self._check_group(name, group.ranks)
+                self._handles[name] = self.shelf.group(name, group.ranks, *more)
+            elif group.axes is not None:
+                self._handles[name] = self._axis_groups(tuple(group.axes), name, *more)
+            else:
+                value = np.broadcast_to(np.asarray(self.evaluate(group.by, self.world, ("groups", name))), self.world_size)
+                self._handles[name] = self._partition(value, lambda v, n=name: f"{n}[{v}]", *more)
+
+    def _check_group(self, name: str, ranks: tuple[int, ...]) -> None:
+        bad = [r for r in ranks if not 0 <= r < self.world_size]
+        if bad:
+            self.problem(("groups", name), f"group {name} names rank {bad[0]}, but the world has ranks 0 to {self.world_size - 1}")
+        if len(set(ranks)) != len(ranks):
+            self.problem(("groups", name), f"group {name} names a rank twice: {list(ranks)}")
+
+    def group(self, handle: str | tuple[str, ...] | None) -> Vec:
+        """The group ids behind a handle, over the world's ranks."""
+        if handle is None:
+            return 0
+        if handle not in self._handles:
+            axes = (handle,) if isinstance(handle, str) else handle
+            self._handles[handle] = self._axis_groups(axes, "-".join(axes), None, None)
+        return self._handles[handle]
+
+    def knows(self, handle: str) -> bool:
+        """Is this an axis or a group that exists from the start? (Else a new_group step makes it.)"""
+        return handle == "world" or handle in self.scenario.mesh or handle in self.scenario.groups
+
+    def made_group(self, count: int, name: str, ranks: tuple[int, ...], step: Any) -> int:
+        """The group of a rank's ``count``-th new_group call; ranks that name the same members at the same count share it."""
+        key = (count, ranks)
+        if key not in self._made:
+            self._made[key] = self.shelf.group(name, ranks, getattr(step, "backend", None), getattr(step, "timeout", None))
+        return self._made[key]
+
+    def _axis_groups(self, axes: tuple[str, ...], name: str, backend: str | None, timeout_ns: int | None) -> Vec:
+        """Ranks that differ only in the axes; named by the coordinates of the others: ``stage[replica=1]``."""
+        others = [axis for axis in self.scenario.mesh if axis not in axes]
+        key = np.zeros(self.world_size, dtype=np.int64)
+        for axis in others:
+            key = key * self.scenario.mesh[axis] + self.world[axis]
+
+        def title(value: int) -> str:
+            first = int(np.flatnonzero(key == value)[0])
+            where = ",".join(f"{axis}={self.world[axis][first]}" for axis in others)
+            return f"{name}[{where}]" if where else name
+
+        return self._partition(key, title, backend, timeout_ns)
+
+    def _partition(self, key: IntVector, title: Any, backend: str | None, timeout_ns: int | None) -> Vec:
+        values, which = np.unique(key, return_inverse=True)
+        which = np.asarray(which).reshape(-1)
+        order = np.argsort(which, kind="stable")
+        parts = np.split(order, np.flatnonzero(np.diff(which[order])) + 1)
+        ids = [
+            self.shelf.group(title(v), part.tolist(), backend, timeout_ns) for v, part in zip(values.tolist(), parts, strict=True)
+        ]
+        every: IntVector = np.array(ids, dtype=np.int64)[which]
+        self.shelf.partition(every)
+        return ids[0] if len(ids) == 1 else every
+
+    # --- expressions ---
+    def evaluate(self, value: Any, env: Mapping[str, Any], place: Marked | tuple[str, ...], ranks: IntVector | None = None) -> Any:
+        """An Expression, a PerRank of them or a plain number, for the ranks that the vectors of ``env`` are over."""
+        if isinstance(value, PerRank):
+            return self._per_rank(value, env, place, self.ranks if ranks is None else ranks)
+        if not isinstance(value, Expression):
+            return value
+        if value.constant is not None:
+            return value.constant
+        try:
+            return narrow(value.evaluate(env))
+        except ExpressionError as error:
+            self.problem(place, f"{value.text}: {error}")
+
+    def _per_rank(self, value: PerRank, env: Mapping[str, Any], place: Marked | tuple[str, ...], ranks: IntVector) -> Any:
+        entries = dict(value.entries)
+        found = []
+        for row, rank in enumerate(ranks.tolist()):
+            item = entries.get(rank, value.default)
+            if item is None:
+                self.problem(place, f"rank {rank} has no entry in a per-rank mapping, and there is no `else`")
+            if isinstance(item, (Expression, PerRank)):
+                single = {k: v[row].item() if isinstance(v, np.ndarray) else v for k, v in env.items()}
+                item = self.evaluate(item, single, place, ranks[row : row + 1])
+            found.append(item)
+        return narrow(np.array(found))
+
+    def selected(self, entry: Any, here: IntVector, indices: Mapping[str, int], lenient: bool = False) -> BoolVector:
+        """Which of some ranks an entry's selector admits."""
+        if isinstance(entry.ranks, tuple):
+            return np.isin(here, entry.ranks)
+        env = {name: v[here] if isinstance(v, np.ndarray) else v for name, v in self.world.items()}
+        env.update(indices)
+        try:
+            mask = entry.ranks.evaluate(env)
+        except ExpressionError as error:
+            if lenient:
+                return np.ones(len(here), dtype=np.bool_)
+            self.problem(entry, f"ranks: {entry.ranks.text}: {error}")
+        if not (isinstance(mask, (bool, np.bool_)) or getattr(mask, "dtype", None) == np.bool_):
+            self.problem(
+                entry, f"ranks: {entry.ranks.text} is {_first(mask)}, not true or false; a rank is named by an integer or a list"
+            )
+        return np.broadcast_to(np.asarray(mask, dtype=np.bool_), len(here))
+
+    def problem(self, place: Marked | tuple[str, ...], message: str) -> NoReturn:
+        """Raise a file error at an entry, or at the value that a path names."""
+        raise ScenarioErrors((self.scenario.problem(place if isinstance(place, tuple) else getattr(place, "path", ("faults",)), message),))
+
+
+def _integral(value: Any) -> bool:
+    return (isinstance(value, int) and not isinstance(value, bool)) or getattr(value, "dtype", None) == np.int64
+
+
+def _first(value: Any) -> Any:
+    return value.flat[0].item() if isinstance(value, np.ndarray) else value

@@ -1,0 +1,260 @@
+"""A scenario lowered to calls: what rules, engine, check, values and views read.
+
+A `Program` holds *codes*: a list of calls shared by all ranks whose selectors and repeat counts agree. A rank is
+a code and a row of the code's vectors, so ten thousand repeats on a thousand ranks cost little. Whoever wants plain
+calls asks `Program.call(rank, position)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.findings.record import Finding, Place
+from distsim.ops.base import Op
+from distsim.ops.records import Buffer, Call, Group
+from distsim.ops.table import OPS
+
+IntVector = NDArray[np.int64]
+BoolVector = NDArray[np.bool_]
+#: One number for all ranks of a code, or one per rank.
+Vec = int | IntVector
+
+
+def at(value: Any, row: int) -> Any:
+    """The entry of a Vec for one row of its code."""
+    return value[row].item() if isinstance(value, np.ndarray) else value
+
+
+class Site(NamedTuple):
+    """Where a step is written and what it is called there."""
+
+    file: str
+    line: int
+    column: int
+    op: str
+
+    def place(self, rank: int | None = None) -> Place:
+        return Place(self.file, self.line, self.column, self.op, rank)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BufferVec:
+    """A `Buffer` for every rank of a code: shape items and copy index may differ by rank."""
+
+    name: str
+    index: Vec
+    shape: tuple[Vec, ...]
+    dtype: str
+
+    def at(self, row: int) -> Buffer:
+        return Buffer(self.name, at(self.index, row), tuple(at(n, row) for n in self.shape), self.dtype)
+
+
+class Port(NamedTuple):
+    """A channel end as the ranks of a code name it: ``peer`` is global, -1 means any source.
+
+    ``group`` indexes `Code.groups`.
+    """
+
+    peer: Vec
+    group: int
+    tag: Vec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodeCall:
+    """One call of a code. The same object stands at every position where the same call is made.
+
+    ``port`` numbers `Code.ports` (p2p), ``group`` numbers `Code.groups`; -1 where there is none.
+    ``signature`` numbers what both sides must agree on: equal numbers agree, over the whole program
+    (p2p: element count and dtype; collectives: what `agreement` of the row returns). Vec.
+    ``waits`` are distances back to the calls whose requests this call waits for (1 = the call before).
+    ``handled``: the request is bound to a handle (else dropped: nobody can wait for it).
+    ``drops`` are distances back to requests whose handle this call overwrites (as Python drops a rebound name).
+    ``invalid``: None, or (mask over rows, reason); such a rank raises here.
+    ``fields`` are further vectors or plain values for `Call`, by the name of Call's field.
+    """
+
+    op: str
+    site: int
+    is_async: bool = False
+    group: int = -1
+    port: int = -1
+    nbytes: Vec = 0
+    signature: Vec = -1
+    waits: tuple[int, ...] = ()
+    handled: bool = False
+    drops: tuple[int, ...] = ()
+    parts: tuple[CodeCall, ...] = ()
+    invalid: tuple[BoolVector, str] | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Code:
+    """A list of calls shared by ``ranks`` (ascending; row i of every vector belongs to ranks[i]).
+
+    ``guards[k]`` is None, or a mask over rows: which ranks make call k at all (a selector that uses a loop index).
+    ``iterations``: positions at which the training iterations start; their end is the last entry.
+    """
+
+    ranks: tuple[int, ...]
+    calls: list[CodeCall]
+    ports: list[Port]
+    groups: list[Vec]  # index -> group id of each row
+    guards: list[BoolVector | None] | None = None
+    iterations: tuple[int, ...] = ()
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        """Trace row of each call within a rank's rows, and their number at the end: a batch has a row, then one per part."""
+        return list(accumulate((1 + len(c.parts) for c in self.calls), initial=0))
+
+    def positions(self, row: int) -> Iterator[int]:
+        """The positions of the calls that this row really makes, in order."""
+        if self.guards is None:
+            yield from range(len(self.calls))
+            return
+        for k, mask in enumerate(self.guards):
+            if mask is None or mask[row]:
+                yield k
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A declared tensor. ``value`` is None (unknown numbers) or the file's value, kept as parsed.
+
+    Use `distsim.values` for its numbers.
+    """
+
+    name: str
+    dtype: str
+    copies: Vec
+    shape: tuple[Vec, ...] | None  # over all ranks of the world; None: ``auto``
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault laid over the program, resolved for one rank (``kind`` as in the file)."""
+
+    rank: int
+    kind: str  # kill raise exit slow late absent
+    position: int | None = None  # before this call of the rank
+    at_ns: int | None = None
+    factor: float = 1.0
+    code: int = 1
+    delay_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFault:
+    """A slower link: ``link`` is a link class of the cluster (``nic``, ``nvlink``, …)."""
+
+    link: str
+    nodes: tuple[int, ...]
+    factor: float
+
+
+@dataclass(eq=False)
+class Program:
+    """A whole program. ``findings`` holds what lowering saw: invalid calls, selectors that select nobody."""
+
+    name: str
+    file: str
+    world_size: int
+    nodes: int
+    local_size: int  # ranks per node
+    backend: str
+    options: Mapping[str, Any]
+    sites: list[Site]
+    groups: list[Group]  # groups[i].id == i; groups[0] is the world
+    tensors: Mapping[str, TensorSpec]
+    codes: list[Code]
+    code_of: list[int]  # rank -> index into codes
+    row_of: list[int]  # rank -> row of its code
+    findings: tuple[Finding, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    link_faults: tuple[LinkFault, ...] = ()
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    seed: int = 0
+    jitter: float = 0.0
+    #: Every name an expression may use, over all ranks of the world: rank, node, axes, vars, …
+    names: Mapping[str, Any] = field(default_factory=dict)
+
+    def names_of(self, rank: int) -> dict[str, Any]:
+        """The names of expressions with their values on one rank."""
+        return {name: at(value, rank) for name, value in self.names.items()}
+
+    def code(self, rank: int) -> Code:
+        return self.codes[self.code_of[rank]]
+
+    def code_call(self, rank: int, position: int) -> CodeCall:
+        return self.codes[self.code_of[rank]].calls[position]
+
+    def node(self, rank: int) -> int:
+        return rank // self.local_size
+
+    def place(self, rank: int, position: int) -> Place:
+        return self.sites[self.code_call(rank, position).site].place(rank)
+
+    def call(self, rank: int, position: int) -> Call:
+        """The plain resolved call of a rank at a position of its code."""
+        return self.resolve(rank, self.code_call(rank, position))
+
+    def resolve(self, rank: int, call: CodeCall) -> Call:
+        return resolve(self.code(rank), self.groups, self.row_of[rank], call)
+
+    def calls_of(self, rank: int) -> Iterator[tuple[int, Call]]:
+        """(position, call) of every call that the rank makes, in order."""
+        for k in self.code(rank).positions(self.row_of[rank]):
+            yield k, self.call(rank, k)
+
+    @cached_property
+    def call_count(self) -> int:
+        """Calls of all ranks together."""
+        return (
+            sum(sum(1 for _ in c.positions(i)) for c in self.codes for i in range(len(c.ranks)))
+            if any(c.guards for c in self.codes)
+            else sum(len(c.calls) * len(c.ranks) for c in self.codes)
+        )
+
+
+def resolve(code: Code, groups: Sequence[Group], row: int, call: CodeCall) -> Call:
+    """The plain call of one row of a code."""
+    plain: dict[str, Any] = {name: _plain(value, row) for name, value in call.fields.items()}
+    group = groups[at(code.groups[call.group], row)] if call.group >= 0 else groups[0]
+    if call.port >= 0:
+        port = code.ports[call.port]
+        peer = at(port.peer, row)
+        plain["peer"], plain["tag"] = (None if peer < 0 else peer), at(port.tag, row)
+    parts = tuple(resolve(code, groups, row, part) for part in call.parts)
+    _drop_absent(plain, OPS[call.op], code.ranks[row])
+    return Call(op=call.op, rank=code.ranks[row], group=group, is_async=call.is_async, parts=parts, **plain)
+
+
+def _plain(value: Any, row: int) -> Any:
+    if isinstance(value, np.ndarray):
+        return value[row].item()
+    if isinstance(value, BufferVec):
+        return value.at(row)
+    if isinstance(value, tuple):
+        return tuple(_plain(v, row) for v in value)
+    return value
+
+
+def _drop_absent(plain: dict[str, Any], row: type[Op], rank: int) -> None:
+    """Away from the root, scatter has no input and gather no output; in-place calls keep their buffer."""
+    if plain.get("root") == rank or plain.get("inputs") == plain.get("outputs"):
+        return
+    if row.gives == "root":
+        plain["inputs"] = ()
+    if row.gets == "root":
+        plain["outputs"] = ()

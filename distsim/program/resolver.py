@@ -1,0 +1,152 @@
+"""What the names in a step stand for, for one class of ranks: numbers, groups, peers, buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distsim.ops.base import Op
+from distsim.ops.fields import Inline, Ref
+from distsim.ops.records import Group
+from distsim.program.assemble import Draft, narrow, vec_key
+from distsim.program.records import BoolVector, BufferVec, Vec
+from distsim.scenario.entries import Step
+
+if TYPE_CHECKING:
+    from distsim.program.walk import Walker
+
+Indices = dict[str, int]
+
+
+class Here:
+    """Where a step stands in the walk: loop indices, and the guard that shuts ranks out (None: nobody)."""
+
+    def __init__(self, step: Step, indices: Indices, guard: BoolVector | None, group: Vec) -> None:
+        self.step, self.indices, self.guard, self.group = step, indices, guard, group
+
+
+class Resolver:
+    """Resolves the names of steps for one walker."""
+
+    def __init__(self, walker: Walker) -> None:
+        self.walker = walker
+        self._buffers: dict[Hashable, BufferVec] = {}
+        self._group_named: dict[Hashable, dict[str, Vec]] = {}
+        self._auto: dict[str, tuple[Vec, ...]] = {}
+        self._bound: dict[str, int] = {}  # groups made by new_group steps on the way
+
+    def _split(self, labels: Any) -> None:
+        from distsim.program.walk import Split
+
+        raise Split(np.asarray(labels).astype(np.int64))
+
+    # --- values ---
+    def _value(self, here: Here, value: Any) -> Any:
+        more = None
+        names = self.walker.names_in((here.step,))
+        if "group_rank" in names or "group_size" in names:
+            more = self._group_names(here.group)
+        return self.walker.evaluate(value, here.indices, here.guard, here.step, more)
+
+    def _integer(self, here: Here, value: Any, what: str) -> Vec:
+        found = self._value(here, value)
+        if isinstance(found, float) and found.is_integer():
+            return int(found)
+        kind = getattr(found, "dtype", None)
+        if isinstance(found, bool) or (not isinstance(found, int) and kind != np.int64):
+            self.walker.names.problem(here.step, f"{what}: expected an integer, found {np.ravel(found)[0]}")
+        return found  # type: ignore[no-any-return]
+
+    def _group_names(self, group: Vec) -> dict[str, Any]:
+        groups, ranks = self.walker.names.shelf.groups, self.walker.builder.ranks
+        key = vec_key(group)
+        if key not in self._group_named:
+            self._group_named[key] = _group_names(groups, group, ranks)
+        return self._group_named[key]
+
+    # --- groups ---
+    def _group(self, op: Op) -> Vec:
+        handle = getattr(op, "group", None)
+        if type(op).op == "batch_isend_irecv":
+            handle = next((getattr(part.op, "group", None) for part in getattr(op, "ops", ())), None)
+        if isinstance(handle, str) and handle in self._bound:
+            return self._bound[handle]
+        if isinstance(handle, str) and not self.walker.names.knows(handle):
+            return -1
+        group = self.walker.names.group(handle)
+        return narrow(group[self.walker.ranks]) if isinstance(group, np.ndarray) else group
+
+    def _unmade_group(self, here: Here, draft: Draft) -> bool:
+        """A group that a new_group step makes, used before (or without) that step on this rank."""
+        if not (isinstance(draft.group, int) and draft.group < 0):
+            return False
+        draft.group = 0
+        name = here.step.op.group  # type: ignore[attr-defined]
+        reason = f"{draft.row.op} on group {name}, which this rank has not made\ncall new_group first, on all ranks of the world"
+        draft.invalid.append((True, "DS104", reason))
+        return True
+
+    def _global(self, here: Here, group_rank: Vec, draft: Draft, what: str) -> Vec:
+        """Global ranks of group ranks; one outside the group is an invalid call."""
+        shelf, count = self.walker.names.shelf, len(self.walker.ranks)
+        wanted = np.broadcast_to(np.asarray(group_rank), count)
+        ids = np.broadcast_to(np.asarray(draft.group), count)
+        found, good = shelf.global_ranks(draft.group if isinstance(draft.group, np.ndarray) else ids, wanted)
+        bad = ~good if here.guard is None else ~good & here.guard
+        code = "DS101" if draft.row.kind == "p2p" else "DS103"
+        for g, w in sorted(set(zip(ids[bad].tolist(), wanted[bad].tolist(), strict=True))):
+            size, name = shelf.groups[g].size, shelf.groups[g].name
+            reason = f"{draft.row.op} with {what} {w}, but group {name} has group ranks 0 to {size - 1}"
+            draft.invalid.append((bad & (ids == g) & (wanted == w), code, reason))
+        ranks: Vec = narrow(np.where(good, found, self.walker.ranks))
+        return ranks
+
+    # --- buffers ---
+    def _buffer(self, here: Here, ref: Ref | Inline) -> BufferVec:
+        names = self.walker.names
+        if isinstance(ref, Inline):
+            return BufferVec("", 0, tuple(self._integer(here, n, "shape") for n in ref.shape), ref.dtype)
+        index = 0 if ref.index is None else self._integer(here, ref.index, str(ref))
+        key = (ref.name, vec_key(index), self._auto.get(ref.name) is None)
+        if key not in self._buffers:
+            tensor = names.scenario.tensors[ref.name]
+            shape: tuple[Vec, ...] | None = self._auto.get(ref.name) or self._declared(ref.name)
+            if shape is None:
+                names.problem(here.step, f"tensor {ref.name} has shape: auto, but no call before this one has written it")
+            self._check_index(here, ref, index)
+            self._buffers[key] = BufferVec(ref.name, index, shape, tensor.dtype)
+        return self._buffers[key]
+
+    def _declared(self, name: str) -> tuple[Vec, ...] | None:
+        shape, ranks = self.walker.names.shapes[name], self.walker.ranks
+        return None if shape is None else tuple(narrow(n[ranks]) if isinstance(n, np.ndarray) else n for n in shape)
+
+    def _check_index(self, here: Here, ref: Ref, index: Vec) -> None:
+        copies = self.walker.names.copies[ref.name]
+        copies = copies[self.walker.ranks] if isinstance(copies, np.ndarray) else copies
+        bad = np.broadcast_to(np.asarray((index < 0) | (index >= np.asarray(copies))), len(self.walker.ranks))
+        if here.guard is not None:
+            bad = bad & here.guard
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            which, most = (int(np.broadcast_to(np.asarray(v), len(bad))[row]) for v in (index, copies))
+            rank, most = self.walker.builder.ranks[row], most - 1
+            self.walker.names.problem(
+                here.step, f"{ref}: rank {rank} names copy {which} of tensor {ref.name}, which has copies 0 to {most}"
+            )
+
+    def _buffers_of(self, here: Here, value: Any) -> tuple[BufferVec, ...]:
+        refs = value if isinstance(value, tuple) else () if value is None else (value,)
+        return tuple(self._buffer(here, ref) for ref in refs)
+
+
+def _group_names(groups: list[Group], group: Vec, ranks: tuple[int, ...]) -> dict[str, Vec]:
+    """group_rank and group_size of some ranks."""
+    ids = np.broadcast_to(np.asarray(group), len(ranks)).tolist()
+    index = {g: {r: i for i, r in enumerate(groups[g].ranks)} for g in set(ids)}
+    return {
+        "group_rank": narrow(np.array([index[g].get(r, -1) for g, r in zip(ids, ranks, strict=True)], dtype=np.int64)),
+        "group_size": narrow(np.array([groups[g].size for g in ids], dtype=np.int64)),
+    }

@@ -1,0 +1,285 @@
+"""One step, for one class of ranks, to one call: buffers, peers, roots, groups and handles resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distsim.ops.base import Op
+from distsim.ops.fields import Ref
+from distsim.program.assemble import Draft, narrow, vec_key
+from distsim.program.autoshape import auto_shape
+from distsim.program.handles import Handle
+from distsim.program.records import BoolVector, CodeCall, Site, Vec
+from distsim.program.resolver import Here, Indices, Resolver
+from distsim.program.transpose import transposed
+from distsim.scenario.entries import Step
+
+if TYPE_CHECKING:
+    from distsim.program.walk import Walker
+
+
+class StepLowering(Resolver):
+    """Lowers steps for one walker; equal steps give the same call object."""
+
+    def __init__(self, walker: Walker) -> None:
+        super().__init__(walker)
+        self._made: dict[Hashable, CodeCall] = {}
+        self._new_groups = 0
+        self._ready = not _has_init(walker.scenario.program)
+        self._kinds: dict[str, Callable[[Here, Draft], None]] = {
+            "p2p": self._message, "collective": self._collective, "local": self._local, "batch": self._batch,
+            "wait": lambda here, draft: None, "group": self._group_step,
+        }  # fmt: skip
+
+    def add(self, step: Step, indices: Indices, guard: BoolVector | None) -> None:
+        builder, row = self.walker.builder, type(step.op)
+        position = len(builder.calls)
+        handle = getattr(step.op, "handle", None)
+        if guard is not None and not guard.all() and (handle is not None or row.kind in ("wait", "group")):
+            self._split(guard)
+        group = self._group(step.op)
+        here = Here(step, indices, guard, group)
+        more, invalid = self._handles(here, row, handle, position)
+        used = tuple((k, v) for k, v in indices.items() if k in self.walker.names_in((step,)))
+        key = (
+            id(step),
+            used,
+            None if guard is None else guard.tobytes(),
+            vec_key(group),
+            self._ready,
+            tuple(sorted(more.items())),
+        )
+        call = None if invalid or row.kind == "group" else self._made.get(key)
+        if call is None:
+            call = self._made[key] = self._make(here, row, invalid, more)
+        builder.append(call, guard)
+
+    def _make(self, here: Here, row: type[Op], invalid: list[Any], more: dict[str, Any]) -> CodeCall:
+        draft = self._draft(here, row, invalid)
+        self._kinds[row.kind](here, draft)
+        return self.walker.builder.make(draft, **more)
+
+    def _draft(self, here: Here, row: type[Op], invalid: list[Any]) -> Draft:
+        step = here.step
+        site = self.walker.names.shelf.site(Site(self.walker.names.file, step.line, step.column, row.op))
+        is_async = bool(getattr(step.op, "is_async", False)) or row.nonblocking
+        draft = Draft(row, site, here.group, is_async=is_async, guard=here.guard, invalid=list(invalid))
+        if (not self._ready and row.kind in ("p2p", "collective", "batch")) or (not self._ready and row.op == "new_group"):
+            help_text = "call init_process_group before it, destroy_process_group after it"
+            draft.invalid.append((True, "DS108", f"{row.op} while there is no process group\n{help_text}"))
+        return draft
+
+    # --- handles ---
+    def _handles(self, here: Here, row: type[Op], handle: Ref | None, position: int) -> tuple[dict[str, Any], list[Any]]:
+        invalid: list[Any] = []
+        if row.kind == "wait":
+            given: Any = here.step.op.handles  # type: ignore[attr-defined]
+            refs = given if isinstance(given, tuple) else (given,)
+            everything = len(refs) == 1 and refs[0].name == "all" and refs[0].index is None
+            names = None if everything else [self._handle(here, ref) for ref in refs]
+            return {"waits": self.walker.handles.wait(names, position, invalid)}, invalid
+        if handle is None:
+            return {}, invalid
+        handled, drops = self.walker.handles.bind(self._handle(here, handle), position)
+        return {"handled": handled, "drops": drops}, invalid
+
+    def _handle(self, here: Here, ref: Ref) -> Handle:
+        if ref.index is None:
+            return (ref.name, None)
+        index = self._value(here, ref.index)
+        if isinstance(index, np.ndarray):
+            self._split(index)
+        return (ref.name, int(index))
+
+    # --- kinds of steps ---
+    def _message(self, here: Here, draft: Draft) -> None:
+        op: Any = here.step.op
+        if not self._unmade_group(here, draft):
+            draft.peer = self._peer(
+                here, draft, *((op.dst, op.group_dst) if draft.row.direction == "send" else (op.src, op.group_src))
+            )
+        draft.tag = self._integer(here, op.tag, "tag")
+        buffer = self._buffer(here, op.tensor)
+        draft.fields.update(inputs=(buffer,), outputs=(buffer,))
+        if getattr(op, "assume_src", None) is not None:
+            draft.fields["assume_src"] = self._integer(here, op.assume_src, "assume_src")
+
+    def _peer(self, here: Here, draft: Draft, peer: Any, group_peer: Any) -> Vec:
+        side = "dst" if draft.row.direction == "send" else "src"
+        if peer is None and group_peer is None:
+            return -1
+        if peer is not None:
+            found = self._integer(here, peer, side)
+            return found if not np.any(np.asarray(found) == -1) else narrow(np.where(np.asarray(found) == -1, -2, found))
+        return self._global(here, self._integer(here, group_peer, f"group_{side}"), draft, f"group_{side}")
+
+    def _collective(self, here: Here, draft: Draft) -> None:
+        op: Any = here.step.op
+        self._unmade_group(here, draft)
+        if draft.row.root_field is not None:
+            draft.fields["root"] = self._root(here, draft, op)
+        if draft.row.reduces:
+            draft.fields["reduce_op"] = op.reduce_op
+        for name in ("input_splits", "output_splits"):
+            if getattr(op, name, None) is not None:
+                draft.fields[name] = self._splits(here, getattr(op, name), name)
+        if "input_splits" in draft.fields and op.output_splits is None:
+            self._transpose(here, draft)
+        self._torch_arguments(op, draft)
+        if hasattr(op, "tensor"):
+            draft.fields.update(inputs=self._buffers_of(here, op.tensor))
+            draft.fields["outputs"] = draft.fields["inputs"]
+        elif draft.row.gives != "none":
+            draft.fields["inputs"] = self._buffers_of(here, op.input)
+            self._write_auto(here, draft, op.output)
+            draft.fields["outputs"] = self._buffers_of(here, op.output)
+
+    def _transpose(self, here: Here, draft: Draft) -> None:
+        ranks = self.walker.builder.ranks
+        groups = np.broadcast_to(np.asarray(draft.group), len(ranks)).tolist()
+        lists = transposed(self.walker.names, ranks, groups, here.step.op.input_splits, here.indices, here.step)  # type: ignore[attr-defined]
+        if len({len(items or ()) for items in lists}) > 1:
+            self._split([len(items or ()) for items in lists])
+        if lists[0] is not None:
+            draft.fields["output_splits"] = tuple(narrow(np.array(column, dtype=np.int64)) for column in zip(*lists, strict=True))
+
+    def _torch_arguments(self, op: Any, draft: Draft) -> None:
+        """What only a real run uses."""
+        for name, source in (
+            ("timeout_ns", "timeout"),
+            ("backend", "backend"),
+            ("init_method", "init_method"),
+            ("wait_all_ranks", "wait_all_ranks"),
+        ):
+            if getattr(op, source, None) is not None:
+                draft.fields[name] = getattr(op, source)
+
+    def _root(self, here: Here, draft: Draft, op: Any) -> Vec:
+        side = draft.row.root_field
+        if getattr(op, f"group_{side}") is not None:
+            return self._global(here, self._integer(here, getattr(op, f"group_{side}"), f"group_{side}"), draft, f"group_{side}")
+        given = getattr(op, str(side))
+        return 0 if given is None else self._integer(here, given, str(side))
+
+    def _splits(self, here: Here, value: Any, what: str) -> tuple[Vec, ...]:
+        from distsim.ops.fields import PerRank
+
+        if not isinstance(value, PerRank):
+            return tuple(self._integer(here, item, what) for item in value)
+        lists = []
+        for rank in self.walker.builder.ranks:
+            items = value.get(rank)
+            if items is None:
+                self.walker.names.problem(here.step, f"{what}: rank {rank} has no entry, and there is no `else`")
+            lists.append([self._integer(here, item, what) for item in items])
+        if len({len(items) for items in lists}) > 1:
+            self._split([len(items) for items in lists])
+        return tuple(
+            narrow(np.array([_row(items[k], i) for i, items in enumerate(lists)], dtype=np.int64)) for k in range(len(lists[0]))
+        )
+
+    def _write_auto(self, here: Here, draft: Draft, output: Any) -> None:
+        """A tensor with `shape: auto` takes the shape of what first writes it."""
+        if not isinstance(output, Ref) or self.walker.names.shapes.get(output.name, ()) is not None or output.name in self._auto:
+            return
+        sizes = self._group_names(draft.group)["group_size"]
+        shape = auto_shape(draft.row, draft.fields, sizes)
+        if shape is not None:
+            self._auto[output.name] = shape
+
+    def _batch(self, here: Here, draft: Draft) -> None:
+        op: Any = here.step.op
+        parts = []
+        for part in op.ops:
+            if part.ranks is not None:
+                mask = self.walker._mask(part, here.indices, here.guard)
+                if not mask.any():
+                    continue
+                if not mask.all() and not (here.guard is not None and (mask == here.guard).all()):
+                    self._split(mask)
+            inner = Here(part, here.indices, here.guard, self._group(part.op))
+            parts.append(self._make(inner, type(part.op), [], {}))
+        draft.parts = tuple(parts)
+        draft.is_async = op.handle is not None
+        broken = [part.invalid for part in parts if part.invalid is not None]
+        draft.invalid += [(mask, *_coded(reason)) for mask, reason in broken]
+        if not parts:
+            draft.invalid.append(
+                (
+                    True,
+                    "DS112",
+                    "batch_isend_irecv with an empty list\ntorch raises IndexError; leave the call out where there is nothing to do",
+                )
+            )
+
+    def _local(self, here: Here, draft: Draft) -> None:
+        op: Any = here.step.op
+        fields = draft.fields
+        for name, source in (("name", "name"), ("time_ns", "time"), ("flops", "flops"), ("mem_bytes", "bytes"), ("queue", "on"), ("dtype", "dtype"),
+                             ("code", "code"), ("message", "message")):  # fmt: skip
+            value = getattr(op, source, None)
+            if value is not None and value != "":
+                fields[name] = self._value(here, value)
+        for name in ("reads", "writes", "adds"):
+            if getattr(op, name, ()):
+                fields[name] = self._buffers_of(here, getattr(op, name))
+        if draft.row.op == "assign":
+            fields.update(writes=self._buffers_of(here, op.tensor), value=op.value, indices=tuple(here.indices.items()))
+
+    def _group_step(self, here: Here, draft: Draft) -> None:
+        draft.group = 0
+        self._torch_arguments(here.step.op, draft)
+        op = draft.row.op
+        if op == "init_process_group":
+            if self._ready:
+                draft.invalid.append(
+                    (
+                        True,
+                        "DS109",
+                        "init_process_group a second time\ntorch: trying to initialize the default process group twice",
+                    )
+                )
+            self._ready = True
+        elif op == "destroy_process_group":
+            if not self._ready:
+                draft.invalid.append((True, "DS108", "destroy_process_group while there is no process group"))
+            self._ready = False
+        elif self._ready:
+            self._new_group(here, draft)
+
+    def _new_group(self, here: Here, draft: Draft) -> None:
+        op: Any = here.step.op
+        members = list(range(self.walker.names.world_size)) if op.ranks is None else list(self._splits(here, op.ranks, "ranks"))
+        for member in members:
+            if isinstance(member, np.ndarray):
+                self._split(member)
+        draft.fields.update(name=op.name, ranks=tuple(members), local_sync=bool(op.use_local_synchronization))
+        world = self.walker.names.world_size
+        if len(set(members)) != len(members) or any(not 0 <= m < world for m in members) or not members:
+            draft.invalid.append(
+                (True, "DS111", f"new_group with ranks {members}; the world has ranks 0 to {world - 1}, each may stand once")
+            )
+            return
+        count = -1 if op.use_local_synchronization else self._new_groups
+        self._new_groups += not op.use_local_synchronization
+        gid = self.walker.names.made_group(count, op.name, tuple(sorted(int(m) for m in members)), op)
+        self._bound[op.name] = gid
+        if op.use_local_synchronization:
+            draft.group = gid
+
+
+def _coded(reason: str) -> tuple[str, str]:
+    """(code, sentence) of a reason that begins with its code."""
+    code, _, sentence = reason.partition(" ")
+    return code, sentence
+
+
+def _row(value: Any, i: int) -> int:
+    return int(value[i]) if isinstance(value, np.ndarray) else int(value)
+
+
+def _has_init(entries: Any) -> bool:
+    return any(type(e.op).op == "init_process_group" if isinstance(e, Step) else _has_init(e.steps) for e in entries)

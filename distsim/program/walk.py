@@ -1,0 +1,184 @@
+"""Walks a scenario's entries for one class of ranks and lays their calls out."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import numpy as np
+
+from distsim.expr import Expression
+from distsim.ops.fields import PerRank
+from distsim.program.assemble import CodeBuilder, narrow
+from distsim.program.handles import Handles
+from distsim.program.names import Names
+from distsim.program.records import BoolVector, Code, IntVector
+from distsim.program.steps import StepLowering
+from distsim.scenario.entries import Block, Entry, Repeat, Step
+from distsim.scenario.model import Scenario
+
+
+class Split(Exception):
+    """The class is no class: ``labels`` (one per rank) tells its parts apart."""
+
+    def __init__(self, labels: IntVector) -> None:
+        super().__init__(labels)
+        self.labels = labels
+
+
+class Walker:
+    """One walk over the program for the ranks of one class."""
+
+    def __init__(self, scenario: Scenario, names: Names, ranks: IntVector) -> None:
+        self.scenario, self.names, self.ranks = scenario, names, ranks
+        self.builder = CodeBuilder(names.shelf, ranks.tolist())
+        self.handles = Handles()
+        self.env = {name: narrow(v[ranks]) if isinstance(v, np.ndarray) else v for name, v in names.world.items()}
+        self.steps = StepLowering(self)
+        self.limit = 0
+        self._selected: dict[Hashable, BoolVector] = {}
+        self._names: dict[int, frozenset[str]] = {}
+
+    def code(self, limit: int) -> Code:
+        self.limit = limit
+        starts = [0]
+        self._times(self.scenario.iterations, self.scenario.program, None, {}, None, starts)
+        starts.append(len(self.builder.calls))
+        return self.builder.finish(starts if self.scenario.iterations > 1 else (0, len(self.builder.calls)))
+
+    # --- entries ---
+    def walk(self, entries: Iterable[Entry], indices: dict[str, int], guard: BoolVector | None) -> None:
+        for entry in entries:
+            inner = guard
+            if entry.ranks is not None:
+                mask = self._mask(entry, indices, guard)
+                if not mask.any():
+                    continue
+                if not mask.all():
+                    inner = self._guard(entry, mask, indices, guard)
+            if isinstance(entry, Step):
+                self.steps.add(entry, indices, inner)
+            elif isinstance(entry, Block):
+                self.walk(entry.steps, indices, inner)
+            else:
+                self._repeat(entry, indices, inner)
+
+    def _mask(self, entry: Entry, indices: dict[str, int], guard: BoolVector | None) -> BoolVector:
+        """Which ranks the selector admits, of those that the guard admits."""
+        used = self._used_indices(entry.ranks, indices)
+        key = (id(entry), used, None if guard is None else guard.tobytes())
+        if key not in self._selected:
+            if guard is None:
+                self._selected[key] = self.names.selected(entry, self.ranks, indices)
+            else:
+                mask = np.zeros(len(self.ranks), dtype=np.bool_)
+                mask[guard] = self.names.selected(entry, self.ranks[guard], indices)
+                self._selected[key] = mask
+        return self._selected[key]
+
+    def _guard(self, entry: Entry, mask: BoolVector, indices: dict[str, int], guard: BoolVector | None) -> BoolVector | None:
+        if guard is not None and (mask == guard).all():
+            return guard
+        if isinstance(entry.ranks, Expression) and entry.ranks.names & indices.keys():
+            return mask
+        raise Split(mask.astype(np.int64))
+
+    def _used_indices(self, selector: Any, indices: dict[str, int]) -> tuple[tuple[str, int], ...]:
+        if not indices or not isinstance(selector, Expression):
+            return ()
+        return tuple((name, value) for name, value in indices.items() if name in selector.names)
+
+    # --- repeats ---
+    def _repeat(self, entry: Repeat, indices: dict[str, int], guard: BoolVector | None) -> None:
+        times = self.evaluate(entry.times, indices, guard, entry)
+        if isinstance(times, np.ndarray):
+            raise Split(times)
+        if isinstance(times, bool) or not isinstance(times, int):
+            self.names.problem(entry, f"repeat: times must be an integer, found {times}")
+        self._times(times, entry.steps, entry.index, indices, guard, None)
+
+    def _times(self, times: int, steps: Iterable[Entry], index: str | None, indices: dict[str, int], guard: BoolVector | None,
+               starts: list[int] | None) -> None:  # fmt: skip
+        """Lay a body out `times` times.
+
+        Once two rounds in a row gave the same calls and left the same open handles, the rest is copied.
+        """
+        steady = index is None or index not in self.names_in(steps)
+        before: tuple[Any, ...] | None = None
+        for i in range(times):
+            start = len(self.builder.calls)
+            if starts is not None and i:
+                starts.append(start)
+            self.walk(steps, {**indices, index: i} if index else indices, guard)
+            size = len(self.builder.calls) - start
+            if start + size * (times - i) > self.limit:
+                self.names.problem(("program",), f"the program makes more than {self.limit:,} calls on one rank; repeat less often")
+            state = (self.builder.calls[start:], self.builder.guards[start:], self._open(start)) if steady else None
+            if state is not None and state == before:
+                self._copy(state, times - i - 1, size, starts)
+                return
+            before = state
+
+    def _open(self, start: int) -> tuple[Any, ...]:
+        """The open handles: those of this round by their distance from its start, older ones as they are."""
+        opened = {h: p - start if p >= start else ("before", p) for h, p in self.handles.open.items()}
+        return (tuple(opened.items()), frozenset(self.handles.spent))
+
+    def _copy(self, state: tuple[Any, ...], rounds: int, size: int, starts: list[int] | None) -> None:
+        calls, guards, _ = state
+        start = len(self.builder.calls)
+        if starts is not None:
+            starts.extend(start + k * size for k in range(rounds))
+        self.builder.calls += calls * rounds
+        self.builder.guards += guards * rounds
+        shift = rounds * size
+        for handle, position in self.handles.open.items():
+            if position >= start - size:
+                self.handles.open[handle] = position + shift
+
+    # --- expressions ---
+    def evaluate(
+        self, value: Any, indices: dict[str, int], guard: BoolVector | None, place: Any, more: dict[str, Any] | None = None
+    ) -> Any:
+        """The value for the class's ranks; where a guard shuts ranks out, theirs is 0."""
+        if isinstance(value, Expression):
+            if value.constant is not None:
+                return value.constant
+        elif not isinstance(value, PerRank):
+            return value
+        env = {**self.env, **indices, **(more or {})}
+        if guard is None:
+            return self.names.evaluate(value, env, place, self.ranks)
+        env = {k: v[guard] if isinstance(v, np.ndarray) else v for k, v in env.items()}
+        inside = self.names.evaluate(value, env, place, self.ranks[guard])
+        if not isinstance(inside, np.ndarray):
+            return inside
+        full = np.zeros(len(self.ranks), dtype=inside.dtype)
+        full[guard] = inside
+        return full
+
+    def names_in(self, steps: Iterable[Entry]) -> frozenset[str]:
+        """All names that expressions in these entries use."""
+        found: frozenset[str] = frozenset()
+        for entry in steps:
+            if id(entry) not in self._names:
+                self._names[id(entry)] = _names_of(entry)
+            found |= self._names[id(entry)]
+        return found
+
+
+def _names_of(value: Any) -> frozenset[str]:
+    if value is None or isinstance(value, (str, int, float)):
+        return frozenset()
+    if isinstance(value, Expression):
+        return frozenset(value.names)
+    if isinstance(value, PerRank):
+        return frozenset().union(*(_names_of(v) for _, v in value.entries), _names_of(value.default))
+    if isinstance(value, (tuple, list)):
+        return frozenset().union(*map(_names_of, value))
+    if isinstance(value, Step):
+        return _names_of(value.ranks).union(*(_names_of(v) for v in dict(value.op).values()))
+    if isinstance(value, (Block, Repeat)):
+        inner = _names_of(value.ranks) | _names_of(value.steps)
+        return inner | _names_of(value.times) if isinstance(value, Repeat) else inner
+    return _names_of(getattr(value, "index", None)) | _names_of(getattr(value, "shape", None))  # a Ref, an inline tensor

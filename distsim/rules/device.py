@@ -1,0 +1,179 @@
+"""Compiling a rank's code where host and device are apart: nccl.
+
+The host hands launches to streams and goes on. A launch starts when all of ``after`` have finished: what its stream holds
+(streams run in order), what its communicator holds (N3: issue order, whatever the stream), what its stream was told to wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from distsim.ops.table import OPS
+from distsim.program.records import CodeCall
+from distsim.rules.code import Launch, Meet, Part, Post, Sync, Wait
+from distsim.rules.host import Compiler
+
+#: The stream on which compute and blocking collectives run.
+CURRENT = ""
+
+
+class DeviceCompiler(Compiler):
+    """See the module.
+
+    ``last`` is the newest row of a stream or communicator. ``joins`` is what a stream must wait for besides: the newest row of each
+    communicator, for that one ends after those before it.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        options = self.program.options
+        self.eager = options.get("init") == "eager"
+        self.blocking_wait = bool(options.get("blocking_wait"))
+        self.launch_order = bool(options.get("launch_order_implicit"))
+        self.last: dict[Hashable, int] = {}
+        self.joins: dict[Hashable, dict[Hashable, int]] = {}
+        self.comm_of: dict[int, Hashable] = {}
+        self.met: set[Hashable] = set()
+        self.host_waits: set[int] = set()  # rows whose wait blocks the host
+
+    def finish(self, position: int) -> None:
+        """The program's end, as destroy_process_group, waits for the device."""
+        self.out.append(Sync(position))
+        super().finish(position)
+
+    # --- communicators ---
+    def group_comm(self, group: int) -> Hashable:
+        return ("communicator", group)
+
+    def message_comm(self, call: CodeCall, batched: bool) -> Hashable:
+        """N7: eager init, and any batch: the group's communicator. Lazy: one of two ranks for each unordered pair of a group."""
+        group, peer = self.group_id(call), int(self.value(self.code.ports[call.port].peer))
+        if self.eager or batched:
+            return self.group_comm(group)
+        return ("pair", group, min(self.rank, peer), max(self.rank, peer))
+
+    def meet(self, position: int, comm: Hashable, members: tuple[int, ...]) -> None:
+        """N8: the first use of a communicator is a rendezvous of its members, on the host. Eager init has made them all."""
+        if comm not in self.met:
+            self.met.add(comm)
+            if not self.eager:
+                self.out.append(Meet(position, comm, members))
+
+    # --- streams ---
+    def held(self, stream: Hashable) -> dict[int, None]:
+        """What a stream holds: its newest launch and what it must wait for. All of them done: all before them done."""
+        rows = dict.fromkeys(self.joins.get(stream, {}).values())
+        if stream in self.last:
+            rows[self.last[stream]] = None
+        return rows
+
+    def launch(self, position: int, row: int, parts: tuple[Part, ...], stream: Hashable, comm: Hashable = None) -> None:
+        """Enqueue on a stream; from another than the current one it starts after what the current one holds (N2, an event)."""
+        after = self.held(stream)
+        if comm is not None:
+            after.update(self.held(CURRENT))
+            after.update(self.held(("issue", comm)))
+            if self.launch_order:
+                after.update(self.held("launch order"))
+                self.last["launch order"] = row
+            self.last[("issue", comm)] = row
+            self.comm_of[row] = comm
+        self.last[stream] = row
+        self.joins.pop(stream, None)
+        self.out.append(Post(position, Launch(row, self.rank, parts, tuple(sorted(after)), queue=self.label(stream))))
+
+    def label(self, stream: Hashable) -> str:
+        """The queue's name in a trace."""
+        match stream:
+            case ("communicator", int(group)):
+                return f"group {self.program.groups[group].name}"
+            case ("pair", int(group), low, high):
+                return f"pair {low}-{high} of {self.program.groups[group].name}"
+            case ("stream", str(name)):
+                return name
+        return "current"
+
+    def join(self, row: int) -> None:
+        """The current stream waits for a launch (N1: `work.wait()`)."""
+        joined = self.joins.setdefault(CURRENT, {})
+        comm = self.comm_of[row]
+        joined[comm] = max(row, joined.get(comm, row))
+
+    # --- kinds of call ---
+    def message(self, position: int, call: CodeCall) -> None:
+        """N2: messages run on an internal stream; a blocking one makes the current stream wait for it."""
+        comm = self.message_comm(call, batched=False)
+        members = self.program.groups[self.group_id(call)].ranks
+        if isinstance(comm, tuple) and comm[0] == "pair":
+            members = comm[2:]
+        self.meet(position, comm, members)
+        part = self.message_part(position, -1, call, comm)
+        self.launch(position, part.row, (part,), comm, comm)
+        if not OPS[call.op].nonblocking:
+            self.ended(position, part.row)
+
+    def collective(self, position: int, call: CodeCall) -> None:
+        """N2: async on the group's stream, blocking on the current one. N14: a barrier stops the host."""
+        group = self.program.groups[self.group_id(call)]
+        comm = self.group_comm(group.id)
+        self.meet(position, comm, group.ranks)
+        part = self.collective_part(position, call)
+        self.launch(position, part.row, (part,), comm if call.is_async else CURRENT, comm)
+        if call.op == "barrier" or self.blocking_wait:
+            self.host_waits.add(part.row)
+        if not call.is_async and part.row in self.host_waits:
+            self.out.append(Wait(position, (part.row,)))
+
+    def batch(self, position: int, call: CodeCall) -> None:
+        """N11: one launch on the group's communicator, one request."""
+        if not call.parts:
+            return
+        groups = {self.group_id(one): None for one in call.parts}
+        group = self.program.groups[next(iter(groups))]
+        comm = self.group_comm(group.id)
+        self.meet(position, comm, group.ranks)
+        parts = tuple(self.message_part(position, i, one, comm) for i, one in enumerate(call.parts))
+        self.launch(position, self.row(position), parts, comm, comm)
+        if not call.handled:
+            self.ended(position, self.row(position))
+
+    def ended(self, position: int, row: int) -> None:
+        """A blocking call, or a wait, of an internal stream's launch: the current stream joins; under blocking_wait the host."""
+        self.join(row)
+        if self.blocking_wait:
+            self.out.append(Wait(position, (row,)))
+
+    def requests(self, position: int) -> tuple[int, ...]:
+        return (self.row(position),)
+
+    def wait(self, position: int, call: CodeCall) -> None:
+        """N1: the current stream waits, not the host (but for a barrier, and under TORCH_NCCL_BLOCKING_WAIT)."""
+        targets = [k for k in (position - d for d in call.waits) if k in self.made]
+        rows = tuple(row for k in targets for row in self.requests(k))
+        for row in rows:
+            self.join(row)
+        on_host = tuple(row for row in rows if self.blocking_wait or row in self.host_waits)
+        waited = tuple(self.row(k, i) for k in targets for i in range(-1, len(self.code.calls[k].parts)))
+        self.out.append(Wait(position, on_host, waited))
+
+    def drop(self, position: int, target: int) -> None:
+        """N13: dropping a request changes nothing."""
+
+    def work(self, position: int, call: CodeCall) -> None:
+        """compute runs on the current stream, on a named one, or on the host; sleep on the host."""
+        queue = str(call.fields.get("queue") or "")
+        if call.op == "sleep" or queue == "host":
+            super().work(position, call)
+            return
+        part = self.work_part(position, call)
+        self.launch(position, part.row, (part,), ("stream", queue) if queue else CURRENT)
+
+    def synchronize(self, position: int) -> None:
+        self.out.append(Sync(position))
+
+    def group(self, position: int, call: CodeCall) -> None:
+        if call.op == "destroy_process_group":
+            self.out.append(Sync(position))
+            return
+        super().group(position, call)

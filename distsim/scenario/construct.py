@@ -1,0 +1,168 @@
+"""Nodes to data, with a word on what YAML reads otherwise than people mean it.
+
+Recognised, and read as meant so that no problem follows from them: an unquoted comma in an expression (`{dst: min(a, b)}`), a
+colon without its blank (`{dst:1}`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from distsim.scenario.document import MAX_ALIASED, Document, Map, Seq, plain_scalar
+from distsim.scenario.problems import Problems, shown
+
+_MISSING_BLANK = re.compile(r"([A-Za-z_]\w*):(\S.*)", re.DOTALL)
+_TAGS = ("", "tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
+_TOO_LARGE = re.compile(r"[-+]?[0-9]{41,}")
+
+
+class _Bomb(Exception):
+    """Aliases unfold to more than anybody means."""
+
+
+class _Constructor:
+    def __init__(self, document: Document, problems: Problems) -> None:
+        self.document = document
+        self.problems = problems
+        self.left = MAX_ALIASED + len(document.text)
+        self.open: set[int] = set()
+
+    def problem(self, node: Any, message: str, hint: str = "", shift: int | None = None) -> None:
+        from distsim.errors import Problem
+
+        spot = self.document.spot_of(node, self.document.overrides.get(id(node)), shift)
+        self.problems.keep(Problem(spot.file, spot.line, spot.column, message, spot.source_line, hint))
+
+    def build(self, node: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            self.problem(
+                node,
+                "aliases (`*name`) unfold to too much: more than 200 000 nodes",
+                "write the repeated part once, with `repeat`",
+            )
+            raise _Bomb
+        kind = node.id
+        if kind == "scalar":
+            return self.scalar(node)
+        if node.tag not in _TAGS:
+            self.problem(node, f"a tag ({shown(node.tag)}) is not allowed in a scenario", "leave it out")
+        if id(node) in self.open:
+            self.problem(node, "an alias (`*name`) stands inside what it repeats")
+            raise _Bomb
+        self.open.add(id(node))
+        value = self.mapping(node) if kind == "mapping" else self.sequence(node)
+        self.open.discard(id(node))
+        return value
+
+    def scalar(self, node: Any) -> Any:
+        if node.tag not in _TAGS:
+            self.problem(node, f"a tag ({shown(node.tag)}) is not allowed in a scenario", "leave it out; quote what is a text")
+            return node.value
+        if node.tag == "" and _TOO_LARGE.fullmatch(node.value):
+            self.problem(node, "the number is too large: integers go up to 2**53 (9007199254740992)")
+            return 1
+        return plain_scalar(node)
+
+    def sequence(self, node: Any) -> Seq:
+        result = Seq()
+        result.node, result.nodes = node, []
+        items = node.value
+        k = 0
+        while k < len(items):
+            taken = _unbalanced(items[k:]) if node.flow_style and _opens(items[k]) else 0
+            if taken:
+                text = ", ".join(item.value for item in items[k : k + taken])
+                self.comma(items[k], text)
+                result.append(text)
+            else:
+                taken = 1
+                result.append(self.build(items[k]))
+            result.nodes.append(items[k])
+            k += taken
+        return result
+
+    def mapping(self, node: Any) -> Map:
+        result = Map()
+        result.node = node
+        pairs = node.value
+        k = 0
+        while k < len(pairs):
+            key_node, value_node = pairs[k]
+            k += 1
+            if node.flow_style and _opens(value_node):
+                taken = _unbalanced([value_node, *(key for key, value in pairs[k:] if _is_empty(value))])
+                if taken:
+                    text = ", ".join([value_node.value, *(key.value for key, _ in pairs[k : k + taken - 1])])
+                    self.comma(value_node, text)
+                    self.put(result, key_node, lambda text=text: text)
+                    k += taken - 1
+                    continue
+            if self.lacks_blank(result, key_node, value_node):
+                continue
+            self.put(result, key_node, lambda node=value_node: self.build(node))
+        return result
+
+    def comma(self, node: Any, text: str) -> None:
+        self.problem(
+            node, f'quote an expression that holds a comma: "{text}"', "inside { } and [ ] YAML ends a plain text at a comma"
+        )
+
+    def lacks_blank(self, result: Map, key_node: Any, value_node: Any) -> bool:
+        """Note `dst:1` and the like, and read it as `dst: 1`."""
+        if key_node.id != "scalar" or key_node.tag != "" or ":" not in key_node.value:
+            return False
+        match = _MISSING_BLANK.fullmatch(key_node.value)
+        if match is None:
+            return False
+        self.problem(key_node, f"a blank is missing after the colon: write `{match[1]}: {match[2]}`", shift=len(match[1]))
+        if _is_empty(value_node):
+            number = match[2]
+            result[match[1]] = int(number) if number.isascii() and number.isdigit() and len(number) < 16 else number
+        return True
+
+    def put(self, result: Map, key_node: Any, build: Any) -> None:
+        if key_node.id != "scalar":
+            self.problem(key_node, f"a key must be a name or an integer, found a {key_node.id}")
+            return
+        key = self.scalar(key_node)
+        if isinstance(key, bool) or not isinstance(key, str | int):
+            self.problem(key_node, f"a key must be a name or an integer, found {shown(key)}", "quote it, if it is a text")
+            return
+        if key == "<<" and key_node.tag == "":
+            self.problem(key_node, "merge keys (`<<`) are not part of YAML 1.2", "write the keys out")
+            return
+        if key in result:
+            first = next(k for k, _ in result.node.value if k.id == "scalar" and plain_scalar(k) == key)
+            self.problem(key_node, f"the key {key} stands here twice; first in line {first.start_mark.line + 1}")
+            return
+        result[key] = build()
+
+
+def _is_empty(node: Any) -> bool:
+    return bool(node.id == "scalar" and node.value == "" and node.tag == "")
+
+
+def _opens(node: Any) -> bool:
+    return bool(node.id == "scalar" and node.tag == "" and node.value.count("(") > node.value.count(")"))
+
+
+def _unbalanced(nodes: list[Any]) -> int:
+    """How many of the plain scalars from the first on make a text whose parentheses close; 0 when none do."""
+    depth = 0
+    for k, node in enumerate(nodes):
+        if node.id != "scalar" or node.tag != "":
+            return 0
+        depth += node.value.count("(") - node.value.count(")")
+        if depth == 0:
+            return k + 1
+    return 0
+
+
+def construct(document: Document, node: Any, problems: Problems) -> Any:
+    """The data of a node. What is wrong goes to ``problems``; None when aliases make it endless."""
+    try:
+        return _Constructor(document, problems).build(node)
+    except _Bomb:
+        return None

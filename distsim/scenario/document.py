@@ -1,0 +1,288 @@
+"""YAML text to plain data that remembers its places. Only this file knows YAML.
+
+Scalars follow the core schema of YAML 1.2 (yaml.org/spec/1.2.2, 10.3): `on`, `no` and `12:30` are texts, `010` is ten, `1e6` a
+float. Mappings become `Map`, lists `Seq`: a dict and a list that keep the node they come from, so that a path of keys leads
+to a line and a column. Duplicate keys, keys that are no names or integers, tags and alias bombs are problems.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import yaml
+
+from distsim.errors import Problem, ScenarioErrors
+
+Path = tuple[str | int, ...]
+
+MAX_DEPTH = 100
+#: Nodes that aliases may add to those that are written out.
+MAX_ALIASED = 200_000
+
+_INT = re.compile(r"[-+]?[0-9]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_OTHER = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_WORDS: dict[str, Any] = {
+    "": None, "~": None, "null": None, "Null": None, "NULL": None,
+    "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
+}  # fmt: skip
+_STR = "tag:yaml.org,2002:str"
+_GLUED = re.compile(r"([A-Za-z_]\w*):([{\[])")
+_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+
+
+class TooDeep(Exception):
+    """Nested deeper than anybody writes. ``mark`` says where."""
+
+
+class _Resolver:
+    """Stands in for PyYAML's resolver of YAML 1.1 types: plain scalars get no tag here, and depth is bounded."""
+
+    depth = 0
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+        return _STR if kind is yaml.ScalarNode and not implicit[0] else ""
+
+    def descend_resolver(self, current_node: Any, current_index: Any) -> None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise TooDeep(current_node)
+
+    def ascend_resolver(self) -> None:
+        self.depth -= 1
+
+
+def _compose(text: str) -> Any:
+    """The root node of the only document, or None for an empty text. PyYAML's errors and TooDeep pass through."""
+    loader = _loader_class()(text)
+    try:
+        return loader.get_single_node()
+    finally:
+        loader.dispose()
+
+
+def _loader_class() -> Any:
+    try:
+        from yaml.cyaml import CParser  # type: ignore[attr-defined]
+    except ImportError:
+        return _PureLoader
+    return type("_CLoader", (CParser, _Resolver), {"__init__": CParser.__init__, "dispose": lambda self: None})
+
+
+class _PureLoader(yaml.reader.Reader, yaml.scanner.Scanner, yaml.parser.Parser, yaml.composer.Composer, _Resolver):
+    """The same without libyaml; slower."""
+
+    def __init__(self, text: str) -> None:
+        yaml.reader.Reader.__init__(self, text)
+        yaml.scanner.Scanner.__init__(self)
+        yaml.parser.Parser.__init__(self)
+        yaml.composer.Composer.__init__(self)
+
+
+def scalar_node(text: str, like: Any = None) -> Any:
+    """A plain scalar that stands where another node stands, or nowhere."""
+    mark = yaml.Mark("", 0, 0, 0, "", 0)
+    return yaml.ScalarNode("", text, like.start_mark if like else mark, like.end_mark if like else mark)
+
+
+def mapping_node(like: Any) -> Any:
+    """An empty mapping that stands where another node stands."""
+    return yaml.MappingNode("", [], like.start_mark, like.end_mark, flow_style=False)
+
+
+class Map(dict[Any, Any]):
+    """A mapping that knows its node."""
+
+    __slots__ = ("node",)
+    node: Any
+
+
+class Seq(list[Any]):
+    """A list that knows its node, and the node of each of its items."""
+
+    __slots__ = ("node", "nodes")
+    node: Any
+    nodes: list[Any]
+
+
+class Spot(NamedTuple):
+    """A place in a text, from 1."""
+
+    file: str
+    line: int
+    column: int
+    source_line: str
+
+
+@dataclass(eq=False)
+class Document:
+    """A text and its data. ``nodes`` is empty for data that was built in Python: then there are no places."""
+
+    file: str
+    text: str = ""
+    root: Any = None
+    #: id of a node that `--set` put in -> the text of the option, and how far the value is from its start
+    overrides: dict[int, tuple[str, int]] = field(default_factory=dict)
+    #: the root node
+    node: Any = None
+    _lines: list[str] | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        if self._lines is None:
+            self._lines = _BREAK.split(self.text)
+        return self._lines
+
+    def line(self, number: int) -> str:
+        return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
+
+    def at(self, path: Sequence[str | int]) -> Any:
+        """The data at a path, or None where it ends early."""
+        value = self.root
+        for part in path:
+            try:
+                value = value[part]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value
+
+    def mark(self, path: Sequence[str | int], at_key: bool = False) -> Any:
+        """PyYAML's mark (from 0) of the value or key at a path, None without a text."""
+        node = self._find(path, at_key)[0]
+        return None if node is None else node.start_mark
+
+    def spot(self, path: Sequence[str | int], at_key: bool = False, offset: int | None = None) -> Spot | None:
+        """Where the value (or key) at a path is written; where the path ends early, the innermost part that is there."""
+        node, override, whole = self._find(path, at_key)
+        return None if node is None else self.spot_of(node, override, offset if whole else None)
+
+    def _find(self, path: Sequence[str | int], at_key: bool) -> tuple[Any, tuple[str, int] | None, bool]:
+        """The node, the override it comes from, and whether an offset into its text makes sense."""
+        value, node, override = self.root, self.node, None
+        last = len(path) - 1
+        for k, part in enumerate(path):
+            pair = _pair(value, part)
+            if pair is None:
+                return node, override, False
+            key_node, node = pair
+            if self.overrides:
+                override = self.overrides.get(id(node), override)
+            if k == last and at_key and key_node is not None:
+                return key_node, override, False
+            value = value[part]
+        return node, override, True
+
+    def spot_of(self, node: Any, override: tuple[str, int] | None = None, offset: int | None = None) -> Spot:
+        line, column = node.start_mark.line + 1, node.start_mark.column + 1
+        if offset is not None and isinstance(node, yaml.ScalarNode) and node.end_mark.line == node.start_mark.line:
+            column += offset + (node.style in ("'", '"'))
+        if override is not None:
+            return Spot("--set", 1, column + override[1], override[0])
+        return Spot(self.file, line, column, self.line(line))
+
+
+def _pair(value: Any, part: str | int) -> tuple[Any, Any] | None:
+    """The nodes of a key and its value inside a container."""
+    if isinstance(value, Seq) and isinstance(part, int) and 0 <= part < len(value):
+        return None, value.nodes[part]
+    if isinstance(value, Map) and part in value:
+        for key_node, value_node in value.node.value:
+            if isinstance(key_node, yaml.ScalarNode) and plain_scalar(key_node) == part:
+                return key_node, value_node
+        return None, value.node
+    return None
+
+
+def plain_scalar(node: Any) -> Any:
+    """What a scalar node stands for: None, a boolean, a number or a text."""
+    text = node.value
+    if node.tag == _STR:
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    first = text[0]
+    if first.isdigit() or first in "+-.":
+        if len(text) <= 40 and _INT.fullmatch(text):
+            return int(text)
+        if len(text) <= 400 and _FLOAT.fullmatch(text):
+            return float(text)
+        if len(text) <= 40 and _OTHER.fullmatch(text):
+            return int(text, 0)
+        if _NOT_FINITE.fullmatch(text):
+            return float(text.replace(".", "", 1))
+    return text
+
+
+def compose(document: Document) -> Any:
+    """The root node of a document's text. Raises ScenarioErrors for what is no YAML, is empty, or holds several documents."""
+    try:
+        node = _compose(document.text)
+    except yaml.MarkedYAMLError as error:
+        raise ScenarioErrors((_yaml_problem(document, error),)) from None
+    except yaml.reader.ReaderError as error:
+        line = document.text.count("\n", 0, error.position) + 1
+        column = error.position - document.text.rfind("\n", 0, error.position)
+        text = (
+            f"the character U+{error.character:04X} is not allowed in YAML"
+            if isinstance(error.character, int)
+            else str(error.reason)
+        )
+        raise ScenarioErrors((Problem(document.file, line, column, text, document.line(line)),)) from None
+    except TooDeep as error:
+        spot = document.spot_of(error.args[0])
+        message = f"nested deeper than {MAX_DEPTH} levels"
+        raise ScenarioErrors((Problem(spot.file, spot.line, spot.column, message, spot.source_line),)) from None
+    if node is None or (isinstance(node, yaml.ScalarNode) and node.value == "" and node.tag != _STR):
+        hint = "`distsim new` writes a starter scenario"
+        raise ScenarioErrors((Problem(document.file, 1, 1, "the file is empty; expected a scenario", "", hint),))
+    return node
+
+
+def _yaml_problem(document: Document, error: yaml.MarkedYAMLError) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+    what = str(error.problem or error.context or "broken")
+    hint = ""
+    if "expected a single document" in str(error.context):
+        what, hint = "a scenario file holds one document; here another one starts", "remove the line `---`, or split the file"
+    elif "\\t" in what or "\t" in document.line(line)[:column]:
+        hint = "indent with blanks; YAML takes no tabs there"
+    elif (glued := _GLUED.search(document.line(line)[:column])) is not None:
+        column, what = glued.end(1) + 1, f"a blank is missing after the colon: write `{glued[1]}: {glued[2]}`"
+    elif "mapping values are not allowed" in what:
+        hint = "quote a text that holds a colon and a blank; a key stands on a line of its own or inside { }"
+    elif "undefined alias" in what:
+        hint = "an alias `*name` repeats what an anchor `&name` marks before it; quote a text that starts with `*`"
+    elif error.context and error.context_mark and error.context_mark.line + 1 != line:
+        hint = f"{error.context} in line {error.context_mark.line + 1}"
+    return Problem(document.file, line, column, f"broken YAML: {what}", document.line(line), hint)
+
+
+def write(data: Any) -> str:
+    """Plain data as YAML that this module reads back as the same data; leaves of the tree on one line."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that the core schema, or a reader of YAML 1.1, would take for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text_node(dumper: yaml.SafeDumper, value: str) -> Any:
+    plain = isinstance(plain_scalar(yaml.ScalarNode("", value)), str) and value != "<<"
+    return dumper.represent_scalar(_STR, value, style=None if plain else "'")
+
+
+def _float_node(dumper: yaml.SafeDumper, value: float) -> Any:
+    text = repr(value)
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text if "." in text else text.replace("e", ".0e"))
+
+
+_Dumper.add_representer(str, _text_node)
+_Dumper.add_representer(float, _float_node)

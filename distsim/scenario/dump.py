@@ -1,0 +1,97 @@
+"""A scenario as a file again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from distsim.expr import Expression
+from distsim.ops.fields import plain
+from distsim.scenario.document import write
+from distsim.scenario.entries import Block, Entry, Repeat, Selector, Step
+from distsim.scenario.parts import GroupDecl, Part
+
+if TYPE_CHECKING:
+    from distsim.scenario.model import Scenario
+
+
+def to_yaml(scenario: Scenario) -> str:
+    """A text that reads as an equal scenario; keys that were never given are left out."""
+    return write(to_data(scenario))
+
+
+def to_data(scenario: Scenario) -> dict[str, Any]:
+    """The same as plain data: what stands in the file, key by key."""
+    data: dict[str, Any] = {"name": scenario.name}
+    if scenario.about:
+        data["about"] = scenario.about
+    data["world"] = scenario.world.size if scenario.world.nodes == 1 else scenario.world.plain()
+    data["backend"] = scenario.backend
+    if scenario.cluster is not None:
+        data["cluster"] = scenario.cluster
+    data |= {key: value for key in ("mesh", "vars", "groups", "tensors") if (value := _named(getattr(scenario, key)))}
+    data["program"] = [entry_data(entry) for entry in scenario.program]
+    if scenario.iterations != 1:
+        data["iterations"] = scenario.iterations
+    data |= {key: value for key in ("options", "launch") if (value := getattr(scenario, key).plain())}
+    if scenario.faults:
+        data["faults"] = [_fault(fault) for fault in scenario.faults]
+    data |= {key: value for key in ("seed", "jitter") if (value := getattr(scenario, key))}
+    if scenario.expect is not None:
+        data["expect"] = scenario.expect.plain()
+    return data
+
+
+def _named(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _one(value) for name, value in values.items()}
+
+
+def _one(value: Any) -> Any:
+    if isinstance(value, GroupDecl) and value.model_fields_set == {"ranks"}:
+        return list(value.ranks or ())
+    return value.plain() if isinstance(value, Part) else plain(value)
+
+
+def _fault(fault: Any) -> dict[str, Any]:
+    data: dict[str, Any] = fault.plain()
+    if fault.ranks is not None:
+        data["ranks"] = _selector(fault.ranks)
+    return data
+
+
+def entry_data(entry: Entry) -> dict[str, Any]:
+    """One entry as a mapping of the file."""
+    if isinstance(entry, Block):
+        return _chosen(entry.ranks, {"steps": [entry_data(e) for e in entry.steps]}, first=True)
+    if isinstance(entry, Repeat):
+        body: dict[str, Any] = {"times": plain(entry.times)}
+        if entry.index is not None:
+            body["index"] = entry.index
+        body["steps"] = [entry_data(e) for e in entry.steps]
+        return _chosen(entry.ranks, {"repeat": body})
+    return _chosen(entry.ranks, {type(entry.op).op: _fields(entry)})
+
+
+def _fields(step: Step) -> dict[str, Any]:
+    op = step.op
+    fields = op.model_dump(by_alias=True, exclude_unset=True, exclude={"ops"})
+    if type(op).kind == "batch":
+        fields = {"ops": [entry_data(part) for part in getattr(op, "ops")], **fields}  # noqa: B009 - a field of that row alone
+    return fields
+
+
+def _chosen(ranks: Selector, data: dict[str, Any], first: bool = False) -> dict[str, Any]:
+    if ranks is None:
+        return data
+    selector = {"ranks": _selector(ranks)}
+    return {**selector, **data} if first else {**data, **selector}
+
+
+def _selector(ranks: Selector) -> Any:
+    """A single rank as an integer, several as a list, a condition as its text."""
+    if isinstance(ranks, Expression):
+        return ranks.source
+    return ranks[0] if ranks is not None and len(ranks) == 1 else list(ranks or ())
+
+
+__all__ = ["entry_data", "to_data", "to_yaml"]

@@ -1,0 +1,278 @@
+"""The parts of a scenario that are no steps: world, groups, tensors, options, launch, faults, expectations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from distsim.expr import Expression
+from distsim.ops.fields import DtypeField, FieldError, Gather, SelectorField, ValueField, expression, per_rank, plain, shape
+from distsim.scenario.problems import shown
+from distsim.scenario.scalars import (
+    MAX_WORLD,
+    Backend,
+    Count,
+    Duration,
+    Flag,
+    Names,
+    Natural,
+    Rank,
+    Ranks,
+    Size,
+    Text,
+    choice,
+    field,
+    integer,
+    listed,
+    wrong,
+)  # fmt: skip
+
+_EXPRESSION_SCHEMA = {"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "string"}]}
+_SHAPE_SCHEMA = {"anyOf": [{"const": "auto"}, {"type": "array"}]}
+_machine = integer(1, MAX_WORLD)
+Machine = Annotated[int, *field(_machine, {"type": "integer", "minimum": 1, "maximum": MAX_WORLD})]
+
+
+class Part(BaseModel):
+    """A mapping of the file. Frozen; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, arbitrary_types_allowed=True, populate_by_name=True)
+
+    def plain(self) -> dict[str, Any]:
+        """What a file would say: the keys that were given."""
+        return self.model_dump(by_alias=True, exclude_unset=True)
+
+
+class World(Part):
+    """``{nodes, ranks_per_node}``; an integer is short for that many ranks on one machine."""
+
+    nodes: Machine
+    ranks_per_node: Machine
+
+    @property
+    def size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    @model_validator(mode="after")
+    def _bounded(self) -> World:
+        if self.size > MAX_WORLD:
+            raise ValueError(f"a world of {self.size} ranks is too large; at most {MAX_WORLD} are simulated")
+        return self
+
+
+class GroupDecl(Part):
+    """A group of `groups:`: one of ``ranks``, ``axes`` (the flattened sub-mesh), ``by`` (a group for each value)."""
+
+    ranks: Ranks | None = None
+    axes: Names | None = None
+    by: Annotated[Expression | None, *field(expression, _EXPRESSION_SCHEMA)] = None
+    backend: Backend | None = None
+    timeout_ns: Duration | None = Field(default=None, alias="timeout")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> GroupDecl:
+        if sum(way is not None for way in (self.ranks, self.axes, self.by)) != 1:
+            raise ValueError("expected one of `ranks`, `axes` and `by`")
+        if self.ranks is not None and not self.ranks:
+            raise FieldError("expected at least one rank, found an empty list", ("ranks",))
+        if self.ranks is not None and len(set(self.ranks)) < len(self.ranks):
+            raise FieldError("the group names a rank twice", ("ranks",))
+        if self.axes is not None and (not self.axes or len(set(self.axes)) < len(self.axes)):
+            raise FieldError("expected axes of the mesh, each once", ("axes",))
+        return self
+
+
+def _shape(value: Any) -> Any:
+    if value == "auto":
+        return value
+    if not isinstance(value, list | tuple):
+        raise wrong("a list of sizes as [8, 1024], or `auto`", value)
+    return shape(value)
+
+
+class TensorDecl(Part):
+    """A tensor. The loader fills in what ``like`` gives, and from a list of values the shape where it is left out."""
+
+    shape: Annotated[Any, *field(_shape, _SHAPE_SCHEMA)] = None
+    dtype: DtypeField = "float32"
+    value: ValueField = None
+    copies: Annotated[Any, *field(per_rank(expression), _EXPRESSION_SCHEMA)] = expression(1)
+    like: Text | None = None
+
+    @model_validator(mode="after")
+    def _sized(self) -> TensorDecl:
+        if self.shape is None and self.like is None and not isinstance(self.value, tuple):
+            raise ValueError("expected `shape` (a list of sizes, or auto), or `like` (another tensor)")
+        return self
+
+
+def _factor(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
+        raise wrong("a factor above 0, as 1.3", value)
+    return float(value)
+
+
+class Options(Part):
+    """What a user sets on torch.distributed or its back ends; each named after the argument or the variable it stands for."""
+
+    #: nccl: communicators are made at first use (lazy), or all at once (init_process_group's device_id is given).
+    init: Annotated[str, *field(choice("lazy", "eager"), {"enum": ["lazy", "eager"]})] = "lazy"
+    #: TORCH_NCCL_BLOCKING_WAIT: wait() blocks the host.
+    blocking_wait: Flag = False
+    #: NCCL_LAUNCH_ORDER_IMPLICIT: communicators of a device launch in the order of the host's calls.
+    launch_order_implicit: Flag = False
+    #: NCCL_BUFFSIZE: what a send may run ahead by, per channel.
+    buffsize: Size = 4 * 2**20
+    #: mpi: sends up to this size don't wait for their receive (Open MPI's btl_tcp_eager_limit and the like).
+    eager_limit: Size = 4 * 2**10
+    #: init_process_group's timeout; None: the back end's default (nccl 10 min, else 30 min).
+    timeout_ns: Duration | None = Field(default=None, alias="timeout")
+    #: init_process_group's init_method; None: env://.
+    init_method: Text | None = None
+
+
+class Launch(Part):
+    """How the ranks are started: the environment that torchrun gives them."""
+
+    master_addr: Text = "127.0.0.1"
+    master_port: Annotated[int, *field(integer(1, 65535), {"type": "integer", "minimum": 1, "maximum": 65535})] = 29500
+    #: CUDA_VISIBLE_DEVICES of each machine.
+    visible_devices: Ranks | None = None
+    #: OMP_NUM_THREADS.
+    omp_threads: Count = 1
+    #: multiprocessing's start method.
+    start: Annotated[str, *field(choice("spawn", "fork", "forkserver"), {"enum": ["spawn", "fork", "forkserver"]})] = "spawn"
+
+
+_KINDS = ("kill", "raise", "exit", "slow", "late", "absent")
+
+
+class FaultDecl(Part):
+    """A fault: who (``rank``, ``ranks`` or ``link``), what (``kind``), when (``iteration``, ``before_call``, ``at``)."""
+
+    kind: Annotated[str, *field(choice(*_KINDS), {"enum": list(_KINDS)})]
+    rank: Rank | None = None
+    ranks: SelectorField = None
+    link: Text | None = None
+    nodes: Ranks | None = None
+    iteration: Natural | None = None
+    before_call: Natural | None = None
+    at_ns: Duration | None = Field(default=None, alias="at")
+    factor: Annotated[float, *field(_factor, {"type": "number", "exclusiveMinimum": 0})] = 1.0
+    #: Exit status of the kind `exit`.
+    code: Annotated[int, *field(integer(0, 255), {"type": "integer", "minimum": 0, "maximum": 255})] = 1
+    #: How much later than the others a rank of the kind `late` starts.
+    delay_ns: Duration = Field(default=0, alias="delay")
+
+    @model_validator(mode="after")
+    def _fits(self) -> FaultDecl:
+        if sum(who is not None for who in (self.rank, self.ranks, self.link)) != 1:
+            raise ValueError("expected one of `rank`, `ranks` and `link`: who is hit")
+        given = self.model_fields_set
+        if self.link is not None and self.kind != "slow":
+            raise FieldError(f"a link can only be slow, found {self.kind}", ("kind",))
+        if self.nodes is not None and self.link is None:
+            raise FieldError("`nodes` belongs to a `link`", ("nodes",))
+        for kind, key, name in (("slow", "factor", "factor"), ("late", "delay_ns", "delay"), ("exit", "code", "code")):
+            if key in given and self.kind != kind:
+                raise FieldError(f"`{name}` belongs to the kind {kind}, found {self.kind}", (name,))
+        if self.kind == "slow" and "factor" not in given:
+            raise ValueError("a slow rank or link needs its `factor`, as 1.3")
+        if self.kind == "late" and "delay_ns" not in given:
+            raise ValueError("a late rank needs its `delay`, as 50 ms")
+        self._fits_when(given)
+        return self
+
+    def _fits_when(self, given: set[str]) -> None:
+        if self.kind in ("slow", "late", "absent"):
+            for key in ("iteration", "before_call", "at_ns"):
+                if key in given:
+                    raise FieldError(f"the kind {self.kind} holds from the start on", (key.removesuffix("_ns"),))
+        if self.at_ns is not None and (self.iteration is not None or self.before_call is not None):
+            raise FieldError("expected either `at` or a call (`iteration`, `before_call`)", ("at",))
+
+
+class Bounds(Part):
+    """``{at_least, at_most}``: bounds of a duration."""
+
+    at_least_ns: Duration | None = Field(default=None, alias="at_least")
+    at_most_ns: Duration | None = Field(default=None, alias="at_most")
+
+    @model_validator(mode="after")
+    def _some(self) -> Bounds:
+        if self.at_least_ns is None and self.at_most_ns is None:
+            raise ValueError("expected `at_least` or `at_most`, as `{at_most: 20 ms}`")
+        return self
+
+
+VERDICTS = ("invalid", "mismatch", "deadlock", "race", "leak", "ok")
+OUTCOMES = ("completes", "hangs", "raises", "crashes", "wrong-data", "undefined")
+_outcome = choice(*OUTCOMES)
+
+
+def _outcomes(value: Any) -> Any:
+    """One outcome, or one for each back end named."""
+    if not isinstance(value, Mapping):
+        return _outcome(value)
+    gather = Gather()
+    for backend in value:
+        gather.take(backend, choice("gloo", "nccl", "mpi"), backend)
+    found = {backend: gather.take(backend, _outcome, outcome) for backend, outcome in value.items()}
+    gather.done()
+    return found
+
+
+def _expected(value: Any) -> Any:
+    """A number (which fills), `?` (unknown), or a nested list of them."""
+    if isinstance(value, list | tuple):
+        return listed(_expected)(value)
+    if value == "?" or isinstance(value, bool | int | float):
+        return value
+    raise ValueError(f"expected a number, a list of numbers, or `?` for unknown, found {shown(value)}")
+
+
+def _values(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise wrong("a mapping of tensors to numbers, as `{x: {0: 6, 1: 6}}`", value)
+    gather = Gather()
+    for name in value:
+        gather.take(name, text_key, name)
+    found = {name: gather.take(name, per_rank(_expected), numbers) for name, numbers in value.items()}
+    gather.done()
+    return found
+
+
+def text_key(value: Any) -> str:
+    if not isinstance(value, str):
+        raise wrong("a name", value)
+    return value
+
+
+def _code(value: Any) -> str:
+    if not isinstance(value, str) or len(value) != 5 or not value.startswith("DS") or not value[2:].isdigit():
+        raise wrong("the code of a finding, as DS301", value)
+    return value
+
+
+_plain_values = lambda values: {name: plain(numbers) for name, numbers in values.items()}  # noqa: E731
+_depends = choice("buffering", "schedule")
+
+
+class Expect(Part):
+    """What must come out. What is left out is not checked (`model_fields_set`); ``depends_on: null`` says: on nothing."""
+
+    verdict: Annotated[str | None, *field(choice(*VERDICTS), {"enum": list(VERDICTS)})] = None
+    depends_on: Annotated[
+        str | None, *field(lambda v: None if v is None else _depends(v), {"enum": ["buffering", "schedule", None]})
+    ] = None
+    outcome: Annotated[Any, *field(_outcomes, {"anyOf": [{"enum": list(OUTCOMES)}, {"type": "object"}]}, lambda v: v)] = None
+    ranks: Ranks | None = None
+    core: Ranks | None = None
+    findings: Annotated[
+        tuple[str, ...] | None, *field(listed(_code, "a list of codes"), {"type": "array", "items": {"type": "string"}})
+    ] = None
+    values: Annotated[dict[str, Any], *field(_values, {"type": "object"}, _plain_values)] = Field(default_factory=dict)
+    makespan: Bounds | None = None
+    iteration: Bounds | None = None

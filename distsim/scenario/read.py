@@ -1,0 +1,274 @@
+"""A document's data to the fields of a scenario. Every top-level key is read by itself, so that one problem hides no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import PurePath
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from distsim.errors import UsageError
+from distsim.expr import Expression
+from distsim.names import listing, near
+from distsim.ops.fields import expression
+from distsim.scenario.document import Document, Path
+from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, Options, Part, TensorDecl, World
+from distsim.scenario.problems import Problems, shown
+from distsim.scenario.scalars import MAX_WORLD, choice, fraction, integer, text
+from distsim.scenario.scope import Scope
+from distsim.scenario.steps import MAX_ROUNDS, MAX_TIMES, StepReader
+from distsim.scenario.tensors import resolve
+from distsim.scenario.validation import note_errors
+
+P = TypeVar("P", bound=Part)
+
+KEYS = (
+    "name", "about", "world", "backend", "cluster", "mesh", "vars", "groups", "tensors", "program", "iterations", "options",
+    "launch", "faults", "seed", "jitter", "expect",
+)  # fmt: skip
+
+
+def read(document: Document, problems: Problems) -> dict[str, Any]:
+    """The fields of a `Scenario`. Raises ScenarioErrors with all problems, in order of place."""
+    data = document.root
+    if not isinstance(data, Mapping):
+        if data is not None or not problems:
+            problems.add((), f"expected a scenario, a mapping with `world`, `program` and the like, found {shown(data)}")
+        problems.raise_any()
+        return {}
+    fields = _Reader(document, problems, data).fields()
+    problems.raise_any()
+    return fields
+
+
+class _Reader:
+    def __init__(self, document: Document, problems: Problems, data: Mapping[Any, Any]) -> None:
+        self.document, self.problems, self.data = document, problems, data
+
+    def fields(self) -> dict[str, Any]:
+        for key in self.data:
+            if key not in KEYS:
+                self.problems.add((key,), f"unknown key {key}; expected {listing(KEYS, 20)}{near(key, KEYS)}", at_key=True)
+        world = self.world()
+        size = world.size if world else None
+        found: dict[str, Any] = {
+            "name": self.scalar("name", _name, PurePath(self.document.file).stem or "scenario"),
+            "about": self.scalar("about", text, ""),
+            "world": world,
+            "backend": self.scalar("backend", choice("gloo", "nccl", "mpi"), "gloo"),
+            "cluster": self.cluster(),
+            "mesh": self.mesh(size),
+            "iterations": self.scalar("iterations", integer(1, MAX_TIMES), 1),
+            "options": self.part("options", Options, {}),
+            "launch": self.part("launch", Launch, {}),
+            "seed": self.scalar("seed", integer(0, 2**53), 0),
+            "jitter": self.scalar("jitter", fraction, 0.0),
+            "expect": self.part("expect", Expect, None),
+        }
+        self.program(found, size)
+        found["file"] = self.document.file
+        return {key: value for key, value in found.items() if value is not None or key in ("cluster", "expect")}
+
+    # --- single values ---
+    def scalar(self, key: str, parse: Callable[[Any], Any], default: Any) -> Any:
+        if key not in self.data:
+            return default
+        try:
+            return parse(self.data[key])
+        except ValueError as error:
+            self.problems.error((key,), error)
+            return default
+
+    def part(self, key: str, model: type[P], default: Any) -> P | None:
+        value = self.data.get(key)
+        value = default if value is None else value
+        return None if value is None else self.mapping((key,), model, value)
+
+    def mapping(self, path: Path, model: type[P], value: Any, name: str = "") -> P | None:
+        """A model from the mapping at a path; what is wrong is noted."""
+        if isinstance(value, model):
+            return value
+        if not isinstance(value, Mapping):
+            self.problems.add(path, f"expected a mapping, found {shown(value)}")
+            return None
+        try:
+            return model.model_validate(dict(value))
+        except ValidationError as errors:
+            note_errors(self.problems, errors, path, model, name=name or str(path[-1]))
+            return None
+
+    def named(self, key: str) -> Mapping[Any, Any]:
+        """A top-level mapping of names; left out or null: none."""
+        value = self.data.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            self.problems.add((key,), f"expected a mapping of names, found {shown(value)}")
+            return {}
+        return value
+
+    # --- who is there ---
+    def world(self) -> World | None:
+        value = self.data.get("world")
+        if value is None:
+            hint = "`world: 4`, or `world: {nodes: 2, ranks_per_node: 8}`"
+            self.problems.add(("world",), "expected `world`: how many ranks there are", hint)
+            return None
+        if isinstance(value, Mapping):
+            return self.mapping(("world",), World, value)
+        if isinstance(value, World):
+            return value
+        try:
+            return World(nodes=1, ranks_per_node=integer(1, MAX_WORLD, "the number of ranks, an integer")(value))
+        except ValueError as error:
+            self.problems.error(("world",), error)
+            return None
+
+    def cluster(self) -> Any:
+        """A preset's name, a file, or a mapping; presets and mappings are checked here, files when they are needed."""
+        value = self.data.get("cluster")
+        if value is None:
+            return None
+        if isinstance(value, Mapping):
+            return self.inline_cluster(_plain_data(value))
+        if not isinstance(value, str):
+            self.problems.add(("cluster",), f"expected a preset, a file, or a cluster as a mapping, found {shown(value)}")
+            return None
+        if not _is_file(value):
+            from distsim.cluster import PRESETS
+
+            if value not in PRESETS:
+                known = listing(PRESETS)
+                self.problems.add(
+                    ("cluster",),
+                    f"unknown cluster {value}; presets are {known}{near(value, PRESETS)}",
+                    "a file's name ends in .yaml",
+                )
+        return value
+
+    def inline_cluster(self, data: dict[str, Any]) -> dict[str, Any]:
+        from distsim.cluster import cluster_from
+
+        try:
+            cluster_from(data)
+        except UsageError as error:
+            for line in error.message.splitlines():
+                place, _, message = line.partition(": ")
+                keys: Path = tuple(place.split(".")) if message and place.startswith("cluster") else ("cluster",)
+                self.problems.add(keys, message or line, error.remedy)
+        return data
+
+    def mesh(self, size: int | None) -> dict[str, int]:
+        found: dict[str, int] = {}
+        given = self.named("mesh")
+        for axis, value in given.items():
+            try:
+                found[axis] = integer(1, MAX_WORLD, "the size of an axis, an integer")(value)
+            except ValueError as error:
+                self.problems.error(("mesh", axis), error)
+        if size is not None and found and len(found) == len(given) and prod(found.values()) != size:
+            product = " * ".join(str(n) for n in found.values())
+            total = f"{product} = {prod(found.values())}" if len(found) > 1 else product
+            self.problems.add(("mesh",), f"the mesh does not give the world: it has {total} ranks, the world {size}")
+        return found
+
+    # --- what there is to name, and the program ---
+    def program(self, found: dict[str, Any], size: int | None) -> None:
+        scope = Scope(self.problems, found["mesh"], size)
+        scope.define_axes()
+        found["vars"] = self.vars()
+        scope.define_vars(found["vars"])
+        found["groups"] = self.groups()
+        scope.define_groups(found["groups"], size)
+        scope.groups |= {name for name in self.named("groups") if isinstance(name, str)}
+        declared = {name: self.tensor(name, value) for name, value in self.named("tensors").items()}
+        found["tensors"] = resolve({name: t for name, t in declared.items() if t is not None}, declared.keys(), self.problems)
+        scope.define_tensors(found["tensors"])
+        scope.tensors |= dict.fromkeys(declared)
+        reader = StepReader(self.problems)
+        if "program" not in self.data:
+            self.problems.add(
+                ("program",), "expected `program`: what the ranks do, a list of entries", "`program: []` does nothing"
+            )
+        found["program"] = reader.entries(self.data.get("program", ()), ("program",), found["iterations"])
+        scope.entries(found["program"])
+        found["faults"] = self.faults(scope, size)
+        self.expected(found["expect"], scope, size)
+
+    def vars(self) -> dict[str, Expression]:
+        found = {}
+        for name, value in self.named("vars").items():
+            try:
+                found[name] = expression(value)
+            except ValueError as error:
+                self.problems.error(("vars", name), error)
+                found[name] = expression(0)
+        return found
+
+    def groups(self) -> dict[str, GroupDecl]:
+        found = {}
+        for name, value in self.named("groups").items():
+            short = isinstance(value, list | tuple)
+            group = self.mapping(("groups", name), GroupDecl, {"ranks": value} if short else value, f"the group {name}")
+            if group is not None:
+                found[name] = group
+        return found
+
+    def tensor(self, name: str, value: Any) -> TensorDecl | None:
+        return self.mapping(("tensors", name), TensorDecl, value, f"the tensor {name}")
+
+    def faults(self, scope: Scope, size: int | None) -> tuple[FaultDecl, ...]:
+        value = self.data.get("faults")
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple):
+            self.problems.add(("faults",), f"expected a list of faults, each after a dash, found {shown(value)}")
+            return ()
+        found = []
+        for k, item in enumerate(value):
+            fault = self.mapping(("faults", k), FaultDecl, item, "the fault")
+            if fault is None:
+                continue
+            found.append(fault)
+            scope.selector(fault.ranks, ("faults", k), [])
+            if fault.rank is not None:
+                self.outside(("faults", k, "rank"), (fault.rank,), size)
+        return tuple(found)
+
+    def expected(self, expect: Expect | None, scope: Scope, size: int | None) -> None:
+        if expect is None:
+            return
+        for name in expect.values:
+            if name.partition("@")[0] not in scope.tensors:
+                known = scope.tensors
+                message = f"unknown tensor {name}; declared are {listing(known)}{near(name, known)}"
+                self.problems.add(("expect", "values", name), message, at_key=True)
+        for key in ("ranks", "core"):
+            self.outside(("expect", key), getattr(expect, key) or (), size)
+
+    def outside(self, path: Path, ranks: tuple[int, ...], size: int | None) -> None:
+        strange = [rank for rank in ranks if size is not None and rank >= size]
+        if strange:
+            self.problems.add(path, f"rank {strange[0]} is outside the world of {size} ranks (0 to {size - 1 if size else 0})")
+
+
+def _name(value: Any) -> str:
+    if not text(value).strip():
+        raise ValueError("expected a name, found an empty text")
+    return text(value)
+
+
+def _is_file(value: str) -> bool:
+    return value.endswith((".yaml", ".yml", ".json")) or "/" in value
+
+
+def _plain_data(value: Any) -> Any:
+    """Data without its places."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain_data(item) for key, item in value.items()}
+    return [_plain_data(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+__all__ = ["KEYS", "MAX_ROUNDS", "read"]

@@ -1,0 +1,110 @@
+"""Plain field types of the parts of a scenario that are no steps. They take what is meant, and refuse all else in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
+
+from distsim import units
+from distsim.names import near
+from distsim.ops.fields import each, plain
+from distsim.scenario.problems import shown
+
+
+def wrong(expected: str, value: object) -> ValueError:
+    return ValueError(f"expected {expected}, found {shown(value)}")
+
+
+def integer(low: int, high: int, what: str = "an integer") -> Callable[[Any], int]:
+    """Parser of an integer within bounds; 4.0 is 4, true is no integer."""
+
+    def parse(value: Any) -> int:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            bounds = f" from {low} to {high}" if high < 2**53 else f" of at least {low}"
+            raise wrong(what + bounds, value)
+        return value
+
+    return parse
+
+
+def number(value: Any) -> float:
+    """A finite number of zero or more."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e15:
+        raise wrong("a number of zero or more", value)
+    return value
+
+
+def fraction(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise wrong("a number from 0 to below 1, as 0.1 for ten per cent", value)
+    return value
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a text, found {shown(value)}" + ("; quote it" if isinstance(value, int | float) else ""))
+    return value
+
+
+def flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        hint = "; YAML 1.2 has true and false" if value in ("yes", "no", "on", "off") else ""
+        raise ValueError(f"expected true or false, found {shown(value)}{hint}")
+    return value
+
+
+def choice(*words: str) -> Callable[[Any], str]:
+    """Parser of one word out of a few."""
+
+    def parse(value: Any) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise ValueError(f"expected one of {', '.join(words)}, found {shown(value)}{near(value, words)}")
+        return value
+
+    return parse
+
+
+def listed(parse_one: Callable[[Any], Any], what: str = "a list") -> Callable[[Any], tuple[Any, ...]]:
+    """Parser of a list; an item's error knows which item."""
+
+    def parse(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list | tuple):
+            raise wrong(what, value)
+        return each(parse_one, value)
+
+    return parse
+
+
+def field(parse: Callable[[Any], Any], schema: dict[str, Any], write: Callable[[Any], Any] = plain) -> Any:
+    """What Annotated needs after the type."""
+
+    def lenient(value: Any) -> Any:
+        return None if value is None else write(value)
+
+    return (PlainValidator(parse), PlainSerializer(lenient), WithJsonSchema(schema))
+
+
+_TEXT = {"type": "string"}
+MAX_WORLD = 1_000_000
+
+Text = Annotated[str, *field(text, _TEXT)]
+Flag = Annotated[bool, *field(flag, {"type": "boolean"})]
+Number = Annotated[float, *field(number, {"type": "number", "minimum": 0})]
+Fraction = Annotated[float, *field(fraction, {"type": "number", "minimum": 0, "exclusiveMaximum": 1})]
+Count = Annotated[int, *field(integer(1, 10**6), {"type": "integer", "minimum": 1, "maximum": 10**6})]
+Natural = Annotated[int, *field(integer(0, 2**53), {"type": "integer", "minimum": 0})]
+Rank = Annotated[int, *field(integer(0, MAX_WORLD, "a rank, an integer"), {"type": "integer", "minimum": 0})]
+Ranks = Annotated[
+    tuple[int, ...],
+    *field(
+        listed(integer(0, MAX_WORLD, "a rank, an integer"), "a list of ranks"), {"type": "array", "items": {"type": "integer"}}
+    ),
+]
+Names = Annotated[tuple[str, ...], *field(listed(text, "a list of names"), {"type": "array", "items": _TEXT})]
+Backend = Annotated[str, *field(choice("gloo", "nccl", "mpi"), {"enum": ["gloo", "nccl", "mpi"]})]
+Duration = Annotated[int, *field(units.parse_duration_ns, _TEXT, units.duration_text)]
+Size = Annotated[int, *field(units.parse_size_bytes, _TEXT, units.size_text)]

@@ -1,0 +1,133 @@
+"""The JSON Schema of scenario files, for editors: from the models and the table of operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from distsim.ops.base import Op
+from distsim.ops.fields import SelectorField
+from distsim.ops.table import ALIASES, OPS
+from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, Options, TensorDecl, World
+from distsim.scenario.scalars import MAX_WORLD
+from distsim.scenario.steps import MAX_TIMES
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_NAME = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}
+_VALUE = {"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "string"}]}
+_PER_RANK = {"type": "object", "propertyNames": {"pattern": "^([0-9]+|else)$"}}
+_ENTRIES = {"type": "array", "items": {"$ref": "#/$defs/entry"}}
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a scenario file. Names of groups, tensors, handles and variables are beyond it."""
+    definitions: dict[str, Any] = {"selector": _selector()}
+    parts = {
+        model.__name__: _model(model, definitions) for model in (World, GroupDecl, TensorDecl, Options, Launch, FaultDecl, Expect)
+    }
+    definitions["entry"] = {"anyOf": [_bare(), _block(), _repeat(), *(_step(name, definitions) for name in [*OPS, *ALIASES])]}
+    return {
+        "$schema": DIALECT,
+        "title": "distsim scenario",
+        "type": "object",
+        "required": ["world", "program"],
+        "additionalProperties": False,
+        "properties": _top(parts),
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _top(parts: dict[str, Any]) -> dict[str, Any]:
+    def named(value: Any) -> dict[str, Any]:
+        return {"type": "object", "propertyNames": _NAME, "additionalProperties": value}
+
+    ranks = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+    return {
+        "name": {"type": "string"},
+        "about": {"type": "string"},
+        "world": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_WORLD}, parts["World"]]},
+        "backend": {"enum": ["gloo", "nccl", "mpi"]},
+        "cluster": {"type": ["string", "object"], "description": "A preset, a file, or a cluster written out."},
+        "mesh": named({"type": "integer", "minimum": 1}),
+        "vars": named(_VALUE),
+        "groups": named({"anyOf": [ranks, parts["GroupDecl"]]}),
+        "tensors": named(parts["TensorDecl"]),
+        "program": _ENTRIES,
+        "iterations": {"type": "integer", "minimum": 1, "maximum": MAX_TIMES},
+        "options": parts["Options"],
+        "launch": parts["Launch"],
+        "faults": {"type": "array", "items": parts["FaultDecl"]},
+        "seed": {"type": "integer", "minimum": 0},
+        "jitter": {"type": "number", "minimum": 0, "exclusiveMaximum": 1},
+        "expect": parts["Expect"],
+    }
+
+
+def _model(model: type[BaseModel], definitions: dict[str, Any]) -> dict[str, Any]:
+    """A model's schema; the models inside it go to the definitions."""
+    found = model.model_json_schema(ref_template="#/$defs/{model}")
+    definitions |= found.pop("$defs", {})
+    if not issubclass(model, Op):
+        return found
+    found.pop("title", None)
+    return found
+
+
+def _selector() -> dict[str, Any]:
+    found: dict[str, Any] = SelectorField.__metadata__[2].json_schema
+    return {"description": "Who: a rank, a list of ranks, or a condition.", **found}
+
+
+def _bare() -> dict[str, Any]:
+    """Operations that need no field."""
+    return {"enum": sorted(name for name, row in OPS.items() if not any(f.is_required() for f in row.model_fields.values()))}
+
+
+def _block() -> dict[str, Any]:
+    properties = {"ranks": {"$ref": "#/$defs/selector"}, "steps": _ENTRIES}
+    return {"type": "object", "required": ["steps"], "additionalProperties": False, "properties": properties}
+
+
+def _repeat() -> dict[str, Any]:
+    body = {
+        "type": "object",
+        "required": ["times", "steps"],
+        "additionalProperties": False,
+        "properties": {
+            "times": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}, _PER_RANK]},
+            "index": _NAME,
+            "steps": _ENTRIES,
+        },
+    }
+    return _entry("repeat", body)
+
+
+def _entry(name: str, body: Any) -> dict[str, Any]:
+    properties = {name: body, "ranks": {"$ref": "#/$defs/selector"}}
+    return {"type": "object", "required": [name], "additionalProperties": False, "properties": properties}
+
+
+def _step(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    row = OPS[ALIASES.get(name, name)]
+    key = f"fields of {row.op}"
+    if key not in definitions:
+        definitions[key] = _fields(row, definitions)
+    return _entry(name, {"$ref": f"#/$defs/{key.replace(' ', '%20')}"})
+
+
+def _fields(row: type[Op], definitions: dict[str, Any]) -> dict[str, Any]:
+    """The fields as a mapping; alone, the first field's value; nothing, where no field is needed."""
+    mapping = _model(row, definitions)
+    if row.kind == "batch":
+        mapping["properties"]["ops"] = _ENTRIES
+    mapping["description"] = row.words.signature
+    ways: list[Any] = [mapping]
+    if row.first_field:
+        ways.append(mapping["properties"][row.first_field])
+    if not mapping.get("required"):
+        ways.append({"type": "null"})
+    return {"anyOf": ways} if len(ways) > 1 else mapping
+
+
+__all__ = ["DIALECT", "schema"]

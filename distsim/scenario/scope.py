@@ -1,0 +1,315 @@
+"""Names: every name that a scenario uses must be known, and each has one meaning. Checked for all ranks, reached or not."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from distsim.expr import Expression, ExpressionError
+from distsim.names import listing, near
+from distsim.ops.base import Op
+from distsim.ops.fields import Inline, PerRank, Ref
+from distsim.scenario.document import Path
+from distsim.scenario.entries import Block, Entry, Repeat, Selector, Step
+from distsim.scenario.problems import Problems, shown
+from distsim.scenario.steps import bad_times
+
+#: Words of expressions; nothing else may be called so.
+BASE = ("rank", "world_size", "node", "local_rank")
+GROUP_WORDS = ("group_rank", "group_size")
+VALUE_WORDS = ("index", "copy")
+RESERVED = (*BASE, *GROUP_WORDS, *VALUE_WORDS, "all", "min", "max", "true", "false", "world", "else")
+_INDEX = "an index of a repeat"
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The expressions, references and inline tensors inside a field's value, each with the way to it."""
+    if isinstance(value, PerRank):
+        for rank, item in value.entries:
+            yield from leaves(item, (*path, rank))
+        yield from leaves(value.default, (*path, "else"))
+    elif isinstance(value, tuple):
+        for k, item in enumerate(value):
+            yield from leaves(item, (*path, k))
+    elif isinstance(value, Inline):
+        yield from leaves(value.shape, (*path, "shape"))
+    elif isinstance(value, Expression | Ref):
+        yield path, value
+
+
+class Scope:
+    """Checks names against what a scenario defines. ``axes``, ``groups``, ``tensors``: the names that could be read."""
+
+    def __init__(self, problems: Problems, axes: Mapping[str, int], world_size: int | None) -> None:
+        self.problems = problems
+        self.axes = dict(axes)
+        self.groups: set[str] = {"world"}
+        self.tensors: dict[str, Any] = {}
+        self.handles: set[str] = set()
+        self.meaning: dict[str, str] = dict.fromkeys(RESERVED, "a word of expressions")
+        self.names: list[str] = list(BASE)
+        #: What is the same number on every rank.
+        self.constants: dict[str, Any] = {} if world_size is None else {"world_size": world_size}
+        #: What rank 0 sees.
+        self.sample: dict[str, Any] = {**dict.fromkeys(BASE, 0), "world_size": world_size or 1}
+
+    # --- definitions ---
+    def define(self, name: Any, what: str, path: Path) -> None:
+        """One name, one meaning."""
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            self.problems.add(path, f"expected a name made of letters, digits and _ for {what}, found {shown(name)}", at_key=True)
+            return
+        if name in self.meaning:
+            self.problems.add(path, f"{name} is already {self.meaning[name]}; {what} needs another name", at_key=True)
+            return
+        self.meaning[name] = what
+
+    def define_axes(self) -> None:
+        for axis, size in self.axes.items():
+            self.define(axis, "an axis of the mesh", ("mesh", axis))
+            self.define(f"{axis}_size", f"the size of the axis {axis}", ("mesh", axis))
+            self.names += [axis, f"{axis}_size"]
+            self.constants[f"{axis}_size"] = size
+            self.sample |= {axis: 0, f"{axis}_size": size}
+            self.groups.add(axis)
+
+    def define_vars(self, variables: Mapping[str, Expression]) -> None:
+        """In order: a var may use those before it."""
+        for name, value in variables.items():
+            later = [other for other in variables if other not in self.names]
+            self.expression(value, ("vars", name), (), later)
+            self.define(name, "a var", ("vars", name))
+            self.names.append(name)
+            self.fold(name, value)
+
+    def fold(self, name: str, value: Expression) -> None:
+        """A var's value, where it is the same on every rank, and rank 0's."""
+        if value.names <= self.sample.keys():
+            with suppress(ExpressionError):
+                self.sample[name] = value.evaluate(self.sample)
+        if value.names <= self.constants.keys():
+            try:
+                self.constants[name] = value.evaluate(self.constants)
+            except ExpressionError as error:
+                self.problems.add(("vars", name), str(error), offset=error.offset)
+
+    def define_groups(self, groups: Mapping[str, Any], world_size: int | None) -> None:
+        for name, group in groups.items():
+            path: Path = ("groups", name)
+            self.define(name, "a group", path)
+            self.groups.add(name)
+            for axis in group.axes or ():
+                if axis not in self.axes:
+                    self.problems.add(
+                        (*path, "axes"), f"unknown axis {axis}; the mesh has {listing(self.axes)}{near(axis, self.axes)}"
+                    )
+            if group.by is not None:
+                self.expression(group.by, (*path, "by"))
+            outside = [r for r in group.ranks or () if world_size is not None and r >= world_size]
+            if outside:
+                self.problems.add(path, f"rank {outside[0]} of the group {name} is outside the world of {world_size} ranks")
+
+    def define_tensors(self, tensors: Mapping[str, Any]) -> None:
+        self.tensors = dict(tensors)
+        for name, tensor in tensors.items():
+            path: Path = ("tensors", name)
+            if not isinstance(name, str) or not name.isidentifier():
+                self.problems.add(
+                    path, f"expected a name made of letters, digits and _ for a tensor, found {shown(name)}", at_key=True
+                )
+            if isinstance(tensor.shape, tuple):
+                self.field(tensor.shape, (*path, "shape"))
+            self.field(tensor.copies, (*path, "copies"))
+            self.field(tensor.value, (*path, "value"), VALUE_WORDS)
+
+    # --- uses ---
+    def expression(self, value: Expression, path: Path, more: Iterable[str] = (), later: Iterable[str] = ()) -> None:
+        """Every name that an expression uses must be known here."""
+        self._expression(value, path, 0, [*self.names, *more], later)
+
+    def _expression(self, value: Expression, path: Path, shift: int, known: list[str], later: Iterable[str] = ()) -> None:
+        for name, offset in value.offsets:
+            if name in known:
+                continue
+            if name in later:
+                message = f"the var {name} is defined further down; vars are evaluated in order"
+            elif name in GROUP_WORDS:
+                message = f"{name} is known beside a `group:` only"
+            elif name in VALUE_WORDS:
+                message = f"{name} is known in `value:` only"
+            else:
+                words = dict.fromkeys(known)
+                message = f"unknown name {name} in an expression; known here are {listing(words, 20)}{near(name, words)}"
+            self.problems.add(path, message, offset=shift + offset)
+
+    def field(self, value: Any, path: Path, more: Iterable[str] = ()) -> None:
+        """The names of all expressions inside a field's value."""
+        known = [*self.names, *more]
+        for way, leaf in leaves(value):
+            if isinstance(leaf, Expression):
+                self._expression(leaf, (*path, *way), 0, known)
+
+    def selector(self, ranks: Selector, path: Path, more: list[str]) -> None:
+        """A condition's names must be known, and rank 0 must get true or false from it (lowering asks the other ranks)."""
+        if not isinstance(ranks, Expression):
+            return
+        where = (*path, "ranks")
+        self.expression(ranks, where, more)
+        if ranks.constant is not None and not isinstance(ranks.constant, bool):
+            self.problems.add(
+                where, f"`ranks: {ranks.text}` in quotes is a number, not true or false; name a rank without quotes"
+            )
+        elif ranks.names <= self.sample.keys() | set(more):
+            with suppress(ExpressionError):
+                if not isinstance(ranks.evaluate({**dict.fromkeys(more, 0), **self.sample}), bool):
+                    example = f"`{ranks.text} == 0`" if ranks.text.isidentifier() else "`stage == 0`"
+                    message = f"a condition must be true or false, and {ranks.text} is a number; write {example} or the like"
+                    self.problems.add(where, message)
+
+    def entries(self, entries: tuple[Entry, ...]) -> None:
+        """Check the program: first gather what its steps define, then look at every use."""
+        for entry, _ in _walk(entries, ()):
+            self._gather(entry)
+        for entry, index in _walk(entries, ()):
+            self._use(entry, list(index))
+
+    def _gather(self, entry: Entry) -> None:
+        if isinstance(entry, Repeat) and entry.index is not None and self.meaning.get(entry.index) != _INDEX:
+            self.define(entry.index, _INDEX, (*entry.path, "repeat", "index"))
+        if not isinstance(entry, Step):
+            return
+        row = type(entry.op)
+        if row.op == "new_group":
+            name = getattr(entry.op, "name", None)
+            if not isinstance(name, str):
+                return  # a problem of its own
+            if name not in self.groups or self.meaning.get(name) != "a group of new_group":
+                self.define(name, "a group of new_group", self._field_path(entry, "name"))
+            self.groups.add(name)
+        handle = getattr(entry.op, "handle", None)
+        if handle is not None:
+            if handle.name == "all":
+                self.problems.add(self._field_path(entry, "as"), "`all` is no handle: `wait: all` waits for every open one")
+                return
+            self.handles.add(handle.name)
+
+    def _use(self, entry: Entry, index: list[str]) -> None:
+        self.selector(entry.ranks, entry.path, index)
+        if isinstance(entry, Repeat):
+            if isinstance(entry.index, str) and entry.index in index:
+                self.problems.add(
+                    (*entry.path, "repeat", "index"), f"{entry.index} is already the index of a repeat around this one"
+                )
+            self._times(entry, index)
+        elif isinstance(entry, Step):
+            self._step(entry, index)
+
+    def _times(self, entry: Repeat, index: list[str]) -> None:
+        path = (*entry.path, "repeat", "times")
+        self.field(entry.times, path, index)
+        for way, times in leaves(entry.times):
+            if times.constant is None and times.names <= self.constants.keys():
+                try:
+                    reason = bad_times(times.evaluate(self.constants), 1)
+                except ExpressionError as error:
+                    reason = str(error)
+                if reason is not None:
+                    self.problems.add((*path, *way), reason)
+
+    def _step(self, step: Step, index: list[str]) -> None:
+        op = step.op
+        row = type(op)
+        more = [*index, *(GROUP_WORDS if getattr(op, "group", None) is not None else ())]
+        for name, info in row.model_fields.items():
+            value = getattr(op, name, None)
+            if value is None or name not in op.model_fields_set or name == "ops":
+                continue  # the steps of a batch are entries of the walk
+            if self._plainly_known(row, name, value, more):
+                continue
+            key = info.alias or name
+            if name == "group":
+                self._group(value, self._field_path(step, key))
+            elif row.op == "assign" and name == "value":
+                self._assigned(value, self._field_path(step, key), index)
+            else:
+                self._uses(row, name, value, self._field_path(step, key), more)
+
+    def _plainly_known(self, row: type[Op], name: str, value: Any, more: list[str]) -> bool:
+        """The quick answer for most fields; False means: look closely."""
+        kind = type(value)
+        if name == "group":
+            return kind is str and value in self.groups
+        if kind is Ref:
+            if value.index is not None and not all(n in self.names or n in more for n in value.index.names):
+                return False
+            return value.name in (self.handles if row.kind == "wait" else self.tensors) or name == "handle"
+        if kind is Expression:
+            return not value.names or (row.op != "assign" and all(n in self.names or n in more for n in value.names))
+        return kind in (str, int, float, bool)
+
+    def _uses(self, row: type[Op], name: str, value: Any, path: Path, more: list[str]) -> None:
+        known = [*self.names, *more]
+        for way, leaf in leaves(value):
+            where = (*path, *way)
+            if isinstance(leaf, Expression):
+                self._expression(leaf, where, 0, known)
+                continue
+            if row.kind == "wait":
+                if leaf.name not in self.handles and leaf.name != "all":
+                    known_ones = sorted(self.handles)
+                    hint = f"(known: {listing(known_ones)}){near(leaf.name, known_ones)}"
+                    self.problems.add(where, f"unknown handle {leaf.name}: no step binds it with `as` {hint}")
+            elif name != "handle" and leaf.name not in self.tensors:
+                message = f"unknown tensor {leaf.name}; declared are {listing(self.tensors)}{near(leaf.name, self.tensors)}"
+                self.problems.add(where, message)
+            if leaf.index is not None:
+                self._expression(leaf.index, where, len(leaf.name) + 1, known)
+
+    def _assigned(self, value: Any, path: Path, index: list[str]) -> None:
+        """`assign`'s value may also name tensors, whose elements it stands for."""
+        both = [name for name in self.tensors if name in self.names or name in RESERVED]
+        self.field(value, path, [*index, "index", *self.tensors])
+        for way, leaf in leaves(value):
+            for name in sorted(leaf.names & set(both)):
+                self.problems.add(
+                    (*path, *way), f"{name} is a tensor and {self.meaning.get(name, 'another name')}; rename one of them"
+                )
+
+    def _group(self, value: str | tuple[str, ...], path: Path) -> None:
+        known = sorted(self.groups)
+        if isinstance(value, str):
+            if value not in self.groups:
+                message = f"unknown group {value}; there are {listing(known)}{near(value, known)}"
+                self.problems.add(path, message)
+            return
+        for k, axis in enumerate(value):
+            if axis not in self.axes:
+                message = f"unknown axis {axis}; the mesh has {listing(self.axes)}{near(axis, self.axes)}"
+                self.problems.add((*path, k), message)
+        if len(set(value)) < len(value):
+            self.problems.add(path, "an axis stands here twice")
+
+    def _field_path(self, step: Step, key: str) -> Path:
+        """Where a field is written: under its name, or, for a lone scalar, under the operation's."""
+        value = self.problems.document.at(step.path)
+        if not isinstance(value, Mapping):
+            return step.path
+        for name, fields in value.items():
+            if name != "ranks":
+                inside = isinstance(fields, Mapping) and key in fields
+                return (*step.path, name, key) if inside else (*step.path, name)
+        return step.path
+
+
+def _walk(entries: Iterable[Entry], index: tuple[str, ...]) -> Iterator[tuple[Entry, tuple[str, ...]]]:
+    """Every entry, with the indices of the repeats around it."""
+    for entry in entries:
+        yield entry, index
+        if isinstance(entry, Block):
+            yield from _walk(entry.steps, index)
+        elif isinstance(entry, Repeat):
+            yield from _walk(entry.steps, (*index, entry.index) if entry.index else index)
+        elif type(entry.op).kind == "batch":
+            yield from _walk(getattr(entry.op, "ops", ()), index)

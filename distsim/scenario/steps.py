@@ -1,0 +1,288 @@
+"""Entries of a program, from data: steps, blocks, repeats. Problems are noted, and what can be read is read on."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from distsim.names import listing, near
+from distsim.ops.base import Op
+from distsim.ops.fields import SelectorField, expression, per_rank
+from distsim.ops.table import ALIASES, OPS
+from distsim.scenario.document import Path
+from distsim.scenario.entries import Block, Entry, Repeat, Selector, Step
+from distsim.scenario.problems import Problems, shown
+from distsim.scenario.validation import note_errors
+from distsim.strategies import STRATEGIES
+
+MAX_TIMES = 10**6
+#: Rounds of nested repeats, multiplied.
+MAX_ROUNDS = 10**7
+_parse_selector = SelectorField.__metadata__[0].func
+_parse_times = per_rank(expression)
+_IN_A_BATCH = ("isend", "irecv")
+
+
+class StepReader:
+    """Reads entries. What is wrong goes to ``problems``; a step that is partly wrong keeps its other fields."""
+
+    def __init__(self, problems: Problems) -> None:
+        self.problems = problems
+
+    def entries(self, value: Any, path: Path, rounds: int = 1, batch: bool = False) -> tuple[Entry, ...]:
+        """A list of entries; ``rounds``: how often the repeats around it run it."""
+        if isinstance(value, Step | Block | Repeat):
+            value = [value]
+        if not isinstance(value, list | tuple):
+            self.problems.add(path, f"expected a list of entries, each after a dash, found {shown(value)}")
+            return ()
+        found = (self.entry(item, (*path, k), rounds, batch) for k, item in enumerate(value))
+        return tuple(entry for entry in found if entry is not None)
+
+    def entry(self, item: Any, path: Path, rounds: int, batch: bool) -> Entry | None:
+        if isinstance(item, Step | Block | Repeat):
+            return item
+        if isinstance(item, str):
+            return self.step(item, None, None, path, (), batch) if self.known(item, path) else None
+        if not isinstance(item, dict):
+            message = f"expected an entry (`operation: {{fields}}`, or `ranks` and `steps`), found {shown(item)}"
+            self.problems.add(path, message)
+            return None
+        ranks = self.selector(item, path)
+        keys = [key for key in item if key != "ranks"]
+        known = [key for key in keys if key in OPS or key in ALIASES or key == "repeat" or key in STRATEGIES]
+        if "steps" in item and not known:
+            return self.block(item, ranks, keys, path, rounds, batch)
+        if not known:
+            self.unknown(keys, path)
+            return None
+        self.strangers(keys, known, item, path)
+        last = None
+        for key in known:
+            last = self.one(key, item[key], ranks, path, rounds, batch)
+        return last
+
+    def one(self, key: str, value: Any, ranks: Selector, path: Path, rounds: int, batch: bool) -> Entry | None:
+        if key == "repeat":
+            return self.repeat(value, ranks, path, rounds, batch)
+        return self.step(key, value, ranks, path, (key,), batch)
+
+    # --- who ---
+    def selector(self, item: dict[Any, Any], path: Path) -> Selector:
+        value = item.get("ranks")
+        if value is None:
+            if "ranks" in item:
+                self.problems.add(
+                    (*path, "ranks"), "expected a rank, a list of ranks, or a condition as `stage == 0`, found nothing"
+                )
+            return None
+        try:
+            return _parse_selector(value)  # type: ignore[no-any-return]
+        except ValueError as error:
+            self.problems.error((*path, "ranks"), error)
+            return None
+
+    # --- what is no single operation ---
+    def known(self, text: str, path: Path) -> bool:
+        if text in OPS or text in ALIASES or text in STRATEGIES:
+            return True
+        name, colon, rest = text.partition(":")
+        if colon and (name in OPS or name in ALIASES):
+            self.problems.add(path, f"a blank is missing after the colon: write `{name}: {rest.strip()}`", offset=len(name))
+        elif text == "repeat":
+            self.problems.add(path, "repeat needs `times` and `steps`")
+        else:
+            self.problems.add(path, _no_such_step(text))
+        return False
+
+    def unknown(self, keys: list[Any], path: Path) -> None:
+        if not keys:
+            self.problems.add(path, "expected an operation, or `steps` beside `ranks`: this entry does nothing")
+        for key in keys:
+            self.problems.add((*path, key), _no_such_step(key), at_key=True)
+
+    def strangers(self, keys: list[Any], known: list[str], item: dict[Any, Any], path: Path) -> None:
+        """More than one key in an entry."""
+        for key in known[1:]:
+            message = f"two operations in one entry, {known[0]} and {key}: put a dash before {key}"
+            self.problems.add((*path, key), message, at_key=True)
+        row = row_of(known[0])
+        for key in keys:
+            if key in known:
+                continue
+            if key == "steps":
+                self.problems.add(
+                    (*path, key), f"an entry is an operation or a block: `steps` stands beside {known[0]}", at_key=True
+                )
+            elif (row is not None and key in fields_of(row)) or (known[0] == "repeat" and key in ("times", "index")):
+                hint = f"indent {key} further than {known[0]}"
+                self.problems.add((*path, key), f"{key} is a field of {known[0]}, but stands beside it", hint, at_key=True)
+            else:
+                message = f"unknown key {key} beside {known[0]}; only `ranks` may stand there{near(key, ['ranks'])}"
+                self.problems.add((*path, key), message, at_key=True)
+
+    # --- blocks and repeats ---
+    def block(self, item: dict[Any, Any], ranks: Selector, keys: list[Any], path: Path, rounds: int, batch: bool) -> Block:
+        for key in keys:
+            if key != "steps":
+                self.problems.add(
+                    (*path, key), f"unknown key {key} in a block; it has `ranks` and `steps`{near(key, ['ranks'])}", at_key=True
+                )
+        line, column = self.place(path)
+        return Block(ranks, self.entries(item["steps"], (*path, "steps"), rounds, batch), line, column, path)
+
+    def repeat(self, value: Any, ranks: Selector, path: Path, rounds: int, batch: bool) -> Repeat | None:
+        here = (*path, "repeat")
+        if batch:
+            self.problems.add(here, "a batch holds isend and irecv only, found repeat", at_key=True)
+        if not isinstance(value, dict):
+            self.problems.add(here, f"expected `repeat: {{times, index, steps}}`, found {shown(value)}")
+            return None
+        for key in value:
+            if key not in ("times", "index", "steps"):
+                names = ("times", "index", "steps")
+                self.problems.add(
+                    (*here, key), f"unknown key {key} in repeat; it has {listing(names)}{near(key, names)}", at_key=True
+                )
+        times = self.times(value, here, rounds)
+        index = value.get("index")
+        if index is not None and not (isinstance(index, str) and index.isidentifier()):
+            self.problems.add((*here, "index"), f"expected a name made of letters, digits and _, found {shown(index)}")
+            index = None
+        if "steps" not in value:
+            self.problems.add(here, "repeat needs `steps`", at_key=True)
+        constant = getattr(times, "constant", None) or 1
+        steps = self.entries(value.get("steps", []), (*here, "steps"), rounds * max(1, int(constant)))
+        line, column = self.place(path, "repeat")
+        return Repeat(times, index, steps, ranks, line, column, path)
+
+    def times(self, value: dict[Any, Any], path: Path, rounds: int) -> Any:
+        if "times" not in value:
+            self.problems.add(path, "repeat needs `times`", at_key=True)
+            return expression(1)
+        try:
+            times = _parse_times(value["times"])
+        except ValueError as error:
+            self.problems.error((*path, "times"), error)
+            return expression(1)
+        reason = bad_times(getattr(times, "constant", None), rounds)
+        if reason is not None:
+            self.problems.add((*path, "times"), reason)
+            return expression(1)
+        return times
+
+    # --- steps ---
+    def step(self, name: str, value: Any, ranks: Selector, path: Path, key: Path, batch: bool) -> Step | None:
+        """One operation. ``key`` is what leads from the entry to the fields: empty for a bare word."""
+        here = (*path, *key)
+        row = row_of(name)
+        if row is None:
+            self.problems.add(here, f"{name} is a training strategy that can't be expanded here", at_key=True)
+            return None
+        if batch and row.op not in _IN_A_BATCH:
+            self.problems.add(here, f"a batch holds isend and irecv only, found {name}", at_key=bool(key))
+            return None
+        fields, paths = self.fields(row, name, value, here)
+        if fields is None:
+            return None
+        if row.kind == "batch" and "ops" in fields:
+            fields["ops"] = self.entries(fields["ops"], (*here, "ops"), batch=True)
+        if batch and ("as" in fields):
+            self.problems.add((*here, "as"), "a batch has one handle: put `as` beside `ops`", at_key=True)
+        line, column = self.place(path, *key)
+        return Step(self.validated(row, fields, paths, name, here), ranks, line, column, path)
+
+    def validated(self, row: type[Op], fields: dict[str, Any], paths: dict[str, Path], name: str, here: Path) -> Op:
+        """The row with its fields; where some are wrong, with the others, so that their names are still looked at."""
+        known = fields_of(row)
+        strange = fields.keys() - known.keys()
+        try:
+            return row.model_validate({key: value for key, value in fields.items() if key in known} if strange else fields)
+        except ValidationError as errors:
+            note_errors(self.problems, errors, here, row, paths, name, lenient=bool(strange))
+        found = {}
+        for key, value in fields.items():
+            parse = getattr(next(iter(row.model_fields[known[key]].metadata), None), "func", None) if key in known else None
+            with suppress(ValueError):
+                if key in known:
+                    found[known[key]] = parse(value) if parse else value
+        return row.model_construct(**found)
+
+    def fields(self, row: type[Op], name: str, value: Any, here: Path) -> tuple[dict[str, Any] | None, dict[str, Path]]:
+        """The fields as a mapping, and for a field that stands elsewhere than under its name, where."""
+        first = row.first_field
+        if value is None:
+            return {}, {}
+        if isinstance(value, dict) and not (first and value and all(key == "else" or isinstance(key, int) for key in value)):
+            known = fields_of(row)
+            for key in value:
+                if key not in known:
+                    self.problems.add(
+                        (*here, key),
+                        f"unknown field {key} in {name}; it has {listing(known)}{_near_field(key, known)}",
+                        at_key=True,
+                    )
+            return dict(value), {}
+        if first is None:
+            message = f"expected the fields of {name} as a mapping, found {shown(value)}"
+            hint = f"`{name}: {{…}}`; it has {listing(fields_of(row))}" if fields_of(row) else f"it has no fields: `- {name}`"
+            self.problems.add(here, message, hint)
+            return None, {}
+        return {first: value}, {first: here}
+
+    def place(self, path: Path, *key: str | int) -> tuple[int, int]:
+        mark = self.problems.document.mark((*path, *key), at_key=bool(key))
+        return (mark.line + 1, mark.column + 1) if mark else (0, 0)
+
+
+@cache
+def row_of(name: str) -> type[Op] | None:
+    """The row behind an operation's name or alias; None for `repeat` and strategies."""
+    return OPS.get(ALIASES.get(name, name))
+
+
+@cache
+def fields_of(row: type[Op]) -> dict[str, str]:
+    """A row's fields: the name in a file -> the name in the model."""
+    return {info.alias or name: name for name, info in row.model_fields.items()}
+
+
+def bad_times(times: Any, rounds: int) -> str | None:
+    """Why nobody can run something that often, or None."""
+    if times is None:
+        return None
+    if isinstance(times, bool) or times != int(times) or times < 0:
+        return f"expected how often to repeat, an integer of zero or more, found {shown(times)}"
+    if times > MAX_TIMES:
+        return f"repeat is bounded: at most {MAX_TIMES} times, found {int(times)}; every call is simulated"
+    if times * rounds > MAX_ROUNDS:
+        made = f"nested repeats (and iterations) make {int(times) * rounds} rounds here, at most {MAX_ROUNDS}"
+        return f"repeat is bounded: {made}; every call is simulated"
+    return None
+
+
+def _no_such_step(name: object) -> str:
+    known = [*OPS, *ALIASES, *STRATEGIES, "repeat", "ranks", "steps"]
+    return f"unknown step {shown(name)}{near(name, known)}"
+
+
+#: What people write who know another library.
+_OTHER_WORDS = {
+    "to": "dst", "dest": "dst", "from": "src", "source": "src", "root": "src", "peer": "dst", "handle": "as", "reduce_op": "op",
+    "is_async": "async", "async_op": "async",
+}  # fmt: skip
+
+
+def _near_field(key: object, known: dict[str, str]) -> str:
+    other = _OTHER_WORDS.get(key) if isinstance(key, str) else None
+    if other == "src" and "dst" in known:
+        other = "dst"
+    if other == "dst" and "src" in known:
+        other = "src"
+    return f"; did you mean {other}?" if other in known else near(key, known)
+
+
+__all__ = ["MAX_TIMES", "StepReader", "fields_of", "bad_times", "row_of"]

@@ -1,0 +1,69 @@
+"""Pydantic's errors in the words of a scenario file, each at its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from distsim.names import listing, near
+from distsim.scenario.document import Path
+from distsim.scenario.problems import Problems, shown
+
+_EXPECTED = {
+    "string_type": "a text", "bool_type": "true or false", "bool_parsing": "true or false", "int_type": "an integer",
+    "int_parsing": "an integer", "float_type": "a number", "float_parsing": "a number", "list_type": "a list",
+    "tuple_type": "a list", "dict_type": "a mapping", "model_type": "a mapping", "model_attributes_type": "a mapping",
+}  # fmt: skip
+
+
+def note_errors(
+    problems: Problems,
+    errors: ValidationError,
+    path: Path,
+    model: type[BaseModel],
+    paths: Mapping[str, Path] | None = None,
+    name: str = "",
+    lenient: bool = False,
+) -> None:
+    """Add every error of a model that was read from the mapping at ``path``.
+
+    ``paths``: fields that stand elsewhere than under their own key; ``name``: what the mapping is called in messages;
+    ``lenient``: keys that are not known were left out, so what is missing may be meant by them.
+    """
+    called = f" in {name}" if name else ""
+    for error in errors.errors(include_url=False):
+        loc, kind = tuple(error["loc"]), error["type"]
+        where = (*paths[str(loc[0])], *loc[1:]) if paths and loc and str(loc[0]) in paths else (*path, *loc)
+        if lenient and (kind == "missing" or not loc):
+            continue
+        cause = error.get("ctx", {}).get("error")
+        if isinstance(cause, ValueError):
+            problems.error(where, cause)
+        elif kind == "missing":
+            problems.add(where[:-1], f"{name or 'the mapping'} needs `{loc[-1]}`", at_key=True)
+        elif kind == "extra_forbidden":
+            keys = _keys(model, loc[:-1])
+            problems.add(where, f"unknown key {loc[-1]}{called}; expected {listing(keys, 16)}{near(loc[-1], keys)}", at_key=True)
+        elif kind in _EXPECTED:
+            problems.add(where, f"expected {_EXPECTED[kind]}, found {shown(error.get('input'))}")
+        else:
+            problems.add(where, str(error["msg"]))
+
+
+def _keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
+    """The keys of a model, or of the model that a field of it holds."""
+    for part in loc:
+        for name, info in model.model_fields.items():
+            inner = _model_in(info.annotation)
+            if part in (name, info.alias) and inner is not None:
+                model = inner
+    return [info.alias or name for name, info in model.model_fields.items()]
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    for kind in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None

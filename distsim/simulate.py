@@ -1,0 +1,111 @@
+"""The main job, in one call: a scenario in, everything that `distsim simulate` tells out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from distsim.check.names import name_swaps
+from distsim.check.verdict import Verdict, verdict_of
+from distsim.cluster import PRESETS, Cluster, cluster_from, default_cluster
+from distsim.collection import no_collection
+from distsim.cost import CostModel
+from distsim.engine import Run, run
+from distsim.findings.record import Finding
+from distsim.profiles import PROFILES
+from distsim.program.lower import lower
+from distsim.program.records import Program
+from distsim.scenario import Scenario
+from distsim.timeline import Timeline, timeline
+from distsim.values import Values, compute_values
+
+#: Values are worked out for programs of at most so many calls, unless asked for.
+VALUES_CALLS = 20_000
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What came of a scenario. ``verdict`` and ``values`` are None where they were not asked for."""
+
+    scenario: Scenario
+    program: Program
+    run: Run
+    verdict: Verdict | None
+    values: Values | None
+    cost: CostModel
+    findings: tuple[Finding, ...]
+    outcome: str
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Where the time went."""
+        return timeline(self.run.trace)
+
+    @property
+    def makespan_ns(self) -> int:
+        return self.run.makespan_ns
+
+    @property
+    def iteration_ns(self) -> int | None:
+        """Median duration of an iteration after the first; None with a single one."""
+        return self.timeline.iteration_ns
+
+
+def simulate(
+    scenario: Scenario,
+    *,
+    backend: str | None = None,
+    cluster: str | Mapping[str, Any] | Cluster | None = None,
+    with_verdict: bool = True,
+    with_values: bool | None = None,
+    ordered: bool = False,
+) -> Simulation:
+    """Simulate a scenario under the file's back end and cluster, or under others.
+
+    ``with_values``: None works them out where the program is small. ``ordered`` runs the time-ordered engine even where the fast
+    one is exact. Raises ScenarioErrors and UsageError.
+    """
+    with no_collection():
+        return _simulate(scenario, backend, cluster, with_verdict, with_values, ordered)
+
+
+def _simulate(
+    scenario: Scenario,
+    backend: str | None,
+    cluster: str | Mapping[str, Any] | Cluster | None,
+    with_verdict: bool,
+    with_values: bool | None,
+    ordered: bool,
+) -> Simulation:
+    if backend is not None and backend != scenario.backend:
+        scenario = scenario.model_copy(update={"backend": str(backend)})
+    program = lower(scenario)
+    cost = cost_model(scenario, program, cluster)
+    result = run(program, PROFILES[program.backend], cost, ordered=ordered)
+    verdict = verdict_of(program) if with_verdict else None
+    swaps = name_swaps(program, result.trace)
+    outcome = "wrong-data" if swaps and result.outcome == "completes" else result.outcome
+    wanted = with_values if with_values is not None else True
+    values = compute_values(program, result.trace) if wanted and program.call_count <= VALUES_CALLS else None
+    found = (*program.findings, *(verdict.findings if verdict else ()), *result.findings, *swaps)
+    return Simulation(scenario, program, result, verdict, values, cost, tuple(dict.fromkeys(found)), outcome)
+
+
+def cost_model(scenario: Scenario, program: Program, cluster: str | Mapping[str, Any] | Cluster | None = None) -> CostModel:
+    """The prices of a scenario's cluster: the one given, else the file's, else the back end's default."""
+    chosen = cluster if cluster is not None else scenario.cluster
+    if isinstance(chosen, str) and chosen not in PRESETS and Path(chosen).suffix in (".yaml", ".yml"):
+        chosen = _from_file(chosen, scenario.file)
+    found = default_cluster(program.backend) if chosen is None else cluster_from(chosen)
+    return CostModel(found, program.world_size, program.local_size, program.link_faults)
+
+
+def _from_file(name: str, scenario_file: str) -> Mapping[str, Any]:
+    """A cluster's own file, beside the scenario or from here."""
+    from distsim.scenario import load_mapping
+
+    beside = Path(scenario_file).parent / name
+    return load_mapping(beside if beside.exists() else name)

@@ -1,0 +1,348 @@
+"""Where the time of a run went: per rank, per collective, and along the critical path.
+
+Every instant of a rank is one of four things, the first that applies:
+
+- *compute*: a compute (or assign) runs;
+- *exposed communication*: a message or collective of the rank is under way, after its match;
+- *waiting*: the host is in a call that has not met its parties yet (or waits for a request), or, with a back end whose host runs
+  ahead, a launch is posted and can't start;
+- *idle*: asleep, not started yet, or after the end.
+
+So the four add up to the makespan, exactly. Everything is worked out on the trace's columns, for all ranks at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.findings.record import Place
+from distsim.ops.table import OPS
+from distsim.trace import NEVER, NOWHERE, Trace
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Why = Literal["compute", "transfer", "sleep", "wait"]
+
+COMPUTE_OPS: Final = ("compute", "assign")
+_COLLECTIVES: Final = frozenset(name for name, row in OPS.items() if row.kind == "collective")
+_MEETING: Final = tuple(name for name, row in OPS.items() if row.kind in ("p2p", "collective"))
+#: Operations that never stand for moving data, even where a trace gives them times.
+_LOCAL: Final = (*COMPUTE_OPS, "sleep", "wait", "synchronize", "exit", "fail")
+
+
+class RankTimes(NamedTuple):
+    """``compute + exposed_comm + waiting + idle == makespan``. ``finished_ns`` is -1 for a rank that never came to its end."""
+
+    rank: int
+    compute_ns: int
+    exposed_comm_ns: int
+    waiting_ns: int
+    idle_ns: int
+    finished_ns: int
+
+
+class CollectiveTimes(NamedTuple):
+    """All calls of one collective with one size on one group. Bandwidths in GB/s, as nccl-tests defines them."""
+
+    op: str
+    group: str
+    n: int  # ranks in the group
+    nbytes: int
+    calls: int
+    duration_ns: int  # from the match to the last rank's end, mean over the calls
+    algbw: float
+    busbw: float
+
+
+class Segment(NamedTuple):
+    """A piece of the critical path: what the run could not have been faster without. ``calls`` equal calls in a row, merged."""
+
+    rank: int
+    op: str
+    place: Place
+    name: str
+    start_ns: int
+    end_ns: int
+    why: Why
+    calls: int = 1
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Made by `timeline`. ``iteration_ns``: median duration of an iteration after the first, None without a second."""
+
+    makespan_ns: int
+    iteration_ns: int | None
+    ranks: tuple[RankTimes, ...]
+    collectives: tuple[CollectiveTimes, ...]
+    critical_path: tuple[Segment, ...]
+
+
+def timeline(trace: Trace, makespan_ns: int | None = None) -> Timeline:
+    """Measure a run. ``makespan_ns`` overrides the trace's (a longer one adds idle or waiting time at the end)."""
+    end = max(makespan_ns or 0, trace.makespan_ns)
+    return Timeline(end, iteration_ns(trace), rank_times(trace, end), collective_times(trace), critical_path(trace, end))
+
+
+# --- ranks ---
+
+
+class _Union:
+    """Intervals of all ranks, merged as layers are laid over each other; ``lengths`` is what they cover, rank by rank."""
+
+    def __init__(self, world_size: int, makespan_ns: int) -> None:
+        self._span = makespan_ns + 1  # ranks are laid end to end, one apart
+        self._edges = np.arange(world_size + 1, dtype=np.int64) * self._span
+        self._starts = self._ends = np.empty(0, dtype=np.int64)
+        self.lengths = np.zeros(world_size, dtype=np.int64)
+
+    def add(self, rank: Ints, start: Ints, end: Ints) -> Ints:
+        """Lay intervals over what is there; returns by how much each rank's cover grew."""
+        keep = start < end
+        offset = rank[keep].astype(np.int64) * self._span
+        starts = np.concatenate([self._starts, start[keep] + offset])
+        ends = np.concatenate([self._ends, end[keep] + offset])
+        order = np.argsort(starts, kind="stable")
+        starts, reach = starts[order], np.maximum.accumulate(ends[order])
+        if len(starts):
+            first = np.flatnonzero(np.concatenate([[True], starts[1:] > reach[:-1]]))
+            starts, ends = starts[first], np.concatenate([reach[first[1:] - 1], reach[-1:]])
+        self._starts, self._ends = starts, ends
+        covered = np.concatenate([[0], np.cumsum(ends - starts)])
+        at = covered[np.searchsorted(starts, self._edges)]
+        before, self.lengths = self.lengths, at[1:] - at[:-1]
+        return self.lengths - before
+
+
+def rank_times(trace: Trace, makespan_ns: int) -> tuple[RankTimes, ...]:
+    """The four shares of every rank."""
+    size, rank = trace.world_size, trace["rank"]
+    posted, returned, started, finished = (trace[f"{n}_ns"] for n in ("posted", "returned", "started", "finished"))
+    died = _died(trace, size)
+    last = np.where(died >= 0, died, makespan_ns)[rank] if size else rank
+    computing, sleeping, local = trace.ops(*COMPUTE_OPS), trace.ops("sleep"), trace.ops(*_LOCAL)
+    made, ran = posted >= 0, started >= 0
+    till = np.minimum(np.where(finished >= 0, finished, last), last)
+    back = np.minimum(np.where(returned >= 0, returned, last), last)
+    cover = _Union(size, makespan_ns)
+
+    def add(mask: Mask, start: Ints, end: Ints) -> Ints:
+        return cover.add(rank[mask], start[mask], end[mask])
+
+    compute = add(computing & ran, started, till)
+    exposed = add((trace["match"] >= 0) & ~local & ran & (finished >= 0), started, till)
+    waiting = add(made & ~computing & ~sleeping, posted, back)
+    if trace.header.get("backend") == "nccl":
+        asleep = made & sleeping
+        add(asleep, np.where(ran, started, posted), np.where(ran, till, back))
+        start = np.minimum(np.where(ran & ((finished >= 0) | computing), started, last), last)
+        waiting = waiting + add(made & ~sleeping & ~trace.ops("wait", "synchronize"), posted, start)
+    idle = makespan_ns - compute - exposed - waiting
+    ends = _rank_ends(trace, died)
+    columns = (np.arange(size), compute, exposed, waiting, idle, ends)
+    return tuple(RankTimes(*row) for row in zip(*(c.tolist() for c in columns), strict=True))
+
+
+def _died(trace: Trace, size: int) -> Ints:
+    """When a rank's process was gone: ``header['ends']`` lists [rank, status, at_ns] of those that did not end by themselves."""
+    died = np.full(size, NEVER, dtype=np.int64)
+    for rank, status, at_ns in trace.header.get("ends", ()):
+        if status not in ("ended", "blocked") and 0 <= rank < size:
+            died[rank] = at_ns
+    return died
+
+
+def _rank_ends(trace: Trace, died: Ints) -> Ints:
+    """The last thing a rank finished; -1 where it is still in a call, or its device is."""
+    rank = trace["rank"]
+    ends = np.zeros(len(died), dtype=np.int64)
+    np.maximum.at(ends, rank, np.maximum(trace["returned_ns"], trace["finished_ns"]))
+    stuck = (trace["posted_ns"] >= 0) & (trace["returned_ns"] < 0)
+    if trace.header.get("backend") == "nccl":
+        stuck |= (trace["posted_ns"] >= 0) & (trace["finished_ns"] < 0) & trace.ops(*_MEETING)
+    ends[rank[stuck]] = NEVER
+    return np.where(died >= 0, died, ends)
+
+
+def iteration_ns(trace: Trace) -> int | None:
+    """Median duration of the iterations after the first, each taken from end to end over all ranks; whole ones only."""
+    iteration, returned = trace["iteration"], trace["returned_ns"]
+    count = int(iteration.max()) + 1 if len(trace) else 0
+    if count < 2:
+        return None
+    ends = np.full(count, NEVER, dtype=np.int64)
+    inside = iteration >= 0
+    np.maximum.at(ends, iteration[inside], np.maximum(returned, trace["finished_ns"])[inside])
+    broken = iteration[inside & (trace["posted_ns"] >= 0) & (returned < 0)]
+    whole = int(broken.min()) if len(broken) else count
+    steps = np.diff(ends[:whole])
+    return int(np.median(steps)) if len(steps) else None
+
+
+# --- collectives ---
+
+
+def collective_times(trace: Trace) -> tuple[CollectiveTimes, ...]:
+    """One row per (operation, group, bytes), in the order in which they first started."""
+    rows = np.flatnonzero(trace.ops(*_COLLECTIVES) & (trace["match"] >= 0) & (trace["finished_ns"] >= 0))
+    if not len(rows):
+        return ()
+    rows = rows[np.argsort(trace["match"][rows], kind="stable")]
+    first = np.flatnonzero(np.diff(trace["match"][rows], prepend=NEVER))
+    began = np.minimum.reduceat(trace["started_ns"][rows], first)
+    lasted = np.maximum.reduceat(trace["finished_ns"][rows], first) - began
+    sizes = np.maximum.reduceat(trace["nbytes"][rows], first)
+    parties = np.diff(first, append=len(rows))
+    seen: dict[tuple[int, int, int], list[int]] = {}
+    order = np.argsort(began, kind="stable")
+    facts = (trace["op"][rows[first]], trace["group"][rows[first]], sizes, lasted, parties)
+    for op, group, nbytes, ns, n in zip(*(column[order].tolist() for column in facts), strict=True):
+        entry = seen.setdefault((op, group, nbytes), [0, 0, n])
+        entry[0] += 1
+        entry[1] += ns
+    return tuple(_collective(trace, *key, *entry) for key, entry in seen.items())
+
+
+def _collective(trace: Trace, op: int, group: int, nbytes: int, count: int, total_ns: int, parties: int) -> CollectiveTimes:
+    groups = trace.header.get("groups", ())
+    n = len(groups[group][1]) if 0 <= group < len(groups) else parties
+    name = trace.tables["op"][op]
+    algbw = nbytes * count / total_ns if total_ns else 0.0
+    busbw = algbw * OPS[name].busbw_factor(n)
+    return CollectiveTimes(name, trace.text("group", group), n, nbytes, count, round(total_ns / count), algbw, busbw)
+
+
+# --- the critical path ---
+
+
+def critical_path(trace: Trace, makespan_ns: int) -> tuple[Segment, ...]:
+    """Backwards from the last finish: each piece started when the one before it ended. The pieces tile [0, makespan].
+
+    A call that starts at an instant was let go by whatever ended then on the rank that came last. Where nothing ended (the host
+    was busy, or nobody came), a piece ``wait`` reaches back to what that rank finished before.
+    """
+    if makespan_ns <= 0:
+        return ()
+    walk = _Walk(trace, makespan_ns)
+    pieces: list[Segment] = []
+    row, rank, until = walk.last()
+    if until < makespan_ns:
+        pieces.append(Segment(rank, "", NOWHERE, "", until, makespan_ns, "wait"))
+    while row >= 0:
+        start, members = walk.origin(row)
+        pieces.append(walk.segment(row, start, until))
+        cause, waiter = walk.cause(members, start)
+        until = start if cause >= 0 else 0
+        if cause < 0 and start > 0:
+            cause, until = walk.before(int(walk.rank[waiter]), start)
+            pieces.append(walk.segment(waiter, until, start, "wait"))
+        row = cause
+    return _merged(reversed(pieces))
+
+
+class _Walk:
+    """Looks up what ended when on which rank, and who met whom."""
+
+    def __init__(self, trace: Trace, makespan_ns: int) -> None:
+        self.trace, self._span = trace, makespan_ns + 1
+        self.rank, self.start, self.end, self.posted = (trace[n] for n in ("rank", "started_ns", "finished_ns", "posted_ns"))
+        self._match = trace["match"]
+        self._computes, self._sleeps, self._recvs = trace.ops(*COMPUTE_OPS), trace.ops("sleep"), trace.ops("recv", "irecv")
+        moves = (self._match >= 0) & ~trace.ops(*_LOCAL)
+        rows = np.flatnonzero((self._computes | self._sleeps | moves) & (self.start >= 0) & (self.end >= self.start))
+        keys = self.rank[rows].astype(np.int64) * self._span + self.end[rows]
+        order = np.argsort(keys, kind="stable")
+        self._rows, self._keys = rows[order], keys[order]
+        matched = np.flatnonzero(moves)
+        self._by_match = matched[np.argsort(self._match[matched], kind="stable")]
+        self._matches = self._match[self._by_match]
+
+    def last(self) -> tuple[int, int, int]:
+        """The call that finished last (row, rank, end); row -1 when there is none."""
+        lengths = self.end[self._rows] > self.start[self._rows]
+        rows = self._rows[lengths]
+        if not len(rows):
+            return -1, 0, 0
+        row = int(rows[np.argmax(self.end[rows])])
+        return row, int(self.rank[row]), int(self.end[row])
+
+    def members(self, row: int) -> Ints:
+        """The rows that met in this row's match, itself first."""
+        match = self._match[row]
+        if match < 0:
+            return np.array([row])
+        low, high = np.searchsorted(self._matches, [match, match + 1])
+        others = self._by_match[low:high]
+        return np.concatenate([[row], others[others != row]])
+
+    def origin(self, row: int) -> tuple[int, Ints]:
+        """When this row's work began, and the rows of which the last to come decided that.
+
+        A message that was sent before its receive was there (eager) began with the send, which waited for nobody.
+        """
+        members = self.members(row)
+        if self._recvs[row] and len(members) == 2 and 0 <= self.end[members[1]] < self.end[row]:
+            return int(self.start[members[1]]), members[1:]
+        return int(self.start[row]), members
+
+    def cause(self, members: Ints, at_ns: int) -> tuple[int, int]:
+        """The row that ended at this instant on the rank that came last, -1 when none did; and that rank's row in ``members``."""
+        late = self.posted[members] >= at_ns
+        order = np.concatenate([members[late], members[~late]])
+        seen: set[int] = set()
+        todo = order.tolist()
+        for member in todo:
+            rank = int(self.rank[member])
+            if rank in seen:
+                continue
+            seen.add(rank)
+            for row in self._ending(rank, at_ns):
+                if self.start[row] < at_ns:
+                    return row, member
+                mates = self.members(row)
+                if (self.end[mates] == at_ns).all():  # a meeting that took no time: go on to those who came
+                    todo.extend(mates.tolist())
+        return -1, int(order[0])
+
+    def _ending(self, rank: int, at_ns: int) -> list[int]:
+        """Rows of a rank that ended at an instant, the latest call first."""
+        key = rank * self._span + at_ns
+        low, high = np.searchsorted(self._keys, [key, key + 1])
+        rows: list[int] = self._rows[low:high][::-1].tolist()
+        return rows
+
+    def before(self, rank: int, at_ns: int) -> tuple[int, int]:
+        """The last row of a rank that ended before an instant and took time, and when; (-1, 0) when there is none."""
+        i = int(np.searchsorted(self._keys, rank * self._span + at_ns)) - 1
+        while i >= 0 and self._keys[i] >= rank * self._span:
+            row = int(self._rows[i])
+            if self.end[row] > self.start[row]:
+                return row, int(self.end[row])
+            i -= 1
+        return -1, 0
+
+    def segment(self, row: int, start_ns: int, end_ns: int, why: Why | None = None) -> Segment:
+        if why is None:
+            why = "compute" if self._computes[row] else "sleep" if self._sleeps[row] else "transfer"
+        op, place, name = (self.trace.text(n, int(self.trace[n][row])) for n in ("op", "place", "name"))
+        return Segment(int(self.rank[row]), op, place, name, start_ns, end_ns, why)
+
+
+def _merged(pieces: Iterable[Segment]) -> tuple[Segment, ...]:
+    """Neighbours that are the same call again become one."""
+    merged: list[Segment] = []
+    for piece in pieces:
+        if merged and _what(merged[-1]) == _what(piece):
+            before = merged.pop()
+            piece = piece._replace(start_ns=before.start_ns, calls=before.calls + piece.calls)
+        merged.append(piece)
+    return tuple(merged)
+
+
+def _what(piece: Segment) -> Sequence[object]:
+    return piece.rank, piece.op, piece.place, piece.name, piece.why

@@ -1,0 +1,123 @@
+"""A run, call by call: one shape for simulated and recorded runs.
+
+Columns, because a thousand ranks make millions of rows. Row order: rank by rank, within a rank in program order; a batch
+has a row of its own, followed by one row per part. Times are integer nanoseconds since the start of the
+run, -1 where it never happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.findings.record import Place
+
+TRACE_SCHEMA_VERSION: Final = 1
+NEVER: Final = -1
+NOWHERE: Final = Place("", 0, 0)
+
+
+class TraceCall(NamedTuple):
+    """One row of a trace, in plain values."""
+
+    rank: int
+    op: str
+    group: str
+    peer: int | None
+    tag: int
+    nbytes: int
+    dtype: str
+    reduce_op: str
+    handle: int  # position of the call whose request this wait ends, or of the call itself when it made one; -1 none
+    place: Place
+    iteration: int
+    queue: str
+    match: int  # shared by all calls that met; -1 none
+    posted_ns: int
+    returned_ns: int
+    started_ns: int
+    finished_ns: int
+    waited_ns: int
+    position: int  # index of the call in its rank's program
+    part: int  # index in its batch, -1
+    name: str  # a compute's name
+
+
+#: Integer columns of a trace and their dtypes. Text columns are indices into a table of `Trace.tables`; -1 there is no text.
+COLUMNS: dict[str, Any] = {
+    "rank": np.int32, "op": np.int16, "group": np.int32, "peer": np.int32, "tag": np.int64, "nbytes": np.int64,
+    "dtype": np.int16, "reduce_op": np.int16, "handle": np.int32, "place": np.int32, "iteration": np.int32,
+    "queue": np.int16, "match": np.int64, "posted_ns": np.int64, "returned_ns": np.int64, "started_ns": np.int64,
+    "finished_ns": np.int64, "waited_ns": np.int64, "position": np.int32, "part": np.int16, "name": np.int32,
+}  # fmt: skip
+
+#: The columns that hold times.
+TIMES = ("posted_ns", "returned_ns", "started_ns", "finished_ns", "waited_ns")
+
+#: Which columns are indices into `Trace.tables` of the same name.
+TABLES = ("op", "group", "dtype", "reduce_op", "place", "queue", "name")
+
+
+@dataclass(eq=False)
+class Trace:
+    """``tables['group']`` holds the groups' names, ``header['groups']`` their ranks (name -> list, one row per group id).
+
+    ``header`` keys: schema_version, source ("simulated" or "recorded"), name, file, world_size, nodes, local_size,
+    backend, cluster, outcome, makespan_ns, complete, groups: [[name, [ranks…]], …], mesh.
+    """
+
+    header: Mapping[str, Any]
+    tables: Mapping[str, list[Any]]
+    columns: Mapping[str, NDArray[Any]]
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.columns["rank"])
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.columns[name]
+
+    def row(self, i: int) -> TraceCall:
+        values: dict[str, Any] = {}
+        for name in COLUMNS:
+            value = int(self.columns[name][i])
+            values[name] = self.text(name, value) if name in TABLES else value
+        values["peer"] = None if values["peer"] < 0 else values["peer"]
+        return TraceCall(**values)
+
+    def text(self, name: str, index: int) -> Any:
+        """What an index in a text column stands for: a text, or a `Place` in column ``place``."""
+        if index < 0:
+            return NOWHERE if name == "place" else ""
+        return self.tables[name][index]
+
+    def rows(self) -> Iterator[TraceCall]:
+        """All rows in order; much faster than `row` one by one."""
+        columns: dict[str, list[Any]] = {name: self.columns[name].tolist() for name in COLUMNS}
+        for name in TABLES:
+            texts = [*self.tables.get(name, []), self.text(name, -1)]  # index -1, no text, is the last one
+            columns[name] = [texts[i] for i in columns[name]]
+        columns["peer"] = [None if peer < 0 else peer for peer in columns["peer"]]
+        for values in zip(*(columns[name] for name in TraceCall._fields), strict=True):
+            yield TraceCall(*values)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run, those without a call included."""
+        seen = int(self.columns["rank"].max()) + 1 if len(self) else 0
+        return max(int(self.header.get("world_size") or 0), seen)
+
+    @property
+    def makespan_ns(self) -> int:
+        """From the start to the end of the run: what the header says, else the latest time of any call."""
+        latest = max((int(self.columns[n].max()) for n in TIMES), default=0) if len(self) else 0
+        return max(int(self.header.get("makespan_ns") or 0), latest, 0)
+
+    def ops(self, *names: str) -> NDArray[np.bool_]:
+        """Which rows are calls of these operations."""
+        wanted = [i for i, op in enumerate(self.tables["op"]) if op in names]
+        return np.isin(self.columns["op"], wanted)

@@ -1,0 +1,300 @@
+"""Traces as files: JSON Lines, a header, then one object per call.
+
+::
+
+    {"format": "distsim-trace", "schema_version": 1, "calls": 2, "source": "simulated", "world_size": 2, …}
+    {"rank": 0, "op": "send", "group": "world", "peer": 1, …, "posted_ns": 0, "returned_ns": 9, …, "position": 0, "part": -1, …}
+
+Texts are written out, so a line can be read alone. ``calls`` in the header tells a file that was cut between two lines; a
+recording that was still under way may leave it out. ``Trace.extras`` are not written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.errors import EnvironmentFault, UsageError
+from distsim.findings.record import Place
+from distsim.trace import COLUMNS, NOWHERE, TABLES, TRACE_SCHEMA_VERSION, Trace
+
+FORMAT: Final = "distsim-trace"
+#: Lines that are parsed, or written, at a time: few enough to keep memory small, many enough to be fast.
+_CHUNK: Final = 8192
+_REMEDY: Final = "traces are written by `distsim simulate FILE --trace FILE.jsonl` and `distsim run --real`"
+
+
+# --- writing ---
+
+
+def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write a trace; a reader never sees half of it. Raises EnvironmentFault when it can't be written."""
+    target = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+    except OSError as fault:
+        raise EnvironmentFault(f"{target} can't be written: {fault.strerror}") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as out:
+            out.writelines(trace_lines(trace))
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except BaseException as fault:
+        os.unlink(temporary)
+        if isinstance(fault, OSError):
+            raise EnvironmentFault(f"{target} can't be written: {fault.strerror}") from None
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def trace_lines(trace: Trace) -> Iterator[str]:
+    """The file's text in pieces, each of whole lines."""
+    header = {"format": FORMAT, **trace.header, "schema_version": TRACE_SCHEMA_VERSION, "calls": len(trace)}
+    yield json.dumps(header, ensure_ascii=False) + "\n"
+    texts = {name: [_json(item) for item in [*trace.tables.get(name, []), NOWHERE if name == "place" else ""]] for name in TABLES}
+    template = "{" + ", ".join(f'"{name}": %{"s" if name in TABLES or name == "peer" else "d"}' for name in COLUMNS) + "}\n"
+    for start in range(0, len(trace), _CHUNK):
+        columns: list[list[Any]] = []
+        for name in COLUMNS:
+            values = trace.columns[name][start : start + _CHUNK].tolist()
+            if name in TABLES:
+                table = texts[name]  # index -1, no text, is the last one
+                values = [table[v] for v in values]
+            elif name == "peer":
+                values = ["null" if v < 0 else v for v in values]
+            columns.append(values)
+        yield "".join([template % row for row in zip(*columns, strict=True)])
+
+
+def _json(item: Any) -> str:
+    if isinstance(item, Place):
+        item = {"file": item.file, "line": item.line, "column": item.column, "op": item.op, "rank": item.rank}
+    return json.dumps(item, ensure_ascii=False)
+
+
+# --- reading ---
+
+
+def read_trace(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace. Raises UsageError, with the line, for a file that is damaged, cut short, newer, or no trace at all."""
+    try:
+        with open(path, encoding="utf-8") as lines:
+            return parse_trace(lines, os.fspath(path))
+    except OSError as fault:
+        raise UsageError(f"{os.fspath(path)} can't be read: {fault.strerror}", "give the path of a trace file") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{os.fspath(path)}: this is no text, so no trace", _REMEDY) from None
+
+
+def parse_trace(lines: Iterable[str], file: str = "<trace>") -> Trace:
+    """A trace from its lines; see `read_trace`."""
+    source = iter(lines)
+    header = _header(next(source, ""), file)
+    calls = header.pop("calls", None)
+    reader = _Reader(file, header)
+    number = 2
+    while chunk := list(islice(source, _CHUNK)):
+        reader.take(chunk, number)
+        number += len(chunk)
+    if calls is not None and calls != reader.count:
+        raise UsageError(
+            f"{file}:{number}: the file is cut short: its header announces {calls} calls, {reader.count} are there",
+            "write the trace again",
+        )
+    return reader.trace()
+
+
+def _header(line: str, file: str) -> dict[str, Any]:
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise UsageError(f"{file}:1: expected the header of a trace, found {_short(line)}", _REMEDY)
+    version = header.get("schema_version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise UsageError(f"{file}:1: the header has no schema_version", _REMEDY)
+    if version > TRACE_SCHEMA_VERSION:
+        raise UsageError(
+            f"{file}:1: this trace has schema version {version}, this distsim reads up to {TRACE_SCHEMA_VERSION}",
+            "use a newer distsim, or write the trace again with this one",
+        )
+    groups = header.get("groups", [])
+    if not isinstance(groups, list) or not all(_is_group(g) for g in groups):
+        raise UsageError(f"{file}:1: expected `groups` as a list of [name, [ranks]]", _REMEDY)
+    if not all(_is_count(header.get(key, 0)) for key in ("world_size", "local_size", "makespan_ns", "calls")):
+        raise UsageError(f"{file}:1: expected world_size, local_size, makespan_ns and calls as whole numbers", _REMEDY)
+    del header["format"]
+    return header
+
+
+def _is_count(value: Any) -> bool:
+    return value is None or (type(value) is int and 0 <= value < 2**62)
+
+
+def _is_group(group: Any) -> bool:
+    return isinstance(group, list) and len(group) == 2 and isinstance(group[0], str) and isinstance(group[1], list)
+
+
+@dataclass
+class _Reader:
+    """Builds the columns, chunk by chunk."""
+
+    file: str
+    header: dict[str, Any]
+    count: int = 0
+    pieces: dict[str, list[NDArray[Any]]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
+    index: dict[str, dict[Any, int]] = field(default_factory=lambda: {name: {} for name in TABLES})
+
+    def __post_init__(self) -> None:
+        #: Ranks of each group; names may repeat (one group per value of `by`), ids do not.
+        self._by_name: dict[str, list[tuple[int, frozenset[Any]]]] = {}
+        for number, (name, ranks) in enumerate(self.header.get("groups", [])):
+            self._by_name.setdefault(name, []).append((number, frozenset(ranks)))
+        self._plain: dict[Any, int] = {name: ids[0][0] for name, ids in self._by_name.items() if len(ids) == 1}
+        self._others: dict[str, int] = {}  # groups that the header lacks
+
+    def take(self, lines: list[str], number: int) -> None:
+        """Add lines; ``number`` is the first one's. A chunk that can't be taken whole is gone through line by line."""
+        try:
+            rows = json.loads("[" + ",".join(lines) + "]")
+            if len(rows) != len(lines):
+                raise ValueError("a line holds several values")
+            arrays = {name: self._column(name, rows) for name in COLUMNS}
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            self._blame(lines, number)
+            raise UsageError(f"{self.file}:{number}: these lines can't be read", _REMEDY) from None
+        for name, array in arrays.items():
+            self.pieces[name].append(array)
+        self.count += len(rows)
+
+    def _column(self, name: str, rows: list[dict[str, Any]]) -> NDArray[Any]:
+        values: list[Any] = [row[name] for row in rows]
+        if name == "group":
+            plain = self._plain
+            values = [plain[v] if v in plain else self._group(v, row["rank"]) for v, row in zip(values, rows, strict=True)]
+        elif name == "place":
+            values = self._places(values)
+        elif name in TABLES:
+            if not set(map(type, values)) <= {str}:
+                raise ValueError(f"expected `{name}` as a text")
+            table = self.index[name]
+            values = [table.setdefault(value, len(table)) for value in values]
+        elif name == "peer":
+            values = [-1 if value is None else value for value in values]
+        if not set(map(type, values)) <= {int}:
+            raise ValueError(f"expected `{name}` as a whole number")
+        array = np.array(values, dtype=COLUMNS[name])
+        if name in ("rank", "nbytes") and len(array) and array.min() < 0:
+            raise ValueError(f"expected `{name}` of zero or more")
+        return array
+
+    def _places(self, values: list[Any]) -> list[int]:
+        known: dict[tuple[Any, ...], int] = {}  # of this chunk, by the values as they are written
+        table, numbers = self.index["place"], []
+        for value in values:
+            key = (*value.items(),) if isinstance(value, dict) else (value,)
+            number = known.get(key)
+            if number is None:
+                number = known[key] = table.setdefault(_place(value), len(table))
+            numbers.append(number)
+        return numbers
+
+    def _group(self, name: Any, rank: Any) -> int:
+        """The id of a group, by its name and a member."""
+        if not isinstance(name, str):
+            raise ValueError("expected `group` as a text")
+        namesakes = self._by_name.get(name, [])
+        if namesakes:
+            return next((number for number, ranks in namesakes if rank in ranks), namesakes[0][0])
+        return self._others.setdefault(name, len(self.header.get("groups", [])) + len(self._others))
+
+    def _blame(self, lines: list[str], first: int) -> None:
+        """Raise UsageError for the first line that can't be taken."""
+        for number, line in enumerate(lines, first):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                cut = not line.endswith("\n")
+                what = "the file is cut short in this line" if cut else f"expected a call as a JSON object, found {_short(line)}"
+                raise UsageError(f"{self.file}:{number}: {what}", "write the trace again, or remove the line") from None
+            if not isinstance(row, dict):
+                raise UsageError(f"{self.file}:{number}: expected a call as a JSON object, found {_short(line)}", _REMEDY)
+            for name in COLUMNS:
+                if name not in row:
+                    raise UsageError(f"{self.file}:{number}: the call has no `{name}`", _REMEDY)
+                try:
+                    self._column(name, [row])
+                except (ValueError, TypeError, KeyError, OverflowError) as fault:
+                    known = {OverflowError: f"`{name}` is too large", TypeError: f"`{name}` is of a wrong type"}
+                    text = known.get(type(fault), str(fault))
+                    raise UsageError(f"{self.file}:{number}: {text}, found {_short(json.dumps(row[name]))}", _REMEDY) from None
+
+    def trace(self) -> Trace:
+        tables: dict[str, list[Any]] = {name: list(self.index[name]) for name in TABLES}
+        tables["group"] = [name for name, _ in self.header.get("groups", [])] + list(self._others)
+        empty = {name: np.empty(0, dtype=dtype) for name, dtype in COLUMNS.items()}
+        columns = {name: np.concatenate(self.pieces[name]) if self.pieces[name] else empty[name] for name in COLUMNS}
+        return Trace(self.header, tables, columns)
+
+
+def _place(value: Any) -> Place:
+    if not isinstance(value, dict):
+        raise ValueError("expected `place` as an object")
+    file, op, rank = value.get("file", ""), value.get("op", ""), value.get("rank")
+    line, column = value.get("line", 0), value.get("column", 0)
+    if not (
+        isinstance(file, str)
+        and isinstance(op, str)
+        and type(line) is type(column) is int
+        and (rank is None or type(rank) is int)
+    ):
+        raise ValueError("expected `place` as {file, line, column, op, rank}")
+    return Place(file, line, column, op, rank)
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split()) or "nothing"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# --- comparing ---
+
+
+def same_trace(a: Trace, b: Trace) -> bool:
+    """Whether two traces say the same: headers and every call. The numbering of texts may differ; extras do not count."""
+    if len(a) != len(b) or _plain(a.header) != _plain(b.header):
+        return False
+    return all(_same_column(name, a, b) for name in COLUMNS)
+
+
+def _plain(header: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps({**header, "schema_version": TRACE_SCHEMA_VERSION}))
+
+
+def _same_column(name: str, a: Trace, b: Trace) -> bool:
+    left, right = a.columns[name], b.columns[name]
+    if name not in TABLES:
+        return bool(
+            np.array_equal(np.maximum(left, -1), np.maximum(right, -1)) if name == "peer" else np.array_equal(left, right)
+        )
+    common: dict[Any, int] = {}
+    numbers = [
+        np.array([common.setdefault(item, len(common)) for item in [*t.tables.get(name, []), t.text(name, -1)]], dtype=np.int64)
+        for t in (a, b)
+    ]  # fmt: skip
+    return bool(np.array_equal(numbers[0][np.maximum(left, -1)], numbers[1][np.maximum(right, -1)]))

@@ -1,0 +1,255 @@
+"""The pass that carries values through a finished run: reads at a call's start, writes at its end, in order of effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from distsim.expr import Expression
+from distsim.ops.fields import PerRank
+from distsim.ops.records import Buffer, Call
+from distsim.ops.table import OPS
+from distsim.program.records import Program, at
+from distsim.trace import Trace
+from distsim.values.lineage import Content, Contribution, Graph, Piece, align, cut, join, numel_of
+from distsim.values.meet import Meeting
+from distsim.values.numbers import LIMIT_ELEMENTS, fill, whole, wide
+from distsim.values.order import events, meetings
+from distsim.values.record import Seen, State, Values
+
+
+def compute_values(program: Program, trace: Trace, *, limit_elements: int = LIMIT_ELEMENTS, at_calls: bool = False) -> Values:
+    """What every buffer holds after a run, numbers and lineage.
+
+    Calls that met exchange what their send buffers hold when the transfer starts; results are there when it finishes. Calls that
+    never started or never finished, as in a run that stood still, read or write nothing.
+
+    Tensors of more than ``limit_elements`` elements carry numbers only while they are uniform. ``at_calls`` also keeps what each
+    call read and wrote (`Values.at_call`), for pictures.
+    """
+    return _Pass(program, trace, limit_elements, at_calls).values()
+
+
+def carries_numbers(program: Program) -> bool:
+    """Does any tensor ever have numbers: by its declaration, or by an `assign`? If not, all that values can tell is lineage."""
+    given = any(spec.value is not None for spec in program.tensors.values())
+    return given or any(call.op == "assign" for code in program.codes for call in code.calls)
+
+
+class _Pass:
+    """One walk over the events of a run."""
+
+    def __init__(self, program: Program, trace: Trace, limit: int, at_calls: bool) -> None:
+        self.program, self.trace, self.limit, self.at_calls = program, trace, limit, at_calls
+        self.graph = Graph()
+        self.buffers: dict[tuple[int, str], State] = {}
+        self.seen: dict[tuple[int, int, int, str], Seen] = {}
+        self.read: dict[int, tuple[Content, ...]] = {}  # trace row -> what it read
+        self.rank, self.position, self.part = (trace[name].tolist() for name in ("rank", "position", "part"))
+        self.started, self.finished = (trace[name].tolist() for name in ("started_ns", "finished_ns"))
+        self.met = meetings(trace)
+        self.meeting: dict[int, Meeting] = {}
+        self._calls: dict[tuple[int, int], Call] = {}
+        self._names: dict[int, dict[str, Any]] = {}
+        self._effects: dict[tuple[str, int, int], Any] = {}
+
+    def values(self) -> Values:
+        for event in events(self.program, self.trace, self.met):
+            if event.finishes:
+                self.finish(event.row)
+            else:
+                self.start(event.row)
+        return Values(self.graph, self.buffers, self.initial, self.limit, self.seen)
+
+    # --- calls and buffers ---
+    def call(self, row: int) -> Call:
+        rank, part = self.rank[row], self.part[row]
+        code_call = self.program.code_call(rank, self.position[row])
+        key = (rank, id(code_call))
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = self.program.resolve(rank, code_call)
+        return call if part < 0 else call.parts[part]
+
+    def names(self, rank: int) -> dict[str, Any]:
+        if rank not in self._names:
+            self._names[rank] = {"rank": rank, **self.program.names_of(rank)}
+        return self._names[rank]
+
+    def state(self, rank: int, buffer: Buffer) -> State:
+        """The buffer's state; an inline buffer's is fresh and forgotten."""
+        found = self.buffers.get((rank, buffer.label))
+        if found is None:
+            found = self._state(rank, buffer)
+            if buffer.name:
+                self.buffers[rank, buffer.label] = found
+        return found
+
+    def _state(self, rank: int, buffer: Buffer) -> State:
+        spec = self.program.tensors.get(buffer.name)
+        env = {**self.names(rank), "copy": buffer.index}
+        numbers = None if spec is None or spec.value is None else fill(spec.value, env, buffer.numel, buffer.dtype, self.limit)
+        node = self.graph.leaf("initial", Contribution(rank, buffer.label, 0), -1)
+        return State(buffer.shape, buffer.dtype, (Piece(buffer.numel, node, 0, numbers),))
+
+    def initial(self, rank: int, label: str) -> State:
+        name, _, index = label.partition("@")
+        spec = self.program.tensors.get(name)
+        if spec is None or spec.shape is None or not 0 <= rank < self.program.world_size:
+            raise KeyError((rank, label))
+        copy = int(index) if index.isdigit() else 0
+        if copy >= at(spec.copies, rank):
+            raise KeyError((rank, label))
+        return self._state(rank, Buffer(name, copy, tuple(at(n, rank) for n in spec.shape), spec.dtype))
+
+    def write(self, rank: int, buffer: Buffer, content: Content, row: int, offset: int = 0) -> None:
+        """Replace elements from ``offset`` on; what the content does not reach keeps its old value, what does not fit is lost."""
+        if not buffer.name:
+            return
+        state = self.state(rank, buffer)
+        size = numel_of(state.content)
+        stop = min(offset + numel_of(content), size)
+        if offset == 0 and stop == size:
+            state.content = cut(content, 0, size)
+        else:
+            state.content = join((cut(state.content, 0, offset), cut(content, 0, stop - offset), cut(state.content, stop, size)))
+        state.version += 1
+        state.row = row
+
+    # --- reads ---
+    def start(self, row: int) -> None:
+        if row in self.read:
+            return
+        call, rank = self.call(row), self.rank[row]
+        buffers: Sequence[Buffer] = call.inputs
+        if call.op == "compute":
+            buffers = (*call.reads, *call.adds)
+        elif call.op == "assign":
+            buffers = tuple(self._named(call))
+        self.read[row] = tuple(self.state(rank, b).content for b in buffers)
+        if self.at_calls:
+            self._keep(row, "in", buffers, self.read[row])
+
+    def _keep(self, row: int, side: str, buffers: Sequence[Buffer], contents: tuple[Content, ...]) -> None:
+        if buffers:
+            key = (self.rank[row], self.position[row], self.part[row], side)
+            self.seen[key] = Seen(contents, tuple(b.shape for b in buffers), tuple(b.dtype for b in buffers))
+
+    # --- writes ---
+    def finish(self, row: int) -> None:
+        call, rank = self.call(row), self.rank[row]
+        written: Sequence[Buffer] = call.outputs
+        if call.op == "compute":
+            self._compute(call, row)
+            written = (*call.writes, *call.adds)
+        elif call.op == "assign":
+            self._assign(call, row)
+            written = _targets(call)
+        elif self.met.match_of[row] >= 0:
+            meeting = self._meeting(self.met.match_of[row])
+            for buffer, offset, content in meeting.results(row):
+                self.write(rank, buffer, content, row, offset)
+            meeting.left -= 1
+            if not meeting.left:
+                self._forget(self.met.match_of[row])
+        if self.at_calls:
+            self._keep(row, "out", written, tuple(self.state(rank, b).content for b in written))
+
+    def _meeting(self, match: int) -> Meeting:
+        if match not in self.meeting:
+            rows = self.met.members[match]
+            for row in rows:
+                if self.started[row] >= 0:
+                    self.start(row)
+            present = [row for row in rows if row in self.read]
+            calls = {row: self.call(row) for row in present}
+            self.meeting[match] = Meeting(self.graph, self._effect, calls, {r: self.read[r] for r in present}, self.limit)
+            self.meeting[match].left = sum(1 for row in rows if self.finished[row] >= 0)
+        return self.meeting[match]
+
+    def _forget(self, match: int) -> None:
+        del self.meeting[match]
+        for row in self.met.members[match]:
+            self.read[row] = ()
+
+    def _effect(self, op: str, size: int, root: int) -> Any:
+        """The row's effect with equal entries made one object, so that ranks with the same result share it."""
+        key = (op, size, root)
+        if key not in self._effects:
+            one: dict[Any, Any] = {}
+            self._effects[key] = tuple(None if e is None else one.setdefault(e, e) for e in OPS[op].effect(size, root))
+        return self._effects[key]
+
+    def _new(self, kind: str, rank: int, buffer: Buffer, row: int) -> int:
+        version = self.state(rank, buffer).version + 1
+        return self.graph.leaf(kind, Contribution(rank, buffer.label, version), row)
+
+    def _compute(self, call: Call, row: int) -> None:
+        for buffer in call.writes:
+            content = (Piece(buffer.numel, self._new("write", call.rank, buffer, row), 0, None),)
+            self.write(call.rank, buffer, content, row)
+        for buffer in call.adds:
+            self._add(call, buffer, row)
+
+    def _add(self, call: Call, buffer: Buffer, row: int) -> None:
+        """Accumulate. Memory that nothing wrote and no value filled counts as zeros, as gradients start: it adds nothing."""
+        state = self.state(call.rank, buffer)
+        new: Content = (Piece(buffer.numel, self._new("add", call.rank, buffer, row), 0, None),)
+        spec = self.program.tensors.get(buffer.name)
+        if state.version or (spec is not None and spec.value is not None):
+            columns = align([state.content, new])
+            new = tuple(Piece(c[0].numel, self.graph.combine("add", _points(c), row), 0, None) for c in columns)
+        self.write(call.rank, buffer, new, row)
+
+    # --- assign ---
+    def _named(self, call: Call) -> Iterator[Buffer]:
+        """The tensors whose names the value uses."""
+        for name in sorted(_names_in(call.value, call.rank) & self.program.tensors.keys()):
+            spec = self.program.tensors[name]
+            if spec.shape is not None:
+                yield Buffer(name, 0, tuple(at(n, call.rank) for n in spec.shape), spec.dtype)
+
+    def _assign(self, call: Call, row: int) -> None:
+        sources = list(self._named(call))
+        contents = self.read[row]
+        env = {**self.names(call.rank), **dict(call.indices)}
+        known = True
+        for buffer, content in zip(sources, contents, strict=True):
+            numbers = whole(content, buffer.dtype, self.limit)
+            known = known and numbers is not None
+            env[buffer.name] = None if numbers is None else wide(numbers)
+        for target in _targets(call):
+            here = {**env, "copy": target.index}
+            numbers = fill(call.value, here, target.numel, target.dtype, self.limit) if known else None
+            self.write(call.rank, target, self._assigned(call, target, contents, numbers, row), row)
+        self.read[row] = ()
+
+    def _assigned(self, call: Call, target: Buffer, contents: tuple[Content, ...], numbers: Any, row: int) -> Content:
+        if not contents or any(numel_of(c) != target.numel for c in contents):
+            return (Piece(target.numel, self._new("assign", call.rank, target, row), 0, numbers),)
+        columns = align(contents)
+        found, start = [], 0
+        for column in columns:
+            size = column[0].numel
+            mine = numbers if numbers is None or numbers.size == 1 else numbers[start : start + size]
+            found.append(Piece(size, self.graph.combine("assign", _points(column), row), 0, mine))
+            start += size
+        return tuple(found)
+
+
+def _points(column: Sequence[Piece]) -> tuple[tuple[int, int], ...]:
+    return tuple((piece.node, piece.start) for piece in column)
+
+
+def _targets(call: Call) -> tuple[Buffer, ...]:
+    return call.outputs or call.writes
+
+
+def _names_in(value: Any, rank: int) -> frozenset[str]:
+    if isinstance(value, PerRank):
+        return _names_in(value.get(rank), rank)
+    if isinstance(value, Expression):
+        return frozenset(value.names)
+    if isinstance(value, (list, tuple)):
+        return frozenset().union(*(_names_in(item, rank) for item in value))
+    return frozenset()

@@ -1,0 +1,174 @@
+"""Numbers of tensors: numpy arrays in torch's dtypes, one entry standing for all elements of a uniform tensor.
+
+All functions here take and give *flat* arrays of size n or 1 (uniform), or None (not known).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from distsim.expr import Expression
+from distsim.ops.effects import numpy_dtype, reduce_arrays
+from distsim.ops.fields import PerRank
+from distsim.values.lineage import Content, Numbers, numel_of
+
+#: Tensors up to this many elements are written out when a value needs it; larger ones are uniform or unknown.
+LIMIT_ELEMENTS = 4096
+#: Tensors up to this many elements are shown in full.
+SHOWN_ELEMENTS = 16
+
+
+def fill(value: Any, env: Mapping[str, Any], numel: int, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
+    """The numbers that a file's ``value`` gives a tensor of ``numel`` elements (design §3, rule 5).
+
+    ``value`` is None, an Expression or number, a (nested) list of them, or a PerRank of these; ``env`` maps names to
+    numbers, or to flat arrays of ``numel`` elements (tensors in an `assign`). None where nothing is known: no value, more than
+    ``limit`` elements that differ, or a list of another length than the tensor. Raises ExpressionError.
+    """
+    if isinstance(value, PerRank):
+        value = value.get(env["rank"])
+    if value is None:
+        return None
+    if isinstance(value, (list, tuple)):
+        return _listed(value, env, numel, dtype, limit)
+    if isinstance(value, Expression):
+        value = _evaluate(value, env, numel, limit)
+    return None if value is None else _cast(np.atleast_1d(np.asarray(value)).ravel(), dtype)
+
+
+def _evaluate(value: Expression, env: Mapping[str, Any], numel: int, limit: int) -> Any:
+    names = {name: env[name] for name in value.names if name in env}
+    if "index" in value.names:
+        if numel > limit:
+            return None
+        names["index"] = np.arange(numel)
+    if any(isinstance(v, np.ndarray) and not v.size for v in names.values()):
+        return np.zeros(0)
+    return value.evaluate(names)
+
+
+def _listed(items: Sequence[Any], env: Mapping[str, Any], numel: int, dtype: str, limit: int) -> Numbers:
+    flat = list(_flat(items))
+    if len(flat) != numel or numel > limit:
+        return None
+    found = []
+    for i, item in enumerate(flat):
+        if isinstance(item, PerRank):
+            item = item.get(env["rank"])
+        if isinstance(item, Expression):
+            here = {name: _element(env[name], i) for name in item.names if name in env}
+            item = item.evaluate({**here, "index": i})
+        found.append(item)
+    return _cast(np.array(found), dtype)
+
+
+def _flat(items: Sequence[Any]) -> Any:
+    for item in items:
+        if isinstance(item, (list, tuple)):
+            yield from _flat(item)
+        else:
+            yield item
+
+
+def _element(value: Any, i: int) -> Any:
+    return value[i if value.size > 1 else 0].item() if isinstance(value, np.ndarray) else value
+
+
+def _cast(numbers: Any, dtype: str) -> Numbers:
+    with np.errstate(all="ignore"):
+        return np.asarray(numbers.astype(numpy_dtype(dtype)))
+
+
+def wide(numbers: Any) -> Any:
+    """The same numbers in a dtype that expressions compute in: int64, float64, bool. A single one as a Python number."""
+    kind = numbers.dtype.kind
+    target = np.int64 if kind in "iu" else np.bool_ if kind == "b" else np.float64
+    widened = numbers.astype(target)
+    return widened[0].item() if widened.size == 1 else widened
+
+
+def whole(content: Content, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
+    """The numbers of a content as one flat array of its length, or of size 1 where it is uniform; None where any is unknown."""
+    if any(piece.numbers is None for piece in content):
+        return None
+    parts = [piece.numbers for piece in content if piece.numbers is not None]
+    if parts and all(p.size == 1 for p in parts):
+        with np.errstate(all="ignore"):
+            if all(p[0] == parts[0][0] for p in parts):
+                return parts[0]
+    numel = numel_of(content)
+    if numel > limit:
+        return None
+    spread = [np.broadcast_to(p, piece.numel) if p.size == 1 else p for p, piece in zip(parts, content, strict=True)]
+    return np.concatenate(spread) if spread else np.zeros(0, numpy_dtype(dtype))
+
+
+def reinterpret(numbers: Numbers, numel: int, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
+    """The bits of ``numel`` elements read as another dtype, as back ends do that compare only bytes (semantics 2.1)."""
+    target: np.dtype[Any] = numpy_dtype(dtype)
+    if numbers is None or numbers.dtype == target:
+        return numbers
+    if numbers.size == 1 and numbers.dtype.itemsize == target.itemsize:
+        return numbers.view(target)
+    nbytes = numel * numbers.dtype.itemsize
+    if numel > limit or nbytes % target.itemsize:
+        return None
+    return np.ascontiguousarray(np.broadcast_to(numbers, numel)).view(target)
+
+
+# --- text ---
+
+
+def show(content: Content, shape: Sequence[int], dtype: str) -> str:
+    """``[5, 7, 9]`` for small tensors, ``2.0 (×1048576)`` for uniform ones, ``?`` for what is not known."""
+    numel = numel_of(content)
+    if all(piece.numbers is None for piece in content):
+        return "[]" if numel == 0 and content == () else "?"
+    if numel <= SHOWN_ELEMENTS:
+        flat = [text for piece in content for text in _texts(piece.numbers, piece.numel)]
+        return _nested(flat, list(shape)) if _fits(shape, numel) else _nested(flat, [numel])
+    same = whole(content, dtype, 1)
+    if same is not None:
+        return f"{_text(same[0])} (×{numel})"
+    if len(content) <= SHOWN_ELEMENTS // 2 and all(p.numbers is None or p.numbers.size == 1 for p in content):
+        return "[" + ", ".join(f"{_texts(p.numbers, 1)[0]} (×{p.numel})" for p in content) + "]"
+    first, last = content[0], content[-1]
+    head = _texts(first.numbers, first.numel)[:3] if first.numel >= 3 else _texts(first.numbers, first.numel)
+    return f"[{', '.join(head)}, …, {_texts(last.numbers, last.numel)[-1]}] ({numel} elements)"
+
+
+def _fits(shape: Sequence[int], numel: int) -> bool:
+    return len(shape) <= 2 and int(np.prod(shape, dtype=np.int64)) == numel
+
+
+def _texts(numbers: Numbers, numel: int) -> list[str]:
+    if numbers is None:
+        return ["?"] * min(numel, SHOWN_ELEMENTS)
+    if numbers.size == 1:
+        return [_text(numbers[0])] * min(numel, SHOWN_ELEMENTS)
+    return [_text(n) for n in numbers]
+
+
+def _text(number: Any) -> str:
+    if number.dtype.kind == "b":
+        return "true" if number else "false"
+    text = str(number)
+    return f"{text}.0" if number.dtype.kind not in "iu" and text.lstrip("-").isdigit() else text
+
+
+def _nested(flat: Sequence[str], shape: Sequence[int]) -> str:
+    if not shape:
+        return flat[0] if flat else "[]"
+    if len(shape) == 1:
+        return f"[{', '.join(flat)}]"
+    width = shape[1]
+    return f"[{', '.join(_nested(flat[i * width : (i + 1) * width], [width]) for i in range(shape[0]))}]"
+
+
+def reduce_numbers(op: str, terms: Sequence[Numbers]) -> Numbers:
+    """The reduction of the ranks' numbers in group order; None where any is unknown."""
+    known = [term for term in terms if term is not None]
+    return reduce_arrays(op, known) if len(known) == len(terms) else None

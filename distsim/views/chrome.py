@@ -1,0 +1,207 @@
+"""A trace in Chrome's trace event format, for Perfetto (https://ui.perfetto.dev) and chrome://tracing.
+
+A process per rank, a thread for its host and one per queue; what overlaps on a queue gets further threads, as slices of one
+thread must nest. Calls of the host, waits and transfers are complete events (``X``); arrows (``s``, ``t``, ``f``) run from send
+to receive and through the members of a collective, with the id of their match. Times are microseconds. Format: "Trace Event
+Format" (Chromium project).
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from distsim.ops.table import OPS
+from distsim.trace import Trace, TraceCall
+
+HOST: Final = 0
+_ON_QUEUE: Final = ("compute", "assign")
+_WAITS: Final = ("wait", "synchronize")
+_KINDS: Final = {name: row.kind for name, row in OPS.items()}
+_DIRECTION: Final = {name: row.direction for name, row in OPS.items()}
+
+
+class _Slice(NamedTuple):
+    rank: int
+    thread: tuple[str, int]  # queue and lane
+    start_ns: int
+    end_ns: int
+    name: str
+    category: str
+    args: dict[str, Any]
+
+
+def chrome_trace(trace: Trace) -> str:
+    """The trace as JSON text, one event per line. The same trace gives the same text."""
+    makespan = trace.makespan_ns
+    slices: list[_Slice] = []
+    work: list[tuple[TraceCall, int]] = []  # calls with a slice on a queue, and the slice's number
+    for call in trace.rows():
+        slices += _host_slices(call, makespan)
+        piece = _queue_slice(trace, call, makespan)
+        if piece is not None:
+            work.append((call, len(slices)))
+            slices.append(piece)
+    _spread(slices)
+    threads = _threads(slices)
+    events = [_event(piece, threads) for piece in slices]
+    events += _arrows(slices, work, threads)
+    events.sort(key=lambda e: (e["ts"], e["pid"], e["tid"], -e.get("dur", 0.0), e["ph"]))
+    facts = {key: trace.header[key] for key in ("name", "backend", "cluster", "outcome", "source") if key in trace.header}
+    lines = ",\n".join(json.dumps(e, ensure_ascii=False) for e in [*_names(trace, threads), *events])
+    return f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(facts, ensure_ascii=False)}, "traceEvents": [\n{lines}\n]}}\n'
+
+
+# --- slices ---
+
+
+def _host_slices(call: TraceCall, makespan: int) -> Iterator[_Slice]:
+    """What the host does: the call, and in it the time until the call met its parties."""
+    if call.posted_ns < 0 or call.op in _ON_QUEUE or call.part >= 0:
+        return
+    stuck = call.returned_ns < 0
+    end = makespan if stuck else call.returned_ns
+    if end <= call.posted_ns:
+        return
+    name = f"{call.op} (never returns)" if stuck else call.op
+    category = "wait" if call.op in _WAITS else "sleep" if call.op == "sleep" else "call"
+    yield _Slice(call.rank, ("host", 0), call.posted_ns, end, name, category, _args(call))
+    met = call.started_ns if call.started_ns >= 0 else end
+    if category == "call" and call.posted_ns < met <= end and _meets(call):
+        yield _Slice(call.rank, ("host", 0), call.posted_ns, met, f"waits for {_whom(call)}", "wait", {})
+
+
+def _queue_slice(trace: Trace, call: TraceCall, makespan: int) -> _Slice | None:
+    """The work itself: a compute, a transfer, a member's share of a collective."""
+    computes = call.op in _ON_QUEUE
+    if call.started_ns < 0 or not (computes or (call.match >= 0 and _KINDS.get(call.op) in ("collective", "p2p"))):
+        return None
+    end = call.finished_ns if call.finished_ns >= 0 else makespan
+    way = {"send": f" to {_whom(call)}", "recv": f" from {_whom(call)}"}.get(_DIRECTION.get(call.op) or "", "")
+    name = (call.name or call.op) if computes else call.op + way
+    args = _args(call) | ({} if computes else _rates(trace, call, end))
+    category = "compute" if computes else "collective" if _joins(call) else "message"
+    queue = call.queue if computes or call.queue not in ("", "host") else "comm"
+    return _Slice(call.rank, (queue or "compute", 0), call.started_ns, max(end, call.started_ns), name, category, args)
+
+
+def _joins(call: TraceCall) -> bool:
+    return _KINDS.get(call.op) == "collective"
+
+
+def _meets(call: TraceCall) -> bool:
+    return _KINDS.get(call.op) in ("collective", "p2p", "group")
+
+
+def _whom(call: TraceCall) -> str:
+    if _DIRECTION.get(call.op) is None:
+        return f"group {call.group}"
+    return "any rank" if call.peer is None else f"rank {call.peer}"
+
+
+def _args(call: TraceCall) -> dict[str, Any]:
+    """What a click on a slice shows."""
+    args: dict[str, Any] = {}
+    if call.place.file:
+        args["place"] = f"{call.place.file}:{call.place.line}:{call.place.column}"
+    if _meets(call):
+        args |= {"group": call.group, "bytes": call.nbytes}
+        args |= {
+            k: v for k, v in (("peer", call.peer), ("dtype", call.dtype), ("reduce_op", call.reduce_op)) if v not in (None, "")
+        }
+        args |= {"tag": call.tag} if call.tag else {}
+        args |= {"match": call.match} if call.match >= 0 else {}
+    return args | {"call": call.position, "iteration": call.iteration}
+
+
+def _rates(trace: Trace, call: TraceCall, end_ns: int) -> dict[str, float]:
+    """algbw and busbw in GB/s, as nccl-tests defines them."""
+    duration = end_ns - call.started_ns
+    if duration <= 0 or call.nbytes <= 0:
+        return {}
+    algbw = call.nbytes / duration
+    if not _joins(call):
+        return {"algbw GB/s": round(algbw, 3)}
+    n = next((len(ranks) for name, ranks in trace.header.get("groups", ()) if name == call.group and call.rank in ranks), 1)
+    return {"algbw GB/s": round(algbw, 3), "busbw GB/s": round(algbw * OPS[call.op].busbw_factor(n), 3)}
+
+
+def _spread(slices: list[_Slice]) -> None:
+    """Give slices that overlap on a queue lanes of their own. The host's nest as they are."""
+    order = sorted(range(len(slices)), key=lambda i: (slices[i].start_ns, slices[i].end_ns, i))
+    busy: dict[tuple[int, str], list[tuple[int, int]]] = {}  # (free from, lane) of the lanes in use
+    free: dict[tuple[int, str], list[int]] = {}
+    for i in order:
+        piece = slices[i]
+        queue = piece.thread[0]
+        if queue == "host":
+            continue
+        key = (piece.rank, queue)
+        used, spare = busy.setdefault(key, []), free.setdefault(key, [])
+        while used and used[0][0] <= piece.start_ns:
+            heapq.heappush(spare, heapq.heappop(used)[1])
+        lane = heapq.heappop(spare) if spare else len(used)
+        heapq.heappush(used, (piece.end_ns, lane))
+        slices[i] = piece._replace(thread=(queue, lane))
+
+
+# --- events ---
+
+
+def _threads(slices: Iterable[_Slice]) -> dict[tuple[int, tuple[str, int]], int]:
+    """Thread ids of each rank: the host, then its queues by name."""
+    threads: dict[tuple[int, tuple[str, int]], int] = {}
+    counts: dict[int, int] = {}
+    for rank, thread in sorted({(s.rank, s.thread) for s in slices}):
+        if thread == ("host", 0):
+            threads[rank, thread] = HOST
+        else:
+            counts[rank] = counts.get(rank, 0) + 1
+            threads[rank, thread] = counts[rank]
+    return threads
+
+
+def _names(trace: Trace, threads: dict[tuple[int, tuple[str, int]], int]) -> Iterator[dict[str, Any]]:
+    """The names of processes and threads, as metadata events."""
+    local_size = max(int(trace.header.get("local_size") or trace.world_size), 1)
+    for rank in range(trace.world_size):
+        yield _meta("process_name", rank, HOST, name=f"rank {rank} (node {rank // local_size})")
+        yield _meta("process_sort_index", rank, HOST, sort_index=rank)
+    for (rank, (queue, lane)), tid in threads.items():
+        yield _meta("thread_name", rank, tid, name=queue if lane == 0 else f"{queue} ({lane + 1})")
+        yield _meta("thread_sort_index", rank, tid, sort_index=tid)
+
+
+def _meta(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+
+
+def _event(piece: _Slice, threads: dict[tuple[int, tuple[str, int]], int]) -> dict[str, Any]:
+    return {
+        "ph": "X", "name": piece.name, "cat": piece.category, "pid": piece.rank, "tid": threads[piece.rank, piece.thread],
+        "ts": piece.start_ns / 1000, "dur": (piece.end_ns - piece.start_ns) / 1000, "args": piece.args,
+    }  # fmt: skip
+
+
+def _arrows(
+    slices: list[_Slice], work: list[tuple[TraceCall, int]], threads: dict[tuple[int, tuple[str, int]], int]
+) -> Iterator[dict[str, Any]]:
+    """Per match a chain of flow events: send to receive, or through a collective's members by arrival."""
+    matches: dict[int, list[tuple[tuple[bool, int, int], int]]] = {}
+    for call, number in work:
+        if call.match >= 0:
+            key = (_DIRECTION.get(call.op) == "recv", call.started_ns, call.rank)
+            matches.setdefault(call.match, []).append((key, number))
+    for match, members in matches.items():
+        chain = [slices[number] for _, number in sorted(members)]
+        at_ns = 0
+        for k, piece in enumerate(chain if len(chain) > 1 else ()):
+            at_ns = max(at_ns, piece.start_ns)  # an arrow never runs backwards in time
+            phase = "s" if k == 0 else "f" if k == len(chain) - 1 else "t"
+            event = {
+                "ph": phase, "name": "match", "cat": piece.category, "id": match, "pid": piece.rank,
+                "tid": threads[piece.rank, piece.thread], "ts": at_ns / 1000,
+            }  # fmt: skip
+            yield event | ({"bp": "e"} if phase == "f" else {})

@@ -1,0 +1,88 @@
+"""A simulation as JSON: an interface, so a key keeps its meaning while `schema_version` stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from distsim.findings.record import Finding
+from distsim.views.values import values_json
+
+if TYPE_CHECKING:
+    from distsim.simulate import Simulation
+    from distsim.timeline import CollectiveTimes, RankTimes, Segment
+
+SCHEMA_VERSION = 1
+
+
+def simulation_json(simulation: Simulation) -> dict[str, Any]:
+    """What `distsim simulate FILE --format json` prints. Times are ns, sizes bytes, bandwidths GB/s."""
+    run, verdict, timeline, cost = simulation.run, simulation.verdict, simulation.timeline, simulation.cost
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "file": simulation.scenario.file,
+        "name": simulation.scenario.name,
+        "outcome": simulation.outcome,
+        "possible": list(run.possible) or [simulation.outcome],
+        "verdict": None if verdict is None else verdict.verdict,
+        "complete": None if verdict is None else verdict.complete,
+        "depends_on": None if verdict is None else verdict.depends_on,
+        "verdict_ranks": None if verdict is None else sorted(verdict.ranks),
+        "core": None if verdict is None else sorted(verdict.core),
+        "profile": run.profile,
+        "world_size": simulation.program.world_size,
+        "makespan_ns": simulation.makespan_ns,
+        "iteration_ns": timeline.iteration_ns,
+        "ranks": [_rank(r) for r in timeline.ranks],
+        "critical_path": [_segment(s) for s in timeline.critical_path],
+        "collectives": [_collective(c) for c in timeline.collectives],
+        "values": values_json(simulation.values),
+        "findings": [finding_json(f) for f in simulation.findings],
+        "cost_model": {"name": cost.name, "source": cost.source, "error_band": cost.error_band},
+    }
+
+
+def finding_json(finding: Finding) -> Mapping[str, Any]:
+    """A finding as every command's JSON has it."""
+    return {
+        "code": finding.code,
+        "severity": finding.severity,
+        "ranks": list(finding.ranks),
+        "core": list(finding.core),
+        "message": finding.message,
+        "help": list(finding.help),
+        "places": [{"rank": p.rank, "file": p.file, "line": p.line, "column": p.column, "op": p.op} for p in finding.places],
+    }
+
+
+def _rank(r: RankTimes) -> dict[str, Any]:
+    """``finished_ns`` is null for a rank that never came to its end."""
+    return {**r._asdict(), "finished_ns": r.finished_ns if r.finished_ns >= 0 else None}
+
+
+def _segment(s: Segment) -> dict[str, Any]:
+    return {
+        "rank": s.rank,
+        "op": s.op,
+        "name": s.name,
+        "why": s.why,
+        "start_ns": s.start_ns,
+        "end_ns": s.end_ns,
+        "calls": s.calls,
+        "file": s.place.file,
+        "line": s.place.line,
+        "column": s.place.column,
+    }
+
+
+def _collective(c: CollectiveTimes) -> dict[str, Any]:
+    return {
+        "op": c.op,
+        "group": c.group,
+        "group_size": c.n,
+        "nbytes": c.nbytes,
+        "calls": c.calls,
+        "duration_ns": c.duration_ns,
+        "algbw": round(c.algbw, 6),
+        "busbw": round(c.busbw, 6),
+    }

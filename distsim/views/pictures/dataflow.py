@@ -1,0 +1,287 @@
+"""Which data go where: ranks as columns, time downwards, calls as boxes, messages as arrows, collectives as bands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from distsim.ops.table import OPS
+from distsim.program.records import Program
+from distsim.standstill import Standstill
+from distsim.trace import Trace
+from distsim.units import show_bytes, show_ns
+from distsim.views.pictures.lanes import Anchor, Arrow, Band, Item, Lane, Lanes
+from distsim.views.pictures.palette import GREY, INK, LINE, MESSAGE, PALE, RED, RED_FILL, WHITE, tint
+from distsim.views.pictures.records import SMALL, Key, Text, clipped
+from distsim.views.pictures.rows import Event, assign_rows, join
+from distsim.views.pictures.words import detail_text, group_text, head_text, ranks_text, wait_text
+
+#: What is drawn at most; a picture with more is no picture. The rest is counted in a note. A run that hangs shows its last calls.
+MOST_RANKS, MOST_ROWS = 12, 40
+_MOST_VALUES, _WIDEST_VALUE = 6, 40
+_LEFT = {"raised": "raised an error", "crashed": "crashed", "killed": "was killed", "absent": "never started", "ended": "ended"}
+
+
+class ShownValues(Protocol):
+    """Short texts of values: at the end by (rank, buffer label), at a call by (rank, position, "in" or "out")."""
+
+    @property
+    def final(self) -> Mapping[tuple[int, str], str]: ...
+    @property
+    def at_call(self) -> Mapping[tuple[int, int, str], str]: ...
+
+
+class RunLike(Protocol):
+    """What is drawn of a run (`distsim.engine.record.Run`)."""
+
+    @property
+    def trace(self) -> Trace: ...
+    @property
+    def standstill(self) -> Standstill: ...
+    @property
+    def outcome(self) -> str: ...
+    @property
+    def makespan_ns(self) -> int: ...
+    @property
+    def mismatches(self) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]: ...
+
+
+def dataflow_lanes(
+    program: Program, run: RunLike, values: ShownValues | None = None, most_ranks: int = MOST_RANKS, most_rows: int = MOST_ROWS
+) -> Lanes:
+    """The data flow of a run. ``most_ranks`` and ``most_rows`` bound what is drawn."""
+    return _Dataflow(program, run, values, most_ranks, most_rows).lanes()
+
+
+class _Dataflow:
+    def __init__(self, program: Program, run: RunLike, values: ShownValues | None, most_ranks: int, most_rows: int) -> None:
+        self.program, self.run, self.values = program, run, values
+        self.ranks = range(min(program.world_size, most_ranks))
+        self.hangs = bool(run.standstill.blocked)
+        columns = [_events(program, run, rank, most_rows, self.hangs) for rank in self.ranks]
+        join([event for events, _ in columns for event in events])
+        assign_rows([events for events, _ in columns])
+        self.events = [events if self.hangs else [e for e in events if e.row < most_rows] for events, _ in columns]
+        self.hidden = [count - len(shown) for (_, count), shown in zip(columns, self.events, strict=True)]
+        self.shown = {event for lane in self.events for event in lane}
+        self.items: list[Item] = []
+        self.bands: list[Band] = []
+        self.arrows: list[Arrow] = []
+
+    def lanes(self) -> Lanes:
+        for lane in self.events:
+            for event in lane:
+                self._draw(event)
+        self._ends()
+        self._waiting()
+        self._final_values()
+        lanes = tuple(Lane(self._header(rank), f"rank {rank}", PALE) for rank in self.ranks)
+        subtitle = f"{self.run.outcome}, {show_ns(self.run.makespan_ns)}; {self.program.backend}; time runs down, not to scale"
+        title = f"{clipped(self.program.name, 60)}: who sends what to whom"
+        drawn = (tuple(self.items), tuple(self.bands), tuple(self.arrows))
+        return Lanes(title, subtitle, lanes, *drawn, self._legend(), self._notes())
+
+    def _header(self, rank: int) -> tuple[Text, ...]:
+        """The rank, and where in the mesh it is."""
+        where, below = [], self.program.world_size
+        for axis, size in self.program.mesh.items():
+            below //= size
+            where.append(f"{clipped(axis, 16)} {rank // below % size}")
+        return (Text(f"rank {rank}", bold=True, size=14), *((Text(", ".join(where), colour=GREY, size=SMALL),) if where else ()))
+
+    # --- calls ---
+    def _draw(self, event: Event) -> None:
+        if event.kind == "collective":
+            met = [event, *event.partners]
+            if event is min(met, key=lambda e: e.lane) or event.row != met[1].row:
+                self._band([e for e in met if e.row == event.row])
+            return
+        fill = RED_FILL if event.red else PALE if event.kind == "wait" else tint(OPS[event.call.op].drawing.colour)
+        lines = [Text(head_text(event.call), bold=True, colour=RED if event.red else INK)]
+        detail = wait_text(self.program, event.rank, event.position) if event.kind == "wait" else detail_text(event.call)
+        lines += [Text(detail, size=11)] if detail else []
+        alone = _apart(event)
+        lines += [Text(alone, size=11)] if alone else []
+        side = "in" if event.sends else "out"
+        lines += [Text(v, size=11) for v in [self._value(event, side)] if v]
+        arrow = self._arrow(event) if event.receives else None
+        in_arrow = event.kind == "p2p" and bool(event.partners) and event.partners[0] in self.shown
+        border = RED if event.red else LINE
+        self.items.append(Item(event.id, event.lane, event.row, tuple(lines), fill, border, in_arrow=in_arrow))
+        if arrow is not None:
+            self.arrows.append(arrow)
+
+    def _value(self, event: Event, side: str) -> str:
+        if self.values is None or event.part >= 0:
+            return ""
+        text = self.values.at_call.get((event.rank, event.position, side), "")
+        return f"= {clipped(text, _WIDEST_VALUE)}" if _known(text) else ""
+
+    def _arrow(self, event: Event) -> Arrow | None:
+        """The message into a receive, or into its wait where the receive was posted above the send."""
+        if not event.partners or event.partners[0] not in self.shown:
+            return None
+        sender, head = event.partners[0], event
+        if event.row < sender.row:
+            waits = [e for e in self.events[event.lane] if event in e.requests and e.row >= sender.row]
+            head = waits[0] if waits else event
+        words = f"{sender.call.op} {detail_text(sender.call)}".strip()
+        return Arrow(sender.id, head.id, _message_text(event), RED if event.differs else MESSAGE, words=words)
+
+    def _band(self, party: list[Event]) -> None:
+        """A collective. What its ranks do not have in common, they have in lines of their own."""
+        event = party[0]
+        red = any(e.red for e in party)
+        heads, abouts = {head_text(e.call) for e in party}, {_about(e) for e in party}
+        title = [Text(_joint(heads, event), bold=True, colour=RED if red else INK)]
+        if len(abouts) == 1 and _about(event):
+            title.append(Text(_about(event), size=11))
+        if event.call.root is not None:
+            title.append(Text(f"{OPS[event.call.op].root_field} = rank {event.call.root}", size=11))
+        cells: dict[int, tuple[Text, ...]] = {}
+        for e in party:
+            own = [head_text(e.call)] if len(heads) > 1 else []
+            own += [_about(e)] if len(abouts) > 1 else []
+            cells[e.lane] = tuple(Text(text, size=11) for text in (*own, *self._change(e)))
+        fill = RED_FILL if red else tint(OPS[event.call.op].drawing.colour)
+        lanes = tuple(sorted(e.lane for e in party))
+        look = (fill, RED if red else GREY, event.call.is_async)
+        self.bands.append(Band(event.id, lanes, event.row, tuple(title), cells, *look))
+
+    def _change(self, event: Event) -> tuple[str, ...]:
+        """What the call took and what it gave: ``1 → 6``, on two lines where it is long."""
+        if self.values is None:
+            return ()
+        texts = [self.values.at_call.get((event.rank, event.position, side), "") for side in ("in", "out")]
+        if not all(_known(text) for text in texts):
+            return ()
+        given, got = (clipped(text, _WIDEST_VALUE) for text in texts)
+        return (f"{given} → {got}",) if len(given) + len(got) <= _WIDEST_VALUE else (given, f"→ {got}")
+
+    # --- the ends ---
+    def _ends(self) -> None:
+        """A box under the last call of a rank that left early, or has more calls than are drawn."""
+        ends = {end.rank: end for end in self.run.standstill.ends}
+        awaited = {rank for b in self.run.standstill.blocked for need in b.needs for rank in need.ranks}
+        for rank, events in zip(self.ranks, self.events, strict=True):
+            row = events[-1].row + 1 if events else 0
+            status = ends[rank].status if rank in ends else "ended"
+            if self.hidden[rank] and not self.hangs:
+                said = (Text(f"and {self.hidden[rank]} more", colour=GREY),)
+                self.items.append(Item(f"more_r{rank}", rank, row, said, WHITE, LINE, dashed=True))
+            elif status != "blocked" and (status != "ended" or rank in awaited):
+                said = (Text(_LEFT.get(status, status), bold=True, colour=RED if status != "ended" else GREY),)
+                self.items.append(Item(f"end_r{rank}", rank, row, said, WHITE, GREY, dashed=True))
+
+    def _waiting(self) -> None:
+        """At the bottom a row for each rank that is stuck, with dashed red arrows to those it waits for."""
+        row = self._bottom()
+        for blocked in self.run.standstill.blocked:
+            if blocked.rank not in self.ranks:
+                continue
+            needed = sorted({r for need in blocked.needs for r in need.ranks if r != blocked.rank})
+            any_of = "any of " if any(need.any for need in blocked.needs) else ""
+            said = (Text(f"waits for {any_of}{ranks_text(needed, 3)}" if needed else "waits", bold=True, colour=RED, size=11),)
+            name = f"stuck_r{blocked.rank}"
+            self.items.append(Item(name, blocked.rank, row, said, WHITE, RED, dashed=True, in_arrow=bool(needed)))
+            seen = [r for r in needed if r in self.ranks]
+            self.arrows += [Arrow(name, Anchor(r, row), "", RED, dashed=True, words=said[0].text) for r in seen]
+            row += 1
+
+    def _bottom(self) -> int:
+        return max([i.row for i in self.items] + [b.row for b in self.bands], default=-1) + 1
+
+    def _final_values(self) -> None:
+        if self.values is None:
+            return
+        row = self._bottom()
+        for rank in self.ranks:
+            mine = [(label, text) for (r, label), text in self.values.final.items() if r == rank and _known(text)]
+            texts = [f"{clipped(label, 20)} = {clipped(text, _WIDEST_VALUE)}" for label, text in mine[:_MOST_VALUES]]
+            texts += [f"and {len(mine) - _MOST_VALUES} more"] if len(mine) > _MOST_VALUES else []
+            if texts:
+                lines = (Text("in the end", bold=True, colour=GREY, size=11), *(Text(t, size=11) for t in texts))
+                self.items.append(Item(f"final_r{rank}", rank, row, lines, WHITE, GREY))
+
+    # --- around the picture ---
+    def _legend(self) -> tuple[Key, ...]:
+        ops: dict[str, list[str]] = {}
+        for event in (e for lane in self.events for e in lane if e.kind not in ("p2p", "wait")):
+            names = ops.setdefault(tint(OPS[event.call.op].drawing.colour), [])
+            names += [event.call.op] if event.call.op not in names else []
+        keys = [Key(colour, ", ".join(names[:3])) for colour, names in ops.items()]
+        keys += [Key(MESSAGE, "message", "solid")] if any(not a.dashed for a in self.arrows) else []
+        keys += [Key(RED, "waits in vain, or does not fit", "dashed")] if any(e.red for lane in self.events for e in lane) else []
+        return tuple(keys)
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        if len(self.ranks) < self.program.world_size:
+            notes.append(f"and {self.program.world_size - len(self.ranks)} more ranks, not drawn")
+        if any(self.hidden):
+            which = "last" if self.hangs else "first"
+            side = "before" if self.hangs else "after"
+            notes.append(f"only the {which} calls are drawn; {sum(self.hidden)} {side} them are not")
+        return tuple(notes)
+
+
+def _about(event: Event) -> str:
+    """``grad (4 MiB)``."""
+    return " ".join(t for t in (detail_text(event.call), f"({show_bytes(event.nbytes)})" if event.nbytes else "") if t)
+
+
+def _joint(heads: set[str], event: Event) -> str:
+    where = group_text(event.call)
+    head = head_text(event.call) if len(heads) == 1 else "met, but do not fit"
+    return f"{head}   {where}" if where else head
+
+
+def _known(text: str) -> bool:
+    return bool(text) and "?" not in text
+
+
+def _message_text(event: Event) -> str:
+    """Bytes, and what is not the default: ``16 KiB, tag 3, stage``."""
+    return ", ".join(p for p in (show_bytes(event.nbytes), _address(event)) if p)
+
+
+def _address(event: Event) -> str:
+    parts = (f"tag {event.call.tag}" if event.call.tag else "", group_text(event.call).partition("[")[0])
+    return ", ".join(p for p in parts if p)
+
+
+def _apart(event: Event) -> str:
+    """What a message that met nobody is looking for, where no arrow tells."""
+    return _address(event) if event.kind == "p2p" and event.match < 0 else ""
+
+
+def _events(program: Program, run: RunLike, rank: int, most: int, last: bool) -> tuple[list[Event], int]:
+    """The first (or last) calls that a rank made, and how many it made in all. A batch counts as its parts."""
+    trace = run.trace
+    batches = trace.ops(*(name for name, row in OPS.items() if row.kind == "batch")) & (trace["part"] < 0)
+    rows = np.flatnonzero((trace["rank"] == rank) & (trace["posted_ns"] >= 0) & ~batches).tolist()
+    differs = {row for met, _ in run.mismatches for row in met}
+    found: list[Event] = []
+    for row in rows[-most:] if last else rows[:most]:
+        position, part = int(trace["position"][row]), int(trace["part"][row])
+        call = program.call(rank, position)
+        call = call.parts[part] if part >= 0 else call
+        kind = OPS[call.op].kind
+        done = int(trace["returned_ns" if kind == "wait" else "finished_ns"][row]) >= 0
+        facts = (int(trace["match"][row]), done, int(trace["nbytes"][row]), row in differs)
+        found.append(Event(rank, rank, position, part, call, kind, *facts))
+    _bind(program, rank, found)
+    return found, len(rows)
+
+
+def _bind(program: Program, rank: int, events: Sequence[Event]) -> None:
+    """Give each wait the requests that it ends."""
+    by_position: dict[int, list[Event]] = {}
+    for event in events:
+        by_position.setdefault(event.position, []).append(event)
+    for event in events:
+        if event.kind == "wait":
+            backs: Any = program.code_call(rank, event.position).waits
+            event.requests = [e for back in backs for e in by_position.get(event.position - back, ())]

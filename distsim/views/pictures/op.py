@@ -1,0 +1,171 @@
+"""What each rank holds before an operation and after it. Everything follows from the operation's row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distsim.views.pictures.palette import GREY, INK, PALE, WHITE, fill, stroke, tint
+from distsim.views.pictures.records import NORMAL, Cell, Edge, Node, Picture, Text, plain_text, text_width
+
+Table = tuple[tuple[Cell, ...], ...]
+
+_LETTERS = "abcdefgh"
+_COLUMN, _GAP = 150.0, 24.0
+#: More ranks than this make the sums too long to read.
+MOST_RANKS = 8
+
+
+def op_picture(row: Any, n: int = 4, root: int = 0) -> Picture:
+    """Before, the operation, after, for a row of the table and ``n`` ranks (at most MOST_RANKS)."""
+    if row.kind == "collective":
+        return _collective(row, n, root)
+    return _message(row) if row.kind == "p2p" else _plain(row)
+
+
+# --- collectives ---
+def _collective(row: Any, n: int, root: int) -> Picture:
+    effect = row.effect(n, root)
+    moves = any(effect)
+    before = [_input(row, r, n, root) if moves else ((_told("arrives"),),) for r in range(n)]
+    after = [_output(row, effect[r], r, n) if moves else ((_told("goes on"),),) for r in range(n)]
+    gives = [not moves or row.gives == "all" or r == root for r in range(n)]
+    gets = [not moves or effect[r] is not None for r in range(n)]
+    about = f"all {n} ranks of the group call it"
+    about += f"; rank {root} is the root ({row.root_field})" if row.root_field else ""
+    about += "; one colour for each rank's data" if moves else ""
+    about += ", a1 is part 1 of rank 0's" if moves and row.input_parts == "n" else ""
+    return _before_after(row, before, after, gives, gets, about, root if row.root_field else None)
+
+
+def _letter(rank: int, part: int, many: bool) -> str:
+    return f"{_LETTERS[rank]}{part}" if many else _LETTERS[rank]
+
+
+def _piece(rank: int, part: int, many: bool) -> Cell:
+    return Cell(_letter(rank, part, many), fill(rank), bold=True)
+
+
+def _told(text: str) -> Cell:
+    return Cell(text, WHITE, colour=GREY, border=False)
+
+
+def _input(row: Any, rank: int, n: int, root: int) -> Table:
+    if row.gives == "root" and rank != root:
+        return ((_told("room for it" if row.gets == "all" else "nothing"),),)
+    many = row.input_parts == "n"
+    return tuple((_piece(rank, part, many),) for part in range(n if many else 1))
+
+
+def _output(row: Any, effect: Any, rank: int, n: int) -> Table:
+    if effect is None and "tensor" in row.model_fields:
+        return _input(row, rank, n, rank)  # in place: it keeps what it had
+    if effect is None:
+        return ((_told("nothing"),),)
+    many = row.input_parts == "n"
+    return tuple((_sum([_piece(s.rank, s.part, many) for s in sources]),) for sources in effect)
+
+
+def _sum(pieces: list[Cell]) -> Cell:
+    return pieces[0] if len(pieces) == 1 else Cell(parts=tuple(pieces))
+
+
+def _before_after(
+    row: Any,
+    before: list[Table],
+    after: list[Table],
+    gives: list[bool],
+    gets: list[bool],
+    about: str,
+    root: int | None = None,
+    names: tuple[str, ...] = (),
+) -> Picture:
+    """Three rows of boxes: what ranks hold, the operation as a band, what they hold then."""
+    n = len(before)
+    width = max(_COLUMN, *(_cells_width(table) for table in (*before, *after)))
+    xs = [i * (width + _GAP) for i in range(n)]
+    high_before, high_after = (max(len(t) for t in side) * 26.0 + 42.0 for side in (before, after))
+    y_band = high_before / 2 + 74.0
+    y_after = y_band + 74.0 + high_after / 2
+    nodes, edges = [], []
+    for rank in range(n):
+        name = names[rank] if names else f"rank {rank}" + (" (root)" if rank == root else "")
+        border = stroke(rank)
+        nodes.append(_holding(f"before{rank}", name, before[rank], (xs[rank], 0.0), (width, high_before), border))
+        nodes.append(_holding(f"after{rank}", name, after[rank], (xs[rank], y_after), (width, high_after), border))
+        nodes.append(Node(f"in{rank}", shape="point", at=(xs[rank], y_band - 22.0), part_of="op"))
+        nodes.append(Node(f"out{rank}", shape="point", at=(xs[rank], y_band + 22.0), part_of="op"))
+        edges += [Edge(f"before{rank}", f"in{rank}", colour=border, width=2.4)] if gives[rank] else []
+        edges += [Edge(f"out{rank}", f"after{rank}", colour=INK, width=2.4)] if gets[rank] else []
+    left = xs[0] - width / 2 - 52.0
+    for y, word in ((0.0, "before"), (y_after, "after")):
+        nodes.append(Node(f"side_{word}", (Text(word, bold=True, colour=GREY, size=14),), shape="plain", at=(left, y)))
+    band = Node("op", (Text(row.op, bold=True, size=17),), fill=tint(row.drawing.colour), border=INK,
+                at=((xs[0] + xs[-1]) / 2, y_band), size=(xs[-1] - xs[0] + width, 44.0))  # fmt: skip
+    return Picture(row.op, about, (*nodes, band), tuple(edges), notes=_notes(row), engine="neato")
+
+
+def _cells_width(table: Table) -> float:
+    def one(cell: Cell) -> float:
+        if cell.parts:
+            return sum(text_width(p.text, p.size, True) + 20.0 for p in cell.parts)
+        return text_width(cell.text, cell.size, cell.bold) + 16.0
+
+    return max(sum(one(cell) for cell in row) for row in table) + 16.0
+
+
+def _holding(name: str, title: str, table: Table, at: tuple[float, float], size: tuple[float, float], border: str) -> Node:
+    return Node(name, (Text(title, bold=True),), table, fill=WHITE, border=border, at=at, size=size, width=1.6)
+
+
+def _notes(row: Any) -> tuple[str, ...]:
+    """Who waits for whom, in the row's own words."""
+    lines = _wrapped(f"Who waits? {row.words.waits}", 92)
+    return tuple(_wrapped(" ".join(lines), 92 // len(lines) + 24)) if len(lines) > 1 else tuple(lines)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    lines: list[str] = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+# --- messages ---
+def _message(row: Any) -> Picture:
+    """Rank 0 sends `a` to rank 1."""
+    caller = 0 if row.direction == "send" else 1
+    request: Table = _one(_request("open")) if row.nonblocking else ()
+    a, late = (_one(Cell(text, fill(0), bold=True)) for text in ("a", "a, after the wait"))
+    before: list[Table] = [a, _one(_told("room for it"))]
+    after: list[Table] = [a, late if row.nonblocking and caller == 1 else a]
+    after[caller] += request
+    other = "recv" if caller == 0 else "send"
+    about = f"rank {caller} calls it; rank {1 - caller} must call {other} or i{other}"
+    return _before_after(row, before, after, [True, False], [False, True], about)
+
+
+def _request(state: str) -> Cell:
+    return Cell(f"request: {state}", PALE, colour=INK)
+
+
+# --- all others: in the row's words ---
+def _plain(row: Any) -> Picture:
+    before: Table = _words_table(row.words.before)
+    after: Table = _words_table(row.words.after)
+    if row.kind == "wait":
+        before = _one(_request("open")) + before
+        after = _one(_request("done")) + after
+    every = row.kind == "group"
+    about = "every rank calls it" if every else "one rank calls it"
+    sides: tuple[list[Table], list[Table]] = ([before], [after])
+    return _before_after(row, *sides, [True], [True], about, names=("every rank" if every else "a rank",))
+
+
+def _one(cell: Cell) -> Table:
+    return ((cell,),)
+
+
+def _words_table(text: str) -> Table:
+    return tuple((Cell(line, WHITE, size=NORMAL, border=False),) for line in _wrapped(plain_text(text), 48))

@@ -1,0 +1,201 @@
+"""The report of a simulation as text in 80 columns: outcome and verdict first, then why, then where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from distsim.units import show_bytes, show_ns
+from distsim.views.findings import findings_lines
+from distsim.views.tables import WIDTH, cut, folded, ranks_text, table
+from distsim.views.values import values_lines
+
+if TYPE_CHECKING:
+    from distsim.simulate import Simulation
+    from distsim.standstill import RankEnd
+    from distsim.timeline import CollectiveTimes, RankTimes, Segment
+
+LEGEND = "  exposed: communicating, nothing computes; waiting: in a call, before its match"
+#: More ranks than this are shown by groups of ranks with equal times.
+MOST_RANKS = 16
+#: Lines of the longest tables: the first ones, a line with …, the last ones.
+MOST_COLLECTIVES = 12
+MOST_SEGMENTS = 14
+
+
+def report(simulation: Simulation) -> str:
+    """The whole report."""
+    timeline, file = simulation.timeline, simulation.scenario.file
+    sections = [
+        _head(simulation),
+        findings_lines(simulation.findings, file),
+        _titled("Ranks", _ranks(timeline.ranks, simulation.run.standstill.ends)),
+        _titled("Collectives", _collectives(timeline.collectives)),
+        _titled("Critical path", _critical_path(timeline.critical_path, timeline.makespan_ns, file)),
+        _titled("Values at the end", values_lines(simulation.values)),
+        folded(f"Times by the cost model of {simulation.cost.name}: {simulation.cost.error_band}."),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _titled(title: str, lines: Sequence[str]) -> list[str]:
+    return [title, *lines] if lines else []
+
+
+def _head(simulation: Simulation) -> list[str]:
+    scenario, program = simulation.scenario, simulation.program
+    machines = "1 machine" if program.nodes == 1 else f"{program.nodes} machines of {program.local_size}"
+    ranks = "1 rank" if program.world_size == 1 else f"{program.world_size} ranks"
+    return [
+        *folded(f"{scenario.name or scenario.file}: {_outcome(simulation)}{_verdict(simulation)}"),
+        *folded(scenario.about),
+        *folded(f"{ranks} on {machines}, back end {simulation.run.profile}, cluster {simulation.cost.name}"),
+    ]
+
+
+def _outcome(simulation: Simulation) -> str:
+    outcome, iteration_ns = simulation.outcome, simulation.timeline.iteration_ns
+    at = (
+        f"{'in' if outcome == 'completes' else 'after'} {show_ns(simulation.makespan_ns)}"
+        if simulation.makespan_ns
+        else "at once"
+    )
+    each = f" ({show_ns(iteration_ns)} an iteration)" if iteration_ns is not None else ""
+    others = [o for o in simulation.run.possible if o != outcome]
+    maybe = f" (possible too: {', '.join(others)})" if others else ""
+    return f"{outcome} {at}{each}{maybe}"
+
+
+def _verdict(simulation: Simulation) -> str:
+    verdict = simulation.verdict
+    if verdict is None:
+        return ""
+    text = f"; verdict {verdict.verdict}"
+    if verdict.depends_on:
+        text += f", depends on {verdict.depends_on}"
+    if verdict.ranks:
+        text += f", ranks {ranks_text(sorted(verdict.ranks))}"
+    if verdict.core and tuple(verdict.core) != tuple(verdict.ranks):
+        text += f" (the cause: {ranks_text(sorted(verdict.core))})"
+    return text if verdict.complete else text + " so far (the search is not complete)"
+
+
+class _Row(NamedTuple):
+    ranks: list[int]
+    times: RankTimes
+    finished: str
+
+
+def _ranks(ranks: Sequence[RankTimes], ends: Sequence[RankEnd]) -> list[str]:
+    """One line per rank; in a large world one per set of ranks with equal times, first those that finish last."""
+    statuses = {end.rank: end.status for end in ends}
+    groups: dict[object, _Row] = {}
+    for r in ranks:
+        key = r.rank if len(ranks) <= MOST_RANKS else (r[1:], statuses.get(r.rank))
+        groups.setdefault(key, _Row([], r, _finished(r, statuses.get(r.rank, "ended")))).ranks.append(r.rank)
+    rows = list(groups.values())
+    if len(rows) > MOST_RANKS:
+        rows.sort(key=lambda row: (row.times.finished_ns >= 0, -row.times.finished_ns, row.ranks[0]))
+    lines = table(
+        ("rank", "compute", "exposed", "waiting", "idle", "finished"),
+        [(ranks_text(r.ranks), *_shares(r.times), r.finished) for r in rows],
+    )
+    return [*_shortened(lines, MOST_RANKS), LEGEND]
+
+
+def _finished(r: RankTimes, status: str) -> str:
+    """When a rank came to its end, or why it never did."""
+    if status not in ("ended", "blocked"):
+        return status
+    return show_ns(r.finished_ns) if r.finished_ns >= 0 else "never"
+
+
+def _shares(r: RankTimes) -> tuple[str, ...]:
+    return tuple(show_ns(ns) if ns else "-" for ns in (r.compute_ns, r.exposed_comm_ns, r.waiting_ns, r.idle_ns))
+
+
+def _collectives(found: Sequence[CollectiveTimes]) -> list[str]:
+    if not found:
+        return []
+    found = _sisters(found, equal=True)
+    if len(found) > MOST_COLLECTIVES:
+        found = _sisters(found, equal=False)
+    hidden = {4} if all(c.calls == 1 for c in found) else set()
+    for ranks, width in (("ranks", 24), ("ranks", 16), ("ranks", 12), ("n", 12), ("n", 8), ("n", 4)):  # the first that fits
+        titles = ("operation", "group", ranks, "bytes", "calls", "time", "algbw", "busbw")
+        header, *rest = [
+            [c for i, c in enumerate(row) if i not in hidden] for row in (titles, *(_cells(c, width) for c in found))
+        ]
+        lines = table(header, rest, left=(0, 1))
+        if max(map(len, lines)) <= WIDTH:
+            break
+    return _shortened(lines, MOST_COLLECTIVES)
+
+
+def _cells(c: CollectiveTimes, width: int) -> tuple[str, ...]:
+    sizes = (str(c.n), show_bytes(c.nbytes), str(c.calls))
+    return (c.op, cut(c.group, width), *sizes, show_ns(c.duration_ns), _rate(c.algbw), _rate(c.busbw))
+
+
+def _sisters(found: Sequence[CollectiveTimes], equal: bool) -> list[CollectiveTimes]:
+    """The same collective on the groups of one axis, as ``dp[pp=0]`` and ``dp[pp=1]``, in one row with the mean of the times.
+
+    ``calls`` stays that of one group. ``equal``: only where the times are the same.
+    """
+    rows: dict[tuple[object, ...], list[CollectiveTimes]] = {}
+    for c in found:
+        key = (c.op, c.group.partition("[")[0], c.n, c.nbytes, c.calls, c.duration_ns if equal else 0)
+        rows.setdefault(key, []).append(c)
+    return [_mean(cs) for cs in rows.values()]
+
+
+def _mean(sisters: Sequence[CollectiveTimes]) -> CollectiveTimes:
+    first, n = sisters[0], len(sisters)
+    if n == 1:
+        return first
+    mean_ns = sum(c.duration_ns for c in sisters) / n
+    algbw = first.nbytes / mean_ns if mean_ns else 0.0
+    busbw = algbw * first.busbw / first.algbw if first.algbw else 0.0
+    return first._replace(group=f"{n} × {first.group.partition('[')[0]}", duration_ns=round(mean_ns), algbw=algbw, busbw=busbw)
+
+
+def _rate(gb_per_s: float) -> str:
+    for unit, factor in (("GB/s", 1), ("MB/s", 1e3)):
+        if gb_per_s * factor >= 1:
+            return f"{gb_per_s * factor:.3g} {unit}" if gb_per_s * factor < 1000 else f"{gb_per_s * factor:.0f} {unit}"
+    return f"{gb_per_s * 1e6:.3g} kB/s" if gb_per_s else "-"
+
+
+def _critical_path(path: Sequence[Segment], makespan_ns: int, file: str) -> list[str]:
+    if not path:
+        return []
+    rows = [_step(s, makespan_ns, file) for s in path]
+    return _shortened(table(("from", "takes", "share", "rank", "what", "where"), rows, left=(4, 5)), MOST_SEGMENTS)
+
+
+def _step(s: Segment, makespan_ns: int, file: str) -> tuple[str, ...]:
+    took_ns = s.end_ns - s.start_ns
+    share = f"{100 * took_ns / makespan_ns:.0f} %"
+    return (show_ns(s.start_ns), show_ns(took_ns), share, str(s.rank), cut(_what(s), 32), _where(s, file))
+
+
+def _what(s: Segment) -> str:
+    """``forward`` for a compute's name, ``send`` for a transfer, ``waits in recv`` for a wait."""
+    if not s.op:
+        return "nothing runs"
+    text = f"waits in {s.op}" if s.why == "wait" else s.name or s.op
+    return text if s.calls == 1 else f"{text} × {s.calls}"
+
+
+def _where(s: Segment, file: str) -> str:
+    if not s.place.line:
+        return ""
+    return f"line {s.place.line}" if s.place.file == file else cut(f"{s.place.file}:{s.place.line}", 24)
+
+
+def _shortened(lines: list[str], most: int) -> list[str]:
+    """A table's header, its first lines and its last ones, with the number of those between."""
+    if len(lines) <= most + 1:
+        return lines
+    head, tail = most - most // 3, most // 3
+    return [*lines[: head + 1], f"  … {len(lines) - 1 - head - tail} more …", *lines[-tail:]]

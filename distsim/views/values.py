@@ -1,0 +1,76 @@
+"""What the tensors hold at the end of a run: a few lines of text, and plain data for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from distsim.views.tables import cut, ranks_text
+
+if TYPE_CHECKING:
+    from distsim.values.record import Values
+
+WIDTH = 80
+#: Lines of text, and elements of one tensor in JSON; a longer tensor that is not uniform is null there.
+MOST_LINES = 24
+MOST_ELEMENTS = 64
+
+
+def values_lines(values: Values | None) -> list[str]:
+    """A line per tensor and set of ranks that hold the same; tensors with unknown numbers everywhere are left out."""
+    if values is None:
+        return []
+    by_label: dict[str, dict[str, list[int]]] = {}
+    for (rank, label), text in values.final.items():
+        by_label.setdefault(label, {}).setdefault(text, []).append(rank)
+    known = {label: texts for label, texts in by_label.items() if set(texts) != {"?"}}
+    width = min(24, max((len(label) for label in known), default=0))
+    lines = [
+        cut(
+            f"  {cut(label if i == 0 else '', width).ljust(width)}  {text}  (rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)})",
+            WIDTH,
+        )
+        for label, texts in known.items()
+        for i, (text, ranks) in enumerate(texts.items())
+    ]
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES:] = [f"  … and {len(lines) - MOST_LINES} more; --format json has all"]
+    return lines
+
+
+def values_json(values: Values | None) -> Mapping[str, Any] | None:
+    """tensor -> rank -> a number (uniform), a nested list, or null (unknown, or longer than MOST_ELEMENTS)."""
+    if values is None:
+        return None
+    found: dict[str, dict[str, Any]] = {}
+    for rank, label in values.final:
+        found.setdefault(label, {})[str(rank)] = _plain(values, rank, label)
+    return found
+
+
+def _plain(values: Values, rank: int, label: str) -> Any:
+    array = values.array(rank, label)
+    if array is None or array.size == 0:
+        return None if array is None else []
+    flat = array.reshape(-1)[:1] if not any(array.strides) else array.reshape(-1)
+    if flat.size == 1 or (flat == flat[0]).all():
+        return _number(flat[0])
+    return None if flat.size > MOST_ELEMENTS else _nested(array)
+
+
+def _nested(array: Any) -> Any:
+    return [_nested(row) for row in array] if array.ndim else _number(array[()])
+
+
+def _number(number: Any) -> Any:
+    """A Python number; what JSON has no number for (inf, nan, complex) as text."""
+    if hasattr(number, "imag") and isinstance(number.item() if hasattr(number, "item") else number, complex):
+        return str(number)
+    kind = number.dtype.kind
+    if kind == "b":
+        return bool(number)
+    if kind in "iu":
+        return int(number)
+    value = float(number)
+    return value if isfinite(value) else str(value)

@@ -1,0 +1,32 @@
+"""Nouns that several tests share: where the project is, and its command line as a whole process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The folder of the project."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def cli() -> Cli:
+    """``cli("simulate", "x.yaml")`` runs ``distsim simulate x.yaml`` in a process of its own, from the project's folder."""
+
+    def run(*args: object, env: dict[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT), **(env or {})}
+        command = [sys.executable, "-m", "distsim", *map(str, args)]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=120, check=False)
+
+    return run

@@ -1,0 +1,90 @@
+"""Random programs for property tests, as plain lists of calls (`distsim.program.build`)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier")
+
+
+class Plain(NamedTuple):
+    """What `build_program` takes, and the places of matched pairs: (rank, index) of a call without which the others can't go on."""
+
+    world_size: int
+    programs: dict[int, list[dict[str, Any]]]
+    groups: dict[str, list[int]]
+    needed: list[tuple[int, int]]
+
+
+@st.composite
+def valid_programs(draw: st.DrawFn, most_events: int = 14, sizes: tuple[int, ...] = (1, 300, 2048, 5_000_000)) -> Plain:
+    """A program whose calls follow one global order of events: correct under every reading that the contract knows.
+
+    Messages are blocking or not (waited for later, or at the end), tags vary, groups overlap.
+    """
+    world = draw(st.integers(2, 5))
+    groups: dict[str, list[int]] = {}
+    for i in range(draw(st.integers(0, 2))):
+        ranks = draw(st.sets(st.integers(0, world - 1), min_size=2, max_size=world))
+        groups[f"g{i}"] = sorted(ranks)
+    programs: dict[int, list[dict[str, Any]]] = {rank: [] for rank in range(world)}
+    opened: dict[int, list[str]] = {rank: [] for rank in range(world)}
+    needed: list[tuple[int, int]] = []
+    for event in range(draw(st.integers(1, most_events))):
+        kind = draw(st.sampled_from(("message", "message", "message", "collective", "compute", "wait")))
+        if kind == "message":
+            src, dst = draw(st.permutations(range(world)))[:2]
+            common = {"numel": draw(st.sampled_from(sizes)), "tag": draw(st.integers(0, 1)), "dtype": "uint8"}
+            for rank, peer, op in ((src, dst, "send"), (dst, src, "recv")):
+                needed.append((rank, len(programs[rank])))
+                call = {"op": op, "peer": peer, **common}
+                if draw(st.booleans()):
+                    call |= {"op": f"i{op}", "handle": f"h{event}"}
+                    opened[rank].append(f"h{event}")
+                programs[rank].append(call)
+        elif kind == "collective":
+            name = draw(st.sampled_from(("world", *groups)))
+            members = groups.get(name, list(range(world)))
+            call = {"op": draw(st.sampled_from(COLLECTIVES)), "group": name, "numel": len(members) * draw(st.integers(1, 4)),
+                    "root": members[draw(st.integers(0, len(members) - 1))]}  # fmt: skip
+            for rank in members:
+                needed.append((rank, len(programs[rank])))
+                mine = dict(call)
+                if draw(st.integers(0, 3)) == 0:
+                    mine |= {"async": True, "handle": f"h{event}"}
+                    opened[rank].append(f"h{event}")
+                programs[rank].append(mine)
+        elif kind == "compute":
+            rank = draw(st.integers(0, world - 1))
+            programs[rank].append({"op": "compute", "time_ns": draw(st.integers(0, 2_000_000))})
+        else:
+            rank = draw(st.integers(0, world - 1))
+            if opened[rank]:
+                # one that is waited for early: whatever it waits for stands before it in the global order
+                handle = opened[rank].pop(draw(st.integers(0, len(opened[rank]) - 1)))
+                programs[rank].append({"op": "wait", "handles": [handle]})
+    for rank, handles in opened.items():
+        if handles:
+            programs[rank].append({"op": "wait", "handles": list(draw(st.permutations(handles)))})
+    return Plain(world, programs, groups, needed)
+
+
+@st.composite
+def any_programs(draw: st.DrawFn) -> Plain:
+    """A valid program, or one with a call left out, moved or changed: often stuck."""
+    plain = draw(valid_programs())
+    for _ in range(draw(st.integers(0, 2))):
+        rank = draw(st.integers(0, plain.world_size - 1))
+        calls = plain.programs[rank]
+        places = [i for i, call in enumerate(calls) if call["op"] != "wait" and "handle" not in call]
+        if not places:
+            continue
+        place = draw(st.sampled_from(places))
+        if draw(st.booleans()):
+            del calls[place]
+        else:
+            call = calls.pop(place)
+            calls.insert(draw(st.integers(0, len(calls))), call)
+    return plain

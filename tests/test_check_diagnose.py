@@ -1,0 +1,247 @@
+"""What a standstill, a mismatch or a leak is told as: the code, who is to blame, where, and what to do about it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from distsim.check.names import name_swaps
+from distsim.check.verdict import Verdict, verdict_of
+from distsim.check.waitfor import wait_for
+from distsim.findings.record import Finding
+from distsim.program.build import build_program
+from distsim.program.records import Fault
+from distsim.standstill import Blocked, Need, RankEnd, Standstill
+
+BARRIER = {"op": "barrier"}
+Calls = list[dict[str, Any]]
+
+
+def send(peer: int, **more: Any) -> dict[str, Any]:
+    return {"op": "send", "peer": peer, "numel": 4, **more}
+
+
+def recv(peer: int | None, **more: Any) -> dict[str, Any]:
+    return {"op": "recv", "peer": peer, "numel": 4, **more}
+
+
+def reduce(**more: Any) -> dict[str, Any]:
+    return {"op": "all_reduce", "numel": 4, **more}
+
+
+def judge(ranks: Sequence[Calls], **more: Any) -> Verdict:
+    return verdict_of(build_program(len(ranks), dict(enumerate(ranks)), **more))
+
+
+def first(ranks: Sequence[Calls], **more: Any) -> Finding:
+    return judge(ranks, **more).findings[0]
+
+
+# --- deadlocks ---
+def test_a_circle_names_its_ranks_calls_places_and_the_way_out() -> None:
+    found = first([[send(1), recv(1)], [send(0), recv(0)]])
+
+    assert found.code == "DS301"
+    assert found.message.splitlines() == [
+        "ranks 0 → 1 → 0 wait for each other",
+        "  rank 0  send(dst=1, 16 B)  rank 0:1  rank 1 receives it later, rank 1:2",
+        "  rank 1  send(dst=0, 16 B)  rank 1:1  rank 0 receives it later, rank 0:2",
+    ]
+    assert found.help == ("both send first: let rank 1 receive first, or post both with batch_isend_irecv",)
+    assert [(p.rank, p.line) for p in found.places] == [(0, 1), (1, 1)]
+
+
+def test_victims_are_told_apart_from_the_circle() -> None:
+    found = first([[send(1), recv(1)], [send(0), recv(0)], [recv(0)]])
+
+    assert (found.ranks, found.core) == ((0, 1, 2), (0, 1))
+    assert found.message.splitlines()[-1] == "  behind them: rank 2 waits for what it cannot get"
+
+
+def test_two_groups_entered_in_different_order_are_a_circle_over_both() -> None:
+    a, b = {**BARRIER, "group": "a"}, {**BARRIER, "group": "b"}
+    found = first([[a, b], [b, a]], groups={"a": [0, 1], "b": [0, 1]})
+
+    assert found.code == "DS301"
+    assert found.help == ("they enter a and b in different order: let all of them enter a first",)
+
+
+def test_a_collective_against_a_message_says_which_to_move() -> None:
+    found = first([[BARRIER, send(1)], [recv(0), BARRIER]])
+
+    assert found.code == "DS301"
+    assert "move the message before the barrier" in found.help[0]
+
+
+def test_messages_sent_and_received_in_another_order_are_named_by_tag() -> None:
+    found = first([[send(1, tag=1), send(1, tag=2)], [recv(0, tag=2), recv(0, tag=1)]])
+
+    assert found.code == "DS301"
+    assert found.help == ("rank 0 sends tag 1 first, rank 1 receives tag 2 first: use one order, or isend",)
+
+
+def test_a_rank_that_leaves_out_a_collective_is_the_reason_of_those_who_wait() -> None:
+    found = first([[BARRIER, BARRIER], [BARRIER, BARRIER], [BARRIER]])
+
+    assert (found.code, found.core) == ("DS302", (0, 1))
+    assert found.message.splitlines()[0] == "rank 2 has already ended; ranks 0 and 1 wait for it"
+    assert "call 2 of world; rank 2 makes only 1" in found.message
+
+
+def test_a_rank_that_raised_is_the_reason_and_its_error_is_told() -> None:
+    found = first([[BARRIER], [{"op": "fail", "message": "out of memory"}, BARRIER]])
+
+    assert found.code == "DS303"
+    assert found.help == ("look at the log of rank 1 first: out of memory; the others only follow",)
+
+
+def test_ranks_that_wait_for_one_who_never_started_stand_in_init() -> None:
+    found = first([[BARRIER]] * 3, faults=(Fault(1, "absent"),))
+
+    assert found.code == "DS303"
+    assert found.message.splitlines()[0] == "rank 1 never started; ranks 0 and 2 wait for it in init_process_group"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "what"),
+    [(send(1, tag=1), recv(0, tag=2), "tag"), (send(1, group="g"), recv(0), "group"), (send(1), recv(2), "peer"),
+     (recv(1, tag=3), send(0, tag=4), "tag")],
+)  # fmt: skip
+def test_a_message_without_counterpart_lists_what_almost_fits(ours: dict[str, Any], theirs: dict[str, Any], what: str) -> None:
+    found = first([[ours], [theirs], []], groups={"g": [0, 1]})
+
+    assert found.code == "DS304"
+    assert f"; the {what} differs" in found.message
+
+
+def test_a_message_once_too_often_is_counted() -> None:
+    found = first([[send(1), send(1)], [recv(0)]])
+
+    assert found.code == "DS304"
+    assert found.help == ("rank 1 makes 1 such receive, this would be number 2: one more there, or one less here",)
+
+
+def test_a_receive_from_any_source_in_a_circle_is_a_knot() -> None:
+    found = first([[recv(None), send(1)], [recv(0), send(0)]])
+
+    assert found.code == "DS305"
+
+
+def test_many_ranks_are_summarised_and_told_fast() -> None:
+    """A ring of 1024: eight lines, the rest counted. The diagnosis takes no longer than a few passes over the ranks."""
+    world = 1024
+    program = build_program(world, {r: [send((r + 1) % world), recv((r - 1) % world)] for r in range(world)})
+    start = time.process_time()
+    lines = verdict_of(program).findings[0].message.splitlines()
+
+    assert time.process_time() - start < 5
+    assert lines[0] == "1024 ranks (0 → 1 → 2 → 3 → … → 0) wait for each other"
+    assert len(lines) == 10
+    assert lines[-1] == "  … and 1016 more like this"
+
+
+def test_buffering_that_would_hide_a_deadlock_is_said() -> None:
+    found = judge([[send(1), recv(1)], [send(0), recv(0)]])
+
+    assert found.depends_on == "buffering"
+    assert found.readings == {"rendezvous": "always", "early": "always", "buffered": "never", "mixed": "sometimes"}
+    assert "DS603" in [f.code for f in found.findings]
+
+
+def test_equal_sets_of_missing_ranks_are_one_node_of_the_graph() -> None:
+    """512 ranks wait for 512 others and they for the first: one circle of all, with a shortest way round of two."""
+    half = 512
+    low, high = tuple(range(half)), tuple(range(half, 2 * half))
+    blocked = tuple(Blocked(r, 0, (Need(0, -1, high if r < half else low),)) for r in range(2 * half))
+    graph = wait_for(Standstill(tuple(RankEnd(r, "blocked", 0) for r in range(2 * half)), blocked))
+
+    assert [(len(c.ranks), c.path) for c in graph.circles] == [(1024, (0, 512))]
+
+
+def test_a_rank_behind_a_circle_is_a_victim() -> None:
+    blocked = (Blocked(0, 0, (Need(0, -1, (1,)),)), Blocked(1, 0, (Need(0, -1, (0,)),)), Blocked(2, 0, (Need(0, -1, (0,)),)))
+    graph = wait_for(Standstill(tuple(RankEnd(r, "blocked", 0) for r in range(3)), blocked))
+
+    assert (graph.core, graph.victims) == ((0, 1), (2,))
+
+
+# --- mismatches ---
+def test_a_collective_left_out_is_recognised_by_the_shift() -> None:
+    ranks = [[reduce(), BARRIER], [BARRIER], [reduce(), BARRIER]]
+    found = judge(ranks)
+
+    assert (found.verdict, found.culprits, found.ranks) == ("mismatch", (1,), (0, 1, 2))
+    assert found.findings[0].help == ("rank 1 leaves out all_reduce(16 B); its later calls are shifted by one",)
+
+
+def test_the_odd_one_out_is_listed_first() -> None:
+    found = first([[reduce()], [reduce()], [reduce(numel=5)]])
+
+    assert found.code == "DS202"
+    assert found.core == (2,)
+    assert found.message.splitlines()[1].startswith("  rank 2  all_reduce(20 B)")
+
+
+def test_the_same_calls_in_another_order_are_one_finding() -> None:
+    found = first([[reduce(), BARRIER], [BARRIER, reduce()], [reduce(), BARRIER]])
+
+    assert found.code == "DS206"
+    assert found.help == ("make the calls in one order on all members; rank 1 has another",)
+
+
+def test_uneven_splits_that_fit_pair_by_pair_are_no_mismatch() -> None:
+    def exchange(into: list[int], out: list[int]) -> Calls:
+        return [{"op": "all_to_all_single", "numel": sum(into), "in_splits": into, "out_splits": out}]
+
+    assert judge([exchange([1, 3], [1, 2]), exchange([2, 2], [3, 2])]).verdict == "ok"
+    assert judge([exchange([1, 3], [1, 2]), exchange([2, 2], [2, 2])]).findings[0].code == "DS207"
+
+
+def test_equal_messages_of_many_pairs_that_do_not_fit_are_one_finding_each_place() -> None:
+    found = judge([[send(1, numel=3)], [recv(0)]])
+
+    assert [f.code for f in found.findings] == ["DS208"]
+    assert found.findings[0].message.splitlines()[0] == "rank 0 sends 3 float32, but rank 1 receives into 4 float32"
+
+
+def test_messages_keep_their_order_so_swapped_sizes_meet() -> None:
+    sender = [send(1, op="isend", numel=n, handle=f"h{n}") for n in (64, 32)] + [{"op": "wait", "handles": "all"}]
+
+    assert judge([sender, [recv(0, numel=32), recv(0, numel=64)]]).verdict == "mismatch"
+
+
+# --- leaks ---
+def test_an_overwritten_handle_leaks_and_is_told_from_a_dropped_one() -> None:
+    overwritten = [send(1, op="isend", handle="h"), send(1, op="isend", handle="h"), {"op": "wait", "handles": ["h"]}]
+    dropped = [send(1, op="isend"), send(1)]
+    receiver = [recv(0), recv(0)]
+
+    assert "its handle is bound again before" in first([overwritten, receiver]).message
+    assert "it has no handle" in first([dropped, receiver]).message
+
+
+def test_a_message_never_received_belongs_to_its_sender() -> None:
+    found = judge([[send(1, op="isend")], []])
+
+    assert (found.verdict, found.ranks) == ("leak", (0,))
+    assert [f.code for f in found.findings] == ["DS501", "DS502"]
+
+
+# --- names ---
+def test_equal_collectives_with_swapped_tensors_meet_by_order_not_by_name() -> None:
+    def swapped(*names: str) -> Calls:
+        return [reduce(tensor=name) for name in names]
+
+    found = name_swaps(build_program(2, {0: swapped("a", "b"), 1: swapped("b", "a")}))
+
+    assert [(f.code, f.ranks) for f in found] == [("DS601", (0, 1))]
+    assert name_swaps(build_program(2, {0: swapped("a", "b"), 1: swapped("a", "b")})) == ()
+
+
+def test_other_names_for_the_same_tensors_are_no_swap() -> None:
+    ours, theirs = [reduce(tensor=n) for n in "ab"], [reduce(tensor=n) for n in "xy"]
+
+    assert name_swaps(build_program(2, {0: ours, 1: theirs})) == ()

@@ -1,0 +1,196 @@
+"""The cost model: closed forms against schedules, bounds, sane bandwidths."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distsim.cluster import PRESETS, cluster_from, preset
+from distsim.cost import CostModel
+from distsim.errors import UsageError
+from distsim.ops.base import Op
+from distsim.ops.table import OPS
+
+COLLECTIVES = {name: row for name, row in OPS.items() if row.kind == "collective"}
+MOVING = {name: row for name, row in COLLECTIVES.items() if row.busbw_factor(4) > 0}
+
+
+class Slow(NamedTuple):
+    link: str
+    nodes: tuple[int, ...]
+    factor: float
+
+
+def model(name: str = "dgx-a100", nodes: int = 1, local_size: int = 8, **changes: Any) -> CostModel:
+    return CostModel(cluster_from({"preset": name, **changes}), nodes * local_size, local_size)
+
+
+def ranks(cost: CostModel) -> tuple[int, ...]:
+    return tuple(range(cost.world_size))
+
+
+placements = st.tuples(st.integers(1, 5), st.integers(1, 8)).flatmap(
+    lambda shape: st.tuples(
+        st.just(shape), st.lists(st.integers(0, shape[0] * shape[1] - 1), min_size=1, max_size=16, unique=True).map(tuple)
+    )
+)
+clusters = st.sampled_from(sorted(PRESETS))
+sizes = st.integers(0, 2**32)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("local_size", [1, 3, 4, 16])
+def test_the_closed_form_is_the_price_of_the_schedule(name: str, local_size: int) -> None:
+    """For n = 1..16, in several placements, with ranks in order and strided over the nodes."""
+    row = COLLECTIVES[name]
+    cost = CostModel(preset("cpu-10gbe"), 16, local_size)
+    for n in range(1, 17):
+        for group in (tuple(range(n)), tuple(sorted(range(n), key=lambda r: (r % 4, r)))):
+            for nbytes in (0, 1, 1000, 1 << 22):
+                for root in {0, n - 1}:
+                    written = cost.schedule_ns(row.schedule(n, root), row.chunk_nbytes(n, nbytes), group)
+                    assert cost.flat_ns(row, group, nbytes, root) == written
+
+
+@given(placements, clusters, st.sampled_from(sorted(COLLECTIVES)), sizes, sizes)
+@settings(max_examples=150, deadline=None)
+def test_more_bytes_never_cost_less(where: Any, name: str, op: str, a: int, b: int) -> None:
+    (nodes, local_size), group = where
+    cost, row = model(name, nodes, local_size), COLLECTIVES[op]
+
+    less, more = (cost.collective_ns(row, group, nbytes, group[0]) for nbytes in sorted((a, b)))
+
+    assert less <= more
+
+
+@given(placements, clusters, st.sampled_from(sorted(MOVING)), sizes)
+@settings(max_examples=150, deadline=None)
+def test_no_collective_beats_the_bandwidth_bound(where: Any, name: str, op: str, nbytes: int) -> None:
+    (nodes, local_size), group = where
+    cost, row = model(name, nodes, local_size), MOVING[op]
+
+    assert cost.collective_ns(row, group, nbytes, group[-1]) >= cost.link_bound_ns(row, group, nbytes)
+
+
+@given(placements, clusters, sizes)
+@settings(max_examples=150, deadline=None)
+def test_an_all_reduce_costs_at_least_an_all_gather(where: Any, name: str, nbytes: int) -> None:
+    (nodes, local_size), group = where
+    cost = model(name, nodes, local_size)
+
+    reduced, gathered = (cost.collective_ns(OPS[op], group, nbytes) for op in ("all_reduce", "all_gather_into_tensor"))
+
+    assert reduced >= gathered
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_one_rank_alone_pays_the_overhead_only(name: str) -> None:
+    cost = model()
+
+    assert cost.collective_ns(COLLECTIVES[name], (3,), 1 << 30, 3) == cost.call_overhead_ns
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all_single"])
+@pytest.mark.parametrize(("name", "nodes"), [("dgx-a100", 1), ("dgx-h100", 1), ("dgx-a100", 2), ("dgx-h100", 10)])
+def test_large_buffers_reach_the_ring_bandwidth(op: str, name: str, nodes: int) -> None:
+    """busbw within 10 % of the narrower of link and cards; an all_to_all crosses nodes on one card per rank."""
+    cost, row, nbytes = model(name, nodes), OPS[op], 1 << 36
+    cluster = cost.cluster
+    busbw = row.busbw_factor(nodes * 8) * nbytes / cost.collective_ns(row, ranks(cost), nbytes, 0)
+    ring = cluster.intra.attained if nodes == 1 else min(cluster.intra.attained, cluster.node_inter_bytes_per_ns)
+    if nodes > 1 and op == "all_to_all_single":
+        ring = cluster.rank_inter_bytes_per_ns * (nodes * 8 - 1) / (nodes * 8 - 8)
+
+    assert 0.9 * ring <= busbw <= 1.01 * ring
+
+
+def test_two_levels_beat_a_flat_ring_for_small_buffers_on_many_nodes() -> None:
+    cost = model("dgx-h100", 16)
+
+    assert cost.collective_ns(OPS["all_reduce"], ranks(cost), 1024) < cost.flat_ns(OPS["all_reduce"], ranks(cost), 1024) / 4
+
+
+def test_a_flat_cluster_takes_the_rows_own_schedule() -> None:
+    cost = model("cpu-10gbe", 4, 4)
+
+    for row in COLLECTIVES.values():
+        assert cost.collective_ns(row, ranks(cost), 1 << 20, 0) == cost.flat_ns(row, ranks(cost), 1 << 20, 0)
+
+
+def test_the_textbook_ring() -> None:
+    """2(n - 1)(a + S/n b) beside the call's overhead, Thakur et al. (2005)."""
+    cost = model("cpu-10gbe", 1, 4)
+    hop = cost.cluster.intra.latency_ns + (1 << 20) / cost.cluster.intra.attained
+
+    assert cost.collective_ns(OPS["all_reduce"], ranks(cost), 1 << 22) == pytest.approx(cost.call_overhead_ns + 6 * hop, abs=1)
+
+
+def test_links_are_classed_by_node() -> None:
+    cost = model("dgx-a100", 2, 4)
+
+    assert [cost.link_class(1, other) for other in (1, 3, 4)] == ["self", "intra", "inter"]
+    assert cost.p2p_ns(0, 1, 1 << 20) < cost.p2p_ns(0, 4, 1 << 20)
+    assert cost.p2p_ns(0, 1, 0) == cost.call_overhead_ns + cost.cluster.intra.latency_ns
+
+
+def test_messages_between_nodes_name_the_cards_they_occupy() -> None:
+    cost = CostModel(cluster_from({"preset": "dgx-a100", "nics": {"count": 2}}), 8, 4)
+
+    assert cost.nics_of(0, 1) == ()
+    assert [link.id for link in cost.nics_of(1, 6)] == ["node 0 nic 1 out", "node 1 nic 0 in"]
+    assert {link.bytes_per_ns for link in cost.nics_of(1, 6)} == {cost.cluster.rank_inter_bytes_per_ns}
+
+
+def test_the_cards_of_a_node_are_shared_by_its_ranks() -> None:
+    """An all_to_all over two nodes with one card each takes eight times as long as with eight cards."""
+    one, eight = (model("dgx-a100", 2, nics={"count": count}) for count in (1, 8))
+    long, short = (cost.collective_ns(OPS["all_to_all"], ranks(cost), 1 << 36) for cost in (one, eight))
+
+    assert long == pytest.approx(8 * short, rel=0.01)
+
+
+def test_compute_by_time_or_by_roofline() -> None:
+    cost = model("dgx-a100")
+    device = cost.cluster.device
+
+    assert cost.compute_ns(5000, 1e15) == 5000
+    assert cost.compute_ns(0) == 0
+    by_flops = cost.compute_ns(0, 1e12, 1.0, "bfloat16")
+    assert by_flops == pytest.approx(device.launch_ns + 1e12 / (312_000 * device.compute_efficiency), abs=1)
+    by_bytes = cost.compute_ns(0, 1.0, 1e9, "bfloat16")
+    assert by_bytes == pytest.approx(device.launch_ns + 1e9 / (2039 * device.memory_efficiency), abs=1)
+    assert cost.compute_ns(0, 1e12, 0.0, "float32") > by_flops
+
+
+def test_a_slow_link_slows_what_crosses_it_and_nothing_else() -> None:
+    cluster = preset("dgx-a100")
+    slow, sound = CostModel(cluster, 24, 8, [Slow("nic", (0,), 2.0)]), CostModel(cluster, 24, 8)
+    nbytes = 1 << 34
+
+    def ratio(*group: int) -> float:
+        return slow.collective_ns(OPS["all_reduce"], group, nbytes) / sound.collective_ns(OPS["all_reduce"], group, nbytes)
+
+    assert ratio(0, 8) == pytest.approx(2, rel=0.01)
+    assert ratio(8, 16) == 1
+    assert ratio(0, 1, 2) == 1
+    assert slow.p2p_ns(8, 0, nbytes) == pytest.approx(2 * sound.p2p_ns(8, 0, nbytes), rel=0.01)
+
+
+def test_a_fault_on_a_link_the_cluster_lacks_is_refused() -> None:
+    with pytest.raises(UsageError, match="cluster dgx-a100 has no link `nvlnk`; did you mean nvlink"):
+        CostModel(preset("dgx-a100"), 8, 8, [Slow("nvlnk", (), 2.0)])
+
+
+def test_a_thousand_ranks_are_priced_without_writing_the_rounds_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = model("dgx-h100", 128)
+
+    def refuse(cls: type[Op], n: int, root: int) -> None:
+        raise AssertionError("the rounds were written down")
+
+    monkeypatch.setattr(Op, "schedule", classmethod(refuse))
+    prices = [cost.collective_ns(OPS[op], ranks(cost), 1 << 20) for op in ("all_reduce", "all_gather", "all_to_all")]
+
+    assert min(prices) > 0

@@ -1,0 +1,103 @@
+"""The fast engine is the time-ordered one, flattened: same times, same end."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+
+from distsim.check.verdict import verdict_of
+from distsim.cluster import cluster_from
+from distsim.cost import CostModel
+from distsim.engine import Run, run
+from distsim.engine.choice import why_not_fast
+from distsim.ops.table import OPS
+from distsim.profiles import PROFILES
+from distsim.program.build import build_program
+from distsim.program.records import Program
+from tests.random_programs import Plain, any_programs, valid_programs
+
+TIMES = ("posted_ns", "returned_ns", "started_ns", "finished_ns", "waited_ns")
+PROFILES_OF_HOSTS = ("gloo", "mpi")
+
+
+def built(plain: Plain, backend: str) -> tuple[Program, CostModel]:
+    program = build_program(plain.world_size, plain.programs, groups=plain.groups, backend=backend)
+    return program, CostModel(cluster_from("cpu-10gbe"), program.world_size, 2)
+
+
+def differences(fast: Run, ordered: Run) -> list[str]:
+    """Rows whose times differ, in words."""
+    found = []
+    for name in TIMES:
+        for row in np.flatnonzero(fast.trace[name] != ordered.trace[name]).tolist():
+            call = fast.trace.row(row)
+            found.append(
+                f"{name} of {call.op} at {call.rank}.{call.position}: {fast.trace[name][row]} != {ordered.trace[name][row]}"
+            )
+    return found
+
+
+@settings(max_examples=250, deadline=None)
+@given(any_programs())
+def test_both_engines_give_the_same_times_and_the_same_standstill(plain: Plain) -> None:
+    for backend in PROFILES_OF_HOSTS:
+        program, cost = built(plain, backend)
+        fast = run(program, PROFILES[backend], cost)
+        if fast.path != "fast":
+            continue
+        ordered = run(program, PROFILES[backend], cost, ordered=True)
+
+        assert differences(fast, ordered) == []
+        assert [(b.rank, b.position) for b in fast.standstill.blocked] == [
+            (b.rank, b.position) for b in ordered.standstill.blocked
+        ]
+        assert fast.outcome == ordered.outcome
+        assert fast.makespan_ns == ordered.makespan_ns
+        assert np.array_equal(fast.trace["match"], ordered.trace["match"])
+
+
+def test_the_fast_engine_is_not_chosen_where_arrival_decides() -> None:
+    any_source = {0: [{"op": "recv", "peer": None}], 1: [{"op": "send", "peer": 0}]}
+    program = build_program(2, any_source)
+    cost = CostModel(cluster_from("cpu-10gbe"), 2, 2)
+
+    assert why_not_fast(program, PROFILES["gloo"], cost) == "a receive is open to any source"
+    assert run(program, PROFILES["gloo"], cost).path == "ordered"
+
+
+@settings(max_examples=150, deadline=None)
+@given(valid_programs())
+def test_random_valid_programs_end_ok(plain: Plain) -> None:
+    program, cost = built(plain, "gloo")
+
+    verdict = verdict_of(program)
+
+    assert verdict.verdict == "ok", verdict.findings
+    assert run(program, PROFILES["gloo"], cost).outcome == "completes"
+
+
+@settings(max_examples=150, deadline=None)
+@given(valid_programs())
+def test_leaving_out_one_call_of_a_matched_pair_is_never_ok(plain: Plain) -> None:
+    for rank, index in plain.needed[:4]:
+        programs = {r: [dict(c) for c in calls] for r, calls in plain.programs.items()}
+        gone = programs[rank].pop(index)
+        for call in programs[rank]:
+            if call["op"] == "wait":
+                call["handles"] = [h for h in call["handles"] if h != gone.get("handle")]
+        program = build_program(plain.world_size, programs, groups=plain.groups)
+
+        assert verdict_of(program).verdict != "ok"
+
+
+@settings(max_examples=100, deadline=None)
+@given(valid_programs())
+def test_the_makespan_never_beats_the_bandwidth_bound(plain: Plain) -> None:
+    """No rank sends or receives faster than its fastest link: bytes through a rank / bandwidth bounds the makespan from below."""
+    program, cost = built(plain, "gloo")
+    result = run(program, PROFILES["gloo"], cost)
+    fastest = max(cost.bytes_per_ns(a, b) for a in range(program.world_size) for b in range(program.world_size) if a != b)
+    for rank in range(program.world_size):
+        longest = max((call.input_nbytes for _, call in program.calls_of(rank) if OPS[call.op].kind == "p2p"), default=0)
+
+        assert result.makespan_ns >= int(longest / fastest)

@@ -1,0 +1,384 @@
+"""Walks the table of operations: no row may lack a column, and no two columns of a row may tell different stories."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from distsim.ops import colours
+from distsim.ops.base import Op
+from distsim.ops.checks import reduce_refusal
+from distsim.ops.effects import apply_effect, numpy_dtype, reduce_arrays
+from distsim.ops.records import DTYPE_BYTES, REDUCE_OPS, Buffer, Call, Group
+from distsim.ops.table import ALIASES, OPS
+
+ROWS = [pytest.param(row, id=op) for op, row in OPS.items()]
+COLLECTIVES = [pytest.param(row, id=op) for op, row in OPS.items() if row.kind == "collective"]
+MOVING = [pytest.param(row, id=op) for op, row in OPS.items() if row.kind == "collective" and row.gets != "none"]
+#: design section 3, "Steps"; `repeat` is a block of the loader.
+STEPS = """compute assign synchronize sleep send recv isend irecv batch_isend_irecv wait broadcast all_reduce reduce all_gather
+all_gather_into_tensor gather scatter reduce_scatter reduce_scatter_tensor all_to_all all_to_all_single barrier monitored_barrier
+new_group init_process_group destroy_process_group exit fail"""
+PALETTE = {value for name, value in vars(colours).items() if name.isupper()}
+NAMES_THAT_MAY_START_A_SENTENCE = {"gloo", "nccl", "torch", "avg", "on:", "output_splits"}
+WORLD = Group(0, "world", (0, 1, 2, 3))
+
+
+def buffer(*shape: int, name: str = "x", dtype: str = "float32") -> Buffer:
+    return Buffer(name, 0, shape, dtype)
+
+
+def call(op: str, inputs: tuple[Buffer, ...] = (), outputs: tuple[Buffer, ...] | None = None, **more: Any) -> Call:
+    made = Call(op=op, rank=0, group=WORLD, inputs=inputs, outputs=inputs if outputs is None else outputs)
+    return replace(made, **more)
+
+
+# --- the table ---
+
+
+def test_the_table_holds_the_steps_of_the_design() -> None:
+    assert list(OPS) == STEPS.split()
+    renamed = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+    assert renamed == ALIASES
+    assert not set(ALIASES) & set(OPS)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_says_what_it_is(row: type[Op]) -> None:
+    assert OPS[row.op] is row
+    assert row.kind in ("p2p", "collective", "batch", "wait", "local", "group")
+    assert row.first_field is None or row.first_field in row.model_fields
+    assert (row.kind == "p2p") == (row.direction is not None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert row.model_json_schema()["type"] == "object"
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_words_are_sentences(row: type[Op]) -> None:
+    words = row.words
+    for text in (words.before, words.after, words.waits, *words.notes):
+        assert text[0].isupper() or text[0] == "`" or text.split()[0] in NAMES_THAT_MAY_START_A_SENTENCE
+        assert text.endswith(".")
+        assert len(text.split()) > 2
+    assert re.fullmatch(r"[\w. ]+\(.*\).*|raise RuntimeError\(message\)", words.signature)
+    assert row.torch_name is None or row.torch_name in words.signature
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_example_validates(row: type[Op]) -> None:
+    """It is YAML, it uses the operation, and each of its steps is a step of its row."""
+    used = []
+    for entry in yaml.safe_load(row.words.example):
+        step = {entry: {}} if isinstance(entry, str) else {k: v for k, v in entry.items() if k != "ranks"}
+        ((op, fields),) = step.items()
+        OPS[op].model_validate(fields if isinstance(fields, dict) else {OPS[op].first_field: fields})
+        used.append(op)
+    assert row.op in used
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_drawing_is_one_a_reader_can_tell_apart(row: type[Op]) -> None:
+    assert row.drawing.colour in PALETTE
+    assert row.drawing.shape in {"box", "box3d", "ellipse", "triangle", "invtriangle", "octagon", "component"}
+    assert 0 < len(row.drawing.glyph) <= 9
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_calls_torch_or_is_a_ranks_own_work(row: type[Op]) -> None:
+    """Local steps are no call on torch.distributed; all others override `torch_call`."""
+    overridden = row.torch_call.__func__ is not Op.torch_call.__func__  # type: ignore[attr-defined]
+    assert overridden == (row.torch_name is not None) == (row.kind != "local")
+
+
+def test_torch_has_the_functions_that_the_rows_name() -> None:
+    dist = pytest.importorskip("torch.distributed", reason="torch is not installed (extra `real`)")
+    for row in OPS.values():
+        owner = dist.Work if row.op == "wait" else dist
+        assert row.torch_name is None or hasattr(owner, row.torch_name), row.op
+
+
+# --- columns that must agree with each other ---
+
+
+@pytest.mark.parametrize("row", COLLECTIVES)
+def test_a_collective_has_every_column(row: type[Op]) -> None:
+    assert row.algorithms
+    assert (row.nccl_tests is None) == (row.gets == "none")
+    assert (row.busbw_factor(8) > 0) == (row.gets != "none")
+    buffers = () if row.gets == "none" else (buffer(4, 2),)
+    made = call(row.op, buffers, root=1, reduce_op="sum")
+    assert row.parties(made) == WORLD.ranks
+    agreed = row.agreement(made)
+    assert agreed["op"] == row.op
+    assert ("reduce_op" in agreed) == row.reduces
+    assert ("root" in agreed) == (row.root_field is not None)
+    assert ("dtype" in agreed) == (row.gets != "none")
+    assert "not in the group" in (row.faults(replace(made, rank=9)) or "")
+
+
+@pytest.mark.parametrize("row", MOVING)
+def test_the_effect_agrees_with_the_facts(row: type[Op]) -> None:
+    for n, root in ((1, 0), (2, 1), (5, 3)):
+        effect = row.effect(n, root)
+        assert len(effect) == n
+        assert [parts is not None for parts in effect] == [row.gets == "all" or r == root for r in range(n)]
+        parts = [sources for parts in effect if parts is not None for sources in parts]
+        assert len(parts) == sum(e is not None for e in effect) * (n if row.output_parts == "n" else 1)
+        assert all(len(sources) == (n if row.reduces else 1) for sources in parts)
+        assert {s.rank for sources in parts for s in sources} == ({root} if row.gives == "root" else set(range(n)))
+        assert {s.part for sources in parts for s in sources} == set(range(n if row.input_parts == "n" else 1))
+
+
+@pytest.mark.parametrize("row", COLLECTIVES)
+def test_a_rooted_collective_has_torchs_two_ways_to_name_the_root(row: type[Op]) -> None:
+    named = {name for name in row.model_fields if name.removeprefix("group_") in ("src", "dst")}
+    assert named == ({row.root_field, f"group_{row.root_field}"} if row.root_field else set())
+
+
+def test_operations_in_place_have_a_tensor_the_others_input_and_output() -> None:
+    in_place = {op for op, row in OPS.items() if "tensor" in row.model_fields}
+    assert in_place == {"assign", "send", "recv", "isend", "irecv", "broadcast", "all_reduce", "reduce"}
+    others = {op for op, row in OPS.items() if row.kind == "collective" and row.gets != "none"} - in_place
+    assert all({"input", "output"} <= set(OPS[op].model_fields) for op in others)
+
+
+def test_busbw_factors_are_those_of_nccl_tests() -> None:
+    """doc/PERFORMANCE.md and src/*.cu, for eight ranks."""
+    assert {op: row.busbw_factor(8) for op, row in OPS.items() if row.nccl_tests} == {
+        "send": 1, "recv": 1, "isend": 1, "irecv": 1, "broadcast": 1, "reduce": 1, "all_reduce": 14 / 8,
+        "all_gather": 7 / 8, "all_gather_into_tensor": 7 / 8, "reduce_scatter": 7 / 8, "reduce_scatter_tensor": 7 / 8,
+        "gather": 7 / 8, "scatter": 7 / 8, "all_to_all": 7 / 8, "all_to_all_single": 7 / 8,
+    }  # fmt: skip
+
+
+def test_bytes_are_those_of_the_large_buffer() -> None:
+    """As nccl-tests counts them: four ranks, ten float32 each."""
+    small, large = (buffer(10),), (buffer(4, 10),)
+    for op in ("all_gather", "all_gather_into_tensor", "gather"):
+        assert OPS[op].nbytes(call(op, small, large, root=0)) == 160, op
+    for op in ("reduce_scatter", "reduce_scatter_tensor", "scatter"):
+        assert OPS[op].nbytes(call(op, large, small, root=0)) == 160, op
+    for op in ("all_to_all", "all_to_all_single"):
+        assert OPS[op].nbytes(call(op, large, large)) == 160, op
+    for op in ("all_reduce", "broadcast", "reduce", "send", "irecv"):
+        assert OPS[op].nbytes(call(op, small, root=0)) == 40, op
+    assert OPS["gather"].nbytes(call("gather", small, (), rank=1, root=0)) == 160
+    assert OPS["barrier"].nbytes(call("barrier")) == 0
+
+
+def test_the_share_that_ranks_agree_on() -> None:
+    """One rank's share where parts are shared out, the whole input for all_to_all."""
+    small, large = (buffer(10),), (buffer(4, 10),)
+    assert OPS["all_gather"].agreement(call("all_gather", small, large))["numel"] == 10
+    assert OPS["gather"].agreement(call("gather", small, (), root=1))["numel"] == 10
+    assert OPS["scatter"].agreement(call("scatter", (), small, root=1))["numel"] == 10
+    assert OPS["reduce_scatter"].agreement(call("reduce_scatter", large, small))["numel"] == 10
+    assert OPS["all_to_all"].agreement(call("all_to_all", large, large))["numel"] == 40
+    uneven = tuple(buffer(k, name=f"p{k}") for k in (1, 2, 3, 4))
+    assert OPS["reduce_scatter"].agreement(call("reduce_scatter", uneven, (buffer(1),)))["numel"] == (1, 2, 3, 4)
+
+
+def test_parties_of_messages_are_sender_and_receiver() -> None:
+    assert OPS["send"].parties(call("send", (buffer(1),), peer=2)) == (0, 2)
+    assert OPS["recv"].parties(call("recv", (buffer(1),), peer=2)) == (2, 0)
+    assert OPS["recv"].parties(call("recv", (buffer(1),), peer=None)) == (0,)
+    assert OPS["new_group"].parties(call("new_group", ranks=(1, 2))) == WORLD.ranks
+    assert OPS["new_group"].parties(call("new_group", ranks=(1, 2), local_sync=True)) == (1, 2)
+
+
+# --- faults ---
+
+_SMALL, _LARGE, _SIX, _HALF = (buffer(3),), (buffer(4, 3),), (buffer(6),), (buffer(3, dtype="float16", name="y"),)
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (call("send", _SMALL, peer=0), "rank 0 names itself as the other side"),
+        (call("send", _SMALL, peer=7), "rank 7 is not in the group world (ranks 0, 1, 2, 3)"),
+        (call("irecv", _SMALL, peer=None, assume_src=5), "rank 5 is not in the group world"),
+        (call("isend", _SMALL, peer=1, tag=-1), "a tag must not be negative, found -1"),
+        (call("batch_isend_irecv"), "a batch without messages"),
+        (call("batch_isend_irecv", parts=(call("isend", _SMALL, peer=0),)), "names itself"),
+        (call("broadcast", _SMALL, root=4), "src is rank 4, which is not in the group world"),
+        (call("all_reduce", _SMALL, reduce_op="band"), "reduce op band works on integers, not on float32"),
+        (call("all_gather", _SMALL, _HALF), "x is float32, but y is float16"),
+        (call("all_gather", _SMALL, (buffer(3, 3),)), "its first axis must be the group's size, 4"),
+        (call("all_gather", _SMALL, (buffer(4, 2),)), "part 0 of the output has 2 elements, but rank 0 gives 3"),
+        (call("all_gather", _SMALL, (buffer(3), buffer(3))), "output names 2 tensors, but the group has 4 ranks"),
+        (call("all_gather_into_tensor", _SMALL, (buffer(10),)), "output has 10 elements, but 4 ranks give 3 each, together 12"),
+        (call("reduce_scatter_tensor", (buffer(10),), _SMALL), "input has 10 elements, but 4 ranks take 3 each, together 12"),
+        (call("reduce_scatter", _LARGE, (buffer(2),)), "output has 2 elements, but part 0 of the input has 3"),
+        (call("gather", _SMALL, (), root=0), "rank 0 is dst, so it needs an output"),
+        (call("gather", _SMALL, (buffer(4, 2),), root=0), "part 0 of the output has 2 elements, but an input has 3"),
+        (call("scatter", (), _SMALL, root=0), "rank 0 is src, so it needs an input"),
+        (call("scatter", (buffer(3, 3),), _SMALL, root=0), "its first axis must be the group's size, 4"),
+        (call("all_to_all", _LARGE, (buffer(4, 2),)), "part 0 of the output has 2 elements, but part 0 of the input has 3"),
+        (call("all_to_all_single", _SIX), "the first axis of input has 6 rows, which 4 ranks can't share evenly"),
+        (call("all_to_all_single", _SIX, input_splits=(1, 2, 3, 4)), "add up to 10, but the first axis of input has 6"),
+        (call("all_to_all_single", _SIX, input_splits=(3, 3)), "input_splits has 2 numbers, but the group has 4 ranks"),
+        (call("all_to_all_single", _SIX, input_splits=(-1, 2, 2, 3)), "a part can't be negative"),
+        (call("new_group", name="g", ranks=(1, 1)), "name a rank twice"),
+        (call("new_group", name="g", ranks=(1, 4)), "rank 4 of the new group g is outside the world"),
+        (call("new_group", name="g"), "the new group g has no ranks"),
+    ],
+    ids=lambda value: value.op if isinstance(value, Call) else "",
+)  # fmt: skip
+def test_a_call_that_no_back_end_can_make_is_a_fault(made: Call, reason: str) -> None:
+    assert reason in (OPS[made.op].faults(made) or "no fault")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        call("gather", _SMALL, (), rank=1, root=0),
+        call("scatter", (), _SMALL, rank=1, root=0),
+        call("gather", _SMALL, (buffer(1),), rank=1, root=0),
+        call("all_gather", _SMALL, tuple(buffer(3, name=f"part{i}") for i in range(4))),
+        call("all_to_all_single", (buffer(6, 2),), (buffer(6, 2),), input_splits=(0, 1, 2, 3), output_splits=(0, 1, 2, 3)),
+        call("all_to_all_single", (buffer(4, 5),), (buffer(20),)),
+        call("recv", _SMALL, peer=None, assume_src=2),
+        call("barrier"),
+    ],
+    ids=lambda made: made.op,
+)
+def test_a_call_that_is_right_is_no_fault(made: Call) -> None:
+    """gather's output is read on dst alone, scatter's input on src alone."""
+    assert OPS[made.op].faults(made) is None
+
+
+def test_splits_are_compared_pair_by_pair() -> None:
+    """What rank i sends to rank j must be what j expects from i; equal splits on both sides say nothing about that."""
+    row = OPS["all_to_all_single"]
+    pair = Group(0, "world", (0, 1))
+    splits = [((2, 3), (2, 4)), ((4, 1), (3, 1))]
+    right = [
+        Call("all_to_all_single", r, pair, inputs=(buffer(sum(i)),), outputs=(buffer(sum(o)),), input_splits=i, output_splits=o)
+        for r, (i, o) in enumerate(splits)
+    ]
+    wrong = [right[0], replace(right[1], outputs=(buffer(3),), output_splits=(2, 1))]
+
+    assert [row.faults(c) for c in right + wrong] == [None] * 4
+    assert row.cross_faults(right) == []
+    assert row.cross_faults(wrong) == [(0, 1, "rank 0 sends 3 elements to rank 1, which expects 2")]
+    assert row.pairwise
+    assert "numel" not in row.agreement(right[0])
+
+
+# --- numbers ---
+
+
+def test_refusals_that_all_back_ends_share() -> None:
+    refused = {(dtype, op) for dtype in DTYPE_BYTES for op in REDUCE_OPS if reduce_refusal(dtype, op)}
+    assert ("float32", "bxor") in refused
+    assert ("complex64", "product") in refused
+    assert ("bool", "avg") in refused
+    assert not {("int32", "avg"), ("bool", "sum"), ("int8", "band"), ("complex64", "sum"), ("float32", "max")} & refused
+
+
+@pytest.mark.parametrize(
+    ("dtype", "op", "given", "expected"),
+    [
+        ("int8", "sum", ([100], [100]), [-56]),
+        ("uint8", "product", ([16], [16]), [0]),
+        ("bool", "sum", ([True, False], [True, False]), [True, False]),
+        ("bool", "product", ([True, True], [True, False]), [True, False]),
+        ("int32", "avg", ([-3, 3], [-4, 4]), [-3, 3]),
+        ("uint8", "avg", ([3], [4]), [3]),
+        ("float32", "avg", ([1.0], [2.0]), [1.5]),
+        ("int64", "bxor", ([6], [3]), [5]),
+        ("float64", "max", ([1.0, 5.0], [2.0, 4.0]), [2.0, 5.0]),
+    ],
+)
+def test_reductions_stay_in_the_dtype(dtype: str, op: str, given: tuple[list[float], ...], expected: list[float]) -> None:
+    """Integers wrap, booleans or, averages of integers are cut off towards zero."""
+    found = reduce_arrays(op, [np.array(g, dtype=dtype) for g in given])
+    assert found.dtype == np.dtype(dtype)
+    assert found.tolist() == expected
+
+
+def test_half_precision_rounds_at_every_step() -> None:
+    """256 + 1 is 256 in bfloat16, as often as one adds."""
+    one, large = (np.array([v], dtype=numpy_dtype("bfloat16")) for v in (1, 256))
+    assert reduce_arrays("sum", [large, one, one, one]).tolist() == [256]
+    assert reduce_arrays("sum", [one, one, one, large]).tolist() == [260]
+
+
+def test_apply_effect_moves_the_parts() -> None:
+    parts = [[np.array([10 * r + k]) for k in range(3)] for r in range(3)]
+    exchanged = apply_effect(OPS["all_to_all"], 3, 0, None, parts)
+    assert [[int(a[0]) for a in mine or ()] for mine in exchanged] == [[0, 10, 20], [1, 11, 21], [2, 12, 22]]
+    reduced = apply_effect(OPS["reduce"], 3, 2, "sum", [[np.array([r])] for r in range(3)])
+    assert reduced[:2] == [None, None]
+    assert [a.tolist() for a in reduced[2] or ()] == [[3]]
+
+
+# --- the fields of a step ---
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "message"),
+    [
+        ("broadcast", {"tensor": "x"}, "expected `src` (a global rank) or `group_src` (a group rank) in broadcast"),
+        ("reduce", {"tensor": "x", "dst": 0, "group_dst": 0}, "in reduce, found both"),
+        ("send", {"tensor": "x"}, "expected either `dst` (a global rank) or `group_dst` (a group rank) in send"),
+        ("recv", {"tensor": "x", "src": 0, "assume_src": 0}, "leave `src` and `group_src` out"),
+        ("all_reduce", {"tensor": "x", "op": "mean"}, "torch calls it avg"),
+        ("all_reduce", {"tensor": "x", "as": "h"}, "expected `async: true` beside `as`"),
+        ("all_reduce", {"tensor": "x", "async": "yes"}, "valid boolean"),
+        ("all_reduce", {"tensor": "x", "root": 0}, "Extra inputs are not permitted"),
+        ("compute", {"name": "f"}, "expected either `time`, or `flops` and `bytes`"),
+        ("compute", {"time": "1 ms", "flops": "1 GFLOP"}, "expected either `time`, or `flops` and `bytes`"),
+        ("compute", {"flops": 5}, "expected a count with its unit, as `2 TFLOP`, or an expression"),
+        ("compute", {"bytes": "5"}, "expected a size with its unit, as `4 MiB`, or an expression"),
+        ("sleep", {"time": 3}, "expected a duration with a unit"),
+    ],
+)
+def test_a_step_that_says_too_little_or_too_much_is_refused(op: str, fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
+        OPS[op].model_validate(fields)
+
+
+def test_gather_and_scatter_need_no_root() -> None:
+    """torch takes global rank 0 there."""
+    assert OPS["gather"].model_validate({"input": "x", "output": "all"}).dst is None  # type: ignore[attr-defined]
+    assert OPS["scatter"].model_validate({"output": "x"}).src is None  # type: ignore[attr-defined]
+
+
+def test_python_keywords_are_aliases_of_plain_names() -> None:
+    """A file says `async`, `as` and `op`; Python says is_async, handle and reduce_op."""
+    row = OPS["all_reduce"]
+    read = row.model_validate({"tensor": "x", "async": True, "as": "h@i", "op": "max"})
+    built = row(tensor="x", is_async=True, handle="h@i", reduce_op="max")  # type: ignore[call-arg]
+    assert read == built
+    assert read.model_dump(by_alias=True, exclude_defaults=True) == {"tensor": "x", "async": True, "as": "h@i", "op": "max"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"time": "3 ms"},
+        {"flops": "2 TFLOP", "bytes": "4 MiB"},
+        {"flops": "2 * rank"},
+        {"bytes": {0: "1 KiB", "else": "rank * 8"}},
+    ],
+)
+def test_what_compute_costs_survives_writing_and_reading(fields: dict[str, object]) -> None:
+    row = OPS["compute"]
+    read = row.model_validate(fields)
+    assert row.model_validate(read.model_dump(by_alias=True, exclude_defaults=True)) == read
+
+
+def test_the_busbw_factor_never_falls_as_the_group_grows() -> None:
+    """More ranks move no fewer bytes each."""
+    for row in OPS.values():
+        assert all(row.busbw_factor(a) <= row.busbw_factor(b) for a, b in pairwise(range(1, 33))), row.op

@@ -1,0 +1,63 @@
+"""The scenarios that come with distsim: each teaches one thing, and each has its output beside it."""
+
+from __future__ import annotations
+
+import pytest
+from scenario_outputs import ROOT, SCENARIOS, output_of
+
+from distsim.expectations import check_file
+from distsim.ops.table import OPS
+from distsim.scenario import load
+from distsim.simulate import simulate
+
+each_scenario = pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
+
+
+@each_scenario
+def test_the_output_is_the_one_beside_the_scenario(path, monkeypatch):
+    """After a wanted change: ``python tests/scenario_outputs.py``, then read the differences."""
+    monkeypatch.chdir(ROOT)
+
+    assert output_of(path) == path.with_suffix(".out").read_text(encoding="utf-8")
+
+
+@each_scenario
+def test_what_a_scenario_expects_comes_true(path):
+    checked = check_file(path)
+
+    assert (checked.status, [str(d) for d in checked.differences]) == ("passed", [])
+
+
+@each_scenario
+def test_a_scenario_says_what_it_teaches_and_what_must_come_out(path):
+    scenario = load(str(path))
+
+    assert path.read_text(encoding="utf-8").startswith("# ")
+    assert scenario.name == path.stem
+    assert scenario.about.endswith(".")
+    assert scenario.expect is not None
+    assert scenario.expect.verdict is not None
+
+
+@each_scenario
+def test_the_output_fits_80_columns(path):
+    assert max(map(len, path.with_suffix(".out").read_text(encoding="utf-8").splitlines())) <= 80
+
+
+@each_scenario
+def test_both_engines_end_with_the_same_values(path):
+    scenario = load(str(path))
+    fast, ordered = simulate(scenario, with_verdict=False), simulate(scenario, with_verdict=False, ordered=True)
+
+    assert (fast.outcome, fast.values.final) == (ordered.outcome, ordered.values.final)
+
+
+def test_every_collective_and_message_has_a_scenario():
+    written = "\n".join(path.read_text(encoding="utf-8") for path in SCENARIOS)
+    meeting = [name for name, row in OPS.items() if row.kind in ("p2p", "collective", "batch", "wait")]
+
+    assert [name for name in meeting if f"- {name}:" not in written and f"- {name}\n" not in written] == []
+
+
+def test_there_is_no_output_without_its_scenario():
+    assert {p.stem for p in ROOT.glob("scenarios/*.out")} == {p.stem for p in SCENARIOS}

@@ -1,0 +1,131 @@
+"""Every algorithm of every row does what the row's effect states, and moves no less than the row's busbw factor says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from distsim import schedules
+from distsim.ops.base import Op
+from distsim.ops.table import OPS
+from distsim.schedules import Algorithm, Transfer
+
+SIZES = range(1, 33)
+COLLECTIVES = [row for row in OPS.values() if row.kind == "collective"]
+CASES = [pytest.param(row, algorithm, id=f"{row.op}-{name}") for row in COLLECTIVES for name, algorithm in row.algorithms.items()]
+MOVING = [case for case in CASES if case.values[0].gets != "none"]
+TOKENS = [case for case in CASES if case.values[0].gets == "none"]
+#: Those that reach the bound: nobody sends or receives more than busbw factor x bytes.
+OPTIMAL = {
+    schedules.ring_all_reduce, schedules.ring_all_gather, schedules.ring_reduce_scatter, schedules.bruck_all_gather,
+    schedules.bruck_reduce_scatter, schedules.pairwise_all_to_all, schedules.direct_all_to_all, schedules.binomial_gather,
+    schedules.binomial_scatter, schedules.linear_gather, schedules.linear_scatter, schedules.chain_broadcast,
+    schedules.chain_reduce,
+}  # fmt: skip
+
+
+def roots(row: type[Op], n: int) -> range:
+    return range(n) if row.root_field else range(1)
+
+
+def givers(row: type[Op], n: int, root: int) -> list[int]:
+    return [root] if row.gives == "root" else list(range(n))
+
+
+def sizes_and_roots(row: type[Op]) -> Iterator[tuple[int, int]]:
+    return ((n, root) for n in SIZES for root in roots(row, n))
+
+
+@pytest.mark.parametrize(("row", "algorithm"), MOVING)
+def test_the_algorithm_brings_the_effect_about(row: type[Op], algorithm: Algorithm) -> None:
+    """On contributions that are counted: nothing is missing, nothing is there twice, for 1 to 32 ranks and every root."""
+    for n, root in sizes_and_roots(row):
+        held = schedules.start(algorithm.chunking, n, givers(row, n, root))
+        held = schedules.play(algorithm.rounds(n, root), held)
+        for rank, parts in enumerate(row.effect(n, root)):
+            for part, sources in enumerate(parts or ()):
+                for chunk in schedules.held_for(algorithm.chunking, n, rank, part):
+                    assert held[rank].get(chunk) == tuple(sorted(sources)), (n, root, rank, part, chunk)
+
+
+@pytest.mark.parametrize(("row", "algorithm"), TOKENS)
+def test_after_a_barrier_everybody_has_heard_of_everybody(row: type[Op], algorithm: Algorithm) -> None:
+    for n in SIZES:
+        held = schedules.play(algorithm.rounds(n, 0), schedules.start("token", n, range(n)))
+        for rank in range(n):
+            assert {giver for giver, _ in held[rank][0]} == set(range(n)), (n, rank)
+
+
+@pytest.mark.parametrize(("row", "algorithm"), CASES)
+def test_every_transfer_is_between_two_ranks_of_the_group(row: type[Op], algorithm: Algorithm) -> None:
+    for n, root in sizes_and_roots(row):
+        for t in (t for round_ in algorithm.rounds(n, root) for t in round_):
+            assert 0 <= t.src < n, (n, root, t)
+            assert 0 <= t.dst < n, (n, root, t)
+            assert t.src != t.dst, (n, root, t)
+
+
+@pytest.mark.parametrize(("row", "algorithm"), MOVING)
+def test_the_busiest_rank_moves_at_least_busbw_factor_times_the_bytes(row: type[Op], algorithm: Algorithm) -> None:
+    """With equality for the algorithms known to be optimal in bandwidth."""
+    for n, root in sizes_and_roots(row):
+        if n == 1:
+            continue
+        nbytes = 60 * n
+        sent, received = schedules.traffic(algorithm.rounds(n, root), n)
+        busiest = max(*sent, *received) * algorithm.chunk_nbytes(n, nbytes)
+        bound = row.busbw_factor(n) * nbytes
+        assert busiest >= bound - 1e-6, (n, root)
+        if algorithm.rounds in OPTIMAL:
+            assert busiest == pytest.approx(bound), (n, root)
+
+
+@pytest.mark.parametrize(("row", "algorithm"), CASES)
+def test_one_rank_alone_moves_nothing(row: type[Op], algorithm: Algorithm) -> None:
+    assert not any(algorithm.rounds(1, 0))
+
+
+@pytest.mark.parametrize("row", COLLECTIVES, ids=lambda row: row.op)
+def test_the_default_schedule_is_the_first_algorithm(row: type[Op]) -> None:
+    first = next(iter(row.algorithms.values()))
+    assert row.schedule(6, 0) == first.rounds(6, 0)
+    assert row.chunk_nbytes(6, 600) == first.chunk_nbytes(6, 600)
+
+
+def test_trees_and_dissemination_take_log2_rounds() -> None:
+    logarithmic = (
+        schedules.binomial_broadcast, schedules.binomial_reduce, schedules.binomial_scatter, schedules.binomial_gather,
+        schedules.bruck_all_gather, schedules.bruck_reduce_scatter, schedules.dissemination_barrier,
+    )  # fmt: skip
+    for n in SIZES:
+        for rounds in logarithmic:
+            assert len(rounds(n, 0)) == (n - 1).bit_length(), (rounds.__name__, n)
+
+
+def test_no_rank_sends_two_messages_in_a_round_of_a_tree() -> None:
+    """One message per rank and round is what makes the sum over rounds a price."""
+    trees = (schedules.binomial_broadcast, schedules.binomial_scatter, schedules.bruck_all_gather, schedules.chain_broadcast)
+    for rounds in trees:
+        for round_ in rounds(24, 5):
+            peers = {(t.src, t.dst) for t in round_}
+            assert len({src for src, _ in peers}) == len({dst for _, dst in peers}) == len(peers)
+
+
+def test_play_refuses_to_send_what_is_not_there() -> None:
+    with pytest.raises(ValueError, match="round 0: rank 1 can't send chunk 0 to rank 0"):
+        schedules.play([[Transfer(1, 0, 0)]], schedules.start("whole", 2, [0]))
+
+
+def test_play_counts_a_contribution_that_arrives_twice() -> None:
+    """The proof sees a reduction done twice, which a plain set would hide."""
+    held = schedules.play([[Transfer(1, 0, 0, True)], [Transfer(1, 0, 0, True)]], schedules.start("whole", 2, [0, 1]))
+    assert held[0][0] == ((0, 0), (1, 0), (1, 0))
+
+
+@pytest.mark.parametrize("row", [OPS["send"], OPS["irecv"]], ids=lambda row: row.op)
+def test_a_message_is_a_schedule_of_one_transfer(row: type[Op]) -> None:
+    """Group rank 0 of the pair sends, group rank 1 receives."""
+    held = schedules.play(row.schedule(2, 0), schedules.start("whole", 2, [0]))
+    assert held[1][0] == ((0, 0),)
+    assert row.effect(2, 0) == (None, (((0, 0),),))

@@ -1,0 +1,292 @@
+"""Traces as files, and as Chrome traces."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distsim.errors import EnvironmentFault, UsageError
+from distsim.findings.record import Place
+from distsim.trace import COLUMNS, NEVER, NOWHERE, TABLES, Trace
+from distsim.trace_io import parse_trace, read_trace, same_trace, trace_lines, write_trace
+from distsim.views.chrome import chrome_trace
+
+PLACE = Place("ring.yaml", 9, 5, "send")
+DEFAULTS: dict[str, Any] = {
+    "rank": 0, "op": "send", "group": 0, "peer": -1, "tag": 0, "nbytes": 4096, "dtype": "float32", "reduce_op": "", "handle": -1,
+    "place": PLACE, "iteration": 0, "queue": "comm", "match": -1, "posted_ns": 0, "returned_ns": 0, "started_ns": NEVER,
+    "finished_ns": NEVER, "waited_ns": NEVER, "position": 0, "part": -1, "name": "",
+}  # fmt: skip
+
+
+def make(rows: list[dict[str, Any]], groups: Any = (("world", (0, 1)),), **header: Any) -> Trace:
+    """A trace from rows that differ from `DEFAULTS`; ``group`` is an id."""
+    tables: dict[str, list[Any]] = {name: [] for name in TABLES}
+    tables["group"] = [name for name, _ in groups]
+    columns: dict[str, list[int]] = {name: [] for name in COLUMNS}
+    for row in rows:
+        for name, value in {**DEFAULTS, **row}.items():
+            if name in TABLES and name != "group":
+                if value not in tables[name]:
+                    tables[name].append(value)
+                value = tables[name].index(value)
+            columns[name].append(value)
+    arrays = {name: np.array(values, dtype=COLUMNS[name]) for name, values in columns.items()}
+    facts = {
+        "schema_version": 1,
+        "world_size": 2,
+        "local_size": 2,
+        "backend": "gloo",
+        "groups": [[n, list(r)] for n, r in groups],
+    }
+    return Trace({**facts, **header}, tables, arrays)
+
+
+MESSAGE = make(
+    [
+        {"op": "compute", "queue": "compute", "name": "forward", "returned_ns": 2000, "started_ns": 0, "finished_ns": 2000},
+        {"peer": 1, "match": 1, "posted_ns": 2000, "returned_ns": 5000, "started_ns": 3000, "finished_ns": 5000, "position": 1},
+        {"rank": 1, "op": "sleep", "returned_ns": 3000, "queue": "host"},
+        {
+            "rank": 1, "op": "recv", "peer": 0, "match": 1, "posted_ns": 3000, "returned_ns": 5000, "started_ns": 3000,
+            "finished_ns": 5000,
+        },
+    ],
+    makespan_ns=5000,
+)  # fmt: skip
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+places = st.builds(Place, texts, st.integers(0, 99), st.integers(0, 99), texts, st.none() | st.integers(0, 9))
+small = {name: st.integers(int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) for name, dtype in COLUMNS.items()}
+calls = st.fixed_dictionaries(
+    small
+    | dict.fromkeys(("op", "dtype", "reduce_op", "queue", "name"), texts)
+    | {"rank": st.integers(0, 2), "group": st.integers(0, 1), "place": places}
+    | {"nbytes": st.integers(0, 2**62), "peer": st.integers(-1, 9)}
+)  # fmt: skip
+
+
+@given(st.lists(calls, max_size=8), texts, texts)
+@settings(max_examples=60, deadline=None)
+def test_what_is_written_is_read_back(rows: list[dict[str, Any]], one: str, other: str) -> None:
+    trace = make(rows, [(one, (0, 1, 2)), (other + one + "'", (0, 1, 2))], name=other, mesh={"dp": 2})
+    text = "".join(trace_lines(trace))
+
+    back = (
+        parse_trace(text.splitlines(keepends=True))
+        if text.isascii()
+        else parse_trace([f"{line}\n" for line in text[:-1].split("\n")])
+    )
+
+    assert same_trace(trace, back)
+    assert list(back.rows()) == list(trace.rows()) == [trace.row(i) for i in range(len(trace))]
+    assert "".join(trace_lines(back)) == text
+
+
+def test_groups_of_one_name_keep_apart() -> None:
+    """A group declared with `by` has one name and several ids; a member tells which."""
+    trace = make(
+        [{"rank": 0, "group": 0}, {"rank": 1, "group": 1}, {"rank": 1, "group": 2}],
+        [("half", (0,)), ("half", (1,)), ("all", (0, 1))],
+    )
+
+    back = parse_trace("".join(trace_lines(trace)).splitlines(keepends=True))
+
+    assert back["group"].tolist() == [0, 1, 2]
+
+
+def test_no_text_is_written_as_nothing() -> None:
+    trace = make([{}])
+    for name in ("place", "name", "op"):
+        trace[name][0] = -1
+
+    call = next(parse_trace("".join(trace_lines(trace)).splitlines(keepends=True)).rows())
+
+    assert (call.place, call.name, call.op) == (NOWHERE, "", "")
+
+
+def test_traces_that_differ_are_not_the_same() -> None:
+    trace = make([{}, {"rank": 1}])
+
+    assert same_trace(trace, make([{}, {"rank": 1}]))
+    assert not same_trace(trace, make([{}]))
+    assert not same_trace(trace, make([{}, {"rank": 1, "op": "recv"}]))
+    assert not same_trace(trace, make([{}, {"rank": 1, "finished_ns": 3}]))
+    assert not same_trace(trace, make([{}, {"rank": 1}], backend="mpi"))
+
+
+def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    target = tmp_path / "run.jsonl"
+    target.write_text("old")
+
+    write_trace(MESSAGE, target)
+
+    assert same_trace(read_trace(target), MESSAGE)
+    assert os.listdir(tmp_path) == ["run.jsonl"]
+
+
+def test_a_folder_that_is_not_there_is_the_surroundings_fault(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFault, match="can't be written"):
+        write_trace(MESSAGE, tmp_path / "absent" / "run.jsonl")
+
+
+def _damaged(line: int, change: Any) -> list[str]:
+    lines = "".join(trace_lines(MESSAGE)).splitlines(keepends=True)
+    lines[line] = change(lines[line])
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], r"t:1: expected the header of a trace, found nothing"),
+        (["not json\n"], r"t:1: expected the header of a trace, found not json"),
+        (['{"format": "distsim-trace"}\n'], r"t:1: the header has no schema_version"),
+        (
+            _damaged(0, lambda s: s.replace('"schema_version": 1', '"schema_version": 7')),
+            r"t:1: .*schema version 7, .*reads up to 1",
+        ),
+        (_damaged(0, lambda s: s.replace('[["world", [0, 1]]]', "3")), r"t:1: expected `groups`"),
+        (_damaged(0, lambda s: s.replace('"makespan_ns": 5000', '"makespan_ns": "5 us"')), r"t:1: expected world_size"),
+        (_damaged(2, lambda s: s[:40]), r"t:3: "),
+        (_damaged(4, lambda s: s[:40]), r"t:5: the file is cut short in this line"),
+        (_damaged(3, lambda s: "3\n"), r"t:4: expected a call as a JSON object, found 3"),
+        (_damaged(3, lambda s: s.replace('"tag": 0', '"tga": 0')), r"t:4: the call has no `tag`"),
+        (_damaged(3, lambda s: s.replace('"tag": 0', '"tag": 0.5')), r"t:4: expected `tag` as a whole number, found 0.5"),
+        (_damaged(3, lambda s: s.replace('"tag": 0', f'"tag": {10**30}')), r"t:4: `tag` is too large"),
+        (_damaged(3, lambda s: s.replace('"rank": 1', '"rank": -1', 1)), r"t:4: expected `rank` of zero or more"),
+        (_damaged(3, lambda s: s.replace('"op": "sleep"', '"op": ["sleep"]')), r"t:4: expected `op` as a text"),
+        (_damaged(3, lambda s: s.replace('"group": "world"', '"group": []')), r"t:4: `group` is of a wrong type"),
+        (_damaged(3, lambda s: s.replace('"file": "ring.yaml"', '"file": []')), r"t:4: `place` is of a wrong type"),
+        (_damaged(3, lambda s: s[:-1] + "," + s), r"t:4: expected a call as a JSON object"),
+        (_damaged(4, lambda s: ""), r"t:\d: (the file is cut short|expected a call)"),
+        (
+            "".join(trace_lines(MESSAGE)).splitlines(keepends=True)[:-1],
+            r"t:5: the file is cut short: its header announces 4 calls, 3",
+        ),
+    ],
+)
+def test_a_damaged_file_is_refused_with_the_line(lines: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_trace(lines, "t")
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_no_damage_ends_in_a_traceback(data: st.DataObject) -> None:
+    text = "".join(trace_lines(MESSAGE))
+    cut = data.draw(st.integers(0, len(text) - 1))
+    other = data.draw(st.sampled_from(["", "\n", "{", '"', "-", "9" * 40, "null", "[", "\x00", "e5"]))
+    broken = text[:cut] + other + text[cut + data.draw(st.integers(0, 5)) :]
+
+    fault = None
+    try:
+        parse_trace(broken.splitlines(keepends=True))
+    except UsageError as raised:
+        fault = str(raised)
+
+    assert fault is None or fault.startswith("<trace>:")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b""])
+def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x").write_bytes(content)
+
+    with pytest.raises(UsageError):
+        read_trace(tmp_path / "x")
+    with pytest.raises(UsageError, match="can't be read"):
+        read_trace(tmp_path)
+
+
+# --- Chrome ---
+
+
+def _events(trace: Trace) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = json.loads(chrome_trace(trace))["traceEvents"]
+    return events
+
+
+COLLECTIVE = make(
+    [
+        {"rank": r, "op": "all_reduce", "match": 0, "posted_ns": r * 100, "returned_ns": 900,
+         "started_ns": 300, "finished_ns": 900}
+        for r in range(4)
+    ],
+    [("world", (0, 1, 2, 3))], world_size=4, local_size=2,
+)  # fmt: skip
+OVERLAP = make(
+    [
+        {"op": op, "peer": 1, "match": i, "position": i, "started_ns": a, "finished_ns": b, "posted_ns": a, "returned_ns": a}
+        for i, (op, a, b) in enumerate([("isend", 0, 50), ("irecv", 10, 60), ("isend", 20, 30), ("irecv", 50, 70)])
+    ]
+)  # fmt: skip
+
+
+def test_each_rank_is_a_process_with_its_node() -> None:
+    names = [e["args"]["name"] for e in _events(COLLECTIVE) if e["name"] == "process_name"]
+
+    assert names == ["rank 0 (node 0)", "rank 1 (node 0)", "rank 2 (node 1)", "rank 3 (node 1)"]
+
+
+def test_an_arrow_runs_from_send_to_receive() -> None:
+    start, end = (e for e in _events(MESSAGE) if e["ph"] in "sf")
+
+    assert (start["ph"], start["pid"], end["ph"], end["pid"]) == ("s", 0, "f", 1)
+    assert start["id"] == end["id"] == 1
+
+
+@pytest.mark.parametrize("trace", [MESSAGE, COLLECTIVE, OVERLAP])
+def test_arrows_pair_up_and_begin_inside_a_slice(trace: Trace) -> None:
+    events = _events(trace)
+    chains = defaultdict(list)
+    for e in events:
+        if e["ph"] in "stf":
+            chains[e["cat"], e["id"]].append(e)
+            assert any(
+                s["ph"] == "X" and (s["pid"], s["tid"]) == (e["pid"], e["tid"]) and s["ts"] <= e["ts"] <= s["ts"] + s["dur"]
+                for s in events
+            )
+    for chain in chains.values():
+        phases = [e["ph"] for e in sorted(chain, key=lambda e: (e["ts"], "stf".index(e["ph"])))]
+        assert phases == ["s", *["t"] * (len(chain) - 2), "f"]
+
+
+@pytest.mark.parametrize("trace", [MESSAGE, COLLECTIVE, OVERLAP])
+def test_slices_of_a_thread_nest_and_times_run_forward(trace: Trace) -> None:
+    events = [e for e in _events(trace) if e["ph"] != "M"]
+    threads = defaultdict(list)
+    for e in events:
+        if e["ph"] == "X":
+            threads[e["pid"], e["tid"]].append((e["ts"], e["ts"] + e["dur"]))
+
+    assert [e["ts"] for e in events] == sorted(e["ts"] for e in events)
+    for spans in threads.values():
+        for a, (start, end) in enumerate(spans):
+            assert all(s >= end or t <= start or (s >= start and t <= end) for s, t in spans[a + 1 :])
+
+
+def test_waiting_is_a_slice_of_its_own_and_a_call_that_never_returns_says_so() -> None:
+    stuck = make([{"peer": 1, "posted_ns": 100, "returned_ns": NEVER}], makespan_ns=700)
+    (call, wait) = (e for e in _events(stuck) if e["ph"] == "X")
+
+    assert (call["name"], call["ts"], call["dur"]) == ("send (never returns)", 0.1, 0.6)
+    assert (wait["name"], wait["cat"]) == ("waits for rank 1", "wait")
+
+
+def test_slices_carry_bytes_group_match_and_bandwidth() -> None:
+    args = next(e["args"] for e in _events(COLLECTIVE) if e["ph"] == "X" and e["cat"] == "collective")
+
+    assert (args["bytes"], args["group"], args["match"]) == (4096, "world", 0)
+    assert args["busbw GB/s"] == pytest.approx(1.5 * args["algbw GB/s"], rel=1e-3)
+
+
+def test_a_trace_without_calls_is_an_empty_picture() -> None:
+    assert [e["ph"] for e in _events(make([], world_size=0))] == []

@@ -1,0 +1,115 @@
+"""DOT, Mermaid and the layout: escaping, determinism, formats, and what happens where a picture can't be made."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from views_made import Made, made, recv, ring, send
+
+from distsim.errors import EnvironmentFault, UsageError
+from distsim.views import dot_layout
+from distsim.views.dot import dot
+from distsim.views.mermaid import flowchart
+from distsim.views.pictures.records import Cell, Cluster, Edge, Key, Node, Picture, Text
+from distsim.views.render import FORMATS, VIEWS, render
+
+GOLDEN = Path(__file__).parent / "golden_views"
+NASTY = ['<b>x</b> & "y"', "a\\n\\l{b}|c", 'end"];evil [label="', "</TD></TR>", "--> x", "tab\tnew\nline", "\x00\x1b[31m\x07",
+         "%%{init}%%", "&#0;"]  # fmt: skip
+
+
+def nasty_picture(text: str) -> Picture:
+    table = ((Cell(text), Cell(parts=(Cell(text), Cell(text)))),)
+    nodes = (Node("a", (Text(text), Text(text, bold=True))), Node("b", (Text(text),), table))
+    return Picture(text, text, nodes, (Edge("a", "b", text),), (Cluster("c", text, ("b",)),), legend=(Key("#FFFFFF", text),), notes=(text,))
+
+
+def pair() -> Made:
+    return made(2, {0: [send(1)], 1: [recv(0)]}, name="pair")
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_a_name_from_a_file_cannot_become_markup(text: str):
+    """Every text is still one text of the drawn SVG, whatever it holds."""
+    svg = dot_layout.drawn(dot(nasty_picture(text)), "svg", "dot").decode()
+    shown = ["".join(t.itertext()).replace("\u00a0", " ") for t in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+    clean = "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+    assert sum(clean.strip() == t.strip() for t in shown) >= 7
+    assert "evil" not in re.sub(r">[^<]*<", "><", svg)
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_mermaid_text_holds_no_mark_of_mermaids(text: str):
+    for line in flowchart(nasty_picture(text)).splitlines():
+        label = re.fullmatch(r'\s*\w+\["(.*)"\]', line)
+        if label:
+            assert not re.search(r'["`{}|\\%&]', label[1].replace("<br/>", ""))
+
+
+def test_the_same_picture_is_the_same_text():
+    program, run = ring(4)
+
+    for view in ("dataflow", "waitfor", "groups", "startup"):
+        for fmt in ("dot", "mermaid"):
+            assert render(view, fmt, program=program, run=run) == render(view, fmt, program=ring(4)[0], run=ring(4)[1])
+
+
+@pytest.mark.parametrize("view", [v for v in VIEWS if v != "timeline"])
+def test_every_view_comes_in_every_format_without_a_system_dot(view: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "")
+    program, run = pair()
+    starts = {"svg": "<?xml", "png": b"\x89PNG", "pdf": b"%PDF", "dot": "digraph", "mermaid": "---"}
+
+    for fmt in FORMATS:
+        assert render(view, fmt, program=program, run=run, op="all_gather")[:10].startswith(starts[fmt])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("view", "options"), [("groups", {}), ("startup", {}), ("waitfor", {}), ("op", {"op": "reduce_scatter"})])
+def test_dot_text_is_as_agreed(view: str, options: dict[str, str]):
+    program, run = made(4, {r: [send((r + 1) % 4), recv((r - 1) % 4)] for r in range(4)}, name="ring", nodes=2,
+                        groups={"pair[0]": (0, 1), "pair[1]": (2, 3)}, mesh={"a": 2, "b": 2})  # fmt: skip
+    agreed = GOLDEN / f"{view}.dot"
+
+    assert agreed.read_text(encoding="utf-8") == render(view, "dot", program=program, run=run, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("dataflo", "svg"), "did you mean dataflow"),
+    (("dataflow", "pgn"), "did you mean png"),
+    (("op", "svg"), "none was named"),
+    (("dataflow", "svg"), "needs a program"),
+])  # fmt: skip
+def test_a_wrong_request_is_a_usage_error(arguments: tuple[str, str], said: str):
+    with pytest.raises(UsageError, match=said):
+        render(*arguments, program=None)
+
+
+def test_an_unknown_operation_is_a_usage_error_with_a_near_name():
+    with pytest.raises(UsageError, match="did you mean all_gather"):
+        render("op", "dot", program=None, op="all_gathr")
+
+
+def test_a_view_of_a_run_says_that_it_needs_one():
+    with pytest.raises(UsageError, match="needs a run"):
+        render("waitfor", "dot", program=pair()[0])
+
+
+def test_without_pygraphviz_the_fault_names_the_remedy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pygraphviz", None)
+
+    with pytest.raises(EnvironmentFault, match="pip install"):
+        render("op", "png", program=None, op="send")
+
+
+def test_a_png_without_fonts_is_refused_and_an_svg_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(dot_layout, "_FONT_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(sys, "platform", "linux")
+
+    with pytest.raises(EnvironmentFault, match="needs a font"):
+        render("op", "png", program=None, op="send")
+    assert "<svg" in render("op", "svg", program=None, op="send")  # type: ignore[operator]

@@ -1,0 +1,265 @@
+"""What each picture shows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from views_made import box, cell_text, made, recv, ring, send, texts, wait, work
+
+from distsim.ops.table import OPS
+from distsim.program.build import build_program
+from distsim.program.records import Fault
+from distsim.standstill import Blocked, Need, RankEnd, Standstill
+from distsim.views.mermaid import sequence
+from distsim.views.pictures.dataflow import dataflow_lanes
+from distsim.views.pictures.groups import groups_picture
+from distsim.views.pictures.lanes import Lanes, place
+from distsim.views.pictures.op import op_picture
+from distsim.views.pictures.palette import PALE, RED, RED_FILL
+from distsim.views.pictures.records import Picture, text_width
+from distsim.views.pictures.startup import startup_lanes
+from distsim.views.pictures.waitfor import waitfor_picture
+
+COLLECTIVES = [name for name, row in OPS.items() if row.kind == "collective"]
+
+
+# --- one operation ---
+def held(picture: Picture, when: str, rank: int) -> list[str]:
+    return [cell_text(cell) for row in box(picture, f"{when}{rank}").table for cell in row]
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_operation_of_the_table_has_a_picture(name: str):
+    picture = op_picture(OPS[name])
+
+    assert picture.title == name
+    assert {"op", "before0", "after0"} <= {node.id for node in picture.nodes}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("n", [2, 4])
+def test_what_a_rank_holds_afterwards_is_the_rows_effect(name: str, n: int):
+    row, picture = OPS[name], op_picture(OPS[name], n)
+
+    for rank, effect in enumerate(row.effect(n, 0)):
+        if effect is not None and row.gets != "none":
+            assert [len(text.split("+")) for text in held(picture, "after", rank)] == [len(part) for part in effect]
+
+
+def test_the_letters_tell_whose_data_they_are():
+    assert held(op_picture(OPS["all_gather"]), "after", 2) == ["a", "b", "c", "d"]
+    assert held(op_picture(OPS["all_to_all"]), "after", 1) == ["a1", "b1", "c1", "d1"]
+    assert held(op_picture(OPS["reduce_scatter"]), "after", 3) == ["a3+b3+c3+d3"]
+    assert held(op_picture(OPS["reduce"]), "after", 0) == ["a+b+c+d"]
+    assert held(op_picture(OPS["scatter"]), "after", 2) == ["a2"]
+    assert held(op_picture(OPS["send"]), "after", 1) == ["a"]
+
+
+def test_one_colour_stands_for_one_rank():
+    colours = {cell.text: cell.fill for r in range(4) for row in box(op_picture(OPS["all_gather"]), f"after{r}").table for cell in row}
+
+    assert len(set(colours.values())) == len(colours) == 4
+
+
+# --- groups ---
+def test_a_rank_shows_its_numbers_and_its_rank_in_each_group():
+    program = build_program(4, {}, groups={"tp[0]": (0, 1), "tp[1]": (2, 3), "odd": (1, 3)}, nodes=2, mesh={"dp": 2, "tp": 2})
+    picture = groups_picture(program)
+
+    assert texts(box(picture, "rank3")) == ["RANK 3", "NODE_RANK", "1", "LOCAL_RANK", "1", "tp", "1 of 2", "odd", "1 of 2"]
+    assert texts(box(picture, "rank0"))[-2:] == ["odd", "–"]
+    assert [cluster.nodes for cluster in picture.clusters] == [("rank0", "rank1"), ("rank2", "rank3")]
+
+
+def test_groups_of_a_large_world_are_bounded_and_the_rest_is_counted():
+    picture = groups_picture(build_program(1024, {}, nodes=64, groups={f"pair[{i}]": (2 * i, 2 * i + 1) for i in range(512)}))
+
+    assert len(picture.nodes) <= 100
+    assert len(picture.legend) <= 16
+    assert any("58 more machines" in note for note in picture.notes)
+    assert any("496 more groups" in note for note in picture.notes)
+
+
+# --- start-up ---
+def startup_text(program: Any) -> str:
+    return sequence(startup_lanes(program))
+
+
+def test_start_up_lets_ranks_register_before_they_meet_and_groups_come_last():
+    text = startup_text(build_program(3, {}, groups={"pair": (0, 2)}, backend="nccl"))
+    order = ["opens the store", "rank 1 is here", "rank 2 is here", "all 3 ranks are here", "group world", "group pair", "communicators"]
+
+    assert [text.index(words) for words in order] == sorted(text.index(words) for words in order)
+
+
+def test_a_rank_that_never_starts_leaves_the_others_waiting_in_red():
+    lanes = startup_lanes(build_program(4, {}, faults=(Fault(2, "absent"),)))
+    waiting = [item for item in lanes.items if item.lines[0].text == "waits"]
+
+    assert [item.lane - 1 for item in waiting] == [0, 1, 3]
+    assert {item.border for item in waiting} == {RED}
+    assert [item.lane for item in lanes.items if item.lines[0].text == "never starts"] == [3]
+    assert lanes.bands == ()
+
+
+def test_without_rank_0_there_is_no_store():
+    lanes = startup_lanes(build_program(2, {}, faults=(Fault(0, "absent"),)))
+
+    assert "no store" in [item.lines[0].text for item in lanes.items]
+    assert [arrow.label for arrow in lanes.arrows] == ["no answer"]
+
+
+# --- who waits for whom ---
+def test_a_cycle_is_red_and_those_behind_it_are_grey():
+    program, run = made(3, {0: [send(1), recv(1)], 1: [send(0), recv(0)], 2: [recv(0)]}, name="x")
+    picture = waitfor_picture(program, run.standstill)
+
+    assert [box(picture, f"rank{r}").fill for r in range(3)] == [RED_FILL, RED_FILL, PALE]
+    assert {(e.tail, e.head) for e in picture.edges if e.colour == RED} == {("rank0", "rank1"), ("rank1", "rank0")}
+    assert ("rank2", "rank0") in {(e.tail, e.head) for e in picture.edges}
+    assert "rank 0:1" in texts(box(picture, "rank0"))
+
+
+def test_a_need_that_any_rank_could_meet_is_dashed_and_a_rank_that_left_is_drawn_as_left():
+    program = build_program(3, {0: [recv(None)], 1: [], 2: []})
+    ends = (RankEnd(0, "blocked", 0), RankEnd(1, "ended", 0), RankEnd(2, "killed", 0))
+    picture = waitfor_picture(program, Standstill(ends, (Blocked(0, 0, (Need(0, -1, (1, 2), True),)),)))
+
+    assert [(e.head, e.dashed) for e in picture.edges] == [("rank1", True), ("rank2", True)]
+    assert texts(box(picture, "rank2")) == ["rank 2", "was killed"]
+    assert box(picture, "rank1").dashed
+
+
+def test_the_core_is_taken_from_the_verdict_where_there_is_one():
+    program, run = ring(4)
+
+    assert "cause: rank 2" in waitfor_picture(program, run.standstill, (2,)).subtitle
+
+
+def test_a_thousand_waiting_ranks_are_bounded_with_the_cause_first():
+    n = 1000
+    calls = {r: [*([send(1 - r)] if r < 2 else []), {"op": "barrier"}] for r in range(n)}
+    program, run = made(n, calls)
+    picture = waitfor_picture(program, run.standstill)
+
+    assert {"rank0", "rank1"} <= {node.id for node in picture.nodes}
+    assert len(picture.nodes) < 40
+    assert any("more ranks that wait" in note for note in picture.notes)
+
+
+def test_a_run_that_ends_says_that_nobody_waits():
+    program, run = made(2, {0: [send(1)], 1: [recv(0)]})
+
+    assert "nobody waits" in waitfor_picture(program, run.standstill).title
+
+
+# --- data flow ---
+def rows_of(lanes: Lanes) -> dict[str, int]:
+    return {item.id: item.row for item in lanes.items}
+
+
+def test_a_blocking_message_is_a_level_arrow_with_its_bytes_tag_and_group():
+    program, run = made(2, {0: [work(), send(1, tag=3, group="g")], 1: [recv(0, tag=3, group="g")]}, groups={"g": (0, 1)})
+    lanes = dataflow_lanes(program, run)
+
+    assert [(a.tail, a.head, a.label) for a in lanes.arrows] == [("r0_1", "r1_0", "16 B, tag 3, g")]
+    assert rows_of(lanes)["r0_1"] == rows_of(lanes)["r1_0"] == 1
+
+
+@pytest.mark.parametrize("order", ["send first", "receive first"])
+def test_no_message_of_an_asynchronous_ring_runs_upwards(order: str):
+    def calls(r: int) -> list[Any]:
+        both = [send((r + 1) % 5, "isend", handle="s"), recv((r - 1) % 5, "irecv", handle="r")]
+        return [*(both if order == "send first" else both[::-1]), wait("s", "r")]
+
+    lanes = dataflow_lanes(*made(5, {r: calls(r) for r in range(5)}))
+    rows = rows_of(lanes)
+
+    assert len(lanes.arrows) == 5
+    assert all(rows[a.tail] <= rows[str(a.head)] for a in lanes.arrows)
+
+
+def test_a_collective_is_one_band_over_its_ranks():
+    calls = {r: [work()] * r + [{"op": "all_reduce", "numel": 8, "group": "g"}] for r in range(4)}
+    program, run = made(4, calls, groups={"g": (0, 2, 3)})
+    lanes = dataflow_lanes(program, run)
+    together = [band.lanes for band in lanes.bands]
+
+    assert (0, 2, 3) in together
+    assert lanes.bands[together.index((0, 2, 3))].row >= 3
+
+
+def test_what_met_nobody_is_red_and_the_waiting_edges_are_dashed():
+    lanes = dataflow_lanes(*ring(3))
+
+    assert {item.border for item in lanes.items} == {RED}
+    assert [(a.dashed, a.words) for a in lanes.arrows] == [(True, f"waits for rank {(r + 1) % 3}") for r in range(3)]
+
+
+def test_ranks_that_wait_in_one_collective_for_a_missing_one_share_a_band():
+    lanes = dataflow_lanes(*made(3, {0: [{"op": "barrier"}], 1: [{"op": "barrier"}], 2: []}))
+
+    assert [(band.lanes, band.border) for band in lanes.bands] == [((0, 1), RED)]
+    assert "ended" in [item.lines[0].text for item in lanes.items if item.lane == 2]
+
+
+def test_the_parts_of_a_batch_are_drawn_as_messages():
+    def batch(peer: int) -> dict[str, Any]:
+        return {"op": "batch_isend_irecv", "ops": [send(peer, "isend"), recv(peer, "irecv")]}
+
+    lanes = dataflow_lanes(*made(2, {0: [batch(1)], 1: [batch(0)]}))
+
+    assert {(a.tail, a.head) for a in lanes.arrows} == {("r0_0_0", "r1_0_1"), ("r1_0_0", "r0_0_1")}
+
+
+def test_values_are_shown_where_they_are_known():
+    program, run = made(2, {0: [send(1)], 1: [recv(0)]})
+    values = SimpleNamespace(final={(0, "x"): "[1]", (1, "y"): "[1]", (1, "z"): "?"}, at_call={(0, 0, "in"): "[1]", (1, 0, "out"): "[1]"})
+    shown = {item.id: [line.text for line in item.lines] for item in dataflow_lanes(program, run, values).items}
+
+    assert shown["r1_0"][-1] == "= [1]"
+    assert shown["final_r1"] == ["in the end", "y = [1]"]
+
+
+def test_a_large_program_is_bounded_and_the_rest_is_counted():
+    calls = {r: [work(), *([{"op": "barrier"}] * 200)] for r in range(64)}
+    lanes = dataflow_lanes(*made(64, calls))
+
+    assert len(lanes.lanes) == 12
+    assert len(lanes.bands) < 50
+    assert lanes.notes[0] == "and 52 more ranks, not drawn"
+    assert "after them are not" in lanes.notes[1]
+
+
+def test_a_hang_after_many_calls_still_shows_where_it_hangs():
+    calls = {r: [work()] * 200 + [send(1 - r)] for r in range(2)}
+    lanes = dataflow_lanes(*made(2, calls))
+
+    assert "send → 1" in [item.lines[0].text for item in lanes.items]
+
+
+# --- the grid ---
+def boxes(lanes: Lanes) -> list[tuple[str, float, float, float, float]]:
+    found = []
+    for node in place(lanes).nodes:
+        if node.at and node.size:
+            found.append((node.id, node.at[0], node.at[1], *node.size))
+        elif node.at and node.id.startswith("label"):
+            found.append((node.id, *node.at, text_width(node.lines[0].text, node.lines[0].size), 12.0))
+    return found
+
+
+@pytest.mark.parametrize("lanes", [
+    dataflow_lanes(*ring(4)),
+    dataflow_lanes(*ring(4, "isend")),
+    dataflow_lanes(*made(4, {r: [work("a long name " * 4)] * r + [{"op": "all_reduce", "numel": 8}] for r in range(4)})),
+    startup_lanes(build_program(6, {}, groups={"even": (0, 2, 4), "odd": (1, 3, 5)}, backend="nccl")),
+], ids=["hang", "ring", "bands", "startup"])  # fmt: skip
+def test_no_two_boxes_or_labels_overlap(lanes: Lanes):
+    found = boxes(lanes)
+
+    for i, (a, x, y, w, h) in enumerate(found):
+        for b, u, v, p, q in found[:i]:
+            assert abs(x - u) * 2 >= w + p or abs(y - v) * 2 >= h + q, (a, b)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from distsim.findings.record import Finding, Place
     from distsim.program.lower import lower
     from distsim.scenario import Scenario, load, loads
-    from distsim.simulate import Simulation, simulate
+    from distsim.simulation import Simulation, simulate
     from distsim.trace import Trace
 
 __version__ = "0.1.0"
@@ -31,8 +31,8 @@ _HOME = {
     "Scenario": "distsim.scenario",
     "lower": "distsim.program.lower",
     "verdict_of": "distsim.check.verdict",
-    "simulate": "distsim.simulate",
-    "Simulation": "distsim.simulate",
+    "simulate": "distsim.simulation",
+    "Simulation": "distsim.simulation",
     "differences": "distsim.expectations",
     "Trace": "distsim.trace",
     "Finding": "distsim.findings.record",
@@ -54,9 +54,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'distsim' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value  # the import has put a module of the same name there
-    return value
+    return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ from distsim.units import duration_text, show_ns
 
 if TYPE_CHECKING:
     from distsim.scenario.parts import Bounds, Expect
-    from distsim.simulate import Simulation
+    from distsim.simulation import Simulation
 
 
 class Difference(NamedTuple):
@@ -65,7 +65,7 @@ def scenario_files(paths: list[Path]) -> tuple[Path, ...]:
 def check_file(path: Path) -> Checked:
     """Simulate a file and hold the result against its `expect`. A file that can't be read is no exception but a result."""
     from distsim.scenario import load
-    from distsim.simulate import simulate
+    from distsim.simulation import simulate
 
     try:
         simulation = simulate(load(str(path)))
@@ -106,7 +106,7 @@ def _word(value: Any) -> str:
 
 
 def _outcome(expect: Expect, simulation: Simulation) -> Iterator[Difference]:
-    from distsim.simulate import simulate
+    from distsim.simulation import simulate
 
     if isinstance(expect.outcome, str) and expect.outcome != simulation.outcome:
         yield Difference("outcome", expect.outcome, simulation.outcome)

@@ -123,7 +123,7 @@ def rank_times(trace: Trace, makespan_ns: int) -> tuple[RankTimes, ...]:
     """The four shares of every rank."""
     size, rank = trace.world_size, trace["rank"]
     posted, returned, started, finished = (trace[f"{n}_ns"] for n in ("posted", "returned", "started", "finished"))
-    died = _died(trace, size)
+    died = np.minimum(_died(trace, size), makespan_ns)
     last = np.where(died >= 0, died, makespan_ns)[rank] if size else rank
     computing, sleeping, local = trace.ops(*COMPUTE_OPS), trace.ops("sleep"), trace.ops(*_LOCAL)
     made, ran = posted >= 0, started >= 0
@@ -286,8 +286,10 @@ class _Walk:
         A message that was sent before its receive was there (eager) began with the send, which waited for nobody.
         """
         members = self.members(row)
-        if self._recvs[row] and len(members) == 2 and 0 <= self.end[members[1]] < self.end[row]:
-            return int(self.start[members[1]]), members[1:]
+        if self._recvs[row] and len(members) == 2:
+            began, left = int(self.start[members[1]]), int(self.end[members[1]])
+            if 0 <= began <= left < self.end[row]:
+                return began, members[1:]
         return int(self.start[row]), members
 
     def cause(self, members: Ints, at_ns: int) -> tuple[int, int]:

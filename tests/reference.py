@@ -88,7 +88,7 @@ class Reference:
         return [r for r, c in self.begun(rank) if c["op"] not in (*MESSAGES, *LOCAL) and (c.get("group") or "world") == group]
 
     def needs(self, call: Plain, me: int, members: list[int]) -> list[int]:
-        root, op = call.get("root"), call["op"]
+        root, op = int(call.get("root") or 0), call["op"]
         if self.reading == "rendezvous" or op not in ("broadcast", "scatter", "reduce", "gather"):
             return members
         gives = (me == root) == (op in ("broadcast", "scatter"))

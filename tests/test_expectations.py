@@ -7,7 +7,7 @@ import pytest
 from distsim.errors import UsageError
 from distsim.expectations import check_file, differences, scenario_files
 from distsim.scenario import loads
-from distsim.simulate import simulate
+from distsim.simulation import simulate
 
 SUM = "world: 4\nbackend: gloo\ntensors: {x: {shape: [2], value: rank}}\nprogram:\n  - all_reduce: {tensor: x}\n"
 HANG = """

@@ -41,7 +41,7 @@ def test_broadcast_tree_of_gloo_links_every_rank_to_its_parent_and_children(n: i
 
 @pytest.mark.parametrize("op", ["gather", "scatter"])
 def test_gather_and_scatter_of_gloo_wait_for_the_root_alone(op: str) -> None:
-    assert GLOO.needs(op, 4, 2, 0) == {2}
+    assert GLOO.needs(op, 4, 2, 0) == frozenset({2})
     assert GLOO.needs(op, 4, 2, 2) is None
     assert NCCL.needs(op, 4, 2, 0) is None
 

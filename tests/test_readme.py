@@ -58,7 +58,9 @@ def test_every_python_block_of_the_readme_runs():
     assert blocks
     for code in blocks:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+        found = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
+        )
         assert (found.returncode, found.stderr) == (0, "")
         assert found.stdout
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from distsim.scenario import load, loads
-from distsim.simulate import simulate
+from distsim.simulation import simulate
 from distsim.views.jsonview import simulation_json
 from distsim.views.tables import cut, ranks_text, table
 from distsim.views.text import report

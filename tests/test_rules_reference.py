@@ -7,13 +7,12 @@ from random import Random
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from programs import Programs, programs
+from reference import Reference
 
 from distsim.profiles import PROFILES, READINGS, Profile
 from distsim.program.build import build_program
 from distsim.rules import Rules, State, standstill
-
-from programs import Programs, programs
-from reference import Reference
 
 Drawn = tuple[int, Programs, dict[str, list[int]]]
 

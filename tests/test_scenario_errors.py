@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from distsim.errors import Problem, ScenarioErrors
+from distsim.errors import Problem, ScenarioErrors, UserError
 from distsim.scenario import load, loads
 
 HEAD = "name: t\nworld: 4\ntensors: {x: {shape: [4]}, y: {shape: [2, 2]}}\nprogram:\n"
@@ -69,7 +71,8 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "a negative repeat": (HEAD + "  - repeat: {times: -1, steps: [barrier]}\n", "-1", "an integer of zero or more", ""),
     "iterations": (HEAD + "  - barrier\niterations: 1000000000000\n", "1000000000000", "from 1 to 1000000", ""),
     "unquoted comma": (
-        HEAD + "  - send: {tensor: x, dst: min(rank + 1, 3)}\n", "min(rank", 'quote an expression that holds a comma: "min(rank + 1, 3)"', "",
+        HEAD + "  - send: {tensor: x, dst: min(rank + 1, 3)}\n", "min(rank",
+        'quote an expression that holds a comma: "min(rank + 1, 3)"', "",
     ),
     "unquoted comma in a list": (
         HEAD + "  - all_to_all_single: {input: x, output: x, input_splits: [min(1, 2), 3]}\n", "min(1", "quote an expression", "",
@@ -80,7 +83,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     ),
     "missing blank": (HEAD + "  - send: {tensor: x, dst:1}\n", ":1", "a blank is missing after the colon: write `dst: 1`", ""),
     "missing blank after a word": (HEAD + "  - sleep:3 ms\n", ":3 ms", "write `sleep: 3 ms`", ""),
-    "missing blank before a brace": (HEAD + "  - send:{tensor: x, dst: 1}\n", ":{tensor", "broken YAML: a blank is missing", "write `send: {`"),
+    "missing blank before a brace": (HEAD + "  - send:{tensor: x, dst: 1}\n", ":{tensor", "a blank is missing", "write `send: {`"),
     "fields beside the step": (HEAD + "  - barrier:\n    group: world\n", "group", "group is a field of barrier", "indent group further"),
     "an empty step list": (HEAD + "  - ranks: 0\n    steps:\n", "", "expected a list of entries", ""),
     "a selector that is a number": (HEAD + "  - barrier:\n    ranks: rank\n", "rank", "must be true or false, and rank is", ""),
@@ -323,3 +326,68 @@ def test_a_scenario_built_in_python_has_paths_for_places() -> None:
 
     assert places == [(0, "expct"), (0, "program[0].send.dst"), (0, "program[0].send.tensor")]
     assert "program[0].send.tensor: unknown tensor z" in str(caught.value)
+
+
+HYBRID = (Path(__file__).parent.parent / "scenarios" / "hybrid.yaml").read_text(encoding="utf-8")
+PIECES = [
+    "[",
+    "]",
+    "{",
+    "}",
+    ":",
+    ": ",
+    "- ",
+    "\n",
+    "  ",
+    "'",
+    '"',
+    "*",
+    "&a ",
+    "*a",
+    "null",
+    "true",
+    "3",
+    "-1",
+    "1e9",
+    ".nan",
+    "rank",
+    "x",
+    "@",
+]
+PIECES += [
+    "(",
+    ")",
+    "ranks",
+    "steps",
+    "repeat",
+    "?",
+    "!",
+    "|",
+    ">",
+    "%",
+    "#",
+    "\t",
+    "0x",
+    "~",
+    "[]",
+    "{}",
+    "1.5",
+    "else",
+    "<<",
+    "all",
+    "world",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(HYBRID)), st.integers(0, 9), st.sampled_from(PIECES)), min_size=1, max_size=3))
+def test_a_damaged_file_is_read_or_refused_never_a_traceback(damages: list[tuple[int, int, str]]) -> None:
+    text = HYBRID
+    for start, length, piece in damages:
+        text = text[:start] + piece + text[start + length :]
+    try:
+        told = str(loads(text).world.size)
+    except UserError as error:
+        told = str(error)
+
+    assert told

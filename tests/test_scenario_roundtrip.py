@@ -56,16 +56,38 @@ steps = st.one_of(
     st.builds(lambda f: {"send": f}, mapping({"tensor": tensors, "dst": ranks_}, message)),
     st.builds(lambda f: {"recv": f}, mapping({"tensor": tensors, "src": ranks_}, message)),
     st.builds(lambda f: {"irecv": f}, mapping({"tensor": tensors}, {**message, "as": started, "assume_src": ranks_})),
-    st.builds(lambda f, h: {"all_reduce": {**f, **h}}, mapping({"tensor": tensors}, {"group": groups, "op": st.sampled_from(["sum", "max"])}),
-              st.one_of(st.just({}), st.builds(lambda h: {"async": True, "as": h}, started))),
-    st.builds(lambda f: {"all_to_all_single": f}, mapping({"input": tensors, "output": tensors}, {"input_splits": per_rank(st.just([1, "rank"]))})),
-    st.builds(lambda f: {"compute": f}, mapping({"time": per_rank(durations)}, {"name": labels, "reads": st.just(["x", "y@1"]), "on": st.just("host")})),
-    st.builds(lambda f: {"compute": f}, mapping({"flops": st.just("2 TFLOP")}, {"bytes": st.just("3 MiB"), "adds": st.just(["z"])})),
-    st.builds(lambda v: {"assign": {"tensor": "z", "value": v}}, st.one_of(numbers, st.lists(numbers, max_size=3), st.just("x + index"))),
+    st.builds(
+        lambda f, h: {"all_reduce": {**f, **h}},
+        mapping({"tensor": tensors}, {"group": groups, "op": st.sampled_from(["sum", "max"])}),
+        st.one_of(st.just({}), st.builds(lambda h: {"async": True, "as": h}, started)),
+    ),
+    st.builds(
+        lambda f: {"all_to_all_single": f},
+        mapping({"input": tensors, "output": tensors}, {"input_splits": per_rank(st.just([1, "rank"]))}),
+    ),
+    st.builds(
+        lambda f: {"compute": f},
+        mapping({"time": per_rank(durations)}, {"name": labels, "reads": st.just(["x", "y@1"]), "on": st.just("host")}),
+    ),
+    st.builds(
+        lambda f: {"compute": f}, mapping({"flops": st.just("2 TFLOP")}, {"bytes": st.just("3 MiB"), "adds": st.just(["z"])})
+    ),
+    st.builds(
+        lambda v: {"assign": {"tensor": "z", "value": v}}, st.one_of(numbers, st.lists(numbers, max_size=3), st.just("x + index"))
+    ),
     st.builds(lambda n: {"fail": n}, labels),
     st.builds(lambda d: {"sleep": d}, durations),
-    st.sampled_from(["barrier", {"wait": "all"}, {"wait": ["h", "k@rank"]}, {"exit": 3}, "synchronize", {"new_group": {"name": "made", "ranks": [0, 1]}}]),
-)  # fmt: skip
+    st.sampled_from(
+        [
+            "barrier",
+            {"wait": "all"},
+            {"wait": ["h", "k@rank"]},
+            {"exit": 3},
+            "synchronize",
+            {"new_group": {"name": "made", "ranks": [0, 1]}},
+        ]
+    ),
+)
 batches = st.lists(st.builds(lambda d: {"isend": {"tensor": "x", "dst": d}}, ranks_), min_size=1, max_size=2).map(
     lambda ops: {"batch_isend_irecv": {"ops": ops, "as": "h"}}
 )
@@ -91,11 +113,14 @@ scenarios = st.fixed_dictionaries(
         "name": labels.filter(str.strip),
         "world": st.just({"nodes": 2, "ranks_per_node": 2}),
         "mesh": st.just({"dp": 2, "pp": 2}),
-        "vars": st.fixed_dictionaries({"n": st.integers(0, 4)}, optional={"flag": conditions, "m": st.just("n * rank")}),
+        "vars": st.fixed_dictionaries({"n": st.integers(0, 4)}, optional={"flag": conditions, "m": st.just("world_size * rank")}),
         "groups": st.fixed_dictionaries({"g": st.just([0, 1])}, optional={"q": st.just({"by": "rank % 2", "timeout": "3 s"})}),
         "tensors": st.fixed_dictionaries(
             {
-                "x": mapping({"shape": st.lists(st.one_of(st.integers(0, 9), st.just("pp_size")), max_size=3)}, {"value": numbers, "copies": st.just("n + 1")}),
+                "x": mapping(
+                    {"shape": st.lists(st.one_of(st.integers(0, 9), st.just("pp_size")), max_size=3)},
+                    {"value": numbers, "copies": st.just("n + 1")},
+                ),
                 "y": mapping({"like": st.just("x")}, {"dtype": st.sampled_from(["int8", "bfloat16"])}),
                 "z": mapping({"shape": st.just("auto")}, {"value": per_rank(st.lists(numbers, max_size=2))}),
             }
@@ -108,15 +133,35 @@ scenarios = st.fixed_dictionaries(
         "backend": st.sampled_from(["gloo", "nccl", "mpi"]),
         "cluster": st.sampled_from(["dgx-a100", "some/file.yaml", {"preset": "dgx-h100"}]),
         "iterations": st.integers(1, 9),
-        "options": mapping({}, {"init": st.just("eager"), "timeout": durations, "buffsize": st.just("1 MiB"), "blocking_wait": st.booleans()}),
+        "options": mapping(
+            {}, {"init": st.just("eager"), "timeout": durations, "buffsize": st.just("1 MiB"), "blocking_wait": st.booleans()}
+        ),
         "launch": mapping({}, {"master_port": st.integers(1, 65535), "start": st.just("fork")}),
-        "faults": st.lists(st.sampled_from([{"rank": 1, "kind": "kill", "at": "3 ms"}, {"ranks": "node == 1", "kind": "slow", "factor": 1.5}, {"ranks": 2, "kind": "late", "delay": "1 ms"}]), max_size=2),
+        "faults": st.lists(
+            st.sampled_from(
+                [
+                    {"rank": 1, "kind": "kill", "at": "3 ms"},
+                    {"ranks": "node == 1", "kind": "slow", "factor": 1.5},
+                    {"ranks": 2, "kind": "late", "delay": "1 ms"},
+                ]
+            ),
+            max_size=2,
+        ),
         "seed": st.integers(0, 99),
         "jitter": st.sampled_from([0.0, 0.25]),
-        "expect": mapping({}, {"verdict": st.just("ok"), "depends_on": st.none(), "outcome": st.just({"gloo": "hangs"}), "ranks": st.just([0]),
-                               "values": st.just({"x": {0: [1, 2.5], "else": "?"}}), "makespan": st.just({"at_most": "3 ms"})}),
+        "expect": mapping(
+            {},
+            {
+                "verdict": st.just("ok"),
+                "depends_on": st.none(),
+                "outcome": st.just({"gloo": "hangs"}),
+                "ranks": st.just([0]),
+                "values": st.just({"x": {0: [1, 2.5], "else": "?"}}),
+                "makespan": st.just({"at_most": "3 ms"}),
+            },
+        ),
     },
-)  # fmt: skip
+)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -136,10 +181,17 @@ def test_every_scenario_of_the_project_reads_as_itself(file: Path) -> None:
     assert loads(scenario.to_yaml()) == scenario
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.recursive(st.one_of(st.text(), st.integers(-(10**15), 10**15), st.booleans(), st.none(), st.floats(allow_nan=False, allow_infinity=False)),
-                    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3).filter(lambda k: ":" not in k), inner, max_size=3)),
-                    max_leaves=6))  # fmt: skip
+leaves = st.one_of(
+    st.text(), st.integers(-(10**15), 10**15), st.booleans(), st.none(), st.floats(allow_nan=False, allow_infinity=False)
+)
+names = st.text(max_size=3).filter(lambda key: ":" not in key)
+trees = st.recursive(
+    leaves, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=3)), max_leaves=6
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(trees)
 def test_written_data_reads_as_itself(data: Any) -> None:
     """Texts that look like numbers, booleans or keys stay texts; control characters are escaped."""
     from distsim.scenario.construct import construct

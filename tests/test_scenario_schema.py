@@ -16,8 +16,14 @@ from distsim.scenario.dump import to_data
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.yaml"))
 SCHEMA = json_schema()
 TYPES: dict[str, Any] = {
-    "object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None),
-}  # fmt: skip
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "null": type(None),
+}
 
 
 def fits(value: Any, schema: Any) -> bool:
@@ -120,8 +126,28 @@ def test_what_is_plainly_wrong_does_not_fit(data: Any) -> None:
 
 
 def test_the_schema_is_json_and_uses_only_what_this_test_knows() -> None:
-    known = {"$ref", "anyOf", "enum", "const", "type", "properties", "required", "additionalProperties", "items", "propertyNames", "pattern",
-             "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "title", "description", "default", "$defs", "$schema"}  # fmt: skip
+    known = {
+        "$ref",
+        "anyOf",
+        "enum",
+        "const",
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "propertyNames",
+        "pattern",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "title",
+        "description",
+        "default",
+        "$defs",
+        "$schema",
+    }
 
     assert keys_of(SCHEMA) <= known
     assert as_json(SCHEMA) == SCHEMA

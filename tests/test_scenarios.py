@@ -8,7 +8,7 @@ from scenario_outputs import ROOT, SCENARIOS, output_of
 from distsim.expectations import check_file
 from distsim.ops.table import OPS
 from distsim.scenario import load
-from distsim.simulate import simulate
+from distsim.simulation import simulate
 
 each_scenario = pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
 

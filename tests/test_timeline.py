@@ -104,7 +104,7 @@ def test_an_empty_trace_has_an_empty_timeline() -> None:
 
 
 times = st.integers(-1, 40)
-OPS = ("compute", "sleep", "isend", "recv", "wait", "all_reduce", "barrier", "assign", "init_process_group")
+OPS = ("compute", "sleep", "isend", "recv", "irecv", "wait", "all_reduce", "barrier", "assign", "init_process_group")
 anything = st.builds(
     lambda op, rank, a, b, c, d, match: _row(op, rank, (a, b), (c, d), match=match),
     st.sampled_from(OPS), st.integers(0, 3), times, times, times, times, st.integers(-1, 3),
@@ -144,7 +144,7 @@ def test_the_shares_are_those_of_the_definition_instant_by_instant(rows: list[di
 
 
 @given(st.lists(anything, max_size=12), st.sampled_from(["gloo", "nccl"]), st.lists(st.integers(0, 40), max_size=2))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_times_add_up_and_the_path_has_no_hole_whatever_the_trace_says(
     rows: list[dict[str, Any]], backend: str, died: list[int]
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from values_by_hand import ByHand
 
 from distsim.scenario import load
-from distsim.simulate import simulate
+from distsim.simulation import simulate
 from distsim.values import Contribution, compute_values
 from distsim.values.lineage import Graph, Piece, align, cut, join
 

@@ -17,7 +17,7 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
 from distsim.scenario import load  # noqa: E402  the checkout is meant, installed or not
-from distsim.simulate import simulate  # noqa: E402
+from distsim.simulation import simulate  # noqa: E402
 from distsim.views.render import render  # noqa: E402
 
 
@@ -39,7 +39,8 @@ class Shown(NamedTuple):
 
 
 PICTURES = (
-    Shown("dataflow", "hybrid", "A model cut in two, two replicas of it: activations go right, gradients come back, weight gradients are averaged."),
+    Shown("dataflow", "hybrid",
+          "A model cut in two, two replicas of it: activations go right, gradients come back, weight gradients are averaged."),
     Shown("timeline", "hybrid", "The same run to scale: what each rank does, and the path that sets the pace."),
     Shown("groups", "hybrid", "The mesh behind it: each rank is in a group of its replica and in one of its stage."),
     Shown("groups", "two_machines", "Two machines of four GPUs: RANK, LOCAL_RANK, NODE_RANK and the group ranks."),
@@ -72,7 +73,7 @@ def digest(shown: Shown) -> str:
 
 def readme() -> str:
     """The gallery's page."""
-    lines = ["# Gallery", "", "Made by `python viz/make.py` from the scenarios beside it; each picture has the command that draws it alone.", ""]
+    lines = ["# Gallery", "", "Made by `python viz/make.py` from `scenarios/`; each picture has the command that draws it alone.", ""]
     for shown in PICTURES:
         lines += [f"## {shown.of}: {shown.view}", "", shown.about, ""]
         lines += [f"`{shown.command}`", "", f"![{shown.about}]({shown.file})", ""]

@@ -12,6 +12,7 @@ from typing import Any
 
 from distsim.check.instructions import (
     ALL,
+    CAME,
     IRECV,
     ISEND,
     JOIN_ASYNC,
@@ -32,8 +33,7 @@ from distsim.check.instructions import (
 )  # fmt: skip
 from distsim.check.layout import Layout
 from distsim.check.openlanes import Inboxes, Ticket
-
-_FOREVER = 1 << 60
+from distsim.program.records import at as value_at
 
 
 class Pass:
@@ -142,7 +142,7 @@ class Pass:
                 break
             else:
                 if op == POST and not resumed:
-                    made[at] = [self._post(rank, at, i, post) for i, post in enumerate(a)]
+                    made[at] = self._post(rank, at, a)
                 resumed = False
                 if self._blocks(rank, at, b):
                     break
@@ -185,30 +185,64 @@ class Pass:
             self.ready.extend(self.root_waits.pop((lane, n, rank), ()))
         return n
 
-    def _post(self, rank: int, at: int, part: int, post: tuple[int, int, Any]) -> int:
-        """Post one message, receive or collective of a POST; returns what `made` keeps of it."""
+    def _post(self, rank: int, at: int, posts: tuple[tuple[int, int, Any], ...]) -> list[int]:
+        """Post the messages, receives or the collective of a POST; returns what `made` keeps of each."""
+        if self.inboxes is not None:
+            return [self._post_open(rank, at, part, post) for part, post in enumerate(posts)]
+        out, into = self.layout.send_chan[rank], self.layout.recv_chan[rank]
+        made = []
+        for kind, where, signature in posts:
+            if kind == TAKEN:
+                c = out[where]
+                k = self.sent[c]
+                self.sent[c] = k + 1
+                if self.recv_waits[c] == k:
+                    self.ready.append(self.layout.chan_dst[c])
+            elif kind == CAME:
+                c = into[where]
+                k = self.received[c]
+                self.received[c] = k + 1
+                if self.send_waits[c] == k:
+                    self.ready.append(self.layout.chan_src[c])
+            else:
+                k = self._arrive(rank, self.layout.member[rank][where], signature)
+            made.append(k)
+        return made
+
+    def _post_open(self, rank: int, at: int, part: int, post: tuple[int, int, Any]) -> int:
+        """One post where queues decide who meets; returns its ticket (or the collective's number)."""
         kind, where, signature = post
         if kind == ALL:
             return self._arrive(rank, self.layout.member[rank][where], signature)
-        sends = kind == TAKEN
+        assert self.inboxes is not None
+        program, sends = self.layout.program, kind == TAKEN
         channel = (self.layout.send_chan if sends else self.layout.recv_chan)[rank][where]
-        if self.inboxes is not None:
-            number = signature.item(self.layout.program.row_of[rank]) if hasattr(signature, "item") else signature
-            ticket, woken = self.inboxes.post(Ticket(rank, at, part, number, channel), sends)
-            self.ready.extend(woken)
-            return ticket
-        counts, waits = (self.sent, self.recv_waits) if sends else (self.received, self.send_waits)
-        k = counts[channel]
-        counts[channel] = k + 1
-        if waits[channel] == k:
-            self.ready.append((self.layout.chan_dst if sends else self.layout.chan_src)[channel])
-        return k
+        own_part = part if program.code_call(rank, at).parts else -1
+        ticket = Ticket(rank, at, own_part, int(value_at(signature, program.row_of[rank])), channel)
+        number, woken = self.inboxes.post(ticket, sends)
+        self.ready.extend(woken)
+        return number
 
     def _blocks(self, rank: int, at: int, conditions: tuple[Condition, ...]) -> bool:
         """True when a condition is not met; the rank is then registered with it and looks again when it comes true."""
+        if self.inboxes is None and not self._may_block(rank, at, conditions):
+            return False
         for condition in conditions:
             if not self.met(rank, at, condition):
                 self._register(rank, at, condition)
+                return True
+        return False
+
+    def _may_block(self, rank: int, at: int, conditions: tuple[Condition, ...]) -> bool:
+        """False when all conditions are about messages, and met: the common case, looked at first."""
+        out, into, made = self.layout.send_chan[rank], self.layout.recv_chan[rank], self.made[rank]
+        for kind, distance, where, part in conditions:
+            if kind > CAME:
+                return True
+            k = made[at - distance]
+            if k.__class__ is list:
+                k = k[part]
+            if (self.received[out[where]] if kind == TAKEN else self.sent[into[where]]) <= k:
                 return True
         return False
 

@@ -8,7 +8,7 @@ import typer
 
 from distsim.cli import console
 
-Name = Annotated[str | None, typer.Argument(help="Print this one whole, as `cluster:` may have it.")]
+Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Print this one whole, as `cluster:` may have it.")]
 
 
 def command(name: Name = None) -> None:

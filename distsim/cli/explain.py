@@ -8,7 +8,7 @@ import typer
 
 from distsim.cli import console
 
-Name = Annotated[str | None, typer.Argument(help="A finding's code or an operation; left out: all of them.")]
+Name = Annotated[str | None, typer.Argument(metavar="NAME", help="A finding's code or an operation; left out: all of them.")]
 
 
 def command(name: Name = None) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from distsim.cli import console
 
-File = Annotated[Path, typer.Argument(help="The file to write; it must not be there yet.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must not be there yet.")]
 Kind = Annotated[str, typer.Option("--kind", metavar="KIND", help="Which one: plain, ring, ddp or pipeline.")]
 
 

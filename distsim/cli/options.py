@@ -19,7 +19,7 @@ class Backend(StrEnum):
     mpi = "mpi"
 
 
-File = Annotated[str, typer.Argument(help="A scenario; - reads standard input.")]
+File = Annotated[str, typer.Argument(metavar="FILE", help="A scenario; - reads standard input.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a var or a key of the file. Repeatable.")
 ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 VIEWS = "dataflow, op, groups, startup, waitfor or timeline"
 FORMATS = "svg, png, pdf, dot or mermaid"
 
-File = Annotated[str | None, typer.Argument(help="A scenario; - reads standard input. The view op needs none.")]
+File = Annotated[str | None, typer.Argument(metavar="FILE", help="A scenario; - reads standard input. The view op needs none.")]
 View = Annotated[str, typer.Option("--view", metavar="VIEW", help=f"One of {VIEWS}.")]
 Format = Annotated[
     str | None, typer.Option("--format", metavar="FORMAT", help=f"One of {FORMATS}; left out: by the name after -o, else svg.")
@@ -68,7 +68,7 @@ def _format_of(output: Path | None) -> str:
 
 def _records(view: str, scenario: Scenario, backend: Backend | None, cluster: str | None) -> dict[str, Any]:
     """What `distsim.views.render.render` is given, by its argument's name: what the view needs, and no more."""
-    from distsim.simulate import simulate
+    from distsim.simulation import simulate
     from distsim.values import compute_values
 
     done = simulate(scenario, backend=backend, cluster=cluster, with_verdict=view == "waitfor", with_values=False)

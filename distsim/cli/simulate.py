@@ -13,7 +13,7 @@ from distsim.cli import console
 from distsim.cli.options import BackendOption, ClusterOption, File, Sets, read_scenario
 
 if TYPE_CHECKING:
-    from distsim.simulate import Simulation
+    from distsim.simulation import Simulation
 
 
 class Format(StrEnum):
@@ -50,7 +50,7 @@ def command(
     Example: distsim simulate scenarios/ring_of_four.yaml --backend mpi
     Example: distsim simulate scenarios/hybrid.yaml --trace hybrid.json
     """
-    from distsim.simulate import simulate
+    from distsim.simulation import simulate
 
     writers = [_writer(path) for path in trace or ()]
     scenario = read_scenario(file, sets)

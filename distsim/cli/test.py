@@ -14,7 +14,7 @@ from distsim.cli import console
 if TYPE_CHECKING:
     from distsim.expectations import Checked
 
-Paths = Annotated[list[Path], typer.Argument(help="Scenario files, or folders that hold some.")]
+Paths = Annotated[list[Path], typer.Argument(metavar="PATHS", help="Scenario files, or folders that hold some.")]
 
 
 def command(paths: Paths) -> None:

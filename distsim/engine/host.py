@@ -26,8 +26,14 @@ from distsim.profiles import Profile
 from distsim.program.records import Code, CodeCall, Program, at
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
 
-SEND, ISEND, RECV, IRECV, WAIT, COMPUTE, ASYNC_COLLECTIVE, COLLECTIVE = range(8)
+#: Kinds of flat calls: the lower two bits tell what is done, BLOCKING whether the host waits for it.
+ISEND, IRECV, JOIN, COMPUTE = range(4)
+BLOCKING = 4
+SEND, RECV, COLLECTIVE, WAIT = ISEND + BLOCKING, IRECV + BLOCKING, JOIN + BLOCKING, COMPUTE + BLOCKING
 _P2P = {"send": SEND, "recv": RECV, "isend": ISEND, "irecv": IRECV}
+
+
+_Process = Generator[Any, Any, None]
 
 
 class Disagree(Exception):
@@ -128,19 +134,13 @@ class HostEngine:
             found = self.channels[key] = _Channel(self.links[link])
         return found
 
-    def _host(
-        self, me: _Rank, calls: list[Flat], base: int, outs: list[_Channel], ins: list[_Channel]
-    ) -> Generator[Any, Any, None]:
-        """A rank's program on its own clock.
-
-        Only what others need is noted on the way: when a request is finished, whom it met, when a call that took time returned. The
-        other times follow from these (`engine.fill`).
-        """
+    def _host(self, me: _Rank, calls: list[Flat], base: int, outs: list[_Channel], ins: list[_Channel]) -> _Process:
+        """A rank's program on its own clock. Only what others need is noted on the way; `engine.fill` adds what follows from it."""
         returned, finished, match = self.columns.returned, self.columns.finished, self.columns.match
         eager, meet, env, t = self.eager, self._meet, self.env, 0
         for kind, offset, a, b, c in calls:
-            i = base + offset
-            if kind <= ISEND:  # a: port, b: bytes, c: signature
+            i, way = base + offset, kind & 3
+            if way == ISEND:  # a: port, b: bytes, c: signature
                 channel = outs[a]
                 if channel.recvs:
                     came, other, signature, peer = channel.recvs.popleft()
@@ -158,10 +158,7 @@ class HostEngine:
                     channel.sends.append((t, i, b, c, me))
                     if b <= eager:
                         finished[i] = t
-                if kind == ISEND:
-                    continue
-                a = (offset,)
-            elif kind <= IRECV:
+            elif way == IRECV:
                 channel = ins[a]
                 if channel.sends:
                     came, other, size, signature, peer = channel.sends.popleft()
@@ -177,19 +174,14 @@ class HostEngine:
                         finished[i] = t if t > end else end
                 else:
                     channel.recvs.append((t, i, c, me))
-                if kind == IRECV:
-                    continue
-                a = (offset,)
+            elif way == JOIN:  # a: group port, b: the call, c: signature
+                meet(me, i, t, a, b, c)
             elif kind == COMPUTE:  # a: duration
                 t += a
                 finished[i] = returned[i] = t
+            if kind < BLOCKING:
                 continue
-            elif kind >= ASYNC_COLLECTIVE:  # a: group port, b: the call, c: signature
-                meet(me, i, t, a, b, c)
-                if kind == ASYNC_COLLECTIVE:
-                    continue
-                a = (offset,)
-            for row in a:  # the rows that the host must see finished
+            for row in a if kind == WAIT else (offset,):  # the rows that the host must see finished
                 end = finished[base + row]
                 if end < 0:
                     me.on, me.row, me.now = base + row, offset, t
@@ -340,7 +332,7 @@ def _facts(program: Program, cost: CostModel, code: Code, position: int) -> tupl
     if row.kind == "p2p":
         return (_P2P[call.op], call.port, call.nbytes, call.signature)
     if row.kind == "collective":
-        return (ASYNC_COLLECTIVE if call.is_async else COLLECTIVE, call.group, call, call.signature)
+        return (JOIN if call.is_async else COLLECTIVE, call.group, call, call.signature)
     return (COMPUTE, durations_ns(program, cost, code, position), 0, 0) if call.op in ("compute", "sleep") else ()
 
 

@@ -275,6 +275,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text_node(dumper: yaml.SafeDumper, value: str) -> Any:
+    if not value.isprintable():
+        return dumper.represent_scalar(_STR, value, style='"')
     plain = isinstance(plain_scalar(yaml.ScalarNode("", value)), str) and value != "<<"
     return dumper.represent_scalar(_STR, value, style=None if plain else "'")
 

@@ -256,7 +256,10 @@ def _code(value: Any) -> str:
     return value
 
 
-_plain_values = lambda values: {name: plain(numbers) for name, numbers in values.items()}  # noqa: E731
+def _plain_values(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: plain(numbers) for name, numbers in values.items()}
+
+
 _depends = choice("buffering", "schedule")
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from distsim.ops.base import Op
 from distsim.ops.fields import SelectorField
@@ -64,9 +65,15 @@ def _top(parts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+class _Generator(GenerateJsonSchema):
+    """Defaults that are expressions are left out without a warning."""
+
+    ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {"skipped-choice", "non-serializable-default"}  # type: ignore[misc]
+
+
 def _model(model: type[BaseModel], definitions: dict[str, Any]) -> dict[str, Any]:
     """A model's schema; the models inside it go to the definitions."""
-    found = model.model_json_schema(ref_template="#/$defs/{model}")
+    found = model.model_json_schema(ref_template="#/$defs/{model}", schema_generator=_Generator)
     definitions |= found.pop("$defs", {})
     if not issubclass(model, Op):
         return found

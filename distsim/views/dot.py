@@ -15,7 +15,7 @@ from distsim.views.pictures.records import NORMAL, SMALL, TITLE, Cell, Edge, Key
 if TYPE_CHECKING:
     from graphviz import Digraph
 
-FONT = "Helvetica,Arial,sans-serif"
+FONT = "Helvetica,Arial,DejaVu Sans,sans-serif"
 _POINTS_PER_INCH = 72
 
 

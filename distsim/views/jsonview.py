@@ -9,7 +9,7 @@ from distsim.findings.record import Finding
 from distsim.views.values import values_json
 
 if TYPE_CHECKING:
-    from distsim.simulate import Simulation
+    from distsim.simulation import Simulation
     from distsim.timeline import CollectiveTimes, RankTimes, Segment
 
 SCHEMA_VERSION = 1

@@ -11,7 +11,7 @@ from distsim.views.tables import WIDTH, cut, folded, ranks_text, table
 from distsim.views.values import values_lines
 
 if TYPE_CHECKING:
-    from distsim.simulate import Simulation
+    from distsim.simulation import Simulation
     from distsim.standstill import RankEnd
     from distsim.timeline import CollectiveTimes, RankTimes, Segment
 

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from distsim.check.backends import backend_findings
+from distsim.check.diagnose import diagnose
 from distsim.check.names import name_swaps
 from distsim.check.verdict import Verdict, verdict_of
 from distsim.cluster import PRESETS, Cluster, cluster_from, default_cluster
@@ -90,8 +92,15 @@ def _simulate(
     outcome = "wrong-data" if swaps and result.outcome == "completes" else result.outcome
     wanted = with_values if with_values is not None else True
     values = compute_values(program, result.trace) if wanted and program.call_count <= VALUES_CALLS else None
-    found = (*program.findings, *(verdict.findings if verdict else ()), *result.findings, *swaps)
+    found = (*program.findings, *(verdict.findings if verdict else ()), *result.findings, *swaps, *_of_backend(program, result, verdict))
     return Simulation(scenario, program, result, verdict, values, cost, tuple(dict.fromkeys(found)), outcome)
+
+
+def _of_backend(program: Program, result: Run, verdict: Verdict | None) -> tuple[Finding, ...]:
+    """What the back end alone makes of the program: calls it refuses or reads otherwise, and a standstill that the contract has not."""
+    found = backend_findings(program, PROFILES[program.backend])
+    stuck = verdict is not None and verdict.standstill is not None and verdict.standstill.blocked
+    return (*found, *(() if stuck or not result.standstill.blocked else diagnose(program, result.standstill)))
 
 
 def cost_model(scenario: Scenario, program: Program, cluster: str | Mapping[str, Any] | Cluster | None = None) -> CostModel:

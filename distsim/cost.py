@@ -109,7 +109,6 @@ class CostModel:
         self.local_size = max(local_size, 1)
         self.name, self.source, self.error_band = cluster.name, cluster.source, cluster.error_band
         self.call_overhead_ns = cluster.call_overhead_ns  # of a communication call, part of its price
-        self.host_overhead_ns = cluster.host_overhead_ns  # the host is busy with any call; not part of any price
         self.launch_ns = cluster.device.launch_ns  # of a kernel priced by roofline, part of its price
         nodes = -(-max(world_size, 1) // self.local_size)
         self._slow_intra = [1.0] * nodes

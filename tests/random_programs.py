@@ -33,7 +33,7 @@ def valid_programs(draw: st.DrawFn, most_events: int = 14, sizes: tuple[int, ...
     opened: dict[int, list[str]] = {rank: [] for rank in range(world)}
     needed: list[tuple[int, int]] = []
     for event in range(draw(st.integers(1, most_events))):
-        kind = draw(st.sampled_from(("message", "message", "message", "collective", "compute", "wait")))
+        kind = draw(st.sampled_from(("message", "message", "message", "exchange", "collective", "compute", "wait")))
         if kind == "message":
             src, dst = draw(st.permutations(range(world)))[:2]
             common = {"numel": draw(st.sampled_from(sizes)), "tag": draw(st.integers(0, 1)), "dtype": "uint8"}
@@ -43,6 +43,20 @@ def valid_programs(draw: st.DrawFn, most_events: int = 14, sizes: tuple[int, ...
                 if draw(st.booleans()):
                     call |= {"op": f"i{op}", "handle": f"h{event}"}
                     opened[rank].append(f"h{event}")
+                programs[rank].append(call)
+        elif kind == "exchange":
+            a, b = draw(st.permutations(range(world)))[:2]
+            sizes_both = [draw(st.sampled_from(sizes)) for _ in range(2)]
+            for rank, peer, out, into in ((a, b, *sizes_both), (b, a, *reversed(sizes_both))):
+                parts = [
+                    {"op": "isend", "peer": peer, "numel": out, "dtype": "uint8"},
+                    {"op": "irecv", "peer": peer, "numel": into, "dtype": "uint8"},
+                ]
+                call = {"op": "batch", "ops": list(draw(st.permutations(parts)))}
+                if draw(st.booleans()):
+                    call["handle"] = f"h{event}"
+                    opened[rank].append(f"h{event}")
+                needed.append((rank, len(programs[rank])))
                 programs[rank].append(call)
         elif kind == "collective":
             name = draw(st.sampled_from(("world", *groups)))
@@ -58,7 +72,8 @@ def valid_programs(draw: st.DrawFn, most_events: int = 14, sizes: tuple[int, ...
                 programs[rank].append(mine)
         elif kind == "compute":
             rank = draw(st.integers(0, world - 1))
-            programs[rank].append({"op": "compute", "time_ns": draw(st.integers(0, 2_000_000))})
+            queue = draw(st.sampled_from(("", "", "host", "copy")))
+            programs[rank].append({"op": "compute", "time_ns": draw(st.integers(0, 2_000_000)), "queue": queue})
         else:
             rank = draw(st.integers(0, world - 1))
             if opened[rank]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import given, settings
 
@@ -16,12 +18,13 @@ from distsim.program.build import build_program
 from distsim.program.records import Program
 from tests.random_programs import Plain, any_programs, valid_programs
 
+OPTIONS: tuple[dict[str, Any], ...] = ({}, {"init": "eager"}, {"buffsize": 2500}, {"init": "eager", "buffsize": 350})
 TIMES = ("posted_ns", "returned_ns", "started_ns", "finished_ns", "waited_ns")
-PROFILES_OF_HOSTS = ("gloo", "mpi")
+BACKENDS = ("gloo", "mpi", "nccl")
 
 
-def built(plain: Plain, backend: str) -> tuple[Program, CostModel]:
-    program = build_program(plain.world_size, plain.programs, groups=plain.groups, backend=backend)
+def built(plain: Plain, backend: str, **options: Any) -> tuple[Program, CostModel]:
+    program = build_program(plain.world_size, plain.programs, groups=plain.groups, backend=backend, options=options)
     return program, CostModel(cluster_from("cpu-10gbe"), program.world_size, 2)
 
 
@@ -40,8 +43,8 @@ def differences(fast: Run, ordered: Run) -> list[str]:
 @settings(max_examples=250, deadline=None)
 @given(any_programs())
 def test_both_engines_give_the_same_times_and_the_same_standstill(plain: Plain) -> None:
-    for backend in PROFILES_OF_HOSTS:
-        program, cost = built(plain, backend)
+    for backend, options in ((b, o) for b in BACKENDS for o in OPTIONS if b == "nccl" or not o):
+        program, cost = built(plain, backend, **options)
         fast = run(program, PROFILES[backend], cost)
         if fast.path != "fast":
             continue

@@ -95,7 +95,7 @@ class Cluster(_Part):
     """Everything a cost model needs to know about the machines.
 
     ``call_overhead``: what a communication call costs before its first byte moves (a kernel, a protocol's start).
-    ``host_overhead``: how long the host is busy with any call. ``collectives``: ``rails`` as NCCL does (rings through every card,
+    ``collectives``: ``rails`` as NCCL does (rings through every card,
     two-level algorithms, pipelined chains), ``flat`` as Gloo does (the row's schedule in the order of group ranks).
     ``shared_links``: messages that cross the same card at the same time share it.
     """
@@ -107,7 +107,6 @@ class Cluster(_Part):
     intra: Link
     nics: Nics
     network: Network
-    host_overhead_ns: Duration = Field(default=0, alias="host_overhead")
     call_overhead_ns: Duration = Field(default=0, alias="call_overhead")
     collectives: Literal["rails", "flat"] = "rails"
     shared_links: bool = False

@@ -81,7 +81,6 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
             "source": "DGX A100 data sheet (8 x HDR)",
         },
         "network": {"latency": "4 us", "source": "NCCL tuning.cc, ring, network, LL128"},
-        "host_overhead": "5 us",  # torch.distributed issues a call in 5 to 10 us of CPU time
         "call_overhead": "6.6 us",  # NCCL tuning.cc, ring, LL: base latency
     },
     "dgx-h100": {
@@ -104,7 +103,6 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
             "source": "DGX H100 data sheet (8 x NDR)",
         },
         "network": {"latency": "4 us", "source": "NCCL tuning.cc, ring, network, LL128"},
-        "host_overhead": "5 us",  # as dgx-a100
         "call_overhead": "6.6 us",  # NCCL tuning.cc, ring, LL: base latency
     },
     "cpu-10gbe": {
@@ -120,7 +118,6 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
             "source": "IEEE 802.3ae; TCP framing",
         },
         "network": {"latency": "30 us", "source": "published Gloo sweeps: 15 to 60 us per step over 10 to 40 GbE"},
-        "host_overhead": "5 us",  # torch.distributed issues a call in 5 to 10 us of CPU time
         "call_overhead": "20 us",  # a Gloo call's hand-over to a worker thread and back
         "collectives": "flat",
     },
@@ -137,7 +134,6 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
             "source": "IEEE 802.3by; efficiency from the Gloo project's 4 x 40 GbE sweep",
         },
         "network": {"latency": "25 us", "source": "published Gloo sweeps: 15 to 60 us per step over 10 to 40 GbE"},
-        "host_overhead": "5 us",  # as cpu-10gbe
         "call_overhead": "20 us",  # as cpu-10gbe
         "collectives": "flat",
     },

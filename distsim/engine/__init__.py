@@ -5,8 +5,10 @@ from __future__ import annotations
 from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine.choice import why_not_fast
-from distsim.engine.host import Disagree, HostEngine
-from distsim.engine.record import Columns, Run, build_trace
+from distsim.engine.device import DeviceEngine
+from distsim.engine.flat import Disagree
+from distsim.engine.host import HostEngine
+from distsim.engine.record import Columns, Queues, Run, build_trace
 from distsim.profiles import Profile
 from distsim.program.records import Program
 from distsim.standstill import Standstill
@@ -25,19 +27,23 @@ def run(program: Program, profile: Profile, cost: CostModel, *, ordered: bool = 
 
 def _run(program: Program, profile: Profile, cost: CostModel, ordered: bool) -> Run:
     if not ordered and why_not_fast(program, profile, cost) is None:
+        engine: type[DeviceEngine | HostEngine] = DeviceEngine if profile.device else HostEngine
         try:
-            columns, standstill = HostEngine(program, profile, cost).run()
+            return _fast(program, profile, cost, *engine(program, profile, cost).run())
         except Disagree:
-            pass
-        else:
-            return _fast(program, profile, cost, columns, standstill)
+            pass  # something met that does not fit: the explicit rules know what comes of it
     from distsim.engine.ordered import run_ordered
 
     return run_ordered(program, profile, cost)
 
 
-def _fast(program: Program, profile: Profile, cost: CostModel, columns: Columns, standstill: Standstill) -> Run:
+def _fast(
+    program: Program, profile: Profile, cost: CostModel, columns: Columns, standstill: Standstill, queues: Queues | None = None
+) -> Run:
     outcome = "hangs" if standstill.blocked else "completes"
     makespan = max((*(end.at_ns for end in standstill.ends), max(columns.finished, default=0)), default=0)
-    trace = build_trace(program, columns, profile.name, outcome, makespan, cost.name)
+    trace = build_trace(
+        program, columns, standstill, profile=profile.name, outcome=outcome, makespan_ns=makespan, cluster=cost.name,
+        queues=queues,
+    )  # fmt: skip
     return Run(program, profile.name, outcome, trace, standstill, makespan)

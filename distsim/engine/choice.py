@@ -14,8 +14,8 @@ from distsim.program.records import Code, Program, at
 
 def why_not_fast(program: Program, profile: Profile, cost: CostModel) -> str | None:
     """The reason why the fast engine can't run this program, None when it can."""
-    if profile.device:
-        return "host and device are apart"
+    if profile.device and any(program.options.get(name) for name in ("blocking_wait", "launch_order_implicit")):
+        return "an option of nccl needs the explicit rules"
     if any(fault.kind != "slow" for fault in program.faults):
         return "a rank fails"
     if cost.cluster.shared_links:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.engine.flat import request_rows
 from distsim.engine.record import Columns
 from distsim.ops.table import OPS
 from distsim.program.records import Code, Program, at
@@ -26,8 +27,8 @@ def fill(program: Program, columns: Columns, stuck: Mapping[int, int], eager: in
         for n in ("posted", "returned", "started", "finished", "waited", "match")
     )
     _posts(base, end, posted, returned)
-    for rank, row in stuck.items():
-        _stuck_batch(program, columns, rank, row, posted, returned)
+    for code in program.codes:
+        _batches(columns, code, posted, returned)
     _meetings(program, columns, posted, started, finished, match, eager)
     for code in program.codes:
         _computes(columns, code, started, posted)
@@ -54,15 +55,18 @@ def _posts(base: NDArray[np.int64], end: NDArray[np.int64], posted: NDArray[np.i
     posted[stuck] = before[stuck]
 
 
-def _stuck_batch(
-    program: Program, columns: Columns, rank: int, row: int, posted: NDArray[np.int64], returned: NDArray[np.int64]
-) -> None:
-    """The parts of the batch in which a rank is stuck have been posted with it."""
-    offsets = program.code(rank).offsets
-    position = int(np.searchsorted(offsets, row, side="right")) - 1
-    first = columns.base[rank] + row
-    posted[first + 1 : columns.base[rank] + offsets[position + 1]] = posted[first]
-    returned[first + 1 : columns.base[rank] + offsets[position + 1]] = posted[first]
+def _batches(columns: Columns, code: Code, posted: NDArray[np.int64], returned: NDArray[np.int64]) -> None:
+    """The parts of a batch are posted with it and return with it."""
+    pairs = [
+        (code.offsets[p] + k, code.offsets[p]) for p, call in enumerate(code.calls) for k in range(1, len(call.parts) + 1)
+    ]
+    if not pairs:
+        return
+    parts, whole = np.array(pairs, dtype=np.int64).T
+    for rank in code.ranks:
+        base = columns.base[rank]
+        posted[base + parts] = posted[base + whole]
+        returned[base + parts] = returned[base + whole]
 
 
 def _meetings(program: Program, columns: Columns, posted: NDArray[np.int64], started: NDArray[np.int64], finished: NDArray[np.int64],
@@ -92,15 +96,18 @@ def _left_behind(columns: Columns, code: Code, posted: NDArray[np.int64], starte
 
 
 def _computes(columns: Columns, code: Code, started: NDArray[np.int64], posted: NDArray[np.int64]) -> None:
-    rows = np.array([code.offsets[p] for p, call in enumerate(code.calls) if call.op in ("compute", "sleep")], dtype=np.int64)
+    rows = np.array(
+        [code.offsets[p] for p, call in enumerate(code.calls) if call.op in ("compute", "sleep", "assign")], dtype=np.int64
+    )
     for rank in code.ranks if len(rows) else ():
         started[columns.base[rank] + rows] = posted[columns.base[rank] + rows]
 
 
 def _waits(columns: Columns, code: Code, waited: NDArray[np.int64], returned: NDArray[np.int64]) -> None:
     """`waited`: when the wait on a request returned."""
-    pairs = [(code.offsets[p - d] + k, code.offsets[p]) for p, call in enumerate(code.calls) for d in call.waits
-             for k in range(1 + len(code.calls[p - d].parts))]  # fmt: skip
+    pairs = [
+        (row, code.offsets[p]) for p, call in enumerate(code.calls) for d in call.waits for row in request_rows(code, p - d)
+    ]
     if not pairs:
         return
     requests, waits = np.array(pairs, dtype=np.int64).T

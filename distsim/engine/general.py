@@ -274,5 +274,3 @@ class _Engine:
         launches = self.rules.launches.values()
         queues = {part.row: launch.queue for launch in launches for part in launch.parts if launch.queue}
         return Ordered(self.columns, Standstill(ends, blocked, still.unreceived), matches, differ, end_ns, queues)
-
-

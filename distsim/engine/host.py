@@ -10,42 +10,24 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Generator, Hashable
 from typing import Any
 
 import numpy as np
 import simpy
 
 from distsim.cost import CostModel
-from distsim.engine.durations import durations_ns
 from distsim.engine.fill import fill
+from distsim.engine.flat import BLOCKING, COMPUTE, IRECV, ISEND, JOIN, WAIT, Disagree, Flat, Prices, flatten, of_row, varies
 from distsim.engine.record import Columns
+from distsim.engine.wake import Wake
 from distsim.ops.records import Group
 from distsim.ops.table import OPS
 from distsim.profiles import Profile
 from distsim.program.records import Code, CodeCall, Program, at
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
 
-#: Kinds of flat calls: the lower two bits tell what is done, BLOCKING whether the host waits for it.
-ISEND, IRECV, JOIN, COMPUTE = range(4)
-BLOCKING = 4
-SEND, RECV, COLLECTIVE, WAIT = ISEND + BLOCKING, IRECV + BLOCKING, JOIN + BLOCKING, COMPUTE + BLOCKING
-_P2P = {"send": SEND, "recv": RECV, "isend": ISEND, "irecv": IRECV}
-
-
 _Process = Generator[Any, Any, None]
-
-
-class Disagree(Exception):
-    """Calls met that don't fit: the explicit rules must say what comes of it."""
-
-
-class _Wake(simpy.Event):
-    """An event that comes due at a given time."""
-
-    def at(self, ns: int) -> None:
-        self._ok, self._value = True, None
-        self.env.schedule(self, delay=ns - self.env.now)
 
 
 class _Rank:
@@ -64,22 +46,10 @@ class _Channel:
 
     __slots__ = ("price", "recvs", "sends")
 
-    def __init__(self, price: _Prices) -> None:
+    def __init__(self, price: Prices) -> None:
         self.sends: deque[tuple[int, int, int, int, _Rank]] = deque()  # time, row, bytes, signature, host
         self.recvs: deque[tuple[int, int, int, _Rank]] = deque()  # time, row, signature, host
         self.price = price
-
-
-class _Prices(dict[int, int]):
-    """Bytes → ns between two ranks, asked of the cost model once."""
-
-    def __init__(self, price: Callable[[int], int]) -> None:
-        super().__init__()
-        self._price = price
-
-    def __missing__(self, nbytes: int) -> int:
-        found = self[nbytes] = self._price(nbytes)
-        return found
 
 
 class _Meeting:
@@ -102,13 +72,13 @@ class HostEngine:
         self.columns = Columns(program)
         self.eager = eager_limit(program, profile)
         self.channels: dict[tuple[int, int, int, int], _Channel] = {}
-        self.links: dict[Hashable, _Prices] = {}
+        self.links: dict[Hashable, Prices] = {}
         self.meetings: dict[tuple[int, int, Hashable], _Meeting] = {}
         self.ranks = [_Rank(rank) for rank in range(program.world_size)]
 
     def run(self) -> tuple[Columns, Standstill]:
         codes = [flatten(self.program, self.cost, code) for code in self.program.codes]
-        vary = [any(isinstance(part, np.ndarray) for call in calls for part in call) for calls in codes]
+        vary = [varies(calls) for calls in codes]
         for rank, me in enumerate(self.ranks):
             code, row = self.program.code(rank), self.program.row_of[rank]
             number = self.program.code_of[rank]
@@ -130,7 +100,7 @@ class HostEngine:
             _, src, dst, _ = key
             link = (self.cost.node(src), self.cost.node(dst)) if self.program.link_faults else self.cost.link_class(src, dst)
             if link not in self.links:
-                self.links[link] = _Prices(lambda nbytes: self.cost.p2p_ns(src, dst, nbytes))
+                self.links[link] = Prices(lambda nbytes: self.cost.p2p_ns(src, dst, nbytes))
             found = self.channels[key] = _Channel(self.links[link])
         return found
 
@@ -185,7 +155,7 @@ class HostEngine:
                 end = finished[base + row]
                 if end < 0:
                     me.on, me.row, me.now = base + row, offset, t
-                    me.event = _Wake(env)
+                    me.event = Wake(env)
                     yield me.event
                     me.on = -1
                     end = finished[base + row]
@@ -294,53 +264,3 @@ def eager_limit(program: Program, profile: Profile) -> int:
     sizes = {n for code in program.codes for call in code.calls for part in (call, *call.parts) if part.port >= 0
              for n in np.unique(part.nbytes).tolist()}  # fmt: skip
     return max((n for n in sizes if profile.credit(n, 0, program.options)), default=-1)
-
-
-# --- lowering to flat calls ---
-Flat = tuple[Any, ...]
-
-
-def flatten(program: Program, cost: CostModel, code: Code) -> list[Flat]:
-    """(kind, row offset, …) of each call that does something; batches become their parts and a wait. Vectors stay vectors."""
-    flat: list[Flat] = []
-    known: dict[int, tuple[Any, ...]] = {}
-    for position, (call, offset) in enumerate(zip(code.calls, code.offsets, strict=False)):
-        if call.parts:
-            flat += [(_P2P[p.op], offset + k, p.port, p.nbytes, p.signature) for k, p in enumerate(call.parts, 1)]
-            if not call.is_async:
-                flat.append((WAIT, offset, tuple(range(offset + 1, offset + 1 + len(call.parts))), 0, 0))
-        elif call.waits:
-            flat.append((WAIT, offset, tuple(r for d in call.waits for r in _request_rows(code, position - d)), 0, 0))
-        else:
-            facts = None if program.jitter else known.get(id(call))
-            if facts is None:
-                facts = known[id(call)] = _facts(program, cost, code, position)
-            if facts:
-                flat.append((facts[0], offset, *facts[1:]))
-    return flat
-
-
-def _request_rows(code: Code, position: int) -> range:
-    """The rows to be finished before a request is: the call's own, or a batch's parts."""
-    start, parts = code.offsets[position], len(code.calls[position].parts)
-    return range(start + 1, start + 1 + parts) if parts else range(start, start + 1)
-
-
-def _facts(program: Program, cost: CostModel, code: Code, position: int) -> tuple[Any, ...]:
-    call = code.calls[position]
-    row = OPS[call.op]
-    if row.kind == "p2p":
-        return (_P2P[call.op], call.port, call.nbytes, call.signature)
-    if row.kind == "collective":
-        return (JOIN if call.is_async else COLLECTIVE, call.group, call, call.signature)
-    return (COMPUTE, durations_ns(program, cost, code, position), 0, 0) if call.op in ("compute", "sleep") else ()
-
-
-def of_row(calls: list[Flat], vary: bool, code: Code, row: int) -> list[Flat]:
-    """The flat calls that one row makes, with its own values; the shared list itself where nothing differs."""
-    if code.guards is not None:
-        made = {r for p in code.positions(row) for r in range(code.offsets[p], code.offsets[p + 1])}
-        calls = [call for call in calls if call[1] in made]
-    if vary:
-        return [tuple(at(part, row) for part in call) for call in calls]
-    return calls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distsim.cost import CostModel
 from distsim.engine.general import Ordered, simulate_in_order
-from distsim.engine.record import Run, build_trace
+from distsim.engine.record import Queues, Run, build_trace
 from distsim.profiles import Profile
 from distsim.program.records import Program
 
@@ -16,7 +16,10 @@ def run_ordered(program: Program, profile: Profile, cost: CostModel) -> Run:
     """Simulate in the order of time. See `distsim.engine.run`."""
     left = simulate_in_order(program, profile, cost)
     outcome = outcome_of(program, left)
-    trace = build_trace(program, left.columns, profile.name, outcome, left.end_ns, cost.name, left.queues)
+    trace = build_trace(
+        program, left.columns, left.standstill, profile=profile.name, outcome=outcome, makespan_ns=left.end_ns, cluster=cost.name,
+        queues=_queues(left),
+    )  # fmt: skip
     mismatches = tuple((rows, fields) for rows, fields, _ in left.mismatches)
     return Run(program, profile.name, outcome, trace, left.standstill, left.end_ns, mismatches=mismatches, path="ordered")
 
@@ -31,3 +34,11 @@ def outcome_of(program: Program, left: Ordered) -> str:
     if not happened - {"completes"} and any(end.status == "killed" for end in left.standstill.ends):
         return "crashes"
     return next((word for word in WORST_FIRST if word in happened), "completes")
+
+
+def _queues(left: Ordered) -> Queues:
+    names = list(dict.fromkeys(left.queues.values()))
+    numbers = [-1] * len(left.columns.posted)
+    for row, name in left.queues.items():
+        numbers[row] = names.index(name)
+    return numbers, names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -16,7 +16,8 @@ from distsim.program.records import Code, CodeCall, Program
 from distsim.standstill import Standstill
 from distsim.trace import NEVER, TRACE_SCHEMA_VERSION, Trace
 
-Column = NDArray[np.int64]
+#: For each trace row the number of its queue's name, -1 where the call tells it; and the names.
+Queues = tuple[Sequence[int], list[str]]
 
 
 class Columns:
@@ -68,9 +69,15 @@ class _Tables:
         return index[value]
 
 
-def build_trace(program: Program, columns: Columns, profile: str, outcome: str, makespan_ns: int, cluster: str,
-                queues: Mapping[int, str] | None = None) -> Trace:  # fmt: skip
-    """The columns of a run as a trace: what the program says of each call, beside its times. ``queues``: row → its queue's name."""
+#: How ranks end that did not end by themselves or in a wait: their time is over when they are.
+_GONE = ("killed", "raised", "crashed", "absent")
+
+
+def build_trace(
+    program: Program, columns: Columns, standstill: Standstill, *, profile: str, outcome: str, makespan_ns: int, cluster: str,
+    queues: Queues | None = None,
+) -> Trace:  # fmt: skip
+    """The columns of a run as a trace: what the program says of each call, beside its times. ``queues``: of rows that ran on one."""
     table = _Tables()
     for group in program.groups:
         table("group", (group.id, group.name))
@@ -84,8 +91,9 @@ def build_trace(program: Program, columns: Columns, profile: str, outcome: str, 
                 out[columns.base[rank] : columns.base[rank + 1]] = values if values.ndim == 1 else values[:, row]
         static[name] = out
     static["rank"] = np.repeat(np.arange(program.world_size, dtype=np.int32), np.diff(columns.base))
-    for row, queue in (queues or {}).items():
-        static["queue"][row] = table("queue", queue)
+    if queues is not None:
+        numbers, names = np.array(queues[0], dtype=np.int64), np.array([table("queue", name) for name in queues[1]], dtype=np.int16)
+        static["queue"][numbers >= 0] = names[numbers[numbers >= 0]]
     keep = _made(program, columns)
     times = {
         f"{n}_ns": np.frombuffer(getattr(columns, n), dtype=np.int64)
@@ -101,13 +109,14 @@ def build_trace(program: Program, columns: Columns, profile: str, outcome: str, 
         "world_size": program.world_size, "nodes": program.nodes, "local_size": program.local_size, "backend": profile,
         "cluster": cluster, "outcome": outcome, "makespan_ns": makespan_ns, "complete": outcome == "completes",
         "groups": [[g.name, list(g.ranks)] for g in program.groups], "mesh": dict(program.mesh),
+        "ends": [[end.rank, end.status, end.at_ns] for end in standstill.ends if end.status in _GONE],
     }  # fmt: skip
     return Trace(header, tables, every)
 
 
-_STATIC = {"op": np.int16, "group": np.int32, "peer": np.int32, "tag": np.int64, "nbytes": np.int64, "dtype": np.int16, "reduce_op": np.int16,
-           "handle": np.int32, "place": np.int32, "iteration": np.int32, "queue": np.int16, "position": np.int32, "part": np.int16,
-           "name": np.int32}  # fmt: skip
+_STATIC = {"op": np.int16, "group": np.int32, "peer": np.int32, "tag": np.int64, "nbytes": np.int64, "dtype": np.int16,
+           "reduce_op": np.int16, "handle": np.int32, "place": np.int32, "iteration": np.int32, "queue": np.int16,
+           "position": np.int32, "part": np.int16, "name": np.int32}  # fmt: skip
 
 
 def _made(program: Program, columns: Columns) -> NDArray[np.bool_] | None:

@@ -30,7 +30,8 @@ def build_program(
     A call is a mapping with ``op`` and its arguments: ``peer tag numel dtype group handle tensor`` for messages (``peer: None``
     receives from any source), ``numel dtype group root reduce_op async handle in_splits out_splits`` for collectives, where ``numel``
     is one rank's share for all_gather, gather, scatter and reduce_scatter and the whole input otherwise, ``handles`` for wait
-    (``"all"`` for all), ``ops handle`` for a batch, ``time_ns name`` for compute, ``name ranks`` for new_group.
+    (``"all"`` for all), ``ops handle`` for a batch, ``time_ns name`` for compute, ``name ranks
+    timeout_ns use_local_synchronization`` for new_group.
     Its place is the file ``rank N``, line = index + 1.
     """
     shelf = Shelf(world_size, backend)
@@ -70,6 +71,7 @@ class _Rank:
         if row.kind == "wait":
             names = plain["handles"] if "handles" in plain else [plain["handle"]]
             more["waits"] = self.handles.wait(None if names == "all" else [(n, None) for n in names], here, draft.invalid)
+            more["again"] = self.handles.again
         elif row.kind == "batch":
             draft.parts = tuple(self.part(p, line) for p in plain["ops"])
             draft.is_async = plain.get("handle") is not None
@@ -128,13 +130,15 @@ class _Rank:
         draft.is_async = bool(plain.get("async"))
 
     def new_group(self, draft: Draft, plain: Plain) -> None:
-        ranks = tuple(sorted(plain["ranks"]))
-        key = (self.made_count, ranks)
-        self.made_count += 1
+        ranks, local = tuple(sorted(plain["ranks"])), bool(plain.get("use_local_synchronization"))
+        key = (-1 if local else self.made_count, ranks)
+        self.made_count += not local
         if key not in self.made:
-            self.made[key] = self.shelf.group(plain["name"], ranks)
+            self.made[key] = self.shelf.group(plain["name"], ranks, timeout_ns=plain.get("timeout_ns"))
         self.named[plain["name"]] = self.made[key]
-        draft.group, draft.fields = 0, {"name": plain["name"], "ranks": tuple(plain["ranks"])}
+        draft.group = self.made[key] if local else 0
+        draft.fields = {"name": plain["name"], "ranks": tuple(plain["ranks"]), "local_sync": local,
+                        "timeout_ns": plain.get("timeout_ns")}  # fmt: skip
 
     def buffer(self, plain: Plain, *shape: int) -> BufferVec:
         return BufferVec(plain.get("tensor", plain.get("buf")) or "", 0, shape, plain.get("dtype") or "float32")

@@ -14,7 +14,8 @@ class Handles:
 
     def __init__(self) -> None:
         self.open: dict[Handle, int] = {}  # handle -> position of the call that made the request
-        self.spent: set[Handle] = set()
+        self.spent: dict[Handle, int] = {}
+        self.again: tuple[int, ...] = ()  # of the last `wait`: distances back to requests that had been waited for
 
     def bind(self, handle: Handle | None, here: int) -> tuple[bool, tuple[int, ...]]:
         """(is the request kept, distances back to the request that lost its name)."""
@@ -26,14 +27,16 @@ class Handles:
 
     def wait(self, handles: Iterable[Handle] | None, here: int, invalid: list[tuple[Any, str, str]]) -> tuple[int, ...]:
         """Distances back to the requests waited for (None: all open ones); a spent or never bound handle goes to ``invalid``."""
-        found = []
+        found, again = [], []
         for handle in tuple(self.open) if handles is None else handles:
             position = self.open.pop(handle, None)
             if position is None:
                 invalid.append((True, *self._missing(handle)))
+                again += [here - self.spent[handle]] if handle in self.spent else []
             else:
                 found.append(here - position)
-                self.spent.add(handle)
+                self.spent[handle] = position
+        self.again = tuple(again)
         return tuple(found)
 
     def _missing(self, handle: Handle) -> tuple[str, str]:

@@ -41,8 +41,11 @@ class Names:
         for name, tensor in scenario.tensors.items():
             self.copies[name] = self.evaluate(tensor.copies, self.world, ("tensors", name, "copies"))
             auto = tensor.shape is None or isinstance(tensor.shape, str)
-            self.shapes[name] = None if auto else tuple(self.evaluate(n, self.world, ("tensors", name, "shape")) for n in tensor.shape)
+            self.shapes[name] = (
+                None if auto else tuple(self.evaluate(n, self.world, ("tensors", name, "shape")) for n in tensor.shape)
+            )
             self._check_sizes(name)
+            self._check_value(name)
 
     def _ranks_and_axes(self) -> dict[str, Any]:
         local = self.scenario.world.ranks_per_node
@@ -64,6 +67,20 @@ class Names:
             if not _integral(size) or np.min(size) < 0:
                 self.problem(("tensors", name), f"tensor {name}: a size must be an integer of at least 0, found {_first(size)}")
 
+    def _check_value(self, name: str) -> None:
+        """A list of numbers gives each element of the tensor one."""
+        value, shape = self.scenario.tensors[name].value, self.shapes[name]
+        if not isinstance(value, tuple) or shape is None:
+            return
+        elements = np.ones(self.world_size, dtype=np.int64)
+        for size in shape:
+            elements = elements * size
+        wrong = np.flatnonzero(elements != _count(value))
+        if len(wrong):
+            where = "" if len(wrong) == self.world_size else f" on rank {wrong[0]}"
+            message = f"tensor {name} has {elements[wrong[0]]} elements{where}, but its value lists {_count(value)}"
+            self.problem(("tensors", name, "value"), message)
+
     # --- groups ---
     def _declare_groups(self) -> None:
         """The mesh's axes are groups, then the declared ones, in file order (design §3, rule 4)."""
@@ -83,7 +100,9 @@ class Names:
     def _check_group(self, name: str, ranks: tuple[int, ...]) -> None:
         bad = [r for r in ranks if not 0 <= r < self.world_size]
         if bad:
-            self.problem(("groups", name), f"group {name} names rank {bad[0]}, but the world has ranks 0 to {self.world_size - 1}")
+            self.problem(
+                ("groups", name), f"group {name} names rank {bad[0]}, but the world has ranks 0 to {self.world_size - 1}"
+            )
         if len(set(ranks)) != len(ranks):
             self.problem(("groups", name), f"group {name} names a rank twice: {list(ranks)}")
 
@@ -134,7 +153,9 @@ class Names:
         return ids[0] if len(ids) == 1 else every
 
     # --- expressions ---
-    def evaluate(self, value: Any, env: Mapping[str, Any], place: Marked | tuple[str, ...], ranks: IntVector | None = None) -> Any:
+    def evaluate(
+        self, value: Any, env: Mapping[str, Any], place: Marked | tuple[str, ...], ranks: IntVector | None = None
+    ) -> Any:
         """An Expression, a PerRank of them or a plain number, for the ranks that the vectors of ``env`` are over."""
         if isinstance(value, PerRank):
             return self._per_rank(value, env, place, self.ranks if ranks is None else ranks)
@@ -180,7 +201,14 @@ class Names:
 
     def problem(self, place: Marked | tuple[str, ...], message: str) -> NoReturn:
         """Raise a file error at an entry, or at the value that a path names."""
-        raise ScenarioErrors((self.scenario.problem(place if isinstance(place, tuple) else getattr(place, "path", ("faults",)), message),))
+        raise ScenarioErrors(
+            (self.scenario.problem(place if isinstance(place, tuple) else getattr(place, "path", ("faults",)), message),)
+        )
+
+
+def _count(value: Any) -> int:
+    """The numbers in a nested list."""
+    return sum(_count(item) for item in value) if isinstance(value, tuple) else 1
 
 
 def _integral(value: Any) -> bool:

@@ -76,6 +76,7 @@ class CodeCall:
     ``signature`` numbers what both sides must agree on: equal numbers agree, over the whole program
     (p2p: element count and dtype; collectives: what `agreement` of the row returns). Vec.
     ``waits`` are distances back to the calls whose requests this call waits for (1 = the call before).
+    ``again``: distances back to requests that were waited for before (``invalid`` says so too).
     ``handled``: the request is bound to a handle (else dropped: nobody can wait for it).
     ``drops`` are distances back to requests whose handle this call overwrites (as Python drops a rebound name).
     ``invalid``: None, or (mask over rows, reason); such a rank raises here.
@@ -90,6 +91,7 @@ class CodeCall:
     nbytes: Vec = 0
     signature: Vec = -1
     waits: tuple[int, ...] = ()
+    again: tuple[int, ...] = ()
     handled: bool = False
     drops: tuple[int, ...] = ()
     parts: tuple[CodeCall, ...] = ()

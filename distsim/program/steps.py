@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from distsim.program.walk import Walker
 
 
+#: Fields of `Call` that a local step fills, and where it has them.
+_LOCAL_FIELDS = {"name": "name", "time_ns": "time", "flops": "flops", "mem_bytes": "bytes", "queue": "on", "dtype": "dtype",
+                 "code": "code", "message": "message"}  # fmt: skip
+
+
 class StepLowering(Resolver):
     """Lowers steps for one walker; equal steps give the same call object."""
 
@@ -80,7 +85,8 @@ class StepLowering(Resolver):
             refs = given if isinstance(given, tuple) else (given,)
             everything = len(refs) == 1 and refs[0].name == "all" and refs[0].index is None
             names = None if everything else [self._handle(here, ref) for ref in refs]
-            return {"waits": self.walker.handles.wait(names, position, invalid)}, invalid
+            waits = self.walker.handles.wait(names, position, invalid)
+            return {"waits": waits, "again": self.walker.handles.again}, invalid
         if handle is None:
             return {}, invalid
         handled, drops = self.walker.handles.bind(self._handle(here, handle), position)
@@ -218,8 +224,7 @@ class StepLowering(Resolver):
     def _local(self, here: Here, draft: Draft) -> None:
         op: Any = here.step.op
         fields = draft.fields
-        for name, source in (("name", "name"), ("time_ns", "time"), ("flops", "flops"), ("mem_bytes", "bytes"), ("queue", "on"), ("dtype", "dtype"),
-                             ("code", "code"), ("message", "message")):  # fmt: skip
+        for name, source in _LOCAL_FIELDS.items():
             value = getattr(op, source, None)
             if value is not None and value != "":
                 fields[name] = self._value(here, value)

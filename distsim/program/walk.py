@@ -112,7 +112,9 @@ class Walker:
             self.walk(steps, {**indices, index: i} if index else indices, guard)
             size = len(self.builder.calls) - start
             if start + size * (times - i) > self.limit:
-                self.names.problem(("program",), f"the program makes more than {self.limit:,} calls on one rank; repeat less often")
+                self.names.problem(
+                    ("program",), f"the program makes more than {self.limit:,} calls on one rank; repeat less often"
+                )
             state = (self.builder.calls[start:], self.builder.guards[start:], self._open(start)) if steady else None
             if state is not None and state == before:
                 self._copy(state, times - i - 1, size, starts)
@@ -135,6 +137,9 @@ class Walker:
         for handle, position in self.handles.open.items():
             if position >= start - size:
                 self.handles.open[handle] = position + shift
+        for handle, position in self.handles.spent.items():
+            if position >= start - size:
+                self.handles.spent[handle] = position + shift
 
     # --- expressions ---
     def evaluate(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from distsim.expr import Expression
+from distsim.errors import UsageError
+from distsim.expr import Expression, ExpressionError
 from distsim.ops.fields import PerRank
 from distsim.ops.records import Buffer, Call
 from distsim.ops.table import OPS
@@ -88,9 +89,16 @@ class _Pass:
     def _state(self, rank: int, buffer: Buffer) -> State:
         spec = self.program.tensors.get(buffer.name)
         env = {**self.names(rank), "copy": buffer.index}
-        numbers = None if spec is None or spec.value is None else fill(spec.value, env, buffer.numel, buffer.dtype, self.limit)
+        numbers = None if spec is None or spec.value is None else self._fill(spec.value, env, buffer)
         node = self.graph.leaf("initial", Contribution(rank, buffer.label, 0), -1)
         return State(buffer.shape, buffer.dtype, (Piece(buffer.numel, node, 0, numbers),))
+
+    def _fill(self, value: Any, env: dict[str, Any], buffer: Buffer) -> Any:
+        try:
+            return fill(value, env, buffer.numel, buffer.dtype, self.limit)
+        except ExpressionError as error:
+            message = f"the value of tensor {buffer.label} can't be worked out on rank {env['rank']}: {error}"
+            raise UsageError(message, "mend its expression, or leave the numbers away with --no-values") from None
 
     def initial(self, rank: int, label: str) -> State:
         name, _, index = label.partition("@")
@@ -220,7 +228,7 @@ class _Pass:
             env[buffer.name] = None if numbers is None else wide(numbers)
         for target in _targets(call):
             here = {**env, "copy": target.index}
-            numbers = fill(call.value, here, target.numel, target.dtype, self.limit) if known else None
+            numbers = self._fill(call.value, here, target) if known else None
             self.write(call.rank, target, self._assigned(call, target, contents, numbers, row), row)
         self.read[row] = ()
 

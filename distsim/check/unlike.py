@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from distsim.check.layout import distinct, joins
+from distsim.check.layout import Layout, distinct, joins
 from distsim.check.onepass import Pass
 from distsim.check.whereabouts import Whereabouts
 from distsim.ops.records import Call
@@ -47,30 +47,33 @@ def unlike_calls(done: Pass, where: Whereabouts) -> tuple[Unlike, ...]:
 # --- collectives ---
 def _collectives(done: Pass, where: Whereabouts) -> Iterator[Unlike]:
     suspects: dict[int, set[int]] = {}
-    for lane, n in (*done.unlike, *_pairwise(done, where)):
+    uneven = {(lane, n) for lane, n in uneven_calls(done.layout, where) if n < len(done.arrived[lane])}
+    for lane, n in (*done.unlike, *uneven):
         suspects.setdefault(lane, set()).add(n)
     for lane in sorted(suspects):
         fine: set[Hashable] = set()
         for n in sorted(suspects[lane]):
-            found = _judge(done, where, lane, n, fine)
+            came = tuple(rank for rank in done.layout.lane_ranks[lane] if done.has_come(lane, n, rank))
+            calls = tuple((rank, id(where.layout.program.code_call(rank, where.joins(rank, lane)[n]))) for rank in came)
+            found = None if calls in fine else judge_lane(done.layout, where, lane, n, came)
             if found is not None:
-                yield found
+                yield replace(found, later=sum(1 for other, m in done.unlike if other == lane and m > n))
                 break
+            fine.add(calls)
 
 
-def _pairwise(done: Pass, where: Whereabouts) -> set[tuple[int, int]]:
+def uneven_calls(layout: Layout, where: Whereabouts) -> set[tuple[int, int]]:
     """(lane, n) of all_to_all calls with uneven parts: their signatures agree, their splits may not."""
     found: set[tuple[int, int]] = set()
-    program = done.layout.program
+    program = layout.program
     for code in program.codes:
         uneven = {id(c) for c in distinct(code) if joins(c) and OPS[c.op].pairwise and _is_uneven(program, code.ranks[0], c)}
         if not uneven:
             continue
-        slots = {done.layout.slot(program.code_of[code.ranks[0]], c) for c in code.calls if id(c) in uneven}
+        slots = {layout.slot(program.code_of[code.ranks[0]], c) for c in code.calls if id(c) in uneven}
         for rank in code.ranks:
-            for lane in sorted({done.layout.lane_of[done.layout.member[rank][slot]] for slot in slots}):
-                reached = len(done.arrived[lane])
-                found |= {(lane, n) for n, p in enumerate(where.joins(rank, lane)[:reached]) if id(code.calls[p]) in uneven}
+            for lane in sorted({layout.lane_of[layout.member[rank][slot]] for slot in slots}):
+                found |= {(lane, n) for n, p in enumerate(where.joins(rank, lane)) if id(code.calls[p]) in uneven}
     return found
 
 
@@ -80,14 +83,10 @@ def _is_uneven(program: Program, rank: int, call: Any) -> bool:
     return "numel" not in OPS[call.op].agreement(program.resolve(rank, call)) or not isinstance(call.signature, int)
 
 
-def _judge(done: Pass, where: Whereabouts, lane: int, n: int, fine: set[Hashable]) -> Unlike | None:
-    """What differs among those who came to the n-th call of a lane; None where nothing does. ``fine`` remembers what was
-    judged."""
-    program, members = done.layout.program, done.layout.lane_ranks[lane]
-    came = [(rank, where.joins(rank, lane)[n]) for rank in members if done.has_come(lane, n, rank)]
-    key = tuple((rank, id(program.code_call(rank, p))) for rank, p in came)
-    if key in fine:
-        return None
+def judge_lane(layout: Layout, where: Whereabouts, lane: int, n: int, ranks: Sequence[int]) -> Unlike | None:
+    """What differs among the ranks that came to the n-th call of a lane (in group order); None where nothing does."""
+    program, members = layout.program, layout.lane_ranks[lane]
+    came = [(rank, where.joins(rank, lane)[n]) for rank in ranks]
     calls = [program.call(rank, p) for rank, p in came]
     agreed = [OPS[c.op].agreement(c) for c in calls]
     aspects = {name: tuple(a.get(name) for a in agreed) for name in dict.fromkeys(k for a in agreed for k in a)}
@@ -99,13 +98,11 @@ def _judge(done: Pass, where: Whereabouts, lane: int, n: int, fine: set[Hashable
         if crossed:
             aspects["splits"], note = tuple(_splits(c) for c in calls), crossed[0][2]
     if not aspects:
-        fine.add(key)
         return None
     whole = [where.signatures(rank, lane) for rank in members]
     order = all(sorted(s) == sorted(whole[0]) for s in whole[1:]) and any(s != whole[0] for s in whole) and not note
-    later = sum(1 for other, m in done.unlike if other == lane and m > n)
     here = tuple((rank, p, -1) for rank, p in came)
-    return Unlike(lane, n, here, aspects, members, order, _minority(members, whole, n), note, later)
+    return Unlike(lane, n, here, aspects, members, order, _minority(members, whole, n), note)
 
 
 def _splits(call: Call) -> Hashable:
@@ -121,9 +118,6 @@ def _minority(members: tuple[int, ...], whole: list[list[int]], n: int) -> tuple
 
 # --- messages ---
 def _messages(done: Pass, where: Whereabouts) -> Iterator[Unlike]:
-    if done.inboxes is not None:
-        yield from _tickets(done)
-        return
     for channel in _suspect_channels(done):
         layout = done.layout
         src, dst = layout.chan_src[channel], layout.chan_dst[channel]
@@ -132,23 +126,13 @@ def _messages(done: Pass, where: Whereabouts) -> Iterator[Unlike]:
         bad = [(k, s, r) for k, (s, r) in enumerate(pairs) if s.signature != r.signature]
         if bad:
             k, s, r = bad[0]
-            yield _pair(layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), len(bad) - 1)
+            yield pair_unlike(layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), len(bad) - 1)
 
 
-def _tickets(done: Pass) -> Iterator[Unlike]:
-    assert done.inboxes is not None
-    tickets, partner = done.inboxes.tickets, done.inboxes.partner
-    for number, ticket in enumerate(tickets):
-        other = partner[number]
-        if other < 0 or ticket.signature == tickets[other].signature or number > other:
-            continue
-        a, b = ticket, tickets[other]
-        if done.layout.chan_src[a.channel] != a.rank:
-            a, b = b, a
-        yield _pair(done.layout.program, 0, a[:3], b[:3], 0)
-
-
-def _pair(program: Program, k: int, sender: tuple[int, int, int], receiver: tuple[int, int, int], later: int) -> Unlike:
+def pair_unlike(
+    program: Program, k: int, sender: tuple[int, int, int], receiver: tuple[int, int, int], later: int
+) -> Unlike:
+    """A message and its receive, each as (rank, position, part), that met as number k of their kind and differ."""
     said = [OPS[c.op].agreement(c) for c in (part_call(program, *sender), part_call(program, *receiver))]
     aspects = {name: (said[0].get(name), said[1].get(name)) for name in said[0] if said[0].get(name) != said[1].get(name)}
     return Unlike(-1, k, (sender, receiver), aspects, tuple(sorted((sender[0], receiver[0]))), later=later)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from distsim.cli import clusters, expand, explain, new, render, schema, simulate, test
+from distsim.cli import clusters, expand, explain, new, render, run, schema, simulate, test
 
 app = typer.Typer(
     name="distsim",
@@ -45,6 +45,7 @@ def distsim(
 
 
 app.command("simulate")(simulate.command)
+app.command("run")(run.command)
 app.command("render")(render.command)
 app.command("explain")(explain.command)
 app.command("test")(test.command)

@@ -1,4 +1,4 @@
-"""`distsim explain`: a finding or an operation on a page."""
+"""`distsim explain`: a finding, an operation or the back ends on a page."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import typer
 
 from distsim.cli import console
 
-Name = Annotated[str | None, typer.Argument(metavar="NAME", help="A finding's code or an operation; left out: all of them.")]
+Name = Annotated[
+    str | None, typer.Argument(metavar="NAME", help="A finding's code, an operation or `backends`; left out: all names.")
+]
 
 
 def command(name: Name = None) -> None:
-    """Explain a finding (DS301) or an operation (all_gather).
+    """Explain a finding (DS301), an operation (all_gather), or the back ends.
 
     \b
     Example: distsim explain all_gather
+    Example: distsim explain backends
     """
     from distsim.views.pages import index_page
 
@@ -23,17 +26,20 @@ def command(name: Name = None) -> None:
 
 
 def page(name: str) -> str:
-    """The page of a finding or an operation. Raises UsageError, with the nearest name, for any other word."""
+    """The page of a finding, of an operation, or of the back ends. Raises UsageError, with the nearest name, for any other word."""
     from distsim.errors import UsageError
     from distsim.findings.codes import CODES, explain
     from distsim.names import near
     from distsim.ops.table import ALIASES, OPS
+    from distsim.views.backends import backends_page
     from distsim.views.pages import operation_page
 
+    if name == "backends":
+        return backends_page()
     if name.upper() in CODES:
         return explain(name)
     row = OPS.get(ALIASES.get(name, name))
     if row is None:
-        known = [*OPS, *ALIASES, *CODES]
-        raise UsageError(f"nothing is called {name}{near(name, known)}", "`distsim explain` lists all findings and operations")
+        known = [*OPS, *ALIASES, *CODES, "backends"]
+        raise UsageError(f"nothing is called {name}{near(name, known)}", "`distsim explain` lists all names")
     return operation_page(row)

@@ -71,8 +71,20 @@ def _operations() -> Iterator[str]:
         yield f"```yaml\n{words.example.rstrip()}\n```"
 
 
+def backends_manual() -> str:
+    """docs/backends.md: the support table."""
+    from distsim.views.backends import backends_page
+
+    return f"# Back ends\n\n{GENERATED}\n\n`distsim explain backends` prints the same.\n\n```text\n{backends_page()}\n```\n"
+
+
 #: File in docs/ -> its text.
-PAGES: dict[str, Callable[[], str]] = {"cli.md": cli_page, "findings.md": findings_page, "operations.md": operations_page}
+PAGES: dict[str, Callable[[], str]] = {
+    "backends.md": backends_manual,
+    "cli.md": cli_page,
+    "findings.md": findings_page,
+    "operations.md": operations_page,
+}
 
 
 def main(folder: Path) -> None:

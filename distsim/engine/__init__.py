@@ -5,6 +5,7 @@ from __future__ import annotations
 from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine.choice import why_not_fast
+from distsim.engine.deadlines import outlasts
 from distsim.engine.device import DeviceEngine
 from distsim.engine.flat import Disagree
 from distsim.engine.host import HostEngine
@@ -29,7 +30,9 @@ def _run(program: Program, profile: Profile, cost: CostModel, ordered: bool) -> 
     if not ordered and why_not_fast(program, profile, cost) is None:
         engine: type[DeviceEngine | HostEngine] = DeviceEngine if profile.device else HostEngine
         try:
-            return _fast(program, profile, cost, *engine(program, profile, cost).run())
+            left = engine(program, profile, cost).run()
+            if not outlasts(program, profile, left[0]):
+                return _fast(program, profile, cost, *left)
         except Disagree:
             pass  # something met that does not fit: the explicit rules know what comes of it
     from distsim.engine.ordered import run_ordered

@@ -26,6 +26,8 @@ def why_not_fast(program: Program, profile: Profile, cost: CostModel) -> str | N
 def _of_code(code: Code, program: Program, profile: Profile) -> str | None:
     if any(np.any(np.asarray(port.peer) < 0) for port in code.ports):
         return "a receive is open to any source"
+    if profile.lock and _mixes(code):
+        return "the process's one lock decides who comes first"
     waited = {p - d for p, call in enumerate(code.calls) for d in call.waits}
     judged: set[int] = set()
     for position, call in enumerate(code.calls):
@@ -44,10 +46,18 @@ def _of_code(code: Code, program: Program, profile: Profile) -> str | None:
     return _queue_fills(code, profile)
 
 
+def _mixes(code: Code) -> bool:
+    """Does an asynchronous collective run beside messages?"""
+    kinds = {(OPS[call.op].kind, call.is_async) for call in code.calls}
+    return ("collective", True) in kinds and any(kind in ("p2p", "batch") for kind, _ in kinds)
+
+
 def _queue_fills(code: Code, profile: Profile) -> str | None:
     """Do more collectives of a group stand open at once than its workers run?"""
     if not any(call.is_async and OPS[call.op].kind == "collective" for call in code.calls):
         return None
+    if profile.lock:
+        return "a collective holds the process's lock"
     ends = {p - d: p for p, call in enumerate(code.calls) for d in call.waits}
     opened: dict[Hashable, list[int]] = {}
     for position, call in enumerate(code.calls):

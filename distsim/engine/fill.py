@@ -13,9 +13,10 @@ from distsim.ops.table import OPS
 from distsim.program.records import Code, Program, at
 
 
-def fill(program: Program, columns: Columns, stuck: Mapping[int, int], eager: int) -> None:
+def fill(program: Program, columns: Columns, stuck: Mapping[int, int], eager: int, one_by_one: bool = False) -> None:
     """Complete the columns of a host-driven run. ``stuck``: rank → row (in its own rows) of the call that it is blocked in.
 
+    ``one_by_one``: a wait for several handles ends each in turn, so the first may be waited for before the last.
     A host does nothing between two calls, so each call is posted when the one before it returned.
     """
     base = np.array(columns.base, dtype=np.int64)
@@ -32,7 +33,10 @@ def fill(program: Program, columns: Columns, stuck: Mapping[int, int], eager: in
     _meetings(program, columns, posted, started, finished, match, eager)
     for code in program.codes:
         _computes(columns, code, started, posted)
-        _waits(columns, code, waited, returned)
+        if one_by_one:
+            _waits_in_turn(columns, code, waited, posted, finished)
+        else:
+            _waits(columns, code, waited, returned)
         if code.guards is not None:
             _unmade(columns, code, posted, returned)
 
@@ -114,6 +118,21 @@ def _waits(columns: Columns, code: Code, waited: NDArray[np.int64], returned: ND
     for rank in code.ranks:
         base = columns.base[rank]
         waited[base + requests] = returned[base + waits]
+
+
+def _waits_in_turn(
+    columns: Columns, code: Code, waited: NDArray[np.int64], posted: NDArray[np.int64], finished: NDArray[np.int64]
+) -> None:
+    """`waited` where a wait for several handles waits for one after the other."""
+    base = np.array([columns.base[rank] for rank in code.ranks], dtype=np.int64)
+    for position, call in enumerate(code.calls):
+        clock, alive = posted[base + code.offsets[position]], np.ones(len(base), dtype=np.bool_)
+        for distance in call.waits:
+            rows = np.array(request_rows(code, position - distance), dtype=np.int64)
+            ends = finished[base[:, None] + rows]
+            alive &= (ends >= 0).all(axis=1) & (clock >= 0)
+            clock = np.maximum(clock, ends.max(axis=1))
+            waited[base[:, None] + rows] = np.where(alive, clock, -1)[:, None]
 
 
 def _unmade(columns: Columns, code: Code, posted: NDArray[np.int64], returned: NDArray[np.int64]) -> None:

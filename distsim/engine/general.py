@@ -18,8 +18,10 @@ from typing import Any
 import simpy
 
 from distsim.cost import CostModel
+from distsim.engine.deadlines import Deadlines, Late, outlasts, run_with
 from distsim.engine.durations import duration_ns
 from distsim.engine.record import Columns
+from distsim.match import ANY
 from distsim.ops.table import OPS
 from distsim.profiles import Profile
 from distsim.program.records import Program
@@ -44,14 +46,15 @@ from distsim.rules import (
     any_source,
     standstill,
 )  # fmt: skip
-from distsim.rules.code import Instruction, Meet, Wait
+from distsim.rules.code import Instruction, Meet, Post, Wait
 from distsim.standstill import Standstill
 
 
 @dataclass(frozen=True)
 class Ordered:
     """What a run left. ``matches``: rows that met, in the order in which the last of them finished. ``mismatches``: rows that met
-    and differ, the fields in which they do, and the profile's outcome. ``end_ns``: when the last thing happened."""
+    and differ, the fields in which they do, and the profile's outcome. ``end_ns``: when the last thing happened. ``late``: calls whose
+    timeout ran out."""
 
     columns: Columns
     standstill: Standstill
@@ -59,18 +62,21 @@ class Ordered:
     mismatches: tuple[tuple[tuple[int, ...], tuple[str, ...], str], ...]
     end_ns: int
     queues: Mapping[int, str]
+    late: tuple[Late, ...] = ()
 
 
 def simulate_in_order(program: Program, profile: Profile, cost: CostModel) -> Ordered:
-    """Run a program to its end or to a standstill."""
-    return _Engine(program, profile, cost).run()
+    """Run a program to its end or to a standstill; once more with deadlines, if a wait lasted longer than a timeout."""
+    left = _Engine(program, profile, cost).run()
+    return _Engine(program, profile, cost, timed=True).run() if outlasts(program, profile, left.columns) else left
 
 
 class _Engine:
-    def __init__(self, program: Program, profile: Profile, cost: CostModel) -> None:
+    def __init__(self, program: Program, profile: Profile, cost: CostModel, timed: bool = False) -> None:
         self.program, self.cost = program, cost
         self.rules = Rules(program, profile)
         self.state = self.rules.initial()
+        self.deadlines = Deadlines(self.rules, self.state) if timed else None
         self.env: Any = simpy.Environment()
         self.columns = Columns(program)
         size = program.world_size
@@ -85,6 +91,7 @@ class _Engine:
         self.complete: dict[Any, tuple[int, ...]] = {}
         self.open_sources = any_source(program)
         self.take_at = -1
+        self.fresh: list[int] = []  # receives from any source that were posted just now
 
     def run(self) -> Ordered:
         for fault in self.program.faults:
@@ -93,7 +100,10 @@ class _Engine:
         for rank, end in enumerate(self.state.ends):
             if end is None:
                 self.env.process(self._host(rank))
-        self.env.run()
+        if self.deadlines is None:
+            self.env.run()
+        else:
+            run_with(self.env, self.deadlines, self.since, self._expire)
         return self._result()
 
     # --- hosts ---
@@ -109,12 +119,16 @@ class _Engine:
             if rules.can_step(state, rank):
                 self._note_wait(instruction)
                 self._do(Choice(STEP, rank))
+                if self.deadlines is not None and isinstance(instruction, Post):
+                    self.deadlines.enqueued(rank, instruction.launch.row, self.env.now)
                 blocked = False
                 if isinstance(instruction, Meet) and rules.can_step(state, rank):
                     yield self.env.timeout(0)  # the last to come lets the others go on first, in the order of their coming
             else:
                 if not blocked:
                     blocked, self.since[rank] = True, self.env.now
+                    if self.deadlines is not None:
+                        self.deadlines.blocked(rank, self.env.now, instruction)
                 self.wake[rank] = self.env.event()
                 yield self.wake[rank]
 
@@ -150,6 +164,18 @@ class _Engine:
         self._handle(self.rules.kill(self.state, rank, leave))
         self._rouse(rank)
 
+    def _expire(self) -> None:
+        """A timeout runs out. A rank that is not in the wait itself finds its group closed when it comes to it (G10)."""
+        if self.deadlines is None or self.deadlines.next_ns(self.since) != self.env.now:
+            return
+        rank, outcome = self.deadlines.expire()
+        if isinstance(outcome, Leave):
+            self._handle(self.rules.kill(self.state, rank, outcome))
+        else:
+            self.rules.close(self.state, rank, outcome)
+        for other in range(len(self.wake)):
+            self._rouse(other)
+
     # --- what happens ---
     def _do(self, choice: Choice) -> None:
         self._handle(self.rules.advance(self.state, choice))
@@ -168,6 +194,8 @@ class _Engine:
                 self._note(event)
         for row in at_once:
             self._finish(row)
+        while self.fresh:
+            self._take_what_waits(self.fresh.pop())
         if self.open_sources:
             self._look_for_takes()
 
@@ -176,9 +204,15 @@ class _Engine:
         if isinstance(event, Done):
             self.columns.finished[event.row] = now
             self._rouse(self.rules.rank_of(event.row))
+            if self.deadlines is not None and event.row in self.rules.launches:
+                self.deadlines.done(self.rules.rank_of(event.row), now)
         elif isinstance(event, Started):
             if event.row in self.rules.parts:
                 self.arrival.setdefault(event.row, now)
+                if self.open_sources and self.rules.parts[event.row].peer == ANY:
+                    self.fresh.append(event.row)
+                if self.deadlines is not None:
+                    self.deadlines.started(self.rules.parts[event.row], now)
             else:
                 self.columns.started[event.row] = now
         elif isinstance(event, Met):
@@ -252,6 +286,16 @@ class _Engine:
             self.take_at = self.env.now
             self._later(self.env.now, self._take)
 
+    def _take_what_waits(self, receive: int) -> None:
+        """A receive from any source takes at once what was there before it: "among waiting messages the first arrived wins" (2.1)."""
+        parts = self.rules.parts
+        if parts[receive].kind is not PartKind.RECEIVE or self.state.phase.get(receive) is not Phase.RUNNING:
+            return
+        there = [take for take in self.state.matcher.takes_of(parts[receive].box)
+                 if take.receive == receive and self.arrival[take.send] < self.env.now]  # fmt: skip
+        if there:
+            self._do(Choice(TAKE, *min(there, key=lambda take: (self.arrival[take.send], parts[take.send].rank))))
+
     def _take(self) -> None:
         """Each any-source receive takes what arrived first (at one instant: from the lowest rank)."""
         self.take_at = -1
@@ -273,4 +317,5 @@ class _Engine:
         end_ns = max([0, *self.since, *(end for end, _, _ in done), max(finished, default=0)])
         launches = self.rules.launches.values()
         queues = {part.row: launch.queue for launch in launches for part in launch.parts if launch.queue}
-        return Ordered(self.columns, Standstill(ends, blocked, still.unreceived), matches, differ, end_ns, queues)
+        return Ordered(self.columns, Standstill(ends, blocked, still.unreceived), matches, differ, end_ns, queues,
+                       tuple(self.deadlines.late) if self.deadlines is not None else ())  # fmt: skip

@@ -85,7 +85,7 @@ class HostEngine:
             calls = of_row(codes[number], vary[number], code, row)
             self.env.process(self._host(me, calls, self.columns.base[rank], *self._channels(rank, code, row)))
         self.env.run()
-        fill(self.program, self.columns, {me.rank: me.row for me in self.ranks if me.row >= 0}, self.eager)
+        fill(self.program, self.columns, {me.rank: me.row for me in self.ranks if me.row >= 0}, self.eager, self.profile.lock)
         return self.columns, self._standstill()
 
     def _channels(self, rank: int, code: Code, row: int) -> tuple[list[_Channel], list[_Channel]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distsim.cost import CostModel
+from distsim.engine.deadlines import late_findings
 from distsim.engine.general import Ordered, simulate_in_order
 from distsim.engine.record import Queues, Run, build_trace
 from distsim.profiles import Profile
@@ -21,7 +22,8 @@ def run_ordered(program: Program, profile: Profile, cost: CostModel) -> Run:
         queues=_queues(left),
     )  # fmt: skip
     mismatches = tuple((rows, fields) for rows, fields, _ in left.mismatches)
-    return Run(program, profile.name, outcome, trace, left.standstill, left.end_ns, mismatches=mismatches, path="ordered")
+    return Run(program, profile.name, outcome, trace, left.standstill, left.end_ns, mismatches=mismatches, path="ordered",
+               findings=late_findings(program, profile, left.late))  # fmt: skip
 
 
 def outcome_of(program: Program, left: Ordered) -> str:

@@ -9,14 +9,16 @@ from __future__ import annotations
 from difflib import get_close_matches
 from textwrap import fill, indent
 
+from distsim.findings.habits import HABITS
 from distsim.findings.info import CodeInfo, VerdictClass
 from distsim.findings.invalid import INVALID
 from distsim.findings.mismatch import MISMATCH
 from distsim.findings.remarks import REMARKS
 from distsim.findings.waiting import WAITING
 
+_EVERY = (*INVALID, *MISMATCH, *WAITING, *REMARKS, *HABITS)
 #: Every code, in ascending order.
-CODES: dict[str, CodeInfo] = {info.code: info for info in (*INVALID, *MISMATCH, *WAITING, *REMARKS)}
+CODES: dict[str, CodeInfo] = {info.code: info for info in sorted(_EVERY, key=lambda info: info.code)}
 
 _WIDTH = 80
 

@@ -5,8 +5,6 @@ calls (`Call`: plain values) or on a group's size and root, in *group ranks*. `t
 when a column is missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """What all collectives share: their common fields, who takes part, and the helpers of their torch calls."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
@@ -25,7 +23,7 @@ class Collective(Op):
     handle: HandleField = Field(default=None, alias="as")
 
     @model_validator(mode="after")
-    def _handle_needs_async(self) -> Collective:
+    def _handle_needs_async(self) -> "Collective":
         if self.handle is not None and not self.is_async:
             raise ValueError(f"expected `async: true` beside `as`: {self.op} without it has no request to wait for")
         return self
@@ -98,7 +96,7 @@ class FromRoot(Collective):
     group_src: Expr = None
 
     @model_validator(mode="after")
-    def _one_root(self) -> FromRoot:
+    def _one_root(self) -> "FromRoot":
         one_root(self.op, self.src, self.group_src, "src")
         return self
 
@@ -113,7 +111,7 @@ class ToRoot(Collective):
     group_dst: Expr = None
 
     @model_validator(mode="after")
-    def _one_root(self) -> ToRoot:
+    def _one_root(self) -> "ToRoot":
         one_root(self.op, self.dst, self.group_dst, "dst")
         return self
 

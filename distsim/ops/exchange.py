@@ -1,7 +1,5 @@
 """Everybody to everybody (all_to_all, all_to_all_single), and the collectives that move no data: the barriers."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar

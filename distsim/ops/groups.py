@@ -1,7 +1,5 @@
 """Groups and the life of the world: init_process_group, new_group, destroy_process_group."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """What a rank does by itself: compute, assign, synchronize, sleep, wait, exit, fail."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,7 +53,7 @@ class Compute(Local):
     dtype: DtypeField | None = None
 
     @model_validator(mode="after")
-    def _one_price(self) -> Compute:
+    def _one_price(self) -> "Compute":
         by_device = self.flops is not None or self.bytes is not None
         if (self.time is not None) == by_device:
             raise ValueError("expected either `time`, or `flops` and `bytes` that the cluster's device prices")

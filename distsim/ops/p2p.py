@@ -1,7 +1,5 @@
 """Messages between two ranks: send, recv, isend, irecv, and the batch of them."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
@@ -86,7 +84,7 @@ class _ToPeer(Message):
     group_dst: Expr = None
 
     @model_validator(mode="after")
-    def _one_peer(self) -> _ToPeer:
+    def _one_peer(self) -> "_ToPeer":
         if (self.dst is None) == (self.group_dst is None):
             raise ValueError(f"expected either `dst` (a global rank) or `group_dst` (a group rank) in {self.op}")
         return self
@@ -101,7 +99,7 @@ class _FromPeer(Message):
     assume_src: Expr = None
 
     @model_validator(mode="after")
-    def _at_most_one_peer(self) -> _FromPeer:
+    def _at_most_one_peer(self) -> "_FromPeer":
         if self.src is not None and self.group_src is not None:
             raise ValueError(f"expected `src` (a global rank) or `group_src` (a group rank) in {self.op}, found both")
         if self.assume_src is not None and not (self.src is None and self.group_src is None):

@@ -1,7 +1,5 @@
 """Collectives with a root: broadcast, reduce, gather, scatter."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Any
 

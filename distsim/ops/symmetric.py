@@ -1,7 +1,5 @@
 """Collectives in which all ranks play the same part: all_reduce, and the gathering and reduce-scattering ones."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Any
 

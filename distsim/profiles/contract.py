@@ -10,10 +10,10 @@ A program is right when it is right under each of them. They differ in how far a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from distsim.ops.records import Call
-from distsim.profiles.record import Meeting, Mishap, Profile, by_number, needs_all, never, no_workers
+from distsim.profiles.record import Meeting, Mishap, Parties, Profile, Reaction, by_number, needs_all, never, no_workers
 
 _FROM_ROOT = ("broadcast", "scatter")
 _TO_ROOT = ("reduce", "gather")
@@ -46,15 +46,20 @@ def _refuse_nothing(call: Call) -> str | None:
     return None
 
 
-def _world(call: Call, options: Mapping[str, Any]) -> Literal["members", "world", "nobody"]:
+def _world(call: Call, options: Mapping[str, Any]) -> Parties:
     """`new_group` is collective over the whole world, also for ranks that are not members (torch.distributed.new_group), unless
     the call says use_local_synchronization."""
     return "world"
 
 
+def _raise(call: Call, code: str, options: Mapping[str, Any]) -> Reaction:
+    """A call that no program may make ends its rank; the others go on."""
+    return "raises"
+
+
 def _reading(name: str, about: str, **rules: Any) -> Profile:
     shared: dict[str, Any] = {"mismatch": _note_only, "refuse": _refuse_nothing, "slot": by_number, "workers": no_workers,
-                              "new_group": _world}  # fmt: skip
+                              "new_group": _world, "invalid": _raise}  # fmt: skip
     return Profile(name=name, about=about, **shared, **rules)
 
 

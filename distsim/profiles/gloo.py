@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any, Literal
+from typing import Any
 
-from distsim.ops.records import Buffer, Call
-from distsim.profiles.record import Meeting, Mishap, Profile, Workers, never
+from distsim.ops.records import Call
+from distsim.ops.table import OPS
+from distsim.profiles.record import Meeting, Mishap, Parties, Profile, Reaction, Workers, never, torch_layer
+from distsim.profiles.support import GLOO_SUPPORT
 
 #: reduce_scatter is an all_reduce underneath and shares its slot (observed: "all_reduce vs reduce_scatter … completes silently").
 _SLOTS = {"reduce_scatter": "all_reduce", "reduce_scatter_tensor": "all_reduce", "all_gather_into_tensor": "all_gather",
           "all_to_all_single": "all_to_all"}  # fmt: skip
-_NO_SCALAR = ("int16", "float8_e4m3fn", "float8_e5m2")
-_COMPLEX = ("complex64", "complex128")
-_INTEGRAL = ("int64", "int32", "int16", "int8", "uint8", "bool")
+_SUMS = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor")
 _MAKES_ALL_MOVE = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_gather", "all_gather_into_tensor")
 
 
@@ -53,13 +53,23 @@ def workers(rank: int, group: int) -> Workers:
 
 def mismatch(meeting: Meeting) -> Mishap:
     """G14 and 2.2. A buffer too small for what comes aborts its process; a larger one keeps its tail; equal bytes of another
-    dtype, or another reduce op, go through unseen."""
+    dtype, or another reduce op, go through unseen.
+
+    all_reduce meets reduce_scatter of the same input: one is the other underneath, and both end right
+    (`coll.kind.all_reduce_vs_reduce_scatter`). Parts of an all_to_all are judged one by one, as messages."""
     sizes = meeting.nbytes
     if meeting.is_message:
         return Mishap("crashes", (meeting.calls[1].rank,)) if sizes[1] < sizes[0] else Mishap("wrong-data")
+    ops = {call.op for call in meeting.calls}
+    if ops <= {"all_to_all", "all_to_all_single"} and "splits" in meeting.fields:
+        return _uneven_parts(meeting)
+    if len(ops) > 1 and ops <= set(_SUMS):
+        sizes = tuple(call.input_nbytes for call in meeting.calls)
+        if len(set(sizes)) == 1 and set(meeting.fields) <= {"op", "numel"}:
+            return Mishap("completes")
+        meeting = meeting._replace(nbytes=sizes)
     if len(set(sizes)) == 1:
         return Mishap("wrong-data")
-    ops = {call.op for call in meeting.calls}
     if ops <= {"broadcast"}:
         root = next((i for i, call in enumerate(meeting.calls) if call.rank == call.root), None)
         return _smaller_than(meeting, sizes[root]) if root is not None else Mishap("wrong-data")
@@ -72,6 +82,15 @@ def mismatch(meeting: Meeting) -> Mishap:
     return Mishap("wrong-data")
 
 
+def _uneven_parts(meeting: Meeting) -> Mishap:
+    """As with messages: a part larger than the room for it aborts its receiver, a smaller one leaves the tail (G14)."""
+    calls = sorted(meeting.calls, key=lambda call: call.group_rank)
+    row: Any = OPS[calls[0].op]
+    sent, room = [row.sent(call) for call in calls], [row.received(call) for call in calls]
+    crash = tuple(b.rank for j, b in enumerate(calls) if any(sent[i][j] > room[j][i] for i in range(len(calls))))
+    return Mishap("crashes", crash) if crash else Mishap("wrong-data")
+
+
 def _smaller(meeting: Meeting, among: list[int], nbytes: int) -> tuple[int, ...]:
     return tuple(meeting.calls[i].rank for i in among if meeting.nbytes[i] < nbytes)
 
@@ -82,40 +101,34 @@ def _smaller_than(meeting: Meeting, nbytes: int) -> Mishap:
     return Mishap("crashes", crash) if crash else Mishap("wrong-data")
 
 
-def refuse(call: Call) -> str | None:
-    """2.6: what Gloo rejects, in its own words. Messages take every dtype."""
-    buffers: tuple[Buffer, ...] = call.inputs or call.outputs
-    if call.op in ("send", "recv", "isend", "irecv") or not buffers:
-        return None
-    dtype = buffers[0].dtype
-    if dtype in _NO_SCALAR:
-        return "Invalid scalar type"
-    if dtype in _COMPLEX and call.op == "gather":
-        return "Invalid scalar type"
-    return _refuse_reduction(dtype, call.reduce_op) if call.reduce_op else None
+def new_group(call: Call, options: Mapping[str, Any]) -> Parties:
+    """2.3: the members connect to each other, and find each other in the store by the group's name; who is none passes through. The
+    name is the rank's own count of new_group calls, so different orders make names collide (`distsim.rules.creation`). With
+    use_local_synchronization it is a hash of the members (`group.members_only_local_sync`)."""
+    return "members" if call.local_sync else "named"
 
 
-def _refuse_reduction(dtype: str, reduce_op: str) -> str | None:
-    if dtype in _COMPLEX:
-        known = reduce_op in ("sum", "avg")
-        return None if known else f"all_reduce does not support RedOpType.{reduce_op.upper()} on complex tensors"
-    if reduce_op in ("band", "bor", "bxor") and dtype not in _INTEGRAL:
-        return f"Cannot use ReduceOp.{reduce_op.upper()} with non-integral dtype"
-    if reduce_op == "avg" and dtype in _INTEGRAL:
-        name = {"int64": "Long", "int32": "Int", "int8": "Char", "uint8": "Byte", "bool": "Bool"}[dtype]
-        return f"result type Float can't be cast to the desired output type {name}"
-    return None
+def invalid(call: Call, code: str, options: Mapping[str, Any]) -> Reaction:
+    """What gloo does with calls that no program may make.
 
-
-def new_group(call: Call, options: Mapping[str, Any]) -> Literal["members", "world", "nobody"]:
-    """2.3: the members connect to each other; who is none passes through."""
-    return "members"
+    A partner outside the world: the pair is sought in the store, until the timeout and 1 s (`p2p.out_of_range.*`; memory that is not
+    the world's may also end it by SIGSEGV). In other groups torch's own lookup refuses it. The second wait on a message's request
+    hangs (`p2p.irecv_not_waited_poll_is_completed`), on a collective's it returns. all_to_all whose parts do not come out even is
+    taken: wrong data (2.2, "not refused on Gloo")."""
+    if code == "DS101" and call.group.id == 0:
+        return "hangs"
+    if code == "DS105":
+        return "hangs"
+    if call.op in ("all_to_all", "all_to_all_single") and call.input_splits is None is call.output_splits:
+        uneven = call.inputs and len(call.inputs) == 1 and call.inputs[0].numel % call.group.size != 0
+        return "goes on" if uneven and code != "DS104" else torch_layer(call, code, options)
+    return torch_layer(call, code, options)
 
 
 GLOO = Profile(
     name="gloo",
     about="Every send is a rendezvous at every size (G1). Tags and any-source are true (G2). Collectives meet by kind and number "
           "on the group (G5) and run on two worker threads per group (G7). A dropped request is cancelled (G4).",
-    needs=needs, mismatch=mismatch, refuse=refuse, credit=never, slot=slot, workers=workers, new_group=new_group,
-    dropped="cancels", peer_death="raises", specific_first=True,
+    needs=needs, mismatch=mismatch, refuse=GLOO_SUPPORT.refuse, credit=never, slot=slot, workers=workers, new_group=new_group,
+    invalid=invalid, dropped="cancels", peer_death="raises", specific_first=True, timed_out="raises", store_grace_ns=10**9,
 )  # fmt: skip

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from distsim.ops.records import Call
-from distsim.profiles.record import Meeting, Mishap, Profile, Workers, by_number, needs_all, option
+from distsim.profiles.record import (
+    Meeting,
+    Mishap,
+    Parties,
+    Profile,
+    Reaction,
+    Workers,
+    by_number,
+    needs_all,
+    option,
+    torch_layer,
+)
+from distsim.profiles.support import MPI_SUPPORT
 
 #: Open MPI's limit of its TCP transport, the smallest of the common ones: below it a send is copied and returns.
 EAGER_LIMIT = 4 * 1024
-
-_DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float32", "float64")
-_OPS = ("sum", "product", "min", "max")
 
 
 def credit(nbytes: int, outstanding: int, options: Mapping[str, Any]) -> bool:
@@ -27,7 +36,11 @@ def workers(rank: int, group: int) -> Workers:
 
 def mismatch(meeting: Meeting) -> Mishap:
     """A message longer than its receive is an error of MPI, which ends the process (MPI_ERR_TRUNCATE under
-    MPI_ERRORS_ARE_FATAL); a shorter one leaves the tail. Collectives that differ are erroneous programs: undefined."""
+    MPI_ERRORS_ARE_FATAL); a shorter one leaves the tail. Collectives that differ are erroneous programs: undefined.
+
+    new_group is MPI_Comm_create on the world: since MPI 2.2 its ranks may name different groups in one call if these are disjoint."""
+    if set(meeting.fields) == {"ranks"} and _apart([call.ranks for call in meeting.calls]):
+        return Mishap("completes")
     sizes = meeting.nbytes
     if meeting.is_message:
         return Mishap("crashes", (meeting.calls[1].rank,)) if sizes[1] < sizes[0] else Mishap("wrong-data")
@@ -35,25 +48,28 @@ def mismatch(meeting: Meeting) -> Mishap:
     return Mishap("wrong-data") if same else Mishap("undefined")
 
 
-def refuse(call: Call) -> str | None:
-    """1.3: dtypes and ops that are not in the tables of the back end fail as a lookup (``map::at``)."""
-    if call.op == "monitored_barrier":
-        return "monitored_barrier is only implemented for GLOO backend."
-    buffers = call.inputs or call.outputs
-    if buffers and buffers[0].dtype not in _DTYPES:
-        return "map::at"
-    return "map::at" if call.reduce_op is not None and call.reduce_op not in _OPS else None
+def _apart(groups: list[tuple[int, ...]]) -> bool:
+    different = {tuple(sorted(ranks)) for ranks in groups}
+    return sum(map(len, different)) == len(set().union(*different))
 
 
-def new_group(call: Call, options: Mapping[str, Any]) -> Literal["members", "world", "nobody"]:
+def new_group(call: Call, options: Mapping[str, Any]) -> Parties:
     """1.3: collective over all ranks (a barrier of the world inside)."""
     return "world"
+
+
+def invalid(call: Call, code: str, options: Mapping[str, Any]) -> Reaction:
+    """MPI sends a message to the own rank as any other; only torch's blocking `send` forbids it (`_check_not_self_rank`). A request
+    that was waited for is null, and MPI_Wait on it returns at once."""
+    if (code == "DS102" and call.op != "send") or code == "DS105":
+        return "goes on"
+    return torch_layer(call, code, options)
 
 
 MPI = Profile(
     name="mpi",
     about="Small sends return at once, large ones wait for their receive. Tags and any-source are true. One worker runs the "
-          "collectives of a process. Dropping a message's request ends the process.",
-    needs=needs_all, mismatch=mismatch, refuse=refuse, credit=credit, slot=by_number, workers=workers, new_group=new_group,
-    dropped="crashes",
+          "collectives of a process, and one lock is held through every blocking call. Dropping a message's request ends the process.",
+    needs=needs_all, mismatch=mismatch, refuse=MPI_SUPPORT.refuse, credit=credit, slot=by_number, workers=workers, new_group=new_group,
+    invalid=invalid, dropped="crashes", lock=True,
 )  # fmt: skip

@@ -6,10 +6,22 @@ Which communicator and stream a call uses, and what the host waits for, is `dist
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from distsim.ops.records import Call
-from distsim.profiles.record import Meeting, Mishap, Profile, by_number, needs_all, no_workers, option
+from distsim.profiles.record import (
+    Meeting,
+    Mishap,
+    Parties,
+    Profile,
+    Reaction,
+    by_number,
+    needs_all,
+    no_workers,
+    option,
+    torch_layer,
+)
+from distsim.profiles.support import NCCL_SUPPORT
 
 #: NCCL_BUFFSIZE, the default of 2.30 (``init.cc``): 8 slots of 512 KiB per channel (N10).
 BUFFSIZE = 4 * 1024 * 1024
@@ -31,26 +43,25 @@ def mismatch(meeting: Meeting) -> Mishap:
     return Mishap("wrong-data") if same_size and fields <= {"dtype", "numel", "reduce_op", "tag"} else Mishap("undefined")
 
 
-def refuse(call: Call) -> str | None:
-    """N6 and 2.6: what the back end rejects, in its own words."""
-    if call.op in ("recv", "irecv") and call.peer is None:
-        return "ProcessGroupNCCL does not support recvAnysource"
-    if call.op == "monitored_barrier":
-        return "monitored_barrier is only implemented for GLOO backend."
-    buffers = call.inputs or call.outputs
-    dtype = buffers[0].dtype if buffers else ""
-    if dtype in ("int16", "uint16"):
-        return "Unconvertible NCCL type Short"
-    if call.reduce_op in ("band", "bor", "bxor"):
-        return f"Cannot use ReduceOp.{call.reduce_op.upper()} with NCCL"
-    if call.reduce_op == "avg" and dtype == "bool":
-        return "Cannot use ReduceOp.AVG with boolean inputs"
-    return None
-
-
-def new_group(call: Call, options: Mapping[str, Any]) -> Literal["members", "world", "nobody"]:
+def new_group(call: Call, options: Mapping[str, Any]) -> Parties:
     """2.3: lazily made communicators meet at first use; eager ones are split off the parent by all its ranks."""
     return "world" if options.get("init") == "eager" else "nobody"
+
+
+def invalid(call: Call, code: str, options: Mapping[str, Any]) -> Reaction:
+    """2.1, inferred: a partner outside the world never comes to the pair's communicator (lazy init), so the host waits in the store;
+    under eager init it is an invalid argument. A batch may hold a message to the own rank and its receive. A second wait is a
+    second stream join."""
+    if code == "DS101" and call.group.id == 0 and call.op != "batch_isend_irecv" and options.get("init") != "eager":
+        return "hangs"
+    if code == "DS105" or (code == "DS102" and call.op == "batch_isend_irecv" and _pairs_with_itself(call)):
+        return "goes on"
+    return torch_layer(call, code, options)
+
+
+def _pairs_with_itself(call: Call) -> bool:
+    own = [part.op for part in call.parts if part.peer == part.rank]
+    return own.count("isend") == own.count("irecv")
 
 
 NCCL = Profile(
@@ -58,6 +69,6 @@ NCCL = Profile(
     about="A call returns when it is enqueued (N1). Operations of one communicator run in issue order (N3) and meet by it alone: "
           "no kinds, no tags (N4, N5), no any-source (N6). A batch is one unit (N11). First use of a communicator waits for its "
           "members (N8). Small sends may run ahead into buffers (N10).",
-    needs=needs_all, mismatch=mismatch, refuse=refuse, credit=credit, slot=by_number, workers=no_workers, new_group=new_group,
-    device=True, tags=False, any_source=False, timeout_ns=10 * 60 * 10**9,
+    needs=needs_all, mismatch=mismatch, refuse=NCCL_SUPPORT.refuse, credit=credit, slot=by_number, workers=no_workers, new_group=new_group,
+    invalid=invalid, timed_out="crashes", device=True, tags=False, any_source=False, timeout_ns=10 * 60 * 10**9,
 )  # fmt: skip

@@ -45,6 +45,14 @@ class Workers(NamedTuple):
     width: int
 
 
+#: What becomes of a call that the contract forbids: the rank raises, stands still or dies there, torch warns and does nothing, or
+#: the back end takes it as if nothing were wrong.
+Reaction = Literal["raises", "hangs", "crashes", "ignored", "goes on"]
+
+#: Who meets in new_group: its members, the world, nobody, or those who reach for the same name in the store.
+Parties = Literal["members", "world", "nobody", "named"]
+
+
 #: Which group ranks must have come before a group rank may leave, by (op, group size, root as group rank, group rank).
 #: None: all of them.
 Needs = Callable[[str, int, int, int], frozenset[int] | None]
@@ -60,13 +68,16 @@ class Profile:
     ``credit``: may a send complete without its receive, given (nbytes, bytes sent so and not yet received, options).
     ``needs``: who waits for whom in a collective.
     ``workers``: the queue of a rank's collectives on a group, of (rank, group id); None: they run at once.
-    ``new_group``: who meets in it, given the options: its members, the world, or nobody.
+    ``new_group``: who meets in it, given the options (`Parties`).
+    ``invalid``: what becomes of a call that the contract forbids, given the finding's code (DS101 …) and the options.
     ``dropped``: what becomes of a message whose request nobody can wait for any more.
     ``peer_death``: what a rank does that has a transfer to a dead one.
     ``mismatch``: what calls that meet and don't fit lead to.
     ``refuse``: the error text of a call that the back end rejects on its own, else None.
     ``specific_first``: see `distsim.match.Matcher`.
-    ``timeout_ns``: torch's default of a group's timeout.
+    ``timeout_ns``: torch's default of a group's timeout. ``timed_out``: what an expired one leads to; ``store_grace_ns``: how much
+    longer a wait in the store lasts (making the world or a group).
+    ``lock``: one lock per process is held through every blocking call of the library (mpi).
     """
 
     name: str
@@ -77,7 +88,8 @@ class Profile:
     credit: Callable[[int, int, Mapping[str, Any]], bool]
     slot: Callable[[str, int | None], Hashable]
     workers: Callable[[int, int], Workers | None]
-    new_group: Callable[[Call, Mapping[str, Any]], Literal["members", "world", "nobody"]]
+    new_group: Callable[[Call, Mapping[str, Any]], Parties]
+    invalid: Callable[[Call, str, Mapping[str, Any]], Reaction]
     device: bool = False
     tags: bool = True
     any_source: bool = True
@@ -85,9 +97,18 @@ class Profile:
     peer_death: Literal["raises", "hangs"] = "hangs"
     specific_first: bool = False
     timeout_ns: int = 30 * 60 * 10**9
+    timed_out: Literal["raises", "crashes", "nothing"] = "nothing"
+    store_grace_ns: int = 0
+    lock: bool = False
 
 
 # --- rules that several profiles share ---
+
+
+def torch_layer(call: Call, code: str, options: Mapping[str, Any]) -> Reaction:
+    """What torch's Python layer does before a back end sees the call: a non-member is warned and nothing happens, but in `send`,
+    which raises ("Invalid process group specified"); every other wrong argument raises (2.1, 2.2, 2.3)."""
+    return "ignored" if code == "DS104" and call.op != "send" else "raises"
 
 
 def needs_all(op: str, n: int, root: int, me: int) -> frozenset[int] | None:

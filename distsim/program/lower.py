@@ -21,6 +21,7 @@ from distsim.program.records import Code, Program, TensorSpec
 from distsim.program.walk import Split, Walker
 from distsim.scenario.entries import Block, Entry, Repeat, Step
 from distsim.scenario.model import Scenario
+from distsim.scenario.scope import ITERATION
 
 #: Calls of all codes together that are laid out at most; a file that wants more is refused (16 bytes a call and more).
 MAX_CALLS = 20_000_000
@@ -79,7 +80,7 @@ def _classes(scenario: Scenario, names: Names) -> list[np.ndarray]:
             elif isinstance(entry, Block):
                 look(entry.steps, inside, indices)
 
-    look(scenario.program, np.arange(names.world_size), frozenset())
+    look(scenario.program, np.arange(names.world_size), frozenset({ITERATION}))
     if not labels:
         return [np.arange(names.world_size)]
     _, classes = np.unique(np.array(labels), axis=1, return_inverse=True)
@@ -118,7 +119,7 @@ def _unselected(scenario: Scenario, names: Names) -> list[Finding]:
                 inner = indices | {entry.index} if isinstance(entry, Repeat) and entry.index else indices
                 look(entry.steps, inner)
 
-    look(scenario.program, frozenset())
+    look(scenario.program, frozenset({ITERATION}))
     return found
 
 

@@ -16,6 +16,7 @@ from distsim.program.records import BoolVector, Code, IntVector
 from distsim.program.steps import StepLowering
 from distsim.scenario.entries import Block, Entry, Repeat, Step
 from distsim.scenario.model import Scenario
+from distsim.scenario.scope import ITERATION
 
 
 class Split(Exception):
@@ -42,7 +43,7 @@ class Walker:
     def code(self, limit: int) -> Code:
         self.limit = limit
         starts = [0]
-        self._times(self.scenario.iterations, self.scenario.program, None, {}, None, starts)
+        self._times(self.scenario.iterations, self.scenario.program, ITERATION, {}, None, starts)
         starts.append(len(self.builder.calls))
         return self.builder.finish(starts if self.scenario.iterations > 1 else (0, len(self.builder.calls)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distsim.match import ANY
-from distsim.rules.code import Meet, PartKind, Sync, Wait
+from distsim.rules.code import Meet, PartKind, Stuck, Sync, Wait
 from distsim.rules.state import Phase, State
 from distsim.rules.step import Rules
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
@@ -40,8 +40,10 @@ def _blocked(rules: Rules, state: State, rank: int) -> Blocked:
     instruction = rules.code[rank][state.pc[rank]]
     if isinstance(instruction, Meet):
         there = state.meets.get(instruction.key, [])
-        missing = tuple(r for r in instruction.members if r not in there)
+        missing = tuple(r for r in instruction.members if r >= 0 and r != rank and (instruction.lost or r not in there))
         return Blocked(rank, instruction.position, (Need(instruction.position, -1, missing),))
+    if isinstance(instruction, Stuck):
+        return Blocked(rank, instruction.position, (Need(instruction.position, -1, instruction.ranks),))
     found: dict[Need, None] = {}
     for row in _waited_for(rules, state, rank):
         for need in _needs(rules, state, row):

@@ -13,6 +13,9 @@ from typing import NamedTuple
 from distsim.profiles.record import Workers
 from distsim.standstill import RankStatus
 
+#: The signature of a call that breaks the contract and that the back end takes all the same: wrong data comes of it.
+ODD = -2
+
 
 class PartKind(IntEnum):
     SEND = 0
@@ -26,7 +29,7 @@ class Part(NamedTuple):
 
     ``box``: where a message's receive is looked for (`distsim.match`); of a collective, the key under which its members meet.
     ``peer``: global rank of the other side, -1 for any source or none. ``members``: who may come, global ranks by group rank.
-    ``root``: group rank. ``signature``: equal numbers agree. ``tag``: as the call says it, obeyed or not.
+    ``root``: group rank. ``group``: the group's id. ``signature``: equal numbers agree. ``tag``: as the call says it, obeyed or not.
     """
 
     row: int
@@ -39,6 +42,7 @@ class Part(NamedTuple):
     peer: int = -1
     members: tuple[int, ...] = ()
     root: int = 0
+    group: int = 0
     nbytes: int = 0
     signature: int = -1
     tag: int = 0
@@ -88,11 +92,31 @@ class Sync(NamedTuple):
 
 
 class Meet(NamedTuple):
-    """Block the host until all members have come: a communicator or the process group is made."""
+    """Block the host until all members have come: a communicator or the process group is made. ``group``: its id.
+
+    ``uneven``: members differ by rank; who is ``lost`` comes, but is never let go.
+    """
 
     position: int
     key: Hashable
     members: tuple[int, ...]
+    group: int = 0
+    uneven: bool = False
+    lost: bool = False
+
+
+class Stuck(NamedTuple):
+    """Block the host for ever: the call waits for what cannot come. ``ranks``: who it is about, if anybody."""
+
+    position: int
+    ranks: tuple[int, ...]
+    text: str
+
+
+class Lock(NamedTuple):
+    """Take the process's one lock, held until the `Wait` that follows is over (mpi)."""
+
+    position: int
 
 
 class Drop(NamedTuple):
@@ -111,4 +135,4 @@ class Leave(NamedTuple):
     gone: bool = True
 
 
-Instruction = Post | Wait | Sync | Meet | Drop | Leave
+Instruction = Post | Wait | Sync | Meet | Stuck | Lock | Drop | Leave

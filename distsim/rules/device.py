@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
 from distsim.program.records import CodeCall
-from distsim.rules.code import Launch, Meet, Part, Post, Sync, Wait
+from distsim.rules.code import Launch, Meet, Part, Post, Stuck, Sync, Wait
+from distsim.rules.creation import made_group
 from distsim.rules.host import Compiler
 
 #: The stream on which compute and blocking collectives run.
@@ -53,12 +55,14 @@ class DeviceCompiler(Compiler):
             return self.group_comm(group)
         return ("pair", group, min(self.rank, peer), max(self.rank, peer))
 
-    def meet(self, position: int, comm: Hashable, members: tuple[int, ...]) -> None:
+    def meet(self, position: int, comm: Hashable, members: tuple[int, ...], group: int) -> None:
         """N8: the first use of a communicator is a rendezvous of its members, on the host. Eager init has made them all."""
         if comm not in self.met:
             self.met.add(comm)
-            if not self.eager:
-                self.out.append(Meet(position, comm, members))
+            if comm == self.group_comm(group) and group in self.alias:
+                self.out.append(Stuck(position, tuple(r for r in members if r != self.rank), "the ranks made different groups"))
+            elif not self.eager:
+                self.out.append(Meet(position, comm, members, group))
 
     # --- streams ---
     def held(self, stream: Hashable) -> dict[int, None]:
@@ -107,7 +111,7 @@ class DeviceCompiler(Compiler):
         members = self.program.groups[self.group_id(call)].ranks
         if isinstance(comm, tuple) and comm[0] == "pair":
             members = comm[2:]
-        self.meet(position, comm, members)
+        self.meet(position, comm, members, self.group_id(call))
         part = self.message_part(position, -1, call, comm)
         self.launch(position, part.row, (part,), comm, comm)
         if not OPS[call.op].nonblocking:
@@ -117,7 +121,7 @@ class DeviceCompiler(Compiler):
         """N2: async on the group's stream, blocking on the current one. N14: a barrier stops the host."""
         group = self.program.groups[self.group_id(call)]
         comm = self.group_comm(group.id)
-        self.meet(position, comm, group.ranks)
+        self.meet(position, comm, group.ranks, group.id)
         part = self.collective_part(position, call)
         self.launch(position, part.row, (part,), comm if call.is_async else CURRENT, comm)
         if call.op == "barrier" or self.blocking_wait:
@@ -132,7 +136,7 @@ class DeviceCompiler(Compiler):
         groups = {self.group_id(one): None for one in call.parts}
         group = self.program.groups[next(iter(groups))]
         comm = self.group_comm(group.id)
-        self.meet(position, comm, group.ranks)
+        self.meet(position, comm, group.ranks, group.id)
         parts = tuple(self.message_part(position, i, one, comm) for i, one in enumerate(call.parts))
         self.launch(position, self.row(position), parts, comm, comm)
         if not call.handled:
@@ -177,3 +181,12 @@ class DeviceCompiler(Compiler):
             self.out.append(Sync(position))
             return
         super().group(position, call)
+
+    def new_group(self, position: int, call: CodeCall, resolved: Call) -> None:
+        """2.3: lazily made communicators find each other in the store by the group's name, at first use. Names that stand for
+        different groups on different ranks give "wrong members or hang": the group's first use hangs."""
+        unlike = self.shared.unlike.get((self.rank, position))
+        if unlike is not None and not self.eager:
+            made = made_group(self.program, resolved)
+            self.alias[made] = Group(made, resolved.name, unlike.holders)
+        super().new_group(position, call, resolved)

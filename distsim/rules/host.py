@@ -7,26 +7,38 @@ from typing import Any
 
 import numpy as np
 
-from distsim.ops.records import Call
+from distsim.match import ANY
+from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
-from distsim.profiles.record import Profile
+from distsim.profiles.record import Profile, Reaction
 from distsim.program.records import CodeCall, Program, at
-from distsim.rules.code import Drop, Instruction, Launch, Leave, Meet, Part, PartKind, Post, Wait
+from distsim.rules.code import ODD, Drop, Instruction, Launch, Leave, Lock, Meet, Part, PartKind, Post, Stuck, Wait
+from distsim.rules.creation import Made, made_group
 
 #: Operations that only take time.
 WORK = ("compute", "assign", "sleep")
 
 
+class Shared:
+    """What all ranks of a compilation share: the profile is asked once per operation, dtype and reduce op; ``unlike`` are the
+    new_group calls that the ranks do not agree on, by (rank, position)."""
+
+    def __init__(self, unlike: dict[tuple[int, int], Made]) -> None:
+        self.refusals: dict[Hashable, str | None] = {}
+        self.unlike = unlike
+
+
 class Compiler:
-    """One rank's code under one profile. `run` gives its instructions.
+    """One rank's code under one profile. `run` gives its instructions."""
 
-    ``refusals`` is shared by all ranks of a compilation: the profile is asked once per operation, dtype and reduce op.
-    """
-
-    def __init__(self, program: Program, profile: Profile, rank: int, base: int, refusals: dict[Hashable, str | None]) -> None:
+    def __init__(self, program: Program, profile: Profile, rank: int, base: int, shared: Shared) -> None:
         self.program, self.profile, self.rank, self.base = program, profile, rank, base
         self.code, self.vector_row = program.code(rank), program.row_of[rank]
-        self.refusals = refusals
+        self.shared = shared
+        self.alias: dict[int, Group] = {}  # group id -> what it is really connected to
+        self.ignored: set[int] = set()  # positions of calls that torch warns about and leaves out
+        self.odd = False  # the call in hand breaks the contract, and the back end takes it
+        self.kept: dict[int, None] = {}  # positions of messages whose handle is open
         self.out: list[Instruction] = []
         self.numbers: dict[Hashable, int] = {}
         self.made: set[int] = set()  # positions of the calls that this rank makes
@@ -44,7 +56,9 @@ class Compiler:
         return self.out
 
     def finish(self, position: int) -> None:
-        """The end of the program."""
+        """The end of the program. Handles go with it: mpi ends a process that drops a request it has not waited for."""
+        for target in tuple(self.kept) if self.profile.dropped == "crashes" else ():
+            self.drop(position, target)
         self.out.append(Leave(position, "ended", gone=False))
 
     def _fault(self, position: int) -> bool:
@@ -62,10 +76,10 @@ class Compiler:
         if self._fault(position):
             return False
         self.made.add(position)
-        reason = self.broken(call)
-        if reason is not None:
-            self.out.append(Leave(position, "raised", reason))
-            return False
+        wrong = self.wrong(position, call)
+        if wrong is not None and wrong[0] != "goes on":
+            return self._react(position, *wrong)
+        self.odd = wrong is not None and wrong[1][:5] not in ("DS102", "DS105")
         for distance in call.drops:
             self.drop(position, position - distance)
         return self.compile(position, call)
@@ -108,12 +122,42 @@ class Compiler:
     def group_id(self, call: CodeCall) -> int:
         return int(self.value(self.code.groups[call.group])) if call.group >= 0 else 0
 
-    def broken(self, call: CodeCall) -> str | None:
-        """Why this call raises at once on this rank, else None."""
+    def wrong(self, position: int, call: CodeCall) -> tuple[Reaction, str] | None:
+        """What becomes of a call that may not be made, and why it may not; None when nothing is wrong with it."""
         for one in (call, *call.parts):
             if one.invalid is not None and one.invalid[0][self.vector_row]:
-                return one.invalid[1]
-        return next((text for one in (call, *call.parts) if (text := self._refusal(one)) is not None), None)
+                return self._reaction(position, call, one, one.invalid[1]), one.invalid[1]
+        targets = [position - d for d in call.waits]
+        if any(k in self.ignored and self.code.calls[k].is_async for k in targets):
+            return "raises", "AttributeError: 'NoneType' object has no attribute 'wait'"
+        text = next((text for one in (call, *call.parts) if (text := self._refusal(one)) is not None), None)
+        return None if text is None else ("raises", text)
+
+    def _reaction(self, position: int, call: CodeCall, one: CodeCall, text: str) -> Reaction:
+        code = text[:5]
+        reaction = self.profile.invalid(self.resolved(call if code == "DS102" else one), code, self.program.options)
+        if code == "DS105" and reaction == "hangs":
+            spent = [self.code.calls[position - d] for d in call.again]
+            return "hangs" if any(OPS[c.op].kind in ("p2p", "batch") for c in spent) else "goes on"
+        return reaction
+
+    def _react(self, position: int, reaction: Reaction, text: str) -> bool:
+        """True when the rank goes on."""
+        if reaction == "ignored":
+            self.ignored.add(position)
+            self.out.append(Wait(position))
+            return True
+        if reaction == "hangs":
+            self.out.append(Stuck(position, self._about(position), text))
+        else:
+            self.out.append(Leave(position, "crashed" if reaction == "crashes" else "raised", text))
+        return False
+
+    def _about(self, position: int) -> tuple[int, ...]:
+        """Whom a call that hangs for ever is about: the partners of the requests that it waits for again."""
+        call = self.code.calls[position]
+        ports = [c.port for d in call.again for c in (self.code.calls[position - d], *self.code.calls[position - d].parts)]
+        return tuple(sorted({int(self.value(self.code.ports[p].peer)) for p in ports if p >= 0} - {ANY}))
 
     def _refusal(self, call: CodeCall) -> str | None:
         if OPS[call.op].kind not in ("p2p", "collective"):
@@ -121,9 +165,9 @@ class Compiler:
         open_source = call.port >= 0 and self.value(self.code.ports[call.port].peer) < 0
         buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
         key = (call.op, buffers[0].dtype if buffers else "", call.fields.get("reduce_op"), open_source)
-        if key not in self.refusals:
-            self.refusals[key] = self.profile.refuse(self.program.resolve(self.rank, call))
-        return self.refusals[key]
+        if key not in self.shared.refusals:
+            self.shared.refusals[key] = self.profile.refuse(self.program.resolve(self.rank, call))
+        return self.shared.refusals[key]
 
     def resolved(self, call: CodeCall) -> Call:
         return self.program.resolve(self.rank, call)
@@ -135,9 +179,10 @@ class Compiler:
         peer, tag = int(self.value(port.peer)), int(self.value(port.tag))
         sends = OPS[call.op].direction == "send"
         box = (space, peer if sends else self.rank, tag if self.profile.tags else 0)
-        members = self.program.groups[self.group_id(call)].ranks
+        group = self.group_id(call)
         return Part(self.row(position, part), self.rank, position, part, PartKind.SEND if sends else PartKind.RECEIVE, call.op,
-                    box, peer, members, 0, int(self.value(call.nbytes)), int(self.value(call.signature)), tag)  # fmt: skip
+                    box, peer, self.program.groups[group].ranks, 0, group, int(self.value(call.nbytes)),
+                    int(self.value(call.signature)), tag)  # fmt: skip
 
     def collective_part(self, position: int, call: CodeCall) -> Part:
         group = self.program.groups[self.group_id(call)]
@@ -145,12 +190,17 @@ class Compiler:
         root = None if root is None else int(self.value(root))
         number = self.numbers.get(group.id, 0)
         self.numbers[group.id] = number + 1
-        key = ("collective", group.id, number, self.profile.slot(call.op, root))
-        return self._meeting(position, call, key, group.ranks, 0 if root is None else max(group.group_rank(root), 0))
+        place = 0 if root is None else max(group.group_rank(root), 0)
+        real = self.alias.get(group.id, group)
+        key = ("collective", real.id, number, self.profile.slot(call.op, root if real is group else place))
+        return self._meeting(position, call, key, real.ranks, place, group.id)
 
-    def _meeting(self, position: int, call: CodeCall, key: Hashable, members: tuple[int, ...], root: int = 0) -> Part:
-        return Part(self.row(position), self.rank, position, -1, PartKind.COLLECTIVE, call.op, key, -1, members, root,
-                    int(self.value(call.nbytes)), int(self.value(call.signature)))  # fmt: skip
+    def _meeting(
+        self, position: int, call: CodeCall, key: Hashable, members: tuple[int, ...], root: int = 0, group: int = 0
+    ) -> Part:
+        signature = ODD if self.odd else int(self.value(call.signature))
+        return Part(self.row(position), self.rank, position, -1, PartKind.COLLECTIVE, call.op, key, -1, members, root, group,
+                    int(self.value(call.nbytes)), signature)  # fmt: skip
 
     def work_part(self, position: int, call: CodeCall) -> Part:
         return Part(self.row(position), self.rank, position, -1, PartKind.WORK, call.op)
@@ -159,13 +209,23 @@ class Compiler:
     def post(self, position: int, part: Part, wait: bool, **more: Any) -> None:
         self.out.append(Post(position, Launch(part.row, self.rank, (part,), **more)))
         if wait:
-            self.out.append(Wait(position, (part.row,)))
+            self.await_rows(position, (part.row,), part.kind in (PartKind.SEND, PartKind.RECEIVE))
+
+    def await_rows(self, position: int, rows: tuple[int, ...], messages: bool, waited: tuple[int, ...] = ()) -> None:
+        """Block until rows are done. A back end with a lock takes it for each message's wait."""
+        if not (messages and self.profile.lock):
+            self.out.append(Wait(position, rows, waited))
+            return
+        for i, row in enumerate(rows):
+            self.out += [Lock(position), Wait(position, (row,), waited if i == len(rows) - 1 else ())]
 
     def message(self, position: int, call: CodeCall) -> None:
         nonblocking = OPS[call.op].nonblocking
         self.post(position, self.message_part(position, -1, call, self.group_id(call)), wait=not nonblocking)
         if nonblocking and not call.handled:
             self.drop(position, position)
+        elif nonblocking:
+            self.kept[position] = None
 
     def collective(self, position: int, call: CodeCall) -> None:
         group = self.group_id(call)
@@ -176,8 +236,10 @@ class Compiler:
         """A loop of isend and irecv, each with its own request (gloo, observed: "one Work per op")."""
         for i, one in enumerate(call.parts):
             self.post(position, self.message_part(position, i, one, self.group_id(one)), wait=False)
-        if not call.handled:
-            self.out.append(Wait(position, self.requests(position)))
+        if call.handled:
+            self.kept[position] = None
+        else:
+            self.await_rows(position, self.requests(position), messages=True)
 
     def requests(self, position: int) -> tuple[int, ...]:
         """The rows that a wait for this call's handle ends."""
@@ -187,10 +249,16 @@ class Compiler:
     def wait(self, position: int, call: CodeCall) -> None:
         targets = [k for k in (position - d for d in call.waits) if k in self.made]
         rows = tuple(row for k in targets for row in self.requests(k))
-        self.out.append(Wait(position, rows, rows))
+        if not self.profile.lock:
+            self.out.append(Wait(position, rows, rows))
+            return
+        for k in targets:
+            self.await_rows(position, self.requests(k), OPS[self.code.calls[k].op].kind in ("p2p", "batch"), self.requests(k))
+            self.kept.pop(k, None)
 
     def drop(self, position: int, target: int) -> None:
-        if target not in self.made or self.profile.dropped == "nothing":
+        self.kept.pop(target, None)
+        if target not in self.made or target in self.ignored or self.profile.dropped == "nothing":
             return
         if OPS[self.code.calls[target].op].kind in ("p2p", "batch"):
             self.out.extend(Drop(position, row) for row in self.requests(target))
@@ -203,21 +271,32 @@ class Compiler:
 
     def group(self, position: int, call: CodeCall) -> None:
         """init_process_group meets the world; new_group whom the profile says, by its number among the rank's new_group calls."""
-        if call.op == "destroy_process_group":
-            return
-        members = tuple(range(self.program.world_size))
-        key: Hashable = ("init",)
         if call.op == "new_group":
-            resolved = self.resolved(call)
-            parties = self.profile.new_group(resolved, self.program.options)
-            number = self.numbers.get("new_group", 0)
-            self.numbers["new_group"] = number + 1
-            key = ("new_group", number)
-            if parties == "members":
-                members, key = tuple(sorted(resolved.ranks)), (*key, tuple(sorted(resolved.ranks)))
-            if parties == "nobody" or self.rank not in members:
-                return
-        self.post(position, self._meeting(position, call, key, members), wait=True)
+            self.new_group(position, call, self.resolved(call))
+        elif call.op == "init_process_group":
+            everybody = tuple(range(self.program.world_size))
+            self.post(position, self._meeting(position, call, ("init",), everybody), wait=True)
+
+    def new_group(self, position: int, call: CodeCall, resolved: Call) -> None:
+        members, made = tuple(sorted(resolved.ranks)), made_group(self.program, resolved)
+        unlike = self.shared.unlike.get((self.rank, position))
+        parties = "members" if resolved.local_sync else self.profile.new_group(resolved, self.program.options)
+        number = self.numbers.get("new_group", 0)
+        self.numbers["new_group"] = number + (not resolved.local_sync)
+        if parties == "named" and unlike is not None:
+            there = members if unlike.lost else unlike.holders
+            self.out.append(Meet(position, ("new_group", number), there, made, True, unlike.lost))
+            self.alias[made] = Group(-1 - unlike.name, resolved.name, unlike.holders)
+            return
+        key: Hashable = ("new_group", number, members)
+        if resolved.local_sync:
+            again = self.numbers.get(members, 0)  # the same members may be made into several groups
+            self.numbers[members] = again + 1
+            key = ("new_group", "of", members, again)
+        elif parties == "world":
+            key, members = ("new_group", number), tuple(range(self.program.world_size))
+        if parties != "nobody" and self.rank in members:
+            self.post(position, self._meeting(position, call, key, members, 0, made), wait=True)
 
 
 def any_source(program: Program) -> bool:

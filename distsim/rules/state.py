@@ -68,12 +68,13 @@ class Cancelled(NamedTuple):
 
 
 class Mismatched(NamedTuple):
-    """Rows that met differ in ``fields``. ``outcome`` is the profile's word for what follows."""
+    """Rows that met differ in ``fields``. ``outcome`` is the profile's word for what follows, ``crash`` the ranks that it kills."""
 
     rows: tuple[int, ...]
     fields: tuple[str, ...]
     outcome: str
     key: Hashable
+    crash: tuple[int, ...] = ()
 
 
 class Released(NamedTuple):
@@ -98,7 +99,7 @@ class State:
 
     ``phase``: every open row. ``workers``: rows of a queue with workers, in order. ``meets``: who has come where a communicator
     is made. ``ahead``: bytes sent without a receive, by (box, sender). ``jams``: whom a jammed row waits for in vain. ``mates``:
-    the other row of a message that is due.
+    the other row of a message that is due. ``closed``: (rank, group) whose connections the rank's own timeout closed.
     """
 
     pc: list[int]
@@ -110,19 +111,21 @@ class State:
     ahead: dict[Hashable, int]
     jams: dict[int, tuple[int, ...]]
     mates: dict[int, int]
+    closed: dict[tuple[int, int], bool]
     matcher: Matcher
 
     def copy(self) -> State:
         return State(
             list(self.pc), list(self.ends), list(self.open), dict(self.phase), {k: list(v) for k, v in self.workers.items()},
-            {k: list(v) for k, v in self.meets.items()}, dict(self.ahead), dict(self.jams), dict(self.mates), self.matcher.copy(),
+            {k: list(v) for k, v in self.meets.items()}, dict(self.ahead), dict(self.jams), dict(self.mates), dict(self.closed),
+            self.matcher.copy(),
         )  # fmt: skip
 
     def key(self) -> Hashable:
         """Equal for states with the same future. (``open``, ``ahead`` and ``workers`` follow from the rest.)"""
         meets = frozenset((k, frozenset(v)) for k, v in self.meets.items())
         rows = frozenset(self.phase.items()), frozenset(self.jams.items())
-        return tuple(self.pc), tuple(self.ends), rows, meets, self.matcher.key()
+        return tuple(self.pc), tuple(self.ends), rows, meets, frozenset(self.closed), self.matcher.key()
 
     def __hash__(self) -> int:
         return hash(self.key())

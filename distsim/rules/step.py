@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
 
-from distsim.match import ANY, Matcher
-from distsim.ops.records import Call
-from distsim.ops.table import OPS
-from distsim.profiles.record import Meeting, Mishap
-from distsim.rules.code import Drop, Launch, Leave, Meet, Part, PartKind, Post, Sync, Wait
+from distsim.match import Matcher
+from distsim.rules.code import Drop, Launch, Leave, Lock, Meet, Part, PartKind, Post, Stuck, Sync, Wait
+from distsim.rules.meeting import Meetings
 from distsim.rules.state import (
     FINISH,
     STEP,
@@ -20,20 +17,20 @@ from distsim.rules.state import (
     Due,
     Ended,
     Event,
-    Met,
     Mismatched,
     Phase,
     Released,
     Started,
     State,
 )  # fmt: skip
-from distsim.rules.tables import Tables
 
-#: What a gloo rank is told that waits for a transfer with a dead one (2.4).
+#: What a gloo rank is told that waits for a transfer with a dead one, or on a group that the other has closed (2.4, G10).
 PEER_CLOSED = "Connection closed by peer. This is typically caused by a remote worker crashing"
+#: What a gloo rank is told on a group on which it has itself timed out (G10).
+OWN_CLOSURE = "Application timeout caused pair closure"
 
 
-class Rules(Tables):
+class Rules(Meetings):
     """What may happen to a `State` of a program under a profile. The tables are static; only states change."""
 
     # --- states ---
@@ -42,7 +39,7 @@ class Rules(Tables):
         n = self.program.world_size
         absent = {fault.rank for fault in self.program.faults if fault.kind == "absent"}
         ends: list[Leave | None] = [Leave(0, "absent") if rank in absent else None for rank in range(n)]
-        return State([0] * n, ends, [0] * n, {}, {}, {}, {}, {}, {}, Matcher(self.profile.specific_first))
+        return State([0] * n, ends, [0] * n, {}, {}, {}, {}, {}, {}, {}, Matcher(self.profile.specific_first))
 
     def enabled(self, state: State) -> list[Choice]:
         """All that may happen next, in a fixed order: hosts by rank, then rows that are due, then any-source receives."""
@@ -60,7 +57,22 @@ class Rules(Tables):
             return any(self.broken(state, row) for row in instruction.rows)
         if type(instruction) is Sync:
             return state.open[rank] == 0
-        return type(instruction) is not Meet or rank not in state.meets.get(instruction.key, ())
+        if type(instruction) is Meet:
+            return rank not in state.meets.get(instruction.key, ())
+        if type(instruction) is Lock or (self.profile.lock and type(instruction) is Post and not instruction.launch.workers):
+            return not self._worker_has_lock(state, rank)
+        return type(instruction) is not Stuck
+
+    # --- the process's one lock (mpi) ---
+    def _worker_has_lock(self, state: State, rank: int) -> bool:
+        """A collective of the rank is in its blocking call."""
+        workers = self.profile.workers(rank, 0)
+        queue = state.workers.get(workers.key, []) if workers is not None and self.profile.lock else []
+        return bool(queue) and state.phase.get(queue[0]) is not Phase.QUEUED
+
+    def _host_has_lock(self, state: State, rank: int) -> bool:
+        """The rank's host is in the wait for a message."""
+        return self.profile.lock and state.pc[rank] > 0 and type(self.code[rank][state.pc[rank] - 1]) is Lock
 
     def apply(self, state: State, choice: Choice) -> State:
         """The state after a choice; the given one stays as it was."""
@@ -79,6 +91,7 @@ class Rules(Tables):
             part = self.parts[choice.b]
             self._pair(state, *state.matcher.take(part.box, part.rank), events)
             self._settle_box(state, part.box, events)
+        self._abort(state, events)
         return events
 
     def settle(self, state: State) -> list[Event]:
@@ -113,6 +126,10 @@ class Rules(Tables):
         self._leave(state, rank, leave, events)
         return events
 
+    def close(self, state: State, rank: int, group: int) -> None:
+        """G10: a timeout closes a group's connections in the rank's process. Who waits there finds out (`broken`)."""
+        state.closed[rank, group] = True
+
     # --- the host ---
     def _step(self, state: State, rank: int, events: list[Event]) -> None:
         instruction = self.code[rank][state.pc[rank]]
@@ -120,7 +137,8 @@ class Rules(Tables):
             state.pc[rank] += 1
             self._post(state, instruction.launch, events)
         elif isinstance(instruction, Wait) and any(row in state.phase for row in instruction.rows):
-            self._leave(state, rank, Leave(instruction.position, "raised", PEER_CLOSED), events)
+            own = any((rank, self.parts[row].group) in state.closed for row in instruction.rows if row in self.parts)
+            self._leave(state, rank, Leave(instruction.position, "raised", OWN_CLOSURE if own else PEER_CLOSED), events)
         elif isinstance(instruction, Meet):
             self._meet(state, rank, instruction, events)
         elif isinstance(instruction, Leave):
@@ -129,15 +147,38 @@ class Rules(Tables):
             state.pc[rank] += 1
             if isinstance(instruction, Drop):
                 self._drop(state, instruction, events)
+            elif self.profile.lock and isinstance(instruction, Wait):
+                self._next_of_worker(state, rank, events)
+
+    def _next_of_worker(self, state: State, rank: int, events: list[Event]) -> None:
+        """The host gave the lock back: the collective that waited for it starts."""
+        workers = self.profile.workers(rank, 0)
+        for row in state.workers.get(workers.key, ())[:1] if workers is not None else ():
+            self._try_start(state, self.launches[row], events)
 
     def _meet(self, state: State, rank: int, instruction: Meet, events: list[Event]) -> None:
+        """Whoever finds all whom it expects there goes on; nobody leaves before."""
         there = state.meets.setdefault(instruction.key, [])
         there.append(rank)
-        if len(there) == len(instruction.members):
+        if not instruction.uneven and len(there) < len(instruction.members):
+            return
+        open_still = False
+        for member in tuple(there):
+            theirs = self._meeting_of(state, member, instruction)
+            if theirs is None:
+                continue
+            if theirs.lost or any(r not in there for r in theirs.members):
+                open_still = True
+                continue
+            state.pc[member] += 1
+            events.append(Released(member))
+        if not open_still and len(there) == len(instruction.members):
             del state.meets[instruction.key]
-            for member in there:
-                state.pc[member] += 1
-                events.append(Released(member))
+
+    def _meeting_of(self, state: State, rank: int, meet: Meet) -> Meet | None:
+        """The meeting of this key in which a rank stands still; None when it has been let go."""
+        theirs = self.code[rank][state.pc[rank]]
+        return theirs if isinstance(theirs, Meet) and theirs.key == meet.key else None
 
     def _drop(self, state: State, instruction: Drop, events: list[Event]) -> None:
         """G4: gloo cancels a message that has met nobody. MPI ends the process (``~AsyncWork``)."""
@@ -203,8 +244,11 @@ class Rules(Tables):
         end = state.ends[launch.rank]
         if end is not None and end.gone:
             return
-        if launch.workers is not None and launch.row not in state.workers[launch.workers.key][: launch.workers.width]:
-            return
+        if launch.workers is not None:
+            if launch.row not in state.workers[launch.workers.key][: launch.workers.width]:
+                return
+            if self._host_has_lock(state, launch.rank):
+                return
         if launch.is_unit:
             state.phase[launch.row] = Phase.RUNNING
             events.append(Started(launch.row))
@@ -244,136 +288,13 @@ class Rules(Tables):
         for follower in self.followers.get(row, ()):
             self._try_start(state, self.launches[follower], events)
 
-    # --- meeting ---
-    def _arrive(self, state: State, part: Part, events: list[Event]) -> None:
-        if part.kind is PartKind.WORK:
-            self._due(state, part.row, events)
-        elif part.kind is PartKind.COLLECTIVE:
-            self._join(state, part, events)
-        elif part.kind is PartKind.SEND:
-            state.matcher.send(part.box, part.rank, part.row)
-            self._run_ahead(state, part, events)
-            self._meet_messages(state, part.box, part.rank, events)
-        else:
-            state.matcher.receive(part.box, part.peer, part.row)
-            if part.peer != ANY:
-                self._meet_messages(state, part.box, part.peer, events)
-
-    def _meet_messages(self, state: State, box: Hashable, sender: int, events: list[Event]) -> None:
-        while (pair := state.matcher.meet(box, sender)) is not None:
-            self._pair(state, *pair, events)
-
-    def _settle_box(self, state: State, box: Hashable, events: list[Event]) -> None:
-        """An any-source receive is gone: messages of other senders may now be settled."""
-        place = state.matcher.boxes.get(box)
-        for sender in sorted(place.sends) if place is not None else ():
-            self._meet_messages(state, box, sender, events)
-
-    def _run_ahead(self, state: State, part: Part, events: list[Event]) -> None:
-        """A send that the back end buffers is done with before its receive."""
-        lane = (part.box, part.rank)
-        ahead = state.ahead.get(lane, 0)
-        if self.profile.credit(part.nbytes, ahead, self.program.options):
-            state.ahead[lane] = ahead + part.nbytes
-            self._due(state, part.row, events)
-
-    def _pair(self, state: State, send: int, receive: int, events: list[Event]) -> None:
-        sender, receiver = self.parts[send], self.parts[receive]
-        events.append(Met((send, receive), None))
-        same = sender.signature == receiver.signature and sender.tag == receiver.tag
-        mishap = None if same else self._judge((send, receive), None, events)
-        if state.phase.get(send) is Phase.RUNNING:
-            state.mates[send], state.mates[receive] = receive, send
-            self._due(state, send, events)
-        else:
-            lane = (sender.box, sender.rank)
-            left = state.ahead.pop(lane, 0) - sender.nbytes
-            if left > 0:
-                state.ahead[lane] = left
-            for row in state.matcher.waiting_sends(sender.box, sender.rank):
-                if state.phase.get(row) is Phase.RUNNING:
-                    self._run_ahead(state, self.parts[row], events)
-        self._due(state, receive, events)
-        if mishap is not None and mishap.crash:
-            state.mates.pop(send, None)  # the data has left the sender: its send succeeds (G14)
-            state.mates.pop(receive, None)
-            self._crash(state, mishap, events)
-
-    def _join(self, state: State, part: Part, events: list[Event]) -> None:
-        there = state.matcher.join(part.box, part.rank, part.row)
-        complete = len(there) == len(part.members)
-        if complete:
-            events.append(Met(tuple(there.values()), part.box))
-        first = next(iter(there.values()))
-        mishap = None
-        if self.parts[first].signature != part.signature or (complete and self._uneven(there)):
-            mishap = self._judge(tuple(there.values()), part.box, events)
-        if state.phase.get(first) is Phase.JAMMED or (mishap is not None and mishap.hangs):
-            self._jam(state, there)
-        for row in self._ready(state, part, there, complete):
-            self._due(state, row, events)
-        if complete:
-            state.matcher.close(part.box)
-        if mishap is not None:
-            self._crash(state, mishap, events)
-
-    def _ready(self, state: State, part: Part, there: dict[int, int], complete: bool) -> list[int]:
-        """Rows of a collective that need wait no longer."""
-        if self.plain(part) and not complete:
-            return []
-        running = [row for row in there.values() if state.phase.get(row) is Phase.RUNNING]
-        return running if complete else [row for row in running if not self.lacking(state, row)[0]]
-
-    def _uneven(self, there: dict[int, int]) -> bool:
-        """A pairwise operation whose parts may differ in size."""
-        first = next(iter(there.values()))
-        row = OPS[self.parts[first].op]
-        if not row.pairwise:
-            return False
-        differ = any(self.parts[other].signature != self.parts[first].signature for other in there.values())
-        return differ or "numel" not in row.agreement(self.call(first))
-
-    def _jam(self, state: State, there: dict[int, int]) -> None:
-        for rank, row in there.items():
-            if state.phase.get(row) in (Phase.RUNNING, Phase.JAMMED):
-                state.phase[row] = Phase.JAMMED
-                state.jams[row] = tuple(r for r in there if r != rank)
-
-    def _judge(self, rows: tuple[int, ...], key: Hashable, events: list[Event]) -> Mishap | None:
-        """Do calls that met differ, in what, and what comes of it."""
-        parts = [self.parts[row] for row in rows]
-        calls = tuple(self.call(row) for row in rows)
-        fields = differences(calls, key is None, len(rows) == len(parts[0].members))
-        if key is None and parts[0].tag != parts[1].tag:
-            fields += ("tag",)
-        if not fields:
-            return None
-        nbytes = tuple(part.nbytes for part in parts)
-        mishap = self.profile.mismatch(Meeting(fields, calls, nbytes, key is None))
-        events.append(Mismatched(rows, fields, mishap.outcome, key))
-        return mishap
-
-    def _crash(self, state: State, mishap: Mishap, events: list[Event]) -> None:
-        for rank in mishap.crash:
-            leave = Leave(self.position(state, rank), "crashed", "aborted: what came did not fit the buffer")
-            self._leave(state, rank, leave, events)
-
-    def _due(self, state: State, row: int, events: list[Event]) -> None:
-        state.phase[row] = Phase.DUE
-        events.append(Due(row))
-
-
-def differences(calls: tuple[Call, ...], is_message: bool, complete: bool) -> tuple[str, ...]:
-    """The words in which calls that met differ (`agreement` of their rows).
-
-    Of operations that agree pair by pair (all_to_all) the sizes are compared when all are there.
-    """
-    said = [OPS[c.op].agreement(c) if is_message else {"op": c.op, **OPS[c.op].agreement(c)} for c in calls]
-    names = dict.fromkeys(name for words in said for name in words)
-    fields = tuple(name for name in names if any(words.get(name) != said[0].get(name) for words in said))
-    row = OPS[calls[0].op]
-    if not row.pairwise or "op" in fields:
-        return fields
-    uneven = complete and ("numel" in fields or "numel" not in said[0])
-    fields = tuple(name for name in fields if name not in ("numel", "splits"))
-    return (*fields, "splits") if uneven and row.cross_faults(sorted(calls, key=lambda c: c.group_rank)) else fields
+    # --- what does not fit ---
+    def _abort(self, state: State, events: list[Event]) -> None:
+        """G14: the processes that a mismatch kills."""
+        i = 0
+        while i < len(events):
+            event = events[i]
+            for rank in event.crash if isinstance(event, Mismatched) else ():
+                leave = Leave(self.position(state, rank), "crashed", "aborted: what came did not fit the buffer")
+                self._leave(state, rank, leave, events)
+            i += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from itertools import accumulate
 
 from distsim.match import ANY
@@ -10,8 +9,9 @@ from distsim.ops.records import Call
 from distsim.profiles.record import Profile
 from distsim.program.records import CodeCall, Program
 from distsim.rules.code import Instruction, Launch, Part, PartKind
+from distsim.rules.creation import unlike_groups
 from distsim.rules.device import DeviceCompiler
-from distsim.rules.host import Compiler, iter_launches
+from distsim.rules.host import Compiler, Shared, iter_launches
 from distsim.rules.state import Phase, State
 
 
@@ -27,9 +27,10 @@ class Tables:
         sizes = [program.code(rank).offsets[-1] for rank in range(program.world_size)]
         *self.base, self.rows = accumulate(sizes, initial=0)
         compiler = DeviceCompiler if profile.device else Compiler
-        refusals: dict[Hashable, str | None] = {}
+        self.unlike = unlike_groups(program, profile)
+        shared = Shared(self.unlike)
         self.code: list[list[Instruction]] = [
-            compiler(program, profile, rank, self.base[rank], refusals).run() for rank in range(program.world_size)]
+            compiler(program, profile, rank, self.base[rank], shared).run() for rank in range(program.world_size)]
         self.launches: dict[int, Launch] = {launch.row: launch for code in self.code for launch in iter_launches(code)}
         self.parts: dict[int, Part] = {part.row: part for launch in self.launches.values() for part in launch.parts}
         self.unit_of: dict[int, int] = {p.row: la.row for la in self.launches.values() if la.is_unit for p in la.parts}
@@ -74,16 +75,22 @@ class Tables:
         return members if needed is None else tuple(members[i] for i in sorted(needed))
 
     def broken(self, state: State, row: int) -> bool:
-        """G13: the back end sees that a transfer of this row is with a dead rank."""
-        phase = state.phase.get(row)
-        if self.profile.peer_death != "raises" or phase is None or phase is Phase.DUE:
+        """G13: the back end sees that a transfer of this row is with a dead rank. G10: or on a group that either side has closed."""
+        if self.profile.peer_death != "raises" or not (state.closed or any(end is not None and end.gone for end in state.ends)):
             return False
+        phase = state.phase.get(row)
+        if phase is None or phase is Phase.DUE:
+            return False
+        part = self.parts.get(row)
+        if part is not None and (part.rank, part.group) in state.closed:
+            return True
         if phase is Phase.QUEUED:
             workers = self.launches[row].workers
             ahead = state.workers[workers.key] if workers is not None else []
             return any(self.broken(state, other) for other in ahead if state.phase[other] is not Phase.QUEUED)
         ranks, any_one = self.lacking(state, row)
-        gone = [(end := state.ends[r]) is not None and end.gone for r in ranks]
+        group = self.parts[row].group
+        gone = [((end := state.ends[r]) is not None and end.gone) or (r, group) in state.closed for r in ranks]
         return all(gone) and bool(gone) if any_one else any(gone)
 
     def plain(self, part: Part) -> bool:

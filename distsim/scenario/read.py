@@ -14,6 +14,7 @@ from distsim.expr import Expression
 from distsim.names import listing, near
 from distsim.ops.fields import expression
 from distsim.scenario.document import Document, Path
+from distsim.scenario.expansion import expand_data
 from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, Options, Part, TensorDecl, World
 from distsim.scenario.problems import Problems, shown
 from distsim.scenario.scalars import MAX_WORLD, choice, fraction, integer, text
@@ -38,7 +39,7 @@ def read(document: Document, problems: Problems) -> dict[str, Any]:
             problems.add((), f"expected a scenario, a mapping with `world`, `program` and the like, found {shown(data)}")
         problems.raise_any()
         return {}
-    fields = _Reader(document, problems, data).fields()
+    fields = _Reader(document, problems, expand_data(data, document, problems)).fields()
     problems.raise_any()
     return fields
 

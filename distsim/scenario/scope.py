@@ -20,7 +20,9 @@ from distsim.scenario.steps import bad_times
 BASE = ("rank", "world_size", "node", "local_rank")
 GROUP_WORDS = ("group_rank", "group_size")
 VALUE_WORDS = ("index", "copy")
-RESERVED = (*BASE, *GROUP_WORDS, *VALUE_WORDS, "all", "min", "max", "true", "false", "world", "else")
+#: The index of the top-level `iterations`, known in the program.
+ITERATION = "iteration"
+RESERVED = (*BASE, *GROUP_WORDS, *VALUE_WORDS, ITERATION, "all", "min", "max", "true", "false", "world", "else")
 _INDEX = "an index of a repeat"
 
 
@@ -172,7 +174,7 @@ class Scope:
         """Check the program: first gather what its steps define, then look at every use."""
         for entry, _ in _walk(entries, ()):
             self._gather(entry)
-        for entry, index in _walk(entries, ()):
+        for entry, index in _walk(entries, (ITERATION,)):
             self._use(entry, list(index))
 
     def _gather(self, entry: Entry) -> None:

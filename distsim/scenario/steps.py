@@ -179,10 +179,9 @@ class StepReader:
         """One operation. ``key`` is what leads from the entry to the fields: empty for a bare word."""
         here = (*path, *key)
         row = row_of(name)
-        if row is None:
-            self.problems.add(here, f"{name} is a training strategy that can't be expanded here", at_key=True)
-            return None
-        if batch and row.op not in _IN_A_BATCH:
+        if row is None and not batch:
+            return None  # a strategy that could not be expanded; why is noted
+        if row is None or (batch and row.op not in _IN_A_BATCH):
             self.problems.add(here, f"a batch holds isend and irecv only, found {name}", at_key=bool(key))
             return None
         fields, paths = self.fields(row, name, value, here)

@@ -64,4 +64,5 @@ def index_page() -> str:
 
     operations = table(("", ""), [(name, cut(row.words.after, WIDTH - 26)) for name, row in OPS.items()], left=(0, 1))
     findings = table(("", ""), [(code, info.title) for code, info in CODES.items()], left=(0, 1))
-    return "\n".join(["Operations", *operations[1:], "", "Findings", *findings[1:]])
+    more = table(("", ""), [("backends", "what works on gloo, nccl and mpi, and which to choose")], left=(0, 1))
+    return "\n".join(["Operations", *operations[1:], "", "Findings", *findings[1:], "", "Back ends", *more[1:]])

@@ -1,0 +1,156 @@
+"""What an ended exploration state says: who is blocked on whom, what met and does not fit, what was never received."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from distsim.check.layout import Layout
+from distsim.check.machine import Machine, State
+from distsim.check.tables import Posted, Request
+from distsim.check.unlike import Unlike, judge_lane, pair_unlike, uneven_calls
+from distsim.check.whereabouts import Whereabouts
+from distsim.standstill import Blocked, Need, RankEnd, Standstill
+
+
+def needs(machine: Machine, state: State, rank: int) -> list[Need]:
+    """What a blocked rank still waits for."""
+    out = []
+    for request in machine.tables.stops[rank][state[rank]].requests:
+        if all(state[i] >= v for i, v in request.tests):
+            continue
+        out.append(Need(request.position, request.part, _missing(machine, state, request), request.any))
+    return out
+
+
+def _missing(machine: Machine, state: State, request: Request) -> tuple[int, ...]:
+    if len(request.tests) != len(request.ranks):
+        return request.ranks
+    late = tuple(r for r, (i, v) in zip(request.ranks, request.tests, strict=True) if state[i] < v)
+    return late or request.ranks
+
+
+def standstill_at(machine: Machine, state: State) -> Standstill:
+    """The record of a state in which nothing is left to take."""
+    ends, blocked = [], []
+    for rank, posts in enumerate(machine.tables.posts):
+        if state[rank] == machine.ends[rank]:
+            ends.append(RankEnd(rank, posts.status, posts.end, message=posts.message))  # type: ignore[arg-type]
+            continue
+        position = machine.tables.stops[rank][state[rank]].position
+        ends.append(RankEnd(rank, "blocked", position))
+        blocked.append(Blocked(rank, position, tuple(needs(machine, state, rank))))
+    return Standstill(tuple(ends), tuple(blocked), tuple(sorted(_unreceived(machine, state))))
+
+
+def _unreceived(machine: Machine, state: State) -> Iterator[tuple[int, int, int]]:
+    tables = machine.tables
+    for pair, messages in enumerate(machine.messages):
+        sender = machine.sender_of[pair]
+        there = machine.sent[pair][state[sender]]
+        yield from ((sender, m.position, m.part) for m in messages[state[tables.gone + pair] : there])
+    layout = tables.layout
+    for channel, sends in tables.sends.items():
+        if channel not in tables.box_of:
+            sender, receiver = layout.chan_src[channel], layout.chan_dst[channel]
+            taken = sum(p.stop <= state[receiver] for p in tables.receives.get(channel, ()))
+            there = sum(p.stop <= state[sender] for p in sends)
+            yield from ((sender, m.position, m.part) for m in sends[taken:there])
+
+
+def core(machine: Machine, state: State, blocked: Sequence[int]) -> tuple[int, ...]:
+    """Blocked ranks on a circle, and those that wait directly for one who has left: as `waitfor.wait_for`, without its words."""
+    inside = sum(1 << r for r in blocked)
+    edges = [0] * machine.size
+    lost = 0
+    for rank in blocked:
+        for need in needs(machine, state, rank):
+            towards = sum(1 << r for r in need.ranks)
+            edges[rank] |= towards & inside
+            if towards & ~inside if not need.any else not towards & inside:
+                lost |= 1 << rank
+    return tuple(r for r in blocked if lost >> r & 1 or _reaches(edges, r))
+
+
+def _reaches(edges: list[int], start: int) -> bool:
+    """A rank is on a circle: it comes back to itself."""
+    seen, new = 0, edges[start]
+    while new:
+        if new >> start & 1:
+            return True
+        seen |= new
+        step, bits = 0, new
+        while bits:
+            low = bits & -bits
+            step |= edges[low.bit_length() - 1]
+            bits ^= low
+        new = step & ~seen
+    return False
+
+
+class Fits:
+    """Finds what met and differs in ended states. Nothing to do where all that can meet is alike, as in most programs."""
+
+    def __init__(self, machine: Machine, where: Whereabouts) -> None:
+        self.machine, self.where = machine, where
+        self.layout: Layout = machine.tables.layout
+        self.lanes = list(self._suspect_lanes())
+        self.pairs = list(self._suspect_pairs())
+        self.found: dict[object, Unlike] = {}
+        self._judged: dict[tuple[int, int, tuple[int, ...]], Unlike | None] = {}
+
+    def _suspect_lanes(self) -> Iterator[tuple[int, int, list[tuple[int, Posted]]]]:
+        """Calls of lanes that members have with different signatures, or whose parts are uneven: (lane, number, calls)."""
+        joins = self.machine.tables.joins
+        uneven = uneven_calls(self.layout, self.where)
+        for lane in sorted({lane for lane, _ in joins}):
+            calls = [(rank, joins[lane, rank]) for rank in self.layout.lane_ranks[lane] if (lane, rank) in joins]
+            for n in range(max(len(c) for _, c in calls)):
+                came = [(rank, c[n]) for rank, c in calls if n < len(c)]
+                if len({p.signature for _, p in came}) > 1 or (lane, n) in uneven:
+                    yield lane, n, came
+
+    def _suspect_pairs(self) -> Iterator[tuple[int, int, Posted, Posted]]:
+        """Messages and receives that meet by count and differ: (channel, number, message, receive)."""
+        tables = self.machine.tables
+        for channel in sorted(tables.sends):
+            if channel not in tables.box_of:
+                both = zip(tables.sends[channel], tables.receives.get(channel, ()), strict=False)
+                yield from ((channel, k, s, r) for k, (s, r) in enumerate(both) if s.signature != r.signature)
+
+    def bad(self, state: State) -> bool:
+        """Something that met in an ended state differs; what, goes to ``found``."""
+        bad, seen = False, set()
+        for lane, n, calls in self.lanes:
+            came = tuple(rank for rank, call in calls if state[rank] >= call.stop)
+            if lane in seen or len(came) < 2:
+                continue
+            unlike = self._judge(lane, n, came)
+            if unlike is not None:
+                bad = True
+                seen.add(lane)
+                self.found.setdefault((lane, n), unlike)
+        for channel, k, s, r in self.pairs:
+            src, dst = self.layout.chan_src[channel], self.layout.chan_dst[channel]
+            if state[src] >= s.stop and state[dst] >= r.stop:
+                bad = True
+                self.found.setdefault((-1, channel), self._pair(k, src, s, dst, r))
+        return bad
+
+    def _judge(self, lane: int, n: int, came: tuple[int, ...]) -> Unlike | None:
+        key = (lane, n, came)
+        if key not in self._judged:
+            self._judged[key] = judge_lane(self.layout, self.where, lane, n, came)
+        return self._judged[key]
+
+    def _pair(self, k: int, src: int, s: Posted, dst: int, r: Posted) -> Unlike:
+        return pair_unlike(self.layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), 0)
+
+    def unlikes(self) -> tuple[Unlike, ...]:
+        """All that was found, with the messages of open boxes that did not fit."""
+        machine = self.machine
+        opened = []
+        for pair, k, receive in machine.unfit:
+            receiver = machine.receiver[machine.box_of_pair[pair]]
+            opened.append(self._pair(k, machine.sender_of[pair], machine.messages[pair][k], receiver, receive))
+        collective = [u for u in self.found.values() if u.lane >= 0]
+        return (*collective, *(u for u in self.found.values() if u.lane < 0), *opened)

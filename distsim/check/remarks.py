@@ -1,0 +1,121 @@
+"""What a program's text lets one say beside the verdict: habits that pass now and bite later (DS606 to DS608)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from distsim.check.layout import Layout, build_layout, distinct
+from distsim.check.leaks import leaks
+from distsim.check.whereabouts import Whereabouts
+from distsim.check.wording import call_words, some_ranks, where_text
+from distsim.findings.record import Finding
+from distsim.ops.table import OPS
+from distsim.profiles import Profile
+from distsim.program.records import CodeCall, Program, Site
+from distsim.standstill import RankEnd, Standstill
+from distsim.units import duration_text
+
+
+def remarks(program: Program, profile: Profile, layout: Layout | None = None) -> tuple[Finding, ...]:
+    """DS606 to DS608 of a program under a profile. ``layout``, if at hand, saves building it again."""
+    layout = layout or build_layout(program)
+    return (*_timeouts(program, profile), *_dropped(program, profile), *_left_out(program, layout))
+
+
+# --- DS606 ---
+def _timeouts(program: Program, profile: Profile) -> list[Finding]:
+    """Groups in use that keep the default although the world's timeout is another (semantics G12: new_group does not inherit)."""
+    world_ns = program.options.get("timeout_ns")
+    if not isinstance(world_ns, int) or world_ns == profile.timeout_ns or profile.timed_out == "nothing":
+        return []
+    used = {int(g) for code in program.codes for c in distinct(code) if c.group >= 0 for g in _ids(code.groups[c.group])}
+    bare = [g for g in program.groups if g.id in used and g.id and g.timeout_ns is None and g.size > 1]
+    if not bare:
+        return []
+    names = ", ".join(g.name for g in bare[:4]) + (f" and {len(bare) - 4} more" if len(bare) > 4 else "")
+    are = ("group {} is", "its") if len(bare) == 1 else ("groups {} are", "their")
+    default = duration_text(profile.timeout_ns)
+    message = (
+        f"the world gives up after {duration_text(world_ns)}, but {are[0].format(names)} made without a timeout and"
+        f" wait{'s' if len(bare) == 1 else ''} {default}, {are[1]} default under {profile.name}"
+    )
+    advice = f"say `timeout: {duration_text(world_ns)}` where {names if len(bare) < 5 else 'they'} {'is' if len(bare) == 1 else 'are'} made"
+    sites = [s for s, call in _makers(program) if call.fields.get("name") in {g.name for g in bare}]
+    ranks = tuple(sorted({r for g in bare for r in g.ranks}))
+    return [Finding("DS606", "warning", message, ranks, (), (advice,), tuple(dict.fromkeys(s.place() for s in sites)))]
+
+
+def _ids(groups: object) -> Iterable[int]:
+    return groups.tolist() if hasattr(groups, "tolist") else (groups,)  # type: ignore[return-value]
+
+
+def _makers(program: Program) -> Iterable[tuple[Site, CodeCall]]:
+    for code in program.codes:
+        yield from ((program.sites[c.site], c) for c in distinct(code) if c.op == "new_group")
+
+
+# --- DS607 ---
+_DROPPED = {"cancels": "cancels it unless its counterpart already waits", "crashes": "ends the process if it is still open then"}
+
+
+def _dropped(program: Program, profile: Profile) -> list[Finding]:
+    """Messages whose request nobody can wait for any more, where the profile minds (semantics G4, 2.1)."""
+    if profile.dropped == "nothing":
+        return []
+    ends = tuple(RankEnd(r, "ended", len(program.code(r).calls)) for r in range(program.world_size))
+    found = []
+    for leak in leaks(program, Standstill(ends, ())):
+        call = program.call(leak.ranks[0], leak.position)
+        if not (leak.dropped or leak.overwritten) or OPS[call.op].kind not in ("p2p", "batch"):
+            continue
+        place = program.place(leak.ranks[0], leak.position)
+        why = "keeps no handle" if leak.dropped else "loses its handle, which is bound again before a wait"
+        message = f"{call_words(call)} of {some_ranks(leak.ranks)}, {where_text(place)}, {why}: {profile.name} {_DROPPED[profile.dropped]}"
+        advice = "write `as: h` and `wait: h`" if leak.dropped else "index the handle, `as: h@i`, and wait for each"
+        found.append(Finding("DS607", "warning", message, leak.ranks, (), (advice,), (place,)))
+    return found
+
+
+# --- DS608 ---
+def _left_out(program: Program, layout: Layout) -> list[Finding]:
+    """Collectives under a selector that shuts members out who have no other call of that kind in its place."""
+    where = Whereabouts(layout)
+    found: dict[int, Finding] = {}
+    for lane in range(len(program.groups)):
+        members = layout.lane_ranks[lane]
+        plain = {program.code_of[r] for r in members}
+        if len(members) < 2 or (len(plain) == 1 and program.codes[next(iter(plain))].guards is None):
+            continue
+        counts = {rank: _counts(program, layout, where, rank, lane) for rank in members}
+        for op in sorted({op for count in counts.values() for op, _ in count}):
+            found |= _missing(program, lane, op, counts)
+    return [found[site] for site in sorted(found)]
+
+
+def _counts(program: Program, layout: Layout, where: Whereabouts, rank: int, lane: int) -> Counter[tuple[str, int]]:
+    """(op, site) -> how often the rank's program makes it on a lane."""
+    calls = (program.code_call(rank, p) for p in where.joins(rank, lane))
+    return Counter((call.op, call.site) for call in calls)
+
+
+def _missing(program: Program, lane: int, op: str, counts: dict[int, Counter[tuple[str, int]]]) -> dict[int, Finding]:
+    total = {rank: sum(n for (name, _), n in count.items() if name == op) for rank, count in counts.items()}
+    most = max(total.values())
+    short = [rank for rank, n in total.items() if n < most]
+    found = {}
+    for site in sorted({s for count in counts.values() for name, s in count if name == op}) if short else ():
+        reach = [rank for rank, count in counts.items() if count[op, site]]
+        out = [rank for rank in short if rank not in reach]
+        if out and len(reach) < len(counts):
+            place = program.sites[site].place(reach[0])
+            who = some_ranks(out)
+            message = (
+                f"{op} on {program.groups[lane].name}, {where_text(place)}, stands under a selector that leaves out {who},"
+                f" {'a member' if len(out) == 1 else 'members'} of the group"
+            )
+            advice = f"let {who} make it too, or make a group of {some_ranks(reach)} for it"
+            found[site] = Finding("DS608", "note", message, tuple(sorted({*reach, *out})), (), (advice,), (place,))
+    return found
+
+

@@ -1,0 +1,67 @@
+"""DS705: what a back end's manual leaves open in a program, told from its text."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from distsim.check.layout import Layout
+from distsim.check.whereabouts import Whereabouts
+from distsim.check.wording import call_words, columns, where_text
+from distsim.findings.record import Finding
+from distsim.profiles import Profile
+from distsim.program.records import Program
+
+
+def undefined_findings(program: Program, layout: Layout, profile: Profile) -> tuple[Finding, ...]:
+    """Two groups that share ranks and are used in another order on two of them: the usual reason. One finding per pair of groups.
+
+    NCCL's guide ("Using multiple NCCL communicators concurrently") asks for one order on all devices. Without such a pair the
+    finding says only that the outcome is open.
+    """
+    where = Whereabouts(layout)
+    found = []
+    for a, b in combinations(range(1, len(program.groups)), 2):
+        shared = [rank for rank in layout.lane_ranks[a] if rank in set(layout.lane_ranks[b])]
+        swap = _swap(where, a, b, shared) if len(shared) > 1 else None
+        if swap is not None:
+            found.append(_order(program, profile, a, b, swap))
+    return tuple(found) or (_open(profile),)
+
+
+def _swap(where: Whereabouts, a: int, b: int, shared: list[int]) -> tuple[tuple[int, int, int], tuple[int, int, int]] | None:
+    """((p, its call on a, its later call on b), (q, its call on b, its later call on a)): the first pair of ranks that differ."""
+    orders = {rank: [sorted((p, lane) for lane in (a, b) for p in where.joins(rank, lane))] for rank in shared}
+    first = shared[0]
+    base = [lane for _, lane in orders[first][0]]
+    for q in shared[1:]:
+        other = [lane for _, lane in orders[q][0]]
+        for k, (x, y) in enumerate(zip(base, other, strict=False)):
+            if x != y:
+                return _at(orders[first][0], k, first), _at(orders[q][0], k, q)
+    return None
+
+
+def _at(calls: list[tuple[int, int]], k: int, rank: int) -> tuple[int, int, int]:
+    later = next((p for p, lane in calls[k:] if lane != calls[k][1]), calls[k][0])
+    return rank, calls[k][0], later
+
+
+def _order(
+    program: Program, profile: Profile, a: int, b: int, swap: tuple[tuple[int, int, int], tuple[int, int, int]]
+) -> Finding:
+    names = [program.groups[g].name for g in (a, b)]
+    rows = [
+        (f"rank {rank}", call_words(program.call(rank, position)), where_text(program.place(rank, position)), note)
+        for rank, one, later in swap
+        for position, note in ((one, "first"), (later, "then"))
+    ]
+    head = f"{profile.name} leaves open what happens: ranks {swap[0][0]} and {swap[1][0]} use groups {names[0]} and {names[1]} in another order"
+    places = tuple(dict.fromkeys(program.place(rank, p) for rank, one, later in swap for p in (one, later)))
+    ranks = tuple(sorted(rank for rank, _, _ in swap))
+    return Finding("DS705", "warning", "\n".join([head, *columns(rows)]), ranks, (),
+                   (f"let all ranks use {names[0]} and {names[1]} in one order",), places)  # fmt: skip
+
+
+def _open(profile: Profile) -> Finding:
+    message = f"{profile.name} leaves open what this program does; it may pass here and hang elsewhere"
+    return Finding("DS705", "warning", message, (), (), ("make calls that meet equal, and their order the same on all ranks",))

@@ -1,0 +1,205 @@
+"""Timeouts: what becomes of a wait that outlasts its group's timeout while others still move (design §5, rule 5).
+
+A standstill is never ended by a timeout. So deadlines are looked at only between two things that happen: where the next event is later
+than a deadline, the deadline comes first. Most runs are over before any deadline; they are simulated without (`outlasts`).
+
+* gloo: a message's clock starts when its request is waited for, a collective's when a worker begins it; making a group waits a
+  second longer (in the store). The rank raises, and the group is closed in its process: its partners see the connection closed (G10).
+* nccl: the watchdog's clock starts when the host enqueues (2.4). The host can't run ahead of its device by more than the launch queue
+  holds, so it starts when that had room. The process is taken down.
+* mpi knows no timeouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distsim.engine.record import Columns
+from distsim.findings.record import Finding
+from distsim.ops.table import OPS
+from distsim.profiles import Profile
+from distsim.program.records import Program
+from distsim.rules import Leave, PartKind, Phase, Rules, State
+from distsim.rules.code import Instruction, Meet, Part, Wait
+
+#: Launches that a host may be ahead of its device: CUDA's queue of kernels of a stream.
+LAUNCH_QUEUE = 1024
+_STORE_OPS = ("new_group", "init_process_group")
+
+
+class Late(NamedTuple):
+    """A call that waited longer than it may, ``limit_ns``."""
+
+    rank: int
+    position: int
+    limit_ns: int
+
+
+class _Entry(NamedTuple):
+    """``since`` tells this wait of the host from an earlier one; -1 where the host does not matter."""
+
+    at_ns: int
+    number: int
+    rank: int
+    row: int
+    since: int
+    limit_ns: int
+
+
+def limits_ns(program: Program, profile: Profile) -> list[int]:
+    """The timeout of each group, by id. New groups don't inherit the world's (G12); without one the back end's default holds."""
+    written = (c.fields.get("timeout_ns") for code in program.codes for c in code.calls if c.op == "init_process_group")
+    world = program.options.get("timeout_ns") or next((int(t) for t in written if t), None)
+    return [(world if g.id == 0 else g.timeout_ns) or profile.timeout_ns for g in program.groups]
+
+
+class Deadlines:
+    """The clocks of a run that may outlast a timeout. ``late``: those that ran out, in order."""
+
+    def __init__(self, rules: Rules, state: State) -> None:
+        self.rules, self.state = rules, state
+        self.limits = limits_ns(rules.program, rules.profile)
+        self.late: list[Late] = []
+        self._heap: list[_Entry] = []
+        self._number = 0
+        self._queued: dict[int, list[int]] = {}  # rank -> launches beyond the launch queue
+
+    def next_ns(self, since: list[int]) -> int | None:
+        """The next deadline that still matters."""
+        while self._heap and not self._holds(self._heap[0], since):
+            heappop(self._heap)
+        return self._heap[0].at_ns if self._heap else None
+
+    def expire(self) -> tuple[int, Leave | int]:
+        """The next deadline runs out: whose, and what becomes of that rank, or the group that it closes while the host is elsewhere."""
+        entry = heappop(self._heap)
+        position = self.rules.parts[entry.row].position if entry.row >= 0 else self.rules.position(self.state, entry.rank)
+        self.late.append(Late(entry.rank, position, entry.limit_ns))
+        here = self.rules.position(self.state, entry.rank)
+        if self.rules.profile.timed_out == "crashes":
+            text = f"Watchdog caught collective operation timeout: ran for {entry.limit_ns // 10**6} milliseconds"
+            return entry.rank, Leave(here, "crashed", text)
+        instruction = self.rules.code[entry.rank][self.state.pc[entry.rank]]
+        if entry.row >= 0 and not (isinstance(instruction, Wait) and entry.row in instruction.rows):
+            return entry.rank, self.rules.parts[entry.row].group
+        return entry.rank, Leave(here, "raised", self._text(entry))
+
+    def _text(self, entry: _Entry) -> str:
+        part = self.rules.parts.get(entry.row)
+        if part is None or part.op in _STORE_OPS:
+            return "Wait timeout"
+        word = "recv" if part.kind is PartKind.RECEIVE else "send" if part.kind is PartKind.SEND else part.op
+        return f"Timed out waiting {entry.limit_ns // 10**6}ms for {word} operation to complete"
+
+    # --- clocks that start ---
+    def blocked(self, rank: int, now: int, instruction: Instruction) -> None:
+        """A host begins to wait."""
+        if self.rules.profile.timed_out != "raises":
+            return
+        if isinstance(instruction, Meet):
+            self._add(now, rank, -1, now, self.limits[instruction.group] + self.rules.profile.store_grace_ns)
+        for row in instruction.rows if isinstance(instruction, Wait) else ():
+            if row in self.state.phase and self.rules.parts[row].kind in (PartKind.SEND, PartKind.RECEIVE):
+                self._add(now, rank, row, now, self.limits[self.rules.parts[row].group])
+
+    def started(self, part: Part, now: int) -> None:
+        """A collective leaves its queue."""
+        if self.rules.profile.timed_out == "raises" and part.kind is PartKind.COLLECTIVE:
+            own = self.rules.code_call(part.row).fields.get("timeout_ns")
+            limit = int(own) if own else self.limits[part.group]
+            grace = self.rules.profile.store_grace_ns if part.op in _STORE_OPS else 0
+            self._add(now, part.rank, part.row, -1, limit + grace)
+
+    def enqueued(self, rank: int, row: int, now: int) -> None:
+        """A host hands a launch to its device."""
+        if self.rules.profile.timed_out == "crashes":
+            if self.state.open[rank] > LAUNCH_QUEUE:
+                self._queued.setdefault(rank, []).append(row)
+            else:
+                self._watch(rank, row, now)
+
+    def done(self, rank: int, now: int) -> None:
+        """A launch has ended: there is room for the next one."""
+        if self._queued.get(rank):
+            self._watch(rank, self._queued[rank].pop(0), now)
+
+    def _watch(self, rank: int, row: int, now: int) -> None:
+        part = self.rules.launches[row].parts[0]
+        if part.kind is not PartKind.WORK:
+            self._add(now, rank, part.row, -1, self.limits[part.group])
+
+    def _add(self, now: int, rank: int, row: int, since: int, limit: int) -> None:
+        self._number += 1
+        heappush(self._heap, _Entry(now + limit, self._number, rank, row, since, limit))
+
+    def _holds(self, entry: _Entry, since: list[int]) -> bool:
+        if self.state.ends[entry.rank] is not None or (entry.since >= 0 and since[entry.rank] != entry.since):
+            return False
+        if entry.row < 0:
+            return isinstance(self.rules.code[entry.rank][self.state.pc[entry.rank]], Meet)
+        phase = self.state.phase.get(entry.row)
+        return phase is not None and (self.rules.profile.device or phase in (Phase.RUNNING, Phase.JAMMED))
+
+
+def run_with(env: Any, deadlines: Deadlines, since: list[int], expire: Callable[[], None]) -> None:
+    """Run a simpy environment, with deadlines between its events."""
+    while env.peek() != float("inf"):
+        limit = deadlines.next_ns(since)
+        if limit is not None and limit < env.peek():
+            env.timeout(max(limit - env.now, 0)).callbacks.append(lambda _: expire())
+        env.step()
+
+
+def outlasts(program: Program, profile: Profile, columns: Columns) -> bool:
+    """Does any wait of a run without deadlines last longer than the shortest timeout?"""
+    if profile.timed_out == "nothing":
+        return False
+    shortest = min([*limits_ns(program, profile), *_own_limits(program)])
+    posted, returned, finished = (np.frombuffer(getattr(columns, n), dtype=np.int64) for n in ("posted", "returned", "finished"))
+    end = int(max(returned.max(initial=0), finished.max(initial=0)))
+    if end <= shortest:
+        return False
+    masks = [_communicates(code.calls) for code in program.codes]
+    for rank in range(program.world_size):
+        rows = slice(columns.base[rank], columns.base[rank + 1])
+        made = posted[rows] >= 0
+        done = np.where(finished[rows] >= 0, finished[rows], np.where(returned[rows] >= 0, returned[rows], end))
+        begun = posted[rows]
+        if profile.device:
+            newest = np.maximum.accumulate(np.where(made, done, 0))
+            begun = np.maximum(begun, np.concatenate((np.zeros(min(LAUNCH_QUEUE, len(newest)), dtype=np.int64), newest[:-LAUNCH_QUEUE])))
+        if np.any(made & masks[program.code_of[rank]] & (done - begun > shortest)):
+            return True
+    return False
+
+
+def _own_limits(program: Program) -> Iterator[int]:
+    """Timeouts that calls name themselves."""
+    for code in program.codes:
+        yield from (int(c.fields["timeout_ns"]) for c in code.calls if c.fields.get("timeout_ns"))
+
+
+def _communicates(calls: list[Any]) -> Any:
+    """Of each row of a code: is it a message, a collective, or a wait?"""
+    return np.array([OPS[call.op].kind != "local" for call in calls for _ in (call, *call.parts)], dtype=np.bool_)
+
+
+def late_findings(program: Program, profile: Profile, late: tuple[Late, ...]) -> tuple[Finding, ...]:
+    """DS804, one per place."""
+    places: dict[int, list[Late]] = {}
+    for one in late:
+        places.setdefault(program.code_call(one.rank, min(one.position, len(program.code(one.rank).calls) - 1)).site, []).append(one)
+    found = []
+    for site, those in places.items():
+        ranks = tuple(sorted({one.rank for one in those}))
+        place, op = program.sites[site].place(ranks[0]), program.sites[site].op
+        end = "its watchdog ends the process" if profile.timed_out == "crashes" else "it raises, and its group is dead there"
+        whose = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:8]))} wait"
+        text = f"{whose} in {op} for longer than the {those[0].limit_ns / 1e9:g} s of the timeout while others still move: {end}"
+        help_text = "raise the timeout of this group (new groups don't inherit the world's), or let nobody wait for the slow work"
+        found.append(Finding("DS804", "error", text, ranks, ranks, (help_text,), (place,)))
+    return tuple(found)

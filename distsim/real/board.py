@@ -1,0 +1,146 @@
+"""Progress boards: a small mapped file per rank that says where it is, readable even while the library is stuck.
+
+A rank writes a few 64-bit words at each call; the launcher only looks. What is written survives the rank's death, by whatever
+signal, because the pages belong to the file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from enum import IntEnum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+_WORDS: Final = 16
+_TEXT: Final = 1024
+SIZE: Final = _WORDS * 8 + _TEXT
+
+
+class Phase(IntEnum):
+    """How far a rank is. From ENDED on it makes no further call."""
+
+    NEW = 0  #: not started
+    LOADING = 1  #: the process runs, torch is being imported
+    CONNECTING = 2  #: in init_process_group, or making the groups of the file
+    READY = 3  #: waits for the common start
+    RUNNING = 4  #: between two calls
+    IN_CALL = 5
+    ENDED = 6  #: came to the end of its program
+    RAISED = 7
+    EXITED = 8
+    STRUCK = 9  #: a fault of the scenario killed it
+    BROKEN = 10  #: the surroundings failed before the program began
+
+
+class Word(IntEnum):
+    """Which word of a board holds what."""
+
+    PID = 0
+    PHASE = 1
+    POSITION = 2
+    PROGRESS = 3  #: grows with every change
+    SINCE_NS = 4  #: CLOCK_MONOTONIC of the last change
+    BUSY_UNTIL_NS = 5  #: at work or asleep on purpose until then
+    REPETITION = 6
+    CODE = 7
+    TEXT = 8  #: bytes of the message
+    AT_NS = 9  #: when the program ended here, since its start
+    OWN_NS = 10  #: when this rank's clock was zero
+
+
+class Seen(NamedTuple):
+    """A board at one moment."""
+
+    rank: int
+    pid: int
+    phase: Phase
+    position: int
+    progress: int
+    since_ns: int
+    busy_until_ns: int
+    repetition: int
+    code: int
+    at_ns: int
+    message: str
+
+
+class Board:
+    """One rank's board, mapped. ``words`` may be written at will; `step` is what a rank does at every change."""
+
+    def __init__(self, path: Path, create: bool = False) -> None:
+        flags = os.O_RDWR | (os.O_CREAT if create else 0)
+        handle = os.open(path, flags, 0o600)
+        try:
+            if create:
+                os.ftruncate(handle, SIZE)
+            self._map = mmap.mmap(handle, SIZE)
+        finally:
+            os.close(handle)
+        self._view = memoryview(self._map)
+        self.words = self._view[: _WORDS * 8].cast("q")
+
+    def step(self, phase: int, position: int, now_ns: int) -> None:
+        """Say where the rank is from now on."""
+        words = self.words
+        words[2] = position
+        words[1] = phase
+        words[4] = now_ns
+        words[3] += 1
+
+    def say(self, text: str) -> None:
+        """Leave a message: the error that ended the rank."""
+        data = text.encode("utf-8", "replace")[:_TEXT]
+        self._view[_WORDS * 8 : _WORDS * 8 + len(data)] = data
+        self.words[Word.TEXT] = len(data)
+
+    def see(self, rank: int) -> Seen:
+        return seen(bytes(self._view), rank)
+
+    def raw(self) -> bytes:
+        """The whole board, to be sent to another machine."""
+        return bytes(self._view)
+
+    def close(self) -> None:
+        self.words.release()
+        self._view.release()
+        self._map.close()
+
+
+def seen(data: bytes, rank: int) -> Seen:
+    """Read a board's bytes."""
+    words = memoryview(data)[: _WORDS * 8].cast("q")
+    length = min(max(words[Word.TEXT], 0), _TEXT)
+    text = data[_WORDS * 8 : _WORDS * 8 + length].decode("utf-8", "replace")
+    return Seen(
+        rank, words[Word.PID], Phase(words[Word.PHASE]), words[Word.POSITION], words[Word.PROGRESS], words[Word.SINCE_NS],
+        words[Word.BUSY_UNTIL_NS], words[Word.REPETITION], words[Word.CODE], words[Word.AT_NS], text,
+    )  # fmt: skip
+
+
+class Bulletin:
+    """What the launcher tells its ranks, the other way round: which repetition may start, when, and that all is over."""
+
+    def __init__(self, path: Path, create: bool = False) -> None:
+        self._board = Board(path, create)
+
+    def go(self, repetition: int, start_ns: int) -> None:
+        self._board.words[1] = start_ns
+        self._board.words[0] = repetition + 1
+
+    def started_ns(self, repetition: int) -> int:
+        """The common start of a repetition; 0 while it is not to begin yet."""
+        return self._board.words[1] if self._board.words[0] > repetition else 0
+
+    def stop(self) -> None:
+        self._board.words[2] = 1
+
+    @property
+    def stopped(self) -> bool:
+        return self._board.words[2] != 0
+
+    def close(self) -> None:
+        self._board.close()
+
+
+__all__ = ["SIZE", "Board", "Bulletin", "Phase", "Seen", "Word", "seen"]

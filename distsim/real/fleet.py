@@ -1,0 +1,122 @@
+"""The workers of this machine as processes: started by fork, spawn, forkserver or torch's elastic launcher, ended by their pid."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from distsim.real import worker
+from distsim.real.job import Job
+
+METHODS = ("fork", "spawn", "forkserver", "elastic")
+_PRELOAD = ["torch.distributed", "distsim.real.runner", "distsim.ops.table", "ml_dtypes"]
+
+
+class Fleet:
+    """Processes by rank. ``exit_of`` is None while a rank lives."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.processes: dict[int, Any] = {}
+
+    def start(self, job: Job, ranks: Sequence[int]) -> None:
+        """Start the ranks. With fork, what they import is imported here first."""
+        context: Any = multiprocessing.get_context(self.method)
+        if self.method == "forkserver":
+            context.set_forkserver_preload(_PRELOAD)
+        own = replace(job, parent=0 if self.method == "forkserver" else os.getpid())
+        for rank in ranks:
+            process = context.Process(target=worker.main, args=(own, rank), name=f"rank {rank}", daemon=True)
+            process.start()
+            self.processes[rank] = process
+
+    def exit_of(self, rank: int) -> int | None:
+        """The exit status of a rank; minus the signal's number when one ended it."""
+        process = self.processes[rank]
+        return None if process.is_alive() else process.exitcode
+
+    def pid(self, rank: int) -> int:
+        return int(self.processes[rank].pid or 0)
+
+    def end(self, grace_s: float) -> None:
+        """Wait so long for those who are leaving, then kill the others; all are reaped when this returns."""
+        limit = time.monotonic() + grace_s
+        for process in self.processes.values():
+            process.join(max(limit - time.monotonic(), 0))
+        for process in self.processes.values():
+            if process.is_alive():
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    process.kill()
+        for process in self.processes.values():
+            process.join(5)
+
+
+class ElasticFleet(Fleet):
+    """torch's own launcher with no restarts, in a thread beside the watch. It names a failed rank, and ends all the others."""
+
+    def __init__(self, pids: Any, start_method: str = "spawn") -> None:
+        super().__init__("elastic")
+        self.pids, self.start_method = pids, start_method
+        self.failed: dict[int, int] = {}
+        self.fault: BaseException | None = None
+        self.ranks: tuple[int, ...] = ()
+        self._thread: threading.Thread | None = None
+
+    def start(self, job: Job, ranks: Sequence[int]) -> None:
+        self.ranks = tuple(ranks)
+        self._thread = threading.Thread(target=self._run, args=(replace(job, given=True, init_method="env://"),), daemon=True)
+        self._thread.start()
+
+    def _run(self, job: Job) -> None:
+        import logging
+
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=len(self.ranks), rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0",
+            run_id=f"distsim-{os.getpid()}", max_restarts=0, monitor_interval=0.1, start_method=self.start_method,
+            local_addr="127.0.0.1",
+        )  # fmt: skip
+        try:
+            elastic_launch(config, worker.elastic_main)(job)
+        except ChildFailedError as error:
+            self.failed = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        except BaseException as error:
+            self.fault = error
+
+    @property
+    def over(self) -> bool:
+        return self._thread is None or not self._thread.is_alive()
+
+    def exit_of(self, rank: int) -> int | None:
+        """Only known once the launcher has ended; those whom it ended itself count as stopped by SIGTERM."""
+        if not self.over:
+            return None
+        return self.failed.get(rank, 0 if not self.failed and self.fault is None else -signal.SIGTERM)
+
+    def pid(self, rank: int) -> int:
+        return int(self.pids(rank))
+
+    def end(self, grace_s: float) -> None:
+        if self._thread is None:
+            return
+        self._thread.join(grace_s)
+        for rank in self.ranks:
+            if not self.over and self.pid(rank):
+                with suppress(ProcessLookupError):
+                    os.kill(self.pid(rank), signal.SIGKILL)
+        self._thread.join(10)
+
+
+__all__ = ["METHODS", "ElasticFleet", "Fleet"]

@@ -1,0 +1,97 @@
+"""Process groups of one rank: torch's groups for the program's, made in the program's order with explicit timeouts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from distsim.ops.records import Call, Group
+from distsim.ops.table import OPS
+from distsim.program.records import Program
+from distsim.real.job import Job
+
+
+class Groups:
+    """``of(group)`` is what torch takes as ``group``: None for the world."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        import torch.distributed
+
+        self.dist: Any = torch.distributed
+        self.job, self.rank, self.program = job, rank, job.program
+        self._made: dict[int, Any] = {}
+        self._by_step = _made_by_steps(job.program)
+        self._bound: set[int] = set()
+        self.generation = 0
+        self.connected = False
+
+    def of(self, group: Group) -> Any:
+        return None if group.id == 0 else self._made.get(group.id)
+
+    def start(self, call: Call | None = None) -> None:
+        """init_process_group, as the file writes it or implied, then the file's groups in their order."""
+        options, world = self.program.options, self.program.groups[0]
+        call = call or Call(op="init_process_group", rank=self.rank, group=world)
+        timeout_ns = call.timeout_ns or options.get("timeout_ns") or self.job.group_timeout_ns
+        method = call.init_method or options.get("init_method") or self.job.init_method
+        if self.generation:  # the store still has the last world's keys
+            method = Path(self.job.directory, f"again-{self.generation}").as_uri()
+        self.generation += 1
+        backend = self.job.backend
+        call = replace(call, timeout_ns=timeout_ns, backend=backend, init_method=method)
+        OPS["init_process_group"].torch_call(self.dist, call, None, None)
+        self.connected = True
+        for group in used_groups(self.program):
+            if group.id not in self._by_step:
+                self._new(group, self.rank in group.ranks)
+
+    def _new(self, group: Group, keep: bool, call: Call | None = None) -> None:
+        timeout_ns = group.timeout_ns or self.job.group_timeout_ns  # new_group does not inherit the world's
+        call = call or Call(op="new_group", rank=self.rank, group=self.program.groups[0], name=group.name, ranks=group.ranks)
+        backend = group.backend or call.backend
+        call = replace(call, timeout_ns=call.timeout_ns or timeout_ns, backend=backend)
+        made = OPS["new_group"].torch_call(self.dist, call, None, None)
+        if keep:
+            self._made[group.id] = made
+
+    def step(self, call: Call) -> None:
+        """A new_group step: the group that later calls of this rank mean by its name."""
+        ranks = tuple(sorted(call.ranks))
+        found = [g for g in self.program.groups if g.id in self._by_step and (g.name, g.ranks) == (call.name, ranks)]
+        group = next((g for g in found if g.id not in self._bound), found[0] if found else None)
+        if group is None:  # no valid group: torch is to say so
+            OPS["new_group"].torch_call(self.dist, replace(call, timeout_ns=self.job.group_timeout_ns), None, None)
+            return
+        self._bound.add(group.id)
+        self._new(group, True, call)
+
+    def destroy(self, call: Call | None = None) -> None:
+        OPS["destroy_process_group"].torch_call(self.dist, call or Call("destroy_process_group", self.rank, self.program.groups[0]),
+                                                None, None)  # fmt: skip
+        self._made.clear()
+        self.connected = False
+
+
+def used_groups(program: Program) -> list[Group]:
+    """Groups that some call names, the world left out, in the program's order."""
+    used: set[int] = set()
+    for code in program.codes:
+        for ids in code.groups:
+            used |= {int(i) for i in ids.tolist()} if hasattr(ids, "tolist") else {int(ids)}
+    return [group for group in program.groups[1:] if group.id in used]
+
+
+def _made_by_steps(program: Program) -> set[int]:
+    """Ids of the groups that new_group steps make."""
+    said = set()
+    for code in program.codes:
+        for call in code.calls:
+            if call.op == "new_group":
+                for rank in code.ranks:
+                    resolved = program.resolve(rank, call)
+                    said.add((resolved.name, tuple(sorted(resolved.ranks))))
+    return {group.id for group in program.groups[1:] if (group.name, group.ranks) in said}
+
+
+__all__ = ["Groups", "used_groups"]

@@ -1,0 +1,92 @@
+"""What a worker has to know, and where the files of a run lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from distsim.program.records import Program
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run on torch.distributed. Plain values, so that every start method can hand it on.
+
+    ``backend``: torch's name. ``directory``: boards, tables, stacks and results of the local ranks. ``repeats``: how often the
+    program runs, the warm-up included. ``busy``: compute spins; else it sleeps (more ranks than cores). ``group_timeout_ns``:
+    the timeout of groups that state none. ``agent_store``: the launcher holds the store at master_addr:master_port; else rank 0
+    does. ``local_ranks``: those of the ranks from ``first_rank`` on. ``devices``: GPUs here. ``parent``: the process that must
+    outlive the workers (0: not looked at). ``given``: another launcher sets the variables of each rank.
+    """
+
+    program: Program
+    backend: str
+    directory: str
+    master_addr: str
+    master_port: int
+    init_method: str
+    agent_store: bool
+    group_timeout_ns: int
+    repeats: int = 1
+    busy: bool = True
+    threads: int = 1
+    local_ranks: tuple[int, ...] = ()
+    first_rank: int = 0
+    devices: int = 0
+    parent: int = 0
+    given: bool = False
+
+    def local_rank(self, rank: int) -> int:
+        return self.local_ranks[rank - self.first_rank]
+
+    def board(self, rank: int) -> Path:
+        return Path(self.directory, f"board-{rank}")
+
+    def slots(self, rank: int, repetition: int) -> Path:
+        return Path(self.directory, f"slots-{rank}-{repetition}")
+
+    def stack(self, rank: int) -> Path:
+        return Path(self.directory, f"stack-{rank}")
+
+    def result(self, rank: int) -> Path:
+        return Path(self.directory, f"result-{rank}")
+
+    def output(self, rank: int) -> Path:
+        return Path(self.directory, f"output-{rank}")
+
+    @property
+    def bulletin(self) -> Path:
+        return Path(self.directory, "bulletin")
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """What torchrun would set (torch.distributed.run, "Environment Variables"), and the back ends' own."""
+        program = self.program
+        quiet = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        loopback = quiet if self.master_addr in ("127.0.0.1", "localhost", "::1") else {}
+        if self.given:
+            return loopback | self._switches()
+        found = {
+            "RANK": rank, "WORLD_SIZE": program.world_size, "LOCAL_RANK": self.local_rank(rank),
+            "LOCAL_WORLD_SIZE": program.local_size, "GROUP_RANK": program.node(rank), "NODE_RANK": program.node(rank),
+            "MASTER_ADDR": self.master_addr, "MASTER_PORT": self.master_port, "OMP_NUM_THREADS": self.threads,
+            "TORCHELASTIC_USE_AGENT_STORE": self.agent_store,
+        }  # fmt: skip
+        return {name: str(value) for name, value in found.items()} | loopback | self._switches()
+
+    def _switches(self) -> dict[str, str]:
+        """Options of the file that are variables for real."""
+        options = self.program.options
+        found = {}
+        if self.backend == "nccl":
+            if options.get("blocking_wait"):
+                found["TORCH_NCCL_BLOCKING_WAIT"] = "1"
+            if options.get("launch_order_implicit"):
+                found["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
+            if "buffsize" in options:
+                found["NCCL_BUFFSIZE"] = str(options["buffsize"])
+            if 0 < self.devices < self.program.local_size:
+                found["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+        return found
+
+
+__all__ = ["Job"]

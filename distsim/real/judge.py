@@ -1,0 +1,64 @@
+"""What a real run came to, in the simulator's words, and whether it ended as simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from distsim.real.sameness import Held
+from distsim.real.standing import is_consequence
+from distsim.standstill import RankEnd
+
+if TYPE_CHECKING:
+    from distsim.simulation import Simulation
+
+
+def outcome_of(ends: Sequence[RankEnd], values: Sequence[Held], simulated: str) -> str:
+    """The worst that happened, as the engines count it: crashes, raises, hangs, wrong-data, completes.
+
+    A rank that a fault killed counts as a crash only where nothing else came of it. Where all ended with the very values that
+    the simulation calls wrong, they are wrong.
+    """
+    statuses = {end.status for end in ends}
+    if "crashed" in statuses:
+        return "crashes"
+    if "raised" in statuses:
+        return "raises"
+    if "blocked" in statuses:
+        return "hangs"
+    if "killed" in statuses:
+        return "crashes"
+    wrong = simulated == "wrong-data" or any(held.state == "differs" for held in values)
+    return "wrong-data" if wrong else "completes"
+
+
+def differences(simulation: Simulation, outcome: str, ends: Sequence[RankEnd]) -> tuple[str, ...]:
+    """Where the real run ended otherwise than the simulated one.
+
+    Which of several stuck ranks sees an error first is a race, so a rank that is stuck and one whose error says no more than that
+    somebody is gone count as the same.
+    """
+    run = simulation.run
+    found = []
+    expected = set(run.possible) | {simulation.outcome}
+    same_kind = outcome in ("raises", "hangs") and expected & {"raises", "hangs"}
+    if outcome not in expected and not same_kind:
+        found.append(f"the outcome is {outcome}, simulated {simulation.outcome}")
+    for real, simulated in zip(ends, run.standstill.ends, strict=True):
+        here, there = _kind(real), _kind(simulated)
+        if here != there:
+            found.append(f"rank {real.rank} {_WORDS[here]}, simulated: it {_WORDS[there]}")
+        elif here == "stuck" and real.position != simulated.position:
+            found.append(f"rank {real.rank} is stuck in call {real.position}, simulated in call {simulated.position}")
+    return tuple(found)
+
+
+_WORDS = {"stuck": "does not get on", "ended": "came to its end", "raised": "raised an error of its own", "crashed": "crashed",
+          "killed": "was killed", "absent": "never started"}  # fmt: skip
+
+
+def _kind(end: RankEnd) -> str:
+    return "stuck" if end.status == "blocked" or is_consequence(end) else end.status
+
+
+__all__ = ["differences", "outcome_of"]

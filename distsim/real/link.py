@@ -1,0 +1,182 @@
+"""How launchers on several machines act as one: boards, decisions and records travel through the store that the ranks use too."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from distsim.errors import EnvironmentFault
+
+#: What one value of the store may hold.
+_PIECE = 1 << 20
+_ROUND_TRIPS = 20
+Boards = dict[int, tuple[bytes, int | None]]  # rank -> (board, exit status)
+
+
+class Alone:
+    """One launcher for all ranks: nothing has to travel."""
+
+    first = True
+    hosts = 1
+
+    def ready(self, repetition: int, here: bool) -> bool:
+        """Are all ranks ready to start a repetition?"""
+        return here
+
+    def share(self, boards: Boards) -> Boards:
+        return boards
+
+    def decide(self, reason: str) -> str:
+        """Why the run ends; empty while it goes on."""
+        return reason
+
+    def offset(self, when: str) -> tuple[int, int]:
+        """(what to add to this machine's clock, largest error), ns."""
+        return 0, 0
+
+    def gather(self, record: Mapping[str, bytes]) -> list[Mapping[str, bytes]]:
+        return [record]
+
+    def agree_on(self, status: int) -> int:
+        return status
+
+
+class Linked(Alone):
+    """One of several launchers. ``number`` 0 decides and reports."""
+
+    def __init__(self, store: Any, number: int, hosts: int, wait_s: float) -> None:
+        from torch.distributed import PrefixStore
+
+        self.store: Any = PrefixStore("distsim", store)
+        self.number, self.hosts, self.wait_s = number, hosts, wait_s
+        self.first = number == 0
+        self._announced = -1
+        self._shared_at = 0.0
+        self._known: Boards = {}
+
+    def meet(self, ended: Callable[[], bool]) -> None:
+        """Wait until every launcher has come, or ``ended``. Raises EnvironmentFault with those that did not come."""
+        self.store.set(f"here/{self.number}", b"1")
+        late = self._missing([f"here/{k}" for k in range(self.hosts)], self.wait_s, ended)
+        if late:
+            names = ", ".join(key.partition("/")[2] for key in late)
+            raise EnvironmentFault(
+                f"{self.hosts - len(late)} of {self.hosts} launchers came within {self.wait_s:.0f} s; missing: {names}",
+                "start the command on every machine, each with its own --node-rank",
+            )
+
+    def _missing(self, keys: Sequence[str], wait_s: float, ended: Callable[[], bool] = bool) -> list[str]:
+        end = time.monotonic() + wait_s
+        while True:
+            left = [key for key in keys if not self.store.check([key])]
+            if not left or time.monotonic() >= end or ended():
+                return left
+            time.sleep(0.01)
+
+    def ready(self, repetition: int, here: bool) -> bool:
+        if here and self._announced < repetition:
+            self._announced = repetition
+            self.store.add(f"ready/{repetition}", 1)
+        return here and int(self.store.add(f"ready/{repetition}", 0)) >= self.hosts
+
+    def share(self, boards: Boards) -> Boards:
+        """Show the boards of the ranks here; the first launcher gets everybody's, ten times a second."""
+        if time.monotonic() - self._shared_at > 0.1:
+            self._shared_at = time.monotonic()
+            exits = {rank: code for rank, (_, code) in boards.items()}
+            self._put(f"boards/{self.number}", pack({"exits": json.dumps(exits).encode()} | {str(r): b for r, (b, _) in boards.items()}))
+            for other in range(self.hosts) if self.first else ():
+                if other != self.number and self.store.check([f"boards/{other}/size"]):
+                    self._known |= self._boards(unpack(self._get(f"boards/{other}")))
+        return {**self._known, **boards}
+
+    def _boards(self, record: Mapping[str, bytes]) -> Boards:
+        exits = json.loads(record["exits"])
+        return {int(rank): (record[rank], code) for rank, code in exits.items()}
+
+    def decide(self, reason: str) -> str:
+        if reason and (self.first or reason == "interrupted") and not self.store.check(["end"]):
+            self.store.set("end", reason)
+        return self.store.get("end").decode() if self.store.check(["end"]) else ""
+
+    def offset(self, when: str) -> tuple[int, int]:
+        """By round trips: half the shortest one is the error."""
+        if self.first:
+            for other in range(1, self.hosts):
+                self._answer(f"clock/{when}/{other}")
+            return 0, 0
+        best = (2**62, 0)
+        for trip in range(_ROUND_TRIPS):
+            asked = time.monotonic_ns()
+            self.store.set(f"clock/{when}/{self.number}/{trip}", b"?")
+            if self._missing_quick(f"clock/{when}/{self.number}/{trip}/answer"):
+                return 0, 2**62
+            there = int(self.store.get(f"clock/{when}/{self.number}/{trip}/answer"))
+            back = time.monotonic_ns()
+            best = min(best, (back - asked, there - (asked + back) // 2))
+        return best[1], best[0] // 2
+
+    def _answer(self, key: str) -> None:
+        for trip in range(_ROUND_TRIPS):
+            if self._missing_quick(f"{key}/{trip}"):
+                return
+            self.store.set(f"{key}/{trip}/answer", str(time.monotonic_ns()))
+
+    def _missing_quick(self, key: str) -> bool:
+        """Wait for a key without sleeping, so that a round trip is short."""
+        end = time.monotonic() + self.wait_s
+        while not self.store.check([key]):
+            if time.monotonic() > end:
+                return True
+        return False
+
+    def gather(self, record: Mapping[str, bytes]) -> list[Mapping[str, bytes]]:
+        """Everybody's records at the first launcher; those of a machine that is gone are missing."""
+        if not self.first:
+            self._put(f"record/{self.number}", pack(record))
+            return [record]
+        keys = [f"record/{k}/size" for k in range(1, self.hosts)]
+        late = self._missing(keys, self.wait_s)
+        return [record, *(unpack(self._get(key.removesuffix("/size"))) for key in keys if key not in late)]
+
+    def agree_on(self, status: int) -> int:
+        """The first launcher's exit status, on all; it waits until the others have read it, since it serves the store."""
+        if self.first:
+            self.store.set("status", str(status))
+            self._missing([f"bye/{k}" for k in range(1, self.hosts)], 5)
+            return status
+        if self._missing(["status"], self.wait_s + 30):
+            return 4
+        status = int(self.store.get("status"))
+        self.store.set(f"bye/{self.number}", b"1")
+        return status
+
+    def _put(self, key: str, data: bytes) -> None:
+        for at in range(0, len(data), _PIECE):
+            self.store.set(f"{key}/{at}", data[at : at + _PIECE])
+        self.store.set(f"{key}/size", str(len(data)))
+
+    def _get(self, key: str) -> bytes:
+        size = int(self.store.get(f"{key}/size"))
+        return b"".join(self.store.get(f"{key}/{at}") for at in range(0, size, _PIECE))
+
+
+def pack(record: Mapping[str, bytes]) -> bytes:
+    """Named pieces of bytes as one."""
+    head = json.dumps({name: len(data) for name, data in record.items()}).encode()
+    return b"".join([len(head).to_bytes(8, "little"), head, *record.values()])
+
+
+def unpack(data: bytes) -> dict[str, bytes]:
+    """The pieces that `pack` put together."""
+    length = int.from_bytes(data[:8], "little")
+    at, record = 8 + length, {}
+    for name, size in json.loads(data[8:at]).items():
+        record[name] = data[at : at + size]
+        at += size
+    return record
+
+
+__all__ = ["Alone", "Boards", "Linked", "pack", "unpack"]

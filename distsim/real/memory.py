@@ -1,0 +1,112 @@
+"""The tensors of a rank: made from the program's buffers, filled as the simulator fills them, read back as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.ops.effects import numpy_dtype
+from distsim.ops.records import Buffer, Call
+from distsim.program.records import Program, at
+from distsim.values import fill
+from distsim.values.numbers import wide
+
+#: No limit on written-out numbers: a real tensor holds them all.
+_EVERY = 2**62
+
+
+class Memory:
+    """``memory[buffer]`` is the torch tensor of a buffer; a buffer without a name is fresh at each use."""
+
+    def __init__(self, program: Program, rank: int, device: str) -> None:
+        import torch
+
+        self.torch: Any = torch
+        self.program, self.rank, self.device = program, rank, device
+        self.names = {"rank": rank, **program.names_of(rank)}
+        self.tensors: dict[str, Any] = {}
+        self.buffers: dict[str, Buffer] = {}
+
+    def __getitem__(self, buffer: Buffer) -> Any:
+        if not buffer.name:
+            return self._empty(buffer)
+        found = self.tensors.get(buffer.label)
+        if found is None:
+            found = self.tensors[buffer.label] = self._empty(buffer)
+            self.buffers[buffer.label] = buffer
+            self._fill(found, self.initial(buffer))
+        return found
+
+    def reset(self) -> None:
+        """Give every tensor its first value again."""
+        for label, buffer in self.buffers.items():
+            self.tensors[label].zero_()
+            self._fill(self.tensors[label], self.initial(buffer))
+
+    def initial(self, buffer: Buffer) -> NDArray[Any] | None:
+        """The numbers that the file gives a buffer, flat, of its size or of size 1."""
+        spec = self.program.tensors.get(buffer.name)
+        if spec is None or spec.value is None:
+            return None
+        return fill(spec.value, {**self.names, "copy": buffer.index}, buffer.numel, buffer.dtype, _EVERY)
+
+    def assign(self, call: Call) -> None:
+        """`assign`: the value's numbers, computed as the simulator computes them, from what the named tensors hold."""
+        for target in call.outputs or call.writes:
+            env = _Names(self, {**self.names, **dict(call.indices), "copy": target.index})
+            self._fill(self[target], fill(call.value, env, target.numel, target.dtype, _EVERY))
+
+    def numbers(self, buffer: Buffer) -> NDArray[Any]:
+        """What a tensor holds now, flat."""
+        return to_numpy(self[buffer], buffer.dtype)
+
+    def _empty(self, buffer: Buffer) -> Any:
+        return self.torch.zeros(buffer.shape, dtype=getattr(self.torch, buffer.dtype), device=self.device)
+
+    def _fill(self, tensor: Any, numbers: NDArray[Any] | None) -> None:
+        if numbers is None or not tensor.numel():
+            return
+        flat = np.ascontiguousarray(np.broadcast_to(numbers, tensor.numel()))
+        source = self.torch.frombuffer(bytearray(flat.tobytes()), dtype=tensor.dtype)
+        tensor.view(-1).copy_(source)
+
+
+class _Names(Mapping[str, Any]):
+    """The names of an `assign`: numbers, and tensors, which are read only where the value names them."""
+
+    def __init__(self, memory: Memory, plain: Mapping[str, Any]) -> None:
+        self.memory, self.plain = memory, plain
+
+    def __getitem__(self, name: str) -> Any:
+        if name in self.plain:
+            return self.plain[name]
+        spec = self.memory.program.tensors[name]
+        if spec.shape is None:
+            raise KeyError(name)
+        shape = tuple(at(n, self.memory.rank) for n in spec.shape)
+        return wide(self.memory.numbers(Buffer(name, 0, shape, spec.dtype)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.plain, **self.memory.program.tensors})
+
+    def __len__(self) -> int:
+        return len({**self.plain, **self.memory.program.tensors})
+
+
+def to_numpy(tensor: Any, dtype: str) -> NDArray[Any]:
+    """A tensor's numbers, flat, in numpy's form of its dtype."""
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    if not flat.numel():
+        return np.zeros(0, numpy_dtype(dtype))
+    data = flat.view(torch.uint8).numpy().tobytes()
+    if dtype == "bool":  # gloo adds the bytes of booleans: true and true make a 2, which is true
+        return np.frombuffer(data, dtype=np.uint8) != 0
+    return np.frombuffer(data, dtype=numpy_dtype(dtype))
+
+
+__all__ = ["Memory", "to_numpy"]

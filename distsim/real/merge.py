@@ -1,0 +1,125 @@
+"""From the tables of all ranks to one trace: clocks brought together, calls that met matched, starts worked out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+
+from distsim.engine.record import Columns, build_trace
+from distsim.ops.records import Call
+from distsim.ops.table import OPS
+from distsim.profiles import PROFILES
+from distsim.program.records import Program
+from distsim.real.slots import read_slots
+from distsim.standstill import Standstill
+from distsim.trace import NEVER, Trace
+
+Rows = list[tuple[int, Call]]  # (row of the trace, call)
+
+
+def merged(program: Program, tables: Mapping[int, bytes], zeros_ns: Mapping[int, int], left: Standstill, outcome: str,
+           header: Mapping[str, Any]) -> Trace:  # fmt: skip
+    """One trace of a recorded run.
+
+    ``tables``: the slots of each rank; ``zeros_ns``: what each rank's clock showed at the common start. ``header``: what the
+    recording adds to the header, ``backend`` and ``cluster`` among it.
+    """
+    columns = Columns(program)
+    sources: dict[int, int] = {}
+    for rank, data in tables.items():
+        _take(columns, program, rank, data, zeros_ns.get(rank, 0), sources)
+    rows = _rows(program, columns)
+    match_calls(program, columns, rows, sources)
+    _starts(columns, rows, str(header["backend"]))
+    makespan_ns = max((max(c, default=0) for c in (columns.returned, columns.finished, columns.posted)), default=0)
+    trace = build_trace(program, columns, left, profile=str(header["backend"]), outcome=outcome,
+                        makespan_ns=max(makespan_ns, 0), cluster=str(header["cluster"]))  # fmt: skip
+    complete = not left.blocked and all(end.status == "ended" for end in left.ends)
+    return Trace({**trace.header, **header, "source": "recorded", "complete": complete}, trace.tables, trace.columns)
+
+
+def _take(columns: Columns, program: Program, rank: int, data: bytes, zero_ns: int, sources: dict[int, int]) -> None:
+    base = columns.base[rank]
+    table = read_slots(data)
+    size = min(len(table["posted"]), columns.base[rank + 1] - base)
+    for name in ("posted", "returned", "finished", "waited"):
+        times = np.array(table[name][:size], dtype=np.int64)
+        shifted = np.where(times >= 0, np.maximum(times - zero_ns, 0), NEVER)
+        np.frombuffer(getattr(columns, name), dtype=np.int64)[base : base + size] = shifted
+    for i in range(size):
+        if table["source"][i] >= 0:
+            sources[base + i] = table["source"][i]
+
+
+def _rows(program: Program, columns: Columns) -> Rows:
+    """Every row that was posted, with its call; batches by their parts."""
+    found: Rows = []
+    for rank in range(program.world_size):
+        for position, call in program.calls_of(rank):
+            row = columns.row(program, rank, position)
+            pieces = [(row + 1 + k, part) for k, part in enumerate(call.parts)] if call.parts else [(row, call)]
+            found += [(r, c) for r, c in pieces if columns.posted[r] >= 0]
+    return found
+
+
+def match_calls(program: Program, columns: Columns, rows: Rows, sources: Mapping[int, int]) -> None:
+    """Number what met: the k-th message of a channel with its k-th receive, the n-th collective of a group with the n-th.
+
+    A receive from any source took the next message of the rank that it says itself; one that took none has no match.
+    """
+    sends: dict[Hashable, list[int]] = defaultdict(list)
+    receives: dict[Hashable, list[int]] = defaultdict(list)
+    joined: dict[Hashable, list[int]] = defaultdict(list)
+    count: dict[Hashable, int] = defaultdict(int)
+    for row, call in rows:
+        kind, direction = OPS[call.op].kind, OPS[call.op].direction
+        if kind == "collective":
+            n = count[call.group.id, call.rank]
+            count[call.group.id, call.rank] = n + 1
+            joined[call.group.id, n].append(row)
+        elif direction == "send":
+            sends[call.group.id, call.rank, call.peer, call.tag].append(row)
+        elif direction == "recv":
+            peer = call.peer if call.peer is not None else sources.get(row)
+            if peer is not None:
+                receives[call.group.id, peer, call.rank, call.tag].append(row)
+    pairs = [pair for key, sent in sends.items() for pair in zip(sent, receives.get(key, ()), strict=False)]
+    for number, met in enumerate([*pairs, *(rows_ for rows_ in joined.values() if len(rows_) > 1)]):
+        for row in met:
+            columns.match[row] = number
+
+
+def _starts(columns: Columns, rows: Rows, backend: str) -> None:
+    """A transfer starts when the last one it needs has come; work of one rank's own when it is posted."""
+    members: dict[int, list[tuple[int, Call]]] = defaultdict(list)
+    for row, call in rows:
+        match = columns.match[row]
+        if match >= 0:
+            members[match].append((row, call))
+        elif OPS[call.op].kind in ("local", "group"):
+            columns.started[row] = columns.posted[row]
+    for met in members.values():
+        posted = {call.rank: columns.posted[row] for row, call in met}
+        for row, call in met:
+            needed = _needed(call, backend)
+            if all(rank in posted for rank in needed):
+                start = max(posted[rank] for rank in needed)
+                end = columns.finished[row]
+                columns.started[row] = start if end < 0 else min(start, end)
+
+
+def _needed(call: Call, backend: str) -> tuple[int, ...]:
+    """Whom a call waits for, itself included."""
+    if OPS[call.op].kind != "collective":
+        peers = OPS[call.op].parties(call)
+        return peers if call.peer is not None else (call.rank,)
+    profile, group = PROFILES.get(backend), call.group
+    root = group.group_rank(call.root) if call.root is not None else 0
+    needs = profile.needs(call.op, group.size, root, call.group_rank) if profile is not None else None
+    return group.ranks if needs is None else tuple(sorted({call.rank, *(group.ranks[i] for i in needs)}))
+
+
+__all__ = ["match_calls", "merged"]

@@ -1,0 +1,139 @@
+"""The launch plan: each rank's environment and device, and the lines that people type. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import shlex
+from typing import NamedTuple
+
+from distsim.scenario import Scenario
+
+#: What stands for the first machine's address where the file leaves the loopback address and has several machines.
+FIRST_HOST = "HOST0"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class RankPlan(NamedTuple):
+    """One rank: the variables of its environment, and the device it works on."""
+
+    rank: int
+    node: int
+    local_rank: int
+    device: str
+
+
+class Line(NamedTuple):
+    """A command to type: by which launcher, on which machine (None: once for all), its words."""
+
+    launcher: str
+    node: int | None
+    words: tuple[str, ...]
+
+
+class Plan(NamedTuple):
+    """How a scenario is started. ``sets``: (launcher, what it sets by itself)."""
+
+    name: str
+    world_size: int
+    nodes: int
+    ranks_per_node: int
+    backend: str
+    master_addr: str
+    master_port: int
+    ranks: tuple[RankPlan, ...]
+    lines: tuple[Line, ...]
+    sets: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+
+#: What each launcher sets (torch.distributed.run, "Environment Variables"; srun(1), "OUTPUT ENVIRONMENT VARIABLES";
+#: mpirun(1) of Open MPI, "MCA environment").
+SETS = (
+    ("distsim --launcher fork", "all of them, in each rank's process"),
+    ("torchrun", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT, OMP_NUM_THREADS=1 where it is unset; "
+                 "not NODE_RANK, not CUDA_VISIBLE_DEVICES"),
+    ("srun", "SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NODEID, which distsim reads; with --gpus-per-task also "
+             "CUDA_VISIBLE_DEVICES; not MASTER_ADDR, not MASTER_PORT"),
+    ("mpirun", "OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK, which distsim reads; not MASTER_ADDR, not MASTER_PORT"),
+)  # fmt: skip
+
+
+def plan(scenario: Scenario, command: tuple[str, ...], backend: str) -> Plan:
+    """The plan of a scenario. ``command``: the words after ``distsim`` that run it for real."""
+    launch, world = scenario.launch, scenario.world
+    many = world.nodes > 1
+    address = FIRST_HOST if many and launch.master_addr in _LOOPBACK else launch.master_addr
+    ranks = tuple(
+        RankPlan(r, r // world.ranks_per_node, r % world.ranks_per_node, _device(scenario, backend, r % world.ranks_per_node))
+        for r in range(world.size)
+    )
+    notes = [f"{FIRST_HOST} stands for the address of machine 0; give it in the file: launch: {{master_addr: …}}"] * (
+        address == FIRST_HOST
+    )
+    lines = (*_torchrun(scenario, command, address, backend), *_others(scenario, command, address, backend))
+    return Plan(scenario.name, world.size, world.nodes, world.ranks_per_node, backend, address, launch.master_port, ranks, lines,
+                SETS, tuple(notes))  # fmt: skip
+
+
+def _device(scenario: Scenario, backend: str, local_rank: int) -> str:
+    """cuda:k counts among the visible devices, as torch does."""
+    if backend != "nccl":
+        return "cpu"
+    visible = scenario.launch.visible_devices
+    return f"cuda:{local_rank % len(visible) if visible else local_rank}"
+
+
+def _environment(scenario: Scenario, backend: str) -> list[str]:
+    launch, per = scenario.launch, scenario.world.ranks_per_node
+    visible = launch.visible_devices or tuple(range(per))
+    gpus = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, visible))}"] if backend == "nccl" else []
+    return [*gpus, f"OMP_NUM_THREADS={launch.omp_threads}"]
+
+
+def _torchrun(scenario: Scenario, command: tuple[str, ...], address: str, backend: str) -> list[Line]:
+    world, port = scenario.world, scenario.launch.master_port
+    found = [Line("distsim", None, ("distsim", *command))] if world.nodes == 1 else []
+    for node in range(world.nodes):
+        words = [*_environment(scenario, backend), "torchrun", f"--nproc_per_node={world.ranks_per_node}", f"--nnodes={world.nodes}",
+                 f"--node_rank={node}", f"--master_addr={address}", f"--master_port={port}", "-m", "distsim", *command]  # fmt: skip
+        found.append(Line("torchrun", node, tuple(words)))
+        if world.nodes > 1:
+            own = ("--nnodes", str(world.nodes), "--node-rank", str(node), "--master-addr", address, "--master-port", str(port))
+            found.append(Line("distsim", node, ("distsim", *command, *own)))
+    return sorted(found, key=lambda line: (line.launcher != "distsim", line.node or 0))
+
+
+def _others(scenario: Scenario, command: tuple[str, ...], address: str, backend: str) -> list[Line]:
+    world, env = scenario.world, _environment(scenario, backend)
+    master = [f"MASTER_ADDR={address}", f"MASTER_PORT={scenario.launch.master_port}"]
+    gpus = [f"--gpus-per-node={world.ranks_per_node}"] if backend == "nccl" else []
+    threads = [word for word in env if word.startswith("OMP")]
+    slurm = [*threads, *master, "srun", f"--nodes={world.nodes}", f"--ntasks-per-node={world.ranks_per_node}", *gpus]
+    exported = [word for pair in [*env, *master] for word in ("-x", pair)]
+    mpi = ["mpirun", "-np", str(world.size), "--map-by", f"ppr:{world.ranks_per_node}:node", *exported]
+    return [Line("srun", None, (*slurm, "distsim", *command)), Line("mpirun", None, (*mpi, "distsim", *command))]
+
+
+def typed(words: tuple[str, ...], width: int, indent: str) -> list[str]:
+    """A command in lines of at most ``width``, broken as a shell reads it; what can't be broken stays whole."""
+    lines, line = [], indent
+    for word in _units([shlex.quote(w) for w in words]):
+        if len(line) + len(word) + 3 > width and line.strip():
+            lines.append(f"{line.rstrip()} \\")
+            line = f"{indent}    "
+        line += f"{word} "
+    return [*lines, line.rstrip()]
+
+
+def _units(words: list[str]) -> list[str]:
+    """Options with a word of their own behind them stay together with it."""
+    found: list[str] = []
+    for word in words:
+        if found and found[-1].startswith("-") and " " not in found[-1] and "=" not in found[-1] and not word.startswith("-") \
+                and found[-1] != "--real":  # fmt: skip
+            found[-1] += f" {word}"
+        else:
+            found.append(word)
+    return found
+
+
+__all__ = ["FIRST_HOST", "SETS", "Line", "Plan", "RankPlan", "plan", "typed"]

@@ -1,0 +1,272 @@
+"""The program of one rank, call by call, each through its own row's torch call."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from distsim.ops.records import Call
+from distsim.ops.table import OPS
+from distsim.program.records import CodeCall, Fault
+from distsim.real.board import Board, Phase, Word
+from distsim.real.groups import Groups
+from distsim.real.job import Job
+from distsim.real.labour import Labour
+from distsim.real.memory import Memory
+from distsim.real.slots import WIDTH, Slots
+
+_now = time.monotonic_ns
+POSTED, RETURNED, FINISHED, WAITED, SOURCE = range(WIDTH)
+
+
+class Leave(Exception):
+    """The rank leaves here: an `exit` step or fault, with its status."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Planned(NamedTuple):
+    """A call with all that running it needs."""
+
+    position: int
+    cell: int  # of its line in the table
+    code_call: CodeCall
+    call: Call
+
+
+class Open(NamedTuple):
+    """Requests of a call that are not waited for yet, with the lines of the table they belong to."""
+
+    works: Sequence[Any]
+    cells: Sequence[int]
+    calls: Sequence[Call]
+
+
+class Runner:
+    """Runs one rank's program. `prepare` first, then `run` once per repetition."""
+
+    def __init__(self, job: Job, rank: int, board: Board, device: str) -> None:
+        import torch.distributed
+
+        self.dist: Any = torch.distributed
+        self.job, self.rank, self.board = job, rank, board
+        self.program = job.program
+        self.memory = Memory(job.program, rank, device)
+        self.groups = Groups(job, rank)
+        self.faults = [f for f in job.program.faults if f.rank == rank]
+        self.labour = Labour(board, job.busy, _product(f.factor for f in self.faults if f.kind == "slow"), device)
+        self.open: dict[int, Open] = {}
+        self.cells: Any = None
+        self.plan = self._plan()
+        self._kinds: dict[str, Callable[[Planned], None]] = {
+            "p2p": self._communicate, "collective": self._communicate, "batch": self._batch, "wait": self._wait,
+            "local": self._local, "group": self._group,
+        }  # fmt: skip
+
+    def _plan(self) -> list[Planned]:
+        code = self.program.code(self.rank)
+        known: dict[int, Call] = {}
+        plan = []
+        for position in code.positions(self.program.row_of[self.rank]):
+            code_call = code.calls[position]
+            call = known.get(id(code_call))
+            if call is None:
+                call = known[id(code_call)] = self.program.resolve(self.rank, code_call)
+            plan.append(Planned(position, code.offsets[position] * WIDTH, code_call, call))
+        return plan
+
+    @property
+    def starts_itself(self) -> bool:
+        """The program writes its own init_process_group."""
+        return any(call.op == "init_process_group" for code in self.program.codes for call in code.calls)
+
+    def prepare(self) -> None:
+        """Make every tensor now, so that no time of the run goes into it."""
+        for planned in self.plan:
+            for call in (planned.call, *planned.call.parts):
+                for buffer in (*call.inputs, *call.outputs, *call.writes, *call.adds, *call.reads):
+                    if buffer.name:
+                        self.memory[buffer]
+
+    # --- one repetition ---
+    def run(self, slots: Slots) -> None:
+        """The whole program once. Raises whatever torch raises, and `Leave`."""
+        self.cells, board, cells = slots.cells, self.board, slots.cells
+        self.open.clear()
+        timers = self._timed_faults()
+        strikes = {f.position: f for f in self.faults if f.kind in ("kill", "raise", "exit") and f.at_ns is None}
+        late_ns = sum(f.delay_ns for f in self.faults if f.kind == "late")
+        if late_ns:
+            self.labour.spend(late_ns, busy=False)
+        for planned in self.plan:
+            if strikes and planned.position in strikes:
+                self._strike(strikes[planned.position], planned.position)
+            now = _now()
+            board.step(Phase.IN_CALL, planned.position, now)
+            cells[planned.cell] = now
+            self._kinds[OPS[planned.call.op].kind](planned)
+            if cells[planned.cell + RETURNED] < 0:
+                cells[planned.cell + RETURNED] = _now()
+        end = len(self.program.code(self.rank).calls)
+        if end in strikes or (None in strikes and not self.plan):
+            self._strike(strikes.get(end) or strikes[None], end)
+        if self.memory.device != "cpu":
+            self.memory.torch.cuda.synchronize()
+        board.step(Phase.RUNNING, end, _now())
+        for timer in timers:
+            timer.cancel()
+
+    # --- calls ---
+    def _communicate(self, planned: Planned) -> None:
+        call, cell, cells = planned.call, planned.cell, self.cells
+        row = OPS[call.op]
+        got = row.torch_call(self.dist, call, self.memory, self.groups.of(call.group))
+        cells[cell + RETURNED] = now = _now()
+        if not (row.nonblocking or call.is_async):
+            cells[cell + FINISHED] = now
+            if call.peer is None and row.direction == "recv" and isinstance(got, int):
+                cells[cell + SOURCE] = got
+            return
+        if row.kind == "collective" and got is not None:
+            self._note_finish(got, cell)
+        self._keep(planned, [] if got is None else [got], [cell], [call])
+
+    def _note_finish(self, work: Any, cell: int) -> None:
+        """Write down when a collective is done, even if nobody waits for it."""
+        cells = self.cells
+
+        def done(_: Any) -> None:
+            if cells[cell + FINISHED] < 0:
+                cells[cell + FINISHED] = _now()
+
+        if self.job.backend == "gloo":  # elsewhere a future is done when the operation is enqueued
+            work.get_future().add_done_callback(done)
+
+    def _keep(self, planned: Planned, works: Sequence[Any], cells: Sequence[int], calls: Sequence[Call]) -> None:
+        """Bind the request, and let go of what its handle held before, as Python does."""
+        for distance in planned.code_call.drops:
+            self.open.pop(planned.position - distance, None)
+        if planned.code_call.handled:
+            self.open[planned.position] = Open(works, cells, calls)
+
+    def _batch(self, planned: Planned) -> None:
+        call, cell, cells = planned.call, planned.cell, self.cells
+        parts = [cell + WIDTH * (1 + k) for k in range(len(call.parts))]
+        for part in parts:
+            cells[part] = cells[cell]
+        works = OPS[call.op].torch_call(self.dist, call, self.memory, self.groups.of(call.parts[0].group if call.parts else call.group))
+        now = _now()
+        for part in parts:
+            cells[part + RETURNED] = now
+        opened = Open(works or [], parts, call.parts)
+        if planned.code_call.handled:
+            cells[cell + RETURNED] = now
+            self._keep(planned, *opened)
+        else:
+            self._finish(opened)
+            cells[cell + RETURNED] = _now()
+        cells[cell + FINISHED] = cells[cell + RETURNED]
+
+    def _wait(self, planned: Planned) -> None:
+        if planned.code_call.invalid is not None and not planned.code_call.waits:
+            raise RuntimeError(planned.code_call.invalid[1].partition(" ")[2].splitlines()[0])
+        for distance in planned.code_call.waits:
+            opened = self.open.pop(planned.position - distance, None)
+            if opened is not None:
+                self._finish(opened)
+        self.cells[planned.cell + FINISHED] = _now()
+
+    def _finish(self, opened: Open) -> None:
+        cells, one_each = self.cells, len(opened.works) == len(opened.cells)
+        for k, work in enumerate(opened.works):
+            work.wait()
+            now = _now()
+            for n in (k,) if one_each else range(len(opened.cells)):
+                cell, call = opened.cells[n], opened.calls[n]
+                if cells[cell + FINISHED] < 0:
+                    cells[cell + FINISHED] = now
+                cells[cell + WAITED] = now
+                if call.peer is None and OPS[call.op].direction == "recv":
+                    cells[cell + SOURCE] = call.group.ranks[work._source_rank()]
+
+    def _local(self, planned: Planned) -> None:
+        call = planned.call
+        if call.op == "compute":
+            self.labour.compute(call)
+        elif call.op == "sleep":
+            self.labour.spend(call.time_ns, busy=False)
+        elif call.op == "assign":
+            self.memory.assign(call)
+        elif call.op == "synchronize" and self.memory.device != "cpu":
+            self.memory.torch.cuda.synchronize()
+        elif call.op == "exit":
+            raise Leave(call.code)
+        elif call.op == "fail":
+            raise RuntimeError(call.message or "failed")
+        self.cells[planned.cell + RETURNED] = self.cells[planned.cell + FINISHED] = _now()
+
+    def _group(self, planned: Planned) -> None:
+        call = planned.call
+        if call.op == "init_process_group":
+            self.groups.start(call)
+        elif call.op == "new_group":
+            self.groups.step(call)
+        else:
+            self.groups.destroy(call)
+        self.cells[planned.cell + FINISHED] = _now()
+
+    # --- faults ---
+    def _timed_faults(self) -> list[threading.Timer]:
+        timers = []
+        for fault in self.faults:
+            if fault.at_ns is not None:
+                timer = threading.Timer(fault.at_ns / 1e9, self._strike_at, (fault,))
+                timer.daemon = True
+                timer.start()
+                timers.append(timer)
+        return timers
+
+    def _strike_at(self, fault: Fault) -> None:
+        """A fault at a time ends the rank wherever it is, as in the simulation."""
+        position = self.board.words[Word.POSITION]
+        if fault.kind == "raise":
+            self.board.say("raised by a fault")
+            self.board.step(Phase.RAISED, position, _now())
+            os._exit(1)
+        if fault.kind == "exit":
+            leave(self.board, position, fault.code)
+        self._strike(fault, position)
+
+    def _strike(self, fault: Fault, position: int) -> None:
+        if fault.kind == "kill":
+            self.board.say("killed by a fault")
+            self.board.step(Phase.STRUCK, position, _now())
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.board.step(Phase.RUNNING, position, _now())
+        if fault.kind == "exit":
+            raise Leave(fault.code)
+        raise RuntimeError("raised by a fault")
+
+
+def leave(board: Board, position: int, code: int) -> None:
+    """End the process as sys.exit does, at once."""
+    board.say(f"exit {code}")
+    board.words[Word.CODE] = code
+    board.step(Phase.EXITED, position, _now())
+    os._exit(code)
+
+
+def _product(factors: Any) -> float:
+    total = 1.0
+    for factor in factors:
+        total *= factor
+    return total
+
+
+__all__ = ["FINISHED", "POSTED", "Leave", "Runner", "leave"]

@@ -1,0 +1,90 @@
+"""Are the values of a real run those of the simulation? Integers bit for bit; floats too where the order of addition allows it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.ops.effects import numpy_dtype
+from distsim.ops.table import OPS
+from distsim.program.records import Program
+from distsim.values import Values
+
+#: The spacing of numbers at 1 (half of it is the largest rounding error of one operation): IEEE 754, bfloat16, OCP OFP8.
+_EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7,
+            "float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2, "complex64": 2.0**-23, "complex128": 2.0**-52}  # fmt: skip
+
+
+class Held(NamedTuple):
+    """One buffer. ``state``: equal, close (within the tolerance), differs, unknown (the simulation has no numbers of it)."""
+
+    rank: int
+    label: str
+    state: str
+    detail: str = ""
+
+
+def compare(program: Program, values: Values, rank: int, path: Path, backend: str) -> tuple[list[Held], int]:
+    """(every buffer of a rank, what recording one call cost in ns). Empty where the rank left no result."""
+    if not path.exists():
+        return [], 0
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    index, body = json.loads(data[8 : 8 + size]), data[8 + size :]
+    rounds, partial = _reductions(program, rank), _partial_sums(program, rank) if backend == "gloo" else set()
+    found = []
+    for label, (shape, dtype, at, nbytes) in index["buffers"].items():
+        kind = np.dtype(np.bool_) if dtype == "bool" else numpy_dtype(dtype)
+        here = np.frombuffer(body[at : at + nbytes], dtype=kind).reshape(shape)
+        if label in partial:
+            found.append(Held(rank, label, "unknown", "gloo leaves partial sums away from the root of reduce"))
+        else:
+            found.append(_held(rank, label, dtype, here, values, rounds))
+    return found, int(index["overhead_ns"])
+
+
+def _held(rank: int, label: str, dtype: str, here: NDArray[Any], values: Values, rounds: int) -> Held:
+    try:
+        there = values.array(rank, label)
+    except KeyError:
+        there = None
+    if there is None:
+        return Held(rank, label, "unknown")
+    there = np.ascontiguousarray(there)
+    if there.shape == here.shape and there.tobytes() == here.tobytes():
+        return Held(rank, label, "equal")
+    if there.shape == here.shape and dtype in _EPSILON and rounds and _close(here, there, rounds * _EPSILON[dtype]):
+        return Held(rank, label, "close")
+    return Held(rank, label, "differs", _difference(here, there))
+
+
+def _close(here: NDArray[Any], there: NDArray[Any], tolerance: float) -> bool:
+    wide = np.complex128 if here.dtype.kind == "c" else np.float64
+    return bool(np.isclose(here.astype(wide), there.astype(wide), rtol=tolerance, atol=tolerance, equal_nan=True).all())
+
+
+def _difference(here: NDArray[Any], there: NDArray[Any]) -> str:
+    if here.shape != there.shape:
+        return f"shape {list(here.shape)}, simulated {list(there.shape)}"
+    unlike = np.flatnonzero((here != there).ravel())
+    if not unlike.size:
+        return "the bits of equal numbers differ (the sign of a zero, a NaN)"
+    first = int(unlike[0])
+    return f"element {first} is {here.ravel()[first]}, simulated {there.ravel()[first]}; {unlike.size} of {here.size} differ"
+
+
+def _reductions(program: Program, rank: int) -> int:
+    """How many roundings the order of addition may change: nothing where at most two numbers are added at a time."""
+    return sum(c.group.size for _, c in program.calls_of(rank) if OPS[c.op].reduces and c.group.size > 2)
+
+
+def _partial_sums(program: Program, rank: int) -> set[str]:
+    """Buffers that gloo's reduce spoils on this rank (semantics 2.2)."""
+    return {b.label for _, c in program.calls_of(rank) if c.op == "reduce" and c.root != rank for b in c.inputs}
+
+
+__all__ = ["Held", "compare"]

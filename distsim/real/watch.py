@@ -1,0 +1,175 @@
+"""Looks after the workers: lets them start together, sees when nothing moves any more, ends them all whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+from distsim.real.board import Board, Bulletin, Phase, Seen, seen
+from distsim.real.fleet import Fleet
+from distsim.real.job import Job
+from distsim.real.link import Alone
+
+#: How often the boards are looked at.
+_POLL_S = 0.01
+#: Once a rank has died, so long without progress is a standstill: a peer's error shows within milliseconds (semantics 2.4).
+_GRACE_NS = 1_500_000_000
+#: Until the common start, so that every rank has seen the word.
+_LEAD_NS = 2_000_000
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Watched(NamedTuple):
+    """How a run came to its end. ``reason``: done, standstill, start (not all came), interrupted.
+
+    ``seen``: the last board of every rank; ``exits``: exit statuses of those whose process was over before the end was decided;
+    ``starts_ns``: the common start of each repetition.
+    """
+
+    reason: str
+    seen: dict[int, Seen]
+    exits: dict[int, int | None]
+    starts_ns: tuple[int, ...]
+    stacks: dict[int, str]
+
+
+class Watch:
+    """Watches the ranks of this machine, and through ``link`` those of the others."""
+
+    def __init__(
+        self, job: Job, ranks: Sequence[int], fleet: Fleet, link: Alone, timeout_ns: int, start_ns: int
+    ) -> None:  # fmt: skip
+        self.job, self.ranks, self.fleet, self.link = job, tuple(ranks), fleet, link
+        self.timeout_ns, self.start_limit_ns = timeout_ns, start_ns
+        self.boards = {rank: Board(job.board(rank), create=True) for rank in self.ranks}
+        self.bulletin = Bulletin(job.bulletin, create=True)
+        absent = {f.rank for f in job.program.faults if f.kind == "absent"}
+        self.everyone = [r for r in range(job.program.world_size) if r not in absent]
+        self.interrupted = False
+        self.began_ns = self.moved_ns = time.monotonic_ns()
+        self._marks: dict[int, tuple[int, bool]] = {}
+        self.starts: list[int] = []
+        self.all: dict[int, tuple[Seen, int | None]] = {}
+
+    def pid(self, rank: int) -> int:
+        """The process of a rank, as it says itself."""
+        return self.boards[rank].see(rank).pid
+
+    # --- the loop ---
+    def run(self) -> Watched:
+        """Until all is over, or nothing moves, or somebody wants an end. The workers are still there afterwards."""
+        while True:
+            self._look()
+            self._start()
+            reason = self.link.decide(self._reason())
+            if reason:
+                break
+            time.sleep(_POLL_S)
+        stacks = self._stacks() if reason in ("standstill", "interrupted") else {}
+        self._look()
+        seen_, exits = {r: s for r, (s, _) in self.all.items()}, {r: code for r, (_, code) in self.all.items()}
+        return Watched(reason, seen_, exits, tuple(self.starts), stacks)
+
+    def _look(self) -> None:
+        now = time.monotonic_ns()
+        here = {rank: (board.raw(), self.fleet.exit_of(rank)) for rank, board in self.boards.items()}
+        for rank, (data, code) in self.link.share(here).items():
+            board = seen(data, rank)
+            mark = (board.progress, code is None)
+            if self._marks.get(rank) != mark:
+                self._marks[rank] = mark
+                self.moved_ns = now
+            if rank in self.boards and board.busy_until_ns > self.moved_ns and code is None:
+                self.moved_ns = min(board.busy_until_ns, now)
+            self.all[rank] = (board, code)
+
+    def _start(self) -> None:
+        """Give the word for the next repetition when every rank waits for it."""
+        turn = len(self.starts)
+        if turn >= self.job.repeats:
+            return
+        here = [self.all[rank][0] for rank in self.ranks]
+        if self.link.ready(turn, all(b.phase == Phase.READY and b.repetition == turn for b in here)):
+            start_ns = time.monotonic_ns() + _LEAD_NS
+            self.starts.append(start_ns)
+            self.bulletin.go(turn, start_ns)
+
+    def _reason(self) -> str:
+        if self.interrupted:
+            return "interrupted"
+        known = [self.all[rank] for rank in self.everyone if rank in self.all]
+        if len(known) == len(self.everyone) and all(_is_over(*one) for one in known):
+            return "done"
+        now = time.monotonic_ns()
+        if self._starting(known):
+            return "start" if now - self.began_ns > self.start_limit_ns else ""
+        gone = any(code is not None or b.phase in (Phase.RAISED, Phase.EXITED, Phase.STRUCK, Phase.BROKEN) for b, code in known)
+        limit_ns = min(self.timeout_ns, _GRACE_NS) if gone else self.timeout_ns
+        return "standstill" if now - self.moved_ns > limit_ns else ""
+
+    def _starting(self, known: Sequence[tuple[Seen, int | None]]) -> bool:
+        """Some process is still loading, and none has failed."""
+        if any(code is not None or b.phase == Phase.BROKEN for b, code in known):
+            return False
+        return len(known) < len(self.everyone) or any(b.phase in (Phase.NEW, Phase.LOADING) for b, _ in known)
+
+    def _stacks(self) -> dict[int, str]:
+        """The Python stack of every rank of this machine that still lives, written by itself on a signal."""
+        asked = []
+        for rank in self.ranks:
+            board, code = self.all[rank]
+            if code is None and board.pid and Phase.LOADING < board.phase < Phase.ENDED:
+                with suppress(ProcessLookupError):
+                    os.kill(board.pid, signal.SIGUSR1)
+                    asked.append(rank)
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end and not all(_size(self.job.stack(r)) for r in asked):
+            time.sleep(0.01)
+        time.sleep(0.02 if asked else 0)
+        return {rank: self.job.stack(rank).read_text(errors="replace") for rank in asked if _size(self.job.stack(rank))}
+
+    # --- the end ---
+    def finish(self, clean: bool) -> None:
+        """Let the ranks go, or end them; none is left when this returns."""
+        if clean:
+            self.bulletin.stop()
+        self.fleet.end(3.0 if clean else 0.0)
+        for board in self.boards.values():
+            board.close()
+        self.bulletin.close()
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Ctrl-C, a closed terminal and SIGTERM end the run in good order."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: Any) -> None:
+            self.interrupted = True
+
+        before = {name: signal.signal(name, note) for name in _SIGNALS}
+        try:
+            yield
+        finally:
+            for name, handler in before.items():
+                signal.signal(name, handler)
+
+
+def _is_over(board: Seen, code: int | None) -> bool:
+    return board.phase == Phase.ENDED or code is not None
+
+
+def _size(path: Any) -> int:
+    try:
+        return int(path.stat().st_size)
+    except FileNotFoundError:
+        return 0
+
+
+__all__ = ["Watch", "Watched"]

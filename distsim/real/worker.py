@@ -1,0 +1,163 @@
+"""One rank's process: torch loaded, connected, the program run, what it holds written down; then it waits to be let go."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import os
+import re
+import signal
+import sys
+import time
+from typing import Any
+
+from distsim.real.board import Board, Bulletin, Phase, Word
+from distsim.real.job import Job
+from distsim.real.runner import Leave, Runner, leave
+from distsim.real.slots import Slots
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.0005
+#: Lines written to find out what recording costs.
+_TRIALS = 2000
+
+
+def main(job: Job, rank: int) -> None:
+    """Run one rank. Ends the process; never returns."""
+    board = Board(job.board(rank))
+    _become_child(job, rank, board)
+    status = 1
+    try:
+        status = _work(job, rank, board)
+    finally:
+        os._exit(status)
+
+
+def elastic_main(job: Job) -> None:
+    """Entry for torch's elastic launcher, which says the rank in the environment."""
+    main(job, int(os.environ["RANK"]))
+
+
+def _become_child(job: Job, rank: int, board: Board) -> None:
+    """A process group of its own, an end with its parent, Python stacks on SIGUSR1, output in a file."""
+    if os.getpgid(0) != os.getpid():
+        os.setpgid(0, 0)
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if job.parent and os.getppid() != job.parent:
+        os._exit(1)
+    board.words[Word.PID] = os.getpid()
+    board.step(Phase.LOADING, 0, time.monotonic_ns())
+    output = os.open(job.output(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    stack = os.open(job.stack(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    faulthandler.enable(stack, all_threads=False)
+    faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
+    os.environ.update(job.environment(rank))
+
+
+def _work(job: Job, rank: int, board: Board) -> int:
+    position = 0
+    try:
+        runner = _connected(job, rank, board)
+        for repetition in range(job.repeats):
+            slots = Slots(job.slots(rank, repetition), job.program.code(rank).offsets[-1])
+            if repetition:
+                runner.memory.reset()
+            _await_start(job, board, repetition)
+            runner.run(slots)
+            board.words[Word.AT_NS] = time.monotonic_ns()
+        position = board.words[Word.POSITION]
+        _write_result(job, rank, runner)
+    except Leave as end:
+        leave(board, board.words[Word.POSITION], end.code)
+    except BaseException as error:
+        _say(board, error, Phase.BROKEN if board.words[Word.PHASE] == Phase.LOADING else Phase.RAISED)
+        return 1
+    board.step(Phase.ENDED, position, time.monotonic_ns())
+    return _let_go(job, runner)
+
+
+def _connected(job: Job, rank: int, board: Board) -> Runner:
+    import torch
+
+    torch.set_num_threads(job.threads)
+    device = "cpu"
+    if job.backend == "nccl":
+        device = f"cuda:{job.local_rank(rank) % max(job.devices, 1)}"
+        torch.cuda.set_device(torch.device(device))
+    runner = Runner(job, rank, board, device)
+    runner.prepare()
+    board.step(Phase.CONNECTING, 0, time.monotonic_ns())
+    if not runner.starts_itself:
+        runner.groups.start()
+    return runner
+
+
+def _await_start(job: Job, board: Board, repetition: int) -> None:
+    """All ranks begin together, at the time that the launcher gives out."""
+    bulletin = Bulletin(job.bulletin)
+    board.words[Word.REPETITION] = repetition
+    board.step(Phase.READY, 0, time.monotonic_ns())
+    while not (start_ns := bulletin.started_ns(repetition)):
+        time.sleep(_POLL_S)
+    while (left := start_ns - time.monotonic_ns()) > 0:
+        if left > 1_000_000:
+            time.sleep((left - 500_000) / 1e9)
+    board.words[Word.OWN_NS] = start_ns
+    bulletin.close()
+
+
+def _say(board: Board, error: BaseException, phase: Phase) -> None:
+    text = str(error).strip() or "no message"
+    text = re.sub(r"^\[\S*?:\d+\] ", "", text.splitlines()[0])  # where in the library's own sources
+    board.say(f"{type(error).__name__}: {text}")
+    board.step(phase, board.words[Word.POSITION], time.monotonic_ns())
+    import traceback
+
+    traceback.print_exception(error)
+
+
+def _write_result(job: Job, rank: int, runner: Runner) -> None:
+    """What every named buffer holds in the end, and what recording a call cost."""
+    index: dict[str, Any] = {"overhead_ns": _recording_ns(job, rank), "buffers": {}}
+    pieces, at = [], 0
+    for label, buffer in runner.memory.buffers.items():
+        data = runner.memory.numbers(buffer).tobytes()
+        index["buffers"][label] = [list(buffer.shape), buffer.dtype, at, len(data)]
+        pieces.append(data)
+        at += len(data)
+    head = json.dumps(index).encode()
+    partial = job.result(rank).with_suffix(".part")
+    partial.write_bytes(b"".join([len(head).to_bytes(8, "little"), head, *pieces]))
+    os.replace(partial, job.result(rank))
+
+
+def _recording_ns(job: Job, rank: int) -> int:
+    """Nanoseconds that the post and the finish of one call cost, measured on a table of their own."""
+    slots = Slots(job.slots(rank, job.repeats), 1)
+    board = Board(job.board(rank).with_name(f"trial-{rank}"), create=True)
+    cells, begin = slots.cells, time.monotonic_ns()
+    for _ in range(_TRIALS):
+        now = time.monotonic_ns()
+        board.step(Phase.IN_CALL, 0, now)
+        cells[0] = now
+        cells[1] = cells[2] = time.monotonic_ns()
+    return (time.monotonic_ns() - begin) // _TRIALS
+
+
+def _let_go(job: Job, runner: Runner) -> int:
+    """Stay until the launcher says so: a rank that left would close its connections. Then end as a program does."""
+    bulletin = Bulletin(job.bulletin)
+    while not bulletin.stopped:
+        time.sleep(0.002)
+    if runner.groups.connected:
+        runner.groups.destroy()
+    return 0
+
+
+__all__ = ["elastic_main", "main"]

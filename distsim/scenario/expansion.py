@@ -1,0 +1,193 @@
+"""Training strategies of a program, expanded: plain data in, plain data out, before the file's entries are read.
+
+An entry `- ddp: {…}` becomes a block in the same place, so that whatever is found inside it later is shown at the strategy's own place:
+the document still holds what was written, and a path that leads on into an expansion ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from math import prod
+from typing import Any
+
+from pydantic import ValidationError
+
+from distsim.expr import parse
+from distsim.names import listing
+from distsim.scenario.document import Document, Path
+from distsim.scenario.problems import Problems, shown
+from distsim.scenario.scalars import MAX_WORLD, integer
+from distsim.scenario.validation import note_errors
+from distsim.strategies import STRATEGIES
+from distsim.strategies.base import Context, Expansion, Strategy
+
+#: Names that no strategy may invent.
+_WORDS = frozenset({"rank", "world_size", "node", "local_rank", "group_rank", "group_size", "index", "copy", "iteration", "all", "min",
+                    "max", "true", "false", "world", "else"})  # fmt: skip
+_DECLARED = ("tensors", "groups", "vars")
+
+
+def expand_data(data: Mapping[Any, Any], document: Document, problems: Problems) -> Mapping[Any, Any]:
+    """The data with every strategy's entry replaced by its plain steps; the same object where there is none.
+
+    What is wrong with a strategy is noted at its place, and its entry then does nothing.
+    """
+    program = data.get("program")
+    if not isinstance(program, list | tuple) or not any(_strategies(program)):
+        return data
+    return _Expander(data, problems).expanded()
+
+
+def _strategies(entries: Any) -> Iterator[Any]:
+    """Every entry that is a strategy's, at any depth."""
+    for item in entries if isinstance(entries, list | tuple) else ():
+        if isinstance(item, str):
+            if item in STRATEGIES:
+                yield item
+        elif isinstance(item, Mapping):
+            if any(key in STRATEGIES for key in item):
+                yield item
+            inner = item.get("repeat")
+            yield from _strategies(item.get("steps"))
+            yield from _strategies(inner.get("steps") if isinstance(inner, Mapping) else None)
+
+
+class _Expander:
+    def __init__(self, data: Mapping[Any, Any], problems: Problems) -> None:
+        self.data, self.problems = data, problems
+        self.added: dict[str, dict[str, Any]] = {key: {} for key in _DECLARED}
+        self.taken = set(_WORDS) | set(_names(data))
+        self.context = _context(data, self.taken)
+        self.constants = {} if self.context is None else _constants(data, self.context)
+
+    def expanded(self) -> dict[Any, Any]:
+        found = dict(self.data)
+        found["program"] = self.entries(self.data["program"], ("program",))
+        for key, added in self.added.items():
+            declared = self.data.get(key)
+            if added and (declared is None or isinstance(declared, Mapping)):
+                found[key] = {**(declared or {}), **added}
+        return found
+
+    def entries(self, entries: Any, path: Path) -> Any:
+        if not isinstance(entries, list | tuple):
+            return entries
+        return [self.entry(item, (*path, k)) for k, item in enumerate(entries)]
+
+    def entry(self, item: Any, path: Path) -> Any:
+        if isinstance(item, str):
+            return self.strategy(item, {}, path, path) if item in STRATEGIES else item
+        if not isinstance(item, Mapping):
+            return item
+        names = [key for key in item if key in STRATEGIES]
+        if names:
+            return self.beside(item, names[0], path)
+        found = dict(item)
+        if "steps" in item:
+            found["steps"] = self.entries(item["steps"], (*path, "steps"))
+        body = item.get("repeat")
+        if isinstance(body, Mapping) and "steps" in body:
+            found["repeat"] = {**body, "steps": self.entries(body["steps"], (*path, "repeat", "steps"))}
+        return found
+
+    def beside(self, item: Mapping[Any, Any], name: str, path: Path) -> Any:
+        """A strategy's entry; strange keys beside it are left for the reader of steps to note."""
+        if any(key not in (name, "ranks") for key in item):
+            return item
+        found = self.strategy(name, item[name], path, (*path, name))
+        return {"ranks": item["ranks"], **found} if "ranks" in item else found
+
+    def strategy(self, name: str, value: Any, path: Path, here: Path) -> dict[str, Any]:
+        made = self.validated(STRATEGIES[name], value, here)
+        if made is None or self.context is None:
+            return {"steps": []}
+        context = self.context._replace(taken=frozenset(self.taken))
+        refusals = made.refuse(context)
+        for way, sentence in refusals:
+            self.problems.add((*here, *way), sentence)
+        return {"steps": []} if refusals else self.keep(made.expand(context))
+
+    def validated(self, model: type[Strategy], value: Any, here: Path) -> Strategy | None:
+        if value is None:
+            value = {}
+        if not isinstance(value, Mapping) and model.first_field is not None:
+            value = {model.first_field: value}
+        if not isinstance(value, Mapping):
+            known = [info.alias or key for key, info in model.model_fields.items()]
+            hint = f"`{model.name}: {{…}}`; it has {listing(known)}"
+            self.problems.add(here, f"expected the fields of {model.name} as a mapping, found {shown(value)}", hint)
+            return None
+        try:
+            return model.model_validate(dict(value), context={"names": self.constants})
+        except ValidationError as errors:
+            note_errors(self.problems, errors, here, model, name=model.name)
+            return None
+
+    def keep(self, expansion: Expansion) -> dict[str, Any]:
+        for key in _DECLARED:
+            added = getattr(expansion, key)
+            self.added[key].update(added)
+            self.taken.update(added)
+        self.taken.update(_bound(expansion.steps))
+        return {"steps": expansion.steps}
+
+
+def _context(data: Mapping[Any, Any], taken: set[str]) -> Context | None:
+    """What strategies may know; None where world or mesh can't be read (which is noted elsewhere)."""
+    try:
+        nodes, per_node = _world(data.get("world"))
+        one = integer(1, MAX_WORLD)
+        mesh = {str(axis): one(size) for axis, size in dict(data.get("mesh") or {}).items()}
+        iterations = one(data.get("iterations", 1))
+    except (ValueError, TypeError, KeyError):
+        return None
+    if mesh and prod(mesh.values()) != nodes * per_node:
+        return None
+    named = [data.get(key) if isinstance(data.get(key), Mapping) else {} for key in ("tensors", "groups")]
+    backend = data.get("backend", "gloo")
+    return Context(nodes * per_node, per_node, mesh, str(backend), iterations, named[0] or {}, frozenset(taken), named[1] or {})
+
+
+def _world(value: Any) -> tuple[int, int]:
+    one = integer(1, MAX_WORLD)
+    if isinstance(value, Mapping):
+        return one(value["nodes"]), one(value["ranks_per_node"])
+    if hasattr(value, "ranks_per_node"):
+        return value.nodes, value.ranks_per_node
+    return 1, one(value)
+
+
+def _constants(data: Mapping[Any, Any], context: Context) -> dict[str, Any]:
+    """Numbers that are the same on every rank: the world's size, the axes' sizes, vars made of them."""
+    found: dict[str, Any] = {"world_size": context.world_size}
+    found |= {f"{axis}_size": size for axis, size in context.mesh.items()}
+    given = data.get("vars")
+    for name, value in given.items() if isinstance(given, Mapping) else ():
+        with suppress(ValueError):
+            expression = value if hasattr(value, "evaluate") else parse(value)
+            if expression.names <= found.keys():
+                found[str(name)] = expression.evaluate(found)
+    return found
+
+
+def _names(data: Mapping[Any, Any]) -> Iterator[str]:
+    """Names that a file uses."""
+    for key in ("vars", "groups", "tensors", "mesh"):
+        value = data.get(key)
+        for name in value if isinstance(value, Mapping) else ():
+            yield str(name)
+            yield f"{name}_size"
+    yield from _bound(data.get("program"))
+
+
+def _bound(value: Any) -> Iterator[str]:
+    """Names that steps bind: handles, indices, groups."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key in ("as", "index", "name") and isinstance(item, str):
+                yield item.partition("@")[0].strip()
+            yield from _bound(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _bound(item)

@@ -1,0 +1,72 @@
+"""The launch plan as text in 80 columns, and as JSON."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from distsim.real.plan import Plan, typed
+from distsim.views.tables import WIDTH, folded, table
+
+#: More ranks than this are shown by the first and the last ones.
+MOST_RANKS = 16
+
+
+def plan_text(plan: Plan) -> str:
+    """What `distsim run FILE` prints."""
+    where = "1 machine" if plan.nodes == 1 else f"{plan.nodes} machines of {plan.ranks_per_node}"
+    sections = [
+        [f"{plan.name}: {plan.world_size} rank{'s' * (plan.world_size > 1)} on {where}, back end {plan.backend}"],
+        ["Every rank", f"  WORLD_SIZE={plan.world_size} MASTER_ADDR={plan.master_addr} MASTER_PORT={plan.master_port}"],
+        ["Each rank", *_ranks(plan)],
+        *_lines(plan),
+        ["Set by the launcher itself", *_sets(plan)],
+        [line for note in plan.notes for line in folded(note)],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _ranks(plan: Plan) -> list[str]:
+    rows = [(str(r.rank), str(r.local_rank), str(r.node), r.device) for r in plan.ranks]
+    lines = table(("RANK", "LOCAL_RANK", "NODE_RANK", "device"), rows, left=(3,))
+    if len(rows) <= MOST_RANKS:
+        return lines
+    return [*lines[: MOST_RANKS - 3], f"  … {len(rows) - MOST_RANKS + 1} more …", *lines[-3:]]
+
+
+_TITLES = {"distsim": "By distsim itself", "torchrun": "By torchrun", "srun": "By srun, once for all machines",
+           "mpirun": "By mpirun, once for all machines"}  # fmt: skip
+#: Machines whose lines are written out; they differ in --node_rank alone.
+_MOST_NODES = 4
+
+
+def _lines(plan: Plan) -> list[list[str]]:
+    sections = []
+    for launcher, title in _TITLES.items():
+        mine = [line for line in plan.lines if line.launcher == launcher]
+        text = [f"{title}{', one line per machine' if len(mine) > 1 else ''}"]
+        for line in mine[:_MOST_NODES]:
+            text += typed(line.words, WIDTH, "  ")
+        if len(mine) > _MOST_NODES:
+            text.append(f"  … and so on to machine {len(mine) - 1}")
+        sections.append(text)
+    return sections
+
+
+def _sets(plan: Plan) -> list[str]:
+    return [line for launcher, names in plan.sets for line in folded(f"{launcher}: {names}", "  ", "    ")]
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The same for programs."""
+    shared = {"WORLD_SIZE": plan.world_size, "MASTER_ADDR": plan.master_addr, "MASTER_PORT": plan.master_port}
+    return {
+        "schema_version": 1, "name": plan.name, "backend": plan.backend, "world_size": plan.world_size, "nodes": plan.nodes,
+        "ranks": [
+            {"rank": r.rank, "device": r.device,
+             "env": {**shared, "RANK": r.rank, "LOCAL_RANK": r.local_rank, "NODE_RANK": r.node}}
+            for r in plan.ranks
+        ],
+        "commands": [{"launcher": c.launcher, "node": c.node, "command": shlex.join(c.words)} for c in plan.lines],
+        "launcher_sets": dict(plan.sets), "notes": list(plan.notes),
+    }  # fmt: skip

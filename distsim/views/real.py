@@ -1,0 +1,206 @@
+"""A real run as text in 80 columns and as JSON: how it ended, whether as simulated, where every rank was, who is to blame."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from distsim.findings.record import Finding
+from distsim.real.record import RealRun
+from distsim.real.sameness import Held
+from distsim.standstill import RankEnd
+from distsim.units import show_ns
+from distsim.views.findings import findings_lines
+from distsim.views.jsonview import finding_json
+from distsim.views.tables import cut, folded, ranks_text, table
+
+#: Frames of a stack, lines of a failed rank's output, buffers, that are shown; JSON has all.
+_FRAMES, _OUTPUT, _BUFFERS = 3, 3, 8
+_REASONS = {"standstill": "nothing moved any more", "interrupted": "ended from outside", "start": "not all came"}
+
+
+def real_text(run: RealRun) -> str:
+    """The report of `distsim run --real`."""
+    file = run.simulation.scenario.file
+    failed = run.outcome != "completes" or run.reason != "done"
+    sections = [
+        _head(run),
+        ["Ranks", *_ranks(run)] if failed else [],
+        _blame(run) if failed else [],
+        findings_lines(run.findings, file) if failed else [],
+        _stacks(run) if failed else [],
+        _outputs(run) if failed else [],
+        _values(run),
+        _recording(run),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _head(run: RealRun) -> list[str]:
+    simulation = run.simulation
+    said = simulation.outcome
+    if run.reason == "interrupted":
+        text = "ended from outside; what was recorded so far is kept"
+    elif run.outcome == "completes":
+        text = f"completes in {_times(run.makespans_ns)}"
+        text += f"; simulated {show_ns(simulation.makespan_ns)}" if said == "completes" else f"; the simulation says {said}"
+    else:
+        text = f"{run.outcome}; the simulation says {said}"
+    agree = "the run ended as simulated" if run.agrees else "NOT as simulated: " + "; ".join(run.differences)
+    ranks = simulation.program.world_size
+    lines = folded(f"{simulation.scenario.name or simulation.scenario.file}: {text}")
+    lines += folded(f"{ranks} ranks for real on {run.backend}, started by {run.launcher}, compute {run.trace.header['compute']}")
+    if run.reason != "interrupted":
+        lines += folded(agree)
+    for note in run.notes:
+        lines += folded(note)
+    return lines
+
+
+def _times(makespans_ns: Sequence[int]) -> str:
+    if len(makespans_ns) < 2:
+        return show_ns(makespans_ns[0]) if makespans_ns else "no time"
+    low, high = min(makespans_ns), max(makespans_ns)
+    median = round(statistics.median(makespans_ns))
+    return f"{show_ns(median)} (median of {len(makespans_ns)}, {show_ns(low)} to {show_ns(high)})"
+
+
+# --- where everybody was ---
+
+
+def _ranks(run: RealRun) -> list[str]:
+    """The call that each rank was in, with its place."""
+    rows = []
+    for end in run.standstill.ends:
+        op, where = _call(run, end)
+        rows.append((str(end.rank), _state(end), op, where, cut(end.message, 34)))
+    return table(("rank", "state", "call", "where", "message"), rows, left=(1, 2, 3, 4))
+
+
+def _call(run: RealRun, end: RankEnd) -> tuple[str, str]:
+    program = run.simulation.program
+    if end.status == "absent" or (end.status == "ended" and not end.message):
+        return "", ""
+    if end.position >= len(program.code(end.rank).calls):
+        return "", "after its last call"
+    place = program.place(end.rank, end.position)
+    started = bool(run.makespans_ns and run.makespans_ns[-1]) or end.position
+    if end.status == "blocked" and not started and run.trace.makespan_ns == 0:
+        return "init_process_group", "before its first call"
+    near = f"line {place.line}" if place.file == run.simulation.scenario.file else cut(f"{place.file}:{place.line}", 24)
+    return place.op, near
+
+
+def _state(end: RankEnd) -> str:
+    words = {"blocked": "stuck", "ended": "ended" if not end.message else "left", "absent": "never started"}
+    return words.get(end.status, end.status)
+
+
+def _blame(run: RealRun) -> list[str]:
+    if not run.culprits:
+        return []
+    ends = {end.rank: end for end in run.standstill.ends}
+    first = ends[run.culprits[0]]
+    who = f"rank{'s' * (len(run.culprits) > 1)} {ranks_text(list(run.culprits))}"
+    why = f": {_state(first)}{', ' + first.message if first.message else ''}" if first.status != "blocked" else ""
+    return folded(f"The cause: {who}{why}. {_reason(run)}", "", "  ")
+
+
+def _reason(run: RealRun) -> str:
+    if run.reason != "standstill":
+        return ""
+    return f"Nothing moved for {show_ns(run.timeout_ns)}." if not _failed(run) else "Nothing moved after that."
+
+
+def _failed(run: RealRun) -> bool:
+    return any(end.status in ("raised", "crashed", "killed") for end in run.standstill.ends)
+
+
+def _stacks(run: RealRun) -> list[str]:
+    """The innermost frames of the ranks that were stuck, equal ones together."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank, text in sorted(run.stacks.items()):
+        frames = [line.strip().removeprefix("File ") for line in text.splitlines() if line.startswith("  File ")]
+        groups.setdefault(tuple(frames[:_FRAMES]), []).append(rank)
+    lines = ["Python stacks, innermost first"] if groups else []
+    for frames_, ranks in groups.items():
+        lines.append(f"  rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}")
+        lines += [f"    {_tail(frame)}" for frame in frames_]
+    return lines
+
+
+def _tail(frame: str) -> str:
+    """A frame in 76 columns: the end of its path says more than its beginning."""
+    return frame if len(frame) <= 76 else f"…{frame[-75:]}"
+
+
+def _outputs(run: RealRun) -> list[str]:
+    lines = ["Last output of ranks that failed"] if run.outputs else []
+    for rank, text in sorted(run.outputs.items()):
+        lines.append(f"  rank {rank}")
+        lines += [f"    {cut(line, 76)}" for line in text.strip().splitlines()[-_OUTPUT:]]
+    return lines
+
+
+# --- values and the recording ---
+
+
+def _values(run: RealRun) -> list[str]:
+    if not run.values:
+        return []
+    count = {state: len(run.held(state)) for state in ("equal", "close", "differs", "unknown")}
+    text = f"Values: {count['equal']} of {len(run.values)} buffers equal to the simulated ones, bit for bit"
+    if count["close"]:
+        text += f"; {count['close']} within rounding (more than two terms are added in the back end's own order)"
+    if count["unknown"]:
+        text += f"; {count['unknown']} without simulated numbers"
+    lines = folded(text, "", "  ")
+    for one in run.held("differs")[:_BUFFERS]:
+        lines += folded(f"rank {one.rank}, {one.label}: {one.detail}", "  ", "    ")
+    more = count["differs"] - _BUFFERS
+    return [*lines, f"  … and {more} more buffers that differ"] if more > 0 else lines
+
+
+def _recording(run: RealRun) -> list[str]:
+    calls = len(run.trace)
+    error = "one clock for all ranks" if not run.clock_error_ns else f"clocks agree within {show_ns(run.clock_error_ns)}"
+    part = "" if run.trace.header["complete"] else ", not complete"
+    cost = f"recording took {run.overhead_ns} ns a call; " if run.overhead_ns else ""
+    return folded(f"Trace: {calls} calls{part}; {cost}{error}.", "", "  ")
+
+
+def real_json(run: RealRun) -> dict[str, Any]:
+    """The same for programs; a key keeps its meaning while `schema_version` stays. Times are ns."""
+    simulation = run.simulation
+    return {
+        "schema_version": 1, "file": simulation.scenario.file, "name": simulation.scenario.name, "outcome": run.outcome,
+        "reason": run.reason, "backend": run.backend, "launcher": run.launcher, "world_size": simulation.program.world_size,
+        "makespans_ns": list(run.makespans_ns), "simulated": {"outcome": simulation.outcome, "makespan_ns": simulation.makespan_ns},
+        "agrees": run.agrees, "differences": list(run.differences), "culprits": list(run.culprits),
+        "ranks": [_rank(run, end) for end in run.standstill.ends], "findings": _findings(run.findings),
+        "values": [_held(one) for one in run.values], "recording_ns_per_call": run.overhead_ns,
+        "clock_error_ns": run.clock_error_ns, "complete": bool(run.trace.header["complete"]), "notes": list(run.notes),
+    }  # fmt: skip
+
+
+def _findings(found: Sequence[Finding]) -> list[Any]:
+    return [dict(finding_json(one)) for one in found]
+
+
+def _held(one: Held) -> dict[str, Any]:
+    return {"rank": one.rank, "tensor": one.label, "state": one.state, "detail": one.detail}
+
+
+def _rank(run: RealRun, end: RankEnd) -> dict[str, Any]:
+    program = run.simulation.program
+    inside = end.position < len(program.code(end.rank).calls) and end.status not in ("ended", "absent")
+    place = program.place(end.rank, end.position) if inside else None
+    return {
+        "rank": end.rank, "status": end.status, "position": end.position, "at_ns": end.at_ns, "message": end.message,
+        "op": place.op if place else None, "file": place.file if place else None, "line": place.line if place else None,
+        "stack": run.stacks.get(end.rank), "output": run.outputs.get(end.rank),
+    }  # fmt: skip
+
+
+__all__ = ["real_json", "real_text"]

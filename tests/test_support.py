@@ -1,0 +1,122 @@
+"""What the back ends take: the table, its page, and gloo itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distsim.cli.explain import page
+from distsim.ops.checks import reduce_refusal
+from distsim.ops.records import DTYPE_BYTES, REDUCE_OPS, Buffer, Call, Group
+from distsim.ops.table import OPS
+from distsim.profiles import PROFILES
+from distsim.profiles.support import GLOO_SUPPORT, MPI_SUPPORT, NCCL_SUPPORT, SCALAR_TYPES, SUPPORT, reductions
+
+ROOT = Path(__file__).resolve().parent.parent
+OBSERVED = ROOT.parent / "shared" / "semantics" / "gloo_observed.json"
+MEETING = [op for op, row in OPS.items() if row.kind in ("p2p", "collective")]
+
+
+def test_each_profile_refuses_what_its_table_says() -> None:
+    pair = Group(0, "world", (0, 1))
+    for name, profile in PROFILES.items():
+        for op in MEETING:
+            for dtype in DTYPE_BYTES:
+                for reduce_op in REDUCE_OPS if OPS[op].reduces else (None,):
+                    buffer = (Buffer("x", 0, (2,), dtype),)
+                    call = Call(op, 0, pair, peer=1, reduce_op=reduce_op, inputs=buffer, outputs=buffer)
+                    assert profile.refuse(call) == SUPPORT[name].refusal(op, dtype, reduce_op)
+
+
+def test_the_tables_are_in_the_order_of_the_profiles_and_know_every_dtype() -> None:
+    assert list(SUPPORT) == list(PROFILES)
+    assert set(SCALAR_TYPES) == set(DTYPE_BYTES)
+    for support in SUPPORT.values():
+        assert support.messages | support.moved <= set(DTYPE_BYTES)
+        assert set(support.reduced) == set(REDUCE_OPS)
+        assert all(dtypes <= support.moved for dtypes in support.reduced.values())
+        assert {*support.lacks, *support.gaps, *support.not_on_gpu} <= set(OPS)
+
+
+def test_what_is_invalid_for_its_dtype_is_taken_by_no_back_end() -> None:
+    forbidden = [(d, r) for d in DTYPE_BYTES for r in REDUCE_OPS if reduce_refusal(d, r) is not None]
+
+    assert forbidden
+    assert [pair for pair in forbidden if set(reductions(pair[0])[pair[1]]) != {"-"}] == []
+
+
+def test_what_older_tables_deny_is_there() -> None:
+    """gloo has reduce_scatter, all_to_all and avg now, nccl gather and scatter, mpi reduce_scatter (pytorch#150162)."""
+    assert GLOO_SUPPORT.on("reduce_scatter", "gpu") == GLOO_SUPPORT.on("all_to_all", "cpu") == "yes"
+    assert GLOO_SUPPORT.takes("all_reduce", "float16", "avg")
+    assert NCCL_SUPPORT.on("gather", "gpu") == NCCL_SUPPORT.on("send", "gpu") == "yes"
+    assert NCCL_SUPPORT.on("broadcast", "cpu") == "no"
+    assert MPI_SUPPORT.on("reduce_scatter", "cpu") == "yes"
+    assert MPI_SUPPORT.on("send", "gpu") == "built"
+    assert GLOO_SUPPORT.on("send", "gpu") == "no"
+
+
+@pytest.mark.parametrize(("backend", "op", "dtype", "reduce_op", "text"), [
+    ("gloo", "all_reduce", "int8", "avg", "result type Float can't be cast to the desired output type Char"),
+    ("gloo", "reduce", "complex64", "max", "reduce does not supporton complex tensors"),
+    ("gloo", "gather", "complex64", None, "Invalid scalar type"),
+    ("nccl", "send", "int16", None, "Unconvertible NCCL type Short"),
+    ("nccl", "broadcast", "int16", None, "Input tensor data type is not supported for NCCL process group: Short"),
+    ("nccl", "all_reduce", "bool", "avg", "Cannot use ReduceOp.AVG with boolean inputs"),
+    ("nccl", "all_reduce", "bool", "sum", None),
+    ("mpi", "send", "bool", None, "map::at"),
+    ("mpi", "broadcast", "complex64", None, None),
+    ("mpi", "reduce", "complex64", "sum", "map::at"),
+    ("mpi", "all_reduce", "complex64", "avg", "map::at"),
+])  # fmt: skip
+def test_refusals_are_in_the_words_of_torch(backend: str, op: str, dtype: str, reduce_op: str | None, text: str | None) -> None:
+    assert SUPPORT[backend].refusal(op, dtype, reduce_op) == text
+
+
+def test_the_page_shows_every_operation_and_dtype_in_80_columns() -> None:
+    lines = page("backends").splitlines()
+    first = {line.split()[0] for line in lines if line.startswith("  ")}
+
+    assert max(map(len, lines)) <= 80
+    assert {*MEETING, *DTYPE_BYTES} <= first
+    assert ["int32", *reductions("int32").values()] in [line.split() for line in lines]
+
+
+@pytest.mark.slow
+def test_gloo_itself_takes_and_refuses_what_the_table_says() -> None:
+    """All operations, dtypes and reduce ops, on two processes."""
+    pytest.importorskip("torch", reason="needs torch, to ask gloo itself")
+    found = subprocess.run(
+        [sys.executable, ROOT / "tests" / "gloo_support.py"], capture_output=True, text=True, timeout=120, check=False
+    )
+    answers = [json.loads(line) for line in found.stdout.splitlines()]
+    unlike = [(op, d, r, said) for op, d, r, said in answers if not _agrees(GLOO_SUPPORT.refusal(op, d, r), said)]
+
+    assert (found.returncode, len(answers)) == (0, 4 * 14 * 8 + 11 * 14), found.stderr[-500:]
+    assert unlike == []
+
+
+def _agrees(expected: str | None, said: str | None) -> bool:
+    """Messages of torch may carry a stack behind the text, and control characters in it."""
+    if expected is None or said is None:
+        return expected is said
+    return "".join(c for c in said if c.isprintable()).startswith(expected)
+
+
+@pytest.mark.skipif(not OBSERVED.exists(), reason="the observations are not beside this checkout (../shared/semantics)")
+def test_what_gloo_was_seen_to_take_is_taken() -> None:
+    """The cases of gloo_observed.json that are about support: messages of every dtype, avg of integers, reductions of bool."""
+    observed = json.loads(OBSERVED.read_text(encoding="utf-8"))
+    sent = [step["step"].split()[1] for step in observed["p2p.dtypes_all"]["0"]["steps"] if step["out"] == "ok"]
+    steps = observed["late.avg_on_ints_and_bool_sum"]["0"]["steps"]
+
+    assert len(sent) == 12
+    assert [dtype for dtype in sent if not GLOO_SUPPORT.takes("send", dtype)] == []
+    assert steps[0]["msg"] == GLOO_SUPPORT.refusal("all_reduce", "int64", "avg")
+    seen = [step["step"].lower() for step in steps if step["step"].lower() in REDUCE_OPS and step["out"] == "ok"]
+    assert seen
+    assert all(GLOO_SUPPORT.takes("all_reduce", "bool", reduce_op) for reduce_op in seen)

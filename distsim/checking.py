@@ -9,29 +9,34 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from distsim.check.backends import backend_findings
 from distsim.check.diagnose import diagnose
 from distsim.check.layout import Layout, build_layout
+from distsim.check.memory import memory_findings
 from distsim.check.names import name_swaps
+from distsim.check.orders import MAX_STATES
 from distsim.check.remarks import remarks
+from distsim.check.schedule import schedule_to_json
 from distsim.check.undefined import undefined_findings
 from distsim.check.verdict import Verdict, verdict_of
 from distsim.cluster import default_cluster
 from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine import Run, run
+from distsim.engine.outcomes import ProfileOutcome, outcome_under
 from distsim.errors import Problem, ScenarioErrors, UsageError
 from distsim.findings.record import Finding
 from distsim.profiles import PROFILES, Profile
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import Scenario, load
-from distsim.standstill import Standstill
+from distsim.simulation import cost_model
 from distsim.units import show_bytes
 
-#: States that a search may store before it gives up, unless told otherwise.
-MAX_STATES = 200_000
+__all__ = ["MAX_STATES", "NOT_COVERED", "CheckResult", "ProfileOutcome", "check", "check_file", "check_program"]
+
 #: What `check` does not see, whatever it says.
 NOT_COVERED = (
     "kernels of several communicators that need one GPU at once",
@@ -43,27 +48,11 @@ _QUIET = ("invalid", "mismatch", "deadlock")
 
 
 @dataclass(frozen=True)
-class ProfileOutcome:
-    """What one back end does. ``possible`` lists every outcome, ``ranks`` are those left standing or ended by an error.
-
-    ``flips_at_nbytes``: the size of message beyond which the outcome is another, None where size does not matter. ``variants``: the
-    outcome per way of making communicators (nccl: lazy, eager).
-    """
-
-    outcome: str
-    possible: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
-    flips_at_nbytes: int | None = None
-    variants: Mapping[str, str] = field(default_factory=dict)
-    standstill: Standstill | None = None
-    findings: tuple[Finding, ...] = ()
-
-
-@dataclass(frozen=True)
 class CheckResult:
     """What is known of one file. ``errors`` is empty unless it can't be read; then ``verdict`` is None.
 
-    ``backend``: whose outcome decides the exit status, the file's own or the one asked for. ``profiles``: name -> outcome.
+    ``backend``: whose outcome decides the exit status, the file's own or the one asked for. ``profiles``: name -> outcome. ``schedule``:
+    the order of events that leads to the verdict, as plain data; None where any order does.
     """
 
     file: str
@@ -73,6 +62,7 @@ class CheckResult:
     profiles: Mapping[str, ProfileOutcome] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     name: str = ""
+    schedule: Mapping[str, Any] | None = None
 
     def status(self) -> int:
         """2: can't be read; 1: an error among the findings, or an outcome other than `completes` under ``backend``; else 0."""
@@ -105,85 +95,116 @@ def _check(scenario: Scenario, backend: str, max_states: int, strict: bool) -> C
     if backend != scenario.backend:
         scenario = scenario.model_copy(update={"backend": backend})
     program = lower(scenario)
-    layout = build_layout(program)
-    verdict = verdict_of(program)
-    outcomes = {name: outcome_under(program, profile) for name, profile in PROFILES.items()}
-    found = _findings(program, layout, verdict, outcomes, backend)
+    cost = cost_model(scenario, program)
+    found = check_program(program, cost=cost, max_states=max_states, more=memory_findings(scenario, program, cost.cluster))
     if strict:
-        found = tuple(replace(f, severity="error") if f.code.startswith("DS5") else f for f in found)
-    return CheckResult(scenario.file, (), backend, verdict, outcomes, found, scenario.name)
+        strictly = tuple(replace(f, severity="error") if f.code.startswith("DS5") else f for f in found.findings)
+        found = replace(found, findings=strictly)
+    return found
 
 
-def outcome_under(program: Program, profile: Profile) -> ProfileOutcome:
-    """A back end's outcome, in the order of events that its default cluster's prices give."""
-    inits = ("lazy", "eager") if profile.device else ("",)
-    runs = {init: _run(program, profile, init) for init in inits}
-    mine = str(program.options.get("init", "lazy")) if profile.device else ""
-    chosen = runs[mine]
-    out = chosen.standstill
-    ranks = tuple(end.rank for end in out.ends if end.status != "ended")
-    return ProfileOutcome(
-        chosen.outcome, chosen.possible or (chosen.outcome,), ranks, None,
-        {init: r.outcome for init, r in runs.items() if init}, out, chosen.findings,
-    )  # fmt: skip
-
-
-def _run(program: Program, profile: Profile, init: str) -> Run:
-    options = {**program.options, "init": init} if init else program.options
-    cost = CostModel(default_cluster(profile.name), program.world_size, program.local_size, program.link_faults)
-    return run(replace(program, options=options), profile, cost)
+def check_program(
+    program: Program, *, cost: CostModel | None = None, max_states: int = MAX_STATES, more: tuple[Finding, ...] = ()
+) -> CheckResult:
+    """Check a lowered program under its own back end. ``cost``: the prices there, where the order of events depends on time (left
+    out: those of the default cluster). ``more``: findings that the caller has already."""
+    layout = build_layout(program)
+    verdict = verdict_of(program, max_states)
+    swaps = name_swaps(program, None, layout)
+    prices = {name: cost if name == program.backend else None for name in PROFILES}
+    outcomes = {name: _swapped(outcome_under(program, p, prices[name]), bool(swaps)) for name, p in PROFILES.items()}
+    found = _findings(program, layout, verdict, outcomes, cost, (*more, *swaps))
+    order = verdict.schedule
+    said = schedule_to_json(order, program) if order is not None and order.choices else None
+    return CheckResult(program.file, (), program.backend, verdict, outcomes, found, program.name, said)
 
 
 def _findings(
-    program: Program, layout: Layout, verdict: Verdict, outcomes: Mapping[str, ProfileOutcome], backend: str
-) -> tuple[Finding, ...]:
+    program: Program, layout: Layout, verdict: Verdict, outcomes: Mapping[str, ProfileOutcome],
+    cost: CostModel | None, more: tuple[Finding, ...],
+) -> tuple[Finding, ...]:  # fmt: skip
+    backend = program.backend
     profile, own = PROFILES[backend], outcomes[backend]
-    stuck = verdict.standstill is not None and verdict.standstill.blocked
-    alone = own.standstill if not stuck else None
+    clear = verdict.verdict not in _QUIET
+    refused = backend_findings(program, profile, layout)
+    stuck = verdict.standstill is not None and bool(verdict.standstill.blocked)
+    explain = not (stuck or verdict.verdict == "invalid" or any(f.severity == "error" for f in refused))
     found = (
         *(_with_sizes(f, outcomes) if f.code == "DS603" else f for f in verdict.findings),
-        *name_swaps(program, None, layout),
-        *backend_findings(program, profile, layout),
-        *own.findings,
-        *(diagnose(program, alone, layout) if alone is not None and alone.blocked else ()),
-        *(undefined_findings(program, layout, profile) if "undefined" in (own.outcome, *own.possible) else ()),
+        *more,
+        *refused,
+        *(_of_run(program, layout, profile, explain, cost) if own.outcome not in ("completes", "wrong-data") else ()),
+        *(undefined_findings(program, layout, profile) if clear and _open(own) else ()),
         *remarks(program, profile, layout),
-        *(() if verdict.verdict in _QUIET else _elsewhere(program, layout, outcomes, backend)),
+        *(_elsewhere(program, layout, outcomes, backend) if clear else ()),
     )
     return tuple(dict.fromkeys(found))
 
 
-def _with_sizes(finding: Finding, outcomes: Mapping[str, ProfileOutcome]) -> Finding:
-    """DS603 with the sizes at which each back end's outcome turns."""
-    turns = [f"{name} up to messages of {show_bytes(o.flips_at_nbytes)}" for name, o in outcomes.items() if o.flips_at_nbytes]
-    return replace(finding, message=f"{finding.message}; here {' and '.join(turns)}") if turns else finding
-
-
-def _elsewhere(
-    program: Program, layout: Layout, outcomes: Mapping[str, ProfileOutcome], backend: str
+def _of_run(
+    program: Program, layout: Layout, profile: Profile, explain: bool, cost: CostModel | None = None
 ) -> tuple[Finding, ...]:
-    """DS604: it completes under its own back end, and not under others."""
-    others = {name: o for name, o in outcomes.items() if name != backend and o.outcome != "completes"}
+    """What a run under a back end tells: waits that outlast their timeout and, to ``explain``, who stands where in the end."""
+    priced = cost or CostModel(default_cluster(profile.name), program.world_size, program.local_size, program.link_faults)
+    left: Run = run(program, profile, priced)
+    return (*left.findings, *(diagnose(program, left.standstill, layout) if explain else ()))
+
+
+def _open(outcome: ProfileOutcome) -> bool:
+    """The back end leaves open what comes of it."""
+    return "undefined" in outcome.possible or (
+        "completes" in outcome.possible and "hangs" in outcome.possible and bool(outcome.variants)
+    )
+
+
+def _swapped(outcome: ProfileOutcome, swaps: bool) -> ProfileOutcome:
+    """Data that meet by order but not by name are wrong data wherever the program gets through."""
+    if not swaps or outcome.outcome != "completes":
+        return outcome
+    possible = tuple(dict.fromkeys("wrong-data" if o == "completes" else o for o in outcome.possible))
+    return replace(outcome, outcome="wrong-data", possible=possible)
+
+
+def _with_sizes(finding: Finding, outcomes: Mapping[str, ProfileOutcome]) -> Finding:
+    """DS603 with the buffer on which each back end's outcome hinges, and what it comes to with it."""
+    words = {"undefined": "is undefined", "wrong-data": "gives wrong data"}
+    hinge = {name: o for name, o in outcomes.items() if o.flips_at_nbytes}
+    turns = [
+        f"{name} buffers {show_bytes(o.flips_at_nbytes or 0)}, and it {words.get(o.outcome, o.outcome)}"
+        for name, o in hinge.items()
+    ]
+    return replace(finding, message=f"{finding.message} ({'; '.join(turns)})") if turns else finding
+
+
+def _elsewhere(program: Program, layout: Layout, outcomes: Mapping[str, ProfileOutcome], backend: str) -> tuple[Finding, ...]:
+    """DS604: it completes under its own back end, and not, or not always, under others. A remark where mpi alone differs."""
+    others = {name: o for name, o in outcomes.items() if name != backend and o.possible != ("completes",)}
     if outcomes[backend].outcome != "completes" or not others:
         return ()
     width = max(map(len, others))
-    lines = [f"  {name.ljust(width)}  {o.outcome}: {_reason(program, layout, name, o)}" for name, o in others.items()]
-    names = " and ".join(others)
+    lines = [f"  {name.ljust(width)}  {_outcome_words(o)}: {_reason(program, layout, name, o)}" for name, o in others.items()]
     first = next(iter(others))
     return (
         Finding(
-            "DS604", "warning", "\n".join([f"it completes on {backend}, but not on {names}", *lines]),
+            "DS604", "note" if [*others] == ["mpi"] else "warning",
+            "\n".join([f"it completes on {backend}, but not on {' and '.join(others)}", *lines]),
             tuple(sorted({r for o in others.values() for r in o.ranks})), (),
             (f"if it is meant for {first} as well, `distsim check --backend {first}` shows where and what to do",),
         ),
     )  # fmt: skip
 
 
+def _outcome_words(outcome: ProfileOutcome) -> str:
+    others = [word for word in outcome.possible if word != outcome.outcome]
+    return f"{outcome.outcome}, or {' or '.join(others)}" if others else outcome.outcome
+
+
 def _reason(program: Program, layout: Layout, name: str, outcome: ProfileOutcome) -> str:
     """The first line of what there is to say about an outcome."""
-    found: list[Finding] = [*backend_findings(program, PROFILES[name], layout), *outcome.findings]
-    if outcome.standstill is not None and outcome.standstill.blocked:
-        found += diagnose(program, outcome.standstill, layout)
-    if outcome.outcome == "undefined":
-        found += undefined_findings(program, layout, PROFILES[name])
+    profile = PROFILES[name]
+    found = backend_findings(program, profile, layout)
+    if not found and outcome.outcome in ("hangs", "raises", "crashes"):
+        found = _of_run(program, layout, profile, True)
+    if not found and _open(outcome):
+        found = undefined_findings(program, layout, profile)
     return found[0].message.partition("\n")[0] if found else "its rules differ from the contract's"

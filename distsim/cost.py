@@ -10,6 +10,8 @@ clusters with ``collectives: rails`` the cheapest of these is taken, as NCCL cho
 - two levels: reduce_scatter inside a node, all_reduce per rail, all_gather inside, for groups with equally many ranks per node;
 - a pipelined chain for broadcast and reduce.
 
+Times that were measured on the cluster correct all of these, see `distsim.cluster.measured`.
+
 Sources: Thakur, Rabenseifner, Gropp (2005) for the flat forms; NCCL src/graph/tuning.cc for the latencies of a rail ring;
 nccl-tests doc/PERFORMANCE.md for bytes and busbw. Operations come in as rows; this module knows no operation by name.
 """
@@ -22,7 +24,8 @@ from math import ceil, log2, sqrt
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
 
 from distsim import schedules
-from distsim.cluster.model import Cluster
+from distsim.cluster.measured import Correction, nearest
+from distsim.cluster.model import Cluster, Curve
 from distsim.cluster.placement import Placement, RoundLoad
 from distsim.errors import UsageError
 from distsim.names import listing, near
@@ -67,6 +70,8 @@ class NicLink(NamedTuple):
     bytes_per_ns: float
 
 
+#: The operation whose measured times stand for every message.
+_MESSAGE = "send"
 #: Rounds of a whole schedule by their load.
 Shape = tuple[tuple[RoundLoad, int], ...]
 
@@ -93,6 +98,16 @@ _ROTATIONS: dict[RoundsOf, Callable[[int], list[tuple[int, int, int]]]] = {
 }
 #: How often a ring algorithm takes the whole buffer round.
 _PASSES: dict[RoundsOf, int] = {schedules.ring_all_reduce: 2, schedules.ring_all_gather: 1, schedules.ring_reduce_scatter: 1}
+#: How many chunks a rank combines, one after the other, with what it has; schedules that combine nothing are left out.
+_REDUCTIONS: dict[RoundsOf, Callable[[int], int]] = {
+    schedules.ring_all_reduce: lambda n: n - 1,
+    schedules.ring_reduce_scatter: lambda n: n - 1,
+    schedules.bruck_reduce_scatter: lambda n: n - 1,
+    schedules.binomial_reduce: lambda n: max(n - 1, 0).bit_length(),
+    schedules.tree_all_reduce: lambda n: max(n - 1, 0).bit_length(),
+    schedules.chain_reduce: lambda n: n,
+    schedules.halving_doubling_all_reduce: lambda n: n - 1,
+}
 _CHAINS: tuple[RoundsOf, ...] = (schedules.chain_broadcast, schedules.chain_reduce)
 
 
@@ -120,6 +135,8 @@ class CostModel:
         self._prices: dict[tuple[str, tuple[int, ...], int, int | None], int] = {}
         self._placements: dict[tuple[int, ...], Placement] = {}
         self._shapes: dict[tuple[Placement, RoundsOf, int], Shape] = {}
+        self._corrections: dict[tuple[str, int, int], Correction | None] = {}
+        self._references: dict[tuple[int, int], CostModel] = {}
 
     # --- links ---
 
@@ -158,12 +175,13 @@ class CostModel:
         return self.cluster.rank_inter_bytes_per_ns / max(self._slow_inter[a], self._slow_inter[b])
 
     def nics_of(self, src: int, dst: int) -> tuple[NicLink, ...]:
-        """The card's directions that a message occupies: out of the sender's, into the receiver's. Empty inside a node.
+        """What a message occupies: the card's direction out of the sender's node, and into the receiver's; inside a node nothing.
 
-        A rank uses the card of its local rank, modulo their number. For engines that share links (`Cluster.shared_links`).
+        A rank uses the card of its local rank, modulo their number. With ``collectives: flat`` a message inside a node occupies the
+        one thread of each process that moves bytes (gloo: tcp/loop.cc). For engines that share links (`Cluster.shared_links`).
         """
         if self.link_class(src, dst) != "inter":
-            return ()
+            return self.loops_of((src, dst), self.bytes_per_ns(src, dst)) if src != dst else ()
         return tuple(
             NicLink(
                 f"node {self.node(rank)} nic {rank % self.local_size % self.cluster.nics.count} {direction}",
@@ -172,6 +190,12 @@ class CostModel:
             for rank, direction in ((src, "out"), (dst, "in"))
         )
 
+    def loops_of(self, ranks: Sequence[int], bytes_per_ns: float = 1.0) -> tuple[NicLink, ...]:
+        """The threads that move the bytes of these ranks, where they are shared; empty on a cluster with ``collectives: rails``."""
+        if self.cluster.collectives != "flat":
+            return ()
+        return tuple(NicLink(f"rank {rank} loop", bytes_per_ns) for rank in ranks)
+
     # --- prices ---
 
     def p2p_ns(self, src: int, dst: int, nbytes: int) -> int:
@@ -179,7 +203,10 @@ class CostModel:
         key = (src, dst, nbytes)
         price = self._p2p.get(key)
         if price is None:
-            price = self._p2p[key] = self.p2p_latency_ns(src, dst) + ceil(nbytes / self.bytes_per_ns(src, dst))
+            price = self.p2p_latency_ns(src, dst) + ceil(nbytes / self.bytes_per_ns(src, dst))
+            if self.cluster.measured:
+                price = self._corrected(price, _MESSAGE, 2, 1 if self.link_class(src, dst) == "intra" else 2, nbytes, None)
+            self._p2p[key] = price
         return price
 
     def p2p_latency_ns(self, src: int, dst: int) -> int:
@@ -205,8 +232,34 @@ class CostModel:
         key = (row.op, ranks, nbytes, root)
         price = self._prices.get(key)
         if price is None:
-            price = self._prices[key] = self._collective_ns(row, ranks, nbytes, 0 if root is None else ranks.index(root))
+            price = self._collective_ns(row, ranks, nbytes, 0 if root is None else ranks.index(root))
+            if self.cluster.measured and len(ranks) > 1:
+                price = self._corrected(price, row.op, len(ranks), self._placement(ranks).nodes, nbytes, row)
+            self._prices[key] = price
         return price
+
+    # --- measured times ---
+
+    def _corrected(self, price: int, op: str, group: int, nodes: int, nbytes: int, row: type[Row] | None) -> int:
+        """A modelled price times what measured and modelled times differ by there."""
+        key = (op, group, nodes)
+        if key not in self._corrections:
+            curve = nearest(self.cluster.measured, op, group, min(self.local_size, self.world_size), nodes)
+            self._corrections[key] = None if curve is None else Correction(curve, self._modelled(curve, row))
+        correction = self._corrections[key]
+        return price if correction is None else ceil(price * correction.factor(nbytes))
+
+    def _modelled(self, curve: Curve, row: type[Row] | None) -> Callable[[int], float]:
+        """What the model alone says of a measured curve's sizes, in the circumstances of the measurement."""
+        per_node = curve.ranks if curve.nodes == 1 else -(-curve.group // curve.nodes)
+        size = max(curve.group, per_node) if curve.nodes == 1 else per_node * curve.nodes
+        if (size, per_node) not in self._references:
+            bare = self.cluster.model_copy(update={"measured": ()})
+            self._references[size, per_node] = CostModel(bare, size, per_node)
+        reference = self._references[size, per_node]
+        if row is None:
+            return lambda nbytes: reference.p2p_ns(0, size - 1 if curve.nodes > 1 else 1, nbytes)
+        return lambda nbytes: reference.collective_ns(row, tuple(range(curve.group)), nbytes, 0)
 
     def _collective_ns(self, row: type[Row], ranks: tuple[int, ...], nbytes: int, root: int) -> int:
         if len(ranks) < 2:
@@ -229,8 +282,13 @@ class CostModel:
         n, place = len(ranks), self._placement(ranks)
         algorithm = next(iter(row.algorithms.values()), None)
         rounds_of: RoundsOf = row.schedule if algorithm is None else algorithm.rounds
-        shape = self._shape_of(place, rounds_of, root)
-        return self.call_overhead_ns + ceil(self._shape_ns(shape, row.chunk_nbytes(n, nbytes)))
+        shape, chunk = self._shape_of(place, rounds_of, root), row.chunk_nbytes(n, nbytes)
+        return self.call_overhead_ns + ceil(self._shape_ns(shape, chunk) + self._combining_ns(rounds_of, n, chunk))
+
+    def _combining_ns(self, rounds_of: RoundsOf, n: int, chunk_nbytes: int) -> float:
+        """What combining takes where it does not hide behind the transfers."""
+        rate, chunks = self.cluster.reduce_bytes_per_ns, _REDUCTIONS.get(rounds_of)
+        return 0.0 if rate is None or chunks is None else chunks(n) * chunk_nbytes / rate
 
     def link_bound_ns(self, row: type[Row], ranks: tuple[int, ...], nbytes: int) -> int:
         """No schedule can be faster: busbw factor x bytes over the fastest link that a rank of the group has."""

@@ -10,12 +10,18 @@ from typing import Any
 
 from distsim.check.backends import backend_findings
 from distsim.check.diagnose import diagnose
+from distsim.check.layout import build_layout
+from distsim.check.memory import memory_findings
 from distsim.check.names import name_swaps
+from distsim.check.remarks import remarks
+from distsim.check.schedule import Schedule
+from distsim.check.undefined import undefined_findings
 from distsim.check.verdict import Verdict, verdict_of
 from distsim.cluster import PRESETS, Cluster, cluster_from, default_cluster
 from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine import Run, run
+from distsim.engine.outcomes import left_open
 from distsim.findings.record import Finding
 from distsim.profiles import PROFILES
 from distsim.program.lower import lower
@@ -64,14 +70,16 @@ def simulate(
     with_verdict: bool = True,
     with_values: bool | None = None,
     ordered: bool = False,
+    schedule: Schedule | None = None,
 ) -> Simulation:
     """Simulate a scenario under the file's back end and cluster, or under others.
 
     ``with_values``: None works them out where the program is small. ``ordered`` runs the time-ordered engine even where the fast
-    one is exact. Raises ScenarioErrors and UsageError.
+    one is exact. ``schedule``: the order of events that a check wrote; receives from any source take the messages it names.
+    Raises ScenarioErrors and UsageError.
     """
     with no_collection():
-        return _simulate(scenario, backend, cluster, with_verdict, with_values, ordered)
+        return _simulate(scenario, backend, cluster, with_verdict, with_values, ordered, schedule)
 
 
 def _simulate(
@@ -81,26 +89,35 @@ def _simulate(
     with_verdict: bool,
     with_values: bool | None,
     ordered: bool,
+    schedule: Schedule | None,
 ) -> Simulation:
     if backend is not None and backend != scenario.backend:
         scenario = scenario.model_copy(update={"backend": str(backend)})
     program = lower(scenario)
     cost = cost_model(scenario, program, cluster)
-    result = run(program, PROFILES[program.backend], cost, ordered=ordered)
+    follow = {(*r[:2], r[2]): (*s[:2], s[2]) for r, s in schedule.sender_of.items()} if schedule is not None else None
+    result = run(program, PROFILES[program.backend], cost, ordered=ordered, follow=follow)
     verdict = verdict_of(program) if with_verdict else None
     swaps = name_swaps(program, result.trace)
     outcome = "wrong-data" if swaps and result.outcome == "completes" else result.outcome
+    if outcome == "completes" and left_open(program, PROFILES[program.backend], cost) is not None:
+        outcome = "undefined"
     wanted = with_values if with_values is not None else True
     values = compute_values(program, result.trace) if wanted and program.call_count <= VALUES_CALLS else None
-    found = (*program.findings, *(verdict.findings if verdict else ()), *result.findings, *swaps, *_of_backend(program, result, verdict))
+    found = (*program.findings, *memory_findings(scenario, program, cost.cluster), *(verdict.findings if verdict else ()), *result.findings, *swaps, *_of_backend(program, result, verdict))
     return Simulation(scenario, program, result, verdict, values, cost, tuple(dict.fromkeys(found)), outcome)
 
 
 def _of_backend(program: Program, result: Run, verdict: Verdict | None) -> tuple[Finding, ...]:
     """What the back end alone makes of the program: calls it refuses or reads otherwise, and a standstill that the contract has not."""
-    found = backend_findings(program, PROFILES[program.backend])
-    stuck = verdict is not None and verdict.standstill is not None and verdict.standstill.blocked
-    return (*found, *(() if stuck or not result.standstill.blocked else diagnose(program, result.standstill)))
+    profile = PROFILES[program.backend]
+    layout = None if verdict is None else build_layout(program)
+    found = (*backend_findings(program, profile, layout), *(remarks(program, profile, layout) if verdict is not None else ()))
+    if "undefined" in (result.outcome, *result.possible):
+        found = (*found, *undefined_findings(program, layout or build_layout(program), profile))
+    told = verdict is not None and (verdict.verdict == "invalid" or bool(verdict.standstill and verdict.standstill.blocked))
+    refused = any(f.severity == "error" for f in found)
+    return (*found, *(() if told or refused or not result.standstill.blocked else diagnose(program, result.standstill, layout)))
 
 
 def cost_model(scenario: Scenario, program: Program, cluster: str | Mapping[str, Any] | Cluster | None = None) -> CostModel:

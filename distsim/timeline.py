@@ -229,20 +229,39 @@ def critical_path(trace: Trace, makespan_ns: int) -> tuple[Segment, ...]:
     if makespan_ns <= 0:
         return ()
     walk = _Walk(trace, makespan_ns)
-    pieces: list[Segment] = []
+    return _merged(walk.segment(*piece) for piece in _pieces(walk, makespan_ns))
+
+
+class Piece(NamedTuple):
+    """An unmerged piece of the critical path: a row of the trace (-1: nothing runs), its rank, and what the time went into."""
+
+    row: int
+    rank: int
+    start_ns: int
+    end_ns: int
+    why: Why
+
+
+def path_pieces(trace: Trace, makespan_ns: int) -> tuple[Piece, ...]:
+    """The critical path row by row; see `critical_path`."""
+    return _pieces(_Walk(trace, makespan_ns), makespan_ns) if makespan_ns > 0 else ()
+
+
+def _pieces(walk: _Walk, makespan_ns: int) -> tuple[Piece, ...]:
+    pieces: list[Piece] = []
     row, rank, until = walk.last()
     if until < makespan_ns:
-        pieces.append(Segment(rank, "", NOWHERE, "", until, makespan_ns, "wait"))
+        pieces.append(Piece(-1, rank, until, makespan_ns, "wait"))
     while row >= 0:
         start, members = walk.origin(row)
-        pieces.append(walk.segment(row, start, until))
+        pieces.append(walk.piece(row, start, until))
         cause, waiter = walk.cause(members, start)
         until = start if cause >= 0 else 0
         if cause < 0 and start > 0:
             cause, until = walk.before(int(walk.rank[waiter]), start)
-            pieces.append(walk.segment(waiter, until, start, "wait"))
+            pieces.append(walk.piece(waiter, until, start, "wait"))
         row = cause
-    return _merged(reversed(pieces))
+    return tuple(reversed(pieces))
 
 
 class _Walk:
@@ -328,11 +347,16 @@ class _Walk:
             i -= 1
         return -1, 0
 
-    def segment(self, row: int, start_ns: int, end_ns: int, why: Why | None = None) -> Segment:
+    def piece(self, row: int, start_ns: int, end_ns: int, why: Why | None = None) -> Piece:
         if why is None:
             why = "compute" if self._computes[row] else "sleep" if self._sleeps[row] else "transfer"
+        return Piece(row, int(self.rank[row]), start_ns, end_ns, why)
+
+    def segment(self, row: int, rank: int, start_ns: int, end_ns: int, why: Why) -> Segment:
+        if row < 0:
+            return Segment(rank, "", NOWHERE, "", start_ns, end_ns, why)
         op, place, name = (self.trace.text(n, int(self.trace[n][row])) for n in ("op", "place", "name"))
-        return Segment(int(self.rank[row]), op, place, name, start_ns, end_ns, why)
+        return Segment(rank, op, place, name, start_ns, end_ns, why)
 
 
 def _merged(pieces: Iterable[Segment]) -> tuple[Segment, ...]:

@@ -45,6 +45,8 @@ class TraceCall(NamedTuple):
     position: int  # index of the call in its rank's program
     part: int  # index in its batch, -1
     name: str  # a compute's name
+    ended_by: int  # position of the call that ended this call's request: its wait, or the one that took its handle; -1 none
+    args: str  # what else the call was given, as a JSON object; see `distsim.replay`
 
 
 #: Integer columns of a trace and their dtypes. Text columns are indices into a table of `Trace.tables`; -1 there is no text.
@@ -53,13 +55,17 @@ COLUMNS: dict[str, Any] = {
     "dtype": np.int16, "reduce_op": np.int16, "handle": np.int32, "place": np.int32, "iteration": np.int32,
     "queue": np.int16, "match": np.int64, "posted_ns": np.int64, "returned_ns": np.int64, "started_ns": np.int64,
     "finished_ns": np.int64, "waited_ns": np.int64, "position": np.int32, "part": np.int16, "name": np.int32,
+    "ended_by": np.int32, "args": np.int32,
 }  # fmt: skip
+
+#: Columns that a file may leave out, with what stands for them: they came later than the others.
+OPTIONAL: dict[str, Any] = {"ended_by": NEVER, "args": None}
 
 #: The columns that hold times.
 TIMES = ("posted_ns", "returned_ns", "started_ns", "finished_ns", "waited_ns")
 
 #: Which columns are indices into `Trace.tables` of the same name.
-TABLES = ("op", "group", "dtype", "reduce_op", "place", "queue", "name")
+TABLES = ("op", "group", "dtype", "reduce_op", "place", "queue", "name", "args")
 
 
 @dataclass(eq=False)
@@ -67,7 +73,8 @@ class Trace:
     """``tables['group']`` holds the groups' names, ``header['groups']`` their ranks (name -> list, one row per group id).
 
     ``header`` keys: schema_version, source ("simulated" or "recorded"), name, file, world_size, nodes, local_size,
-    backend, cluster, outcome, makespan_ns, complete, groups: [[name, [ranks…]], …], mesh.
+    backend, cluster, outcome, makespan_ns, complete, groups: [[name, [ranks…]], …], mesh; of a simulated run also prices (the
+    cluster as its file has it), options and link_faults, which a replay needs.
     """
 
     header: Mapping[str, Any]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.findings.record import Place
-from distsim.trace import COLUMNS, NOWHERE, TABLES, TRACE_SCHEMA_VERSION, Trace
+from distsim.trace import COLUMNS, NOWHERE, OPTIONAL, TABLES, TRACE_SCHEMA_VERSION, Trace
 
 FORMAT: Final = "distsim-trace"
 #: Lines that are parsed, or written, at a time: few enough to keep memory small, many enough to be fast.
@@ -66,6 +66,7 @@ def trace_lines(trace: Trace) -> Iterator[str]:
     header = {"format": FORMAT, **trace.header, "schema_version": TRACE_SCHEMA_VERSION, "calls": len(trace)}
     yield json.dumps(header, ensure_ascii=False) + "\n"
     texts = {name: [_json(item) for item in [*trace.tables.get(name, []), NOWHERE if name == "place" else ""]] for name in TABLES}
+    texts["args"] = [item or "null" for item in [*trace.tables.get("args", []), ""]]
     template = "{" + ", ".join(f'"{name}": %{"s" if name in TABLES or name == "peer" else "d"}' for name in COLUMNS) + "}\n"
     for start in range(0, len(trace), _CHUNK):
         columns: list[list[Any]] = []
@@ -183,12 +184,15 @@ class _Reader:
         self.count += len(rows)
 
     def _column(self, name: str, rows: list[dict[str, Any]]) -> NDArray[Any]:
-        values: list[Any] = [row[name] for row in rows]
+        values: list[Any] = [row.get(name, OPTIONAL[name]) for row in rows] if name in OPTIONAL else [row[name] for row in rows]
         if name == "group":
             plain = self._plain
             values = [plain[v] if v in plain else self._group(v, row["rank"]) for v, row in zip(values, rows, strict=True)]
         elif name == "place":
             values = self._places(values)
+        elif name == "args":
+            table = self.index[name]
+            values = [table.setdefault(_args(value), len(table)) for value in values]
         elif name in TABLES:
             if not set(map(type, values)) <= {str}:
                 raise ValueError(f"expected `{name}` as a text")
@@ -235,14 +239,16 @@ class _Reader:
             if not isinstance(row, dict):
                 raise UsageError(f"{self.file}:{number}: expected a call as a JSON object, found {_short(line)}", _REMEDY)
             for name in COLUMNS:
-                if name not in row:
+                if name not in row and name not in OPTIONAL:
                     raise UsageError(f"{self.file}:{number}: the call has no `{name}`", _REMEDY)
                 try:
                     self._column(name, [row])
                 except (ValueError, TypeError, KeyError, OverflowError) as fault:
                     known = {OverflowError: f"`{name}` is too large", TypeError: f"`{name}` is of a wrong type"}
                     text = known.get(type(fault), str(fault))
-                    raise UsageError(f"{self.file}:{number}: {text}, found {_short(json.dumps(row[name]))}", _REMEDY) from None
+                    raise UsageError(
+                        f"{self.file}:{number}: {text}, found {_short(json.dumps(row.get(name)))}", _REMEDY
+                    ) from None
 
     def trace(self) -> Trace:
         tables: dict[str, list[Any]] = {name: list(self.index[name]) for name in TABLES}
@@ -250,6 +256,12 @@ class _Reader:
         empty = {name: np.empty(0, dtype=dtype) for name, dtype in COLUMNS.items()}
         columns = {name: np.concatenate(self.pieces[name]) if self.pieces[name] else empty[name] for name in COLUMNS}
         return Trace(self.header, tables, columns)
+
+
+def _args(value: Any) -> str:
+    if value is not None and not isinstance(value, dict):
+        raise ValueError("expected `args` as an object or null")
+    return json.dumps(value, ensure_ascii=False) if value else ""
 
 
 def _place(value: Any) -> Place:

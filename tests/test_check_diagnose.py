@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from distsim.check.diagnose import diagnose
 from distsim.check.names import name_swaps
 from distsim.check.verdict import Verdict, verdict_of
 from distsim.check.waitfor import wait_for
@@ -245,3 +246,59 @@ def test_other_names_for_the_same_tensors_are_no_swap() -> None:
     ours, theirs = [reduce(tensor=n) for n in "ab"], [reduce(tensor=n) for n in "xy"]
 
     assert name_swaps(build_program(2, {0: ours, 1: theirs})) == ()
+
+
+# --- where host and device are, and what was really made ---
+def test_a_device_that_stands_is_told_apart_from_its_host_that_has_gone_on() -> None:
+    """Under nccl a send returns when it is enqueued: the host of rank 0 is at its end, that of rank 1 in a barrier."""
+    program = build_program(2, {0: [send(1), recv(1)], 1: [send(0), recv(0), BARRIER]})
+    blocked = tuple(Blocked(r, 2, (Need(0, -1, (1 - r,)),), device=True) for r in (0, 1))
+    found = diagnose(program, Standstill((RankEnd(0, "blocked", 2), RankEnd(1, "blocked", 2)), blocked))[0]
+
+    assert "rank 0  device in send(dst=1, 16 B), host at its end" in found.message
+    assert "rank 1  device in send(dst=0, 16 B), host in barrier, line 3" in found.message
+    assert [(p.rank, p.op, p.line) for p in found.places] == [(0, "send", 1), (1, "send", 1)]
+
+
+def test_a_device_whose_host_waits_in_the_same_call_is_told_as_one() -> None:
+    program = build_program(2, {0: [send(1), recv(1)], 1: [send(0), recv(0)]})
+    blocked = tuple(Blocked(r, 0, (Need(0, -1, (1 - r,)),), device=True) for r in (0, 1))
+    found = diagnose(program, Standstill((RankEnd(0, "blocked", 0), RankEnd(1, "blocked", 0)), blocked))[0]
+
+    assert "device" not in found.message
+
+
+@pytest.mark.parametrize(("before", "made"), [(0, "none"), (2, "only 2")])
+def test_calls_of_a_rank_that_was_cut_short_are_counted_to_its_end(before: int, made: str) -> None:
+    """Its program has 5 of them; what matters is how many it made."""
+    found = first([[BARRIER] * 5] * 3, faults=(Fault(2, "kill", position=before),))
+
+    assert found.code == "DS303"
+    assert f"call {before + 1} of world; rank 2 made {made}" in found.message
+
+
+def test_a_request_that_was_dropped_is_named_in_the_help() -> None:
+    """Gloo cancels it (G4); the receiver then waits for a rank that has ended."""
+    program = build_program(2, {0: [{"op": "isend", "peer": 1, "numel": 4}], 1: [recv(0)]})
+    ends = (RankEnd(0, "ended", 1), RankEnd(1, "blocked", 0))
+    found = diagnose(program, Standstill(ends, (Blocked(1, 0, (Need(0, -1, (0,)),)),)))[0]
+
+    assert found.help == ("rank 0 posted it and ended without a wait: keep the request (`as: h`) and wait for it",)
+
+
+# --- open receives ---
+def test_a_message_that_an_open_receive_has_taken_is_not_called_missing() -> None:
+    found = first([[recv(None), recv(1)], [send(0)], [send(0)]])
+
+    assert found.code == "DS304"
+    assert found.message.splitlines()[0] == "rank 0 waits for a message of rank 1 that its receive from any source has taken"
+    assert "took rank 1's message" in found.message.splitlines()[3]
+    assert found.help == ("name the source of that receive, or give messages of different meaning different tags",)
+
+
+def test_a_send_that_an_open_receive_could_take_has_its_counterpart() -> None:
+    """Ranks 0 and 1 send to each other first; rank 0 would receive from any source afterwards."""
+    found = first([[send(1), recv(None)], [send(0), recv(0)]])
+
+    assert found.code == "DS301"
+    assert "rank 0 receives it later" in found.message

@@ -5,15 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
+from programs import programs
+from reference import Reference
 
+from distsim.check.layout import build_layout
+from distsim.check.leftovers import standstill
+from distsim.check.onepass import Pass
 from distsim.check.verdict import verdict_of
+from distsim.check.whereabouts import Whereabouts
 from distsim.cluster import cluster_from
 from distsim.cost import CostModel
 from distsim.engine import Run, run
 from distsim.engine.choice import why_not_fast
 from distsim.ops.table import OPS
-from distsim.profiles import PROFILES
+from distsim.profiles import PROFILES, READINGS
 from distsim.program.build import build_program
 from distsim.program.records import Program
 from tests.random_programs import Plain, any_programs, valid_programs
@@ -104,3 +111,17 @@ def test_the_makespan_never_beats_the_bandwidth_bound(plain: Plain) -> None:
         longest = max((call.input_nbytes for _, call in program.calls_of(rank) if OPS[call.op].kind == "p2p"), default=0)
 
         assert result.makespan_ns >= int(longest / fastest)
+
+
+@pytest.mark.parametrize("reading", list(READINGS))
+@settings(max_examples=80, deadline=None)
+@given(drawn=programs())
+def test_engine_one_pass_driver_and_a_naive_simulator_agree_on_who_is_stuck(reading: Any, drawn: Any) -> None:
+    size, calls, groups = drawn
+    program = build_program(size, calls, groups=groups)
+    layout = build_layout(program)
+
+    naive = Reference(size, calls, groups, reading).stuck()
+
+    assert standstill(Pass(layout, reading).run(), Whereabouts(layout)).stuck == naive
+    assert run(program, READINGS[reading], CostModel(cluster_from("cpu-10gbe"), size, 2)).standstill.stuck == naive

@@ -22,6 +22,7 @@ RULES = {
     "networkx": (("check", "views"), True),
     "pygraphviz": (("views",), True),
     "graphviz": (("views",), True),
+    "scipy": (("calibrate",), True),
     "ml_dtypes": (("ops",), True),
     "typer": (("cli",), False),
     "rich": (("cli",), True),

@@ -24,6 +24,7 @@ DEFAULTS: dict[str, Any] = {
     "rank": 0, "op": "send", "group": 0, "peer": -1, "tag": 0, "nbytes": 4096, "dtype": "float32", "reduce_op": "", "handle": -1,
     "place": PLACE, "iteration": 0, "queue": "comm", "match": -1, "posted_ns": 0, "returned_ns": 0, "started_ns": NEVER,
     "finished_ns": NEVER, "waited_ns": NEVER, "position": 0, "part": -1, "name": "",
+    "ended_by": NEVER, "args": "",
 }  # fmt: skip
 
 
@@ -69,6 +70,7 @@ small = {name: st.integers(int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) f
 calls = st.fixed_dictionaries(
     small
     | dict.fromkeys(("op", "dtype", "reduce_op", "queue", "name"), texts)
+    | {"args": st.sampled_from(["", '{"ranks": [0, 1], "message": "ä\\n"}'])}
     | {"rank": st.integers(0, 2), "group": st.integers(0, 1), "place": places}
     | {"nbytes": st.integers(0, 2**62), "peer": st.integers(-1, 9)}
 )  # fmt: skip

@@ -13,11 +13,7 @@ from distsim.scenario import load
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = files()
 #: What the evidence says and the profiles do not yet: file -> the rule that is missing.
-WAITING: dict[str, str] = {
-    "f10_two_groups_in_one_call": "nccl: lazily made groups meet by the number of the new_group call: wrong members or a hang (2.3)",
-    "z12_groups_opposite_order_async": "nccl: communicators launched in another order have no guarantee (N12)",
-    "z21_splits_not_transposed": "gloo, nccl: splits that disagree (2.2)",
-}
+WAITING: dict[str, str] = {}
 
 
 def marked(path: Path) -> object:

@@ -61,6 +61,8 @@ def advise_gone(status: str, part: Counterpart | None, gone: Sequence[int], mess
             f"uneven batches, an early return or a branch that {ranks} skip{'s' if len(gone) == 1 else ''}:",
             f"let every member of {part.call.group.name} make the same calls",
         )
+    if part is not None and part.position is not None:
+        return (f"{ranks} posted it and ended without a wait: keep the request (`as: h`) and wait for it",)
     return (f"let {ranks} make the missing call before it ends",)
 
 

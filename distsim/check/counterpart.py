@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from distsim.check.receivers import Receivers, Taken
 from distsim.check.unlike import part_call
 from distsim.check.whereabouts import Whereabouts
 from distsim.check.wording import call_words, place_of, where_text
@@ -48,17 +49,19 @@ class Near(NamedTuple):
 class Counterparts:
     """Finds counterparts in the text of a program."""
 
-    def __init__(self, program: Program, where: Whereabouts) -> None:
+    def __init__(self, program: Program, where: Whereabouts, taken: Taken) -> None:
         self.program, self.where = program, where
+        self.receivers = Receivers(where, taken)
 
     def of(self, waiting: int, need: Need, awaited: int) -> Counterpart | None:
         """The counterpart on one rank; None where the need is no call (an implicit init_process_group)."""
         if need.position >= len(self.program.code(waiting).calls):
             return None
         call = part_call(self.program, waiting, need.position, need.part)
+        call = call.parts[0] if call.parts else call  # a batch as a whole waits: its first message speaks for it
         if OPS[call.op].kind == "p2p":
             return self._message(waiting, need, awaited, call)
-        return self._collective(waiting, need, awaited, call)
+        return self._collective(waiting, need, awaited, call) if self.where.is_join(waiting, need.position) else None
 
     def has_one(self, waiting: int, need: Need, awaited: int) -> bool:
         """The same question, answered from counts alone."""
@@ -66,7 +69,14 @@ class Counterparts:
         if found is None:
             return True
         channel, sends, number = found
+        if sends and self.where.layout.any_source:
+            return len(self.receivers.of(channel)) > number
         return self.where.count(awaited, channel, sends=not sends) > number
+
+    def taken_before(self, waiting: int, need: Need) -> list[int]:
+        """Positions of the open receives of a rank that have taken messages which its receive by name could have had."""
+        found = self._channel(waiting, need)
+        return [] if found is None or found[1] else [m.position for m in self.receivers.took(found[0])]
 
     def _channel(self, waiting: int, need: Need) -> tuple[int, bool, int] | None:
         """(channel, does it send, which message of the channel) of a need for a message with a named peer."""
@@ -78,6 +88,8 @@ class Counterparts:
         if call.port < 0:
             return None
         channel, sends = self.where.channel(waiting, call), OPS[call.op].direction == "send"
+        if not sends and self.where.layout.any_source:
+            return channel, sends, self.receivers.ordinal(channel, need.position, need.part)
         return channel, sends, self.where.ordinal(waiting, channel, need.position, need.part, sends=sends)
 
     def _message(self, waiting: int, need: Need, awaited: int, call: Call) -> Counterpart:
@@ -85,7 +97,7 @@ class Counterparts:
         if found is None:
             return Counterpart(call, awaited, None, -1, 0, 0)
         channel, sends, number = found
-        messages = self.where.messages(awaited, channel, sends=not sends)
+        messages = self.receivers.of(channel) if sends else self.where.messages(awaited, channel, sends=True)
         return Counterpart(
             call, awaited, messages[number].position if number < len(messages) else None, -1, number, len(messages)
         )

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from distsim.check.advice import advise_circle, advise_gone, advise_message
 from distsim.check.counterpart import Counterpart, Counterparts, Near, near_words
 from distsim.check.layout import Layout, build_layout
+from distsim.check.receivers import Taken
 from distsim.check.waitfor import Circle, WaitFor, edge, wait_for
 from distsim.check.whereabouts import Whereabouts
-from distsim.check.wording import SHOWN, columns, place_of, plural, some_ranks, standing, where_text
+from distsim.check.wording import SHOWN, columns, device_standing, place_of, plural, some_ranks, standing, where_text
 from distsim.findings.record import Finding, Place
 from distsim.ops.table import OPS
 from distsim.program.records import Program
@@ -21,26 +22,28 @@ _GONE_MANY = {"ended": "have already ended", "raised": "have raised an error", "
               "absent": "never started"}  # fmt: skip
 
 
-def diagnose(program: Program, standstill: Standstill, layout: Layout | None = None) -> tuple[Finding, ...]:
+def diagnose(
+    program: Program, standstill: Standstill, layout: Layout | None = None, taken: Taken | None = None
+) -> tuple[Finding, ...]:
     """The findings DS301 to DS305 of a standstill, causes first; empty when nobody is blocked.
 
     Works for the one-pass driver's standstill and for the engine's under a profile. ``layout``, if at hand, saves building it
-    again.
+    again. ``taken``: which messages receives from any source have taken on the way, where that is known.
     """
     if not standstill.blocked:
         return ()
-    return _Diagnosis(program, standstill, Whereabouts(layout or build_layout(program))).findings()
+    return _Diagnosis(program, standstill, Whereabouts(layout or build_layout(program)), taken or {}).findings()
 
 
 class _Diagnosis:
     """One standstill under the lens."""
 
-    def __init__(self, program: Program, standstill: Standstill, where: Whereabouts) -> None:
+    def __init__(self, program: Program, standstill: Standstill, where: Whereabouts, taken: Taken) -> None:
         self.program, self.standstill, self.where = program, standstill, where
         self.blocked: dict[int, Blocked] = {b.rank: b for b in standstill.blocked}
         self.ends = {end.rank: end for end in standstill.ends}
         self.graph: WaitFor = wait_for(standstill)
-        self.counterparts = Counterparts(program, where)
+        self.counterparts = Counterparts(program, where, taken)
 
     def findings(self) -> tuple[Finding, ...]:
         found = [self._circle(circle) for circle in self.graph.circles]
@@ -160,10 +163,19 @@ class _Diagnosis:
         if part is None:
             return ""
         if not part.is_message:
-            made = f"only {part.has}" if part.has else "none"
-            lacks = f"; rank {part.rank} makes {made}" if part.position is None else ""
-            return f"call {part.number + 1} of {part.call.group.name}{lacks}"
+            return f"call {part.number + 1} of {part.call.group.name}{self._made(part)}"
         return self._meets(part) if part.position is not None else ""
+
+    def _made(self, part: Counterpart) -> str:
+        """How many calls of a collective's lane an awaited rank makes, or made before something ended it."""
+        end = self.ends[part.rank]
+        cut = end.status not in ("ended", "blocked") or end.position < len(self.program.code(part.rank).calls)
+        if part.position is None and (part.rank in self.blocked or not cut):
+            return f"; rank {part.rank} makes {f'only {part.has}' if part.has else 'none'}"
+        if part.rank in self.blocked or end.status == "absent" or (part.position is not None and part.position < end.position):
+            return ""
+        made = sum(position < end.position for position in self.where.joins(part.rank, part.lane))
+        return f"; rank {part.rank} made {f'only {made}' if made else 'none'}"
 
     def _end_row(self, rank: int) -> tuple[str, str, str, str]:
         end = self.ends[rank]
@@ -184,6 +196,8 @@ class _Diagnosis:
         else:
             wants, lacks = ("send", "receives") if sends else ("receive", "sends")
             head = f"rank {rank} waits to {wants} a message that rank {awaited} never {lacks}"
+            if taken := self.counterparts.taken_before(rank, need):
+                return self._taken(turns, core, taken)
             near = self.counterparts.near(rank, part)
         lines = [self._row(r, n, "") for r, n, _ in turns[:SHOWN]] + ([] if need.any else [self._state_row(awaited)])
         rest = len(turns) - SHOWN
@@ -191,6 +205,17 @@ class _Diagnosis:
         more += [f"  {line}" for line in near_words(near[:3])]
         return self._finding("DS304", [head, *columns(lines), *more], core, advise_message(part, near, sends),
                              [(r, n) for r, n, _ in turns])  # fmt: skip
+
+    def _taken(self, turns: list[tuple[int, Need, int]], core: tuple[int, ...], positions: list[int]) -> Finding:
+        """DS304, where a receive from any source has had the message."""
+        rank, need, awaited = turns[0]
+        head = f"rank {rank} waits for a message of rank {awaited} that its receive from any source has taken"
+        spots = [where_text(place_of(self.program, rank, p)) for p in positions[:3]]
+        rows = [self._row(rank, need, ""), self._state_row(awaited)]
+        rows += [(f"rank {rank}", standing(self.program, rank, p, p, -1), spot, f"took rank {awaited}'s message")
+                 for p, spot in zip(positions, spots, strict=False)]  # fmt: skip
+        advice = ("name the source of that receive, or give messages of different meaning different tags",)
+        return self._finding("DS304", [head, *columns(rows)], core, advice, [(r, n) for r, n, _ in turns])
 
     def _state_row(self, rank: int) -> tuple[str, str, str, str]:
         if rank in self.blocked:
@@ -201,9 +226,16 @@ class _Diagnosis:
     def _row(self, rank: int, need: Need, reason: str) -> tuple[str, str, str, str]:
         if self._starts(rank, need):
             return (f"rank {rank}", "init_process_group()", "", "")
-        position = self.blocked[rank].position
-        spot = where_text(place_of(self.program, rank, position))
-        return (f"rank {rank}", standing(self.program, rank, position, need.position, need.part), spot, reason)
+        state = self.blocked[rank]
+        if self._ran_ahead(state, need):
+            words = device_standing(self.program, state, need)
+            return (f"rank {rank}", words, where_text(place_of(self.program, rank, need.position)), reason)
+        spot = where_text(place_of(self.program, rank, state.position))
+        return (f"rank {rank}", standing(self.program, rank, state.position, need.position, need.part), spot, reason)
+
+    def _ran_ahead(self, state: Blocked, need: Need) -> bool:
+        """The host has gone on, and its device stands in an earlier call."""
+        return state.device and need.position < state.position
 
     def _starts(self, rank: int, need: Need) -> bool:
         """The rank waits in an init_process_group that the file does not write: for those who never start, before its first call."""
@@ -215,8 +247,9 @@ class _Diagnosis:
     def _finding(self, code: str, lines: list[str], core: tuple[int, ...], help_lines: Iterable[str],
                  who: list[tuple[int, Need]]) -> Finding:  # fmt: skip
         places: dict[Place, None] = {}
-        for rank, _ in who[:SHOWN]:
-            place = place_of(self.program, rank, self.blocked[rank].position)
+        for rank, need in who[:SHOWN]:
+            state = self.blocked[rank]
+            place = place_of(self.program, rank, need.position if self._ran_ahead(state, need) else state.position)
             if place is not None:
                 places[place] = None
         return Finding(code, "error", "\n".join(lines), core, core, tuple(help_lines), tuple(places))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from distsim.check.layout import Layout
 from distsim.check.machine import Machine, State
-from distsim.check.tables import Posted, Request
-from distsim.check.unlike import Unlike, judge_lane, pair_unlike, uneven_calls
-from distsim.check.whereabouts import Whereabouts
+from distsim.check.suspects import Posted
+from distsim.check.tables import Request, Tables
+from distsim.check.unlike import Unlike, pair_unlike
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
 
 
@@ -18,15 +19,15 @@ def needs(machine: Machine, state: State, rank: int) -> list[Need]:
     for request in machine.tables.stops[rank][state[rank]].requests:
         if all(state[i] >= v for i, v in request.tests):
             continue
-        out.append(Need(request.position, request.part, _missing(machine, state, request), request.any))
+        out.append(Need(request.position, request.part, _missing(state, request), request.any))
     return out
 
 
-def _missing(machine: Machine, state: State, request: Request) -> tuple[int, ...]:
-    if len(request.tests) != len(request.ranks):
+def _missing(state: State, request: Request) -> tuple[int, ...]:
+    """The ranks that have not come; all, where it does not fit what came."""
+    if request.any:
         return request.ranks
-    late = tuple(r for r, (i, v) in zip(request.ranks, request.tests, strict=True) if state[i] < v)
-    return late or request.ranks
+    return tuple(r for r, (i, v) in zip(request.ranks, request.tests, strict=False) if state[i] < v) or request.ranks
 
 
 def standstill_at(machine: Machine, state: State) -> Standstill:
@@ -63,10 +64,12 @@ def core(machine: Machine, state: State, blocked: Sequence[int]) -> tuple[int, .
     edges = [0] * machine.size
     lost = 0
     for rank in blocked:
-        for need in needs(machine, state, rank):
-            towards = sum(1 << r for r in need.ranks)
+        for request in machine.tables.stops[rank][state[rank]].requests:
+            if all(state[i] >= v for i, v in request.tests):
+                continue
+            towards = sum(1 << r for r in _missing(state, request))
             edges[rank] |= towards & inside
-            if towards & ~inside if not need.any else not towards & inside:
+            if towards & ~inside if not request.any else not towards & inside:
                 lost |= 1 << rank
     return tuple(r for r in blocked if lost >> r & 1 or _reaches(edges, r))
 
@@ -90,57 +93,29 @@ def _reaches(edges: list[int], start: int) -> bool:
 class Fits:
     """Finds what met and differs in ended states. Nothing to do where all that can meet is alike, as in most programs."""
 
-    def __init__(self, machine: Machine, where: Whereabouts) -> None:
-        self.machine, self.where = machine, where
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.suspects = machine, machine.tables.suspects
         self.layout: Layout = machine.tables.layout
-        self.lanes = list(self._suspect_lanes())
-        self.pairs = list(self._suspect_pairs())
         self.found: dict[object, Unlike] = {}
-        self._judged: dict[tuple[int, int, tuple[int, ...]], Unlike | None] = {}
-
-    def _suspect_lanes(self) -> Iterator[tuple[int, int, list[tuple[int, Posted]]]]:
-        """Calls of lanes that members have with different signatures, or whose parts are uneven: (lane, number, calls)."""
-        joins = self.machine.tables.joins
-        uneven = uneven_calls(self.layout, self.where)
-        for lane in sorted({lane for lane, _ in joins}):
-            calls = [(rank, joins[lane, rank]) for rank in self.layout.lane_ranks[lane] if (lane, rank) in joins]
-            for n in range(max(len(c) for _, c in calls)):
-                came = [(rank, c[n]) for rank, c in calls if n < len(c)]
-                if len({p.signature for _, p in came}) > 1 or (lane, n) in uneven:
-                    yield lane, n, came
-
-    def _suspect_pairs(self) -> Iterator[tuple[int, int, Posted, Posted]]:
-        """Messages and receives that meet by count and differ: (channel, number, message, receive)."""
-        tables = self.machine.tables
-        for channel in sorted(tables.sends):
-            if channel not in tables.box_of:
-                both = zip(tables.sends[channel], tables.receives.get(channel, ()), strict=False)
-                yield from ((channel, k, s, r) for k, (s, r) in enumerate(both) if s.signature != r.signature)
 
     def bad(self, state: State) -> bool:
         """Something that met in an ended state differs; what, goes to ``found``."""
         bad, seen = False, set()
-        for lane, n, calls in self.lanes:
+        for lane, n, calls in self.suspects.lanes:
             came = tuple(rank for rank, call in calls if state[rank] >= call.stop)
             if lane in seen or len(came) < 2:
                 continue
-            unlike = self._judge(lane, n, came)
+            unlike = self.suspects.judge(lane, n, came)
             if unlike is not None:
                 bad = True
                 seen.add(lane)
                 self.found.setdefault((lane, n), unlike)
-        for channel, k, s, r in self.pairs:
+        for channel, k, s, r in self.suspects.pairs:
             src, dst = self.layout.chan_src[channel], self.layout.chan_dst[channel]
             if state[src] >= s.stop and state[dst] >= r.stop:
                 bad = True
-                self.found.setdefault((-1, channel), self._pair(k, src, s, dst, r))
+                self.found.setdefault((-1, channel, k), self._pair(k, src, s, dst, r))
         return bad
-
-    def _judge(self, lane: int, n: int, came: tuple[int, ...]) -> Unlike | None:
-        key = (lane, n, came)
-        if key not in self._judged:
-            self._judged[key] = judge_lane(self.layout, self.where, lane, n, came)
-        return self._judged[key]
 
     def _pair(self, k: int, src: int, s: Posted, dst: int, r: Posted) -> Unlike:
         return pair_unlike(self.layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), 0)
@@ -154,3 +129,17 @@ class Fits:
             opened.append(self._pair(k, machine.sender_of[pair], machine.messages[pair][k], receiver, receive))
         collective = [u for u in self.found.values() if u.lane >= 0]
         return (*collective, *(u for u in self.found.values() if u.lane < 0), *opened)
+
+
+def first_unlikes(layout: Layout, reading: str, unlikes: tuple[Unlike, ...]) -> tuple[Unlike, ...]:
+    """Of what met and differs in a program without open receives: that before which nothing else did.
+
+    An execution ends for those whose calls don't fit; what they would have done afterwards says nothing more.
+    """
+    if len(unlikes) < 2:
+        return unlikes
+    machine = Machine(Tables(replace(layout, any_source=True), reading))
+    fits = Fits(machine)
+    fits.bad(machine.initial())
+    first = {(u.lane, u.number) if u.lane >= 0 else u.calls for u in fits.found.values()}
+    return tuple(u for u in unlikes if ((u.lane, u.number) if u.lane >= 0 else u.calls) in first) or unlikes

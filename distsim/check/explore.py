@@ -28,12 +28,12 @@ from distsim.check.endings import Fits, core
 from distsim.check.layout import Layout
 from distsim.check.machine import RELIED, UNFIT, Machine, State
 from distsim.check.persistent import Chooser
-from distsim.check.tables import OpenBox, Posted, Tables
-from distsim.check.whereabouts import Whereabouts
+from distsim.check.suspects import Posted
+from distsim.check.tables import OpenBox, Tables
 
-#: What a search under ``mixed`` looks for when the plain readings leave only that open: an execution in which nobody is blocked,
-#: in which all fits, in which no receive takes another sender than it relies on. None: everything.
-Goal = Literal["passes", "fits", "relied"] | None
+#: What a search looks for: everything, or, where the plain readings leave only that open, an execution in which nobody is blocked
+#: or one in which all fits.
+Goal = Literal["all", "passes", "fits"]
 
 
 @dataclass
@@ -62,13 +62,12 @@ class Seen:
 class Search:
     """A depth-first search over one reading, in portions: `run` until it says that nothing is left."""
 
-    def __init__(self, layout: Layout, where: Whereabouts, reading: str, goal: Goal = None,
-                 absent: frozenset[int] = frozenset()) -> None:  # fmt: skip
+    def __init__(self, layout: Layout, reading: str, goal: Goal = "all", absent: frozenset[int] = frozenset()) -> None:
         self.tables = Tables(layout, reading, absent)
         self.machine, self.reading, self.goal = Machine(self.tables), reading, goal
         self.chooser = Chooser(self.machine)
         self.classes: Classes = alike_ranks(self.tables)
-        self.fits = Fits(self.machine, where)
+        self.fits = Fits(self.machine)
         self.key = _Key(self.machine, self.classes).function()
         self.seen = Seen()
         first = self.machine.initial()
@@ -110,6 +109,12 @@ class Search:
                 self._store(after, number, -2 - rank, fresh)
             stack += reversed(fresh)
 
+    def drain(self) -> None:
+        """At the bound: see which of the states that wait to be looked at are ends of executions; store nothing more."""
+        for state, number in reversed(self._stack):
+            if not self.chooser.branches(state).pairs:
+                self._ended(state, number)
+
     def _store(self, state: State, parent: int, choice: int, fresh: list[tuple[State, int]]) -> None:
         key = self.key(state)
         if key not in self._numbers:
@@ -131,33 +136,36 @@ class Search:
         seen, flags = self.seen, state[self.tables.flags]
         if seen.first_end < 0:
             seen.first_end = number
-        blocked = tuple(self.machine.blocked(state))
-        if blocked and blocked not in seen.stuck:
-            seen.first_stuck = number if seen.first_stuck < 0 else seen.first_stuck
-            seen.stuck[blocked] = core(self.machine, state, blocked)
-        elif not blocked:
-            seen.passed = True
         if self.fits.bad(state) or flags & UNFIT:
             seen.unfit = True
             seen.first_unfit = number if seen.first_unfit < 0 else seen.first_unfit
         else:
             seen.fit = True
+            self._stands(state, number)
         if flags & RELIED:
             seen.broken = True
             seen.first_broken = number if seen.first_broken < 0 else seen.first_broken
         else:
             seen.kept = True
 
+    def _stands(self, state: State, number: int) -> None:
+        seen, blocked = self.seen, tuple(self.machine.blocked(state))
+        if blocked and blocked not in seen.stuck:
+            seen.first_stuck = number if seen.first_stuck < 0 else seen.first_stuck
+            seen.stuck[blocked] = core(self.machine, state, blocked)
+        elif not blocked:
+            seen.passed = True
+
     def _further(self, state: State) -> list[int]:
         """Ranks that may be released where nothing is left to take. More is met by releasing, so a search for an execution in
         which all fits has no use for it."""
-        if self.reading != "mixed" or self.goal in ("fits", "relied"):
+        if self.reading != "mixed" or self.goal == "fits":
             return []
         ranks = [rank for rank in range(self.tables.size) if self.machine.can_release(state, rank)]
         return ranks[:1] if self.goal == "passes" else ranks
 
     def _reached(self) -> bool:
-        return {"passes": self.seen.passed, "fits": self.seen.fit, "relied": self.seen.kept}.get(self.goal or "", False)
+        return (self.goal == "passes" and self.seen.passed) or (self.goal == "fits" and self.seen.fit)
 
     def path(self, number: int) -> list[int]:
         """The choices that lead to a state: a pair that is taken, or ``-2 - rank`` that is released."""
@@ -183,6 +191,10 @@ class Search:
         return {key: (boxes[key[0]].anys[key[1]], boxes[key[0]], takers) for key, takers in sorted(self.seen.takers.items())}
 
 
+#: Stands for a count that no longer matters. No count is negative, so the state differs from every one before.
+_FORGOTTEN = -1
+
+
 class _Key:
     """What tells states apart: the key part of the state, alike ranks sorted, counts that no longer matter left out.
 
@@ -200,21 +212,28 @@ class _Key:
         rest = [i for i in range(self.tables.key_size) if i not in moved]
         self.fixed = itemgetter(*(rest + rest[:1]))
         self.leftover = [
-            (b, self._serves(b), [(pair, self._last_wait(pair)) for pair in machine.pairs_of[b]])
+            (
+                self.tables.served + b,
+                len(box.anys),
+                self._named(b),
+                [(pair, self._last_wait(pair)) for pair in machine.pairs_of[b]],
+            )
             for b, box in enumerate(self.tables.boxes)
-            if sum(len(m) for m in box.messages.values()) > self._serves(b)
+            if sum(len(m) for m in box.messages.values()) > len(box.anys) + sum(len(r) for r in box.named.values())
         ]
 
     def function(self) -> Callable[[State], tuple[object, ...]]:
         """The cheapest function that does it."""
         size = self.tables.key_size
         if self.leftover:
-            return lambda state: self._sorted(self._without(state)) if self.moving else tuple(self._without(state)[:size])
+            return lambda state: self._sorted(self._without(state)) if self.moving else tuple(self._without(state))
         return self._sorted if self.moving else lambda state: tuple(state[:size])
 
-    def _serves(self, box: int) -> int:
-        found = self.tables.boxes[box]
-        return len(found.anys) + sum(len(r) for r in found.named.values())
+    def _named(self, box: int) -> list[tuple[int, int]]:
+        """(number of the state that counts them, how many there are) of a box's receives by name."""
+        named = self.tables.boxes[box].named.items()
+        pairs = [(self.tables.pair(box, sender), len(receives)) for sender, receives in named]
+        return [(self.tables.by_name + pair if pair >= 0 else self.tables.zero, count) for pair, count in pairs]
 
     def _last_wait(self, pair: int) -> int:
         """The sender's last stop that waits for a message of the pair to be gone; -1: none."""
@@ -223,18 +242,14 @@ class _Key:
         return max((at for at, (hard, soft) in enumerate(both) if any(j == i for j, _ in (*hard, *soft))), default=-1)
 
     def _without(self, state: State) -> State:
-        copy, tables, machine = state[: tables_end(self.tables)], self.tables, self.machine
-        for box, serves, pairs in self.leftover:
-            if sum(state[tables.gone + pair] for pair, _ in pairs) == serves:
+        size, sender_of = self.machine.size, self.machine.sender_of
+        copy = state[: self.tables.key_size]
+        for served, count, named, pairs in self.leftover:
+            if state[served] == count and all(state[i] == n for i, n in named):
                 for pair, last in pairs:
-                    if state[machine.sender_of[pair]] > last:
-                        copy[machine.size + pair] = 0
+                    if state[sender_of[pair]] > last:
+                        copy[size + pair] = _FORGOTTEN
         return copy
 
     def _sorted(self, state: State) -> tuple[object, ...]:
         return (self.fixed(state), *(tuple(sorted(get(state) for get in getters)) for getters in self.moving))
-
-
-def tables_end(tables: Tables) -> int:
-    """The length of a state's key part."""
-    return tables.key_size

@@ -181,10 +181,10 @@ def unreceived_findings(program: Program, standstill: Standstill) -> tuple[Findi
     return tuple(out)
 
 
-def choice_findings(program: Program, choices: Iterable[tuple[int, int]]) -> tuple[Finding, ...]:
-    """DS605, one per place: receives from any source (rank, position) that could take more than one sender's message."""
+def choice_findings(program: Program, choices: Iterable[tuple[int, int, int]]) -> tuple[Finding, ...]:
+    """DS605, one per place: receives from any source (rank, position, part) that could take more than one sender's message."""
     groups: dict[int, list[tuple[int, int]]] = {}
-    for rank, position in choices:
+    for rank, position, _ in choices:
         groups.setdefault(program.code_call(rank, position).site, []).append((rank, position))
     found = []
     for receives in groups.values():

@@ -69,17 +69,12 @@ def _needs(done: Pass, rank: int, at: int, missing: dict[Any, tuple[int, ...]]) 
             needs.append(Need(at - distance, part, (layout.chan_dst[layout.send_chan[rank][port]],)))
         else:
             channel = layout.recv_chan[rank][port]
-            source = layout.chan_src[channel]
-            others = (source,) if source >= 0 else tuple(r for r in layout.lane_ranks[layout.chan_group[channel]] if r != rank)
-            needs.append(Need(at - distance, part, others, source < 0))
+            needs.append(Need(at - distance, part, (layout.chan_src[channel],)))
     return tuple(needs)
 
 
 def _unreceived(done: Pass, where: Whereabouts) -> list[tuple[int, int, int]]:
     """(sender, position, part) of the messages that no receive took, in this order."""
-    if done.inboxes is not None:
-        tickets = (done.inboxes.tickets[n] for queue in done.inboxes.messages for n in queue)
-        return sorted((t.rank, t.position, t.part) for t in tickets)
     found = []
     for channel, (sent, received) in enumerate(zip(done.sent, done.received, strict=True)):
         if sent > received:

@@ -10,12 +10,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from distsim.check.tables import OpenBox, Posted, Tables, Test
+from distsim.check.suspects import Posted
+from distsim.check.tables import OpenBox, Tables, Test
 
 State = list[int]
 
-#: Flags of a state: on the way to it a message met a receive that differs; a receive took another sender than it relies on.
-UNFIT, RELIED = 1, 2
+#: Flags of a state: on the way to it a message met a receive that differs; a receive took another sender than it relies on. From
+#: the third bit on: in this open box two met that don't fit, so that it serves nobody any more.
+UNFIT, RELIED, _SHUT = 1, 2, 4
 
 
 class Machine:
@@ -122,22 +124,23 @@ class Machine:
             state[watch + rank] = waits
             if at != start:
                 state[rank] = at
-                for other in wakes[rank]:
-                    if state[watch + other] == rank:
-                        todo.append(other)
+                todo += [other for other in wakes[rank] if state[watch + other] == rank]
 
     def serve_named(self, state: State, box: int, todo: list[int]) -> None:
         """Messages of a box go to receives that name their sender, where no older open receive stands before these."""
         tables = self.tables
         served, stop, watch = state[tables.served + box], state[self.receiver[box]], tables.watch
+        if state[tables.flags] & _SHUT << box:
+            return
         for pair, posted, before in self.named[box]:
             done = state[tables.by_name + pair]
             count, gone = posted[stop], state[tables.gone + pair]
             there = self.sent[pair][state[self.sender_of[pair]]]
             new = done
             while new < count and before[new] <= served and gone < there:
-                if self.uneven[box]:
-                    self._compare(state, pair, gone, tables.boxes[box].named[self.sender_of[pair]][new][0])
+                receive = tables.boxes[box].named[self.sender_of[pair]][new][0] if self.uneven[box] else None
+                if receive is not None and not self._fits(state, pair, gone, receive):
+                    break
                 new, gone = new + 1, gone + 1
             if new != done:
                 state[tables.by_name + pair], state[tables.gone + pair] = new, gone
@@ -148,7 +151,7 @@ class Machine:
     def takes(self, state: State, box: int) -> list[int]:
         """The pairs whose oldest message the oldest open receive of a box may take now."""
         tables = self.tables
-        if state[tables.served + box] >= self.opened[box][state[self.receiver[box]]]:
+        if state[tables.flags] & _SHUT << box or state[tables.served + box] >= self.opened[box][state[self.receiver[box]]]:
             return []
         gone, sent, sender = tables.gone, self.sent, self.sender_of
         return [pair for pair in self.pairs_of[box] if sent[pair][state[sender[pair]]] > state[gone + pair]]
@@ -156,13 +159,14 @@ class Machine:
     def take(self, state: State, pair: int) -> None:
         """The oldest open receive of the pair's box takes the pair's oldest message."""
         tables, box = self.tables, self.box_of_pair[pair]
-        state[self.size + pair] += 1
         served, gone, watch = tables.served + box, tables.gone + pair, tables.watch
         if self.uneven[box] or self.relied_on[box]:
             receive = tables.boxes[box].anys[state[served]]
-            self._compare(state, pair, state[gone], receive)
             if receive.assume not in (-1, self.sender_of[pair]):
                 state[tables.flags] |= RELIED
+            if not self._fits(state, pair, state[gone], receive):
+                return
+        state[self.size + pair] += 1
         state[served] += 1
         state[gone] += 1
         wakes = self.wakes
@@ -172,11 +176,13 @@ class Machine:
             self.serve_named(state, box, todo)
         self.settle(state, todo)
 
-    def _compare(self, state: State, pair: int, k: int, receive: Posted) -> None:
-        """Note a message that does not fit its receive."""
-        if self.messages[pair][k].signature != receive.signature:
-            state[self.tables.flags] |= UNFIT
-            self.unfit[pair, k, receive] = None
+    def _fits(self, state: State, pair: int, k: int, receive: Posted) -> bool:
+        """A message fits its receive; where not, their box is shut: neither of them ever ends."""
+        if self.messages[pair][k].signature == receive.signature:
+            return True
+        state[self.tables.flags] |= UNFIT | _SHUT << self.box_of_pair[pair]
+        self.unfit[pair, k, receive] = None
+        return False
 
     def can_release(self, state: State, rank: int) -> bool:
         """The rank would go on if what it still waits for were buffered (``mixed`` alone)."""

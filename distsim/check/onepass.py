@@ -1,9 +1,9 @@
 """The one-pass driver: runs a program without a clock, each rank as far as it gets.
 
 Without a receive from any source the matching is fixed by the program, so every order of events ends in the same standstill and
-a single pass is exact. Then counters are enough: the k-th send of a channel meets the k-th receive. The loop is written flat,
-on lists of integers, because it runs millions of calls a second; `distsim.rules` holds the rules in explicit form, and a
-property test compares the two.
+a single pass is exact (with one, see `explore`). Then counters are enough: the k-th send of a channel meets the k-th receive. The
+loop is written flat, on lists of integers, because it runs millions of calls a second; `distsim.rules` holds the rules in explicit
+form, and a property test compares the two.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from distsim.check.instructions import (
     Reading,
 )  # fmt: skip
 from distsim.check.layout import Layout
-from distsim.check.openlanes import Inboxes, Ticket
-from distsim.program.records import at as value_at
 
 
 class Pass:
@@ -66,7 +64,6 @@ class Pass:
         self.status = [""] * program.world_size
         self.message = [""] * program.world_size
         self.ready: list[int] = []
-        self.inboxes = Inboxes(layout) if layout.any_source else None
         self._member_of = {(lane, rank): m for m, (lane, rank) in enumerate(zip(layout.lane_of, layout.rank_of, strict=True))}
 
     def run(self, absent: frozenset[int] = frozenset()) -> Pass:
@@ -78,17 +75,13 @@ class Pass:
         if starts_late:  # init_process_group, where the file does not write it, stands before the first call
             return self
         ready = self.ready
-        for rank in sorted(ranks, key=self._is_open):
+        for rank in ranks:
             if rank in absent:
                 continue
             self._go(rank, resumed=False)
             while ready:
                 self._go(ready.pop(), resumed=True)
         return self
-
-    def _is_open(self, rank: int) -> bool:
-        """The rank receives from any source. Such ranks go last, so that a choice of senders shows as one."""
-        return self.inboxes is not None and any(c >= 0 and self.layout.chan_src[c] < 0 for c in self.layout.recv_chan[rank])
 
     def _init_is_written(self) -> bool:
         return "init_process_group" in self.layout.lane_names
@@ -187,8 +180,6 @@ class Pass:
 
     def _post(self, rank: int, at: int, posts: tuple[tuple[int, int, Any], ...]) -> list[int]:
         """Post the messages, receives or the collective of a POST; returns what `made` keeps of each."""
-        if self.inboxes is not None:
-            return [self._post_open(rank, at, part, post) for part, post in enumerate(posts)]
         out, into = self.layout.send_chan[rank], self.layout.recv_chan[rank]
         made = []
         for kind, where, signature in posts:
@@ -209,23 +200,9 @@ class Pass:
             made.append(k)
         return made
 
-    def _post_open(self, rank: int, at: int, part: int, post: tuple[int, int, Any]) -> int:
-        """One post where queues decide who meets; returns its ticket (or the collective's number)."""
-        kind, where, signature = post
-        if kind == ALL:
-            return self._arrive(rank, self.layout.member[rank][where], signature)
-        assert self.inboxes is not None
-        program, sends = self.layout.program, kind == TAKEN
-        channel = (self.layout.send_chan if sends else self.layout.recv_chan)[rank][where]
-        own_part = part if program.code_call(rank, at).parts else -1
-        ticket = Ticket(rank, at, own_part, int(value_at(signature, program.row_of[rank])), channel)
-        number, woken = self.inboxes.post(ticket, sends)
-        self.ready.extend(woken)
-        return number
-
     def _blocks(self, rank: int, at: int, conditions: tuple[Condition, ...]) -> bool:
         """True when a condition is not met; the rank is then registered with it and looks again when it comes true."""
-        if self.inboxes is None and not self._may_block(rank, at, conditions):
+        if not self._may_block(rank, at, conditions):
             return False
         for condition in conditions:
             if not self.met(rank, at, condition):
@@ -262,8 +239,6 @@ class Pass:
             if root is None:
                 return self.arrived[lane][k] == len(self.layout.lane_ranks[lane])
             return root < 0 or self.has_come(lane, k, root)
-        if self.inboxes is not None:
-            return self.inboxes.partner[k] >= 0
         if kind == TAKEN:
             return self.received[self.layout.send_chan[rank][where]] > k
         return self.sent[self.layout.recv_chan[rank][where]] > k
@@ -295,8 +270,6 @@ class Pass:
                 self.joiners.setdefault((lane, k), []).append(rank)
             else:
                 self.root_waits.setdefault((lane, k, root), []).append(rank)
-        elif self.inboxes is not None:
-            self.inboxes.waiting[k] = rank
         elif kind == TAKEN:
             self.send_waits[self.layout.send_chan[rank][where]] = k
         else:

@@ -117,5 +117,3 @@ def _missing(program: Program, lane: int, op: str, counts: dict[int, Counter[tup
             advice = f"let {who} make it too, or make a group of {some_ranks(reach)} for it"
             found[site] = Finding("DS608", "note", message, tuple(sorted({*reach, *out})), (), (advice,), (place,))
     return found
-
-

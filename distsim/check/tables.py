@@ -2,7 +2,8 @@
 
 A rank's code shrinks to its *stops*, the calls that may wait; what it posts between two stops is a table of stop numbers. Every
 condition becomes ``(i, v)``: the state's number i has reached v. That works because control flow is fixed: "the k-th receive of
-this channel is posted" is "that rank has come to its stop v", and only what an open receive takes is a count of its own.
+this channel is posted" is "that rank has come to its stop v", and only what an open receive takes is a count of its own. Calls
+that meet and do not fit never end: an execution is over where that happens.
 
 The state is one list of integers; see `Layout of the state` below. Its first ``key_size`` numbers decide all others.
 """
@@ -14,25 +15,27 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from distsim.check.instructions import (
-    ALL, CAME, JOIN, JOIN_ASYNC, LEAVE, POST, ROOT, TAKEN, WAIT, WAIT_JOIN, Condition, RankCodes, Reading,
+    ALL,
+    CAME,
+    JOIN,
+    JOIN_ASYNC,
+    LEAVE,
+    POST,
+    ROOT,
+    TAKEN,
+    WAIT,
+    WAIT_JOIN,
+    Condition,
+    RankCodes,
+    Reading,
 )  # fmt: skip
 from distsim.check.layout import Layout
 from distsim.check.leftovers import conditions_of
+from distsim.check.suspects import Posted, Suspects
 from distsim.program.records import at as value_at
 
 #: (number of the state, value it must reach).
 Test = tuple[int, int]
-NEVER = 1 << 30
-
-
-class Posted(NamedTuple):
-    """A message, a receive or a collective's call: after which stop it is there, where it is written, its signature."""
-
-    stop: int
-    position: int
-    part: int
-    signature: int
-    assume: int = -1  # the sender that a receive relies on
 
 
 class Request(NamedTuple):
@@ -106,6 +109,7 @@ class Tables:
         walks = [self._walk(rank, codes, loose, absent) for rank in range(self.size)]
         self._make_boxes()
         self._number()
+        self.suspects = Suspects(layout, self.joins, self.sends, self.receives, self.box_of)
         self.posts = walks
         self._lane_tests: dict[tuple[int, int], tuple[Test, ...]] = {}
         self.stops = [[Stop(p, self._requests(r, p, hard, least)) for p, hard, least in walks[r].stops] for r in range(self.size)]
@@ -224,6 +228,7 @@ class Tables:
         if box is None:
             posts = (self.receives if kind == TAKEN else self.sends).get(channel, [])
             tests: tuple[Test, ...] = ((other, posts[k].stop) if k < len(posts) else (self.zero, 1),)
+            tests += ((self.zero, 1),) if (channel, k) in self.suspects.bad_pairs else ()
         elif kind == TAKEN:
             tests = ((self.gone + self.pair(box, rank), k + 1),)
         elif other >= 0:
@@ -241,23 +246,26 @@ class Tables:
 
     def _collective(self, rank: int, position: int, condition: Condition, n: int) -> Request:
         kind, _, where, _ = condition
-        slot, root, leaves = (where, None, None) if kind == ALL else where
+        slot, root, leaves = (where, -1, None) if kind == ALL else where
         lane = self.layout.lane_of[self.layout.member[rank][slot]]
         if kind == ROOT:
-            root = root[self.layout.program.row_of[rank]] if isinstance(root, list) else root
+            root = int(root[self.layout.program.row_of[rank]] if isinstance(root, list) else root)
             alone = leaves if rank == root else leaves is False
             if alone:
                 return Request(position, -1, (), False, (), ())
         if kind == ALL or rank == root:
             tests = self.lane_tests(lane, n)
             return Request(position, -1, self.layout.lane_ranks[lane], False, tests, tests)
-        tests = (self._come(lane, root, n),)
+        theirs = self.joins.get((lane, root), ())[n : n + 1]
+        fits = all(call.signature == self.joins[lane, rank][n].signature for call in theirs)
+        tests = (self._come(lane, root, n), *(() if fits else ((self.zero, 1),)))
         return Request(position, -1, (root,), False, tests, tests)
 
     def lane_tests(self, lane: int, n: int) -> tuple[Test, ...]:
         """All members have made the lane's n-th call."""
         if (lane, n) not in self._lane_tests:
-            self._lane_tests[lane, n] = tuple(self._come(lane, rank, n) for rank in self.layout.lane_ranks[lane])
+            tests = tuple(self._come(lane, rank, n) for rank in self.layout.lane_ranks[lane])
+            self._lane_tests[lane, n] = tests + (((self.zero, 1),) if (lane, n) in self.suspects.bad_lanes else ())
         return self._lane_tests[lane, n]
 
     def _come(self, lane: int, rank: int, n: int) -> Test:

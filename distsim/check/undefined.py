@@ -6,26 +6,52 @@ from itertools import combinations
 
 from distsim.check.layout import Layout
 from distsim.check.whereabouts import Whereabouts
-from distsim.check.wording import call_words, columns, where_text
+from distsim.check.wording import call_words, columns, some_ranks, where_text
 from distsim.findings.record import Finding
+from distsim.ops.records import Call
+from distsim.ops.table import OPS
 from distsim.profiles import Profile
 from distsim.program.records import Program
+from distsim.rules.contacts import bad_contacts
 
 
 def undefined_findings(program: Program, layout: Layout, profile: Profile) -> tuple[Finding, ...]:
-    """Two groups that share ranks and are used in another order on two of them: the usual reason. One finding per pair of groups.
+    """Pairs of ranks whose first contact is a send on both sides (N9), and groups that share ranks and are used in another order
+    on two of them (N12). One finding per pair of groups, one for all contacts.
 
-    NCCL's guide ("Using multiple NCCL communicators concurrently") asks for one order on all devices. Without such a pair the
-    finding says only that the outcome is open.
+    NCCL's guide ("Using multiple NCCL communicators concurrently") asks for one order on all devices. Without either the finding
+    says only that the outcome is open.
     """
     where = Whereabouts(layout)
-    found = []
+    found = _contacts(program, profile)
     for a, b in combinations(range(1, len(program.groups)), 2):
         shared = [rank for rank in layout.lane_ranks[a] if rank in set(layout.lane_ranks[b])]
         swap = _swap(where, a, b, shared) if len(shared) > 1 else None
         if swap is not None:
             found.append(_order(program, profile, a, b, swap))
     return tuple(found) or (_open(profile),)
+
+
+def _contacts(program: Program, profile: Profile) -> list[Finding]:
+    pairs = bad_contacts(program, program.options.get("init") == "eager") if profile.device else ()
+    if not pairs:
+        return []
+    p, q = pairs[0]
+    more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
+    sends = [next(k for k, call in program.calls_of(rank) if _sends_to(call, peer)) for rank, peer in ((p, q), (q, p))]
+    rows = [
+        (f"rank {rank}", call_words(program.call(rank, k)), where_text(program.place(rank, k)))
+        for rank, k in zip((p, q), sends, strict=True)
+    ]
+    head = f"{profile.name} leaves open what happens: the first message between ranks {p} and {q} is a send on both sides{more}"
+    places = tuple(dict.fromkeys(program.place(rank, k) for rank, k in zip((p, q), sends, strict=True)))
+    ranks = tuple(sorted({rank for pair in pairs for rank in pair}))
+    advice = f"post both directions in one batch_isend_irecv, or let rank {q} receive first"
+    return [Finding("DS705", "warning", "\n".join([head, *columns(rows)]), ranks, (), (advice,), places)]
+
+
+def _sends_to(call: Call, peer: int) -> bool:
+    return any(OPS[part.op].direction == "send" and part.peer == peer for part in call.parts or (call,))
 
 
 def _swap(where: Whereabouts, a: int, b: int, shared: list[int]) -> tuple[tuple[int, int, int], tuple[int, int, int]] | None:
@@ -55,7 +81,8 @@ def _order(
         for rank, one, later in swap
         for position, note in ((one, "first"), (later, "then"))
     ]
-    head = f"{profile.name} leaves open what happens: ranks {swap[0][0]} and {swap[1][0]} use groups {names[0]} and {names[1]} in another order"
+    who = some_ranks([swap[0][0], swap[1][0]])
+    head = f"{profile.name} leaves open what happens: {who} use groups {names[0]} and {names[1]} in another order"
     places = tuple(dict.fromkeys(program.place(rank, p) for rank, one, later in swap for p in (one, later)))
     ranks = tuple(sorted(rank for rank, _, _ in swap))
     return Finding("DS705", "warning", "\n".join([head, *columns(rows)]), ranks, (),

@@ -92,8 +92,8 @@ def judge_lane(layout: Layout, where: Whereabouts, lane: int, n: int, ranks: Seq
     aspects = {name: tuple(a.get(name) for a in agreed) for name in dict.fromkeys(k for a in agreed for k in a)}
     aspects = {name: values for name, values in aspects.items() if len(set(values)) > 1}
     note, row = "", OPS[calls[0].op]
-    if row.pairwise and "op" not in aspects and (len(calls) < len(members) or not aspects.keys() - {"numel", "splits"}):
-        crossed = row.cross_faults(calls) if len(calls) == len(members) else []
+    if row.pairwise and not aspects.keys() - {"numel", "splits"}:
+        crossed = row.cross_faults(calls)
         aspects = {k: v for k, v in aspects.items() if k not in ("numel", "splits")}
         if crossed:
             aspects["splits"], note = tuple(_splits(c) for c in calls), crossed[0][2]
@@ -129,9 +129,7 @@ def _messages(done: Pass, where: Whereabouts) -> Iterator[Unlike]:
             yield pair_unlike(layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), len(bad) - 1)
 
 
-def pair_unlike(
-    program: Program, k: int, sender: tuple[int, int, int], receiver: tuple[int, int, int], later: int
-) -> Unlike:
+def pair_unlike(program: Program, k: int, sender: tuple[int, int, int], receiver: tuple[int, int, int], later: int) -> Unlike:
     """A message and its receive, each as (rank, position, part), that met as number k of their kind and differ."""
     said = [OPS[c.op].agreement(c) for c in (part_call(program, *sender), part_call(program, *receiver))]
     aspects = {name: (said[0].get(name), said[1].get(name)) for name in said[0] if said[0].get(name) != said[1].get(name)}

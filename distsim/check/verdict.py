@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from distsim.check.diagnose import diagnose
+from distsim.check.ending import READINGS, Ending, Example, How, Kind, depends_on, first_with, hows
+from distsim.check.endings import first_unlikes
 from distsim.check.instructions import Reading
 from distsim.check.judge import choice_findings, end_findings, leak_findings, unlike_findings, unreceived_findings
 from distsim.check.layout import Layout, build_layout
 from distsim.check.leaks import Leak, leaks
 from distsim.check.leftovers import standstill
 from distsim.check.onepass import Pass
-from distsim.check.unlike import Unlike, unlike_calls
+from distsim.check.orders import MAX_STATES, Orders, all_orders
+from distsim.check.races import Clash, clashes
+from distsim.check.schedule import Schedule
+from distsim.check.timing import bound_finding, clash_findings, luck_findings, order_findings, reliance_findings
+from distsim.check.unlike import unlike_calls
 from distsim.check.waitfor import wait_for
 from distsim.check.whereabouts import Whereabouts
 from distsim.findings.codes import CODES
@@ -22,19 +28,21 @@ from distsim.program.records import Program
 from distsim.standstill import Standstill
 
 Class = Literal["invalid", "mismatch", "deadlock", "race", "leak", "ok"]
-How = Literal["always", "sometimes", "never"]
-_READINGS: tuple[Reading, ...] = ("rendezvous", "early", "buffered")
+_PLAIN: tuple[Reading, ...] = ("rendezvous", "early", "buffered")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What may become of a program, whatever the back end. The words are those of `cases/FORMAT.md`.
 
-    ``ranks``: the callers (invalid), the members or sender and receiver (mismatch), who is still blocked (deadlock), the owners
-    (leak). ``core``: at a deadlock the ranks on a circle and those that wait directly for one who has left. ``readings``: in
-    which reading of what blocks the verdict's own class shows up. ``culprits``: the minority of a mismatched collective.
-    ``explored``: states stored, 0 for single passes. ``standstill`` is that of the first reading that has the verdict.
-    ``complete`` is False where another order of events might do worse.
+    ``ranks``: the callers (invalid), the members or sender and receiver (mismatch), who is still blocked (deadlock), the rank
+    that races, the owners (leak). ``core``: at a deadlock the ranks on a circle and those that wait directly for one who has left;
+    where several executions end with the same ranks blocked, one of them stands for all. Both are united over the executions of
+    the first reading that has the verdict, whose sets of blocked ranks are ``stuck_sets``. ``readings``: in which reading of what
+    blocks a deadlock or mismatch shows up, if that is the verdict. ``culprits``: the minority of a mismatched collective.
+    ``nondeterministic``: ranks with an open receive that may take more than one sender's message (a remark).
+    ``explored``: states stored, 0 for single passes. ``standstill`` is that of one execution of the first reading that has the
+    verdict, ``schedule`` the choices that lead there. ``complete`` is False where the search hit its bound.
     """
 
     verdict: Class
@@ -48,79 +56,42 @@ class Verdict:
     culprits: tuple[int, ...] = ()
     findings: tuple[Finding, ...] = ()
     standstill: Standstill | None = None
+    nondeterministic: tuple[int, ...] = ()
+    schedule: Schedule | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What one reading ends in."""
+def verdict_of(program: Program, max_states: int = MAX_STATES) -> Verdict:
+    """Judge a program under every reading of what blocks, and every order of events.
 
-    standstill: Standstill
-    unlikes: tuple[Unlike, ...]
-    choices: tuple[tuple[int, int], ...] = ()
-
-    def has(self, verdict: str) -> bool:
-        return bool(self.unlikes) if verdict == "mismatch" else bool(self.standstill.blocked) if verdict == "deadlock" else False
-
-
-def verdict_of(program: Program) -> Verdict:
-    """Judge a program by one untimed pass per reading; the second and third only if the first stands still.
-
-    Without a receive from any source this is exact: the matching is fixed, so the order of events cannot matter.
+    Without a receive from any source one untimed pass per reading is exact: the matching is fixed, so the order of events cannot
+    matter. Else every order is explored, until at most ``max_states`` states are stored.
     """
     layout = build_layout(program)
     where = Whereabouts(layout)
-    outcomes = {"rendezvous": _run(layout, where, "rendezvous")}
-    if outcomes["rendezvous"].standstill.blocked:
-        outcomes |= {reading: _run(layout, where, reading) for reading in _READINGS[1:]}
-    found = _judge(program, layout, where, outcomes)
-    if layout.any_source:
-        found = replace(
-            found,
-            complete=False,
-            findings=(*found.findings, *choice_findings(program, outcomes["rendezvous"].choices), _incomplete()),
-        )
-    return found
+    absent = frozenset(f.rank for f in program.faults if f.kind == "absent")
+    never_starts = bool(absent) and "init_process_group" not in layout.lane_names
+    if layout.any_source and not never_starts:
+        orders = all_orders(layout, max_states)
+    else:
+        orders = Orders(_single_passes(layout, where, absent), 0, True)
+    return _Judgement(program, layout, where, orders, max_states).verdict()
 
 
-def _run(layout: Layout, where: Whereabouts, reading: Reading) -> _Outcome:
-    absent = frozenset(f.rank for f in layout.program.faults if f.kind == "absent")
+def _single_passes(layout: Layout, where: Whereabouts, absent: frozenset[int]) -> dict[str, Ending]:
+    """The second and third reading only if the first stands still: they get at least as far."""
+    endings = {"rendezvous": _pass(layout, where, "rendezvous", absent)}
+    if endings["rendezvous"].stuck:
+        endings |= {reading: _pass(layout, where, reading, absent) for reading in _PLAIN[1:]}
+    return endings
+
+
+def _pass(layout: Layout, where: Whereabouts, reading: Reading, absent: frozenset[int]) -> Ending:
     done = Pass(layout, reading).run(absent)
-    choices = tuple(sorted(done.inboxes.choices)) if done.inboxes is not None else ()
-    return _Outcome(standstill(done, where), unlike_calls(done, where), choices)
-
-
-def _judge(program: Program, layout: Layout, where: Whereabouts, outcomes: dict[str, _Outcome]) -> Verdict:
-    first = outcomes["rendezvous"]
-    invalid = tuple(f for f in program.findings if f.code in CODES and CODES[f.code].verdict == "invalid")
-    leaking = () if first.standstill.blocked else leaks(program, first.standstill)
-    kind = _kind(outcomes, bool(invalid), bool(leaking or first.standstill.unreceived))
-    shown = next((o for o in outcomes.values() if o.has(kind)), first)
-    seen = shown.unlikes or next((o.unlikes for o in outcomes.values() if o.unlikes), ())
-    stood = next((o for o in outcomes.values() if o.standstill.blocked), None)
-    findings = (
-        *program.findings,
-        *unlike_findings(program, where, seen),
-        *(diagnose(program, stood.standstill, layout) if stood else ()),
-        *(_luck(outcomes) if kind == "deadlock" else ()),
-        *leak_findings(program, leaking),
-        *(unreceived_findings(program, first.standstill) if not first.standstill.blocked else ()),
-        *end_findings(program, first.standstill),
-    )
-    who = _who(kind, invalid, shown, seen, leaking)
-    return Verdict(
-        kind, depends_on=_depends(outcomes, kind), ranks=who.ranks, core=who.core, readings=_readings(outcomes, kind),
-        stuck_sets=who.stuck_sets, culprits=who.culprits, findings=findings, standstill=shown.standstill,
-    )  # fmt: skip
-
-
-def _kind(outcomes: dict[str, _Outcome], invalid: bool, leaking: bool) -> Class:
-    if invalid:
-        return "invalid"
-    kinds: tuple[Class, ...] = ("mismatch", "deadlock")
-    for kind in kinds:
-        if any(o.has(kind) for o in outcomes.values()):
-            return kind
-    return "leak" if leaking else "ok"
+    found = standstill(done, where)
+    unlikes = first_unlikes(layout, reading, unlike_calls(done, where))
+    stuck = {found.stuck: wait_for(found).core} if found.blocked else {}
+    ranks = _union(u.ranks for u in unlikes)
+    return Ending(stuck, not stuck, unlikes, not unlikes, {"end": Example(found)}, mismatch_ranks=ranks)
 
 
 class _Who(NamedTuple):
@@ -130,51 +101,104 @@ class _Who(NamedTuple):
     culprits: tuple[int, ...] = ()
 
 
-def _who(kind: Class, invalid: tuple[Finding, ...], shown: _Outcome, seen: tuple[Unlike, ...], leaking: tuple[Leak, ...]) -> _Who:
-    """ranks, core, stuck_sets and culprits of each class."""
-    if kind == "invalid":
-        return _Who(_union(f.ranks for f in invalid))
-    if kind == "mismatch":
-        return _Who(_union(u.ranks for u in seen), culprits=_union(u.minority for u in seen))
-    if kind == "deadlock":
-        stuck = shown.standstill.stuck
-        return _Who(stuck, wait_for(shown.standstill).core, (stuck,))
-    if kind == "leak":
-        return _Who(_union([*(leak.ranks for leak in leaking), tuple(rank for rank, _, _ in shown.standstill.unreceived)]))
-    return _Who()
+class _Judgement:
+    """One program with the endings of its readings."""
+
+    def __init__(self, program: Program, layout: Layout, where: Whereabouts, orders: Orders, bound: int) -> None:
+        self.program, self.layout, self.where, self.orders, self.bound = program, layout, where, orders, bound
+        self.endings = orders.endings
+        self.invalid = tuple(f for f in program.findings if f.code in CODES and CODES[f.code].verdict == "invalid")
+        example = self.endings["rendezvous"].example("end")
+        first = example.standstill
+        blocked = not example.ended or any(ending.stuck for ending in self.endings.values())
+        self.clashes: tuple[Clash, ...] = clashes(program, [end.position for end in first.ends])
+        self.leaks: tuple[Leak, ...] = () if blocked else leaks(program, first)
+        self.unreceived = () if blocked else first.unreceived
+        self.kind = self._kind()
+
+    def _kind(self) -> Class:
+        if self.invalid:
+            return "invalid"
+        kinds: tuple[Kind, ...] = ("mismatch", "deadlock")
+        for kind in kinds:
+            if first_with(self.endings, kind) is not None:
+                return kind
+        if self.clashes or first_with(self.endings, "race") is not None:
+            return "race"
+        return "leak" if self.leaks or self.unreceived else "ok"
+
+    def verdict(self) -> Verdict:
+        kind, who = self.kind, self._who()
+        shown = first_with(self.endings, kind) if kind in ("mismatch", "deadlock", "race") else None
+        example = (shown or self.endings["rendezvous"]).example(kind)
+        never: dict[str, How] = dict.fromkeys(READINGS, "never")
+        said = hows(self.endings, kind) if kind in ("mismatch", "deadlock") else never
+        choices = self._choices()
+        return Verdict(
+            kind, self.orders.complete, self.orders.explored, self._depends_on(), who.ranks, who.core, said, who.stuck_sets,
+            who.culprits, self._findings(choices), example.standstill, tuple(sorted({rank for rank, _, _ in choices})),
+            example.schedule if shown is not None else None,
+        )  # fmt: skip
+
+    def _depends_on(self) -> Literal["buffering", "schedule"] | None:
+        if self.kind == "race":
+            return None if self.clashes else depends_on(hows(self.endings, "race"))
+        return depends_on(hows(self.endings, self.kind)) if self.kind in ("mismatch", "deadlock") else None
+
+    def _who(self) -> _Who:
+        """ranks, core, stuck_sets and culprits of each class."""
+        if self.kind == "invalid":
+            return _Who(_union(f.ranks for f in self.invalid))
+        if self.kind == "race":
+            relying = first_with(self.endings, "race")
+            return _Who(_union([*(c.ranks for c in self.clashes), [r for r, _, _ in (relying.relying if relying else ())]]))
+        if self.kind == "leak":
+            return _Who(_union([*(leak.ranks for leak in self.leaks), [rank for rank, _, _ in self.unreceived]]))
+        shown = first_with(self.endings, self.kind) if self.kind != "ok" else None
+        if shown is None:
+            return _Who()
+        if self.kind == "mismatch":
+            return _Who(shown.mismatch_ranks, culprits=_union(u.minority for u in shown.unlikes))
+        return _Who(_union(shown.stuck), shown.core, tuple(sorted(shown.stuck)))
+
+    def _choices(self) -> list[tuple[int, int, int]]:
+        """Open receives that may take more than one sender's message."""
+        takers: dict[tuple[int, int, int], set[int]] = {}
+        for ending in self.endings.values():
+            for receive, senders in ending.takers.items():
+                takers.setdefault(receive, set()).update(senders)
+        return sorted(receive for receive, senders in takers.items() if len(senders) > 1)
+
+    def _findings(self, choices: list[tuple[int, int, int]]) -> tuple[Finding, ...]:
+        program = self.program
+        unlike, stuck, racing = (first_with(self.endings, kind) for kind in _KINDS)
+        stood = stuck.example("deadlock") if stuck else None
+        first = self.endings["rendezvous"].example("end").standstill
+        found = [*program.findings, *unlike_findings(program, self.where, unlike.unlikes if unlike else ())]
+        if stood is not None:
+            found += diagnose(program, stood.standstill, self.layout, stood.schedule.sender_of if stood.schedule else None)
+        if self.kind == "deadlock" and stuck is not None:
+            found += luck_findings(hows(self.endings, "deadlock"), _union(stuck.stuck))
+        found += self._order_findings()
+        found += reliance_findings(program, racing) if racing is not None else ()
+        found += (*clash_findings(program, self.clashes), *leak_findings(program, self.leaks))
+        found += unreceived_findings(program, first) if self.unreceived else ()
+        found += (*end_findings(program, first), *choice_findings(program, choices))
+        return (*found, *(() if self.orders.complete else (bound_finding(self.orders.explored, self.bound),)))
+
+    def _order_findings(self) -> tuple[Finding, ...]:
+        """DS609, where the verdict shows in some orders of events only."""
+        if self.kind not in _KINDS or "sometimes" not in hows(self.endings, self.kind).values():
+            return ()
+        shown = first_with(self.endings, self.kind)
+        return order_findings(self.program, shown.example(self.kind).schedule, self.kind) if shown is not None else ()
 
 
-def _union(sets: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+_KINDS: tuple[Kind, ...] = ("mismatch", "deadlock", "race")
+
+
+def _union(sets: Iterable[Iterable[int]]) -> tuple[int, ...]:
     return tuple(sorted({rank for ranks in sets for rank in ranks}))
-
-
-def _readings(outcomes: dict[str, _Outcome], kind: str) -> dict[str, How]:
-    """Which readings have a deadlock or mismatch, when that is the verdict. A reading that was not run ends as rendezvous
-    does."""
-    said: dict[str, How] = {r: "always" if outcomes.get(r, outcomes["rendezvous"]).has(kind) else "never" for r in _READINGS}
-    same = len(set(said.values())) == 1
-    return {**said, "mixed": said["rendezvous"] if same else "sometimes"}
-
-
-def _depends(outcomes: dict[str, _Outcome], kind: str) -> Literal["buffering"] | None:
-    return "buffering" if _readings(outcomes, kind)["mixed"] == "sometimes" else None
-
-
-def _luck(outcomes: dict[str, _Outcome]) -> tuple[Finding, ...]:
-    """DS603: the rendezvous reading stands still, the buffered one does not."""
-    buffered = outcomes.get("buffered")
-    if buffered is None or buffered.standstill.blocked:
-        return ()
-    stuck = outcomes["rendezvous"].standstill.stuck
-    message = "it gets through where sends are buffered: small messages on mpi and nccl"
-    return (
-        Finding("DS603", "warning", message, stuck, (), ("do not rely on it: a larger tensor, another back end, and it hangs",)),
-    )
-
-
-def _incomplete() -> Finding:
-    message = "a receive from any source lets the order of arrival decide; one order was followed, others may do worse"
-    return Finding("DS902", "warning", message, (), (), ("name the sources where you can",))
 
 
 #: The same under the name that the package shows.

@@ -9,6 +9,7 @@ from distsim.findings.record import Place
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.program.records import Program
+from distsim.standstill import Blocked, Need
 from distsim.units import show_bytes
 
 #: Ranks (or lines) shown one by one; further ones are summarised.
@@ -78,6 +79,16 @@ def standing(program: Program, rank: int, position: int, request: int, part: int
     if request == position:
         return f"{call.op}: {call_words(part_call(program, rank, position, part))}"
     return f"wait for {call_words(part_call(program, rank, request, part))}"
+
+
+def device_standing(program: Program, state: Blocked, need: Need) -> str:
+    """Where a rank's device stands and where its host is, which only enqueues and has gone on."""
+    device = call_words(part_call(program, state.rank, need.position, need.part))
+    place = place_of(program, state.rank, state.position)
+    if place is None:
+        return f"device in {device}, host at its end"
+    host = OPS[program.code_call(state.rank, state.position).op].op
+    return f"device in {device}, host in {host}, line {place.line}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

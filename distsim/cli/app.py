@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from distsim.cli import clusters, expand, explain, new, render, run, schema, simulate, test
+from distsim.cli import bench, calibrate, check, clusters, compare, expand, explain, new, render, replay, run, schema, simulate, test
 
 app = typer.Typer(
     name="distsim",
@@ -45,7 +45,12 @@ def distsim(
 
 
 app.command("simulate")(simulate.command)
+app.command("check")(check.command)
 app.command("run")(run.command)
+app.command("replay")(replay.command)
+app.command("compare")(compare.command)
+app.command("bench")(bench.command)
+app.command("calibrate")(calibrate.command)
 app.command("render")(render.command)
 app.command("explain")(explain.command)
 app.command("test")(test.command)

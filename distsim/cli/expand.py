@@ -1,4 +1,4 @@
-"""`distsim expand`: a scenario in its plain form."""
+"""`distsim expand`: the plain operations behind a scenario's training strategies."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from distsim.cli.options import File, Sets, read_scenario
 
 
 def command(file: File, sets: Sets = None) -> None:
-    """Print a scenario in plain form: short forms written out, --set applied.
+    """Print a scenario in plain form: training strategies expanded, short forms written out, --set applied.
+
+    What is printed is a scenario again, and makes the same calls.
 
     \b
-    Example: distsim expand scenarios/hybrid.yaml --set backend=gloo
+    Example: distsim expand scenarios/strategies/ddp.yaml --set iterations=2
     """
-    console.out(read_scenario(file, sets).to_yaml().rstrip("\n"))
+    console.out(read_scenario(file, sets).to_yaml(flat=True).rstrip("\n"))

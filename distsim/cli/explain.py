@@ -31,15 +31,18 @@ def page(name: str) -> str:
     from distsim.findings.codes import CODES, explain
     from distsim.names import near
     from distsim.ops.table import ALIASES, OPS
+    from distsim.strategies import STRATEGIES
     from distsim.views.backends import backends_page
-    from distsim.views.pages import operation_page
+    from distsim.views.pages import operation_page, strategy_page
 
     if name == "backends":
         return backends_page()
     if name.upper() in CODES:
         return explain(name)
+    if name in STRATEGIES:
+        return strategy_page(STRATEGIES[name])
     row = OPS.get(ALIASES.get(name, name))
     if row is None:
-        known = [*OPS, *ALIASES, *CODES, "backends"]
+        known = [*OPS, *ALIASES, *STRATEGIES, *CODES, "backends"]
         raise UsageError(f"nothing is called {name}{near(name, known)}", "`distsim explain` lists all names")
     return operation_page(row)

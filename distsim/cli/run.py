@@ -42,7 +42,9 @@ LauncherOption = Annotated[
     Launcher | None, typer.Option("--launcher", help="Who starts the processes; elastic: torch's own. Else fork; for nccl spawn.")
 ]
 Init = Annotated[str, typer.Option("--init", metavar="HOW", help="How ranks meet: env, tcp, file, or a URL as file:///tmp/x.")]
-TraceOption = Annotated[Path | None, typer.Option("--trace", metavar="F", help="Write the recording: F.jsonl, or F.json for Perfetto.")]
+TraceOption = Annotated[
+    Path | None, typer.Option("--trace", metavar="F", help="Write the recording: F.jsonl, or F.json for Perfetto.")
+]
 Repeat = Annotated[int, typer.Option("--repeat", min=1, max=1000, help="Runs that count, after one to warm up.")]
 Force = Annotated[bool, typer.Option("--force", help="Run it although the simulation says that it fails.")]
 Nnodes = Annotated[int, typer.Option("--nnodes", min=1, help="Launchers that share the ranks: one per machine.")]

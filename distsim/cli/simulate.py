@@ -30,6 +30,10 @@ FormatOption = Annotated[Format, typer.Option("--format", help="A report to read
 NoVerdict = Annotated[bool, typer.Option("--no-verdict", help="Skip the verdict: this run alone.")]
 NoValues = Annotated[bool, typer.Option("--no-values", help="Skip what the tensors hold.")]
 Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
+ScheduleOption = Annotated[
+    Path | None,
+    typer.Option("--schedule", metavar="F", help="Follow the order of events in F, which `check --format json` wrote."),
+]
 
 
 def command(
@@ -39,6 +43,7 @@ def command(
     backend: BackendOption = None,
     cluster: ClusterOption = None,
     sets: Sets = None,
+    schedule: ScheduleOption = None,
     no_verdict: NoVerdict = False,
     no_values: NoValues = False,
     strict: Strict = False,
@@ -54,9 +59,15 @@ def command(
 
     writers = [_writer(path) for path in trace or ()]
     scenario = read_scenario(file, sets)
+    order = None
+    if schedule is not None:
+        from distsim.cli.schedule import read_schedule
+
+        order = read_schedule(schedule, file)
     simulation = simulate(
-        scenario, backend=backend, cluster=cluster, with_verdict=not no_verdict, with_values=False if no_values else None
-    )
+        scenario, backend=backend, cluster=cluster, with_verdict=not no_verdict, with_values=False if no_values else None,
+        schedule=order,
+    )  # fmt: skip
     for path, write in zip(trace or (), writers, strict=True):
         write(simulation, path)
     console.out(_report(simulation, format))

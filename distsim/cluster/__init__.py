@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from distsim.cluster.model import Cluster, Device, Link, Network, Nics
+from distsim.cluster.model import Cluster, Curve, Device, Link, Network, Nics
 from distsim.cluster.presets import PRESETS
 from distsim.errors import UsageError
 from distsim.names import listing, near
 
-__all__ = ["PRESETS", "Cluster", "Device", "Link", "Network", "Nics", "cluster_from", "default_cluster", "preset"]
+__all__ = ["PRESETS", "Cluster", "Curve", "Device", "Link", "Network", "Nics", "cluster_from", "default_cluster", "preset"]
 
 _REMEDY = "`distsim clusters` lists the presets; a cluster may also be written inline, as `{preset: dgx-h100, nics: {count: 4}}`"
 

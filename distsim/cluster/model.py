@@ -91,13 +91,29 @@ class Network(_Part):
     source: str = ""
 
 
+class Curve(_Part):
+    """Measured: how long an operation takes, by its bytes as nccl-tests counts them, from the last rank's arrival to the last one's end.
+
+    ``group`` ranks in each group, ``ranks`` on each node, all of them busy at once; ``nodes`` that a group spans. ``send`` stands for
+    every message.
+    """
+
+    op: str
+    group: int = Field(ge=1)
+    ranks: int = Field(ge=1)
+    nodes: int = Field(default=1, ge=1)
+    times: dict[Size, Duration]
+
+
 class Cluster(_Part):
     """Everything a cost model needs to know about the machines.
 
     ``call_overhead``: what a communication call costs before its first byte moves (a kernel, a protocol's start).
     ``collectives``: ``rails`` as NCCL does (rings through every card,
     two-level algorithms, pipelined chains), ``flat`` as Gloo does (the row's schedule in the order of group ranks).
-    ``shared_links``: messages that cross the same card at the same time share it.
+    ``shared_links``: messages that cross the same card, or on flat clusters the same process, at the same time share it.
+    ``reduce_bandwidth``: at which a rank combines what came with what it has, on a CPU (None: hidden behind transfers, as on a GPU).
+    ``measured``: see `Curve`.
     """
 
     name: str
@@ -110,10 +126,13 @@ class Cluster(_Part):
     call_overhead_ns: Duration = Field(default=0, alias="call_overhead")
     collectives: Literal["rails", "flat"] = "rails"
     shared_links: bool = False
+    reduce_bytes_per_ns: Bandwidth | None = Field(default=None, alias="reduce_bandwidth")
+    measured: tuple[Curve, ...] = ()
 
     def to_mapping(self) -> dict[str, Any]:
         """The cluster as a file has it, in people's units; `cluster_from` reads it back to an equal one."""
-        return self.model_dump(by_alias=True)
+        data = self.model_dump(by_alias=True)
+        return {key: value for key, value in data.items() if value or key not in ("measured", "reduce_bandwidth")}
 
     @property
     def inter_latency_ns(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine.choice import why_not_fast
@@ -17,17 +19,25 @@ from distsim.standstill import Standstill
 __all__ = ["Run", "run"]
 
 
-def run(program: Program, profile: Profile, cost: CostModel, *, ordered: bool = False) -> Run:
+#: A call, or a part of a batch: rank, position, part (-1: none).
+CallKey = tuple[int, int, int]
+
+
+def run(
+    program: Program, profile: Profile, cost: CostModel, *, ordered: bool = False, follow: Mapping[CallKey, CallKey] | None = None
+) -> Run:
     """Simulate a program under a profile.
 
     The fast engine runs where it is exact; ``ordered`` asks for the time-ordered one all the same. Both give the same times.
+    ``follow``: the message that each receive from any source must take, in place of the one that comes first. Raises UsageError
+    where such a message never comes.
     """
     with no_collection():
-        return _run(program, profile, cost, ordered)
+        return _run(program, profile, cost, ordered, follow)
 
 
-def _run(program: Program, profile: Profile, cost: CostModel, ordered: bool) -> Run:
-    if not ordered and why_not_fast(program, profile, cost) is None:
+def _run(program: Program, profile: Profile, cost: CostModel, ordered: bool, follow: Mapping[CallKey, CallKey] | None) -> Run:
+    if not ordered and not follow and why_not_fast(program, profile, cost) is None:
         engine: type[DeviceEngine | HostEngine] = DeviceEngine if profile.device else HostEngine
         try:
             left = engine(program, profile, cost).run()
@@ -37,7 +47,7 @@ def _run(program: Program, profile: Profile, cost: CostModel, ordered: bool) -> 
             pass  # something met that does not fit: the explicit rules know what comes of it
     from distsim.engine.ordered import run_ordered
 
-    return run_ordered(program, profile, cost)
+    return run_ordered(program, profile, cost, follow)
 
 
 def _fast(
@@ -47,6 +57,6 @@ def _fast(
     makespan = max((*(end.at_ns for end in standstill.ends), max(columns.finished, default=0)), default=0)
     trace = build_trace(
         program, columns, standstill, profile=profile.name, outcome=outcome, makespan_ns=makespan, cluster=cost.name,
-        queues=queues,
+        queues=queues, prices=cost.cluster.to_mapping(),
     )  # fmt: skip
     return Run(program, profile.name, outcome, trace, standstill, makespan)

@@ -11,10 +11,13 @@ from distsim.ops.table import OPS
 from distsim.profiles import Profile
 from distsim.program.records import Code, Program, at
 
+_MESSAGES = ("p2p", "batch")
+_CUTS = ("input_splits", "output_splits", "inputs", "outputs")
+
 
 def why_not_fast(program: Program, profile: Profile, cost: CostModel) -> str | None:
     """The reason why the fast engine can't run this program, None when it can."""
-    if profile.device and any(program.options.get(name) for name in ("blocking_wait", "launch_order_implicit")):
+    if profile.device and any(program.options.get(name) for name in ("blocking_wait", "launch_order_implicit", "one_queue")):
         return "an option of nccl needs the explicit rules"
     if any(fault.kind != "slow" for fault in program.faults):
         return "a rank fails"
@@ -39,6 +42,8 @@ def _of_code(code: Code, program: Program, profile: Profile) -> str | None:
         judged.add(id(call))
         if any(part.invalid for part in (call, *call.parts)):
             return "a call is invalid"
+        if row.pairwise and any(len(call.fields.get(name) or ()) > 1 for name in _CUTS):
+            return f"{call.op} with parts of unlike size is judged pair by pair"
         if row.kind == "group" or call.op in ("exit", "fail", "monitored_barrier"):
             return f"{call.op} needs the explicit rules"
         if row.kind in ("p2p", "collective") and profile.refuse(program.resolve(code.ranks[0], call)) is not None:
@@ -47,17 +52,23 @@ def _of_code(code: Code, program: Program, profile: Profile) -> str | None:
 
 
 def _mixes(code: Code) -> bool:
-    """Does an asynchronous collective run beside messages?"""
-    kinds = {(OPS[call.op].kind, call.is_async) for call in code.calls}
-    return ("collective", True) in kinds and any(kind in ("p2p", "batch") for kind, _ in kinds)
+    """Does an asynchronous collective run beside messages, or beside a wait for one?"""
+    ends = {p - d: p for p, call in enumerate(code.calls) for d in call.waits}
+    until = -1  # an asynchronous collective is open before this position
+    for position, call in enumerate(code.calls):
+        kind = OPS[call.op].kind
+        targets = (OPS[code.calls[position - d].op].kind for d in call.waits)
+        if kind == "collective" and call.is_async:
+            until = max(until, ends.get(position, len(code.calls)))
+        elif position <= until and (kind in _MESSAGES or any(target in _MESSAGES for target in targets)):
+            return True
+    return False
 
 
 def _queue_fills(code: Code, profile: Profile) -> str | None:
     """Do more collectives of a group stand open at once than its workers run?"""
     if not any(call.is_async and OPS[call.op].kind == "collective" for call in code.calls):
         return None
-    if profile.lock:
-        return "a collective holds the process's lock"
     ends = {p - d: p for p, call in enumerate(code.calls) for d in call.waits}
     opened: dict[Hashable, list[int]] = {}
     for position, call in enumerate(code.calls):

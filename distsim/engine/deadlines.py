@@ -163,16 +163,16 @@ def outlasts(program: Program, profile: Profile, columns: Columns) -> bool:
     end = int(max(returned.max(initial=0), finished.max(initial=0)))
     if end <= shortest:
         return False
-    masks = [_communicates(code.calls) for code in program.codes]
+    clocked = [_clocked(code.calls, profile.device) for code in program.codes]
     for rank in range(program.world_size):
-        rows = slice(columns.base[rank], columns.base[rank + 1])
-        made = posted[rows] >= 0
-        done = np.where(finished[rows] >= 0, finished[rows], np.where(returned[rows] >= 0, returned[rows], end))
-        begun = posted[rows]
+        rows, (running, waiting) = slice(columns.base[rank], columns.base[rank + 1]), clocked[program.code_of[rank]]
+        begun, left, done = posted[rows], returned[rows], finished[rows]
+        done = np.where(done >= 0, done, end)
         if profile.device:
-            newest = np.maximum.accumulate(np.where(made, done, 0))
-            begun = np.maximum(begun, np.concatenate((np.zeros(min(LAUNCH_QUEUE, len(newest)), dtype=np.int64), newest[:-LAUNCH_QUEUE])))
-        if np.any(made & masks[program.code_of[rank]] & (done - begun > shortest)):
+            newest = np.concatenate((np.zeros(LAUNCH_QUEUE, dtype=np.int64), np.maximum.accumulate(np.where(begun >= 0, done, 0))))
+            begun = np.where(begun >= 0, np.maximum(begun, newest[: len(begun)]), -1)
+        spans = np.where(running, done, np.where(left >= 0, left, end)) - begun
+        if np.any((begun >= 0) & (running | waiting) & (spans > shortest)):
             return True
     return False
 
@@ -183,9 +183,13 @@ def _own_limits(program: Program) -> Iterator[int]:
         yield from (int(c.fields["timeout_ns"]) for c in code.calls if c.fields.get("timeout_ns"))
 
 
-def _communicates(calls: list[Any]) -> Any:
-    """Of each row of a code: is it a message, a collective, or a wait?"""
-    return np.array([OPS[call.op].kind != "local" for call in calls for _ in (call, *call.parts)], dtype=np.bool_)
+def _clocked(calls: list[Any], device: bool) -> tuple[Any, Any]:
+    """Of each row of a code: is it clocked from its post to its end (collectives; on a device, all that communicates), or as long as
+    the host is in it (messages and waits)?"""
+    kinds = [OPS[call.op].kind for call in calls for _ in (call, *call.parts)]
+    running = ("p2p", "batch", "collective") if device else ("collective",)
+    waiting = () if device else ("p2p", "batch", "wait", "group")
+    return np.array([kind in running for kind in kinds], dtype=np.bool_), np.array([kind in waiting for kind in kinds], dtype=np.bool_)
 
 
 def late_findings(program: Program, profile: Profile, late: tuple[Late, ...]) -> tuple[Finding, ...]:

@@ -21,7 +21,8 @@ from distsim.cost import CostModel
 from distsim.engine.deadlines import Deadlines, Late, outlasts, run_with
 from distsim.engine.durations import duration_ns
 from distsim.engine.record import Columns
-from distsim.match import ANY
+from distsim.errors import UsageError
+from distsim.match import ANY, Take
 from distsim.ops.table import OPS
 from distsim.profiles import Profile
 from distsim.program.records import Program
@@ -46,7 +47,7 @@ from distsim.rules import (
     any_source,
     standstill,
 )  # fmt: skip
-from distsim.rules.code import Instruction, Meet, Post, Wait
+from distsim.rules.code import Drop, Instruction, Meet, Post, Stuck, Wait
 from distsim.standstill import Standstill
 
 
@@ -54,7 +55,7 @@ from distsim.standstill import Standstill
 class Ordered:
     """What a run left. ``matches``: rows that met, in the order in which the last of them finished. ``mismatches``: rows that met
     and differ, the fields in which they do, and the profile's outcome. ``end_ns``: when the last thing happened. ``late``: calls whose
-    timeout ran out."""
+    timeout ran out. ``undefined``: ranks that are stuck where the back end leaves open what happens."""
 
     columns: Columns
     standstill: Standstill
@@ -63,16 +64,29 @@ class Ordered:
     end_ns: int
     queues: Mapping[int, str]
     late: tuple[Late, ...] = ()
+    undefined: tuple[int, ...] = ()
 
 
-def simulate_in_order(program: Program, profile: Profile, cost: CostModel) -> Ordered:
-    """Run a program to its end or to a standstill; once more with deadlines, if a wait lasted longer than a timeout."""
-    left = _Engine(program, profile, cost).run()
-    return _Engine(program, profile, cost, timed=True).run() if outlasts(program, profile, left.columns) else left
+#: A call, or a part of a batch: rank, position, part (-1: none). And which message each receive from any source must take.
+CallKey = tuple[int, int, int]
+Follow = Mapping[CallKey, CallKey]
+
+
+def simulate_in_order(program: Program, profile: Profile, cost: CostModel, follow: Follow | None = None) -> Ordered:
+    """Run a program to its end or to a standstill; once more with deadlines, if a wait lasted longer than a timeout.
+
+    A receive that ``follow`` names waits for its message although others are there. Raises UsageError where that never comes.
+    """
+    left = _Engine(program, profile, cost, follow=follow or {}).run()
+    late = outlasts(program, profile, left.columns)
+    return _Engine(program, profile, cost, timed=True, follow=follow or {}).run() if late else left
+
+
+_ANEW = "`distsim check FILE --format json` writes it anew, for this file"
 
 
 class _Engine:
-    def __init__(self, program: Program, profile: Profile, cost: CostModel, timed: bool = False) -> None:
+    def __init__(self, program: Program, profile: Profile, cost: CostModel, follow: Follow, timed: bool = False) -> None:
         self.program, self.cost = program, cost
         self.rules = Rules(program, profile)
         self.state = self.rules.initial()
@@ -85,11 +99,13 @@ class _Engine:
         self.position = [-1] * size  # the call that a host is in
         self.mates: dict[int, int] = {}
         self.arrival: dict[int, int] = {}  # of a message: when its data, or the notice of it, is at the receiver
-        self.busy: dict[str, int] = {}  # a card's direction -> until when
+        self.busy: dict[str, int] = {}  # a card's direction, or a process's loop -> until when
+        self.delays: dict[Any, int] = {}  # of collectives, by the key under which they met
         self.met: list[tuple[int, ...]] = []
         self.differ: dict[Any, tuple[tuple[int, ...], tuple[str, ...], str]] = {}
         self.complete: dict[Any, tuple[int, ...]] = {}
         self.open_sources = any_source(program)
+        self.follow = {self._row_of(receive): self._row_of(send) for receive, send in follow.items()}
         self.take_at = -1
         self.fresh: list[int] = []  # receives from any source that were posted just now
 
@@ -117,6 +133,8 @@ class _Engine:
             if instruction.position != self.position[rank]:
                 self._enter(rank, instruction.position)
             if rules.can_step(state, rank):
+                if isinstance(instruction, Drop) and self.rules.parts[instruction.row].position < instruction.position:
+                    yield self.env.timeout(0)  # a request of an earlier call: whoever posts at this instant meets it first
                 self._note_wait(instruction)
                 self._do(Choice(STEP, rank))
                 if self.deadlines is not None and isinstance(instruction, Post):
@@ -265,7 +283,19 @@ class _Engine:
         if row.kind != "collective":
             return 0
         root = part.members[part.root] if row.root_field is not None else None
-        return self.cost.collective_ns(row, part.members, part.nbytes, root)
+        price = self.cost.collective_ns(row, part.members, part.nbytes, root)
+        if not self.cost.cluster.shared_links:
+            return price
+        return price + self._delay(part, price - self.cost.collective_ns(row, part.members, 0, root))
+
+    def _delay(self, part: Part, moving_ns: int) -> int:
+        """How long a collective waits until its members have moved what they took on before. The first member to start decides."""
+        if part.box not in self.delays:
+            loops, now = self.cost.loops_of(part.members), int(self.env.now)
+            start = max([now, *(self.busy.get(loop.id, 0) for loop in loops)])
+            self.busy |= {loop.id: start + moving_ns for loop in loops}
+            self.delays[part.box] = start - now
+        return self.delays[part.box]
 
     def _pass(self, part: Part) -> int:
         """When a message that leaves now is there.
@@ -280,6 +310,26 @@ class _Engine:
         return start + self.cost.p2p_ns(part.rank, part.peer, part.nbytes)
 
     # --- receives from any source ---
+    def _row_of(self, call: CallKey) -> int:
+        """The row of a call that a schedule names."""
+        rank, position, part = call
+        size = self.program.world_size
+        calls = self.program.code(rank).calls if 0 <= rank < size else []
+        if not 0 <= position < len(calls) or not -1 <= part < len(calls[position].parts):
+            raise UsageError(f"the schedule names call {position} of rank {rank}, which is not there", _ANEW)
+        return self.columns.row(self.program, rank, position, part)
+
+    def _allowed(self, take: Take) -> bool:
+        """The schedule, if there is one, lets the receive take this message."""
+        return self.follow.get(take.receive, take.send) == take.send
+
+    def _misfits(self) -> None:
+        """Raise where a receive still waits for a message that its schedule names, although it could take another."""
+        for take in self.state.matcher.takes():
+            if not self._allowed(take):
+                part = self.rules.parts[take.receive]
+                raise UsageError(f"the schedule does not fit: rank {part.rank} never gets the message that it must take", _ANEW)
+
     def _look_for_takes(self) -> None:
         """Decide once all that happens at this instant has happened."""
         if self.take_at != self.env.now and self.state.matcher.takes():
@@ -292,7 +342,7 @@ class _Engine:
         if parts[receive].kind is not PartKind.RECEIVE or self.state.phase.get(receive) is not Phase.RUNNING:
             return
         there = [take for take in self.state.matcher.takes_of(parts[receive].box)
-                 if take.receive == receive and self.arrival[take.send] < self.env.now]  # fmt: skip
+                 if take.receive == receive and self.arrival[take.send] < self.env.now and self._allowed(take)]  # fmt: skip
         if there:
             self._do(Choice(TAKE, *min(there, key=lambda take: (self.arrival[take.send], parts[take.send].rank))))
 
@@ -300,13 +350,14 @@ class _Engine:
         """Each any-source receive takes what arrived first (at one instant: from the lowest rank)."""
         self.take_at = -1
         parts = self.rules.parts
-        there = [take for take in self.state.matcher.takes() if self.arrival[take.send] <= self.env.now]
+        there = [take for take in self.state.matcher.takes() if self.arrival[take.send] <= self.env.now and self._allowed(take)]
         if there:
             first = min(there, key=lambda take: (self.arrival[take.send], parts[take.send].rank, take.receive))
             self._do(Choice(TAKE, *first))
 
     # --- the end ---
     def _result(self) -> Ordered:
+        self._misfits()
         finished = self.columns.finished
         still = standstill(self.rules, self.state)
         ends = tuple(end if end.status == "absent" else replace(end, at_ns=self.since[end.rank]) for end in still.ends)
@@ -318,4 +369,8 @@ class _Engine:
         launches = self.rules.launches.values()
         queues = {part.row: launch.queue for launch in launches for part in launch.parts if launch.queue}
         return Ordered(self.columns, Standstill(ends, blocked, still.unreceived), matches, differ, end_ns, queues,
-                       tuple(self.deadlines.late) if self.deadlines is not None else ())  # fmt: skip
+                       tuple(self.deadlines.late) if self.deadlines is not None else (), self._undefined())  # fmt: skip
+
+    def _undefined(self) -> tuple[int, ...]:
+        here = ((rank, self.rules.code[rank][self.state.pc[rank]]) for rank, end in enumerate(self.state.ends) if end is None)
+        return tuple(rank for rank, instruction in here if isinstance(instruction, Stuck) and instruction.undefined)

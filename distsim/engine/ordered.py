@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from distsim.cost import CostModel
 from distsim.engine.deadlines import late_findings
-from distsim.engine.general import Ordered, simulate_in_order
+from distsim.engine.general import Follow, Ordered, simulate_in_order
 from distsim.engine.record import Queues, Run, build_trace
 from distsim.profiles import Profile
 from distsim.program.records import Program
+from distsim.standstill import Standstill
 
 #: Outcomes from worst to best; the worst thing that any rank met is the run's outcome.
 WORST_FIRST = ("crashes", "raises", "undefined", "hangs", "wrong-data", "completes")
 
 
-def run_ordered(program: Program, profile: Profile, cost: CostModel) -> Run:
+def run_ordered(program: Program, profile: Profile, cost: CostModel, follow: Follow | None = None) -> Run:
     """Simulate in the order of time. See `distsim.engine.run`."""
-    left = simulate_in_order(program, profile, cost)
+    left = simulate_in_order(program, profile, cost, follow)
     outcome = outcome_of(program, left)
     trace = build_trace(
         program, left.columns, left.standstill, profile=profile.name, outcome=outcome, makespan_ns=left.end_ns, cluster=cost.name,
-        queues=_queues(left),
+        queues=_queues(left), prices=cost.cluster.to_mapping(),
     )  # fmt: skip
     mismatches = tuple((rows, fields) for rows, fields, _ in left.mismatches)
     return Run(program, profile.name, outcome, trace, left.standstill, left.end_ns, mismatches=mismatches, path="ordered",
@@ -27,13 +30,19 @@ def run_ordered(program: Program, profile: Profile, cost: CostModel) -> Run:
 
 
 def outcome_of(program: Program, left: Ordered) -> str:
-    """The worst that happened. A rank that a fault killed counts as a crash only where nothing else came of it."""
-    happened = {outcome for _, _, outcome in left.mismatches}
+    """The worst that happened in a run."""
+    return worst_of(left.standstill, {*(outcome for _, _, outcome in left.mismatches), *(("undefined",) if left.undefined else ())})
+
+
+def worst_of(standstill: Standstill, mishaps: Iterable[str]) -> str:
+    """The worst that happened, given also what came of calls that met and did not fit.
+
+    A rank that a fault killed counts as a crash only where nothing else came of it."""
     words = {"raised": "raises", "crashed": "crashes", "blocked": "hangs"}
-    happened |= {words[end.status] for end in left.standstill.ends if end.status in words}
-    if left.standstill.blocked:
+    happened = {*mishaps, *(words[end.status] for end in standstill.ends if end.status in words)}
+    if standstill.blocked:
         happened.add("hangs")
-    if not happened - {"completes"} and any(end.status == "killed" for end in left.standstill.ends):
+    if not happened - {"completes"} and any(end.status == "killed" for end in standstill.ends):
         return "crashes"
     return next((word for word in WORST_FIRST if word in happened), "completes")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -12,6 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.findings.record import Finding
+from distsim.ops.checks import part_sizes
+from distsim.ops.records import Call
+from distsim.ops.table import OPS
 from distsim.program.records import Code, CodeCall, Program
 from distsim.standstill import Standstill
 from distsim.trace import NEVER, TRACE_SCHEMA_VERSION, Trace
@@ -75,9 +79,12 @@ _GONE = ("killed", "raised", "crashed", "absent")
 
 def build_trace(
     program: Program, columns: Columns, standstill: Standstill, *, profile: str, outcome: str, makespan_ns: int, cluster: str,
-    queues: Queues | None = None,
+    queues: Queues | None = None, prices: Mapping[str, Any] | None = None,
 ) -> Trace:  # fmt: skip
-    """The columns of a run as a trace: what the program says of each call, beside its times. ``queues``: of rows that ran on one."""
+    """The columns of a run as a trace: what the program says of each call, beside its times.
+
+    ``queues``: of rows that ran on one. ``prices``: the cluster that gave the times, as its file has it.
+    """
     table = _Tables()
     for group in program.groups:
         table("group", (group.id, group.name))
@@ -92,7 +99,10 @@ def build_trace(
         static[name] = out
     static["rank"] = np.repeat(np.arange(program.world_size, dtype=np.int32), np.diff(columns.base))
     if queues is not None:
-        numbers, names = np.array(queues[0], dtype=np.int64), np.array([table("queue", name) for name in queues[1]], dtype=np.int16)
+        numbers, names = (
+            np.array(queues[0], dtype=np.int64),
+            np.array([table("queue", name) for name in queues[1]], dtype=np.int16),
+        )
         static["queue"][numbers >= 0] = names[numbers[numbers >= 0]]
     keep = _made(program, columns)
     times = {
@@ -109,6 +119,8 @@ def build_trace(
         "world_size": program.world_size, "nodes": program.nodes, "local_size": program.local_size, "backend": profile,
         "cluster": cluster, "outcome": outcome, "makespan_ns": makespan_ns, "complete": outcome == "completes",
         "groups": [[g.name, list(g.ranks)] for g in program.groups], "mesh": dict(program.mesh),
+        "options": dict(program.options), "prices": None if prices is None else dict(prices),
+        "link_faults": [[f.link, list(f.nodes), f.factor] for f in program.link_faults],
         "ends": [[end.rank, end.status, end.at_ns] for end in standstill.ends if end.status in _GONE],
     }  # fmt: skip
     return Trace(header, tables, every)
@@ -116,7 +128,7 @@ def build_trace(
 
 _STATIC = {"op": np.int16, "group": np.int32, "peer": np.int32, "tag": np.int64, "nbytes": np.int64, "dtype": np.int16,
            "reduce_op": np.int16, "handle": np.int32, "place": np.int32, "iteration": np.int32, "queue": np.int16,
-           "position": np.int32, "part": np.int16, "name": np.int32}  # fmt: skip
+           "position": np.int32, "part": np.int16, "name": np.int32, "ended_by": np.int32, "args": np.int32}  # fmt: skip
 
 
 def _made(program: Program, columns: Columns) -> NDArray[np.bool_] | None:
@@ -138,7 +150,7 @@ def _code_rows(program: Program, code: Code, table: _Tables) -> dict[str, NDArra
     rows: dict[str, Any] = {name: [] for name in _STATIC}
     known: dict[int, dict[str, Any]] = {}
     ends = list(code.iterations[1:])
-    iteration = 0
+    iteration, ended = 0, _ended_by(code)
     for position, call in enumerate(code.calls):
         while iteration < len(ends) - 1 and position >= ends[iteration]:
             iteration += 1
@@ -150,7 +162,19 @@ def _code_rows(program: Program, code: Code, table: _Tables) -> dict[str, NDArra
             rows["iteration"].append(iteration)
             rows["position"].append(position)
             rows["part"].append(part)
+            rows["ended_by"].append(ended.get(position, NEVER))
     return {name: _column(rows[name], dtype, len(code.ranks)) for name, dtype in _STATIC.items()}
+
+
+def _ended_by(code: Code) -> dict[int, int]:
+    """For each request, by the position of its call: where it was waited for, lost its handle, or never had one."""
+    found: dict[int, int] = {}
+    for position, call in enumerate(code.calls):
+        if call.is_async and not call.handled:
+            found[position] = position
+        for distance in (*call.drops, *call.waits):
+            found[position - distance] = position
+    return found
 
 
 def _column(values: list[Any], dtype: Any, ranks: int) -> NDArray[Any]:
@@ -174,8 +198,54 @@ def _facts(program: Program, code: Code, call: CodeCall, table: _Tables) -> dict
         "peer": call.fields.get("root", -1) if port is None else port.peer, "tag": 0 if port is None else port.tag, "nbytes": call.nbytes,
         "dtype": table("dtype", buffers[0].dtype if buffers else ""), "reduce_op": table("reduce_op", call.fields.get("reduce_op") or ""),
         "place": table("place", program.sites[call.site].place()), "queue": table("queue", queue),
-        "name": table("name", call.fields.get("name") or ""),
+        "name": table("name", call.fields.get("name") or ""), "args": _args(program, code, call, table),
     }  # fmt: skip
+
+
+#: Fields of a call that a trace keeps beside its columns where they are given, and the values that say nothing.
+_KEPT = (
+    "ranks",
+    "local_sync",
+    "queue",
+    "code",
+    "message",
+    "timeout_ns",
+    "backend",
+    "wait_all_ranks",
+    "assume_src",
+    "init_method",
+)
+_UNSAID = (None, "", 0, False, ())
+
+
+def _args(program: Program, code: Code, call: CodeCall, table: _Tables) -> Any:
+    """What else the call was given, as the text of a JSON object; empty for most. Vec of numbers in the table.
+
+    ``waits``: how many calls back each of the requests is that a wait ends, in the order in which it waits for them.
+    """
+    fields = call.fields
+    parts = any(fields.get(f"{side}_splits") is not None or len(fields.get(f"{side}s") or ()) > 1 for side in ("input", "output"))
+    if len(call.waits) > 1:
+        return table("args", json.dumps({"waits": call.waits}))
+    if not parts and not any(name in fields for name in _KEPT):
+        return table("args", "")
+    texts = [_args_text(program.resolve(rank, call)) for rank in code.ranks]
+    numbers = [table("args", text) for text in texts]
+    return numbers[0] if len(set(numbers)) == 1 else np.array(numbers, dtype=np.int32)
+
+
+def _args_text(call: Call) -> str:
+    """``ranks``: of a new group; ``input_parts``, ``output_parts``: elements for, and of, each rank of the group where they differ."""
+    found = {name: getattr(call, name) for name in _KEPT if getattr(call, name) not in _UNSAID}
+    row, n = OPS[call.op], call.group.size
+    if row.kind == "collective":
+        sides = {
+            f"{side}_parts": part_sizes(buffers, n, getattr(call, f"{side}_splits"))
+            for side in ("input", "output") if (buffers := getattr(call, f"{side}s")) and getattr(row, f"{side}_parts") == "n"
+        }  # fmt: skip
+        if len({size for sizes in sides.values() for size in sizes}) > 1:
+            found |= sides
+    return json.dumps(found, ensure_ascii=False) if found else ""
 
 
 def sorted_ends(ends: Sequence[Any]) -> tuple[Any, ...]:

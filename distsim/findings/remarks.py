@@ -62,6 +62,24 @@ REMARKS: tuple[CodeInfo, ...] = (
         ),
     ),
     CodeInfo(
+        "DS609",
+        "the order of events decides",
+        "warning",
+        None,
+        "The program goes wrong in some orders of events and gets through in others: it depends on whose message an open receive"
+        " takes, or on which sends are buffered.",
+        "It passes a hundred times and hangs the next, when the network is slow on one side.",
+        "Name the source of the receive, or give messages of different meaning different tags. The finding lists the choices that"
+        " lead there; `distsim simulate --schedule` follows them.",
+        scenario(
+            3,
+            "",
+            "{recv: {tensor: x}, ranks: 0}",
+            "{recv: {tensor: x, src: 1}, ranks: 0}",
+            "{send: {tensor: x, dst: 0}, ranks: rank > 0}",
+        ),
+    ),
+    CodeInfo(
         "DS701",
         "receive from any source refused",
         "error",
@@ -79,7 +97,7 @@ REMARKS: tuple[CodeInfo, ...] = (
         "The back end cannot send or reduce tensors of this dtype.",
         "torch raises RuntimeError on every calling rank.",
         "Cast to a supported dtype, or use another back end for this group; `distsim explain backends` has the table.",
-        scenario(2, "", "all_reduce: {tensor: {shape: [4], dtype: complex64}}", backend="mpi"),
+        scenario(2, "", "all_reduce: {tensor: {shape: [4], dtype: bfloat16}}", backend="mpi"),
     ),
     CodeInfo(
         "DS703",
@@ -106,15 +124,15 @@ REMARKS: tuple[CodeInfo, ...] = (
         "behaviour left undefined by the back end",
         "warning",
         None,
-        "The back end's manual leaves open what this program does.",
+        "The back end's manual or its source leaves open what this program does: the first message between two ranks is a send on both"
+        " sides, or groups that share ranks are used in another order on different ranks.",
         "It may pass here and hang on another version or another machine.",
-        "Change the order or batch the calls as the message says.",
+        "Batch the two directions, or use the groups in one order, as the message says.",
         scenario(
             2,
-            "groups: {a: [0, 1], b: {ranks: [0, 1]}}\n",
-            "{all_reduce: {tensor: x, group: a, async: true, as: h}, ranks: 0}",
-            "all_reduce: {tensor: z, group: b, async: true, as: k}",
-            "{all_reduce: {tensor: x, group: a, async: true, as: h}, ranks: 1}",
+            "",
+            "isend: {tensor: x, dst: 1 - rank, as: h}",
+            "irecv: {tensor: z, src: 1 - rank, as: k}",
             "wait: all",
             backend="nccl",
         ),
@@ -171,6 +189,17 @@ REMARKS: tuple[CodeInfo, ...] = (
         scenario(2, "faults: [{rank: 1, kind: absent}]\n", "barrier"),
     ),
     CodeInfo(
+        "DS806",
+        "does not fit the device's memory",
+        "warning",
+        None,
+        "What ranks hold at their peak (parameters, gradients, optimizer states, activations) is more than their device has.",
+        "The first step ends with out of memory on these ranks, and the others wait for them. The sum leaves out the allocator's and the"
+        " libraries' own needs, so that a close fit may fail too.",
+        "Shard more (ZeRO 1 to 3, more tensor or pipeline ranks), recompute activations, or take smaller micro-batches.",
+        scenario(2, "memory: {rank: {parameters: 100 GB, optimizer: 600 GB}}\n", "barrier"),
+    ),
+    CodeInfo(
         "DS901",
         "selector selects nobody",
         "warning",
@@ -186,8 +215,8 @@ REMARKS: tuple[CodeInfo, ...] = (
         "warning",
         None,
         "Not every order of events was looked at, so the verdict is the worst found so far.",
-        "A receive from any source lets the order of arrival decide; a single pass follows one order.",
-        "Name the sources, or run `distsim check` with a larger bound.",
+        "Receives from any source, and sends that may be buffered, give more orders than the bound allows.",
+        "Name the sources where you can, or run `distsim check` with a larger bound (`--max-states`).",
         scenario(
             3,
             "",

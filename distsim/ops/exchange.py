@@ -51,9 +51,9 @@ class _Exchange(Collective):
     def cross_faults(cls, calls: Sequence[Call]) -> list[tuple[int, int, str]]:
         sent, received = [cls.sent(c) for c in calls], [cls.received(c) for c in calls]
         return [
-            (a.rank, b.rank, f"rank {a.rank} sends {sent[i][j]} elements to rank {b.rank}, which expects {received[j][i]}")
-            for i, a in enumerate(calls) for j, b in enumerate(calls)
-            if sent[i][j] != received[j][i]
+            (a.rank, b.rank, f"rank {a.rank} sends {out[b.group_rank]} elements to rank {b.rank}, which expects {into[a.group_rank]}")
+            for a, out in zip(calls, sent, strict=True) for b, into in zip(calls, received, strict=True)
+            if out[b.group_rank] != into[a.group_rank]
         ]  # fmt: skip
 
     @classmethod

@@ -84,6 +84,8 @@ class _Rank:
         else:
             names = ("name", "time_ns", "flops", "mem_bytes", "code", "message", "queue")
             draft.fields = {k: plain[k] for k in names if k in plain}
+            if plain.get("buf"):
+                draft.fields["writes" if plain.get("writes") else "reads"] = (self.buffer(plain, plain.get("numel", 1)),)
         if draft.is_async:
             name = plain.get("handle")
             more["handled"], more["drops"] = self.handles.bind(None if name is None else (name, None), here)

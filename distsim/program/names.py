@@ -29,6 +29,7 @@ class Names:
         self.scenario, self.file = scenario, scenario.file
         self.world_size = scenario.world.size
         self.ranks = np.arange(self.world_size, dtype=np.int64)
+        self.used: dict[int, frozenset[str]] = {}  # id of an entry -> names in its expressions
         self.shelf = Shelf(self.world_size, scenario.backend)
         self.world: dict[str, Any] = self._ranks_and_axes()
         for name, expression in scenario.vars.items():

@@ -38,7 +38,6 @@ class Walker:
         self.steps = StepLowering(self)
         self.limit = 0
         self._selected: dict[Hashable, BoolVector] = {}
-        self._names: dict[int, frozenset[str]] = {}
 
     def code(self, limit: int) -> Code:
         self.limit = limit
@@ -167,9 +166,10 @@ class Walker:
         """All names that expressions in these entries use."""
         found: frozenset[str] = frozenset()
         for entry in steps:
-            if id(entry) not in self._names:
-                self._names[id(entry)] = _names_of(entry)
-            found |= self._names[id(entry)]
+            names = self.names.used.get(id(entry))
+            if names is None:
+                names = self.names.used[id(entry)] = _names_of(entry)
+            found |= names
         return found
 
 

@@ -18,7 +18,7 @@ SIZE: Final = _WORDS * 8 + _TEXT
 
 
 class Phase(IntEnum):
-    """How far a rank is. From ENDED on it makes no further call."""
+    """How far a rank is. From WRITING on it makes no further call."""
 
     NEW = 0  #: not started
     LOADING = 1  #: the process runs, torch is being imported
@@ -26,11 +26,12 @@ class Phase(IntEnum):
     READY = 3  #: waits for the common start
     RUNNING = 4  #: between two calls
     IN_CALL = 5
-    ENDED = 6  #: came to the end of its program
-    RAISED = 7
-    EXITED = 8
-    STRUCK = 9  #: a fault of the scenario killed it
-    BROKEN = 10  #: the surroundings failed before the program began
+    WRITING = 6  #: past its last call, writes down what it holds
+    ENDED = 7  #: came to the end of its program, and has written everything
+    RAISED = 8
+    EXITED = 9
+    STRUCK = 10  #: a fault of the scenario killed it
+    BROKEN = 11  #: the surroundings failed before the program began
 
 
 class Word(IntEnum):
@@ -45,8 +46,6 @@ class Word(IntEnum):
     REPETITION = 6
     CODE = 7
     TEXT = 8  #: bytes of the message
-    AT_NS = 9  #: when the program ended here, since its start
-    OWN_NS = 10  #: when this rank's clock was zero
 
 
 class Seen(NamedTuple):
@@ -61,7 +60,6 @@ class Seen(NamedTuple):
     busy_until_ns: int
     repetition: int
     code: int
-    at_ns: int
     message: str
 
 
@@ -114,7 +112,7 @@ def seen(data: bytes, rank: int) -> Seen:
     text = data[_WORDS * 8 : _WORDS * 8 + length].decode("utf-8", "replace")
     return Seen(
         rank, words[Word.PID], Phase(words[Word.PHASE]), words[Word.POSITION], words[Word.PROGRESS], words[Word.SINCE_NS],
-        words[Word.BUSY_UNTIL_NS], words[Word.REPETITION], words[Word.CODE], words[Word.AT_NS], text,
+        words[Word.BUSY_UNTIL_NS], words[Word.REPETITION], words[Word.CODE], text,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from distsim.real import worker
+from distsim.real.board import seen
 from distsim.real.job import Job
 
 METHODS = ("fork", "spawn", "forkserver", "elastic")
@@ -38,9 +39,9 @@ class Fleet:
             self.processes[rank] = process
 
     def exit_of(self, rank: int) -> int | None:
-        """The exit status of a rank; minus the signal's number when one ended it."""
-        process = self.processes[rank]
-        return None if process.is_alive() else process.exitcode
+        """The exit status of a rank; minus the signal's number when one ended it. A rank that was never started never ends."""
+        process = self.processes.get(rank)
+        return None if process is None or process.is_alive() else process.exitcode
 
     def pid(self, rank: int) -> int:
         return int(self.processes[rank].pid or 0)
@@ -63,9 +64,9 @@ class Fleet:
 class ElasticFleet(Fleet):
     """torch's own launcher with no restarts, in a thread beside the watch. It names a failed rank, and ends all the others."""
 
-    def __init__(self, pids: Any, start_method: str = "spawn") -> None:
+    def __init__(self, job: Job, start_method: str = "spawn") -> None:
         super().__init__("elastic")
-        self.pids, self.start_method = pids, start_method
+        self.job, self.start_method = job, start_method
         self.failed: dict[int, int] = {}
         self.fault: BaseException | None = None
         self.ranks: tuple[int, ...] = ()
@@ -101,12 +102,13 @@ class ElasticFleet(Fleet):
 
     def exit_of(self, rank: int) -> int | None:
         """Only known once the launcher has ended; those whom it ended itself count as stopped by SIGTERM."""
-        if not self.over:
+        if not self.over or rank not in self.ranks:
             return None
         return self.failed.get(rank, 0 if not self.failed and self.fault is None else -signal.SIGTERM)
 
     def pid(self, rank: int) -> int:
-        return int(self.pids(rank))
+        """As the rank says itself on its board."""
+        return seen(self.job.board(rank).read_bytes(), rank).pid
 
     def end(self, grace_s: float) -> None:
         if self._thread is None:

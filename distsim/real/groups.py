@@ -44,16 +44,15 @@ class Groups:
         self.connected = True
         for group in used_groups(self.program):
             if group.id not in self._by_step:
-                self._new(group, self.rank in group.ranks)
+                self._new(group)
 
-    def _new(self, group: Group, keep: bool, call: Call | None = None) -> None:
+    def _new(self, group: Group, call: Call | None = None) -> None:
+        """Make a group; who is no member gets torch's sign for that, which its calls then refuse or ignore."""
         timeout_ns = group.timeout_ns or self.job.group_timeout_ns  # new_group does not inherit the world's
         call = call or Call(op="new_group", rank=self.rank, group=self.program.groups[0], name=group.name, ranks=group.ranks)
         backend = group.backend or call.backend
         call = replace(call, timeout_ns=call.timeout_ns or timeout_ns, backend=backend)
-        made = OPS["new_group"].torch_call(self.dist, call, None, None)
-        if keep:
-            self._made[group.id] = made
+        self._made[group.id] = OPS["new_group"].torch_call(self.dist, call, None, None)
 
     def step(self, call: Call) -> None:
         """A new_group step: the group that later calls of this rank mean by its name."""
@@ -64,7 +63,7 @@ class Groups:
             OPS["new_group"].torch_call(self.dist, replace(call, timeout_ns=self.job.group_timeout_ns), None, None)
             return
         self._bound.add(group.id)
-        self._new(group, True, call)
+        self._new(group, call)
 
     def destroy(self, call: Call | None = None) -> None:
         OPS["destroy_process_group"].torch_call(self.dist, call or Call("destroy_process_group", self.rank, self.program.groups[0]),

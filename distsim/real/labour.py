@@ -12,6 +12,8 @@ from distsim.real.board import Board, Word
 _SIDE = 256
 #: Sleeping longer than this at a stretch would miss the end; the rest is spun.
 _COARSE_NS = 200_000
+#: Clock cycles of a GPU that are timed to learn its rate.
+_CYCLES = 20_000_000
 
 
 class Labour:
@@ -74,14 +76,15 @@ class Labour:
         """Keep the current stream busy. torch.cuda._sleep counts clock cycles, so its rate is measured once."""
         import torch
 
+        cuda: Any = torch.cuda
         if "rate" not in self._matrices:
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
             start.record()
-            torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
+            cuda._sleep(_CYCLES)
             end.record()
-            torch.cuda.synchronize()
-            self._matrices["rate"] = 20_000_000 / (start.elapsed_time(end) * 1e6)
-        torch.cuda._sleep(max(1, int(duration_ns * self._matrices["rate"])))  # type: ignore[no-untyped-call]
+            cuda.synchronize()
+            self._matrices["rate"] = _CYCLES / (start.elapsed_time(end) * 1e6)
+        cuda._sleep(max(1, int(duration_ns * self._matrices["rate"])))
 
 
 __all__ = ["Labour"]

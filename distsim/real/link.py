@@ -47,9 +47,10 @@ class Linked(Alone):
     """One of several launchers. ``number`` 0 decides and reports."""
 
     def __init__(self, store: Any, number: int, hosts: int, wait_s: float) -> None:
-        from torch.distributed import PrefixStore
+        import torch.distributed
 
-        self.store: Any = PrefixStore("distsim", store)
+        dist: Any = torch.distributed
+        self.store: Any = dist.PrefixStore("distsim", store)
         self.number, self.hosts, self.wait_s = number, hosts, wait_s
         self.first = number == 0
         self._announced = -1
@@ -86,7 +87,9 @@ class Linked(Alone):
         if time.monotonic() - self._shared_at > 0.1:
             self._shared_at = time.monotonic()
             exits = {rank: code for rank, (_, code) in boards.items()}
-            self._put(f"boards/{self.number}", pack({"exits": json.dumps(exits).encode()} | {str(r): b for r, (b, _) in boards.items()}))
+            self._put(
+                f"boards/{self.number}", pack({"exits": json.dumps(exits).encode()} | {str(r): b for r, (b, _) in boards.items()})
+            )
             for other in range(self.hosts) if self.first else ():
                 if other != self.number and self.store.check([f"boards/{other}/size"]):
                     self._known |= self._boards(unpack(self._get(f"boards/{other}")))

@@ -1,7 +1,8 @@
 """Times torch.distributed on this machine: every operation of a plan, round after round, on forked processes over loopback.
 
-A sample is what the simulator prices: from the moment the last rank comes to the call until the last rank leaves it. All ranks of
-one machine read the same monotonic clock, so the two moments can be compared across processes.
+A sample is what the simulator prices: from the moment at which all ranks are due until the last one leaves the call. The ranks come
+to it as they do in a program: from work of their own, their caches full of other things. All ranks of one machine read the same
+monotonic clock, so moments can be compared across processes.
 """
 
 from __future__ import annotations
@@ -31,18 +32,23 @@ from distsim.program.build import build_program
 from distsim.program.records import Program
 
 _PR_SET_PDEATHSIG = 1
-#: All ranks begin a sample so long after they have met: those that woke late are there by then.
-_LEAD_NS = 300_000
+#: All ranks are due so long after they have met, asleep: by then neither caches nor threads are warm. The last part of it they spin.
+_LEAD_NS = 10_000_000
+_SPIN_NS = 500_000
+_POLL_S = 0.0005
 _DTYPE = "float32"
 _ELEMENT = 4
-_SIDES = (("inputs", "in"), ("outputs", "out"))
 
 
 class Item(NamedTuple):
-    """One thing to measure. ``nbytes`` as nccl-tests counts: the large buffer; 0 for barriers."""
+    """One thing to measure. ``nbytes`` as nccl-tests counts: the large buffer; 0 for barriers.
+
+    ``group``: ranks in a group; neighbours make a group, and all groups work at once. A message goes from the first to the second.
+    """
 
     op: str
     nbytes: int
+    group: int
 
 
 def measure(n: int, plan: Sequence[Item], rounds: int, warmup: int, timeout_s: float) -> NDArray[np.int64]:
@@ -54,12 +60,11 @@ def measure(n: int, plan: Sequence[Item], rounds: int, warmup: int, timeout_s: f
         raise EnvironmentFault("torch is not installed, and measuring needs it", "pip install 'distsim[real]'") from None
     torch.set_num_threads(1)
     programs = [_program(item, n) for item in plan]
-    shape = (warmup + rounds, len(plan), n, 2)
+    shape = (warmup + rounds, len(plan), n + 1)  # the last one is when all are due
     shared = mmap.mmap(-1, max(int(np.prod(shape)), 1) * 8)
-    starts = mmap.mmap(-1, 8)
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="distsim-bench-") as folder:
-        job = (programs, n, Path(folder, "store"), shared, shape, starts, timeout_s, os.getpid())
+        job = (programs, n, Path(folder, "store"), shared, shape, timeout_s, os.getpid())
         ranks = [context.Process(target=_rank, args=(rank, *job), name=f"rank {rank}", daemon=True) for rank in range(n)]
         try:
             for process in ranks:
@@ -68,7 +73,7 @@ def measure(n: int, plan: Sequence[Item], rounds: int, warmup: int, timeout_s: f
         finally:
             _end(ranks)
     times = np.frombuffer(shared, dtype=np.int64).reshape(shape)[warmup:]
-    return np.asarray(times[..., 1].max(axis=2) - times[..., 0].max(axis=2))
+    return np.asarray(times[..., :n].max(axis=2) - times[..., n])
 
 
 def _await(ranks: Sequence[Any], timeout_s: float, error: Path) -> None:
@@ -98,8 +103,8 @@ def _end(ranks: Sequence[Any]) -> None:
 
 
 def _rank(
-    rank: int, programs: Sequence[Program], n: int, store: Path, shared: mmap.mmap, shape: tuple[int, ...], starts: mmap.mmap,
-    timeout_s: float, parent: int,
+    rank: int, programs: Sequence[Program], n: int, store: Path, shared: mmap.mmap, shape: tuple[int, ...], timeout_s: float,
+    parent: int,
 ) -> None:  # fmt: skip
     """A forked process; ends with status 0 when it came to the end."""
     if sys.platform == "linux":
@@ -114,7 +119,8 @@ def _rank(
         dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=n, timeout=timedelta(seconds=timeout_s))
         calls = [[_apart(call) for _, call in program.calls_of(rank)] for program in programs]
         times = np.frombuffer(shared, dtype=np.int64).reshape(shape)
-        _rounds(dist, rank, calls, times, np.frombuffer(starts, dtype=np.int64))
+        groups = _group_of(dist, [program.groups[1].size for program in programs], rank, n)
+        _rounds(dist, rank, calls, groups, times)
         dist.destroy_process_group()
         status = 0
     except Exception as error:
@@ -123,21 +129,34 @@ def _rank(
         os._exit(status)
 
 
-def _rounds(dist: Any, rank: int, calls: Sequence[Sequence[Call]], times: NDArray[np.int64], start: NDArray[np.int64]) -> None:
-    pool = _Pool(calls)
-    for round_ in range(len(times)):
-        for k, own in enumerate(calls):
-            work = [(OPS[call.op], call) for call in own]
+def _group_of(dist: Any, sizes: Sequence[int], rank: int, n: int) -> dict[int, Any]:
+    """torch's groups by size; all ranks make all of them, in one order (torch.distributed.new_group)."""
+    mine: dict[int, Any] = {n: None}
+    for size in sorted({*sizes} - {n}):
+        for first in range(0, n // size * size, size):
+            group = dist.new_group(list(range(first, first + size)))
+            if first <= rank < first + size:
+                mine[size] = group
+    return mine
+
+
+def _rounds(dist: Any, rank: int, calls: Sequence[Sequence[Call]], groups: dict[int, Any], times: NDArray[np.int64]) -> None:
+    pool, n = _Pool(calls), times.shape[2] - 1
+    for round_ in times:
+        for own, cells in zip(calls, round_, strict=True):
+            work = [(OPS[call.op], call, groups[call.group.size]) for call in own]
+            pool.renew(own)
             dist.barrier()
             if rank == 0:
-                start[0] = time.monotonic_ns() + _LEAD_NS
-            dist.barrier()
-            while (left := int(start[0]) - time.monotonic_ns()) > 0:
-                time.sleep(left / 1e9)
-            times[round_, k, rank, 0] = time.monotonic_ns()
-            for row, call in work:
-                row.torch_call(dist, call, pool, None)
-            times[round_, k, rank, 1] = time.monotonic_ns()
+                cells[n] = time.monotonic_ns() + _LEAD_NS
+            while not (due_ns := int(cells[n])):
+                time.sleep(_POLL_S)
+            while (left := due_ns - time.monotonic_ns()) > 0:
+                if left > _SPIN_NS:
+                    time.sleep((left - _SPIN_NS) / 1e9)
+            for row, call, group in work:
+                row.torch_call(dist, call, pool, group)
+            cells[rank] = time.monotonic_ns()
 
 
 class _Pool:
@@ -150,20 +169,31 @@ class _Pool:
         most = max((b.numel for b in buffers), default=1)
         self._memory = {name: torch.ones(most) for name in ("in", "out")}
 
+    def renew(self, calls: Sequence[Call]) -> None:
+        """Write all numbers of a sample anew, as a program does between two steps."""
+        for call in calls:
+            for buffer in (*call.inputs, *call.outputs):
+                self[buffer].fill_(1)
+
     def __getitem__(self, buffer: Buffer) -> Any:
         return self._memory[buffer.name][: buffer.numel].view(buffer.shape)
 
 
 def _program(item: Item, n: int) -> Program:
-    """The calls of every rank for one sample: a collective of all, or messages from each even rank to the next one."""
-    row = OPS[item.op]
-    numel = item.nbytes // _ELEMENT
-    if row.kind == "p2p":
-        plain = {r: [_message(r, n, numel)] for r in range(n)}
-        return build_program(n, {r: calls for r, calls in plain.items() if calls[0]})
-    share = numel if row.pairwise or row.input_parts == row.output_parts == "one" else numel // n
-    call = {"op": item.op, "numel": max(share, 1), "dtype": _DTYPE, "tensor": "in", "reduce_op": "sum"}
-    return build_program(n, {r: [call] for r in range(n)})
+    """The calls of every rank for one sample."""
+    row, numel, g = OPS[item.op], item.nbytes // _ELEMENT, item.group
+    groups = {f"group {k}": list(range(k * g, k * g + g)) for k in range(n // g)}
+    plain: dict[int, list[dict[str, Any]]] = {}
+    for rank in range(n // g * g):
+        first = rank // g * g
+        call = {"op": item.op, "group": f"group {rank // g}", "dtype": _DTYPE, "tensor": "in", "numel": numel}
+        if row.kind == "p2p":
+            there = {first: first + 1, first + 1: first}.get(rank)
+            plain[rank] = [] if there is None else [{**call, "op": "send" if rank == first else "recv", "peer": there}]
+        else:
+            share = numel if row.pairwise or row.input_parts == row.output_parts == "one" else numel // g
+            plain[rank] = [{**call, "numel": max(share, 1), "root": first}]
+    return build_program(n, plain, groups=groups)
 
 
 def _apart(call: Call) -> Call:
@@ -171,15 +201,11 @@ def _apart(call: Call) -> Call:
     if "tensor" in OPS[call.op].model_fields:
         return call
     flat = call.op.endswith(("_tensor", "_single"))
-    named = {side: [replace(b, name=name, shape=(b.numel,) if flat else b.shape) for b in getattr(call, side)] for side, name in _SIDES}
-    return replace(call, **{side: tuple(buffers) for side, buffers in named.items()})
 
+    def named(buffers: tuple[Buffer, ...], name: str) -> tuple[Buffer, ...]:
+        return tuple(replace(b, name=name, shape=(b.numel,) if flat else b.shape) for b in buffers)
 
-def _message(rank: int, n: int, numel: int) -> dict[str, Any]:
-    peer = rank ^ 1
-    if peer >= n:
-        return {}
-    return {"op": "recv" if rank % 2 else "send", "peer": peer, "numel": numel, "dtype": _DTYPE, "tensor": "in"}
+    return replace(call, inputs=named(call.inputs, "in"), outputs=named(call.outputs, "out"))
 
 
 __all__ = ["Item", "measure"]

@@ -63,6 +63,16 @@ class Memory:
         """What a tensor holds now, flat."""
         return to_numpy(self[buffer], buffer.dtype)
 
+    def packed(self, buffer: Buffer) -> bytes:
+        """A tensor's numbers as bytes: one element where all are the same, bit for bit, so that large ones stay small on disk."""
+        flat = self[buffer].detach().cpu().contiguous().view(-1)
+        bits = flat.view(
+            {1: self.torch.uint8, 2: self.torch.int16, 4: self.torch.int32}.get(flat.element_size(), self.torch.int64)
+        )
+        if flat.numel() > 1 and bits.numel() == flat.numel() and bool((bits == bits[0]).all()):
+            return to_numpy(flat[:1], buffer.dtype).tobytes()
+        return to_numpy(flat, buffer.dtype).tobytes()
+
     def _empty(self, buffer: Buffer) -> Any:
         return self.torch.zeros(buffer.shape, dtype=getattr(self.torch, buffer.dtype), device=self.device)
 
@@ -105,7 +115,8 @@ def to_numpy(tensor: Any, dtype: str) -> NDArray[Any]:
         return np.zeros(0, numpy_dtype(dtype))
     data = flat.view(torch.uint8).numpy().tobytes()
     if dtype == "bool":  # gloo adds the bytes of booleans: true and true make a 2, which is true
-        return np.frombuffer(data, dtype=np.uint8) != 0
+        found: NDArray[Any] = np.frombuffer(data, dtype=np.uint8) != 0
+        return found
     return np.frombuffer(data, dtype=numpy_dtype(dtype))
 
 

@@ -8,18 +8,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from distsim.check.diagnose import diagnose
-from distsim.check.instructions import IRECV, ISEND, JOIN, JOIN_ASYNC, POST, RECV, SEND
-from distsim.check.judge import unlike_findings
-from distsim.check.layout import Layout, build_layout
-from distsim.check.leftovers import standstill
-from distsim.check.onepass import Pass
-from distsim.check.unlike import unlike_calls
 from distsim.check.waitfor import wait_for
-from distsim.check.whereabouts import Whereabouts
 from distsim.findings.record import Finding
 from distsim.program.records import Program
 from distsim.real.board import Phase, Seen
-from distsim.standstill import Blocked, RankEnd, RankStatus, Standstill
+from distsim.real.posted import Posted, Request
+from distsim.simulation import Simulation
+from distsim.standstill import Blocked, Need, RankEnd, RankStatus, Standstill
 
 #: Texts of errors that follow from another rank's end or from waiting; they name no culprit (gloo's own words, semantics 1.1, 2.4).
 CONSEQUENCES = (
@@ -36,29 +31,59 @@ class Stood(NamedTuple):
     culprits: tuple[int, ...]
 
 
-def stood(program: Program, boards: Mapping[int, Seen], exits: Mapping[int, int | None], start_ns: int,
-          simulated: Standstill) -> Stood:  # fmt: skip
-    """Read the boards of a run that is over."""
+def stood(simulation: Simulation, boards: Mapping[int, Seen], exits: Mapping[int, int | None], start_ns: int,
+          sources: Mapping[Request, int]) -> Stood:  # fmt: skip
+    """Read the boards of a run that is over. ``sources``: whom receives from any source met."""
+    program = simulation.program
     ends = tuple(rank_end(program, rank, boards.get(rank), exits.get(rank), start_ns) for rank in range(program.world_size))
-    layout = build_layout(program)
-    where = Whereabouts(layout)
-    done = _arrived(layout, ends)
-    left = standstill(done, where)
-    waiting = tuple(_with_needs(one, simulated) for one in left.blocked)
-    whole = Standstill(ends, tuple(one for one in waiting if ends[one.rank].status == "blocked"), left.unreceived)
-    clear = replace(left, blocked=tuple(one for one in waiting if one.needs))
-    unlikes = unlike_calls(done, where)
-    found = (*unlike_findings(program, where, unlikes), *diagnose(program, clear, layout))
-    odd = tuple(dict.fromkeys(r for u in unlikes for r in u.minority or u.ranks))
-    return Stood(whole, found, culprits(clear, odd))
+    posted = Posted(program, ends, sources)
+    absent = tuple(end.rank for end in ends if end.status == "absent")
+    waiting = []
+    for end in ends:
+        if end.status == "blocked" or is_consequence(end):  # a rank that lost its peer waited until then
+            early = boards[end.rank].phase < Phase.RUNNING and absent
+            needs = (Need(0, -1, absent),) if early else posted.needs(end.rank, end.position)
+            waiting.append(Blocked(end.rank, end.position, needs or _further(simulation, posted, ends, end), end.at_ns))
+    whole = Standstill(ends, tuple(one for one in waiting if ends[one.rank].status == "blocked"), posted.unreceived())
+    clear = tuple(one for one in waiting if one.needs)
+    shown = {one.rank for one in clear}
+    waited = tuple(replace(end, status=_shown(end, end.rank in shown)) for end in ends)
+    left = Standstill(waited, clear, whole.unreceived)
+    misfits, odd = _misfits(simulation, ends)
+    return Stood(whole, (*misfits, *diagnose(program, left)), culprits(ends, left, odd))
 
 
-def _with_needs(one: Blocked, simulated: Standstill) -> Blocked:
-    """Where the contract sees nothing that is missing, the back end's rules do: take what the simulation says of the same call."""
-    if one.needs and one.needs[0].ranks:
-        return one
-    same = next((b for b in simulated.blocked if (b.rank, b.position) == (one.rank, one.position)), None)
-    return one._replace(needs=same.needs) if same is not None else one._replace(needs=())
+def _shown(end: RankEnd, waits: bool) -> RankStatus:
+    """How a diagnosis takes an end: those who lost their peer as waiting, those who wait for nothing it knows as out of the way."""
+    if waits:
+        return "blocked"
+    return "raised" if end.status == "blocked" else end.status
+
+
+def _further(simulation: Simulation, posted: Posted, ends: tuple[RankEnd, ...], end: RankEnd) -> tuple[Need, ...]:
+    """Where all that a call needs was posted: whom of its members death took in the middle of it, else what the simulation says."""
+    others = posted.others(end.rank, end.position)
+    dead = tuple(
+        r
+        for r in others
+        if ends[r].status in ("killed", "crashed") or (ends[r].status == "raised" and not is_consequence(ends[r]))
+    )
+    if dead:
+        return (Need(end.position, -1, dead),)
+    stuck = simulation.run.standstill.blocked
+    needs = next((b.needs for b in stuck if (b.rank, b.position) == (end.rank, end.position)), ())
+    lost = tuple(r for r in others if is_consequence(ends[r]) or ends[r].status == "blocked")
+    return needs or ((Need(end.position, -1, lost),) if lost and is_consequence(end) else ())
+
+
+def _misfits(simulation: Simulation, ends: tuple[RankEnd, ...]) -> tuple[tuple[Finding, ...], tuple[int, ...]]:
+    """Findings on calls that meet and do not fit, and whose calls they are; nothing where all went well."""
+    verdict = simulation.verdict
+    found = tuple(f for f in simulation.findings if f.code.startswith("DS2"))
+    if verdict is None or verdict.verdict != "mismatch" or not found:
+        return (), ()
+    failed = any(end.status in ("blocked", "crashed") for end in ends)
+    return found, (verdict.culprits or verdict.ranks) if failed else ()
 
 
 def rank_end(program: Program, rank: int, board: Seen | None, code: int | None, start_ns: int) -> RankEnd:
@@ -67,7 +92,7 @@ def rank_end(program: Program, rank: int, board: Seen | None, code: int | None, 
         return RankEnd(rank, "absent", 0)
     at_ns = max(board.since_ns - start_ns, 0) if start_ns else 0
     position = board.position if board.phase >= Phase.RUNNING else 0
-    if board.phase == Phase.ENDED:
+    if board.phase in (Phase.WRITING, Phase.ENDED):
         return RankEnd(rank, "ended", len(program.code(rank).calls), at_ns)
     return RankEnd(rank, _status(board, code), position, at_ns, board.message or _signal_text(code))
 
@@ -93,57 +118,22 @@ def _signal_text(code: int | None) -> str:
         return f"ended by signal {-code}"
 
 
-def _arrived(layout: Layout, ends: tuple[RankEnd, ...]) -> Pass:
-    """The checker's counters as they are when every rank has come to where it was seen."""
-    done = Pass(layout, "rendezvous")
-    for end in ends:
-        if end.status == "absent":
-            done.status[end.rank] = "absent"
-            continue
-        inside = end.status in ("blocked", "raised", "crashed")
-        last = min(end.position + inside, len(done.codes[end.rank]) - 1)
-        for at in range(last):
-            _post(done, end.rank, at)
-        done.position[end.rank] = end.position
-        done.status[end.rank] = "" if end.status == "blocked" or is_consequence(end) else end.status  # it waited, until then
-        done.message[end.rank] = end.message
-    return done
-
-
-def _post(done: Pass, rank: int, at: int) -> None:
-    """What a call adds to the counters, without waiting for anything."""
-    op, a, b = done.codes[rank][at]
-    layout, made = done.layout, done.made[rank]
-    if op in (ISEND, SEND):
-        channel = layout.send_chan[rank][a]
-        made[at] = done.sent[channel]
-        done.sent[channel] += 1
-    elif op in (IRECV, RECV):
-        channel = layout.recv_chan[rank][a]
-        made[at] = done.received[channel]
-        done.received[channel] += 1
-    elif op in (JOIN, JOIN_ASYNC):
-        made[at] = done._arrive(rank, layout.member[rank][a], b)
-    elif op == POST:
-        made[at] = done._post(rank, at, a)
-
-
 def is_consequence(end: RankEnd) -> bool:
     """The error says no more than that somebody else is gone or did not come."""
     return end.status == "raised" and any(text in end.message for text in CONSEQUENCES)
 
 
-def culprits(left: Standstill, odd: tuple[int, ...]) -> tuple[int, ...]:
+def culprits(ends: tuple[RankEnd, ...], left: Standstill, odd: tuple[int, ...]) -> tuple[int, ...]:
     """Who brought the run down, the first one first.
 
     Ranks that failed of themselves or never came; else those whose calls do not fit the others' (``odd``); else those whom stuck
     ranks wait for and who have left; else the circle. The first rank that times out, or sees a connection close, is what
     launchers name; it is never meant here.
     """
-    own = [e for e in left.ends if e.status in ("killed", "absent") or (e.status == "raised" and not is_consequence(e))]
+    own = [e for e in ends if e.status in ("killed", "absent") or (e.status == "raised" and not is_consequence(e))]
     if own:
         return tuple(e.rank for e in sorted(own, key=lambda e: (e.at_ns, e.rank)))
-    crashed = tuple(e.rank for e in left.ends if e.status == "crashed")
+    crashed = tuple(e.rank for e in ends if e.status == "crashed")
     if odd and (crashed or left.blocked):
         return odd
     if crashed or not left.blocked:

@@ -28,22 +28,25 @@ def listen(address: str, port: int, may_move: bool) -> tuple[socket.socket, int]
     raise EnvironmentFault(f"port {port} of {address} can't be used: {reason}", "give another one with --master-port")
 
 
+def _torch() -> Any:
+    import torch.distributed
+
+    return torch.distributed
+
+
 def serve(door: socket.socket, address: str, port: int) -> Any:
     """The store, served from this process on a socket that already listens. The socket belongs to the store from now on."""
-    from torch.distributed import TCPStore
-
-    return TCPStore(
+    return _torch().TCPStore(
         address, port, None, True, timeout=timedelta(seconds=60), wait_for_workers=False, master_listen_fd=door.detach()
     )
 
 
 def connect(address: str, port: int, timeout_s: float) -> Any:
     """The store that another process serves. Raises EnvironmentFault when nobody answers in time."""
-    from torch.distributed import DistError, TCPStore
-
+    dist = _torch()
     try:
-        return TCPStore(address, port, None, False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
-    except (DistError, RuntimeError):
+        return dist.TCPStore(address, port, None, False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+    except (dist.DistError, RuntimeError):
         raise EnvironmentFault(
             f"nobody answered at {address}:{port} within {timeout_s:.0f} s",
             "start the machine of rank 0 too; --master-addr and --master-port must name it",

@@ -25,18 +25,24 @@ _TRIALS = 2000
 
 def main(job: Job, rank: int) -> None:
     """Run one rank. Ends the process; never returns."""
-    board = Board(job.board(rank))
-    _become_child(job, rank, board)
     status = 1
     try:
-        status = _work(job, rank, board)
+        status = _life(job, rank)
     finally:
         os._exit(status)
 
 
 def elastic_main(job: Job) -> None:
-    """Entry for torch's elastic launcher, which says the rank in the environment."""
-    main(job, int(os.environ["RANK"]))
+    """Entry for torch's elastic launcher, which says the rank in the environment and waits for those that succeed to return."""
+    status = _life(job, int(os.environ["RANK"]))
+    if status:
+        os._exit(status)
+
+
+def _life(job: Job, rank: int) -> int:
+    board = Board(job.board(rank))
+    _become_child(job, rank, board)
+    return _work(job, rank, board)
 
 
 def _become_child(job: Job, rank: int, board: Board) -> None:
@@ -54,6 +60,7 @@ def _become_child(job: Job, rank: int, board: Board) -> None:
     output = os.open(job.output(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1, encoding="utf-8", errors="replace")
     stack = os.open(job.stack(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     faulthandler.enable(stack, all_threads=False)
     faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
@@ -70,16 +77,22 @@ def _work(job: Job, rank: int, board: Board) -> int:
                 runner.memory.reset()
             _await_start(job, board, repetition)
             runner.run(slots)
-            board.words[Word.AT_NS] = time.monotonic_ns()
+            board.step(Phase.WRITING, board.words[Word.POSITION], time.monotonic_ns())
         position = board.words[Word.POSITION]
         _write_result(job, rank, runner)
     except Leave as end:
         leave(board, board.words[Word.POSITION], end.code)
     except BaseException as error:
-        _say(board, error, Phase.BROKEN if board.words[Word.PHASE] == Phase.LOADING else Phase.RAISED)
+        _say(board, error, Phase.BROKEN if _is_early(job, board) else Phase.RAISED)
         return 1
     board.step(Phase.ENDED, position, time.monotonic_ns())
     return _let_go(job, runner)
+
+
+def _is_early(job: Job, board: Board) -> bool:
+    """The program has not begun, and nobody is missing who the scenario says is."""
+    absent = any(fault.kind == "absent" for fault in job.program.faults)
+    return board.words[Word.PHASE] == Phase.LOADING or (board.words[Word.PHASE] == Phase.CONNECTING and not absent)
 
 
 def _connected(job: Job, rank: int, board: Board) -> Runner:
@@ -108,7 +121,6 @@ def _await_start(job: Job, board: Board, repetition: int) -> None:
     while (left := start_ns - time.monotonic_ns()) > 0:
         if left > 1_000_000:
             time.sleep((left - 500_000) / 1e9)
-    board.words[Word.OWN_NS] = start_ns
     bulletin.close()
 
 
@@ -127,7 +139,7 @@ def _write_result(job: Job, rank: int, runner: Runner) -> None:
     index: dict[str, Any] = {"overhead_ns": _recording_ns(job, rank), "buffers": {}}
     pieces, at = [], 0
     for label, buffer in runner.memory.buffers.items():
-        data = runner.memory.numbers(buffer).tobytes()
+        data = runner.memory.packed(buffer)
         index["buffers"][label] = [list(buffer.shape), buffer.dtype, at, len(data)]
         pieces.append(data)
         at += len(data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distsim.match import ANY
-from distsim.rules.code import Meet, PartKind, Stuck, Sync, Wait
+from distsim.rules.code import Lock, Meet, PartKind, Post, Stuck, Sync, Wait
 from distsim.rules.state import Phase, State
 from distsim.rules.step import Rules
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
@@ -11,7 +11,8 @@ from distsim.standstill import Blocked, Need, RankEnd, Standstill
 
 def standstill(rules: Rules, state: State) -> Standstill:
     """What a state that has stopped leaves behind. Ranks that have not ended are blocked at their present call."""
-    blocked = tuple(_blocked(rules, state, rank) for rank, end in enumerate(state.ends) if end is None)
+    rows = _begun(rules, state)
+    blocked = tuple(_blocked(rules, state, rank, rows.get(rank, [])) for rank, end in enumerate(state.ends) if end is None)
     ends = []
     for rank, end in enumerate(state.ends):
         position = rules.position(state, rank)
@@ -25,18 +26,28 @@ def _unreceived(rules: Rules, state: State) -> list[tuple[int, int, int]]:
     return [(part.rank, part.position, part.part) for part in parts]
 
 
-def _waited_for(rules: Rules, state: State, rank: int) -> list[int]:
+def _begun(rules: Rules, state: State) -> dict[int, list[int]]:
+    """The launches that have begun, by rank: whatever queues stands behind one of these."""
+    found: dict[int, list[int]] = {}
+    for row in sorted(state.phase):
+        if state.phase[row] is not Phase.QUEUED and row in rules.launches:
+            found.setdefault(rules.launches[row].rank, []).append(row)
+    return found
+
+
+def _waited_for(rules: Rules, state: State, rank: int, begun: list[int]) -> list[int]:
     """Open rows that the rank's host waits for, batches by their parts."""
     instruction = rules.code[rank][state.pc[rank]]
-    if isinstance(instruction, Sync):  # what queues stands behind one of these
-        begun = [row for row in sorted(state.phase) if state.phase[row] is not Phase.QUEUED and row in rules.launches]
-        rows = [row for row in begun if rules.launches[row].rank == rank]
+    if isinstance(instruction, Sync):
+        rows = begun
+    elif isinstance(instruction, (Lock, Post)):  # the lock is with a collective of the rank's worker
+        rows = [row for row in begun if rules.launches[row].workers is not None]
     else:
         rows = [row for row in instruction.rows if row in state.phase] if isinstance(instruction, Wait) else []
     return [part.row for row in rows for part in rules.launches[row].parts if part.row in state.phase]
 
 
-def _blocked(rules: Rules, state: State, rank: int) -> Blocked:
+def _blocked(rules: Rules, state: State, rank: int, begun: list[int]) -> Blocked:
     instruction = rules.code[rank][state.pc[rank]]
     if isinstance(instruction, Meet):
         there = state.meets.get(instruction.key, [])
@@ -45,7 +56,7 @@ def _blocked(rules: Rules, state: State, rank: int) -> Blocked:
     if isinstance(instruction, Stuck):
         return Blocked(rank, instruction.position, (Need(instruction.position, -1, instruction.ranks),))
     found: dict[Need, None] = {}
-    for row in _waited_for(rules, state, rank):
+    for row in _waited_for(rules, state, rank, begun):
         for need in _needs(rules, state, row):
             found[need] = None
     return Blocked(rank, instruction.position, tuple(found), device=rules.profile.device)

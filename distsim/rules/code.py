@@ -106,11 +106,13 @@ class Meet(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """Block the host for ever: the call waits for what cannot come. ``ranks``: who it is about, if anybody."""
+    """Block the host for ever: the call waits for what cannot come. ``ranks``: who it is about, if anybody; ``undefined``: the back
+    end may do otherwise."""
 
     position: int
     ranks: tuple[int, ...]
     text: str
+    undefined: bool = False
 
 
 class Lock(NamedTuple):

@@ -22,12 +22,14 @@ from distsim.program.records import Program
 class Made(NamedTuple):
     """One rank's new_group call that the ranks do not agree on.
 
-    ``holders``: who really stands at each group rank, global ranks; ``lost``: this rank never gets its connections.
+    ``holders``: who really stands at each group rank, global ranks; ``lost``: this rank never gets its connections; ``contended``:
+    several ranks claim one place under this name.
     """
 
     name: int
     holders: tuple[int, ...]
     lost: bool
+    contended: bool = False
 
 
 def unlike_groups(program: Program, profile: Profile) -> dict[tuple[int, int], Made]:
@@ -65,11 +67,11 @@ def _meet(name: int, calls: Mapping[int, tuple[int, tuple[int, ...]]]) -> dict[t
         mine = ranks.index(rank)
         holders = tuple(holder.get(place, -1) for place in range(len(ranks)))
         meets = holder[mine] == rank and all(h >= 0 and len(members[h]) > mine for h in holders)
-        found[rank, calls[rank][0]] = Made(name, holders, not meets)
+        found[rank, calls[rank][0]] = Made(name, holders, not meets, any(len(those) > 1 for those in places.values()))
     return found
 
 
-def made_group(program: Program, call: Call) -> int:
-    """The id of the group that a new_group call makes, -1 if nothing uses it."""
+def made_groups(program: Program, call: Call) -> tuple[int, ...]:
+    """The ids of the groups that a new_group call may have made: those of its name and ranks, never none (0, the world, if unused)."""
     ranks = tuple(sorted(call.ranks))
-    return next((g.id for g in program.groups[1:] if g.name == call.name and g.ranks == ranks), -1)
+    return tuple(g.id for g in program.groups[1:] if g.name == call.name and g.ranks == ranks) or (0,)

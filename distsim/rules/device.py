@@ -12,8 +12,8 @@ from typing import Any
 from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
 from distsim.program.records import CodeCall
-from distsim.rules.code import Launch, Meet, Part, Post, Stuck, Sync, Wait
-from distsim.rules.creation import made_group
+from distsim.rules.code import Launch, Meet, Part, PartKind, Post, Stuck, Sync, Wait
+from distsim.rules.creation import made_groups
 from distsim.rules.host import Compiler
 
 #: The stream on which compute and blocking collectives run.
@@ -33,10 +33,12 @@ class DeviceCompiler(Compiler):
         self.eager = options.get("init") == "eager"
         self.blocking_wait = bool(options.get("blocking_wait"))
         self.launch_order = bool(options.get("launch_order_implicit"))
+        self.one_queue = bool(options.get("one_queue"))  # not a user's option: asks what N12 may come to
         self.last: dict[Hashable, int] = {}
         self.joins: dict[Hashable, dict[Hashable, int]] = {}
         self.comm_of: dict[int, Hashable] = {}
         self.met: set[Hashable] = set()
+        self.contended: dict[int, bool] = {}  # of a group that the ranks do not agree on: do several claim one place
         self.host_waits: set[int] = set()  # rows whose wait blocks the host
 
     def finish(self, position: int) -> None:
@@ -60,7 +62,8 @@ class DeviceCompiler(Compiler):
         if comm not in self.met:
             self.met.add(comm)
             if comm == self.group_comm(group) and group in self.alias:
-                self.out.append(Stuck(position, tuple(r for r in members if r != self.rank), "the ranks made different groups"))
+                others, contended = tuple(r for r in members if r != self.rank), self.contended[group]
+                self.out.append(Stuck(position, others, "the ranks made different groups", contended))
             elif not self.eager:
                 self.out.append(Meet(position, comm, members, group))
 
@@ -78,7 +81,7 @@ class DeviceCompiler(Compiler):
         if comm is not None:
             after.update(self.held(CURRENT))
             after.update(self.held(("issue", comm)))
-            if self.launch_order:
+            if self.launch_order or (self.one_queue and parts[0].kind is PartKind.COLLECTIVE):
                 after.update(self.held("launch order"))
                 self.last["launch order"] = row
             self.last[("issue", comm)] = row
@@ -184,9 +187,9 @@ class DeviceCompiler(Compiler):
 
     def new_group(self, position: int, call: CodeCall, resolved: Call) -> None:
         """2.3: lazily made communicators find each other in the store by the group's name, at first use. Names that stand for
-        different groups on different ranks give "wrong members or hang": the group's first use hangs."""
+        different groups on different ranks give "wrong members or hang" where two ranks claim one place: undefined; else the group's first use waits in the store."""
         unlike = self.shared.unlike.get((self.rank, position))
-        if unlike is not None and not self.eager:
-            made = made_group(self.program, resolved)
-            self.alias[made] = Group(made, resolved.name, unlike.holders)
+        if unlike is not None and unlike.lost and not self.eager:
+            self.contended |= dict.fromkeys(made_groups(self.program, resolved), unlike.contended)
+            self.alias |= {made: Group(made, resolved.name, unlike.holders) for made in made_groups(self.program, resolved)}
         super().new_group(position, call, resolved)

@@ -13,7 +13,7 @@ from distsim.ops.table import OPS
 from distsim.profiles.record import Profile, Reaction
 from distsim.program.records import CodeCall, Program, at
 from distsim.rules.code import ODD, Drop, Instruction, Launch, Leave, Lock, Meet, Part, PartKind, Post, Stuck, Wait
-from distsim.rules.creation import Made, made_group
+from distsim.rules.creation import Made, made_groups
 
 #: Operations that only take time.
 WORK = ("compute", "assign", "sleep")
@@ -80,9 +80,10 @@ class Compiler:
         if wrong is not None and wrong[0] != "goes on":
             return self._react(position, *wrong)
         self.odd = wrong is not None and wrong[1][:5] not in ("DS102", "DS105")
-        for distance in call.drops:
+        goes_on = self.compile(position, call)
+        for distance in call.drops if goes_on else ():  # Python makes the call before it rebinds the name
             self.drop(position, position - distance)
-        return self.compile(position, call)
+        return goes_on
 
     def compile(self, position: int, call: CodeCall) -> bool:
         kind, here = OPS[call.op].kind, len(self.out)
@@ -278,15 +279,15 @@ class Compiler:
             self.post(position, self._meeting(position, call, ("init",), everybody), wait=True)
 
     def new_group(self, position: int, call: CodeCall, resolved: Call) -> None:
-        members, made = tuple(sorted(resolved.ranks)), made_group(self.program, resolved)
+        members, made = tuple(sorted(resolved.ranks)), made_groups(self.program, resolved)
         unlike = self.shared.unlike.get((self.rank, position))
         parties = "members" if resolved.local_sync else self.profile.new_group(resolved, self.program.options)
         number = self.numbers.get("new_group", 0)
         self.numbers["new_group"] = number + (not resolved.local_sync)
         if parties == "named" and unlike is not None:
             there = members if unlike.lost else unlike.holders
-            self.out.append(Meet(position, ("new_group", number), there, made, True, unlike.lost))
-            self.alias[made] = Group(-1 - unlike.name, resolved.name, unlike.holders)
+            self.out.append(Meet(position, ("new_group", number), there, made[0], True, unlike.lost))
+            self.alias |= dict.fromkeys(made, Group(-1 - unlike.name, resolved.name, unlike.holders))
             return
         key: Hashable = ("new_group", number, members)
         if resolved.local_sync:
@@ -296,7 +297,7 @@ class Compiler:
         elif parties == "world":
             key, members = ("new_group", number), tuple(range(self.program.world_size))
         if parties != "nobody" and self.rank in members:
-            self.post(position, self._meeting(position, call, key, members, 0, made), wait=True)
+            self.post(position, self._meeting(position, call, key, members, 0, made[0]), wait=True)
 
 
 def any_source(program: Program) -> bool:

@@ -52,6 +52,10 @@ class Meetings(Tables):
 
     def _pair(self, state: State, send: int, receive: int, events: list[Event]) -> None:
         sender, receiver = self.parts[send], self.parts[receive]
+        if receive not in state.phase:  # its request was dropped: the data is lost
+            if state.phase.get(send) is Phase.RUNNING:
+                self._due(state, send, events)
+            return
         events.append(Met((send, receive), None))
         same = sender.signature == receiver.signature and sender.tag == receiver.tag
         mishap = None if same else self._judge((send, receive), None, events)
@@ -78,8 +82,7 @@ class Meetings(Tables):
             events.append(Met(tuple(there.values()), part.box))
         first = next(iter(there.values()))
         mishap = None
-        odd = complete and any(self.parts[row].signature == ODD for row in there.values())
-        if odd or self.parts[first].signature != part.signature or (complete and self._uneven(there)):
+        if self.parts[first].signature != part.signature or (complete and self._unlike(there)):
             mishap = self._judge(tuple(there.values()), part.box, events)
         if state.phase.get(first) is Phase.JAMMED or (mishap is not None and mishap.hangs):
             self._jam(state, there)
@@ -94,6 +97,11 @@ class Meetings(Tables):
             return []
         running = [row for row in there.values() if state.phase.get(row) is Phase.RUNNING]
         return running if complete else [row for row in running if not self.lacking(state, row)[0]]
+
+    def _unlike(self, there: dict[int, int]) -> bool:
+        """Some of those who came may differ."""
+        signatures = {self.parts[row].signature for row in there.values()}
+        return len(signatures) > 1 or ODD in signatures or self._uneven(there)
 
     def _uneven(self, there: dict[int, int]) -> bool:
         """A pairwise operation whose parts may differ in size."""

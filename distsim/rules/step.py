@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from distsim.match import Matcher
+from distsim.ops.table import OPS
 from distsim.rules.code import Drop, Launch, Leave, Lock, Meet, Part, PartKind, Post, Stuck, Sync, Wait
 from distsim.rules.meeting import Meetings
 from distsim.rules.state import (
@@ -94,8 +96,11 @@ class Rules(Meetings):
         self._abort(state, events)
         return events
 
-    def settle(self, state: State) -> list[Event]:
-        """Run, in place, all that has no alternative: then `enabled` offers takes only, or nothing. What happened, in order."""
+    def settle(self, state: State, hold: Callable[[State, int], bool] | None = None) -> list[Event]:
+        """Run, in place, all that has no alternative: then `enabled` offers takes only, or nothing. What happened, in order.
+
+        ``hold`` says of a rank whose next step has an alternative; then that is offered too.
+        """
         events: list[Event] = []
         todo = deque(rank for rank in range(len(state.pc)) if state.ends[rank] is None)
         due = [row for row in sorted(state.phase) if state.phase[row] is Phase.DUE]
@@ -103,7 +108,7 @@ class Rules(Meetings):
             if due:
                 row = due.pop()
                 new = self.advance(state, Choice(FINISH, row)) if state.phase.get(row) is Phase.DUE else []
-            elif self.can_step(state, todo[0]):
+            elif self.can_step(state, todo[0]) and not (hold is not None and hold(state, todo[0])):
                 new = self.advance(state, Choice(STEP, todo[0]))
             else:
                 todo.popleft()
@@ -181,11 +186,17 @@ class Rules(Meetings):
         return theirs if isinstance(theirs, Meet) and theirs.key == meet.key else None
 
     def _drop(self, state: State, instruction: Drop, events: list[Event]) -> None:
-        """G4: gloo cancels a message that has met nobody. MPI ends the process (``~AsyncWork``)."""
+        """G4: gloo cancels a message that has met nobody. MPI ends the process (``~AsyncWork``).
+
+        The notice of a dropped receive has gone out, so its sender is let go and the data is lost (`p2p.work_dropped_irecv`)."""
         part = self.parts[instruction.row]
         if self.profile.dropped == "crashes":
             text = "Attempted destruction of AsyncWork before work has completed, terminating the program."
             self._leave(state, part.rank, Leave(instruction.position, "crashed", text), events)
+        elif state.phase.get(part.row) is Phase.RUNNING and part.kind is PartKind.RECEIVE:
+            del state.phase[part.row]
+            events.append(Cancelled(part.row))
+            self._released(state, part.row, events)
         elif state.phase.get(part.row) is Phase.RUNNING:
             self._cancel(state, part.row, events)
 
@@ -222,6 +233,8 @@ class Rules(Meetings):
         others = [mate] if mate is not None else []
         if part.kind is PartKind.COLLECTIVE:
             others = [r for r in sorted(state.phase) if r in self.parts and self.parts[r].box == part.box]
+            if OPS[part.op].gives == "root":  # what the root gives has left it
+                others = [r for r in others if self.parts[r].members[part.root] != self.parts[r].rank]
         for row in others:
             if state.phase.get(row) is Phase.DUE:
                 state.phase[row] = Phase.JAMMED

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from distsim.scenario.model import Scenario
 
 
-def to_yaml(scenario: Scenario) -> str:
-    """A text that reads as an equal scenario; keys that were never given are left out."""
-    return write(to_data(scenario))
+def to_yaml(scenario: Scenario, flat: bool = False) -> str:
+    """A text that reads as an equal scenario; keys that were never given are left out.
+
+    ``flat``: blocks for all ranks are written as their entries, which lowers to the same calls.
+    """
+    return write(to_data(scenario, flat))
 
 
-def to_data(scenario: Scenario) -> dict[str, Any]:
+def to_data(scenario: Scenario, flat: bool = False) -> dict[str, Any]:
     """The same as plain data: what stands in the file, key by key."""
     data: dict[str, Any] = {"name": scenario.name}
     if scenario.about:
@@ -30,16 +33,32 @@ def to_data(scenario: Scenario) -> dict[str, Any]:
     if scenario.cluster is not None:
         data["cluster"] = scenario.cluster
     data |= {key: value for key in ("mesh", "vars", "groups", "tensors") if (value := _named(getattr(scenario, key)))}
-    data["program"] = [entry_data(entry) for entry in scenario.program]
+    if scenario.memory:
+        data["memory"] = {name: _chooses(part) for name, part in scenario.memory.items()}
+    program = [entry_data(entry) for entry in scenario.program]
+    data["program"] = _flat(program) if flat else program
     if scenario.iterations != 1:
         data["iterations"] = scenario.iterations
     data |= {key: value for key in ("options", "launch") if (value := getattr(scenario, key).plain())}
     if scenario.faults:
-        data["faults"] = [_fault(fault) for fault in scenario.faults]
+        data["faults"] = [_chooses(fault) for fault in scenario.faults]
     data |= {key: value for key in ("seed", "jitter") if (value := getattr(scenario, key))}
     if scenario.expect is not None:
         data["expect"] = scenario.expect.plain()
     return data
+
+
+def _flat(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for entry in entries:
+        inner = _flat(entry["steps"]) if "steps" in entry else []
+        if "repeat" in entry:
+            found.append({**entry, "repeat": {**entry["repeat"], "steps": _flat(entry["repeat"]["steps"])}})
+        elif "steps" in entry and "ranks" not in entry:
+            found += inner
+        else:
+            found.append({**entry, "steps": inner} if "steps" in entry else entry)
+    return found
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,10 +71,11 @@ def _one(value: Any) -> Any:
     return value.plain() if isinstance(value, Part) else plain(value)
 
 
-def _fault(fault: Any) -> dict[str, Any]:
-    data: dict[str, Any] = fault.plain()
-    if fault.ranks is not None:
-        data["ranks"] = _selector(fault.ranks)
+def _chooses(part: Any) -> dict[str, Any]:
+    """A fault or a memory: its keys, with the selector as the file has it."""
+    data: dict[str, Any] = part.plain()
+    if part.ranks is not None:
+        data["ranks"] = _selector(part.ranks)
     return data
 
 

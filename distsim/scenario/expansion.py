@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from math import prod
+from pathlib import PurePath
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,7 +26,7 @@ from distsim.strategies.base import Context, Expansion, Strategy
 #: Names that no strategy may invent.
 _WORDS = frozenset({"rank", "world_size", "node", "local_rank", "group_rank", "group_size", "index", "copy", "iteration", "all", "min",
                     "max", "true", "false", "world", "else"})  # fmt: skip
-_DECLARED = ("tensors", "groups", "vars")
+_DECLARED = ("tensors", "groups", "vars", "memory")
 
 
 def expand_data(data: Mapping[Any, Any], document: Document, problems: Problems) -> Mapping[Any, Any]:
@@ -58,7 +59,7 @@ class _Expander:
         self.data, self.problems = data, problems
         self.added: dict[str, dict[str, Any]] = {key: {} for key in _DECLARED}
         self.taken = set(_WORDS) | set(_names(data))
-        self.context = _context(data, self.taken)
+        self.context = _context(data, self.taken, str(PurePath(problems.document.file).parent))
         self.constants = {} if self.context is None else _constants(data, self.context)
 
     def expanded(self) -> dict[Any, Any]:
@@ -111,7 +112,8 @@ class _Expander:
     def validated(self, model: type[Strategy], value: Any, here: Path) -> Strategy | None:
         if value is None:
             value = {}
-        if not isinstance(value, Mapping) and model.first_field is not None:
+        by_rank = isinstance(value, Mapping) and value and all(key == "else" or isinstance(key, int) for key in value)
+        if model.first_field is not None and (by_rank or not isinstance(value, Mapping)):
             value = {model.first_field: value}
         if not isinstance(value, Mapping):
             known = [info.alias or key for key, info in model.model_fields.items()]
@@ -133,7 +135,7 @@ class _Expander:
         return {"steps": expansion.steps}
 
 
-def _context(data: Mapping[Any, Any], taken: set[str]) -> Context | None:
+def _context(data: Mapping[Any, Any], taken: set[str], folder: str) -> Context | None:
     """What strategies may know; None where world or mesh can't be read (which is noted elsewhere)."""
     try:
         nodes, per_node = _world(data.get("world"))
@@ -144,9 +146,11 @@ def _context(data: Mapping[Any, Any], taken: set[str]) -> Context | None:
         return None
     if mesh and prod(mesh.values()) != nodes * per_node:
         return None
-    named = [data.get(key) if isinstance(data.get(key), Mapping) else {} for key in ("tensors", "groups")]
+    given = [data.get(key) for key in ("tensors", "groups")]
+    named: list[Mapping[str, Any]] = [value if isinstance(value, Mapping) else {} for value in given]
     backend = data.get("backend", "gloo")
-    return Context(nodes * per_node, per_node, mesh, str(backend), iterations, named[0] or {}, frozenset(taken), named[1] or {})
+    tensors, groups = named[0] or {}, named[1] or {}
+    return Context(nodes * per_node, per_node, mesh, str(backend), iterations, tensors, frozenset(taken), groups, folder)
 
 
 def _world(value: Any) -> tuple[int, int]:

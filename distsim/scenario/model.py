@@ -10,7 +10,7 @@ from distsim.errors import Problem
 from distsim.expr import Expression
 from distsim.scenario.document import Document, Path
 from distsim.scenario.entries import Entry
-from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, Options, TensorDecl, World
+from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, MemoryDecl, Options, TensorDecl, World
 from distsim.scenario.problems import Problems, problem
 from distsim.scenario.read import read
 
@@ -37,6 +37,7 @@ class Scenario(BaseModel):
     vars: dict[str, Expression]
     groups: dict[str, GroupDecl]
     tensors: dict[str, TensorDecl]
+    memory: dict[str, MemoryDecl]
     program: tuple[Entry, ...]
     iterations: int
     options: Options
@@ -69,11 +70,11 @@ class Scenario(BaseModel):
         """A problem that shows later, at the value at ``path`` (`Step.path` and the keys below it)."""
         return problem(self._document, path, message, offset=offset)
 
-    def to_yaml(self) -> str:
-        """The text of a file that says the same: ``loads(s.to_yaml()) == s``."""
+    def to_yaml(self, flat: bool = False) -> str:
+        """The text of a file that says the same: ``loads(s.to_yaml()) == s``. ``flat`` leaves out blocks that select everybody."""
         from distsim.scenario.dump import to_yaml
 
-        return to_yaml(self)
+        return to_yaml(self, flat)
 
 
 def scenario_of(fields: dict[str, Any], document: Document) -> Scenario:

@@ -108,6 +108,27 @@ class TensorDecl(Part):
         return self
 
 
+class MemoryDecl(Part):
+    """What ranks hold at their peak. A rank that several entries select is judged by each: they are not added up."""
+
+    ranks: SelectorField = None
+    parameters_nbytes: Size = Field(default=0, alias="parameters")
+    gradients_nbytes: Size = Field(default=0, alias="gradients")
+    optimizer_nbytes: Size = Field(default=0, alias="optimizer")
+    activations_nbytes: Size = Field(default=0, alias="activations")
+    #: Full parameters of layers that are sharded at rest.
+    gathered_nbytes: Size = Field(default=0, alias="gathered")
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes of each kind that there is."""
+        found = {name: int(getattr(self, f"{name}_nbytes")) for name in MEMORY_PARTS}
+        return {name: n for name, n in found.items() if n}
+
+
+MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "gathered")
+
+
 def _factor(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
         raise wrong("a factor above 0, as 1.3", value)

@@ -15,7 +15,7 @@ from distsim.names import listing, near
 from distsim.ops.fields import expression
 from distsim.scenario.document import Document, Path
 from distsim.scenario.expansion import expand_data
-from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, Options, Part, TensorDecl, World
+from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, MemoryDecl, Options, Part, TensorDecl, World
 from distsim.scenario.problems import Problems, shown
 from distsim.scenario.scalars import MAX_WORLD, choice, fraction, integer, text
 from distsim.scenario.scope import Scope
@@ -26,7 +26,7 @@ from distsim.scenario.validation import note_errors
 P = TypeVar("P", bound=Part)
 
 KEYS = (
-    "name", "about", "world", "backend", "cluster", "mesh", "vars", "groups", "tensors", "program", "iterations", "options",
+    "name", "about", "world", "backend", "cluster", "mesh", "vars", "groups", "tensors", "memory", "program", "iterations", "options",
     "launch", "faults", "seed", "jitter", "expect",
 )  # fmt: skip
 
@@ -195,6 +195,7 @@ class _Reader:
             )
         found["program"] = reader.entries(self.data.get("program", ()), ("program",), found["iterations"])
         scope.entries(found["program"])
+        found["memory"] = self.memory(scope)
         found["faults"] = self.faults(scope, size)
         self.expected(found["expect"], scope, size)
 
@@ -219,6 +220,15 @@ class _Reader:
 
     def tensor(self, name: str, value: Any) -> TensorDecl | None:
         return self.mapping(("tensors", name), TensorDecl, value, f"the tensor {name}")
+
+    def memory(self, scope: Scope) -> dict[str, MemoryDecl]:
+        found = {}
+        for name, value in self.named("memory").items():
+            made = self.mapping(("memory", name), MemoryDecl, value, f"the memory {name}")
+            if made is not None:
+                found[name] = made
+                scope.selector(made.ranks, ("memory", name), [])
+        return found
 
     def faults(self, scope: Scope, size: int | None) -> tuple[FaultDecl, ...]:
         value = self.data.get("faults")

@@ -10,24 +10,26 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 from distsim.ops.base import Op
 from distsim.ops.fields import SelectorField
 from distsim.ops.table import ALIASES, OPS
-from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, Options, TensorDecl, World
+from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, MemoryDecl, Options, TensorDecl, World
 from distsim.scenario.scalars import MAX_WORLD
 from distsim.scenario.steps import MAX_TIMES
+from distsim.strategies import STRATEGIES
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _NAME = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}
 _VALUE = {"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "string"}]}
 _PER_RANK = {"type": "object", "propertyNames": {"pattern": "^([0-9]+|else)$"}}
+_PARTS = (World, GroupDecl, TensorDecl, MemoryDecl, Options, Launch, FaultDecl, Expect)
 _ENTRIES = {"type": "array", "items": {"$ref": "#/$defs/entry"}}
 
 
 def schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a scenario file. Names of groups, tensors, handles and variables are beyond it."""
     definitions: dict[str, Any] = {"selector": _selector()}
-    parts = {
-        model.__name__: _model(model, definitions) for model in (World, GroupDecl, TensorDecl, Options, Launch, FaultDecl, Expect)
-    }
-    definitions["entry"] = {"anyOf": [_bare(), _block(), _repeat(), *(_step(name, definitions) for name in [*OPS, *ALIASES])]}
+    parts = {model.__name__: _model(model, definitions) for model in _PARTS}
+    steps = [_step(name, definitions) for name in [*OPS, *ALIASES]]
+    strategies = [_entry(name, _strategy(name, definitions)) for name in STRATEGIES]
+    definitions["entry"] = {"anyOf": [_bare(), _block(), _repeat(), *steps, *strategies]}
     return {
         "$schema": DIALECT,
         "title": "distsim scenario",
@@ -54,6 +56,7 @@ def _top(parts: dict[str, Any]) -> dict[str, Any]:
         "vars": named(_VALUE),
         "groups": named({"anyOf": [ranks, parts["GroupDecl"]]}),
         "tensors": named(parts["TensorDecl"]),
+        "memory": named(parts["MemoryDecl"]),
         "program": _ENTRIES,
         "iterations": {"type": "integer", "minimum": 1, "maximum": MAX_TIMES},
         "options": parts["Options"],
@@ -121,6 +124,18 @@ def _step(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
     if key not in definitions:
         definitions[key] = _fields(row, definitions)
     return _entry(name, {"$ref": f"#/$defs/{key.replace(' ', '%20')}"})
+
+
+def _strategy(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """A training strategy's fields; models inside them go to the definitions, each under its own name."""
+    row = STRATEGIES[name]
+    mapping = {**_model(row, definitions), "description": row.about}
+    ways: list[Any] = [mapping]
+    if row.first_field:
+        ways.append(mapping["properties"][row.first_field])
+    if not mapping.get("required"):
+        ways.append({"type": "null"})
+    return {"anyOf": ways} if len(ways) > 1 else mapping
 
 
 def _fields(row: type[Op], definitions: dict[str, Any]) -> dict[str, Any]:

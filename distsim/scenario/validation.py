@@ -36,6 +36,7 @@ def note_errors(
     for error in errors.errors(include_url=False):
         loc, kind = tuple(error["loc"]), error["type"]
         where = (*paths[str(loc[0])], *loc[1:]) if paths and loc and str(loc[0]) in paths else (*path, *loc)
+        where = _written(problems, where)
         if lenient and (kind == "missing" or not loc):
             continue
         cause = error.get("ctx", {}).get("error")
@@ -50,6 +51,21 @@ def note_errors(
             problems.add(where, f"expected {_EXPECTED[kind]}, found {shown(error.get('input'))}")
         else:
             problems.add(where, str(error["msg"]))
+
+
+def _written(problems: Problems, path: Path) -> Path:
+    """The path without the numbers of items that stand alone, where a list is meant and one item is written."""
+    value: Any = problems.document.root
+    found: list[str | int] = []
+    for part in path:
+        if isinstance(part, int) and isinstance(value, Mapping) and part not in value:
+            continue
+        found.append(part)
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            value = None
+    return tuple(found)
 
 
 def _keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:

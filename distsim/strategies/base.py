@@ -31,6 +31,8 @@ class Context(NamedTuple):
     taken: frozenset[str]
     #: Named groups of the file, as it has them.
     groups: Mapping[str, Any] = {}
+    #: Where the scenario's file lies: files that a strategy names are looked for beside it.
+    folder: str = ""
 
     def size_of(self, group: str | tuple[str, ...] | None) -> int:
         """Ranks in a group: None and `world` are all, else an axis, several axes, or a named group of the file."""
@@ -75,6 +77,8 @@ class Expansion(NamedTuple):
     tensors: Mapping[str, Any] = {}
     groups: Mapping[str, Any] = {}
     vars: Mapping[str, Any] = {}
+    #: Peak memory of ranks, as `memory:` of a scenario states it.
+    memory: Mapping[str, Any] = {}
 
 
 class Strategy(BaseModel):
@@ -100,13 +104,13 @@ class Layer(NamedTuple):
     """One layer of a model, given by sizes and times.
 
     ``params`` are the shapes of its parameters in the order of `module.parameters()`; ``forward`` and ``backward`` are the price fields of
-    a compute step (``{"time": "3 ms"}``, or ``flops`` and ``bytes``).
+    a compute step (``{"time": "3 ms"}``, or ``flops`` and ``bytes``), or entries that stand in its place.
     """
 
     name: str
     params: tuple[tuple[int, ...], ...]
-    forward: Mapping[str, Any]
-    backward: Mapping[str, Any]
+    forward: Mapping[str, Any] | list[Any]
+    backward: Mapping[str, Any] | list[Any]
 
     @property
     def numel(self) -> int:
@@ -119,13 +123,15 @@ def block(steps: Iterable[Entry], ranks: Any = None) -> Entry:
     return {"steps": list(steps)} if ranks is None else {"ranks": ranks, "steps": list(steps)}
 
 
-def compute(name: str, price: Mapping[str, Any], ranks: Any = None, **fields: Any) -> Entry:
-    """A compute step; fields that hold nothing are left out."""
+def compute(name: str, price: Mapping[str, Any] | list[Any], ranks: Any = None, **fields: Any) -> Entry:
+    """A compute step; fields that hold nothing are left out. Entries in place of a price are what is done instead."""
+    if isinstance(price, list):
+        return block(price, ranks)
     step: Entry = {"compute": {"name": name, **price, **{key: value for key, value in fields.items() if value}}}
     return step if ranks is None else {**step, "ranks": ranks}
 
 
-def step(op: str, ranks: Any = None, **fields: Any) -> Entry:
+def step(row: str, /, ranks: Any = None, **fields: Any) -> Entry:
     """A step of one operation; `group: None` and the like are left out; ``as_`` and ``async_`` stand for Python's reserved words."""
     given = {key.rstrip("_"): value for key, value in fields.items() if value is not None}
-    return {op: given} if ranks is None else {op: given, "ranks": ranks}
+    return {row: given} if ranks is None else {row: given, "ranks": ranks}

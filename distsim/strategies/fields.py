@@ -42,7 +42,8 @@ def shown(value: Any) -> str:
 
 
 def _names(info: ValidationInfo) -> Mapping[str, Any]:
-    return (info.context or {}).get("names", {})
+    names: Mapping[str, Any] = (info.context or {}).get("names", {})
+    return names
 
 
 def integer(low: int, what: str = "an integer") -> Callable[[Any, ValidationInfo], int]:
@@ -92,7 +93,7 @@ def _per_rank(value: Any, info: ValidationInfo) -> dict[int | str, int]:
 _COMPUTE = ("time", "flops", "bytes", "dtype")
 
 
-def _work(value: Any) -> dict[str, Any]:
+def work(value: Any) -> dict[str, Any]:
     """What a compute step takes as its price: a time, or flops and bytes."""
     if isinstance(value, str):
         units.parse_duration_ns(value)
@@ -107,6 +108,16 @@ def _work(value: Any) -> dict[str, Any]:
     if ("time" in value) == ("flops" in value or "bytes" in value):
         raise ValueError("expected either `time`, or `flops` and `bytes` that the cluster's device prices")
     return dict(value)
+
+
+def _doing(value: Any) -> Any:
+    """A price, or the entries that stand in its place."""
+    if not isinstance(value, list | tuple):
+        return work(value)
+    for item in value:
+        if not isinstance(item, str | Mapping):
+            raise ValueError(f"expected entries of a program, each after a dash, found {shown(item)}")
+    return [dict(item) if isinstance(item, Mapping) else item for item in value]
 
 
 def _dtype(value: Any) -> str:
@@ -141,7 +152,9 @@ Count = Annotated[int, PlainValidator(integer(1)), WithJsonSchema(_NUMBER)]
 Natural = Annotated[int, PlainValidator(integer(0)), WithJsonSchema(_NUMBER)]
 Amount = Annotated[float, PlainValidator(_fraction), WithJsonSchema(_NUMBER)]
 #: A duration as compute takes it, or its flops and bytes: the fields of a compute step.
-Work = Annotated[dict[str, Any], PlainValidator(_work), WithJsonSchema({"anyOf": [_TEXT, {"type": "object"}]})]
+Work = Annotated[dict[str, Any], PlainValidator(work), WithJsonSchema({"anyOf": [_TEXT, {"type": "object"}]})]
+#: The same, or entries that say what is done, so that numbers can be followed.
+Doing = Annotated[Any, PlainValidator(_doing), WithJsonSchema({"anyOf": [_TEXT, {"type": "object"}, _LIST]})]
 #: Bytes, from a size with its unit.
 Size = Annotated[int, PlainValidator(_size), WithJsonSchema(_TEXT)]
 Dtype = Annotated[str, PlainValidator(_dtype), WithJsonSchema({"enum": list(DTYPES)})]

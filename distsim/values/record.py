@@ -93,7 +93,7 @@ class Values:
         numbers = whole(state.content, state.dtype, self.limit_elements)
         if numbers is None:
             return None
-        return np.broadcast_to(numbers, state.shape) if numbers.size == 1 else numbers.reshape(state.shape)
+        return np.broadcast_to(numbers.reshape(()), state.shape) if numbers.size == 1 else numbers.reshape(state.shape)
 
     def agrees(self, rank: int, label: str, expected: Any) -> bool:
         """Does the buffer hold what `expect` says: a number for all elements, ``?`` for unknown, or a list of them?"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distsim.findings.record import Finding, Place
-from distsim.views.tables import folded, ranks_text
+from distsim.views.tables import WIDTH, folded, ranks_text
 
 #: Findings and places of one finding that are shown; the rest is counted.
 MOST_FINDINGS = 20
@@ -46,10 +46,11 @@ def _places(places: Sequence[Place], file: str) -> list[str]:
         at = ranks.setdefault((place.file, place.line, place.column, place.op), [])
         if place.rank is not None and place.rank not in at:
             at.append(place.rank)
-    return [_place(*key, sorted(who), file) for key, who in ranks.items()]
+    return [line for key, who in ranks.items() for line in _place(*key, sorted(who), file)]
 
 
-def _place(file: str, line: int, column: int, op: str, ranks: list[int], main: str) -> str:
+def _place(file: str, line: int, column: int, op: str, ranks: list[int], main: str) -> list[str]:
     where = f"{file}:{line}:{column}" if line else file or main
     who = f"  rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}" if ranks else ""
-    return f"  at {where}  {op}{who}".rstrip()
+    text = f"  at {where}  {op}{who}".rstrip()
+    return [text] if len(text) <= WIDTH else folded(text.strip(), "  ", "    ")

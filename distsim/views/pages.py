@@ -6,6 +6,7 @@ from textwrap import fill, indent
 
 from distsim.findings.codes import CODES
 from distsim.ops.base import Op
+from distsim.strategies.base import Strategy
 from distsim.views.tables import cut, table
 
 WIDTH = 80
@@ -24,6 +25,16 @@ def operation_page(row: type[Op]) -> str:
     head = f"{row.op}  ({_kind(row)})\n{also}" + fill(words.signature, WIDTH, initial_indent="  ", subsequent_indent="      ")
     body = "".join(f"\n\n{title}\n{_text(text)}" if title else f"\n{_text(text)}" for title, text in sections if text)
     return f"{head}{body}\n\nIn a scenario\n" + indent(words.example.rstrip(), "  ")
+
+
+def strategy_page(row: type[Strategy]) -> str:
+    """What `distsim explain NAME` says about a training strategy: what it does, and its fields."""
+    needed = [info.alias or key for key, info in row.model_fields.items() if info.is_required()]
+    free = [info.alias or key for key, info in row.model_fields.items() if not info.is_required()]
+    lines = [f"{row.name}  (a training strategy: it expands into plain operations)", _text(row.about), "", "Fields"]
+    lines += [_text(f"needed: {', '.join(needed)}")] if needed else []
+    lines += [_text(f"may be left out: {', '.join(free)}")] if free else []
+    return "\n".join([*lines, "", "See docs/strategies.md; `distsim expand FILE` prints the operations behind it."])
 
 
 def _text(text: str) -> str:
@@ -61,8 +72,11 @@ def _rounds(row: type[Op]) -> str:
 def index_page() -> str:
     """Every name that `distsim explain` knows, with a line on each."""
     from distsim.ops.table import OPS
+    from distsim.strategies import STRATEGIES
 
+    strategies = table(("", ""), [(name, cut(row.about, WIDTH - 26)) for name, row in STRATEGIES.items()], left=(0, 1))
     operations = table(("", ""), [(name, cut(row.words.after, WIDTH - 26)) for name, row in OPS.items()], left=(0, 1))
     findings = table(("", ""), [(code, info.title) for code, info in CODES.items()], left=(0, 1))
     more = table(("", ""), [("backends", "what works on gloo, nccl and mpi, and which to choose")], left=(0, 1))
-    return "\n".join(["Operations", *operations[1:], "", "Findings", *findings[1:], "", "Back ends", *more[1:]])
+    known = ["Operations", *operations[1:], "", "Training strategies", *strategies[1:], ""]
+    return "\n".join([*known, "Findings", *findings[1:], "", "Back ends", *more[1:]])

@@ -13,7 +13,7 @@ from distsim.standstill import RankEnd
 from distsim.units import show_ns
 from distsim.views.findings import findings_lines
 from distsim.views.jsonview import finding_json
-from distsim.views.tables import cut, folded, ranks_text, table
+from distsim.views.tables import WIDTH, cut, folded, ranks_text, table
 
 #: Frames of a stack, lines of a failed rank's output, buffers, that are shown; JSON has all.
 _FRAMES, _OUTPUT, _BUFFERS = 3, 3, 8
@@ -71,11 +71,11 @@ def _times(makespans_ns: Sequence[int]) -> str:
 
 def _ranks(run: RealRun) -> list[str]:
     """The call that each rank was in, with its place."""
-    rows = []
-    for end in run.standstill.ends:
-        op, where = _call(run, end)
-        rows.append((str(end.rank), _state(end), op, where, cut(end.message, 34)))
-    return table(("rank", "state", "call", "where", "message"), rows, left=(1, 2, 3, 4))
+    ends = run.standstill.ends
+    lines = table(("rank", "state", "call", "where"), [(str(e.rank), _state(e), *_call(run, e)) for e in ends], left=(1, 2, 3))
+    width = max(map(len, lines)) + 2
+    texts = ["message" if any(e.message for e in ends) else "", *(e.message for e in ends)]
+    return [f"{line:<{width}}{cut(text, WIDTH - width)}".rstrip() for line, text in zip(lines, texts, strict=True)]
 
 
 def _call(run: RealRun, end: RankEnd) -> tuple[str, str]:

@@ -1,0 +1,160 @@
+"""Simulated step times beside published ones: how far off is a described model on a preset cluster?
+
+    python benchmarks/training_steps.py ../shared/costs/training_steps.csv [--every 10] [--all]
+
+Each row of the table (columns in the README beside it) becomes a `transformer:` step on the preset of its GPU; nothing is fitted to these
+rows. Two things keep it fast. Replicas beyond those that fill two nodes are left out. A step with many micro-batches is simulated with
+few, twice, and the difference carried on: T(m) = T(a) + (m - a) (T(b) - T(a)) / (b - a), exact once the pipeline is full.
+Left out: GPUs without a preset, and 8-bit and 4-bit matrix products, which no description of ours prices. What a row does not say is taken
+as micro-batches of one sequence and a schedule without chunks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from distsim.errors import DistsimError
+from distsim.scenario import Scenario
+from distsim.simulation import simulate
+
+CLUSTERS = {"A100": "dgx-a100", "H100": "dgx-h100"}
+#: Attention that writes its scores, all of them: sources older than fused kernels.
+PLAIN = ("2104.04473", "2205.05198", "bigscience", "vTrain")
+#: Of vTrain's 473 rows of one family, every tenth unless --all.
+MANY = "vTrain"
+
+
+class Outcome(NamedTuple):
+    """A row and its times in seconds."""
+
+    row: dict[str, str]
+    published_s: float
+    simulated_s: float
+
+    @property
+    def error(self) -> float:
+        return self.simulated_s / self.published_s - 1
+
+
+def cluster_of(row: dict[str, str]) -> str | None:
+    """The preset of a row's GPU; None where there is none, or the arithmetic is 8-bit or less."""
+    gpu, dtype = row["gpu"].split("-")[0], row["dtype"].lower()
+    return CLUSTERS.get(gpu) if dtype.startswith(("bf16", "fp16")) else None
+
+
+def number(row: dict[str, str], key: str, default: int = 1) -> int:
+    return int(float(row[key])) if row[key] else default
+
+
+def recompute_of(row: dict[str, str]) -> str:
+    return next((word for word in ("full", "selective") if row["recompute"].startswith(word)), "none")
+
+
+def zero_of(row: dict[str, str]) -> int:
+    """The stage of ZeRO; with a pipeline, parameters stay gathered."""
+    sharding = row["sharding"]
+    if "FSDP" in sharding:
+        return 2 if number(row, "pp") > 1 else 3
+    return next((stage for stage in (1, 2, 3) if f"ZeRO-{stage}" in sharding), 0)
+
+
+def model_of(row: dict[str, str]) -> dict[str, Any]:
+    names = {
+        "layers": "layers",
+        "hidden": "hidden",
+        "heads": "heads",
+        "kv_heads": "kv_heads",
+        "ffn": "ffn_hidden",
+        "vocabulary": "vocab",
+    }
+    found: dict[str, Any] = {key: number(row, column) for key, column in names.items() if row[column]}
+    found["mlp"] = row["mlp"]
+    return found | ({"experts": number(row, "experts"), "top_k": number(row, "top_k")} if row["experts"] else {})
+
+
+def scenario_of(row: dict[str, str], micro_batches: int) -> Scenario:
+    """The row as a scenario with so many micro-batches. Megatron's order of axes: tensor innermost, pipeline outermost."""
+    tp, pp, cp, dp = (number(row, key) for key in ("tp", "pp", "cp", "dp"))
+    replicas = min(dp, max(16 // (tp * cp), 1))
+    mesh = {"pp": pp, "dp": replicas, "cp": cp, "tp": tp}
+    world = pp * replicas * cp * tp
+    per_node = min(number(row, "gpus_per_node", 8), world)
+    plain = any(word in row["source"] for word in PLAIN)
+    step: dict[str, Any] = {
+        "model": model_of(row), "sequence": number(row, "seq_len"), "micro_batch": number(row, "micro_batch"),
+        "micro_batches": micro_batches, "dtype": "bfloat16" if row["dtype"].lower().startswith("bf16") else "float16",
+        "recompute": recompute_of(row), "attention": "plain" if plain else "flash", "zero": zero_of(row), "data_ranks": max(dp * cp, 1),
+        "sequence_parallel": row["seq_parallel"] == "yes",
+    }  # fmt: skip
+    chunks = number(row, "vpp")
+    if pp > 1:
+        step |= {"schedule": "interleaved_1f1b", "chunks": chunks} if chunks > 1 else {"schedule": "1f1b"}
+    nodes = {"nodes": -(-world // per_node), "ranks_per_node": per_node}
+    return Scenario(
+        name=row["run_id"], world=nodes, backend="nccl", cluster=cluster_of(row), mesh=mesh, program=[{"transformer": step}]
+    )
+
+
+def step_s(row: dict[str, str]) -> float:
+    """Seconds of the simulated step."""
+    pp, micro = number(row, "pp"), number(row, "micro_batch")
+    wanted = max(round(number(row, "global_batch_seqs") / (number(row, "dp") * micro)), 1)
+    few, more = (1, 2) if pp == 1 else (pp, 2 * pp)
+    if wanted <= more:
+        return _makespan_s(row, wanted)
+    first, second = _makespan_s(row, few), _makespan_s(row, more)
+    return first + (wanted - few) * (second - first) / (more - few)
+
+
+def _makespan_s(row: dict[str, str], micro_batches: int) -> float:
+    found = simulate(scenario_of(row, micro_batches), with_verdict=False, with_values=False)
+    if found.outcome != "completes":
+        raise RuntimeError(f"{row['run_id']}: {found.outcome}")
+    return found.makespan_ns / 1e9
+
+
+def outcomes(rows: list[dict[str, str]]) -> Iterator[Outcome]:
+    for row in rows:
+        try:
+            yield Outcome(row, float(row["step_time_s"]), step_s(row))
+        except DistsimError as error:
+            sys.stdout.write(f"{row['run_id']}: no such layout here: {str(error).splitlines()[0]}\n")
+
+
+def chosen(path: str, every: int) -> list[dict[str, str]]:
+    with open(path, encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["step_time_s"] and cluster_of(row)]
+    many = [row for row in rows if MANY in row["source"]]
+    return [row for row in rows if MANY not in row["source"]] + many[::every]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table")
+    parser.add_argument("--every", type=int, default=10, help=f"of {MANY}'s rows take every so many")
+    parser.add_argument("--rows", action="store_true", help="print every row")
+    asked = parser.parse_args()
+    start = time.perf_counter()
+    sources: dict[str, list[Outcome]] = {}
+    for found in outcomes(chosen(asked.table, asked.every)):
+        sources.setdefault(found.row["source"], []).append(found)
+        if asked.rows:
+            sys.stdout.write(f"{found.row['run_id']}: {found.published_s:.3f} s, {found.simulated_s:.3f} s, {found.error:+.1%}\n")
+    sys.stdout.write(f"{'rows':>5} {'mean':>7} {'median':>7} {'bias':>7}  source\n")
+    means = []
+    for source, group in sources.items():
+        errors = [abs(o.error) for o in group]
+        means.append(statistics.mean(errors))
+        bias = statistics.median(o.error for o in group)
+        sys.stdout.write(f"{len(group):5} {means[-1]:7.1%} {statistics.median(errors):7.1%} {bias:+7.1%}  {source[:90]}\n")
+    sys.stdout.write(f"mean over {len(means)} sources {statistics.mean(means):.1%}, in {time.perf_counter() - start:.0f} s\n")
+
+
+if __name__ == "__main__":
+    main()

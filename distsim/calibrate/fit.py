@@ -1,0 +1,201 @@
+"""Fits a cluster to measured points, and says how far off it is."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from distsim.calibrate.points import Point, pooled
+from distsim.cluster import Cluster, Curve, cluster_from
+from distsim.cost import CostModel
+from distsim.errors import UsageError
+from distsim.ops.table import OPS
+
+#: Classes of sizes in which errors are told, by their upper bounds.
+CLASSES: Final = ((1 << 16, "to 64 KiB"), (1 << 20, "to 1 MiB"), (1 << 24, "to 16 MiB"), (1 << 62, "above"))
+#: A fit stops after so many tries; each prices every point once.
+_TRIES: Final = 60
+
+
+class Misfit(NamedTuple):
+    """Errors of one operation in one class of sizes, as shares of the measured time.
+
+    ``median``, ``worst``: each size predicted from the others. ``model_*``: by the fitted parameters alone.
+    """
+
+    op: str
+    sizes: str
+    points: int
+    median: float
+    worst: float
+    model_median: float
+    model_worst: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """``spread``: median over the points of half the distance between quartiles, the noise that no fit can beat."""
+
+    cluster: Cluster
+    misfits: tuple[Misfit, ...]
+    median: float
+    worst: float
+    model_median: float
+    spread: float
+    points: int
+
+
+class _Knob(NamedTuple):
+    """A parameter under fit: how it is read from a cluster and put back into one. Fitted in its logarithm."""
+
+    read: Callable[[Cluster], float]
+    write: Callable[[Cluster, float], Cluster]
+    low: float
+    high: float
+
+
+def _part(cluster: Cluster, part: str, **changes: Any) -> Cluster:
+    return cluster.model_copy(update={part: getattr(cluster, part).model_copy(update=changes)})
+
+
+_OVERHEAD = _Knob(
+    lambda c: max(c.call_overhead_ns, 1), lambda c, x: c.model_copy(update={"call_overhead_ns": round(x)}), 100, 1e9
+)
+_LATENCY = _Knob(lambda c: max(c.intra.latency_ns, 1), lambda c, x: _part(c, "intra", latency_ns=round(x)), 10, 1e9)
+_BANDWIDTH = _Knob(lambda c: c.intra.attained, lambda c, x: _part(c, "intra", bytes_per_ns=x, efficiency=1.0), 1e-3, 1e4)
+_REDUCE = _Knob(lambda c: c.reduce_bytes_per_ns or 5.0, lambda c, x: c.model_copy(update={"reduce_bytes_per_ns": x}), 1e-2, 1e3)
+_NET_LATENCY = _Knob(lambda c: max(c.network.latency_ns, 1), lambda c, x: _part(c, "network", latency_ns=round(x)), 10, 1e9)
+_NET_BANDWIDTH = _Knob(lambda c: c.nics.attained, lambda c, x: _part(c, "nics", bytes_per_ns=x, efficiency=1.0), 1e-3, 1e4)
+
+
+def calibrate(points: Iterable[Point], base: Cluster, name: str, source: str) -> Calibration:
+    """Fit ``base`` to measured points. Raises UsageError when there are none.
+
+    Latency, bandwidth and overhead minimise the logarithm of predicted over measured time, with less weight on outliers, over groups
+    that have the machine for themselves. ``error_band`` of the cluster tells how well sizes left out were predicted. A flat cluster
+    gets ``shared_links``: one thread of a process moves all its bytes, so what is under way at once takes turns.
+    """
+    found = pooled(points)
+    if not found:
+        raise UsageError(
+            "there is nothing to calibrate from: no call met another in these files", "`distsim bench --out FILE` measures"
+        )
+    bare = _fitted(found, base.model_copy(update={"measured": ()}))
+    curves = _curves(found)
+    left_out = _left_out(bare, found, curves)
+    model = {p: abs(price(CostModel(bare, *_world(p)), p) / p.ns - 1) for p in found}
+    misfits = _misfits(found, left_out, model)
+    spread = float(np.median([p.spread for p in found]))
+    errors = list(left_out.values()) or list(model.values())
+    median, worst = float(np.median(errors)), max(errors)
+    band = f"+-{median:.0%} median, {worst:.0%} worst of {len(errors)} sizes left out; runs spread by {spread:.0%}".replace(
+        "%", " %"
+    )
+    cluster = bare.model_copy(update={"measured": curves, "name": name, "source": source, "error_band": band,
+                                     "shared_links": base.shared_links or base.collectives == "flat"})  # fmt: skip
+    return Calibration(
+        cluster_from(cluster.to_mapping()), misfits, median, worst, float(np.median(list(model.values()))), spread, len(found)
+    )
+
+
+def price(cost: CostModel, point: Point) -> int:
+    """What a cost model says of a point, in its world (see `_world`)."""
+    if OPS[point.op].kind == "p2p":
+        return cost.p2p_ns(0, 1 if point.nodes == 1 else cost.local_size, point.nbytes)
+    return cost.collective_ns(OPS[point.op], tuple(range(point.group)), point.nbytes, 0)
+
+
+def _world(point: Point) -> tuple[int, int]:
+    """World size and ranks per node that a point was measured in."""
+    per_node = point.ranks if point.nodes == 1 else -(-point.group // point.nodes)
+    return (max(per_node, point.group), per_node) if point.nodes == 1 else (per_node * point.nodes, per_node)
+
+
+def _fitted(points: Sequence[Point], base: Cluster) -> Cluster:
+    """The base with its parameters fitted to groups that fill their nodes; messages count in the smallest world alone."""
+    from scipy.optimize import least_squares
+
+    fewest = min((p.ranks for p in points if OPS[p.op].kind == "p2p"), default=0)
+    used = [p for p in points if (p.ranks == fewest if OPS[p.op].kind == "p2p" else p.group == p.ranks * p.nodes)] or list(points)
+    inside, across = any(p.nodes == 1 for p in used), any(p.nodes > 1 for p in used)
+    knobs = [_OVERHEAD]
+    knobs += [_LATENCY, _BANDWIDTH] if inside else []
+    knobs += [_REDUCE] if inside and base.collectives == "flat" else []
+    knobs += [_NET_LATENCY, _NET_BANDWIDTH] if across else []
+
+    def cluster(x: Sequence[float]) -> Cluster:
+        found = base
+        for knob, value in zip(knobs, x, strict=True):
+            found = knob.write(found, exp(value))
+        return found
+
+    def residuals(x: Sequence[float]) -> Any:
+        tried = cluster(x)
+        models = {world: CostModel(tried, *world) for world in {_world(p) for p in used}}
+        return [log(price(models[_world(p)], p) / p.ns) for p in used]
+
+    low, high = [log(k.low) for k in knobs], [log(k.high) for k in knobs]
+    start = np.clip([log(k.read(base)) for k in knobs], np.array(low) + 0.01, np.array(high) - 0.01)
+    found = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", diff_step=0.02, max_nfev=_TRIES)
+    return cluster(found.x.tolist())
+
+
+def _curves(points: Sequence[Point]) -> tuple[Curve, ...]:
+    """Measured times by circumstance, made to grow with the size: what falls is noise, and gets the (geometric) mean of its like."""
+    found: dict[tuple[str, int, int, int], dict[int, int]] = defaultdict(dict)
+    for point in points:
+        found[point[:4]][point.nbytes] = point.ns
+    return tuple(_curve(key, times) for key, times in found.items())
+
+
+def _curve(key: tuple[str, int, int, int], times: dict[int, int]) -> Curve:
+    op, group, ranks, nodes = key
+    sizes = sorted(times)
+    grown = [round(exp(x)) for x in _growing([log(times[size]) for size in sizes])]
+    return Curve.model_construct(op=op, group=group, ranks=ranks, nodes=nodes, times=dict(zip(sizes, grown, strict=True)))
+
+
+def _growing(values: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls: pool adjacent violators (Ayer, Brunk, Ewing, Reid, Silverman 1955)."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while blocks and blocks[-1][0] > mean:
+            before, n = blocks.pop()
+            mean, count = (mean * count + before * n) / (count + n), count + n
+        blocks.append((mean, count))
+    return [mean for mean, count in blocks for _ in range(count)]
+
+
+def _left_out(bare: Cluster, points: Sequence[Point], curves: Sequence[Curve]) -> dict[Point, float]:
+    """For each size between two others of its curve: the error of predicting it from the others."""
+    found: dict[Point, float] = {}
+    for point in points:
+        curve = next(c for c in curves if (c.op, c.group, c.ranks, c.nodes) == point[:4])
+        if not min(curve.times) < point.nbytes < max(curve.times):
+            continue
+        others = {size: ns for size, ns in curve.times.items() if size != point.nbytes}
+        without = bare.model_copy(update={"measured": (curve.model_copy(update={"times": others}),)})
+        found[point] = abs(price(CostModel(without, *_world(point)), point) / point.ns - 1)
+    return found
+
+
+def _misfits(points: Sequence[Point], left_out: dict[Point, float], model: dict[Point, float]) -> tuple[Misfit, ...]:
+    groups: dict[tuple[str, str], list[Point]] = defaultdict(list)
+    for point in points:
+        groups[point.op, next(word for most, word in CLASSES if point.nbytes <= most)].append(point)
+    rows = []
+    for (op, sizes), same in groups.items():
+        errors = [left_out.get(p, model[p] if len(same) == 1 else None) for p in same]
+        known = [e for e in errors if e is not None] or [0.0]
+        alone = [model[p] for p in same]
+        rows.append(Misfit(op, sizes, len(same), float(np.median(known)), max(known), float(np.median(alone)), max(alone)))
+    return tuple(rows)
+
+
+__all__ = ["CLASSES", "Calibration", "Misfit", "calibrate", "price"]

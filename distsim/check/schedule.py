@@ -1,0 +1,168 @@
+"""The order of events that leads to a standstill, as a record that can be written down and followed again.
+
+A schedule is a list of choices: which message an open receive takes, and (in the reading ``mixed``) whose waiting call is buffered.
+A call is named by its rank, its position in the rank's program (from 0) and its part of a batch (-1: none). Everything else that
+happens follows from these choices, so whoever follows a schedule only needs the mapping `Schedule.sender_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from distsim.check.endings import standstill_at
+from distsim.check.layout import build_layout
+from distsim.check.machine import Machine, State
+from distsim.check.persistent import Chooser
+from distsim.check.tables import Tables
+from distsim.errors import UsageError
+from distsim.program.records import Program
+from distsim.standstill import Standstill
+
+SCHEMA_VERSION = 1
+_READINGS = ("rendezvous", "early", "buffered", "mixed")
+
+
+class CallId(NamedTuple):
+    """A call, or a part of a batch."""
+
+    rank: int
+    position: int
+    part: int = -1
+
+
+class Take(NamedTuple):
+    """An open receive takes a message."""
+
+    receive: CallId
+    send: CallId
+
+
+class Buffered(NamedTuple):
+    """A call that waits goes on: what it still waits for is buffered. ``call`` is the call that waits."""
+
+    call: CallId
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Choices in order, under one reading of what blocks."""
+
+    reading: str
+    choices: tuple[Take | Buffered, ...]
+
+    @property
+    def sender_of(self) -> dict[CallId, CallId]:
+        """Open receive -> the message that it takes."""
+        return {choice.receive: choice.send for choice in self.choices if isinstance(choice, Take)}
+
+
+def schedule_to_json(schedule: Schedule, program: Program | None = None) -> dict[str, Any]:
+    """Plain data for `json.dump`. With a program each call also says where it is written (``at``), for the reader alone."""
+
+    def call(one: CallId) -> dict[str, Any]:
+        said: dict[str, Any] = {"rank": one.rank, "position": one.position, "part": one.part}
+        if program is not None:
+            place = program.place(one.rank, one.position)
+            said["at"] = f"{place.file}:{place.line}"
+        return said
+
+    choices = [
+        {"receive": call(c.receive), "takes": call(c.send)} if isinstance(c, Take) else {"buffered": call(c.call)}
+        for c in schedule.choices
+    ]
+    return {"schema_version": SCHEMA_VERSION, "reading": schedule.reading, "choices": choices}
+
+
+def schedule_from_json(data: Any) -> Schedule:
+    """The schedule that `schedule_to_json` wrote. Raises UsageError where the data has another shape."""
+    if not isinstance(data, Mapping) or data.get("schema_version") != SCHEMA_VERSION or data.get("reading") not in _READINGS:
+        raise UsageError(
+            f"this is no schedule: expected schema_version {SCHEMA_VERSION} and a reading ({', '.join(_READINGS)})",
+            "write one with `distsim check FILE --format json`: it stands under `schedule`",
+        )
+    choices = data.get("choices")
+    if not isinstance(choices, list):
+        raise UsageError("a schedule has `choices`, a list", "write one with `distsim check FILE --format json`")
+    return Schedule(data["reading"], tuple(_choice(i, one) for i, one in enumerate(choices)))
+
+
+def _choice(number: int, data: Any) -> Take | Buffered:
+    if isinstance(data, Mapping) and set(data) == {"receive", "takes"}:
+        return Take(_call(number, data["receive"]), _call(number, data["takes"]))
+    if isinstance(data, Mapping) and set(data) == {"buffered"}:
+        return Buffered(_call(number, data["buffered"]))
+    raise UsageError(f"choice {number} of the schedule is neither `receive` and `takes` nor `buffered`", "see docs/check.md")
+
+
+def _call(number: int, data: Any) -> CallId:
+    keys = ("rank", "position", "part")
+    if not isinstance(data, Mapping) or not all(type(data.get(key, -1)) is int for key in keys):
+        raise UsageError(
+            f"choice {number} of the schedule names a call without rank, position and part", "all three are integers"
+        )
+    return CallId(data.get("rank", -1), data.get("position", -1), data.get("part", -1))
+
+
+def schedule_of(machine: Machine, path: list[int]) -> Schedule:
+    """The choices of a path of the explorer, by the names of the calls."""
+    state, tables = machine.initial(), machine.tables
+    choices: list[Take | Buffered] = []
+    for choice in path:
+        if choice >= 0:
+            choices.append(_take(machine, state, choice))
+            machine.take(state, choice)
+        else:
+            rank = -2 - choice
+            choices.append(Buffered(CallId(rank, tables.stops[rank][state[rank]].position)))
+            machine.release(state, rank)
+    return Schedule(tables.reading, tuple(choices))
+
+
+def _take(machine: Machine, state: State, pair: int) -> Take:
+    tables, box = machine.tables, machine.box_of_pair[pair]
+    receive = tables.boxes[box].anys[state[tables.served + box]]
+    message = machine.messages[pair][state[tables.gone + pair]]
+    return Take(
+        CallId(machine.receiver[box], receive.position, receive.part),
+        CallId(machine.sender_of[pair], message.position, message.part),
+    )
+
+
+def replay(program: Program, schedule: Schedule) -> Standstill:
+    """Follow a schedule and return where it ends. What it leaves open is taken from the lowest sender that is there.
+
+    Raises UsageError where a choice is not possible in this program.
+    """
+    absent = frozenset(f.rank for f in program.faults if f.kind == "absent")
+    machine = Machine(Tables(build_layout(program), schedule.reading, absent))
+    state = machine.initial()
+    boxes = range(len(machine.tables.boxes))
+    for number, choice in enumerate(schedule.choices):
+        if isinstance(choice, Buffered):
+            _release(machine, state, number, choice)
+            continue
+        pairs = [pair for box in boxes for pair in machine.takes(state, box) if _take(machine, state, pair) == choice]
+        if not pairs:
+            raise _misfit(number, f"rank {choice.receive.rank} cannot take that message of rank {choice.send.rank} here")
+        machine.take(state, pairs[0])
+    chooser = Chooser(machine)
+    while pairs := chooser.branches(state).pairs:
+        machine.take(state, pairs[0])
+    return standstill_at(machine, state)
+
+
+def _release(machine: Machine, state: State, number: int, choice: Buffered) -> None:
+    rank = choice.call.rank
+    if not 0 <= rank < machine.size or not machine.can_release(state, rank):
+        raise _misfit(number, f"rank {rank} waits for nothing that could be buffered")
+    if machine.tables.stops[rank][state[rank]].position != choice.call.position:
+        raise _misfit(number, f"rank {rank} waits in another call")
+    machine.release(state, rank)
+
+
+def _misfit(number: int, why: str) -> UsageError:
+    return UsageError(
+        f"choice {number} of the schedule does not fit this program: {why}", "check the file again for a new schedule"
+    )

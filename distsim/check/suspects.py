@@ -1,0 +1,54 @@
+"""Calls that will not fit if they meet: known from the text of a program, for who meets whom by count is fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from typing import NamedTuple
+
+from distsim.check.layout import Layout
+from distsim.check.unlike import Unlike, judge_lane, uneven_calls
+from distsim.check.whereabouts import Whereabouts
+
+
+class Posted(NamedTuple):
+    """A message, a receive or a collective's call: after which stop it is there, where it is written, its signature."""
+
+    stop: int
+    position: int
+    part: int
+    signature: int
+    assume: int = -1  # the sender that a receive relies on
+
+
+class Suspects:
+    """``lanes``: (lane, number, (rank, call) of all who make it) of calls that differ in signature or have uneven parts;
+    ``pairs``: (channel, number, message, receive) that differ. ``bad_lanes`` and ``bad_pairs`` number those that never fit."""
+
+    def __init__(
+        self, layout: Layout, joins: Mapping[tuple[int, int], list[Posted]], sends: Mapping[int, list[Posted]],
+        receives: Mapping[int, list[Posted]], open_channels: Container[int],
+    ) -> None:  # fmt: skip
+        self.layout = layout
+        self.where = Whereabouts(layout)
+        self._judged: dict[tuple[int, int, tuple[int, ...]], Unlike | None] = {}
+        self.lanes = list(self._lanes(joins))
+        both = {c: zip(sends[c], receives.get(c, ()), strict=False) for c in sorted(sends) if c not in open_channels}
+        self.pairs = [(c, k, s, r) for c, met in both.items() for k, (s, r) in enumerate(met) if s.signature != r.signature]
+        self.bad_pairs = {(channel, k) for channel, k, _, _ in self.pairs}
+        self.bad_lanes = {(lane, n) for lane, n, calls in self.lanes if self.judge(lane, n, tuple(r for r, _ in calls))}
+
+    def _lanes(self, joins: Mapping[tuple[int, int], list[Posted]]) -> Iterator[tuple[int, int, list[tuple[int, Posted]]]]:
+        uneven = uneven_calls(self.layout, self.where)
+        for lane in sorted({lane for lane, _ in joins}):
+            calls = [(rank, joins[lane, rank]) for rank in self.layout.lane_ranks[lane] if (lane, rank) in joins]
+            for n in range(max(len(c) for _, c in calls)):
+                came = [(rank, c[n]) for rank, c in calls if n < len(c)]
+                if len({p.signature for _, p in came}) > 1 or (lane, n) in uneven:
+                    yield lane, n, came
+
+    def judge(self, lane: int, n: int, came: tuple[int, ...]) -> Unlike | None:
+        """What differs among ranks that came to a lane's n-th call."""
+        key = (lane, n, came)
+        if key not in self._judged:
+            self._judged[key] = judge_lane(self.layout, self.where, lane, n, came)
+        return self._judged[key]

@@ -1,0 +1,102 @@
+"""Findings about timing: races, verdicts that depend on luck or on the order of events, a search that hit its bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from distsim.check.ending import Ending, How
+from distsim.check.races import Clash
+from distsim.check.schedule import Buffered, CallId, Schedule
+from distsim.check.unlike import part_call
+from distsim.check.wording import SHOWN, call_words, columns, some_ranks, where_text
+from distsim.findings.record import Finding
+from distsim.program.records import Program
+
+
+def clash_findings(program: Program, clashes: Iterable[Clash]) -> tuple[Finding, ...]:
+    """DS402 and DS403, one per pair of places and buffer."""
+    found = []
+    for clash in clashes:
+        rank = clash.ranks[0]
+        use, opened = part_call(program, rank, clash.position, clash.part), program.call(rank, clash.opened)
+        places = (program.place(rank, clash.opened), program.place(rank, clash.position))
+        does = "writes" if clash.code == "DS402" else "reads"
+        head = f"{use.op} of {some_ranks(clash.ranks)} {does} {clash.label} while {opened.op} still uses it"
+        rows = [(f"rank {rank}", call_words(call), where_text(place), word)
+                for call, place, word in zip((opened, use), places, ("opens the request", f"{does} the buffer"), strict=True)]  # fmt: skip
+        advice = (
+            "put both into buffers of their own, or make the calls one after the other"
+            if clash.opened == clash.position
+            else f"wait for the {opened.op} first, or give each its own tensor (`copies:`)"
+        )
+        found.append(Finding(clash.code, "error", "\n".join([head, *columns(rows)]), tuple(sorted(clash.ranks)), (), (advice,),
+                             tuple(dict.fromkeys(places))))  # fmt: skip
+    return tuple(found)
+
+
+def reliance_findings(program: Program, ending: Ending) -> tuple[Finding, ...]:
+    """DS401, one per place: receives that take another sender than the code relies on."""
+    found = []
+    groups: dict[int, list[tuple[int, int, int]]] = {}
+    for receive in ending.relying:
+        groups.setdefault(program.code_call(*receive[:2]).site, []).append(receive)
+    for receives in groups.values():
+        rank, position, part = receives[0]
+        call, place = part_call(program, rank, position, part), program.place(rank, position)
+        others = sorted(ending.takers[receives[0]] - {call.assume_src})
+        message = (
+            f"{call.op} of rank {rank} relies on rank {call.assume_src}, but a message of {some_ranks(others)} can come first\n"
+            + columns([(f"rank {rank}", call_words(call), where_text(place))])[0]
+        )
+        ranks = tuple(sorted({r for r, _, _ in receives}))
+        advice = f"name the source (`src: {call.assume_src}`), or give each sender its own tag"
+        found.append(Finding("DS401", "error", message, ranks, (), (advice,), (place,)))
+    return tuple(found)
+
+
+def luck_findings(said: Mapping[str, How], ranks: tuple[int, ...]) -> tuple[Finding, ...]:
+    """DS603: a deadlock that some way of buffering hides. ``said``: the readings of a deadlock."""
+    if said["buffered"] != "never" or set(said.values()) == {"never"}:
+        return ()
+    message, advice = "it gets through where sends are buffered: small messages on mpi and nccl", (
+        "do not rely on it: a larger tensor, another back end, and it hangs")  # fmt: skip
+    if said["rendezvous"] == said["early"] == "never":
+        message = "it gets through where all sends are buffered and where none is, but not where only some are: with an eager limit" \
+                  " between the sizes of its messages"  # fmt: skip
+        advice = "name the sources of the receives, so that no message can take another's place"
+    return (Finding("DS603", "warning", message, ranks, (), (advice,)),)
+
+
+def order_findings(program: Program, schedule: Schedule | None, kind: str) -> tuple[Finding, ...]:
+    """DS609: the order of events decides; one that goes wrong, choice by choice."""
+    if schedule is None:
+        return ()
+    rows = []
+    for choice in schedule.choices[:SHOWN]:
+        call = choice.call if isinstance(choice, Buffered) else choice.receive
+        does = (
+            "is buffered and goes on" if isinstance(choice, Buffered) else f"takes the message of {_spot(program, choice.send)}"
+        )
+        words = call_words(part_call(program, *call))
+        rows.append((f"rank {call.rank}", words, where_text(program.place(call.rank, call.position)), does))
+    more = len(schedule.choices) - len(rows)
+    lines = [f"the {kind} depends on the order of events; this one leads to it", *columns(rows)]
+    lines += [f"  … and {more} more"] if more > 0 else []
+    places = tuple(dict.fromkeys(program.place(c.call.rank, c.call.position) if isinstance(c, Buffered)
+                                 else program.place(c.receive.rank, c.receive.position) for c in schedule.choices[:SHOWN]))  # fmt: skip
+    ranks = tuple(sorted({(c.call if isinstance(c, Buffered) else c.receive).rank for c in schedule.choices}))
+    advice = "name the source of the receive, or give messages of different meaning different tags"
+    return (Finding("DS609", "warning", "\n".join(lines), ranks, (), (advice,), places),)
+
+
+def _spot(program: Program, call: CallId) -> str:
+    place = where_text(program.place(call.rank, call.position))
+    return f"rank {call.rank}" + (f", {place}" if place else "")
+
+
+def bound_finding(stored: int, bound: int) -> Finding:
+    """DS902: the search stopped at its bound."""
+    message = (
+        f"not every order of events was looked at: the bound of {bound} states was reached ({stored} stored); others may do worse"
+    )
+    return Finding("DS902", "warning", message, (), (), ("raise the bound (--max-states), or name the sources where you can",))

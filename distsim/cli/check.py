@@ -1,0 +1,119 @@
+"""`distsim check`: verdicts on many files, without a clock."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distsim.cli import console
+from distsim.cli.options import BackendOption, Sets
+
+if TYPE_CHECKING:
+    from distsim.checking import CheckResult
+
+
+class Format(StrEnum):
+    """How findings are printed."""
+
+    text = "text"
+    json = "json"
+    sarif = "sarif"
+    github = "github"
+
+
+Paths = Annotated[list[str], typer.Argument(metavar="FILE…", help="Scenario files, or folders that hold some.")]
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="A report, JSON, SARIF 2.1.0 for code scanning, or GitHub annotations.")
+]
+MaxStates = Annotated[
+    int | None,
+    typer.Option("--max-states", metavar="N", min=1, help="Bound of the search over orders of events (200000)."),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
+
+
+def command(
+    files: Paths,
+    format: FormatOption = Format.text,
+    max_states: MaxStates = None,
+    backend: BackendOption = None,
+    strict: Strict = False,
+    sets: Sets = None,
+) -> None:
+    """Check scenarios: verdict, findings, and each back end's outcome.
+
+    The verdict covers every reading of what blocks and every order of events. A file that can't be read is reported, and the
+    others are still checked. Ends with 2 when one can't be read, else with 1 when one has an error finding or does not complete
+    under its own back end (or --backend), else with 0.
+
+    \b
+    Example: distsim check scenarios/ring_of_four.yaml
+    Example: distsim check scenarios/ --format sarif > findings.sarif
+    """
+    from distsim.checking import MAX_STATES, CheckResult, check_file
+    from distsim.cli.progress import watched
+    from distsim.errors import Problem
+
+    bound = MAX_STATES if max_states is None else max_states
+
+    def checked(path: str) -> CheckResult:
+        try:
+            return check_file(path, sets=sets or (), backend=backend, max_states=bound, strict=strict)
+        except RecursionError:
+            return CheckResult(path, (Problem(path, 0, 0, "the input is nested too deeply"),))
+
+    results = [checked(path) for path in watched(expanded(files), "checking")]
+    text = _report(results, format)
+    if text:
+        console.out(text)
+    raise typer.Exit(max((result.status() for result in results), default=0))
+
+
+def expanded(paths: list[str]) -> list[str]:
+    """Each file once; a folder stands for the ``.yaml`` files in it, at any depth, sorted. Raises UsageError for an empty folder."""
+    from distsim.errors import UsageError
+
+    found: dict[str, None] = {}
+    for path in paths:
+        if not Path(path).is_dir():
+            found[path] = None
+            continue
+        inside = sorted(p for p in Path(path).rglob("*") if p.suffix in (".yaml", ".yml") and p.is_file())
+        if not inside:
+            raise UsageError(f"no scenario (*.yaml) in {path}", "name a folder with scenarios")
+        found |= dict.fromkeys(map(str, inside))
+    return list(found)
+
+
+def _report(results: list[CheckResult], format: Format) -> str:
+    from distsim.checking import NOT_COVERED
+
+    if format is Format.json:
+        from distsim.views.checkview import check_json
+
+        return console.to_json(check_json(results))
+    if format is Format.sarif:
+        from distsim import __version__
+        from distsim.views.sarif import check_sarif
+
+        return console.to_json(check_sarif(results, __version__, NOT_COVERED))
+    if format is Format.github:
+        from distsim.views.github import github_annotations
+
+        return github_annotations(results)
+    return _text(results)
+
+
+def _text(results: list[CheckResult]) -> str:
+    from distsim.checking import NOT_COVERED
+    from distsim.views.checkview import check_summary, check_text
+
+    for result in results:
+        for problem in result.errors:
+            console.note(problem.render())
+    if len(results) > 1:
+        console.note(check_summary(results))
+    return check_text(results, NOT_COVERED)

@@ -1,0 +1,91 @@
+"""`distsim compare`: two runs side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distsim.cli import console
+from distsim.cli.options import ClusterOption, Sets, read_scenario
+from distsim.cli.simulate import Format, FormatOption
+
+if TYPE_CHECKING:
+    from distsim.trace import Trace
+
+First = Annotated[str, typer.Argument(metavar="A", help="A trace, or a scenario, which is simulated.")]
+Second = Annotated[str, typer.Argument(metavar="B", help="The same; a scenario takes the other's back end.")]
+Tolerance = Annotated[
+    str, typer.Option("--tolerance", metavar="SHARE", help="Ends of calls may differ by this share of A's makespan: 0.05 or 5%.")
+]
+Picture = Annotated[Path | None, typer.Option("--output", "-o", metavar="F.svg", help="Draw both runs over one axis of time.")]
+
+
+def command(
+    a: First,
+    b: Second,
+    tolerance: Tolerance = "0",
+    output: Picture = None,
+    format: FormatOption = Format.text,
+    cluster: ClusterOption = None,
+    sets: Sets = None,
+) -> None:
+    """Lay two runs side by side: calls, values, order, times; where they first part, and what makes one longer.
+
+    \b
+    Example: distsim compare real.jsonl scenarios/hybrid.yaml --tolerance 25%
+    Example: distsim compare before.jsonl after.jsonl -o both.svg
+    """
+    from distsim.compare import compare
+    from distsim.views.compareview import compare_json, compare_text
+
+    allowed = _share(tolerance)
+    names = (a, b)
+    found = compare(*_traces(a, b, cluster, sets), tolerance=allowed)
+    if output is not None:
+        from distsim.views.overlay import overlay_svg
+
+        console.write_file(output, overlay_svg(found, names))
+        console.note(f"wrote {output}")
+    console.out(console.to_json(compare_json(found, names)) if format is Format.json else compare_text(found, names))
+    raise typer.Exit(int(not found.same))
+
+
+def _share(text: str) -> float:
+    from distsim.errors import UsageError
+
+    try:
+        share = float(text.removesuffix("%").strip()) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1e9:
+        raise UsageError(f"--tolerance {text} is no share", "as --tolerance 0.05 or --tolerance 5%")
+    return share
+
+
+def _traces(a: str, b: str, cluster: str | None, sets: list[str] | None) -> tuple[Trace, Trace]:
+    """Traces first: a scenario beside one is simulated under its back end."""
+    from distsim.trace_io import read_trace
+
+    read = {file: read_trace(file) for file in (a, b) if not _is_scenario(file)}
+    backend = next((str(trace.header["backend"]) for trace in read.values() if trace.header.get("backend")), None)
+    first, second = (read[file] if file in read else _simulated(file, backend, cluster, sets) for file in (a, b))
+    return first, second
+
+
+def _is_scenario(file: str) -> bool:
+    return file == "-" or Path(file).suffix in (".yaml", ".yml")
+
+
+def _simulated(file: str, backend: str | None, cluster: str | None, sets: list[str] | None) -> Trace:
+    from distsim.profiles import PROFILES
+    from distsim.simulation import simulate
+    from distsim.trace import Trace
+    from distsim.views.values import values_json
+
+    done = simulate(
+        read_scenario(file, sets), backend=backend if backend in PROFILES else None, cluster=cluster, with_verdict=False
+    )
+    trace = done.run.trace
+    return Trace({**trace.header, "outcome": done.outcome, "values": values_json(done.values)}, trace.tables, trace.columns)

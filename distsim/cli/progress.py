@@ -1,0 +1,37 @@
+"""A bar on standard error for work that takes more than two seconds; nothing where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from distsim.cli import console
+
+#: Work shorter than this shows no bar.
+PATIENCE_S = 2.0
+T = TypeVar("T")
+
+
+def watched(items: Sequence[T], what: str) -> Iterator[T]:
+    """The items one by one, with a bar that goes away when all are done."""
+    if not console.coloured(sys.stderr):
+        yield from items
+        return
+    from threading import Timer
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar = Progress(console=Console(stderr=True), transient=True)
+    task = bar.add_task(what, total=len(items))
+    start = Timer(PATIENCE_S, bar.start)
+    start.daemon = True
+    start.start()
+    try:
+        for item in items:
+            yield item
+            bar.advance(task)
+    finally:
+        start.cancel()
+        bar.stop()

@@ -1,0 +1,89 @@
+"""Every order of events that a back end allows where receives are open to any source: which ends are possible.
+
+Without such receives every order ends alike, so all that has no alternative is run at once (`Rules.settle`) and only the choice of a
+sender branches. Under gloo one more order matters: a receive that names its sender goes before an older one from any source, if it is
+posted before that one has taken the message (`Matcher.specific_first`); so a host about to post such a receive is a choice too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from distsim.match import ANY
+from distsim.profiles import Profile
+from distsim.program.records import Program
+from distsim.rules import STEP, Event, Mismatched, PartKind, Rules, State, standstill
+from distsim.rules.code import Post
+from distsim.standstill import Standstill
+
+
+class Note(NamedTuple):
+    """Calls that met and did not fit: the profile's word for what follows, what differed, on which ranks."""
+
+    outcome: str
+    fields: tuple[str, ...]
+    ranks: tuple[int, ...]
+
+
+class End(NamedTuple):
+    """One way in which a program ends: how its ranks did, and what met and did not fit."""
+
+    standstill: Standstill
+    notes: frozenset[Note]
+
+
+class Ends(NamedTuple):
+    """All ways found; ``complete``: there is no other."""
+
+    ends: tuple[End, ...]
+    complete: bool
+
+
+def ends_of_orders(program: Program, profile: Profile, max_states: int) -> Ends:
+    """The ends of a program under a profile that takes messages from any source, over every order of events."""
+    return _Orders(Rules(program, profile), max_states).run()
+
+
+class _Orders:
+    def __init__(self, rules: Rules, max_states: int) -> None:
+        self.rules, self.left = rules, max_states
+        self.seen: set[tuple[State, frozenset[Note]]] = set()
+        self.ends: dict[End, None] = {}
+
+    def run(self) -> Ends:
+        todo: list[tuple[State, frozenset[Note]]] = [(self.rules.initial(), frozenset())]
+        while todo and self.left:
+            state, notes = todo.pop()
+            notes = self._settle(state, notes)
+            if (state, notes) in self.seen:
+                continue
+            self.seen.add((state, notes))
+            self.left -= 1
+            choices = [c for c in self.rules.enabled(state) if c.kind != STEP or self._grabs(state, c.a)]
+            if not choices:
+                self.ends[End(standstill(self.rules, state), notes)] = None
+            for choice in reversed(choices):
+                after = state.copy()
+                todo.append((after, self._note(self.rules.advance(after, choice), notes)))
+        return Ends(tuple(self.ends), not todo)
+
+    def _settle(self, state: State, notes: frozenset[Note]) -> frozenset[Note]:
+        hold = self._grabs if self.rules.profile.specific_first else None
+        return self._note(self.rules.settle(state, hold), notes)
+
+    def _note(self, events: list[Event], notes: frozenset[Note]) -> frozenset[Note]:
+        for event in events:
+            if isinstance(event, Mismatched):
+                notes |= {Note(event.outcome, event.fields, tuple(sorted(self.rules.rank_of(row) for row in event.rows)))}
+        return notes
+
+    def _grabs(self, state: State, rank: int) -> bool:
+        """The rank is about to post a receive that takes a message from under an open receive from any source."""
+        instruction = self.rules.code[rank][state.pc[rank]]
+        if not isinstance(instruction, Post):
+            return False
+        for part in instruction.launch.parts:
+            box = state.matcher.boxes.get(part.box) if part.kind is PartKind.RECEIVE and part.peer != ANY else None
+            if box is not None and box.receives.get(ANY) and box.sends.get(part.peer):
+                return True
+        return False

@@ -1,0 +1,239 @@
+"""What a program comes to under each back end: the outcome, and what it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distsim.cluster import default_cluster
+from distsim.collection import no_collection
+from distsim.cost import CostModel
+from distsim.engine.choice import why_not_fast
+from distsim.engine.deadlines import limits_ns, outlasts
+from distsim.engine.device import DeviceEngine
+from distsim.engine.durations import durations_ns
+from distsim.engine.flat import Disagree
+from distsim.engine.general import simulate_in_order
+from distsim.engine.host import HostEngine
+from distsim.engine.ordered import WORST_FIRST, worst_of
+from distsim.engine.orders import End, Note, ends_of_orders
+from distsim.engine.untimed import surely_completes
+from distsim.ops.table import OPS
+from distsim.profiles import Profile
+from distsim.profiles.mpi import EAGER_LIMIT
+from distsim.profiles.nccl import BUFFSIZE
+from distsim.program.records import Code, Program
+from distsim.rules import any_source
+from distsim.rules.contacts import bad_contacts
+from distsim.standstill import Standstill
+
+#: States that are looked at where a receive may take several senders, unless the caller says otherwise.
+MAX_STATES = 2_000
+#: Up to so many calls the order of overlapping collectives on a device is looked at (N12); it needs the explicit rules.
+N12_CALLS = 50_000
+#: The option that limits how far a send may run ahead, and its default.
+_BUFFERS = {"mpi": ("eager_limit", EAGER_LIMIT), "nccl": ("buffsize", BUFFSIZE)}
+_NOTHING, _EVERYTHING = -1, 1 << 62
+
+
+@dataclass(frozen=True)
+class ProfileOutcome:
+    """What is expected of a program under one back end.
+
+    ``outcome``: in the order of events that simulated time gives, with the program's options. ``possible``: all there may be, the
+    worst first. ``ranks``: whom the outcome is about (blocked, raising, dead, or with wrong data).
+    ``flips_at_nbytes``: the buffer limit in force, where the outcome would be another with less or more of it; None where buffering
+    decides nothing. ``variants``: under nccl, the outcome under lazy and under eager init. ``complete``: ``possible`` lists all.
+    """
+
+    outcome: str
+    possible: tuple[str, ...]
+    ranks: tuple[int, ...]
+    flips_at_nbytes: int | None = None
+    variants: Mapping[str, str] | None = None
+    complete: bool = True
+
+
+def outcome_under(
+    program: Program, profile: Profile, cost: CostModel | None = None, *, max_states: int = MAX_STATES
+) -> ProfileOutcome:
+    """The outcome of a program under a back end, whatever ``backend:`` it names itself.
+
+    ``cost``: prices where the order of events depends on time; left out, those of the back end's default cluster.
+    ``max_states`` bounds the search where a receive may take several senders.
+    """
+    priced = cost or CostModel(default_cluster(profile.name), program.world_size, program.local_size, program.link_faults)
+    with no_collection():
+        if not profile.device:
+            return _buffered(program, profile, priced, max_states)
+        if _surely(_with(program, init="lazy", buffsize=_NOTHING), profile, priced):
+            # One launch at a time, no buffers, meetings at first use: whatever is laxer completes too, so nothing else need be asked.
+            return ProfileOutcome("completes", ("completes",), (), variants={"lazy": "completes", "eager": "completes"})
+        chosen = str(program.options.get("init") or "lazy")
+        found = {chosen: _buffered(_with(program, init=chosen), profile, priced, max_states)}
+        other = "eager" if chosen == "lazy" else "lazy"
+        if found[chosen].outcome == "completes" and not _init_matters(program):
+            found[other] = found[chosen]
+        else:
+            found[other] = _buffered(_with(program, init=other), profile, priced, max_states)
+    return replace(found[chosen], variants={init: found[init].outcome for init in ("lazy", "eager")})
+
+
+def _with(program: Program, **options: Any) -> Program:
+    return replace(program, options={**program.options, **options})
+
+
+def _init_matters(program: Program) -> bool:
+    """Could the other way to make communicators go wrong, where one way completes? Messages outside batches travel on others (N7),
+    first use is a meeting (N8), and new_group is one or is not (2.3)."""
+    return any(
+        OPS[call.op].kind in ("p2p", "batch") or call.op == "new_group" for code in program.codes for call in _distinct(code.calls)
+    ) or len(program.groups) > 1
+
+
+def _distinct(calls: list[Any]) -> list[Any]:
+    return list({id(call): call for call in calls}.values())
+
+
+# --- buffers ---
+def _buffered(program: Program, profile: Profile, cost: CostModel, max_states: int) -> ProfileOutcome:
+    """The outcome with the limit in force, and whether less or more of it would change it.
+
+    More room never makes a program wait that would not wait with less, if no receive is open to any source; so what completes without
+    any buffer completes with every one.
+    """
+    if profile.name not in _BUFFERS:
+        return _outcome(program, profile, cost, max_states)
+    option, default = _BUFFERS[profile.name]
+    limit = int(program.options.get(option, default))
+    strict = _outcome(_with(program, **{option: _NOTHING}), profile, cost, max_states)
+    if strict.possible == ("completes",) and not (any_source(program) and profile.any_source):
+        return strict
+    free = _outcome(_with(program, **{option: _EVERYTHING}), profile, cost, max_states)
+    real = _outcome(_with(program, **{option: limit}), profile, cost, max_states)
+    decides = (strict.outcome, strict.possible) != (free.outcome, free.possible)
+    return replace(real, flips_at_nbytes=limit if decides else None)
+
+
+# --- one run ---
+#: All ranks end, and all that met fits.
+_FINE = End(Standstill((), ()), frozenset())
+
+
+def _surely(program: Program, profile: Profile, cost: CostModel) -> bool:
+    """It completes, without a look at the clock."""
+    return (why_not_fast(program, profile, cost) is None and _is_short(program, profile, cost)
+            and surely_completes(program, profile))  # fmt: skip
+
+
+def _is_short(program: Program, profile: Profile, cost: CostModel) -> bool:
+    """No wait can outlast a timeout: all work of one rank together, and as much again for the messages, takes less than the shortest."""
+    if profile.timed_out == "nothing":
+        return True
+    longest = 0
+    for code in program.codes:
+        known = {id(call): _longest(program, cost, code, k) for k, call in enumerate(code.calls) if call.op in ("compute", "sleep")}
+        longest += sum(known.get(id(call), 0) for call in code.calls)
+    return 2 * longest < min(limits_ns(program, profile))
+
+
+def _longest(program: Program, cost: CostModel, code: Code, position: int) -> int:
+    return int(np.max(durations_ns(program, cost, code, position)))
+
+
+def _outcome(program: Program, profile: Profile, cost: CostModel, max_states: int) -> ProfileOutcome:
+    end = _run(program, profile, cost)
+    outcome, ranks = _judge(end)
+    possible, complete = {outcome}, True
+    if any_source(program) and profile.any_source:
+        ends = ends_of_orders(program, profile, max_states)
+        possible |= {_judge(one)[0] for one in ends.ends}
+        complete = ends.complete
+    if profile.device and outcome == "completes":
+        doubt = left_open(program, profile, cost)
+        if doubt is not None:
+            outcome, ranks, possible = "undefined", doubt.ranks, {"undefined", *doubt.possible}
+    possible |= _besides(program, profile, outcome, end)
+    return ProfileOutcome(outcome, tuple(word for word in WORST_FIRST if word in possible), ranks, complete=complete)
+
+
+def _run(program: Program, profile: Profile, cost: CostModel) -> End:
+    """One run in the order of time, by the fastest way that is exact."""
+    if _surely(program, profile, cost):
+        return _FINE
+    if why_not_fast(program, profile, cost) is None:
+        engine: type[DeviceEngine | HostEngine] = DeviceEngine if profile.device else HostEngine
+        try:
+            columns, standstill = engine(program, profile, cost).run()[:2]
+        except Disagree:
+            pass
+        else:
+            if not outlasts(program, profile, columns):
+                return End(standstill, frozenset())
+    left = simulate_in_order(program, profile, cost)
+    ranks_of = [rank for rank in range(program.world_size) for _ in range(left.columns.base[rank], left.columns.base[rank + 1])]
+    notes = (Note(outcome, fields, tuple(sorted(ranks_of[row] for row in rows))) for rows, fields, outcome in left.mismatches)
+    open_to = (Note("undefined", ("ranks",), left.undefined),) if left.undefined else ()
+    return End(left.standstill, frozenset((*notes, *open_to)))
+
+
+def _judge(end: End) -> tuple[str, tuple[int, ...]]:
+    """The outcome of one end, and the ranks it is about."""
+    if end is _FINE:
+        return "completes", ()
+    standstill, notes = end
+    outcome = worst_of(standstill, (note.outcome for note in notes))
+    if outcome == "hangs":
+        return outcome, standstill.stuck
+    if outcome in ("wrong-data", "undefined"):
+        return outcome, tuple(sorted({rank for note in notes if note.outcome == outcome for rank in note.ranks}))
+    status = {"raises": ("raised",), "crashes": ("crashed", "killed")}.get(outcome, ())
+    return outcome, tuple(e.rank for e in standstill.ends if e.status in status)
+
+
+class Open(NamedTuple):
+    """What NCCL leaves open in a program that completes if all goes well: whom it is about, and what may come of it."""
+
+    ranks: tuple[int, ...]
+    possible: tuple[str, ...]
+
+
+def left_open(program: Program, profile: Profile, cost: CostModel) -> Open | None:
+    """Of a program that completes under a back end with a device: what makes that luck, None where nothing does.
+
+    N9: a first contact of two sends is undefined. N12: asynchronous collectives of overlapping groups may stand in each other's way
+    on the device; they do if it stands still when launches follow the host's order, as on one hardware queue.
+    """
+    if not profile.device:
+        return None
+    pairs = bad_contacts(program, program.options.get("init") == "eager")
+    if pairs:
+        return Open(tuple(sorted({rank for pair in pairs for rank in pair})), ("completes",))
+    if program.call_count <= N12_CALLS and _overlap(program) and not program.options.get("launch_order_implicit"):
+        in_order = _run(_with(program, one_queue=True), profile, cost)
+        if in_order.standstill.blocked:
+            return Open(in_order.standstill.stuck, ("hangs", "completes"))
+    return None
+
+
+def _overlap(program: Program) -> bool:
+    """Asynchronous collectives on more than one group of some rank."""
+    for code in program.codes:
+        used = {call.group for call in _distinct(code.calls) if OPS[call.op].kind == "collective"}
+        if len(used) > 1 and any(call.is_async and OPS[call.op].kind == "collective" for call in _distinct(code.calls)):
+            return True
+    return False
+
+
+def _besides(program: Program, profile: Profile, outcome: str, end: End) -> set[str]:
+    """Outcomes that the numbers or the memory decide, which a program's text does not tell."""
+    if profile.name != "gloo":
+        return set()
+    # Bits that mean the same in both types, as zeros do, arrive unharmed.
+    unharmed = outcome == "wrong-data" and all(note.fields == ("dtype",) for note in end.notes if note.outcome == outcome)
+    # A partner outside the world: the pair's place in memory is not the world's (`p2p.out_of_range.*`: SIGSEGV for 7 of 2).
+    outside = outcome == "hangs" and any(finding.code == "DS101" for finding in program.findings)
+    return ({"completes"} if unharmed else set()) | ({"crashes"} if outside else set())

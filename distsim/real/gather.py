@@ -1,0 +1,153 @@
+"""What the ranks left, brought together from all machines and judged."""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from distsim.errors import EnvironmentFault
+from distsim.program.records import Program
+from distsim.real.board import Phase
+from distsim.real.job import Job
+from distsim.real.judge import differences, outcome_of
+from distsim.real.merge import merged
+from distsim.real.posted import Request
+from distsim.real.record import RealRun
+from distsim.real.sameness import Held, compare
+from distsim.real.session import Session
+from distsim.real.slots import read_slots
+from distsim.real.standing import is_consequence, stood
+from distsim.real.watch import Watched
+from distsim.simulation import Simulation
+from distsim.trace import Trace
+from distsim.values import Values, compute_values
+
+#: Buffers of up to so many elements are compared although their elements differ.
+_ELEMENTS = 1 << 21
+
+
+def record(session: Session, job: Job, watched: Watched, clocks: tuple[tuple[int, int], tuple[int, int]]) -> dict[str, bytes]:
+    """All that the ranks of this machine left, as bytes that can travel."""
+    values = _values(session.simulation)
+    left: dict[str, bytes] = {}
+    held: list[Held] = []
+    overhead = 0
+    for rank in session.ranks:
+        for repetition in range(len(watched.starts_ns) or 1):
+            path = job.slots(rank, repetition)
+            if path.exists():
+                left[f"slots {rank} {repetition}"] = path.read_bytes()
+        if values is not None:
+            found, cost = compare(job.program, values, rank, job.result(rank), session.backend)
+            held += found
+            overhead = max(overhead, cost)
+        if job.output(rank).exists():
+            left[f"output {rank}"] = job.output(rank).read_bytes()[-4000:]
+        if rank in watched.stacks:
+            left[f"stack {rank}"] = watched.stacks[rank].encode()
+    facts = {"ranks": session.ranks, "held": held, "overhead_ns": overhead, "clocks": clocks, "starts_ns": watched.starts_ns}
+    return {"facts": json.dumps(facts).encode(), **left}
+
+
+def _values(simulation: Simulation) -> Values | None:
+    """What the simulation says that buffers hold, larger ones written out too than a report needs."""
+    if simulation.values is None:
+        return None
+    return compute_values(simulation.program, simulation.run.trace, limit_elements=_ELEMENTS)
+
+
+@dataclass
+class _Gathered:
+    """The records of all launchers together."""
+
+    tables: dict[int, dict[int, bytes]] = field(default_factory=dict)  # repetition -> rank -> table
+    zeros_ns: dict[int, dict[int, int]] = field(default_factory=dict)
+    held: list[Held] = field(default_factory=list)
+    stacks: dict[int, str] = field(default_factory=dict)
+    outputs: dict[int, str] = field(default_factory=dict)
+    overhead_ns: int = 0
+    error_ns: int = 0
+
+
+def _gathered(records: Sequence[Mapping[str, bytes]], starts_ns: Sequence[int]) -> _Gathered:
+    out = _Gathered()
+    for record in records:
+        facts = json.loads(record["facts"])
+        (first, error), (last, later) = facts["clocks"]
+        offset = (first + last) // 2
+        out.error_ns = max(out.error_ns, error, later, abs(first - last) // 2)
+        out.overhead_ns = max(out.overhead_ns, facts["overhead_ns"])
+        out.held += [Held(*one) for one in facts["held"]]
+        for name, data in record.items():
+            what, _, who = name.partition(" ")
+            if what == "slots":
+                rank, repetition = map(int, who.split())
+                out.tables.setdefault(repetition, {})[rank] = data
+                zero = starts_ns[repetition] if repetition < len(starts_ns) else 0
+                out.zeros_ns.setdefault(repetition, {})[rank] = zero - offset
+            elif what == "stack":
+                out.stacks[int(who)] = data.decode(errors="replace")
+            elif what == "output":
+                out.outputs[int(who)] = data.decode(errors="replace")
+    return out
+
+
+def environment_faults(watched: Watched) -> None:
+    """What is no fault of the scenario: ranks that never came, or broke before their program began."""
+    broken = [s for s in watched.seen.values() if s.phase == Phase.BROKEN]
+    if broken:
+        raise EnvironmentFault(f"rank {broken[0].rank} could not start: {broken[0].message}", "see the message above")
+    if watched.reason == "start":
+        late = [r for r, s in sorted(watched.seen.items()) if s.phase in (Phase.NEW, Phase.LOADING)]
+        raise EnvironmentFault(f"too few ranks came: {late} did not start in time", "try again, or give a longer --timeout")
+
+
+def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mapping[str, bytes]]) -> RealRun:
+    """What the run came to. ``records``: what `record` gave on each machine."""
+    got = _gathered(records, watched.starts_ns)
+    simulation, program = session.simulation, job.program
+    start_ns = watched.starts_ns[-1] if watched.starts_ns else 0
+    left = stood(simulation, watched.seen, watched.exits, start_ns, _sources(program, got))
+    outcome = outcome_of(left.standstill.ends, got.held, simulation.outcome)
+    traces = [_trace(session, job, got, k, left.standstill, outcome) for k in sorted(got.tables) or [0]]
+    counted = traces[1:] if len(traces) > 1 and len(traces) == job.repeats else traces
+    ordered = sorted(counted, key=lambda t: t.makespan_ns)
+    trace = ordered[(len(ordered) - 1) // 2] if outcome == "completes" else traces[-1]
+    bad = {e.rank for e in left.standstill.ends if e.status in ("raised", "crashed") and not is_consequence(e)}
+    return RealRun(
+        simulation, session.backend, session.started.launcher if session.started else session.launcher, outcome, watched.reason,
+        left.standstill, left.findings, left.culprits, differences(simulation, outcome, left.standstill.ends), trace,
+        tuple(t.makespan_ns for t in counted), tuple(got.held), got.stacks,
+        {r: text for r, text in got.outputs.items() if r in bad and text.strip()}, got.overhead_ns, got.error_ns,
+        session.wish.timeout_ns, tuple(session.notes),
+    )  # fmt: skip
+
+
+def _sources(program: Program, got: _Gathered) -> dict[Request, int]:
+    """Whom receives from any source met in the last repetition, as they say themselves."""
+    found = {}
+    for rank, data in (got.tables[max(got.tables)] if got.tables else {}).items():
+        code, column = program.code(rank), read_slots(data)["source"]
+        for row, source in enumerate(column):
+            if source >= 0:
+                position = bisect_right(code.offsets, row) - 1
+                found[Request(rank, position, row - code.offsets[position] - 1)] = source
+    return found
+
+
+def _trace(session: Session, job: Job, got: _Gathered, repetition: int, left: Any, outcome: str) -> Trace:
+    import torch
+
+    header = {
+        "backend": session.backend, "cluster": "", "launcher": session.launcher, "torch": torch.__version__,
+        "repetition": repetition, "clock_error_ns": got.error_ns, "recording_ns_per_call": got.overhead_ns,
+        "compute": "busy" if job.busy else "asleep", "cores": os.cpu_count(),
+    }  # fmt: skip
+    return merged(job.program, got.tables.get(repetition, {}), got.zeros_ns.get(repetition, {}), left, outcome, header)
+
+
+__all__ = ["environment_faults", "judged", "record"]

@@ -1,0 +1,267 @@
+"""A program made of a trace: each rank's calls in order, with the messages, groups, requests and durations that the trace tells."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.errors import UsageError
+from distsim.ops.base import Op
+from distsim.ops.records import DTYPE_BYTES, Group
+from distsim.ops.table import OPS
+from distsim.program.assemble import CodeBuilder, Draft, Shelf
+from distsim.program.records import BufferVec, Code, CodeCall, Fault, LinkFault, Program, Site
+from distsim.trace import Trace, TraceCall
+
+#: How a trace says that a rank ended, and the fault that ends it so again.
+_FAULTS = {"killed": "kill", "absent": "absent"}
+#: Fields of a call that are handed on as the trace has them.
+_LOCAL = ("queue", "code", "message")
+_GROUP = ("name", "ranks", "local_sync", "timeout_ns", "backend", "init_method", "wait_all_ranks")
+
+
+class Scale(NamedTuple):
+    """What durations are multiplied by: ``compute`` those of compute, ``gaps`` the host's own time between its calls."""
+
+    compute: float = 1.0
+    gaps: float = 1.0
+
+
+UNSCALED: Final = Scale()
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """``kept``: which rows of a run of the program are rows of the trace; the others are gaps between calls."""
+
+    program: Program
+    kept: NDArray[np.bool_]
+
+
+@dataclass
+class _Rank:
+    """The state while one rank's code is built. ``ended``: positions of requests by the position of the call that ends them."""
+
+    builder: CodeBuilder
+    index: dict[int, int] = field(default_factory=dict)  # position in the trace -> position in the code
+    kept: list[bool] = field(default_factory=list)
+    known: dict[Any, CodeCall] = field(default_factory=dict)
+    free_ns: int = 0  # when the host came out of its last call
+
+
+def program_of(trace: Trace, *, backend: str, nodes: int = 1, options: Mapping[str, Any] | None = None, scale: Scale = UNSCALED,
+               resolve: bool = True) -> Rebuilt:  # fmt: skip
+    """The program that a trace tells of. Raises UsageError for an operation or dtype that distsim does not know.
+
+    A compute lasts as long as it did. What a host did between two calls becomes a pause of its own. With ``resolve`` a receive from
+    any source names the rank whose message it took. A rank that was killed, or never started, is so again.
+    """
+    return _Builder(trace, backend, nodes, options or {}, scale, resolve).build()
+
+
+class _Builder:
+    def __init__(self, trace: Trace, backend: str, nodes: int, options: Mapping[str, Any], scale: Scale, resolve: bool) -> None:
+        self.trace, self.backend, self.nodes, self.options, self.scale = trace, backend, nodes, options, scale
+        self.size = trace.world_size
+        self.recorded = trace.header.get("source") == "recorded"
+        self.shelf = Shelf(self.size, backend)
+        self.rows = list(trace.rows())
+        self.offset = self._groups()
+        self.partner = self._partners() if resolve else {}
+
+    def build(self) -> Rebuilt:
+        by_rank: list[list[int]] = [[] for _ in range(self.size)]
+        for i, call in enumerate(self.rows):
+            by_rank[call.rank].append(i)
+        codes, kept = [], []
+        for rank, rows in enumerate(by_rank):
+            code, mask = self._code(rank, rows)
+            codes.append(code)
+            kept += mask
+        header = self.trace.header
+        links = tuple(LinkFault(link, tuple(nodes), factor) for link, nodes, factor in header.get("link_faults") or ())
+        faults = tuple(
+            self._fault(rank, _FAULTS[status], at_ns, codes[rank], by_rank[rank])
+            for rank, status, at_ns in header.get("ends") or () if status in _FAULTS
+        )  # fmt: skip
+        program = Program(
+            name=str(header.get("name") or "replay"), file=str(header.get("file") or ""), world_size=self.size, nodes=self.nodes,
+            local_size=-(-self.size // self.nodes), backend=self.backend, options=dict(self.options), sites=self.shelf.sites,
+            groups=self.shelf.groups, tensors={}, codes=codes, code_of=list(range(self.size)), row_of=[0] * self.size,
+            findings=self.shelf.findings(), faults=faults, link_faults=links, mesh=dict(header.get("mesh") or {}),
+        )  # fmt: skip
+        return Rebuilt(program, np.array(kept, dtype=np.bool_))
+
+    def _fault(self, rank: int, kind: str, at_ns: int, code: Code, rows: Sequence[int]) -> Fault:
+        """A rank that died between two calls dies there; one that died in a call, at that time."""
+        calls = [call for call in (self.rows[i] for i in rows) if call.part < 0]
+        made = [call for call in calls if call.posted_ns >= 0]
+        if made and made[-1].returned_ns < 0 and made[-1].posted_ns == at_ns:
+            made.pop()  # it came to this call and no further
+        if kind != "kill" or any(call.returned_ns < 0 for call in made):
+            return Fault(rank, kind, at_ns=None if kind == "absent" else max(at_ns, 0))
+        return Fault(rank, kind, position=len(code.calls) - (len(calls) - len(made)))
+
+    def _groups(self) -> int:
+        """Fill the shelf with the trace's groups; returns what to add to a group number of the trace."""
+        told = self.trace.header.get("groups") or []
+        world = tuple(range(self.size))
+        offset = 0 if told and tuple(told[0][1]) == world else 1
+        seen: dict[int, set[int]] = defaultdict(set)
+        for rank, group, peer in zip(*(self.trace[n].tolist() for n in ("rank", "group", "peer")), strict=True):
+            seen[group] |= {rank, peer} if peer >= 0 else {rank}
+        for number, name in enumerate(self.trace.tables.get("group", ())):
+            ranks = tuple(told[number][1]) if number < len(told) else tuple(sorted(seen[number]))
+            if number + offset:
+                self.shelf.groups.append(Group(number + offset, name, ranks))
+        return offset
+
+    def _partners(self) -> dict[int, int]:
+        """For each receive that met a message, by row: the sender."""
+        senders: dict[int, int] = {}
+        for call in self.rows:
+            if call.match >= 0 and call.op in ("send", "isend"):
+                senders[call.match] = call.rank
+        return {i: senders[c.match] for i, c in enumerate(self.rows) if c.op in ("recv", "irecv") and c.match in senders}
+
+    # --- one rank ---
+    def _code(self, rank: int, rows: Sequence[int]) -> tuple[Code, list[bool]]:
+        me = _Rank(CodeBuilder(self.shelf, [rank]))
+        ended = self._ended(rows)
+        pieces: list[list[int]] = []
+        for i in rows:
+            if self.rows[i].part >= 0 and pieces:
+                pieces[-1].append(i)
+            else:
+                pieces.append([i])
+        for first, *parts in pieces:
+            call = self.rows[first]
+            self._gap(me, call)
+            here = me.index[call.position] = len(me.builder.calls)
+            spent = [here - me.index[p] for p in ended.get(call.position, ()) if p in me.index]
+            me.builder.append(self._call(me, first, parts, spent))
+            me.kept += [True] * (1 + len(parts))
+        return me.builder.finish(), me.kept
+
+    def _ended(self, rows: Sequence[int]) -> dict[int, list[int]]:
+        """Requests by the position of the call that ended them. Where a trace does not say so, the times of waits tell."""
+        found: dict[int, list[int]] = defaultdict(list)
+        calls = [self.rows[i] for i in rows if self.rows[i].part < 0]
+        requests = [c for c in calls if c.handle == c.position]
+        told = [c for c in requests if c.ended_by > c.position]
+        for call in told:
+            found[call.ended_by].append(call.position)
+        for wait in (c for c in calls if c.op == "wait" and c.args):
+            found[wait.position] = [wait.position - back for back in json.loads(wait.args).get("waits", ())]
+        if not told:
+            for wait in (c for c in calls if c.op == "wait"):
+                for call in requests:
+                    met = call.waited_ns >= 0 and wait.posted_ns <= call.waited_ns <= wait.returned_ns
+                    if call.position < wait.position and (met or call.position == wait.handle):
+                        found[wait.position].append(call.position)
+        return found
+
+    def _gap(self, me: _Rank, call: TraceCall) -> None:
+        """What the host did before this call, as a pause."""
+        gap_ns = round((call.posted_ns - me.free_ns) * (self.scale.gaps if me.index else 1)) if call.posted_ns >= 0 else 0
+        if gap_ns > 0:
+            site = self.shelf.site(Site("", 0, 0, "sleep"))
+            me.builder.append(me.builder.make(Draft(OPS["sleep"], site, 0, fields={"time_ns": gap_ns})))
+            me.kept.append(False)
+        runs_on = self.recorded and call.handle == call.position  # issuing a request takes the host time of its own
+        me.free_ns = call.posted_ns if runs_on else max(call.returned_ns, me.free_ns)
+
+    def _call(self, me: _Rank, row: int, parts: Sequence[int], spent: Sequence[int]) -> CodeCall:
+        call = self.rows[row]
+        kind = self._row(call).kind
+        is_async = call.handle == call.position and kind != "wait"
+        key = (*call[1:8], call.group, call.args, call.name, call.place, is_async, call.ended_by == call.position, tuple(spent),
+               self._lasted(call), self.partner.get(row), self.trace["group"][row], tuple(self._part_key(p) for p in parts))  # fmt: skip
+        if key in me.known:
+            return me.known[key]
+        draft = self._draft(me, row)
+        draft.is_async = is_async
+        draft.parts = tuple(me.builder.make(self._draft(me, p)) for p in parts)
+        spent_as = {"waits": tuple(spent)} if kind == "wait" else {"drops": tuple(spent)}
+        handled = is_async and call.ended_by != call.position
+        found = me.known[key] = me.builder.make(draft, handled=handled, **spent_as)
+        return found
+
+    def _part_key(self, row: int) -> tuple[Any, ...]:
+        return (*self.rows[row][1:8], self.partner.get(row), int(self.trace["group"][row]))
+
+    def _row(self, call: TraceCall) -> type[Op]:
+        if call.op not in OPS:
+            raise UsageError(
+                f"the trace has an operation `{call.op}`, which distsim does not know", "`distsim explain` lists them"
+            )
+        return OPS[call.op]
+
+    def _lasted(self, call: TraceCall) -> int:
+        """Of a local call."""
+        if self._row(call).kind != "local" or min(call.started_ns, call.finished_ns) < 0:
+            return 0
+        lasted = call.finished_ns - call.started_ns
+        return lasted if call.op == "sleep" else round(lasted * self.scale.compute)
+
+    # --- one call ---
+    def _draft(self, me: _Rank, row: int) -> Draft:
+        call = self.rows[row]
+        op = self._row(call)
+        args: dict[str, Any] = json.loads(call.args) if call.args else {}
+        site = self.shelf.site(Site(call.place.file, call.place.line, call.place.column, call.op))
+        group = int(self.trace["group"][row]) + self.offset
+        draft = Draft(op, site, group)
+        if op.kind == "p2p":
+            peer = self.partner.get(row, call.peer)
+            draft.peer, draft.tag, draft.is_async = -1 if peer is None else peer, call.tag, op.nonblocking
+            buffer = BufferVec("", 0, (_numel(call),), call.dtype)
+            draft.fields = {"inputs": (buffer,), "outputs": (buffer,)}
+        elif op.kind == "collective":
+            draft.fields = self._collective(op, call, args, self.shelf.groups[group])
+        elif op.kind == "group":
+            draft.fields = {"name": call.name, **{k: _tuple(args[k]) for k in _GROUP if k in args}}
+        elif op.kind == "local":
+            draft.fields = {"name": call.name, "time_ns": self._lasted(call), **{k: args[k] for k in _LOCAL if k in args}}
+        return draft
+
+    def _collective(self, op: type[Op], call: TraceCall, args: Mapping[str, Any], group: Group) -> dict[str, Any]:
+        fields: dict[str, Any] = {k: args[k] for k in ("timeout_ns", "wait_all_ranks") if k in args}
+        if op.root_field is not None:
+            fields["root"] = call.peer if call.peer is not None else 0
+        if op.reduces:
+            fields["reduce_op"] = call.reduce_op or "sum"
+        if op.gives == "none":
+            return fields
+        n, numel, listed = group.size, _numel(call), not call.op.endswith(("_tensor", "_single"))
+        if "tensor" in op.model_fields:
+            fields["inputs"] = fields["outputs"] = (BufferVec("", 0, (numel,), call.dtype),)
+            return fields
+        for side, other in (("input", "output"), ("output", "input")):
+            each, theirs = args.get(f"{side}_parts"), args.get(f"{other}_parts")
+            shapes: list[tuple[int, ...]] = [(n, numel // n)] if listed else [(numel,)]
+            if getattr(op, f"{side}_parts") == "one":
+                shapes = [(numel // n if theirs is None else theirs[group.group_rank(call.rank)],)]
+            elif each is not None:
+                shapes = [(k,) for k in each] if listed else [(sum(each),)]
+                fields |= {} if listed else {f"{side}_splits": tuple(each)}
+            fields[f"{side}s"] = tuple(BufferVec("", 0, shape, call.dtype) for shape in shapes)
+        return fields
+
+
+def _numel(call: TraceCall) -> int:
+    if call.dtype not in DTYPE_BYTES:
+        raise UsageError(
+            f"the trace has a {call.op} of dtype `{call.dtype}`, which distsim does not know", "see `distsim explain`"
+        )
+    return call.nbytes // DTYPE_BYTES[call.dtype]
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,118 @@
+"""torch.nn.DataParallel: one process drives all devices, and the first of them does what cannot be shared.
+
+Source: torch 2.13, `torch/nn/parallel/data_parallel.py`, `replicate.py`, `scatter_gather.py`, `_functions.py` (Broadcast, Gather and
+their backward passes); `torch/nn/parallel/comm.py` for the buffer size. Here a rank stands for a device of the one process.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import StrictBool
+
+from distsim.strategies.base import Context, Entry, Expansion, Refusal, block, compute, step
+from distsim.strategies.buckets import assign, parameters
+from distsim.strategies.fields import Axes, Shape, Work
+from distsim.strategies.layers import Layered
+
+#: comm.broadcast_coalesced and reduce_add_coalesced: bytes of one message.
+_BUFFER_BYTES = 10 * 2**20
+_ONE = {"time": "0 ns"}
+
+
+class DataParallel(Layered):
+    """Nine moves an iteration: master copy, batch out, model out, forward, loss at one place, gradients in, average, update, copies."""
+
+    name: ClassVar[str] = "data_parallel"
+    about: ClassVar[str] = (
+        "nn.DataParallel: rank 0 sends out batch and model, gathers outputs and gradients, and updates alone: its links are the bottleneck."
+    )
+
+    group: Axes | None = None
+    #: The whole batch, first axis first: it is cut along it.
+    batch: Shape
+    #: What the model makes of the whole batch.
+    output: Shape
+    loss: Work | None = None
+    optimizer: Work | None = None
+    #: The copies are renewed after the last update too; PyTorch leaves that to the next forward pass.
+    refresh: StrictBool = True
+
+    def refuse(self, context: Context) -> list[Refusal]:
+        unknown = context.unknown_group(self.group)
+        if unknown is not None:
+            return [(("group",), unknown)]
+        n = context.size_of(self.group)
+        return [
+            ((key,), f"the first axis of {key}, {size[0]}, does not divide among {n} ranks; each gets an equal part")
+            for key, size in (("batch", self.batch), ("output", self.output))
+            if size[0] % n
+        ]
+
+    def expand(self, context: Context) -> Expansion:
+        return _Writer(self, context).expansion()
+
+
+class _Writer:
+    def __init__(self, fields: DataParallel, context: Context) -> None:
+        self.f, self.context, self.p = fields, context, context.prefix(fields.name)
+        self.group = list(fields.group) if isinstance(fields.group, tuple) else fields.group
+        self.n = context.size_of(fields.group)
+        self.tensors: dict[str, Any] = {}
+        parts = assign(parameters(fields.model), fields.itemsize, [_BUFFER_BYTES])
+        self.weights = [self.tensor(f"weights_{k}", (part.numel,)) for k, part in enumerate(parts)]
+        self.grads = [self.tensor(f"grads_{k}", (part.numel,)) for k, part in enumerate(parts)]
+
+    def tensor(self, word: str, shape: tuple[int, ...]) -> str:
+        name = f"{self.p}_{word}"
+        self.tensors[name] = {"shape": list(shape), "dtype": self.f.dtype}
+        return name
+
+    def parted(self, word: str, whole: str, shape: tuple[int, ...]) -> tuple[str, str]:
+        """A tensor on rank 0, one part after the other, and each rank's part."""
+        part = (shape[0] // self.n, *shape[1:])
+        return self.tensor(whole, (self.n, *part)), self.tensor(word, part)
+
+    def at_root(self, entries: list[Entry]) -> Entry:
+        """Entries of the device that holds the master copy: group rank 0."""
+        if self.group is None or self.group == "world":
+            return block(entries, 0)
+        axes = self.group if isinstance(self.group, list) else [self.group]
+        return block(entries, " and ".join(f"{axis} == 0" for axis in axes))
+
+    def expansion(self) -> Expansion:
+        f = self.f
+        batch, part = self.parted("part", "batch", f.batch)
+        outputs, output = self.parted("output", "outputs", f.output)
+        grads_out, grad_out = self.parted("output_grad", "output_grads", f.output)
+        last = self.context.iterations - 1
+        steps = [
+            block([self.at_root([compute("master copy", _ONE, writes=self.weights)])], "iteration == 0"),
+            self.at_root([compute("next batch", _ONE, writes=[batch])]),
+            self.call("scatter", input=batch, output=part, group_src=0),
+            *self.copy(),
+            *[compute(f"forward {layer.name}", layer.forward, reads=[part, *self.weights]) for layer in f.model],
+            compute("output", _ONE, writes=[output]),
+            self.call("gather", input=output, output=outputs, group_dst=0),
+            self.at_root([compute("loss", f.loss or _ONE, reads=[outputs], writes=[grads_out])]),
+            self.call("scatter", input=grads_out, output=grad_out, group_src=0),
+            *self.backward(grad_out),
+            *[self.call("reduce", tensor=name, op="sum", group_dst=0) for name in self.grads],
+            self.at_root([{"assign": {"tensor": name, "value": f"{name} * {1 / self.n!r}"}} for name in self.grads]),
+            self.at_root([compute("optimizer", f.optimizer or _ONE, reads=self.grads, writes=self.weights)]),
+        ]
+        return Expansion(steps + ([block(self.copy(), f"iteration == {last}")] if f.refresh else []), self.tensors)
+
+    def backward(self, grad_out: str) -> list[Entry]:
+        """Layers from the last; the first to compute starts the gradients, the others add to them."""
+        found = []
+        for k, layer in enumerate(reversed(self.f.model)):
+            fields = {"writes": self.grads} if k == 0 else {"adds": self.grads}
+            found.append(compute(f"backward {layer.name}", layer.backward, reads=[grad_out], **fields))
+        return found
+
+    def copy(self) -> list[Entry]:
+        return [self.call("broadcast", tensor=name, group_src=0) for name in self.weights]
+
+    def call(self, row: str, /, **fields: Any) -> Entry:
+        return step(row, **fields, group=self.group)

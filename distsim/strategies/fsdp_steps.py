@@ -1,0 +1,174 @@
+"""The calls of FSDP2, in PyTorch's order.
+
+Sources, torch 2.13, `torch/distributed/fsdp/_fully_shard/`: `_fsdp_state.py` (_pre_forward, _pre_backward), `_fsdp_param_group.py`
+(unshard, post_backward, _backward_prefetch), `_fsdp_collectives.py` (foreach_all_gather, foreach_reduce).
+
+PyTorch issues blocking calls inside streams of its own. A file has no such streams for collectives: under nccl the calls are
+asynchronous, and stand where their stream would let them start; the order on each communicator is PyTorch's. Under gloo and mpi there
+are no streams, so that they block, each where PyTorch calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from distsim.strategies.base import Context, Entry, Expansion, Layer, block, compute, step
+from distsim.strategies.layers import named_layers
+
+if TYPE_CHECKING:
+    from distsim.strategies.fsdp import Fsdp
+
+
+class FsdpWriter:
+    """Writes one model's entries. Units are gathered as one: the root's own parameters, if any, then the layers."""
+
+    def __init__(self, fsdp: Fsdp, context: Context) -> None:
+        self.fsdp, self.p = fsdp, context.prefix("fsdp")
+        self.shard, self.replicate = fsdp.shard_group(context), fsdp.replicate
+        self.n = context.size_of(self.shard)
+        self.copies = 1 if fsdp.replicate is None else context.size_of(fsdp.replicate)
+        self.free = context.backend == "nccl"
+        root = () if fsdp.root is None else named_layers([fsdp.root.model_copy(update={"name": fsdp.root.name or "root"})])
+        self.root = 0 if root else -1
+        self.units: tuple[Layer, ...] = (*root, *fsdp.model)
+        self.tensors: dict[str, Any] = {}
+        self.declare()
+
+    def expansion(self) -> Expansion:
+        steps: list[Entry] = []
+        for micro in range(self.fsdp.accumulate):
+            first, last = micro == 0, micro == self.fsdp.accumulate - 1
+            steps += self.forward(gathers=first or self.fsdp.zero > 1)
+            backward = self.backward(first, last or not self.fsdp.late)
+            steps.append(block(backward, self.present())) if self.fsdp.skips_backward else steps.extend(backward)
+        return Expansion(steps + self.update(), self.tensors)
+
+    def present(self) -> str:
+        """Everybody but the ranks that skip this backward pass."""
+        skips = [f"rank == {rank} and iteration == {k}" for rank, k in self.fsdp.skips_backward.items()]
+        return f"not ({' or '.join(skips)})"
+
+    # --- tensors ---
+    def declare(self) -> None:
+        """Shards are cut along the first axis of each parameter and padded to equal lengths (_get_dim0_padded_size)."""
+        fsdp, n = self.fsdp, self.n
+        gathered, reduced = fsdp.param_dtype or fsdp.dtype, fsdp.reduce_dtype or fsdp.param_dtype or fsdp.dtype
+        for k, unit in enumerate(self.units):
+            rows = sum(-(-shape[0] // n) * prod(shape[1:]) for shape in unit.params)
+            for word, numel, dtype in (
+                ("shard", rows, gathered), ("full", rows * n, gathered), ("grads", rows * n, reduced), ("grad", rows, reduced),
+            ):  # fmt: skip
+                self.tensors[f"{self.p}_{word}_{k}"] = {"shape": [numel], "dtype": dtype}
+            if fsdp.accumulate > 1 and not fsdp.late:
+                self.tensors[f"{self.p}_more_{k}"] = {"shape": [rows], "dtype": reduced}
+
+    def call(self, row: str, group: Any, word: str, k: int, **fields: Any) -> Entry:
+        named = {"group": list(group) if isinstance(group, tuple) else group}
+        handle = {"async_": True, "as_": f"{self.p}_{word}@{k}"} if self.free else {}
+        return step(row, None, **fields, **named, **handle)
+
+    def gather(self, k: int) -> list[Entry]:
+        row = "all_gather_into_tensor"
+        return [self.call(row, self.shard, "gathered", k, input=f"{self.p}_shard_{k}", output=f"{self.p}_full_{k}")]
+
+    def scatter(self, k: int, into: str) -> list[Entry]:
+        """The average of the gradients, cut up: one of 1/n of it to each rank."""
+        fields = {"input": f"{self.p}_grads_{k}", "output": f"{self.p}_{into}_{k}", "op": "avg"}
+        return [self.call("reduce_scatter_tensor", self.shard, "scattered", k, **fields)]
+
+    def again(self, k: int, into: str) -> list[Entry]:
+        """HSDP: the shards of all copies of the model, averaged."""
+        if self.copies == 1:
+            return []
+        return [self.call("all_reduce", self.replicate, "reduced", k, tensor=f"{self.p}_{into}_{k}", op="avg")]
+
+    def wait(self, word: str, k: int) -> list[Entry]:
+        there = self.copies > 1 or word != "reduced"
+        return [{"wait": f"{self.p}_{word}@{k}"}] if self.free and there else []
+
+    # --- passes ---
+    def forward(self, gathers: bool) -> list[Entry]:
+        """Under nccl two units are under way ahead of the one that computes: the next copy-in overlaps the current all_gather."""
+        found: list[Entry] = []
+        count, ahead = len(self.units), 2 if self.free else 0
+        if gathers:
+            for k in range(min(ahead, count)):
+                found += self.gather(k)
+        for k in range(count):
+            if gathers and not self.free:
+                found += self.gather(k)
+            if gathers:
+                found += self.wait("gathered", k)
+            if gathers and self.free and k + ahead < count:
+                found += self.gather(k + ahead)
+            if k != self.root:
+                found.append(self.work("forward", k))
+        return found + ([self.work("forward", self.root)] if self.root >= 0 else [])
+
+    def work(self, word: str, k: int, fresh: bool = True) -> Entry:
+        unit, grads = self.units[k], [f"{self.p}_grads_{k}"]
+        reads = [f"{self.p}_full_{k}"]
+        if word == "forward":
+            return compute(f"forward {unit.name}", unit.forward, reads=reads)
+        return compute(
+            f"backward {unit.name}", unit.backward, reads=reads, writes=grads if fresh else [], adds=[] if fresh else grads
+        )
+
+    def backward(self, first: bool, reduces: bool) -> list[Entry]:
+        """From the last layer to the first; while one computes, the next is gathered (_backward_prefetch) and the last one reduced."""
+        order = ([self.root] if self.root >= 0 else []) + [k for k in reversed(range(len(self.units))) if k != self.root]
+        again = [k for k in order if self.fsdp.zero == 3 and k != self.root]
+        into = "grad" if first or self.fsdp.late else "more"
+        found: list[Entry] = []
+        under_way: list[int] = []
+        for i, k in enumerate(order):
+            if k in again and i == 0:
+                found += self.gather(k)
+            found += self.wait("gathered", k) if k in again else []
+            if i + 1 < len(order) and order[i + 1] in again:
+                found += self.gather(order[i + 1])
+            found.append(self.work("backward", k, fresh=first or not self.fsdp.late))
+            if reduces and k != self.root:
+                found += self.reduce(k, into, under_way)
+        if reduces and self.root >= 0:
+            found += self.reduce(self.root, into, under_way)
+        return found + (self.finish(order, into, under_way) if reduces else [])
+
+    def reduce(self, k: int, into: str, under_way: list[int]) -> list[Entry]:
+        """One reduce_scatter is in flight at a time: the compute stream waits for the last one's input before the next (post_backward).
+
+        Under nccl HSDP's all_reduce follows once that wait is over, since only a file's own stream can wait.
+        """
+        found: list[Entry] = []
+        if under_way:
+            found += self.wait("scattered", under_way[-1])
+            found += self.again(under_way[-1], into) if self.free else []
+        found += self.scatter(k, into)
+        under_way.append(k)
+        return found + ([] if self.free else self.again(k, into))
+
+    def finish(self, order: Sequence[int], into: str, under_way: list[int]) -> list[Entry]:
+        """The end of the backward pass waits for what is still reduced."""
+        found: list[Entry] = []
+        if self.free:
+            found += self.wait("scattered", under_way[-1]) + self.again(under_way[-1], into)
+            for k in under_way:
+                found += self.wait("reduced", k)
+        if into == "more":
+            found += [
+                {"assign": {"tensor": f"{self.p}_grad_{k}", "value": f"{self.p}_grad_{k} + {self.p}_more_{k}"}} for k in order
+            ]
+        return found
+
+    def update(self) -> list[Entry]:
+        found: list[Entry] = []
+        group = list(self.shard) if isinstance(self.shard, tuple) else self.shard
+        if self.fsdp.clip_grad_norm:
+            self.tensors[f"{self.p}_norm"] = {"shape": [1], "dtype": "float32"}
+            found.append(step("all_reduce", tensor=f"{self.p}_norm", op="sum", group=group))
+        if self.fsdp.optimizer is not None:
+            words = {word: [f"{self.p}_{word}_{k}" for k in range(len(self.units))] for word in ("grad", "shard")}
+            found.append(compute("optimizer", self.fsdp.optimizer, reads=words["grad"], writes=words["shard"]))
+        return found

@@ -1,0 +1,303 @@
+"""Pipeline parallelism: a schedule laid out on an axis of the mesh, with the calls that torch.distributed.pipelining makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationInfo, WithJsonSchema, field_validator
+
+from distsim import units
+from distsim.names import listing, near
+from distsim.strategies.base import Context, Entry, Expansion, Refusal, Strategy, block
+from distsim.strategies.fields import Axis, Count, Dtype, Shape, shown
+from distsim.strategies.fields import work as one_work
+from distsim.strategies.pipeline_actions import Schedule, computes, from_rows, parse_rows
+from distsim.strategies.pipeline_calls import calls_of, unmet
+from distsim.strategies.pipeline_entries import Cost, Costs, Writer
+from distsim.strategies.pipeline_messages import with_messages
+from distsim.strategies.pipeline_schedules import BUILDERS, per_round
+from distsim.strategies.pipeline_shapes import shapes, vote
+
+#: PyTorch's class names, and the papers' names, in lower case without signs.
+_NAMES = {
+    "gpipe": "gpipe", "1f1b": "1f1b", "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "looped_bfs", "zb1p": "zb1p",
+    "interleavedzerobubble": "zb1p", "zbv": "zbv", "zbvzerobubble": "zbv", "dualpipev": "dualpipe_v",
+}  # fmt: skip
+_CHUNKS = {"gpipe": (1, 1), "1f1b": (1, 1), "zbv": (2, 2), "dualpipe_v": (2, 2)}
+_EVEN = ("interleaved_1f1b", "zb1p")
+
+#: Stage -> cost; None stands for all stages that are not named.
+StageCosts = dict[int | None, Cost]
+
+
+def _cost(value: Any) -> Cost:
+    if isinstance(value, list | tuple):
+        return [dict(item) if isinstance(item, Mapping) else item for item in value]
+    return one_work(value)
+
+
+def _stage_costs(value: Any, info: ValidationInfo) -> StageCosts:
+    """`5 ms`, `{flops, bytes}`, a list of entries, or one of these per stage: `{0: 1 ms, else: 5 ms}`."""
+    if not isinstance(value, Mapping) or not any(key == "else" or isinstance(key, int) for key in value):
+        return {None: _cost(value)}
+    for key in value:
+        if key != "else" and (isinstance(key, bool) or not isinstance(key, int) or key < 0):
+            raise ValueError(f"expected a stage or `else` as the key, found {shown(key)}")
+    return {None if key == "else" else key: _cost(item) for key, item in value.items()}
+
+
+Work = Annotated[
+    StageCosts,
+    PlainValidator(_stage_costs),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "array"}]}),
+]
+
+
+class Activation(BaseModel):
+    """What one stage hands to the next for one micro-batch."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    shape: Shape
+    dtype: Dtype = "float32"
+
+
+class Pipeline(Strategy):
+    """``forward`` and ``backward`` are the costs of one micro-batch on one stage: a time, flops and bytes, or entries; per stage where
+    they differ. Schedules that split the backward take ``backward_input`` and ``backward_weight``, each half of ``backward`` if left out.
+    """
+
+    name: ClassVar = "pipeline"
+    about: ClassVar = (
+        "Pipeline parallelism as torch.distributed.pipelining runs it: micro-batches pass down the stages, gradients back up."
+    )
+    first_field: ClassVar = "schedule"
+
+    #: A schedule's name, a CSV file in PyTorch's format, or the lines of one.
+    schedule: str | list[str]
+    axis: Axis = "pp"
+    micro_batches: Count | None = None
+    #: Stages per rank.
+    chunks: Count | None = None
+    forward: Work
+    backward: Work | None = None
+    backward_input: Work | None = None
+    backward_weight: Work | None = None
+    activation: Activation
+    #: A tensor of the file that every backward adds to; one of its own if left out.
+    gradient: str | None = None
+    #: Before the first micro-batch: true as PyTorch does it without shapes given, `vote` as it does with them.
+    shapes_exchange: bool | Literal["vote"] = False
+    defer_pp_recv: bool = False
+    #: Activations carry 1000 * stage + micro-batch, gradients the same below zero, so that values show who got what.
+    numbered: bool = False
+
+    @field_validator("schedule", mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        if isinstance(value, str) or (isinstance(value, list | tuple) and value and all(isinstance(v, str) for v in value)):
+            return value
+        raise ValueError(f"expected a schedule's name, a CSV file or its lines as a list of texts, found {shown(value)}")
+
+    # --- what can't be ---
+    def refuse(self, context: Context) -> list[Refusal]:
+        if self.axis not in context.mesh:
+            message = f"the axis {self.axis} is not in the mesh, which has {listing(context.mesh)}{near(self.axis, context.mesh)}"
+            return [(("axis",), message)]
+        named = self._named()
+        found = self._refused_name(named) if named is not None else []
+        found += [] if found else self._refused_layout(named, context.mesh[self.axis])
+        if self.gradient is not None and self.gradient not in context.tensors:
+            message = (
+                f"unknown tensor {self.gradient}; declared are {listing(context.tensors)}{near(self.gradient, context.tensors)}"
+            )
+            found.append((("gradient",), message))
+        if found:
+            return found
+        try:
+            made = self.made(context)
+        except ValueError as error:
+            return [(("schedule",), str(error))]
+        return [*((("schedule",), text) for text in list(unmet(made))[:1]), *self._refused_costs(made)]
+
+    def _named(self) -> str | None:
+        """The schedule's name as asked for; None where it is a file or its lines."""
+        return None if isinstance(self.schedule, list) or self.schedule.lower().endswith(".csv") else self.schedule
+
+    def _refused_name(self, named: str) -> list[Refusal]:
+        if _plain(named) in _NAMES:
+            return (
+                []
+                if self.micro_batches is not None
+                else [(("micro_batches",), f"micro_batches: how many {named} has is missing")]
+            )
+        message = f"unknown schedule {named}; known are {listing(BUILDERS)}, or a file that ends in .csv{near(named, BUILDERS)}"
+        return [(("schedule",), message)]
+
+    def _refused_layout(self, named: str | None, ranks: int) -> list[Refusal]:
+        if named is None:
+            extra = (("chunks",), "a schedule from a file says itself how many stages a rank has; leave chunks out")
+            return [extra] if self.chunks is not None else []
+        name, count = _NAMES[_plain(named)], self.micro_batches or 0
+        low, high = _CHUNKS.get(name, (1, 2**20))
+        chunks = self._chunks(name)
+        found: list[Refusal] = []
+        if not low <= chunks <= high:
+            stages = "one stage" if high == 1 else "two stages"
+            found.append((("chunks",), f"{name} has {stages} per rank, found chunks: {chunks}"))
+        least = {"1f1b": ranks, "dualpipe_v": 2 * ranks}.get(name, 1)
+        if count < least:
+            message = f"{name} needs at least as many micro-batches as stages, found {count} for {least} stages"
+            found.append((("micro_batches",), message))
+        elif name in _EVEN and not per_round(ranks, count):
+            rounds = count // ranks
+            message = f"{name} deals {count} micro-batches out in {rounds} rounds of {ranks} or more, and {rounds} does not divide {count}"
+            found.append((("micro_batches",), message))
+        if self.defer_pp_recv and name in ("gpipe", "1f1b"):
+            found.append((("defer_pp_recv",), f"{name} has no receives to defer; PyTorch's class does not take the argument"))
+        return found
+
+    def _refused_costs(self, schedule: Schedule) -> list[Refusal]:
+        found: list[Refusal] = []
+        for field in ("forward", "backward", "backward_input", "backward_weight"):
+            given: StageCosts | None = getattr(self, field)
+            strange = [stage for stage in given or () if stage is not None and stage >= schedule.stages]
+            if strange:
+                found.append(((field, strange[0]), f"there is no stage {strange[0]}; the stages are 0 to {schedule.stages - 1}"))
+            missing = [s for s in range(schedule.stages) if given and s not in given and None not in given]
+            if missing:
+                found.append(((field,), f"stage {missing[0]} has no entry, and there is no `else`"))
+        halves = (self.backward_input is None) + (self.backward_weight is None)
+        if halves == 1 or (halves == 2 and self.backward is None):
+            found.append((("backward",), "expected `backward`, or both `backward_input` and `backward_weight`"))
+        if not found and halves == 2 and _splits(schedule) and not all(_halves(c) for c in (self.backward or {}).values()):
+            message = (
+                "the schedule splits the backward: expected a time that can be halved, or `backward_input` and `backward_weight`"
+            )
+            found.append((("backward",), message))
+        return found
+
+    # --- the schedule ---
+    def _chunks(self, name: str) -> int:
+        if self.chunks is not None:
+            return self.chunks
+        return 1 if name in ("gpipe", "1f1b", "zb1p") else 2
+
+    def made(self, context: Context) -> Schedule:
+        """The schedule with its messages. Raises ValueError with what is wrong with a file's schedule."""
+        ranks, named = context.mesh[self.axis], self._named()
+        if named is not None:
+            name = _NAMES[_plain(named)]
+            schedule = BUILDERS[name](ranks, self.micro_batches or 0, self._chunks(name))
+        else:
+            schedule = from_rows(parse_rows(self._lines(context)), self.micro_batches)
+            if schedule.ranks != ranks:
+                raise ValueError(f"the schedule is for {schedule.ranks} ranks, the axis {self.axis} has {ranks}")
+        return with_messages(schedule, self.defer_pp_recv)
+
+    def _lines(self, context: Context) -> Sequence[str]:
+        if isinstance(self.schedule, list):
+            return self.schedule
+        path = Path(self.schedule)
+        beside = Path(context.folder) / path
+        try:
+            return (beside if beside.exists() else path).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ValueError(f"can't read {self.schedule}: {reason}") from None
+
+    def costs(self, schedule: Schedule) -> Costs:
+        """What each kind of action costs on each stage."""
+        found: dict[tuple[str, int], Cost] = {}
+        split = _splits(schedule) or self.backward is None
+        for stage in range(schedule.stages):
+            found["F", stage] = _at(self.forward, stage)
+            if self.backward is not None:
+                found["B", stage] = _at(self.backward, stage)
+            if self.backward_input is not None and self.backward_weight is not None:
+                found["I", stage], found["W", stage] = _at(self.backward_input, stage), _at(self.backward_weight, stage)
+            elif split:
+                found["I", stage], found["W", stage] = _halves(found["B", stage]) or ({}, {})
+        return Costs(found)
+
+    # --- the entries ---
+    def expand(self, context: Context) -> Expansion:
+        schedule, prefix = self.made(context), context.prefix("pipeline")
+        gradients, tensors = self._tensors(schedule, prefix, context)
+        costs = self.costs(schedule)
+        before: list[list[Entry]] = []
+        rows: list[list[Entry]] = []
+        for rank in range(schedule.ranks):
+            writer = Writer(schedule, rank, self.axis, prefix, costs, gradients, self.numbered)
+            before.append(self._before(writer))
+            rows.append(writer.entries(calls_of(schedule, rank)))
+        start = _blocks(before, self.axis)
+        if start and context.iterations > 1:
+            start = [block(start, "iteration == 0")]
+        return Expansion([*start, *_blocks(rows, self.axis)], tensors)
+
+    def _before(self, writer: Writer) -> list[Entry]:
+        if not self.shapes_exchange:
+            return []
+        told = shapes(writer, self.activation.shape, self.activation.dtype) if self.shapes_exchange is True else []
+        return [*vote(writer), *told]
+
+    def _tensors(self, schedule: Schedule, prefix: str, context: Context) -> tuple[list[str], dict[str, Any]]:
+        chunks = max(len(schedule.stages_of(rank)) for rank in range(schedule.ranks))
+        first = f"{prefix}_input"
+        found: dict[str, Any] = {
+            first: {
+                "shape": list(self.activation.shape),
+                "dtype": self.activation.dtype,
+                "copies": chunks * schedule.micro_batches,
+            }
+        }
+        found |= {f"{prefix}_{word}": {"like": first} for word in ("output", "output_grad", "input_grad")}
+        name, many = self.gradient, chunks > 1
+        if name is None:
+            name = f"{prefix}_weight_grad"
+            found[name] = {"shape": [1], **({"copies": chunks} if many else {})}
+        else:
+            declared = context.tensors[name]
+            many = many and isinstance(declared, Mapping) and "copies" in declared
+        return [f"{name}@{c}" if many else name for c in range(chunks)], found
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+def _splits(schedule: Schedule) -> bool:
+    return any(action.kind == "W" for row in schedule.rows for action in computes(row))
+
+
+def _at(costs: StageCosts, stage: int) -> Cost:
+    return costs[stage] if stage in costs else costs[None]
+
+
+def _halves(cost: Cost) -> tuple[Cost, Cost] | None:
+    """A time in two halves; None for what is not a time."""
+    if not isinstance(cost, Mapping) or "time" not in cost:
+        return None
+    whole = units.parse_duration_ns(cost["time"])
+    return {**cost, "time": units.duration_text(whole // 2)}, {**cost, "time": units.duration_text(whole - whole // 2)}
+
+
+def _blocks(rows: Sequence[list[Entry]], axis: str) -> list[Entry]:
+    """One block per list of entries, for all ranks of the axis that have it."""
+    same: list[tuple[list[Entry], list[int]]] = []
+    for rank, row in enumerate(rows):
+        known = next((ranks for entries, ranks in same if entries == row), None)
+        if known is None:
+            same.append((row, [rank]))
+        else:
+            known.append(rank)
+    return [block(entries, _selector(ranks, axis) if len(ranks) < len(rows) else None) for entries, ranks in same if entries]
+
+
+def _selector(ranks: Sequence[int], axis: str) -> str:
+    if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"{ranks[0]} <= {axis} <= {ranks[-1]}"
+    return " or ".join(f"{axis} == {rank}" for rank in ranks)

@@ -1,0 +1,159 @@
+"""From a schedule to the calls of a rank: which messages are single, which share a batch, and where the rank waits.
+
+Follows torch.distributed.pipelining 2.13, schedules.py: `ScheduleGPipe` and `Schedule1F1B` (`_step_microbatches`),
+`_PipelineScheduleRuntime`, and `_batch_p2p`: a list that holds sends and receives is one batch_isend_irecv, a list of one kind is
+plain isend or irecv.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from distsim.strategies.pipeline_actions import Action, Schedule
+
+
+class Message(NamedTuple):
+    """A message of a stage: its activation to the next stage or from the one before (``way`` F), or a gradient, the other way (B)."""
+
+    sends: bool
+    way: str
+    stage: int
+    micro_batch: int
+
+    @property
+    def peer_stage(self) -> int:
+        return self.stage + (1 if (self.way == "F") == self.sends else -1)
+
+
+class Call(NamedTuple):
+    """One step of a rank: ``compute`` an action, ``start`` a message, ``wait`` for messages, or a ``batch`` that is waited for at once."""
+
+    what: str
+    messages: tuple[Message, ...] = ()
+    action: Action | None = None
+
+
+def calls_of(schedule: Schedule, rank: int) -> list[Call]:
+    """The calls of a pipeline rank. A runtime schedule must have its messages."""
+    writer = _Writer(schedule, rank)
+    if schedule.issue == "fill_drain":
+        writer.fill_drain()
+    elif schedule.issue == "one_f_one_b":
+        writer.one_f_one_b()
+    else:
+        writer.runtime()
+    return writer.calls
+
+
+class _Writer:
+    def __init__(self, schedule: Schedule, rank: int) -> None:
+        self.schedule, self.rank = schedule, rank
+        self.calls: list[Call] = []
+
+    # --- parts ---
+    def message(self, sends: bool, way: str, m: int, stage: int | None = None) -> tuple[Message, ...]:
+        """The message in a tuple; empty where there is no such neighbour, or it is on this rank."""
+        found = Message(sends, way, self.rank if stage is None else stage, m)
+        peer = found.peer_stage
+        if not 0 <= peer < self.schedule.stages or self.schedule.rank_of[peer] == self.rank:
+            return ()
+        return (found,)
+
+    def start(self, messages: Sequence[Message]) -> None:
+        """`_batch_p2p` without the wait, for a list of one kind."""
+        self.calls += [Call("start", (message,)) for message in messages]
+
+    def wait(self, messages: Sequence[Message]) -> None:
+        if messages:
+            self.calls.append(Call("wait", tuple(messages)))
+
+    def exchange(self, messages: Sequence[Message]) -> None:
+        """`_wait_batch_p2p(_batch_p2p(…))`."""
+        if len({message.sends for message in messages}) > 1:
+            self.calls.append(Call("batch", tuple(messages)))
+            return
+        self.start(messages)
+        self.wait(messages)
+
+    def compute(self, action: Action) -> None:
+        self.calls.append(Call("compute", (), action))
+
+    # --- one stage per rank ---
+    def fill_drain(self) -> None:
+        for way in "FB":
+            sent: tuple[Message, ...] = ()
+            for m in range(self.schedule.micro_batches):
+                self.exchange(self.message(False, way, m))
+                self.compute(Action(self.rank, way, m))
+                out = self.message(True, way, m)
+                self.start(out)
+                sent += out
+            self.wait(sent)
+
+    def one_f_one_b(self) -> None:
+        count = self.schedule.micro_batches
+        ahead = min(count, self.schedule.stages - self.rank)
+        held = self.warm_up(ahead)
+        for m in range(count):
+            if m <= count - ahead:
+                self.exchange((*held, *self.message(False, "B", m)))
+            else:
+                self.exchange(self.message(False, "B", m))
+            self.compute(Action(self.rank, "B", m))
+            if m < count - ahead:
+                self.exchange((*self.message(True, "B", m), *self.message(False, "F", m + ahead)))
+                self.compute(Action(self.rank, "F", m + ahead))
+                held = self.message(True, "F", m + ahead)
+            else:
+                self.wait(self.message(True, "B", m - 1) if m > count - ahead else ())
+                self.start(self.message(True, "B", m))
+        self.wait(self.message(True, "B", count - 1))
+
+    def warm_up(self, ahead: int) -> tuple[Message, ...]:
+        """The forwards before the first backward; the last one's send is left for the batch with the first gradient."""
+        pending: tuple[Message, ...] = ()
+        for m in range(ahead):
+            self.exchange(self.message(False, "F", m))
+            self.compute(Action(self.rank, "F", m))
+            self.wait(pending)
+            pending = self.message(True, "F", m)
+            if m < ahead - 1:
+                self.start(pending)
+        return pending
+
+    # --- the runtime of schedules with messages of their own ---
+    def runtime(self) -> None:
+        """Receives are waited for by the computation that needs them, sends at the end, the last one first."""
+        open_receives: set[Message] = set()
+        sent: list[Message] = []
+        for action in self.schedule.rows[self.rank]:
+            for each in action.each:
+                stage, kind, m, _ = each
+                if kind in ("SEND_F", "SEND_B", "RECV_F", "RECV_B"):
+                    messages = self.message(kind.startswith("SEND"), kind[-1], m, stage)
+                    self.start(messages)
+                    sent += [message for message in messages if message.sends]
+                    open_receives.update(message for message in messages if not message.sends)
+                elif kind in ("F", "B", "I", "W"):
+                    need = Message(False, "F" if kind == "F" else "B", stage, m)
+                    if kind != "W" and need in open_receives:
+                        self.wait((need,))
+                        open_receives.remove(need)
+                    self.compute(each)
+        self.wait(sent[::-1])
+
+
+def unmet(schedule: Schedule) -> Iterator[str]:
+    """Computations whose input is neither on their rank nor received before them there: PyTorch's runtime raises at them."""
+    if schedule.issue != "runtime":
+        return
+    for rank, row in enumerate(schedule.rows):
+        seen: set[tuple[int, str, int]] = set()
+        for action in row:
+            for stage, kind, m, _ in action.each:
+                before = stage - 1 if kind == "F" else stage + 1
+                there = 0 <= before < schedule.stages and kind in ("F", "B", "I")
+                if there and schedule.rank_of[before] != rank and (stage, f"RECV_{'F' if kind == 'F' else 'B'}", m) not in seen:
+                    yield f"rank {rank}: {stage}{kind}{m} computes before it receives its input"
+                seen.add((stage, kind, m))

@@ -1,0 +1,146 @@
+"""Where the messages of a schedule stand: rows of computations get the SEND and RECV that PyTorch gives them.
+
+Follows torch.distributed.pipelining 2.13, schedules.py: `_add_unshard_reshard`, `_add_reduce_grad`, `_add_send_recv`,
+`_defer_recv_ops`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from distsim.strategies.pipeline_actions import Action, Rows, Schedule, has_messages
+
+#: How many stages of a rank hold their weights at once (`_add_unshard_reshard`).
+_ACTIVE_STAGES = 3
+
+
+def with_messages(schedule: Schedule, defer: bool = False) -> Schedule:
+    """The schedule with its messages; unchanged where it has them. Raises ValueError where the ranks wait for each other in a circle.
+
+    All ranks are walked in turn, each taking its next action where what it needs has been received. A sender's SEND and its
+    partner's RECV are put down at the same moment, so no two ranks ever have them in another order.
+    ``defer``: receives wait until just before their use (`defer_pp_recv`).
+    """
+    if schedule.issue != "runtime" or has_messages(schedule.rows):
+        return schedule
+    found = _Lowering(schedule).rows()
+    return schedule._replace(rows=deferred(schedule, found) if defer else found)
+
+
+class _Lowering:
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.todo = [_with_silent(row, schedule.micro_batches) for row in schedule.rows]
+        self.out: list[list[Action]] = [[] for _ in self.todo]
+        self.done: list[set[tuple[int, str, int]]] = [set() for _ in self.todo]
+
+    def rows(self) -> Rows:
+        at = [0] * len(self.todo)
+        left = [r for r, row in enumerate(self.todo) if row]
+        while left:
+            before = list(at)
+            for rank in left:
+                action = self.todo[rank][at[rank]]
+                if all(self.ready(rank, each) for each in action.each):
+                    self.take(rank, action)
+                    at[rank] += 1
+            if at == before:
+                stuck = ", ".join(f"rank {r} at {self.todo[r][at[r]]}" for r in left[:4])
+                raise ValueError(f"the schedule can't go on: {stuck}")
+            left = [r for r in left if at[r] < len(self.todo[r])]
+        return tuple(tuple(row) for row in self.out)
+
+    def ready(self, rank: int, action: Action) -> bool:
+        stage, kind, m, _ = action
+        done = self.done[rank]
+        if kind == "F" and stage > 0:
+            return (stage, "RECV_F", m) in done or (stage - 1, "F", m) in done
+        if kind in ("B", "I") and stage < self.schedule.stages - 1:
+            return not done.isdisjoint(((stage, "RECV_B", m), (stage + 1, "I", m), (stage + 1, "B", m)))
+        return True
+
+    def take(self, rank: int, action: Action) -> None:
+        self.out[rank].append(action)
+        for stage, kind, m, _ in action.each:
+            self.done[rank].add((stage, kind, m))
+            way = _way(kind)
+            if way is None or not 0 <= stage + way < self.schedule.stages:
+                continue
+            peer, letter = self.schedule.rank_of[stage + way], "F" if way > 0 else "B"
+            if peer != rank:
+                self.put(rank, Action(stage, f"SEND_{letter}", m))
+                self.put(peer, Action(stage + way, f"RECV_{letter}", m))
+
+    def put(self, rank: int, action: Action) -> None:
+        self.out[rank].append(action)
+        self.done[rank].add(action[:3])
+
+
+def _way(kind: str) -> int | None:
+    """To which neighbouring stage a computation's result goes."""
+    return 1 if kind == "F" else -1 if kind in ("B", "I") else None
+
+
+# --- actions that send nothing, but take a turn ---
+def _with_silent(row: Sequence[Action], micro_batches: int) -> list[Action]:
+    """UNSHARD, RESHARD and REDUCE_GRAD added: each is a turn of its rank, so messages stand where PyTorch has them."""
+    if any(action.kind in ("UNSHARD", "RESHARD", "REDUCE_GRAD") for action in row):
+        return list(row)
+    found: list[Action] = []
+    active: list[int] = []
+    backwards: Counter[int] = Counter()
+    coming = _coming(row)
+    for action, soon in zip(row, coming, strict=True):
+        found += [Action(s, "RESHARD") for s in active if s not in soon]
+        found += [Action(s, "UNSHARD") for s in soon if s not in active]
+        active = [s for s in active if s in soon] + [s for s in soon if s not in active]
+        found.append(action)
+        for each in action.each:
+            if each.kind in ("B", "W"):
+                backwards[each.stage] += 1
+                if backwards[each.stage] == micro_batches:
+                    found.append(Action(each.stage, "REDUCE_GRAD"))
+    return found + [Action(s, "RESHARD") for s in active]
+
+
+def _coming(row: Sequence[Action]) -> list[list[int]]:
+    """For each place of a row the next distinct stages from there on: three, or more where the third is one of a pair."""
+    found: list[list[int]] = []
+    enough = min(_ACTIVE_STAGES, len({each.stage for action in row for each in action.each}))
+    for k in range(len(row)):
+        soon: list[int] = []
+        for j in range(k, len(row)):
+            soon += [s for s in dict.fromkeys(each.stage for each in row[j].each) if s not in soon]
+            if len(soon) >= enough:
+                break
+        found.append(soon)
+    return found
+
+
+# --- late receives ---
+def deferred(schedule: Schedule, rows: Rows) -> Rows:
+    """Receives moved to just before their use, but on the lower rank of a pair never behind a send to the same peer.
+
+    Without that exception two neighbours could both send first (pytorch#172668).
+    """
+    return tuple(tuple(_deferred(schedule, rank, row)) for rank, row in enumerate(rows))
+
+
+def _deferred(schedule: Schedule, rank: int, row: Sequence[Action]) -> list[Action]:
+    found: list[Action] = []
+    held: dict[tuple[int, str, int], tuple[Action, int]] = {}
+    for action in row:
+        if action.kind in ("RECV_F", "RECV_B"):
+            held[action[:3]] = (action, schedule.rank_of[action.stage + (-1 if action.kind == "RECV_F" else 1)])
+            continue
+        if action.kind in ("SEND_F", "SEND_B"):
+            peer = schedule.rank_of[action.stage + (1 if action.kind == "SEND_F" else -1)]
+            early = [key for key, (_, source) in held.items() if source == peer] if rank < peer else []
+            found += [held.pop(key)[0] for key in early]
+        for stage, kind, m, _ in action.each:
+            key = (stage, "RECV_F" if kind == "F" else "RECV_B", m)
+            if kind in ("F", "B", "I") and key in held:
+                found.append(held.pop(key)[0])
+        found.append(action)
+    return found

@@ -1,0 +1,221 @@
+"""A training step of a transformer on a mesh: fields of `transformer:`, and the layouts that can't be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, StrictBool, field_validator, model_validator
+
+from distsim.names import listing, near
+from distsim.strategies.base import Context, Expansion, Refusal, Strategy
+from distsim.strategies.fields import DTYPES, Axes, Axis, Count, Dtype, Natural, shown
+from distsim.strategies.models import PRESETS, Architecture
+from distsim.strategies.transformer import Pass, Recompute
+
+#: Axes that are used where the mesh has them and the field is left out.
+_USUAL = {"tensor": "tp", "pipeline": "pp", "context": "cp", "experts": "ep"}
+
+
+class ModelFields(BaseModel):
+    """A preset's name, a preset with some sizes changed, or all sizes: layers, hidden, heads, ffn, vocabulary."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    preset: str | None = None
+    layers: Count | None = None
+    hidden: Count | None = None
+    heads: Count | None = None
+    kv_heads: Count | None = None
+    ffn: Count | None = None
+    vocabulary: Count | None = None
+    mlp: Literal["gelu", "swiglu"] | None = None
+    experts: Natural | None = None
+    top_k: Natural | None = None
+    #: Learned position embeddings.
+    positions: Natural | None = None
+    #: The output projection is the embeddings again.
+    tied: StrictBool | None = None
+    bias: StrictBool | None = None
+    dropout: StrictBool | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> ModelFields:
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ValueError(f"unknown model {self.preset}; presets are {listing(PRESETS)}{near(self.preset, PRESETS)}")
+        missing = [key for key in ("layers", "hidden", "heads", "ffn", "vocabulary") if getattr(self, key) is None]
+        if self.preset is None and missing:
+            raise ValueError(f"expected {listing(missing)}, or a preset ({listing(PRESETS)})")
+        return self
+
+    def architecture(self) -> Architecture:
+        """The model's sizes; keys that are given replace the preset's."""
+        given = {key: value for key, value in self.model_dump(exclude={"preset"}).items() if value is not None}
+        if self.preset is not None:
+            return PRESETS[self.preset]._replace(**given)
+        if given.get("mlp") == "gelu":
+            given = {"bias": True, "dropout": True, **given}
+        return Architecture(**{"kv_heads": given["heads"], "sequence": 2048, **given})
+
+
+class Transformer(Strategy):
+    """One training step: micro-batches forward and backward, gradients reduced, parameters updated, as Megatron-LM lays it out.
+
+    Axes: ``tensor``, ``pipeline``, ``context`` and ``experts`` are the mesh's `tp`, `pp`, `cp` and `ep` unless named otherwise; ``data`` is
+    every other axis, with `cp` and `ep`, over which gradients of what all experts share are reduced. A layer is priced by its matrix
+    products and by the bytes that its other operations move; launches of single kernels, and what the host does meanwhile, cost nothing.
+    """
+
+    name: ClassVar[str] = "transformer"
+    about: ClassVar[str] = (
+        "A training step of a transformer: tensor, sequence, pipeline, context, expert and data parallelism on a mesh."
+    )
+    first_field: ClassVar[str | None] = "model"
+
+    model: ModelFields
+    #: Tokens of a sequence; left out, the length that the model was trained with.
+    sequence: Count | None = None
+    #: Sequences of a micro-batch, and micro-batches that each pipeline takes per step.
+    micro_batch: Count = 1
+    micro_batches: Count = 1
+    dtype: Dtype = "bfloat16"
+    #: Gradients are kept and reduced in it.
+    gradient_dtype: Dtype = "float32"
+    recompute: Recompute = "none"
+    #: flash: fused, its scores never reach memory.
+    attention: Literal["flash", "plain"] = "flash"
+    #: Scores above the diagonal are not computed. Left out: true with flash.
+    causal: StrictBool | None = None
+    tensor: Axis | None = None
+    sequence_parallel: StrictBool = True
+    pipeline: Axis | None = None
+    schedule: str = "1f1b"
+    #: Stages per rank of the pipeline.
+    chunks: Count | None = None
+    #: Left out: evenly, with one layer fewer on the first and on the last stage where that comes out even.
+    layers_per_stage: tuple[Count | Literal[0], ...] | None = None
+    context: Axis | None = None
+    experts: Axis | None = None
+    data: Axes | None = None
+    #: ZeRO: 1 shards the optimizer's states, 2 gradients too, 3 (fully_shard) parameters too.
+    zero: Literal[0, 1, 2, 3] = 1
+    #: Ranks that share what is sharded, where the mesh holds only some of them (one pipeline of many, the others being alike).
+    data_ranks: Count | None = None
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _preset(cls, value: Any) -> Any:
+        if not isinstance(value, str | dict | ModelFields):
+            raise ValueError(f"expected a preset ({listing(PRESETS)}) or the model's sizes, found {shown(value)}")
+        return {"preset": value} if isinstance(value, str) else value
+
+    # --- the layout ---
+    def axis(self, field: str, context: Context) -> str | None:
+        """The axis of a kind of parallelism; None where the mesh has none."""
+        named: str | None = getattr(self, field)
+        return named if named is not None else _USUAL[field] if _USUAL[field] in context.mesh else None
+
+    def ways(self, field: str, context: Context) -> int:
+        """How many ranks an axis has; 1 where there is none."""
+        axis = self.axis(field, context)
+        return 1 if axis is None else context.mesh.get(axis, 1)
+
+    def data_axes(self, context: Context) -> tuple[str, ...]:
+        """The axes over which gradients are reduced."""
+        if self.data is not None:
+            return (self.data,) if isinstance(self.data, str) else self.data
+        return tuple(axis for axis in context.mesh if axis not in (self.axis("tensor", context), self.axis("pipeline", context)))
+
+    def one_pass(self, context: Context) -> Pass:
+        """A micro-batch on one rank of this layout."""
+        model = self.model.architecture()
+        flash = self.attention == "flash"
+        return Pass(
+            model, self.micro_batch, self.sequence or model.sequence, DTYPES[self.dtype], self.ways("tensor", context),
+            self.sequence_parallel and self.ways("tensor", context) > 1, self.ways("context", context),
+            self.ways("experts", context), self.recompute, flash, flash if self.causal is None else self.causal,
+        )  # fmt: skip
+
+    def stages(self, context: Context) -> int:
+        return self.ways("pipeline", context) * self.chunk_count
+
+    @property
+    def chunk_count(self) -> int:
+        if self.chunks is not None:
+            return self.chunks
+        return 2 if self.schedule in ("interleaved_1f1b", "looped_bfs", "zbv", "dualpipe_v") else 1
+
+    def split(self, context: Context) -> tuple[int, ...]:
+        """Layers of each stage."""
+        if self.layers_per_stage is not None:
+            return self.layers_per_stage
+        stages, layers = self.stages(context), self.model.architecture().layers
+        if stages > 1 and layers % stages and (layers + 2) % stages == 0:
+            full = (layers + 2) // stages
+            return (full - 1, *[full] * (stages - 2), full - 1)
+        return tuple(layers // stages + (1 if s < layers % stages else 0) for s in range(stages))
+
+    # --- what can't be ---
+    def refuse(self, context: Context) -> list[Refusal]:
+        found = list(self._unknown_axes(context))
+        if found:
+            return found
+        return [*self._uneven(context), *self._wrong_stages(context)]
+
+    def _unknown_axes(self, context: Context) -> Iterator[Refusal]:
+        for field in _USUAL:
+            axis = getattr(self, field)
+            if axis is not None and axis not in context.mesh:
+                yield (field,), f"unknown axis {axis}; the mesh has {listing(context.mesh)}{near(axis, context.mesh)}"
+        for axis in self.data_axes(context):
+            if axis not in context.mesh:
+                yield ("data",), f"unknown axis {axis}; the mesh has {listing(context.mesh)}{near(axis, context.mesh)}"
+
+    def _uneven(self, context: Context) -> Iterator[Refusal]:
+        model, one = self.model.architecture(), self.one_pass(context)
+        sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "hidden": model.hidden, "ffn": model.ffn}
+        if model.hidden % model.heads:
+            yield ("model",), f"hidden {model.hidden} is not divisible by heads {model.heads}"
+        if model.heads % model.kv_heads:
+            yield ("model",), f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"
+        for word, size in sizes.items():
+            if size % one.tensor:
+                yield ("model",), f"{word} {size} is not divisible by the tensor axis of {one.tensor} ranks"
+        if one.sequence % one.context:
+            yield ("sequence",), f"sequence {one.sequence} is not divisible by the context axis of {one.context} ranks"
+        elif one.sequence_parallel and one.sequence // one.context % one.tensor:
+            part = one.sequence // one.context
+            yield ("sequence",), f"a part of {part} tokens is not divisible by the tensor axis of {one.tensor} ranks"
+        if one.experts > 1 and (model.experts == 0 or model.experts % one.experts):
+            yield ("experts",), f"{model.experts} experts are not divisible by the expert axis of {one.experts} ranks"
+        if model.experts and not 1 <= model.top_k <= model.experts:
+            yield ("model",), f"top_k must be 1 to the {model.experts} experts, found {model.top_k}"
+
+    def _wrong_stages(self, context: Context) -> Iterator[Refusal]:
+        layers, split = self.model.architecture().layers, self.split(context)
+        if self.ways("pipeline", context) == 1:
+            if self.chunk_count > 1 and self.chunks is not None:
+                yield ("chunks",), "there is no pipeline to cut into chunks"
+            return
+        if len(split) != self.stages(context):
+            yield ("layers_per_stage",), f"expected {self.stages(context)} numbers, one for each stage, found {len(split)}"
+        elif sum(split) != layers:
+            yield ("layers_per_stage",), f"the stages have {sum(split)} layers, the model {layers}"
+        elif max(split) == 0 or layers + 2 < len(split):
+            yield ("chunks",), f"{layers} layers are too few for {len(split)} stages"
+        if self.zero == 3:
+            yield ("zero",), "with a pipeline, parameters stay gathered between micro-batches: expected zero 0, 1 or 2"
+        yield from self._wrong_schedule(context)
+
+    def _wrong_schedule(self, context: Context) -> Iterator[Refusal]:
+        from distsim.strategies.train_steps import pipeline_of
+
+        for path, sentence in pipeline_of(self, context, [], []).refuse(context):
+            field = {"axis": "pipeline"}.get(str(path[0]), str(path[0])) if path else ""
+            if field in type(self).model_fields:
+                yield (field,), sentence
+
+    def expand(self, context: Context) -> Expansion:
+        from distsim.strategies.train_steps import TrainWriter
+
+        return TrainWriter(self, context).expansion()

@@ -1,0 +1,179 @@
+"""What one micro-batch costs in a transformer: floating-point operations, activation bytes, messages; per rank of a layout.
+
+Letters as in the papers: b micro-batch, s sequence, h hidden, a heads, f width of the feed-forward layer, V vocabulary, t tensor
+parallel size. Sources: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, arXiv:2104.04473 (FLOPs);
+Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, arXiv:2205.05198 (activations). Their formulas hold
+for GPT; what grouped queries, gated feed-forward layers, experts and fused attention change is counted term by term the same way.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from distsim.strategies.models import Architecture
+
+Recompute = Literal["none", "selective", "full"]
+
+
+class Pass(NamedTuple):
+    """How a micro-batch goes through the model on one rank.
+
+    ``tensor``: ranks that share a layer's matrices; with ``sequence_parallel`` they also share what lies between the matrices.
+    ``context``: ranks that share a sequence. ``experts``: ranks that share the experts; each keeps its own tokens but for the time they
+    spend with an expert elsewhere. ``flash``: fused kernels: attention never writes its scores to memory, a gated feed-forward layer not
+    its gate's non-linearity. ``causal``: only the half of the scores that
+    is used is computed; the papers count them all.
+    """
+
+    model: Architecture
+    micro_batch: int = 1
+    sequence: int = 2048
+    itemsize: int = 2
+    tensor: int = 1
+    sequence_parallel: bool = False
+    context: int = 1
+    experts: int = 1
+    recompute: Recompute = "none"
+    flash: bool = False
+    causal: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch that a rank sees."""
+        return self.micro_batch * self.sequence // self.context
+
+    # --- floating-point operations, a multiply-add counted as two ---
+    @property
+    def scores_flops(self) -> int:
+        """Scores and their product with the values: 4 b s^2 h, divided among heads (t) and sequence parts."""
+        full = 4 * self.tokens * self.sequence * self.model.hidden // self.tensor
+        return full // 2 if self.causal else full
+
+    @property
+    def attention_flops(self) -> int:
+        """One layer's attention, forward: 2 per token and weight of the projections, and the scores."""
+        weights = self.model.hidden * (2 * self.model.hidden + 2 * self.model.kv_hidden)
+        return 2 * self.tokens * weights // self.tensor + self.scores_flops
+
+    @property
+    def mlp_flops(self) -> int:
+        """One layer's feed-forward part: 2 per token and weight, for each expert that a token passes; the router is not divided."""
+        model = self.model
+        weights = model.matrices * model.hidden * model.ffn * model.active_experts
+        return 2 * self.tokens * weights // self.tensor + 2 * self.tokens * model.hidden * model.experts
+
+    @property
+    def layer_flops(self) -> int:
+        return self.attention_flops + self.mlp_flops
+
+    @property
+    def head_flops(self) -> int:
+        """The logits: 2 b s h V."""
+        return 2 * self.tokens * self.model.hidden * self.model.vocabulary // self.tensor
+
+    @property
+    def again_flops(self) -> int:
+        """What recomputation adds to one layer's backward pass."""
+        if self.recompute == "full":
+            return self.layer_flops
+        return self.scores_flops if self.recompute == "selective" and not self.flash else 0
+
+    @property
+    def flash_flops(self) -> int:
+        """Fused attention computes one of its two products again in the backward pass (Dao, arXiv:2307.08691: 2.5 times the forward)."""
+        return self.scores_flops // 2 if self.flash else 0
+
+    # --- bytes that what is no matrix product moves through memory ---
+    @property
+    def layer_traffic(self) -> int:
+        """One layer's forward pass: every such operation reads its inputs and writes its output once.
+
+        Two norms (read, write) and two residual sums with their dropout (two reads, one write, a mask); the non-linearity; softmax and
+        its dropout where attention is not fused (read and write twice, a mask). Counted by us; the backward pass takes it twice.
+        """
+        model, wide = self.model, 3 if self.model.mlp == "swiglu" else 2
+        masks = 2 if model.dropout else 0
+        between = self.tokens * model.hidden * (10 * self.itemsize + masks) // (self.tensor if self.sequence_parallel else 1)
+        inner = self.itemsize * self.tokens * wide * model.ffn * model.active_experts // self.tensor
+        each = (4 * self.itemsize + 1) if model.dropout else 2 * self.itemsize
+        return between + inner + (0 if self.flash else self.tokens * model.heads * self.sequence * each // self.tensor)
+
+    # --- bytes kept from the forward pass for the backward pass ---
+    @property
+    def activation_bytes(self) -> int:
+        """One layer's activations of one micro-batch: s b h (34 + 5 a s / h) for GPT on one rank (Korthikanti, equations 1 to 6)."""
+        row = self.tokens * self.model.hidden
+        spread = self.tensor if self.sequence_parallel else 1
+        if self.recompute == "full":
+            return self.itemsize * row // spread
+        return self._between_bytes // spread + (self._inner_bytes + self._scores_bytes) // self.tensor
+
+    @property
+    def _between_bytes(self) -> int:
+        """Inputs of the two norms, of attention and of the feed-forward part, and two dropout masks: 10 s b h for GPT."""
+        masks = 2 if self.model.dropout else 0
+        return self.tokens * self.model.hidden * (4 * self.itemsize + masks)
+
+    @property
+    def _inner_bytes(self) -> int:
+        """Queries, keys, values, the output projection's input; then what lies between the matrices of the feed-forward layers.
+
+        24 s b h for GPT: 2 f wide (before and after the non-linearity). Gated: gate, up, product, and unless fused the gate's
+        non-linearity. Experts: once for each that a token passes, and their input again, in the experts' order.
+        """
+        model = self.model
+        attention = 2 * model.hidden + 2 * model.kv_hidden
+        wide = (2 if model.mlp == "gelu" else 3 if self.flash else 4) * model.ffn * model.active_experts
+        sorted_input = model.hidden * model.active_experts * self.tensor if model.experts else 0
+        return self.itemsize * self.tokens * (attention + wide + sorted_input)
+
+    @property
+    def _scores_bytes(self) -> int:
+        """Softmax, its dropout mask and the result: 5 a s^2 b; fused attention keeps one float32 per row of scores instead."""
+        rows = self.tokens * self.model.heads
+        if self.flash:
+            return 4 * rows
+        if self.recompute == "selective":
+            return 0
+        return rows * self.sequence * (2 * self.itemsize + 1 if self.model.dropout else self.itemsize)
+
+    @property
+    def peak_layer_bytes(self) -> int:
+        """What one layer holds while its backward pass runs: recomputed activations come back for one layer at a time."""
+        return self._replace(recompute="none").activation_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        """The last norm's and the projection's input, and float32 logits: 4 s b h (1 + V / h) / t (Korthikanti, section 4.3)."""
+        return (2 * self.itemsize * self.tokens * self.model.hidden + 4 * self.tokens * self.model.vocabulary) // self.tensor
+
+    # --- messages ---
+    @property
+    def hidden_numel(self) -> int:
+        """Elements that lie between two layers, all of the sequence: what tensor parallel ranks gather or reduce."""
+        return self.tokens * self.model.hidden
+
+    @property
+    def boundary_numel(self) -> int:
+        """Elements that a stage of a pipeline hands on: with sequence parallelism each rank its own part."""
+        return self.hidden_numel // (self.tensor if self.sequence_parallel else 1)
+
+    @property
+    def kv_numel(self) -> int:
+        """Keys and values of a rank's part of the sequence: what context parallel ranks send round."""
+        return 2 * self.tokens * self.model.kv_hidden // self.tensor
+
+    @property
+    def routed_numel(self) -> int:
+        """Elements that a rank sends to experts (and gets back) when tokens are spread evenly: top_k rows per token."""
+        return self.boundary_numel * self.model.active_experts
+
+
+def step_flops(one: Pass, batch: int) -> int:
+    """Model FLOPs of one training step over ``batch`` sequences: forward once, backward twice, recomputation as the pass says.
+
+    With full recomputation and plain attention this is 96 B s l h^2 (1 + s/6h + V/16lh) for GPT (Narayanan, equation 3), which counts
+    the logits with three passes, as here.
+    """
+    whole = one._replace(tensor=1, context=1, micro_batch=batch)
+    return one.model.layers * (3 * whole.layer_flops + whole.again_flops) + 3 * whole.head_flops

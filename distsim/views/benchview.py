@@ -1,0 +1,74 @@
+"""A measurement of this machine, and a calibration from one, as text in 80 columns and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distsim.bench import Bench
+from distsim.calibrate import Calibration
+from distsim.ops.table import OPS
+from distsim.units import bandwidth_text, show_bytes, show_ns
+from distsim.views.tables import folded, table
+
+SCHEMA_VERSION = 1
+
+
+def bench_text(found: Bench) -> str:
+    """A line per operation, number of ranks and size: median, quartiles, bus bandwidth as nccl-tests defines it."""
+    machine = ", ".join(f"{value} {key}" if key == "cores" else f"{key} {value}" for key, value in found.machine.items())
+    rows = []
+    for r in found.rows:
+        busbw = r.nbytes / r.median_ns * OPS[r.op].busbw_factor(r.group) if r.median_ns else 0.0
+        ranks = str(r.ranks) if r.group == r.ranks else f"{r.group} of {r.ranks}"
+        shown = f"{busbw:.3g} GB/s" if busbw >= 0.1 else f"{1000 * busbw:.3g} MB/s" if busbw else "-"
+        size = show_bytes(r.nbytes) if r.nbytes else "-"
+        rows.append((r.op, ranks, size, *(show_ns(ns) for ns in (r.median_ns, r.low_ns, r.high_ns)), shown))
+    samples = found.rows[0].samples if found.rows else 0
+    head = folded(f"Measured here in {found.seconds:.0f} s ({machine}); medians of {samples} samples")
+    return "\n".join([*head, "", *table(("operation", "ranks", "bytes", "median", "25 %", "75 %", "busbw"), rows)])
+
+
+def calibration_text(found: Calibration) -> str:
+    """The fitted parameters, and the errors of every operation by class of sizes."""
+    c = found.cluster
+    lines = [
+        f"a call {show_ns(c.call_overhead_ns)}, a hop {show_ns(c.intra.latency_ns)}, {_short_rate(c.intra.attained)} in a node"
+    ]
+    if c.reduce_bytes_per_ns is not None:
+        lines[0] += f", combining {_short_rate(c.reduce_bytes_per_ns)}"
+    if any(curve.nodes > 1 for curve in c.measured):
+        lines.append(f"between nodes a hop {show_ns(c.inter_latency_ns)}, {_short_rate(c.rank_inter_bytes_per_ns)} a rank")
+    rows = [
+        (m.op, m.sizes, str(m.points), _percent(m.median), _percent(m.worst), _percent(m.model_median), _percent(m.model_worst))
+        for m in found.misfits
+    ]
+    title = "Errors: each size predicted from the others; by the parameters alone"
+    header = ("operation", "sizes", "points", "median", "worst", "alone", "worst")
+    end = f"All: {c.error_band}; by the parameters alone {_percent(found.model_median)} median."
+    head = [f"{c.name}: {found.points} points", *("  " + line for line in lines)]
+    return "\n".join([*head, "", title, *table(header, rows, left=(0, 1)), "", *folded(end)])
+
+
+def _short_rate(bytes_per_ns: float) -> str:
+    return bandwidth_text(float(f"{bytes_per_ns:.3g}"))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def calibration_json(found: Calibration) -> dict[str, Any]:
+    """What `distsim calibrate --format json` prints. Errors are shares of the measured time."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "cluster": found.cluster.to_mapping(),
+        "points": found.points,
+        "median_error": found.median,
+        "worst_error": found.worst,
+        "model_median_error": found.model_median,
+        "spread": found.spread,
+        "errors": [m._asdict() for m in found.misfits],
+    }
+
+
+__all__ = ["bench_text", "calibration_json", "calibration_text"]

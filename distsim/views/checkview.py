@@ -1,0 +1,127 @@
+"""What `distsim check` found, as text in 80 columns and as JSON (an interface: keys keep their meaning)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from distsim.units import show_bytes
+from distsim.views.findings import findings_lines
+from distsim.views.jsonview import SCHEMA_VERSION, finding_json
+from distsim.views.tables import cut, folded, ranks_text, table
+
+if TYPE_CHECKING:
+    from distsim.check.verdict import Verdict
+    from distsim.checking import CheckResult, ProfileOutcome
+
+
+# --- text ---
+def check_text(results: Sequence[CheckResult], not_covered: Sequence[str] = ()) -> str:
+    """A section per file, then what no check covers."""
+    sections = [_section(result) for result in results]
+    if not_covered:
+        sections.append(folded(f"Not covered: {'; '.join(not_covered)}."))
+    out: list[str] = []
+    for i, lines in enumerate(sections):
+        alone = len(lines) == 1 and i > 0 and len(sections[i - 1]) == 1 and i < len(results)
+        out += [*([] if not out or alone else [""]), *lines]
+    return "\n".join(out)
+
+
+def _section(result: CheckResult) -> list[str]:
+    if result.verdict is None:
+        problems = "1 problem" if len(result.errors) == 1 else f"{len(result.errors)} problems"
+        return folded(f"{result.file}: can't be read ({problems})", "", "  ")
+    outcomes = {o.outcome for o in result.profiles.values()}
+    head = f"{result.file}: {_verdict(result.verdict)}"
+    if outcomes == {"completes"} and not result.findings and result.verdict.verdict == "ok":
+        return folded(f"{head}; completes on {', '.join(result.profiles)}", "", "  ")
+    lines = [*folded(head, "", "  "), *_readings(result.verdict), *_profiles(result)]
+    found = findings_lines(result.findings, result.file)
+    return [*lines, *(["", *found] if found else [])]
+
+
+def _verdict(verdict: Verdict) -> str:
+    text = f"verdict {verdict.verdict}"
+    if verdict.depends_on:
+        text += f", depends on {verdict.depends_on}"
+    if verdict.ranks:
+        text += f", rank{'s' * (len(verdict.ranks) > 1)} {ranks_text(sorted(verdict.ranks))}"
+    if verdict.core and tuple(verdict.core) != tuple(verdict.ranks):
+        text += f" (the cause: {ranks_text(sorted(verdict.core))})"
+    states = f", {verdict.explored} states" if verdict.explored else ""
+    return f"{text}{states}" if verdict.complete else f"{text} so far: the search is not complete{states}"
+
+
+def _readings(verdict: Verdict) -> list[str]:
+    """Where the verdict shows up, when that is not everywhere."""
+    if len(set(verdict.readings.values())) < 2:
+        return []
+    return folded("; ".join(f"{reading}: {how}" for reading, how in verdict.readings.items()), "  ", "  ")
+
+
+def _profiles(result: CheckResult) -> list[str]:
+    rows = [(name, o.outcome, cut(_more(o), 56)) for name, o in result.profiles.items()]
+    return table(("", "", ""), rows, left=(0, 1, 2))[1:]
+
+
+def _more(o: ProfileOutcome) -> str:
+    """What else there is to say of an outcome: other ones, the size at which it turns, the ranks."""
+    words = []
+    others = [p for p in o.possible if p != o.outcome]
+    if others:
+        words.append(f"or {', '.join(others)}")
+    if o.flips_at_nbytes is not None:
+        words.append(f"hinges on a buffer of {show_bytes(o.flips_at_nbytes)}")
+    if o.variants and len(set(o.variants.values())) > 1:
+        words.append(", ".join(f"{name}: {outcome}" for name, outcome in o.variants.items()))
+    if o.ranks:
+        words.append(f"rank{'s' * (len(o.ranks) > 1)} {ranks_text(sorted(o.ranks))}")
+    return "; ".join(words)
+
+
+def check_summary(results: Sequence[CheckResult]) -> str:
+    """``12 files: 10 ok, 1 deadlock, 1 can't be read``."""
+    counts = Counter(r.verdict.verdict if r.verdict is not None else "can't be read" for r in results)
+    words = ", ".join(f"{n} {word}" for word, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return f"{len(results)} file{'' if len(results) == 1 else 's'}: {words}"
+
+
+# --- JSON ---
+def check_json(results: Sequence[CheckResult]) -> dict[str, Any]:
+    """What `distsim check FILE… --format json` prints."""
+    return {"schema_version": SCHEMA_VERSION, "files": [_file(result) for result in results]}
+
+
+def _file(result: CheckResult) -> dict[str, Any]:
+    verdict = result.verdict
+    if verdict is None:
+        return {
+            "file": result.file,
+            "errors": [{"line": e.line, "column": e.column, "message": e.message} for e in result.errors],
+        }
+    return {
+        "file": result.file,
+        "verdict": verdict.verdict,
+        "complete": verdict.complete,
+        "explored": verdict.explored,
+        "depends_on": verdict.depends_on,
+        "ranks": sorted(verdict.ranks),
+        "core": sorted(verdict.core),
+        "readings": {reading: verdict.readings.get(reading, "never") for reading in ("rendezvous", "early", "buffered", "mixed")},
+        "stuck_sets": [sorted(ranks) for ranks in verdict.stuck_sets],
+        "schedule": result.schedule,
+        "culprits": sorted(verdict.culprits),
+        "profiles": {name: _profile(name, outcome) for name, outcome in result.profiles.items()},
+        "findings": [finding_json(finding) for finding in result.findings],
+    }
+
+
+def _profile(name: str, o: ProfileOutcome) -> dict[str, Any]:
+    found: dict[str, Any] = {"outcome": o.outcome, "possible": list(o.possible) or [o.outcome], "ranks": sorted(o.ranks)}
+    if name != "gloo":  # gloo never buffers
+        found["flips_at_nbytes"] = o.flips_at_nbytes
+    if o.variants:
+        found["variants"] = dict(o.variants)
+    return found

@@ -1,0 +1,171 @@
+"""A comparison of two runs as text in 80 columns, and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from distsim.compare import Cause, Comparison, OpTimes, Parting, RankShares
+from distsim.units import show_bytes, show_ns
+from distsim.views.tables import WIDTH, cut, folded, table
+
+SCHEMA_VERSION = 1
+#: Lines of each table.
+MOST_PARTINGS, MOST_CAUSES, MOST_OPS, MOST_RANKS = 6, 8, 10, 16
+_WORDS = {
+    "call": "calls of one run alone", "met": "calls that met others", "value": "values that differ",
+    "time": "calls that end at another time",
+}  # fmt: skip
+_WHY = {"compute": "computing", "transfer": "moving", "sleep": "asleep", "wait": "waiting"}
+
+
+def compare_text(found: Comparison, names: tuple[str, str]) -> str:
+    """The report. ``names``: what the two runs are called."""
+    sections = [_head(found, names), _partings(found), _causes(found), _ops(found), _ranks(found)]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _head(found: Comparison, names: tuple[str, str]) -> list[str]:
+    a_ns, b_ns = found.makespans_ns
+    if found.same:
+        verdict = "the same" if found.tolerance == 0 else f"the same within {_percent(found.tolerance)} of A's makespan"
+    else:
+        verdict = "they differ"
+    sides = [f"{x}: {cut(name, 44)}, {outcome or 'outcome unknown'} in {show_ns(ns)}"
+             for x, name, outcome, ns in zip("AB", names, found.outcomes, (a_ns, b_ns), strict=True)]  # fmt: skip
+    return [*(line for side in sides for line in folded(side, further="   ")), *folded(f"{_longer(a_ns, b_ns)}; {verdict}")]
+
+
+def _longer(a_ns: int, b_ns: int) -> str:
+    if a_ns == b_ns:
+        return "equal makespans"
+    share = f", {_percent(abs(b_ns - a_ns) / a_ns)}" if a_ns else ""
+    return f"B takes {show_ns(abs(b_ns - a_ns))}{share} {'longer' if b_ns > a_ns else 'less'} than A"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _partings(found: Comparison) -> list[str]:
+    if not found.partings:
+        return []
+    counts = Counter(p.kind for p in found.partings)
+    title = f"Where they part ({', '.join(f'{n} {_WORDS[kind]}' for kind, n in counts.items())})"
+    chosen = _chosen(found.partings)
+    told = [line for parting in chosen for line in folded(_parting(found, parting), indent="  ", further="    ")]
+    return [*folded(title), *told, *_more(len(found.partings) - len(chosen))]
+
+
+def _chosen(partings: tuple[Parting, ...]) -> list[Parting]:
+    """The first of all, then the first of each kind, then what comes next; what is no matter of time before what is."""
+    firsts = [next(p for p in partings if p.kind == kind) for kind in dict.fromkeys(p.kind for p in partings)]
+    rest = [p for p in partings if p not in firsts and p.kind != "time"]
+    return [*firsts, *rest][:MOST_PARTINGS]
+
+
+def _parting(found: Comparison, p: Parting) -> str:
+    if p.kind != "time" or p.a < 0:
+        return f"rank {p.rank}: {p.text}" if p.kind == "value" else f"{p.text}{_where(found, p)}"
+    ends = [max(int(t["finished_ns"][row]), int(t["returned_ns"][row])) for t, row in ((found.a, p.a), (found.b, p.b))]
+    shown = [show_ns(ns) if ns >= 0 else "never" for ns in ends]
+    return f"{p.text.removesuffix(' at another time')} at {shown[0]} in A, {shown[1]} in B{_where(found, p)}"
+
+
+def _where(found: Comparison, p: Parting) -> str:
+    trace, row = (found.a, p.a) if p.a >= 0 else (found.b, p.b)
+    place = trace.text("place", int(trace["place"][row]))
+    return f" (line {place.line})" if place.line else ""
+
+
+def _causes(found: Comparison) -> list[str]:
+    causes = [c for c in found.causes if c.delta_ns]
+    if not causes:
+        return []
+    rows = [
+        (_difference(c.delta_ns), show_ns(c.a_ns), show_ns(c.b_ns), _WHY[c.why], cut(_what(c), 22), cut(c.group, 10), _why(c))
+        for c in causes[:MOST_CAUSES]
+    ]
+    lines = table(("B - A", "A", "B", "time", "what", "group", "because"), rows, left=(3, 4, 5, 6))
+    title = "What makes the difference, along the critical paths"
+    return [title, *(cut(line, WIDTH) for line in lines), *_more(len(causes) - len(rows))]
+
+
+def _more(count: int) -> list[str]:
+    return [f"  … {count} more"] if count > 0 else []
+
+
+def _difference(ns: int) -> str:
+    return ("+" if ns > 0 else "-") + show_ns(abs(ns))
+
+
+def _what(c: Cause) -> str:
+    if not c.op:
+        return "nothing runs"
+    return (c.name or c.op) + (f" {show_bytes(c.nbytes)}" if c.nbytes else "")
+
+
+def _why(c: Cause) -> str:
+    if not c.a_calls or not c.b_calls:
+        return f"only in {'B' if c.b_calls else 'A'}"
+    if c.a_calls != c.b_calls:
+        return f"{c.a_calls} → {c.b_calls} calls"
+    return f"× {c.b_ns / c.a_ns:.2f}" if c.a_ns else ""
+
+
+def _ops(found: Comparison) -> list[str]:
+    moved = [o for o in found.ops if (o.a_ns, o.a_waiting_ns) != (o.b_ns, o.b_waiting_ns)]
+    if not moved:
+        return []
+    rows = [
+        (cut(o.name or o.op, 20), show_bytes(o.nbytes) if o.nbytes else "", str(o.calls), show_ns(o.a_ns), show_ns(o.b_ns),
+         f"{o.b_ns / o.a_ns:.2f}" if o.a_ns else "-", show_ns(o.a_waiting_ns), show_ns(o.b_waiting_ns))
+        for o in moved[:MOST_OPS]
+    ]  # fmt: skip
+    lines = table(("operation", "bytes", "calls", "A", "B", "B/A", "A waits", "B waits"), rows)
+    return ["Calls, means of those that both runs have", *(cut(line, WIDTH) for line in lines), *_more(len(moved) - len(rows))]
+
+
+def _ranks(found: Comparison) -> list[str]:
+    moved = [r for r in found.ranks if any(x != y for x, y in r[1:])]
+    rows = [(str(r.rank), *(_difference(y - x) if x != y else "-" for x, y in r[1:])) for r in moved[:MOST_RANKS]]
+    lines = table(("rank", "compute", "exposed", "waiting", "idle"), rows)
+    return ["Ranks, B - A", *lines, *_more(len(moved) - len(rows))] if moved else []
+
+
+# --- JSON ---
+
+
+def compare_json(found: Comparison, names: tuple[str, str]) -> dict[str, Any]:
+    """What `distsim compare --format json` prints. Times are ns; ``same`` is the exit status."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "a": names[0],
+        "b": names[1],
+        "same": found.same,
+        "tolerance": found.tolerance,
+        "makespan_ns": list(found.makespans_ns),
+        "outcome": list(found.outcomes),
+        "aligned": len(found.pairs),
+        "only_a": len(found.only_a),
+        "only_b": len(found.only_b),
+        "worst_ns": found.worst_ns,
+        "partings": [_parting_json(found, p) for p in found.partings],
+        "causes": [{**c._asdict(), "delta_ns": c.delta_ns} for c in found.causes],
+        "ops": [o._asdict() for o in found.ops],
+        "ranks": [_rank_json(r) for r in found.ranks],
+    }
+
+
+def _parting_json(found: Comparison, p: Parting) -> dict[str, Any]:
+    calls = [None if row < 0 else trace.row(row) for trace, row in ((found.a, p.a), (found.b, p.b))]
+    sides = [None if c is None else {"position": c.position, "part": c.part, "op": c.op, "line": c.place.line, "posted_ns": c.posted_ns,
+                                     "finished_ns": c.finished_ns, "returned_ns": c.returned_ns} for c in calls]  # fmt: skip
+    return {"kind": p.kind, "rank": p.rank, "text": p.text, "a": sides[0], "b": sides[1]}
+
+
+def _rank_json(r: RankShares) -> dict[str, Any]:
+    return {"rank": r.rank, **{f"{name}_ns": list(getattr(r, name)) for name in ("compute", "exposed", "waiting", "idle")}}
+
+
+__all__ = ["OpTimes", "compare_json", "compare_text"]

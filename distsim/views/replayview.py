@@ -1,0 +1,83 @@
+"""A replay as text in 80 columns, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from distsim.replay import Replay
+from distsim.timeline import RankTimes, Segment
+from distsim.units import show_ns
+from distsim.views.tables import cut, folded, table
+
+SCHEMA_VERSION = 1
+MOST_RANKS, MOST_SEGMENTS = 16, 12
+
+
+def replay_text(found: Replay, file: str) -> str:
+    """The report: how long it takes now and took then, rank by rank, and the critical path."""
+    sections = [
+        _head(found, file),
+        _ranks(found.timeline.ranks),
+        _path(found.timeline.critical_path, found.makespan_ns),
+        _foot(found),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _head(found: Replay, file: str) -> list[str]:
+    source, then_ns, now_ns = found.source, found.source.makespan_ns, found.makespan_ns
+    ratio = f", {now_ns / then_ns:.3g} times that" if then_ns and now_ns != then_ns else ", the same"
+    kind = "recorded" if source.header.get("source") == "recorded" else "simulated"
+    return [
+        *folded(f"{cut(str(source.header.get('name') or file), 40)}: {found.run.outcome} in {show_ns(now_ns)}"),
+        *folded(f"the trace, {kind} under {source.header.get('backend')}, took {show_ns(then_ns)}; the replay takes{ratio[1:]}"),
+        *folded(
+            f"{found.program.world_size} ranks, back end {found.run.profile}, cluster {found.cost.name}, {len(source)} calls"
+        ),
+    ]
+
+
+def _ranks(ranks: Sequence[RankTimes]) -> list[str]:
+    rows = [
+        (str(r.rank), *(show_ns(ns) if ns else "-" for ns in r[1:5]), show_ns(r.finished_ns) if r.finished_ns >= 0 else "never")
+        for r in ranks[:MOST_RANKS]
+    ]
+    more = [f"  … {len(ranks) - MOST_RANKS} more ranks"] if len(ranks) > MOST_RANKS else []
+    return ["Ranks", *table(("rank", "compute", "exposed", "waiting", "idle", "finished"), rows), *more]
+
+
+def _path(path: Sequence[Segment], makespan_ns: int) -> list[str]:
+    rows = [
+        (show_ns(s.start_ns), show_ns(s.end_ns - s.start_ns), f"{100 * (s.end_ns - s.start_ns) / makespan_ns:.0f} %", str(s.rank),
+         cut(f"waits in {s.op}" if s.why == "wait" and s.op else s.name or s.op or "nothing runs", 30))
+        for s in path[:MOST_SEGMENTS]
+    ]  # fmt: skip
+    more = [f"  … {len(path) - MOST_SEGMENTS} more"] if len(path) > MOST_SEGMENTS else []
+    return ["Critical path", *table(("from", "takes", "share", "rank", "what"), rows, left=(4,)), *more] if rows else []
+
+
+def _foot(found: Replay) -> list[str]:
+    return folded(f"Times by the cost model of {found.cost.name}: {found.cost.error_band}.")
+
+
+def replay_json(found: Replay, file: str) -> dict[str, Any]:
+    """What `distsim replay --format json` prints. Times are ns."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "file": file,
+        "name": found.source.header.get("name"),
+        "outcome": found.run.outcome,
+        "profile": found.run.profile,
+        "world_size": found.program.world_size,
+        "calls": len(found.source),
+        "trace_makespan_ns": found.source.makespan_ns,
+        "makespan_ns": found.makespan_ns,
+        "iteration_ns": found.timeline.iteration_ns,
+        "ranks": [r._asdict() for r in found.timeline.ranks],
+        "critical_path": [{**s._asdict(), "place": f"{s.place.file}:{s.place.line}"} for s in found.timeline.critical_path],
+        "cost_model": {"name": found.cost.name, "source": found.cost.source, "error_band": found.cost.error_band},
+    }
+
+
+__all__ = ["replay_json", "replay_text"]

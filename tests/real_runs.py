@@ -1,0 +1,49 @@
+"""How the tests of real runs start one, and what must be gone after it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from distsim.real.run import RealRun, Wish, real_run
+from distsim.scenario import Scenario, load, loads
+
+ROOT = Path(__file__).resolve().parent.parent
+SCENARIOS = ROOT / "scenarios"
+SECOND = 1_000_000_000
+
+
+def scenario(name: str) -> Scenario:
+    return load(str(SCENARIOS / f"{name}.yaml"))
+
+
+def written(text: str) -> Scenario:
+    return loads(text, file="written.yaml")
+
+
+def run(what: Scenario, *, timeout_s: float = 20, **wish: Any) -> RealRun:
+    """Run a scenario on gloo in processes forked from this one; whatever the simulation says."""
+    found, status = real_run(what, Wish(backend="gloo", force=True, timeout_ns=round(timeout_s * SECOND), **wish))
+    assert found is not None
+    assert status == (0 if found.outcome == "completes" else 1)
+    return found
+
+
+def children() -> set[int]:
+    """Processes whose parent this one is, the dead that nobody has looked at included."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid():
+            found.add(int(stat.parent.name))
+    return found
+
+
+def folders() -> list[Path]:
+    """What runs of this process keep in the temporary folder."""
+    return list(Path(tempfile.gettempdir()).glob(f"distsim-run-{os.getpid()}-*"))

@@ -1,0 +1,241 @@
+"""A cluster's file from measurements: what was measured comes out again, what was not follows the model, errors are told."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distsim.bench import Bench, Measured, bench, from_json, to_json
+from distsim.calibrate import Point, calibrate, from_bench, from_nccl_log, from_trace
+from distsim.calibrate.fit import price
+from distsim.cluster import Cluster, cluster_from, preset
+from distsim.cost import CostModel
+from distsim.errors import EnvironmentFault, UsageError
+from distsim.ops.table import OPS
+from distsim.scenario import load, load_mapping
+from distsim.scenario.document import write
+from distsim.simulation import simulate
+
+SIZES = tuple(4096 * 4**k for k in range(7))
+TRUTH = cluster_from(
+    {
+        "preset": "cpu-10gbe",
+        "name": "truth",
+        "call_overhead": "40 us",
+        "intra": {"latency": "70 us", "bandwidth": "2 GB/s", "efficiency": 1.0},
+        "reduce_bandwidth": "3 GB/s",
+    }
+)
+LOG = """\
+# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20
+#  Rank  0 Group  0 Pid    101 on    node-1 device  0 [0000:1b:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid    102 on    node-1 device  1 [0000:1c:00] NVIDIA H100 80GB HBM3
+#  Rank  2 Group  0 Pid    103 on    node-2 device  0 [0000:1b:00] NVIDIA H100 80GB HBM3
+#  Rank  3 Group  0 Pid    104 on    node-2 device  1 [0000:1c:00] NVIDIA H100 80GB HBM3
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+node-1:101:101 [0] NCCL INFO comm 0x55 rank 0 nranks 4
+        1024           256     float     sum      -1    20.50    0.05    0.07       0    19.80    0.05    0.08       0
+     1048576        262144     float     sum      -1    61.25   17.12   25.68       0    60.90   17.22   25.83     N/A
+# Out of bounds values : 0 OK
+"""
+
+
+def points(cluster: Cluster, ranks: tuple[int, ...] = (2, 4), noise: Any = lambda k: 1.0) -> list[Point]:
+    """What a machine with this cluster's prices would measure."""
+    wanted = [
+        Point(op, 2 if OPS[op].kind == "p2p" else n, n, 1, nbytes, 1)
+        for n in ranks for op in ("send", "all_reduce", "all_gather", "broadcast", "all_to_all_single", "reduce_scatter_tensor")
+        for nbytes in SIZES
+    ]  # fmt: skip
+    return [p._replace(ns=round(price(CostModel(cluster, p.ranks, p.ranks), p) * noise(k))) for k, p in enumerate(wanted)]
+
+
+def test_the_parameters_of_a_cluster_are_found_from_its_own_prices() -> None:
+    found = calibrate(points(TRUTH), preset("cpu-10gbe"), "here", "a test").cluster
+
+    assert found.call_overhead_ns == pytest.approx(40_000, rel=0.1)
+    assert found.intra.latency_ns == pytest.approx(70_000, rel=0.1)
+    assert found.intra.attained == pytest.approx(2.0, rel=0.05)
+    assert found.reduce_bytes_per_ns == pytest.approx(3.0, rel=0.2)
+
+
+def test_outliers_hardly_move_the_parameters() -> None:
+    noisy = points(TRUTH, noise=lambda k: 8.0 if k % 11 == 0 else 1.0)
+
+    found = calibrate(noisy, preset("cpu-10gbe"), "here", "a test").cluster
+
+    assert found.intra.attained == pytest.approx(2.0, rel=0.2)
+
+
+def test_measured_sizes_cost_what_was_measured_and_sizes_between_lie_between() -> None:
+    """All_reduce here is far from any ring; the curve says so, for messages and for collectives."""
+    curve = {4096: 300_000, 65536: 310_000, 1 << 20: 9_000_000, 16 << 20: 20_000_000}
+    measured = [Point(op, 2, 2, 1, nbytes, ns) for op in ("all_reduce", "send") for nbytes, ns in curve.items()]
+
+    cost = CostModel(calibrate(measured, preset("cpu-10gbe"), "here", "a test").cluster, 2, 2)
+
+    for nbytes, ns in curve.items():
+        assert cost.collective_ns(OPS["all_reduce"], (0, 1), nbytes) == pytest.approx(ns, rel=1e-3)
+        assert cost.p2p_ns(0, 1, nbytes) == pytest.approx(ns, rel=1e-3)
+    assert 310_000 < cost.p2p_ns(0, 1, 1 << 18) < 9_000_000
+    assert cost.p2p_ns(0, 1, 64 << 20) > 20_000_000
+
+
+def test_what_was_not_measured_follows_the_nearest_curve_and_the_model() -> None:
+    """Everything takes twice what the model says on 2 ranks; so it does on 3, and for a barrier's neighbour nothing changes."""
+    doubled = [p._replace(ns=2 * p.ns) for p in points(TRUTH, ranks=(2,)) if p.op == "all_reduce"]
+    base = TRUTH.model_copy(update={"measured": ()})
+    curve = [{"op": "all_reduce", "group": 2, "ranks": 2, "times": {f"{p.nbytes} B": f"{p.ns} ns" for p in doubled}}]
+    cost = CostModel(cluster_from({**base.to_mapping(), "measured": curve}), 3, 3)
+    bare = CostModel(base, 3, 3)
+
+    assert cost.collective_ns(OPS["all_reduce"], (0, 1, 2), 1 << 20) == pytest.approx(
+        2 * bare.collective_ns(OPS["all_reduce"], (0, 1, 2), 1 << 20), rel=1e-3
+    )
+    assert cost.collective_ns(OPS["broadcast"], (0, 1), 1 << 20) == bare.collective_ns(OPS["broadcast"], (0, 1), 1 << 20)
+
+
+def test_a_curve_that_falls_is_smoothed() -> None:
+    measured = [
+        Point("send", 2, 2, 1, 4096, 400_000),
+        Point("send", 2, 2, 1, 8192, 100_000),
+        Point("send", 2, 2, 1, 16384, 500_000),
+    ]
+
+    (curve,) = calibrate(measured, preset("cpu-10gbe"), "here", "a test").cluster.measured
+
+    assert list(curve.times.values()) == pytest.approx([200_000, 200_000, 500_000], rel=1e-3)
+
+
+def test_the_error_is_told_and_stored_in_the_file(tmp_path: Path) -> None:
+    found = calibrate(points(TRUTH, noise=lambda k: 1.3 if k % 2 else 1.0), preset("cpu-10gbe"), "here", "a test")
+    file = tmp_path / "here.yaml"
+    file.write_text(write(found.cluster.to_mapping()), encoding="utf-8")
+
+    again = cluster_from(load_mapping(file))
+
+    assert again == found.cluster
+    assert f"{found.median:.0%}".replace("%", " %") in again.error_band
+    assert 0 < found.median < 0.5
+    assert {m.op for m in found.misfits} == {p.op for p in points(TRUTH)}
+    assert all(m.median <= m.worst and m.model_median <= m.model_worst for m in found.misfits)
+
+
+def test_a_calibrated_cluster_can_be_asked_for_by_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "here.yaml"
+    file.write_text(write(calibrate(points(TRUTH), preset("cpu-10gbe"), "here", "a test").cluster.to_mapping()), encoding="utf-8")
+
+    done = simulate(load("scenarios/all_reduce.yaml"), cluster=str(file), with_verdict=False)
+
+    assert done.cost.name == "here"
+    assert done.run.trace.header["prices"]["measured"]
+
+
+def test_nothing_to_fit_is_said() -> None:
+    with pytest.raises(UsageError, match="nothing to calibrate from"):
+        calibrate([], preset("cpu-10gbe"), "here", "a test")
+
+
+# --- nccl-tests ---
+
+
+def test_a_log_of_nccl_tests_gives_its_out_of_place_times_past_the_lines_of_others() -> None:
+    found, device = from_nccl_log(LOG, "all_reduce_perf.log")
+
+    assert found == (Point("all_reduce", 4, 2, 2, 1024, 20_500), Point("all_reduce", 4, 2, 2, 1 << 20, 61_250))
+    assert "H100" in device
+
+
+def test_an_old_log_without_roots_and_one_without_reduction_are_read_too() -> None:
+    old = LOG.replace("     sum      -1 ", "     sum ").replace("Group  0 ", "")
+    gathered = LOG.replace("     sum      -1 ", " ")
+
+    assert from_nccl_log(old, "x", "all_reduce")[0] == from_nccl_log(LOG, "x", "all_reduce")[0]
+    assert [p.ns for p in from_nccl_log(gathered, "nccl_allgather.log")[0]] == [20_500, 61_250]
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "message"), [(LOG, "run7.log", "add --op"), ("hello\n", "all_reduce.log", "no log of nccl-tests")]
+)
+def test_what_is_no_log_and_what_tells_no_operation_is_said(text: str, file: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        from_nccl_log(text, file)
+
+
+def test_a_cluster_of_several_nodes_costs_what_the_log_says() -> None:
+    found = calibrate(from_nccl_log(LOG, "all_reduce_perf.log")[0], preset("dgx-h100"), "pod", "a log")
+
+    cost = CostModel(found.cluster, 4, 2)
+
+    assert cost.collective_ns(OPS["all_reduce"], (0, 1, 2, 3), 1 << 20) == pytest.approx(61_250, rel=1e-3)
+
+
+# --- traces ---
+
+
+def test_a_trace_gives_back_the_prices_it_was_made_with() -> None:
+    done = simulate(load("scenarios/hybrid.yaml"), with_verdict=False, with_values=False)
+
+    found = {(p.op, p.group, p.nbytes): p for p in from_trace(done.run.trace)}
+
+    assert set(found) == {("send", 2, 16384), ("all_reduce", 2, 4 << 20)}
+    assert found["all_reduce", 2, 4 << 20].ns == done.cost.collective_ns(OPS["all_reduce"], (0, 2), 4 << 20)
+    assert found["send", 2, 16384].ns == done.cost.p2p_ns(0, 1, 16384)
+
+
+# --- bench ---
+
+
+def test_a_bench_is_written_and_read_back() -> None:
+    made = Bench((Measured("all_reduce", 2, 4, 4096, 300, 250, 400, 9),), {"cores": 2}, 1.5)
+
+    assert from_json(to_json(made)) == made
+    assert from_bench(made) == (Point("all_reduce", 2, 4, 1, 4096, 300, 0.25, 9),)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"format": "distsim-bench"}', '{"format": "distsim-bench", "schema_version": 1, "rows": [{"op": "send"}]}'],
+)
+def test_what_is_no_bench_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        from_json(text)
+
+
+@pytest.mark.slow
+def test_the_commands_measure_this_machine_and_fit_it(cli: Any, tmp_path: Path) -> None:
+    """Two processes over loopback; every operation moves what it is asked to."""
+    pytest.importorskip("torch")
+    measured, cluster = tmp_path / "here.json", tmp_path / "here.yaml"
+
+    made = cli("bench", "--ranks", "2", "--sizes", "4KiB,1MiB", "--rounds", "3", "-o", measured)
+    fitted = cli("calibrate", measured, "-o", cluster, "--format", "json")
+
+    assert (made.returncode, fitted.returncode) == (0, 0), made.stderr + fitted.stderr
+    rows = json.loads(measured.read_text(encoding="utf-8"))["rows"]
+    assert {row["op"] for row in rows} == {"send", *(op for op, row in OPS.items() if row.kind == "collective")}
+    assert all(row["median_ns"] > 1000 for row in rows)
+    assert max(map(len, made.stdout.splitlines())) <= 80
+    assert json.loads(fitted.stdout)["cluster"]["measured"]
+    assert cli("simulate", "scenarios/all_reduce.yaml", "--cluster", cluster).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_measurement_that_takes_too_long_is_broken_off_and_leaves_nobody() -> None:
+    pytest.importorskip("torch")
+
+    with pytest.raises(EnvironmentFault, match="broken off"):
+        bench((2,), (1 << 20,), ("all_reduce",), rounds=100_000, timeout_s=3.0)
+
+    assert multiprocessing.active_children() == []
+
+
+def test_an_operation_that_is_not_measured_is_named() -> None:
+    with pytest.raises(UsageError, match="all_reduce"):
+        bench((2,), SIZES, ("all_reduc",))
+    with pytest.raises(UsageError, match="two ranks"):
+        bench((1,), SIZES, ("all_reduce",))

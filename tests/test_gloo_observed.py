@@ -1,0 +1,86 @@
+"""The gloo profile against what gloo was observed to do, case by case (torch 2.13).
+
+Compared are classes of a rank's end, not which rank times out first: fine, cut off (a timeout, or a connection that another's timeout
+or end closed), raised by itself, killed by a signal.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distsim.cluster import default_cluster
+from distsim.cost import CostModel
+from distsim.engine.general import simulate_in_order
+from distsim.engine.ordered import outcome_of
+from distsim.profiles import PROFILES
+from distsim.standstill import RankEnd
+from tests.gloo_observed import CASES, LEFT_OUT, Case
+
+OBSERVED = Path(__file__).parent.parent.parent / "shared" / "semantics" / "gloo_observed.json"
+CUT_OFF = ("timeout", "store_timeout", "connect_timeout", "peer_closed", "pair_closed_by_own_timeout", "monitored_barrier_error")
+CLOSED = ("Connection closed", "Application timeout", "Timed out", "Wait timeout")
+
+pytestmark = pytest.mark.skipif(not OBSERVED.exists(), reason="the observations are not beside this checkout (../shared/semantics)")
+
+
+@pytest.fixture(scope="module")
+def observed() -> dict[str, Any]:
+    return json.loads(OBSERVED.read_text())  # type: ignore[no-any-return]
+
+
+def seen(case: str, rank: dict[str, Any]) -> str:
+    """The class of a rank's end in the lab: that of its first step which failed."""
+    if rank.get("exit", 0) in (-6, -11):
+        return "killed"
+    for step in rank["steps"]:
+        if step["step"] == "get_future":  # of a message: "not implemented", caught, and no call here
+            continue
+        if case.startswith("more.worker_threads") and "[False" in str(step.get("val")).replace("'", ""):
+            return "cut off"
+        if step["out"] != "ok":
+            return "cut off" if step["out"] in CUT_OFF else "raised"
+    return "fine"
+
+
+def found(end: RankEnd) -> str:
+    if end.status == "raised":
+        return "cut off" if end.message.startswith(CLOSED) else "raised"
+    return {"blocked": "cut off", "crashed": "killed"}.get(end.status, "fine")
+
+
+def test_every_case_of_the_lab_is_told_or_left_out_with_a_reason(observed: dict[str, Any]) -> None:
+    """At least 140 of the 190 are told."""
+    assert set(observed) == set(CASES) | set(LEFT_OUT)
+    assert not set(CASES) & set(LEFT_OUT)
+    assert len(observed) == 190
+    assert len(CASES) >= 140
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_ends_as_it_did_in_the_lab(observed: dict[str, Any], name: str) -> None:
+    case: Case = CASES[name]
+    program = case.program()
+    cost = CostModel(default_cluster("gloo"), program.world_size, program.local_size)
+    left = simulate_in_order(program, PROFILES["gloo"], cost)
+    theirs = {int(rank): seen(name, end) for rank, end in observed[name].items() if rank.isdigit()}
+    ours = {end.rank: found(end) for end in left.standstill.ends if end.rank in theirs}
+    if case.either:
+        assert {r: e for r, e in ours.items() if r not in case.either} == {r: e for r, e in theirs.items() if r not in case.either}
+        assert any(end in ("killed", "cut off") for end in ours.values())
+        return
+    assert ours == theirs
+    if set(ours.values()) == {"fine"} and not case.faults:
+        assert outcome_of(program, left) == ("wrong-data" if case.wrong else "completes")
+
+
+def test_the_manual_lists_what_is_left_out(root: Path) -> None:
+    """docs/semantics.md has a row for each case and reason, and for each rule."""
+    text = (root / "docs" / "semantics.md").read_text()
+    assert [case for case, reason in LEFT_OUT.items() if f"| `{case}` | {reason} |" not in text] == []
+    assert f"Of 190 observed cases {len(CASES)} are" in text
+    rules = [*(f"G{i}" for i in range(1, 15)), *(f"N{i}" for i in range(1, 15)), *(f"M{i}" for i in range(1, 7))]
+    assert [rule for rule in rules if f"| {rule} |" not in text] == []

@@ -1,0 +1,43 @@
+"""Programs of the zoo and sound ones, run for real on gloo in processes of their own: the profile's outcome is what happens.
+
+A standstill is real too: it is broken off after two seconds in which nothing moved.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from distsim.engine.outcomes import outcome_under
+from distsim.profiles import PROFILES
+from distsim.program.lower import lower
+from tests.real_runs import run, scenario
+
+pytest.importorskip("torch.distributed", reason="torch is not installed")
+
+#: Faulty and sound, at most four ranks, each with what gloo makes of it.
+SAMPLE = {
+    "zoo/z01_ring_recv_first": "hangs",
+    "zoo/z02_both_send_first": "hangs",
+    "zoo/z02_repaired": "completes",
+    "zoo/z04_tags_reversed": "hangs",
+    "zoo/z05_recv_larger": "wrong-data",
+    "zoo/z06_recv_smaller": "crashes",
+    "zoo/z08_roots_differ": "hangs",
+    "zoo/z11_groups_opposite_order": "hangs",
+    "zoo/z12_groups_opposite_order_async": "completes",
+    "zoo/f11_uneven_batches": "hangs",
+    "hybrid": "completes",
+}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_scenario_ends_on_gloo_as_its_profile_says(name: str) -> None:
+    written = scenario(name)
+    said = outcome_under(lower(written), PROFILES["gloo"])
+    assert said.outcome == SAMPLE[name]
+
+    real = run(written, timeout_s=2.0)
+
+    assert real.outcome in said.possible
+    if real.outcome == "hangs":
+        assert set(real.standstill.stuck) <= set(said.ranks)

@@ -1,0 +1,103 @@
+"""The answer without a clock, and the search over orders, held to the time-ordered engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from distsim.cluster import default_cluster
+from distsim.cost import CostModel
+from distsim.engine.choice import why_not_fast
+from distsim.engine.general import simulate_in_order
+from distsim.engine.ordered import outcome_of, worst_of
+from distsim.engine.orders import ends_of_orders
+from distsim.engine.outcomes import outcome_under
+from distsim.engine.untimed import surely_completes
+from distsim.profiles import PROFILES
+from distsim.program.build import build_program
+from distsim.program.lower import lower
+from distsim.scenario import loads
+from tests.random_programs import Plain, any_programs, valid_programs
+
+OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("gloo", {}), ("mpi", {}), ("mpi", {"eager_limit": -1}), ("nccl", {}), ("nccl", {"init": "eager"}), ("nccl", {"buffsize": -1}),
+    ("nccl", {"init": "eager", "buffsize": 400}),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(any_programs())
+def test_what_surely_completes_does_complete(plain: Plain) -> None:
+    for backend, options in OPTIONS:
+        program = build_program(plain.world_size, plain.programs, groups=plain.groups, backend=backend, options=options)
+        profile = PROFILES[backend]
+        cost = CostModel(default_cluster(backend), program.world_size, program.local_size)
+        if why_not_fast(program, profile, cost) is None and surely_completes(program, profile):
+            left = simulate_in_order(program, profile, cost)
+            assert (outcome_of(program, left), left.mismatches) == ("completes", ())
+
+
+@settings(max_examples=100, deadline=None)
+@given(valid_programs())
+def test_correct_programs_are_seen_to_complete_without_a_clock(plain: Plain) -> None:
+    """On gloo, where the contract is the rule, nothing is left to the engines."""
+    program = build_program(plain.world_size, plain.programs, groups=plain.groups)
+    cost = CostModel(default_cluster("gloo"), program.world_size, program.local_size)
+    if why_not_fast(program, PROFILES["gloo"], cost) is None:
+        assert surely_completes(program, PROFILES["gloo"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(any_programs())
+def test_what_happens_in_time_is_among_what_every_order_allows(plain: Plain) -> None:
+    """Receives of odd ranks take any sender."""
+    programs = {rank: [_opened(call) if rank % 2 else call for call in calls] for rank, calls in plain.programs.items()}
+    for backend in ("gloo", "mpi"):
+        program = build_program(plain.world_size, programs, groups=plain.groups, backend=backend)
+        cost = CostModel(default_cluster(backend), program.world_size, program.local_size)
+        left = simulate_in_order(program, PROFILES[backend], cost)
+        found = ends_of_orders(program, PROFILES[backend], 300)
+        if found.complete:
+            outcomes = {worst_of(end.standstill, (note.outcome for note in end.notes)) for end in found.ends}
+            assert outcome_of(program, left) in outcomes
+
+
+def _opened(call: dict[str, Any]) -> dict[str, Any]:
+    if "ops" in call:
+        return {**call, "ops": [_opened(part) for part in call["ops"]]}
+    return {**call, "peer": None} if call["op"] in ("recv", "irecv") else call
+
+
+LONG = """
+name: long
+world: {nodes: 2, ranks_per_node: 4}
+tensors: {a: {shape: [64]}, b: {like: a}, g: {shape: [16]}}
+program:
+  - repeat:
+      times: 300
+      steps:
+        - batch_isend_irecv:
+            ops:
+              - isend: {tensor: a, dst: (rank + 1) % world_size}
+              - irecv: {tensor: b, src: (rank - 1) % world_size}
+        - all_reduce: {tensor: g}
+"""
+
+
+@pytest.mark.parametrize("backend", PROFILES)
+def test_a_long_program_is_judged_without_a_clock(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine runs: 64 ranks of 10 000 calls each would take it seconds."""
+    program = lower(loads(LONG))
+    monkeypatch.setattr("distsim.engine.outcomes.simulate_in_order", None)
+    monkeypatch.setattr("distsim.engine.outcomes.HostEngine", None)
+    monkeypatch.setattr("distsim.engine.outcomes.DeviceEngine", None)
+    assert outcome_under(program, PROFILES[backend]).possible == ("completes",)
+
+
+def test_work_that_may_outlast_a_timeout_is_simulated() -> None:
+    late = [[{"op": "recv", "peer": 1}], [{"op": "sleep", "time_ns": 3 * 10**9}, {"op": "send", "peer": 0}]]
+    program = build_program(2, dict(enumerate(late)), options={"timeout_ns": 10**9})
+    assert outcome_under(program, PROFILES["gloo"]).outcome == "raises"
+    assert outcome_under(program, PROFILES["mpi"]).outcome == "completes"

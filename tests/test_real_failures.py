@@ -1,0 +1,214 @@
+"""Runs that fail: they end in time, leave nothing behind, keep what was recorded, and name the cause the simulation names."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Cli
+from real_runs import ROOT, children, folders, run, scenario, written
+
+from distsim.real import run as real
+from distsim.real.board import Board, Phase
+from distsim.trace_io import parse_trace, trace_lines
+from distsim.views.real import real_text
+
+pytest.importorskip("torch")
+
+CASES = [  # scenario, culprits, code
+    ("head_to_head_sends", (0, 1), "DS301"),
+    ("skipped_barrier", (2,), "DS302"),
+    ("killed_at_iteration_3", (2,), "DS303"),
+    ("never_starts", (3,), "DS303"),
+    ("tag_mismatch", (0, 1), "DS304"),
+]
+
+
+@pytest.mark.parametrize(("name", "culprits", "code"), CASES, ids=[c[0] for c in CASES])
+def test_a_faulty_scenario_ends_as_simulated_with_the_cause_and_nothing_left(name: str, culprits: tuple[int, ...], code: str):
+    began = time.monotonic()
+    done = run(scenario(name), timeout_s=2)
+
+    assert time.monotonic() - began < 30
+    assert done.outcome == done.simulation.outcome
+    assert done.agrees, done.differences
+    assert done.culprits == culprits
+    assert code in {f.code for f in done.findings}
+    assert code in {f.code for f in done.simulation.findings}
+    assert not done.trace.header["complete"]
+    assert max(len(line) for line in real_text(done).splitlines() if str(ROOT) not in line) <= 80  # a path is not broken
+    assert (children(), folders()) == (set(), [])
+
+
+def test_a_stuck_rank_shows_its_call_and_its_python_stack():
+    done = run(scenario("head_to_head_receives"), timeout_s=2)
+
+    assert set(done.stacks) == {0, 1}
+    assert all("in recv" in text for text in done.stacks.values())
+    assert "stuck  recv  line" in real_text(done)
+
+
+LOOP = """
+world: 4
+iterations: 2000
+tensors: {x: {shape: [256], value: 1.0}, y: {like: x}}
+program:
+  - all_reduce: {tensor: x, op: max}
+  - isend: {tensor: x, dst: (rank + 1) % world_size, as: h}
+  - recv: {tensor: y, src: (rank - 1) % world_size}
+  - wait: h
+"""
+
+
+def kill_somebody(seed: int, killed: list[int]) -> threading.Thread:
+    """Watches for the run's boards, waits a random time once the program runs, and kills a random rank."""
+    chance = random.Random(seed)
+    victim, share = chance.randrange(4), chance.random()
+
+    def act() -> None:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            for folder in folders():
+                path = folder / f"board-{victim}"
+                if path.exists() and path.stat().st_size:
+                    board = Board(path)
+                    seen = board.see(victim)
+                    board.close()
+                    if seen.phase in (Phase.RUNNING, Phase.IN_CALL):
+                        time.sleep(share * 0.3)
+                        killed.append(victim)
+                        os.kill(seen.pid, signal.SIGKILL)
+                        return
+            time.sleep(0.002)
+
+    return threading.Thread(target=act)
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 23))])
+def test_a_rank_killed_at_any_moment_gives_a_clean_end_and_a_readable_trace(seed: int):
+    killed: list[int] = []
+    thread = kill_somebody(seed, killed)
+    thread.start()
+    done = run(written(LOOP), timeout_s=3)
+    thread.join()
+
+    assert done.culprits == tuple(killed)
+    assert done.outcome in ("raises", "crashes")
+    assert {f.code for f in done.findings} == {"DS303"}
+    trace = parse_trace("".join(trace_lines(done.trace)).splitlines(keepends=True))
+    assert not trace.header["complete"]
+    assert (trace["posted_ns"] >= 0).any()
+    assert (children(), folders()) == (set(), [])
+
+
+def processes_of(marker: str) -> list[int]:
+    """Processes with this text in their environment, which forks inherit."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if marker.encode() in environ.read_bytes():
+                found.append(int(environ.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGHUP, signal.SIGKILL]
+)
+def test_a_launcher_that_is_ended_takes_its_ranks_with_it(number: signal.Signals, tmp_path: Path):
+    marker = f"DISTSIM_TEST_MARK={tmp_path.name}-{number.name}-{os.getpid()}"
+    name, _, value = marker.partition("=")
+    trace = tmp_path / "partial.jsonl"
+    command = [sys.executable, "-m", "distsim", "run", "scenarios/head_to_head_sends.yaml", "--real", "--force", "--timeout", "60 s",
+               "--trace", str(trace)]  # fmt: skip
+    environment = {**os.environ, name: value, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    launcher = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        _until(lambda: _stuck(tmp_path) == 2)
+        launcher.send_signal(number)
+        text, _ = launcher.communicate(timeout=30)
+    finally:
+        launcher.kill()
+
+    _until(lambda: processes_of(marker) == [])
+    if number != signal.SIGKILL:
+        assert launcher.returncode == 4
+        assert "ended from outside" in text
+        assert list(tmp_path.glob("distsim-run-*")) == []
+        assert not parse_trace(trace.read_text().splitlines(keepends=True)).header["complete"]
+
+
+def _stuck(folder: Path) -> int:
+    count = 0
+    for path in folder.glob("distsim-run-*/board-*"):
+        if path.stat().st_size:
+            board = Board(path)
+            count += board.see(0).phase == Phase.IN_CALL
+            board.close()
+    return count
+
+
+def _until(true: object, limit_s: float = 40) -> None:
+    end = time.monotonic() + limit_s
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_what_a_killed_launcher_left_is_removed_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import tempfile
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / f"distsim-run-{gone.pid}-x").mkdir()
+    (tmp_path / f"distsim-run-{os.getpid()}-y").mkdir()
+    real._sweep()
+
+    assert [p.name for p in tmp_path.iterdir()] == [f"distsim-run-{os.getpid()}-y"]
+
+
+def test_a_program_that_hangs_is_refused_with_the_diagnosis(cli: Cli):
+    done = cli("run", "scenarios/head_to_head_sends.yaml", "--real")
+
+    assert done.returncode == 1
+    assert "DS301" in done.stdout
+    assert "--force" in done.stderr
+
+
+def test_nccl_without_a_gpu_is_offered_gloo_by_name(cli: Cli):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    done = cli("run", "scenarios/hybrid.yaml", "--real")
+
+    assert done.returncode == 4
+    assert "--backend gloo" in done.stderr
+
+
+OWN_ERROR = """
+world: 3
+tensors: {x: {shape: [4]}}
+program:
+  - compute: {time: 20 ms}
+  - {fail: out of memory, ranks: 1}
+  - all_reduce: {tensor: x}
+"""
+
+
+def test_a_rank_with_an_error_of_its_own_is_the_cause_and_its_words_are_shown():
+    done = run(written(OWN_ERROR), timeout_s=3)
+
+    assert done.outcome == "raises"
+    assert done.culprits == (1,)
+    assert "out of memory" in real_text(done)
+    assert done.agrees, done.differences

@@ -1,0 +1,141 @@
+"""Ways to start a run: launchers, ways to meet, several launchers as several machines, torchrun."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Cli
+from real_runs import ROOT, run, scenario, written
+
+from distsim.errors import EnvironmentFault, UsageError
+from distsim.real.place import Started
+from distsim.real.run import Wish, real_run
+
+pytest.importorskip("torch")
+
+
+def free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+def start(*words: object) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    return subprocess.Popen([sys.executable, "-m", *map(str, words)], env=environment, cwd=ROOT, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+
+@pytest.mark.parametrize("init", ["env", "tcp", "file"])
+def test_ranks_meet_through_the_environment_a_port_or_a_file(init: str):
+    done = run(scenario("group_sum"), init=init)
+
+    assert done.outcome == "completes"
+    assert done.held("differs") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["spawn", "forkserver", "elastic"])
+def test_every_launcher_gives_the_same_result(launcher: str, cli: Cli):
+    done = cli("run", "scenarios/all_reduce.yaml", "--real", "--launcher", launcher)
+
+    assert done.returncode == 0, done.stderr
+    assert f"started by {launcher}" in done.stdout
+    assert "4 of 4 buffers equal" in done.stdout
+
+
+@pytest.mark.slow
+def test_under_torchs_elastic_launcher_the_killed_rank_is_named(cli: Cli):
+    done = cli("run", "scenarios/killed_at_iteration_3.yaml", "--real", "--force", "--launcher", "elastic")
+
+    assert done.returncode == 1
+    assert "The cause: rank 2: killed" in done.stdout
+
+
+def two_launchers(name: str, *more: str) -> list[tuple[int, str, str]]:
+    port = free_port()
+    common = (
+        "distsim",
+        "run",
+        f"scenarios/{name}.yaml",
+        "--real",
+        "--backend",
+        "gloo",
+        "--nnodes",
+        2,
+        "--master-port",
+        port,
+        *more,
+    )
+    both = [start(*common, "--node-rank", k) for k in (0, 1)]
+    texts = [one.communicate(timeout=90) for one in both]
+    return [(one.returncode, *text) for one, text in zip(both, texts, strict=True)]
+
+
+def test_two_launchers_as_two_machines_give_the_result_of_one():
+    first, second = two_launchers("hybrid")
+
+    assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+    assert "completes" in first[1]
+    assert "4 of 12 buffers equal" in first[1]
+    assert "clocks agree within" in first[1]
+    assert second[1] == ""
+
+
+@pytest.mark.slow
+def test_a_standstill_over_two_launchers_ends_both_with_one_report():
+    first, second = two_launchers("skipped_barrier", "--force", "--timeout", "2 s")
+
+    assert (first[0], second[0]) == (1, 1), first[2] + second[2]
+    assert "The cause: rank 2" in first[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "status"), [("hybrid", 0), ("head_to_head_sends", 1)])
+def test_inside_torchrun_each_process_takes_its_rank(name: str, status: int):
+    ranks = scenario(name).world.size
+    words = ["torch.distributed.run", f"--nproc_per_node={ranks}", "--nnodes=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}",
+             "-m", "distsim", "run", f"scenarios/{name}.yaml", "--real", "--backend", "gloo", "--force", "--timeout", "3 s"]  # fmt: skip
+    one = start(*words)
+    text, _ = one.communicate(timeout=120)
+
+    assert (one.returncode != 0) == (status != 0)
+    assert text.count("ranks for real on gloo, started by torchrun") == 1
+    assert "the run ended as simulated" in text
+
+
+def test_a_world_of_another_size_is_the_surroundings_fault():
+    started = Started("torchrun", 0, 3, 0, "127.0.0.1", free_port(), False)
+    with pytest.raises(EnvironmentFault, match="started 3 ranks, the scenario has 4"):
+        real_run(scenario("all_reduce"), Wish(backend="gloo"), started)
+
+
+def test_a_port_that_is_taken_is_replaced_and_said():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        text = f"world: 2\nlaunch: {{master_port: {port}}}\nprogram: [barrier: {{}}]\n"
+        done = run(written(text))
+
+    assert done.outcome == "completes"
+    assert any(f"port {port} is taken" in note for note in done.notes)
+
+
+def test_a_file_that_an_earlier_run_left_is_named(tmp_path: Path):
+    stale = tmp_path / "meet"
+    stale.write_text("old")
+    with pytest.raises(EnvironmentFault, match=str(stale)):
+        real_run(scenario("group_sum"), Wish(backend="gloo", init=stale.as_uri()))
+
+
+@pytest.mark.parametrize("wish", [Wish(backend="gloo", nnodes=3), Wish(backend="gloo", init="carrier pigeon"),
+                                  Wish(backend="gloo", launcher="smoke")])  # fmt: skip
+def test_a_wish_that_makes_no_sense_is_refused_before_anything_starts(wish: Wish):
+    with pytest.raises(UsageError):
+        real_run(scenario("all_reduce"), wish)

@@ -1,0 +1,359 @@
+"""`pipeline:` in a scenario: what it costs, whom it meets, whose numbers it adds up, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distsim.errors import ScenarioErrors
+from distsim.expectations import check_file
+from distsim.program.lower import lower
+from distsim.scenario import Scenario, load
+from distsim.simulation import simulate
+from distsim.strategies.pipeline_actions import Action, text_rows
+from distsim.strategies.pipeline_messages import with_messages
+from distsim.strategies.pipeline_schedules import BUILDERS
+from distsim.values import compute_values
+
+ROOT = Path(__file__).resolve().parent.parent
+SCENARIOS = sorted((ROOT / "scenarios" / "strategies").glob("pipeline_*.yaml"))
+SAMPLES = ROOT / "tests" / "data" / "pp-schedules"
+
+#: No message costs anything, no call either.
+FREE = "1000000 TB/s"
+IDEAL = {
+    "name": "ideal",
+    "device": {"name": "ideal", "peak": {"float32": "1 TFLOP/s"}, "memory_bandwidth": FREE, "memory_size": "1 TB"},
+    "intra": {"kind": "nvlink", "latency": "0 ns", "bandwidth": FREE},
+    "nics": {"bandwidth": FREE},
+    "network": {"latency": "0 ns"},
+}
+#: (schedule, ranks, micro-batches, chunks)
+LAYOUTS = [
+    ("gpipe", 4, 6, 1), ("1f1b", 4, 6, 1), ("1f1b", 3, 3, 1), ("interleaved_1f1b", 4, 8, 2), ("interleaved_1f1b", 2, 4, 3),
+    ("looped_bfs", 2, 3, 2), ("zb1p", 4, 8, 1), ("zb1p", 2, 4, 2), ("zbv", 3, 6, 2), ("dualpipe_v", 2, 5, 2), ("dualpipe_v", 4, 8, 2),
+]  # fmt: skip
+each_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda x: "-".join(map(str, x)))
+
+
+def scenario(schedule: Any, ranks: int, batches: int | None = None, chunks: int | None = None, **more: Any) -> Scenario:
+    top = {key: more.pop(key) for key in ("backend", "cluster", "options", "iterations", "tensors") if key in more}
+    fields = {"schedule": schedule, "forward": "5 ms", "backward": "10 ms", "activation": {"shape": [4, 8]}, **more}
+    fields |= {key: value for key, value in (("micro_batches", batches), ("chunks", chunks)) if value is not None}
+    return Scenario(world=ranks, mesh={"pp": ranks}, **top, program=[{"pipeline": fields}])
+
+
+def problems(**fields: Any) -> list[str]:
+    with pytest.raises(ScenarioErrors) as caught:
+        scenario(**fields)
+    return [p.message for p in caught.value.problems]
+
+
+# --- it runs ---
+@each_layout
+@pytest.mark.parametrize("nbytes", ["small", "large"])
+@pytest.mark.parametrize(("backend", "init"), [("gloo", "lazy"), ("nccl", "lazy"), ("nccl", "eager")])
+def test_every_schedule_is_ok_and_completes(layout, nbytes, backend, init):
+    """Large: above what nccl buffers, so that a send waits for its receive."""
+    shape = [4, 8] if nbytes == "small" else [4096, 8192]
+    made = scenario(*layout, backend=backend, options={"init": init}, activation={"shape": shape}, shapes_exchange=True)
+    found = simulate(made, with_values=False)
+
+    assert (found.outcome, found.verdict.verdict, found.findings) == ("completes", "ok", ())
+
+
+@pytest.mark.parametrize("file", sorted(SAMPLES.glob("*.csv")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_schedules_in_files_of_others_are_ok_and_complete(file, backend):
+    ranks = len(file.read_text(encoding="utf-8").split())
+    found = simulate(scenario(str(file), ranks, backend=backend, activation={"shape": [4096, 8192]}), with_values=False)
+
+    assert (found.outcome, found.verdict.verdict, found.findings) == ("completes", "ok", ())
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
+def test_what_a_scenario_expects_comes_true(path):
+    checked = check_file(path)
+
+    assert (checked.status, [str(d) for d in checked.differences]) == ("passed", [])
+
+
+def test_the_pipeline_by_hand_and_the_one_by_strategy_take_the_same_time():
+    """By hand: scenarios/pipeline_1f1b.yaml; its sends of the warm-up block, PyTorch's do not, which costs launches alone."""
+    by_hand, by_strategy = (
+        simulate(load(str(ROOT / "scenarios" / f"{name}.yaml"))) for name in ("pipeline_1f1b", "strategies/pipeline_1f1b")
+    )
+
+    assert by_strategy.makespan_ns == pytest.approx(by_hand.makespan_ns, rel=0.001)
+
+
+def test_shapes_are_told_in_the_first_iteration_alone():
+    program = lower(scenario("1f1b", 2, 2, iterations=3, shapes_exchange=True))
+    told = [position for position, call in program.calls_of(0) if call.op in ("send", "recv")]
+
+    assert len(told) == 2
+    assert max(told) < program.codes[program.code_of[0]].iterations[1]
+
+
+# --- textbook figures ---
+def makespan(name: str, p: int, m: int, v: int, forward: int, backward: int, backend: str = "gloo", **more: Any) -> float:
+    """In ms; ``forward`` and ``backward`` are a whole rank's, in ms."""
+    made = scenario(
+        name,
+        p,
+        m,
+        v,
+        backend=backend,
+        cluster=IDEAL,
+        forward=f"{forward * 1000 // v} us",
+        backward=f"{backward * 1000 // v} us",
+        **more,
+    )
+    return simulate(made, with_values=False, with_verdict=False).makespan_ns / 1e6
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 4), (4, 10), (8, 16)])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+def test_the_bubble_of_gpipe_and_1f1b_is_p_minus_1_over_m_plus_p_minus_1(name, p, m, backend):
+    """Huang et al. 2019, section 2; Narayanan et al. 2021, section 2.2."""
+    total = makespan(name, p, m, 1, 6, 12, backend)
+
+    assert (total - m * 18) / total == pytest.approx((p - 1) / (m + p - 1), abs=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 16)])
+@pytest.mark.parametrize("v", [1, 2, 3])
+def test_interleaving_divides_the_bubble_by_the_chunks(p, m, v, backend):
+    """Narayanan et al. 2021, section 2.2: (p - 1) / (v * m) of the ideal time."""
+    ideal = m * 18
+
+    assert (makespan("interleaved_1f1b", p, m, v, 6, 12, backend) - ideal) / ideal == pytest.approx((p - 1) / (v * m), abs=1e-5)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 16)])
+def test_the_bubble_of_zb1p_is_p_minus_1_times_forward_plus_input_minus_weight(p, m):
+    """Qi et al. 2023, table 2 (ZB-H1); with equal parts a third of 1F1B's."""
+    equal = makespan("zb1p", p, m, 1, 6, 12) - m * 18
+    plain = makespan("1f1b", p, m, 1, 6, 12) - m * 18
+
+    assert equal == pytest.approx((p - 1) * 6, abs=1e-3)
+    assert equal == pytest.approx(plain / 3, abs=1e-3)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8)])
+def test_v_shapes_pause_less_than_1f1b(p, m):
+    plain = makespan("1f1b", p, m, 1, 6, 12)
+
+    assert makespan("zbv", p, m, 2, 6, 12) < makespan("zb1p", p, m, 1, 6, 12) < plain
+    assert makespan("dualpipe_v", p, m, 2, 6, 12) < plain
+
+
+# --- whose numbers ---
+def passed_on(made: Scenario, ordered: bool = False) -> list[Counter[tuple[int, int]]]:
+    """For each rank and chunk: the micro-batches that its gradient holds, found by going back from addition to addition's inputs.
+
+    An entry is (micro-batch by the gradient that came in, micro-batch by the activation that was kept).
+    """
+    found = simulate(made, with_verdict=False, with_values=False, ordered=ordered)
+    values = compute_values(found.program, found.run.trace, at_calls=True)
+    rank_of, position_of = (found.run.trace[name].tolist() for name in ("rank", "position"))
+    batches = next(iter(made.tensors.values())).copies.constant // chunks_of(made)
+
+    def inputs(row: int) -> list[int]:
+        return [c[0].node for c in values.seen[rank_of[row], position_of[row], -1, "in"].contents]
+
+    def source(node: int) -> int:
+        """The micro-batch at the start of stage 0 that a node goes back to, along gradients and then along activations."""
+        for _ in range(200):
+            row, own = values.graph.nodes[node].row, values.graph.nodes[node].own
+            if row < 0:
+                assert own is not None
+                assert (own.rank, own.tensor.partition("@")[0]) == (0, "pipeline_input")
+                return int(own.tensor.partition("@")[2] or 0) % batches
+            node = inputs(row)[0]
+        raise AssertionError("a circle")
+
+    def leaves(node: int) -> list[int]:
+        parents = values.graph.nodes[node].parents
+        return [leaf for parent, _ in parents for leaf in leaves(parent)] if parents else [node]
+
+    totals = []
+    for rank in range(found.program.world_size):
+        for chunk in range(chunks_of(made)):
+            label = "pipeline_weight_grad" + (f"@{chunk}" if chunk else "")
+            nodes = [leaf for piece in values.state(rank, label).content for leaf in leaves(piece.node)]
+            totals.append(Counter(tuple(source(n) for n in inputs(values.graph.nodes[node].row)[:2]) for node in nodes))
+    return totals
+
+
+def chunks_of(made: Scenario) -> int:
+    return int(made.tensors["pipeline_weight_grad"].copies.constant)
+
+
+@each_layout
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_every_stages_gradient_holds_each_micro_batch_exactly_once(layout, backend):
+    """And each backward has the activation of the micro-batch whose gradient it got."""
+    made = scenario(*layout, backend=backend)
+    wanted = Counter({(m, m): 1 for m in range(layout[2])})
+
+    assert passed_on(made) == [wanted] * (layout[1] * layout[3])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from([("interleaved_1f1b", 2, 4, 2), ("zb1p", 2, 4, 2), ("dualpipe_v", 2, 4, 2), ("zbv", 3, 5, 2)]), st.data())
+def test_two_receives_from_one_peer_in_the_wrong_order_are_always_noticed(layout, data):
+    """By the reader, as a standstill, or by what the gradients hold."""
+    schedule = with_messages(BUILDERS[layout[0]](*layout[1:]))
+    rank = data.draw(st.integers(0, layout[1] - 1))
+    row = list(schedule.rows[rank])
+
+    def peer(action: Action) -> int:
+        return schedule.rank_of[action.stage + (-1 if action.kind == "RECV_F" else 1)]
+
+    places = [k for k, action in enumerate(row) if action.kind.startswith("RECV")]
+    pairs = [(a, b) for a in places for b in places if a < b and peer(row[a]) == peer(row[b])]
+    a, b = data.draw(st.sampled_from(pairs))
+    row[a], row[b] = row[b], row[a]
+    lines = text_rows([row if r == rank else other for r, other in enumerate(schedule.rows)])
+
+    assert noticed(lines, layout)
+
+
+def noticed(lines: list[str], layout: tuple[str, int, int, int]) -> bool:
+    try:
+        made = scenario(lines, layout[1])
+    except ScenarioErrors as error:
+        return "computes before it receives its input" in error.problems[0].message
+    found = simulate(made, with_values=False)
+    if found.outcome != "completes" or found.verdict.verdict != "ok":
+        return True
+    return passed_on(made) != [Counter({(m, m): 1 for m in range(layout[2])})] * (layout[1] * layout[3])
+
+
+def test_numbered_activations_say_whose_they_are():
+    found = simulate(scenario("interleaved_1f1b", 2, 2, 2, numbered=True), with_values=True).values
+
+    assert [found.agrees(1, "pipeline_input", 0), found.agrees(1, "pipeline_input@1", 1)] == [True, True]
+    assert [found.agrees(0, "pipeline_input@2", 1000), found.agrees(1, "pipeline_input@3", 2001)] == [True, True]
+    assert [found.agrees(0, "pipeline_output_grad", -1000), found.agrees(0, "pipeline_output_grad@3", -3001)] == [True, True]
+
+
+# --- fields ---
+def compute_times(made: Scenario, rank: int) -> Counter[tuple[str, int]]:
+    program = lower(made)
+    return Counter((call.name, call.time_ns) for _, call in program.calls_of(rank) if call.op == "compute")
+
+
+def test_costs_may_differ_by_stage():
+    made = scenario("1f1b", 2, 2, forward={0: "1 ms", "else": "2 ms"}, backward={0: "3 ms", "else": "4 ms"})
+
+    assert compute_times(made, 0) == {("forward", 1_000_000): 2, ("backward", 3_000_000): 2}
+    assert compute_times(made, 1) == {("forward", 2_000_000): 2, ("backward", 4_000_000): 2}
+
+
+def test_a_backward_given_in_halves_is_one_after_the_other_where_the_schedule_does_not_split_it():
+    made = scenario("gpipe", 2, 2, backward=None, backward_input="3 ms", backward_weight="4 ms")
+
+    assert compute_times(made, 1) == {
+        ("forward", 5_000_000): 2,
+        ("backward input", 3_000_000): 2,
+        ("backward weight", 4_000_000): 2,
+    }
+
+
+def test_the_first_stage_does_all_of_a_split_backward_at_its_weights():
+    """It has no input whose gradient anybody wants (torch stage.py, `backward_one_chunk`)."""
+    made = scenario("zb1p", 2, 2)
+
+    assert compute_times(made, 0) == {("forward", 5_000_000): 2, ("backward", 10_000_000): 2}
+    assert compute_times(made, 1) == {
+        ("forward", 5_000_000): 2,
+        ("backward input", 5_000_000): 2,
+        ("backward weight", 5_000_000): 2,
+    }
+
+
+def test_entries_may_stand_for_a_forward():
+    body = [{"all_reduce": {"tensor": "x", "group": "pp"}}, {"compute": {"name": "layer", "time": "2 ms"}}]
+    program = lower(scenario("gpipe", 2, 3, forward=body, tensors={"x": {"shape": [4]}}))
+
+    assert Counter(call.op for _, call in program.calls_of(0))["all_reduce"] == 3
+
+
+def test_gradients_may_be_a_tensor_of_the_file_one_copy_per_chunk():
+    made = scenario("interleaved_1f1b", 2, 2, 2, gradient="grad", tensors={"grad": {"shape": [4], "copies": 2}})
+    added = Counter(b.label for _, call in lower(made).calls_of(1) for b in call.adds)
+
+    assert added == {"grad": 2, "grad@1": 2}
+
+
+@pytest.mark.parametrize(
+    "name", ["Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", "GPipe", "1F1B", "LoopedBFS"]
+)
+def test_pytorchs_class_names_are_taken_too(name):
+    assert simulate(scenario(name, 2, 4), with_values=False).outcome == "completes"
+
+
+def test_a_schedules_file_is_looked_for_beside_the_scenario(tmp_path, monkeypatch):
+    (tmp_path / "own.csv").write_text("0F0,0B0\n1F0,1B0\n", encoding="utf-8")
+    fields = {"schedule": "own.csv", "forward": "1 ms", "backward": "1 ms", "activation": {"shape": [1]}}
+    file = tmp_path / "own.yaml"
+    file.write_text(json.dumps({"world": 2, "mesh": {"pp": 2}, "program": [{"pipeline": fields}]}), encoding="utf-8")
+    monkeypatch.chdir(ROOT)
+
+    assert simulate(load(str(file))).outcome == "completes"
+
+
+# --- what is refused ---
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"schedule": "1f1b", "ranks": 4, "batches": 3}, "1f1b needs at least as many micro-batches as stages, found 3 for 4 stages"),
+        ({"schedule": "dualpipe_v", "ranks": 2, "batches": 3}, "found 3 for 4 stages"),
+        ({"schedule": "interleaved_1f1b", "ranks": 4, "batches": 9}, "in 2 rounds of 4 or more, and 2 does not divide 9"),
+        ({"schedule": "zb1p", "ranks": 2, "batches": 5}, "2 does not divide 5"),
+        ({"schedule": "gpipe", "ranks": 2, "batches": 2, "chunks": 2}, "gpipe has one stage per rank"),
+        ({"schedule": "zbv", "ranks": 2, "batches": 2, "chunks": 3}, "zbv has two stages per rank"),
+        ({"schedule": "gpype", "ranks": 2, "batches": 2}, "unknown schedule gpype"),
+        ({"schedule": "gpipe", "ranks": 2}, "micro_batches"),
+        ({"schedule": "missing.csv", "ranks": 2}, "can't read missing.csv"),
+        ({"schedule": ["0F0,0B0", "1F0,1B0"], "ranks": 3}, "the schedule is for 2 ranks, the axis pp has 3"),
+        ({"schedule": ["0F0,0B0", "1F0,1B0"], "ranks": 2, "batches": 2}, "for 1 micro-batches"),
+        ({"schedule": ["0F0,0B0", "1F0,1B0"], "ranks": 2, "chunks": 2}, "leave chunks out"),
+        ({"schedule": ["0F0,0SEND_F0,0B0", "1F0,1B0"], "ranks": 2}, "0B0 computes before it receives its input"),
+        ({"schedule": ["0F0", "1FF0"], "ranks": 2}, "rank 1: expected an action"),
+        ({"schedule": "gpipe", "ranks": 2, "batches": 2, "axis": "tp"}, "the axis tp is not in the mesh"),
+        ({"schedule": "gpipe", "ranks": 2, "batches": 2, "gradient": "grad"}, "unknown tensor grad"),
+        ({"schedule": "gpipe", "ranks": 2, "batches": 2, "backward": None}, "expected `backward`, or both"),
+        ({"schedule": "gpipe", "ranks": 2, "batches": 2, "forward": {5: "1 ms", "else": "1 ms"}}, "there is no stage 5"),
+        ({"schedule": "gpipe", "ranks": 2, "batches": 2, "forward": {0: "1 ms", 7: "1 ms"}}, "there is no stage 7"),
+        ({"schedule": "gpipe", "ranks": 2, "batches": 2, "defer_pp_recv": True}, "no receives to defer"),
+        ({"schedule": "zb1p", "ranks": 2, "batches": 2, "backward": {"flops": "1 TFLOP"}}, "the schedule splits the backward"),
+    ],
+)  # fmt: skip
+def test_layouts_that_can_not_be_are_refused(fields, said):
+    found = problems(**fields)
+
+    assert any(said in message for message in found), found
+
+
+# --- reach ---
+def test_a_pipeline_of_128_ranks_and_128_stages_expands_to_few_entries():
+    """Llama 3 405B's schedule (arXiv:2407.21783, section 3.3.2): 16 ranks, 8 chunks each; regular runs are repeats."""
+    made = scenario("interleaved_1f1b", 16, 32, 8)
+    begun = time.process_time()
+    program = lower(made)
+
+    assert program.call_count > 30_000
+    assert sum(len(block.steps) for block in made.program) < program.call_count / 4
+    assert time.process_time() - begun < 60

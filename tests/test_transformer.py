@@ -1,0 +1,124 @@
+"""The transformer description against the papers' formulas and the published figures."""
+
+from __future__ import annotations
+
+from math import isclose
+
+import pytest
+
+from distsim.strategies.memory import Footprint, Precision, peak_activations, states
+from distsim.strategies.models import PRESETS
+from distsim.strategies.pipeline_schedules import gpipe, interleaved, one_f_one_b, zb1p
+from distsim.strategies.transformer import Pass, step_flops
+
+#: Parameter counts as published: paper tables and model cards, in units of 1e9.
+PUBLISHED = {"gpt3-175b": 175.0, "llama3-8b": 8.03, "llama3-70b": 70.6, "llama3-405b": 405.0, "mixtral-8x7b": 46.7}
+#: The same to the last one: `num_parameters()` of the published checkpoints.
+EXACT = {"llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800, "mixtral-8x7b": 46_702_792_704}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_parameter_counts_are_the_published_ones_within_one_percent(name: str) -> None:
+    assert isclose(PRESETS[name].parameters, PUBLISHED[name] * 1e9, rel_tol=0.01)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_parameter_counts_are_those_of_the_checkpoints(name: str) -> None:
+    assert PRESETS[name].parameters == EXACT[name]
+
+
+def test_a_token_of_mixtral_meets_12_9_billion_parameters() -> None:
+    """Mixtral of Experts, section 1: 47B parameters, 13B active."""
+    assert isclose(PRESETS["mixtral-8x7b"].active_parameters, 12.9e9, rel_tol=0.01)
+
+
+def test_gpt3_parameters_follow_narayanan_equation_2() -> None:
+    model = PRESETS["gpt3-175b"]
+    layers, h, v, s = model.layers, model.hidden, model.vocabulary, model.positions
+    expected = 12 * layers * h**2 * (1 + 13 / (12 * h) + (v + s) / (12 * layers * h))
+    assert isclose(model.parameters, expected, rel_tol=1e-6)
+
+
+GPT = Pass(PRESETS["gpt3-175b"], micro_batch=1, sequence=2048)
+S, H, A, T = 2048, 12288, 96, 8
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (GPT, S * H * (34 + 5 * A * S / H)),  # equation 1
+        (GPT._replace(tensor=T), S * H * (10 + 24 / T + 5 * A * S / (H * T))),  # equation 2
+        (GPT._replace(tensor=T, sequence_parallel=True), S * H / T * (34 + 5 * A * S / H)),  # equation 4
+        (GPT._replace(tensor=T, sequence_parallel=True, recompute="selective"), S * H * 34 / T),  # equation 6
+        (GPT._replace(recompute="full"), 2 * S * H),  # section 5
+    ],
+)
+def test_activations_of_a_layer_follow_korthikanti(one: Pass, expected: float) -> None:
+    assert one.activation_bytes == expected
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_flops_of_a_step_follow_narayanan(recompute: str) -> None:
+    """96 B s l h^2 (1 + s/6h + V/16lh) with recomputation (equation 3); three quarters of the layers' part without."""
+    v, batch = 51200, 1536
+    one = GPT._replace(model=GPT.model._replace(vocabulary=v), recompute=recompute)  # type: ignore[arg-type]
+    layers = 96 * batch * S * 96 * H**2 * (1 + S / (6 * H))
+    expected = (layers if recompute == "full" else 0.75 * layers) + 6 * batch * S * H * v
+    assert isclose(step_flops(one, batch), expected, rel_tol=1e-12)
+
+
+def test_flops_per_token_of_llama_are_6n_and_attention() -> None:
+    """6 N + 6 L h s per token with causal attention (12 L h s where all scores are counted), N without the embeddings."""
+    model = PRESETS["llama3-405b"]
+    one = Pass(model, sequence=8192, causal=True)
+    matrices = model.parameters - model.embedding_parameters
+    assert isclose(step_flops(one, 1) / 8192, 6 * matrices + 6 * model.layers * model.hidden * 8192, rel_tol=1e-4)
+
+
+def test_tensor_and_context_parallel_ranks_share_the_work() -> None:
+    one = Pass(PRESETS["llama3-70b"], sequence=8192, causal=True)
+    assert one._replace(tensor=8).layer_flops * 8 == one.layer_flops
+    assert one._replace(context=4).layer_flops * 4 == one.layer_flops
+    assert one._replace(tensor=8, sequence_parallel=True).boundary_numel * 8 == one.boundary_numel
+
+
+def test_model_states_are_those_of_the_zero_papers_table() -> None:
+    """ZeRO paper, table 1: GB per device of a 7.5B model on 1, 4, 16, 64, 256, 1024 devices, stages 1 to 3."""
+    table = {1: (120, 120, 120), 4: (52.5, 41.3, 30), 16: (35.6, 21.6, 7.5), 64: (31.4, 16.6, 1.88), 256: (30.4, 15.4, 0.47),
+             1024: (30.1, 15.1, 0.12)}  # fmt: skip
+    for ranks, row in table.items():
+        for zero, expected in zip((1, 2, 3), row, strict=True):
+            found = states(7_500_000_000, zero, ranks).total / 1e9  # type: ignore[arg-type]
+            assert abs(found - expected) <= 0.051, (ranks, zero)
+
+
+def test_without_zero_a_parameter_takes_sixteen_bytes() -> None:
+    assert states(1000, 0, 64) == Footprint(2000, 2000, 12000)
+    assert states(1000, 0, 1, Precision(4, 4, 8)).total == 16000
+
+
+def test_footprints_add_up() -> None:
+    assert Footprint(1, 2, 3, 4, 5) + Footprint(1, 1, 1, 1, 1) == Footprint(2, 3, 4, 5, 6)
+    assert Footprint(1, 2, 3, 4, 5).total == 15
+
+
+@pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 32), (4, 2)])
+def test_a_stage_holds_as_many_micro_batches_as_its_schedule_says(p: int, m: int) -> None:
+    """GPipe all of them; 1F1B and ZB1P at most as many as there are stages from here on (Narayanan, section 2.2.1)."""
+
+    def held(rows: object) -> list[int]:
+        return [peak_activations(row, lambda stage: 1) for row in rows]  # type: ignore[attr-defined]
+
+    assert held(gpipe(p, m).rows) == [m] * p
+    assert held(one_f_one_b(p, m).rows) == [min(m, p - r) for r in range(p)]
+    assert max(held(zb1p(p, m, 1).rows)) <= min(m, p)
+
+
+@pytest.mark.parametrize(("p", "v"), [(4, 2), (8, 3)])
+def test_interleaving_costs_activations_on_the_first_stage(p: int, v: int) -> None:
+    """L (1 + (p - 1) / (p v)) layers on the first stage (Korthikanti, section 4.2.3): p v + p - 1 chunks of L / (p v) layers."""
+    assert peak_activations(interleaved(p, 4 * p, v).rows[0], lambda stage: 1) == p * v + p - 1
+
+
+def test_the_backward_pass_may_need_more_than_was_kept() -> None:
+    assert peak_activations(one_f_one_b(2, 4).rows[1], lambda stage: 3, lambda stage: 10) == 13

@@ -1,6 +1,6 @@
 """Simulated step times beside published ones: how far off is a described model on a preset cluster?
 
-    python benchmarks/training_steps.py ../shared/costs/training_steps.csv [--every 10] [--all]
+    python benchmarks/training_steps.py ../shared/costs/training_steps.csv [--every 10] [--rows]
 
 Each row of the table (columns in the README beside it) becomes a `transformer:` step on the preset of its GPU; nothing is fitted to these
 rows. Two things keep it fast. Replicas beyond those that fill two nodes are left out. A step with many micro-batches is simulated with
@@ -26,7 +26,7 @@ from distsim.simulation import simulate
 CLUSTERS = {"A100": "dgx-a100", "H100": "dgx-h100"}
 #: Attention that writes its scores, all of them: sources older than fused kernels.
 PLAIN = ("2104.04473", "2205.05198", "bigscience", "vTrain")
-#: Of vTrain's 473 rows of one family, every tenth unless --all.
+#: Of vTrain's 473 rows of one family, every tenth unless --every says otherwise.
 MANY = "vTrain"
 
 
@@ -49,7 +49,8 @@ def cluster_of(row: dict[str, str]) -> str | None:
 
 
 def number(row: dict[str, str], key: str, default: int = 1) -> int:
-    return int(float(row[key])) if row[key] else default
+    """A column's number; words after it (`2880 expert`) are left."""
+    return int(float(row[key].split()[0])) if row[key] else default
 
 
 def recompute_of(row: dict[str, str]) -> str:

@@ -104,7 +104,8 @@ def _simulate(
         outcome = "undefined"
     wanted = with_values if with_values is not None else True
     values = compute_values(program, result.trace) if wanted and program.call_count <= VALUES_CALLS else None
-    found = (*program.findings, *memory_findings(scenario, program, cost.cluster), *(verdict.findings if verdict else ()), *result.findings, *swaps, *_of_backend(program, result, verdict))
+    of_contract = (*program.findings, *memory_findings(scenario, program, cost.cluster), *(verdict.findings if verdict else ()))
+    found = (*of_contract, *result.findings, *swaps, *_of_backend(program, result, verdict))
     return Simulation(scenario, program, result, verdict, values, cost, tuple(dict.fromkeys(found)), outcome)
 
 

@@ -74,7 +74,7 @@ class Trace:
 
     ``header`` keys: schema_version, source ("simulated" or "recorded"), name, file, world_size, nodes, local_size,
     backend, cluster, outcome, makespan_ns, complete, groups: [[name, [ranks…]], …], mesh; of a simulated run also prices (the
-    cluster as its file has it), options and link_faults, which a replay needs.
+    cluster as its file has it), options and link_faults, which a replay needs. ``values``, where known: tensor -> rank -> numbers.
     """
 
     header: Mapping[str, Any]

@@ -21,7 +21,6 @@ from distsim.ops.records import REDUCE_OPS, Buffer, Call, Group
 from distsim.ops.table import OPS
 
 pytest.importorskip("torch", reason="torch is not installed (extra `real`): its calls can't be run")
-pytestmark = pytest.mark.slow
 
 LIMIT_S = 60.0  # for one world; then its processes are killed
 TIMEOUT_NS = 20 * 10**9  # of every group

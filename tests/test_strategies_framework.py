@@ -142,3 +142,37 @@ def test_the_manual_names_every_strategy_and_each_of_its_fields():
 
     assert missing == []
     assert [name for name in STRATEGIES if f"{name}" not in text] == []
+
+
+JUNK = [
+    None, 0, -1, 3, 2.5, True, "dp", "x", "3 ms", "4 MiB", "1//0", "rank", [], [[]], [[1, 2]], ["a"], {}, {0: 1}, {"else": 2}, {0: [1]},
+    {"a": 1}, [{"all_reduce": {"tensor": "x"}}], {"params": 4, "forward": "1 ms", "backward": "1 ms"}, {"flops": "1 GFLOP"}, "plain",
+    {"schedule": "plain"}, {"sequence": 8, "hidden": 8, "forward": "1 ms"}, "megatron", [{"compute": {"time": "1 ms"}}],
+]  # fmt: skip
+_LAYERS = {"layers": {"params": 4, "forward": "1 ms", "backward": "1 ms"}}
+_SIZED = {"keys": [4], "sequence": 8, "hidden": 8, "experts": 4, "tokens": 8, "forward": "1 ms"}
+#: Fields with which each strategy can be.
+SOUND = {
+    "ddp": _LAYERS, "fsdp": _LAYERS, "data_parallel": {**_LAYERS, "batch": [8], "output": [8]}, "hybrid": {},
+    "all_gather_object": {"object": "1 KiB"}, "gather_object": {"object": "1 KiB"}, "broadcast_object_list": {"objects": ["1 B"]},
+    "scatter_object_list": {"objects": ["1 B"] * 4}, "coalescing_manager": {"ops": [{"all_reduce": {"tensor": "x"}}]},
+    **{
+        name: {key: value for key, value in _SIZED.items() if key in STRATEGIES[name].model_fields} | {"axis": "dp"}
+        for name in ("tensor_parallel", "context_parallel", "expert_parallel")
+    },
+}  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_whatever_stands_in_a_strategy_is_a_program_or_a_problem_of_the_file(data):
+    name = data.draw(st.sampled_from(sorted(SOUND)))
+    keys = data.draw(st.lists(st.sampled_from(sorted(STRATEGIES[name].model_fields)), max_size=3))
+    fields = SOUND[name] | {key: data.draw(st.sampled_from(JUNK)) for key in keys}
+    places = ["loaded"]
+    try:
+        lower(Scenario(world=4, mesh={"dp": 4}, tensors={"x": {"shape": [4]}}, program=[{name: fields}]))
+    except ScenarioErrors as errors:
+        places = [problem.path for problem in errors.problems]
+
+    assert all(places)

@@ -6,7 +6,22 @@ from typing import Annotated
 
 import typer
 
-from distsim.cli import bench, calibrate, check, clusters, compare, expand, explain, new, render, replay, run, schema, simulate, test
+from distsim.cli import (
+    bench,
+    calibrate,
+    check,
+    clusters,
+    compare,
+    expand,
+    explain,
+    new,
+    render,
+    replay,
+    run,
+    schema,
+    simulate,
+    test,
+)
 
 app = typer.Typer(
     name="distsim",

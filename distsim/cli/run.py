@@ -77,7 +77,7 @@ def command(
     \b
     Example: distsim run scenarios/hybrid.yaml
     Example: distsim run scenarios/hybrid.yaml --real --backend gloo
-    Example: distsim run scenarios/hybrid.yaml --real --backend gloo --trace h.jsonl
+    Example: distsim run scenarios/hybrid.yaml --real --trace hybrid.jsonl
     """
     scenario = read_scenario(file, sets)
     if not real:

@@ -94,9 +94,14 @@ def _writer(path: Path) -> Callable[[Simulation, Path], None]:
 
 
 def _write_native(simulation: Simulation, path: Path) -> None:
+    from distsim.trace import Trace
     from distsim.trace_io import trace_lines
+    from distsim.views.values import values_json
 
-    console.write_file(path, trace_lines(simulation.run.trace))
+    trace, values = simulation.run.trace, values_json(simulation.values)
+    if values is not None:
+        trace = Trace({**trace.header, "values": values}, trace.tables, trace.columns)
+    console.write_file(path, trace_lines(trace))
 
 
 def _write_chrome(simulation: Simulation, path: Path) -> None:

@@ -103,8 +103,8 @@ class Op(BaseModel):
     def cross_faults(cls, calls: Sequence[Call]) -> list[tuple[int, int, str]]:
         """What equality of `agreement` can't say: (global rank, global rank, why their calls don't fit) for each such pair.
 
-        ``calls``: the calls of members, in group order; those who have not come are left out. To be asked where ``pairwise`` is set and the agreements differ or
-        hold no "numel".
+        ``calls``: the calls of members, in group order; those who have not come are left out. To be asked where ``pairwise`` is set
+        and the agreements differ or hold no "numel".
         """
         return []
 

@@ -92,7 +92,8 @@ def _as_source(source: Trace, rebuilt: Rebuilt, done: Run) -> Trace:
         columns[name][order] = done.trace[name][kept]
     match = done.trace["match"][kept]
     columns["match"][order] = np.where(match >= 0, order[number[match]] if len(order) else match, match)
-    header = {**source.header, "source": "simulated", **{name: done.trace.header[name] for name in _OF_RUN}}
+    told = {name: value for name, value in source.header.items() if name != "values"}  # a replay works out none
+    header = {**told, "source": "simulated", **{name: done.trace.header[name] for name in _OF_RUN}}
     return Trace(header, {**source.tables, "queue": done.trace.tables["queue"]}, columns)
 
 

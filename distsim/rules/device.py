@@ -187,7 +187,8 @@ class DeviceCompiler(Compiler):
 
     def new_group(self, position: int, call: CodeCall, resolved: Call) -> None:
         """2.3: lazily made communicators find each other in the store by the group's name, at first use. Names that stand for
-        different groups on different ranks give "wrong members or hang" where two ranks claim one place: undefined; else the group's first use waits in the store."""
+        different groups on different ranks give "wrong members or hang" where two ranks claim one place: undefined; else the
+        group's first use waits in the store."""
         unlike = self.shared.unlike.get((self.rank, position))
         if unlike is not None and unlike.lost and not self.eager:
             self.contended |= dict.fromkeys(made_groups(self.program, resolved), unlike.contended)

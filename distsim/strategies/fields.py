@@ -63,12 +63,14 @@ def _shapes(value: Any, info: ValidationInfo) -> tuple[tuple[int, ...], ...]:
     one = integer(1, "a size")
     if not isinstance(value, list | tuple):
         return ((one(value, info),),)
+    if not value or any(isinstance(item, list | tuple) and not item for item in value):
+        raise ValueError("expected parameters, each a number of elements or a shape with at least one size, found an empty list")
     return tuple(tuple(one(n, info) for n in item) if isinstance(item, list | tuple) else (one(item, info),) for item in value)
 
 
 def _sizes(value: Any, info: ValidationInfo) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"expected a list of sizes, as [8, 1024], found {shown(value)}")
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"expected a list of sizes, as [8, 1024], found {shown(value) if value != [] else 'an empty list'}")
     return tuple(integer(1, "a size")(n, info) for n in value)
 
 

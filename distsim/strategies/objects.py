@@ -18,12 +18,16 @@ from distsim.strategies.fields import Axes, Natural, shown
 
 def _sizes(value: Any) -> tuple[int, ...]:
     """Bytes of each object; a lone size is one object."""
+    if isinstance(value, list | tuple) and not value:
+        raise ValueError("expected at least one object, found an empty list")
     return tuple(units.parse_size_bytes(item) for item in (value if isinstance(value, list | tuple) else [value]))
 
 
 def _by_rank(value: Any) -> dict[int | str, int]:
     if not isinstance(value, Mapping):
         return {"else": units.parse_size_bytes(value)}
+    if not value:
+        raise ValueError("expected at least one rank or `else` in a per-rank mapping, found none")
     for key in value:
         if key != "else" and (isinstance(key, bool) or not isinstance(key, int) or key < 0):
             raise ValueError(f"expected a rank or `else` as the key of a per-rank mapping, found {shown(key)}")

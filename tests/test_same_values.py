@@ -28,7 +28,7 @@ Arithmetic = dict[str, list[tuple[str, str]]]
 
 DDP: Arithmetic = {
     "forward layer 0": [("y", "ddp_weights_0 * x")],
-    "backward layer 0": [("ddp_bucket_0", "(y - t) * x * share")],
+    "backward layer 0": [("ddp_bucket_0", "(y - t) * x")],
     "optimizer": [("ddp_weights_0", f"ddp_weights_0 - {RATE} * ddp_bucket_0")],
 }
 FSDP: Arithmetic = {
@@ -57,7 +57,6 @@ def trained(ranks: int, strategy: dict[str, Any], arithmetic: Arithmetic, values
     """The expanded strategy as a program that trains the model. ``values``: what weights hold at the start."""
     expanded = Scenario(name="trained", world=ranks, mesh={"dp": ranks}, program=[strategy], iterations=STEPS).to_yaml()
     data = yaml.safe_load(expanded)
-    data["vars"] = {**data.get("vars", {}), "share": 1 / ranks}
     data["program"] = with_arithmetic(data["program"], arithmetic)
     for name, value in values.items():
         data["tensors"][name]["value"] = value

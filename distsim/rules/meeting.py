@@ -116,7 +116,7 @@ class Meetings(Tables):
         for rank, row in there.items():
             if state.phase.get(row) in (Phase.RUNNING, Phase.JAMMED):
                 state.phase[row] = Phase.JAMMED
-                state.jams[row] = tuple(r for r in there if r != rank)
+                state.jams[row] = tuple(sorted(r for r in there if r != rank))
 
     def _judge(self, rows: tuple[int, ...], key: Hashable, events: list[Event]) -> Mishap | None:
         """Do calls that met differ, in what, and what comes of it."""

@@ -32,7 +32,9 @@ class Case:
 
     def program(self) -> Program:
         options = {"timeout_ns": int(self.timeout_s * SECOND)}
-        return build_program(len(self.ranks), dict(enumerate(self.ranks)), groups=self.groups, options=options, faults=self.faults)
+        return build_program(
+            len(self.ranks), dict(enumerate(self.ranks)), groups=self.groups, options=options, faults=self.faults
+        )
 
 
 # --- calls ---
@@ -106,7 +108,10 @@ def messages() -> Iterator[tuple[str, Case]]:
     yield "p2p.work_dropped_irecv", Case([[pause(0.5), send(1)], [irecv(0, None), pause(1.5), recv(0)]])
     yield "p2p.isend_kept_not_waited", Case([[isend(1, "w"), pause(2)], [pause(1), recv(0)]])
     yield "p2p.isend_dropped_recv_already_posted", Case([[pause(1), isend(1, None, 1 << 20), pause(1)], [recv(0, 1 << 20)]])
-    yield "p2p.isend_tensor_dropped_work_kept", Case([[isend(1, "w", 1 << 20), pause(2), wait("w")], [pause(1), recv(0, 1 << 20)]])
+    yield (
+        "p2p.isend_tensor_dropped_work_kept",
+        Case([[isend(1, "w", 1 << 20), pause(2), wait("w")], [pause(1), recv(0, 1 << 20)]]),
+    )
     yield from message_orders()
     yield from message_sizes()
 
@@ -139,7 +144,10 @@ def message_orders() -> Iterator[tuple[str, Case]]:
         yield f"batch.{label}", Case([[batch("w", isend(1 - r, None, n), irecv(1 - r, None, n)), wait("w")] for r in range(2)])
     two_one = [batch("w", isend(1, None), isend(1, None)), wait("w")], [batch("w", irecv(0, None)), wait("w")]
     yield "batch.mismatched_count", Case(list(two_one))
-    yield "batch.recv_too_many", Case([[batch("w", isend(1, None)), wait("w")], [batch("w", irecv(0, None), irecv(0, None)), wait("w")]])
+    yield (
+        "batch.recv_too_many",
+        Case([[batch("w", isend(1, None)), wait("w")], [batch("w", irecv(0, None), irecv(0, None)), wait("w")]]),
+    )
 
 
 def message_sizes() -> Iterator[tuple[str, Case]]:
@@ -150,7 +158,20 @@ def message_sizes() -> Iterator[tuple[str, Case]]:
     yield "p2p.dtype_mismatch_same_bytes", Case([[send(1, 2, dtype="int32")], [recv(0, 2)]], wrong=True)
     yield "p2p.dtype_mismatch_other_bytes", Case([[send(1, 2, dtype="float64")], [recv(0, 2)]])
     yield "p2p.shape_mismatch_same_numel", Case([[send(1, 6)], [recv(0, 6)]])
-    dtypes = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64", "bool", "complex64", "float8_e4m3fn")
+    dtypes = (
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "int8",
+        "uint8",
+        "int16",
+        "int32",
+        "int64",
+        "bool",
+        "complex64",
+        "float8_e4m3fn",
+    )
     yield "p2p.dtypes_all", Case([[send(1, 2, dtype=d) for d in dtypes], [recv(0, 2, dtype=d) for d in dtypes]])
 
 
@@ -188,8 +209,15 @@ def collective_contents() -> Iterator[tuple[str, Case]]:
         yield f"coll.size.reduce.{label}", Case([[coll("reduce", n, root=0)] for n in (a, b)])
         yield f"coll.size.reduce_scatter_tensor.{label}", Case([[coll("reduce_scatter_tensor", n // 2)] for n in (a, b)])
     yield "coll.size.all_reduce_n3", Case([[coll("all_reduce", n)] for n in (4, 4, 8)])
-    for label, one, other in (("f32_i32", "float32", "int32"), ("f32_f64", "float32", "float64"), ("f16_bf16", "float16", "bfloat16")):
-        yield f"coll.dtype.all_reduce_{label}", Case([[coll("all_reduce", dtype=d)] for d in (one, other)], wrong=label != "f32_f64")
+    for label, one, other in (
+        ("f32_i32", "float32", "int32"),
+        ("f32_f64", "float32", "float64"),
+        ("f16_bf16", "float16", "bfloat16"),
+    ):
+        yield (
+            f"coll.dtype.all_reduce_{label}",
+            Case([[coll("all_reduce", dtype=d)] for d in (one, other)], wrong=label != "f32_f64"),
+        )
     ops = (("sum", "max"), ("product", "sum", "sum"))
     yield "coll.redop_differs", Case([[coll("all_reduce", reduce_op=op)] for op in ops[0]], wrong=True)
     yield "coll.redop_differs_n3", Case([[coll("all_reduce", 7, reduce_op=op)] for op in ops[1]], wrong=True)
@@ -221,7 +249,10 @@ def asynchronous() -> Iterator[tuple[str, Case]]:
         [[start["A"], start["B"], wait("A"), wait("B")], [start["B"], start["A"], wait("A"), wait("B")], [start["B"], wait("B")]],
         groups=groups)  # fmt: skip
     four = [started(f"w{i}") for i in range(4)]
-    yield "coll.async_wait_out_of_order", Case([[*four, *(wait(f"w{i}") for i in order)] for order in ((3, 1, 0, 2), (0, 2, 3, 1))])
+    yield (
+        "coll.async_wait_out_of_order",
+        Case([[*four, *(wait(f"w{i}") for i in order)] for order in ((3, 1, 0, 2), (0, 2, 3, 1))]),
+    )
     yield "coll.async_never_waited", Case(both(started("w"), pause(1)))
     yield "coll.async_missing_never_waited_then_next", Case([
         [started("w"), coll("broadcast", root=0), wait("w")], [coll("broadcast", root=0)]])  # fmt: skip
@@ -237,9 +268,19 @@ def asynchronous() -> Iterator[tuple[str, Case]]:
     yield "more.destroy_with_pending", Case([[started("w"), {"op": "destroy_process_group"}], []])
     yield "more.collective_rank_late_then_peer_timeout", Case([[REDUCE], [pause(4), REDUCE]])
     yield "late.all_reduce_4", Case([*both(REDUCE, n=3), [pause(1), REDUCE]], timeout_s=8)
-    rows = [coll("gather", root=0), coll("scatter", root=0), coll("reduce", root=0), coll("all_gather"), coll("all_to_all_single"), BARRIER]
+    rows = [
+        coll("gather", root=0),
+        coll("scatter", root=0),
+        coll("reduce", root=0),
+        coll("all_gather"),
+        coll("all_to_all_single"),
+        BARRIER,
+    ]
     yield "late.gather_scatter_reduce", Case([*both(*rows, n=3), [pause(0.7), *rows]], timeout_s=8)
-    yield "late.root_late", Case([[pause(0.7), coll("broadcast", root=0), *rows[:3]], *both(coll("broadcast", root=0), *rows[:3], n=3)])
+    yield (
+        "late.root_late",
+        Case([[pause(0.7), coll("broadcast", root=0), *rows[:3]], *both(coll("broadcast", root=0), *rows[:3], n=3)]),
+    )
     tree = [coll("broadcast", n, root=0) for n in (4, 1 << 22)]
     yield "late.broadcast_root_returns_before_all", Case([*both(*tree, n=3), [pause(1), *tree]], timeout_s=8)
     on_g = coll("all_reduce", group="g")
@@ -254,17 +295,33 @@ def groups_and_ends() -> Iterator[tuple[str, Case]]:
         return coll("all_reduce", 2, group=name)
 
     pair, rest = group("g", 0, 1), group("h", 0, 1, 2)
-    yield "group.members_only_call", Case([[pair, on("g"), rest, on("h")], [pair, on("g"), rest, on("h")], [pause(0.5), rest, on("h")]])
+    yield (
+        "group.members_only_call",
+        Case([[pair, on("g"), rest, on("h")], [pair, on("g"), rest, on("h")], [pause(0.5), rest, on("h")]]),
+    )
     local = group("g", 0, 1, use_local_synchronization=True)
-    yield "group.members_only_local_sync", Case([[local, on("g"), rest, on("h")], [local, on("g"), rest, on("h")], [rest, on("h")]])
+    yield (
+        "group.members_only_local_sync",
+        Case([[local, on("g"), rest, on("h")], [local, on("g"), rest, on("h")], [rest, on("h")]]),
+    )
     low, high = group("low", 0, 1), group("high", 2, 3)
     yield "group.order_differs", Case([*both(low, high, on("low")), *both(high, low, on("high"))])
     one, two = group("a", 0, 1), group("b", 1, 2)
     yield "group.order_differs_overlapping", Case([[one, two, on("a")], [two, one, on("a"), on("b")], [one, two, on("b")]])
     yield "group.ranks_differ", Case([[pair], [rest], [pair]])
     sub = {"g": [1, 3]}
-    outsider = [on("g"), coll("barrier", group="g"), isend(1, None, group="g"), coll("broadcast", root=1, group="g"), send(1, group="g")]
-    member = [coll("broadcast", 2, root=3, group="g"), coll("broadcast", 2, root=1, group="g"), coll("broadcast", 2, root=0, group="g")]
+    outsider = [
+        on("g"),
+        coll("barrier", group="g"),
+        isend(1, None, group="g"),
+        coll("broadcast", root=1, group="g"),
+        send(1, group="g"),
+    ]
+    member = [
+        coll("broadcast", 2, root=3, group="g"),
+        coll("broadcast", 2, root=1, group="g"),
+        coll("broadcast", 2, root=0, group="g"),
+    ]
     yield "group.rank_args", Case([outsider, member, outsider, member], groups=sub)
     yield "group.unsorted_ranks", Case(both(group("g", 2, 0), group("h", 0, 0, 1), n=3))
     yield "group.p2p_between_groups", Case([[send(1)], [recv(0, group="g")]], groups={"g": [0, 1]})
@@ -282,7 +339,10 @@ def groups_and_ends() -> Iterator[tuple[str, Case]]:
     yield "fail.sigkill_while_others_recv", Case([[recv(2)], [recv(0)], [pause(9)]], timeout_s=6, faults=killed)
     yield "fail.send_to_dead", Case([[pause(1), send(1)], [{"op": "exit", "code": 0}]], timeout_s=6)
     yield "fail.exit_without_destroy_pending", Case([[send(1, 4)], [pause(1), recv(0, 4)]], timeout_s=6)
-    yield "fail.any_source_dead", Case([[pause(0.5), recv(None)], [pause(1.5), send(0)], [{"op": "exit", "code": 0}]], timeout_s=6)
+    yield (
+        "fail.any_source_dead",
+        Case([[pause(0.5), recv(None)], [pause(1.5), send(0)], [{"op": "exit", "code": 0}]], timeout_s=6),
+    )
     yield "init.too_few", Case([[], [], []], faults=(Fault(2, "absent"),))
 
 

@@ -12,7 +12,9 @@ GROUPS = {"odd": [0, 1], "even": [0, 2]}
 
 
 @st.composite
-def programs(draw: st.DrawFn, spoil: bool = True, tags: bool = True, max_events: int = 8) -> tuple[int, Programs, dict[str, list[int]]]:
+def programs(
+    draw: st.DrawFn, spoil: bool = True, tags: bool = True, max_events: int = 8
+) -> tuple[int, Programs, dict[str, list[int]]]:
     """(world size, calls of each rank, groups). Every request has a handle of its own and is waited for, unless spoilt."""
     size = draw(st.integers(2, 5))
     groups = {name: ranks for name, ranks in GROUPS.items() if max(ranks) < size}
@@ -52,7 +54,9 @@ def _message(draw: st.DrawFn, n: int, size: int, calls: Programs, handles: dict[
                 calls[rank].append({"op": "batch_isend_irecv", "ops": [call], "handle": handle})
 
 
-def _collective(draw: st.DrawFn, n: int, size: int, groups: dict[str, list[int]], calls: Programs, handles: dict[int, list[str]]) -> None:
+def _collective(
+    draw: st.DrawFn, n: int, size: int, groups: dict[str, list[int]], calls: Programs, handles: dict[int, list[str]]
+) -> None:
     group = draw(st.sampled_from(["world", *groups]))
     ranks = groups.get(group, list(range(size)))
     call: dict[str, Any] = {"op": draw(st.sampled_from(COLLECTIVES)), "group": group, "numel": 4 * len(ranks)}

@@ -17,7 +17,9 @@ LOCAL = ("compute", "wait", "synchronize")
 
 
 class Reference:
-    def __init__(self, world_size: int, programs: Mapping[int, Sequence[Plain]], groups: Mapping[str, Sequence[int]], reading: str) -> None:
+    def __init__(
+        self, world_size: int, programs: Mapping[int, Sequence[Plain]], groups: Mapping[str, Sequence[int]], reading: str
+    ) -> None:
         self.size, self.programs, self.reading = world_size, programs, reading
         self.groups = {"world": list(range(world_size)), **{name: sorted(ranks) for name, ranks in groups.items()}}
         self.reached = dict.fromkeys(range(world_size), 0)  # calls begun: 0 … reached (the last one may be blocking)
@@ -75,7 +77,9 @@ class Reference:
         def channel(c: Plain) -> tuple[Any, Any]:
             return c.get("tag", 0), c.get("group") or "world"
 
-        return call["op"] in MESSAGES and call["op"].endswith(direction) and call["peer"] == peer and channel(call) == channel(like)
+        return (
+            call["op"] in MESSAGES and call["op"].endswith(direction) and call["peer"] == peer and channel(call) == channel(like)
+        )
 
     def collective_is_done(self, request: Request, call: Plain) -> bool:
         group, me = call.get("group") or "world", request[0]

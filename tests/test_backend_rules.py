@@ -121,8 +121,12 @@ CASES: list[tuple[str, str, str, Ranks, dict[str, Any], dict[str, Any], str]] = 
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rule", "says", "backend", "ranks", "options", "more", "outcome"), CASES, ids=[f"{c[0]} {c[1]}" for c in CASES])
-def test_rule(rule: str, says: str, backend: str, ranks: Ranks, options: dict[str, Any], more: dict[str, Any], outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("rule", "says", "backend", "ranks", "options", "more", "outcome"), CASES, ids=[f"{c[0]} {c[1]}" for c in CASES]
+)
+def test_rule(
+    rule: str, says: str, backend: str, ranks: Ranks, options: dict[str, Any], more: dict[str, Any], outcome: str
+) -> None:
     """The outcome is what the rule says."""
     assert under(backend, ranks, options, **more).outcome == outcome
 
@@ -162,6 +166,7 @@ def test_in_a_ring_the_rank_before_the_larger_one_aborts_on_gloo(op: str, sizes:
 
 def test_uneven_parts_of_an_all_to_all_are_judged_as_messages_on_gloo() -> None:
     """More than there is room for aborts, less leaves the tail."""
+
     def cut(ins: list[int], outs: list[int]) -> list[dict[str, Any]]:
         return [coll("all_to_all_single", sum(ins), in_splits=ins, out_splits=outs)]
 

@@ -16,7 +16,24 @@ from distsim.cli import console
 from distsim.cli.reference import PAGES
 
 HEAVY = ("torch", "networkx", "scipy", "pygraphviz", "graphviz", "simpy", "numpy", "yaml", "pydantic", "rich", "ml_dtypes")
-COMMANDS = ("simulate", "check", "run", "replay", "compare", "bench", "calibrate", "render", "explain", "test", "expand", "schema", "clusters", "new")
+COMMANDS = tuple(
+    [
+        "simulate",
+        "check",
+        "run",
+        "replay",
+        "compare",
+        "bench",
+        "calibrate",
+        "render",
+        "explain",
+        "test",
+        "expand",
+        "schema",
+        "clusters",
+        "new",
+    ]
+)
 
 
 def test_help_lists_exactly_the_commands_that_exist(cli):

@@ -83,7 +83,12 @@ def test_members_of_a_collective_leave_when_those_they_need_have_come() -> None:
     call = {"op": "broadcast", "root": 0, "numel": 4}
     run = Run("gloo", [call], [work(5), call], [work(7), call], [work(90), call])
     price = run.price("broadcast", 16, 0)
-    assert [run.times(rank, k)[2] for rank, k in ((0, 0), (1, 1), (2, 1), (3, 1))] == [7 + price, 90 + price, 7 + price, 90 + price]
+    assert [run.times(rank, k)[2] for rank, k in ((0, 0), (1, 1), (2, 1), (3, 1))] == [
+        7 + price,
+        90 + price,
+        7 + price,
+        90 + price,
+    ]
 
 
 def test_async_all_reduce_overlaps_with_compute_on_nccl() -> None:
@@ -196,7 +201,9 @@ def test_slow_rank_computes_longer() -> None:
     assert run.ends() == [("ended", 100), ("ended", 150)]
 
 
-@pytest.mark.parametrize(("profile", "ends"), [("gloo", [("raised", 60), ("killed", 60)]), ("nccl", [("blocked", 0), ("killed", 60)])])
+@pytest.mark.parametrize(
+    ("profile", "ends"), [("gloo", [("raised", 60), ("killed", 60)]), ("nccl", [("blocked", 0), ("killed", 60)])]
+)
 def test_rank_killed_at_a_time(profile: str, ends: list[tuple[str, int]]) -> None:
     """Gloo sees the closed connection at once (G13); on NCCL the peer hangs."""
     barrier = {"op": "barrier"}
@@ -219,7 +226,9 @@ def test_standstill_tells_since_when() -> None:
 def test_mismatches_name_all_who_met() -> None:
     run = Run("nccl", *([{"op": "all_reduce", "numel": 4, "reduce_op": op}] for op in ("sum", "max", "sum")))
     rows = tuple(run.row(r, 0) for r in range(3))
-    assert [(tuple(sorted(m)), fields, outcome) for m, fields, outcome in run.left.mismatches] == [(rows, ("reduce_op",), "wrong-data")]
+    assert [(tuple(sorted(m)), fields, outcome) for m, fields, outcome in run.left.mismatches] == [
+        (rows, ("reduce_op",), "wrong-data")
+    ]
 
 
 def test_matches_come_in_the_order_in_which_they_were_done() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from distsim.ops.table import OPS
 from distsim.profiles import PROFILES, READINGS
 from distsim.program.build import build_program
 from distsim.program.records import Program
+from distsim.simulation import _ended
 from tests.random_programs import Plain, any_programs, valid_programs
 
 OPTIONS: tuple[dict[str, Any], ...] = ({}, {"init": "eager"}, {"buffsize": 2500}, {"init": "eager", "buffsize": 350})
@@ -64,6 +66,19 @@ def test_both_engines_give_the_same_times_and_the_same_standstill(plain: Plain) 
         assert fast.outcome == ordered.outcome
         assert fast.makespan_ns == ordered.makespan_ns
         assert np.array_equal(fast.trace["match"], ordered.trace["match"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(any_programs())
+def test_a_run_that_completes_under_gloo_spares_the_verdict_its_pass(plain: Plain) -> None:
+    """Taken from the run or worked out: the same verdict and findings."""
+    program, cost = built(plain, "gloo")
+    ended = _ended(program, run(program, PROFILES["gloo"], cost))
+    if ended is None:
+        return
+    taken, worked_out = verdict_of(program, ended=ended), verdict_of(program)
+
+    assert replace(taken, standstill=None) == replace(worked_out, standstill=None)
 
 
 def test_the_fast_engine_is_not_chosen_where_arrival_decides() -> None:

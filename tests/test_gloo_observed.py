@@ -24,7 +24,9 @@ OBSERVED = Path(__file__).parent.parent.parent / "shared" / "semantics" / "gloo_
 CUT_OFF = ("timeout", "store_timeout", "connect_timeout", "peer_closed", "pair_closed_by_own_timeout", "monitored_barrier_error")
 CLOSED = ("Connection closed", "Application timeout", "Timed out", "Wait timeout")
 
-pytestmark = pytest.mark.skipif(not OBSERVED.exists(), reason="the observations are not beside this checkout (../shared/semantics)")
+pytestmark = pytest.mark.skipif(
+    not OBSERVED.exists(), reason="the observations are not beside this checkout (../shared/semantics)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,9 @@ def test_a_case_ends_as_it_did_in_the_lab(observed: dict[str, Any], name: str) -
     theirs = {int(rank): seen(name, end) for rank, end in observed[name].items() if rank.isdigit()}
     ours = {end.rank: found(end) for end in left.standstill.ends if end.rank in theirs}
     if case.either:
-        assert {r: e for r, e in ours.items() if r not in case.either} == {r: e for r, e in theirs.items() if r not in case.either}
+        assert {r: e for r, e in ours.items() if r not in case.either} == {
+            r: e for r, e in theirs.items() if r not in case.either
+        }
         assert any(end in ("killed", "cut off") for end in ours.values())
         return
     assert ours == theirs

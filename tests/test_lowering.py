@@ -186,7 +186,10 @@ INVALID: dict[str, tuple[str, str]] = {
     "a send to oneself": ("DS102", "send: {tensor: a, dst: rank}"),
     "a root outside the group": ("DS103", "broadcast: {tensor: a, group: pair, src: 2}"),
     "a group the caller is not in": ("DS104", "all_reduce: {tensor: a, group: others}"),
-    "splits that do not add up": ("DS107", "all_to_all_single: {input: b, output: b, input_splits: [1, 1, 1], output_splits: [1, 2, 3]}"),
+    "splits that do not add up": (
+        "DS107",
+        "all_to_all_single: {input: b, output: b, input_splits: [1, 1, 1], output_splits: [1, 2, 3]}",
+    ),
     "a handle never bound on this rank": ("DS106", "wait: late"),
     "buffers that do not fit": ("DS110", "all_gather_into_tensor: {input: a, output: a}"),
     "new_group with a rank outside": ("DS111", "new_group: {name: g, ranks: [0, 7]}"),
@@ -237,7 +240,9 @@ program:
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_a_call_without_a_process_group_is_invalid(order: str) -> None:
-    steps = {"before": ["barrier", "init_process_group"], "after": ["init_process_group", "destroy_process_group", "barrier"]}[order]
+    steps = {"before": ["barrier", "init_process_group"], "after": ["init_process_group", "destroy_process_group", "barrier"]}[
+        order
+    ]
     p = program("name: early\nworld: 2\nbackend: gloo\nprogram:\n" + "".join(f"  - {s}\n" for s in steps))
 
     assert codes_of(p) == ["DS108"]

@@ -192,7 +192,10 @@ def workers(blocked: int) -> list[list[dict[str, Any]]]:
     """Rank 0 starts all_reduces that nobody joins, then a broadcast that rank 1 joins."""
     calls = [{"op": "all_reduce", "numel": 4, "async": True, "handle": f"h{k}"} for k in range(blocked)]
     tree = {"op": "broadcast", "root": 0, "numel": 4}
-    return [[*calls, tree], [*({"op": "reduce", "root": 1, "numel": 4, "async": True, "handle": f"h{k}"} for k in range(blocked)), tree]]
+    return [
+        [*calls, tree],
+        [*({"op": "reduce", "root": 1, "numel": 4, "async": True, "handle": f"h{k}"} for k in range(blocked)), tree],
+    ]
 
 
 def test_two_blocked_collectives_use_up_the_workers_of_gloo() -> None:

@@ -25,7 +25,9 @@ NASTY = ['<b>x</b> & "y"', "a\\n\\l{b}|c", 'end"];evil [label="', "</TD></TR>", 
 def nasty_picture(text: str) -> Picture:
     table = ((Cell(text), Cell(parts=(Cell(text), Cell(text)))),)
     nodes = (Node("a", (Text(text), Text(text, bold=True))), Node("b", (Text(text),), table))
-    return Picture(text, text, nodes, (Edge("a", "b", text),), (Cluster("c", text, ("b",)),), legend=(Key("#FFFFFF", text),), notes=(text,))
+    return Picture(
+        text, text, nodes, (Edge("a", "b", text),), (Cluster("c", text, ("b",)),), legend=(Key("#FFFFFF", text),), notes=(text,)
+    )
 
 
 def pair() -> Made:
@@ -36,7 +38,9 @@ def pair() -> Made:
 def test_a_name_from_a_file_cannot_become_markup(text: str):
     """Every text is still one text of the drawn SVG, whatever it holds."""
     svg = dot_layout.drawn(dot(nasty_picture(text)), "svg", "dot").decode()
-    shown = ["".join(t.itertext()).replace("\u00a0", " ") for t in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+    shown = [
+        "".join(t.itertext()).replace("\u00a0", " ") for t in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    ]
     clean = "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
     assert sum(clean.strip() == t.strip() for t in shown) >= 7
@@ -69,7 +73,9 @@ def test_every_view_comes_in_every_format_without_a_system_dot(view: str, monkey
         assert render(view, fmt, program=program, run=run, op="all_gather")[:10].startswith(starts[fmt])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("view", "options"), [("groups", {}), ("startup", {}), ("waitfor", {}), ("op", {"op": "reduce_scatter"})])
+@pytest.mark.parametrize(
+    ("view", "options"), [("groups", {}), ("startup", {}), ("waitfor", {}), ("op", {"op": "reduce_scatter"})]
+)
 def test_dot_text_is_as_agreed(view: str, options: dict[str, str]):
     program, run = made(4, {r: [send((r + 1) % 4), recv((r - 1) % 4)] for r in range(4)}, name="ring", nodes=2,
                         groups={"pair[0]": (0, 1), "pair[1]": (2, 3)}, mesh={"a": 2, "b": 2})  # fmt: skip

@@ -58,7 +58,9 @@ def test_the_letters_tell_whose_data_they_are():
 
 
 def test_one_colour_stands_for_one_rank():
-    colours = {cell.text: cell.fill for r in range(4) for row in box(op_picture(OPS["all_gather"]), f"after{r}").table for cell in row}
+    colours = {
+        cell.text: cell.fill for r in range(4) for row in box(op_picture(OPS["all_gather"]), f"after{r}").table for cell in row
+    }
 
     assert len(set(colours.values())) == len(colours) == 4
 
@@ -89,7 +91,15 @@ def startup_text(program: Any) -> str:
 
 def test_start_up_lets_ranks_register_before_they_meet_and_groups_come_last():
     text = startup_text(build_program(3, {}, groups={"pair": (0, 2)}, backend="nccl"))
-    order = ["opens the store", "rank 1 is here", "rank 2 is here", "all 3 ranks are here", "group world", "group pair", "communicators"]
+    order = [
+        "opens the store",
+        "rank 1 is here",
+        "rank 2 is here",
+        "all 3 ranks are here",
+        "group world",
+        "group pair",
+        "communicators",
+    ]
 
     assert [text.index(words) for words in order] == sorted(text.index(words) for words in order)
 
@@ -216,7 +226,9 @@ def test_the_parts_of_a_batch_are_drawn_as_messages():
 
 def test_values_are_shown_where_they_are_known():
     program, run = made(2, {0: [send(1)], 1: [recv(0)]})
-    values = SimpleNamespace(final={(0, "x"): "[1]", (1, "y"): "[1]", (1, "z"): "?"}, at_call={(0, 0, "in"): "[1]", (1, 0, "out"): "[1]"})
+    values = SimpleNamespace(
+        final={(0, "x"): "[1]", (1, "y"): "[1]", (1, "z"): "?"}, at_call={(0, 0, "in"): "[1]", (1, 0, "out"): "[1]"}
+    )
     shown = {item.id: [line.text for line in item.lines] for item in dataflow_lanes(program, run, values).items}
 
     assert shown["r1_0"][-1] == "= [1]"

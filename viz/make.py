@@ -73,7 +73,12 @@ def digest(shown: Shown) -> str:
 
 def readme() -> str:
     """The gallery's page."""
-    lines = ["# Gallery", "", "Made by `python viz/make.py` from `scenarios/`; each picture has the command that draws it alone.", ""]
+    lines = [
+        "# Gallery",
+        "",
+        "Made by `python viz/make.py` from `scenarios/`; each picture has the command that draws it alone.",
+        "",
+    ]
     for shown in PICTURES:
         lines += [f"## {shown.of}: {shown.view}", "", shown.about, ""]
         lines += [f"`{shown.command}`", "", f"![{shown.about}]({shown.file})", ""]

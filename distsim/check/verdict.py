@@ -60,18 +60,23 @@ class Verdict:
     schedule: Schedule | None = None
 
 
-def verdict_of(program: Program, max_states: int = MAX_STATES) -> Verdict:
+def verdict_of(
+    program: Program, max_states: int = MAX_STATES, *, layout: Layout | None = None, ended: Standstill | None = None
+) -> Verdict:
     """Judge a program under every reading of what blocks, and every order of events.
 
     Without a receive from any source one untimed pass per reading is exact: the matching is fixed, so the order of events cannot
-    matter. Else every order is explored, until at most ``max_states`` states are stored.
+    matter. Else every order is explored, until at most ``max_states`` states are stored. ``ended``: how a run ended that completed under
+    rules at least as strict as the rendezvous reading, with nothing that differed where calls met; it stands for that pass.
     """
-    layout = build_layout(program)
+    layout = layout or build_layout(program)
     where = Whereabouts(layout)
     absent = frozenset(f.rank for f in program.faults if f.kind == "absent")
     never_starts = bool(absent) and "init_process_group" not in layout.lane_names
     if layout.any_source and not never_starts:
         orders = all_orders(layout, max_states)
+    elif ended is not None and not never_starts:
+        orders = Orders({"rendezvous": Ending({}, True, (), True, {"end": Example(ended)}, mismatch_ranks=())}, 0, True)
     else:
         orders = Orders(_single_passes(layout, where, absent), 0, True)
     return _Judgement(program, layout, where, orders, max_states).verdict()

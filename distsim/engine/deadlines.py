@@ -169,7 +169,9 @@ def outlasts(program: Program, profile: Profile, columns: Columns) -> bool:
         begun, left, done = posted[rows], returned[rows], finished[rows]
         done = np.where(done >= 0, done, end)
         if profile.device:
-            newest = np.concatenate((np.zeros(LAUNCH_QUEUE, dtype=np.int64), np.maximum.accumulate(np.where(begun >= 0, done, 0))))
+            newest = np.concatenate(
+                (np.zeros(LAUNCH_QUEUE, dtype=np.int64), np.maximum.accumulate(np.where(begun >= 0, done, 0)))
+            )
             begun = np.where(begun >= 0, np.maximum(begun, newest[: len(begun)]), -1)
         spans = np.where(running, done, np.where(left >= 0, left, end)) - begun
         if np.any((begun >= 0) & (running | waiting) & (spans > shortest)):
@@ -189,14 +191,18 @@ def _clocked(calls: list[Any], device: bool) -> tuple[Any, Any]:
     kinds = [OPS[call.op].kind for call in calls for _ in (call, *call.parts)]
     running = ("p2p", "batch", "collective") if device else ("collective",)
     waiting = () if device else ("p2p", "batch", "wait", "group")
-    return np.array([kind in running for kind in kinds], dtype=np.bool_), np.array([kind in waiting for kind in kinds], dtype=np.bool_)
+    return np.array([kind in running for kind in kinds], dtype=np.bool_), np.array(
+        [kind in waiting for kind in kinds], dtype=np.bool_
+    )
 
 
 def late_findings(program: Program, profile: Profile, late: tuple[Late, ...]) -> tuple[Finding, ...]:
     """DS804, one per place."""
     places: dict[int, list[Late]] = {}
     for one in late:
-        places.setdefault(program.code_call(one.rank, min(one.position, len(program.code(one.rank).calls) - 1)).site, []).append(one)
+        places.setdefault(program.code_call(one.rank, min(one.position, len(program.code(one.rank).calls) - 1)).site, []).append(
+            one
+        )
     found = []
     for site, those in places.items():
         ranks = tuple(sorted({one.rank for one in those}))

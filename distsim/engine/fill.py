@@ -61,9 +61,7 @@ def _posts(base: NDArray[np.int64], end: NDArray[np.int64], posted: NDArray[np.i
 
 def _batches(columns: Columns, code: Code, posted: NDArray[np.int64], returned: NDArray[np.int64]) -> None:
     """The parts of a batch are posted with it and return with it."""
-    pairs = [
-        (code.offsets[p] + k, code.offsets[p]) for p, call in enumerate(code.calls) for k in range(1, len(call.parts) + 1)
-    ]
+    pairs = [(code.offsets[p] + k, code.offsets[p]) for p, call in enumerate(code.calls) for k in range(1, len(call.parts) + 1)]
     if not pairs:
         return
     parts, whole = np.array(pairs, dtype=np.int64).T
@@ -109,9 +107,7 @@ def _computes(columns: Columns, code: Code, started: NDArray[np.int64], posted: 
 
 def _waits(columns: Columns, code: Code, waited: NDArray[np.int64], returned: NDArray[np.int64]) -> None:
     """`waited`: when the wait on a request returned."""
-    pairs = [
-        (row, code.offsets[p]) for p, call in enumerate(code.calls) for d in call.waits for row in request_rows(code, p - d)
-    ]
+    pairs = [(row, code.offsets[p]) for p, call in enumerate(code.calls) for d in call.waits for row in request_rows(code, p - d)]
     if not pairs:
         return
     requests, waits = np.array(pairs, dtype=np.int64).T

@@ -31,7 +31,9 @@ def run_ordered(program: Program, profile: Profile, cost: CostModel, follow: Fol
 
 def outcome_of(program: Program, left: Ordered) -> str:
     """The worst that happened in a run."""
-    return worst_of(left.standstill, {*(outcome for _, _, outcome in left.mismatches), *(("undefined",) if left.undefined else ())})
+    return worst_of(
+        left.standstill, {*(outcome for _, _, outcome in left.mismatches), *(("undefined",) if left.undefined else ())}
+    )
 
 
 def worst_of(standstill: Standstill, mishaps: Iterable[str]) -> str:

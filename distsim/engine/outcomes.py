@@ -89,9 +89,14 @@ def _with(program: Program, **options: Any) -> Program:
 def _init_matters(program: Program) -> bool:
     """Could the other way to make communicators go wrong, where one way completes? Messages outside batches travel on others (N7),
     first use is a meeting (N8), and new_group is one or is not (2.3)."""
-    return any(
-        OPS[call.op].kind in ("p2p", "batch") or call.op == "new_group" for code in program.codes for call in _distinct(code.calls)
-    ) or len(program.groups) > 1
+    return (
+        any(
+            OPS[call.op].kind in ("p2p", "batch") or call.op == "new_group"
+            for code in program.codes
+            for call in _distinct(code.calls)
+        )
+        or len(program.groups) > 1
+    )
 
 
 def _distinct(calls: list[Any]) -> list[Any]:
@@ -135,7 +140,9 @@ def _is_short(program: Program, profile: Profile, cost: CostModel) -> bool:
         return True
     longest = 0
     for code in program.codes:
-        known = {id(call): _longest(program, cost, code, k) for k, call in enumerate(code.calls) if call.op in ("compute", "sleep")}
+        known = {
+            id(call): _longest(program, cost, code, k) for k, call in enumerate(code.calls) if call.op in ("compute", "sleep")
+        }
         longest += sum(known.get(id(call), 0) for call in code.calls)
     return 2 * longest < min(limits_ns(program, profile))
 

@@ -32,6 +32,11 @@ PEER_CLOSED = "Connection closed by peer. This is typically caused by a remote w
 OWN_CLOSURE = "Application timeout caused pair closure"
 
 
+def _calls_library(launch: Launch) -> bool:
+    """A message: it takes the process's lock. Work of the rank's own does not, and a collective is the worker's."""
+    return not launch.workers and launch.parts[0].kind is not PartKind.WORK
+
+
 class Rules(Meetings):
     """What may happen to a `State` of a program under a profile. The tables are static; only states change."""
 
@@ -61,7 +66,7 @@ class Rules(Meetings):
             return state.open[rank] == 0
         if type(instruction) is Meet:
             return rank not in state.meets.get(instruction.key, ())
-        if type(instruction) is Lock or (self.profile.lock and type(instruction) is Post and not instruction.launch.workers):
+        if type(instruction) is Lock or (self.profile.lock and type(instruction) is Post and _calls_library(instruction.launch)):
             return not self._worker_has_lock(state, rank)
         return type(instruction) is not Stuck
 

@@ -30,7 +30,8 @@ class Tables:
         self.unlike = unlike_groups(program, profile)
         shared = Shared(self.unlike)
         self.code: list[list[Instruction]] = [
-            compiler(program, profile, rank, self.base[rank], shared).run() for rank in range(program.world_size)]
+            compiler(program, profile, rank, self.base[rank], shared).run() for rank in range(program.world_size)
+        ]
         self.launches: dict[int, Launch] = {launch.row: launch for code in self.code for launch in iter_launches(code)}
         self.parts: dict[int, Part] = {part.row: part for launch in self.launches.values() for part in launch.parts}
         self.unit_of: dict[int, int] = {p.row: la.row for la in self.launches.values() if la.is_unit for p in la.parts}

@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+
 from distsim.strategies.base import Strategy
-from distsim.strategies.coalescing import CoalescingManager
-from distsim.strategies.context_parallel import ContextParallel
-from distsim.strategies.data_parallel import DataParallel
-from distsim.strategies.ddp import Ddp
-from distsim.strategies.expert_parallel import ExpertParallel
-from distsim.strategies.fsdp import Fsdp
-from distsim.strategies.hybrid import Hybrid
-from distsim.strategies.objects import AllGatherObject, BroadcastObjectList, GatherObject, ScatterObjectList
-from distsim.strategies.pipeline import Pipeline
-from distsim.strategies.tensor_parallel import TensorParallel
-from distsim.strategies.train import Transformer
 
-#: The classes of strategies' fields, in the order in which they are listed.
-_ROWS: tuple[type[Strategy], ...] = (
-    DataParallel, Ddp, Fsdp, Pipeline, TensorParallel, ContextParallel, ExpertParallel, Hybrid, Transformer,
-    BroadcastObjectList, AllGatherObject, GatherObject, ScatterObjectList, CoalescingManager,
-)  # fmt: skip
 
-#: Name of the entry -> the class of its fields. An entry whose key is here is expanded when the scenario is read.
-STRATEGIES: dict[str, type[Strategy]] = {row.name: row for row in _ROWS}
+class _Strategies(Mapping[str, type[Strategy]]):
+    """Name of the entry -> the class of its fields, whose module is loaded when it is asked for: most files name no strategy."""
+
+    def __init__(self, where: dict[str, str]) -> None:
+        self._where = where
+
+    def __getitem__(self, name: str) -> type[Strategy]:
+        module, _, row = self._where[name].partition(" ")
+        found: type[Strategy] = getattr(import_module(f"distsim.strategies.{module}"), row)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._where
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+
+#: Every strategy, in the order in which they are listed: name -> its module here and its class.
+STRATEGIES = _Strategies(
+    {
+        "data_parallel": "data_parallel DataParallel",
+        "ddp": "ddp Ddp",
+        "fsdp": "fsdp Fsdp",
+        "pipeline": "pipeline Pipeline",
+        "tensor_parallel": "tensor_parallel TensorParallel",
+        "context_parallel": "context_parallel ContextParallel",
+        "expert_parallel": "expert_parallel ExpertParallel",
+        "hybrid": "hybrid Hybrid",
+        "transformer": "train Transformer",
+        "broadcast_object_list": "objects BroadcastObjectList",
+        "all_gather_object": "objects AllGatherObject",
+        "gather_object": "objects GatherObject",
+        "scatter_object_list": "objects ScatterObjectList",
+        "coalescing_manager": "coalescing CoalescingManager",
+    }
+)

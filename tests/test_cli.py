@@ -16,23 +16,9 @@ from distsim.cli import console
 from distsim.cli.reference import PAGES
 
 HEAVY = ("torch", "networkx", "scipy", "pygraphviz", "graphviz", "simpy", "numpy", "yaml", "pydantic", "rich", "ml_dtypes")
-COMMANDS = tuple(
-    [
-        "simulate",
-        "check",
-        "run",
-        "replay",
-        "compare",
-        "bench",
-        "calibrate",
-        "render",
-        "explain",
-        "test",
-        "expand",
-        "schema",
-        "clusters",
-        "new",
-    ]
+COMMANDS = (
+    *("simulate", "check", "run", "replay", "compare", "bench", "calibrate"),
+    *("render", "explain", "test", "expand", "schema", "clusters", "new"),
 )
 
 

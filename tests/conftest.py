@@ -30,3 +30,12 @@ def cli() -> Cli:
         return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=120, check=False)
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _own_processes_only(request: pytest.FixtureRequest) -> None:
+    """Tests of real runs look at the processes that they start themselves."""
+    if request.path.name.startswith("test_real_"):
+        from real_runs import forget_others
+
+        forget_others()

@@ -31,8 +31,22 @@ def run(what: Scenario, *, timeout_s: float = 20, **wish: Any) -> RealRun:
     return found
 
 
+#: Helpers of other tests that live on in this process: multiprocessing's resource tracker and fork server.
+_OTHERS: set[int] = set()
+
+
+def forget_others() -> None:
+    """What runs now was not started by the test that begins."""
+    _OTHERS.clear()
+    _OTHERS.update(_children())
+
+
 def children() -> set[int]:
-    """Processes whose parent this one is, the dead that nobody has looked at included."""
+    """Processes that the test started and that are still there, the dead that nobody has looked at included."""
+    return _children() - _OTHERS
+
+
+def _children() -> set[int]:
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

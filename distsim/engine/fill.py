@@ -62,13 +62,20 @@ def _posts(base: NDArray[np.int64], end: NDArray[np.int64], posted: NDArray[np.i
 def _batches(columns: Columns, code: Code, posted: NDArray[np.int64], returned: NDArray[np.int64]) -> None:
     """The parts of a batch are posted with it and return with it."""
     pairs = [(code.offsets[p] + k, code.offsets[p]) for p, call in enumerate(code.calls) for k in range(1, len(call.parts) + 1)]
+    _copy(columns, code, pairs, (posted, posted), (returned, returned))
+
+
+def _copy(
+    columns: Columns, code: Code, pairs: list[tuple[int, int]], *times: tuple[NDArray[np.int64], NDArray[np.int64]]
+) -> None:
+    """For each pair of a code's rows, on all its ranks: the first row's time becomes the second row's. ``times``: (to, from) columns."""
     if not pairs:
         return
-    parts, whole = np.array(pairs, dtype=np.int64).T
+    rows, sources = np.array(pairs, dtype=np.int64).T
     for rank in code.ranks:
         base = columns.base[rank]
-        posted[base + parts] = posted[base + whole]
-        returned[base + parts] = returned[base + whole]
+        for target, source in times:
+            target[base + rows] = source[base + sources]
 
 
 def _meetings(program: Program, columns: Columns, posted: NDArray[np.int64], started: NDArray[np.int64], finished: NDArray[np.int64],
@@ -108,12 +115,7 @@ def _computes(columns: Columns, code: Code, started: NDArray[np.int64], posted: 
 def _waits(columns: Columns, code: Code, waited: NDArray[np.int64], returned: NDArray[np.int64]) -> None:
     """`waited`: when the wait on a request returned."""
     pairs = [(row, code.offsets[p]) for p, call in enumerate(code.calls) for d in call.waits for row in request_rows(code, p - d)]
-    if not pairs:
-        return
-    requests, waits = np.array(pairs, dtype=np.int64).T
-    for rank in code.ranks:
-        base = columns.base[rank]
-        waited[base + requests] = returned[base + waits]
+    _copy(columns, code, pairs, (waited, returned))
 
 
 def _waits_in_turn(

@@ -63,20 +63,26 @@ def _roots(op: str, group: Group) -> tuple[int | None, ...]:
 def _reductions(world: Group) -> Iterator[Case]:
     for op, row in OPS.items():
         for dtype, reduce_op in REDUCTIONS if row.reduces else ():
-            yield collective(op, dtype, world, reduce_op=reduce_op, root=_roots(op, world)[-1])
+            yield (coalesced if row.coalesces else collective)(op, dtype, world, reduce_op=reduce_op, root=_roots(op, world)[-1])
 
 
 def _moves(world: Group) -> Iterator[Case]:
     for op, row in OPS.items():
         if row.kind == "collective" and row.gives != "none" and not row.reduces:
             for dtype in MOVED:
-                yield collective(op, dtype, world, root=_roots(op, world)[0])
+                yield (coalesced if row.coalesces else collective)(op, dtype, world, root=_roots(op, world)[0])
 
 
 def _variants(world: Group, sub: Group) -> Iterator[Case]:
     """Every root, a sub-group, async, lists of names, uneven parts (not of all_to_all and all_gather: gloo refuses them)."""
     for op, row in OPS.items():
         if row.kind != "collective" or row.gives == "none":
+            continue
+        if row.coalesces:
+            yield coalesced(op, "float32", world, is_async=True)
+            yield coalesced(op, "float32", sub)
+            yield coalesced(op, "float32", world, sizes=(5,))
+            yield coalesced(op, "float32", world, sizes=(1, 0, 64, 7))
             continue
         for root in _roots(op, world):
             yield collective(op, "float32", world, root=root, is_async=True)
@@ -106,6 +112,31 @@ def collective(
         gives = row.gives == "all" or i == at
         call = Call(op=op, rank=rank, group=group, root=root, reduce_op=reduce_op, is_async=is_async)
         _place(case, call, given[i] if gives else [], got[i], listed=listed, uneven=sizes is not None)
+    return case
+
+
+def coalesced(
+    op: str, dtype: str, group: Group, *, reduce_op: str | None = None, is_async: bool = False, sizes: tuple[int, ...] = (3, 2, 4),
+    root: None = None,
+) -> Case:  # fmt: skip
+    """One launch of as many parts as there are sizes (of a rank's share)."""
+    member = OPS[op].coalesces
+    assert member is not None
+    words = (op, dtype, reduce_op, group.name, "async" * is_async, "" if sizes == (3, 2, 4) else "x".join(map(str, sizes)))
+    case = Case("-".join(filter(None, words)), op, {}, {}, {})
+    parts = [collective(member.op, dtype, group, reduce_op=reduce_op, sizes=lambda i, j, size=size: size) for size in sizes]
+    for rank in group.ranks:
+        pieces = [(k, part.calls[rank][0], part) for k, part in enumerate(parts)]
+
+        def named(buffer: Buffer, k: int) -> Buffer:
+            return replace(buffer, name=f"{buffer.name}{k}")
+
+        for side in ("before", "after"):
+            found = {named(b, k): array for k, _, part in pieces for b, array in getattr(part, side)[rank].items()}
+            getattr(case, side)[rank] = found
+        call = replace(pieces[0][1], op=op, is_async=is_async)
+        inputs, outputs = (tuple(named(getattr(c, side)[0], k) for k, c, _ in pieces) for side in ("inputs", "outputs"))
+        case.calls[rank] = [replace(call, inputs=inputs, outputs=outputs)]
     return case
 
 

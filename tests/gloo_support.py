@@ -1,4 +1,5 @@
-"""Asks gloo itself what it takes: every operation of the table with every dtype and reduce op, on two ranks of one machine.
+"""Asks gloo itself what it takes: every operation of the table with every dtype and reduce op, on two ranks of one machine; and, with
+``shapes`` behind it, which shapes of an input and an output.
 
 ``python tests/gloo_support.py`` prints a line per call as JSON: operation, dtype, reduce op, and the error's text or null. A refusal
 comes on both ranks before anything is sent, so the group stays in use. tests/test_support.py holds the project's table to it.
@@ -17,10 +18,20 @@ from typing import Any
 DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8", "uint8",
           "bool", "complex64", "complex128")  # fmt: skip
 REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
-REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+REDUCING = (
+    "all_reduce",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_reduce_coalesced",
+    "reduce_scatter_tensor_coalesced",
+)
 MOVING = ("send", "recv", "isend", "irecv", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all",
-          "all_to_all_single")  # fmt: skip
+          "all_to_all_single", "all_gather_into_tensor_coalesced")  # fmt: skip
 RANKS = 2
+#: Shapes of a rank's share and of all shares in one tensor.
+SHAPES = (((3, 2), (6, 2)), ((3, 2), (12,)), ((6,), (2, 6)), ((6,), (12,)), ((3, 2), (2, 3, 2)), ((0,), (0,)))
+SHAPED = ("all_gather_into_tensor", "reduce_scatter_tensor")
 
 
 def asked() -> Iterator[tuple[str, str, str | None]]:
@@ -30,6 +41,10 @@ def asked() -> Iterator[tuple[str, str, str | None]]:
 
 def make_call(dist: Any, rank: int, op: str, whole: Any, part: Any, reduce_op: Any) -> None:
     """``whole`` has an element for each rank, ``part`` one."""
+    if op.endswith("_coalesced"):
+        with dist._coalescing_manager():
+            make_call(dist, rank, op.removesuffix("_coalesced"), whole, part, reduce_op)
+        return
     parts = [part.clone() for _ in range(RANKS)]
     if op in ("send", "recv"):
         dist.send(whole, 1) if rank == 0 else dist.recv(whole, 0)
@@ -54,6 +69,23 @@ def make_call(dist: Any, rank: int, op: str, whole: Any, part: Any, reduce_op: A
         dist.all_to_all_single(whole, whole.clone())
 
 
+def ask_shapes(rank: int, store: str) -> Iterator[tuple[str, Any, Any, str | None]]:
+    """(operation, shape of a share, of all shares, error's text)"""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=timedelta(seconds=20))
+    for op in (f"{op}{launch}" for op in SHAPED for launch in ("", "_coalesced")):
+        for share, shares in SHAPES:
+            try:
+                make_call(dist, rank, op, torch.ones(shares), torch.ones(share), dist.ReduceOp.SUM)
+                text = None
+            except (RuntimeError, ValueError, TypeError) as error:
+                text = str(error)
+            yield op, share, shares, text
+    dist.destroy_process_group()
+
+
 def ask(rank: int, store: str) -> Iterator[tuple[str, str, str | None, str | None]]:
     import torch
     import torch.distributed as dist
@@ -66,6 +98,7 @@ def ask(rank: int, store: str) -> Iterator[tuple[str, str, str | None, str | Non
             text = None
         except (RuntimeError, ValueError, TypeError) as error:
             text = str(error)
+            dist.distributed_c10d._world.pg_coalesce_state.clear()  # an error inside the context leaves the group collecting
         yield op, dtype, reduce_op, text
     dist.destroy_process_group()
 
@@ -77,7 +110,7 @@ def main() -> int:
     rank = 1 if child == 0 else 0
     status = 1
     try:
-        for line in ask(rank, store):
+        for line in (ask_shapes if "shapes" in sys.argv[1:] else ask)(rank, store):
             if rank == 0:
                 sys.stdout.write(json.dumps(line) + "\n")
         status = 0

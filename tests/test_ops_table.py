@@ -24,8 +24,9 @@ ROWS = [pytest.param(row, id=op) for op, row in OPS.items()]
 COLLECTIVES = [pytest.param(row, id=op) for op, row in OPS.items() if row.kind == "collective"]
 MOVING = [pytest.param(row, id=op) for op, row in OPS.items() if row.kind == "collective" and row.gets != "none"]
 #: design section 3, "Steps"; `repeat` is a block of the loader.
-STEPS = """compute assign synchronize sleep send recv isend irecv batch_isend_irecv wait broadcast all_reduce reduce all_gather
-all_gather_into_tensor gather scatter reduce_scatter reduce_scatter_tensor all_to_all all_to_all_single barrier monitored_barrier
+STEPS = """compute assign synchronize wait_stream sleep send recv isend irecv batch_isend_irecv wait broadcast all_reduce reduce all_gather
+all_gather_into_tensor gather scatter reduce_scatter reduce_scatter_tensor
+all_reduce_coalesced all_gather_into_tensor_coalesced reduce_scatter_tensor_coalesced all_to_all all_to_all_single barrier monitored_barrier
 new_group init_process_group destroy_process_group exit fail"""
 PALETTE = {value for name, value in vars(colours).items() if name.isupper()}
 NAMES_THAT_MAY_START_A_SENTENCE = {"gloo", "nccl", "torch", "avg", "on:", "output_splits"}
@@ -47,7 +48,7 @@ def call(op: str, inputs: tuple[Buffer, ...] = (), outputs: tuple[Buffer, ...] |
 def test_the_table_holds_the_steps_of_the_design() -> None:
     assert list(OPS) == STEPS.split()
     renamed = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
-    assert renamed == ALIASES
+    assert renamed | {f"{new}_coalesced": f"{old}_coalesced" for new, old in renamed.items()} == ALIASES
     assert not set(ALIASES) & set(OPS)
 
 
@@ -146,7 +147,7 @@ def test_a_rooted_collective_has_torchs_two_ways_to_name_the_root(row: type[Op])
 
 def test_operations_in_place_have_a_tensor_the_others_input_and_output() -> None:
     in_place = {op for op, row in OPS.items() if "tensor" in row.model_fields}
-    assert in_place == {"assign", "send", "recv", "isend", "irecv", "broadcast", "all_reduce", "reduce"}
+    assert in_place == {"assign", "send", "recv", "isend", "irecv", "broadcast", "all_reduce", "reduce", "all_reduce_coalesced"}
     others = {op for op, row in OPS.items() if row.kind == "collective" and row.gets != "none"} - in_place
     assert all({"input", "output"} <= set(OPS[op].model_fields) for op in others)
 
@@ -156,7 +157,8 @@ def test_busbw_factors_are_those_of_nccl_tests() -> None:
     assert {op: row.busbw_factor(8) for op, row in OPS.items() if row.nccl_tests} == {
         "send": 1, "recv": 1, "isend": 1, "irecv": 1, "broadcast": 1, "reduce": 1, "all_reduce": 14 / 8,
         "all_gather": 7 / 8, "all_gather_into_tensor": 7 / 8, "reduce_scatter": 7 / 8, "reduce_scatter_tensor": 7 / 8,
-        "gather": 7 / 8, "scatter": 7 / 8, "all_to_all": 7 / 8, "all_to_all_single": 7 / 8,
+        "gather": 7 / 8, "scatter": 7 / 8, "all_to_all": 7 / 8, "all_to_all_single": 7 / 8, "all_reduce_coalesced": 14 / 8,
+        "all_gather_into_tensor_coalesced": 7 / 8, "reduce_scatter_tensor_coalesced": 7 / 8,
     }  # fmt: skip
 
 

@@ -14,10 +14,11 @@ from distsim.ops.checks import reduce_refusal
 from distsim.ops.records import DTYPE_BYTES, REDUCE_OPS, Buffer, Call, Group
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES
-from distsim.profiles.support import GLOO_SUPPORT, MPI_SUPPORT, NCCL_SUPPORT, SCALAR_TYPES, SUPPORT, reductions
+from distsim.profiles.support import GLOO_SUPPORT, MPI_SUPPORT, NCCL_SUPPORT, SCALAR_TYPES, SHAPED, SUPPORT, reductions
 
 ROOT = Path(__file__).resolve().parent.parent
 OBSERVED = ROOT.parent / "shared" / "semantics" / "gloo_observed.json"
+SIDES = ("input_parts", "output_parts")
 MEETING = [op for op, row in OPS.items() if row.kind in ("p2p", "collective")]
 
 
@@ -27,8 +28,9 @@ def test_each_profile_refuses_what_its_table_says() -> None:
         for op in MEETING:
             for dtype in DTYPE_BYTES:
                 for reduce_op in REDUCE_OPS if OPS[op].reduces else (None,):
-                    buffer = (Buffer("x", 0, (2,), dtype),)
-                    call = Call(op, 0, pair, peer=1, reduce_op=reduce_op, inputs=buffer, outputs=buffer)
+                    one, two = (Buffer("x", 0, (n,), dtype) for n in (2, 4))
+                    inputs, outputs = ((two,) if op in SHAPED and getattr(OPS[op], side) == "n" else (one,) for side in SIDES)
+                    call = Call(op, 0, pair, peer=1, reduce_op=reduce_op, inputs=inputs, outputs=outputs)
                     assert profile.refuse(call) == SUPPORT[name].refusal(op, dtype, reduce_op)
 
 
@@ -96,8 +98,28 @@ def test_gloo_itself_takes_and_refuses_what_the_table_says() -> None:
     answers = [json.loads(line) for line in found.stdout.splitlines()]
     unlike = [(op, d, r, said) for op, d, r, said in answers if not _agrees(GLOO_SUPPORT.refusal(op, d, r), said)]
 
-    assert (found.returncode, len(answers)) == (0, 4 * 14 * 8 + 11 * 14), found.stderr[-500:]
+    assert (found.returncode, len(answers)) == (0, 6 * 14 * 8 + 12 * 14), found.stderr[-500:]
     assert unlike == []
+
+
+def test_gloo_itself_takes_and_refuses_the_shapes_that_the_table_says() -> None:
+    """The larger tensor must begin with n times the first axis of the smaller, of a single call and of a coalesced one."""
+    pytest.importorskip("torch", reason="needs torch, to ask gloo itself")
+    found = subprocess.run(
+        [sys.executable, ROOT / "tests" / "gloo_support.py", "shapes"], capture_output=True, text=True, timeout=120, check=False
+    )
+    answers = [json.loads(line) for line in found.stdout.splitlines()]
+    told = [(_refused(op, share, shares), said) for op, share, shares, said in answers]
+
+    assert (found.returncode, len(answers)) == (0, 4 * 6), found.stderr[-500:]
+    assert [pair for pair in told if (pair[0] is None) != (pair[1] is None) or (pair[0] or "") not in (pair[1] or "")] == []
+    assert {bool(reason) for reason, _ in told} == {True, False}
+
+
+def _refused(op: str, share: list[int], shares: list[int]) -> str | None:
+    one, many = (Buffer("x", 0, tuple(shape), "float32") for shape in (share, shares))
+    given, got = (one, many) if OPS[op].output_parts == "n" else (many, one)
+    return GLOO_SUPPORT.refuse(Call(op, 0, Group(0, "world", (0, 1)), reduce_op="sum", inputs=(given,), outputs=(got,)))
 
 
 def _agrees(expected: str | None, said: str | None) -> bool:

@@ -74,6 +74,8 @@ class Op(BaseModel):
     nonblocking: ClassVar[bool] = False
     #: True where sizes are agreed on pair by pair (all_to_all): `cross_faults` judges them, not `agreement` alone.
     pairwise: ClassVar[bool] = False
+    #: The operation of which this one launches several at once; None where a call is one operation (`separate`).
+    coalesces: ClassVar["type[Op] | None"] = None
     #: nccl-tests' program for the operation; None where it has none.
     nccl_tests: ClassVar[str | None] = None
     #: The function of torch.distributed; None where the operation is no call on it.
@@ -104,9 +106,14 @@ class Op(BaseModel):
         """What equality of `agreement` can't say: (global rank, global rank, why their calls don't fit) for each such pair.
 
         ``calls``: the calls of members, in group order; those who have not come are left out. To be asked where ``pairwise`` is set
-        and the agreements differ or hold no "numel".
+        and the agreements differ or hold no "numel". Of a coalesced launch it says which parts differ.
         """
         return []
+
+    @classmethod
+    def separate(cls, call: Call) -> tuple[Call, ...]:
+        """The calls that this launch holds: of a coalesced one each part as a call of its own, else the call itself."""
+        return (call,)
 
     @classmethod
     def nbytes(cls, call: Call) -> int:

@@ -43,6 +43,21 @@ def unlike_dtypes(buffers: Sequence[Buffer]) -> str | None:
     return None
 
 
+def mixed_parts(buffers: Sequence[Buffer]) -> str | None:
+    """The parts of a coalesced launch differ in dtype (torch: `_ensure_all_tensors_same_dtype` in all_reduce_coalesced)."""
+    reason = unlike_dtypes(buffers)
+    return f"the parts of one launch have one dtype: {reason}" if reason else None
+
+
+def shared_part(inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> str | None:
+    """Two parts of a coalesced launch write one tensor, or one writes what another reads."""
+    for k, got in enumerate(outputs):
+        others = [*outputs[:k], *inputs[:k], *inputs[k + 1 :]]
+        if got.name and any((o.name, o.index) == (got.name, got.index) for o in others):
+            return f"{got.label} stands in two parts of one launch; parts run side by side, so each needs a tensor of its own"
+    return None
+
+
 def reduce_refusal(dtype: str, reduce_op: str) -> str | None:
     """Why no back end reduces this dtype with this op. What only some refuse is their profile's business.
 

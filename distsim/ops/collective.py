@@ -9,6 +9,7 @@ from distsim.ops.base import Op, Share, Source
 from distsim.ops.checks import first, foreign_root, stranger, unlike_dtypes
 from distsim.ops.fields import Expr, GroupField, HandleField, ReduceOpField, TensorField
 from distsim.ops.records import Buffer, Call
+from distsim.ops.streams import StreamField
 
 
 class Collective(Op):
@@ -21,6 +22,8 @@ class Collective(Op):
     group: GroupField = None
     is_async: StrictBool = Field(default=False, alias="async")
     handle: HandleField = Field(default=None, alias="as")
+    #: The stream that is current at the call (`torch.cuda.stream`); means something where there are streams (nccl).
+    on: StreamField = ""
 
     @model_validator(mode="after")
     def _handle_needs_async(self) -> "Collective":

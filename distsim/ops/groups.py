@@ -45,6 +45,8 @@ class InitProcessGroup(Op):
         explicit: dict[str, Any] = {}
         if call.init_method not in (None, "env://"):
             explicit = {"rank": call.rank, "world_size": call.group.size}
+        if call.device_id is not None:
+            explicit["device_id"] = call.device_id
         return dist.init_process_group(call.backend, call.init_method, timeout=_timedelta(call.timeout_ns), **explicit)
 
 

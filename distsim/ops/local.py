@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from distsim.ops import colours
 from distsim.ops.base import Drawing, Op, Words
@@ -20,6 +20,7 @@ from distsim.ops.fields import (
     expression,
 )  # fmt: skip
 from distsim.ops.records import Call
+from distsim.ops.streams import StreamField
 
 
 class Local(Op):
@@ -39,7 +40,7 @@ class Compute(Local):
         waits="Nobody. Under nccl it is only launched, and runs when its stream comes to it.",
         example="- compute: {name: forward, time: 3 ms, reads: [x], writes: [y]}",
         notes=("Time is given, or priced from flops and bytes by the cluster's device.",
-               "on: host keeps the host busy; another word names a stream of its own."),
+               "on: host keeps the host busy; another word names a stream of its own, which waits for others by wait_stream alone."),
     )  # fmt: skip
 
     time: DurationField = None
@@ -51,6 +52,11 @@ class Compute(Local):
     adds: RefList = ()
     on: str = ""
     dtype: DtypeField | None = None
+
+    @field_validator("on")
+    @classmethod
+    def _default_stream(cls, value: str) -> str:
+        return "" if value == "current" else value
 
     @model_validator(mode="after")
     def _one_price(self) -> "Compute":
@@ -87,6 +93,31 @@ class Synchronize(Local):
         example="- synchronize",
         notes=("A hung nccl collective shows on the host at such a point, not at its call.",),
     )
+
+
+class WaitStream(Local):
+    op = "wait_stream"
+    first_field = "stream"
+    drawing = Drawing(colours.WAIT, "box", "wait")
+    words = Words(
+        signature="torch.cuda.Stream.wait_stream(stream)",
+        before="Both streams hold what was launched on them so far.",
+        after="What is launched on the stream `on` from here on starts when the other has finished what it holds now.",
+        waits="The stream `on`, not the host. Under gloo and mpi there are no streams, and nothing waits.",
+        example="- wait_stream: reduce",
+        notes=("Left out, `on` and `stream` are the current stream; `current` names it.",),
+    )
+
+    stream: StreamField = ""
+    on: StreamField = ""
+
+    @model_validator(mode="after")
+    def _two_streams(self) -> "WaitStream":
+        if self.stream == self.on:
+            raise ValueError(
+                "expected two streams: one that waits (`on`) and one that is waited for (`stream`); `current` is the default"
+            )
+        return self
 
 
 class Sleep(Local):
@@ -152,6 +183,8 @@ class Wait(Op):
     )
 
     handles: WaitField
+    #: Which stream waits, where there are streams (nccl).
+    on: StreamField = ""
 
     @classmethod
     def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:

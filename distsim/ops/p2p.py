@@ -10,6 +10,7 @@ from distsim.ops.base import Drawing, Effect, Op, Source, Words
 from distsim.ops.checks import described, first, stranger
 from distsim.ops.fields import Expr, GroupField, HandleField, TensorField, expression
 from distsim.ops.records import Call
+from distsim.ops.streams import StreamField
 from distsim.schedules import Algorithm, Round, Transfer
 
 
@@ -28,6 +29,8 @@ class Message(Op):
     tensor: TensorField
     group: GroupField = None
     tag: Expr = Field(default_factory=lambda: expression(0), json_schema_extra={"default": 0})
+    #: The stream that is current at the call; of a batch, the batch's own counts.
+    on: StreamField = ""
 
     @classmethod
     def parties(cls, call: Call) -> tuple[int, ...]:
@@ -203,6 +206,7 @@ class BatchIsendIrecv(Op):
 
     ops: tuple[Any, ...]
     handle: HandleField = Field(default=None, alias="as")
+    on: StreamField = ""
 
     @classmethod
     def parties(cls, call: Call) -> tuple[int, ...]:

@@ -99,10 +99,12 @@ class Call:
     reads: tuple[Buffer, ...] = ()
     writes: tuple[Buffer, ...] = ()
     adds: tuple[Buffer, ...] = ()
-    queue: str = ""  # compute: "" current stream, "host", or a stream's name
+    queue: str = ""  # the stream that is current at the call: "" the default one, or a name; compute also "host"
+    stream: str = ""  # wait_stream: the stream that is waited for
     timeout_ns: int | None = None  # new_group, init_process_group, monitored_barrier
     backend: str | None = None  # new_group, init_process_group
     init_method: str | None = None  # init_process_group
+    device_id: int | None = None  # init_process_group: the GPU of an eager start
     wait_all_ranks: bool = False  # monitored_barrier
     code: int = 0  # exit's code
     message: str = ""  # fail's message

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from distsim.ops import exchange, groups, local, p2p, rooted, symmetric
+from distsim.ops import coalesced, exchange, groups, local, p2p, rooted, symmetric
 from distsim.ops.base import Op
 
 OPS: dict[str, type[Op]] = {
     "compute": local.Compute,
     "assign": local.Assign,
     "synchronize": local.Synchronize,
+    "wait_stream": local.WaitStream,
     "sleep": local.Sleep,
     "send": p2p.Send,
     "recv": p2p.Recv,
@@ -25,6 +26,9 @@ OPS: dict[str, type[Op]] = {
     "scatter": rooted.Scatter,
     "reduce_scatter": symmetric.ReduceScatter,
     "reduce_scatter_tensor": symmetric.ReduceScatterTensor,
+    "all_reduce_coalesced": coalesced.AllReduceCoalesced,
+    "all_gather_into_tensor_coalesced": coalesced.AllGatherIntoTensorCoalesced,
+    "reduce_scatter_tensor_coalesced": coalesced.ReduceScatterTensorCoalesced,
     "all_to_all": exchange.AllToAll,
     "all_to_all_single": exchange.AllToAllSingle,
     "barrier": exchange.Barrier,

@@ -12,8 +12,9 @@ from distsim.profiles.support import GLOO_SUPPORT
 
 #: reduce_scatter is an all_reduce underneath and shares its slot (observed: "all_reduce vs reduce_scatter … completes silently").
 _SLOTS = {"reduce_scatter": "all_reduce", "reduce_scatter_tensor": "all_reduce", "all_gather_into_tensor": "all_gather",
-          "all_to_all_single": "all_to_all"}  # fmt: skip
-_SUMS = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor")
+          "all_to_all_single": "all_to_all", "all_reduce_coalesced": "all_reduce", "reduce_scatter_tensor_coalesced": "all_reduce",
+          "all_gather_into_tensor_coalesced": "all_gather"}  # fmt: skip
+_SUMS = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced", "reduce_scatter_tensor_coalesced")
 
 
 def slot(op: str, root: int | None) -> Hashable:
@@ -62,6 +63,8 @@ def mismatch(meeting: Meeting) -> Mishap:
     ops = {call.op for call in meeting.calls}
     if ops <= {"all_to_all", "all_to_all_single"} and "splits" in meeting.fields:
         return _uneven_parts(meeting)
+    if "reduce_scatter_tensor_coalesced" in ops and ops <= set(_SUMS):
+        return _one_by_one(meeting)
     if len(ops) > 1 and ops <= set(_SUMS):
         sizes = tuple(call.input_nbytes for call in meeting.calls)
         if len(set(sizes)) == 1 and set(meeting.fields) <= {"op", "numel"}:
@@ -100,6 +103,21 @@ def _uneven_parts(meeting: Meeting) -> Mishap:
     return Mishap("crashes", crash) if crash else Mishap("wrong-data")
 
 
+def _one_by_one(meeting: Meeting) -> Mishap:
+    """A coalesced reduce_scatter is an all_reduce for each part, one after the other, and meets others so (run: the parts [2, 3] and
+    [3, 2] abort both of two ranks; two plain calls of 2 and 3 end right). The rest of a longer list waits for ever."""
+    sizes = [
+        [call.input_nbytes] if call.op == "all_reduce_coalesced" else [p.input_nbytes for p in OPS[call.op].separate(call)]
+        for call in meeting.calls
+    ]
+    crash = {rank for part in zip(*sizes, strict=False) for rank in _overrun(meeting._replace(nbytes=part), None)}
+    if crash:
+        return Mishap("crashes", tuple(sorted(crash)))
+    if len({len(parts) for parts in sizes}) > 1:
+        return Mishap("hangs", hangs=True)
+    return Mishap("completes" if set(meeting.fields) <= {"op", "numel"} else "wrong-data")
+
+
 def new_group(call: Call, options: Mapping[str, Any]) -> Parties:
     """2.3: the members connect to each other, and find each other in the store by the group's name; who is none passes through. The
     name is the rank's own count of new_group calls, so different orders make names collide (`distsim.rules.creation`). With
@@ -118,6 +136,8 @@ def invalid(call: Call, code: str, options: Mapping[str, Any]) -> Reaction:
         return "hangs"
     if code == "DS105":
         return "hangs"
+    if GLOO_SUPPORT.overlooks(call, code):
+        return "goes on"
     if call.op in ("all_to_all", "all_to_all_single") and call.input_splits is None is call.output_splits:
         uneven = call.inputs and len(call.inputs) == 1 and call.inputs[0].numel % call.group.size != 0
         return "goes on" if uneven and code != "DS104" else torch_layer(call, code, options)

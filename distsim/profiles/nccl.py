@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distsim.ops.records import Call
+from distsim.ops.table import OPS
 from distsim.profiles.record import (
     Meeting,
     Mishap,
@@ -39,6 +40,8 @@ def mismatch(meeting: Meeting) -> Mishap:
     fields = set(meeting.fields)
     if fields == {"root"}:
         return Mishap("hangs", hangs=True)
+    if "numel" in fields and any(OPS[call.op].coalesces is not None for call in meeting.calls):
+        return Mishap("undefined")  # the parts are operations of their own, and equal bytes in all say nothing of them
     same_size = len(set(meeting.nbytes)) == 1
     return Mishap("wrong-data") if same_size and fields <= {"dtype", "numel", "reduce_op", "tag"} else Mishap("undefined")
 
@@ -55,6 +58,8 @@ def invalid(call: Call, code: str, options: Mapping[str, Any]) -> Reaction:
     if code == "DS101" and call.group.id == 0 and call.op != "batch_isend_irecv" and options.get("init") != "eager":
         return "hangs"
     if code == "DS105" or (code == "DS102" and call.op == "batch_isend_irecv" and _pairs_with_itself(call)):
+        return "goes on"
+    if NCCL_SUPPORT.overlooks(call, code):
         return "goes on"
     return torch_layer(call, code, options)
 

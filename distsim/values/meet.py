@@ -28,6 +28,7 @@ class Meeting:
         self.row: type[Op] = OPS[first.op]
         self.kinds = {OPS[c.op].kind for c in calls.values()}
         self.agreed = len({(c.op, c.reduce_op, c.root) for c in calls.values()}) == 1
+        self._launch: list[Meeting] = self._apart() if self.row.coalesces is not None and self.agreed else []
         self.group = first.group
         self.by_rank = {c.rank: row for row, c in calls.items()}
         self._parts: dict[int, list[Content]] = {}
@@ -41,8 +42,21 @@ class Meeting:
         elif not self.agreed:
             for buffer in call.outputs:
                 yield buffer, 0, self._undefined(call, buffer, row)
+        elif self._launch:
+            for part in self._launch:
+                yield from part.results(row)
         else:
             yield from self._collective(row, call)
+
+    def _apart(self) -> list[Meeting]:
+        """The parts of a coalesced launch, each as a meeting of its own; none where the members' lists differ."""
+        apart = {row: self.row.separate(call) for row, call in self.calls.items()}
+        self.agreed = len({self.row.agreement(call)["numel"] for call in self.calls.values()}) == 1
+        return [
+            Meeting(self.graph, self.effect, {row: parts[k] for row, parts in apart.items()},
+                    {row: self.read[row][k : k + 1] for row in apart}, self.limit)
+            for k in range(len(next(iter(apart.values()))))
+        ] if self.agreed else []  # fmt: skip
 
     # --- messages ---
     def _message(self, row: int, call: Call) -> Iterator[Result]:

@@ -78,7 +78,7 @@ class Values:
     seen: Mapping[tuple[int, int, int, str], Seen] = field(default_factory=dict)
 
     def state(self, rank: int, label: str) -> State:
-        found = self.buffers.get((rank, label))
+        found = self.buffers.get((rank, label.removesuffix("@0")))  # the first copy goes by the bare name
         return self.initial(rank, label) if found is None else found
 
     # --- numbers ---

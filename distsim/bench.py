@@ -22,8 +22,11 @@ from distsim.ops.table import OPS
 
 FORMAT: Final = "distsim-bench"
 SCHEMA_VERSION: Final = 1
-#: What is measured when nothing else is asked for: one message, and each collective that gloo has.
-OPS_MEASURED: Final = ("send", *(name for name, row in OPS.items() if row.kind == "collective"))
+#: What is measured when nothing else is asked for: one message, two that cross, and each collective that gloo has. A coalesced launch
+#: costs what one of its parts would at the size of all.
+OPS_MEASURED: Final = (
+    "send", "batch_isend_irecv", *(name for name, row in OPS.items() if row.kind == "collective" and row.coalesces is None)
+)  # fmt: skip
 SIZES: Final = tuple(4096 * 4**k for k in range(7))  # 4 KiB to 16 MiB
 SESSIONS: Final = 3
 
@@ -74,8 +77,8 @@ def bench(
             plan = [
                 Item(op, nbytes, group)
                 for group in _groups(n, ops) for op in ops
-                if not (OPS[op].kind == "p2p" and group != 2)
-                for nbytes in (sizes if OPS[op].busbw_factor(2) else (0,))
+                if OPS[op].kind == "collective" or group == 2
+                for nbytes in (sizes if OPS[op].busbw_factor(2) or OPS[op].kind != "collective" else (0,))
             ]  # fmt: skip
             left = timeout_s - (time.monotonic() - began)
             times = measure(n, plan, len(range(session, rounds, sessions)), warmup, max(left, 1.0))

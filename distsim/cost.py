@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from math import ceil, log2, sqrt
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol
+from math import ceil, inf, log2, sqrt
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from distsim import schedules
 from distsim.cluster.measured import Correction, nearest
@@ -53,6 +53,7 @@ class Row(Protocol):
     """The columns of an operation's row that a price needs; see `distsim.ops.base.Op`."""
 
     op: ClassVar[str]
+    coalesces: ClassVar[type[Any] | None]
     algorithms: ClassVar[Mapping[str, Algorithm]]
 
     @classmethod
@@ -194,7 +195,8 @@ class CostModel:
         """The threads that move the bytes of these ranks, where they are shared; empty on a cluster with ``collectives: rails``."""
         if self.cluster.collectives != "flat":
             return ()
-        return tuple(NicLink(f"rank {rank} loop", bytes_per_ns) for rank in ranks)
+        crossing = self.cluster.crossing
+        return tuple(NicLink(f"rank {rank} loop", bytes_per_ns / crossing if crossing else inf) for rank in ranks)
 
     # --- prices ---
 
@@ -234,7 +236,8 @@ class CostModel:
         if price is None:
             price = self._collective_ns(row, ranks, nbytes, 0 if root is None else ranks.index(root))
             if self.cluster.measured and len(ranks) > 1:
-                price = self._corrected(price, row.op, len(ranks), self._placement(ranks).nodes, nbytes, row)
+                measured = row.op if row.coalesces is None else row.coalesces.op  # a launch of parts costs what one as large does
+                price = self._corrected(price, measured, len(ranks), self._placement(ranks).nodes, nbytes, row)
             self._prices[key] = price
         return price
 

@@ -16,7 +16,7 @@ from distsim.cluster import Cluster, cluster_from, preset
 from distsim.cost import CostModel
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.ops.table import OPS
-from distsim.scenario import load, load_mapping
+from distsim.scenario import load, load_mapping, loads
 from distsim.scenario.document import write
 from distsim.simulation import simulate
 
@@ -185,6 +185,32 @@ def test_a_trace_gives_back_the_prices_it_was_made_with() -> None:
     assert set(found) == {("send", 2, 16384), ("all_reduce", 2, 4 << 20)}
     assert found["all_reduce", 2, 4 << 20].ns == done.cost.collective_ns(OPS["all_reduce"], (0, 2), 4 << 20)
     assert found["send", 2, 16384].ns == done.cost.p2p_ns(0, 1, 16384)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_how_much_crossing_messages_hinder_each_other_is_found_and_simulated(share: float) -> None:
+    """Two messages that cross, measured to take one message and a share of its moving time, take as long in a simulation."""
+    cost = CostModel(TRUTH, 2, 2)
+    crossed = [
+        Point("batch_isend_irecv", 2, 2, 1, nbytes, cost.p2p_ns(0, 1, nbytes) + round(share * nbytes / cost.bytes_per_ns(0, 1)))
+        for nbytes in SIZES
+    ]
+    cluster = calibrate([*points(TRUTH), *crossed], preset("cpu-10gbe"), "here", "a test").cluster
+    assert cluster.crossing == pytest.approx(share, abs=0.05)
+
+    nbytes = SIZES[-1]
+    swap = f"""
+name: swap
+world: 2
+backend: gloo
+tensors: {{mine: {{shape: [{nbytes // 4}]}}, theirs: {{like: mine}}}}
+program:
+  - isend: {{tensor: mine, dst: 1 - rank, as: sent}}
+  - recv: {{tensor: theirs, src: 1 - rank}}
+  - wait: sent
+"""
+    taken = simulate(loads(swap), cluster=cluster, with_verdict=False).makespan_ns
+    assert taken == pytest.approx(crossed[-1].ns, rel=0.05)
 
 
 # --- bench ---

@@ -78,9 +78,11 @@ def calibrate(points: Iterable[Point], base: Cluster, name: str, source: str) ->
 
     Latency, bandwidth and overhead minimise the logarithm of predicted over measured time, with less weight on outliers, over groups
     that have the machine for themselves. ``error_band`` of the cluster tells how well sizes left out were predicted. A flat cluster
-    gets ``shared_links``: one thread of a process moves all its bytes, so what is under way at once takes turns.
+    gets ``shared_links``: one thread of a process moves all its bytes, so what is under way at once hinders each other, as much as
+    messages that cross were measured to (`Cluster.crossing`).
     """
-    found = pooled(points)
+    every = pooled(points)
+    found = tuple(p for p in every if OPS[p.op].kind != "batch")
     if not found:
         raise UsageError(
             "there is nothing to calibrate from: no call met another in these files", "`distsim bench --out FILE` measures"
@@ -98,6 +100,7 @@ def calibrate(points: Iterable[Point], base: Cluster, name: str, source: str) ->
     )
     cluster = bare.model_copy(update={"measured": curves, "name": name, "source": source, "error_band": band,
                                      "shared_links": base.shared_links or base.collectives == "flat"})  # fmt: skip
+    cluster = cluster.model_copy(update={"crossing": _crossing(every, cluster)})
     return Calibration(
         cluster_from(cluster.to_mapping()), misfits, median, worst, float(np.median(list(model.values()))), spread, len(found)
     )
@@ -143,6 +146,19 @@ def _fitted(points: Sequence[Point], base: Cluster) -> Cluster:
     start = np.clip([log(k.read(base)) for k in knobs], np.array(low) + 0.01, np.array(high) - 0.01)
     found = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", diff_step=0.02, max_nfev=_TRIES)
     return cluster(found.x.tolist())
+
+
+def _crossing(points: Sequence[Point], cluster: Cluster) -> float:
+    """How much longer two messages that cross take than one, as a share of the moving time; median over sizes that are mostly moving."""
+    both = [p for p in points if OPS[p.op].kind == "batch"]
+    fewest = min((p.ranks for p in both), default=0)
+    shares = []
+    for point in both:
+        cost = CostModel(cluster, *_world(point))
+        one, moving = cost.p2p_ns(0, 1, point.nbytes), point.nbytes / cost.bytes_per_ns(0, 1)
+        if point.ranks == fewest and moving > one / 2:
+            shares.append((point.ns - one) / moving)
+    return round(min(max(float(np.median(shares)), 0.0), 2.0), 3) if shares else cluster.crossing
 
 
 def _curves(points: Sequence[Point]) -> tuple[Curve, ...]:

@@ -1,27 +1,16 @@
-"""Measured durations from where they come: a bench, a trace, a log of nccl-tests."""
+"""Measured durations from where they come: a bench, a trace."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from pathlib import PurePath
 from typing import NamedTuple
 
 import numpy as np
 
 from distsim.bench import Bench
-from distsim.errors import UsageError
 from distsim.ops.table import OPS
 from distsim.trace import Trace, TraceCall
-
-#: Operations by the name of their nccl-tests program, as file names have it; longer names first.
-_PROGRAMS = {
-    "reducescatter": "reduce_scatter_tensor", "allreduce": "all_reduce", "allgather": "all_gather_into_tensor",
-    "alltoall": "all_to_all_single", "sendrecv": "send", "broadcast": "broadcast", "scatter": "scatter", "gather": "gather",
-    "reduce": "reduce",
-}  # fmt: skip
-_RANK_LINE = re.compile(r"^#\s+Rank\s+\d+\s.*?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s*(.*)$")
 
 
 class Point(NamedTuple):
@@ -69,45 +58,6 @@ def _point(op: str, group: int, ranks: int, nodes: int, nbytes: int, took: Seque
     return Point(op, group, ranks, nodes, nbytes, int(median), float((high - low) / 2 / median), len(took))
 
 
-def from_nccl_log(text: str, file: str, op: str | None = None) -> tuple[tuple[Point, ...], str]:
-    """(out-of-place times, the GPU's name) of an nccl-tests log. Lines of others between its own are passed over.
-
-    The operation is told by ``op`` or by the file's name (the log itself does not have it). Raises UsageError for no such log.
-    """
-    name = op or _operation(file)
-    devices = [found for line in text.splitlines() if (found := _RANK_LINE.match(line.rstrip()))]
-    hosts = Counter(found[1] for found in devices)
-    rows = [row for line in text.splitlines() if (row := _row(line)) is not None]
-    if not rows or len(devices) < 2:
-        raise UsageError(
-            f"{file} is no log of nccl-tests over two or more ranks", "give the text that all_reduce_perf and its like print"
-        )
-    group, ranks = len(devices), max(hosts.values())
-    points = {nbytes: Point(name, group, ranks, len(hosts), nbytes, ns) for nbytes, ns in rows if nbytes > 0 and ns > 0}
-    return tuple(points.values()), devices[0][2].strip()
-
-
-def _operation(file: str) -> str:
-    plain = PurePath(file).stem.lower().replace("_", "").replace("-", "")
-    found = next((op for word, op in _PROGRAMS.items() if word in plain), None)
-    if found is None:
-        raise UsageError(f"{file}: its name does not tell the operation that it measures", "add --op, as --op all_reduce")
-    return found
-
-
-def _row(line: str) -> tuple[int, int] | None:
-    """(bytes, ns) of a row ``size count type [redop [root]] time algbw busbw wrong [the same in place]``; None for another line."""
-    words = line.split()
-    if len(words) < 7 or not (words[0].isdigit() and words[1].isdigit() and words[2].isalnum() and not words[2].isdigit()):
-        return None
-    rest = words[3:]
-    more = next((k for k in (0, 1, 2) if len(rest) - k in (4, 8)), None)
-    try:
-        return (int(words[0]), round(float(rest[more]) * 1000)) if more is not None else None
-    except ValueError:
-        return None
-
-
 def pooled(points: Iterable[Point]) -> tuple[Point, ...]:
     """One point for each circumstance: the median of those that several sources have."""
     found: dict[tuple[str, int, int, int, int], list[Point]] = defaultdict(list)
@@ -119,4 +69,4 @@ def pooled(points: Iterable[Point]) -> tuple[Point, ...]:
     )
 
 
-__all__ = ["Point", "from_bench", "from_nccl_log", "from_trace", "pooled"]
+__all__ = ["Point", "from_bench", "from_trace", "pooled"]

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from distsim.calibrate import Point
 
 Sources = Annotated[
-    list[Path], typer.Argument(metavar="SOURCE…", help="Outputs of `distsim bench`, traces (.jsonl), or logs of nccl-tests.")
+    list[Path],
+    typer.Argument(metavar="SOURCE…", help="Outputs of `distsim bench`, traces (.jsonl), or nccl-tests' text or JSON."),
 ]
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="F.yaml", help="The cluster's file to write.")]
 Base = Annotated[
@@ -61,7 +62,7 @@ def command(
 
 def _read(source: Path, op: str | None) -> tuple[tuple[Point, ...], str | None]:
     """(points, the preset that fits the machine they come from)."""
-    from distsim.bench import from_json
+    from distsim.bench import FORMAT, from_json
     from distsim.calibrate import from_bench, from_nccl_log, from_trace
     from distsim.errors import UsageError
     from distsim.trace_io import read_trace
@@ -73,7 +74,7 @@ def _read(source: Path, op: str | None) -> tuple[tuple[Point, ...], str | None]:
         text = source.read_text(encoding="utf-8", errors="replace")
     except OSError as fault:
         raise UsageError(f"{source} can't be read: {fault.strerror}", "give a bench, a trace or a log") from None
-    if text.lstrip().startswith("{"):
+    if text.lstrip().startswith("{") and f'"{FORMAT}"' in text[:200]:
         return from_bench(from_json(text, str(source))), None
     points, device = from_nccl_log(text, str(source), op)
     return points, "dgx-h100" if any(word in device for word in ("H100", "H200", "H800")) else "dgx-a100"

@@ -112,6 +112,8 @@ class Cluster(_Part):
     ``collectives``: ``rails`` as NCCL does (rings through every card,
     two-level algorithms, pipelined chains), ``flat`` as Gloo does (the row's schedule in the order of group ranks).
     ``shared_links``: messages that cross the same card, or on flat clusters the same process, at the same time share it.
+    ``crossing``: on flat clusters with shared links, how much of a message's moving time a process is taken up by it: at 1 messages
+    that cross a process take turns, at 0 they do not hinder each other.
     ``reduce_bandwidth``: at which a rank combines what came with what it has, on a CPU (None: hidden behind transfers, as on a GPU).
     ``measured``: see `Curve`.
     """
@@ -126,6 +128,7 @@ class Cluster(_Part):
     call_overhead_ns: Duration = Field(default=0, alias="call_overhead")
     collectives: Literal["rails", "flat"] = "rails"
     shared_links: bool = False
+    crossing: float = Field(default=1.0, ge=0, le=4)
     reduce_bytes_per_ns: Bandwidth | None = Field(default=None, alias="reduce_bandwidth")
     measured: tuple[Curve, ...] = ()
 

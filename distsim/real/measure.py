@@ -43,7 +43,8 @@ _ELEMENT = 4
 class Item(NamedTuple):
     """One thing to measure. ``nbytes`` as nccl-tests counts: the large buffer; 0 for barriers.
 
-    ``group``: ranks in a group; neighbours make a group, and all groups work at once. A message goes from the first to the second.
+    ``group``: ranks in a group; neighbours make a group, and all groups work at once. A message goes from the first to the second;
+    of a batch, one goes each way.
     """
 
     op: str
@@ -155,8 +156,14 @@ def _rounds(dist: Any, rank: int, calls: Sequence[Sequence[Call]], groups: dict[
                 if left > _SPIN_NS:
                     time.sleep((left - _SPIN_NS) / 1e9)
             for row, call, group in work:
-                row.torch_call(dist, call, pool, group)
+                requests = row.torch_call(dist, call, pool, group)
+                for request in requests if call.parts else ():
+                    request.wait()
             cells[rank] = time.monotonic_ns()
+
+
+def _buffers(call: Call) -> list[Buffer]:
+    return [buffer for piece in call.parts or (call,) for buffer in (*piece.inputs, *piece.outputs)]
 
 
 class _Pool:
@@ -165,14 +172,14 @@ class _Pool:
     def __init__(self, calls: Sequence[Sequence[Call]]) -> None:
         import torch
 
-        buffers = [b for own in calls for call in own for b in (*call.inputs, *call.outputs)]
+        buffers = [b for own in calls for call in own for b in _buffers(call)]
         most = max((b.numel for b in buffers), default=1)
         self._memory = {name: torch.ones(most) for name in ("in", "out")}
 
     def renew(self, calls: Sequence[Call]) -> None:
         """Write all numbers of a sample anew, as a program does between two steps."""
         for call in calls:
-            for buffer in (*call.inputs, *call.outputs):
+            for buffer in _buffers(call):
                 self[buffer].fill_(1)
 
     def __getitem__(self, buffer: Buffer) -> Any:
@@ -187,9 +194,14 @@ def _program(item: Item, n: int) -> Program:
     for rank in range(n // g * g):
         first = rank // g * g
         call = {"op": item.op, "group": f"group {rank // g}", "dtype": _DTYPE, "tensor": "in", "numel": numel}
-        if row.kind == "p2p":
-            there = {first: first + 1, first + 1: first}.get(rank)
-            plain[rank] = [] if there is None else [{**call, "op": "send" if rank == first else "recv", "peer": there}]
+        there = {first: first + 1, first + 1: first}.get(rank)
+        if row.kind != "collective" and there is None:
+            plain[rank] = []
+        elif row.kind == "batch":
+            ways = [{**call, "op": op, "tensor": name, "peer": there} for op, name in (("isend", "in"), ("irecv", "out"))]
+            plain[rank] = [{"op": item.op, "ops": ways}]
+        elif row.kind == "p2p":
+            plain[rank] = [{**call, "op": "send" if rank == first else "recv", "peer": there}]
         else:
             share = numel if row.pairwise or row.input_parts == row.output_parts == "one" else numel // g
             plain[rank] = [{**call, "numel": max(share, 1), "root": first}]

@@ -1,0 +1,169 @@
+"""What nccl-tests writes: the text that its programs print, and the JSON file of ``-J``.
+
+Format: src/util.cu of nccl-tests (writeResultHeader, writeBenchmarkLineBody, writePerIterReport, writeDeviceReport, and the JSON next to
+them), versions 1 to 3 of the JSON, and the older texts that lack columns.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distsim.calibrate.points import Point
+from distsim.errors import UsageError
+
+#: Operations by the name of their program, as file names and logs have it; longer names first.
+_PROGRAMS = {
+    "reducescatter": "reduce_scatter_tensor", "allreduce": "all_reduce", "allgather": "all_gather_into_tensor",
+    "alltoall": "all_to_all_single", "sendrecv": "send", "broadcast": "broadcast", "scatter": "scatter", "gather": "gather",
+    "reduce": "reduce",
+}  # fmt: skip
+_RANK = re.compile(r"^#\s+Rank\s+\d+\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s*(.*)$")
+_STARTING = re.compile(r"^# Collective test starting: (\S+)", re.MULTILINE)
+#: -S puts the time of day behind a row.
+_STAMP = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
+_REMEDY = "give the text that all_reduce_perf and its like print, or the file of their -J"
+#: Half the distance between quartiles of a normal distribution over its standard deviation.
+_QUARTILE = 0.6745
+
+
+class _Device(NamedTuple):
+    """``ranks``: how many ranks the entry stands for."""
+
+    group: int
+    host: str
+    name: str
+    ranks: int = 1
+
+
+class _Row(NamedTuple):
+    nbytes: int
+    ns: int
+    spread: float = 0.0
+
+
+def from_nccl_log(text: str, file: str, op: str | None = None) -> tuple[tuple[Point, ...], str]:
+    """(out-of-place times, the GPU's name) of an output of nccl-tests, text or JSON. Lines of others in the text are passed over.
+
+    The operation is told by ``op``, else by the output itself (since 2.17 it names its program), else by the file's name.
+    Raises UsageError for what is no such output, or has times of the CPU.
+    """
+    if text.lstrip().startswith("{"):
+        program, devices, rows = _of_json(text, file)
+    else:
+        program, devices, rows = _of_text(text, file)
+    name = op or _operation(program) or _operation(PurePath(file).stem)
+    if name is None:
+        raise UsageError(f"{file}: its name does not tell the operation that it measures", "add --op, as --op all_reduce")
+    first = [d for d in devices if d.group == devices[0].group] if devices else []
+    group = sum(d.ranks for d in first)
+    if not rows or group < 2:
+        raise UsageError(f"{file} is no log of nccl-tests over two or more ranks", _REMEDY)
+    hosts: Counter[str] = Counter()
+    for device in devices:
+        hosts[device.host] += device.ranks
+    nodes = len({d.host for d in first})
+    points = [Point(name, group, max(hosts.values()), nodes, r.nbytes, r.ns, r.spread) for r in rows if r.nbytes > 0 and r.ns > 0]
+    return tuple(points), devices[0].name
+
+
+def _operation(name: str) -> str | None:
+    plain = name.lower().replace("_", "").replace("-", "")
+    return next((op for word, op in _PROGRAMS.items() if word in plain), None)
+
+
+# --- text ---
+
+
+def _of_text(text: str, file: str) -> tuple[str, list[_Device], list[_Row]]:
+    lines = text.splitlines()
+    devices = [_Device(int(m[1] or 0), m[2], m[3].strip()) for line in lines if (m := _RANK.match(line.rstrip()))]
+    starting = _STARTING.search(text)
+    wide, rows = False, []
+    for line in lines:
+        if line.startswith("#") and "busbw" in line:
+            wide = "i_cv%" in line
+            if "cputime" in line:
+                raise UsageError(f"{file} has times of the CPU (-C), not of the operation", "measure without -C")
+        elif (row := _row(line, 8 if wide else 4)) is not None:
+            rows.append(row)
+    return starting[1] if starting else "", devices, rows
+
+
+def _row(line: str, width: int) -> _Row | None:
+    """A line ``size count type [redop [root]] time algbw busbw wrong [min max p99 cv] [the same in place] [date time]``.
+
+    ``width``: columns of out-of-place. None for another line.
+    """
+    words = _STAMP.sub("", line).split()
+    if len(words) < 7 or not (words[0].isdigit() and words[1].isdigit() and words[2].isalnum() and not words[2].isdigit()):
+        return None
+    rest = words[3:]
+    at = next((k for k in (0, 1, 2) if len(rest) - k in (width, 2 * width)), None)
+    if at is None:
+        return None
+    try:
+        ns = round(float(rest[at]) * 1000)
+        return _Row(int(words[0]), ns, _share(float(rest[at + 7])) if width == 8 else 0.0)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _share(cv_percent: float) -> float:
+    return cv_percent / 100 * _QUARTILE if isfinite(cv_percent) else 0.0
+
+
+# --- JSON ---
+
+
+def _of_json(text: str, file: str) -> tuple[str, list[_Device], list[_Row]]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as fault:
+        where = f" (line {fault.lineno})" if isinstance(fault, json.JSONDecodeError) else ""
+        raise UsageError(f"{file} is cut short or damaged{where}", "run the measurement again") from None
+    try:
+        arguments = data.get("args") or [""]
+        rows = [row for result in data["results"] if (row := _json_row(result, file)) is not None]
+        return PurePath(str(arguments[0])).name, _json_devices(data["config"]), rows
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
+        raise UsageError(f"{file} is neither of `distsim bench` nor a JSON file of nccl-tests", _REMEDY) from None
+
+
+def _json_devices(config: Mapping[str, Any]) -> list[_Device]:
+    """One entry for each process: the file may name only the first device of each."""
+    each = int(config["nthreads"]) * int(config["ngpus"])
+    found: dict[tuple[str, int], _Device] = {}
+    for device in config["devices"]:
+        key = (str(device["hostname"]), int(device["pid"]))
+        found.setdefault(key, _Device(int(device["group"]), key[0], str(device["device_info"]).strip(), each))
+    return list(found.values())
+
+
+def _json_row(result: Mapping[str, Any], file: str) -> _Row | None:
+    """Out of place; in place where the test has only that (of a recorded list of operations)."""
+    side = "out_of_place" if result.get("out_of_place") else "in_place"
+    measured = result.get(side)
+    if not measured:
+        return None
+    if "cpu_time" in measured:
+        raise UsageError(f"{file} has times of the CPU (-C), not of the operation", "measure without -C")
+    us = float(measured["time"])
+    return _Row(int(result["size"]), round(us * 1000), _json_spread(result.get(f"{side}_per_iter"))) if isfinite(us) else None
+
+
+def _json_spread(report: Mapping[str, Any] | None) -> float:
+    """Half the distance between quartiles over the median, of the times of single iterations (-I)."""
+    times: Sequence[Any] = report.get("times_us", ()) if report else ()
+    low, median, high = np.percentile([float(us) for us in times], (25, 50, 75)) if len(times) > 1 else (0.0, 0.0, 0.0)
+    return float((high - low) / 2 / median) if median > 0 else 0.0
+
+
+__all__ = ["from_nccl_log"]

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 Plain = dict[str, Any]
 Id = tuple[int, int, int]  # rank, position, part of a batch (-1)
 GIVING_ROOT, TAKING_ROOT = ("broadcast", "scatter"), ("reduce", "gather")
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "new_group", *GIVING_ROOT, *TAKING_ROOT)
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "new_group", "all_reduce_coalesced", *GIVING_ROOT,
+               *TAKING_ROOT)  # fmt: skip
 
 
 class TooLarge(Exception):

@@ -8,14 +8,18 @@ from hypothesis import strategies as st
 
 Programs = dict[int, list[dict[str, Any]]]
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier")
+COALESCED = ("all_reduce_coalesced", "reduce_scatter_tensor_coalesced")
 GROUPS = {"odd": [0, 1], "even": [0, 2]}
 
 
 @st.composite
 def programs(
-    draw: st.DrawFn, spoil: bool = True, tags: bool = True, max_events: int = 8
+    draw: st.DrawFn, spoil: bool = True, tags: bool = True, max_events: int = 8, coalesced: bool = False
 ) -> tuple[int, Programs, dict[str, list[int]]]:
-    """(world size, calls of each rank, groups). Every request has a handle of its own and is waited for, unless spoilt."""
+    """(world size, calls of each rank, groups). Every request has a handle of its own and is waited for, unless spoilt.
+
+    ``coalesced``: also coalesced launches, which mpi does not have.
+    """
     size = draw(st.integers(2, 5))
     groups = {name: ranks for name, ranks in GROUPS.items() if max(ranks) < size}
     calls: Programs = {rank: [] for rank in range(size)}
@@ -24,7 +28,7 @@ def programs(
         if draw(st.booleans()):
             _message(draw, n, size, calls, handles, tags)
         else:
-            _collective(draw, n, size, groups, calls, handles)
+            _collective(draw, n, size, groups, calls, handles, COLLECTIVES + COALESCED * coalesced)
         for rank in range(size):
             if handles[rank] and draw(st.integers(0, 2)) == 0:
                 _wait(draw, rank, calls, handles)
@@ -55,11 +59,19 @@ def _message(draw: st.DrawFn, n: int, size: int, calls: Programs, handles: dict[
 
 
 def _collective(
-    draw: st.DrawFn, n: int, size: int, groups: dict[str, list[int]], calls: Programs, handles: dict[int, list[str]]
+    draw: st.DrawFn,
+    n: int,
+    size: int,
+    groups: dict[str, list[int]],
+    calls: Programs,
+    handles: dict[int, list[str]],
+    ops: tuple[str, ...],
 ) -> None:
     group = draw(st.sampled_from(["world", *groups]))
     ranks = groups.get(group, list(range(size)))
-    call: dict[str, Any] = {"op": draw(st.sampled_from(COLLECTIVES)), "group": group, "numel": 4 * len(ranks)}
+    call: dict[str, Any] = {"op": draw(st.sampled_from(ops)), "group": group, "numel": 4 * len(ranks)}
+    if call["op"].endswith("_coalesced"):
+        call["numels"] = [4 * len(ranks), 1]
     if call["op"] in ("broadcast", "reduce", "gather", "scatter"):
         call["root"] = draw(st.sampled_from(ranks))
     for rank in ranks:

@@ -6,7 +6,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 Plain = dict[str, Any]
-COLLECTIVES = ("all_reduce", "broadcast", "reduce", "gather", "scatter", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+COLLECTIVES = ("all_reduce", "broadcast", "reduce", "gather", "scatter", "all_gather", "reduce_scatter", "all_to_all", "barrier",
+               "all_reduce_coalesced")  # fmt: skip
 
 
 class Small(NamedTuple):

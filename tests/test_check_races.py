@@ -114,3 +114,32 @@ def test_calls_without_a_named_buffer_use_memory_of_their_own() -> None:
 
     assert verdict_of(build_program(2, {0: sends, 1: calls + wait})).verdict == "ok"
     assert verdict_of(build_program(2, {0: sends, 1: named + wait})).verdict == "race"
+
+
+# --- streams ---
+WRITE, READ = "{compute: {time: 1 ms, writes: [x], on: %s}}", "{compute: {time: 1 ms, reads: [x], on: %s}}"
+
+
+@pytest.mark.parametrize(
+    ("steps", "codes"),
+    [((WRITE % "copy", READ % "current"), ["DS403"]),
+     ((WRITE % "copy", "{wait_stream: copy}", READ % "current"), []),
+     ((WRITE % "copy", READ % "copy"), []),
+     ((READ % "copy", READ % "current"), []),
+     ((READ % "copy", WRITE % "current"), ["DS402"]),
+     ((WRITE % "copy", "synchronize", READ % "current"), []),
+     ((WRITE % "copy", "{wait_stream: {stream: copy, on: other}}", READ % "current"), ["DS403"]),
+     ((WRITE % "copy", "{wait_stream: {stream: copy, on: other}}", "{wait_stream: other}", READ % "current"), []),
+     ((WRITE % "current", "{all_reduce: {tensor: x, on: reduce}}"), ["DS402"]),
+     ((WRITE % "current", "{wait_stream: {stream: current, on: reduce}}", "{all_reduce: {tensor: x, on: reduce}}"), []),
+     (("{all_reduce: {tensor: x, on: reduce}}", READ % "current"), ["DS403"]),
+     (("{all_reduce: {tensor: x, async: true, as: h}}", "{wait: {handles: h, on: copy}}", READ % "copy"), []),
+     (("{all_reduce: {tensor: x, async: true, as: h}}", "{wait: {handles: h, on: copy}}", READ % "current"), ["DS403"]),
+     ((WRITE % "current", "{all_reduce: {tensor: x, async: true, as: h, on: copy}}", "{wait: h}"), ["DS402"]),
+     ((WRITE % "copy", "{all_reduce: {tensor: x, async: true, as: h, on: copy}}", "{wait: h}", READ % "current"), [])],
+)  # fmt: skip
+def test_a_buffer_used_on_two_streams_needs_one_to_wait_for_the_other(steps: tuple[str, ...], codes: list[str]) -> None:
+    found = judge(*steps)
+
+    assert [f.code for f in found.findings if f.code.startswith("DS40")] == codes
+    assert found.verdict == ("race" if codes else "ok")

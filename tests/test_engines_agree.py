@@ -130,7 +130,7 @@ def test_the_makespan_never_beats_the_bandwidth_bound(plain: Plain) -> None:
 
 @pytest.mark.parametrize("reading", list(READINGS))
 @settings(max_examples=80, deadline=None)
-@given(drawn=programs())
+@given(drawn=programs(coalesced=True))
 def test_engine_one_pass_driver_and_a_naive_simulator_agree_on_who_is_stuck(reading: Any, drawn: Any) -> None:
     size, calls, groups = drawn
     program = build_program(size, calls, groups=groups)

@@ -76,7 +76,8 @@ def _values(unlike: Unlike, call: tuple[int, int, int]) -> str:
     if "op" in unlike.aspects:
         return ""
     shown = {k: v[i] for k, v in unlike.aspects.items() if k in ("numel", "dtype")}
-    return ", ".join(f"{v} elements" if k == "numel" else f"{v}" for k, v in shown.items() if v is not None)
+    counts = {k: ", ".join(map(str, v)) if isinstance(v, tuple) else v for k, v in shown.items() if v is not None}
+    return ", ".join(f"{v} elements" if k == "numel" else f"{v}" for k, v in counts.items())
 
 
 def _collective_help(program: Program, where: Whereabouts, unlike: Unlike, aspect: str) -> str:
@@ -84,6 +85,8 @@ def _collective_help(program: Program, where: Whereabouts, unlike: Unlike, aspec
         has = "has" if len(unlike.minority) == 1 else "have"
         who = f"; {some_ranks(unlike.minority)} {has} another" if unlike.minority else ""
         return f"make the calls in one order on all members{who}"
+    if aspect == "numel" and OPS[program.call(*unlike.calls[0][:2]).op].coalesces is not None:
+        return "coalesce the same tensors in one order on all members, also those that a member does not need"
     if aspect == "op" and (slip := _slip(where, unlike)):
         return slip
     advice = {

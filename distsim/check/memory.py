@@ -1,8 +1,9 @@
-"""Whether what ranks hold fits their device (DS806)."""
+"""What ranks hold at their peak, and whether it fits their device (DS806)."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,24 +20,49 @@ from distsim.units import show_bytes
 _MOST = 16
 
 
+class Held(NamedTuple):
+    """One entry of `memory:`: what each of its ranks holds at its peak, in bytes, by kind."""
+
+    name: str
+    ranks: tuple[int, ...]
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def held(scenario: Scenario, program: Program) -> tuple[Held, ...]:
+    """Every entry of `memory:` that selects a rank, those of strategies included, in the file's order."""
+    found = [Held(name, _ranks(part.ranks, program), part.parts) for name, part in scenario.memory.items()]
+    return tuple(one for one in found if one.ranks)
+
+
 def memory_findings(scenario: Scenario, program: Program, cluster: Cluster) -> tuple[Finding, ...]:
     """One finding for all entries of `memory:` that are more than a device has, the largest first; none where all fit."""
     room = cluster.device.memory_nbytes
-    held = [(sum(part.parts.values()), name, part, _ranks(part.ranks, program)) for name, part in scenario.memory.items()]
-    over = sorted((row for row in held if row[0] > room and row[3]), key=lambda row: (-row[0], row[3]))
+    stated = held(scenario, program)
+    nobody = tuple(_nobody(scenario, name) for name in scenario.memory if name not in {one.name for one in stated})
+    over = sorted((one for one in stated if one.total > room), key=lambda one: (-one.total, one.ranks))
     if not over:
-        return ()
-    total, name, part, _ = over[0]
-    kinds = listing([f"{kind} {show_bytes(n)}" for kind, n in part.parts.items()])
-    message = f"{name} needs {show_bytes(total)}, {cluster.device.name} has {show_bytes(room)}: {kinds}"
-    ranks = tuple(sorted({rank for row in over for rank in row[3]}))
-    place = _place(scenario, name)
-    table = (
-        [f"{name}: {show_bytes(total)} on {len(ranks)} ranks" for total, name, _, ranks in over[:_MOST]] if len(over) > 1 else []
-    )
+        return nobody
+    worst = over[0]
+    kinds = listing([f"{kind} {show_bytes(n)}" for kind, n in worst.parts.items()])
+    message = f"{worst.name} needs {show_bytes(worst.total)}, {cluster.device.name} has {show_bytes(room)}: {kinds}"
+    ranks = tuple(sorted({rank for one in over for rank in one.ranks}))
+    place = _place(scenario, worst.name)
+    table = [f"{one.name}: {show_bytes(one.total)} on {len(one.ranks)} ranks" for one in over[:_MOST]] if len(over) > 1 else []
     more = [f"{len(over) - _MOST} more"] if len(over) > _MOST else []
     advice = "shard more, recompute activations, or take smaller micro-batches"
-    return (Finding("DS806", "warning", message, ranks, ranks, (*table, *more, advice), (place,)),)
+    return (
+        *nobody,
+        Finding("DS806", "warning", message, ranks, ranks, (*table, *more, advice), (place,)),
+    )
+
+
+def _nobody(scenario: Scenario, name: str) -> Finding:
+    said = f"the selector of the memory {name} selects no rank"
+    return Finding("DS901", "warning", said, places=(_place(scenario, name),))
 
 
 def _place(scenario: Scenario, name: str) -> Place:

@@ -8,6 +8,7 @@ from distsim.check.layout import Layout, build_layout
 from distsim.check.whereabouts import Whereabouts
 from distsim.check.wording import call_words, columns, some_ranks, where_text
 from distsim.findings.record import Finding
+from distsim.ops.table import OPS
 from distsim.program.records import BufferVec, CodeCall, Program, at
 from distsim.trace import Trace
 
@@ -16,7 +17,8 @@ Names = tuple[tuple[str, int], ...]
 
 
 def name_swaps(program: Program, trace: Trace | None = None, layout: Layout | None = None) -> tuple[Finding, ...]:
-    """DS601: two equal collectives of a group where one rank has x first and y then, and another y first and x then.
+    """DS601: two equal collectives of a group where one rank has x first and y then, and another y first and x then; or two equal
+    parts of one coalesced launch.
 
     The k-th calls of all members of a group meet, as on every back end. ``trace``: only calls that met in this run count; left
     out, all calls of the program do. One finding per group.
@@ -88,6 +90,8 @@ def _swap(
         for k, (x, y) in enumerate(zip(base, names, strict=False)):
             if x == y or not x or not y or not _equal(program, (p, rows[p][k]), (q, rows[q][k])):
                 continue
+            if sorted(x) == sorted(y) and OPS[program.code_call(p, rows[p][k]).op].coalesces is not None:
+                return (p, rows[p][k]), (q, rows[q][k]), (p, rows[p][k]), (q, rows[q][k])
             earlier = crossed.get((y, x))
             if earlier is not None and _equal(program, (p, rows[p][k]), (p, rows[p][earlier])):
                 return (p, rows[p][earlier]), (q, rows[q][earlier]), (p, rows[p][k]), (q, rows[q][k])
@@ -102,13 +106,16 @@ def _equal(program: Program, one: tuple[int, int], other: tuple[int, int]) -> bo
 
 def _finding(program: Program, group: str, *calls: tuple[int, int]) -> Finding:
     (p, _), (q, _) = calls[0], calls[1]
-    x, y = (_names(program, *calls[i])[0] for i in (0, 1))
+    x, y = next((a, b) for a, b in zip(*(_names(program, *calls[i]) for i in (0, 1)), strict=True) if a != b)
+    calls, within = tuple(dict.fromkeys(calls)), len({*calls}) == 2
     label = [name if index == 0 else f"{name}@{index}" for name, index in (x, y)]
     rows = [
         (f"rank {rank}", call_words(program.call(rank, position)), where_text(program.place(rank, position)))
         for rank, position in calls
     ]
-    head = f"{label[0]} of rank {p} meets {label[1]} of rank {q}: equal calls on {group} in another order"
-    help_line = f"make the calls on {label[0]} and {label[1]} in one order on {some_ranks(sorted({p, q}))}"
+    what = f"one launch on {group} has its parts" if within else f"equal calls on {group}"
+    doing = "coalesce" if within else "make the calls on"
+    head = f"{label[0]} of rank {p} meets {label[1]} of rank {q}: {what} in another order"
+    help_line = f"{doing} {label[0]} and {label[1]} in one order on {some_ranks(sorted({p, q}))}"
     places = tuple(dict.fromkeys(program.place(*call) for call in calls))
     return Finding("DS601", "warning", "\n".join([head, *columns(rows)]), tuple(sorted({p, q})), (), (help_line,), places)

@@ -2,7 +2,8 @@
 
 A request is open from the call that makes it to the call that waits for it (to the end, where none does). While it only reads its
 buffer (isend, the giving side of a collective), others may read it; while it writes it, nobody may touch it. A buffer is one copy
-of a named tensor on one rank; what has no name is memory of its own.
+of a named tensor on one rank; what has no name is memory of its own. Where a program names streams, what one of them does is open for
+the others until they wait for it (`distsim.check.streams`), whatever the back end: a program means the same under all of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from distsim.check.leaks import makes_request
+from distsim.check.streams import Actor, StreamOrder, stream_of, uses_streams
 from distsim.expr import Expression
 from distsim.ops.fields import PerRank
 from distsim.ops.table import OPS
@@ -27,7 +29,8 @@ Uses = tuple[tuple[Key, bool], ...]
 @dataclass(frozen=True, slots=True)
 class Clash:
     """A buffer's use while a request is open. ``position`` and ``part`` are the use's, ``opened`` the request's position, for the
-    first of ``ranks``. ``code`` is that of the finding: DS402 (written while in use) or DS403 (read while being filled)."""
+    first of ``ranks``. ``code`` is that of the finding: DS402 (written while in use) or DS403 (read while being filled).
+    ``streams``: what it clashes with is another stream's work, not a request."""
 
     code: str
     label: str
@@ -35,6 +38,7 @@ class Clash:
     part: int
     opened: int
     ranks: list[int] = field(default_factory=list)
+    streams: bool = False
 
 
 def clashes(program: Program, reached: Sequence[int]) -> tuple[Clash, ...]:
@@ -54,13 +58,12 @@ def clashes(program: Program, reached: Sequence[int]) -> tuple[Clash, ...]:
 
 
 def _may_clash(code: Code) -> bool:
-    """Some request of the code uses a named buffer."""
-    return any(makes_request(call) or call.parts for call in code.calls) and any(
-        _named(code, call) for call in {id(c): c for c in code.calls}.values() if makes_request(call) or call.parts
-    )
+    """Some request of the code uses a named buffer, or there are streams."""
+    calls = [call for call in {id(c): c for c in code.calls}.values() if makes_request(call) or call.parts]
+    return uses_streams(code) or any(_named(call) for call in calls)
 
 
-def _named(code: Code, call: CodeCall) -> bool:
+def _named(call: CodeCall) -> bool:
     return any(
         buffer.name for part in (call, *call.parts) for name in ("inputs", "outputs") for buffer in part.fields.get(name, ())
     )
@@ -101,15 +104,42 @@ class _Walk:
         self._uses: dict[int, list[Uses]] = {}
 
     def clashes(self) -> Iterator[Clash]:
+        return self._on_streams() if uses_streams(self.code) else self._of_requests()
+
+    def _made(self) -> Iterator[tuple[int, CodeCall]]:
+        """The calls that the row makes, up to one that may not be made."""
+        for position in self.code.positions(self.row):
+            call = self.code.calls[position]
+            if call.invalid is not None and call.invalid[0][self.row]:
+                return
+            yield position, call
+
+    def _on_streams(self) -> Iterator[Clash]:
+        """Every use against those before it that its stream does not know to be over."""
+        order = StreamOrder()
+        earlier: dict[Key, list[tuple[Actor, int, bool]]] = {}
+        for position, call in self._made():
+            order.told(position, call)
+            stream, asks = stream_of(call), makes_request(call) or bool(call.parts)
+            if asks:
+                order.opened(stream, position)
+            actor: Actor = position if asks else stream
+            for part, one in enumerate(self._uses_of(call)):
+                for key, writes in one:
+                    left = [use for use in earlier.get(key, ()) if not order.over(stream, use[0], use[1])]
+                    for other, opened, filling in left:
+                        if writes or filling:
+                            code, number = "DS402" if writes else "DS403", part if call.parts else -1
+                            yield Clash(code, _label(key), position, number, opened, [], isinstance(other, str))
+                    kept = left if writes else [use for use in earlier.get(key, ()) if use[0] != actor or use[2]]
+                    earlier[key] = [*kept, (actor, position, writes)]
+            if call.parts and not makes_request(call):
+                order.joined(stream, position)
+
+    def _of_requests(self) -> Iterator[Clash]:
         open_uses: dict[Key, list[tuple[int, bool]]] = {}
         keys_of: dict[int, list[Key]] = {}
-        code, row = self.code, self.row
-        for position, call in enumerate(code.calls):
-            guard = code.guards[position] if code.guards else None
-            if guard is not None and not guard[row]:
-                continue
-            if call.invalid is not None and call.invalid[0][row]:
-                return
+        for position, call in self._made():
             for distance in call.waits:
                 for key in keys_of.pop(position - distance, ()):
                     open_uses[key] = [use for use in open_uses[key] if use[0] != position - distance]
@@ -127,8 +157,7 @@ class _Walk:
             for key, writes in one:
                 for opened, filling in open_uses.get(key, ()):
                     if writes or filling:
-                        label = key[0] if key[1] == 0 else f"{key[0]}@{key[1]}"
-                        yield Clash("DS402" if writes else "DS403", label, position, part if call.parts else -1, opened)
+                        yield Clash("DS402" if writes else "DS403", _label(key), position, part if call.parts else -1, opened)
             if stays or call.parts:
                 for key, writes in one:
                     open_uses.setdefault(key, []).append((position, writes))
@@ -163,6 +192,10 @@ class _Walk:
         in_place = "tensor" in row.model_fields
         if (row.gets == "root" and root) or (row.gets == "all" and not (root and row.gives == "root" and in_place)):
             yield from ((buffer, True) for buffer in fields.get("outputs", ()))
+
+
+def _label(key: Key) -> str:
+    return key[0] if key[1] == 0 else f"{key[0]}@{key[1]}"
 
 
 def _names_in(value: Any, rank: int) -> set[str]:

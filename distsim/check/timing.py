@@ -22,10 +22,16 @@ def clash_findings(program: Program, clashes: Iterable[Clash]) -> tuple[Finding,
         places = (program.place(rank, clash.opened), program.place(rank, clash.position))
         does = "writes" if clash.code == "DS402" else "reads"
         head = f"{use.op} of {some_ranks(clash.ranks)} {does} {clash.label} while {opened.op} still uses it"
-        rows = [(f"rank {rank}", call_words(call), where_text(place), word)
-                for call, place, word in zip((opened, use), places, ("opens the request", f"{does} the buffer"), strict=True)]  # fmt: skip
+        head += " on another stream" if clash.streams else ""
+        words = "is launched" if clash.streams else "opens the request", f"{does} the buffer"
+        rows = [
+            (f"rank {rank}", call_words(call), where_text(place), word)
+            for call, place, word in zip((opened, use), places, words, strict=True)
+        ]
         advice = (
-            "put both into buffers of their own, or make the calls one after the other"
+            "let the one stream wait for the other first (`wait_stream`), or give each its own tensor (`copies:`)"
+            if clash.streams
+            else "put both into buffers of their own, or make the calls one after the other"
             if clash.opened == clash.position
             else f"wait for the {opened.op} first, or give each its own tensor (`copies:`)"
         )

@@ -97,10 +97,13 @@ def judge_lane(layout: Layout, where: Whereabouts, lane: int, n: int, ranks: Seq
         aspects = {k: v for k, v in aspects.items() if k not in ("numel", "splits")}
         if crossed:
             aspects["splits"], note = tuple(_splits(c) for c in calls), crossed[0][2]
+    if row.coalesces is not None and "numel" in aspects and "op" not in aspects:
+        note = next((why for _, _, why in row.cross_faults(calls)), "")
     if not aspects:
         return None
     whole = [where.signatures(rank, lane) for rank in members]
-    order = all(sorted(s) == sorted(whole[0]) for s in whole[1:]) and any(s != whole[0] for s in whole) and not note
+    order = all(sorted(s) == sorted(whole[0]) for s in whole[1:]) and any(s != whole[0] for s in whole)
+    order = order and not (row.pairwise and note)
     here = tuple((rank, p, -1) for rank, p in came)
     return Unlike(lane, n, here, aspects, members, order, _minority(members, whole, n), note)
 

@@ -39,7 +39,9 @@ def plural(count: int, word: str) -> str:
 def call_words(call: Call) -> str:
     """A call with what tells it from others: `send(x, dst=1, tag=3, 16 B)`, `all_reduce(grad, group=dp, 4 MiB)`."""
     row = OPS[call.op]
-    words = [b.label for b in (call.inputs or call.outputs)[:1] if b.name]
+    most = 1 if row.coalesces is None else 3
+    words = [b.label for b in (call.inputs or call.outputs)[:most] if b.name]
+    words += [f"{len(call.inputs) - most} more"] if row.coalesces is not None and len(call.inputs) > most else []
     if row.direction is not None:
         words.append(f"{'dst' if row.direction == 'send' else 'src'}={'any' if call.peer is None else call.peer}")
         if call.tag:

@@ -16,7 +16,7 @@ from typing import Any
 import simpy
 
 from distsim.cost import CostModel
-from distsim.engine.device_calls import BATCH, GROUP, HOST, MESSAGE, STOP, WAIT, WORK, device_calls
+from distsim.engine.device_calls import BATCH, GROUP, HOST, MESSAGE, STOP, STREAM, WAIT, WORK, device_calls
 from distsim.engine.device_graph import Graph
 from distsim.engine.device_parts import Comm, Lane, Node, Rank
 from distsim.engine.flat import Flat, Prices, of_row, varies
@@ -58,7 +58,7 @@ class DeviceEngine:
     # --- the host ---
     def _host(self, me: Rank, code: Code, row: int, calls: list[Flat], base: int) -> _Process:
         columns, t = self.columns, 0
-        for kind, offset, a, b, c in calls:
+        for kind, offset, a, b, c, stream in calls:
             i = base + offset
             columns.posted[i] = t
             for _, r, *_ in a if kind == BATCH else ():
@@ -70,14 +70,16 @@ class DeviceEngine:
                 if comm not in me.met and not self._all_met(me, comm, t):
                     yield me.event
                 t = max(t, comm.latest)
-                stop = self._communicate(me, kind, i, base, t, comm, a, b, c)
-            elif kind == WORK:  # a: duration, b: stream
-                self._work(me, i, t, a, b)
+                stop = self._communicate(me, kind, i, base, t, comm, a, b, c, stream)
+            elif kind == WORK:  # a: duration
+                self._work(me, i, t, a, stream)
             elif kind == HOST:  # a: duration
                 columns.started[i], t = t, t + a
                 columns.finished[i] = t
             elif kind == WAIT:  # a: rows of the launches, b: rows that count as waited for, c: is the host stopped
-                stop = self._join(me, [self.nodes[base + r] for r in a], c)
+                stop = self._join(me, stream, [self.nodes[base + r] for r in a], c)
+            elif kind == STREAM:  # a: the stream that is waited for
+                self._join(me, stream, list(me.holds.get(a, {}).values()), ())
             elif kind == STOP:
                 stop = me.newest()
             for node in stop:
@@ -152,17 +154,19 @@ class DeviceEngine:
         return comm.lanes[src, dst]
 
     # --- launches ---
-    def _communicate(self, me: Rank, kind: int, i: int, base: int, t: int, comm: Comm, a: Any, b: Any, c: Any) -> list[Node]:
+    def _communicate(
+        self, me: Rank, kind: int, i: int, base: int, t: int, comm: Comm, a: Any, b: Any, c: Any, stream: str
+    ) -> list[Node]:
         """Launch a message, a batch or a collective; the launches that the host must see finished."""
         if kind == GROUP:  # a: group port, b: the call, c: signature
             number = me.counts.get(comm, 0)
             me.counts[comm] = number + 1
-            node = self._launch(me, i, t, (GROUP, comm, number, b, c, me.rank), comm, on_current=not b.is_async)
+            node = self._launch(me, i, t, (GROUP, comm, number, b, c, me.rank), comm, stream, on_stream=not b.is_async)
             return [node] if b.op == "barrier" and not b.is_async else []
         if kind == MESSAGE:  # a: port, b: bytes, c: (does it send, signature and tag, blocking)
             sends, signature, blocking = c & 1, c >> 2, c & 2
             ports = me.ports[2 * a + self.eager_init]
-            node = self._launch(me, i, t, (MESSAGE, ((sends, i, ports[1] if sends else ports[2], b, signature),)), comm)
+            node = self._launch(me, i, t, (MESSAGE, ((sends, i, ports[1] if sends else ports[2], b, signature),)), comm, stream)
         else:  # a: parts (does it send, row, port, bytes, signature and tag), b: blocking
             code, row = self.program.code(me.rank), self.program.row_of[me.rank]
             parts = []
@@ -171,37 +175,33 @@ class DeviceEngine:
                 self.queue[base + offset] = self._label(comm.label)
                 parts.append((sends, base + offset, out if sends else into, nbytes, signature))
             blocking = b
-            node = self._launch(me, i, t, (BATCH, tuple(parts)), comm)
+            node = self._launch(me, i, t, (BATCH, tuple(parts)), comm, stream)
         if blocking:
-            self._join(me, [node], (False,))
+            self._join(me, stream, [node], ())
         return []
 
-    def _launch(self, me: Rank, row: int, t: int, act: Any, comm: Comm, on_current: bool = False) -> Node:
-        """Enqueue on a communicator's stream or on the current one, behind what the communicator and the current stream hold."""
+    def _launch(self, me: Rank, row: int, t: int, act: Any, comm: Comm, stream: str, on_stream: bool = False) -> Node:
+        """Enqueue on a communicator's stream or on the one that issues it, behind what the communicator and the issuing one hold."""
         before = me.issued.get(comm)
-        node = self.nodes[row] = Node(row, t, act, comm, 0 if before is None else before.number + 1)
-        for other in me.current.values():
+        node = self.nodes[row] = Node(row, t, act, comm)
+        for other in me.holds.get(stream, {}).values():
             self._after(node, other)
         if before is not None:
             self._after(node, before)
         me.issued[comm] = node
-        if on_current:
-            me.current = {None: node}
-        self.queue[row] = self._label("current" if on_current else comm.label)
+        if on_stream:
+            me.holds[stream] = {stream: node}
+        self.queue[row] = self._label((stream or "current") if on_stream else comm.label)
         if not node.pending:
             self.graph.go(node)
         return node
 
     def _work(self, me: Rank, row: int, t: int, duration: int, stream: str) -> None:
-        """Compute on the current stream, or on one of its own name."""
-        node = Node(row, t, (WORK, duration))
-        for other in (me.streams.get(stream),) if stream else tuple(me.current.values()):
-            if other is not None:
-                self._after(node, other)
-        if stream:
-            me.streams[stream] = node
-        else:
-            me.current = {None: node}
+        """Compute on a stream."""
+        node = Node(row, t, (WORK, duration), stream)
+        for other in me.holds.get(stream, {}).values():
+            self._after(node, other)
+        me.holds[stream] = {stream: node}
         self.queue[row] = self._label(stream or "current")
         if not node.pending:
             self.graph.go(node)
@@ -216,13 +216,14 @@ class DeviceEngine:
         elif other.end > node.ready:
             node.ready = other.end
 
-    def _join(self, me: Rank, nodes: list[Node], stops: tuple[bool, ...]) -> list[Node]:
-        """The current stream waits for launches; those that stop the host too."""
+    def _join(self, me: Rank, stream: str, nodes: list[Node], stops: tuple[bool, ...]) -> list[Node]:
+        """A stream waits for launches; those that stop the host too."""
+        held = me.holds.setdefault(stream, {})
         for node in nodes:
-            there = me.current.get(node.comm)
-            if there is None or there.number < node.number:
-                me.current[node.comm] = node
-        return [node for node, stop in zip(nodes, stops, strict=True) if stop]
+            there = held.get(node.queue)
+            if there is None or there.row < node.row:
+                held[node.queue] = node
+        return [node for node, stop in zip(nodes, stops, strict=False) if stop]
 
     # --- the end ---
     def _standstill(self) -> Standstill:

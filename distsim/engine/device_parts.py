@@ -10,12 +10,13 @@ from distsim.ops.records import Group
 
 
 class Node:
-    """A launch. ``pending``: launches before it that are not finished; ``parts``: messages of it that are still open."""
+    """A launch. ``queue``: its communicator, or the stream of local work. ``pending``: launches before it that are not finished;
+    ``parts``: messages of it that are still open."""
 
-    __slots__ = ("act", "comm", "end", "latest", "number", "parts", "pending", "ready", "row", "succ", "waiter")
+    __slots__ = ("act", "end", "latest", "parts", "pending", "queue", "ready", "row", "succ", "waiter")
 
-    def __init__(self, row: int, ready: int, act: Any, comm: Comm | None = None, number: int = 0) -> None:
-        self.row, self.ready, self.act, self.comm, self.number = row, ready, act, comm, number
+    def __init__(self, row: int, ready: int, act: Any, queue: Comm | str) -> None:
+        self.row, self.ready, self.act, self.queue = row, ready, act, queue
         self.pending, self.parts, self.end, self.latest = 0, 1, -1, 0
         self.succ: list[Node] = []
         self.waiter: Any = None
@@ -71,14 +72,14 @@ class Meeting:
 class Rank:
     """A rank's host and what its streams hold."""
 
-    __slots__ = ("counts", "current", "event", "issued", "met", "now", "ports", "rank", "row", "streams", "where")
+    __slots__ = ("counts", "event", "holds", "issued", "met", "now", "ports", "rank", "row", "where")
 
     def __init__(self, rank: int) -> None:
         self.rank, self.row, self.now = rank, 0, 0  # row of the call that the host is in, -1 at its end
-        #: What the current stream holds, by communicator (None: its own launches). Of each the newest: those before it are done by then.
-        self.current: dict[Comm | None, Node] = {}
+        #: What each stream holds ("": the default one), by communicator or by the stream of the launch. Of each the newest: those before
+        #: it are done by then.
+        self.holds: dict[str, dict[Comm | str, Node]] = {"": {}}
         self.issued: dict[Comm, Node] = {}  # the newest launch on each communicator
-        self.streams: dict[str, Node] = {}
         self.counts: dict[Comm, int] = {}  # collectives so far
         self.ports: dict[int, tuple[Comm, Lane, Lane]] = {}
         self.met: set[Comm] = set()
@@ -87,4 +88,4 @@ class Rank:
 
     def newest(self) -> list[Node]:
         """Launches such that all are done when these are."""
-        return [*self.issued.values(), *self.current.values(), *self.streams.values()]
+        return [*self.issued.values(), *(node for held in self.holds.values() for node in held.values())]

@@ -3,6 +3,9 @@
 Without such receives every order ends alike, so all that has no alternative is run at once (`Rules.settle`) and only the choice of a
 sender branches. Under gloo one more order matters: a receive that names its sender goes before an older one from any source, if it is
 posted before that one has taken the message (`Matcher.specific_first`); so a host about to post such a receive is a choice too.
+
+Where a rank leaves before its end (it raises, crashes or exits), what it had open is lost, and it matters what others did before: a
+message that doesn't fit ends it in another way, if it comes in time. Then every step of every rank is a choice.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import NamedTuple
 from distsim.match import ANY
 from distsim.profiles import Profile
 from distsim.program.records import Program
-from distsim.rules import STEP, Event, Mismatched, PartKind, Rules, State, standstill
+from distsim.rules import STEP, Choice, Ended, Event, Mismatched, PartKind, Rules, State, standstill
 from distsim.rules.code import Post
 from distsim.standstill import Standstill
 
@@ -46,33 +49,48 @@ def ends_of_orders(program: Program, profile: Profile, max_states: int) -> Ends:
 
 class _Orders:
     def __init__(self, rules: Rules, max_states: int) -> None:
-        self.rules, self.left = rules, max_states
-        self.seen: set[tuple[State, frozenset[Note]]] = set()
+        self.rules, self.max_states = rules, max_states
+        self.every_step, self.left_early = False, False
         self.ends: dict[End, None] = {}
 
     def run(self) -> Ends:
+        """All ends: over the choices of senders, and, where a rank was seen to leave early, over every step."""
+        complete = self._search()
+        if self.left_early:
+            self.every_step = True
+            complete = self._search()
+        return Ends(tuple(self.ends), complete)
+
+    def _search(self) -> bool:
+        """Whether the search came to its end within the bound."""
+        seen: set[tuple[State, frozenset[Note]]] = set()
         todo: list[tuple[State, frozenset[Note]]] = [(self.rules.initial(), frozenset())]
-        while todo and self.left:
+        while todo and len(seen) < self.max_states:
             state, notes = todo.pop()
             notes = self._settle(state, notes)
-            if (state, notes) in self.seen:
+            if (state, notes) in seen:
                 continue
-            self.seen.add((state, notes))
-            self.left -= 1
-            choices = [c for c in self.rules.enabled(state) if c.kind != STEP or self._grabs(state, c.a)]
+            seen.add((state, notes))
+            choices = [c for c in self.rules.enabled(state) if self.every_step or c.kind != STEP or self._grabs(state, c.a)]
             if not choices:
                 self.ends[End(standstill(self.rules, state), notes)] = None
-            for choice in reversed(choices):
-                after = state.copy()
-                todo.append((after, self._note(self.rules.advance(after, choice), notes)))
-        return Ends(tuple(self.ends), not todo)
+            todo += [self._after(state, notes, choice) for choice in reversed(choices)]
+        return not todo
+
+    def _after(self, state: State, notes: frozenset[Note], choice: Choice) -> tuple[State, frozenset[Note]]:
+        after = state.copy()
+        return after, self._note(self.rules.advance(after, choice), notes)
 
     def _settle(self, state: State, notes: frozenset[Note]) -> frozenset[Note]:
+        if self.every_step:
+            return notes
         hold = self._grabs if self.rules.profile.specific_first else None
         return self._note(self.rules.settle(state, hold), notes)
 
     def _note(self, events: list[Event], notes: frozenset[Note]) -> frozenset[Note]:
         for event in events:
+            if isinstance(event, Ended) and event.gone:
+                self.left_early = True
             if isinstance(event, Mismatched):
                 notes |= {Note(event.outcome, event.fields, tuple(sorted(self.rules.rank_of(row) for row in event.rows)))}
         return notes

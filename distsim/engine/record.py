@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from distsim.findings.record import Finding
 from distsim.ops.checks import part_sizes
-from distsim.ops.records import Call
+from distsim.ops.records import DTYPE_BYTES, Call, Group
 from distsim.ops.table import OPS
 from distsim.program.records import Code, CodeCall, Program
 from distsim.standstill import Standstill
@@ -118,12 +118,20 @@ def build_trace(
         "schema_version": TRACE_SCHEMA_VERSION, "source": "simulated", "name": program.name, "file": program.file,
         "world_size": program.world_size, "nodes": program.nodes, "local_size": program.local_size, "backend": profile,
         "cluster": cluster, "outcome": outcome, "makespan_ns": makespan_ns, "complete": outcome == "completes",
-        "groups": [[g.name, list(g.ranks)] for g in program.groups], "mesh": dict(program.mesh),
+        "groups": [[g.name, list(g.ranks)] for g in program.groups], "group_options": _group_options(program.groups),
+        "mesh": dict(program.mesh),
         "options": dict(program.options), "prices": None if prices is None else dict(prices),
         "link_faults": [[f.link, list(f.nodes), f.factor] for f in program.link_faults],
         "ends": [[end.rank, end.status, end.at_ns] for end in standstill.ends if end.status in _GONE],
     }  # fmt: skip
     return Trace(header, tables, every)
+
+
+def _group_options(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
+    """Timeout and back end of groups that have their own, by the group's number; the world's are those of the run."""
+    given = {str(g.id): {"timeout_ns": g.timeout_ns, "backend": g.backend} for g in groups if g.id}
+    said = {number: {name: value for name, value in found.items() if value is not None} for number, found in given.items()}
+    return {number: found for number, found in said.items() if found}
 
 
 _STATIC = {"op": np.int16, "group": np.int32, "peer": np.int32, "tag": np.int64, "nbytes": np.int64, "dtype": np.int16,
@@ -190,8 +198,8 @@ def _column(values: list[Any], dtype: Any, ranks: int) -> NDArray[Any]:
 def _facts(program: Program, code: Code, call: CodeCall, table: _Tables) -> dict[str, Any]:
     buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
     port = code.ports[call.port] if call.port >= 0 else None
-    queue = call.fields.get("queue") or (
-        "compute" if call.op == "compute" else "host" if call.group < 0 or not buffers else "comm"
+    queue = (
+        (call.fields.get("queue") or "compute") if call.op == "compute" else ("host" if call.group < 0 or not buffers else "comm")
     )
     return {
         "op": table("op", call.op), "group": code.groups[call.group] if call.group >= 0 else 0,
@@ -207,6 +215,7 @@ _KEPT = (
     "ranks",
     "local_sync",
     "queue",
+    "stream",
     "code",
     "message",
     "timeout_ns",
@@ -226,7 +235,8 @@ def _args(program: Program, code: Code, call: CodeCall, table: _Tables) -> Any:
     fields = call.fields
     parts = any(fields.get(f"{side}_splits") is not None or len(fields.get(f"{side}s") or ()) > 1 for side in ("input", "output"))
     if len(call.waits) > 1:
-        return table("args", json.dumps({"waits": call.waits}))
+        on = {"queue": fields["queue"]} if fields.get("queue") else {}
+        return table("args", json.dumps({"waits": call.waits, **on}))
     if not parts and not any(name in fields for name in _KEPT):
         return table("args", "")
     texts = [_args_text(program.resolve(rank, call)) for rank in code.ranks]
@@ -235,10 +245,13 @@ def _args(program: Program, code: Code, call: CodeCall, table: _Tables) -> Any:
 
 
 def _args_text(call: Call) -> str:
-    """``ranks``: of a new group; ``input_parts``, ``output_parts``: elements for, and of, each rank of the group where they differ."""
+    """``ranks``: of a new group; ``input_parts``, ``output_parts``: elements for, and of, each rank of the group where they differ;
+    ``coalesced``: elements of each part of a launch, counted as `nbytes` counts them."""
     found = {name: getattr(call, name) for name in _KEPT if getattr(call, name) not in _UNSAID}
     row, n = OPS[call.op], call.group.size
-    if row.kind == "collective":
+    if row.coalesces is not None:
+        found["coalesced"] = [row.coalesces.nbytes(part) // DTYPE_BYTES[part.inputs[0].dtype] for part in row.separate(call)]
+    elif row.kind == "collective":
         sides = {
             f"{side}_parts": part_sizes(buffers, n, getattr(call, f"{side}_splits"))
             for side in ("input", "output") if (buffers := getattr(call, f"{side}s")) and getattr(row, f"{side}_parts") == "n"

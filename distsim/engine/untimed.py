@@ -40,7 +40,7 @@ class _Unlike(Exception):
 
 
 _KNOWN = {name for name, row in OPS.items() if row.kind in ("p2p", "collective", "batch", "wait")} | {
-    "compute", "assign", "sleep", "synchronize", "destroy_process_group", "init_process_group"}  # fmt: skip
+    "compute", "assign", "sleep", "synchronize", "wait_stream", "destroy_process_group", "init_process_group"}  # fmt: skip
 
 
 def _distinct(code: Code) -> list[CodeCall]:

@@ -80,6 +80,32 @@ REMARKS: tuple[CodeInfo, ...] = (
         ),
     ),
     CodeInfo(
+        "DS610",
+        "messages met by order, not by name",
+        "warning",
+        None,
+        "Two equal messages between the same two ranks are received in another order than they are sent, as the tensors' names tell: other"
+        " messages of the program go from the first's tensor to the second's place, and the other way round.",
+        "Nothing hangs and nothing raises, for messages of one size fit each other: an activation is taken for a gradient, or one"
+        " micro-batch for another. The result is wrong data.",
+        "Exchange the two receives, so that they stand in the order of the sends; or give the two messages tags of their own (nccl knows"
+        " no tags). If the names mislead, rename the tensors: names alone are the evidence.",
+        """world: 2
+backend: gloo
+tensors: {act: {shape: [4], copies: 4}, input: {like: act}}
+program:
+  - ranks: 0
+    steps:
+      - repeat: {times: 4, index: m, steps: [{send: {tensor: act@m, dst: 1}}]}
+  - ranks: 1
+    steps:
+      - recv: {tensor: input@0, src: 0}
+      - recv: {tensor: input@2, src: 0}
+      - recv: {tensor: input@1, src: 0}
+      - recv: {tensor: input@3, src: 0}
+""",
+    ),
+    CodeInfo(
         "DS701",
         "receive from any source refused",
         "error",

@@ -84,9 +84,9 @@ WAITING: tuple[CodeInfo, ...] = (
         "buffer written while a request uses it",
         "error",
         "race",
-        "A tensor is written, or received into again, while an open isend, irecv or async collective still uses it.",
+        "A tensor is written, or received into again, while an open isend, irecv or async collective, or another stream, still uses it.",
         "What is sent or kept depends on timing. Neither torch nor any back end warns.",
-        "Wait for the request before the tensor is touched, or give each message its own tensor (`copies:`).",
+        "Wait for the request (a stream: `wait_stream`) before the tensor is touched, or give each its own tensor (`copies:`).",
         two_ranks(
             "{isend: {tensor: x, dst: 1, as: h}, ranks: 0}",
             "{compute: {time: 1 ms, writes: [x]}, ranks: 0}",
@@ -99,7 +99,7 @@ WAITING: tuple[CodeInfo, ...] = (
         "buffer read before its receive is done",
         "error",
         "race",
-        "A tensor is read or sent while a request that fills it is still open.",
+        "A tensor is read or sent while a request that fills it is still open, or another stream still fills it.",
         "The reader may see old data, new data or a mixture.",
         "Wait for the request before the tensor is read.",
         two_ranks(

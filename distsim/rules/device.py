@@ -16,8 +16,13 @@ from distsim.rules.code import Launch, Meet, Part, PartKind, Post, Stuck, Sync, 
 from distsim.rules.creation import made_groups
 from distsim.rules.host import Compiler
 
-#: The stream on which compute and blocking collectives run.
+#: The default stream: compute and blocking collectives run on it unless they name another.
 CURRENT = ""
+
+
+def stream_of(name: Any) -> Hashable:
+    """The stream of a call's ``queue``, or of the one that `wait_stream` names."""
+    return ("stream", str(name)) if name else CURRENT
 
 
 class DeviceCompiler(Compiler):
@@ -75,11 +80,19 @@ class DeviceCompiler(Compiler):
             rows[self.last[stream]] = None
         return rows
 
-    def launch(self, position: int, row: int, parts: tuple[Part, ...], stream: Hashable, comm: Hashable = None) -> None:
-        """Enqueue on a stream; from another than the current one it starts after what the current one holds (N2, an event)."""
+    def launch(
+        self,
+        position: int,
+        row: int,
+        parts: tuple[Part, ...],
+        stream: Hashable,
+        comm: Hashable = None,
+        issuer: Hashable = CURRENT,
+    ) -> None:
+        """Enqueue on a stream. What runs on a communicator starts after what the stream that issues it holds (N2, an event)."""
         after = self.held(stream)
         if comm is not None:
-            after.update(self.held(CURRENT))
+            after.update(self.held(issuer))
             after.update(self.held(("issue", comm)))
             if self.launch_order or (self.one_queue and parts[0].kind is PartKind.COLLECTIVE):
                 after.update(self.held("launch order"))
@@ -101,32 +114,44 @@ class DeviceCompiler(Compiler):
                 return name
         return "current"
 
-    def join(self, row: int) -> None:
-        """The current stream waits for a launch (N1: `work.wait()`)."""
-        joined = self.joins.setdefault(CURRENT, {})
-        comm = self.comm_of[row]
-        joined[comm] = max(row, joined.get(comm, row))
+    def join(self, row: int, stream: Hashable) -> None:
+        """A stream waits for a launch (N1: `work.wait()` joins the stream that is current then)."""
+        self._joins(stream, self.comm_of[row], row)
+
+    def _joins(self, stream: Hashable, queue: Hashable, row: int) -> None:
+        joined = self.joins.setdefault(stream, {})
+        joined[queue] = max(row, joined.get(queue, row))
+
+    def wait_stream(self, position: int, call: CodeCall) -> None:
+        """`stream.wait_stream(other)`: an event of what the other holds now."""
+        stream, other = stream_of(call.fields.get("queue")), stream_of(call.fields.get("stream"))
+        for queue, row in self.joins.get(other, {}).items():
+            self._joins(stream, queue, row)
+        if other in self.last:
+            self._joins(stream, other, self.last[other])
 
     # --- kinds of call ---
     def message(self, position: int, call: CodeCall) -> None:
-        """N2: messages run on an internal stream; a blocking one makes the current stream wait for it."""
+        """N2: messages run on an internal stream; a blocking one makes the stream that is current wait for it."""
         comm = self.message_comm(call, batched=False)
         members = self.program.groups[self.group_id(call)].ranks
         if isinstance(comm, tuple) and comm[0] == "pair":
             members = comm[2:]
         self.meet(position, comm, members, self.group_id(call))
         part = self.message_part(position, -1, call, comm)
-        self.launch(position, part.row, (part,), comm, comm)
+        issuer = stream_of(call.fields.get("queue"))
+        self.launch(position, part.row, (part,), comm, comm, issuer)
         if not OPS[call.op].nonblocking:
-            self.ended(position, part.row)
+            self.ended(position, part.row, issuer)
 
     def collective(self, position: int, call: CodeCall) -> None:
-        """N2: async on the group's stream, blocking on the current one. N14: a barrier stops the host."""
+        """N2: async on the group's stream, blocking on the one that is current. N14: a barrier stops the host."""
         group = self.program.groups[self.group_id(call)]
         comm = self.group_comm(group.id)
         self.meet(position, comm, group.ranks, group.id)
         part = self.collective_part(position, call)
-        self.launch(position, part.row, (part,), comm if call.is_async else CURRENT, comm)
+        issuer = stream_of(call.fields.get("queue"))
+        self.launch(position, part.row, (part,), comm if call.is_async else issuer, comm, issuer)
         if call.op == "barrier" or self.blocking_wait:
             self.host_waits.add(part.row)
         if not call.is_async and part.row in self.host_waits:
@@ -141,13 +166,14 @@ class DeviceCompiler(Compiler):
         comm = self.group_comm(group.id)
         self.meet(position, comm, group.ranks, group.id)
         parts = tuple(self.message_part(position, i, one, comm) for i, one in enumerate(call.parts))
-        self.launch(position, self.row(position), parts, comm, comm)
+        issuer = stream_of(call.fields.get("queue"))
+        self.launch(position, self.row(position), parts, comm, comm, issuer)
         if not call.handled:
-            self.ended(position, self.row(position))
+            self.ended(position, self.row(position), issuer)
 
-    def ended(self, position: int, row: int) -> None:
-        """A blocking call, or a wait, of an internal stream's launch: the current stream joins; under blocking_wait the host."""
-        self.join(row)
+    def ended(self, position: int, row: int, issuer: Hashable) -> None:
+        """A blocking call of an internal stream's launch: the stream that issued it joins; under blocking_wait the host."""
+        self.join(row, issuer)
         if self.blocking_wait:
             self.out.append(Wait(position, (row,)))
 
@@ -155,11 +181,11 @@ class DeviceCompiler(Compiler):
         return (self.row(position),)
 
     def wait(self, position: int, call: CodeCall) -> None:
-        """N1: the current stream waits, not the host (but for a barrier, and under TORCH_NCCL_BLOCKING_WAIT)."""
+        """N1: the stream that is current waits, not the host (but for a barrier, and under TORCH_NCCL_BLOCKING_WAIT)."""
         targets = [k for k in (position - d for d in call.waits) if k in self.made]
         rows = tuple(row for k in targets for row in self.requests(k))
         for row in rows:
-            self.join(row)
+            self.join(row, stream_of(call.fields.get("queue")))
         on_host = tuple(row for row in rows if self.blocking_wait or row in self.host_waits)
         waited = tuple(self.row(k, i) for k in targets for i in range(-1, len(self.code.calls[k].parts)))
         self.out.append(Wait(position, on_host, waited))
@@ -174,7 +200,7 @@ class DeviceCompiler(Compiler):
             super().work(position, call)
             return
         part = self.work_part(position, call)
-        self.launch(position, part.row, (part,), ("stream", queue) if queue else CURRENT)
+        self.launch(position, part.row, (part,), stream_of(queue))
 
     def synchronize(self, position: int) -> None:
         self.out.append(Sync(position))

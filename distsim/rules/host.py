@@ -11,6 +11,7 @@ from distsim.match import ANY
 from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
 from distsim.profiles.record import Profile, Reaction
+from distsim.profiles.support import SHAPED
 from distsim.program.records import CodeCall, Program, at
 from distsim.rules.code import ODD, Drop, Instruction, Launch, Leave, Lock, Meet, Part, PartKind, Post, Stuck, Wait
 from distsim.rules.creation import Made, made_groups
@@ -104,6 +105,8 @@ class Compiler:
             self.work(position, call)
         elif call.op == "synchronize":
             self.synchronize(position)
+        elif call.op == "wait_stream":
+            self.wait_stream(position, call)
         if len(self.out) == here:
             self.out.append(Wait(position))
         return True
@@ -165,7 +168,10 @@ class Compiler:
             return None
         open_source = call.port >= 0 and self.value(self.code.ports[call.port].peer) < 0
         buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
-        key = (call.op, buffers[0].dtype if buffers else "", call.fields.get("reduce_op"), open_source)
+        shapes = tuple(
+            tuple(int(self.value(n)) for n in b.shape) for side in ("inputs", "outputs") for b in call.fields.get(side) or ()
+        ) if call.op in SHAPED else ()  # fmt: skip
+        key = (call.op, buffers[0].dtype if buffers else "", call.fields.get("reduce_op"), open_source, shapes)
         if key not in self.shared.refusals:
             self.shared.refusals[key] = self.profile.refuse(self.program.resolve(self.rank, call))
         return self.shared.refusals[key]
@@ -269,6 +275,9 @@ class Compiler:
 
     def synchronize(self, position: int) -> None:
         """Nothing to wait for: the host has waited for its requests."""
+
+    def wait_stream(self, position: int, call: CodeCall) -> None:
+        """There are no streams."""
 
     def group(self, position: int, call: CodeCall) -> None:
         """init_process_group meets the world; new_group whom the profile says, by its number among the rank's new_group calls."""

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from training_arithmetic import unrolled
 
 from distsim.engine import run
+from distsim.expr import parse
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES
 from distsim.program.lower import lower
@@ -91,12 +93,15 @@ def held_once(simulation: Simulation, label: str, ranks: Any, tensor: str = "") 
 def spoiled(scenario: Scenario, number: int, rank: int, how: str) -> Scenario | None:
     """The scenario with its ``number``-th call that meets others dropped or doubled on one rank, or sent to another peer or root.
 
-    None where there is no such call, or nothing to misdirect in it.
+    ``rank`` counts among those that make the call. None where there is nothing to misdirect in it.
     """
     data = to_data(scenario)
     data.pop("expect", None)
+    data["program"] = unrolled(data["program"])
     chosen = [path for path, entry in entries_of(data["program"]) if _meets(entry)]
     path = chosen[number % len(chosen)]
+    makers = _makers(scenario, data["program"], path)
+    rank = makers[rank % len(makers)]
     here: Any = data["program"]
     for part in path[:-1]:
         here = here[part]
@@ -107,6 +112,21 @@ def spoiled(scenario: Scenario, number: int, rank: int, how: str) -> Scenario | 
     instead = {"dropped": [], "doubled": [entry, entry], "misdirected": [wrong]}[how]
     here[path[-1]] = {"steps": [{"ranks": others, "steps": [entry]}, {"ranks": rank, "steps": instead}]}
     return loads(write(data))
+
+
+def _makers(scenario: Scenario, program: Any, path: tuple[Any, ...]) -> list[int]:
+    """The ranks that the selectors on the way to an entry admit; one that counts iterations admits all."""
+    names_of, here = lower(scenario).names_of, program
+    makers = list(range(scenario.world.size))
+    for part in path:
+        here = here[part]
+        selector = here.get("ranks") if isinstance(here, dict) else None
+        if isinstance(selector, str):
+            found = parse(selector)
+            makers = [r for r in makers if not found.names <= names_of(r).keys() or found.evaluate(names_of(r))]
+        elif selector is not None:
+            makers = [r for r in makers if r in ([selector] if isinstance(selector, int) else selector)]
+    return makers
 
 
 def _meets(entry: dict[str, Any]) -> bool:

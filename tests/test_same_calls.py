@@ -60,6 +60,12 @@ def _pipeline(ranks: int, schedule: str, chunks: int) -> Twin:
     return Twin({"pp": ranks}, 2, [{"pipeline": fields}])
 
 
+def _data(schedule: str, chunks: int, style: str, **fields: Any) -> Twin:
+    data = {"style": style, "group": "dp", "params": [272, 272], **fields}
+    program = _pipeline(2, schedule, chunks).program[0]["pipeline"]
+    return Twin({"pp": 2, "dp": 2}, 2, [{"pipeline": {**program, "shapes_exchange": "vote", "data_parallel": data}}])
+
+
 TWINS: dict[str, Twin] = {
     "ddp": Twin({}, 3, _ddp()),
     "ddp_default": Twin({}, 3, [{"ddp": {"layers": BIG}}]),
@@ -74,7 +80,17 @@ TWINS: dict[str, Twin] = {
     "pipeline_GPipe": _pipeline(4, "gpipe", 1),
     "pipeline_1F1B": _pipeline(4, "1f1b", 1),
     "pipeline_Interleaved1F1B": _pipeline(2, "interleaved_1f1b", 2),
+    "pipeline_fsdp_1F1B": _data("1f1b", 1, "fsdp"),
+    "pipeline_fsdp_Interleaved1F1B": _data("interleaved_1f1b", 2, "fsdp"),
+    "pipeline_fsdp_zero": _data("zb1p", 2, "fsdp"),
     "fsdp_hybrid": Twin({"dp_replicate": 2, "dp": 2}, 2, _fsdp(shard="dp", replicate="dp_replicate")),
+}
+
+
+#: Twins of a recording's last iteration: DDP's first one has a single bucket, its second tells the others of the rebuilt ones.
+STEADY = {
+    "pipeline_ddp_1F1B": _data("1f1b", 1, "ddp", bucket_cap_mb=1 / 1024),
+    "pipeline_ddp_Interleaved1F1B": _data("interleaved_1f1b", 2, "ddp", bucket_cap_mb=1 / 1024),
 }
 
 
@@ -159,6 +175,16 @@ def test_a_strategy_makes_the_calls_that_pytorch_makes(case: str) -> None:
     found = set().union(*(differences(case.partition("_")[0], *pair) for pair in zip(real, made, strict=True)))
     listed = {d for d in EXPLAINED if d.case == case.partition("_")[0]}
     assert found <= listed, found - listed
+
+
+@pytest.mark.parametrize("case", STEADY)
+def test_ddp_in_a_pipeline_reduces_at_each_stages_last_backward_as_pytorch_does(case: str) -> None:
+    real = [[c for c in calls if c["op"] != "broadcast" and c["dtype"] != "int32"] for calls in recorded(case)]
+    made = [[c for c in calls if c["dtype"] != "int32"] for calls in expanded(STEADY[case]._replace(iterations=1), len(real))]
+    for all_calls, one in zip(real, made, strict=True):
+        last = [{k: v for k, v in c.items() if k != "batch"} for c in all_calls[-len(one) :]]
+
+        assert last == [{k: v for k, v in c.items() if k != "batch"} for c in one]
 
 
 def test_fully_shard_over_tensor_parallel_blocks_makes_the_calls_that_pytorch_makes() -> None:

@@ -112,6 +112,27 @@ def test_gathers_and_scatters_hide_behind_compute():
     assert 9 * 10**6 < done.iteration_ns < 9 * 10**6 + 5 * one
 
 
+def test_hybrid_sharding_reduces_over_the_copies_beside_the_next_layers_backward():
+    """Streams of their own: an all_reduce that lasts longer than a layer holds up neither that layer nor the next reduce_scatter."""
+    slow = {"kind": "nvlink", "latency": "0 ns", "bandwidth": "100 GB/s"}
+    device = {"name": "d", "peak": {"float32": "1 TFLOP/s"}, "memory_bandwidth": "1 TB/s", "memory_size": "1 TB"}
+    cluster = {"name": "c", "device": device, "intra": slow, "nics": {"bandwidth": "0.4 GB/s"}, "network": {"latency": "0 ns"}}
+    scenario = Scenario(
+        world={"nodes": 2, "ranks_per_node": 2}, backend="nccl", cluster=cluster, mesh={"dp_replicate": 2, "dp_shard": 2},
+        program=[{"fsdp": {"layers": LAYER, "replicate": "dp_replicate"}}],
+    )  # fmt: skip
+    trace = simulated(scenario.to_yaml()).run.trace
+    mine = [call for call in trace.rows() if call.rank == 0]
+    reduces, scatters = ([c for c in mine if c.op == op] for op in ("all_reduce", "reduce_scatter_tensor"))
+    backwards = [c for c in mine if c.name.startswith("backward")]
+
+    assert reduces[0].finished_ns - reduces[0].started_ns > backwards[1].finished_ns - backwards[1].started_ns
+    assert reduces[0].started_ns == scatters[0].finished_ns
+    assert backwards[1].started_ns < reduces[0].started_ns < backwards[1].finished_ns < reduces[0].finished_ns
+    assert scatters[1].started_ns < reduces[0].finished_ns
+    assert backwards[2].started_ns == backwards[1].finished_ns
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 20), st.integers(0, 2), st.sampled_from(["dropped", "doubled"]), st.sampled_from([1, 2, 3]))
 def test_a_call_that_one_rank_drops_or_doubles_is_always_noticed(number, rank, how, zero):

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategy_checks import noticed as told
+from strategy_checks import spoiled
 
 from distsim.errors import ScenarioErrors
 from distsim.expectations import check_file
@@ -354,3 +356,110 @@ def test_a_pipeline_of_128_ranks_and_128_stages_expands_to_few_entries():
 
     assert program.call_count > 30_000
     assert sum(len(block.steps) for block in made.program) < program.call_count / 4
+
+
+# --- data parallelism of the stages ---
+SHARED = {"group": "dp", "params": [[64, 64], [64, 64], [64, 64]], "bucket_cap_mb": 1 / 128}
+
+
+def data_parallel(schedule: str, style: str, ranks: int = 2, batches: int = 4, chunks: int = 1, **more: Any) -> Scenario:
+    top = {key: more.pop(key) for key in ("backend", "cluster", "iterations") if key in more}
+    fields = {"schedule": schedule, "micro_batches": batches, "chunks": chunks, "forward": "5 ms", "backward": "10 ms",
+              "activation": {"shape": [4, 8]}, "data_parallel": {"style": style, **SHARED, **more}}  # fmt: skip
+    return Scenario(world=2 * ranks, mesh={"pp": ranks, "dp": 2}, program=[{"pipeline": fields}], **top)
+
+
+WHOLE = [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("looped_bfs", 2)]
+SPLIT = [("zb1p", 2), ("zbv", 2), ("dualpipe_v", 2)]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize(("style", "layout"), [("ddp", x) for x in WHOLE] + [("fsdp", x) for x in WHOLE + SPLIT])
+def test_every_gradient_of_a_stage_is_reduced_exactly_once_an_iteration(
+    style: str, layout: tuple[str, int], backend: str
+) -> None:
+    schedule, chunks = layout
+    for iterations in (1, 2):
+        done = simulate(data_parallel(schedule, style, chunks=chunks, backend=backend, iterations=iterations), with_values=True)
+        assert done.verdict is not None
+        assert done.values is not None
+        assert (done.outcome, done.verdict.verdict) == ("completes", "ok")
+        word = "pipeline_grad_" if style == "ddp" else "pipeline_shard_grad_"
+        labels = [name for name in done.scenario.tensors if name.startswith(word)]
+        assert len(labels) == 3 * chunks
+        for label in labels:
+            for rank in range(4):
+                (found,) = {tuple(sorted(s.counts.items())) for s in done.values.stretches(rank, label)}
+                assert {count for _, count in found} == {1}
+                assert {c.rank for c, _ in found} == {rank // 2 * 2, rank // 2 * 2 + 1}
+                assert len(found) == 2 * 4  # of four micro-batches on two ranks
+
+
+def test_ddp_reduces_beside_a_stages_last_backward_and_fully_shard_after_it() -> None:
+    """backward_maybe_with_nosync, perform_reduce_grad: buckets go out while the last backward runs, units once it is over."""
+    ends = {}
+    for style, op in (("ddp", "all_reduce"), ("fsdp", "reduce_scatter_tensor")):
+        trace = simulate(data_parallel("1f1b", style, backend="nccl")).run.trace
+        calls = [call for call in trace.rows() if call.rank == 0]
+        last = max(c.finished_ns for c in calls if c.name.startswith("backward") and c.finished_ns > c.started_ns)
+        ends[style] = [c.started_ns < last for c in calls if c.op == op]
+
+    assert ends == {"ddp": [True, True, False], "fsdp": [False, False, False]}
+
+
+def test_parameters_of_a_sharded_stage_are_gathered_once_for_all_micro_batches() -> None:
+    for schedule, chunks in (*WHOLE, *SPLIT):
+        program = lower(data_parallel(schedule, "fsdp", chunks=chunks, batches=8))
+        counted = Counter(call.op for _, call in program.calls_of(0))
+
+        assert counted["all_gather_into_tensor"] == counted["reduce_scatter_tensor"] == 3 * chunks
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 30), st.integers(0, 1), st.sampled_from(["dropped", "doubled"]), st.sampled_from(["ddp", "fsdp"]))
+def test_a_reduction_that_one_rank_drops_or_doubles_is_noticed(number: int, rank: int, how: str, style: str) -> None:
+    wrong = spoiled(data_parallel("1f1b", style, backend="nccl"), number, rank, how)
+
+    assert wrong is not None
+    word = "pipeline_grad_0" if style == "ddp" else "pipeline_shard_grad_0"
+    assert told(wrong, [f"{word}_{k}" for k in range(3)], range(2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "words"),
+    [
+        ({"schedule": "zb1p", "style": "ddp"}, "data_parallel.style", "take fsdp"),
+        ({"schedule": "1f1b", "style": "ddp", "group": "dpp"}, "data_parallel.group", "unknown axis dpp"),
+        ({"schedule": "1f1b", "style": "zero"}, "data_parallel.style", "ddp"),
+    ],
+)
+def test_data_parallelism_that_cannot_be_is_refused_at_its_place(fields: dict[str, Any], path: str, words: str) -> None:
+    with pytest.raises(ScenarioErrors) as caught:
+        data_parallel(**fields)
+
+    assert [p.path for p in caught.value.problems] == [f"program[0].pipeline.{path}"]
+    assert words in caught.value.problems[0].message
+
+
+def test_a_strategy_in_a_stages_entries_expands_there() -> None:
+    """`tensor_parallel` as a stage's forward and backward makes the calls of the hybrid that says the same."""
+    layer = {"layers": 2, "sequence": 32, "hidden": 64}
+    pipe = {"schedule": "1f1b", "micro_batches": 4, "activation": {"shape": [32, 64], "dtype": "bfloat16"}}
+    nested = {**pipe, "forward": [{"tensor_parallel": {**layer, "forward": "1 ms"}}],
+              "backward": [{"tensor_parallel": {**layer, "backward": "2 ms"}}]}  # fmt: skip
+    hybrid = {"pipeline": pipe, "tensor": {**layer, "forward": "1 ms", "backward": "2 ms"}}
+    made = [
+        lower(Scenario(world=4, mesh={"pp": 2, "tp": 2}, program=[entry])) for entry in ({"pipeline": nested}, {"hybrid": hybrid})
+    ]
+
+    for rank in range(4):
+        one, other = ([(c.op, c.peer, c.group.ranks, c.input_nbytes, c.time_ns) for _, c in p.calls_of(rank)] for p in made)
+        assert one == other
+
+
+def test_what_is_wrong_in_a_nested_strategy_is_shown_at_its_place() -> None:
+    inner = {"tensor_parallel": {"sequence": 32, "hidden": 63, "forward": "1 ms"}}
+    with pytest.raises(ScenarioErrors) as caught:
+        scenario("1f1b", 2, 4, forward=[inner])
+
+    assert [p.path for p in caught.value.problems] == ["program[0].pipeline.forward[0].tensor_parallel.axis"]

@@ -79,7 +79,8 @@ def moved(mesh: dict[str, int], fields: dict[str, Any]) -> dict[str, int]:
 
 def test_a_tensor_parallel_layer_reduces_four_times() -> None:
     """Megatron-LM: two all_reduces forward, two backward, of b s h elements."""
-    assert moved({"tp": 4}, {"sequence_parallel": False})["all_reduce"] == 4 * 4 * 32 * 64 * 2
+    found = moved({"tp": 4}, {"sequence_parallel": False, "clip_grad_norm": False})
+    assert found["all_reduce"] == 4 * 4 * 32 * 64 * 2
 
 
 def test_sequence_parallelism_gathers_and_scatters_in_place_of_reducing() -> None:
@@ -92,7 +93,9 @@ def test_sequence_parallelism_gathers_and_scatters_in_place_of_reducing() -> Non
 
 def test_gradients_of_all_parameters_are_reduced_once() -> None:
     model = 4 * (2 * 64 + 64 * (2 * 64 + 2 * 32) + 3 * 64 * 128) + 2 * 256 * 64 + 64
-    assert moved({"dp": 4}, {"zero": 0, "micro_batches": 3})["all_reduce"] == 4 * model
+    for early in (True, False):
+        fields = {"zero": 0, "micro_batches": 3, "overlap_grad_reduce": early}
+        assert moved({"dp": 4}, fields)["all_reduce"] == 4 * model
 
 
 def test_experts_are_reduced_among_those_that_have_them() -> None:
@@ -111,7 +114,7 @@ def test_experts_are_reduced_among_those_that_have_them() -> None:
         ({"tp": 8}, {}, "kv_heads 4 is not divisible by the tensor axis of 8 ranks"),
         ({"cp": 3}, {}, "sequence 32 is not divisible by the context axis of 3 ranks"),
         ({"ep": 3}, {"model": MOE}, "4 experts are not divisible by the expert axis of 3 ranks"),
-        ({"ep": 2}, {}, "0 experts are not divisible"),
+        ({"ep": 2}, {}, "the model has no experts"),
         ({"pp": 4}, {"micro_batches": 2}, "1f1b needs at least as many micro-batches as stages"),
         ({"pp": 4}, {"micro_batches": 4, "zero": 3}, "expected zero 0, 1 or 2"),
         ({"pp": 2}, {"micro_batches": 4, "layers_per_stage": [1, 2]}, "the stages have 3 layers, the model 4"),
@@ -181,3 +184,86 @@ def test_one_pipeline_of_llama_3_405b_completes_near_the_published_rate() -> Non
     assert found.verdict is not None
     assert found.verdict.verdict == "ok"
     assert 300 < flops / 128 / found.makespan_ns / 1e3 < 530
+
+
+# --- what stands around the micro-batches ---
+def calls(mesh: dict[str, int], fields: dict[str, Any], op: str) -> dict[int, list[tuple[tuple[int, ...], int]]]:
+    """Of each rank, the group and the bytes of its calls of an operation."""
+    program = lower(scenario(mesh, fields))
+    return {
+        rank: [(c.group.ranks, c.input_nbytes) for _, c in program.calls_of(rank) if c.op == op]
+        for rank in range(program.world_size)
+    }
+
+
+def test_tied_embeddings_are_summed_over_the_first_and_the_last_stage() -> None:
+    """Megatron-LM, finalize_model_grads.py; the gradient of vocabulary x hidden, cut among tensor ranks, in float32."""
+    tied = {"model": {**SMALL, "tied": True}, "clip_grad_norm": False, **PIPELINED}
+    found = calls({"pp": 4, "dp": 1, "tp": 2}, {**tied, "sequence_parallel": True}, "all_reduce")
+    nbytes = 256 * 64 // 2 * 4
+
+    assert found == {0: [((0, 6), nbytes)], 1: [((1, 7), nbytes)], 6: [((0, 6), nbytes)], 7: [((1, 7), nbytes)],
+                     2: [], 3: [], 4: [], 5: []}  # fmt: skip
+    assert not any(calls({"pp": 4}, {**tied, "embedding_all_reduce": False}, "all_reduce").values())
+    assert not any(calls({"pp": 4}, {**tied, "model": SMALL}, "all_reduce").values())
+    assert not any(calls({"dp": 4}, {**tied, "micro_batches": 1}, "all_reduce").values())
+
+
+def test_the_gradients_norm_is_reduced_over_those_who_hold_parts_of_it() -> None:
+    """One float32: with sharded states over all ranks, else over those that share a copy of the model."""
+    mesh = {"pp": 2, "dp": 2, "tp": 2}
+    assert calls(mesh, PIPELINED, "all_reduce")[0] == [(tuple(range(8)), 4)]
+    small = [c for c in calls(mesh, {**PIPELINED, "zero": 0}, "all_reduce")[0] if c[1] == 4]
+    assert small == [((0, 1, 4, 5), 4)]
+    assert all(c[1] > 4 for c in calls({"dp": 4}, {"zero": 0}, "all_reduce")[0])
+
+
+@pytest.mark.parametrize("schedule", [{"schedule": "1f1b"}, {"schedule": "interleaved_1f1b", "chunks": 2}])
+def test_gradients_of_a_stage_travel_beside_its_last_backward(schedule: dict[str, Any]) -> None:
+    """The same calls early or late, and early no rank ends later; of each stage they begin before its last backward ends."""
+    large = {**SMALL, "hidden": 1024, "ffn": 4096, "vocabulary": 1024}
+    mesh, fields = {"pp": 2, "dp": 2}, {"model": large, "sequence": 1024, "micro_batches": 4, "zero": 1, **schedule}
+    early, late = (run(mesh, {**fields, "overlap_grad_reduce": one}) for one in (True, False))
+    sizes = [sorted((c.op, c.nbytes) for c in done.run.trace.rows() if c.op == "reduce_scatter_tensor") for done in (early, late)]
+    merged = {size for _, size in sizes[0]}
+
+    assert sum(n for _, n in sizes[0]) == sum(n for _, n in sizes[1])
+    assert len(merged) > 1
+    assert early.makespan_ns < late.makespan_ns
+    for rank in range(4):
+        mine = [c for c in early.run.trace.rows() if c.rank == rank]
+        last = max(c.finished_ns for c in mine if c.name.startswith("backward"))
+        first = min(c.started_ns for c in mine if c.op == "reduce_scatter_tensor")
+        assert first < last
+
+
+def test_a_layer_lasts_at_least_as_long_as_the_host_launches_it() -> None:
+    """Small kernels: the host decides. 150 launches forward and backward of a layer."""
+    slow, fast = (run({}, {"launch": launch}).makespan_ns for launch in ("15 us", "0 ns"))
+
+    assert slow >= 4 * 150 * 15_000
+    assert fast < slow / 4
+    large = {"model": {**SMALL, "hidden": 8192, "ffn": 28672}, "sequence": 4096}
+    hidden = [run({}, {**large, "launch": launch}).makespan_ns for launch in ("15 us", "0 ns")]
+    assert hidden[0] < 1.01 * hidden[1]
+
+
+def test_attention_below_a_matrix_products_rate_adds_its_scores_again() -> None:
+    one = scenario({}, {"attention_efficiency": 0.5, "launch": "0 ns"})
+    other = scenario({}, {"launch": "0 ns"})
+    flops = [sum(c.flops for _, c in lower(s).calls_of(0)) for s in (one, other)]
+    scores = 4 * 32 * 32 * 64 // 2
+
+    assert flops[0] - flops[1] == pytest.approx(4 * 3.5 * scores)
+
+
+def test_heads_that_miss_the_tensor_cores_have_their_scores_priced_at_float32s_rate() -> None:
+    """Head sizes whose rows are no multiple of 16 bytes, unfused; the operations stay the same in number."""
+    odd = {**SMALL, "hidden": 8 * 12, "heads": 8, "kv_heads": 8}
+    program = lower(scenario({}, {"model": odd, "attention": "plain"}))
+    priced = [c for _, c in program.calls_of(0) if c.name == "scores"]
+
+    assert {c.dtype for c in priced} == {"float32"}
+    assert sum(c.flops for c in priced) == pytest.approx(4 * 3 * 4 * 32 * 32 * 96)
+    fused = lower(scenario({}, {"model": odd}))
+    assert all(c.name != "scores" for _, c in fused.calls_of(0))

@@ -126,6 +126,40 @@ def pipeline(name: str, chunks: int, micro_batches: int = 4, iterations: int = 2
     return body
 
 
+def pipeline_data(name: str, chunks: int, style: str, micro_batches: int = 4, iterations: int = 2) -> Any:
+    """Stages of two Linears on two ranks of a pipeline, each stage replicated (ddp) or sharded (fsdp) over two more."""
+
+    def body(rank: int, size: int, log: list[dict[str, Any]]) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.pipelining import PipelineStage
+        from torch.distributed.pipelining.schedules import get_schedule_class
+
+        mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("pp", "dp"))
+        log.clear()
+        count, here = 2 * chunks, mesh["pp"].get_local_rank()
+        stages = []
+        for s in range(here, count, 2):
+            net: Any = model(((16, 16), (16, 16)))
+            if style == "fsdp":
+                for layer in net:
+                    fully_shard(layer, mesh=mesh["dp"], reshard_after_forward=False)
+                fully_shard(net, mesh=mesh["dp"], reshard_after_forward=False)
+            else:
+                net = nn.parallel.DistributedDataParallel(net, process_group=mesh["dp"].get_group(), bucket_cap_mb=1 / 1024)
+            example = torch.randn(2, 16, requires_grad=True)
+            shapes = {"input_args": (example,), "output_args": (example,), "group": mesh["pp"].get_group()}
+            stages.append(PipelineStage(net, s, count, torch.device("cpu"), **shapes))
+        log.clear()
+        schedule = get_schedule_class(name)(stages if chunks > 1 else stages[0], micro_batches, loss_fn=nn.functional.mse_loss)
+        for _ in range(iterations):
+            x, target = torch.randn(8, 16), torch.randn(8, 16)
+            inputs, targets = ((x,) if here == 0 else ()), ({"target": target} if here == 1 else {})
+            schedule.step(*inputs, **targets)
+
+    return body
+
+
 BIG = ((1024, 512), (512, 1024), (256, 512))
 
 CASES: dict[str, Case] = {
@@ -143,5 +177,12 @@ CASES: dict[str, Case] = {
         "column and row pairs, the sequence spread between them", 2, fsdp_tp(2, 2, data=False, sequence=True)
     ),
     "fsdp_tp": Case("fully_shard over column and row pairs", 4, fsdp_tp(2, 2)),
+    "pipeline_fsdp_1F1B": Case("pipelining, 1F1B over fully_shard", 4, pipeline_data("1F1B", 1, "fsdp")),
+    "pipeline_fsdp_Interleaved1F1B": Case(
+        "pipelining, interleaved over fully_shard", 4, pipeline_data("Interleaved1F1B", 2, "fsdp")
+    ),
+    "pipeline_fsdp_zero": Case("pipelining, zero bubble over fully_shard", 4, pipeline_data("InterleavedZeroBubble", 2, "fsdp")),
+    "pipeline_ddp_1F1B": Case("pipelining, 1F1B over DDP", 4, pipeline_data("1F1B", 1, "ddp")),
+    "pipeline_ddp_Interleaved1F1B": Case("pipelining, interleaved over DDP", 4, pipeline_data("Interleaved1F1B", 2, "ddp")),
     **{f"pipeline_{name}": Case(f"pipelining, {name}", size, pipeline(name, chunks)) for name, size, chunks in PIPELINES},
 }

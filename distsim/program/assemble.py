@@ -6,6 +6,7 @@ Both ways to a `Program` end here: lowering a scenario (`distsim.program.lower`)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -281,7 +282,7 @@ def fault_code(fault: str) -> tuple[str, str]:
     """The finding's code of a row's fault: splits have their own, and so has what is no matter of buffers."""
     if "split" in fault.lower():
         return "DS107", fault
-    return ("DS112" if any(word in fault for word in ("tag", "batch", "reduce op")) else "DS110"), fault
+    return ("DS112" if re.search(r"\b(tag|batch|reduce op)\b", fault) else "DS110"), fault
 
 
 def _all_rows(invalid: list[tuple[Any, str, str]]) -> bool:
@@ -315,8 +316,10 @@ def _vectors(draft: Draft, ranks: IntVector) -> list[Any]:
         look(draft.fields.get(name))
     if draft.row.root_field is not None:
         found.append(np.asarray(draft.fields["root"] == ranks))
-    if draft.row.kind == "collective" and any(
-        len(draft.fields.get(name) or ()) > 1 for name in ("inputs", "outputs", "input_splits", "output_splits")
+    if (
+        draft.row.kind == "collective"
+        and draft.row.coalesces is None
+        and any(len(draft.fields.get(name) or ()) > 1 for name in ("inputs", "outputs", "input_splits", "output_splits"))
     ):
         found.append(ranks)
     if isinstance(draft.tag, np.ndarray):

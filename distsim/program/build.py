@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from distsim.ops.base import Op
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.program.assemble import CodeBuilder, Draft, Shelf
@@ -29,7 +30,8 @@ def build_program(
 
     A call is a mapping with ``op`` and its arguments: ``peer tag numel dtype group handle tensor`` for messages (``peer: None``
     receives from any source), ``numel dtype group root reduce_op async handle in_splits out_splits`` for collectives, where ``numel``
-    is one rank's share for all_gather, gather, scatter and reduce_scatter and the whole input otherwise, ``handles`` for wait
+    is one rank's share for all_gather, gather, scatter and reduce_scatter and the whole input otherwise (of a coalesced launch ``numels``
+    and ``tensors`` are lists, one entry for each part), ``handles`` for wait
     (``"all"`` for all), ``ops handle`` for a batch, ``time_ns name`` for compute, ``name ranks
     timeout_ns use_local_synchronization`` for new_group.
     Its place is the file ``rank N``, line = index + 1.
@@ -82,10 +84,12 @@ class _Rank:
         elif row.op == "new_group":
             self.new_group(draft, plain)
         else:
-            names = ("name", "time_ns", "flops", "mem_bytes", "code", "message", "queue")
+            names = ("name", "time_ns", "flops", "mem_bytes", "code", "message", "queue", "stream")
             draft.fields = {k: plain[k] for k in names if k in plain}
             if plain.get("buf"):
                 draft.fields["writes" if plain.get("writes") else "reads"] = (self.buffer(plain, plain.get("numel", 1)),)
+        if row.kind != "local" and plain.get("queue"):
+            draft.fields = {**draft.fields, "queue": plain["queue"]}
         if draft.is_async:
             name = plain.get("handle")
             more["handled"], more["drops"] = self.handles.bind(None if name is None else (name, None), here)
@@ -112,16 +116,12 @@ class _Rank:
 
     def collective(self, draft: Draft, plain: Plain) -> None:
         row, n = draft.row, self.shelf.groups[draft.group].size
-        numel = plain.get("numel", 1)
-        split = "in_splits" in plain or row.op == "all_to_all_single" or numel % n != 0
-        whole = (numel,) if split else (n, numel // n)
-        one, parts = (numel,), (whole if row.pairwise else (n, numel))  # pairwise: numel is the whole buffer
-        inside = self.buffer(plain, *(parts if row.input_parts == "n" else one))
-        outside = self.buffer(plain, *(parts if row.output_parts == "n" else one))
-        if plain.get("out_splits") is not None:
-            outside = self.buffer(plain, sum(plain["out_splits"]))
-        if row.gives != "none":
-            draft.fields.update(inputs=(inside,), outputs=(inside if "tensor" in row.model_fields else outside,))
+        if row.coalesces is not None:
+            sides = [self.sides(row.coalesces, part, n) for part in _parts_of(plain)]
+            draft.fields.update(inputs=tuple(inside for inside, _ in sides), outputs=tuple(outside for _, outside in sides))
+        elif row.gives != "none":
+            inside, outside = self.sides(row, plain, n)
+            draft.fields.update(inputs=(inside,), outputs=(outside,))
         if row.root_field is not None:
             draft.fields["root"] = plain.get("root", 0)
         if row.reduces:
@@ -130,6 +130,19 @@ class _Rank:
             if plain.get(here) is not None:
                 draft.fields[there] = tuple(plain[here])
         draft.is_async = bool(plain.get("async"))
+
+    def sides(self, row: type[Op], plain: Plain, n: int) -> tuple[BufferVec, BufferVec]:
+        """Input and output of a collective; in place, the one buffer."""
+        numel = plain.get("numel", 1)
+        split = "in_splits" in plain or row.op == "all_to_all_single" or numel % n != 0
+        whole = (numel,) if split else (n, numel // n)
+        all_parts = (n * numel,) if row.op.endswith(("_tensor", "_single")) else (n, numel)  # torch: one flat tensor, or a list
+        one, parts = (numel,), (whole if row.pairwise else all_parts)  # pairwise: numel is the whole buffer
+        inside = self.buffer(plain, *(parts if row.input_parts == "n" else one))
+        outside = self.buffer(plain, *(parts if row.output_parts == "n" else one))
+        if plain.get("out_splits") is not None:
+            outside = self.buffer(plain, sum(plain["out_splits"]))
+        return inside, inside if "tensor" in row.model_fields else outside
 
     def new_group(self, draft: Draft, plain: Plain) -> None:
         ranks, local = tuple(sorted(plain["ranks"])), bool(plain.get("use_local_synchronization"))
@@ -144,6 +157,13 @@ class _Rank:
 
     def buffer(self, plain: Plain, *shape: int) -> BufferVec:
         return BufferVec(plain.get("tensor", plain.get("buf")) or "", 0, shape, plain.get("dtype") or "float32")
+
+
+def _parts_of(plain: Plain) -> list[dict[str, Any]]:
+    """The parts of a coalesced launch, each as the call that it would be alone."""
+    numels = plain.get("numels") or [plain.get("numel", 1)]
+    names = plain.get("tensors") or [""] * len(numels)
+    return [{**plain, "numel": numel, "tensor": name} for numel, name in zip(numels, names, strict=True)]
 
 
 def calls_of(program: Program, rank: int) -> list[Call]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Fields of `Call` that a local step fills, and where it has them.
 _LOCAL_FIELDS = {"name": "name", "time_ns": "time", "flops": "flops", "mem_bytes": "bytes", "queue": "on", "dtype": "dtype",
-                 "code": "code", "message": "message"}  # fmt: skip
+                 "stream": "stream", "code": "code", "message": "message"}  # fmt: skip
 
 
 class StepLowering(Resolver):
@@ -65,6 +66,9 @@ class StepLowering(Resolver):
     def _make(self, here: Here, row: type[Op], invalid: list[Any], more: dict[str, Any]) -> CodeCall:
         draft = self._draft(here, row, invalid)
         self._kinds[row.kind](here, draft)
+        stream: Any = getattr(here.step.op, "on", None)
+        if stream and row.kind != "local":
+            draft.fields["queue"] = stream
         return self.walker.builder.make(draft, **more)
 
     def _draft(self, here: Here, row: type[Op], invalid: list[Any]) -> Draft:
@@ -140,7 +144,7 @@ class StepLowering(Resolver):
             draft.fields["outputs"] = draft.fields["inputs"]
         elif draft.row.gives != "none":
             draft.fields["inputs"] = self._buffers_of(here, op.input)
-            self._write_auto(here, draft, op.output)
+            self._write_auto(draft, op.output)
             draft.fields["outputs"] = self._buffers_of(here, op.output)
 
     def _transpose(self, here: Here, draft: Draft) -> None:
@@ -187,13 +191,16 @@ class StepLowering(Resolver):
             narrow(np.array([_row(items[k], i) for i, items in enumerate(lists)], dtype=np.int64)) for k in range(len(lists[0]))
         )
 
-    def _write_auto(self, here: Here, draft: Draft, output: Any) -> None:
+    def _write_auto(self, draft: Draft, output: Any) -> None:
         """A tensor with `shape: auto` takes the shape of what first writes it."""
-        if not isinstance(output, Ref) or self.walker.names.shapes.get(output.name, ()) is not None or output.name in self._auto:
+        if draft.row.coalesces is not None:
+            for name, buffer in zip(output if isinstance(output, tuple) else (output,), draft.fields["inputs"], strict=True):
+                self._write_auto(replace(draft, row=draft.row.coalesces, fields={"inputs": (buffer,)}), name)
+        elif (
+            not isinstance(output, Ref) or self.walker.names.shapes.get(output.name, ()) is not None or output.name in self._auto
+        ):
             return
-        sizes = self._group_names(draft.group)["group_size"]
-        shape = auto_shape(draft.row, draft.fields, sizes)
-        if shape is not None:
+        elif (shape := auto_shape(draft.row, draft.fields, self._group_names(draft.group)["group_size"])) is not None:
             self._auto[output.name] = shape
 
     def _batch(self, here: Here, draft: Draft) -> None:

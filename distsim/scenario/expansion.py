@@ -54,6 +54,13 @@ def _strategies(entries: Any) -> Iterator[Any]:
             yield from _strategies(inner.get("steps") if isinstance(inner, Mapping) else None)
 
 
+def strategies_of(data: Any) -> tuple[str, ...]:
+    """Names of the strategies in a file's data as written, each once, in the order of their entries."""
+    program = data.get("program") if isinstance(data, Mapping) else None
+    words = [item if isinstance(item, str) else next(key for key in item if key in STRATEGIES) for item in _strategies(program)]
+    return tuple(dict.fromkeys(words))
+
+
 class _Expander:
     def __init__(self, data: Mapping[Any, Any], problems: Problems) -> None:
         self.data, self.problems = data, problems
@@ -120,11 +127,20 @@ class _Expander:
             hint = f"`{model.name}: {{…}}`; it has {listing(known)}"
             self.problems.add(here, f"expected the fields of {model.name} as a mapping, found {shown(value)}", hint)
             return None
+        value = {key: self.inside(item, (*here, key)) for key, item in value.items()}
         try:
-            return model.model_validate(dict(value), context={"names": self.constants})
+            return model.model_validate(value, context={"names": self.constants})
         except ValidationError as errors:
             note_errors(self.problems, errors, here, model, name=model.name)
             return None
+
+    def inside(self, value: Any, path: Path) -> Any:
+        """A strategy's field with the strategies in its lists of entries expanded: tensor parallel layers as a stage's forward."""
+        if isinstance(value, list | tuple):
+            if any(isinstance(item, Mapping) and any(key in STRATEGIES for key in item) for item in value):
+                return self.entries(value, path)
+            return [self.inside(item, (*path, k)) for k, item in enumerate(value)]
+        return {key: self.inside(item, (*path, key)) for key, item in value.items()} if isinstance(value, Mapping) else value
 
     def keep(self, expansion: Expansion) -> dict[str, Any]:
         for key in _DECLARED:

@@ -66,6 +66,13 @@ class Scenario(BaseModel):
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """Names of the training strategies that the program is written with, each once, in the file's order."""
+        from distsim.scenario.expansion import strategies_of
+
+        return strategies_of(self._document.root)
+
     def problem(self, path: Path, message: str, offset: int | None = None) -> Problem:
         """A problem that shows later, at the value at ``path`` (`Step.path` and the keys below it)."""
         return problem(self._document, path, message, offset=offset)

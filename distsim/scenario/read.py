@@ -15,7 +15,18 @@ from distsim.names import listing, near
 from distsim.ops.fields import expression
 from distsim.scenario.document import Document, Path
 from distsim.scenario.expansion import expand_data
-from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, MemoryDecl, Options, Part, TensorDecl, World
+from distsim.scenario.parts import (
+    MEMORY_PARTS,
+    Expect,
+    FaultDecl,
+    GroupDecl,
+    Launch,
+    MemoryDecl,
+    Options,
+    Part,
+    TensorDecl,
+    World,
+)
 from distsim.scenario.problems import Problems, shown
 from distsim.scenario.scalars import MAX_WORLD, choice, fraction, integer, text
 from distsim.scenario.scope import Scope
@@ -224,6 +235,15 @@ class _Reader:
     def memory(self, scope: Scope) -> dict[str, MemoryDecl]:
         found = {}
         for name, value in self.named("memory").items():
+            if not isinstance(value, Mapping | MemoryDecl):
+                hint = (
+                    f"an entry has a name of its own: `memory: {{rank: {{{name}: {shown(value)}}}}}`"
+                    if name in MEMORY_PARTS
+                    else ""
+                )
+                said = f"expected what ranks hold, as `{{parameters: 4 GiB}}`, found {shown(value)}"
+                self.problems.add(("memory", name), said, hint)
+                continue
             made = self.mapping(("memory", name), MemoryDecl, value, f"the memory {name}")
             if made is not None:
                 found[name] = made

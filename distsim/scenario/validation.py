@@ -10,11 +10,12 @@ from pydantic import BaseModel, ValidationError
 from distsim.names import listing, near
 from distsim.scenario.document import Path
 from distsim.scenario.problems import Problems, shown
+from distsim.strategies.wording import choice
 
 _EXPECTED = {
     "string_type": "a text", "bool_type": "true or false", "bool_parsing": "true or false", "int_type": "an integer",
     "int_parsing": "an integer", "float_type": "a number", "float_parsing": "a number", "list_type": "a list",
-    "tuple_type": "a list", "dict_type": "a mapping", "model_type": "a mapping", "model_attributes_type": "a mapping",
+    "tuple_type": "a list", "dict_type": "a mapping",
 }  # fmt: skip
 
 
@@ -32,9 +33,10 @@ def note_errors(
     ``paths``: fields that stand elsewhere than under their own key; ``name``: what the mapping is called in messages;
     ``lenient``: keys that are not known were left out, so what is missing may be meant by them.
     """
-    called = f" in {name}" if name else ""
     for error in errors.errors(include_url=False):
         loc, kind = tuple(error["loc"]), error["type"]
+        inner = ".".join((name, *(part for part in loc[:-1] if isinstance(part, str)))) if name else ""
+        called = f" in {inner}" if inner else ""
         where = (*paths[str(loc[0])], *loc[1:]) if paths and loc and str(loc[0]) in paths else (*path, *loc)
         where = _written(problems, where)
         if lenient and (kind == "missing" or not loc):
@@ -43,10 +45,14 @@ def note_errors(
         if isinstance(cause, ValueError):
             problems.error(where, cause)
         elif kind == "missing":
-            problems.add(where[:-1], f"{name or 'the mapping'} needs `{loc[-1]}`", at_key=True)
+            problems.add(where[:-1], f"{inner or 'the mapping'} needs `{loc[-1]}`", at_key=True)
         elif kind == "extra_forbidden":
             keys = _keys(model, loc[:-1])
             problems.add(where, f"unknown key {loc[-1]}{called}; expected {listing(keys, 16)}{near(loc[-1], keys)}", at_key=True)
+        elif kind == "literal_error":
+            problems.add(where, choice(error["ctx"]["expected"], error.get("input")))
+        elif kind in ("model_type", "model_attributes_type"):
+            problems.add(where, f"expected a mapping with {listing(_keys(model, loc), 8)}, found {shown(error.get('input'))}")
         elif kind in _EXPECTED:
             problems.add(where, f"expected {_EXPECTED[kind]}, found {shown(error.get('input'))}")
         else:

@@ -47,14 +47,15 @@ class Context(NamedTuple):
             return prod(self.mesh.get(axis, 1) for axis in named["axes"]) if "axes" in named else len(named["ranks"])
         return len(named)
 
-    def unknown_group(self, group: str | tuple[str, ...] | None) -> str | None:
-        """A sentence where a group is not one whose size is known; None where all is well."""
+    def unknown_group(self, group: str | tuple[str, ...] | None, field: str = "") -> str | None:
+        """A sentence where a group is not one whose size is known; None where all is well. ``field``: where another could be named."""
         if group is None or group == "world":
             return None
         for axis in (group,) if isinstance(group, str) else group:
             if axis in self.mesh or (isinstance(group, str) and self._sized(axis)):
                 continue
-            return f"unknown axis {axis}; the mesh has {listing(self.mesh)}{near(axis, self.mesh)}"
+            remedy = f": name one of these with `{field}`, or add {axis} to the mesh" if field and self.mesh else ""
+            return f"unknown axis {axis}; the mesh has {listing(self.mesh)}{near(axis, self.mesh) or remedy}"
         return None
 
     def _sized(self, name: str) -> bool:
@@ -90,6 +91,8 @@ class Strategy(BaseModel):
     about: ClassVar[str]
     #: The field that a lone scalar or list stands for, or None.
     first_field: ClassVar[str | None] = None
+    #: What a real run does otherwise than PyTorch's own class; empty where it is the same.
+    for_real: ClassVar[str] = ""
 
     def refuse(self, context: Context) -> list[Refusal]:
         """Why this layout can't be: (path of the field, sentence), before anything is expanded. Empty where nothing is wrong."""

@@ -12,12 +12,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import StrictBool
 
-from distsim.strategies.base import Context, Entry, Expansion, Refusal, Strategy, compute, step
-from distsim.strategies.fields import Axis, Count, Dtype, Natural, Shape, Work
+from distsim.strategies.base import Context, Entry, Expansion, Refusal, compute, step
+from distsim.strategies.fields import Axis, Dtype, Natural, Shape
+from distsim.strategies.passes import Passes
 from distsim.strategies.prices import scaled, shares
 
 
-class ContextParallel(Strategy):
+class ContextParallel(Passes):
     """Attention over a sequence that no rank has whole."""
 
     name: ClassVar[str] = "context_parallel"
@@ -26,7 +27,6 @@ class ContextParallel(Strategy):
     )
 
     axis: Axis = "cp"
-    layers: Count = 1
     #: Keys (or values) of a rank's part of the sequence: the message holds both.
     keys: Shape
     dtype: Dtype = "bfloat16"
@@ -37,11 +37,9 @@ class ContextParallel(Strategy):
     causal: StrictBool = False
     load_balance: StrictBool = True
     #: One layer's attention on one rank, where all ranks have the same to do.
-    forward: Work
-    backward: Work | None = None
 
     def refuse(self, context: Context) -> list[Refusal]:
-        unknown = context.unknown_group(self.axis)
+        unknown = context.unknown_group(self.axis, "axis")
         if unknown is not None or self.axis not in context.mesh:
             return [(("axis",), unknown or f"{self.axis} is no axis of the mesh")]
         n = context.size_of(self.axis)
@@ -55,10 +53,7 @@ class ContextParallel(Strategy):
 
     def expand(self, context: Context) -> Expansion:
         writer = ContextWriter(self, context)
-        steps: list[Entry] = [{"repeat": {"times": self.layers, "steps": writer.forward()}}]
-        if self.backward is not None:
-            steps.append({"repeat": {"times": self.layers, "steps": writer.backward(self.backward)}})
-        return Expansion(steps, writer.tensors)
+        return Expansion([*self.there(writer), *self.back(writer)], writer.tensors)
 
 
 class ContextWriter:
@@ -74,11 +69,11 @@ class ContextWriter:
         self.tensors[name] = {"shape": [parts * self.numel], "dtype": self.f.dtype}
         return name
 
-    def forward(self) -> list[Entry]:
+    def forward(self, price: Any) -> list[Entry]:
         found: list[Entry] = [compute("keys and values", {"time": "0 ns"}, writes=[self.tensor("kv_0")])]
         for i in range(self.n):
             found += self.arrive(i) + self.pass_on(i)
-            found += self.attention("attention", i, self.f.forward, [self.kv(i)])
+            found += self.attention("attention", i, price, [self.kv(i)])
         return found
 
     def backward(self, price: Any) -> list[Entry]:

@@ -25,7 +25,13 @@ class DataParallel(Layered):
 
     name: ClassVar[str] = "data_parallel"
     about: ClassVar[str] = (
-        "nn.DataParallel: rank 0 sends out batch and model, gathers outputs and gradients, and updates alone: its links are the bottleneck."
+        "nn.DataParallel: rank 0 sends out batch and model, gathers outputs and gradients, and updates alone: "
+        "its links are the bottleneck."
+    )
+
+    for_real: ClassVar[str] = (
+        "data_parallel: a rank stands for a device of the one process of torch.nn.DataParallel; "
+        "for real the same calls are run among processes."
     )
 
     group: Axes | None = None

@@ -1,8 +1,7 @@
 """The calls of DistributedDataParallel, in PyTorch's order.
 
 Sources, torch 2.13: `torch/nn/parallel/distributed.py` (`__init__`, `_pre_forward`, `_DDPJoinHook`),
-`torch/distributed/algorithms/join.py`, `torch/csrc/distributed/c10d/reducer.cpp` (verify_params_across_processes,
-sync_bucket_indices, mark_bucket_ready, finalize_backward).
+`torch/distributed/algorithms/join.py`, `torch/csrc/distributed/c10d/reducer.cpp` (mark_bucket_ready, finalize_backward).
 """
 
 from __future__ import annotations
@@ -11,24 +10,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from distsim.strategies.base import Context, Entry, Expansion, block, compute, step
-from distsim.strategies.buckets import BROADCAST_BYTES, Bucket, Param, assign, initial, parameters, rebuilt
+from distsim.strategies.buckets import Bucket, Param, initial, parameters, rebuilt
+from distsim.strategies.ddp_calls import Replicas
 
 if TYPE_CHECKING:
     from distsim.strategies.ddp import Ddp
 
-#: _broadcast_coalesced keeps so many broadcasts in flight.
-_IN_FLIGHT = 2
 
-
-class DdpWriter:
+class DdpWriter(Replicas):
     """Writes one model's entries. Tensors are named after the strategy: `ddp_bucket_0`, `ddp_weights_0`, …"""
 
     def __init__(self, ddp: Ddp, context: Context) -> None:
-        self.ddp, self.group, self.size = ddp, ddp.group_of(context), context.size_of(ddp.group_of(context))
-        self.context, self.p = context, context.prefix("ddp")
-        self.model = ddp.model
-        self.params = parameters(self.model)
-        self.tensors: dict[str, Any] = {}
+        group = ddp.group_of(context)
+        super().__init__(context.prefix("ddp"), group, context.size_of(group), parameters(ddp.model), ddp.dtype, ddp.itemsize)
+        self.ddp, self.context, self.model = ddp, context, ddp.model
         self.vars: dict[str, Any] = {}
         #: What counts iterations: the file's own word, or the index of the loop over `inputs`.
         self.now = "iteration" if ddp.inputs is None else f"{self.p}_batch"
@@ -36,7 +31,6 @@ class DdpWriter:
         first = initial(self.params, ddp.itemsize, cap, ddp.find_unused_parameters)
         later = first if ddp.find_unused_parameters else rebuilt(self.params, ddp.itemsize, cap)
         self.layouts = {"initial": first, "bucket": later}
-        self.waits: list[str] = []
 
     def expansion(self) -> Expansion:
         steps = self.construction() if self.ddp.setup else []
@@ -44,30 +38,11 @@ class DdpWriter:
         return Expansion(steps, self.tensors, {}, self.vars)
 
     # --- pieces ---
-    def tensor(self, word: str, numel: int, dtype: str, value: Any = None) -> str:
-        name = f"{self.p}_{word}"
-        self.tensors[name] = {"shape": [numel], "dtype": dtype} | ({} if value is None else {"value": value})
-        return name
-
-    def call(self, row: str, /, ranks: Any = None, **fields: Any) -> Entry:
-        return step(row, ranks, **fields, group=list(self.group) if isinstance(self.group, tuple) else self.group)
-
-    def coalesced(self, names: Sequence[str], word: str, src: int | str = 0) -> list[Entry]:
-        """_broadcast_coalesced: broadcasts one after the other, the third when the first has come."""
-        found: list[Entry] = []
-        for k, name in enumerate(names):
-            found.append(self.call("broadcast", tensor=name, group_src=src, async_=True, as_=f"{self.p}_{word}@{k}"))
-            if k >= _IN_FLIGHT:
-                found.append({"wait": f"{self.p}_{word}@{k - _IN_FLIGHT}"})
-        found += [{"wait": f"{self.p}_{word}@{k}"} for k in range(max(0, len(names) - _IN_FLIGHT), len(names))]
-        return found
-
     def weights(self) -> list[str]:
         """The model's state in messages of 250 MiB: parameters, and buffers of the same dtype with them."""
         joined = self.ddp.buffers > 0 and self.ddp.dtype == "float32"
         state = [*self.params, Param(len(self.params), len(self.model), self.ddp.buffers)] if joined else self.params
-        parts = assign(state, self.ddp.itemsize, [BROADCAST_BYTES])
-        names = [self.tensor(f"weights_{k}", part.numel, self.ddp.dtype) for k, part in enumerate(parts)]
+        names = self.messages(state)
         return names + ([self.buffers()] if self.ddp.buffers and not joined else [])
 
     def buffers(self) -> str:
@@ -75,16 +50,7 @@ class DdpWriter:
 
     # --- before the first iteration ---
     def construction(self) -> list[Entry]:
-        """All ranks must have as many parameters, of the same shapes and strides; then rank 0's weights go to all."""
-        strides = sum(2 * len(shape) for layer in self.model for shape in layer.params)
-        count, counts = self.tensor("count", 1, "int64", len(self.params)), f"{self.p}_counts"
-        self.tensors[counts] = {"shape": [self.size, 1], "dtype": "int64"}
-        shapes = self.tensor("shapes", strides, "int64")
-        steps = [
-            self.call("all_gather", input=count, output=counts),
-            self.call("broadcast", tensor=shapes, group_src=0),
-            *self.coalesced(self.weights(), "copied"),
-        ]
+        steps = self.built(sum(len(shape) for layer in self.model for shape in layer.params))
         return [block(steps, None if self.ddp.inputs is not None else f"{self.now} == 0")]
 
     # --- an iteration ---
@@ -115,11 +81,7 @@ class DdpWriter:
         return self.ddp.setup and not self.ddp.find_unused_parameters and runs > at
 
     def rebuild(self, when: str | None) -> list[Entry]:
-        """sync_bucket_indices: rank 0's order of parameters and their number, then the sizes of the buckets."""
-        order = self.tensor("order", len(self.params) + 1, "int32")
-        sizes = self.tensor("sizes", len(self.layouts["bucket"]), "int32")
-        calls = [self.call("broadcast", tensor=name, group_src=0) for name in (order, sizes)]
-        return [block(calls, when)]
+        return [block(self.layout(self.layouts["bucket"]), when)]
 
     def forward(self) -> list[Entry]:
         return [compute(f"forward {layer.name}", layer.forward) for layer in self.model]

@@ -11,14 +11,16 @@ from typing import Any, ClassVar
 
 from pydantic import StrictBool
 
-from distsim.strategies.base import Context, Entry, Expansion, Refusal, Strategy, compute, step
-from distsim.strategies.fields import Amount, Axis, Count, Dtype, Natural, Work
+from distsim.strategies.base import Context, Entry, Expansion, Refusal, compute, step
+from distsim.strategies.fields import Amount, Axis, Count, Dtype, Natural
+from distsim.strategies.passes import Passes
 from distsim.strategies.prices import scaled
 from distsim.strategies.routing import coordinates, routed
 
 
-class ExpertParallel(Strategy):
-    """Every rank has some of the experts, and tokens of its own."""
+class ExpertParallel(Passes):
+    """Every rank has some of the experts, and tokens of its own. The price of a pass is that of an even share of the tokens; a rank with
+    more takes longer."""
 
     name: ClassVar[str] = "expert_parallel"
     about: ClassVar[str] = (
@@ -26,7 +28,6 @@ class ExpertParallel(Strategy):
     )
 
     axis: Axis = "ep"
-    layers: Count = 1
     experts: Count
     #: Tokens of a rank, and experts that each goes to.
     tokens: Count
@@ -40,12 +41,9 @@ class ExpertParallel(Strategy):
     capacity_factor: Amount | None = None
     #: Every rank sends each expert its full capacity, padded: all messages are equal, and no counts travel.
     pad_to_capacity: StrictBool = False
-    #: One layer's experts on one rank, with an even share of the tokens; a rank with more takes longer.
-    forward: Work
-    backward: Work | None = None
 
     def refuse(self, context: Context) -> list[Refusal]:
-        unknown = context.unknown_group(self.axis)
+        unknown = context.unknown_group(self.axis, "axis")
         if unknown is not None or self.axis not in context.mesh:
             return [(("axis",), unknown or f"{self.axis} is no axis of the mesh")]
         found: list[Refusal] = []
@@ -54,16 +52,15 @@ class ExpertParallel(Strategy):
             found.append((("experts",), f"{self.experts} experts do not divide among the {n} ranks of {self.axis}"))
         if self.top_k > self.experts:
             found.append((("top_k",), f"a token goes to {self.top_k} experts, but there are {self.experts}"))
+        if self.capacity_factor == 0:
+            found.append((("capacity_factor",), "with capacity 0 every token is dropped: expected a factor above 0, as 1.25"))
         if self.pad_to_capacity and self.capacity_factor is None:
             found.append((("pad_to_capacity",), "there is nothing to pad to: give `capacity_factor`, as 1.25"))
         return found
 
     def expand(self, context: Context) -> Expansion:
         writer = ExpertWriter(self, context)
-        steps: list[Entry] = [{"repeat": {"times": self.layers, "steps": writer.forward()}}]
-        if self.backward is not None:
-            steps.append({"repeat": {"times": self.layers, "steps": writer.backward(self.backward)}})
-        return Expansion(steps, writer.tensors)
+        return Expansion([*self.there(writer), *self.back(writer)], writer.tensors)
 
 
 class ExpertWriter:
@@ -106,7 +103,7 @@ class ExpertWriter:
         """Rows that each rank got from each coordinate of its group."""
         return [[self.sends[other][mine] for other in group] for mine, group in self.members]
 
-    def forward(self) -> list[Entry]:
+    def forward(self, price: Any) -> list[Entry]:
         found: list[Entry] = [compute("router", {"time": "0 ns"}, writes=[f"{self.p}_tokens"])]
         if not self.f.pad_to_capacity:
             fields = {"input": f"{self.p}_counts", "output": f"{self.p}_theirs", "group": self.f.axis}
@@ -114,7 +111,7 @@ class ExpertWriter:
         return [
             *found,
             self.moved("tokens", "routed", back=False),
-            *self.work("experts", self.f.forward, "routed", "results"),
+            *self.work("experts", price, "routed", "results"),
             self.moved("results", "combined", back=True),
         ]
 

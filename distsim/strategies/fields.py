@@ -6,6 +6,7 @@ any rank is looked at, so that a number that differs by rank has no place here. 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
@@ -16,12 +17,15 @@ from distsim.expr import ExpressionError, parse
 from distsim.names import listing, near
 
 MOST = 2**53
+_QUANTITY = re.compile(r"\s*[+-]?\d[\d_.,]*\s*(?:%|[a-zA-Zµμ][\w/]*)\s*", re.ASCII)
 
 
 def number(value: Any, names: Mapping[str, Any]) -> Any:
     """A number, or an expression's value. Raises ValueError for names that are not the same on every rank."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"expected a number or an expression, found {shown(value)}")
+    if isinstance(value, str) and _QUANTITY.fullmatch(value):
+        raise ValueError(f"expected a number without a unit, found {shown(value)}")
     found = parse(value)
     unknown = [name for name in sorted(found.names) if name not in names]
     if unknown:
@@ -109,6 +113,9 @@ def work(value: Any) -> dict[str, Any]:
         units.parse_duration_ns(value["time"])
     if ("time" in value) == ("flops" in value or "bytes" in value):
         raise ValueError("expected either `time`, or `flops` and `bytes` that the cluster's device prices")
+    for key, parsed in (("flops", units.parse_flops), ("bytes", units.parse_size_bytes)):
+        if isinstance(value.get(key), str):
+            parsed(value[key])
     return dict(value)
 
 

@@ -74,7 +74,11 @@ class Fsdp(Layered):
             found.append((("shard",), "the group has a single rank: there is nothing to shard"))
         n = context.world_size
         strange = [rank for rank in self.skips_backward if not isinstance(rank, int) or rank >= n]
-        found += [(("skips_backward",), f"expected ranks of the world of {n}, found {rank}") for rank in strange]
+        if "else" in strange:
+            found.append((("skips_backward",), "expected ranks and the iteration that each leaves out, as `{2: 1}`"))
+        found += [
+            (("skips_backward",), f"expected ranks of the world of {n}, found {rank}") for rank in strange if rank != "else"
+        ]
         return found
 
     def expand(self, context: Context) -> Expansion:

@@ -3,9 +3,10 @@
 Sources, torch 2.13, `torch/distributed/fsdp/_fully_shard/`: `_fsdp_state.py` (_pre_forward, _pre_backward), `_fsdp_param_group.py`
 (unshard, post_backward, _backward_prefetch), `_fsdp_collectives.py` (foreach_all_gather, foreach_reduce).
 
-PyTorch issues blocking calls inside streams of its own. A file has no such streams for collectives: under nccl the calls are
-asynchronous, and stand where their stream would let them start; the order on each communicator is PyTorch's. Under gloo and mpi there
-are no streams, so that they block, each where PyTorch calls it.
+PyTorch issues blocking calls inside streams of its own. Gradients are reduced so under nccl: each reduce_scatter on one stream, HSDP's
+all_reduce after it on another. What a gather waits for is an event between two others on its stream; so under nccl gathers are
+asynchronous and stand where that event would let them start. The order on each communicator is PyTorch's. Under gloo and mpi there are
+no streams: all calls block, each where PyTorch calls it.
 """
 
 from __future__ import annotations
@@ -64,29 +65,35 @@ class FsdpWriter:
             if fsdp.accumulate > 1 and not fsdp.late:
                 self.tensors[f"{self.p}_more_{k}"] = {"shape": [rows], "dtype": reduced}
 
-    def call(self, row: str, group: Any, word: str, k: int, **fields: Any) -> Entry:
-        named = {"group": list(group) if isinstance(group, tuple) else group}
-        handle = {"async_": True, "as_": f"{self.p}_{word}@{k}"} if self.free else {}
-        return step(row, None, **fields, **named, **handle)
+    def call(self, row: str, group: Any, **fields: Any) -> Entry:
+        return step(row, None, **fields, group=list(group) if isinstance(group, tuple) else group)
 
     def gather(self, k: int) -> list[Entry]:
-        row = "all_gather_into_tensor"
-        return [self.call(row, self.shard, "gathered", k, input=f"{self.p}_shard_{k}", output=f"{self.p}_full_{k}")]
+        fields = {"input": f"{self.p}_shard_{k}", "output": f"{self.p}_full_{k}"}
+        handle = {"async_": True, "as_": f"{self.p}_gathered@{k}"} if self.free else {}
+        return [self.call("all_gather_into_tensor", self.shard, **fields, **handle)]
+
+    def gathered(self, k: int) -> list[Entry]:
+        return [{"wait": f"{self.p}_gathered@{k}"}] if self.free else []
 
     def scatter(self, k: int, into: str) -> list[Entry]:
-        """The average of the gradients, cut up: one of 1/n of it to each rank."""
+        """The average of the gradients, cut up, one of n parts for each rank; then, HSDP, of that part over all copies of the model."""
         fields = {"input": f"{self.p}_grads_{k}", "output": f"{self.p}_{into}_{k}", "op": "avg"}
-        return [self.call("reduce_scatter_tensor", self.shard, "scattered", k, **fields)]
+        found = self.behind("current", "reduce_scatter")
+        found.append(self.call("reduce_scatter_tensor", self.shard, **fields, **self.on("reduce_scatter")))
+        if self.copies > 1:
+            found += self.behind("reduce_scatter", "all_reduce")
+            found.append(self.call("all_reduce", self.replicate, tensor=fields["output"], op="avg", **self.on("all_reduce")))
+        return found
 
-    def again(self, k: int, into: str) -> list[Entry]:
-        """HSDP: the shards of all copies of the model, averaged."""
-        if self.copies == 1:
-            return []
-        return [self.call("all_reduce", self.replicate, "reduced", k, tensor=f"{self.p}_{into}_{k}", op="avg")]
+    def on(self, stream: str) -> dict[str, str]:
+        return {"on": f"{self.p}_{stream}"} if self.free else {}
 
-    def wait(self, word: str, k: int) -> list[Entry]:
-        there = self.copies > 1 or word != "reduced"
-        return [{"wait": f"{self.p}_{word}@{k}"}] if self.free and there else []
+    def behind(self, stream: str, other: str = "current") -> list[Entry]:
+        """The other stream goes on when this one has done what it holds."""
+        waited = {"stream": stream if stream == "current" else f"{self.p}_{stream}"}
+        waiting = {} if other == "current" else self.on(other)
+        return [{"wait_stream": {**waited, **waiting}}] if self.free else []
 
     # --- passes ---
     def forward(self, gathers: bool) -> list[Entry]:
@@ -100,7 +107,7 @@ class FsdpWriter:
             if gathers and not self.free:
                 found += self.gather(k)
             if gathers:
-                found += self.wait("gathered", k)
+                found += self.gathered(k)
             if gathers and self.free and k + ahead < count:
                 found += self.gather(k + ahead)
             if k != self.root:
@@ -122,40 +129,28 @@ class FsdpWriter:
         again = [k for k in order if self.fsdp.zero == 3 and k != self.root]
         into = "grad" if first or self.fsdp.late else "more"
         found: list[Entry] = []
-        under_way: list[int] = []
+        reduced = False
         for i, k in enumerate(order):
             if k in again and i == 0:
                 found += self.gather(k)
-            found += self.wait("gathered", k) if k in again else []
+            found += self.gathered(k) if k in again else []
             if i + 1 < len(order) and order[i + 1] in again:
                 found += self.gather(order[i + 1])
             found.append(self.work("backward", k, fresh=first or not self.fsdp.late))
             if reduces and k != self.root:
-                found += self.reduce(k, into, under_way)
+                found += self.reduce(k, into, reduced)
+                reduced = True
         if reduces and self.root >= 0:
-            found += self.reduce(self.root, into, under_way)
-        return found + (self.finish(order, into, under_way) if reduces else [])
+            found += self.reduce(self.root, into, reduced)
+        return found + (self.finish(order, into) if reduces else [])
 
-    def reduce(self, k: int, into: str, under_way: list[int]) -> list[Entry]:
-        """One reduce_scatter is in flight at a time: the compute stream waits for the last one's input before the next (post_backward).
+    def reduce(self, k: int, into: str, reduced: bool) -> list[Entry]:
+        """One reduce_scatter is in flight at a time: the compute stream waits for the last one's input before the next (post_backward)."""
+        return [*(self.behind("reduce_scatter") if reduced else []), *self.scatter(k, into)]
 
-        Under nccl HSDP's all_reduce follows once that wait is over, since only a file's own stream can wait.
-        """
-        found: list[Entry] = []
-        if under_way:
-            found += self.wait("scattered", under_way[-1])
-            found += self.again(under_way[-1], into) if self.free else []
-        found += self.scatter(k, into)
-        under_way.append(k)
-        return found + ([] if self.free else self.again(k, into))
-
-    def finish(self, order: Sequence[int], into: str, under_way: list[int]) -> list[Entry]:
-        """The end of the backward pass waits for what is still reduced."""
-        found: list[Entry] = []
-        if self.free:
-            found += self.wait("scattered", under_way[-1]) + self.again(under_way[-1], into)
-            for k in under_way:
-                found += self.wait("reduced", k)
+    def finish(self, order: Sequence[int], into: str) -> list[Entry]:
+        """The end of the backward pass waits for what is still reduced (finalize_backward)."""
+        found = self.behind("all_reduce" if self.copies > 1 else "reduce_scatter")
         if into == "more":
             found += [
                 {"assign": {"tensor": f"{self.p}_grad_{k}", "value": f"{self.p}_grad_{k} + {self.p}_more_{k}"}} for k in order

@@ -14,6 +14,7 @@ from distsim.strategies.expert_parallel import ExpertParallel
 from distsim.strategies.fields import Axes, Axis, Count, Work
 from distsim.strategies.pipeline import Pipeline
 from distsim.strategies.tensor_parallel import TensorParallel
+from distsim.strategies.wording import sentence
 
 #: Axes from the outermost in. Megatron-LM core/parallel_state.py, initialize_model_parallel: the default order "tp-cp-ep-dp-pp" is given
 #: from the innermost out. torchtitan torchtitan/distributed/parallel_dims.py, ParallelDims.build_mesh: pp, dp_replicate, dp_shard, cp, tp.
@@ -92,7 +93,9 @@ class Hybrid(Strategy):
         if wanted == written:
             return []
         order = listing(ORDERS[self.order])
-        return [(("order",), f"{self.order} orders axes from the outermost in as {order}; the mesh has {listing(written)}")]
+        sizes = ", ".join(f"{axis}: {context.mesh[axis]}" for axis in wanted)
+        said = f"{self.order} orders axes from the outermost in as {order}; the mesh has {listing(written)}: write {{{sizes}}}"
+        return [(("order",), said)]
 
     def _data(self, context: Context) -> list[Refusal]:
         unknown = context.unknown_group(self.data)
@@ -118,7 +121,7 @@ class Hybrid(Strategy):
         try:
             made = model.model_validate(fields, context={"names": {}})
         except ValidationError as errors:
-            return [(("pipeline", *error["loc"]), str(error["msg"]).removeprefix("Value error, ")) for error in errors.errors()]
+            return [(("pipeline", *error["loc"]), sentence(error, model, "pipeline")) for error in errors.errors()]
         if isinstance(made, PlainPipeline):
             return _refused_plain(made, context)
         return [(("pipeline", *way), sentence) for way, sentence in made.refuse(context)] if isinstance(made, Pipeline) else []

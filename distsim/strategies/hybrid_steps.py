@@ -47,10 +47,9 @@ class HybridWriter:
             writer = ExpertWriter(part, self.context)
         else:
             return [], []
-        there = [{"repeat": {"times": part.layers, "steps": writer.forward()}}]
-        back = [{"repeat": {"times": part.layers, "steps": writer.backward(part.backward)}}] if part.backward is not None else []
+        found = part.there(writer), part.back(writer)
         self.tensors |= writer.tensors
-        return there, back
+        return found
 
     def expansion(self) -> Expansion:
         inner = self._stages()

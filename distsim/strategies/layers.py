@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from distsim.strategies.base import Layer, Strategy
-from distsim.strategies.fields import DTYPES, Count, Doing, Dtype, Params
+from distsim.strategies.fields import DTYPES, Count, Doing, Dtype, Params, shown
 
 
 class LayerFields(BaseModel):
@@ -35,6 +35,8 @@ class Layered(Strategy):
     def _one_or_several(cls, value: Any) -> Any:
         if isinstance(value, list | tuple) and not value:
             raise ValueError("expected at least one layer, found an empty list")
+        if not isinstance(value, list | tuple | dict):
+            raise ValueError(f"expected a layer, `{{params, forward, backward}}`, or a list of them, found {shown(value)}")
         return [value] if isinstance(value, dict) else value
 
     @property

@@ -15,6 +15,8 @@ from distsim.strategies.fields import Axis, Count, Dtype, Shape, shown
 from distsim.strategies.fields import work as one_work
 from distsim.strategies.pipeline_actions import Schedule, computes, from_rows, parse_rows
 from distsim.strategies.pipeline_calls import calls_of, unmet
+from distsim.strategies.pipeline_data import DataFields, DataWriter, ShardedStages
+from distsim.strategies.pipeline_ddp import DdpStages
 from distsim.strategies.pipeline_entries import Cost, Costs, Writer
 from distsim.strategies.pipeline_messages import with_messages
 from distsim.strategies.pipeline_schedules import BUILDERS, per_round
@@ -85,6 +87,10 @@ class Pipeline(Strategy):
     backward: Work | None = None
     backward_input: Work | None = None
     backward_weight: Work | None = None
+    #: What a stage's last backward is instead, where something is done beside it.
+    last_backward: Work | None = None
+    #: Data parallelism of the stages, with PyTorch's own calls for it.
+    data_parallel: DataFields | None = None
     activation: Activation
     #: A tensor of the file that every backward adds to; one of its own if left out.
     gradient: str | None = None
@@ -104,7 +110,8 @@ class Pipeline(Strategy):
     # --- what can't be ---
     def refuse(self, context: Context) -> list[Refusal]:
         if self.axis not in context.mesh:
-            message = f"the axis {self.axis} is not in the mesh, which has {listing(context.mesh)}{near(self.axis, context.mesh)}"
+            remedy = near(self.axis, context.mesh) or f": name one of these with `axis`, or add {self.axis} to the mesh"
+            message = f"the axis {self.axis} is not in the mesh, which has {listing(context.mesh)}{remedy}"
             return [(("axis",), message)]
         named = self._named()
         found = self._refused_name(named) if named is not None else []
@@ -114,13 +121,22 @@ class Pipeline(Strategy):
                 f"unknown tensor {self.gradient}; declared are {listing(context.tensors)}{near(self.gradient, context.tensors)}"
             )
             found.append((("gradient",), message))
+        if not found and self.data_parallel is not None:
+            unknown = context.unknown_group(self.data_parallel.group)
+            found += [] if unknown is None else [(("data_parallel", "group"), unknown)]
         if found:
             return found
         try:
             made = self.made(context)
         except ValueError as error:
             return [(("schedule",), str(error))]
-        return [*((("schedule",), text) for text in list(unmet(made))[:1]), *self._refused_costs(made)]
+        found = [(("schedule",), text) for text in list(unmet(made))[:1]]
+        if self.data_parallel is not None and self.data_parallel.style == "ddp" and _splits(made):
+            sentence = (
+                "a split backward computes weight gradients apart from autograd's accumulation, where DDP's hooks are: take fsdp"
+            )
+            found.append((("data_parallel", "style"), sentence))
+        return [*found, *self._refused_costs(made)]
 
     def _named(self) -> str | None:
         """The schedule's name as asked for; None where it is a file or its lines."""
@@ -146,14 +162,16 @@ class Pipeline(Strategy):
         found: list[Refusal] = []
         if not low <= chunks <= high:
             stages = "one stage" if high == 1 else "two stages"
-            found.append((("chunks",), f"{name} has {stages} per rank, found chunks: {chunks}"))
+            remedy = "; interleaved_1f1b, looped_bfs and zb1p take any number" if high == 1 else ""
+            found.append((("chunks",), f"{name} has {stages} per rank, found chunks: {chunks}{remedy}"))
         least = {"1f1b": ranks, "dualpipe_v": 2 * ranks}.get(name, 1)
         if count < least:
             message = f"{name} needs at least as many micro-batches as stages, found {count} for {least} stages"
             found.append((("micro_batches",), message))
         elif name in _EVEN and not per_round(ranks, count):
             rounds = count // ranks
-            message = f"{name} deals {count} micro-batches out in {rounds} rounds of {ranks} or more, and {rounds} does not divide {count}"
+            dealt = f"{name} deals {count} micro-batches out in {rounds} rounds of {ranks} or more"
+            message = f"{dealt}, and {rounds} does not divide {count}{_nearest(ranks, count)}"
             found.append((("micro_batches",), message))
         if self.defer_pp_recv and name in ("gpipe", "1f1b"):
             found.append((("defer_pp_recv",), f"{name} has no receives to defer; PyTorch's class does not take the argument"))
@@ -161,7 +179,7 @@ class Pipeline(Strategy):
 
     def _refused_costs(self, schedule: Schedule) -> list[Refusal]:
         found: list[Refusal] = []
-        for field in ("forward", "backward", "backward_input", "backward_weight"):
+        for field in ("forward", "backward", "backward_input", "backward_weight", "last_backward"):
             given: StageCosts | None = getattr(self, field)
             strange = [stage for stage in given or () if stage is not None and stage >= schedule.stages]
             if strange:
@@ -206,7 +224,9 @@ class Pipeline(Strategy):
             return (beside if beside.exists() else path).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise ValueError(f"can't read {self.schedule}: {reason}") from None
+            raise ValueError(
+                f"can't read {self.schedule}: {reason}; it is looked for beside the scenario's file, then here"
+            ) from None
 
     def costs(self, schedule: Schedule) -> Costs:
         """What each kind of action costs on each stage."""
@@ -220,6 +240,8 @@ class Pipeline(Strategy):
                 found["I", stage], found["W", stage] = _at(self.backward_input, stage), _at(self.backward_weight, stage)
             elif split:
                 found["I", stage], found["W", stage] = _halves(found["B", stage]) or ({}, {})
+            if self.last_backward is not None:
+                found["L", stage] = _at(self.last_backward, stage)
         return Costs(found)
 
     # --- the entries ---
@@ -227,16 +249,18 @@ class Pipeline(Strategy):
         schedule, prefix = self.made(context), context.prefix("pipeline")
         gradients, tensors = self._tensors(schedule, prefix, context)
         costs = self.costs(schedule)
+        chunks = max(len(schedule.stages_of(rank)) for rank in range(schedule.ranks))
+        data = None if self.data_parallel is None else _stages(self.data_parallel)(self.data_parallel, context, prefix, chunks)
         before: list[list[Entry]] = []
         rows: list[list[Entry]] = []
         for rank in range(schedule.ranks):
-            writer = Writer(schedule, rank, self.axis, prefix, costs, gradients, self.numbered)
+            writer = Writer(schedule, rank, self.axis, prefix, costs, gradients, self.numbered, data)
             before.append(self._before(writer))
             rows.append(writer.entries(calls_of(schedule, rank)))
-        start = _blocks(before, self.axis)
+        start = [*(data.setup(chunks) if data is not None else ()), *_blocks(before, self.axis)]
         if start and context.iterations > 1:
             start = [block(start, "iteration == 0")]
-        return Expansion([*start, *_blocks(rows, self.axis)], tensors)
+        return Expansion([*start, *_blocks(rows, self.axis)], tensors | (data.tensors if data is not None else {}))
 
     def _before(self, writer: Writer) -> list[Entry]:
         if not self.shapes_exchange:
@@ -265,8 +289,19 @@ class Pipeline(Strategy):
         return [f"{name}@{c}" if many else name for c in range(chunks)], found
 
 
+def _nearest(ranks: int, count: int) -> str:
+    """Counts of micro-batches on either side that come out even."""
+    fewer = next((n for n in range(count - 1, ranks - 1, -1) if per_round(ranks, n)), None)
+    more = next(n for n in range(count + 1, 2 * count + ranks + 1) if per_round(ranks, n))
+    return f"; {more} would do" if fewer is None else f"; {fewer} or {more} would do"
+
+
 def _plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
+
+
+def _stages(fields: DataFields) -> type[DataWriter]:
+    return DdpStages if fields.style == "ddp" else ShardedStages
 
 
 def _splits(schedule: Schedule) -> bool:

@@ -27,7 +27,8 @@ class Message(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One step of a rank: ``compute`` an action, ``start`` a message, ``wait`` for messages, or a ``batch`` that is waited for at once."""
+    """One step of a rank: ``compute`` an action, ``start`` a message, ``wait`` for messages, a ``batch`` that is waited for at once, or a
+    ``silent`` action (UNSHARD, RESHARD, REDUCE_GRAD), which means something where stages are sharded."""
 
     what: str
     messages: tuple[Message, ...] = ()
@@ -39,8 +40,10 @@ def calls_of(schedule: Schedule, rank: int) -> list[Call]:
     writer = _Writer(schedule, rank)
     if schedule.issue == "fill_drain":
         writer.fill_drain()
+        writer.reduced()
     elif schedule.issue == "one_f_one_b":
         writer.one_f_one_b()
+        writer.reduced()
     else:
         writer.runtime()
     return writer.calls
@@ -78,6 +81,10 @@ class _Writer:
 
     def compute(self, action: Action) -> None:
         self.calls.append(Call("compute", (), action))
+
+    def reduced(self) -> None:
+        """`perform_reduce_grad` at the end of a schedule of one stage per rank."""
+        self.calls.append(Call("silent", (), Action(self.rank, "REDUCE_GRAD")))
 
     # --- one stage per rank ---
     def fill_drain(self) -> None:
@@ -141,6 +148,8 @@ class _Writer:
                         self.wait((need,))
                         open_receives.remove(need)
                     self.compute(each)
+                else:
+                    self.calls.append(Call("silent", (), each))
         self.wait(sent[::-1])
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from distsim.strategies.base import Entry
 from distsim.strategies.pipeline_actions import Action, Schedule
 from distsim.strategies.pipeline_calls import Call, Message
+from distsim.strategies.pipeline_data import DataWriter, Sums, last_of
 
 #: Repeats are looked for up to so many entries long.
 _LONGEST_BODY = 24
@@ -17,7 +18,7 @@ Cost = Mapping[str, Any] | Sequence[Entry]
 
 
 class Costs(NamedTuple):
-    """(kind, stage) -> what it costs. There is either B or both I and W."""
+    """(kind, stage) -> what it costs. There is either B or both I and W. L, where there is one: a stage's last backward instead."""
 
     of: Mapping[tuple[str, int], Cost]
 
@@ -48,13 +49,21 @@ class Writer:
         costs: Costs,
         gradients: Sequence[str],
         numbered: bool = False,
+        data: DataWriter | None = None,
     ) -> None:
         self.schedule, self.rank, self.axis, self.prefix, self.costs = schedule, rank, axis, prefix, costs
         self.gradients, self.numbered = gradients, numbered
         self.chunk = {stage: c for c, stage in enumerate(schedule.stages_of(rank))}
         self.prices: list[Cost] = []
+        self.data: DataWriter | None = None  # not yet: the exchange of shapes comes before
+        self._data = data
+        self.last = {stage: last_of(schedule, rank, stage) for stage in self.chunk}
+        self.begun: set[tuple[int, str]] = set()  # stages whose first forward (F) and first backward (B) are written
+        self.coming: set[int] = set()  # stages whose parameters are on their way
 
     def entries(self, calls: Sequence[Call]) -> list[Entry]:
+        self.data = self._data
+        self.begun.clear()
         pieces = [piece for call in calls for piece in self.pieces(call)]
         return self.rolled(pieces)
 
@@ -86,15 +95,66 @@ class Writer:
         if call.what == "start":
             (m,) = call.messages
             return [Piece("start", (m.sends, self.tensor(m), self.peer(m), self.handle(m)), numbers)]
+        if call.what == "silent":
+            return self.silent(call.action) if call.action is not None and self.data is not None else []
         return self.computes(call.action) if call.action is not None else []
+
+    def silent(self, action: Action) -> list[Piece]:
+        """What sharded weights do at an action that others pass over."""
+        data, chunk = self.data, self.chunk[action.stage]
+        if data is None or not data.sharded or action.kind == "RESHARD":
+            return []
+        if action.kind == "REDUCE_GRAD":
+            return [self.raw(data.reduce(chunk))]
+        self.coming.add(action.stage)
+        return [self.raw(data.unshard(chunk))]
+
+    def raw(self, entries: list[Entry]) -> Piece:
+        return Piece("raw", (self.price(entries),), ())
 
     def computes(self, action: Action) -> list[Piece]:
         """Stage 0 has no input whose gradient anybody wants: PyTorch does nothing at its I and all at its W (stage.py)."""
         if action.stage == 0 and action.kind in "IW":
             return [] if action.kind == "I" else self.computes(action._replace(kind="B"))
         halves = action.kind == "B" and self.costs.get("B", action.stage) is None
-        found = [self.piece(action._replace(kind=kind)) for kind in ("IW" if halves else action.kind)]
+        found = (
+            self.unsharded(action.stage)
+            + self.rebuilt(action)
+            + [self.piece(action._replace(kind=kind)) for kind in ("IW" if halves else action.kind)]
+        )
         return found + (self.number(action) if self.numbered else [])
+
+    def unsharded(self, stage: int) -> list[Piece]:
+        """Parameters that were asked for are waited for before the stage computes."""
+        if self.data is None or stage not in self.coming:
+            return []
+        self.coming.remove(stage)
+        return [self.raw(self.data.unsharded(self.chunk[stage]))]
+
+    def rebuilt(self, action: Action) -> list[Piece]:
+        """What replicas agree on before a stage's first forward."""
+        if self.data is None or action.kind != "F" or (action.stage, "F") in self.begun:
+            return []
+        entries = self.data.before_first_forward(self.chunk[action.stage])
+        return [self.raw(entries)] if entries else []
+
+    def cost(self, action: Action) -> tuple[Cost, Sums, bool]:
+        """What an action costs, what it adds gradients to, and whether they start anew there."""
+        stage, kind, m, _ = action
+        usual = self.costs.of[kind, stage]
+        if kind not in "BW":
+            first = kind == "F" and (stage, "F") not in self.begun
+            self.begun |= {(stage, "F")} if first else set()
+            hooks = self.data is not None and self.data.sharded and self.schedule.issue != "runtime"
+            return (self.data.first_forward(self.chunk[stage], usual) if self.data and first and hooks else usual), (), False
+        last = self.last[stage] == m
+        if self.data is None:
+            return (self.costs.get("L", stage) if last else None) or usual, (((self.gradients[self.chunk[stage]],), None),), False
+        fresh = (stage, "B") not in self.begun
+        self.begun.add((stage, "B"))
+        if last and not self.data.sharded:
+            return self.data.last_backward(self.chunk[stage], usual, fresh), (), False
+        return usual, self.data.gradients(self.chunk[stage]), fresh
 
     def number(self, action: Action) -> list[Piece]:
         """What the action wrote, filled with a number that says whose it is: 1000 * stage + micro-batch; a gradient's is negative."""
@@ -105,9 +165,8 @@ class Writer:
     def piece(self, action: Action) -> Piece:
         reads, writes = self.reads(action), self.writes(action)
         name = _WORDS[action.kind] + (f" of chunk {self.chunk[action.stage]}" if len(self.chunk) > 1 else "")
-        adds = self.gradients[self.chunk[action.stage]] if action.kind in "BW" else ""
-        price = self.price(self.costs.of[action.kind, action.stage])
-        parts = (name, price, adds, *(n for n, _ in reads), "->", *(n for n, _ in writes))
+        cost, adds, fresh = self.cost(action)
+        parts = (name, self.price(cost), adds, fresh, *(n for n, _ in reads), "->", *(n for n, _ in writes))
         return Piece("compute", parts, tuple(k for _, k in (*reads, *writes)))
 
     def price(self, cost: Cost) -> int:
@@ -159,6 +218,9 @@ class Writer:
         if piece.kind == "start":
             sends, tensor, peer, handle = parts
             return [_message(sends, f"{tensor}@{numbers[0]}", self.axis, peer, {"as": f"{handle}@{numbers[0]}"})]
+        if piece.kind == "raw":
+            entries = self.prices[parts[0]]
+            return list(entries) if not isinstance(entries, Mapping) else []
         if piece.kind == "batch":
             ops = [_message(s, f"{t}@{n}", self.axis, peer, {}) for (s, t, peer), n in zip(parts, numbers, strict=True)]
             return [{"batch_isend_irecv": {"ops": ops}}]
@@ -168,17 +230,18 @@ class Writer:
         return self.compute(parts, numbers)
 
     def compute(self, parts: tuple[Any, ...], numbers: Sequence[str]) -> list[Entry]:
-        name, price, adds, *tensors = parts
+        name, price, adds, fresh, *tensors = parts
         border = tensors.index("->")
         named = [f"{t}@{n}" for t, n in zip(tensors[:border] + tensors[border + 1 :], numbers, strict=True)]
         cost = self.prices[price]
         body, fields = ([], dict(cost)) if isinstance(cost, Mapping) else (list(cost), {"time": "0 ns"})
         step = {"name": name, **fields, "reads": named[:border]}
-        if named[border:]:
-            step["writes"] = named[border:]
-        if adds:
-            step["adds"] = [adds]
-        return [*body, {"compute": step}]
+        found = body
+        for names, when in adds or (((), None),):
+            given = {**step, "writes": [*named[border:], *(names if fresh else ())], "adds": [] if fresh else list(names)}
+            one: Entry = {"compute": {key: value for key, value in given.items() if value or key == "reads"}}
+            found.append(one if when is None else {**one, "ranks": when})
+        return found
 
 
 def _message(sends: bool, tensor: str, axis: str, peer: int | str, more: Mapping[str, str]) -> Entry:

@@ -12,12 +12,13 @@ from typing import Any, ClassVar
 
 from pydantic import StrictBool
 
-from distsim.strategies.base import Context, Entry, Expansion, Refusal, Strategy, compute, step
-from distsim.strategies.fields import Axis, Count, Dtype, Natural, Work
+from distsim.strategies.base import Context, Entry, Expansion, Refusal, compute, step
+from distsim.strategies.fields import Axis, Count, Dtype, Natural
+from distsim.strategies.passes import Passes
 from distsim.strategies.prices import shares
 
 
-class TensorParallel(Strategy):
+class TensorParallel(Passes):
     """Every layer on all ranks of an axis, each with its columns and rows of the layer's matrices."""
 
     name: ClassVar[str] = "tensor_parallel"
@@ -26,7 +27,6 @@ class TensorParallel(Strategy):
     )
 
     axis: Axis = "tp"
-    layers: Count = 1
     #: Pairs of matrices in a layer: attention and feed-forward.
     pairs: Count = 2
     batch: Count = 1
@@ -36,13 +36,10 @@ class TensorParallel(Strategy):
     heads: Natural = 0
     ffn: Natural = 0
     dtype: Dtype = "bfloat16"
-    #: One layer's compute on one rank.
-    forward: Work
-    backward: Work | None = None
     sequence_parallel: StrictBool = False
 
     def refuse(self, context: Context) -> list[Refusal]:
-        unknown = context.unknown_group(self.axis)
+        unknown = context.unknown_group(self.axis, "axis")
         if unknown is not None:
             return [(("axis",), unknown)]
         n = context.size_of(self.axis)
@@ -55,10 +52,7 @@ class TensorParallel(Strategy):
 
     def expand(self, context: Context) -> Expansion:
         writer = TensorWriter(self, context)
-        steps = [{"repeat": {"times": self.layers, "steps": writer.forward()}}]
-        if self.backward is not None:
-            steps.append({"repeat": {"times": self.layers, "steps": writer.backward(self.backward)}})
-        return Expansion(steps, writer.tensors)
+        return Expansion([*self.there(writer), *self.back(writer)], writer.tensors)
 
 
 class TensorWriter:
@@ -76,11 +70,11 @@ class TensorWriter:
             words += [("part", part), ("whole", whole), ("grad_part", part), ("grad_whole", whole)]
         return words
 
-    def forward(self) -> list[Entry]:
+    def forward(self, price: Any) -> list[Entry]:
         """Per pair: the columns need the whole input, the rows give sums of which every rank has one part."""
         found: list[Entry] = []
-        for k, price in enumerate(shares(self.f.forward, self.f.pairs)):
-            found += self._pair(f"forward {k}" if self.f.pairs > 1 else "forward", price, ("part", "whole", "out"))
+        for k, share in enumerate(shares(price, self.f.pairs)):
+            found += self._pair(f"forward {k}" if self.f.pairs > 1 else "forward", share, ("part", "whole", "out"))
         return found
 
     def backward(self, price: Any) -> list[Entry]:

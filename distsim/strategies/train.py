@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, StrictBool, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, PlainValidator, StrictBool, WithJsonSchema, field_validator, model_validator
 
+from distsim import units
 from distsim.names import listing, near
 from distsim.strategies.base import Context, Expansion, Refusal, Strategy
-from distsim.strategies.fields import DTYPES, Axes, Axis, Count, Dtype, Natural, shown
+from distsim.strategies.fields import DTYPES, Amount, Axes, Axis, Count, Dtype, Natural, shown
 from distsim.strategies.models import PRESETS, Architecture
 from distsim.strategies.transformer import Pass, Recompute
 
 #: Axes that are used where the mesh has them and the field is left out.
 _USUAL = {"tensor": "tp", "pipeline": "pp", "context": "cp", "experts": "ep"}
+
+
+def _launch(value: Any) -> int:
+    return units.parse_duration_ns(value)
+
+
+#: ns, from a duration with its unit.
+Launch = Annotated[int, PlainValidator(_launch), WithJsonSchema({"type": "string"})]
+
+
+def _fitting(size: int, ranks: int) -> str:
+    """The numbers of ranks next to this one that divide a size."""
+    fewer = max(n for n in range(1, ranks) if size % n == 0)
+    more = next((n for n in range(ranks + 1, min(size, 8 * ranks) + 1) if size % n == 0), None)
+    return f"; {fewer} would do" if more is None else f"; {fewer} or {more} would do"
 
 
 class ModelFields(BaseModel):
@@ -63,7 +79,7 @@ class Transformer(Strategy):
 
     Axes: ``tensor``, ``pipeline``, ``context`` and ``experts`` are the mesh's `tp`, `pp`, `cp` and `ep` unless named otherwise; ``data`` is
     every other axis, with `cp` and `ep`, over which gradients of what all experts share are reduced. A layer is priced by its matrix
-    products and by the bytes that its other operations move; launches of single kernels, and what the host does meanwhile, cost nothing.
+    products, by the bytes that its other operations move, and on the host by the operations that it launches.
     """
 
     name: ClassVar[str] = "transformer"
@@ -84,6 +100,12 @@ class Transformer(Strategy):
     recompute: Recompute = "none"
     #: flash: fused, its scores never reach memory.
     attention: Literal["flash", "plain"] = "flash"
+    #: Share of a matrix product's rate that fused attention reaches. Of the data sheet's rate FlashAttention-2 reaches 50 to 73 % on
+    #: A100 (arXiv:2307.08691), 35 % on H100 (arXiv:2407.08608), the first FlashAttention 25 to 40 % on A100.
+    attention_efficiency: Amount = 1.0
+    #: Host time to launch one operation: 5 to 25 us in eager PyTorch, from Python to cudaLaunchKernel; next to nothing where a layer is
+    #: one CUDA graph. A layer hides it wherever its kernels last longer.
+    launch: Launch = 15_000
     #: Scores above the diagonal are not computed. Left out: true with flash.
     causal: StrictBool | None = None
     tensor: Axis | None = None
@@ -99,6 +121,15 @@ class Transformer(Strategy):
     data: Axes | None = None
     #: ZeRO: 1 shards the optimizer's states, 2 gradients too, 3 (fully_shard) parameters too.
     zero: Literal[0, 1, 2, 3] = 1
+    #: Each layer's gradients are reduced while the next layer's are computed, in the last micro-batch (Megatron-LM's
+    #: --overlap-grad-reduce, PyTorch's DDP); false: all of them after the last backward pass.
+    overlap_grad_reduce: StrictBool = True
+    #: The gradients' norm is reduced before the update. GPT-3 clips at 1.0 (arXiv:2005.14165, appendix B), and so do Llama
+    #: (arXiv:2302.13971, section 2.2) and Megatron-LM's default (--clip-grad).
+    clip_grad_norm: StrictBool = True
+    #: Gradients of tied embeddings are summed over the first and the last stage (Megatron-LM, core/distributed/finalize_model_grads.py).
+    #: Left out: where the model ties them; GPT-3 does as GPT-2 (github openai/gpt-2, src/model.py), Llama 3 and Mixtral do not.
+    embedding_all_reduce: StrictBool | None = None
     #: Ranks that share what is sharded, where the mesh holds only some of them (one pipeline of many, the others being alike).
     data_ranks: Count | None = None
 
@@ -180,14 +211,27 @@ class Transformer(Strategy):
             yield ("model",), f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"
         for word, size in sizes.items():
             if size % one.tensor:
-                yield ("model",), f"{word} {size} is not divisible by the tensor axis of {one.tensor} ranks"
+                yield (
+                    ("model",),
+                    f"{word} {size} is not divisible by the tensor axis of {one.tensor} ranks{_fitting(size, one.tensor)}",
+                )
         if one.sequence % one.context:
             yield ("sequence",), f"sequence {one.sequence} is not divisible by the context axis of {one.context} ranks"
         elif one.sequence_parallel and one.sequence // one.context % one.tensor:
             part = one.sequence // one.context
-            yield ("sequence",), f"a part of {part} tokens is not divisible by the tensor axis of {one.tensor} ranks"
-        if one.experts > 1 and (model.experts == 0 or model.experts % one.experts):
-            yield ("experts",), f"{model.experts} experts are not divisible by the expert axis of {one.experts} ranks"
+            whole = f"sequence {part}" if one.context == 1 else f"the part of {part} tokens that a context rank has"
+            yield ("sequence",), f"{whole} is not divisible by the tensor axis of {one.tensor} ranks, as sequence_parallel needs"
+        if one.experts > 1 and model.experts == 0:
+            axis = self.axis("experts", context)
+            yield (
+                ("experts",),
+                f"the model has no experts for the axis {axis} of {one.experts} ranks to share: leave {axis} out of the mesh",
+            )
+        elif model.experts % one.experts:
+            said = f"{model.experts} experts are not divisible by the expert axis of {one.experts} ranks"
+            yield ("experts",), f"{said}{_fitting(model.experts, one.experts)}"
+        if self.attention_efficiency == 0:
+            yield ("attention_efficiency",), "expected a share above 0"
         if model.experts and not 1 <= model.top_k <= model.experts:
             yield ("model",), f"top_k must be 1 to the {model.experts} experts, found {model.top_k}"
 

@@ -16,6 +16,8 @@ def micro_batches(writer: TrainWriter) -> list[Entry]:
     if writer.train.zero == 3 and writer.shared is not None:
         return writer.times(count, [*_sharded_forward(writer), *_sharded_backward(writer)])
     early = [*writer.stage_forward(0), *writer.stage_backward(0)]
+    if not writer.train.overlap_grad_reduce:
+        return [*writer.times(count, early), *writer.reduce(0)]
     return [*writer.times(count - 1, early), *writer.stage_forward(0), *_reducing_backward(writer)]
 
 
@@ -28,6 +30,21 @@ def _reducing_backward(writer: TrainWriter) -> list[Entry]:
     ends = _reduce(writer, writer.ends_weights(0), handle, str(layers))
     waits: list[Entry] = [{"wait": "all"}] if ends else []
     return [*head, {"repeat": {"times": layers, "index": f"{writer.p}_l", "steps": body}}, *ends, *waits]
+
+
+def reducing_stage(writer: TrainWriter, stage: int) -> list[Entry]:
+    """A pipeline stage's last backward pass: each layer's gradients go out as soon as they are there; the step's end waits for them.
+
+    Handles are numbered over the chunks of a rank.
+    """
+    most = max(writer.split)
+    first = writer.schedule.stages_of(writer.schedule.rank_of[stage]).index(stage) * (most + 1)
+    head = [writer.priced("backward head", 2 * writer.one.head_flops)] if stage == writer.stages - 1 else []
+    handle, index = f"{writer.p}_reduced", f"{writer.p}_l"
+    body = [*writer.layer_backward(), *_reduce(writer, writer.layer_weights(), handle, f"({first} + {index})")]
+    ends = _reduce(writer, writer.ends_weights(stage), handle, str(first + most))
+    layers = writer.split[stage]
+    return [*head, *([{"repeat": {"times": layers, "index": index, "steps": body}}] if layers else []), *ends]
 
 
 def _reduce(writer: TrainWriter, weights: Weights, handle: str, index: str) -> list[Entry]:

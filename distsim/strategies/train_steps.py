@@ -19,6 +19,7 @@ from distsim.strategies.memory import Footprint, Precision, peak_activations, st
 from distsim.strategies.models import numel
 from distsim.strategies.pipeline import Pipeline
 from distsim.strategies.pipeline_actions import Action, Schedule
+from distsim.strategies.train_ends import Ends
 
 if TYPE_CHECKING:
     from distsim.strategies.train import Transformer
@@ -34,8 +35,10 @@ class Weights(NamedTuple):
         return Weights(self.dense + times * other.dense, self.expert + times * other.expert)
 
 
-def pipeline_of(train: Transformer, context: Context, forward: Sequence[Any], backward: Sequence[Any]) -> Pipeline:
-    """The `pipeline` strategy that carries the micro-batches; costs by stage."""
+def pipeline_of(
+    train: Transformer, context: Context, forward: Sequence[Any], backward: Sequence[Any], last: Sequence[Any] = ()
+) -> Pipeline:
+    """The `pipeline` strategy that carries the micro-batches; costs by stage. ``last``: of the last backward pass, if it is another."""
     one = train.one_pass(context)
     fields: dict[str, Any] = {
         "schedule": train.schedule,
@@ -45,6 +48,8 @@ def pipeline_of(train: Transformer, context: Context, forward: Sequence[Any], ba
         "backward": dict(enumerate(backward)) or "1 ms",
         "activation": {"shape": [one.boundary_numel], "dtype": train.dtype},
     }
+    if last:
+        fields["last_backward"] = dict(enumerate(last))
     if train.chunks is not None:
         fields["chunks"] = train.chunks
     return Pipeline.model_validate(fields)
@@ -83,13 +88,17 @@ class TrainWriter:
         return found._replace(memory={f"{self.p}_{name}": value for name, value in self.memory().items()})
 
     def pipelined(self) -> Expansion:
-        halves = [self.stage_forward(s) for s in range(self.stages)], [self.stage_backward(s) for s in range(self.stages)]
-        inner = pipeline_of(self.train, self.context, *halves)
+        from distsim.strategies.train_layers import reducing_stage
+
+        there, back = ([one(s) for s in range(self.stages)] for one in (self.stage_forward, self.stage_backward))
+        early = self.train.overlap_grad_reduce and any(group is not None for group in (self.shared, self.apart))
+        last = [reducing_stage(self, s) for s in range(self.stages)] if early else []
+        inner = pipeline_of(self.train, self.context, there, back, last)
         found = inner.expand(self.context)
-        ranks = self.context.mesh[inner.axis]
-        mine = [self.schedule.stages_of(r) for r in range(ranks)]
-        ends = [[e for s in stages for e in self.reduce(s)] + self.update(stages) for stages in mine]
-        return found._replace(steps=[*found.steps, *_by_rank(ends, inner.axis)])
+        mine = [self.schedule.stages_of(r) for r in range(self.context.mesh[inner.axis])]
+        waits: list[Entry] = [{"wait": "all"}]
+        ends = [(waits if early else [e for s in stages for e in self.reduce(s)]) + self.update(stages) for stages in mine]
+        return found._replace(steps=[*found.steps, *_by_rank(ends, inner.axis)], groups={**found.groups, **self.ends.groups()})
 
     def alone(self) -> Expansion:
         """Without a pipeline: layer by layer, gradients (and with ZeRO 3 parameters) on their way meanwhile."""
@@ -97,6 +106,10 @@ class TrainWriter:
 
         steps = micro_batches(self)
         return Expansion([*steps, *self.update((0,))], {})
+
+    @cached_property
+    def ends(self) -> Ends:
+        return Ends(self)
 
     # --- a stage's micro-batch ---
     def stage_forward(self, stage: int) -> list[Entry]:
@@ -115,15 +128,39 @@ class TrainWriter:
     def layer_forward(self) -> list[Entry]:
         one = self.one
         if self.tensor is None and self.cp is None and self.ep is None:
-            return [self.priced("forward", one.layer_flops), self.moved("forward", 1)]
-        attention = [*self.keys(), self.priced("forward attention", one.attention_flops)]
+            whole = self.priced("forward", one.layer_flops + self.lag(1))
+            return [*self.launched(1), whole, *self.scores(1), self.moved("forward", 1)]
+        attention = [*self.keys(), self.priced("forward attention", one.attention_flops + self.lag(1)), *self.scores(1)]
         experts = [*self.routed(), self.priced("forward mlp", one.mlp_flops), *self.routed()]
-        return [*self.before(), *attention, *self.after(), *self.before(), *experts, *self.after(), self.moved("forward", 1)]
+        blocks = [*self.before(), *attention, *self.after(), *self.before(), *experts, *self.after()]
+        return [*self.launched(1), *blocks, self.moved("forward", 1)]
+
+    def lag(self, passes: float) -> int:
+        """The floating-point operations that would take as long as fused attention takes beyond its own at their rate; less those that
+        `scores` prices."""
+        if self.one.misaligned:
+            return -round(passes * self.one.scores_flops)
+        return round(passes * self.one.scores_flops * (1 / self.train.attention_efficiency - 1)) if self.one.flash else 0
+
+    def scores(self, passes: float) -> list[Entry]:
+        """Scores that miss the tensor cores, at float32's rate."""
+        if not self.one.misaligned:
+            return []
+        return [compute("scores", {"flops": units.flops_text(passes * self.one.scores_flops), "dtype": "float32"})]
+
+    def launched(self, passes: int) -> list[Entry]:
+        """The host's time to launch a layer's operations: some 50 in eager PyTorch forward, two for each of them backward (counted in
+        Megatron-LM's transformer layer: norms, projections, views, softmax, dropout, residual sums)."""
+        launch_ns = self.train.launch * 50 * passes
+        return [compute("launches", {"time": units.duration_text(launch_ns)}, on="host")] if launch_ns else []
 
     def layer_backward(self) -> list[Entry]:
         one = self.one
         again = self.layer_forward() if one.recompute == "full" else []
         extra = one.flash_flops + (one.again_flops if one.recompute == "selective" else 0)
+        passes = 2.5 if one.flash else 3 if one.recompute == "selective" else 2
+        extra += self.lag(passes)
+        again = [*again, *self.launched(2), *self.scores(passes)]
         if self.tensor is None and self.cp is None and self.ep is None:
             return [*again, self.priced("backward", 2 * one.layer_flops + extra), self.moved("backward", 2)]
         columns = 2 * one.tokens * self.model.hidden * (self.model.hidden + 2 * self.model.kv_hidden) // one.tensor
@@ -260,7 +297,7 @@ class TrainWriter:
             -(-n // (self.sharers(group) if zero else 1)) for n, group in ((total.dense, self.shared), (total.expert, self.apart))
         )
         touched = 24 + DTYPES[self.train.gradient_dtype] + DTYPES[self.train.dtype]
-        found = [compute("optimizer", {"bytes": units.size_text(mine * touched)})]
+        found = [*self.ends.before_update(stages), compute("optimizer", {"bytes": units.size_text(mine * touched)})]
         if zero in (1, 2):
             found += [*self.gather_weights(total.dense, self.shared), *self.gather_weights(total.expert, self.apart)]
         return found

@@ -63,6 +63,12 @@ class Pass(NamedTuple):
         return 2 * self.tokens * weights // self.tensor + 2 * self.tokens * model.hidden * model.experts
 
     @property
+    def misaligned(self) -> bool:
+        """Rows of a head's queries and keys are no multiple of 16 bytes: unfused attention's products then miss the tensor cores
+        (NVIDIA, Matrix Multiplication Background User's Guide, "Requirements to use Tensor Cores")."""
+        return not self.flash and self.model.hidden // self.model.heads * self.itemsize % 16 != 0
+
+    @property
     def layer_flops(self) -> int:
         return self.attention_flops + self.mlp_flops
 

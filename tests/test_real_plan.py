@@ -93,3 +93,12 @@ def test_a_process_finds_its_rank_by_what_its_launcher_sets(env, expected):
 def test_a_broken_variable_is_the_surroundings_fault_and_named():
     with pytest.raises(EnvironmentFault, match="RANK is 'x'"):
         found({**TORCHRUN, "RANK": "x"}, "127.0.0.1", 1)
+
+
+def test_a_scenario_of_data_parallel_says_that_devices_of_one_process_become_processes(cli: Cli):
+    file = "scenarios/strategies/data_parallel.yaml"
+    said = "data_parallel: a rank stands for a device of the one process of torch.nn.DataParallel"
+
+    assert said in " ".join(cli("run", file).stdout.split())
+    assert any(note.startswith(said) for note in json.loads(cli("run", file, "--format", "json").stdout)["notes"])
+    assert plan(scenario("hybrid"), TWO, "gloo").notes == ()

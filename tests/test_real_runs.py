@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 
 #: One for each kind of thing a worker does; the others are marked slow.
 CHOSEN = ("hybrid", "all_gather", "reduce_scatter_tensor", "uneven_all_to_all", "isend_irecv_wait", "any_source_ring", "group_sum",
-          "barrier", "two_machines")  # fmt: skip
+          "barrier", "two_machines", "coalesced_calls")  # fmt: skip
 #: The most processes that a test starts.
 RANKS = 8
 
@@ -31,10 +31,11 @@ def test_a_scenario_that_completes_does_so_for_real_with_the_simulated_values(na
     _completes(run(scenario(name)))
 
 
-#: Ranks that make different groups under one name meet whomever comes first.
-RACES = ("f10_two_groups_in_one_call",)
+#: Ranks that make different groups under one name meet whomever comes first; gloo looks for a peer outside the world beyond the end
+#: of its table, which hangs or is a SIGSEGV.
+LEFT_OPEN = ("f10_two_groups_in_one_call", "ds101_peer_outside")
 #: Bytes of tensors, over all ranks.
-LARGEST = 1 << 30
+LARGEST = 4 << 30
 EVERY = [p for p in sorted(SCENARIOS.rglob("*.yaml")) if p.parent != SCENARIOS or p.stem not in CHOSEN]
 
 
@@ -46,11 +47,12 @@ def test_every_scenario_ends_for_real_as_the_gloo_profile_says(path: Path):
     if one.world.size > RANKS:
         pytest.skip("too many ranks for this machine")
     simulated = simulate(one, backend="gloo", with_verdict=False, with_values=False)
-    if simulated.outcome == "undefined" or path.stem in RACES:
+    if simulated.outcome == "undefined" or path.stem in LEFT_OPEN:
         pytest.skip("the back end leaves it open")
     if tensor_bytes(simulated.program, range(one.world.size)) > LARGEST:
         pytest.skip("too large for this machine")
-    if simulated.outcome == "completes":
+    verdict = simulate(one, backend="gloo", with_values=False).verdict
+    if simulated.outcome == "completes" and verdict is not None and verdict.depends_on != "schedule":
         _completes(run(one))
     else:
         done = run(one, timeout_s=3)
@@ -176,3 +178,14 @@ def test_the_report_fits_80_columns():
 
     assert max(map(len, real_text(done).splitlines())) <= 80
     assert real_json(done)["outcome"] == "completes"
+
+
+def test_a_real_run_of_data_parallel_says_what_its_ranks_stand_for():
+    text = (
+        "world: 2\nprogram: [data_parallel: {layers: {params: [[4]], forward: 1 us, backward: 1 us}, batch: [2], output: [2]}]\n"
+    )
+    done = run(written(text))
+
+    assert done.outcome == "completes"
+    assert [note for note in real_json(done)["notes"] if note.startswith("data_parallel")]
+    assert "a rank stands for a device" in " ".join(real_text(done).split())

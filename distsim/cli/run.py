@@ -15,6 +15,7 @@ from distsim.cli.simulate import Format, FormatOption
 if TYPE_CHECKING:
     from distsim.real.run import RealRun, Refused, Wish
     from distsim.scenario import Scenario
+    from distsim.trace import Trace
 
 
 class RealBackend(StrEnum):
@@ -24,6 +25,14 @@ class RealBackend(StrEnum):
     nccl = "nccl"
     mpi = "mpi"
     auto = "auto"
+
+
+class RealDevice(StrEnum):
+    """Where the tensors of a run lie."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
 
 
 class Launcher(StrEnum):
@@ -39,8 +48,9 @@ Real = Annotated[bool, typer.Option("--real", help="Run it on torch.distributed.
 BackendOption = Annotated[RealBackend | None, typer.Option("--backend", help="In place of the file's; auto: what is here.")]
 Timeout = Annotated[str, typer.Option("--timeout", metavar="TIME", help="Nothing moves for so long: a standstill.")]
 LauncherOption = Annotated[
-    Launcher | None, typer.Option("--launcher", help="Who starts the processes; elastic: torch's own. Else fork; for nccl spawn.")
+    Launcher | None, typer.Option("--launcher", help="Who starts the processes; elastic: torch's own. Else fork; on GPUs spawn.")
 ]
+DeviceOption = Annotated[RealDevice, typer.Option("--device", help="Where tensors lie; auto: on GPUs for nccl, else on the CPU.")]
 Init = Annotated[str, typer.Option("--init", metavar="HOW", help="How ranks meet: env, tcp, file, or a URL as file:///tmp/x.")]
 TraceOption = Annotated[
     Path | None, typer.Option("--trace", metavar="F", help="Write the recording: F.jsonl, or F.json for Perfetto.")
@@ -69,6 +79,7 @@ def command(
     node_rank: NodeRank = 0,
     master_addr: MasterAddr = None,
     master_port: MasterPort = None,
+    device: DeviceOption = RealDevice.auto,
 ) -> None:
     """Print how to start a scenario for real; with --real, run and record it.
 
@@ -81,15 +92,23 @@ def command(
     """
     scenario = read_scenario(file, sets)
     if not real:
-        console.out(_plan(scenario, file, sets, backend, format))
+        console.out(_plan(scenario, file, sets, backend, device, format))
         return
+    wish = wish_of(backend, launcher, init, timeout, repeat, nnodes, node_rank, master_addr, master_port, force, device)
+    raise typer.Exit(_run(scenario, wish, trace, format))
+
+
+def wish_of(
+    backend: RealBackend | None, launcher: Launcher | None, init: str, timeout: str, repeat: int, nnodes: int, node_rank: int,
+    master_addr: str | None, master_port: int | None, force: bool, device: RealDevice = RealDevice.auto,
+) -> Wish:  # fmt: skip
+    """The options of a real run. Raises UsageError for a timeout that is none."""
     from distsim.real.run import Wish
 
-    wish = Wish(
+    return Wish(
         backend.value if backend else None, launcher.value if launcher else None, init, _timeout_ns(timeout), repeat, nnodes,
-        node_rank, master_addr, master_port, force,
+        node_rank, master_addr, master_port, force, device.value,
     )  # fmt: skip
-    raise typer.Exit(_run(scenario, wish, trace, format))
 
 
 def _timeout_ns(text: str) -> int:
@@ -102,15 +121,18 @@ def _timeout_ns(text: str) -> int:
         raise UsageError(f"--timeout: {error}", "as --timeout '10 s'") from None
 
 
-def _plan(scenario: Scenario, file: str, sets: list[str] | None, backend: RealBackend | None, format: Format) -> str:
+def _plan(
+    scenario: Scenario, file: str, sets: list[str] | None, backend: RealBackend | None, device: RealDevice, format: Format
+) -> str:
     from distsim.real.plan import plan
     from distsim.views.plan import plan_json, plan_text
 
     chosen = backend.value if backend else scenario.backend
     words = ["run", file, "--real", *(("--backend", chosen) if backend else ())]
+    words += ["--device", device.value] if device is not RealDevice.auto else []
     for one in sets or ():
         words += ["--set", one]
-    found = plan(scenario, tuple(words), chosen)
+    found = plan(scenario, tuple(words), chosen, device.value)
     return console.to_json(plan_json(found)) if format is Format.json else plan_text(found)
 
 
@@ -121,39 +143,39 @@ def _run(scenario: Scenario, wish: Wish, trace: Path | None, format: Format) -> 
     from distsim.real.place import found
     from distsim.real.run import Refused, real_run
 
-    _check_name(trace)
+    if trace is not None:
+        check_trace_name(trace)
     launch = scenario.launch
     started = found(os.environ, wish.master_addr or launch.master_addr, wish.master_port or launch.master_port)
     try:
         run, status = real_run(scenario, wish, started)
     except Refused as refused:
-        _refuse(refused, format)
+        tell_refused(refused, format)
         return 1
     if run is None:  # the first launcher reports
         return status
     if trace is not None:
-        _write(run, trace)
+        write_trace(trace, run.trace)
     console.out(_report(run, format))
     return status
 
 
-def _check_name(trace: Path | None) -> None:
+def check_trace_name(path: Path) -> None:
     """Raises UsageError before anything runs."""
     from distsim.errors import UsageError
 
-    if trace is None:
-        return
-    if not trace.parent.is_dir():
-        raise UsageError(f"there is no folder {trace.parent} for the trace", "name a file in a folder that exists")
-    if trace.suffix not in (".jsonl", ".json"):
-        raise UsageError(f"{trace} is no name for a trace", "end it in .jsonl (distsim's own form) or .json (for Perfetto)")
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent} for the trace", "name a file in a folder that exists")
+    if path.suffix not in (".jsonl", ".json"):
+        raise UsageError(f"{path} is no name for a trace", "end it in .jsonl (distsim's own form) or .json (for Perfetto)")
 
 
-def _write(run: RealRun, trace: Path) -> None:
+def write_trace(path: Path, trace: Trace) -> None:
+    """Write a trace in the form that the file's name asks for."""
     from distsim.trace_io import trace_lines
     from distsim.views.chrome import chrome_trace
 
-    console.write_file(trace, trace_lines(run.trace) if trace.suffix == ".jsonl" else chrome_trace(run.trace))
+    console.write_file(path, trace_lines(trace) if path.suffix == ".jsonl" else chrome_trace(trace))
 
 
 def _report(run: RealRun, format: Format) -> str:
@@ -162,13 +184,13 @@ def _report(run: RealRun, format: Format) -> str:
     return console.to_json(real_json(run)) if format is Format.json else real_text(run)
 
 
-def _refuse(refused: Refused, format: Format) -> None:
+def tell_refused(refused: Refused, format: Format) -> None:
+    """Why a run was not made: what the simulation found."""
     from distsim.views.findings import findings_lines
     from distsim.views.jsonview import simulation_json
 
     if format is Format.json:
         console.out(console.to_json({"refused": True, **simulation_json(refused.simulation)}))
-    else:
-        simulation = refused.simulation
-        console.out("\n".join(findings_lines(simulation.findings, simulation.scenario.file)))
+    elif lines := findings_lines(refused.simulation.findings, refused.simulation.scenario.file):
+        console.out("\n".join(lines))
     console.note(str(refused))

@@ -46,6 +46,8 @@ class Word(IntEnum):
     REPETITION = 6
     CODE = 7
     TEXT = 8  #: bytes of the message
+    DEVICE = 9  #: the call that a device is at, plus 1; 0 where it is not behind its host
+    CLOCK_ERROR_NS = 10  #: by how much times of a device may be off the host's clock
 
 
 class Seen(NamedTuple):
@@ -61,6 +63,8 @@ class Seen(NamedTuple):
     repetition: int
     code: int
     message: str
+    device: int = -1  #: position of the call that the device is at, -1: none
+    clock_error_ns: int = 0
 
 
 class Board:
@@ -112,7 +116,7 @@ def seen(data: bytes, rank: int) -> Seen:
     text = data[_WORDS * 8 : _WORDS * 8 + length].decode("utf-8", "replace")
     return Seen(
         rank, words[Word.PID], Phase(words[Word.PHASE]), words[Word.POSITION], words[Word.PROGRESS], words[Word.SINCE_NS],
-        words[Word.BUSY_UNTIL_NS], words[Word.REPETITION], words[Word.CODE], text,
+        words[Word.BUSY_UNTIL_NS], words[Word.REPETITION], words[Word.CODE], text, words[Word.DEVICE] - 1, words[Word.CLOCK_ERROR_NS],
     )  # fmt: skip
 
 

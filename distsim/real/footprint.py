@@ -11,21 +11,29 @@ from distsim.units import show_bytes
 
 
 def tensor_bytes(program: Program, ranks: Sequence[int]) -> int:
-    """Bytes of all named buffers that the calls of these ranks use."""
-    total = 0
-    for rank in ranks:
-        sizes: dict[str, int] = {}
-        seen: set[int] = set()
-        for code_call in program.code(rank).calls:
-            if id(code_call) in seen:
-                continue
-            seen.add(id(code_call))
-            whole = program.resolve(rank, code_call)
-            for call in (whole, *whole.parts):
-                for buffer in (*call.inputs, *call.outputs, *call.reads, *call.writes, *call.adds):
-                    sizes[buffer.label] = buffer.nbytes if buffer.name else 0
-        total += sum(sizes.values())
-    return total
+    """Bytes of all named buffers that the calls of these ranks use, and the most that buffers without a name take at a time."""
+    return sum(_rank_bytes(program, rank) for rank in ranks)
+
+
+def _rank_bytes(program: Program, rank: int) -> int:
+    named: dict[str, int] = {}
+    open_: dict[int, int] = {}  # position -> nameless bytes that its requests hold
+    most = 0
+    for position, call in program.calls_of(rank):
+        fresh = 0
+        for one in (call, *call.parts):
+            for buffer in (*one.inputs, *one.outputs, *one.reads, *one.writes, *one.adds):
+                if buffer.name:
+                    named[buffer.label] = buffer.nbytes
+                else:
+                    fresh += buffer.nbytes
+        code_call = program.code_call(rank, position)
+        for distance in (*code_call.waits, *code_call.drops):
+            open_.pop(position - distance, None)
+        most = max(most, sum(open_.values()) + fresh)
+        if fresh and code_call.handled:
+            open_[position] = fresh
+    return sum(named.values()) + most
 
 
 def check_memory(program: Program, ranks: Sequence[int]) -> None:

@@ -22,42 +22,39 @@ from distsim.real.session import Session
 from distsim.real.slots import read_slots
 from distsim.real.standing import is_consequence, stood
 from distsim.real.watch import Watched
-from distsim.simulation import Simulation
 from distsim.trace import Trace
-from distsim.values import Values, compute_values
-
-#: Buffers of up to so many elements are compared although their elements differ.
-_ELEMENTS = 1 << 21
+from distsim.trace_values import Kept, header_values
 
 
 def record(session: Session, job: Job, watched: Watched, clocks: tuple[tuple[int, int], tuple[int, int]]) -> dict[str, bytes]:
     """All that the ranks of this machine left, as bytes that can travel."""
-    values = _values(session.simulation)
+    values = session.simulation.wide_values
     left: dict[str, bytes] = {}
     held: list[Held] = []
+    kept: list[Kept] = []
     overhead = 0
     for rank in session.ranks:
         for repetition in range(len(watched.starts_ns) or 1):
             path = job.slots(rank, repetition)
             if path.exists():
                 left[f"slots {rank} {repetition}"] = path.read_bytes()
-        if values is not None:
-            found, cost = compare(job.program, values, rank, job.result(rank), session.backend)
-            held += found
-            overhead = max(overhead, cost)
+        found = compare(job.program, values, rank, job.result(rank), session.backend)
+        held += found.held
+        kept += found.kept
+        overhead = max(overhead, found.overhead_ns)
         if job.output(rank).exists():
             left[f"output {rank}"] = job.output(rank).read_bytes()[-4000:]
         if rank in watched.stacks:
             left[f"stack {rank}"] = watched.stacks[rank].encode()
-    facts = {"ranks": session.ranks, "held": held, "overhead_ns": overhead, "clocks": clocks, "starts_ns": watched.starts_ns}
+    facts = {
+        "ranks": session.ranks,
+        "held": held,
+        "kept": kept,
+        "overhead_ns": overhead,
+        "clocks": clocks,
+        "starts_ns": watched.starts_ns,
+    }
     return {"facts": json.dumps(facts).encode(), **left}
-
-
-def _values(simulation: Simulation) -> Values | None:
-    """What the simulation says that buffers hold, larger ones written out too than a report needs."""
-    if simulation.values is None:
-        return None
-    return compute_values(simulation.program, simulation.run.trace, limit_elements=_ELEMENTS)
 
 
 @dataclass
@@ -67,10 +64,12 @@ class _Gathered:
     tables: dict[int, dict[int, bytes]] = field(default_factory=dict)  # repetition -> rank -> table
     zeros_ns: dict[int, dict[int, int]] = field(default_factory=dict)
     held: list[Held] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
     stacks: dict[int, str] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
     overhead_ns: int = 0
     error_ns: int = 0
+    device_error_ns: int = 0
 
 
 def _gathered(records: Sequence[Mapping[str, bytes]], starts_ns: Sequence[int]) -> _Gathered:
@@ -82,6 +81,7 @@ def _gathered(records: Sequence[Mapping[str, bytes]], starts_ns: Sequence[int]) 
         out.error_ns = max(out.error_ns, error, later, abs(first - last) // 2)
         out.overhead_ns = max(out.overhead_ns, facts["overhead_ns"])
         out.held += [Held(*one) for one in facts["held"]]
+        out.kept += [Kept(*one) for one in facts["kept"]]
         for name, data in record.items():
             what, _, who = name.partition(" ")
             if what == "slots":
@@ -109,6 +109,7 @@ def environment_faults(watched: Watched) -> None:
 def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mapping[str, bytes]]) -> RealRun:
     """What the run came to. ``records``: what `record` gave on each machine."""
     got = _gathered(records, watched.starts_ns)
+    got.device_error_ns = max((board.clock_error_ns for board in watched.seen.values()), default=0)
     simulation, program = session.simulation, job.program
     start_ns = watched.starts_ns[-1] if watched.starts_ns else 0
     left = stood(simulation, watched.seen, watched.exits, start_ns, _sources(program, got))
@@ -142,10 +143,12 @@ def _sources(program: Program, got: _Gathered) -> dict[Request, int]:
 def _trace(session: Session, job: Job, got: _Gathered, repetition: int, left: Any, outcome: str) -> Trace:
     import torch
 
+    device = {"times": "device", "device_clock_error_ns": got.device_error_ns} if job.devices.kind == "cuda" else {}
     header = {
-        "backend": session.backend, "cluster": "", "launcher": session.launcher, "torch": torch.__version__,
+        "backend": session.backend, **device, "cluster": "", "launcher": session.launcher, "torch": torch.__version__,
         "repetition": repetition, "clock_error_ns": got.error_ns, "recording_ns_per_call": got.overhead_ns,
         "compute": "busy" if job.busy else "asleep", "cores": os.cpu_count(),
+        **(header_values(got.kept) if session.simulation.values is not None else {}),
     }  # fmt: skip
     return merged(job.program, got.tables.get(repetition, {}), got.zeros_ns.get(repetition, {}), left, outcome, header)
 

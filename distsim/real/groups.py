@@ -39,7 +39,9 @@ class Groups:
             method = Path(self.job.directory, f"again-{self.generation}").as_uri()
         self.generation += 1
         backend = self.job.backend
-        call = replace(call, timeout_ns=timeout_ns, backend=backend, init_method=method)
+        eager = self.job.backend == "nccl" and options.get("init") == "eager"
+        device = self.job.devices.of(self.job.local_rank(self.rank)) if eager else None
+        call = replace(call, timeout_ns=timeout_ns, backend=backend, init_method=method, device_id=device)
         OPS["init_process_group"].torch_call(self.dist, call, None, None)
         self.connected = True
         for group in used_groups(self.program):

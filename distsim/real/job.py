@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from distsim.program.records import Program
+from distsim.real.device import Devices, variables
 
 
 @dataclass(frozen=True)
@@ -15,8 +18,9 @@ class Job:
     ``backend``: torch's name. ``directory``: boards, tables, stacks and results of the local ranks. ``repeats``: how often the
     program runs, the warm-up included. ``busy``: compute spins; else it sleeps (more ranks than cores). ``group_timeout_ns``:
     the timeout of groups that state none. ``agent_store``: the launcher holds the store at master_addr:master_port; else rank 0
-    does. ``local_ranks``: those of the ranks from ``first_rank`` on. ``devices``: GPUs here. ``parent``: the process that must
-    outlive the workers (0: not looked at). ``given``: another launcher sets the variables of each rank.
+    does. ``local_ranks``: those of the ranks from ``first_rank`` on. ``devices``: what they work on. ``visible``: GPUs that they may
+    see, where the file says so. ``prices``: how long computes of stated flops take where they are not done. ``parent``: the process
+    that must outlive the workers (0: not looked at). ``given``: another launcher sets the variables of each rank.
     """
 
     program: Program
@@ -32,7 +36,9 @@ class Job:
     threads: int = 1
     local_ranks: tuple[int, ...] = ()
     first_rank: int = 0
-    devices: int = 0
+    devices: Devices = field(default_factory=Devices)
+    visible: tuple[int, ...] = ()
+    prices: Mapping[tuple[float, float, str | None], int] = field(default_factory=dict)
     parent: int = 0
     given: bool = False
 
@@ -64,28 +70,20 @@ class Job:
         quiet = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         loopback = quiet if self.master_addr in ("127.0.0.1", "localhost", "::1") else {}
         if self.given:
-            return loopback | self._switches()
+            return loopback | self.switches()
         found = {
             "RANK": rank, "WORLD_SIZE": program.world_size, "LOCAL_RANK": self.local_rank(rank),
             "LOCAL_WORLD_SIZE": program.local_size, "GROUP_RANK": program.node(rank), "NODE_RANK": program.node(rank),
             "MASTER_ADDR": self.master_addr, "MASTER_PORT": self.master_port, "OMP_NUM_THREADS": self.threads,
             "TORCHELASTIC_USE_AGENT_STORE": self.agent_store,
         }  # fmt: skip
-        return {name: str(value) for name, value in found.items()} | loopback | self._switches()
+        return {name: str(value) for name, value in found.items()} | loopback | self.switches()
 
-    def _switches(self) -> dict[str, str]:
-        """Options of the file that are variables for real."""
-        options = self.program.options
-        found = {}
-        if self.backend == "nccl":
-            if options.get("blocking_wait"):
-                found["TORCH_NCCL_BLOCKING_WAIT"] = "1"
-            if options.get("launch_order_implicit"):
-                found["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
-            if "buffsize" in options:
-                found["NCCL_BUFFSIZE"] = str(options["buffsize"])
-            if 0 < self.devices < self.program.local_size:
-                found["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    def switches(self) -> dict[str, str]:
+        """Variables that the devices and the back end of the run want."""
+        found = variables(self.backend, self.devices, self.program.options, self.directory)
+        if self.visible and self.devices.kind == "cuda" and "CUDA_VISIBLE_DEVICES" not in os.environ:
+            found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.visible))
         return found
 
 

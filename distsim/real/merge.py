@@ -29,11 +29,12 @@ def merged(program: Program, tables: Mapping[int, bytes], zeros_ns: Mapping[int,
     """
     columns = Columns(program)
     sources: dict[int, int] = {}
+    launched: dict[int, int] = {}
     for rank, data in tables.items():
-        _take(columns, program, rank, data, zeros_ns.get(rank, 0), sources)
+        _take(columns, program, rank, data, zeros_ns.get(rank, 0), sources, launched)
     rows = _rows(program, columns)
     match_calls(program, columns, rows, sources)
-    _starts(columns, rows, str(header["backend"]))
+    _starts(columns, rows, str(header["backend"]), launched)
     makespan_ns = max((max(c, default=0) for c in (columns.returned, columns.finished, columns.posted)), default=0)
     trace = build_trace(program, columns, left, profile=str(header["backend"]), outcome=outcome,
                         makespan_ns=max(makespan_ns, 0), cluster=str(header["cluster"]))  # fmt: skip
@@ -41,7 +42,9 @@ def merged(program: Program, tables: Mapping[int, bytes], zeros_ns: Mapping[int,
     return Trace({**trace.header, **header, "source": "recorded", "complete": complete}, trace.tables, trace.columns)
 
 
-def _take(columns: Columns, program: Program, rank: int, data: bytes, zero_ns: int, sources: dict[int, int]) -> None:
+def _take(columns: Columns, program: Program, rank: int, data: bytes, zero_ns: int, sources: dict[int, int],
+          launched: dict[int, int]) -> None:  # fmt: skip
+    """A rank's table into the columns; ``launched``: row -> when its device came to it."""
     base = columns.base[rank]
     table = read_slots(data)
     size = min(len(table["posted"]), columns.base[rank + 1] - base)
@@ -52,6 +55,8 @@ def _take(columns: Columns, program: Program, rank: int, data: bytes, zero_ns: i
     for i in range(size):
         if table["source"][i] >= 0:
             sources[base + i] = table["source"][i]
+        if table["launched"][i] >= 0:
+            launched[base + i] = max(table["launched"][i] - zero_ns, 0)
 
 
 def _rows(program: Program, columns: Columns) -> Rows:
@@ -92,17 +97,17 @@ def match_calls(program: Program, columns: Columns, rows: Rows, sources: Mapping
             columns.match[row] = number
 
 
-def _starts(columns: Columns, rows: Rows, backend: str) -> None:
-    """A transfer starts when the last one it needs has come; work of one rank's own when it is posted."""
+def _starts(columns: Columns, rows: Rows, backend: str, launched: Mapping[int, int]) -> None:
+    """A transfer starts when the last one it needs has come; work of one rank's own when it is posted, or its device comes to it."""
     members: dict[int, list[tuple[int, Call]]] = defaultdict(list)
     for row, call in rows:
         match = columns.match[row]
         if match >= 0:
             members[match].append((row, call))
         elif OPS[call.op].kind in ("local", "group"):
-            columns.started[row] = columns.posted[row]
+            columns.started[row] = launched.get(row, columns.posted[row])
     for met in members.values():
-        posted = {call.rank: columns.posted[row] for row, call in met}
+        posted = {call.rank: launched.get(row, columns.posted[row]) for row, call in met}
         for row, call in met:
             needed = _needed(call, backend)
             if all(rank in posted for rank in needed):

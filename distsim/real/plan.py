@@ -6,6 +6,7 @@ import shlex
 from typing import NamedTuple
 
 from distsim.scenario import Scenario
+from distsim.strategies import STRATEGIES
 
 #: What stands for the first machine's address where the file leaves the loopback address and has several machines.
 FIRST_HOST = "HOST0"
@@ -57,43 +58,50 @@ SETS = (
 )  # fmt: skip
 
 
-def plan(scenario: Scenario, command: tuple[str, ...], backend: str) -> Plan:
-    """The plan of a scenario. ``command``: the words after ``distsim`` that run it for real."""
+def plan(scenario: Scenario, command: tuple[str, ...], backend: str, device: str = "auto") -> Plan:
+    """The plan of a scenario. ``command``: the words after ``distsim`` that run it for real. ``device``: auto, cpu or cuda."""
+    gpu = device == "cuda" or (device == "auto" and backend == "nccl")
     launch, world = scenario.launch, scenario.world
     many = world.nodes > 1
     address = FIRST_HOST if many and launch.master_addr in _LOOPBACK else launch.master_addr
     ranks = tuple(
-        RankPlan(r, r // world.ranks_per_node, r % world.ranks_per_node, _device(scenario, backend, r % world.ranks_per_node))
+        RankPlan(r, r // world.ranks_per_node, r % world.ranks_per_node, _device(scenario, gpu, r % world.ranks_per_node))
         for r in range(world.size)
     )
     notes = [f"{FIRST_HOST} stands for the address of machine 0; give it in the file: launch: {{master_addr: …}}"] * (
         address == FIRST_HOST
     )
-    lines = (*_torchrun(scenario, command, address, backend), *_others(scenario, command, address, backend))
+    notes += for_real(scenario)
+    lines = (*_torchrun(scenario, command, address, gpu), *_others(scenario, command, address, gpu))
     return Plan(scenario.name, world.size, world.nodes, world.ranks_per_node, backend, address, launch.master_port, ranks, lines,
                 SETS, tuple(notes))  # fmt: skip
 
 
-def _device(scenario: Scenario, backend: str, local_rank: int) -> str:
+def for_real(scenario: Scenario) -> list[str]:
+    """Where a real run does otherwise than the classes of PyTorch that the scenario's strategies are named after."""
+    return [STRATEGIES[name].for_real for name in scenario.strategies if STRATEGIES[name].for_real]
+
+
+def _device(scenario: Scenario, gpu: bool, local_rank: int) -> str:
     """cuda:k counts among the visible devices, as torch does."""
-    if backend != "nccl":
+    if not gpu:
         return "cpu"
     visible = scenario.launch.visible_devices
     return f"cuda:{local_rank % len(visible) if visible else local_rank}"
 
 
-def _environment(scenario: Scenario, backend: str) -> list[str]:
+def _environment(scenario: Scenario, gpu: bool) -> list[str]:
     launch, per = scenario.launch, scenario.world.ranks_per_node
     visible = launch.visible_devices or tuple(range(per))
-    gpus = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, visible))}"] if backend == "nccl" else []
+    gpus = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, visible))}"] if gpu else []
     return [*gpus, f"OMP_NUM_THREADS={launch.omp_threads}"]
 
 
-def _torchrun(scenario: Scenario, command: tuple[str, ...], address: str, backend: str) -> list[Line]:
+def _torchrun(scenario: Scenario, command: tuple[str, ...], address: str, gpu: bool) -> list[Line]:
     world, port = scenario.world, scenario.launch.master_port
     found = [Line("distsim", None, ("distsim", *command))] if world.nodes == 1 else []
     for node in range(world.nodes):
-        words = [*_environment(scenario, backend), "torchrun", f"--nproc_per_node={world.ranks_per_node}", f"--nnodes={world.nodes}",
+        words = [*_environment(scenario, gpu), "torchrun", f"--nproc_per_node={world.ranks_per_node}", f"--nnodes={world.nodes}",
                  f"--node_rank={node}", f"--master_addr={address}", f"--master_port={port}", "-m", "distsim", *command]  # fmt: skip
         found.append(Line("torchrun", node, tuple(words)))
         if world.nodes > 1:
@@ -102,10 +110,10 @@ def _torchrun(scenario: Scenario, command: tuple[str, ...], address: str, backen
     return sorted(found, key=lambda line: (line.launcher != "distsim", line.node or 0))
 
 
-def _others(scenario: Scenario, command: tuple[str, ...], address: str, backend: str) -> list[Line]:
-    world, env = scenario.world, _environment(scenario, backend)
+def _others(scenario: Scenario, command: tuple[str, ...], address: str, gpu: bool) -> list[Line]:
+    world, env = scenario.world, _environment(scenario, gpu)
     master = [f"MASTER_ADDR={address}", f"MASTER_PORT={scenario.launch.master_port}"]
-    gpus = [f"--gpus-per-node={world.ranks_per_node}"] if backend == "nccl" else []
+    gpus = [f"--gpus-per-node={world.ranks_per_node}"] if gpu else []
     threads = [word for word in env if word.startswith("OMP")]
     slurm = [*threads, *master, "srun", f"--nodes={world.nodes}", f"--ntasks-per-node={world.ranks_per_node}", *gpus]
     exported = [word for pair in [*env, *master] for word in ("-x", pair)]
@@ -136,4 +144,4 @@ def _units(words: list[str]) -> list[str]:
     return found
 
 
-__all__ = ["FIRST_HOST", "SETS", "Line", "Plan", "RankPlan", "plan", "typed"]
+__all__ = ["FIRST_HOST", "SETS", "Line", "Plan", "RankPlan", "for_real", "plan", "typed"]

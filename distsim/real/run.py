@@ -13,14 +13,18 @@ from typing import Any
 
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.ops.effects import numpy_dtype
+from distsim.program.records import Program
 from distsim.real import backend as backends
 from distsim.real import gather
 from distsim.real import store as stores
+from distsim.real.device import Devices, check_rows, choose_devices
 from distsim.real.fleet import METHODS, ElasticFleet, Fleet
 from distsim.real.footprint import check_memory
 from distsim.real.job import Job
+from distsim.real.labour import Prices, prices
 from distsim.real.link import Alone, Linked
 from distsim.real.place import Started
+from distsim.real.plan import for_real
 from distsim.real.record import RealRun
 from distsim.real.session import Session, Wish
 from distsim.real.watch import Watch, Watched
@@ -52,15 +56,32 @@ def real_run(scenario: Scenario, wish: Wish, started: Started | None = None) -> 
 
     ``started``: what `place.found` says of this process. Raises Refused, EnvironmentFault, UsageError, ScenarioErrors.
     """
+    chosen = chosen_backend(wish, scenario.backend, scenario.world.size, started)
+    return run_simulated(simulate(scenario, backend=chosen), wish, started)
+
+
+def chosen_backend(wish: Wish, written: str, ranks: int, started: Started | None = None) -> str:
+    """The back end that a run uses: the wish's, else the ``written`` one. Raises EnvironmentFault where it can't run here."""
     backends.need_torch()
-    here = 1 if started else scenario.world.size // max(wish.nnodes, 1)
-    chosen = backends.choose(wish.backend, scenario.backend, here)
-    simulation = simulate(scenario, backend=chosen)
+    return backends.choose(wish.backend, written, 1 if started else ranks // max(wish.nnodes, 1))
+
+
+def run_simulated(
+    simulation: Simulation, wish: Wish, started: Started | None = None, program: Program | None = None
+) -> tuple[RealRun | None, int]:
+    """Run for real what was simulated under the back end that is to be used; see `real_run`.
+
+    ``program``: in place of the simulated one, the same calls with other buffers.
+    """
     if not wish.force and (simulation.outcome != "completes" or _invalid(simulation)):
         raise Refused(simulation)
+    chosen = simulation.program.backend
     session = _session(simulation, wish, chosen, started)
-    if chosen != "nccl":
-        check_memory(simulation.program, session.ranks)
+    session.program = program
+    check_rows(simulation.program, chosen, session.devices)
+    session.notes += for_real(simulation.scenario)
+    if session.devices.kind == "cpu":
+        check_memory(program or simulation.program, session.ranks)
     _sweep()
     session.directory = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
     try:
@@ -73,16 +94,17 @@ def _session(simulation: Simulation, wish: Wish, chosen: str, started: Started |
     program, given = simulation.program, simulation.scenario.launch
     address = wish.master_addr or given.master_addr
     port = wish.master_port if wish.master_port is not None else given.master_port
-    launcher = _launcher(simulation.scenario, wish, chosen)
     size = program.world_size
+    devices = _devices(simulation, wish, chosen, started)
+    launcher = _launcher(simulation.scenario, wish, devices)
     if started is not None:
         if started.world_size != size:
             raise EnvironmentFault(
                 f"{started.launcher} started {started.world_size} ranks, the scenario has {size}", f"start {size} ranks"
             )
         one = (started.rank,)
-        return Session(simulation, wish, chosen, "spawn" if chosen == "nccl" else "fork", one, started.master_addr,
-                        started.master_port, started.rank, size, started)  # fmt: skip
+        return Session(simulation, wish, chosen, "spawn" if devices.kind == "cuda" else "fork", one, started.master_addr,
+                        started.master_port, started.rank, size, started, devices=devices)  # fmt: skip
     if wish.nnodes < 1 or size % wish.nnodes or not 0 <= wish.node_rank < wish.nnodes:
         raise UsageError(
             f"{size} ranks can't be cut into --nnodes {wish.nnodes}, machine {wish.node_rank} of them",
@@ -93,17 +115,27 @@ def _session(simulation: Simulation, wish: Wish, chosen: str, started: Started |
     here = size // wish.nnodes
     first = wish.node_rank * here
     return Session(
-        simulation, wish, chosen, launcher, tuple(range(first, first + here)), address, port, wish.node_rank, wish.nnodes
-    )
+        simulation, wish, chosen, launcher, tuple(range(first, first + here)), address, port, wish.node_rank, wish.nnodes,
+        devices=devices,
+    )  # fmt: skip
 
 
-def _launcher(scenario: Scenario, wish: Wish, chosen: str) -> str:
+def _devices(simulation: Simulation, wish: Wish, chosen: str, started: Started | None) -> Devices:
+    """What the ranks of this machine work on; a task that another launcher started counts those beside it too."""
+    visible, program = simulation.scenario.launch.visible_devices, simulation.program
+    hidden = visible is not None and "CUDA_VISIBLE_DEVICES" not in os.environ
+    count = min(backends.devices(), len(visible)) if visible is not None and hidden else backends.devices()
+    here = program.local_size if started else program.world_size // max(wish.nnodes, 1)
+    return choose_devices(wish.device, chosen, count, here, started.launcher if started else None)
+
+
+def _launcher(scenario: Scenario, wish: Wish, devices: Devices) -> str:
     name = wish.launcher or (scenario.launch.start if "start" in scenario.launch.model_fields_set else None)
     if name is None:
-        return "spawn" if chosen == "nccl" else "fork"
+        return "spawn" if devices.kind == "cuda" else "fork"
     if name not in METHODS:
         raise UsageError(f"there is no launcher {name}", f"one of {', '.join(METHODS)}")
-    if name == "fork" and chosen == "nccl":
+    if name == "fork" and devices.kind == "cuda":
         raise UsageError(
             "--launcher fork can't be used with CUDA: a forked process can't use a CUDA context that its parent has made",
             "use --launcher spawn or forkserver",
@@ -175,7 +207,7 @@ def _link(session: Session, door: Any, ended: Callable[[], bool]) -> Alone:
 
 def _job(session: Session) -> Job:
     simulation, wish = session.simulation, session.wish
-    program = simulation.program
+    program = session.program or simulation.program
     init = _init(session, simulation.scenario.options.init_method)
     per = max(program.world_size // session.hosts if session.hosts > 1 else program.local_size, 1)
     local = (session.started.local_rank,) if session.started else tuple(rank % per for rank in session.ranks)
@@ -184,8 +216,16 @@ def _job(session: Session) -> Job:
         program, session.backend, session.directory, session.address, session.port, init, True,
         group_timeout_ns=wish.timeout_ns * 6 + 60_000_000_000, repeats=wish.repeat + (wish.repeat > 1),
         busy=len(session.ranks) * (session.hosts if session.address in ("127.0.0.1", "localhost") else 1) <= cores,
-        threads=simulation.scenario.launch.omp_threads, local_ranks=local, first_rank=session.ranks[0], devices=backends.devices(),
+        threads=simulation.scenario.launch.omp_threads, local_ranks=local, first_rank=session.ranks[0], devices=session.devices,
+        visible=tuple(simulation.scenario.launch.visible_devices or ()), prices=_prices(session),
     )  # fmt: skip
+
+
+def _prices(session: Session) -> Prices:
+    found = prices(session.simulation, session.ranks, session.devices.kind)
+    if found:
+        session.notes.append("compute takes the time of the scenario's cluster: this machine is too slow for its flops")
+    return found
 
 
 def _init(session: Session, written: str | None) -> str:
@@ -248,4 +288,4 @@ def median_ns(makespans_ns: Sequence[int]) -> int:
     return round(statistics.median(makespans_ns)) if makespans_ns else 0
 
 
-__all__ = ["RealRun", "Refused", "Wish", "median_ns", "real_run"]
+__all__ = ["RealRun", "Refused", "Wish", "chosen_backend", "median_ns", "real_run", "run_simulated"]

@@ -7,21 +7,20 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.program.records import CodeCall, Fault
 from distsim.real.board import Board, Phase, Word
+from distsim.real.device_clock import DeviceClock, HostClock
 from distsim.real.groups import Groups
 from distsim.real.job import Job
 from distsim.real.labour import Labour
 from distsim.real.memory import Memory
-from distsim.real.slots import WIDTH, Slots
+from distsim.real.slots import FINISHED, POSTED, RETURNED, SOURCE, WAITED, WIDTH, Slots
 
 _now = time.monotonic_ns
-POSTED, RETURNED, FINISHED, WAITED, SOURCE = range(WIDTH)
 
 
 class Leave(Exception):
@@ -50,21 +49,28 @@ class Open(NamedTuple):
 
 
 class Runner:
-    """Runs one rank's program. `prepare` first, then `run` once per repetition."""
+    """Runs one rank's program. `prepare` first, then `ready` and `run` once per repetition.
 
-    def __init__(self, job: Job, rank: int, board: Board, device: str) -> None:
+    ``device``: where its tensors lie, as torch names it. ``cuda``: torch.cuda, or None on the CPU.
+    """
+
+    def __init__(self, job: Job, rank: int, board: Board, device: str = "cpu", cuda: Any = None) -> None:
         import torch.distributed
 
         self.dist: Any = torch.distributed
         self.job, self.rank, self.board = job, rank, board
+        self.clock = _clock(job, board, cuda)
         self.program = job.program
         self.memory = Memory(job.program, rank, device)
         self.groups = Groups(job, rank)
         self.faults = [f for f in job.program.faults if f.rank == rank]
-        self.labour = Labour(board, job.busy, _product(f.factor for f in self.faults if f.kind == "slow"), device)
+        self.labour = Labour(
+            board, job.busy, _product(f.factor for f in self.faults if f.kind == "slow"), device, cuda, job.prices
+        )
         self.open: dict[int, Open] = {}
         self.spent: Open | None = None
         self.cells: Any = None
+        self._eager = job.program.options.get("init") == "eager"
         self.plan = self._plan()
         self._kinds: dict[str, Callable[[Planned], None]] = {
             "p2p": self._communicate, "collective": self._communicate, "batch": self._batch, "wait": self._wait,
@@ -95,12 +101,19 @@ class Runner:
                 for buffer in (*call.inputs, *call.outputs, *call.writes, *call.adds, *call.reads):
                     if buffer.name:
                         self.memory[buffer]
+        self.labour.prepare(planned.call for planned in self.plan)
+        self.clock.synchronize()
+
+    def ready(self, slots: Slots) -> None:
+        """What a repetition needs and must not be counted in it: the table, the clocks tied together."""
+        self.cells = slots.cells
+        self.open.clear()
+        self.clock.start(slots.cells)
 
     # --- one repetition ---
-    def run(self, slots: Slots) -> None:
+    def run(self) -> None:
         """The whole program once. Raises whatever torch raises, and `Leave`."""
-        self.cells, board, cells = slots.cells, self.board, slots.cells
-        self.open.clear()
+        board, cells = self.board, self.cells
         timers = self._timed_faults()
         strikes = {f.position: f for f in self.faults if f.kind in ("kill", "raise", "exit") and f.at_ns is None}
         late_ns = sum(f.delay_ns for f in self.faults if f.kind == "late")
@@ -112,14 +125,16 @@ class Runner:
             now = _now()
             board.step(Phase.IN_CALL, planned.position, now)
             cells[planned.cell] = now
-            self._kinds[OPS[planned.call.op].kind](planned)
+            with self.clock.stream(planned.call.queue):
+                self._kinds[OPS[planned.call.op].kind](planned)
             if cells[planned.cell + RETURNED] < 0:
                 cells[planned.cell + RETURNED] = _now()
         end = len(self.program.code(self.rank).calls)
         if end in strikes or (None in strikes and not self.plan):
             self._strike(strikes.get(end) or strikes[None], end)
-        if self.memory.device != "cpu":
-            self.memory.torch.cuda.synchronize()
+        if self.clock.on_device:
+            board.step(Phase.IN_CALL, end, _now())  # the program's end is where the host waits for its device
+            self.clock.finish()
         board.step(Phase.RUNNING, end, _now())
         for timer in timers:
             timer.cancel()
@@ -127,29 +142,19 @@ class Runner:
     # --- calls ---
     def _communicate(self, planned: Planned) -> None:
         call, cell, cells = planned.call, planned.cell, self.cells
-        row = OPS[call.op]
+        row, began = OPS[call.op], self.clock.before()
         got = row.torch_call(self.dist, call, self.memory, self.groups.of(call.group))
-        cells[cell + RETURNED] = now = _now()
+        cells[cell + RETURNED] = _now()
         if not (row.nonblocking or call.is_async):
-            cells[cell + FINISHED] = now
+            self.clock.done(began, planned.position, [cell], ("stream", call.queue))
             if call.peer is None and row.direction == "recv" and isinstance(got, int):
                 cells[cell + SOURCE] = got
             return
-        if row.kind == "collective" and got is not None:
-            self._note_finish(got, cell)
-        self._keep(planned, [] if got is None else [got], [cell], [call])
-
-    def _note_finish(self, work: Any, cell: int) -> None:
-        """Write down when a collective is done, even if nobody waits for it."""
-        cells = self.cells
-
-        def done(_: Any) -> None:
-            if cells[cell + FINISHED] < 0:
-                cells[cell + FINISHED] = _now()
-
-        if self.job.backend == "gloo":  # elsewhere a future is done when the operation is enqueued
-            with suppress(RuntimeError):  # some of gloo's Works have no future; their finish is when the wait returns
-                work.get_future().add_done_callback(done)
+        works = [] if got is None else [got]
+        if row.kind == "collective" or self.clock.on_device:
+            quick = call.op not in _STOPS_HOST
+            self.clock.follow(began, planned.position, [cell], works if quick else [], _queue(call, self._eager))
+        self._keep(planned, works, [cell], [call])
 
     def _keep(self, planned: Planned, works: Sequence[Any], cells: Sequence[int], calls: Sequence[Call]) -> None:
         """Bind the request, and let go of what its handle held before, as Python does."""
@@ -163,6 +168,7 @@ class Runner:
         parts = [cell + WIDTH * (1 + k) for k in range(len(call.parts))]
         for part in parts:
             cells[part] = cells[cell]
+        began = self.clock.before()
         works = OPS[call.op].torch_call(
             self.dist, call, self.memory, self.groups.of(call.parts[0].group if call.parts else call.group)
         )
@@ -170,11 +176,13 @@ class Runner:
         for part in parts:
             cells[part + RETURNED] = now
         opened = Open(works or [], parts, call.parts)
+        if self.clock.on_device:
+            self.clock.follow(began, planned.position, parts, opened.works, _queue(call.parts[0], eager=True) if parts else "")
         if planned.code_call.handled:
             cells[cell + RETURNED] = now
             self._keep(planned, *opened)
         else:
-            self._finish(opened)
+            self._finish(planned.position, opened)
             cells[cell + RETURNED] = _now()
         cells[cell + FINISHED] = cells[cell + RETURNED]
 
@@ -183,42 +191,49 @@ class Runner:
         if invalid is not None and not planned.code_call.waits:
             if not invalid[1].startswith("DS105") or self.spent is None:
                 raise RuntimeError(invalid[1].partition(" ")[2].splitlines()[0])
-            self._finish(self.spent)  # a second wait for a request, to see what the back end makes of it
+            self._finish(planned.position, self.spent)  # a second wait for a request, to see what the back end makes of it
         for distance in planned.code_call.waits:
             opened = self.open.pop(planned.position - distance, None)
             if opened is not None:
-                self._finish(opened)
+                self._finish(planned.position, opened)
                 self.spent = opened
         self.cells[planned.cell + FINISHED] = _now()
 
-    def _finish(self, opened: Open) -> None:
+    def _finish(self, position: int, opened: Open) -> None:
         cells, one_each = self.cells, len(opened.works) == len(opened.cells)
         for k, work in enumerate(opened.works):
             work.wait()
             now = _now()
-            for n in (k,) if one_each else range(len(opened.cells)):
+            mine = (k,) if one_each else range(len(opened.cells))
+            self.clock.waited(position, [opened.cells[n] for n in mine])
+            for n in mine:
                 cell, call = opened.cells[n], opened.calls[n]
-                if cells[cell + FINISHED] < 0:
-                    cells[cell + FINISHED] = now
                 cells[cell + WAITED] = now
                 if call.peer is None and OPS[call.op].direction == "recv":
                     cells[cell + SOURCE] = call.group.ranks[work._source_rank()]
 
     def _local(self, planned: Planned) -> None:
-        call = planned.call
+        call, cells = planned.call, self.cells
         if call.op == "compute":
+            began = self.clock.before() if call.queue != "host" else None
             self.labour.compute(call)
+            if began is not None:
+                cells[planned.cell + RETURNED] = _now()
+                self.clock.done(began, planned.position, [planned.cell], ("stream", call.queue), compute=True)
+                return
         elif call.op == "sleep":
             self.labour.spend(call.time_ns, busy=False)
         elif call.op == "assign":
             self.memory.assign(call)
-        elif call.op == "synchronize" and self.memory.device != "cpu":
-            self.memory.torch.cuda.synchronize()
+        elif call.op == "synchronize":
+            self.clock.synchronize()
+        elif call.op == "wait_stream":
+            self.clock.wait_stream(call.queue, call.stream)
         elif call.op == "exit":
             raise Leave(call.code)
         elif call.op == "fail":
             raise RuntimeError(call.message or "failed")
-        self.cells[planned.cell + RETURNED] = self.cells[planned.cell + FINISHED] = _now()
+        cells[planned.cell + RETURNED] = cells[planned.cell + FINISHED] = _now()
 
     def _group(self, planned: Planned) -> None:
         call = planned.call
@@ -261,6 +276,24 @@ class Runner:
         if fault.kind == "exit":
             raise Leave(fault.code)
         raise RuntimeError("raised by a fault")
+
+
+#: Calls whose wait stops the host (ProcessGroupNCCL.cpp, WorkNCCL::wait with a barrier's tensor).
+_STOPS_HOST = ("barrier", "monitored_barrier")
+
+
+def _clock(job: Job, board: Board, cuda: Any) -> HostClock:
+    """What tells when work was done. Futures of gloo tell it of collectives; nccl's are done when the operation is enqueued."""
+    if cuda is None:
+        return HostClock(hears_futures=job.backend == "gloo")
+    return DeviceClock(board, cuda, probes=job.backend == "nccl" and not job.program.options.get("blocking_wait"))
+
+
+def _queue(call: Call, eager: bool) -> tuple[int, ...]:
+    """What a call's launch follows on its device: its group's communicator. Under lazy init a message outside a batch has its pair's own
+    (ProcessGroupNCCL.cpp, `pointToPoint`)."""
+    own = call.peer is not None and not eager
+    return (call.group.id, *sorted((call.rank, call.peer or 0))) if own else (call.group.id,)
 
 
 def leave(board: Board, position: int, code: int) -> None:

@@ -13,11 +13,8 @@ from numpy.typing import NDArray
 from distsim.ops.effects import numpy_dtype
 from distsim.ops.table import OPS
 from distsim.program.records import Program
+from distsim.trace_values import EPSILON, Kept, packed
 from distsim.values import Values
-
-#: The spacing of numbers at 1 (half of it is the largest rounding error of one operation): IEEE 754, bfloat16, OCP OFP8.
-_EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7,
-            "float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2, "complex64": 2.0**-23, "complex128": 2.0**-52}  # fmt: skip
 
 
 class Held(NamedTuple):
@@ -29,15 +26,25 @@ class Held(NamedTuple):
     detail: str = ""
 
 
-def compare(program: Program, values: Values, rank: int, path: Path, backend: str) -> tuple[list[Held], int]:
-    """(every buffer of a rank, what recording one call cost in ns). Empty where the rank left no result."""
+class Result(NamedTuple):
+    """What a rank left: its buffers beside the simulated ones, what those hold that are known, what recording one call cost in ns."""
+
+    held: list[Held]
+    kept: list[Kept]
+    overhead_ns: int
+
+
+def compare(program: Program, values: Values | None, rank: int, path: Path, backend: str) -> Result:
+    """Read a rank's result. Empty where it left none; without ``values`` there are no buffers to speak of."""
     if not path.exists():
-        return [], 0
+        return Result([], [], 0)
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
     index, body = json.loads(data[8 : 8 + size]), data[8 + size :]
+    if values is None:
+        return Result([], [], int(index["overhead_ns"]))
     rounds, partial = _reductions(program, rank), _partial_sums(program, rank) if backend == "gloo" else set()
-    found = []
+    found, kept = [], []
     for label, (shape, dtype, at, nbytes) in index["buffers"].items():
         kind = np.dtype(np.bool_) if dtype == "bool" else numpy_dtype(dtype)
         numbers = np.frombuffer(body[at : at + nbytes], dtype=kind)
@@ -46,7 +53,9 @@ def compare(program: Program, values: Values, rank: int, path: Path, backend: st
             found.append(Held(rank, label, "unknown", "gloo leaves partial sums away from the root of reduce"))
         else:
             found.append(_held(rank, label, dtype, here, values, rounds))
-    return found, int(index["overhead_ns"])
+        if found[-1].state != "unknown":
+            kept.append(Kept(rank, label, dtype, packed(here)))
+    return Result(found, kept, int(index["overhead_ns"]))
 
 
 def _held(rank: int, label: str, dtype: str, here: NDArray[Any], values: Values, rounds: int) -> Held:
@@ -58,7 +67,7 @@ def _held(rank: int, label: str, dtype: str, here: NDArray[Any], values: Values,
         return Held(rank, label, "unknown")
     if there.shape == here.shape and _same_bits(here, there):
         return Held(rank, label, "equal")
-    if there.shape == here.shape and dtype in _EPSILON and rounds and _close(here, there, rounds * _EPSILON[dtype]):
+    if there.shape == here.shape and dtype in EPSILON and rounds and _close(here, there, rounds * EPSILON[dtype]):
         return Held(rank, label, "close")
     return Held(rank, label, "differs", _difference(here, there))
 
@@ -94,4 +103,4 @@ def _partial_sums(program: Program, rank: int) -> set[str]:
     return {b.label for _, c in program.calls_of(rank) if c.op == "reduce" and c.root != rank for b in c.inputs}
 
 
-__all__ = ["Held", "compare"]
+__all__ = ["Held", "Result", "compare"]

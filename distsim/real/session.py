@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from distsim.program.records import Program
+from distsim.real.device import Devices
 from distsim.real.place import Started
 from distsim.simulation import Simulation
 
 
 @dataclass(frozen=True)
 class Wish:
-    """How a run is wanted. ``launcher``: None takes fork, or spawn for nccl. ``init``: env, tcp, file, or a URL of torch's."""
+    """How a run is wanted. ``launcher``: None takes fork, or spawn for GPUs. ``init``: env, tcp, file, or a URL of torch's.
+
+    ``device``: auto (GPUs for nccl, else the CPU), cpu or cuda.
+    """
 
     backend: str | None = None
     launcher: str | None = None
@@ -23,6 +28,7 @@ class Wish:
     master_addr: str | None = None
     master_port: int | None = None
     force: bool = False
+    device: str = "auto"
 
 
 @dataclass
@@ -42,6 +48,8 @@ class Session:
     notes: list[str] = field(default_factory=list)
     store: Any = None
     directory: str = ""
+    devices: Devices = field(default_factory=Devices)
+    program: Program | None = None  # in place of the simulation's: the same calls with other buffers
 
 
 __all__ = ["Session", "Wish"]

@@ -12,9 +12,11 @@ from array import array
 from pathlib import Path
 from typing import Any, Final
 
-#: Columns of a line. ``source``: the global rank whose message a receive from any source took.
-COLUMNS: Final = ("posted", "returned", "finished", "waited", "source")
+#: Columns of a line. ``source``: the global rank whose message a receive from any source took. ``launched``: when a device came to the
+#: work; -1 where the host does it.
+COLUMNS: Final = ("posted", "returned", "finished", "waited", "source", "launched")
 WIDTH: Final = len(COLUMNS)
+POSTED, RETURNED, FINISHED, WAITED, SOURCE, LAUNCHED = range(WIDTH)
 
 
 class Slots:
@@ -46,4 +48,4 @@ def read_slots(data: bytes) -> dict[str, array[int]]:
     return {name: cells[i::WIDTH] for i, name in enumerate(COLUMNS)}
 
 
-__all__ = ["COLUMNS", "WIDTH", "Slots", "read_slots"]
+__all__ = ["COLUMNS", "FINISHED", "LAUNCHED", "POSTED", "RETURNED", "SOURCE", "WAITED", "WIDTH", "Slots", "read_slots"]

@@ -43,7 +43,12 @@ def stood(simulation: Simulation, boards: Mapping[int, Seen], exits: Mapping[int
         if end.status == "blocked" or is_consequence(end):  # a rank that lost its peer waited until then
             early = boards[end.rank].phase < Phase.RUNNING and absent
             needs = (Need(0, -1, absent),) if early else posted.needs(end.rank, end.position)
-            waiting.append(Blocked(end.rank, end.position, needs or _further(simulation, posted, ends, end), end.at_ns))
+            behind = boards[end.rank].device
+            if behind >= 0:  # the host ran ahead: its device is what waits
+                needs = tuple(dict.fromkeys((*posted.needs(end.rank, behind), *needs)))
+            waiting.append(
+                Blocked(end.rank, end.position, needs or _further(simulation, posted, ends, end), end.at_ns, device=behind >= 0)
+            )
     whole = Standstill(ends, tuple(one for one in waiting if ends[one.rank].status == "blocked"), posted.unreceived())
     clear = tuple(one for one in waiting if one.needs)
     shown = {one.rank for one in clear}
@@ -94,7 +99,16 @@ def rank_end(program: Program, rank: int, board: Seen | None, code: int | None, 
     position = board.position if board.phase >= Phase.RUNNING else 0
     if board.phase in (Phase.WRITING, Phase.ENDED):
         return RankEnd(rank, "ended", len(program.code(rank).calls), at_ns)
-    return RankEnd(rank, _status(board, code), position, at_ns, board.message or _signal_text(code))
+    message = board.message or _signal_text(code) or _device_text(program, board)
+    return RankEnd(rank, _status(board, code), position, at_ns, message)
+
+
+def _device_text(program: Program, board: Seen) -> str:
+    """Where a device stands that is behind its host."""
+    if board.device < 0 or board.device == board.position:
+        return ""
+    place = program.place(board.rank, board.device)
+    return f"its device is at {place.op}, line {place.line}"
 
 
 def _status(board: Seen, code: int | None) -> RankStatus:

@@ -89,11 +89,11 @@ class Watch:
                 self.moved_ns = min(board.busy_until_ns, now)
             self.all[rank] = (board, code)
 
-        if self.job.backend == "gloo" and now - self._worked_ns > _WORK_EVERY_NS:
+        if self.job.backend == "gloo" and self.job.devices.kind == "cpu" and now - self._worked_ns > _WORK_EVERY_NS:
             self._look_at_work(now)
 
     def _look_at_work(self, now: int) -> None:
-        """A rank that spends its core's time in a call moves data: gloo waits without any. (nccl and mpi wait by spinning.)"""
+        """A rank that spends its core's time in a call moves data: gloo waits without any. (nccl, mpi and CUDA wait by spinning.)"""
         self._worked_ns = now
         for rank in self.ranks:
             board, code = self.all[rank]

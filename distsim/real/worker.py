@@ -13,12 +13,16 @@ import time
 from typing import Any
 
 from distsim.real.board import Board, Bulletin, Phase, Word
+from distsim.real.device import defaults
 from distsim.real.job import Job
 from distsim.real.runner import Leave, Runner, leave
 from distsim.real.slots import Slots
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.0005
+#: Errors of the machine, whenever they show: NCCL finds ranks on one GPU at its first operation.
+_SURROUNDINGS = ("Duplicate GPU detected", "Multiple Ranks are using the same GPU", "CUDA out of memory", "CUDA driver",
+                 "no CUDA-capable device", "no kernel image is available")  # fmt: skip
 #: Lines written to find out what recording costs.
 _TRIALS = 2000
 
@@ -65,6 +69,8 @@ def _become_child(job: Job, rank: int, board: Board) -> None:
     faulthandler.enable(stack, all_threads=False)
     faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
     os.environ.update(job.environment(rank))
+    for variable, value in defaults(job.backend, job.devices).items():
+        os.environ.setdefault(variable, value)
 
 
 def _work(job: Job, rank: int, board: Board) -> int:
@@ -75,8 +81,9 @@ def _work(job: Job, rank: int, board: Board) -> int:
             slots = Slots(job.slots(rank, repetition), job.program.code(rank).offsets[-1])
             if repetition:
                 runner.memory.reset()
+            runner.ready(slots)
             _await_start(job, board, repetition)
-            runner.run(slots)
+            runner.run()
             board.step(Phase.WRITING, board.words[Word.POSITION], time.monotonic_ns())
         position = board.words[Word.POSITION]
         _write_result(job, rank, runner)
@@ -99,11 +106,12 @@ def _connected(job: Job, rank: int, board: Board) -> Runner:
     import torch
 
     torch.set_num_threads(job.threads)
-    device = "cpu"
-    if job.backend == "nccl":
-        device = f"cuda:{job.local_rank(rank) % max(job.devices, 1)}"
-        torch.cuda.set_device(torch.device(device))
-    runner = Runner(job, rank, board, device)
+    if job.devices.kind == "cuda":
+        index = job.devices.of(job.local_rank(rank))
+        torch.cuda.set_device(index)
+        runner = Runner(job, rank, board, f"cuda:{index}", torch.cuda)
+    else:
+        runner = Runner(job, rank, board)
     runner.prepare()
     board.step(Phase.CONNECTING, 0, time.monotonic_ns())
     if not runner.starts_itself:
@@ -125,9 +133,12 @@ def _await_start(job: Job, board: Board, repetition: int) -> None:
 
 
 def _say(board: Board, error: BaseException, phase: Phase) -> None:
-    text = str(error).strip() or "no message"
-    text = re.sub(r"^\[\S*?:\d+\] ", "", text.splitlines()[0])  # where in the library's own sources
-    board.say(f"{type(error).__name__}: {text}")
+    whole = str(error).strip() or "no message"
+    text = re.sub(r"^\[\S*?:\d+\] ", "", whole.splitlines()[0])  # where in the library's own sources
+    reason = whole.partition("Last error:\n")[2].strip()  # NCCL's own words, below the place in torch's sources
+    board.say(f"{type(error).__name__}: {reason.splitlines()[0] if reason else text}")
+    if any(words in whole for words in _SURROUNDINGS):
+        phase = Phase.BROKEN
     board.step(phase, board.words[Word.POSITION], time.monotonic_ns())
     import traceback
 

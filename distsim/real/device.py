@@ -1,0 +1,134 @@
+"""On what a real run works: the CPU or CUDA devices, which of them a rank takes, and what a back end can do there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from distsim.errors import EnvironmentFault, UsageError
+from distsim.ops.table import OPS
+from distsim.program.records import Program
+
+#: The first NCCL in which ranks may share a GPU (NCCL 2.30, `init.cc` and `env.rst`: NCCL_MULTI_RANK_GPU_ENABLE).
+SHARED_GPU: Final = (2, 30)
+#: What a task that srun or mpirun started with one visible GPU has for itself; torchrun shows every process all of them.
+_OWN_GPU: Final = ("srun", "mpirun", "mpiexec")
+
+
+class Devices(NamedTuple):
+    """What the ranks of this machine work on: cpu or cuda, how many GPUs are visible, whether several ranks share one."""
+
+    kind: str = "cpu"
+    gpus: int = 0
+    shared: bool = False
+
+    def of(self, local_rank: int) -> int:
+        """The visible GPU that a local rank takes: its own, or in turn where ranks outnumber GPUs."""
+        return local_rank % max(self.gpus, 1)
+
+
+def choose_devices(wanted: str, backend: str, count: int, ranks_here: int, launcher: str | None = None) -> Devices:
+    """The devices of a run. ``wanted``: auto (GPUs for nccl, else the CPU), cpu or cuda. ``launcher``: who started this process, if
+    anybody did. Raises UsageError for a back end that can't work there, EnvironmentFault where the machine can't.
+    """
+    if backend == "nccl" and wanted == "cpu":
+        raise UsageError("nccl works on GPUs only, not on the CPU", "leave --device out, or add --backend gloo")
+    if wanted == "cpu" or (wanted == "auto" and backend != "nccl"):
+        return Devices("cpu", count)
+    if not count:
+        raise EnvironmentFault("--device cuda needs a GPU, and torch sees none here", "run it on the CPU: --device cpu")
+    own = count == 1 and launcher in _OWN_GPU
+    found = Devices("cuda", count, ranks_here > count and not own)
+    if backend == "nccl" and found.shared:
+        need_shared(nccl_version(), ranks_here, count)
+    return found
+
+
+def need_shared(version: tuple[int, ...], ranks: int, gpus: int) -> None:
+    """Raises EnvironmentFault where this NCCL refuses several ranks on one GPU."""
+    if version < SHARED_GPU:
+        text = ".".join(map(str, version)) or "of unknown version"
+        raise EnvironmentFault(
+            f"{ranks} ranks on {gpus} GPU{'s' * (gpus > 1)} would share one, which NCCL takes from 2.30 on, and torch here has NCCL {text}",
+            "take a newer NCCL, a machine with more GPUs, or `--backend gloo`",
+        )
+
+
+def nccl_version() -> tuple[int, ...]:
+    """The version of the NCCL that is loaded, else of the one torch was built with; empty where there is none."""
+    import torch
+
+    try:
+        built: tuple[Any, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    except (AttributeError, RuntimeError):
+        return ()
+    return _loaded_version() or tuple(int(n) for n in built[:3])
+
+
+def _loaded_version() -> tuple[int, ...]:
+    """What ncclGetVersion of the library in this process says: major * 10000 + minor * 100 + patch (nccl.h, since 2.9)."""
+    try:
+        library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        found = ctypes.c_int()
+        if library.ncclGetVersion(ctypes.byref(found)) or found.value < 20900:
+            return ()
+    except (AttributeError, OSError):
+        return ()
+    return found.value // 10000, found.value // 100 % 100, found.value % 100
+
+
+def check_rows(program: Program, backend: str, devices: Devices) -> None:
+    """Raises UsageError for operations that gloo can't do with CUDA tensors, by their names.
+
+    Its collectives go by way of the CPU; its messages read and write the tensor's memory directly, which must be the CPU's
+    (torch's table of back ends; ProcessGroupGloo.cpp, `send` and `recv`). Barriers hold no tensor.
+    """
+    if backend != "gloo" or devices.kind != "cuda":
+        return
+    used = {call.op for code in program.codes for call in code.calls}
+    refused = sorted(name for name in used if OPS[name].kind in ("p2p", "batch"))
+    if refused:
+        raise UsageError(f"gloo has no {', '.join(refused)} for CUDA tensors, only collectives",
+                         "leave --device cuda out, or run it with --backend nccl")  # fmt: skip
+
+
+def variables(backend: str, devices: Devices, options: Mapping[str, Any], folder: str) -> dict[str, str]:
+    """Variables of a rank's environment that torch and NCCL read: the file's options, and what keeps a hang from being silent.
+
+    Sources: torch, ProcessGroupNCCL.hpp (TORCH_NCCL_…, TORCH_FR_…); NCCL's guide, "Environment Variables".
+    """
+    if devices.kind != "cuda" or backend != "nccl":
+        return {}
+    found = {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",  # the watchdog ends a process whose collective failed or outlasted its timeout
+        "TORCH_NCCL_ENABLE_MONITORING": "1",  # and the monitor one whose watchdog is stuck
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": f"{folder}/fr-",
+        "TORCH_NCCL_BLOCKING_WAIT": "1" if options.get("blocking_wait") else "0",
+    }
+    if options.get("launch_order_implicit"):
+        found["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
+    if "buffsize" in options:
+        found["NCCL_BUFFSIZE"] = str(options["buffsize"])
+    if devices.shared:
+        found["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    return found
+
+
+def defaults(backend: str, devices: Devices) -> dict[str, str]:
+    """Variables that a rank gets where nobody has set them.
+
+    CUDA_DEVICE_MAX_CONNECTIONS: with more hardware queues, what one stream waits for does not hold up another. NCCL_MAX_CTAS: ranks that
+    share a GPU must all find room on it.
+    """
+    if devices.kind != "cuda":
+        return {}
+    found = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    if backend == "nccl":
+        found |= {"NCCL_DEBUG": "WARN", "TORCH_FR_BUFFER_SIZE": "2000"}
+    return found | ({"NCCL_MAX_CTAS": "8"} if devices.shared and backend == "nccl" else {})
+
+
+__all__ = ["SHARED_GPU", "Devices", "check_rows", "choose_devices", "defaults", "nccl_version", "need_shared", "variables"]

@@ -1,0 +1,263 @@
+"""When the work of a call was done: by the host's clock on the CPU, by CUDA events on a GPU, mapped onto the host's clock.
+
+A device has its own clock, which only tells the time between two of its events. So each rank ties the two clocks together
+before and after the program: an event on an idle stream lies between the host's times before its record and after its end,
+and half of that span is the error. Times between the two ties are interpolated, so the error is that of the worse tie, and
+the rounding of cudaEventElapsedTime, a float32 of milliseconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext, suppress
+from typing import Any, NamedTuple
+
+from distsim.real.board import Board, Word
+from distsim.real.slots import FINISHED, LAUNCHED
+
+_now = time.monotonic_ns
+#: Records of an event to choose the closest of.
+_TRIES = 20
+#: How often launches are looked at while the program runs.
+_LOOK_S = 0.005
+#: cudaEventElapsedTime's float32 has 24 bits.
+_ROUNDING = 2.0**-24
+
+
+class Tie(NamedTuple):
+    """An event whose time by the host's clock is known: ``host_ns``, off by ``error_ns`` at most."""
+
+    event: Any
+    host_ns: int
+    error_ns: int
+
+
+class Launch(NamedTuple):
+    """Work that a device was given: the call's position, its lines in the table, what it runs on, events before and behind it."""
+
+    position: int
+    cells: Sequence[int]
+    queue: Hashable
+    begin: Any
+    end: Any
+    compute: bool
+
+
+class HostClock:
+    """The CPU's: a blocking call's work is done when it returns, that of an async collective when its Work says so."""
+
+    on_device = False
+    error_ns = 0
+
+    def __init__(self, hears_futures: bool) -> None:
+        self.hears_futures = hears_futures
+        self.cells: Any = None
+
+    def start(self, cells: Any) -> None:
+        """A repetition begins, which writes into this table."""
+        self.cells = cells
+
+    def before(self) -> Any:
+        """Called right before the work is given out; `done` and `follow` want what it returns."""
+        return None
+
+    def done(self, began: Any, position: int, cells: Sequence[int], queue: Hashable = "", compute: bool = False) -> None:
+        """The call has waited for its work itself, or its work is the last on the current stream."""
+        now = _now()
+        for cell in cells:
+            self.cells[cell + FINISHED] = now
+
+    def follow(self, began: Any, position: int, cells: Sequence[int], works: Sequence[Any], queue: Hashable = "") -> None:
+        """The work goes on by itself: note when it is done, even if nobody waits for it."""
+        if not self.hears_futures or len(works) != 1 or len(cells) != 1:
+            return
+        table, cell = self.cells, cells[0]
+
+        def done(_: Any) -> None:
+            if table[cell + FINISHED] < 0:
+                table[cell + FINISHED] = _now()
+
+        with suppress(RuntimeError):  # some of gloo's Works have no future; their finish is when the wait returns
+            works[0].get_future().add_done_callback(done)
+
+    def waited(self, position: int, cells: Sequence[int]) -> None:
+        """A wait for the work has returned."""
+        now = _now()
+        for cell in cells:
+            if self.cells[cell + FINISHED] < 0:
+                self.cells[cell + FINISHED] = now
+
+    def stream(self, name: str) -> Any:
+        """A context in which calls go to a named stream."""
+        return nullcontext()
+
+    def wait_stream(self, name: str, other: str) -> None:
+        """What a stream is given from here on starts when the other has finished what it holds now."""
+
+    def synchronize(self) -> None:
+        """The host waits for the device."""
+
+    def finish(self) -> None:
+        """The repetition is over: all times are written."""
+
+
+class DeviceClock(HostClock):
+    """A GPU's. ``cuda``: torch.cuda; ``probes``: the Works' wait only makes a stream wait (nccl), so that one more may wait at once."""
+
+    on_device = True
+
+    def __init__(self, board: Board, cuda: Any, probes: bool) -> None:
+        super().__init__(hears_futures=False)
+        self.board, self.cuda, self.probes = board, cuda, probes
+        self.streams: dict[str, Any] = {}
+        self._watchers: dict[Hashable, Any] = {}
+        self._ties: list[Tie] = []
+        self._all: list[Launch] = []
+        self._pending: dict[Hashable, deque[Launch]] = {}
+        self._followed: set[int] = set()
+        self._began: dict[int, Any] = {}
+        self._looker: threading.Thread | None = None
+        self._over = threading.Event()
+
+    # --- a repetition ---
+    def start(self, cells: Any) -> None:
+        super().start(cells)
+        for held in (self._all, self._pending, self._followed, self._began):
+            held.clear()
+        self.cuda.synchronize()
+        self._ties = [self._tie()]
+        self._over.clear()
+        self._looker = threading.Thread(target=self._look_on, daemon=True)
+        self._looker.start()
+
+    def finish(self) -> None:
+        """Wait for the device, tie the clocks again, and write all its times anew by both ties."""
+        try:
+            self.cuda.synchronize()
+        finally:
+            self._over.set()
+            if self._looker is not None:
+                self._looker.join()
+        self._look(everything=True)
+        self._ties.append(self._tie())
+        first, last = self._ties
+        span_ms = first.event.elapsed_time(last.event)
+        self.error_ns = max(first.error_ns, last.error_ns) + int(span_ms * 1e6 * _ROUNDING) + 1
+        self.board.words[Word.CLOCK_ERROR_NS] = self.error_ns
+        self._write(self._all, lambda event: _between(first, last, span_ms, event))
+
+    def _tie(self) -> Tie:
+        """The closest of several: an event on an idle device, between the host's times around it."""
+        found: list[Tie] = []
+        for _ in range(_TRIES):
+            event = self._event()
+            before = _now()
+            event.record()
+            event.synchronize()
+            after = _now()
+            found.append(Tie(event, (before + after) // 2, (after - before + 1) // 2))
+        return min(found, key=lambda tie: tie.error_ns)
+
+    def _event(self) -> Any:
+        return self.cuda.Event(enable_timing=True)
+
+    # --- launches ---
+    def before(self) -> Any:
+        event = self._event()
+        event.record()
+        return event
+
+    def done(self, began: Any, position: int, cells: Sequence[int], queue: Hashable = "", compute: bool = False) -> None:
+        self._keep(Launch(position, cells, queue, began, self.before(), compute))
+
+    def follow(self, began: Any, position: int, cells: Sequence[int], works: Sequence[Any], queue: Hashable = "") -> None:
+        """A stream of its own waits for the Works, so that an event behind them tells their end even if the program never asks.
+
+        No ``works``: a wait for them would stop the host.
+        """
+        if not self.probes or not works:
+            self._began.update(dict.fromkeys(cells, began))
+            return
+        watcher = self._watchers.get(queue)
+        if watcher is None:  # of the other pool than the back end's streams: no two of them are the same one
+            watcher = self._watchers[queue] = self.cuda.Stream(priority=-1)
+        with self.cuda.stream(watcher):
+            for work in works:
+                work.wait()
+            end = self.before()
+        self._followed.update(cells)
+        self._keep(Launch(position, cells, queue, began, end, False))
+
+    def waited(self, position: int, cells: Sequence[int]) -> None:
+        """Where no stream waits for the Work, its end is when the current stream gets past the wait for it."""
+        rest = [cell for cell in cells if cell not in self._followed and cell in self._began]
+        if rest:
+            self._keep(Launch(position, rest, ("wait", position), self._began[rest[0]], self.before(), False))
+        for cell in rest:
+            del self._began[cell]
+
+    def _keep(self, launch: Launch) -> None:
+        self._all.append(launch)
+        self._pending.setdefault(launch.queue, deque()).append(launch)
+
+    def stream(self, name: str) -> Any:
+        return nullcontext() if name in ("", "host") else self.cuda.stream(self._stream(name))
+
+    def wait_stream(self, name: str, other: str) -> None:
+        self._stream(name).wait_stream(self._stream(other))
+
+    def _stream(self, name: str) -> Any:
+        if name not in self.streams:
+            self.streams[name] = self.cuda.Stream() if name else self.cuda.default_stream()
+        return self.streams[name]
+
+    def synchronize(self) -> None:
+        self.cuda.synchronize()
+
+    # --- while it runs ---
+    def _look_on(self) -> None:
+        """Say on the board where the device is, until the repetition is over: the host may be far ahead of it, or stuck in a call."""
+        while not self._over.wait(_LOOK_S):
+            with suppress(RuntimeError):  # a device that has failed says so to the host's next call
+                self._look()
+
+    def _look(self, everything: bool = False) -> None:
+        words, done, first = self.board.words, [], None
+        for queue in list(self._pending.values()):
+            while queue and (everything or queue[0].end.query()):
+                done.append(queue.popleft())
+            if queue:
+                head = queue[0]
+                first = head.position if first is None else min(first, head.position)
+                if head.compute and head.begin.query():
+                    words[Word.PROGRESS] += 1  # at work
+        words[Word.DEVICE] = 0 if first is None else first + 1
+        if done and not everything:
+            words[Word.PROGRESS] += 1
+            tie = self._ties[0]
+            self._write(done, lambda event: tie.host_ns + round(tie.event.elapsed_time(event) * 1e6))
+
+    def _write(self, launches: Sequence[Launch], at_ns: Callable[[Any], int]) -> None:
+        """Times of launches, each queue's one after the other: on it a launch starts when the one before it is done."""
+        free: dict[Hashable, int] = {}
+        for launch in launches:
+            end_ns = at_ns(launch.end)
+            begin_ns = min(max(at_ns(launch.begin), free.get(launch.queue, 0)), end_ns)
+            free[launch.queue] = end_ns
+            for cell in launch.cells:
+                self.cells[cell + LAUNCHED] = max(begin_ns, self.cells[cell])
+                self.cells[cell + FINISHED] = max(end_ns, self.cells[cell])
+
+
+def _between(first: Tie, last: Tie, span_ms: float, event: Any) -> int:
+    """An event's time by the host's clock, on the line through both ties."""
+    since_ms = float(first.event.elapsed_time(event))
+    if span_ms <= 0:
+        return first.host_ns + round(since_ms * 1e6)
+    return first.host_ns + round(since_ms / span_ms * (last.host_ns - first.host_ns))
+
+
+__all__ = ["DeviceClock", "HostClock", "Launch", "Tie"]

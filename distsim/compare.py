@@ -15,8 +15,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
+from distsim.ops.table import OPS
 from distsim.timeline import path_pieces, rank_times
 from distsim.trace import Trace, TraceCall
+from distsim.trace_values import EPSILON, Difference, differs
 
 Kind = Literal["call", "met", "value", "time"]
 #: Beyond so many calls that don't simply follow each other, difflib may pass over frequent ones.
@@ -24,7 +26,10 @@ _THOROUGH: Final = 2000
 
 
 class Parting(NamedTuple):
-    """A difference. ``a``, ``b``: rows of the two traces, -1 where a run has no such call. ``rank`` is -1 for values of many ranks."""
+    """A difference. ``a``, ``b``: rows of the two traces, -1 where a run has no such call.
+
+    Of a value: ``tensor``, the first ``element`` that differs (-1 where no one can be named), and the ``numbers`` of A and B there.
+    """
 
     kind: Kind
     rank: int
@@ -32,6 +37,9 @@ class Parting(NamedTuple):
     b: int
     text: str
     at_ns: int
+    tensor: str = ""
+    element: int = -1
+    numbers: tuple[Any, Any] | None = None
 
 
 class Cause(NamedTuple):
@@ -76,6 +84,19 @@ class RankShares(NamedTuple):
     idle: tuple[int, int]
 
 
+class ValueCounts(NamedTuple):
+    """Tensors of ranks by how their values compare; ``close``: within what the order of addition may change.
+
+    ``one_sided``: known in one run alone. ``lacking``: the runs that carry no values, as "A", "B" or "AB".
+    """
+
+    equal: int = 0
+    close: int = 0
+    differ: int = 0
+    one_sided: int = 0
+    lacking: str = ""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """``pairs``: rows of A and B that stand opposite each other. ``partings``: in order of time in A. ``same``: none beyond tolerance."""
@@ -91,6 +112,7 @@ class Comparison:
     ops: tuple[OpTimes, ...]
     ranks: tuple[RankShares, ...]
     worst_ns: int  # the largest difference between the ends of two aligned calls
+    values: ValueCounts
 
     @property
     def same(self) -> bool:
@@ -109,7 +131,8 @@ class Comparison:
 def compare(a: Trace, b: Trace, tolerance: float = 0.0) -> Comparison:
     """Compare two runs. ``tolerance``: ends of calls may differ by this share of A's makespan before they count as different.
 
-    Values are compared where both headers carry them (``values``: tensor -> rank -> numbers).
+    Values are compared where both headers carry them: exactly, but for floats that a recorded run may have added in another order
+    (more than two terms), which may differ by n·ε for each reduction over n ranks, as in a real run (ε: the dtype's spacing at 1).
     """
     rows = list(a.rows()), list(b.rows())
     pairs, only_a, only_b = _aligned(*rows)
@@ -118,7 +141,8 @@ def compare(a: Trace, b: Trace, tolerance: float = 0.0) -> Comparison:
         (max(rows[0][i].finished_ns, rows[0][i].returned_ns), max(rows[1][j].finished_ns, rows[1][j].returned_ns))
         for i, j in pairs
     ]
-    found = [*_missing(rows, only_a, only_b), *_met_others(rows, pairs), *_values(a, b), *_late(rows, pairs, ends, allowed)]
+    unlike, counts = _values(a, b, rows)
+    found = [*_missing(rows, only_a, only_b), *_met_others(rows, pairs), *unlike, *_late(rows, pairs, ends, allowed)]
     order: dict[Kind, int] = {"call": 0, "met": 1, "value": 2, "time": 3}
     found.sort(key=lambda p: (p.at_ns < 0, p.at_ns, order[p.kind], p.rank, p.a, p.b))
     worst = max((abs(x - y) for x, y in ends), default=0)
@@ -134,6 +158,7 @@ def compare(a: Trace, b: Trace, tolerance: float = 0.0) -> Comparison:
         _ops(rows, pairs),
         _ranks(a, b),
         worst,
+        counts,
     )
 
 
@@ -220,16 +245,56 @@ def _mates(rows: Sequence[TraceCall], members: Sequence[int], me: int) -> str:
     return f"{rows[next(k for k in members if k != me)].op} of {word} {', '.join(map(str, others))}"
 
 
-def _values(a: Trace, b: Trace) -> Iterator[Parting]:
-    mine, theirs = a.header.get("values"), b.header.get("values")
-    if not mine or not theirs:
-        return
-    for tensor in sorted({*mine} & {*theirs}):
-        left, right = ({str(rank): value for rank, value in side[tensor].items()} for side in (mine, theirs))
-        for rank in sorted({*left} & {*right}, key=int):
-            if left[rank] is not None and right[rank] is not None and left[rank] != right[rank]:
-                text = f"{tensor} holds {_short(left[rank])} in A, {_short(right[rank])} in B"
-                yield Parting("value", int(rank), -1, -1, text, -1)
+def _values(a: Trace, b: Trace, rows: tuple[list[TraceCall], list[TraceCall]]) -> tuple[list[Parting], ValueCounts]:
+    lacking = "".join(side for side, trace in (("A", a), ("B", b)) if trace.header.get("values") is None)
+    if lacking:
+        return [], ValueCounts(lacking=lacking)
+    mine, theirs = ({(label, int(rank)): value for label, ranks in t.header["values"].items() for rank, value in ranks.items()}
+                    for t in (a, b))  # fmt: skip
+    both = [key for key in mine if key in theirs]
+    tolerances = _Tolerances(a, b, rows)
+    count: dict[str, int] = defaultdict(int)
+    found = []
+    for label, rank in both:
+        state, where = differs(mine[label, rank], theirs[label, rank], tolerances.of(label, rank))
+        count[state] += 1
+        if where is not None:
+            numbers = None if where.a is where.b is None else (where.a, where.b)
+            found.append(Parting("value", rank, -1, -1, _told(label, where), -1, label, where.element, numbers))
+    return found, ValueCounts(count["equal"], count["close"], count["differs"], len({*mine} ^ {*theirs}) + count["unknown"])
+
+
+def _told(label: str, where: Difference) -> str:
+    if where.a is None and where.b is None:
+        return f"{label} differs in {where.where}, by digest"
+    return f"{label}, {where.where}: {_short(where.a)} in A, {_short(where.b)} in B"
+
+
+class _Tolerances:
+    """How far values may lie apart: the more reductions over more than two ranks a rank takes part in, the farther."""
+
+    def __init__(self, a: Trace, b: Trace, rows: tuple[list[TraceCall], list[TraceCall]]) -> None:
+        self.dtypes: dict[str, str] = {**(b.header.get("value_dtypes") or {}), **(a.header.get("value_dtypes") or {})}
+        self.terms: dict[int, int] = {}
+        if "recorded" in (a.header.get("source"), b.header.get("source")):  # simulated runs add in one order
+            for trace, calls in ((a, rows[0]), (b, rows[1])):
+                for rank, terms in _terms(trace, calls).items():
+                    self.terms[rank] = max(terms, self.terms.get(rank, 0))
+
+    def of(self, label: str, rank: int) -> float:
+        return self.terms.get(rank, 0) * EPSILON.get(self.dtypes.get(label, ""), 0.0)
+
+
+def _terms(trace: Trace, calls: Sequence[TraceCall]) -> dict[int, int]:
+    """For each rank, the sizes of the groups of more than two ranks that it reduced over, added up."""
+    groups = [(name, set(ranks)) for name, ranks in trace.header.get("groups") or ()]
+    found: dict[int, int] = defaultdict(int)
+    for call in calls:
+        if call.op in OPS and OPS[call.op].reduces:
+            members = next((ranks for name, ranks in groups if name == call.group and call.rank in ranks), set())
+            size = len(members) or trace.world_size
+            found[call.rank] += size if size > 2 else 0
+    return found
 
 
 def _short(value: Any) -> str:
@@ -287,7 +352,7 @@ def _cause_of(trace: Trace, row: int, why: str) -> tuple[str, str, str, str, int
     if row < 0:
         return (why, "", "", "", 0)
     op, name, group = (trace.text(n, int(trace[n][row])) for n in ("op", "name", "group"))
-    local = op in ("compute", "sleep", "assign", "wait", "synchronize")
+    local = op in ("compute", "sleep", "assign", "wait", "wait_stream", "synchronize")
     return (why, _MESSAGES.get(op, op), name, "" if local else group.partition("[")[0], int(trace["nbytes"][row]))
 
 
@@ -315,4 +380,4 @@ def _ranks(a: Trace, b: Trace) -> tuple[RankShares, ...]:
     )  # fmt: skip
 
 
-__all__ = ["Cause", "Comparison", "OpTimes", "Parting", "RankShares", "compare", "described"]
+__all__ = ["Cause", "Comparison", "OpTimes", "Parting", "RankShares", "ValueCounts", "compare", "described"]

@@ -12,6 +12,7 @@ from distsim.check.backends import backend_findings
 from distsim.check.diagnose import diagnose
 from distsim.check.layout import Layout, build_layout
 from distsim.check.memory import memory_findings
+from distsim.check.messages import message_swaps
 from distsim.check.names import name_swaps
 from distsim.check.remarks import remarks
 from distsim.check.schedule import Schedule
@@ -32,6 +33,8 @@ from distsim.values import Values, compute_values
 
 #: Values are worked out for programs of at most so many calls, unless asked for.
 VALUES_CALLS = 20_000
+#: Tensors of up to so many elements that differ are written out to be compared.
+WIDE_ELEMENTS = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,11 @@ class Simulation:
     @property
     def makespan_ns(self) -> int:
         return self.run.makespan_ns
+
+    @cached_property
+    def wide_values(self) -> Values | None:
+        """The values with more numbers written out than a report needs, to be compared; None where there are none."""
+        return None if self.values is None else compute_values(self.program, self.run.trace, limit_elements=WIDE_ELEMENTS)
 
     @property
     def iteration_ns(self) -> int | None:
@@ -96,10 +104,29 @@ def _simulate(
     program = lower(scenario)
     cost = cost_model(scenario, program, cluster)
     follow = {(*r[:2], r[2]): (*s[:2], s[2]) for r, s in schedule.sender_of.items()} if schedule is not None else None
+    return simulate_program(
+        scenario, program, cost, with_verdict=with_verdict, with_values=with_values, ordered=ordered, follow=follow
+    )
+
+
+def simulate_program(
+    scenario: Scenario,
+    program: Program,
+    cost: CostModel,
+    *,
+    with_verdict: bool = True,
+    with_values: bool | None = None,
+    ordered: bool = False,
+    follow: Mapping[Any, Any] | None = None,
+) -> Simulation:
+    """The same for a program that is there already: lowered from ``scenario``, or made of a trace, with what its file would say of it.
+
+    ``follow``: whose message receives from any source take. See `simulate` for the rest.
+    """
     result = run(program, PROFILES[program.backend], cost, ordered=ordered, follow=follow)
     layout = build_layout(program)
     verdict = verdict_of(program, layout=layout, ended=_ended(program, result)) if with_verdict else None
-    swaps = name_swaps(program, result.trace, layout)
+    swaps = (*name_swaps(program, result.trace, layout), *message_swaps(program, result.trace, layout))
     outcome = "wrong-data" if swaps and result.outcome == "completes" else result.outcome
     if outcome == "completes" and PROFILES[program.backend].device:
         from distsim.engine.outcomes import left_open

@@ -73,8 +73,9 @@ class Trace:
     """``tables['group']`` holds the groups' names, ``header['groups']`` their ranks (name -> list, one row per group id).
 
     ``header`` keys: schema_version, source ("simulated" or "recorded"), name, file, world_size, nodes, local_size,
-    backend, cluster, outcome, makespan_ns, complete, groups: [[name, [ranks…]], …], mesh; of a simulated run also prices (the
-    cluster as its file has it), options and link_faults, which a replay needs. ``values``, where known: tensor -> rank -> numbers.
+    backend, cluster, outcome, makespan_ns, complete, groups: [[name, [ranks…]], …], group_options (number of the group ->
+    timeout_ns, backend, where it has its own), mesh; of a simulated run also prices (the cluster as its file has it), options and
+    link_faults, which a replay needs. ``values``, where known: see `distsim.trace_values`.
     """
 
     header: Mapping[str, Any]

@@ -25,13 +25,28 @@ from numpy.typing import NDArray
 
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.findings.record import Place
+from distsim.names import nearest
 from distsim.trace import COLUMNS, NOWHERE, OPTIONAL, TABLES, TRACE_SCHEMA_VERSION, Trace
+from distsim.trace_values import readable
 
 FORMAT: Final = "distsim-trace"
 #: Lines that are parsed, or written, at a time: few enough to keep memory small, many enough to be fast.
 _CHUNK: Final = 8192
+#: A trace with more ranks is taken for a damaged one.
+_MOST_RANKS: Final = 1 << 17
 _REMEDY: Final = "traces are written by `distsim simulate FILE --trace FILE.jsonl` and `distsim run --real`"
 
+
+#: Keys of a header, and what they are where they are there.
+_KINDS: Final = {
+    "options": dict, "mesh": dict, "group_options": dict, "prices": dict, "ends": list, "link_faults": list, "name": str, "file": str,
+    "backend": str, "cluster": str,
+}  # fmt: skip
+#: Keys of a call's arguments, and what they are; of a list, what its items are.
+_ARGS: Final = {
+    "waits": [int], "input_parts": [int], "output_parts": [int], "coalesced": [int], "ranks": [int], "queue": str, "stream": str,
+    "message": str, "backend": str, "init_method": str, "code": int, "timeout_ns": int, "assume_src": int,
+}  # fmt: skip
 
 # --- writing ---
 
@@ -96,9 +111,18 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         with open(path, encoding="utf-8") as lines:
             return parse_trace(lines, os.fspath(path))
     except OSError as fault:
-        raise UsageError(f"{os.fspath(path)} can't be read: {fault.strerror}", "give the path of a trace file") from None
+        raise UsageError(f"{os.fspath(path)} can't be read: {fault.strerror}", _near_file(os.fspath(path))) from None
     except UnicodeDecodeError:
         raise UsageError(f"{os.fspath(path)}: this is no text, so no trace", _REMEDY) from None
+
+
+def _near_file(file: str) -> str:
+    folder, name = os.path.split(file)
+    try:
+        found = nearest(name, sorted(entry for entry in os.listdir(folder or ".") if entry.endswith(".jsonl")))
+    except OSError:
+        found = None
+    return f"did you mean {os.path.join(folder, found)}?" if found and found != name else "give the path of a trace file"
 
 
 def parse_trace(lines: Iterable[str], file: str = "<trace>") -> Trace:
@@ -116,7 +140,15 @@ def parse_trace(lines: Iterable[str], file: str = "<trace>") -> Trace:
             f"{file}:{number}: the file is cut short: its header announces {calls} calls, {reader.count} are there",
             "write the trace again",
         )
-    return reader.trace()
+    trace = reader.trace()
+    _check_size(trace, file)
+    return trace
+
+
+def _check_size(trace: Trace, file: str) -> None:
+    """Raise UsageError for more ranks than anybody has: whoever works on them all would run out of memory."""
+    if trace.world_size > _MOST_RANKS:
+        raise UsageError(f"{file}:1: {trace.world_size} ranks are more than distsim reads, {_MOST_RANKS}", _REMEDY)
 
 
 def _header(line: str, file: str) -> dict[str, Any]:
@@ -125,7 +157,9 @@ def _header(line: str, file: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise UsageError(f"{file}:1: expected the header of a trace, found {_short(line)}", _REMEDY)
+        scenario = file.endswith((".yaml", ".yml"))
+        remedy = f"to run a scenario for real: `distsim run {file} --real`" if scenario else _REMEDY
+        raise UsageError(f"{file}:1: expected the header of a trace, found {_short(line)}", remedy)
     version = header.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise UsageError(f"{file}:1: the header has no schema_version", _REMEDY)
@@ -137,10 +171,41 @@ def _header(line: str, file: str) -> dict[str, Any]:
     groups = header.get("groups", [])
     if not isinstance(groups, list) or not all(_is_group(g) for g in groups):
         raise UsageError(f"{file}:1: expected `groups` as a list of [name, [ranks]]", _REMEDY)
-    if not all(_is_count(header.get(key, 0)) for key in ("world_size", "local_size", "makespan_ns", "calls")):
-        raise UsageError(f"{file}:1: expected world_size, local_size, makespan_ns and calls as whole numbers", _REMEDY)
+    if not all(_is_count(header.get(key, 0)) for key in ("world_size", "nodes", "local_size", "makespan_ns", "calls")):
+        raise UsageError(f"{file}:1: expected world_size, nodes, local_size, makespan_ns and calls as whole numbers", _REMEDY)
+    _check_facts(header, file)
     del header["format"]
     return header
+
+
+def _check_facts(header: Mapping[str, Any], file: str) -> None:
+    """Raise UsageError for keys of a header that a replay or a comparison could not read."""
+    wrong = next((key for key, kind in _KINDS.items() if header.get(key) is not None and not isinstance(header[key], kind)), None)
+    if wrong is None and not all(_is_link_fault(fault) for fault in header.get("link_faults") or ()):
+        wrong = "link_faults"
+    if wrong is None and not all(_is_end(end) for end in header.get("ends") or ()):
+        wrong = "ends"
+    if wrong is None and not all(_is_option(given) for given in (header.get("group_options") or {}).values()):
+        wrong = "group_options"
+    if wrong is None and not readable(header):
+        wrong = "values"
+    if wrong is not None:
+        raise UsageError(f"{file}:1: `{wrong}` in the header is not as distsim writes it", _REMEDY)
+
+
+def _is_link_fault(fault: Any) -> bool:
+    return (
+        isinstance(fault, list) and len(fault) == 3 and isinstance(fault[0], str) and isinstance(fault[1], list)
+        and isinstance(fault[2], (int, float))
+    )  # fmt: skip
+
+
+def _is_end(end: Any) -> bool:
+    return isinstance(end, list) and len(end) == 3 and type(end[0]) is type(end[2]) is int and isinstance(end[1], str)
+
+
+def _is_option(given: Any) -> bool:
+    return isinstance(given, dict) and _is_count(given.get("timeout_ns")) and isinstance(given.get("backend", ""), str)
 
 
 def _is_count(value: Any) -> bool:
@@ -261,6 +326,13 @@ class _Reader:
 def _args(value: Any) -> str:
     if value is not None and not isinstance(value, dict):
         raise ValueError("expected `args` as an object or null")
+    for name, given in (value or {}).items():
+        kind: Any = _ARGS.get(name, object)
+        items = given if isinstance(kind, list) else [given]
+        if not isinstance(items, list) or not all(
+            isinstance(item, kind[0] if isinstance(kind, list) else kind) for item in items
+        ):
+            raise ValueError(f"expected `{name}` in `args` as distsim writes it")
     return json.dumps(value, ensure_ascii=False) if value else ""
 
 

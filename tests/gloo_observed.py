@@ -357,7 +357,7 @@ LEFT_OUT: dict[str, str] = {
     "detail.order_swapped_same": "as coll.order_swapped_same_size",
     "coll.size.all_gather_per_rank_true_sizes": "a list of unlike sizes is refused by gloo in words; here a mismatch of sizes",
     "list.errors_local": "wrong Python arguments; what a file can write is refused before it runs",
-    "more.coalescing": "_coalescing_manager is no step",
+    "more.coalescing": "run by test_ops_gloo.py; with `device=` it is no step",
     "more.inference_of_device_meta_fake": "meta tensors are no tensors of a file",
     "more.lazy_init": "TORCH_GLOO_LAZY_INIT is not modelled; the lab saw two different ends",
     "more.uneven_reduce_scatter": "a list of unlike sizes for reduce_scatter is no call of the contract",

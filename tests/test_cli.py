@@ -168,7 +168,7 @@ def wait_until_it_reads(pid: int) -> None:
     for _ in range(100):
         time.sleep(0.05)
         try:
-            if "read" in Path(f"/proc/{pid}/wchan").read_text(encoding="ascii"):
+            if "pipe_read" in Path(f"/proc/{pid}/wchan").read_text(encoding="ascii"):
                 return
         except OSError:
             break

@@ -102,7 +102,7 @@ def test_values_are_compared_where_both_runs_carry_them() -> None:
 
     found = compare(a, b)
 
-    assert [(p.kind, p.rank, p.text) for p in found.partings] == [("value", 0, "x holds 3 in A, 4 in B")]
+    assert [(p.kind, p.rank, p.text) for p in found.partings] == [("value", 0, "x, element 0: 3 in A, 4 in B")]
     assert compare(a, one).same
 
 

@@ -64,6 +64,30 @@ def test_what_happens_in_time_is_among_what_every_order_allows(plain: Plain) -> 
             assert outcome_of(program, left) in outcomes
 
 
+LEAVES = [
+    [{"op": "send", "peer": 1, "numel": 300, "dtype": "uint8"}, {"op": "all_reduce_coalesced", "numels": [2], "numel": 2}],
+    [
+        {"op": "irecv", "peer": None, "numel": 1, "dtype": "uint8", "handle": "h"},
+        {"op": "all_reduce_coalesced", "numels": [2], "numel": 2},
+        {"op": "wait", "handles": ["h"]},
+    ],
+]
+
+
+def test_a_rank_that_raises_may_have_been_ended_otherwise_before() -> None:
+    """mpi refuses the coalesced call; a message that is too long for the open receive ends the rank if it is there first."""
+    program = build_program(2, dict(enumerate(LEAVES)), backend="mpi")
+    found = ends_of_orders(program, PROFILES["mpi"], 300)
+    assert found.complete
+    assert {worst_of(end.standstill, (note.outcome for note in end.notes)) for end in found.ends} == {"raises", "crashes"}
+    assert outcome_under(program, PROFILES["mpi"]).possible == ("crashes", "raises")
+
+
+def test_a_search_over_every_step_says_when_it_was_cut_short() -> None:
+    program = build_program(2, dict(enumerate(LEAVES)), backend="mpi")
+    assert not ends_of_orders(program, PROFILES["mpi"], 3).complete
+
+
 def _opened(call: dict[str, Any]) -> dict[str, Any]:
     if "ops" in call:
         return {**call, "ops": [_opened(part) for part in call["ops"]]}

@@ -45,7 +45,15 @@ def test_what_a_rank_holds_afterwards_is_the_rows_effect(name: str, n: int):
 
     for rank, effect in enumerate(row.effect(n, 0)):
         if effect is not None and row.gets != "none":
-            assert [len(text.split("+")) for text in held(picture, "after", rank)] == [len(part) for part in effect]
+            texts_held = [
+                text for text in held(picture, "after", rank) if text not in ("x", "y", "")
+            ]  # names of a launch's tensors
+            assert [len(text.split("+")) for text in texts_held] == [len(part) for part in effect] * (2 if row.coalesces else 1)
+
+
+def test_a_coalesced_launch_shows_two_tensors_of_its_list():
+    assert held(op_picture(OPS["all_gather_into_tensor_coalesced"], 2), "after", 1) == ["x", "a", "", "b", "y", "a", "", "b"]
+    assert held(op_picture(OPS["reduce_scatter_tensor_coalesced"], 2), "after", 1) == ["x", "a1+b1", "y", "a1+b1"]
 
 
 def test_the_letters_tell_whose_data_they_are():

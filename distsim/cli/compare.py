@@ -82,10 +82,10 @@ def _simulated(file: str, backend: str | None, cluster: str | None, sets: list[s
     from distsim.profiles import PROFILES
     from distsim.simulation import simulate
     from distsim.trace import Trace
-    from distsim.views.values import values_json
+    from distsim.views.values import values_header
 
     done = simulate(
         read_scenario(file, sets), backend=backend if backend in PROFILES else None, cluster=cluster, with_verdict=False
     )
     trace = done.run.trace
-    return Trace({**trace.header, "outcome": done.outcome, "values": values_json(done.values)}, trace.tables, trace.columns)
+    return Trace({**trace.header, "outcome": done.outcome, **values_header(done)}, trace.tables, trace.columns)

@@ -1,4 +1,4 @@
-"""`distsim replay`: a trace on the simulator again."""
+"""`distsim replay`: a trace again, on the simulator or on torch.distributed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,36 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, ClusterOption
+from distsim.cli.options import ClusterOption
+from distsim.cli.run import (
+    DeviceOption,
+    Force,
+    Init,
+    LauncherOption,
+    MasterAddr,
+    MasterPort,
+    Nnodes,
+    NodeRank,
+    RealBackend,
+    RealDevice,
+    Repeat,
+    Timeout,
+    check_trace_name,
+    tell_refused,
+    wish_of,
+    write_trace,
+)
 from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:
+    from distsim.real.run import Wish
     from distsim.replay import Scale
-    from distsim.trace import Trace
 
 TraceFile = Annotated[
     Path, typer.Argument(metavar="TRACE", help="A trace, as `simulate --trace F.jsonl` and `run --real` write it.")
+]
+BackendOption = Annotated[
+    RealBackend | None, typer.Option("--backend", help="In place of the trace's; auto, with --real: what is here.")
 ]
 ScaleOption = Annotated[
     list[str] | None,
@@ -25,6 +46,7 @@ ScaleOption = Annotated[
 Output = Annotated[
     Path | None, typer.Option("--trace", metavar="F", help="Write the replay: F.jsonl native, F.json for Perfetto.")
 ]
+Real = Annotated[bool, typer.Option("--real", help="Run it on torch.distributed; the options below are for that.")]
 
 
 def command(
@@ -34,23 +56,92 @@ def command(
     scale: ScaleOption = None,
     output: Output = None,
     format: FormatOption = Format.text,
+    real: Real = False,
+    timeout: Timeout = "10 s",
+    launcher: LauncherOption = None,
+    init: Init = "env",
+    repeat: Repeat = 1,
+    force: Force = False,
+    nnodes: Nnodes = 1,
+    node_rank: NodeRank = 0,
+    master_addr: MasterAddr = None,
+    master_port: MasterPort = None,
+    device: DeviceOption = RealDevice.auto,
 ) -> None:
-    """Simulate the calls of a trace again: as they were, at another speed, elsewhere.
+    """Run the calls of a trace again: simulated, at another speed, elsewhere, or for real.
 
     \b
     Example: distsim replay run.jsonl
     Example: distsim replay run.jsonl --cluster dgx-h100 --scale compute=0.5
+    Example: distsim replay run.jsonl --real --trace again.jsonl
     """
+    factors = _scale(scale)
+    if output is not None:
+        check_trace_name(output)
+    if real:
+        wish = wish_of(backend, launcher, init, timeout, repeat, nnodes, node_rank, master_addr, master_port, force, device)
+        raise typer.Exit(_for_real(trace, wish, cluster, factors, output, format))
+    given = {
+        "--timeout": timeout != "10 s", "--launcher": launcher is not None, "--init": init != "env", "--repeat": repeat != 1,
+        "--force": force, "--nnodes": nnodes != 1, "--node-rank": node_rank != 0, "--master-addr": master_addr is not None,
+        "--master-port": master_port is not None, "--backend auto": backend is RealBackend.auto,
+        "--device": device is not RealDevice.auto,
+    }  # fmt: skip
+    _alone([name for name, is_given in given.items() if is_given])
+    raise typer.Exit(_simulated(trace, cluster, backend, factors, output, format))
+
+
+def _alone(given: list[str]) -> None:
+    """Raises UsageError for options that say something about a real run where there is none."""
+    from distsim.errors import UsageError
+
+    if given:
+        raise UsageError(f"{', '.join(given)}: for a run on torch.distributed only", "add --real, or leave it out")
+
+
+def _simulated(
+    trace: Path, cluster: str | None, backend: RealBackend | None, scale: Scale, output: Path | None, format: Format
+) -> int:
     from distsim.replay import replay
     from distsim.trace_io import read_trace
     from distsim.views.replayview import replay_json, replay_text
 
-    factors = _scale(scale)
-    found = replay(read_trace(trace), cluster=read_cluster(cluster), backend=backend and backend.value, scale=factors)
+    found = replay(read_trace(trace), cluster=read_cluster(cluster), backend=backend and backend.value, scale=scale)
     if output is not None:
-        _write(output, found.trace)
+        write_trace(output, found.trace)
     console.out(console.to_json(replay_json(found, str(trace))) if format is Format.json else replay_text(found, str(trace)))
-    raise typer.Exit(int(found.run.outcome != "completes"))
+    return int(found.run.outcome != "completes")
+
+
+def _for_real(trace: Path, wish: Wish, cluster: str | None, scale: Scale, output: Path | None, format: Format) -> int:
+    """Run it, write the recording, print the report; the exit status."""
+    import os
+    from dataclasses import replace
+
+    from distsim.real.place import found
+    from distsim.real.run import Refused, chosen_backend, run_simulated
+    from distsim.replay import prepared
+    from distsim.trace_io import read_trace
+    from distsim.views.real import real_text
+    from distsim.views.replayview import real_replay_json, real_replay_lines
+
+    source = read_trace(trace)
+    started = found(os.environ, wish.master_addr or "127.0.0.1", wish.master_port or 29500)
+    backend = chosen_backend(wish, str(source.header.get("backend") or "gloo"), source.world_size, started)
+    ready = prepared(source, str(trace), backend=backend, cluster=read_cluster(cluster), scale=scale)
+    try:
+        run, status = run_simulated(ready.simulation, wish, started, ready.program)
+    except Refused as refused:
+        tell_refused(refused, format)
+        return 1
+    if run is None:  # the first launcher reports
+        return status
+    told = real_replay_lines(source, str(trace), ready.rebuilt.untimed)
+    run = replace(run, trace=ready.rows_of(run.trace), notes=(*told, *run.notes))
+    if output is not None:
+        write_trace(output, run.trace)
+    console.out(console.to_json(real_replay_json(run, source, str(trace))) if format is Format.json else real_text(run))
+    return status
 
 
 def _scale(given: list[str] | None) -> Scale:
@@ -76,18 +167,3 @@ def read_cluster(name: str | None) -> str | dict[str, object] | None:
     from distsim.scenario import load_mapping
 
     return load_mapping(name)
-
-
-def _write(path: Path, trace: Trace) -> None:
-    from distsim.errors import UsageError
-
-    if path.suffix == ".jsonl":
-        from distsim.trace_io import trace_lines
-
-        console.write_file(path, trace_lines(trace))
-    elif path.suffix == ".json":
-        from distsim.views.chrome import chrome_trace
-
-        console.write_file(path, chrome_trace(trace))
-    else:
-        raise UsageError(f"{path} is no name for a trace", "end it in .jsonl (distsim's own form) or .json (for Perfetto)")

@@ -96,12 +96,10 @@ def _writer(path: Path) -> Callable[[Simulation, Path], None]:
 def _write_native(simulation: Simulation, path: Path) -> None:
     from distsim.trace import Trace
     from distsim.trace_io import trace_lines
-    from distsim.views.values import values_json
+    from distsim.views.values import values_header
 
-    trace, values = simulation.run.trace, values_json(simulation.values)
-    if values is not None:
-        trace = Trace({**trace.header, "values": values}, trace.tables, trace.columns)
-    console.write_file(path, trace_lines(trace))
+    trace = simulation.run.trace
+    console.write_file(path, trace_lines(Trace({**trace.header, **values_header(simulation)}, trace.tables, trace.columns)))
 
 
 def _write_chrome(simulation: Simulation, path: Path) -> None:

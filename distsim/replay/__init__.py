@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from distsim.cluster import PRESETS, Cluster, cluster_from, default_cluster
+from distsim.cluster import Cluster
 from distsim.cost import CostModel
 from distsim.engine import Run, run
 from distsim.errors import UsageError
 from distsim.profiles import PROFILES
 from distsim.program.records import Program
-from distsim.replay.program import UNSCALED, Rebuilt, Scale, program_of
+from distsim.replay.program import UNSCALED, Scale, program_of
+from distsim.replay.real import Prepared, prepared
+from distsim.replay.source import as_source, prices_of
 from distsim.timeline import Timeline, timeline
-from distsim.trace import TIMES, Trace
+from distsim.trace import Trace
 
-__all__ = ["Replay", "Scale", "program_of", "replay"]
+__all__ = ["Prepared", "Replay", "Scale", "prepared", "program_of", "replay"]
 
 
 @dataclass(frozen=True)
@@ -68,34 +68,6 @@ def replay(
     again = trace.header.get("source") == "simulated" and cluster is None and backend is None and scale == UNSCALED
     rebuilt = program_of(trace, backend=chosen, nodes=nodes, options=trace.header.get("options"), scale=scale, resolve=not again)
     program = rebuilt.program
-    cost = CostModel(_cluster(trace, cluster, chosen), program.world_size, program.local_size, program.link_faults)
+    cost = CostModel(prices_of(trace, cluster, chosen), program.world_size, program.local_size, program.link_faults)
     done = run(program, PROFILES[chosen], cost, ordered=ordered)
-    return Replay(trace, program, done, cost, _as_source(trace, rebuilt, done))
-
-
-def _cluster(trace: Trace, chosen: str | Mapping[str, Any] | Cluster | None, backend: str) -> Cluster:
-    if chosen is not None:
-        return cluster_from(chosen)
-    if trace.header.get("prices"):
-        return cluster_from(trace.header["prices"])
-    named = trace.header.get("cluster")
-    return cluster_from(named) if named in PRESETS else default_cluster(backend)
-
-
-def _as_source(source: Trace, rebuilt: Rebuilt, done: Run) -> Trace:
-    """The run with the rows of the trace that it came from, and that trace's facts; times, matches and queues are the run's."""
-    kept = rebuilt.kept
-    number = np.cumsum(kept) - 1
-    order = np.argsort(source["rank"], kind="stable")  # the program's rows go rank by rank
-    columns = {name: column.copy() for name, column in source.columns.items()}
-    for name in (*TIMES, "queue"):
-        columns[name][order] = done.trace[name][kept]
-    match = done.trace["match"][kept]
-    columns["match"][order] = np.where(match >= 0, order[number[match]] if len(order) else match, match)
-    told = {name: value for name, value in source.header.items() if name != "values"}  # a replay works out none
-    header = {**told, "source": "simulated", **{name: done.trace.header[name] for name in _OF_RUN}}
-    return Trace(header, {**source.tables, "queue": done.trace.tables["queue"]}, columns)
-
-
-#: Keys of a header that tell of the run, not of the program.
-_OF_RUN = ("backend", "cluster", "prices", "outcome", "makespan_ns", "complete", "ends")
+    return Replay(trace, program, done, cost, as_source(trace, rebuilt, done.trace))

@@ -22,8 +22,12 @@ from distsim.trace import Trace, TraceCall
 #: How a trace says that a rank ended, and the fault that ends it so again.
 _FAULTS = {"killed": "kill", "absent": "absent"}
 #: Fields of a call that are handed on as the trace has them.
-_LOCAL = ("queue", "code", "message")
+_LOCAL = ("queue", "stream", "code", "message")
 _GROUP = ("name", "ranks", "local_sync", "timeout_ns", "backend", "init_method", "wait_all_ranks")
+#: A trace with more iterations is taken for a damaged one.
+_MOST_ITERATIONS: Final = 1 << 24
+#: What a process takes between two calls of a real run by itself: shorter pauses of a trace come again without being asked for.
+_OWN_NS: Final = 20_000
 
 
 class Scale(NamedTuple):
@@ -38,10 +42,14 @@ UNSCALED: Final = Scale()
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """``kept``: which rows of a run of the program are rows of the trace; the others are gaps between calls."""
+    """``kept``: which rows of a run of the program are rows of the trace; the others are gaps between calls.
+
+    ``untimed``: how many computes of the trace came to no end, and so last no time.
+    """
 
     program: Program
     kept: NDArray[np.bool_]
+    untimed: int = 0
 
 
 @dataclass
@@ -53,27 +61,47 @@ class _Rank:
     kept: list[bool] = field(default_factory=list)
     known: dict[Any, CodeCall] = field(default_factory=dict)
     free_ns: int = 0  # when the host came out of its last call
+    ends: dict[int, int] = field(default_factory=dict)  # position in the trace of a request -> of the call that ended it
+    held: dict[int, int] = field(default_factory=dict)  # position in the trace of a request -> number of its memory
 
 
 def program_of(trace: Trace, *, backend: str, nodes: int = 1, options: Mapping[str, Any] | None = None, scale: Scale = UNSCALED,
-               resolve: bool = True) -> Rebuilt:  # fmt: skip
+               resolve: bool = True, real: bool = False, named: bool = False) -> Rebuilt:  # fmt: skip
     """The program that a trace tells of. Raises UsageError for an operation or dtype that distsim does not know.
 
     A compute lasts as long as it did. What a host did between two calls becomes a pause of its own. With ``resolve`` a receive from
     any source names the rank whose message it took. A rank that was killed, or never started, is so again.
+
+    ``real``: pauses are as a run on torch.distributed needs them, where processes take time by themselves to issue a request and
+    between two calls. ``named``: buffers have names, so that their memory is there before the run; no two requests under way at
+    once share any.
     """
-    return _Builder(trace, backend, nodes, options or {}, scale, resolve).build()
+    return _Builder(trace, backend, nodes, options or {}, scale, resolve, real, named).build()
 
 
 class _Builder:
-    def __init__(self, trace: Trace, backend: str, nodes: int, options: Mapping[str, Any], scale: Scale, resolve: bool) -> None:
+    def __init__(
+        self, trace: Trace, backend: str, nodes: int, options: Mapping[str, Any], scale: Scale, resolve: bool, real: bool,
+        named: bool,
+    ) -> None:  # fmt: skip
         self.trace, self.backend, self.nodes, self.options, self.scale = trace, backend, nodes, options, scale
+        self.real, self.named = real, named
         self.size = trace.world_size
+        self._check()
         self.recorded = trace.header.get("source") == "recorded"
         self.shelf = Shelf(self.size, backend)
         self.rows = list(trace.rows())
         self.offset = self._groups()
         self.partner = self._partners() if resolve else {}
+
+    def _check(self) -> None:
+        """Raises UsageError for what no run has."""
+        header, calls = self.trace.header, self.trace
+        named = [rank for _, ranks in header.get("groups") or () for rank in ranks] + [end[0] for end in header.get("ends") or ()]
+        if not all(type(rank) is int and 0 <= rank < self.size for rank in named):
+            raise UsageError(f"the trace's header names a rank outside its world of {self.size}", "write the trace again")
+        if len(calls) and calls["iteration"].max() >= _MOST_ITERATIONS:
+            raise UsageError(f"the trace has a call in iteration {calls['iteration'].max()}", "write the trace again")
 
     def build(self) -> Rebuilt:
         by_rank: list[list[int]] = [[] for _ in range(self.size)]
@@ -96,7 +124,8 @@ class _Builder:
             groups=self.shelf.groups, tensors={}, codes=codes, code_of=list(range(self.size)), row_of=[0] * self.size,
             findings=self.shelf.findings(), faults=faults, link_faults=links, mesh=dict(header.get("mesh") or {}),
         )  # fmt: skip
-        return Rebuilt(program, np.array(kept, dtype=np.bool_))
+        untimed = sum(c.op == "compute" and c.posted_ns >= 0 and c.finished_ns < 0 for c in self.rows)
+        return Rebuilt(program, np.array(kept, dtype=np.bool_), untimed)
 
     def _fault(self, rank: int, kind: str, at_ns: int, code: Code, rows: Sequence[int]) -> Fault:
         """A rank that died between two calls dies there; one that died in a call, at that time."""
@@ -116,10 +145,12 @@ class _Builder:
         seen: dict[int, set[int]] = defaultdict(set)
         for rank, group, peer in zip(*(self.trace[n].tolist() for n in ("rank", "group", "peer")), strict=True):
             seen[group] |= {rank, peer} if peer >= 0 else {rank}
+        options = self.trace.header.get("group_options") or {}
         for number, name in enumerate(self.trace.tables.get("group", ())):
             ranks = tuple(told[number][1]) if number < len(told) else tuple(sorted(seen[number]))
             if number + offset:
-                self.shelf.groups.append(Group(number + offset, name, ranks))
+                given = options.get(str(number), {})
+                self.shelf.groups.append(Group(number + offset, name, ranks, given.get("backend"), given.get("timeout_ns")))
         return offset
 
     def _partners(self) -> dict[int, int]:
@@ -134,6 +165,7 @@ class _Builder:
     def _code(self, rank: int, rows: Sequence[int]) -> tuple[Code, list[bool]]:
         me = _Rank(CodeBuilder(self.shelf, [rank]))
         ended = self._ended(rows)
+        me.ends = {request: by for by, requests in ended.items() for request in requests}
         pieces: list[list[int]] = []
         for i in rows:
             if self.rows[i].part >= 0 and pieces:
@@ -142,6 +174,8 @@ class _Builder:
                 pieces.append([i])
         for first, *parts in pieces:
             call = self.rows[first]
+            if any(self._row(self.rows[i]).kind != "p2p" for i in parts):
+                raise UsageError(f"the trace has a part of a batch that is no message (rank {rank})", "write the trace again")
             self._gap(me, call)
             here = me.index[call.position] = len(me.builder.calls)
             spent = [here - me.index[p] for p in ended.get(call.position, ()) if p in me.index]
@@ -158,7 +192,8 @@ class _Builder:
         for call in told:
             found[call.ended_by].append(call.position)
         for wait in (c for c in calls if c.op == "wait" and c.args):
-            found[wait.position] = [wait.position - back for back in json.loads(wait.args).get("waits", ())]
+            if "waits" in (args := json.loads(wait.args)):
+                found[wait.position] = [wait.position - back for back in args["waits"]]
         if not told:
             for wait in (c for c in calls if c.op == "wait"):
                 for call in requests:
@@ -168,30 +203,47 @@ class _Builder:
         return found
 
     def _gap(self, me: _Rank, call: TraceCall) -> None:
-        """What the host did before this call, as a pause."""
+        """What the host did before this call, as a pause: for real also the assigns, of which no numbers are known."""
         gap_ns = round((call.posted_ns - me.free_ns) * (self.scale.gaps if me.index else 1)) if call.posted_ns >= 0 else 0
-        if gap_ns > 0:
+        if gap_ns > (_OWN_NS if self.real else 0):
             site = self.shelf.site(Site("", 0, 0, "sleep"))
             me.builder.append(me.builder.make(Draft(OPS["sleep"], site, 0, fields={"time_ns": gap_ns})))
             me.kept.append(False)
-        runs_on = self.recorded and call.handle == call.position  # issuing a request takes the host time of its own
-        me.free_ns = call.posted_ns if runs_on else max(call.returned_ns, me.free_ns)
+        if self.recorded and (call.op == "assign" if self.real else call.handle == call.position):
+            me.free_ns = call.posted_ns  # issuing a request took the host's time, which the simulator knows nothing of
+        else:
+            me.free_ns = max(call.returned_ns, me.free_ns)
 
     def _call(self, me: _Rank, row: int, parts: Sequence[int], spent: Sequence[int]) -> CodeCall:
         call = self.rows[row]
         kind = self._row(call).kind
         is_async = call.handle == call.position and kind != "wait"
-        key = (*call[1:8], call.group, call.args, call.name, call.place, is_async, call.ended_by == call.position, tuple(spent),
+        memory = self._memory(me, call, is_async)
+        key = (memory, *call[1:8], call.group, call.args, call.name, call.place, is_async, call.ended_by == call.position, tuple(spent),
                self._lasted(call), self.partner.get(row), self.trace["group"][row], tuple(self._part_key(p) for p in parts))  # fmt: skip
         if key in me.known:
             return me.known[key]
-        draft = self._draft(me, row)
+        draft = self._draft(row, memory)
         draft.is_async = is_async
-        draft.parts = tuple(me.builder.make(self._draft(me, p)) for p in parts)
+        draft.parts = tuple(me.builder.make(self._draft(p, f"{memory}.{k}" if memory else "")) for k, p in enumerate(parts))
         spent_as = {"waits": tuple(spent)} if kind == "wait" else {"drops": tuple(spent)}
         handled = is_async and call.ended_by != call.position
         found = me.known[key] = me.builder.make(draft, handled=handled, **spent_as)
         return found
+
+    def _memory(self, me: _Rank, call: TraceCall, is_async: bool) -> str:
+        """The name of the memory that a call works in; that of requests which have ended is used again.
+
+        Empty (new memory at each call) where nobody asks for names, and for a request that nobody waits for.
+        """
+        if not self.named or (is_async and me.ends.get(call.position, -1) <= call.position):
+            return ""
+        for position in [p for p in me.held if me.ends[p] < call.position]:
+            del me.held[position]
+        number = next(k for k in range(len(me.held) + 1) if k not in me.held.values())
+        if is_async:
+            me.held[call.position] = number
+        return f"memory {number}"
 
     def _part_key(self, row: int) -> tuple[Any, ...]:
         return (*self.rows[row][1:8], self.partner.get(row), int(self.trace["group"][row]))
@@ -211,7 +263,7 @@ class _Builder:
         return lasted if call.op == "sleep" else round(lasted * self.scale.compute)
 
     # --- one call ---
-    def _draft(self, me: _Rank, row: int) -> Draft:
+    def _draft(self, row: int, memory: str) -> Draft:
         call = self.rows[row]
         op = self._row(call)
         args: dict[str, Any] = json.loads(call.args) if call.args else {}
@@ -221,17 +273,19 @@ class _Builder:
         if op.kind == "p2p":
             peer = self.partner.get(row, call.peer)
             draft.peer, draft.tag, draft.is_async = -1 if peer is None else peer, call.tag, op.nonblocking
-            buffer = BufferVec("", 0, (_numel(call),), call.dtype)
+            buffer = _buffer(memory, "in", (_numel(call),), call.dtype)
             draft.fields = {"inputs": (buffer,), "outputs": (buffer,)}
         elif op.kind == "collective":
-            draft.fields = self._collective(op, call, args, self.shelf.groups[group])
+            draft.fields = self._collective(op, call, args, self.shelf.groups[group], memory)
         elif op.kind == "group":
             draft.fields = {"name": call.name, **{k: _tuple(args[k]) for k in _GROUP if k in args}}
         elif op.kind == "local":
             draft.fields = {"name": call.name, "time_ns": self._lasted(call), **{k: args[k] for k in _LOCAL if k in args}}
+        if "queue" in args and op.kind != "local":
+            draft.fields["queue"] = args["queue"]
         return draft
 
-    def _collective(self, op: type[Op], call: TraceCall, args: Mapping[str, Any], group: Group) -> dict[str, Any]:
+    def _collective(self, op: type[Op], call: TraceCall, args: Mapping[str, Any], group: Group, memory: str) -> dict[str, Any]:
         fields: dict[str, Any] = {k: args[k] for k in ("timeout_ns", "wait_all_ranks") if k in args}
         if op.root_field is not None:
             fields["root"] = call.peer if call.peer is not None else 0
@@ -240,8 +294,10 @@ class _Builder:
         if op.gives == "none":
             return fields
         n, numel, listed = group.size, _numel(call), not call.op.endswith(("_tensor", "_single"))
+        if op.coalesces is not None:
+            return fields | _launch(op, args.get("coalesced") or [numel], n, call.dtype, memory)
         if "tensor" in op.model_fields:
-            fields["inputs"] = fields["outputs"] = (BufferVec("", 0, (numel,), call.dtype),)
+            fields["inputs"] = fields["outputs"] = (_buffer(memory, "in", (numel,), call.dtype),)
             return fields
         for side, other in (("input", "output"), ("output", "input")):
             each, theirs = args.get(f"{side}_parts"), args.get(f"{other}_parts")
@@ -251,8 +307,23 @@ class _Builder:
             elif each is not None:
                 shapes = [(k,) for k in each] if listed else [(sum(each),)]
                 fields |= {} if listed else {f"{side}_splits": tuple(each)}
-            fields[f"{side}s"] = tuple(BufferVec("", 0, shape, call.dtype) for shape in shapes)
+            fields[f"{side}s"] = tuple(_buffer(memory, f"{side} {k}", shape, call.dtype) for k, shape in enumerate(shapes))
         return fields
+
+
+def _launch(op: type[Op], numels: Sequence[int], n: int, dtype: str, memory: str) -> dict[str, Any]:
+    """The buffers of a coalesced launch: ``numels`` are elements of the longer side of each part."""
+    sides = {}
+    for side in ("input", "output"):
+        short = "tensor" not in op.model_fields and getattr(op, f"{side}_parts") == "one"
+        sizes = [numel // n if short else numel for numel in numels]
+        name = "in" if "tensor" in op.model_fields else side
+        sides[f"{side}s"] = tuple(_buffer(memory, f"{name} {k}", (size,), dtype) for k, size in enumerate(sizes))
+    return sides
+
+
+def _buffer(memory: str, side: str, shape: tuple[int, ...], dtype: str) -> BufferVec:
+    return BufferVec(f"{memory} {side} {dtype}{list(shape)}" if memory else "", 0, shape, dtype)
 
 
 def _numel(call: TraceCall) -> int:

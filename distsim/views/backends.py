@@ -26,6 +26,10 @@ _NOTES = (
     ("(4)", "torch passes complex numbers as pairs of real ones: sum and avg have a meaning then, the other reduce ops none. Gloo's "
             "gather refuses them, as do mpi's gather, reduce and reduce_scatter."),
     ("mpi", "reduce_scatter and all_gather_into_tensor came with pytorch#150162 in 2025."),
+    ("coalesced", "several collectives as one launch (_coalescing_manager). Gloo lays them end to end and compares no lists; on a GPU "
+                  "it has reduce_scatter alone."),
+    ("shapes", "gloo wants the larger tensor of all_gather_into_tensor and reduce_scatter_tensor to be the smaller one with its first "
+               "axis n times as long; nccl counts elements."),
     ("bool", "a sum of bools is an or: true where any is."),
     ("avg", "of integers: gloo refuses, after it has taken the sum; nccl divides and drops the rest."),
     ("gloo, GPU", "collectives copy to the host and back; the numbers are right, the speed is the host's. barrier and messages know "
@@ -83,11 +87,17 @@ def _reductions() -> list[str]:
 
 
 def _refusals() -> Iterator[str]:
-    """Every text of the table once; OP and TYPE stand for the reduce op and for torch's name of the dtype."""
+    """Every text of the table once; OP and TYPE stand for the reduce op and for torch's name of the dtype, SHAPE and ROWS for numbers."""
     for one in SUPPORT.values():
-        texts = (one.any_source, *one.dtype_text.values(), *one.reduce_text.values(), *one.lacks.values())
+        texts = (
+            one.any_source,
+            *one.dtype_text.values(),
+            *one.reduce_text.values(),
+            *one.lacks.values(),
+            *one.shape_text.values(),
+        )
         for text in dict.fromkeys(text for text in texts if text):
-            yield from _quoted(one.backend, text.format(op="OP", type="TYPE"))
+            yield from _quoted(one.backend, text.format(op="OP", type="TYPE", one="SHAPE", got="SHAPE", sizes="ROWS vs. ROWS"))
     for op in ("all_reduce", "reduce", "reduce_scatter"):
         yield from _quoted("all", complex_text(op, "op"))
 

@@ -18,7 +18,7 @@ from distsim.trace import Trace, TraceCall
 
 HOST: Final = 0
 _ON_QUEUE: Final = ("compute", "assign")
-_WAITS: Final = ("wait", "synchronize")
+_WAITS: Final = ("wait", "wait_stream", "synchronize")
 _KINDS: Final = {name: row.kind for name, row in OPS.items()}
 _DIRECTION: Final = {name: row.direction for name, row in OPS.items()}
 

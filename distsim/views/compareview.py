@@ -21,7 +21,7 @@ _WHY = {"compute": "computing", "transfer": "moving", "sleep": "asleep", "wait":
 
 def compare_text(found: Comparison, names: tuple[str, str]) -> str:
     """The report. ``names``: what the two runs are called."""
-    sections = [_head(found, names), _partings(found), _causes(found), _ops(found), _ranks(found)]
+    sections = [[*_head(found, names), *_values(found)], _partings(found), _causes(found), _ops(found), _ranks(found)]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
@@ -34,6 +34,22 @@ def _head(found: Comparison, names: tuple[str, str]) -> list[str]:
     sides = [f"{x}: {cut(name, 44)}, {outcome or 'outcome unknown'} in {show_ns(ns)}"
              for x, name, outcome, ns in zip("AB", names, found.outcomes, (a_ns, b_ns), strict=True)]  # fmt: skip
     return [*(line for side in sides for line in folded(side, further="   ")), *folded(f"{_longer(a_ns, b_ns)}; {verdict}")]
+
+
+def _values(found: Comparison) -> list[str]:
+    """How the values compare, or who has none."""
+    v = found.values
+    if v.lacking:
+        return folded(
+            f"values are not compared: {'neither' if len(v.lacking) > 1 else v.lacking} has {_some(v.lacking)} recorded"
+        )
+    parts = [f"{n} {word}" for n, word in ((v.equal, "equal"), (v.close, "equal but for the order of addition"), (v.differ, "differ"),
+                                           (v.one_sided, "known in one run alone")) if n]  # fmt: skip
+    return folded(f"values of tensors, rank by rank: {', '.join(parts) or 'none known'}")
+
+
+def _some(lacking: str) -> str:
+    return "any" if len(lacking) > 1 else "none"
 
 
 def _longer(a_ns: int, b_ns: int) -> str:
@@ -150,6 +166,7 @@ def compare_json(found: Comparison, names: tuple[str, str]) -> dict[str, Any]:
         "only_a": len(found.only_a),
         "only_b": len(found.only_b),
         "worst_ns": found.worst_ns,
+        "values": found.values._asdict(),
         "partings": [_parting_json(found, p) for p in found.partings],
         "causes": [{**c._asdict(), "delta_ns": c.delta_ns} for c in found.causes],
         "ops": [o._asdict() for o in found.ops],
@@ -161,7 +178,12 @@ def _parting_json(found: Comparison, p: Parting) -> dict[str, Any]:
     calls = [None if row < 0 else trace.row(row) for trace, row in ((found.a, p.a), (found.b, p.b))]
     sides = [None if c is None else {"position": c.position, "part": c.part, "op": c.op, "line": c.place.line, "posted_ns": c.posted_ns,
                                      "finished_ns": c.finished_ns, "returned_ns": c.returned_ns} for c in calls]  # fmt: skip
-    return {"kind": p.kind, "rank": p.rank, "text": p.text, "a": sides[0], "b": sides[1]}
+    value = {
+        "tensor": p.tensor,
+        "element": p.element if p.element >= 0 else None,
+        "numbers": list(p.numbers) if p.numbers else None,
+    }
+    return {"kind": p.kind, "rank": p.rank, "text": p.text, "a": sides[0], "b": sides[1], **(value if p.kind == "value" else {})}
 
 
 def _rank_json(r: RankShares) -> dict[str, Any]:

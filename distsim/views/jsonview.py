@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from distsim.check.memory import held
 from distsim.findings.record import Finding
 from distsim.views.values import values_json
 
@@ -36,6 +37,7 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
         "ranks": [_rank(r) for r in timeline.ranks],
         "critical_path": [_segment(s) for s in timeline.critical_path],
         "collectives": [_collective(c) for c in timeline.collectives],
+        "memory": _memory(simulation),
         "values": values_json(simulation.values),
         "findings": [finding_json(f) for f in simulation.findings],
         "cost_model": {"name": cost.name, "source": cost.source, "error_band": cost.error_band},
@@ -58,6 +60,23 @@ def finding_json(finding: Finding) -> Mapping[str, Any]:
 def _rank(r: RankTimes) -> dict[str, Any]:
     """``finished_ns`` is null for a rank that never came to its end."""
     return {**r._asdict(), "finished_ns": r.finished_ns if r.finished_ns >= 0 else None}
+
+
+def _memory(simulation: Simulation) -> list[dict[str, Any]]:
+    """What ranks hold at their peak, an object for each entry of `memory:`, those of strategies included."""
+    device = simulation.cost.cluster.device
+    return [
+        {
+            "name": one.name,
+            "ranks": list(one.ranks),
+            "parts_nbytes": dict(one.parts),
+            "total_nbytes": one.total,
+            "device": device.name,
+            "device_nbytes": device.memory_nbytes,
+            "fits": one.total <= device.memory_nbytes,
+        }
+        for one in held(simulation.scenario, simulation.program)
+    ]
 
 
 def _segment(s: Segment) -> dict[str, Any]:

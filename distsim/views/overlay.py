@@ -18,7 +18,7 @@ _LEFT, _WIDTH, _TOP, _RIGHT = 108.0, 1064.0, 92.0, 32.0
 _LANE, _GAP = 18.0, 14.0
 _ROW = 2 * _LANE + _GAP
 _COMPUTE, _MOVING, _WAITING = "#9CCBEB", "#F2A583", "url(#waiting)"
-_QUIET = ("sleep", "wait", "synchronize", "exit", "fail")
+_QUIET = ("sleep", "wait", "wait_stream", "synchronize", "exit", "fail")
 
 
 class _Bar(NamedTuple):

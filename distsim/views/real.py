@@ -166,6 +166,8 @@ def _recording(run: RealRun) -> list[str]:
     calls = len(run.trace)
     error = "one clock for all ranks" if not run.clock_error_ns else f"clocks agree within {show_ns(run.clock_error_ns)}"
     part = "" if run.trace.header["complete"] else ", not complete"
+    if run.trace.header.get("times") == "device":
+        error += f"; times of the GPUs within {show_ns(run.trace.header['device_clock_error_ns'])} of them"
     cost = f"recording took {run.overhead_ns} ns a call; " if run.overhead_ns else ""
     return folded(f"Trace: {calls} calls{part}; {cost}{error}.", "", "  ")
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from distsim.real.record import RealRun
 from distsim.replay import Replay
 from distsim.timeline import RankTimes, Segment
+from distsim.trace import Trace
 from distsim.units import show_ns
+from distsim.views.real import real_json
 from distsim.views.tables import cut, folded, table
 
 SCHEMA_VERSION = 1
@@ -28,10 +31,11 @@ def replay_text(found: Replay, file: str) -> str:
 def _head(found: Replay, file: str) -> list[str]:
     source, then_ns, now_ns = found.source, found.source.makespan_ns, found.makespan_ns
     ratio = f", {now_ns / then_ns:.3g} times that" if then_ns and now_ns != then_ns else ", the same"
-    kind = "recorded" if source.header.get("source") == "recorded" else "simulated"
     return [
         *folded(f"{cut(str(source.header.get('name') or file), 40)}: {found.run.outcome} in {show_ns(now_ns)}"),
-        *folded(f"the trace, {kind} under {source.header.get('backend')}, took {show_ns(then_ns)}; the replay takes{ratio[1:]}"),
+        *folded(
+            f"the trace, {_kind(source)} under {source.header.get('backend')}, took {show_ns(then_ns)}; the replay takes{ratio[1:]}"
+        ),
         *folded(
             f"{found.program.world_size} ranks, back end {found.run.profile}, cluster {found.cost.name}, {len(source)} calls"
         ),
@@ -80,4 +84,24 @@ def replay_json(found: Replay, file: str) -> dict[str, Any]:
     }
 
 
-__all__ = ["replay_json", "replay_text"]
+# --- for real ---
+
+
+def real_replay_lines(source: Trace, file: str, untimed: int) -> tuple[str, ...]:
+    """What the report of a real run says besides: of what it is a replay. ``untimed``: computes of the trace that never ended."""
+    told = f"a replay of {cut(file, 40)}, {_kind(source)} under {source.header.get('backend')}, which took {show_ns(source.makespan_ns)}"
+    short = f"{untimed} computes of the trace never ended; they last no time here"
+    return (told, short) if untimed else (told,)
+
+
+def real_replay_json(run: RealRun, source: Trace, file: str) -> dict[str, Any]:
+    """What `distsim replay --real --format json` prints: the keys of `distsim run --real`, and ``replay_of``."""
+    told = {"file": file, "source": _kind(source), "backend": source.header.get("backend"), "makespan_ns": source.makespan_ns}
+    return {**real_json(run), "replay_of": told}
+
+
+def _kind(source: Trace) -> str:
+    return "recorded" if source.header.get("source") == "recorded" else "simulated"
+
+
+__all__ = ["real_replay_json", "real_replay_lines", "replay_json", "replay_text"]

@@ -26,7 +26,7 @@ _LEFT, _WIDTH, _TOP, _RIGHT = 92.0, 1080.0, 96.0, 32.0
 _UPPER, _LOWER, _GAP = 20.0, 15.0, 16.0
 _ROW = _UPPER + _LOWER + _GAP
 _COMPUTE, _EXPOSED, _HIDDEN, _WAITING, _PATH = "#9CCBEB", "#F2A583", "#8ED3B7", "url(#waiting)", INK
-_LOCAL = (*COMPUTE_OPS, "sleep", "wait", "synchronize", "exit", "fail")
+_LOCAL = (*COMPUTE_OPS, "sleep", "wait", "wait_stream", "synchronize", "exit", "fail")
 
 _TIMES = ("posted_ns", "returned_ns", "started_ns", "finished_ns")
 
@@ -130,7 +130,7 @@ class _Drawing:
             if started >= 0 and finished >= 0 and op not in _LOCAL and self.trace["match"][row] >= 0:
                 moving.append(self._named(row, op, started, finished))
             waiting.append((posted, returned if returned >= 0 else self.end))
-            if ahead and op not in ("wait", "synchronize"):
+            if ahead and op not in ("wait", "wait_stream", "synchronize"):
                 waiting.append((posted, started if started >= 0 and finished >= 0 else self.end))
         return compute, moving, waiting
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from distsim.check.memory import held
 from distsim.units import show_bytes, show_ns
 from distsim.views.findings import findings_lines
 from distsim.views.tables import WIDTH, cut, folded, ranks_text, table
+from distsim.views.textmemory import memory_lines
 from distsim.views.values import values_lines
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ def report(simulation: Simulation) -> str:
         _titled("Ranks", _ranks(timeline.ranks, simulation.run.standstill.ends)),
         _titled("Collectives", _collectives(timeline.collectives)),
         _titled("Critical path", _critical_path(timeline.critical_path, timeline.makespan_ns, file)),
+        memory_lines(held(simulation.scenario, simulation.program), simulation.cost.cluster),
         _titled("Values at the end", values_lines(simulation.values)),
         folded(f"Times by the cost model of {simulation.cost.name}: {simulation.cost.error_band}."),
     ]
@@ -114,6 +117,10 @@ def _shares(r: RankTimes) -> tuple[str, ...]:
     return tuple(show_ns(ns) if ns else "-" for ns in (r.compute_ns, r.exposed_comm_ns, r.waiting_ns, r.idle_ns))
 
 
+#: Titles of the column of group sizes, and widths of that of group names, from the most comfortable on.
+_WIDTHS = (("ranks", 24), ("ranks", 16), ("ranks", 12), ("n", 12), ("n", 8), ("n", 4))
+
+
 def _collectives(found: Sequence[CollectiveTimes]) -> list[str]:
     if not found:
         return []
@@ -121,10 +128,10 @@ def _collectives(found: Sequence[CollectiveTimes]) -> list[str]:
     if len(found) > MOST_COLLECTIVES:
         found = _sisters(found, equal=False)
     hidden = {4} if all(c.calls == 1 for c in found) else set()
-    for ranks, width in (("ranks", 24), ("ranks", 16), ("ranks", 12), ("n", 12), ("n", 8), ("n", 4)):  # the first that fits
+    for ranks, width, op in (*((r, w, 40) for r, w in _WIDTHS), ("n", 4, 28)):  # the first that fits
         titles = ("operation", "group", ranks, "bytes", "calls", "time", "algbw", "busbw")
         header, *rest = [
-            [c for i, c in enumerate(row) if i not in hidden] for row in (titles, *(_cells(c, width) for c in found))
+            [c for i, c in enumerate(row) if i not in hidden] for row in (titles, *(_cells(c, width, op) for c in found))
         ]
         lines = table(header, rest, left=(0, 1))
         if max(map(len, lines)) <= WIDTH:
@@ -132,9 +139,9 @@ def _collectives(found: Sequence[CollectiveTimes]) -> list[str]:
     return _shortened(lines, MOST_COLLECTIVES)
 
 
-def _cells(c: CollectiveTimes, width: int) -> tuple[str, ...]:
+def _cells(c: CollectiveTimes, width: int, op: int) -> tuple[str, ...]:
     sizes = (str(c.n), show_bytes(c.nbytes), str(c.calls))
-    return (c.op, cut(c.group, width), *sizes, show_ns(c.duration_ns), _rate(c.algbw), _rate(c.busbw))
+    return (cut(c.op, op), cut(c.group, width), *sizes, show_ns(c.duration_ns), _rate(c.algbw), _rate(c.busbw))
 
 
 def _sisters(found: Sequence[CollectiveTimes], equal: bool) -> list[CollectiveTimes]:

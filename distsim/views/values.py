@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from distsim.trace_values import Kept, header_values, number, packed
 from distsim.views.tables import cut, ranks_text
 
 if TYPE_CHECKING:
+    from distsim.simulation import Simulation
     from distsim.values.record import Values
 
 WIDTH = 80
@@ -55,22 +56,19 @@ def _plain(values: Values, rank: int, label: str) -> Any:
         return None if array is None else []
     flat = array.reshape(-1)[:1] if not any(array.strides) else array.reshape(-1)
     if flat.size == 1 or (flat == flat[0]).all():
-        return _number(flat[0])
+        return number(flat[0])
     return None if flat.size > MOST_ELEMENTS else _nested(array)
 
 
 def _nested(array: Any) -> Any:
-    return [_nested(row) for row in array] if array.ndim else _number(array[()])
+    return [_nested(row) for row in array] if array.ndim else number(array[()])
 
 
-def _number(number: Any) -> Any:
-    """A Python number; what JSON has no number for (inf, nan, complex) as text."""
-    if hasattr(number, "imag") and isinstance(number.item() if hasattr(number, "item") else number, complex):
-        return str(number)
-    kind = number.dtype.kind
-    if kind == "b":
-        return bool(number)
-    if kind in "iu":
-        return int(number)
-    value = float(number)
-    return value if isfinite(value) else str(value)
+def values_header(simulation: Simulation) -> dict[str, Any]:
+    """The keys of a trace's header that say what the tensors hold in the end; none where values were not asked for."""
+    values = simulation.wide_values
+    if values is None:
+        return {}
+    return header_values(
+        Kept(rank, label, state.dtype, packed(values.array(rank, label))) for (rank, label), state in values.buffers.items()
+    )

@@ -26,15 +26,23 @@ def op_picture(row: Any, n: int = 4, root: int = 0) -> Picture:
 def _collective(row: Any, n: int, root: int) -> Picture:
     effect = row.effect(n, root)
     moves = any(effect)
-    before = [_input(row, r, n, root) if moves else ((_told("arrives"),),) for r in range(n)]
-    after = [_output(row, effect[r], r, n) if moves else ((_told("goes on"),),) for r in range(n)]
+    before = [_listed(row, _input(row, r, n, root)) if moves else ((_told("arrives"),),) for r in range(n)]
+    after = [_listed(row, _output(row, effect[r], r, n)) if moves else ((_told("goes on"),),) for r in range(n)]
     gives = [not moves or row.gives == "all" or r == root for r in range(n)]
     gets = [not moves or effect[r] is not None for r in range(n)]
     about = f"all {n} ranks of the group call it"
     about += f"; rank {root} is the root ({row.root_field})" if row.root_field else ""
     about += "; one colour for each rank's data" if moves else ""
     about += ", a1 is part 1 of rank 0's" if moves and row.input_parts == "n" else ""
+    about += "; the same happens to every tensor of its list, x and y here" if row.coalesces else ""
     return _before_after(row, before, after, gives, gets, about, root if row.root_field else None)
+
+
+def _listed(row: Any, table: Table) -> Table:
+    """A coalesced launch does with each tensor of its list what its operation does with one."""
+    if row.coalesces is None:
+        return table
+    return tuple((_told(name if k == 0 else ""), *cells) for name in "xy" for k, cells in enumerate(table))
 
 
 def _letter(rank: int, part: int, many: bool) -> str:

@@ -1,0 +1,124 @@
+"""`simulate` tells what each kind of rank holds at its peak, also where all of it fits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from strategy_checks import ROOT
+
+from distsim.check.memory import held
+from distsim.scenario import load, loads
+from distsim.simulation import Simulation, simulate
+from distsim.units import show_bytes
+from distsim.views.jsonview import simulation_json
+from distsim.views.tables import WIDTH
+from distsim.views.text import report
+
+HEAD = "Memory of a rank at its peak; "
+
+
+def done(text: str) -> Simulation:
+    return simulate(loads(text), with_values=False)
+
+
+def stated(*entries: str, world: int = 4) -> str:
+    return (
+        f"world: {world}\nbackend: nccl\ncluster: dgx-h100\nmemory:\n"
+        + "".join(f"  {e}\n" for e in entries)
+        + "program: [barrier]\n"
+    )
+
+
+def table_of(simulation: Simulation) -> list[str]:
+    """The lines of the report's memory table: title, header, rows."""
+    lines = report(simulation).splitlines()
+    start = next((k for k, line in enumerate(lines) if line.startswith(HEAD)), None)
+    if start is None:
+        return []
+    return lines[start : lines.index("", start)]
+
+
+def test_each_part_the_sum_and_the_devices_memory_are_told_where_all_fits():
+    found = table_of(done(stated("all: {parameters: 1 GiB, gradients: 2 GiB, optimizer: 3 GiB, activations: 512 MiB}")))
+
+    assert found == [
+        "Memory of a rank at its peak; NVIDIA H100 SXM 80 GB has 74.51 GiB",
+        "  ranks  parameters  gradients  optimizer  activations    total  %",
+        "  0-3         1 GiB      2 GiB      3 GiB      512 MiB  6.5 GiB  9",
+    ]
+
+
+def test_ranks_that_hold_the_same_share_a_line_and_the_fullest_is_first():
+    entries = [f"stage_{k}: {{ranks: rank == {k}, parameters: {2 if k == 2 else 1} GiB}}" for k in range(4)]
+    found = table_of(done(stated(*entries)))
+
+    assert [line.split()[0] for line in found[2:]] == ["2", "0,"]
+    assert found[3].split()[:3] == ["0,", "1,", "3"]
+
+
+def test_entries_for_the_same_ranks_are_told_apart_by_their_names():
+    found = table_of(done(stated("idle: {parameters: 1 GiB}", "busy: {parameters: 1 GiB, activations: 1 GiB}")))
+
+    assert [line.split()[0] for line in found[2:]] == ["busy", "idle"]
+
+
+def test_what_does_not_fit_has_a_share_above_100():
+    simulation = simulate(load(str(ROOT / "scenarios" / "strategies" / "llama3_8b_does_not_fit.yaml")), with_values=False)
+
+    assert table_of(simulation)[2].split()[-1] == "207"
+    assert "DS806" in [f.code for f in simulation.findings]
+
+
+def test_a_byte_more_than_there_is_is_no_hundred_percent():
+    room = done(stated("a: {parameters: 1 GiB}")).cost.cluster.device.memory_nbytes
+
+    assert table_of(done(stated(f"a: {{parameters: {room} B}}")))[2].split()[-1] == "100"
+    assert table_of(done(stated(f"a: {{parameters: {room + 1} B}}")))[2].split()[-1] == "101"
+
+
+@pytest.mark.parametrize("name", ["gpt3_175b", "llama3_8b", "mixtral_8x7b"])
+def test_the_table_of_a_strategys_scenario_keeps_to_eighty_columns_and_adds_up(name):
+    simulation = simulate(load(str(ROOT / "scenarios" / "strategies" / f"{name}.yaml")), with_values=False)
+    found = table_of(simulation)
+    rows = held(simulation.scenario, simulation.program)
+
+    assert 3 <= len(found) <= 2 + len(rows)
+    assert max(map(len, found)) <= WIDTH
+    assert sorted(r for one in rows for r in one.ranks) == list(range(simulation.program.world_size))
+    assert all(any(show_bytes(one.total) in line for line in found) for one in rows)
+
+
+def test_long_lists_of_ranks_and_every_part_still_keep_to_eighty_columns():
+    part = "parameters: 1234 MB, gradients: 1023 MiB, optimizer: 1234567 KiB, activations: 1022 MB, gathered: 2345 MiB"
+    entries = [f"k{k}: {{ranks: 'rank % 5 == {k} or rank == 0', {part}}}" for k in (1, 2)]
+    found = table_of(done(stated(*entries, world=16)))
+
+    assert max(map(len, found)) <= WIDTH
+
+
+def test_json_has_every_entry_with_its_ranks_and_bytes():
+    simulation = done(
+        stated("first: {ranks: 0, parameters: 1 KiB, optimizer: 3 KiB}", "others: {ranks: rank > 0, parameters: 1 TiB}")
+    )
+    first, others = json.loads(json.dumps(simulation_json(simulation)))["memory"]
+
+    assert first == {
+        "name": "first", "ranks": [0], "parts_nbytes": {"parameters": 1024, "optimizer": 3072}, "total_nbytes": 4096,
+        "device": "NVIDIA H100 SXM 80 GB", "device_nbytes": 80_000_000_000, "fits": True,
+    }  # fmt: skip
+    assert (others["ranks"], others["fits"]) == ([1, 2, 3], False)
+
+
+def test_without_a_description_nothing_is_said():
+    simulation = done("world: 2\nprogram: [barrier]\n")
+
+    assert table_of(simulation) == []
+    assert simulation_json(simulation)["memory"] == []
+
+
+def test_an_entry_that_selects_nobody_is_told():
+    found = done(stated("last: {ranks: rank == 4, parameters: 1 GiB}"))
+
+    assert [(f.code, f.message) for f in found.findings] == [("DS901", "the selector of the memory last selects no rank")]
+    assert table_of(found) == []

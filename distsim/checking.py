@@ -15,6 +15,7 @@ from distsim.check.backends import backend_findings
 from distsim.check.diagnose import diagnose
 from distsim.check.layout import Layout, build_layout
 from distsim.check.memory import memory_findings
+from distsim.check.messages import message_swaps
 from distsim.check.names import name_swaps
 from distsim.check.orders import MAX_STATES
 from distsim.check.remarks import remarks
@@ -110,7 +111,7 @@ def check_program(
     out: those of the default cluster). ``more``: findings that the caller has already."""
     layout = build_layout(program)
     verdict = verdict_of(program, max_states)
-    swaps = name_swaps(program, None, layout)
+    swaps = (*name_swaps(program, None, layout), *message_swaps(program, None, layout))
     prices = {name: cost if name == program.backend else None for name in PROFILES}
     outcomes = {name: _swapped(outcome_under(program, p, prices[name]), bool(swaps)) for name, p in PROFILES.items()}
     found = _findings(program, layout, verdict, outcomes, cost, (*more, *swaps))

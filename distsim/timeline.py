@@ -32,7 +32,7 @@ COMPUTE_OPS: Final = ("compute", "assign")
 _COLLECTIVES: Final = frozenset(name for name, row in OPS.items() if row.kind == "collective")
 _MEETING: Final = tuple(name for name, row in OPS.items() if row.kind in ("p2p", "collective"))
 #: Operations that never stand for moving data, even where a trace gives them times.
-_LOCAL: Final = (*COMPUTE_OPS, "sleep", "wait", "synchronize", "exit", "fail")
+_LOCAL: Final = (*COMPUTE_OPS, "sleep", "wait", "wait_stream", "synchronize", "exit", "fail")
 
 
 class RankTimes(NamedTuple):
@@ -141,7 +141,7 @@ def rank_times(trace: Trace, makespan_ns: int) -> tuple[RankTimes, ...]:
         asleep = made & sleeping
         add(asleep, np.where(ran, started, posted), np.where(ran, till, back))
         start = np.minimum(np.where(ran & ((finished >= 0) | computing), started, last), last)
-        waiting = waiting + add(made & ~sleeping & ~trace.ops("wait", "synchronize"), posted, start)
+        waiting = waiting + add(made & ~sleeping & ~trace.ops("wait", "wait_stream", "synchronize"), posted, start)
     idle = makespan_ns - compute - exposed - waiting
     ends = _rank_ends(trace, died)
     columns = (np.arange(size), compute, exposed, waiting, idle, ends)

@@ -30,6 +30,12 @@ _FLOPS = {f"{p}FLOP": 10**k for p, k in (("", 0), ("k", 3), ("K", 3), ("M", 6), 
 _FLOP_RATE = {f"{name}/s": Fraction(factor, 10**9) for name, factor in _FLOPS.items()}
 
 
+_FAMILIES: tuple[tuple[str, Mapping[str, int | Fraction]], ...] = (
+    ("a duration", _DURATION), ("a size", _SIZE), ("a bandwidth", _BANDWIDTH), ("floating-point operations", _FLOPS),
+    ("a rate of floating-point operations", _FLOP_RATE),
+)  # fmt: skip
+
+
 def _show(value: object) -> str:
     text = "nothing" if value is None else value if isinstance(value, str) else repr(value)
     text = " ".join(text.split()) or "an empty text"
@@ -48,7 +54,10 @@ def _parse(value: object, what: str, example: str, table: Mapping[str, int | Fra
     if unit not in table:
         from distsim.names import listing, near
 
-        known = f"(known: {listing(table, 14)}){near(unit, table)}"
+        other = next((words for words, units in _FAMILIES if unit in units), None)
+        related = [name for name in (f"{unit}/s", unit.removesuffix("/s")) if name in table]
+        meant = near(unit, related if other else table)
+        known = f"{'of ' + other + ' ' if other else ''}(known: {listing(table, 14)}){meant}"
         raise ValueError(f"expected {what}, as `{example}`, found the unit {_show(unit)} {known}")
     number = Fraction(match[1]) * table[unit]
     if number < 0:

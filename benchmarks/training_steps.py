@@ -1,9 +1,10 @@
 """Simulated step times beside published ones: how far off is a described model on a preset cluster?
 
-    python benchmarks/training_steps.py ../shared/costs/training_steps.csv [--every 10] [--rows]
+    python benchmarks/training_steps.py [--table F.csv] [--every N] [--rows]
 
-Each row of the table (columns in the README beside it) becomes a `transformer:` step on the preset of its GPU; nothing is fitted to these
-rows. Two things keep it fast. Replicas beyond those that fill two nodes are left out. A step with many micro-batches is simulated with
+Each row of the table (`training_steps.csv`: a published run, its configuration, its source; an empty field was not published) becomes a
+`transformer:` step on the preset of its GPU; nothing is fitted to these rows. Of the one family of 473 rows the table has every tenth.
+Two things keep it fast. Replicas beyond those that fill two nodes are left out. A step with many micro-batches is simulated with
 few, twice, and the difference carried on: T(m) = T(a) + (m - a) (T(b) - T(a)) / (b - a), exact once the pipeline is full.
 Left out: GPUs without a preset, and 8-bit and 4-bit matrix products, which no description of ours prices. What a row does not say is taken
 as micro-batches of one sequence and a schedule without chunks.
@@ -17,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from distsim.cluster.presets import PRESETS
@@ -34,7 +36,7 @@ FIRST_FLASH = 0.325
 EARLY = ("torchtitan", "llm-foundry", "fms-fsdp", "Megatron-Bridge")
 #: Attention that writes its scores, all of them: sources older than fused kernels.
 PLAIN = ("2104.04473", "2205.05198", "bigscience", "vTrain")
-#: Of vTrain's 473 rows of one family, every tenth unless --every says otherwise.
+#: Of a longer table's rows of this family --every takes some.
 MANY = "vTrain"
 
 
@@ -176,8 +178,8 @@ def left_out(sources: dict[str, list[Outcome]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table")
-    parser.add_argument("--every", type=int, default=10, help=f"of {MANY}'s rows take every so many")
+    parser.add_argument("--table", default=str(Path(__file__).with_suffix(".csv")))
+    parser.add_argument("--every", type=int, default=1, help=f"of {MANY}'s rows take every so many")
     parser.add_argument("--rows", action="store_true", help="print every row")
     asked = parser.parse_args()
     start = time.perf_counter()

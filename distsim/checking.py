@@ -163,7 +163,8 @@ def _swapped(outcome: ProfileOutcome, swaps: bool) -> ProfileOutcome:
     if not swaps or outcome.outcome != "completes":
         return outcome
     possible = tuple(dict.fromkeys("wrong-data" if o == "completes" else o for o in outcome.possible))
-    return replace(outcome, outcome="wrong-data", possible=possible)
+    variants = outcome.variants and {init: "wrong-data" if o == "completes" else o for init, o in outcome.variants.items()}
+    return replace(outcome, outcome="wrong-data", possible=possible, variants=variants)
 
 
 def _with_sizes(finding: Finding, outcomes: Mapping[str, ProfileOutcome]) -> Finding:

@@ -79,6 +79,7 @@ def test_a_swap_is_wrong_data_and_a_warning_but_no_verdict():
 
     assert (done.outcome, done.verdict.verdict) == ("wrong-data", "ok")
     assert (result.verdict.verdict, {p.outcome for p in result.profiles.values()}) == ("ok", {"wrong-data"})
+    assert result.profiles["nccl"].variants == {"lazy": "wrong-data", "eager": "wrong-data"}
     assert [f.code for f in done.findings] == [f.code for f in result.findings] == ["DS610"]
 
 

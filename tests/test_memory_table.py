@@ -77,6 +77,10 @@ def test_a_byte_more_than_there_is_is_no_hundred_percent():
     assert table_of(done(stated(f"a: {{parameters: {room + 1} B}}")))[2].split()[-1] == "101"
 
 
+def test_next_to_nothing_is_less_than_a_hundredth():
+    assert table_of(done(stated("a: {parameters: 1 KiB}")))[2].split()[-1] == "<1"
+
+
 @pytest.mark.parametrize("name", ["gpt3_175b", "llama3_8b", "mixtral_8x7b"])
 def test_the_table_of_a_strategys_scenario_keeps_to_eighty_columns_and_adds_up(name):
     simulation = simulate(load(str(ROOT / "scenarios" / "strategies" / f"{name}.yaml")), with_values=False)

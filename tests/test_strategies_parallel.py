@@ -93,6 +93,18 @@ def test_rank_0_is_the_bottleneck_of_data_parallel():
     ]
 
 
+@pytest.mark.parametrize(
+    ("group", "first"), [("odd", {1}), ("named", {1}), ("both", {0}), ("b", {0, 2}), (["a", "b"], {0}), (None, {0})]
+)
+def test_the_first_of_every_group_has_the_master_copy(group, first):
+    groups = {"odd": [3, 1], "named": {"ranks": [1, 3]}, "both": {"axes": ["a", "b"]}}
+    fields = {"layers": LAYERS, "batch": [4, 8], "output": [4, 2], **({} if group is None else {"group": group})}
+    entry = {"data_parallel": fields} | ({"ranks": "rank % 2 == 1"} if group in ("odd", "named") else {})
+    program = lower(Scenario(world=4, mesh={"a": 2, "b": 2}, groups=groups, program=[entry]))
+
+    assert {rank for rank in range(4) if any(c.name == "master copy" for _, c in program.calls_of(rank))} == first
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 9), st.integers(0, 2), st.sampled_from(["dropped", "doubled", "misdirected"]))
 def test_a_spoiled_call_of_data_parallel_is_always_noticed(number, rank, how):

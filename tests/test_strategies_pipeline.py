@@ -380,7 +380,8 @@ def test_every_gradient_of_a_stage_is_reduced_exactly_once_an_iteration(
 ) -> None:
     schedule, chunks = layout
     for iterations in (1, 2):
-        done = simulate(data_parallel(schedule, style, chunks=chunks, backend=backend, iterations=iterations), with_values=True)
+        made = data_parallel(schedule, style, chunks=chunks, backend=backend, iterations=iterations, setup=False)
+        done = simulate(made, with_values=True)
         assert done.verdict is not None
         assert done.values is not None
         assert (done.outcome, done.verdict.verdict) == ("completes", "ok")
@@ -395,11 +396,34 @@ def test_every_gradient_of_a_stage_is_reduced_exactly_once_an_iteration(
                 assert len(found) == 2 * 4  # of four micro-batches on two ranks
 
 
+@pytest.mark.parametrize("layout", WHOLE)
+def test_ddp_in_a_pipeline_has_one_bucket_at_first_and_rebuilds_before_the_second_iterations_first_forward(
+    layout: tuple[str, int],
+) -> None:
+    """Each stage once: construction, a single bucket, rank 0's order and sizes, then the buckets; gradients are whole each time."""
+    schedule, chunks = layout
+    made = data_parallel(schedule, "ddp", chunks=chunks, iterations=2)
+    done = simulate(made, with_values=True)
+    calls = [call for _, call in lower(made).calls_of(3) if call.op in ("all_gather", "broadcast", "all_reduce")]
+    built, first, second = ["all_gather", "broadcast", "broadcast"], ["all_reduce"], ["broadcast"] * 2 + ["all_reduce"] * 3
+
+    assert done.outcome == "completes"
+    assert [c.op for c in calls[: 4 * chunks]] == built * chunks + first * chunks
+    assert Counter(c.op for c in calls[4 * chunks :]) == Counter(second * chunks)
+    assert {sum(b.numel for b in c.inputs) for c in calls[3 * chunks : 4 * chunks]} == {3 * 64 * 64}
+    assert done.values is not None
+    for label in (name for name in done.scenario.tensors if name.startswith(("pipeline_initial_", "pipeline_grad_"))):
+        for rank in range(4):
+            (found,) = {tuple(sorted(s.counts.items())) for s in done.values.stretches(rank, label)}
+            assert len(found) == 2 * 4
+            assert {count for _, count in found} == {1}
+
+
 def test_ddp_reduces_beside_a_stages_last_backward_and_fully_shard_after_it() -> None:
     """backward_maybe_with_nosync, perform_reduce_grad: buckets go out while the last backward runs, units once it is over."""
     ends = {}
     for style, op in (("ddp", "all_reduce"), ("fsdp", "reduce_scatter_tensor")):
-        trace = simulate(data_parallel("1f1b", style, backend="nccl")).run.trace
+        trace = simulate(data_parallel("1f1b", style, backend="nccl", setup=False)).run.trace
         calls = [call for call in trace.rows() if call.rank == 0]
         last = max(c.finished_ns for c in calls if c.name.startswith("backward") and c.finished_ns > c.started_ns)
         ends[style] = [c.started_ns < last for c in calls if c.op == op]
@@ -418,7 +442,7 @@ def test_parameters_of_a_sharded_stage_are_gathered_once_for_all_micro_batches()
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 30), st.integers(0, 1), st.sampled_from(["dropped", "doubled"]), st.sampled_from(["ddp", "fsdp"]))
 def test_a_reduction_that_one_rank_drops_or_doubles_is_noticed(number: int, rank: int, how: str, style: str) -> None:
-    wrong = spoiled(data_parallel("1f1b", style, backend="nccl"), number, rank, how)
+    wrong = spoiled(data_parallel("1f1b", style, backend="nccl", setup=False), number, rank, how)
 
     assert wrong is not None
     word = "pipeline_grad_0" if style == "ddp" else "pipeline_shard_grad_0"

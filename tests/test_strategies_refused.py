@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distsim.errors import ScenarioErrors
-from distsim.scenario import loads
+from distsim.scenario import Scenario, loads
 
 FILE = "world: {world}\nbackend: nccl\ncluster: dgx-h100\nmesh: {mesh}\nprogram:\n  - {entry}\n"
 LLAMA = "transformer: {model: llama3-8b, "
@@ -100,3 +100,13 @@ def test_a_part_of_memory_without_the_name_of_an_entry_is_told_with_how_to_write
 
     assert "expected what ranks hold, as `{parameters: 4 GiB}`" in problem.message
     assert "memory: {rank: {parameters: '4 GiB'}}" in problem.hint
+
+
+def test_a_group_that_is_another_for_each_rank_is_refused_as_such():
+    program = [{"fsdp": {"layers": {"params": [[8]], "forward": "1 ms", "backward": "1 ms"}, "shard": "halves"}}]
+    with pytest.raises(ScenarioErrors) as caught:
+        Scenario(world=4, groups={"halves": {"by": "rank % 2"}}, program=program)
+    [problem] = caught.value.problems
+
+    assert problem.path == "program[0].fsdp.shard"
+    assert problem.message.startswith("the group halves is another for each rank")

@@ -41,6 +41,35 @@ def test_communication_beside_compute_has_its_own_colour():
     assert "hidden by compute" in timeline_svg(*made(2, calls))
 
 
+def test_streams_that_overlap_have_tracks_of_their_own_with_their_names():
+    def calls(stream: str) -> list[dict[str, object]]:
+        launches = [{"op": "all_reduce", "numel": 10**7, "queue": q, "group": g} for q, g in (("reduce", "world"), (stream, "g"))]
+        return [*launches, work("f", 50)]
+
+    groups = {"g": [0, 1]}
+    one, two = (
+        timeline_svg(*made(2, {r: calls(stream) for r in range(2)}, backend="nccl", groups=groups))
+        for stream in ("reduce", "gather")
+    )
+
+    assert not {"reduce", "gather"} & set(words(one))  # one after the other: one track
+    assert words(two).count("reduce") == words(two).count("gather") == 2
+    assert _height(two) > _height(one)
+
+
+def _height(svg: str) -> float:
+    return float(ElementTree.fromstring(svg).attrib["height"])
+
+
+def test_backward_passes_have_a_shade_of_their_own_and_narrow_bars_a_letter():
+    passes = [work(name, 1) for name in ("forward", "backward", "backward input", "backward weight")]
+    shown = words(timeline_svg(*made(2, {r: [*passes, work("other", 60)] for r in range(2)})))
+
+    assert [shown.count(letter) for letter in "FBIW"] == [2, 2, 2, 2]
+    assert "backward" in shown  # in the legend
+    assert "backward" not in words(timeline_svg(*made(2, {r: [work("forward", 3)] for r in range(2)})))
+
+
 def test_the_timeline_of_a_thousand_ranks_is_bounded():
     program, run = made(1000, {r: [work(), {"op": "barrier"}] for r in range(1000)})
     svg = timeline_svg(program, run)

@@ -150,7 +150,6 @@ def pipeline_data(name: str, chunks: int, style: str, micro_batches: int = 4, it
             example = torch.randn(2, 16, requires_grad=True)
             shapes = {"input_args": (example,), "output_args": (example,), "group": mesh["pp"].get_group()}
             stages.append(PipelineStage(net, s, count, torch.device("cpu"), **shapes))
-        log.clear()
         schedule = get_schedule_class(name)(stages if chunks > 1 else stages[0], micro_batches, loss_fn=nn.functional.mse_loss)
         for _ in range(iterations):
             x, target = torch.randn(8, 16), torch.randn(8, 16)
@@ -182,7 +181,9 @@ CASES: dict[str, Case] = {
         "pipelining, interleaved over fully_shard", 4, pipeline_data("Interleaved1F1B", 2, "fsdp")
     ),
     "pipeline_fsdp_zero": Case("pipelining, zero bubble over fully_shard", 4, pipeline_data("InterleavedZeroBubble", 2, "fsdp")),
-    "pipeline_ddp_1F1B": Case("pipelining, 1F1B over DDP", 4, pipeline_data("1F1B", 1, "ddp")),
-    "pipeline_ddp_Interleaved1F1B": Case("pipelining, interleaved over DDP", 4, pipeline_data("Interleaved1F1B", 2, "ddp")),
+    "pipeline_ddp_1F1B": Case("pipelining, 1F1B over DDP", 4, pipeline_data("1F1B", 1, "ddp", iterations=3)),
+    "pipeline_ddp_Interleaved1F1B": Case(
+        "pipelining, interleaved over DDP", 4, pipeline_data("Interleaved1F1B", 2, "ddp", iterations=3)
+    ),
     **{f"pipeline_{name}": Case(f"pipelining, {name}", size, pipeline(name, chunks)) for name, size, chunks in PIPELINES},
 }

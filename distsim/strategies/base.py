@@ -54,9 +54,21 @@ class Context(NamedTuple):
         for axis in (group,) if isinstance(group, str) else group:
             if axis in self.mesh or (isinstance(group, str) and self._sized(axis)):
                 continue
+            if isinstance(group, str) and axis in self.groups:
+                return f"the group {axis} is another for each rank; a strategy needs an axis, several, or a group of named ranks or axes"
             remedy = f": name one of these with `{field}`, or add {axis} to the mesh" if field and self.mesh else ""
             return f"unknown axis {axis}; the mesh has {listing(self.mesh)}{near(axis, self.mesh) or remedy}"
         return None
+
+    def first_of(self, group: str | tuple[str, ...] | None) -> str:
+        """A selector of group rank 0 (in every group, where axes make several)."""
+        named = self.groups.get(group) if isinstance(group, str) and group not in self.mesh else None
+        axes: Any = (group,) if isinstance(group, str) else group or ()
+        if named is not None:
+            axes = named.get("axes") if isinstance(named, Mapping) else None
+        if named is not None and not axes:
+            return f"rank == {min(named['ranks'] if isinstance(named, Mapping) else named)}"
+        return "rank == 0" if axes in ((), ("world",)) else " and ".join(f"{axis} == 0" for axis in axes)
 
     def _sized(self, name: str) -> bool:
         named = self.groups.get(name)

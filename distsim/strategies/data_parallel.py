@@ -81,10 +81,7 @@ class _Writer:
 
     def at_root(self, entries: list[Entry]) -> Entry:
         """Entries of the device that holds the master copy: group rank 0."""
-        if self.group is None or self.group == "world":
-            return block(entries, 0)
-        axes = self.group if isinstance(self.group, list) else [self.group]
-        return block(entries, " and ".join(f"{axis} == 0" for axis in axes))
+        return block(entries, self.context.first_of(self.f.group))
 
     def expansion(self) -> Expansion:
         f = self.f

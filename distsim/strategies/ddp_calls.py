@@ -53,7 +53,7 @@ class Replicas:
         return [self.tensor(f"weights_{k}", part.numel, self.dtype) for k, part in enumerate(parts)]
 
     def built(self, dims: int) -> list[Entry]:
-        """All ranks must have as many parameters, of the same shapes and strides (``dims`` numbers each); then rank 0's weights go to all."""
+        """All ranks must have as many parameters, of the same shapes and strides (``dims`` numbers each); then all get rank 0's weights."""
         count, counts = self.tensor("count", 1, "int64", len(self.params)), f"{self.p}_counts"
         self.tensors[counts] = {"shape": [self.size, 1], "dtype": "int64"}
         shapes = self.tensor("shapes", 2 * dims, "int64")

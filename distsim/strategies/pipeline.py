@@ -282,8 +282,9 @@ class Pipeline(Strategy):
         name, many = self.gradient, chunks > 1
         if name is None:
             name = f"{prefix}_weight_grad"
+        if self.gradient is None and self.data_parallel is None:
             found[name] = {"shape": [1], **({"copies": chunks} if many else {})}
-        else:
+        elif self.gradient is not None:
             declared = context.tensors[name]
             many = many and isinstance(declared, Mapping) and "copies" in declared
         return [f"{name}@{c}" if many else name for c in range(chunks)], found

@@ -1,13 +1,14 @@
 """The timeline: a row per rank, time to the right, drawn to scale.
 
-Each rank has two tracks. The upper one is what the rank itself does: compute, or waiting in a call that has not met its parties.
-The lower one is its communication under way: exposed where nothing is computed meanwhile, hidden where it is. A thick line under
-the tracks is the critical path.
+Each rank has two tracks or more. The upper one is what the rank itself does: compute, or waiting in a call that has not met its
+parties. Below is its communication under way: exposed where nothing is computed meanwhile, hidden where it is. Where streams (or
+whatever runs it) overlap, each has a track of its own. A thick line under the tracks is the critical path.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +25,9 @@ from distsim.views.svg import Svg
 MOST_RANKS, MOST_ARROWS = 48, 400
 _LEFT, _WIDTH, _TOP, _RIGHT = 92.0, 1080.0, 96.0, 32.0
 _UPPER, _LOWER, _GAP = 20.0, 15.0, 16.0
-_ROW = _UPPER + _LOWER + _GAP
-_COMPUTE, _EXPOSED, _HIDDEN, _WAITING, _PATH = "#9CCBEB", "#F2A583", "#8ED3B7", "url(#waiting)", INK
+#: Tracks of streams that a rank has at most; the last one holds what is left.
+_MOST_TRACKS = 4
+_COMPUTE, _BACKWARD, _EXPOSED, _HIDDEN, _WAITING, _PATH = "#9CCBEB", "#6FA9DB", "#F2A583", "#8ED3B7", "url(#waiting)", INK
 _LOCAL = (*COMPUTE_OPS, "sleep", "wait", "wait_stream", "synchronize", "exit", "fail")
 
 _TIMES = ("posted_ns", "returned_ns", "started_ns", "finished_ns")
@@ -38,6 +40,23 @@ class _Bar(NamedTuple):
     end: int
     label: str
     tip: str
+    queue: str = ""
+
+
+class _Row(NamedTuple):
+    """What is drawn for one rank; ``streams`` are the queues that have a track of their own, none where one track does."""
+
+    compute: list[_Bar]
+    moving: list[_Bar]
+    waiting: list[Span]
+    streams: list[str]
+
+    @property
+    def height(self) -> float:
+        return _UPPER + max(len(self.streams), 1) * _LOWER
+
+    def track(self, queue: str) -> int:
+        return self.streams.index(queue) if queue in self.streams else max(len(self.streams) - 1, 0)
 
 
 def timeline_svg(program: Program, run: Any, measured: Timeline | None = None) -> str:
@@ -54,16 +73,21 @@ class _Drawing:
         self.stuck = set(run.standstill.stuck)
         grown = measured.makespan_ns // 6 if self.stuck else 0  # room to show that it never ends
         self.end = max(measured.makespan_ns + grown, 1)
+        self.rows = [self._row(rank) for rank in self.ranks]
+        self.tops = list(accumulate((row.height + _GAP for row in self.rows), initial=_TOP))
         self.draw = Svg()
 
     def x(self, ns: int) -> float:
         return _LEFT + _WIDTH * min(ns, self.end) / self.end
 
     def y(self, rank: int) -> float:
-        return _TOP + rank * _ROW
+        return self.tops[rank]
+
+    def foot(self, rank: int) -> float:
+        return self.y(rank) + self.rows[rank].height
 
     def svg(self) -> str:
-        bottom = self.y(len(self.ranks))
+        bottom = self.tops[-1]
         self._head()
         self._axis(bottom)
         for rank in self.ranks:
@@ -80,7 +104,8 @@ class _Drawing:
         said = f"{self.run.outcome}, {show_ns(self.measured.makespan_ns)}; {self.program.backend}"
         self.draw.text(16, 46, said + (f"; and {more} more ranks, not drawn" if more else ""), 12, colour=GREY)
         at = 16.0
-        for fill, word in _LEGEND:
+        shaded = any(_fill(bar) == _BACKWARD for row in self.rows for bar in row.compute)
+        for fill, word in _LEGEND[:1] + ((_BACKWARD, "backward"),) * shaded + _LEGEND[1:]:
             self.draw.rect(at, 58, 22, 12, fill, border=LINE)
             self.draw.text(at + 28, 68, word, 12)
             at += 28 + text_width(word, 12) + 16
@@ -94,24 +119,32 @@ class _Drawing:
         self.draw.text(16, bottom + 18, "time", 11, colour=GREY)
 
     # --- a rank ---
-    def _rank(self, rank: int) -> None:
+    def _row(self, rank: int) -> _Row:
         rows = np.flatnonzero((self.trace["rank"] == rank) & (self.trace["posted_ns"] >= 0)).tolist()
-        y = self.y(rank)
-        self.draw.text(16, y + _UPPER / 2 + 9, f"rank {rank}", 13, bold=True)
-        self.draw.rect(_LEFT, y, _WIDTH, _UPPER, PALE)
-        self.draw.rect(_LEFT, y + _UPPER, _WIDTH, _LOWER, WHITE, border="#DDE1E6")
         compute, moving, waiting = self._bars(rows)
-        busy = _union((b.start, b.end) for b in compute)
-        under_way = _union((b.start, b.end) for b in moving)
-        for start, end in _without(_without(_union(waiting), busy), under_way):
+        streams = list(dict.fromkeys(bar.queue for bar in moving)) if _overlap(moving) else []
+        return _Row(compute, moving, waiting, streams[:_MOST_TRACKS])
+
+    def _rank(self, rank: int) -> None:
+        row, y = self.rows[rank], self.y(rank)
+        self.draw.text(16, y + _UPPER / 2 + (9 if not row.streams else 4), f"rank {rank}", 13, bold=True)
+        self.draw.rect(_LEFT, y, _WIDTH, _UPPER, PALE)
+        for track in range(max(len(row.streams), 1)):
+            self.draw.rect(_LEFT, y + _UPPER + track * _LOWER, _WIDTH, _LOWER, WHITE, border="#DDE1E6")
+        for track, stream in enumerate(row.streams):
+            self.draw.text(_LEFT - 6, y + _UPPER + track * _LOWER + 11, _short(stream), 9, anchor="end", colour=GREY)
+        busy = _union((b.start, b.end) for b in row.compute)
+        under_way = _union((b.start, b.end) for b in row.moving)
+        for start, end in _without(_without(_union(row.waiting), busy), under_way):
             word = "waits for ever" if end == self.end and rank in self.stuck else "waiting"
             self._bar(_Bar(start, end, word, f"rank {rank}: {word}, {show_ns(end - start)}"), y, _UPPER, _WAITING)
-        self._row_of_bars(compute, y, _UPPER, _COMPUTE)
-        for bar in moving:
+        self._row_of_bars(row.compute, y, _UPPER)
+        for bar in row.moving:
+            at = y + _UPPER + row.track(bar.queue) * _LOWER
             for start, end in _without([(bar.start, bar.end)], busy):
-                self._bar(_Bar(start, end, bar.label, bar.tip), y + _UPPER, _LOWER, _EXPOSED)
+                self._bar(_Bar(start, end, bar.label, bar.tip), at, _LOWER, _EXPOSED)
             for start, end in _both([(bar.start, bar.end)], busy):
-                self._bar(_Bar(start, end, bar.label, f"{bar.tip}, hidden by compute"), y + _UPPER, _LOWER, _HIDDEN)
+                self._bar(_Bar(start, end, bar.label, f"{bar.tip}, hidden by compute"), at, _LOWER, _HIDDEN)
 
     def _bars(self, rows: Sequence[int]) -> tuple[list[_Bar], list[_Bar], list[Span]]:
         """Compute, communication under way, and when the rank is in a call that may wait."""
@@ -139,23 +172,25 @@ class _Drawing:
         nbytes = int(self.trace["nbytes"][row])
         label = clipped(name or op, 40)
         about = (label, show_bytes(nbytes) if nbytes else "", show_ns(end - start))
-        return _Bar(start, end, label, ", ".join(t for t in about if t))
+        queue = self.trace.text("queue", int(self.trace["queue"][row]))
+        return _Bar(start, end, label, ", ".join(t for t in about if t), queue)
 
-    def _row_of_bars(self, bars: Sequence[_Bar], y: float, height: float, fill: str) -> None:
+    def _row_of_bars(self, bars: Sequence[_Bar], y: float, height: float) -> None:
         drawn = -1.0
         for bar in bars:
             if self.x(bar.end) - drawn >= 1 / 3:
-                self._bar(bar, y, height, fill)
+                self._bar(bar, y, height, _fill(bar))
                 drawn = self.x(bar.end)
 
     def _bar(self, bar: _Bar, y: float, height: float, fill: str) -> None:
         x, width = self.x(bar.start), self.x(bar.end) - self.x(bar.start)
         self.draw.rect(x, y + 1, max(width, 0.4), height - 2, fill, bar.tip, LINE if width > 3 else "")
-        if text_width(bar.label, 11) + 6 <= width:
+        label = next((word for word in (bar.label, _letter(bar.label)) if word and text_width(word, 11) + 6 <= width), None)
+        if label is not None:
             if fill == _WAITING:
-                wide = text_width(bar.label, 11) + 6
+                wide = text_width(label, 11) + 6
                 self.draw.rect(x + (width - wide) / 2, y + 2.5, wide, height - 5, WHITE)
-            self.draw.text(x + width / 2, y + height / 2 + 4, bar.label, 11, anchor="middle")
+            self.draw.text(x + width / 2, y + height / 2 + 4, label, 11, anchor="middle")
 
     # --- between ranks ---
     def _messages(self) -> None:
@@ -171,8 +206,8 @@ class _Drawing:
             start, end = int(trace["started_ns"][send]), int(trace["finished_ns"][recv])
             if max(a, b) < len(self.ranks) and min(start, end) >= 0:
                 down = 1 if b > a else -1
-                y1 = self.y(a) + _UPPER + (_LOWER if down > 0 else 0)
-                y2 = self.y(b) + _UPPER + (0 if down > 0 else _LOWER)
+                y1 = self.foot(a) if down > 0 else self.y(a) + _UPPER
+                y2 = self.y(b) + _UPPER if down > 0 else self.foot(b)
                 self.draw.line((self.x(start), y1), (self.x(end), y2), MESSAGE, 1.3, arrow=True)
 
     def _critical_path(self) -> None:
@@ -180,16 +215,43 @@ class _Drawing:
         for part in self.measured.critical_path:
             if part.rank >= len(self.ranks):
                 continue
-            y = self.y(part.rank) + _UPPER + _LOWER + 3
+            y = self.foot(part.rank) + 3
             if before is not None and before.rank != part.rank:
                 x = self.x(part.start_ns)
-                self.draw.line((x, self.y(before.rank) + _UPPER + _LOWER + 3), (x, y), _PATH, 1.2, dash="3 3")
+                self.draw.line((x, self.foot(before.rank) + 3), (x, y), _PATH, 1.2, dash="3 3")
             self.draw.line((self.x(part.start_ns), y), (self.x(part.end_ns), y), _PATH, 4)
             before = part
 
 
 _LEGEND = ((_COMPUTE, "compute"), (_EXPOSED, "communication, exposed"), (_HIDDEN, "communication beside compute"),
            (_WAITING, "waiting"), (PALE, "idle"))  # fmt: skip
+
+
+def _fill(bar: _Bar) -> str:
+    return _BACKWARD if bar.label.startswith("backward") else _COMPUTE
+
+
+def _letter(label: str) -> str:
+    """A pass in the letters of pipeline schedules: forward, backward, its input's half and its weights'."""
+    for word, letter in (("forward", "F"), ("backward input", "I"), ("backward weight", "W"), ("backward", "B")):
+        if label.startswith(word):
+            return letter
+    return ""
+
+
+def _short(stream: str) -> str:
+    """A queue's name without the ranks that say which of several groups it is."""
+    return clipped(stream.partition("[")[0], 15)
+
+
+def _overlap(bars: Sequence[_Bar]) -> bool:
+    """Two of different queues are under way at one time."""
+    ends: dict[str, int] = {}
+    for bar in sorted(bars):
+        if any(end > bar.start for queue, end in ends.items() if queue != bar.queue):
+            return True
+        ends[bar.queue] = max(ends.get(bar.queue, 0), bar.end)
+    return False
 
 
 def _union(spans: Iterable[Span]) -> list[Span]:

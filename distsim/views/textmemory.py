@@ -63,5 +63,7 @@ def _size(nbytes: int) -> str:
 
 
 def _share(nbytes: int, room: int) -> str:
-    """Rounded up: what does not fit is never shown as 100 %."""
+    """Rounded up: what does not fit is never shown as 100 %"""
+    if 0 < 100 * nbytes < room:
+        return "<1"
     return str(-(-100 * nbytes // room)) if room else "-"

@@ -30,7 +30,7 @@ class Shown(NamedTuple):
 
     @property
     def file(self) -> str:
-        return f"{self.of}_{self.view}.svg"
+        return f"{Path(self.of).name}_{self.view}.svg"
 
     @property
     def command(self) -> str:
@@ -53,6 +53,8 @@ PICTURES = (
     Shown("dataflow", "ddp_by_hand", "Three gradient buckets, each reduced while the next is computed."),
     Shown("timeline", "ddp_by_hand", "The same to scale: two of the three all_reduces are hidden behind compute."),
     Shown("timeline", "pipeline_1f1b", "One forward, one backward: the bubble at both ends."),
+    Shown("timeline", "strategies/pipeline_zb1p",
+          "A zero-bubble schedule: gradients of the weights (W), which nobody waits for, fill what was empty."),
     *(Shown("op", op, f"What each rank holds before and after {op}.")
       for op in ("broadcast", "reduce", "all_reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "send")),
 )  # fmt: skip

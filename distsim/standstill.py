@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-#: How a rank's program ended. ``raised``: a Python error; ``crashed``: the process died (signal).
-RankStatus = Literal["ended", "blocked", "raised", "crashed", "killed", "absent"]
+#: How a rank's program ended. ``raised``: a Python error; ``crashed``: the process died (signal); ``silent``: of a real run, does not
+#: move and waits for nobody.
+RankStatus = Literal["ended", "blocked", "raised", "crashed", "killed", "absent", "silent"]
 
 
 class Need(NamedTuple):

@@ -56,6 +56,9 @@ def advise_gone(status: str, part: Counterpart | None, gone: Sequence[int], mess
     if status in ("raised", "crashed", "killed"):
         why = f": {message}" if message and message != "fault" else ""
         return (f"look at the log of {ranks} first{why}; the others only follow",)
+    if status == "silent":
+        why = f": {message}" if message else ""
+        return (f"see what {ranks} {'is' if len(gone) == 1 else 'are'} doing there{why}; the others only wait",)
     if part is not None and not part.is_message:
         return (
             f"uneven batches, an early return or a branch that {ranks} skip{'s' if len(gone) == 1 else ''}:",

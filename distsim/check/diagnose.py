@@ -17,9 +17,9 @@ from distsim.program.records import Program
 from distsim.standstill import Blocked, Need, Standstill
 
 _GONE = {"ended": "has already ended", "raised": "has raised an error", "crashed": "has crashed", "killed": "was killed",
-         "absent": "never started"}  # fmt: skip
+         "absent": "never started", "silent": "does not move"}  # fmt: skip
 _GONE_MANY = {"ended": "have already ended", "raised": "have raised an error", "crashed": "have crashed", "killed": "were killed",
-              "absent": "never started"}  # fmt: skip
+              "absent": "never started", "silent": "do not move"}  # fmt: skip
 
 
 def diagnose(

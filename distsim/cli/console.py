@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+if TYPE_CHECKING:
+    from distsim.errors import EnvironmentFault
+
+#: The reader of a pipe has gone, the terminal has been closed.
+_NOBODY_READS = (errno.EPIPE, errno.EIO)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 #: Words that are coloured on a terminal: pattern -> style.
 HIGHLIGHTS = (
@@ -21,15 +29,27 @@ HIGHLIGHTS = (
 
 
 def out(text: str) -> None:
-    """Write data to standard output, with its last line ended. A reader that has gone away is no error."""
+    """Write data to standard output, with its last line ended. A reader that has gone away is no error.
+
+    Raises EnvironmentFault where it can't be written, as on a full disk.
+    """
     try:
         if coloured(sys.stdout):
             _out_in_colour(text)
         else:
             print(text)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in _NOBODY_READS:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise _full("standard output", error) from None
         _leave_quietly()
+
+
+def _full(what: str | Path, error: OSError) -> EnvironmentFault:
+    from distsim.errors import EnvironmentFault
+
+    return EnvironmentFault(f"can't write {what}: {error.strerror}", "make room there, or write to another disk")
 
 
 def _leave_quietly() -> NoReturn:
@@ -57,14 +77,14 @@ def _out_in_colour(text: str) -> None:
 
 def note(text: str) -> None:
     """Write to standard error, where it does not mix with data."""
-    with suppress(BrokenPipeError):
+    with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def write_file(path: Path, data: str | bytes | Iterable[str]) -> None:
     """Write a file whole or not at all: into a temporary file beside it, then renamed.
 
-    Raises `UsageError` where the folder is not there or may not be written.
+    Raises UsageError where the folder is not there or may not be written, EnvironmentFault where the disk is full.
     """
     import tempfile
 
@@ -78,9 +98,13 @@ def write_file(path: Path, data: str | bytes | Iterable[str]) -> None:
             file.writelines(p if isinstance(p, bytes) else p.encode("utf-8") for p in pieces)
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
+        if error.errno in _FULL:
+            raise _full(path, error) from None
         raise UsageError(
             f"can't write {path}: {error.strerror}", "name a file in a folder that exists and may be written"
         ) from None

@@ -23,6 +23,7 @@ from distsim.cli.run import (
     Repeat,
     Timeout,
     check_trace_name,
+    deliver,
     tell_refused,
     wish_of,
     write_trace,
@@ -138,9 +139,12 @@ def _for_real(trace: Path, wish: Wish, cluster: str | None, scale: Scale, output
         return status
     told = real_replay_lines(source, str(trace), ready.rebuilt.untimed)
     run = replace(run, trace=ready.rows_of(run.trace), notes=(*told, *run.notes))
-    if output is not None:
-        write_trace(output, run.trace)
-    console.out(console.to_json(real_replay_json(run, source, str(trace))) if format is Format.json else real_text(run))
+    done = run
+    deliver(
+        output,
+        done.trace,
+        lambda: console.to_json(real_replay_json(done, source, str(trace))) if format is Format.json else real_text(done),
+    )
     return status
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -92,7 +96,9 @@ def command(
     """
     scenario = read_scenario(file, sets)
     if not real:
-        console.out(_plan(scenario, file, sets, backend, device, format))
+        asked = _words(file, sets, backend, timeout, launcher, init, trace, repeat, force, device)
+        scenario = _started_as(scenario, nnodes, master_addr, master_port)
+        console.out(_plan(scenario, asked, backend, device, format))
         return
     wish = wish_of(backend, launcher, init, timeout, repeat, nnodes, node_rank, master_addr, master_port, force, device)
     raise typer.Exit(_run(scenario, wish, trace, format))
@@ -121,18 +127,38 @@ def _timeout_ns(text: str) -> int:
         raise UsageError(f"--timeout: {error}", "as --timeout '10 s'") from None
 
 
-def _plan(
-    scenario: Scenario, file: str, sets: list[str] | None, backend: RealBackend | None, device: RealDevice, format: Format
-) -> str:
+def _words(
+    file: str, sets: list[str] | None, backend: RealBackend | None, timeout: str, launcher: Launcher | None, init: str,
+    trace: Path | None, repeat: int, force: bool, device: RealDevice,
+) -> list[str]:  # fmt: skip
+    """The command that does for real what was asked; options left as they are by default are left out."""
+    given = {
+        "--backend": backend and backend.value, "--device": device.value if device is not RealDevice.auto else None,
+        "--timeout": timeout if timeout != "10 s" else None, "--launcher": launcher and launcher.value,
+        "--init": init if init != "env" else None, "--repeat": str(repeat) if repeat != 1 else None,
+        "--trace": str(trace) if trace else None,
+    }  # fmt: skip
+    words = ["run", file, "--real", *(word for name, value in given.items() if value for word in (name, value))]
+    return [*words, *(["--force"] if force else []), *(word for one in sets or () for word in ("--set", one))]
+
+
+def _started_as(scenario: Scenario, nnodes: int, master_addr: str | None, master_port: int | None) -> Scenario:
+    """The scenario on so many machines (1: as its file says), with the first one's address."""
+    from distsim.errors import UsageError
+
+    world, launch = scenario.world, scenario.launch
+    if world.size % nnodes:
+        raise UsageError(f"{world.size} ranks can't be cut into --nnodes {nnodes}", "give a number that divides the world")
+    cut = {"nodes": nnodes, "ranks_per_node": world.size // nnodes} if nnodes > 1 else {}
+    first = {"master_addr": master_addr or launch.master_addr, "master_port": master_port or launch.master_port}
+    return scenario.model_copy(update={"world": world.model_copy(update=cut), "launch": launch.model_copy(update=first)})
+
+
+def _plan(scenario: Scenario, words: list[str], backend: RealBackend | None, device: RealDevice, format: Format) -> str:
     from distsim.real.plan import plan
     from distsim.views.plan import plan_json, plan_text
 
-    chosen = backend.value if backend else scenario.backend
-    words = ["run", file, "--real", *(("--backend", chosen) if backend else ())]
-    words += ["--device", device.value] if device is not RealDevice.auto else []
-    for one in sets or ():
-        words += ["--set", one]
-    found = plan(scenario, tuple(words), chosen, device.value)
+    found = plan(scenario, tuple(words), backend.value if backend else scenario.backend, device.value)
     return console.to_json(plan_json(found)) if format is Format.json else plan_text(found)
 
 
@@ -154,20 +180,51 @@ def _run(scenario: Scenario, wish: Wish, trace: Path | None, format: Format) -> 
         return 1
     if run is None:  # the first launcher reports
         return status
-    if trace is not None:
-        write_trace(trace, run.trace)
-    console.out(_report(run, format))
+    deliver(trace, run.trace, lambda: _report(run, format))
     return status
+
+
+def deliver(path: Path | None, trace: Trace, report: Callable[[], str]) -> None:
+    """Write the trace, where one is wanted, and print the report, which a trace that can't be written does not cost.
+
+    A second Ctrl-C does not cost them either: the run is over.
+    """
+    with _undisturbed():
+        try:
+            if path is not None:
+                write_trace(path, trace)
+        finally:
+            console.out(report())
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+    before = {name: signal.signal(name, signal.SIG_IGN) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler or signal.SIG_DFL)
 
 
 def check_trace_name(path: Path) -> None:
     """Raises UsageError before anything runs."""
+    import tempfile
+
     from distsim.errors import UsageError
 
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} for the trace", "name a file in a folder that exists")
     if path.suffix not in (".jsonl", ".json"):
         raise UsageError(f"{path} is no name for a trace", "end it in .jsonl (distsim's own form) or .json (for Perfetto)")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):  # what can't be written later is said now
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"can't write into {path.parent}: {error.strerror}", "name a file in a folder that may be written"
+        ) from None
 
 
 def write_trace(path: Path, trace: Trace) -> None:

@@ -12,9 +12,15 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from distsim.errors import EnvironmentFault
+
 _WORDS: Final = 16
 _TEXT: Final = 1024
 SIZE: Final = _WORDS * 8 + _TEXT
+
+
+#: What a launcher says of a rank whose process somebody has stopped.
+STOPPED: Final = "its process is stopped (SIGSTOP)"
 
 
 class Phase(IntEnum):
@@ -68,14 +74,16 @@ class Seen(NamedTuple):
 
 
 class Board:
-    """One rank's board, mapped. ``words`` may be written at will; `step` is what a rank does at every change."""
+    """One rank's board, mapped. ``words`` may be written at will; `step` is what a rank does at every change.
+
+    Raises EnvironmentFault where it can't be created.
+    """
 
     def __init__(self, path: Path, create: bool = False) -> None:
-        flags = os.O_RDWR | (os.O_CREAT if create else 0)
-        handle = os.open(path, flags, 0o600)
+        if create:
+            _fill(path)
+        handle = os.open(path, os.O_RDWR)
         try:
-            if create:
-                os.ftruncate(handle, SIZE)
             self._map = mmap.mmap(handle, SIZE)
         finally:
             os.close(handle)
@@ -107,6 +115,16 @@ class Board:
         self.words.release()
         self._view.release()
         self._map.close()
+
+
+def _fill(path: Path) -> None:
+    """Write an empty board: a file with holes would end its user with SIGBUS where the disk is full."""
+    try:
+        path.write_bytes(bytes(SIZE))
+    except OSError as fault:
+        raise EnvironmentFault(
+            f"can't write {path}: {fault.strerror}", "make room there, or set TMPDIR to another folder"
+        ) from None
 
 
 def seen(data: bytes, rank: int) -> Seen:
@@ -145,4 +163,4 @@ class Bulletin:
         self._board.close()
 
 
-__all__ = ["SIZE", "Board", "Bulletin", "Phase", "Seen", "Word", "seen"]
+__all__ = ["SIZE", "STOPPED", "Board", "Bulletin", "Phase", "Seen", "Word", "seen"]

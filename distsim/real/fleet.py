@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from distsim.errors import EnvironmentFault
 from distsim.real import worker
 from distsim.real.board import seen
 from distsim.real.job import Job
@@ -70,6 +71,7 @@ class ElasticFleet(Fleet):
         self.failed: dict[int, int] = {}
         self.fault: BaseException | None = None
         self.ranks: tuple[int, ...] = ()
+        self._started: dict[int, Any] = {}  # processes by pid, as multiprocessing knows them
         self._thread: threading.Thread | None = None
 
     def start(self, job: Job, ranks: Sequence[int]) -> None:
@@ -80,14 +82,16 @@ class ElasticFleet(Fleet):
     def _run(self, job: Job) -> None:
         import logging
 
+        from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+        for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=len(self.ranks), rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0",
             run_id=f"distsim-{os.getpid()}", max_restarts=0, monitor_interval=0.1, start_method=self.start_method,
-            local_addr="127.0.0.1",
+            local_addr="127.0.0.1", logs_specs=DefaultLogsSpecs(log_dir=job.directory),
         )  # fmt: skip
         try:
             elastic_launch(config, worker.elastic_main)(job)
@@ -101,10 +105,21 @@ class ElasticFleet(Fleet):
         return self._thread is None or not self._thread.is_alive()
 
     def exit_of(self, rank: int) -> int | None:
-        """Only known once the launcher has ended; those whom it ended itself count as stopped by SIGTERM."""
-        if not self.over or rank not in self.ranks:
+        """As the process says; the launcher itself names one failed rank only, and stops the others by SIGTERM.
+
+        Raises EnvironmentFault where the launcher failed.
+        """
+        if rank not in self.ranks:
             return None
-        return self.failed.get(rank, 0 if not self.failed and self.fault is None else -signal.SIGTERM)
+        if self.fault is not None:
+            raise EnvironmentFault(f"torch's elastic launcher failed: {self.fault}", "try --launcher spawn")
+        self._started |= {int(child.pid or 0): child for child in multiprocessing.active_children()}
+        process = self._started.get(self.pid(rank))
+        if process is not None and process.exitcode is not None:
+            return int(process.exitcode)
+        if not self.over:
+            return None
+        return self.failed.get(rank, -signal.SIGTERM if self.failed else 0)
 
     def pid(self, rank: int) -> int:
         """As the rank says itself on its board."""

@@ -20,10 +20,13 @@ from distsim.real.record import RealRun
 from distsim.real.sameness import Held, compare
 from distsim.real.session import Session
 from distsim.real.slots import read_slots
-from distsim.real.standing import is_consequence, stood
+from distsim.real.standing import Stood, is_consequence, stood
 from distsim.real.watch import Watched
 from distsim.trace import Trace
 from distsim.trace_values import Kept, header_values
+
+#: A run that was ended from outside stood still if nothing had moved for so long.
+_STILL_NS = 1_000_000_000
 
 
 def record(session: Session, job: Job, watched: Watched, clocks: tuple[tuple[int, int], tuple[int, int]]) -> dict[str, bytes]:
@@ -100,7 +103,11 @@ def environment_faults(watched: Watched) -> None:
     """What is no fault of the scenario: ranks that never came, or broke before their program began."""
     broken = [s for s in watched.seen.values() if s.phase == Phase.BROKEN]
     if broken:
-        raise EnvironmentFault(f"rank {broken[0].rank} could not start: {broken[0].message}", "see the message above")
+        raise EnvironmentFault(f"rank {broken[0].rank} could not go on: {broken[0].message}")
+    for rank, board in sorted(watched.seen.items()):
+        code = watched.exits.get(rank)
+        if code is not None and board.phase in (Phase.NEW, Phase.LOADING):
+            raise EnvironmentFault(f"rank {rank} ended before it had started, with status {code}", "try another --launcher")
     if watched.reason == "start":
         late = [r for r, s in sorted(watched.seen.items()) if s.phase in (Phase.NEW, Phase.LOADING)]
         raise EnvironmentFault(f"too few ranks came: {late} did not start in time", "try again, or give a longer --timeout")
@@ -113,6 +120,8 @@ def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mappi
     simulation, program = session.simulation, job.program
     start_ns = watched.starts_ns[-1] if watched.starts_ns else 0
     left = stood(simulation, watched.seen, watched.exits, start_ns, _sources(program, got))
+    if watched.reason == "interrupted" and watched.still_ns < _STILL_NS:
+        left = Stood(left.standstill, (), ())  # it was getting on: who waited for whom just then says nothing
     outcome = outcome_of(left.standstill.ends, got.held, simulation.outcome)
     traces = [_trace(session, job, got, k, left.standstill, outcome) for k in sorted(got.tables) or [0]]
     counted = traces[1:] if len(traces) > 1 and len(traces) == job.repeats else traces

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
@@ -38,6 +40,8 @@ class Groups:
         if self.generation:  # the store still has the last world's keys
             method = Path(self.job.directory, f"again-{self.generation}").as_uri()
         self.generation += 1
+        if _elsewhere(method, self.job):  # the launcher's store is not there: rank 0 serves one, as torch does by itself
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(False)
         backend = self.job.backend
         eager = self.job.backend == "nccl" and options.get("init") == "eager"
         device = self.job.devices.of(self.job.local_rank(self.rank)) if eager else None
@@ -72,6 +76,12 @@ class Groups:
                                                 None, None)  # fmt: skip
         self._made.clear()
         self.connected = False
+
+
+def _elsewhere(method: str, job: Job) -> bool:
+    """A tcp:// address that is not the one of the launcher's store."""
+    url = urlsplit(method)
+    return url.scheme == "tcp" and (url.hostname, url.port) != (urlsplit(f"//{job.master_addr}").hostname, job.master_port)
 
 
 def used_groups(program: Program) -> list[Group]:

@@ -71,9 +71,12 @@ class Job:
         loopback = quiet if self.master_addr in ("127.0.0.1", "localhost", "::1") else {}
         if self.given:
             return loopback | self.switches()
+        many = len(self.local_ranks) > 1  # as this launcher cuts the world, which need not be as the file does
+        per = max(self.local_ranks) + 1 if many else program.local_size
+        node = rank // per if many else program.node(rank)
         found = {
             "RANK": rank, "WORLD_SIZE": program.world_size, "LOCAL_RANK": self.local_rank(rank),
-            "LOCAL_WORLD_SIZE": program.local_size, "GROUP_RANK": program.node(rank), "NODE_RANK": program.node(rank),
+            "LOCAL_WORLD_SIZE": per, "GROUP_RANK": node, "NODE_RANK": node,
             "MASTER_ADDR": self.master_addr, "MASTER_PORT": self.master_port, "OMP_NUM_THREADS": self.threads,
             "TORCHELASTIC_USE_AGENT_STORE": self.agent_store,
         }  # fmt: skip

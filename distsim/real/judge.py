@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from distsim.check.wording import some_ranks
 from distsim.real.sameness import Held
 from distsim.real.standing import is_consequence
 from distsim.standstill import RankEnd
@@ -24,7 +25,7 @@ def outcome_of(ends: Sequence[RankEnd], values: Sequence[Held], simulated: str) 
         return "crashes"
     if "raised" in statuses:
         return "raises"
-    if "blocked" in statuses:
+    if statuses & {"blocked", "silent"}:
         return "hangs"
     if "killed" in statuses:
         return "crashes"
@@ -47,23 +48,25 @@ def differences(simulation: Simulation, outcome: str, ends: Sequence[RankEnd]) -
     if outcome not in expected and not same_kind:
         found.append(f"the outcome is {outcome}, simulated {simulation.outcome}")
     crashed = {e.rank for e in ends if e.status == "crashed"} & {e.rank for e in run.standstill.ends if e.status == "crashed"}
+    otherwise: dict[tuple[str, str], list[int]] = {}
     for real, simulated in zip(ends, run.standstill.ends, strict=True):
         here, there = _kind(real), _kind(simulated)
         if crashed and {here, there} <= {"stuck", "ended", "crashed"}:
             continue  # how far the others get beside a process that dies is a race too
         if here != there:
-            found.append(f"rank {real.rank} {_WORDS[here]}, simulated: it {_WORDS[there]}")
+            otherwise.setdefault((here, there), []).append(real.rank)
         elif here == "stuck" and real.position != simulated.position:
             found.append(f"rank {real.rank} is stuck in call {real.position}, simulated in call {simulated.position}")
+    found += [f"{some_ranks(ranks)}: {_WORDS[here]}, simulated: {_WORDS[there]}" for (here, there), ranks in otherwise.items()]
     return tuple(found)
 
 
-_WORDS = {"stuck": "does not get on", "ended": "came to its end", "raised": "raised an error of its own", "crashed": "crashed",
-          "killed": "was killed", "absent": "never started"}  # fmt: skip
+_WORDS = {"stuck": "got no further", "ended": "came to the end", "raised": "raised an error of its own", "crashed": "crashed",
+          "killed": "killed", "absent": "never started"}  # fmt: skip
 
 
 def _kind(end: RankEnd) -> str:
-    return "stuck" if end.status == "blocked" or is_consequence(end) else end.status
+    return "stuck" if end.status in ("blocked", "silent") or is_consequence(end) else end.status
 
 
 __all__ = ["differences", "outcome_of"]

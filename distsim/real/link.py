@@ -12,6 +12,8 @@ from distsim.errors import EnvironmentFault
 #: What one value of the store may hold.
 _PIECE = 1 << 20
 _ROUND_TRIPS = 20
+#: A launcher that has not heard of the end after so long is gone.
+_HEARS_S = 10
 Boards = dict[int, tuple[bytes, int | None]]  # rank -> (board, exit status)
 
 
@@ -20,6 +22,7 @@ class Alone:
 
     first = True
     hosts = 1
+    gone: tuple[int, ...] = ()  # launchers that do not answer any more
 
     def ready(self, repetition: int, here: bool) -> bool:
         """Are all ranks ready to start a repetition?"""
@@ -43,6 +46,24 @@ class Alone:
         return status
 
 
+class _Shared:
+    """A store whose loss is said as what it means: it lives in the first launcher."""
+
+    def __init__(self, store: Any, lost: type[Exception]) -> None:
+        self._store, self._lost = store, lost
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        call = getattr(self._store, name)
+
+        def careful(*args: Any) -> Any:
+            try:
+                return call(*args)
+            except self._lost:
+                raise EnvironmentFault("the launcher of machine 0 is gone", "look there for what ended it") from None
+
+        return careful
+
+
 class Linked(Alone):
     """One of several launchers. ``number`` 0 decides and reports."""
 
@@ -50,17 +71,25 @@ class Linked(Alone):
         import torch.distributed
 
         dist: Any = torch.distributed
-        self.store: Any = dist.PrefixStore("distsim", store)
+        self.store: Any = _Shared(dist.PrefixStore("distsim", store), dist.DistError)
         self.number, self.hosts, self.wait_s = number, hosts, wait_s
         self.first = number == 0
         self._announced = -1
         self._shared_at = 0.0
         self._known: Boards = {}
+        self._heard = False
+
+    @property
+    def _others(self) -> list[int]:
+        """The other launchers, those that are gone left out."""
+        return [k for k in range(self.hosts) if k != self.number and k not in self.gone]
 
     def meet(self, ended: Callable[[], bool]) -> None:
         """Wait until every launcher has come, or ``ended``. Raises EnvironmentFault with those that did not come."""
         self.store.set(f"here/{self.number}", b"1")
         late = self._missing([f"here/{k}" for k in range(self.hosts)], self.wait_s, ended)
+        if late and ended():
+            raise EnvironmentFault("ended from outside; not all launchers had come yet")
         if late:
             names = ", ".join(key.partition("/")[2] for key in late)
             raise EnvironmentFault(
@@ -102,12 +131,19 @@ class Linked(Alone):
     def decide(self, reason: str) -> str:
         if reason and (self.first or reason == "interrupted") and not self.store.check(["end"]):
             self.store.set("end", reason)
-        return self.store.get("end").decode() if self.store.check(["end"]) else ""
+        said = self.store.get("end").decode() if self.store.check(["end"]) else ""
+        if said and not self._heard:
+            self._heard = True
+            self.store.set(f"heard/{self.number}", b"1")
+        return str(said)
 
     def offset(self, when: str) -> tuple[int, int]:
         """By round trips: half the shortest one is the error."""
         if self.first:
-            for other in range(1, self.hosts):
+            if self._heard:
+                late = self._missing([f"heard/{k}" for k in self._others], _HEARS_S)
+                self.gone = tuple(int(key.partition("/")[2]) for key in late)
+            for other in self._others:
                 self._answer(f"clock/{when}/{other}")
             return 0, 0
         best = (2**62, 0)
@@ -140,7 +176,7 @@ class Linked(Alone):
         if not self.first:
             self._put(f"record/{self.number}", pack(record))
             return [record]
-        keys = [f"record/{k}/size" for k in range(1, self.hosts)]
+        keys = [f"record/{k}/size" for k in self._others]
         late = self._missing(keys, self.wait_s)
         return [record, *(unpack(self._get(key.removesuffix("/size"))) for key in keys if key not in late)]
 
@@ -148,7 +184,7 @@ class Linked(Alone):
         """The first launcher's exit status, on all; it waits until the others have read it, since it serves the store."""
         if self.first:
             self.store.set("status", str(status))
-            self._missing([f"bye/{k}" for k in range(1, self.hosts)], 5)
+            self._missing([f"bye/{k}" for k in self._others], 5)
             return status
         if self._missing(["status"], self.wait_s + 30):
             return 4

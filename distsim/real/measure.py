@@ -64,7 +64,8 @@ def measure(n: int, plan: Sequence[Item], rounds: int, warmup: int, timeout_s: f
     shape = (warmup + rounds, len(plan), n + 1)  # the last one is when all are due
     shared = mmap.mmap(-1, max(int(np.prod(shape)), 1) * 8)
     context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory(prefix="distsim-bench-") as folder:
+    name = f"distsim-run-{os.getpid()}-"  # what a killed bench left is removed by the next run
+    with tempfile.TemporaryDirectory(prefix=name) as folder:
         job = (programs, n, Path(folder, "store"), shared, shape, timeout_s, os.getpid())
         ranks = [context.Process(target=_rank, args=(rank, *job), name=f"rank {rank}", daemon=True) for rank in range(n)]
         try:

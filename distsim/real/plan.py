@@ -49,7 +49,7 @@ class Plan(NamedTuple):
 #: What each launcher sets (torch.distributed.run, "Environment Variables"; srun(1), "OUTPUT ENVIRONMENT VARIABLES";
 #: mpirun(1) of Open MPI, "MCA environment").
 SETS = (
-    ("distsim --launcher fork", "all of them, in each rank's process"),
+    ("distsim", "all of them, in each rank's process"),
     ("torchrun", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT, OMP_NUM_THREADS=1 where it is unset; "
                  "not NODE_RANK, not CUDA_VISIBLE_DEVICES"),
     ("srun", "SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NODEID, which distsim reads; with --gpus-per-task also "

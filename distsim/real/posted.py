@@ -40,7 +40,7 @@ class Posted:
 
     def _rank(self, end: RankEnd) -> None:
         """All calls that the rank came to; the one it was in counts where it was not ended before it."""
-        inside = end.status in ("blocked", "raised", "crashed")
+        inside = end.status in ("blocked", "raised", "crashed", "silent")
         count: dict[tuple[str, int], int] = defaultdict(int)
         for position, call in self.program.calls_of(end.rank):
             if end.status == "absent" or position > end.position or (position == end.position and not inside):

@@ -83,7 +83,12 @@ def run_simulated(
     if session.devices.kind == "cpu":
         check_memory(program or simulation.program, session.ranks)
     _sweep()
-    session.directory = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
+    try:
+        session.directory = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
+    except OSError as fault:
+        raise EnvironmentFault(
+            f"can't write into {tempfile.gettempdir()}: {fault.strerror}", "set TMPDIR to another folder"
+        ) from None
     try:
         return _run(session)
     finally:
@@ -197,7 +202,7 @@ def _link(session: Session, door: Any, ended: Callable[[], bool]) -> Alone:
     if door is not None:
         session.store = stores.serve(door, session.address, session.port)
     elif session.hosts > 1:
-        session.store = stores.connect(session.address, session.port, wait_s)
+        session.store = stores.connect(session.address, session.port, wait_s, ended)
     if session.hosts == 1:
         return Alone()
     link = Linked(session.store, session.number, session.hosts, wait_s)
@@ -238,7 +243,7 @@ def _init(session: Session, written: str | None) -> str:
         if session.hosts > 1:
             raise UsageError("--init file needs a file that all machines share", "give it: --init file:///shared/folder/name")
         found = Path(session.directory, "rendezvous").as_uri()
-    elif "://" in wanted:
+    elif wanted.startswith(("env://", "tcp://", "file://")):
         found = wanted
     else:
         raise UsageError(f"there is no --init {wanted}", "env, tcp, file, or a URL such as file:///tmp/name")
@@ -251,13 +256,14 @@ def _report(
 ) -> tuple[RealRun | None, int]:  # fmt: skip
     if not link.first:
         return None, link.agree_on(0)
+    session.notes += [f"the launcher of machine {number} is gone" for number in link.gone]
     try:
         gather.environment_faults(watched)
         run = gather.judged(session, job, watched, records)
     except EnvironmentFault:
         link.agree_on(4)
         raise
-    return run, link.agree_on(_status(run))
+    return run, link.agree_on(4 if link.gone else _status(run))
 
 
 def _status(run: RealRun) -> int:

@@ -11,7 +11,7 @@ from distsim.check.diagnose import diagnose
 from distsim.check.waitfor import wait_for
 from distsim.findings.record import Finding
 from distsim.program.records import Program
-from distsim.real.board import Phase, Seen
+from distsim.real.board import STOPPED, Phase, Seen
 from distsim.real.posted import Posted, Request
 from distsim.simulation import Simulation
 from distsim.standstill import Blocked, Need, RankEnd, RankStatus, Standstill
@@ -21,6 +21,9 @@ CONSEQUENCES = (
     "Connection closed by peer", "Connection reset by peer", "Application timeout caused pair closure", "Broken pipe",
     "Timed out waiting", "Wait timeout", "recv, 0 bytes", "Socket Timeout", "Read error", "remote worker", "ncclRemoteError",
 )  # fmt: skip
+
+#: Those of them that a rank's own timeout has, or its group's.
+_PATIENCE = ("Timed out waiting", "Wait timeout")
 
 
 class Stood(NamedTuple):
@@ -55,29 +58,44 @@ def stood(simulation: Simulation, boards: Mapping[int, Seen], exits: Mapping[int
     waited = tuple(replace(end, status=_shown(end, end.rank in shown)) for end in ends)
     left = Standstill(waited, clear, whole.unreceived)
     misfits, odd = _misfits(simulation, ends)
-    return Stood(whole, (*misfits, *diagnose(program, left)), culprits(ends, left, odd))
+    late = tuple(f for f in simulation.findings if f.code == "DS804") if any(map(_timed_out, ends)) else ()
+    return Stood(whole, (*misfits, *late, *diagnose(program, left)), culprits(ends, left, odd) or _late(posted, ends))
+
+
+def _timed_out(end: RankEnd) -> bool:
+    return end.status == "raised" and any(text in end.message for text in _PATIENCE)
+
+
+def _late(posted: Posted, ends: tuple[RankEnd, ...]) -> tuple[int, ...]:
+    """Whom those waited for whose own timeout ran out; not those whose own did too."""
+    waited = {end.rank for end in ends if _timed_out(end)}
+    awaited = {rank for one in waited for rank in posted.others(one, ends[one].position)}
+    return tuple(sorted(awaited - waited))
 
 
 def _shown(end: RankEnd, waits: bool) -> RankStatus:
-    """How a diagnosis takes an end: those who lost their peer as waiting, those who wait for nothing it knows as out of the way."""
+    """How a diagnosis takes an end: those who lost their peer as waiting, those who wait for nothing it knows as silent."""
     if waits:
         return "blocked"
-    return "raised" if end.status == "blocked" else end.status
+    return "silent" if end.status == "blocked" else end.status
 
 
 def _further(simulation: Simulation, posted: Posted, ends: tuple[RankEnd, ...], end: RankEnd) -> tuple[Need, ...]:
-    """Where all that a call needs was posted: whom of its members death took in the middle of it, else what the simulation says."""
+    """Where all that a call needs was posted: who of its members died or was stopped in it, else what the simulation says."""
     others = posted.others(end.rank, end.position)
     dead = tuple(
         r
         for r in others
-        if ends[r].status in ("killed", "crashed") or (ends[r].status == "raised" and not is_consequence(ends[r]))
+        if ends[r].status in ("killed", "crashed", "silent") or (ends[r].status == "raised" and not is_consequence(ends[r]))
     )
     if dead:
         return (Need(end.position, -1, dead),)
     stuck = simulation.run.standstill.blocked
     needs = next((b.needs for b in stuck if (b.rank, b.position) == (end.rank, end.position)), ())
-    lost = tuple(r for r in others if is_consequence(ends[r]) or ends[r].status == "blocked")
+    rooted = any(
+        e.status in ("killed", "crashed", "silent", "absent") or (e.status == "raised" and not is_consequence(e)) for e in ends
+    )
+    lost = tuple(r for r in others if rooted and (is_consequence(ends[r]) or ends[r].status == "blocked"))
     return needs or ((Need(end.position, -1, lost),) if lost and is_consequence(end) else ())
 
 
@@ -118,6 +136,8 @@ def _status(board: Seen, code: int | None) -> RankStatus:
         return "raised"
     if board.phase == Phase.EXITED:
         return "ended"
+    if code is None and board.message == STOPPED:
+        return "silent"
     if code is None or code == -signal.SIGTERM:
         return "blocked"
     return "killed" if code == -signal.SIGKILL else "crashed"
@@ -144,7 +164,7 @@ def culprits(ends: tuple[RankEnd, ...], left: Standstill, odd: tuple[int, ...]) 
     ranks wait for and who have left; else the circle. The first rank that times out, or sees a connection close, is what
     launchers name; it is never meant here.
     """
-    own = [e for e in ends if e.status in ("killed", "absent") or (e.status == "raised" and not is_consequence(e))]
+    own = [e for e in ends if e.status in ("killed", "absent", "silent") or (e.status == "raised" and not is_consequence(e))]
     if own:
         return tuple(e.rank for e in sorted(own, key=lambda e: (e.at_ns, e.rank)))
     crashed = tuple(e.rank for e in ends if e.status == "crashed")

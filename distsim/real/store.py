@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,16 +44,28 @@ def serve(door: socket.socket, address: str, port: int) -> Any:
     )
 
 
-def connect(address: str, port: int, timeout_s: float) -> Any:
-    """The store that another process serves. Raises EnvironmentFault when nobody answers in time."""
+def connect(address: str, port: int, timeout_s: float, ended: Callable[[], bool] = bool) -> Any:
+    """The store that another process serves. Raises EnvironmentFault when nobody answers in time, or once ``ended``."""
     dist = _torch()
-    try:
-        return dist.TCPStore(address, port, None, False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
-    except (dist.DistError, RuntimeError):
-        raise EnvironmentFault(
-            f"nobody answered at {address}:{port} within {timeout_s:.0f} s",
-            "start the machine of rank 0 too; --master-addr and --master-port must name it",
-        ) from None
+    with suppress(dist.DistError, RuntimeError):
+        if _answers(address, port, timeout_s, ended):  # torch itself can't be interrupted while it waits
+            return dist.TCPStore(address, port, None, False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+    if ended():
+        raise EnvironmentFault(f"ended from outside; nobody had answered at {address}:{port} yet")
+    raise EnvironmentFault(
+        f"nobody answered at {address}:{port} within {timeout_s:.0f} s",
+        "start the machine of rank 0 too; --master-addr and --master-port must name it",
+    )
+
+
+def _answers(address: str, port: int, timeout_s: float, ended: Callable[[], bool]) -> bool:
+    """Wait until somebody listens there."""
+    limit = time.monotonic() + timeout_s
+    while time.monotonic() < limit and not ended():
+        with suppress(OSError), socket.create_connection((address, port), timeout=1):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def check_file(init_method: str) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distsim.real.board import Board, Bulletin, Phase, Seen, seen
+from distsim.real.board import STOPPED, Board, Bulletin, Phase, Seen, seen
 from distsim.real.fleet import Fleet
 from distsim.real.job import Job
 from distsim.real.link import Alone
@@ -24,14 +24,14 @@ _GRACE_NS = 1_500_000_000
 _WORK_EVERY_NS = 500_000_000
 #: Until the common start, so that every rank has seen the word.
 _LEAD_NS = 2_000_000
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Watched(NamedTuple):
     """How a run came to its end. ``reason``: done, standstill, start (not all came), interrupted.
 
     ``seen``: the last board of every rank; ``exits``: exit statuses of those whose process was over before the end was decided;
-    ``starts_ns``: the common start of each repetition.
+    ``starts_ns``: the common start of each repetition. ``still_ns``: how long nothing had moved then.
     """
 
     reason: str
@@ -39,6 +39,7 @@ class Watched(NamedTuple):
     exits: dict[int, int | None]
     starts_ns: tuple[int, ...]
     stacks: dict[int, str]
+    still_ns: int = 0
 
 
 class Watch:
@@ -71,10 +72,12 @@ class Watch:
             if reason:
                 break
             time.sleep(_POLL_S)
+        still_ns = time.monotonic_ns() - self.moved_ns
         stacks = self._stacks() if reason in ("standstill", "interrupted") else {}
         self._look()
+        self._look_at_stopped()
         seen_, exits = {r: s for r, (s, _) in self.all.items()}, {r: code for r, (_, code) in self.all.items()}
-        return Watched(reason, seen_, exits, tuple(self.starts), stacks)
+        return Watched(reason, seen_, exits, tuple(self.starts), stacks, still_ns)
 
     def _look(self) -> None:
         now = time.monotonic_ns()
@@ -102,6 +105,13 @@ class Watch:
                 if ticks > self._worked.get(rank, ticks) + 1:
                     self.moved_ns = now
                 self._worked[rank] = ticks
+
+    def _look_at_stopped(self) -> None:
+        """Say of a rank whose process somebody has stopped that this is so."""
+        for rank in self.ranks:
+            board, code = self.all[rank]
+            if code is None and not board.message and _state(board.pid) in ("T", "t"):
+                self.all[rank] = board._replace(message=STOPPED), code
 
     def _start(self) -> None:
         """Give the word for the next repetition when every rank waits for it."""
@@ -184,11 +194,21 @@ def _is_over(board: Seen, code: int | None) -> bool:
 
 def _cpu_ticks(pid: int) -> int:
     """What a process has had of its cores, in clock ticks (proc(5): utime and stime); 0 where that can't be told."""
+    fields = _stat(pid)
+    return int(fields[11]) + int(fields[12]) if fields else 0
+
+
+def _state(pid: int) -> str:
+    """R, S, T, … (proc(5)); empty where that can't be told."""
+    return next(iter(_stat(pid)), "")
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of proc(5) behind the command's name; none where there is no such process."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
+        return []
 
 
 def _size(path: Any) -> int:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import faulthandler
 import json
+import multiprocessing
 import os
 import re
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
+from distsim.errors import EnvironmentFault
 from distsim.real.board import Board, Bulletin, Phase, Word
 from distsim.real.device import defaults
 from distsim.real.job import Job
@@ -53,12 +57,15 @@ def _become_child(job: Job, rank: int, board: Board) -> None:
     """A process group of its own, an end with its parent, Python stacks on SIGUSR1, output in a file."""
     if os.getpgid(0) != os.getpid():
         os.setpgid(0, 0)
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(name, signal.SIG_DFL)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if job.parent and os.getppid() != job.parent:
         os._exit(1)
+    launcher = multiprocessing.parent_process()
+    if not job.parent and launcher is not None:  # the fork server is no parent that ends with its launcher
+        threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     board.words[Word.PID] = os.getpid()
     board.step(Phase.LOADING, 0, time.monotonic_ns())
     output = os.open(job.output(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -71,6 +78,11 @@ def _become_child(job: Job, rank: int, board: Board) -> None:
     os.environ.update(job.environment(rank))
     for variable, value in defaults(job.backend, job.devices).items():
         os.environ.setdefault(variable, value)
+
+
+def _end_with(launcher: Any) -> None:
+    launcher.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _work(job: Job, rank: int, board: Board) -> int:
@@ -137,7 +149,8 @@ def _say(board: Board, error: BaseException, phase: Phase) -> None:
     text = re.sub(r"^\[\S*?:\d+\] ", "", whole.splitlines()[0])  # where in the library's own sources
     reason = whole.partition("Last error:\n")[2].strip()  # NCCL's own words, below the place in torch's sources
     board.say(f"{type(error).__name__}: {reason.splitlines()[0] if reason else text}")
-    if any(words in whole for words in _SURROUNDINGS):
+    full = isinstance(error, EnvironmentFault) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    if full or any(words in whole for words in _SURROUNDINGS):
         phase = Phase.BROKEN
     board.step(phase, board.words[Word.POSITION], time.monotonic_ns())
     import traceback

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from distsim.compare import Cause, Comparison, OpTimes, Parting, RankShares
@@ -102,9 +103,22 @@ def _causes(found: Comparison) -> list[str]:
         (_difference(c.delta_ns), show_ns(c.a_ns), show_ns(c.b_ns), _WHY[c.why], cut(_what(c), 22), cut(c.group, 10), _why(c))
         for c in causes[:MOST_CAUSES]
     ]
-    lines = table(("B - A", "A", "B", "time", "what", "group", "because"), rows, left=(3, 4, 5, 6))
-    title = "What makes the difference, along the critical paths"
-    return [title, *(cut(line, WIDTH) for line in lines), *_more(len(causes) - len(rows))]
+    lines = _fitted(("B - A", "A", "B", "time", "what", "group", "because"), rows, left=(3, 4, 5, 6), narrower=(4, 5))
+    return ["What makes the difference, along the critical paths", *lines, *_more(len(causes) - len(rows))]
+
+
+def _fitted(
+    header: Sequence[str], rows: Sequence[tuple[str, ...]], left: Sequence[int], narrower: Sequence[int]
+) -> list[str]:  # fmt: skip
+    """A table in 80 columns: those numbered in ``narrower`` give way, the first one first."""
+    over = max(map(len, table(header, rows, left))) - WIDTH
+    for column in narrower:
+        if over > 0:
+            most = max(len(row[column]) for row in rows)
+            width = max(most - over, len(header[column]), 6)
+            rows = [(*row[:column], cut(row[column], width), *row[column + 1 :]) for row in rows]
+            over -= most - width
+    return [cut(line, WIDTH) for line in table(header, rows, left)]
 
 
 def _more(count: int) -> list[str]:
@@ -138,8 +152,8 @@ def _ops(found: Comparison) -> list[str]:
          f"{o.b_ns / o.a_ns:.2f}" if o.a_ns else "-", show_ns(o.a_waiting_ns), show_ns(o.b_waiting_ns))
         for o in moved[:MOST_OPS]
     ]  # fmt: skip
-    lines = table(("operation", "bytes", "calls", "A", "B", "B/A", "A waits", "B waits"), rows)
-    return ["Calls, means of those that both runs have", *(cut(line, WIDTH) for line in lines), *_more(len(moved) - len(rows))]
+    lines = _fitted(("operation", "bytes", "calls", "A", "B", "B/A", "A waits", "B waits"), rows, left=(0,), narrower=(0,))
+    return ["Calls, means of those that both runs have", *lines, *_more(len(moved) - len(rows))]
 
 
 def _ranks(found: Comparison) -> list[str]:

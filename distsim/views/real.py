@@ -9,6 +9,7 @@ from typing import Any
 from distsim.findings.record import Finding
 from distsim.real.record import RealRun
 from distsim.real.sameness import Held
+from distsim.real.standing import is_consequence
 from distsim.standstill import RankEnd
 from distsim.units import show_ns
 from distsim.views.findings import findings_lines
@@ -72,7 +73,9 @@ def _times(makespans_ns: Sequence[int]) -> str:
 def _ranks(run: RealRun) -> list[str]:
     """The call that each rank was in, with its place."""
     ends = run.standstill.ends
-    lines = table(("rank", "state", "call", "where"), [(str(e.rank), _state(e), *_call(run, e)) for e in ends], left=(1, 2, 3))
+    lines = table(
+        ("rank", "state", "call", "where"), [(str(e.rank), _state(e, _ran(run)), *_call(run, e)) for e in ends], left=(1, 2, 3)
+    )
     width = max(map(len, lines)) + 2
     texts = ["message" if any(e.message for e in ends) else "", *(e.message for e in ends)]
     return [f"{line:<{width}}{cut(text, WIDTH - width)}".rstrip() for line, text in zip(lines, texts, strict=True)]
@@ -92,8 +95,18 @@ def _call(run: RealRun, end: RankEnd) -> tuple[str, str]:
     return place.op, near
 
 
-def _state(end: RankEnd) -> str:
-    words = {"blocked": "stuck", "ended": "ended" if not end.message else "left", "absent": "never started"}
+def _ran(run: RealRun) -> bool:
+    """It was ended from outside while it got on."""
+    return run.reason == "interrupted" and not run.findings and not run.culprits
+
+
+def _state(end: RankEnd, ran: bool = False) -> str:
+    words = {
+        "blocked": "running" if ran else "stuck",
+        "silent": "stuck",
+        "ended": "ended" if not end.message else "left",
+        "absent": "never started",
+    }
     return words.get(end.status, end.status)
 
 
@@ -103,7 +116,8 @@ def _blame(run: RealRun) -> list[str]:
     ends = {end.rank: end for end in run.standstill.ends}
     first = ends[run.culprits[0]]
     who = f"rank{'s' * (len(run.culprits) > 1)} {ranks_text(list(run.culprits))}"
-    why = f": {_state(first)}{', ' + first.message if first.message else ''}" if first.status != "blocked" else ""
+    said = first.message if first.message.startswith(first.status) else f"{_state(first)}, {first.message}".removesuffix(", ")
+    why = f": {said}" if first.status != "blocked" and not is_consequence(first) else ""
     return folded(f"The cause: {who}{why}. {_reason(run)}", "", "  ")
 
 

@@ -1,0 +1,326 @@
+"""What can befall a run from outside: full disks, stopped ranks, launchers that vanish, impatient fingers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Cli
+from real_runs import ROOT, children, folders, forget_others, run, scenario, written
+from test_real_launch import free_port
+
+from distsim.cli import console
+from distsim.cli.run import check_trace_name, deliver
+from distsim.errors import EnvironmentFault, UsageError
+from distsim.real.board import STOPPED, Board, Phase, seen
+from distsim.real.link import Linked
+from distsim.real.run import RealRun, Wish, real_run
+from distsim.real.standing import stood
+from distsim.real.store import connect, listen, serve
+from distsim.simulation import simulate
+from distsim.views.real import real_text
+
+pytest.importorskip("torch")
+
+LONG = """
+name: long
+world: 2
+tensors: {x: {shape: [8], dtype: int64, value: 1}}
+program:
+  - repeat: {times: 20000, steps: [{all_reduce: {tensor: x}}, {compute: {time: 1 ms}}]}
+"""
+
+
+def no_room(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+# --- full disks ---
+
+
+def test_a_board_for_which_there_is_no_room_is_the_surroundings_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Else the first store into its pages would be a SIGBUS."""
+    monkeypatch.setattr(Path, "write_bytes", no_room)
+    with pytest.raises(EnvironmentFault, match=r"can't write .*board-0: No space left"):
+        Board(tmp_path / "board-0", create=True)
+
+
+def test_a_board_has_all_its_pages_before_it_is_mapped(tmp_path: Path):
+    Board(tmp_path / "b", create=True).close()
+
+    assert (tmp_path / "b").stat().st_blocks > 0
+
+
+def test_a_trace_that_can_not_be_written_does_not_cost_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    trace = simulate(scenario("group_sum")).run.trace
+    monkeypatch.setattr(os, "replace", no_room)
+    with pytest.raises(EnvironmentFault, match="No space left"):
+        deliver(tmp_path / "t.jsonl", trace, lambda: "the report")
+
+    assert capsys.readouterr().out == "the report\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_broken_off_by_ctrl_c_leaves_nothing_beside_it(tmp_path: Path):
+    def pieces():
+        yield "one line"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        console.write_file(tmp_path / "t.jsonl", pieces())
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_takes_no_files_is_named_before_the_run():
+    with pytest.raises(UsageError, match="can't write into /proc"):
+        check_trace_name(Path("/proc/t.jsonl"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_behind_standard_output_is_the_surroundings_fault():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "distsim", "run", "scenarios/hybrid.yaml"], cwd=ROOT, stdout=full,
+                              stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+
+    assert done.returncode == 4
+    assert "can't write standard output" in done.stderr
+
+
+# --- ranks that do not answer, or die under another launcher ---
+
+
+def struck(number: signal.Signals, launcher: str | None = None) -> RealRun:
+    """A run whose rank 1 gets a signal in the middle of its program."""
+    done: list[int] = []
+
+    def strike() -> None:
+        end = time.monotonic() + 60
+        while time.monotonic() < end and not done:
+            for path in (folder / "board-1" for folder in folders()):
+                if path.exists() and path.stat().st_size:
+                    board = seen(path.read_bytes(), 1)
+                    if board.phase == Phase.IN_CALL and board.position > 20:
+                        os.kill(board.pid, number)
+                        done.append(board.pid)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    found = run(written(LONG), timeout_s=1.5, launcher=launcher)
+    thread.join()
+    assert done
+    return found
+
+
+def test_a_stopped_rank_is_the_cause_and_said_to_be_stopped():
+    forget_others()
+    found = struck(signal.SIGSTOP)
+
+    assert (found.outcome, found.culprits) == ("hangs", (1,))
+    assert STOPPED in real_text(found)
+    assert "raised an error" not in real_text(found)
+    assert [f.code for f in found.findings] == ["DS303"]
+    assert children() == set()
+
+
+@pytest.mark.slow
+def test_under_the_elastic_launcher_a_rank_killed_from_outside_is_told_from_those_that_follow():
+    forget_others()
+    found = struck(signal.SIGKILL, "elastic")
+
+    assert found.culprits == (1,)
+    assert found.standstill.ends[1].status == "killed"
+    assert [f.code for f in found.findings] == ["DS303"]
+
+
+def test_the_elastic_launcher_leaves_no_folder_of_logs(tmp_path: Path, cli: Cli):
+    done = subprocess.run(
+        [sys.executable, "-m", "distsim", "run", "scenarios/send_one.yaml", "--real", "--backend", "gloo", "--launcher", "elastic"],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_of_the_elastic_launcher_itself_is_the_surroundings_fault(monkeypatch: pytest.MonkeyPatch):
+    """Else its ranks, which never came, would count as ended."""
+    from torch.distributed.launcher import api
+
+    monkeypatch.setattr(api, "elastic_launch", no_room)
+    with pytest.raises(EnvironmentFault, match=r"elastic launcher failed: .*No space left"):
+        real_run(scenario("group_sum"), Wish(backend="gloo", launcher="elastic"))
+
+
+def test_a_rank_that_dies_while_it_loads_is_no_end_of_the_scenario(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("distsim.real.worker._become_child", lambda job, rank, board: os._exit(7))
+    with pytest.raises(EnvironmentFault, match="rank 0 ended before it had started, with status 7"):
+        real_run(scenario("group_sum"), Wish(backend="gloo"))
+
+
+def test_a_timeout_that_ran_out_is_told_as_the_simulator_tells_it_with_the_late_rank_as_the_cause():
+    late = simulate(scenario("findings/ds804_late"), backend="gloo")
+    boards = {
+        0: _board(0, Phase.RAISED, "RuntimeError: Connection closed by peer"),
+        1: _board(1, Phase.RAISED, "RuntimeError: Timed out waiting 1000ms for recv operation to complete"),
+    }
+    left = stood(late, boards, {0: 1, 1: 1}, 1, {})
+
+    assert [f.code for f in left.findings] == ["DS804"]
+    assert left.culprits == (0,)
+
+
+def _board(rank: int, phase: Phase, message: str):
+    from distsim.real.board import Seen
+
+    position = 1 if rank == 0 else 0
+    return Seen(rank, 1, phase, position, 1, 5, 0, 0, 0, message)
+
+
+# --- launchers that vanish ---
+
+
+def _until(true: Callable[[], object], limit_s: float = 60) -> None:
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_ranks_of_a_fork_server_end_with_their_launcher(tmp_path: Path):
+    file = tmp_path / "long.yaml"
+    file.write_text(LONG)
+    command = [sys.executable, "-m", "distsim", "run", str(file), "--real", "--backend", "gloo", "--launcher", "forkserver"]
+    launcher = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}, cwd=ROOT)
+
+    def pids() -> list[int]:
+        return [seen(p.read_bytes(), 0).pid for p in tmp_path.glob("distsim-run-*/board-*") if p.stat().st_size]
+
+    try:
+        _until(lambda: len(pids()) == 2 and all(pids()))
+        ranks = pids()
+    finally:
+        launcher.kill()
+        launcher.wait()
+    _until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
+
+
+def pair(limit_s: float) -> tuple[Linked, Linked]:
+    door, port = listen("127.0.0.1", 0, may_move=False)
+    first = serve(door, "127.0.0.1", port)
+    return Linked(first, 0, 2, limit_s), Linked(connect("127.0.0.1", port, 5), 1, 2, limit_s)
+
+
+def test_a_launcher_that_does_not_hear_of_the_end_is_gone_and_nobody_waits_for_its_record(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("distsim.real.link._HEARS_S", 0.2)
+    first, _ = pair(limit_s=60)
+    began = time.monotonic()
+
+    assert first.decide("standstill") == "standstill"
+    assert first.offset("end") == (0, 0)
+    assert first.gone == (1,)
+    assert first.gather({"facts": b"{}"}) == [{"facts": b"{}"}]
+    assert first.agree_on(1) == 1
+    assert time.monotonic() - began < 30  # not the two minutes of its patience with others
+
+
+def test_a_launcher_that_hears_of_the_end_is_not_gone():
+    first, second = pair(limit_s=5)
+    first.decide("done")
+    second.decide("")
+    answer = threading.Thread(target=second.offset, args=("end",))
+    answer.start()
+    first.offset("end")
+    answer.join()
+
+    assert first.gone == ()
+
+
+def test_the_loss_of_the_first_launchers_store_is_said_as_such():
+    door, port = listen("127.0.0.1", 0, may_move=False)
+    first = serve(door, "127.0.0.1", port)
+    second = Linked(connect("127.0.0.1", port, 5), 1, 2, 1)
+    del first
+    with pytest.raises(EnvironmentFault, match="machine 0 is gone"):
+        _until(lambda: second.decide(""))
+
+
+def test_waiting_for_the_first_launcher_ends_with_ctrl_c():
+    began = time.monotonic()
+    with pytest.raises(EnvironmentFault, match="ended from outside"):
+        connect("127.0.0.1", free_port(), 60, lambda: time.monotonic() - began > 0.2)
+
+    assert time.monotonic() - began < 30
+
+
+# --- the user ---
+
+
+def test_ctrl_c_in_a_run_that_gets_on_blames_nobody_and_a_second_one_costs_no_report(tmp_path: Path):
+    file, trace = tmp_path / "long.yaml", tmp_path / "t.jsonl"
+    file.write_text(LONG)
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "distsim", "run", str(file), "--real", "--backend", "gloo", "--trace", str(trace)], cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+    def further() -> bool:
+        boards = [seen(p.read_bytes(), 0) for p in tmp_path.glob("distsim-run-*/board-*") if p.stat().st_size]
+        return len(boards) == 2 and all(b.phase == Phase.IN_CALL and b.position > 50 for b in boards)
+
+    try:
+        _until(further)
+        launcher.send_signal(signal.SIGINT)
+        _until(lambda: list(tmp_path.glob(".t.jsonl.*")) or trace.exists())
+        launcher.send_signal(signal.SIGINT)
+        text, errors = launcher.communicate(timeout=60)
+    finally:
+        launcher.kill()
+
+    assert "ended from outside" in text, errors
+    assert "running" in text
+    assert "The cause" not in text
+    assert "error DS" not in text
+    assert '"complete": false' in trace.read_text().partition("\n")[0]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["long.yaml", "t.jsonl"]
+
+
+def test_a_store_of_the_users_own_is_served_by_rank_0():
+    done = run(scenario("group_sum"), init=f"tcp://127.0.0.1:{free_port()}")
+
+    assert done.outcome == "completes"
+    assert done.held("differs") == []
+
+
+def test_a_way_to_meet_that_torch_does_not_know_is_refused_before_anything_starts():
+    with pytest.raises(UsageError, match="there is no --init udp"):
+        real_run(scenario("group_sum"), Wish(backend="gloo", init="udp://127.0.0.1:1"))
+
+
+def test_the_plan_keeps_what_was_asked_for_and_cuts_the_world_as_asked(cli: Cli):
+    asked = ("--backend", "gloo", "--timeout", "3 s", "--repeat", "5", "--trace", "x.jsonl", "--init", "tcp")
+    done = cli("run", "scenarios/hybrid.yaml", *asked, "--nnodes", "2", "--master-addr", "n0", "--master-port", "1234")
+    text = " ".join(done.stdout.replace("\\\n", " ").split())
+
+    assert "hybrid: 4 ranks on 2 machines of 2" in text
+    assert "MASTER_ADDR=n0 MASTER_PORT=1234" in text
+    assert "--real --backend gloo --timeout '3 s' --init tcp --repeat 5 --trace x.jsonl" in text
+    assert "torchrun --nproc_per_node=2 --nnodes=2 --node_rank=1 --master_addr=n0" in text
+
+
+def test_a_cut_that_does_not_fit_is_refused_in_the_plan_too(cli: Cli):
+    done = cli("run", "scenarios/hybrid.yaml", "--nnodes", "3")
+
+    assert done.returncode == 2
+    assert "can't be cut into --nnodes 3" in done.stderr

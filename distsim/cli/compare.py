@@ -59,7 +59,7 @@ def _share(text: str) -> float:
         share = float(text.removesuffix("%").strip()) / (100 if text.endswith("%") else 1)
     except ValueError:
         share = -1.0
-    if not 0 <= share < 1e9:
+    if not 0 <= share < (1e9 if text.endswith("%") else 1.0001):
         raise UsageError(f"--tolerance {text} is no share", "as --tolerance 0.05 or --tolerance 5%")
     return share
 

@@ -120,9 +120,10 @@ def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mappi
     simulation, program = session.simulation, job.program
     start_ns = watched.starts_ns[-1] if watched.starts_ns else 0
     left = stood(simulation, watched.seen, watched.exits, start_ns, _sources(program, got))
-    if watched.reason == "interrupted" and watched.still_ns < _STILL_NS:
+    running = watched.reason == "interrupted" and watched.still_ns < _STILL_NS
+    if running:
         left = Stood(left.standstill, (), ())  # it was getting on: who waited for whom just then says nothing
-    outcome = outcome_of(left.standstill.ends, got.held, simulation.outcome)
+    outcome = "" if running else outcome_of(left.standstill.ends, got.held, simulation.outcome)
     traces = [_trace(session, job, got, k, left.standstill, outcome) for k in sorted(got.tables) or [0]]
     counted = traces[1:] if len(traces) > 1 and len(traces) == job.repeats else traces
     ordered = sorted(counted, key=lambda t: t.makespan_ns)
@@ -130,7 +131,7 @@ def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mappi
     bad = {e.rank for e in left.standstill.ends if e.status in ("raised", "crashed") and not is_consequence(e)}
     return RealRun(
         simulation, session.backend, session.started.launcher if session.started else session.launcher, outcome, watched.reason,
-        left.standstill, left.findings, left.culprits, differences(simulation, outcome, left.standstill.ends), trace,
+        left.standstill, left.findings, left.culprits, () if running else differences(simulation, outcome, left.standstill.ends), trace,
         tuple(t.makespan_ns for t in counted), tuple(got.held), got.stacks,
         {r: text for r, text in got.outputs.items() if r in bad and text.strip()}, got.overhead_ns, got.error_ns,
         session.wish.timeout_ns, tuple(session.notes),

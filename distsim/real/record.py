@@ -21,7 +21,7 @@ class RealRun:
     ``makespans_ns``: one per repetition that counted, the warm-up left out. ``findings``, ``culprits``: of the real standstill.
     ``differences``: where simulated and real ends differ, in words; empty where they agree. ``stacks``: Python stack by rank of
     those that were stuck; ``outputs``: what a failed rank printed last. ``overhead_ns``: what recording a call cost.
-    ``reason``: done, standstill, start, interrupted.
+    ``reason``: done, standstill, start, interrupted. ``outcome`` is empty where the run was ended from outside while it got on.
     """
 
     simulation: Simulation

@@ -42,8 +42,10 @@ class Refused(UsageError):
     exit_code = 1
 
     def __init__(self, simulation: Simulation) -> None:
-        outcome = "is invalid" if _invalid(simulation) else f"{simulation.outcome} under {simulation.run.profile}"
-        super().__init__(f"not run: the simulation says that it {outcome}", "--force runs it all the same")
+        words = {"wrong-data": "ends with wrong data", "undefined": "has no defined outcome"}
+        outcome = f"{words.get(simulation.outcome, simulation.outcome)} under {simulation.run.profile}"
+        said = "is invalid" if _invalid(simulation) else outcome
+        super().__init__(f"not run: the simulation says that it {said}", "--force runs it all the same")
         self.simulation = simulation
 
 

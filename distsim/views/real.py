@@ -190,10 +190,10 @@ def real_json(run: RealRun) -> dict[str, Any]:
     """The same for programs; a key keeps its meaning while `schema_version` stays. Times are ns."""
     simulation = run.simulation
     return {
-        "schema_version": 1, "file": simulation.scenario.file, "name": simulation.scenario.name, "outcome": run.outcome,
+        "schema_version": 1, "file": simulation.scenario.file, "name": simulation.scenario.name, "outcome": run.outcome or None,
         "reason": run.reason, "backend": run.backend, "launcher": run.launcher, "world_size": simulation.program.world_size,
         "makespans_ns": list(run.makespans_ns), "simulated": {"outcome": simulation.outcome, "makespan_ns": simulation.makespan_ns},
-        "agrees": run.agrees, "differences": list(run.differences), "culprits": list(run.culprits),
+        "agrees": run.agrees if run.outcome else None, "differences": list(run.differences), "culprits": list(run.culprits),
         "ranks": [_rank(run, end) for end in run.standstill.ends], "findings": _findings(run.findings),
         "values": [_held(one) for one in run.values], "recording_ns_per_call": run.overhead_ns,
         "clock_error_ns": run.clock_error_ns, "complete": bool(run.trace.header["complete"]), "notes": list(run.notes),

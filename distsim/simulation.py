@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,6 +70,10 @@ class Simulation:
         return self.timeline.iteration_ns
 
 
+def _untold(_: str) -> None:
+    """Nobody watches."""
+
+
 def simulate(
     scenario: Scenario,
     *,
@@ -79,15 +83,16 @@ def simulate(
     with_values: bool | None = None,
     ordered: bool = False,
     schedule: Schedule | None = None,
+    tell: Callable[[str], None] = _untold,
 ) -> Simulation:
     """Simulate a scenario under the file's back end and cluster, or under others.
 
     ``with_values``: None works them out where the program is small. ``ordered`` runs the time-ordered engine even where the fast
     one is exact. ``schedule``: the order of events that a check wrote; receives from any source take the messages it names.
-    Raises ScenarioErrors and UsageError.
+    ``tell`` is called with what is done next, in words. Raises ScenarioErrors and UsageError.
     """
     with no_collection():
-        return _simulate(scenario, backend, cluster, with_verdict, with_values, ordered, schedule)
+        return _simulate(scenario, backend, cluster, with_verdict, with_values, ordered, schedule, tell)
 
 
 def _simulate(
@@ -98,14 +103,16 @@ def _simulate(
     with_values: bool | None,
     ordered: bool,
     schedule: Schedule | None,
+    tell: Callable[[str], None],
 ) -> Simulation:
+    tell("every rank's calls")
     if backend is not None and backend != scenario.backend:
         scenario = scenario.model_copy(update={"backend": str(backend)})
     program = lower(scenario)
     cost = cost_model(scenario, program, cluster)
     follow = {(*r[:2], r[2]): (*s[:2], s[2]) for r, s in schedule.sender_of.items()} if schedule is not None else None
     return simulate_program(
-        scenario, program, cost, with_verdict=with_verdict, with_values=with_values, ordered=ordered, follow=follow
+        scenario, program, cost, with_verdict=with_verdict, with_values=with_values, ordered=ordered, follow=follow, tell=tell
     )
 
 
@@ -118,12 +125,15 @@ def simulate_program(
     with_values: bool | None = None,
     ordered: bool = False,
     follow: Mapping[Any, Any] | None = None,
+    tell: Callable[[str], None] = _untold,
 ) -> Simulation:
     """The same for a program that is there already: lowered from ``scenario``, or made of a trace, with what its file would say of it.
 
     ``follow``: whose message receives from any source take. See `simulate` for the rest.
     """
+    tell(f"{program.call_count:,} calls on {program.world_size:,} ranks in simulated time")
     result = run(program, PROFILES[program.backend], cost, ordered=ordered, follow=follow)
+    tell("the verdict")
     layout = build_layout(program)
     verdict = verdict_of(program, layout=layout, ended=_ended(program, result)) if with_verdict else None
     swaps = (*name_swaps(program, result.trace, layout), *message_swaps(program, result.trace, layout))
@@ -133,6 +143,7 @@ def simulate_program(
 
         outcome = "completes" if left_open(program, PROFILES[program.backend], cost) is None else "undefined"
     wanted = with_values if with_values is not None else True
+    tell("values")
     values = compute_values(program, result.trace) if wanted and program.call_count <= VALUES_CALLS else None
     of_contract = (*program.findings, *memory_findings(scenario, program, cost.cluster), *(verdict.findings if verdict else ()))
     found = (*of_contract, *result.findings, *swaps, *_of_backend(program, layout, result, verdict))

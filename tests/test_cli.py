@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from distsim.cli import console
+from distsim.cli import console, progress
 from distsim.cli.reference import PAGES
+from distsim.scenario import load
+from distsim.simulation import simulate
 
 HEAVY = ("torch", "networkx", "scipy", "pygraphviz", "graphviz", "simpy", "numpy", "yaml", "pydantic", "rich", "ml_dtypes")
 COMMANDS = (
@@ -208,3 +210,34 @@ def test_the_public_names_are_there_and_sorted():
     assert all(getattr(distsim, name) is not None for name in distsim.__all__)
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         _ = distsim.simulat
+
+
+def test_a_simulation_tells_what_it_is_at():
+    told = []
+    simulate(load("scenarios/hybrid.yaml"), tell=told.append)
+
+    assert told == ["every rank's calls", "22 calls on 4 ranks in simulated time", "the verdict", "values"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="terminals as POSIX has them")
+def test_long_work_shows_a_line_on_a_terminal_that_goes_away(monkeypatch: pytest.MonkeyPatch):
+    """The line is drawn at once here; another stream than a terminal never sees one."""
+    master, slave = os.openpty()
+    shown = os.fdopen(slave, "w")
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+    with progress.phases() as tell:
+        tell("the verdict")
+        time.sleep(0.3)
+    with progress.phases(shown=False) as tell:
+        tell("nothing")
+        time.sleep(0.05)
+    shown.flush()
+    text = os.read(master, 1 << 16).decode()
+
+    assert "the verdict 0:00:00" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert text.endswith("\x1b[2K")
+    assert "nothing" not in text

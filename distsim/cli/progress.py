@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from distsim.cli import console
@@ -35,3 +36,28 @@ def watched(items: Sequence[T], what: str) -> Iterator[T]:
     finally:
         start.cancel()
         bar.stop()
+
+
+@contextmanager
+def phases(shown: bool = True) -> Iterator[Callable[[str], None]]:
+    """Gives a function that says what is being done, beside the time it has taken, for work whose length nobody knows."""
+    if not shown or not console.coloured(sys.stderr):
+        yield lambda _: None
+        return
+    from threading import Timer
+
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    line = Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True), transient=True
+    )
+    task = line.add_task("", total=None)
+    start = Timer(PATIENCE_S, line.start)
+    start.daemon = True
+    start.start()
+    try:
+        yield lambda words: line.update(task, description=words)
+    finally:
+        start.cancel()
+        line.stop()

@@ -13,6 +13,7 @@ from distsim.cli import console
 from distsim.cli.options import BackendOption, ClusterOption, File, Sets, read_scenario
 
 if TYPE_CHECKING:
+    from distsim.check.schedule import Schedule
     from distsim.simulation import Simulation
 
 
@@ -55,23 +56,31 @@ def command(
     Example: distsim simulate scenarios/ring_of_four.yaml --backend mpi
     Example: distsim simulate scenarios/hybrid.yaml --trace hybrid.json
     """
+    from distsim.cli.progress import phases
     from distsim.simulation import simulate
 
     writers = [_writer(path) for path in trace or ()]
-    scenario = read_scenario(file, sets)
-    order = None
-    if schedule is not None:
-        from distsim.cli.schedule import read_schedule
-
-        order = read_schedule(schedule, file)
-    simulation = simulate(
-        scenario, backend=backend, cluster=cluster, with_verdict=not no_verdict, with_values=False if no_values else None,
-        schedule=order,
-    )  # fmt: skip
-    for path, write in zip(trace or (), writers, strict=True):
-        write(simulation, path)
-    console.out(_report(simulation, format))
+    with phases(file != "-") as tell:
+        tell(f"reading {file}")
+        scenario = read_scenario(file, sets)
+        simulation = simulate(
+            scenario, backend=backend, cluster=cluster, with_verdict=not no_verdict, with_values=False if no_values else None,
+            schedule=_order(schedule, file), tell=tell,
+        )  # fmt: skip
+        tell("the report")
+        for path, write in zip(trace or (), writers, strict=True):
+            write(simulation, path)
+        report = _report(simulation, format)
+    console.out(report)
     raise typer.Exit(status(simulation, strict))
+
+
+def _order(schedule: Path | None, file: str) -> Schedule | None:
+    if schedule is None:
+        return None
+    from distsim.cli.schedule import read_schedule
+
+    return read_schedule(schedule, file)
 
 
 def status(simulation: Simulation, strict: bool = False) -> int:

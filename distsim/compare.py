@@ -337,13 +337,13 @@ def _causes(a: Trace, b: Trace) -> tuple[Cause, ...]:
     """Shares of the two critical paths, by what they went into; the largest difference first."""
     sums: dict[tuple[str, str, str, str, int], list[int]] = {}
     for side, trace in enumerate((a, b)):
-        last: tuple[int, ...] | None = None
+        last: tuple[object, ...] | None = None
         for piece in path_pieces(trace, trace.makespan_ns):
             key = _cause_of(trace, piece.row, piece.why)
             entry = sums.setdefault(key, [0, 0, 0, 0])
             entry[side] += piece.end_ns - piece.start_ns
-            entry[2 + side] += last != (piece.row, piece.rank)
-            last = (piece.row, piece.rank)
+            entry[2 + side] += last != (key, piece.row, piece.rank)
+            last = (key, piece.row, piece.rank)
     causes = [Cause(*key, *entry) for key, entry in sums.items()]
     return tuple(sorted(causes, key=lambda c: (-abs(c.delta_ns), c[:5])))
 

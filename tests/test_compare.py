@@ -15,7 +15,10 @@ from distsim.cost import CostModel
 from distsim.engine import run
 from distsim.profiles import PROFILES
 from distsim.program.build import build_program
+from distsim.scenario import load
+from distsim.simulation import simulate
 from distsim.trace import Trace
+from distsim.trace_io import read_trace
 from distsim.views.compareview import compare_json, compare_text
 from distsim.views.overlay import overlay_svg
 from tests.random_programs import any_programs
@@ -73,6 +76,16 @@ def test_the_causes_add_up_to_the_difference_of_the_makespans(one: Any, other: A
     assert {j for _, j in found.pairs} | set(found.only_b) == set(range(len(b)))
     assert max(map(len, compare_text(found, NAMES).splitlines())) <= 80
     assert compare(a, a).same
+
+
+def test_a_cause_that_takes_time_in_a_run_has_calls_there() -> None:
+    """Also in a recording, where a rank may wait before a call and then be at it."""
+    recorded = read_trace("traces/hybrid_gloo_4.jsonl")
+    found = compare(recorded, simulate(load("scenarios/hybrid.yaml", sets=("backend=gloo",))).run.trace)
+
+    times = [(c.a_ns, c.a_calls) for c in found.causes] + [(c.b_ns, c.b_calls) for c in found.causes]
+    assert [pair for pair in times if pair[0] and not pair[1]] == []
+    assert {c.name for c in found.causes if c.a_calls and c.b_calls} >= {"forward", "backward", "optimizer"}
 
 
 def test_a_call_that_one_run_lacks_is_found_where_it_is_missing() -> None:

@@ -117,8 +117,12 @@ def _shares(r: RankTimes) -> tuple[str, ...]:
     return tuple(show_ns(ns) if ns else "-" for ns in (r.compute_ns, r.exposed_comm_ns, r.waiting_ns, r.idle_ns))
 
 
-#: Titles of the column of group sizes, and widths of that of group names, from the most comfortable on.
-_WIDTHS = (("ranks", 24), ("ranks", 16), ("ranks", 12), ("n", 12), ("n", 8), ("n", 4))
+#: Titles of the column of group sizes, widths of those of group names and operations, and whether algbw is shown, from the most
+#: comfortable on.
+_WIDTHS = (
+    ("ranks", 24, 40, True), ("ranks", 16, 40, True), ("ranks", 12, 40, True), ("n", 12, 40, True),
+    ("ranks", 24, 40, False), ("n", 16, 40, False), ("n", 12, 40, False), ("n", 8, 40, False), ("n", 8, 28, False),
+)  # fmt: skip
 
 
 def _collectives(found: Sequence[CollectiveTimes]) -> list[str]:
@@ -127,8 +131,9 @@ def _collectives(found: Sequence[CollectiveTimes]) -> list[str]:
     found = _sisters(found, equal=True)
     if len(found) > MOST_COLLECTIVES:
         found = _sisters(found, equal=False)
-    hidden = {4} if all(c.calls == 1 for c in found) else set()
-    for ranks, width, op in (*((r, w, 40) for r, w in _WIDTHS), ("n", 4, 28)):  # the first that fits
+    once = {4} if all(c.calls == 1 for c in found) else set()
+    for ranks, width, op, algbw in _WIDTHS:  # the first that fits
+        hidden = once if algbw else once | {6}
         titles = ("operation", "group", ranks, "bytes", "calls", "time", "algbw", "busbw")
         header, *rest = [
             [c for i, c in enumerate(row) if i not in hidden] for row in (titles, *(_cells(c, width, op) for c in found))

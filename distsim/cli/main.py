@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from distsim.cli import console
@@ -24,6 +25,8 @@ def main() -> None:
         sys.exit(2)
     except Exception as error:
         sys.exit(_own_fault(error))
+    finally:
+        gc.freeze()  # the process ends: nothing is worth a last round of the collector
 
 
 def _own_fault(error: Exception) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -125,3 +126,40 @@ def test_work_that_may_outlast_a_timeout_is_simulated() -> None:
     program = build_program(2, dict(enumerate(late)), options={"timeout_ns": 10**9})
     assert outcome_under(program, PROFILES["gloo"]).outcome == "raises"
     assert outcome_under(program, PROFILES["mpi"]).outcome == "completes"
+
+
+_SENT = {"op": "isend", "peer": 1, "numel": 4}
+_TAKEN = {"op": "recv", "peer": 0, "numel": 4}
+
+
+def _under(backend: str, *ranks: list[dict[str, Any]]) -> tuple[str, tuple[str, ...]]:
+    program = build_program(len(ranks), dict(enumerate(ranks)), backend=backend)
+    found = outcome_under(program, PROFILES[backend])
+    assert found.complete
+    return found.outcome, found.possible
+
+
+def test_whether_a_dropped_send_arrives_on_gloo_depends_on_who_comes_first() -> None:
+    """G4: it is cancelled unless its receiver waits already, as `p2p.isend_dropped_recv_already_posted` has it."""
+    assert _under("gloo", [_SENT], [_TAKEN]) == ("hangs", ("hangs", "completes"))
+    assert _under("nccl", [_SENT], [_TAKEN]) == ("completes", ("completes",))
+
+
+def test_a_dropped_send_whose_receiver_surely_waits_always_arrives() -> None:
+    first = {"op": "irecv", "peer": 0, "numel": 4, "handle": "h"}
+    ready = [{"op": "recv", "peer": 1, "numel": 1, "tag": 7}, _SENT]
+    waits = [first, {"op": "send", "peer": 0, "numel": 1, "tag": 7}, {"op": "wait", "handles": ["h"]}]
+    assert _under("gloo", ready, waits) == ("completes", ("completes",))
+
+
+def test_a_real_run_that_took_another_order_of_events_agrees() -> None:
+    from distsim.real.judge import differences
+    from distsim.scenario import load
+    from distsim.simulation import simulate
+
+    done = simulate(load("scenarios/findings/ds501_never_waited.yaml"))
+    ended = [replace(end, status="ended") for end in done.run.standstill.ends]
+
+    assert done.outcome == "hangs"
+    assert differences(done, "completes", ended) == ()
+    assert differences(done, "crashes", ended) != ()

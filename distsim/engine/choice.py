@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 import numpy as np
 
@@ -31,12 +31,11 @@ def _of_code(code: Code, program: Program, profile: Profile) -> str | None:
         return "a receive is open to any source"
     if profile.lock and _mixes(code):
         return "the process's one lock decides who comes first"
-    waited = {p - d for p, call in enumerate(code.calls) for d in call.waits}
+    if profile.dropped != "nothing" and next(_dropped(code), None) is not None:
+        return "a request is dropped"
     judged: set[int] = set()
-    for position, call in enumerate(code.calls):
+    for call in code.calls:
         row = OPS[call.op]
-        if call.is_async and row.kind in ("p2p", "batch") and position not in waited and profile.dropped != "nothing":
-            return "a request is dropped"
         if id(call) in judged:
             continue
         judged.add(id(call))
@@ -49,6 +48,19 @@ def _of_code(code: Code, program: Program, profile: Profile) -> str | None:
         if row.kind in ("p2p", "collective") and profile.refuse(program.resolve(code.ranks[0], call)) is not None:
             return "the back end refuses a call"
     return _queue_fills(code, profile)
+
+
+def drops_requests(program: Program, profile: Profile) -> bool:
+    """A request for a message is dropped, and the back end does not leave it alone."""
+    return profile.dropped != "nothing" and any(next(_dropped(code), None) is not None for code in program.codes)
+
+
+def _dropped(code: Code) -> Iterator[int]:
+    """Positions of messages that nobody waits for."""
+    waited = {p - d for p, call in enumerate(code.calls) for d in call.waits}
+    for position, call in enumerate(code.calls):
+        if call.is_async and OPS[call.op].kind in _MESSAGES and position not in waited:
+            yield position
 
 
 def _mixes(code: Code) -> bool:

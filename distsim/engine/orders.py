@@ -5,7 +5,8 @@ sender branches. Under gloo one more order matters: a receive that names its sen
 posted before that one has taken the message (`Matcher.specific_first`); so a host about to post such a receive is a choice too.
 
 Where a rank leaves before its end (it raises, crashes or exits), what it had open is lost, and it matters what others did before: a
-message that doesn't fit ends it in another way, if it comes in time. Then every step of every rank is a choice.
+message that doesn't fit ends it in another way, if it comes in time. Then every step of every rank is a choice. So it is where a
+request is dropped that gloo cancels if it has not met by then (G4).
 """
 
 from __future__ import annotations
@@ -42,21 +43,21 @@ class Ends(NamedTuple):
     complete: bool
 
 
-def ends_of_orders(program: Program, profile: Profile, max_states: int) -> Ends:
-    """The ends of a program under a profile that takes messages from any source, over every order of events."""
-    return _Orders(Rules(program, profile), max_states).run()
+def ends_of_orders(program: Program, profile: Profile, max_states: int, every_step: bool = False) -> Ends:
+    """The ends of a program over every order of events: of senders that receives from any source take, or of every step."""
+    return _Orders(Rules(program, profile), max_states, every_step).run()
 
 
 class _Orders:
-    def __init__(self, rules: Rules, max_states: int) -> None:
+    def __init__(self, rules: Rules, max_states: int, every_step: bool) -> None:
         self.rules, self.max_states = rules, max_states
-        self.every_step, self.left_early = False, False
+        self.every_step, self.left_early = every_step, False
         self.ends: dict[End, None] = {}
 
     def run(self) -> Ends:
         """All ends: over the choices of senders, and, where a rank was seen to leave early, over every step."""
         complete = self._search()
-        if self.left_early:
+        if self.left_early and not self.every_step:
             self.every_step = True
             complete = self._search()
         return Ends(tuple(self.ends), complete)

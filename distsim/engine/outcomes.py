@@ -11,7 +11,7 @@ import numpy as np
 from distsim.cluster import default_cluster
 from distsim.collection import no_collection
 from distsim.cost import CostModel
-from distsim.engine.choice import why_not_fast
+from distsim.engine.choice import drops_requests, why_not_fast
 from distsim.engine.deadlines import limits_ns, outlasts
 from distsim.engine.device import DeviceEngine
 from distsim.engine.durations import durations_ns
@@ -155,8 +155,9 @@ def _outcome(program: Program, profile: Profile, cost: CostModel, max_states: in
     end = _run(program, profile, cost)
     outcome, ranks = _judge(end)
     possible, complete = {outcome}, True
-    if any_source(program) and profile.any_source:
-        ends = ends_of_orders(program, profile, max_states)
+    cancels = profile.dropped == "cancels" and drops_requests(program, profile)
+    if cancels or (any_source(program) and profile.any_source):
+        ends = ends_of_orders(program, profile, max_states, cancels)
         possible |= {_judge(one)[0] for one in ends.ends}
         complete = ends.complete
     if profile.device and outcome == "completes":

@@ -34,6 +34,8 @@ def test_a_scenario_that_completes_does_so_for_real_with_the_simulated_values(na
 #: Ranks that make different groups under one name meet whomever comes first; gloo looks for a peer outside the world beyond the end
 #: of its table, which hangs or is a SIGSEGV.
 LEFT_OPEN = ("f10_two_groups_in_one_call", "ds101_peer_outside")
+#: For the same reason how far the odd rank gets is left open here, in the making of its group or one call on; that all hang is not.
+WHERE_LEFT_OPEN = ("f10_made_by_members_only",)
 #: Bytes of tensors, over all ranks.
 LARGEST = 4 << 30
 EVERY = [p for p in sorted(SCENARIOS.rglob("*.yaml")) if p.parent != SCENARIOS or p.stem not in CHOSEN]
@@ -56,7 +58,8 @@ def test_every_scenario_ends_for_real_as_the_gloo_profile_says(path: Path):
         _completes(run(one))
     else:
         done = run(one, timeout_s=3)
-        assert done.agrees, (done.outcome, done.differences)
+        same = done.agrees or (path.stem in WHERE_LEFT_OPEN and done.outcome == simulated.outcome)
+        assert same, (done.outcome, done.differences)
         assert (children(), folders()) == (set(), [])
 
 

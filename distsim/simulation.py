@@ -168,7 +168,7 @@ def _of_backend(program: Program, layout: Layout, result: Run, verdict: Verdict 
     """What the back end alone makes of the program: calls it refuses or reads otherwise, and a standstill that the contract has not."""
     profile = PROFILES[program.backend]
     found = (*backend_findings(program, profile, layout), *(remarks(program, profile, layout) if verdict is not None else ()))
-    if "undefined" in (result.outcome, *result.possible):
+    if result.outcome == "undefined":
         from distsim.check.undefined import undefined_findings
 
         found = (*found, *undefined_findings(program, layout, profile))

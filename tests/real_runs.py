@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,14 @@ def run(what: Scenario, *, timeout_s: float = 20, **wish: Any) -> RealRun:
     assert found is not None
     assert status == (0 if found.outcome == "completes" else 1)
     return found
+
+
+def until(true: Callable[[], object], limit_s: float = 60) -> None:
+    """Wait until something is true; it must come true in time."""
+    end = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
 
 
 #: Helpers of other tests that live on in this process: multiprocessing's resource tracker and fork server.

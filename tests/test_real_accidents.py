@@ -9,12 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import Cli
-from real_runs import ROOT, children, folders, forget_others, run, scenario, written
+from real_runs import ROOT, children, folders, forget_others, run, scenario, until, written
 from test_real_launch import free_port
 
 from distsim.cli import console
@@ -191,11 +190,8 @@ def _board(rank: int, phase: Phase, message: str):
 # --- launchers that vanish ---
 
 
-def _until(true: Callable[[], object], limit_s: float = 60) -> None:
-    end = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
+def _alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 @pytest.mark.slow
@@ -209,12 +205,13 @@ def test_ranks_of_a_fork_server_end_with_their_launcher(tmp_path: Path):
         return [seen(p.read_bytes(), 0).pid for p in tmp_path.glob("distsim-run-*/board-*") if p.stat().st_size]
 
     try:
-        _until(lambda: len(pids()) == 2 and all(pids()))
+        until(lambda: len(pids()) == 2 and all(pids()))
         ranks = pids()
     finally:
         launcher.kill()
         launcher.wait()
-    _until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks))
+    until(lambda: not _alive(ranks))
+    assert _alive(ranks) == []
 
 
 def pair(limit_s: float) -> tuple[Linked, Linked]:
@@ -254,7 +251,7 @@ def test_the_loss_of_the_first_launchers_store_is_said_as_such():
     second = Linked(connect("127.0.0.1", port, 5), 1, 2, 1)
     del first
     with pytest.raises(EnvironmentFault, match="machine 0 is gone"):
-        _until(lambda: second.decide(""))
+        until(lambda: second.decide(""))
 
 
 def test_waiting_for_the_first_launcher_ends_with_ctrl_c():
@@ -281,9 +278,9 @@ def test_ctrl_c_in_a_run_that_gets_on_blames_nobody_and_a_second_one_costs_no_re
         return len(boards) == 2 and all(b.phase == Phase.IN_CALL and b.position > 50 for b in boards)
 
     try:
-        _until(further)
+        until(further)
         launcher.send_signal(signal.SIGINT)
-        _until(lambda: list(tmp_path.glob(".t.jsonl.*")) or trace.exists())
+        until(lambda: list(tmp_path.glob(".t.jsonl.*")) or trace.exists())
         launcher.send_signal(signal.SIGINT)
         text, errors = launcher.communicate(timeout=60)
     finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Cli
-from real_runs import ROOT, children, folders, run, scenario, written
+from real_runs import ROOT, children, folders, run, scenario, until, written
 
 from distsim.real import run as real
 from distsim.real.board import Board, Phase
@@ -132,13 +132,13 @@ def test_a_launcher_that_is_ended_takes_its_ranks_with_it(number: signal.Signals
     environment = {**os.environ, name: value, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     launcher = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        _until(lambda: _stuck(tmp_path) == 2)
+        until(lambda: _stuck(tmp_path) == 2)
         launcher.send_signal(number)
         text, _ = launcher.communicate(timeout=30)
     finally:
         launcher.kill()
 
-    _until(lambda: processes_of(marker) == [])
+    until(lambda: processes_of(marker) == [])
     if number != signal.SIGKILL:
         assert launcher.returncode == 4
         assert "ended from outside" in text
@@ -154,13 +154,6 @@ def _stuck(folder: Path) -> int:
             count += board.see(0).phase == Phase.IN_CALL
             board.close()
     return count
-
-
-def _until(true: object, limit_s: float = 40) -> None:
-    end = time.monotonic() + limit_s
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_what_a_killed_launcher_left_is_removed_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

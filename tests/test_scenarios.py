@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 from scenario_outputs import ROOT, SCENARIOS, output_of
+from strategy_checks import STRATEGY_SCENARIOS
 
 from distsim.expectations import check_file
 from distsim.ops.table import OPS
 from distsim.scenario import load
 from distsim.simulation import simulate
 
-each_scenario = pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
+each_scenario = pytest.mark.parametrize("path", [*SCENARIOS, *STRATEGY_SCENARIOS], ids=lambda p: f"{p.parent.name}/{p.stem}")
 
 
 @each_scenario
@@ -44,7 +45,7 @@ def test_the_output_fits_80_columns(path):
     assert max(map(len, path.with_suffix(".out").read_text(encoding="utf-8").splitlines())) <= 80
 
 
-@each_scenario
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
 def test_both_engines_end_with_the_same_values(path):
     scenario = load(str(path))
     fast, ordered = simulate(scenario, with_verdict=False), simulate(scenario, with_verdict=False, ordered=True)

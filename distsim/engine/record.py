@@ -41,7 +41,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished simulation. ``possible`` lists the outcomes when there are several.
+    """A finished simulation.
 
     ``mismatches``: (rows of the trace that met, names of what differed).
     """
@@ -52,7 +52,6 @@ class Run:
     trace: Trace
     standstill: Standstill
     makespan_ns: int
-    possible: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     mismatches: tuple[tuple[tuple[int, ...], tuple[str, ...]], ...] = ()
     path: str = "fast"  # which engine ran: "fast" or "ordered"

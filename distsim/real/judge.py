@@ -76,7 +76,7 @@ def _possible(simulation: Simulation) -> set[str]:
     from distsim.profiles import PROFILES
 
     found = outcome_under(simulation.program, PROFILES[simulation.run.profile], simulation.cost)
-    return {*simulation.run.possible, *found.possible}
+    return set(found.possible)
 
 
 __all__ = ["differences", "outcome_of"]

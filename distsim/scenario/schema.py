@@ -129,24 +129,23 @@ def _step(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
 def _strategy(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
     """A training strategy's fields; models inside them go to the definitions, each under its own name."""
     row = STRATEGIES[name]
-    mapping = {**_model(row, definitions), "description": row.about}
-    ways: list[Any] = [mapping]
-    if row.first_field:
-        ways.append(mapping["properties"][row.first_field])
-    if not mapping.get("required"):
-        ways.append({"type": "null"})
-    return {"anyOf": ways} if len(ways) > 1 else mapping
+    return _ways({**_model(row, definitions), "description": row.about}, row.first_field)
 
 
 def _fields(row: type[Op], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The fields as a mapping; alone, the first field's value; nothing, where no field is needed."""
+    """An operation's fields."""
     mapping = _model(row, definitions)
     if row.kind == "batch":
         mapping["properties"]["ops"] = _ENTRIES
     mapping["description"] = row.words.signature
+    return _ways(mapping, row.first_field)
+
+
+def _ways(mapping: dict[str, Any], first_field: str | None) -> dict[str, Any]:
+    """The fields as a mapping; alone, the first field's value; nothing, where no field is needed."""
     ways: list[Any] = [mapping]
-    if row.first_field:
-        ways.append(mapping["properties"][row.first_field])
+    if first_field:
+        ways.append(mapping["properties"][first_field])
     if not mapping.get("required"):
         ways.append({"type": "null"})
     return {"anyOf": ways} if len(ways) > 1 else mapping

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from distsim.units import show_bytes
-from distsim.views.findings import findings_lines
+from distsim.views.findings import findings_lines, verdict_words
 from distsim.views.jsonview import SCHEMA_VERSION, finding_json
-from distsim.views.tables import cut, folded, ranks_text, table
+from distsim.views.tables import cut, folded, ranks_words, table
 
 if TYPE_CHECKING:
     from distsim.check.verdict import Verdict
@@ -43,13 +43,7 @@ def _section(result: CheckResult) -> list[str]:
 
 
 def _verdict(verdict: Verdict) -> str:
-    text = f"verdict {verdict.verdict}"
-    if verdict.depends_on:
-        text += f", depends on {verdict.depends_on}"
-    if verdict.ranks:
-        text += f", rank{'s' * (len(verdict.ranks) > 1)} {ranks_text(sorted(verdict.ranks))}"
-    if verdict.core and tuple(verdict.core) != tuple(verdict.ranks):
-        text += f" (the cause: {ranks_text(sorted(verdict.core))})"
+    text = verdict_words(verdict)
     states = f", {verdict.explored} states" if verdict.explored else ""
     return f"{text}{states}" if verdict.complete else f"{text} so far: the search is not complete{states}"
 
@@ -77,7 +71,7 @@ def _more(o: ProfileOutcome) -> str:
     if o.variants and len(set(o.variants.values())) > 1:
         words.append(", ".join(f"{name}: {outcome}" for name, outcome in o.variants.items()))
     if o.ranks:
-        words.append(f"rank{'s' * (len(o.ranks) > 1)} {ranks_text(sorted(o.ranks))}")
+        words.append(ranks_words(sorted(o.ranks)))
     return "; ".join(words)
 
 

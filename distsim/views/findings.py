@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distsim.check.verdict import Verdict
 from distsim.findings.record import Finding, Place
-from distsim.views.tables import WIDTH, folded, ranks_text
+from distsim.views.tables import WIDTH, folded, ranks_text, ranks_words
 
 #: Findings and places of one finding that are shown; the rest is counted.
 MOST_FINDINGS = 20
@@ -22,6 +23,18 @@ def findings_lines(findings: Sequence[Finding], file: str) -> list[str]:
     if len(ordered) > MOST_FINDINGS:
         lines += ["", f"… and {len(ordered) - MOST_FINDINGS} more findings; --format json has all"]
     return lines
+
+
+def verdict_words(verdict: Verdict) -> str:
+    """The verdict, what it depends on, and whom it is about."""
+    text = f"verdict {verdict.verdict}"
+    if verdict.depends_on:
+        text += f", depends on {verdict.depends_on}"
+    if verdict.ranks:
+        text += f", {ranks_words(sorted(verdict.ranks))}"
+    if verdict.core and tuple(verdict.core) != tuple(verdict.ranks):
+        text += f" (the cause: {ranks_text(sorted(verdict.core))})"
+    return text
 
 
 def _finding(finding: Finding, file: str) -> list[str]:
@@ -51,6 +64,6 @@ def _places(places: Sequence[Place], file: str) -> list[str]:
 
 def _place(file: str, line: int, column: int, op: str, ranks: list[int], main: str) -> list[str]:
     where = f"{file}:{line}:{column}" if line else file or main
-    who = f"  rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}" if ranks else ""
+    who = f"  {ranks_words(ranks)}" if ranks else ""
     text = f"  at {where}  {op}{who}".rstrip()
     return [text] if len(text) <= WIDTH else folded(text.strip(), "  ", "    ")

@@ -24,7 +24,7 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
         "file": simulation.scenario.file,
         "name": simulation.scenario.name,
         "outcome": simulation.outcome,
-        "possible": list(run.possible) or [simulation.outcome],
+        "possible": [simulation.outcome],
         "verdict": None if verdict is None else verdict.verdict,
         "complete": None if verdict is None else verdict.complete,
         "depends_on": None if verdict is None else verdict.depends_on,

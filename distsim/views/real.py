@@ -14,7 +14,7 @@ from distsim.standstill import RankEnd
 from distsim.units import show_ns
 from distsim.views.findings import findings_lines
 from distsim.views.jsonview import finding_json
-from distsim.views.tables import WIDTH, cut, folded, ranks_text, table
+from distsim.views.tables import WIDTH, cut, folded, ranks_words, table
 
 #: Frames of a stack, lines of a failed rank's output, buffers, that are shown; JSON has all.
 _FRAMES, _OUTPUT, _BUFFERS = 3, 3, 8
@@ -115,7 +115,7 @@ def _blame(run: RealRun) -> list[str]:
         return []
     ends = {end.rank: end for end in run.standstill.ends}
     first = ends[run.culprits[0]]
-    who = f"rank{'s' * (len(run.culprits) > 1)} {ranks_text(list(run.culprits))}"
+    who = ranks_words(list(run.culprits))
     said = first.message if first.message.startswith(first.status) else f"{_state(first)}, {first.message}".removesuffix(", ")
     why = f": {said}" if first.status != "blocked" and not is_consequence(first) else ""
     return folded(f"The cause: {who}{why}. {_reason(run)}", "", "  ")
@@ -139,7 +139,7 @@ def _stacks(run: RealRun) -> list[str]:
         groups.setdefault(tuple(frames[:_FRAMES]), []).append(rank)
     lines = ["Python stacks, innermost first"] if groups else []
     for frames_, ranks in groups.items():
-        lines.append(f"  rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}")
+        lines.append(f"  {ranks_words(ranks)}")
         lines += [f"    {_tail(frame)}" for frame in frames_]
     return lines
 

@@ -41,6 +41,11 @@ def ranks_text(ranks: Sequence[int], limit: int = 4) -> str:
     return ", ".join(shown) + (" …" if len(runs) > limit else "")
 
 
+def ranks_words(ranks: Sequence[int]) -> str:
+    """``rank 1``, ``ranks 0-3``."""
+    return f"rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}"
+
+
 def _runs(ranks: Sequence[int]) -> list[tuple[int, int]]:
     runs: list[tuple[int, int]] = []
     for rank in ranks:

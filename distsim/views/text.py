@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.check.memory import held
 from distsim.units import show_bytes, show_ns
-from distsim.views.findings import findings_lines
+from distsim.views.findings import findings_lines, verdict_words
 from distsim.views.tables import WIDTH, cut, folded, ranks_text, table
 from distsim.views.textmemory import memory_lines
 from distsim.views.values import values_lines
@@ -64,22 +64,14 @@ def _outcome(simulation: Simulation) -> str:
         else "at once"
     )
     each = f" ({show_ns(iteration_ns)} an iteration)" if iteration_ns is not None else ""
-    others = [o for o in simulation.run.possible if o != outcome]
-    maybe = f" (possible too: {', '.join(others)})" if others else ""
-    return f"{outcome} {at}{each}{maybe}"
+    return f"{outcome} {at}{each}"
 
 
 def _verdict(simulation: Simulation) -> str:
     verdict = simulation.verdict
     if verdict is None:
         return ""
-    text = f"; verdict {verdict.verdict}"
-    if verdict.depends_on:
-        text += f", depends on {verdict.depends_on}"
-    if verdict.ranks:
-        text += f", ranks {ranks_text(sorted(verdict.ranks))}"
-    if verdict.core and tuple(verdict.core) != tuple(verdict.ranks):
-        text += f" (the cause: {ranks_text(sorted(verdict.core))})"
+    text = f"; {verdict_words(verdict)}"
     return text if verdict.complete else text + " so far (the search is not complete)"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from distsim.trace_values import Kept, header_values, number, packed
-from distsim.views.tables import cut, ranks_text
+from distsim.views.tables import cut, ranks_words
 
 if TYPE_CHECKING:
     from distsim.simulation import Simulation
@@ -29,7 +29,7 @@ def values_lines(values: Values | None) -> list[str]:
     width = min(24, max((len(label) for label in known), default=0))
     lines = [
         cut(
-            f"  {cut(label if i == 0 else '', width).ljust(width)}  {text}  (rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)})",
+            f"  {cut(label if i == 0 else '', width).ljust(width)}  {text}  ({ranks_words(ranks)})",
             WIDTH,
         )
         for label, texts in known.items()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from distsim.collection import no_collection
 from distsim.cost import CostModel
-from distsim.engine.choice import why_not_fast
 from distsim.engine.deadlines import outlasts
-from distsim.engine.device import DeviceEngine
-from distsim.engine.flat import Disagree
-from distsim.engine.host import HostEngine
-from distsim.engine.record import Columns, Queues, Run, build_trace
+from distsim.engine.fill import fill
+from distsim.engine.record import Columns, Run, build_trace
 from distsim.profiles import Profile
 from distsim.program.records import Program
-from distsim.standstill import Standstill
+from distsim.semantics.blocked import standstill
+from distsim.semantics.columns import go
+from distsim.semantics.conditions import Conditions
+from distsim.semantics.free import why_ordered
+from distsim.semantics.link import Linked
+from distsim.semantics.local import Progress
 
 __all__ = ["Run", "run"]
 
@@ -37,26 +41,24 @@ def run(
 
 
 def _run(program: Program, profile: Profile, cost: CostModel, ordered: bool, follow: Mapping[CallKey, CallKey] | None) -> Run:
-    if not ordered and not follow and why_not_fast(program, profile, cost) is None:
-        engine: type[DeviceEngine | HostEngine] = DeviceEngine if profile.device else HostEngine
-        try:
-            left = engine(program, profile, cost).run()
-            if not outlasts(program, profile, left[0]):
-                return _fast(program, profile, cost, *left)
-        except Disagree:
-            pass  # something met that does not fit: the explicit rules know what comes of it
+    if not ordered and not follow:
+        linked = Linked(program, profile)
+        if why_ordered(linked, cost.cluster.shared_links) is None:
+            done = go(linked, Conditions(linked, cost))
+            columns = fill(done)
+            if not outlasts(program, profile, columns):
+                return _fast(done, cost, columns)
     from distsim.engine.ordered import run_ordered
 
     return run_ordered(program, profile, cost, follow)
 
 
-def _fast(
-    program: Program, profile: Profile, cost: CostModel, columns: Columns, standstill: Standstill, queues: Queues | None = None
-) -> Run:
-    outcome = "hangs" if standstill.blocked else "completes"
-    makespan = max((*(end.at_ns for end in standstill.ends), max(columns.finished, default=0)), default=0)
+def _fast(done: Progress, cost: CostModel, columns: Columns) -> Run:
+    left, linked = standstill(done), done.linked
+    outcome = "hangs" if left.blocked else "completes"
+    makespan = max((*(end.at_ns for end in left.ends), int(np.max(columns.finished, initial=0))), default=0)
     trace = build_trace(
-        program, columns, standstill, profile=profile.name, outcome=outcome, makespan_ns=makespan, cluster=cost.name,
-        queues=queues, prices=cost.cluster.to_mapping(),
+        linked.program, columns, left, profile=linked.profile.name, outcome=outcome, makespan_ns=makespan, cluster=cost.name,
+        queues=linked.queue_names(), prices=cost.cluster.to_mapping(),
     )  # fmt: skip
-    return Run(program, profile.name, outcome, trace, standstill, makespan)
+    return Run(linked.program, linked.profile.name, outcome, trace, left, makespan)

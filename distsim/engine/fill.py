@@ -1,142 +1,129 @@
-"""The times that follow from what the fast engine noted: posts, returns, starts, matches and waits, for all ranks at once."""
+"""The times of every trace row, from what a run with local clocks noted: all ranks at once."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.engine.flat import request_rows
 from distsim.engine.record import Columns
-from distsim.ops.table import OPS
-from distsim.program.records import Code, Program, at
+from distsim.semantics.blocked import host_position
+from distsim.semantics.form import PartKind, Unit, Wait
+from distsim.semantics.link import IntArray, Linked
+from distsim.semantics.local import Progress
+
+NEVER = -1
 
 
-def fill(program: Program, columns: Columns, stuck: Mapping[int, int], eager: int, one_by_one: bool = False) -> None:
-    """Complete the columns of a host-driven run. ``stuck``: rank → row (in its own rows) of the call that it is blocked in.
-
-    ``one_by_one``: a wait for several handles ends each in turn, so the first may be waited for before the last.
-    A host does nothing between two calls, so each call is posted when the one before it returned.
-    """
-    base = np.array(columns.base, dtype=np.int64)
-    end = base[1:].copy()
-    for rank, row in stuck.items():
-        end[rank] = base[rank] + row
-    posted, returned, started, finished, waited, match = (
-        np.frombuffer(getattr(columns, n), dtype=np.int64)
-        for n in ("posted", "returned", "started", "finished", "waited", "match")
-    )
-    _posts(base, end, posted, returned)
-    for code in program.codes:
-        _batches(columns, code, posted, returned)
-    _meetings(program, columns, posted, started, finished, match, eager)
-    for code in program.codes:
-        _computes(columns, code, started, posted)
-        if one_by_one:
-            _waits_in_turn(columns, code, waited, posted, finished)
-        else:
-            _waits(columns, code, waited, returned)
-        if code.guards is not None:
-            _unmade(columns, code, posted, returned)
+def fill(run: Progress) -> Columns:
+    """The columns of a run. A host does nothing between two calls, so each call is posted when the one before it returned."""
+    linked = run.linked
+    columns = Columns(linked.program)
+    there, ended = np.array(run.posted, dtype=np.int64), np.array(run.ended, dtype=np.int64)
+    columns.posted, columns.returned = _host_times(run)
+    columns.started, columns.finished, columns.match = (np.full(linked.rows, NEVER, dtype=np.int64) for _ in range(3))
+    _messages(run, there, columns)
+    _collectives(run, there, columns)
+    own = (linked.kind == PartKind.WORK) & (there >= 0)
+    columns.started[own], columns.finished[own] = there[own], ended[own]
+    _units(linked, there, ended, columns)
+    columns.waited = _waits(run, columns.returned)
+    return columns
 
 
-def _posts(base: NDArray[np.int64], end: NDArray[np.int64], posted: NDArray[np.int64], returned: NDArray[np.int64]) -> None:
-    """Carry the clock forward over calls that took no time, rank by rank at once."""
-    rows = np.arange(len(returned))
-    reached = np.zeros(len(returned) + 1, dtype=np.int64)
-    np.add.at(reached, base[:-1], 1)
-    np.add.at(reached, end, -1)
-    reached_rows = np.cumsum(reached[:-1]) > 0
-    last = np.maximum.accumulate(np.where(returned >= 0, rows, -1))
-    start = np.repeat(base[:-1], np.diff(base))
-    clock = np.where(last >= start, returned[last], 0)
-    before = np.concatenate(([0], clock[:-1]))
-    before[base[:-1][base[:-1] < len(before)]] = 0
-    posted[reached_rows] = before[reached_rows]
-    returned[reached_rows] = clock[reached_rows]
-    stuck = end[end < base[1:]]
+def _host_times(run: Progress) -> tuple[IntArray, IntArray]:
+    """(posted, returned): the host's clock carried forward over calls that took no time."""
+    linked, returned = run.linked, np.array(run.returned, dtype=np.int64)
+    base = np.array(linked.base, dtype=np.int64)
+    size, starts = linked.rows, base[:-1]
+    end = starts.copy()
+    ran = np.array([host.pc > 0 or host.key is not None for host in run.hosts], dtype=np.bool_)  # an absent rank never does
+    for rank, host in enumerate(run.hosts):
+        end[rank] += linked.program.code(rank).offsets[host_position(linked, host)] if ran[rank] else 0
+    start = np.zeros(len(starts), dtype=np.int64)
+    for fault in linked.program.faults:
+        start[fault.rank] = fault.delay_ns if fault.kind == "late" else start[fault.rank]
+    rows = np.arange(size)
+    last = np.maximum.accumulate(np.where(returned >= 0, rows, NEVER)) if size else rows
+    own_start, limit = np.repeat(starts, np.diff(base)), np.repeat(end, np.diff(base))
+    clock = np.where(last >= own_start, returned[last], np.repeat(start, np.diff(base)))
+    before = np.concatenate(([0], clock[:-1]))[:size]
+    first = starts[starts < base[1:]]
+    before[first] = start[starts < base[1:]]
+    posted = np.where(rows < limit, before, NEVER)
+    after = np.where(rows < limit, clock, NEVER)
+    stuck = end[(end < base[1:]) & ran]
     posted[stuck] = before[stuck]
+    for unit in linked.units:
+        _unit_times(linked, unit, base, posted, after)
+    return posted, after
 
 
-def _batches(columns: Columns, code: Code, posted: NDArray[np.int64], returned: NDArray[np.int64]) -> None:
-    """The parts of a batch are posted with it and return with it."""
+def _unit_times(linked: Linked, unit: Unit, base: IntArray, posted: IntArray, returned: IntArray) -> None:
+    """The parts of a batch are posted with it and return with it; a call that a guard leaves out never was."""
+    code, of = linked.program.codes[unit.code], base[list(unit.ranks)]
     pairs = [(code.offsets[p] + k, code.offsets[p]) for p, call in enumerate(code.calls) for k in range(1, len(call.parts) + 1)]
-    _copy(columns, code, pairs, (posted, posted), (returned, returned))
+    if pairs:
+        rows, sources = (np.array(x, dtype=np.int64)[:, None] + of for x in zip(*pairs, strict=True))
+        posted[rows], returned[rows] = posted[sources], returned[sources]
+    if code.guards is not None:
+        made = {instruction.position for instruction in unit.instructions}
+        gone = [r for p in range(len(code.calls)) if p not in made for r in range(code.offsets[p], code.offsets[p + 1])]
+        index = np.array(gone, dtype=np.int64)[:, None] + of
+        posted[index] = returned[index] = NEVER
 
 
-def _copy(
-    columns: Columns, code: Code, pairs: list[tuple[int, int]], *times: tuple[NDArray[np.int64], NDArray[np.int64]]
-) -> None:
-    """For each pair of a code's rows, on all its ranks: the first row's time becomes the second row's. ``times``: (to, from) columns."""
-    if not pairs:
-        return
-    rows, sources = np.array(pairs, dtype=np.int64).T
-    for rank in code.ranks:
-        base = columns.base[rank]
-        for target, source in times:
-            target[base + rows] = source[base + sources]
+def _messages(run: Progress, there: IntArray, columns: Columns) -> None:
+    """A pair starts when both are there; data that leaves before its receive starts when there is room for it."""
+    found = run.conditions
+    rows = np.flatnonzero((run.linked.kind >= 0) & (run.linked.kind <= PartKind.RECEIVE) & (there >= 0))
+    mate = found.mate[rows]
+    met = (mate >= 0) & (there[mate] >= 0)
+    both, other = rows[met], mate[met]
+    columns.match[both] = np.minimum(both, other)
+    columns.started[both] = np.maximum(there[both], there[other])
+    columns.finished[both] = found.message_ends(both, there)
+    ahead = rows[found.ahead[rows] & (found.need[rows] == -1)]
+    left = ahead[(found.room[ahead] < 0) | (there[found.room[ahead]] >= 0)]
+    columns.started[ahead] = columns.finished[ahead] = NEVER
+    columns.started[left] = columns.finished[left] = found.message_ends(left, there)
 
 
-def _meetings(program: Program, columns: Columns, posted: NDArray[np.int64], started: NDArray[np.int64], finished: NDArray[np.int64],
-              match: NDArray[np.int64], eager: int) -> None:  # fmt: skip
-    """`match` points from the later side of a message to the earlier one (collectives: -2 - row); make it one number for all who met."""
-    later = np.flatnonzero(match >= 0)
-    earlier = match[later]
-    began = np.maximum(posted[later], posted[earlier])
-    started[later] = started[earlier] = began
-    match[later] = match[earlier] = np.minimum(later, earlier)
-    together = np.flatnonzero(match < -1)
-    match[together] = -2 - match[together]
-    if eager >= 0:
-        for code in program.codes:
-            _left_behind(columns, code, posted, started, eager)
+def _collectives(run: Progress, there: IntArray, columns: Columns) -> None:
+    linked, found = run.linked, run.conditions
+    rows = np.flatnonzero((linked.kind == PartKind.COLLECTIVE) & (there >= 0))
+    complete = np.array(run.missing, dtype=np.int64) == 0
+    first = np.full(len(complete), linked.rows, dtype=np.int64)
+    np.minimum.at(first, linked.instance[rows], rows)
+    whole = rows[complete[linked.instance[rows]]]
+    columns.match[whole] = first[linked.instance[whole]]
+    done = whole
+    if run.early:
+        gone = [row for row in rows.tolist() if row in run.early and all(n >= 0 and there[n] >= 0 for n in run.early[row])]
+        done = np.union1d([row for row in whole.tolist() if row not in run.early], gone).astype(np.int64)
+    columns.started[done] = found.collective_starts(done, there, np.array(run.latest, dtype=np.int64))
+    columns.finished[done] = columns.started[done] + found.price[done]
 
 
-def _left_behind(columns: Columns, code: Code, posted: NDArray[np.int64], started: NDArray[np.int64], eager: int) -> None:
-    """A send that is not waited for starts when it is posted."""
-    for position, call in enumerate(code.calls):
-        for part, piece in enumerate(call.parts or (call,), 1 if call.parts else 0):
-            if OPS[piece.op].direction == "send":
-                for row, rank in enumerate(code.ranks):
-                    here = columns.base[rank] + code.offsets[position] + part
-                    if at(piece.nbytes, row) <= eager and posted[here] >= 0:
-                        started[here] = posted[here]
+def _units(linked: Linked, there: IntArray, ended: IntArray, columns: Columns) -> None:
+    """A batch that is one launch starts with its parts and ends with the last of them."""
+    base = np.array(linked.base, dtype=np.int64)
+    for unit in linked.units:
+        of = base[list(unit.ranks)]
+        for launch in (one for one in unit.launches if one.is_unit):
+            rows = launch.row + of
+            columns.started[rows], columns.finished[rows] = there[launch.parts[0].row + of], ended[rows]
 
 
-def _computes(columns: Columns, code: Code, started: NDArray[np.int64], posted: NDArray[np.int64]) -> None:
-    rows = np.array(
-        [code.offsets[p] for p, call in enumerate(code.calls) if call.op in ("compute", "sleep", "assign")], dtype=np.int64
-    )
-    for rank in code.ranks if len(rows) else ():
-        started[columns.base[rank] + rows] = posted[columns.base[rank] + rows]
-
-
-def _waits(columns: Columns, code: Code, waited: NDArray[np.int64], returned: NDArray[np.int64]) -> None:
-    """`waited`: when the wait on a request returned."""
-    pairs = [(row, code.offsets[p]) for p, call in enumerate(code.calls) for d in call.waits for row in request_rows(code, p - d)]
-    _copy(columns, code, pairs, (waited, returned))
-
-
-def _waits_in_turn(
-    columns: Columns, code: Code, waited: NDArray[np.int64], posted: NDArray[np.int64], finished: NDArray[np.int64]
-) -> None:
-    """`waited` where a wait for several handles waits for one after the other."""
-    base = np.array([columns.base[rank] for rank in code.ranks], dtype=np.int64)
-    for position, call in enumerate(code.calls):
-        clock, alive = posted[base + code.offsets[position]], np.ones(len(base), dtype=np.bool_)
-        for distance in call.waits:
-            rows = np.array(request_rows(code, position - distance), dtype=np.int64)
-            ends = finished[base[:, None] + rows]
-            alive &= (ends >= 0).all(axis=1) & (clock >= 0)
-            clock = np.maximum(clock, ends.max(axis=1))
-            waited[base[:, None] + rows] = np.where(alive, clock, -1)[:, None]
-
-
-def _unmade(columns: Columns, code: Code, posted: NDArray[np.int64], returned: NDArray[np.int64]) -> None:
-    """A guarded call of a rank that the guard shuts out never happened."""
-    for position, mask in enumerate(code.guards or ()):
-        for row in () if mask is None else np.flatnonzero(~mask).tolist():
-            base = columns.base[code.ranks[row]]
-            rows = slice(base + code.offsets[position], base + code.offsets[position + 1])
-            posted[rows] = returned[rows] = -1
+def _waits(run: Progress, returned: IntArray) -> NDArray[np.int64]:
+    """When the wait on a request returned."""
+    linked, waited = run.linked, np.array(run.waited, dtype=np.int64)
+    if linked.profile.lock:
+        return waited
+    base = np.array(linked.base, dtype=np.int64)
+    for unit in linked.units:
+        offsets = linked.program.codes[unit.code].offsets
+        pairs = [(row, offsets[i.position]) for i in unit.instructions if isinstance(i, Wait) for row in i.waited]
+        if pairs:
+            rows, calls = (np.array(x, dtype=np.int64)[:, None] + base[list(unit.ranks)] for x in zip(*pairs, strict=True))
+            waited[rows] = returned[calls]
+    return waited

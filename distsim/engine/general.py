@@ -19,7 +19,6 @@ import simpy
 
 from distsim.cost import CostModel
 from distsim.engine.deadlines import Deadlines, Late, outlasts, run_with
-from distsim.engine.durations import duration_ns
 from distsim.engine.record import Columns
 from distsim.errors import UsageError
 from distsim.match import ANY, Take
@@ -48,6 +47,7 @@ from distsim.rules import (
     standstill,
 )  # fmt: skip
 from distsim.rules.code import Drop, Instruction, Meet, Post, Stuck, Wait
+from distsim.semantics.durations import duration_ns
 from distsim.standstill import Standstill
 
 

@@ -11,23 +11,25 @@ import numpy as np
 from distsim.cluster import default_cluster
 from distsim.collection import no_collection
 from distsim.cost import CostModel
-from distsim.engine.choice import drops_requests, why_not_fast
 from distsim.engine.deadlines import limits_ns, outlasts
-from distsim.engine.device import DeviceEngine
-from distsim.engine.durations import durations_ns
-from distsim.engine.flat import Disagree
+from distsim.engine.fill import fill
 from distsim.engine.general import simulate_in_order
-from distsim.engine.host import HostEngine
 from distsim.engine.ordered import WORST_FIRST, worst_of
 from distsim.engine.orders import End, Note, ends_of_orders
-from distsim.engine.untimed import surely_completes
 from distsim.ops.table import OPS
 from distsim.profiles import Profile
 from distsim.profiles.mpi import EAGER_LIMIT
 from distsim.profiles.nccl import BUFFSIZE
 from distsim.program.records import Code, Program
-from distsim.rules import any_source
-from distsim.rules.contacts import bad_contacts
+from distsim.semantics.blocked import standstill
+from distsim.semantics.columns import go
+from distsim.semantics.conditions import Conditions
+from distsim.semantics.contacts import bad_contacts
+from distsim.semantics.durations import durations_ns
+from distsim.semantics.form import Drop
+from distsim.semantics.free import why_ordered
+from distsim.semantics.link import Linked
+from distsim.semantics.units import compile_units
 from distsim.standstill import Standstill
 
 #: States that are looked at where a receive may take several senders, unless the caller says otherwise.
@@ -69,8 +71,7 @@ def outcome_under(
     with no_collection():
         if not profile.device:
             return _buffered(program, profile, priced, max_states)
-        if _surely(_with(program, init="lazy", buffsize=_NOTHING), profile, priced):
-            # One launch at a time, no buffers, meetings at first use: whatever is laxer completes too, so nothing else need be asked.
+        if _surely(program, profile, priced):
             return ProfileOutcome("completes", ("completes",), (), variants={"lazy": "completes", "eager": "completes"})
         chosen = str(program.options.get("init") or "lazy")
         found = {chosen: _buffered(_with(program, init=chosen), profile, priced, max_states)}
@@ -129,9 +130,18 @@ _FINE = End(Standstill((), ()), frozenset())
 
 
 def _surely(program: Program, profile: Profile, cost: CostModel) -> bool:
-    """It completes, without a look at the clock."""
-    return (why_not_fast(program, profile, cost) is None and _is_short(program, profile, cost)
-            and surely_completes(program, profile))  # fmt: skip
+    """It completes on a device whatever the options: it does with one launch at a time, no buffers and meetings at first use, and
+    whatever is laxer completes too. (Messages in batches and outside may meet under eager init; then this says nothing.)"""
+    linked = Linked(_with(program, init="lazy", buffsize=_NOTHING, serial=True), profile)
+    return not linked.mixes_batches and _never_waits(linked, cost) is True
+
+
+def _never_waits(linked: Linked, cost: CostModel) -> bool | Standstill:
+    """Without a look at the clock: True, it completes; False, the clock or the order of events must tell; else who is blocked."""
+    if why_ordered(linked, cost.cluster.shared_links) is not None or not _is_short(linked.program, linked.profile, cost):
+        return False
+    done = go(linked, Conditions(linked, None))
+    return all(host.ended for host in done.hosts) or standstill(done)
 
 
 def _is_short(program: Program, profile: Profile, cost: CostModel) -> bool:
@@ -155,7 +165,7 @@ def _outcome(program: Program, profile: Profile, cost: CostModel, max_states: in
     end = _run(program, profile, cost)
     outcome, ranks = _judge(end)
     possible, complete = {outcome}, True
-    cancels = profile.dropped == "cancels" and drops_requests(program, profile)
+    cancels = profile.dropped == "cancels" and _drops(program, profile)
     if cancels or (any_source(program) and profile.any_source):
         ends = ends_of_orders(program, profile, max_states, cancels)
         possible |= {_judge(one)[0] for one in ends.ends}
@@ -168,19 +178,26 @@ def _outcome(program: Program, profile: Profile, cost: CostModel, max_states: in
     return ProfileOutcome(outcome, tuple(word for word in WORST_FIRST if word in possible), ranks, complete=complete)
 
 
+def _drops(program: Program, profile: Profile) -> bool:
+    """A request for a message is dropped."""
+    return any(isinstance(i, Drop) for unit in compile_units(program, profile) for i in unit.instructions)
+
+
+def any_source(program: Program) -> bool:
+    """Whether some receive takes a message of any sender."""
+    return any(np.any(np.asarray(port.peer) < 0) for code in program.codes for port in code.ports)
+
+
 def _run(program: Program, profile: Profile, cost: CostModel) -> End:
     """One run in the order of time, by the fastest way that is exact."""
-    if _surely(program, profile, cost):
-        return _FINE
-    if why_not_fast(program, profile, cost) is None:
-        engine: type[DeviceEngine | HostEngine] = DeviceEngine if profile.device else HostEngine
-        try:
-            columns, standstill = engine(program, profile, cost).run()[:2]
-        except Disagree:
-            pass
-        else:
-            if not outlasts(program, profile, columns):
-                return End(standstill, frozenset())
+    linked = Linked(program, profile)
+    said = _never_waits(linked, cost)
+    if said is not False:
+        return _FINE if said is True else End(said, frozenset())
+    if why_ordered(linked, cost.cluster.shared_links) is None:
+        done = go(linked, Conditions(linked, cost))
+        if not outlasts(program, profile, fill(done)):
+            return End(standstill(done), frozenset())
     left = simulate_in_order(program, profile, cost)
     ranks_of = [rank for rank in range(program.world_size) for _ in range(left.columns.base[rank], left.columns.base[rank + 1])]
     notes = (Note(outcome, fields, tuple(sorted(ranks_of[row] for row in rows))) for rows, fields, outcome in left.mismatches)

@@ -1,0 +1,204 @@
+"""The driver for ranks in classes: the order of steps from one rank of each class, the times of all its ranks as one column.
+
+Every step is what `distsim.semantics.local` does with one clock, done with a column of clocks: the times of a row are
+`Conditions.ends`, and who has come is known from the representatives' run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distsim.semantics.conditions import Conditions
+from distsim.semantics.flat import (
+    AWAIT_ENDS,
+    BEGIN,
+    COLLECTIVE,
+    FINISH,
+    ISSUE,
+    JOIN,
+    MEET,
+    MESSAGE,
+    POST,
+    WAIT,
+    WAIT_EACH,
+    WORK,
+    Step,
+)
+from distsim.semantics.fold import Class, Folded, fold
+from distsim.semantics.form import PartKind
+from distsim.semantics.link import IntArray, Linked
+from distsim.semantics.local import Course, LocalClocks, Progress, Segment, Thread, course_of, flatten_unit, threads_of
+
+
+def go(linked: Linked, conditions: Conditions) -> Progress:
+    """Run a program that is free of order, by classes where that pays."""
+    folded = fold(linked, conditions)
+    return LocalClocks(course_of(linked, conditions)).run() if folded is None else run_folded(linked, conditions, folded)
+
+
+def run_folded(linked: Linked, conditions: Conditions, folded: Folded) -> Progress:
+    """Run a program by its classes; what it left is told of every rank."""
+    tape: list[Segment] = []
+    course, first = _course(linked, conditions, folded)
+    ran = LocalClocks(course, tape).run()
+    columns = _Columns(linked, conditions, folded)
+    for segment in tape:
+        columns.replay(segment)
+    return columns.progress(ran, first)
+
+
+def _course(linked: Linked, conditions: Conditions, folded: Folded) -> tuple[Course, IntArray]:
+    """The course of the first rank of each class, rows numbered anew; and where each class's rows begin."""
+    base = np.array([one.base[0] for one in folded.classes], dtype=np.int64)
+    sizes = np.array([linked.base[one.ranks[0] + 1] - linked.base[one.ranks[0]] for one in folded.classes], dtype=np.int64)
+    first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
+    rows = np.repeat(base - first[:-1], sizes) + np.arange(first[-1])
+    all_base = np.array(linked.base, dtype=np.int64)
+
+    def of(column: IntArray) -> IntArray:
+        """Rows as rows of the classes' first ranks."""
+        there = np.maximum(column, 0)
+        rank = linked.rank[there]
+        return np.where(column >= 0, first[folded.of[rank]] + there - all_base[rank], column)
+
+    instance = linked.instance[rows]
+    kinds = np.where(instance >= 0, folded.kinds[instance], -1)
+    own = {int(row): i for i, row in enumerate(rows.tolist())} if conditions.early else {}
+    early = {own[row]: tuple(dict.fromkeys(of(np.array(needs, dtype=np.int64)).tolist()))
+             for row, needs in conditions.early.items() if row in own}  # fmt: skip
+    missing = [places if whole else places + 1 for places, whole in zip(folded.places, folded.complete, strict=True)]
+    hosts, streams = [], list[Thread]()
+    for one in folded.classes:
+        rank = int(one.ranks[0])
+        meets = [int(folded.kinds[i]) for i in linked.meets[rank]]
+        host, more = threads_of(linked, flatten_unit(linked, one.unit), one.number, int(first[one.number]), meets, rank)
+        hosts.append(host)
+        streams += more
+    columns = (of(conditions.need[rows]), of(conditions.room[rows]), conditions.lag[rows], conditions.price[rows], kinds)
+    return Course(
+        linked, conditions, *(c.tolist() for c in columns), linked.kind[rows].tolist(), early, missing, hosts, streams
+    ), first
+
+
+class _Columns:
+    """Times of all ranks while the tape is followed."""
+
+    def __init__(self, linked: Linked, conditions: Conditions, folded: Folded) -> None:
+        self.linked, self.conditions, self.folded = linked, conditions, folded
+        self.posted, self.issued, self.returned, self.ended, self.waited = (
+            np.full(linked.rows, -1, dtype=np.int64) for _ in range(5)
+        )
+        self.latest = np.zeros(len(linked.members), dtype=np.int64)
+        self.clocks: dict[int, IntArray] = {}
+        self._on_streams: dict[int, set[int]] = {}
+        self.met: set[tuple[int, int]] = set()  # (class, number) of meets that its ranks have come to
+        self.meets = [np.array([linked.meets[rank] for rank in one.ranks.tolist()], dtype=np.int64).T for one in folded.classes]
+
+    def replay(self, segment: Segment) -> None:
+        """Follow one thread of a class, and let it post what it stops at."""
+        thread, one = segment.thread, self.folded.classes[segment.thread.rank]
+        t = self.clocks.get(id(thread))
+        if t is None:
+            t = self._start(thread, one)
+        for step in thread.steps[segment.start : segment.end]:
+            t = self._step(one, step, t, done=True)
+        if segment.end < len(thread.steps):
+            self._step(one, thread.steps[segment.end], t, done=False)
+        self.clocks[id(thread)] = t
+
+    def _start(self, thread: Thread, one: Class) -> IntArray:
+        late = {fault.rank: fault.delay_ns for fault in self.linked.program.faults if fault.kind == "late"}
+        return np.array([late.get(rank, 0) if thread.is_host else 0 for rank in one.ranks.tolist()], dtype=np.int64)
+
+    def _step(self, one: Class, at: Step, t: IntArray, done: bool) -> IntArray:
+        """The clocks after a step; where it is not done, only what others see of it happens."""
+        step, row, rows = at
+        i = one.base + row
+        if step in (POST, MESSAGE, JOIN, COLLECTIVE) and self.posted[i[0]] < 0:
+            self.posted[i] = t
+            if step in (JOIN, COLLECTIVE):
+                np.maximum.at(self.latest, self.linked.instance[i], t)
+        elif step == ISSUE:
+            self.issued[i] = t
+        elif step == MEET and (one.number, rows[0]) not in self.met:
+            self.met.add((one.number, rows[0]))
+            np.maximum.at(self.latest, self.meets[one.number][rows[0]], t)
+        return self._await(one, at, i, t) if done else t
+
+    def _await(self, one: Class, at: Step, i: IntArray, t: IntArray) -> IntArray:
+        step, row, rows = at
+        if step in (MESSAGE, COLLECTIVE):
+            t = np.maximum(t, self._ends(i))
+            self.returned[i] = t
+        elif step == WORK:
+            self.posted[i] = t
+            t = t + self.conditions.price[i]
+            self.ended[i] = t
+            if self._on_host(one, row):
+                self.returned[i] = t
+        elif step == MEET:
+            t = np.maximum(t, self.latest[self.meets[one.number][rows[0]]])
+            if row >= 0:
+                self.returned[i] = np.maximum(self.returned[i], t)
+        elif step == BEGIN:
+            t = self._after(one, rows, np.maximum(t, self.issued[i]))
+        elif step in (WAIT, WAIT_EACH, AWAIT_ENDS):
+            waits = rows[:1] if step == WAIT_EACH else rows
+            t = self._after(one, rows, t) if step == AWAIT_ENDS else self._all_done(one, waits, t)
+            if row >= 0:
+                self.returned[i] = t
+            for r in rows[1:] if step == WAIT_EACH else ():
+                self.waited[one.base + r] = t
+        elif step == FINISH:
+            t = self._all_done(one, rows, t)
+            self.ended[i] = t
+        return t
+
+    def _on_host(self, one: Class, row: int) -> bool:
+        return row not in self._stream_rows(one)
+
+    def _stream_rows(self, one: Class) -> set[int]:
+        found = self._on_streams.get(one.number)
+        if found is None:
+            found = self._on_streams[one.number] = {launch.row for launch in one.unit.launches if launch.on_stream}
+        return found
+
+    def _after(self, one: Class, rows: tuple[int, ...], t: IntArray) -> IntArray:
+        for r in rows:
+            t = np.maximum(t, self.ended[one.base + r])
+        return t
+
+    def _all_done(self, one: Class, rows: tuple[int, ...], t: IntArray) -> IntArray:
+        for r in rows:
+            t = np.maximum(t, self._ends(one.base + r))
+        return t
+
+    def _ends(self, i: IntArray) -> IntArray:
+        kind = self.linked.kind[i[0]]
+        if kind == PartKind.WORK:
+            return self.ended[i]
+        if kind == PartKind.COLLECTIVE:
+            return self.conditions.collective_ends(i, self.posted, self.latest)
+        return self.conditions.message_ends(i, self.posted)
+
+    # --- the end ---
+    def progress(self, ran: LocalClocks, first: IntArray) -> Progress:
+        """What the classes left, of every rank."""
+        linked, folded = self.linked, self.folded
+        left = Progress(course_of(linked, self.conditions, plain=False))
+        left.posted, left.issued, left.returned = self.posted, self.issued, self.returned
+        left.ended, left.waited, left.latest = self.ended, self.waited, self.latest
+        came = np.bincount(linked.instance[(linked.instance >= 0) & (self.posted >= 0)], minlength=len(linked.members))
+        for one in folded.classes:
+            host = ran.hosts[one.number]
+            clocks = self.clocks.get(id(host), np.zeros(len(one.ranks), dtype=np.int64)).tolist()
+            for rank, clock in zip(one.ranks.tolist(), clocks, strict=True):
+                mine = left.hosts[rank]
+                mine.pc, mine.ended, mine.clock = host.pc, host.ended, clock
+                mine.key = None if host.ended else -1
+            for number in (n for c, n in self.met if c == one.number):
+                for rank, instance in zip(one.ranks.tolist(), self.meets[one.number][number].tolist(), strict=True):
+                    left.came.setdefault(instance, []).append(rank)
+                    came[instance] += 1
+        left.missing = (np.array(left.missing, dtype=np.int64) - came).tolist()
+        return left

@@ -1,0 +1,328 @@
+"""Compiling a code for ranks that do the same, where the host waits for its requests: gloo, mpi and the contract's readings."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from distsim.match import ANY
+from distsim.ops.records import Call, Group
+from distsim.ops.table import OPS
+from distsim.profiles.record import Profile, Reaction
+from distsim.profiles.support import SHAPED
+from distsim.program.records import CodeCall, Program, at
+from distsim.semantics.creation import Made, made_groups
+from distsim.semantics.form import (
+    Drop,
+    Gathering,
+    Instruction,
+    Launch,
+    Leave,
+    Lock,
+    Meet,
+    Part,
+    PartKind,
+    Post,
+    Queue,
+    Stuck,
+    Unit,
+    Wait,
+)  # fmt: skip
+from distsim.standstill import RankStatus
+
+#: Operations that only take time.
+WORK = ("compute", "assign", "sleep")
+#: Faults that end a rank, with the status and the words of its end.
+_ENDS: dict[str, tuple[RankStatus, str]] = {
+    "kill": ("killed", "killed by a fault"), "exit": ("ended", "exit {} by a fault"),
+    "raise": ("raised", "raised by a fault"), "fail": ("raised", "raised by a fault"),
+}  # fmt: skip
+
+
+def end_by_fault(position: int, kind: str, code: int) -> Leave:
+    """How a fault ends a rank at one of its calls."""
+    status, text = _ENDS[kind]
+    return Leave(position, status, text.format(code))
+
+
+class Shared:
+    """What all units of a compilation share: the profile is asked once per operation, dtype and reduce op; ``unlike`` are the
+    new_group calls that the ranks do not agree on, by (rank, position)."""
+
+    def __init__(self, unlike: dict[tuple[int, int], Made]) -> None:
+        self.refusals: dict[Hashable, str | None] = {}
+        self.unlike = unlike
+
+
+class Compiler:
+    """One unit under one profile. `run` fills in its instructions.
+
+    It reads the values of the unit's first rank; what they are besides is the link's business. Whatever they decide here must be in
+    the unit's key (`distsim.semantics.units`).
+    """
+
+    def __init__(self, program: Program, profile: Profile, unit: Unit, shared: Shared) -> None:
+        self.program, self.profile, self.unit, self.shared = program, profile, unit, shared
+        self.rank = unit.ranks[0]
+        self.code, self.vector_row = program.codes[unit.code], unit.vector_rows[0]
+        self.alias: dict[int, Group] = {}  # group id -> what it is really connected to
+        self.ignored: set[int] = set()  # positions of calls that torch warns about and leaves out
+        self.odd = False  # the call in hand breaks the contract, and the back end takes it
+        self.kept: dict[int, None] = {}  # positions of messages whose handle is open
+        self.out: list[Instruction] = []
+        self.numbers: dict[Hashable, int] = {}
+        self.meets = 0
+        self.made: set[int] = set()  # positions of the calls that this unit makes
+        self.fatal = {f.position: f for f in program.faults if f.rank == self.rank and f.at_ns is None and f.kind in _ENDS}
+
+    def run(self) -> Unit:
+        end = len(self.code.calls)
+        if not any(call.op == "init_process_group" for call in self.code.calls):
+            self.meet(0, gathering=Gathering(("init",)))
+        if all(self._call(k) for k in self.code.positions(self.vector_row)) and not self._fault(end):
+            self.finish(end)
+        self.unit.instructions = self.out
+        return self.unit
+
+    def finish(self, position: int) -> None:
+        """The end of the program. Handles go with it: some back ends end a process that drops a request it has not waited for."""
+        for target in tuple(self.kept) if self.profile.dropped == "crashes" else ():
+            self.drop(position, target)
+        self.out.append(Leave(position, "ended", gone=False))
+
+    def _fault(self, position: int) -> bool:
+        fault = self.fatal.get(position) or (self.fatal.get(None) if not self.made else None)
+        if fault is not None:
+            self.out.append(end_by_fault(position, fault.kind, fault.code))
+        return fault is not None
+
+    def _call(self, position: int) -> bool:
+        """Compile one call; False when the rank ends in it."""
+        call = self.code.calls[position]
+        if self._fault(position):
+            return False
+        self.made.add(position)
+        wrong = self.wrong(position, call)
+        if wrong is not None and wrong[0] != "goes on":
+            return self._react(position, *wrong)
+        self.odd = wrong is not None and wrong[1][:5] not in ("DS102", "DS105")
+        goes_on = self.compile(position, call)
+        for distance in call.drops if goes_on else ():  # Python makes the call before it rebinds the name
+            self.drop(position, position - distance)
+        return goes_on
+
+    def compile(self, position: int, call: CodeCall) -> bool:
+        kind, here = OPS[call.op].kind, len(self.out)
+        if kind == "p2p":
+            self.message(position, call)
+        elif kind == "collective":
+            self.collective(position, call)
+        elif kind == "batch":
+            self.batch(position, call)
+        elif kind == "wait":
+            self.wait(position, call)
+        elif kind == "group":
+            self.group(position, call)
+        elif call.op in ("exit", "fail"):
+            self.out.append(self._leave(position, call))
+            return False
+        elif call.op in WORK:
+            self.work(position, call)
+        elif call.op == "synchronize":
+            self.synchronize(position)
+        elif call.op == "wait_stream":
+            self.wait_stream(position, call)
+        if len(self.out) == here:
+            self.out.append(Wait(position))
+        return True
+
+    def _leave(self, position: int, call: CodeCall) -> Leave:
+        if call.op == "exit":
+            return Leave(position, "ended", f"exit {self.value(call.fields.get('code', 0))}")
+        return Leave(position, "raised", str(self.value(call.fields.get("message", "")) or "failed"))
+
+    # --- what a call is ---
+    def value(self, vec: Any) -> Any:
+        return at(vec, self.vector_row)
+
+    def row(self, position: int, part: int = -1) -> int:
+        return self.code.offsets[position] + 1 + part
+
+    def group_id(self, call: CodeCall) -> int:
+        return int(self.value(self.code.groups[call.group])) if call.group >= 0 else 0
+
+    def peer(self, call: CodeCall) -> int:
+        return int(self.value(self.code.ports[call.port].peer))
+
+    def wrong(self, position: int, call: CodeCall) -> tuple[Reaction, str] | None:
+        """What becomes of a call that may not be made, and why it may not; None when nothing is wrong with it."""
+        for one in (call, *call.parts):
+            if one.invalid is not None and one.invalid[0][self.vector_row]:
+                return self._reaction(position, call, one, one.invalid[1]), one.invalid[1]
+        targets = [position - d for d in call.waits]
+        if any(k in self.ignored and self.code.calls[k].is_async for k in targets):
+            return "raises", "AttributeError: 'NoneType' object has no attribute 'wait'"
+        text = next((text for one in (call, *call.parts) if (text := self._refusal(one)) is not None), None)
+        return None if text is None else ("raises", text)
+
+    def _reaction(self, position: int, call: CodeCall, one: CodeCall, text: str) -> Reaction:
+        code = text[:5]
+        reaction = self.profile.invalid(self.resolved(call if code == "DS102" else one), code, self.program.options)
+        if code == "DS105" and reaction == "hangs":
+            spent = [self.code.calls[position - d] for d in call.again]
+            return "hangs" if any(OPS[c.op].kind in ("p2p", "batch") for c in spent) else "goes on"
+        return reaction
+
+    def _react(self, position: int, reaction: Reaction, text: str) -> bool:
+        """True when the rank goes on."""
+        if reaction == "ignored":
+            self.ignored.add(position)
+            self.out.append(Wait(position))
+            return True
+        if reaction == "hangs":
+            self.out.append(Stuck(position, self._about(position), text))
+        else:
+            self.out.append(Leave(position, "crashed" if reaction == "crashes" else "raised", text))
+        return False
+
+    def _about(self, position: int) -> tuple[int, ...]:
+        """Whom a call that hangs for ever is about: the partners of the requests that it waits for again."""
+        call = self.code.calls[position]
+        again = [c for d in call.again for c in (self.code.calls[position - d], *self.code.calls[position - d].parts)]
+        return tuple(sorted({self.peer(c) for c in again if c.port >= 0} - {ANY}))
+
+    def _refusal(self, call: CodeCall) -> str | None:
+        if OPS[call.op].kind not in ("p2p", "collective"):
+            return None
+        open_source = call.port >= 0 and self.peer(call) < 0
+        buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
+        shapes = tuple(
+            tuple(int(self.value(n)) for n in b.shape) for side in ("inputs", "outputs") for b in call.fields.get(side) or ()
+        ) if call.op in SHAPED else ()  # fmt: skip
+        key = (call.op, buffers[0].dtype if buffers else "", call.fields.get("reduce_op"), open_source, shapes)
+        if key not in self.shared.refusals:
+            self.shared.refusals[key] = self.profile.refuse(self.program.resolve(self.rank, call))
+        return self.shared.refusals[key]
+
+    def resolved(self, call: CodeCall) -> Call:
+        return self.program.resolve(self.rank, call)
+
+    # --- parts ---
+    def message_part(self, position: int, part: int, call: CodeCall, batched: bool) -> Part:
+        kind = PartKind.SEND if OPS[call.op].direction == "send" else PartKind.RECEIVE
+        return Part(self.row(position, part), position, part, kind, call, batched=batched)
+
+    def collective_part(self, position: int, call: CodeCall) -> Part:
+        group = self.group_id(call)
+        number = self.numbers.get(group, 0)
+        self.numbers[group] = number + 1
+        return Part(self.row(position), position, -1, PartKind.COLLECTIVE, call, number, odd=self.odd, real=self.alias.get(group))
+
+    def meeting_part(self, position: int, call: CodeCall, gathering: Gathering) -> Part:
+        return Part(self.row(position), position, -1, PartKind.COLLECTIVE, call, odd=self.odd, gathering=gathering)
+
+    def work_part(self, position: int, call: CodeCall) -> Part:
+        return Part(self.row(position), position, -1, PartKind.WORK, call)
+
+    # --- kinds of call ---
+    def meet(self, position: int, **what: Any) -> None:
+        self.out.append(Meet(position, self.meets, **what))
+        self.meets += 1
+
+    def post(self, position: int, part: Part, wait: bool, queue: Queue | None = None) -> None:
+        self.out.append(Post(position, Launch(part.row, (part,), (), queue)))
+        if wait:
+            self.await_rows(position, (part.row,), part.kind in (PartKind.SEND, PartKind.RECEIVE))
+
+    def await_rows(self, position: int, rows: tuple[int, ...], messages: bool, waited: tuple[int, ...] = ()) -> None:
+        """Block until rows are done. A back end with a lock takes it for each message's wait."""
+        if not (messages and self.profile.lock):
+            self.out.append(Wait(position, rows, waited))
+            return
+        for i, row in enumerate(rows):
+            self.out += [Lock(position), Wait(position, (row,), waited if i == len(rows) - 1 else ())]
+
+    def message(self, position: int, call: CodeCall) -> None:
+        nonblocking = OPS[call.op].nonblocking
+        self.post(position, self.message_part(position, -1, call, batched=False), wait=not nonblocking)
+        if nonblocking and not call.handled:
+            self.drop(position, position)
+        elif nonblocking:
+            self.kept[position] = None
+
+    def collective(self, position: int, call: CodeCall) -> None:
+        workers = self.profile.workers(self.rank, self.group_id(call))
+        key, width = (None, 0) if workers is None else workers
+        self.post(
+            position, self.collective_part(position, call), wait=not call.is_async, queue=Queue(key, width, max(call.group, 0))
+        )
+
+    def batch(self, position: int, call: CodeCall) -> None:
+        """A loop of isend and irecv, each with its own request (gloo, observed: "one Work per op")."""
+        for i, one in enumerate(call.parts):
+            self.post(position, self.message_part(position, i, one, batched=True), wait=False)
+        if call.handled:
+            self.kept[position] = None
+        else:
+            self.await_rows(position, self.requests(position), messages=True)
+
+    def requests(self, position: int) -> tuple[int, ...]:
+        """The rows that a wait for this call's handle ends."""
+        parts = self.code.calls[position].parts
+        return tuple(self.row(position, i) for i in range(len(parts))) if parts else (self.row(position),)
+
+    def wait(self, position: int, call: CodeCall) -> None:
+        targets = [k for k in (position - d for d in call.waits) if k in self.made]
+        rows = tuple(row for k in targets for row in self.requests(k))
+        if not self.profile.lock:
+            self.out.append(Wait(position, rows, rows))
+            return
+        for k in targets:
+            self.await_rows(position, self.requests(k), OPS[self.code.calls[k].op].kind in ("p2p", "batch"), self.requests(k))
+            self.kept.pop(k, None)
+
+    def drop(self, position: int, target: int) -> None:
+        self.kept.pop(target, None)
+        if target not in self.made or target in self.ignored or self.profile.dropped == "nothing":
+            return
+        if OPS[self.code.calls[target].op].kind in ("p2p", "batch"):
+            self.out.extend(Drop(position, row) for row in self.requests(target))
+
+    def work(self, position: int, call: CodeCall) -> None:
+        self.post(position, self.work_part(position, call), wait=True)
+
+    def synchronize(self, position: int) -> None:
+        """Nothing to wait for: the host has waited for its requests."""
+
+    def wait_stream(self, position: int, call: CodeCall) -> None:
+        """There are no streams."""
+
+    def group(self, position: int, call: CodeCall) -> None:
+        """init_process_group meets the world; new_group whom the profile says, by its number among the rank's new_group calls."""
+        if call.op == "new_group":
+            self.new_group(position, call, self.resolved(call))
+        elif call.op == "init_process_group":
+            self.post(position, self.meeting_part(position, call, Gathering(("init",))), wait=True)
+
+    def new_group(self, position: int, call: CodeCall, resolved: Call) -> None:
+        members, made = tuple(sorted(resolved.ranks)), made_groups(self.program, resolved)
+        unlike = self.shared.unlike.get((self.rank, position))
+        parties = "members" if resolved.local_sync else self.profile.new_group(resolved, self.program.options)
+        number = self.numbers.get("new_group", 0)
+        self.numbers["new_group"] = number + (not resolved.local_sync)
+        if parties == "named" and unlike is not None:
+            there = members if unlike.lost else unlike.holders
+            self.meet(
+                position, gathering=Gathering(("new_group", number), there), of_group=made[0], uneven=True, lost=unlike.lost
+            )
+            self.alias |= dict.fromkeys(made, Group(-1 - unlike.name, resolved.name, unlike.holders))
+            return
+        key: Hashable = ("new_group", number, members)
+        if resolved.local_sync:
+            again = self.numbers.get(members, 0)  # the same members may be made into several groups
+            self.numbers[members] = again + 1
+            key = ("new_group", "of", members, again)
+        elif parties == "world":
+            key, members = ("new_group", number), tuple(range(self.program.world_size))
+        if parties != "nobody" and self.rank in members:
+            self.post(position, self.meeting_part(position, call, Gathering(key, members)), wait=True)

@@ -1,0 +1,193 @@
+"""When a row is done: whom it needs, and how long what it does then takes. Columns over the rows of a linked program.
+
+A message row i is done at ``max(A[i], A[need]) + lag`` where A is when a row was posted, or, with a negative lag, at
+``max(A[i], A[need] - lag)``: data that left before its receive was there arrives on its own. A send that a back end buffers needs nobody,
+or, where the window is full, the receive that makes room.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from distsim.cost import CostModel
+from distsim.ops.table import OPS
+from distsim.program.records import Program
+from distsim.semantics.durations import durations_ns
+from distsim.semantics.form import PartKind
+from distsim.semantics.link import NEVER_COMES, IntArray, Linked
+
+#: More bytes than any program sends: a back end that buffers so many knows no window.
+_UNLIMITED = 1 << 60
+
+
+class Conditions:
+    """Of a linked program, priced by ``cost`` or, without one, in no time.
+
+    ``price``: how long each row takes once all it needs is there, ns. ``need``: the row of each message that must be posted, -1 nobody,
+    `NEVER_COMES`. ``room``: of a send, the receive whose coming makes room for it, -1 where none is needed. ``ahead``: sends that go before
+    their receive is there. ``early``: of the collective rows that do not wait for all, the rows that they need.
+    """
+
+    def __init__(self, linked: Linked, cost: CostModel | None) -> None:
+        self.linked, self.cost = linked, cost
+        self.mate = linked.mate
+        self.ahead = self._ahead()
+        self.need = np.where(self.ahead, -1, self.mate)
+        self.room = np.full(linked.rows, -1, dtype=np.int64)
+        self._make_room()
+        self.has_room = bool((self.room != -1).any())
+        blocked = self.ahead & (self.room == NEVER_COMES)
+        self.need[blocked], self.room[blocked] = NEVER_COMES, -1
+        self.price = np.zeros(linked.rows, dtype=np.int64)
+        if cost is not None:
+            self._price_messages(cost)
+            self._price_collectives(cost)
+            self._price_work(cost)
+
+    # --- buffers ---
+    def _ahead(self) -> IntArray:
+        """Sends that the back end buffers while there is room."""
+        linked, sends = self.linked, self.linked.kind == PartKind.SEND
+        sizes = np.unique(linked.nbytes[sends])
+        credit, options = linked.profile.credit, linked.program.options
+        free = np.array([credit(int(n), 0, options) for n in sizes.tolist()], dtype=np.bool_)
+        found = np.zeros(linked.rows, dtype=np.bool_)
+        if free.any():
+            found[sends] = free[np.searchsorted(sizes, linked.nbytes[sends])]
+        return found
+
+    @cached_property
+    def window(self) -> int:
+        """Bytes of a channel that may be sent and not yet received."""
+        credit, options = self.linked.profile.credit, self.linked.program.options
+        low, high = 0, _UNLIMITED
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if credit(0, middle, options) else (low, middle - 1)
+        return low
+
+    def _make_room(self) -> None:
+        """A send that the window does not hold any more needs an earlier message of its channel to be taken."""
+        rows = np.flatnonzero(self.ahead)
+        if not rows.size or self.window >= _UNLIMITED:
+            return
+        channel, nbytes = self.linked.channel, self.linked.nbytes
+        rows = rows[np.argsort(channel[rows], kind="stable")]
+        for those in np.split(rows, np.flatnonzero(np.diff(channel[rows])) + 1):
+            sent = np.cumsum(nbytes[those])
+            full = sent > self.window
+            if full.any():
+                taken = np.searchsorted(sent, sent[full] - self.window)  # the first message after which there is room
+                self.room[those[full]] = self.mate[those[taken]]
+
+    @cached_property
+    def lag(self) -> IntArray:
+        """By message row, see the module; negative where the data left before its receive was there."""
+        found = self.price.copy()
+        found[self.ahead] = 0
+        taken = self.mate[self.ahead]
+        taken = taken[taken >= 0]
+        found[taken] = -found[taken]
+        return found
+
+    # --- prices ---
+    def _price_messages(self, cost: CostModel) -> None:
+        linked, sends = self.linked, np.flatnonzero((self.linked.kind == PartKind.SEND) & (self.mate >= 0))
+        if not sends.size:
+            return
+        _, first, inverse = np.unique(linked.channel[sends], return_index=True, return_inverse=True)
+        classes: dict[object, tuple[int, int, int]] = {}
+        numbers = []
+        for row in sends[first].tolist():
+            ends = int(linked.rank[row]), int(linked.peer[row])
+            link = tuple(map(cost.node, ends)) if linked.program.link_faults else cost.link_class(*ends)
+            numbers.append(classes.setdefault(link, (len(classes), *ends))[0])
+        ends_of = [ends[1:] for ends in classes.values()]
+        sizes, size_of = np.unique(linked.nbytes[sends], return_inverse=True)
+        key = np.array(numbers, dtype=np.int64)[inverse.reshape(-1)] * len(sizes) + size_of.reshape(-1)
+        keys, of = np.unique(key, return_inverse=True)
+        prices = [cost.p2p_ns(*ends_of[k // len(sizes)], int(sizes[k % len(sizes)])) for k in keys.tolist()]
+        self.price[sends] = np.array(prices, dtype=np.int64)[of.reshape(-1)]
+        self.price[self.mate[sends]] = self.price[sends]
+
+    def _price_collectives(self, cost: CostModel) -> None:
+        """By operation, members, bytes and root: each asked once."""
+        linked, known, asked = self.linked, dict[tuple[int, int], IntArray](), dict[object, int]()
+        for unit, part, rows in linked.parts(PartKind.COLLECTIVE):
+            op, key = OPS[part.call.op], (id(unit), id(part.call))
+            if op.kind != "collective":
+                continue
+            if key not in known:
+                columns = (linked.instance[rows], linked.nbytes[rows], linked.root[rows])
+                prices = []
+                for instance, nbytes, place in zip(*(column.tolist() for column in columns), strict=True):
+                    members = linked.members[instance]
+                    root = members[max(place, 0)] if op.root_field is not None else None
+                    what = (op.op, id(members), nbytes, root)
+                    if what not in asked:
+                        asked[what] = cost.collective_ns(op, members, nbytes, root)
+                    prices.append(asked[what])
+                known[key] = np.array(prices, dtype=np.int64)
+            self.price[rows] = known[key]
+
+    def _price_work(self, cost: CostModel) -> None:
+        linked, program = self.linked, self.linked.program
+        known: dict[tuple[int, int], IntArray] = {}
+        for unit, part, rows in linked.parts(PartKind.WORK):
+            code, key = program.codes[unit.code], (id(part.call), part.position if program.jitter else -1)
+            if key not in known:
+                ns = 0 if part.call.op == "assign" else durations_ns(program, cost, code, part.position)
+                known[key] = np.broadcast_to(np.asarray(ns, dtype=np.int64), len(code.ranks))
+            self.price[rows] = known[key][list(unit.vector_rows)]
+
+    # --- ends, for many rows at once ---
+    def message_ends(self, rows: IntArray, posted: IntArray) -> IntArray:
+        """When messages are done that were posted and have what they need; ns. Shape of ``rows``."""
+        mine, need, lag = posted[rows], self.need[rows], self.lag[rows]
+        came = np.where(need >= 0, posted[need], mine)
+        if self.has_room:
+            gate = np.where(need >= 0, self.room[need], self.room[rows])
+            came = np.where(gate >= 0, np.maximum(came, posted[gate]), came)
+        return np.where(lag >= 0, np.maximum(mine, came) + lag, np.maximum(mine, came - lag))
+
+    def collective_ends(self, rows: IntArray, posted: IntArray, latest: IntArray) -> IntArray:
+        """When collectives are done whose members have come, ``latest`` by instance."""
+        return self.collective_starts(rows, posted, latest) + self.price[rows]
+
+    def collective_starts(self, rows: IntArray, posted: IntArray, latest: IntArray) -> IntArray:
+        """When the last one came whom each row waits for."""
+        found = latest[self.linked.instance[rows]]
+        for k, row in enumerate(rows.tolist() if self.early else ()):
+            if row in self.early:
+                found[k] = max(int(posted[n]) for n in (row, *self.early[row]))
+        return found
+
+    # --- collectives that let members go early ---
+    @cached_property
+    def early(self) -> dict[int, tuple[int, ...]]:
+        """Rows of collectives in which somebody does not wait for all -> the rows that each needs; `NEVER_COMES` for one that is not
+        there."""
+        found: dict[int, tuple[int, ...]] = {}
+        for instance in self._early_instances():
+            rows = self.linked.rows_of[instance].tolist()
+            of = {int(self.linked.rank[row]): row for row in rows}
+            for row in rows:
+                needed = self.linked.needs(row)
+                ranks = self.linked.members[instance] if needed is None else needed
+                found[row] = tuple(of.get(rank, NEVER_COMES) for rank in ranks)
+        return found
+
+    def _early_instances(self) -> list[int]:
+        linked, needs = self.linked, self.linked.profile.needs
+        early = {op for op, row in OPS.items() if row.root_field is not None
+                 and any(needs(op, n, 0, me) is not None for n in (2, 4) for me in range(n))}  # fmt: skip
+        rows = [rows for _, part, rows in linked.parts(PartKind.COLLECTIVE) if part.call.op in early] if early else []
+        return np.unique(linked.instance[np.concatenate(rows)]).tolist() if rows else []
+
+
+def all_work_ns(program: Program, cost: CostModel) -> int:
+    """All work of a program's ranks, a bound of what one rank may take; ns."""
+    return sum(int(np.max(durations_ns(program, cost, code, k))) for code in program.codes
+               for k, call in enumerate(code.calls) if call.op in ("compute", "sleep"))  # fmt: skip

@@ -1,0 +1,204 @@
+"""Compiling a code where host and device are apart: nccl.
+
+The host hands launches to streams and goes on. A launch starts when all of ``after`` have finished: what its stream holds
+(streams run in order), what its communicator holds (N3: issue order, whatever the stream), what its stream was told to wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from distsim.ops.records import Call, Group
+from distsim.ops.table import OPS
+from distsim.program.records import CodeCall
+from distsim.semantics.compiler import Compiler
+from distsim.semantics.creation import made_groups
+from distsim.semantics.form import Launch, Part, PartKind, Post, Queue, Stuck, Sync, Wait
+
+#: The default stream: compute and blocking collectives run on it unless they name another.
+CURRENT = Queue("current", name="current", is_stream=True)
+
+
+def stream_of(name: Any) -> Queue:
+    """The stream of a call's ``queue``, or of the one that `wait_stream` names."""
+    return Queue(("stream", str(name)), name=str(name), is_stream=True) if name else CURRENT
+
+
+class DeviceCompiler(Compiler):
+    """See the module.
+
+    ``last`` is the newest row of a stream or communicator, by the queue's key. ``joins`` is what a stream must wait for besides: the
+    newest row of each communicator, for that one ends after those before it.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        options = self.program.options
+        self.eager = options.get("init") == "eager"
+        self.blocking_wait = bool(options.get("blocking_wait"))
+        self.launch_order = bool(options.get("launch_order_implicit"))
+        self.one_queue = bool(options.get("one_queue"))  # not a user's option: asks what N12 may come to
+        self.serial = bool(options.get("serial"))  # nor is this: the host waits for each launch
+        self.last: dict[Hashable, int] = {}
+        self.joins: dict[Hashable, dict[Hashable, int]] = {}
+        self.comm_of: dict[int, Hashable] = {}
+        self.met: set[Hashable] = set()
+        self.contended: dict[int, bool] = {}  # of a group that the ranks do not agree on: do several claim one place
+        self.host_waits: set[int] = set()  # rows whose wait blocks the host
+        self.newest: dict[Hashable, int] = {}  # by the stream that a launch runs on
+
+    def finish(self, position: int) -> None:
+        """The program's end, as destroy_process_group, waits for the device."""
+        self.synchronize(position)
+        super().finish(position)
+
+    # --- communicators ---
+    def group_comm(self, slot: int) -> Queue:
+        """The communicator of a group of the code."""
+        return Queue(("communicator", int(self.value(self.code.groups[slot]))), group=slot, is_stream=True)
+
+    def message_comm(self, call: CodeCall) -> Queue:
+        """N7: eager init: the group's communicator. Lazy: one of two ranks for each unordered pair of a group."""
+        if self.eager:
+            return self.group_comm(call.group)
+        peer = self.peer(call)
+        key = ("pair", self.group_id(call), min(self.rank, peer), max(self.rank, peer))
+        return Queue(key, group=call.group, port=call.port, is_stream=True)
+
+    def first_use(self, position: int, comm: Queue) -> None:
+        """N8: the first use of a communicator is a rendezvous of its members, on the host. Eager init has made them all."""
+        if comm.key in self.met:
+            return
+        self.met.add(comm.key)
+        group = int(self.value(self.code.groups[comm.group]))
+        if comm.port < 0 and group in self.alias:
+            others = tuple(r for r in self.program.groups[group].ranks if r != self.rank)
+            self.out.append(Stuck(position, others, "the ranks made different groups", self.contended[group]))
+        elif not self.eager:
+            self.meet(position, group=comm.group, port=comm.port, of_group=group)
+
+    # --- streams ---
+    def held(self, stream: Hashable) -> dict[int, None]:
+        """What a stream holds: its newest launch and what it must wait for. All of them done: all before them done."""
+        rows = dict.fromkeys(self.joins.get(stream, {}).values())
+        if stream in self.last:
+            rows[self.last[stream]] = None
+        return rows
+
+    def launch(
+        self, position: int, row: int, parts: tuple[Part, ...], stream: Queue, comm: Queue | None = None, issuer: Queue = CURRENT
+    ) -> None:
+        """Enqueue on a stream. What runs on a communicator starts after what the stream that issues it holds (N2, an event)."""
+        after = self.held(stream.key)
+        if comm is not None:
+            after.update(self.held(issuer.key))
+            after.update(self.held(("issue", comm.key)))
+            if self.launch_order or (self.one_queue and parts[0].kind is PartKind.COLLECTIVE):
+                after.update(self.held("launch order"))
+                self.last["launch order"] = row
+            self.last[("issue", comm.key)] = row
+            self.comm_of[row] = comm.key
+        self.last[stream.key] = self.newest[stream.key] = row
+        self.joins.pop(stream.key, None)
+        self.out.append(Post(position, Launch(row, parts, tuple(sorted(after)), stream)))
+        if self.serial:
+            self.out.append(Wait(position, (row,)))
+
+    def join(self, row: int, stream: Queue) -> None:
+        """A stream waits for a launch (N1: `work.wait()` joins the stream that is current then)."""
+        self._joins(stream.key, self.comm_of[row], row)
+
+    def _joins(self, stream: Hashable, queue: Hashable, row: int) -> None:
+        joined = self.joins.setdefault(stream, {})
+        joined[queue] = max(row, joined.get(queue, row))
+
+    def wait_stream(self, position: int, call: CodeCall) -> None:
+        """`stream.wait_stream(other)`: an event of what the other holds now."""
+        stream, other = stream_of(call.fields.get("queue")).key, stream_of(call.fields.get("stream")).key
+        for queue, row in self.joins.get(other, {}).items():
+            self._joins(stream, queue, row)
+        if other in self.last:
+            self._joins(stream, other, self.last[other])
+
+    # --- kinds of call ---
+    def message(self, position: int, call: CodeCall) -> None:
+        """N2: messages run on an internal stream; a blocking one makes the stream that is current wait for it."""
+        comm, issuer = self.message_comm(call), stream_of(call.fields.get("queue"))
+        self.first_use(position, comm)
+        part = self.message_part(position, -1, call, batched=False)
+        self.launch(position, part.row, (part,), comm, comm, issuer)
+        if not OPS[call.op].nonblocking:
+            self.ended(position, part.row, issuer)
+
+    def collective(self, position: int, call: CodeCall) -> None:
+        """N2: async on the group's stream, blocking on the one that is current. N14: a barrier stops the host."""
+        comm, issuer = self.group_comm(call.group), stream_of(call.fields.get("queue"))
+        self.first_use(position, comm)
+        part = self.collective_part(position, call)
+        self.launch(position, part.row, (part,), comm if call.is_async else issuer, comm, issuer)
+        if call.op == "barrier" or self.blocking_wait:
+            self.host_waits.add(part.row)
+        if not call.is_async and part.row in self.host_waits:
+            self.out.append(Wait(position, (part.row,)))
+
+    def batch(self, position: int, call: CodeCall) -> None:
+        """N11: one launch on the group's communicator, one request."""
+        if not call.parts:
+            return
+        comm, issuer = self.group_comm(call.parts[0].group), stream_of(call.fields.get("queue"))
+        self.first_use(position, comm)
+        parts = tuple(self.message_part(position, i, one, batched=True) for i, one in enumerate(call.parts))
+        self.launch(position, self.row(position), parts, comm, comm, issuer)
+        if not call.handled:
+            self.ended(position, self.row(position), issuer)
+
+    def ended(self, position: int, row: int, issuer: Queue) -> None:
+        """A blocking call of an internal stream's launch: the stream that issued it joins; under blocking_wait the host."""
+        self.join(row, issuer)
+        if self.blocking_wait:
+            self.out.append(Wait(position, (row,)))
+
+    def requests(self, position: int) -> tuple[int, ...]:
+        return (self.row(position),)
+
+    def wait(self, position: int, call: CodeCall) -> None:
+        """N1: the stream that is current waits, not the host (but for a barrier, and under TORCH_NCCL_BLOCKING_WAIT)."""
+        targets = [k for k in (position - d for d in call.waits) if k in self.made]
+        rows = tuple(row for k in targets for row in self.requests(k))
+        for row in rows:
+            self.join(row, stream_of(call.fields.get("queue")))
+        on_host = tuple(row for row in rows if self.blocking_wait or row in self.host_waits)
+        waited = tuple(self.row(k, i) for k in targets for i in range(-1, len(self.code.calls[k].parts)))
+        self.out.append(Wait(position, on_host, waited))
+
+    def drop(self, position: int, target: int) -> None:
+        """N13: dropping a request changes nothing."""
+
+    def work(self, position: int, call: CodeCall) -> None:
+        """compute runs on the current stream, on a named one, or on the host; sleep on the host."""
+        queue = str(call.fields.get("queue") or "")
+        if call.op == "sleep" or queue == "host":
+            super().work(position, call)
+            return
+        part = self.work_part(position, call)
+        self.launch(position, part.row, (part,), stream_of(queue))
+
+    def synchronize(self, position: int) -> None:
+        self.out.append(Sync(position, tuple(sorted(self.newest.values()))))
+
+    def group(self, position: int, call: CodeCall) -> None:
+        if call.op == "destroy_process_group":
+            self.synchronize(position)
+            return
+        super().group(position, call)
+
+    def new_group(self, position: int, call: CodeCall, resolved: Call) -> None:
+        """2.3: lazily made communicators find each other in the store by the group's name, at first use. Names that stand for
+        different groups on different ranks give "wrong members or hang" where two ranks claim one place: undefined; else the
+        group's first use waits in the store."""
+        unlike = self.shared.unlike.get((self.rank, position))
+        if unlike is not None and unlike.lost and not self.eager:
+            self.contended |= dict.fromkeys(made_groups(self.program, resolved), unlike.contended)
+            self.alias |= {made: Group(made, resolved.name, unlike.holders) for made in made_groups(self.program, resolved)}
+        super().new_group(position, call, resolved)

@@ -1,0 +1,198 @@
+"""The one form that every driver runs: what a rank's program becomes under a back end's rules.
+
+A *row* numbers everything that can be waited for: one per call, and for a batch one more per part. Rows count from the rank's first
+(`Linked.base`), so ranks that do the same share their instructions (`Unit`); they are also the rows of a trace. Who meets whom, sizes
+and prices stand beside, in columns by row (`distsim.semantics.link`). No instruction names a back end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from distsim.ops.records import Group
+from distsim.program.records import CodeCall
+from distsim.standstill import RankStatus
+
+#: The signature of a call that breaks the contract and that the back end takes all the same: wrong data comes of it.
+ODD = -2
+
+
+class PartKind(IntEnum):
+    """What a row of the form is; -1 in a column where a row is none of these (a wait, a batch as a whole, a call never made)."""
+
+    SEND = 0
+    RECEIVE = 1
+    COLLECTIVE = 2
+    WORK = 3  # compute, sleep, assign: local, nobody is met
+
+
+class Gathering(NamedTuple):
+    """Members who meet under a key of their own: the process group is made, or a new group, or a communicator.
+
+    ``key`` and ``members`` are those of one rank, so units with such a gathering stand for one rank only, but for the world's
+    (``members`` empty: everybody).
+    """
+
+    key: Hashable
+    members: tuple[int, ...] = ()
+
+
+class Part(NamedTuple):
+    """One transfer or piece of work of a launch.
+
+    ``call`` is the call, or the part of a batch. ``number``: of a collective, how many the rank has made on its group before.
+    ``batched``: the message travels with its batch. ``odd``: see `ODD`. ``gathering``: where members meet under a key instead.
+    ``real``: the group that its group is really connected to, where the ranks did not agree on it.
+    """
+
+    row: int
+    position: int
+    part: int
+    kind: PartKind
+    call: CodeCall
+    number: int = 0
+    batched: bool = False
+    odd: bool = False
+    gathering: Gathering | None = None
+    real: Group | None = None
+
+
+class Queue(NamedTuple):
+    """Where launches of a rank run: on a stream, which takes them in the order that ``after`` gives; or by ``width`` workers, first in
+    first out (0: all at once, beside each other).
+
+    ``key`` tells queues of a rank apart; ``port`` and ``group`` index the code's, where its name in a trace is a communicator's.
+    """
+
+    key: Hashable
+    width: int = 0
+    group: int = -1
+    port: int = -1
+    name: str = ""
+    is_stream: bool = False
+
+
+class Launch(NamedTuple):
+    """What a queue runs as one. Its row is its part's, or the batch's where the batch is one unit.
+
+    It starts when all rows in ``after`` have finished and, if its queue has a width, one of its workers is free.
+    """
+
+    row: int
+    parts: tuple[Part, ...]
+    after: tuple[int, ...] = ()
+    queue: Queue | None = None
+
+    @property
+    def is_unit(self) -> bool:
+        """Several parts that end together."""
+        return self.parts[0].row != self.row
+
+    @property
+    def pooled(self) -> bool:
+        """It takes a worker of its queue."""
+        return self.queue is not None and self.queue.width > 0
+
+    @property
+    def on_stream(self) -> bool:
+        """The host hands it over, and a stream runs it."""
+        return self.queue is not None and self.queue.is_stream
+
+
+# --- host instructions. ``position`` is the call they belong to; every call has at least one ---
+
+
+class Post(NamedTuple):
+    """Hand a launch to its queue and go on."""
+
+    position: int
+    launch: Launch
+
+
+class Wait(NamedTuple):
+    """Block the host until ``rows`` have finished. ``waited`` are the requests that this call waits for, on the host or not."""
+
+    position: int
+    rows: tuple[int, ...] = ()
+    waited: tuple[int, ...] = ()
+
+
+class Sync(NamedTuple):
+    """Block the host until everything that it has launched has finished: the newest launch of each queue in ``rows``."""
+
+    position: int
+    rows: tuple[int, ...] = ()
+
+
+class Meet(NamedTuple):
+    """Block the host until all members have come: a communicator or the process group is made.
+
+    ``number`` counts the rank's meets. Who meets is told by ``gathering``, or it is the communicator of ``group`` or ``port`` (indices of
+    the code; `Linked.meets`). ``uneven``: members differ by rank; who is ``lost`` comes, but is never let go. ``of_group``: the id of the
+    group whose time-out bounds the wait.
+    """
+
+    position: int
+    number: int
+    gathering: Gathering | None = None
+    group: int = -1
+    port: int = -1
+    of_group: int = 0
+    uneven: bool = False
+    lost: bool = False
+
+
+class Stuck(NamedTuple):
+    """Block the host for ever: the call waits for what cannot come. ``ranks``: who it is about, if anybody; ``undefined``: the back
+    end may do otherwise."""
+
+    position: int
+    ranks: tuple[int, ...]
+    text: str
+    undefined: bool = False
+
+
+class Lock(NamedTuple):
+    """Take the process's one lock, held until the `Wait` that follows is over."""
+
+    position: int
+
+
+class Drop(NamedTuple):
+    """The last handle of a message's request is gone."""
+
+    position: int
+    row: int
+
+
+class Leave(NamedTuple):
+    """The rank's end. ``gone``: its process died or left early, so that what it had open is lost."""
+
+    position: int
+    status: RankStatus
+    message: str = ""
+    gone: bool = True
+
+
+Instruction = Post | Wait | Sync | Meet | Stuck | Lock | Drop | Leave
+
+
+@dataclass(eq=False)
+class Unit:
+    """Ranks of one code that do the same, call by call: their instructions, with rows counted from each rank's first.
+
+    ``vector_rows[i]`` is the row of the code's vectors that belongs to ``ranks[i]``.
+    """
+
+    code: int
+    ranks: tuple[int, ...]
+    vector_rows: tuple[int, ...]
+    instructions: list[Instruction] = field(default_factory=list)
+
+    @property
+    def launches(self) -> list[Launch]:
+        """In the order in which the host hands them over."""
+        return [i.launch for i in self.instructions if isinstance(i, Post)]

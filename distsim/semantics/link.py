@@ -1,0 +1,375 @@
+"""Who meets whom: the columns beside a program's form, for all ranks at once.
+
+The k-th message of a channel goes to the k-th receive, and the n-th collective of a group meets the n-th of its other members: both are
+fixed by the program, so they are numbered here once, by numpy, before any driver runs. Only where a receive is open to any source is
+something left for a driver to decide (`ANY_SOURCE`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.match import ANY
+from distsim.ops.records import Call
+from distsim.profiles.record import Profile
+from distsim.program.records import Code, CodeCall, Program, Vec
+from distsim.semantics.form import ODD, Launch, Meet, Part, PartKind, Unit
+from distsim.semantics.units import compile_units
+
+IntArray = NDArray[np.int64]
+
+#: Values of `Linked.mate` that are no row: the other side never comes; a driver finds out (a receive from any source stands there).
+NEVER_COMES, ANY_SOURCE = -2, -3
+
+
+class Linked:
+    """A program under a profile: its units, and of every row what it is.
+
+    ``base[r]``: the first row of rank r, ``base[-1]`` their number. Columns by row, -1 where a row is no part:
+    ``kind`` (`PartKind`), ``rank``, ``peer`` (global; -1 any source), ``tag``, ``nbytes``, ``signature``, ``group`` (id), ``channel``
+    (one direction between two ranks, where order is kept), ``box`` (where a message's receive is looked for: one receiver and tag),
+    ``instance`` (of a collective), ``root`` (group rank). ``parts[r]``, ``launches[r]``: a rank's, by row counted from its first.
+    ``meets[r]``: the instance of each of a rank's meets.
+    """
+
+    def __init__(self, program: Program, profile: Profile) -> None:
+        self.program, self.profile = program, profile
+        self.units = compile_units(program, profile)
+        size = program.world_size
+        self.unit_of: list[Unit] = [self.units[0]] * size
+        for unit in self.units:
+            for rank in unit.ranks:
+                self.unit_of[rank] = unit
+        sizes = [program.code(rank).offsets[-1] for rank in range(size)]
+        self.base: list[int] = list(accumulate(sizes, initial=0))
+        self.rows = self.base[-1]
+        self.rank = np.repeat(np.arange(size, dtype=np.int64), sizes)
+        self.kind, self.peer, self.tag, self.nbytes, self.signature, self.group, self.root = (
+            np.full(self.rows, -1, dtype=np.int64) for _ in range(7)
+        )
+        self.channel, self.box, self.instance = (np.full(self.rows, -1, dtype=np.int64) for _ in range(3))
+        self._base = np.array(self.base, dtype=np.int64)
+        self.mixes_batches = False  # messages of two ranks travel in batches and outside, on two communicators
+        self._spaces = _Spaces(self)
+        keys = _Keys()
+        for unit in self.units:
+            self._fill(unit, keys)
+        self._spaces.number()
+        self._number_instances(keys)
+
+    # --- columns ---
+    def _fill(self, unit: Unit, keys: _Keys) -> None:
+        """What the unit's parts are, on each of its ranks."""
+        code, rows = self.program.codes[unit.code], np.array(unit.vector_rows, dtype=np.int64)
+        base = self._base[list(unit.ranks)]
+        parts = [part for launch in unit.launches for part in launch.parts]
+        numbers = {call: i for i, call in enumerate({id(part.call): None for part in parts})}
+        calls = list({id(part.call): part.call for part in parts}.values())
+        index = np.array([part.row for part in parts], dtype=np.int64)[:, None] + base[None, :]
+        which = np.array([numbers[id(part.call)] for part in parts], dtype=np.int64)
+        for column, values in _values(code, calls, rows):
+            column_of: IntArray = getattr(self, column)
+            column_of[index] = values[which] if values.shape[1] == len(rows) else np.broadcast_to(values[which], index.shape)
+        self.kind[index] = np.array([part.kind for part in parts], dtype=np.int64)[:, None]
+        odd = np.array([part.odd for part in parts], dtype=np.bool_)
+        if odd.any():
+            self.signature[index[odd]] = ODD
+        self._spaces.add(unit, parts, index)
+        self._add_collectives(unit, [(part, index[i]) for i, part in enumerate(parts) if part.kind is PartKind.COLLECTIVE], keys)
+
+    # --- collectives ---
+    def _add_collectives(self, unit: Unit, parts: list[tuple[Part, IntArray]], keys: _Keys) -> None:
+        for part, rows in parts:
+            if part.gathering is not None:
+                members = part.gathering.members or tuple(range(self.program.world_size))
+                keys.gather(part.gathering.key, members, rows)
+                continue
+            if part.call.fields.get("root") is None and part.real is None:
+                keys.plain(part.number, keys.slot(self.profile.slot(part.call.op, None)), rows)
+            else:
+                self._add_rooted(part, rows, keys)
+
+    def _add_rooted(self, part: Part, rows: IntArray, keys: _Keys) -> None:
+        """A collective with a root, or on a group that is really connected to another."""
+        groups, roots = self.group[rows], self.root[rows]
+        for group, root in sorted(set(zip(groups.tolist(), roots.tolist(), strict=True))):
+            those = rows[(groups == group) & (roots == root)]
+            rooted = part.call.fields.get("root") is not None
+            place = max(self.program.groups[group].group_rank(root), 0) if rooted else 0
+            self.root[those] = place
+            if part.real is None:
+                keys.plain(part.number, keys.slot(self.profile.slot(part.call.op, root if rooted else None)), those)
+            else:
+                slot = keys.slot(self.profile.slot(part.call.op, place))
+                keys.gather(("collective", part.real.id, part.number, slot), part.real.ranks, those)
+
+    def _number_instances(self, keys: _Keys) -> None:
+        """Give every collective's rows the number of the meeting that they belong to."""
+        rows, number, slot = keys.columns()
+        group = self.group[rows]
+        order = np.lexsort((rows, slot, number, group))
+        rows, group = rows[order], group[order]
+        fresh = np.ones(len(rows), dtype=np.bool_)
+        fresh[1:] = (np.diff(group) != 0) | (np.diff(number[order]) != 0) | (np.diff(slot[order]) != 0)
+        self.instance[rows] = np.cumsum(fresh) - 1
+        starts = np.flatnonzero(fresh)
+        groups = self.program.groups
+        self.members: list[tuple[int, ...]] = [groups[g].ranks for g in group[starts].tolist()]
+        for (_, members), gathered in keys.gathered.items():
+            for part in gathered:
+                self.instance[part] = len(self.members)
+            self.members.append(members)
+        self.plain_instances = len(starts)
+        self._meet_instances(keys)
+
+    def _meet_instances(self, keys: _Keys) -> None:
+        """Meets are instances too, behind those of calls; ranks whose meet has one key and the same members come to one."""
+        known: dict[Hashable, int] = {}
+        self.meets: list[list[int]] = [[] for _ in range(self.program.world_size)]
+        for unit in self.units:
+            for meet in (i for i in unit.instructions if isinstance(i, Meet)):
+                alike = meet.gathering is not None
+                for row, rank in (
+                    [(unit.vector_rows[0], unit.ranks[0])] if alike else zip(unit.vector_rows, unit.ranks, strict=True)
+                ):
+                    key, members = self.gathering_of(meet, rank, row)
+                    if key not in known:
+                        known[key] = len(self.members)
+                        self.members.append(members)
+                    for one in unit.ranks if alike else (rank,):
+                        self.meets[one].append(known[key])
+
+    def gathering_of(self, meet: Meet, rank: int, vector_row: int) -> tuple[Hashable, tuple[int, ...]]:
+        """The key under which a rank meets others, and whom it expects."""
+        if meet.gathering is not None:
+            return meet.gathering.key, meet.gathering.members or tuple(range(self.program.world_size))
+        code = self.program.code(rank)
+        group = _one(code.groups[meet.group], vector_row)
+        if meet.port < 0:
+            return ("communicator", group), self.program.groups[group].ranks
+        peer = _one(code.ports[meet.port].peer, vector_row)
+        pair = (min(rank, peer), max(rank, peer))
+        return ("pair", group, *pair), pair
+
+    def parts(self, kind: PartKind) -> Iterator[tuple[Unit, Part, IntArray]]:
+        """(unit, part, its row on each of the unit's ranks) of all parts of a kind."""
+        for unit in self.units:
+            base = self._base[list(unit.ranks)]
+            for launch in unit.launches:
+                for part in launch.parts:
+                    if part.kind is kind:
+                        yield unit, part, base + part.row
+
+    # --- who needs whom ---
+    @cached_property
+    def mate(self) -> IntArray:
+        """For each message row the row of its other side; `NEVER_COMES` where it has none, `ANY_SOURCE` where that is open."""
+        found = np.full(self.rows, -1, dtype=np.int64)
+        sends, receives = (self._by_channel(kind) for kind in (PartKind.SEND, PartKind.RECEIVE))
+        found[sends], found[receives] = NEVER_COMES, NEVER_COMES
+        counts = int(self.channel.max(initial=-1)) + 1
+        sent, starts = np.bincount(self.channel[sends], minlength=counts), np.zeros(counts, dtype=np.int64)
+        np.cumsum(sent[:-1], out=starts[1:])
+        taken, ends = np.bincount(self.channel[receives], minlength=counts), np.zeros(counts, dtype=np.int64)
+        np.cumsum(taken[:-1], out=ends[1:])
+        ordinal = np.arange(len(receives)) - ends[self.channel[receives]]
+        there = ordinal < sent[self.channel[receives]]
+        mates = sends[(starts[self.channel[receives]] + ordinal)[there]]
+        found[receives[there]], found[mates] = mates, receives[there]
+        if self.open_boxes.size:
+            found[np.isin(self.box, self.open_boxes) & (self.kind >= 0) & (self.kind <= PartKind.RECEIVE)] = ANY_SOURCE
+        return found
+
+    def _by_channel(self, kind: PartKind) -> IntArray:
+        rows = np.flatnonzero(self.kind == kind)
+        return rows[np.argsort(self.channel[rows], kind="stable")]
+
+    @cached_property
+    def open_boxes(self) -> IntArray:
+        """Boxes in which some receive is open to any source."""
+        return np.unique(self.box[(self.kind == PartKind.RECEIVE) & (self.peer == ANY)])
+
+    @cached_property
+    def rows_of(self) -> list[IntArray]:
+        """The rows that come to each instance, ascending; empty for meets."""
+        rows = np.flatnonzero(self.instance >= 0)
+        rows = rows[np.argsort(self.instance[rows], kind="stable")]
+        counts = np.bincount(self.instance[rows], minlength=len(self.members))
+        return list(np.split(rows, np.cumsum(counts)[:-1])) if len(self.members) else []
+
+    # --- what a row is ---
+    def place(self, row: int) -> tuple[int, int, int]:
+        """(rank, position, part) of a row."""
+        rank = int(self.rank[row])
+        code = self.program.code(rank)
+        position = self._positions(code)[row - self.base[rank]]
+        return rank, position, row - self.base[rank] - code.offsets[position] - 1
+
+    def _positions(self, code: Code) -> list[int]:
+        found = self._position_lists.get(id(code))
+        if found is None:
+            found = [p for p, call in enumerate(code.calls) for _ in range(1 + len(call.parts))]
+            self._position_lists[id(code)] = found
+        return found
+
+    @cached_property
+    def _position_lists(self) -> dict[int, list[int]]:
+        return {}
+
+    def code_call(self, row: int) -> CodeCall:
+        rank, position, part = self.place(row)
+        call = self.program.code_call(rank, position)
+        return call if part < 0 else call.parts[part]
+
+    def call(self, row: int) -> Call:
+        """The resolved call of a row."""
+        return self.program.resolve(int(self.rank[row]), self.code_call(row))
+
+    def needs(self, row: int) -> tuple[int, ...] | None:
+        """The ranks that must have come to a collective's row before it is done; None: all members."""
+        members = self.members[int(self.instance[row])]
+        rank, op = int(self.rank[row]), self.code_call(row).op
+        needed = self.profile.needs(op, len(members), max(int(self.root[row]), 0), members.index(rank))
+        return None if needed is None else tuple(members[i] for i in sorted(needed))
+
+    def queue_names(self) -> tuple[IntArray, list[str]]:
+        """For each row the number of the queue that it ran on, -1 where none; and the queues' names."""
+        numbers, names = np.full(self.rows, -1, dtype=np.int64), dict[str, int]()
+        for unit in self.units:
+            by_queue: dict[Hashable, list[Launch]] = {}
+            for launch in unit.launches:
+                if launch.queue is not None:
+                    by_queue.setdefault((launch.queue.key, launch.queue.group, launch.queue.port), []).append(launch)
+            base = self._base[list(unit.ranks)]
+            for launches in by_queue.values():
+                rows = np.array([part.row for launch in launches for part in launch.parts], dtype=np.int64)
+                said = [self._queue_name(launches[0], *where) for where in zip(unit.ranks, unit.vector_rows, strict=True)]
+                values = np.array([names.setdefault(name, len(names)) for name in said], dtype=np.int64)
+                numbers[rows[:, None] + base[None, :]] = values[None, :]
+        return numbers, list(names)
+
+    def _queue_name(self, launch: Launch, rank: int, vector_row: int) -> str:
+        """The queue's name in a trace."""
+        queue, code = launch.queue, self.program.code(rank)
+        assert queue is not None
+        if queue.group < 0:
+            return queue.name
+        group = self.program.groups[_one(code.groups[queue.group], vector_row)].name
+        if queue.port < 0:
+            return f"group {group}"
+        peer = _one(code.ports[queue.port].peer, vector_row)
+        return f"pair {min(rank, peer)}-{max(rank, peer)} of {group}"
+
+
+def _one(value: Vec, vector_row: int) -> int:
+    return int(value[vector_row]) if isinstance(value, np.ndarray) else value
+
+
+def _values(code: Code, calls: list[CodeCall], rows: IntArray) -> Iterable[tuple[str, IntArray]]:
+    """Per column the values of each call: shape (calls, ranks), or (calls, 1) where they do not differ."""
+    ports = [None if call.port < 0 else code.ports[call.port] for call in calls]
+    groups: list[Vec] = [code.groups[call.group] if call.group >= 0 else 0 for call in calls]
+    yield "nbytes", _stack([call.nbytes for call in calls], rows)
+    yield "signature", _stack([call.signature for call in calls], rows)
+    yield "group", _stack(groups, rows)
+    yield "peer", _stack([-1 if port is None else port.peer for port in ports], rows)
+    yield "tag", _stack([0 if port is None else port.tag for port in ports], rows)
+    roots: list[Vec] = [-1 if (root := call.fields.get("root")) is None else root for call in calls]
+    yield "root", _stack(roots, rows)
+
+
+def _stack(values: list[Vec], rows: IntArray) -> IntArray:
+    if not any(isinstance(value, np.ndarray) for value in values):
+        return np.array(values, dtype=np.int64).reshape(-1, 1)
+    found = np.empty((len(values), len(rows)), dtype=np.int64)
+    for i, value in enumerate(values):
+        found[i] = value[rows] if isinstance(value, np.ndarray) else value
+    return found
+
+
+class _Keys:
+    """Under which keys collectives meet, as they are gathered from the units."""
+
+    def __init__(self) -> None:
+        self._slots: dict[Hashable, int] = {}
+        self._rows: list[IntArray] = []
+        self._numbers: list[tuple[int, int, int]] = []  # how many rows, number, slot
+        self.gathered: dict[tuple[Hashable, tuple[int, ...]], list[IntArray]] = {}
+
+    def slot(self, slot: Hashable) -> int:
+        return self._slots.setdefault(slot, len(self._slots))
+
+    def plain(self, number: int, slot: int, rows: IntArray) -> None:
+        """The ``number``-th call of its group in a slot."""
+        self._rows.append(rows)
+        self._numbers.append((len(rows), number, slot))
+
+    def gather(self, key: Hashable, members: tuple[int, ...], rows: IntArray) -> None:
+        """Calls that meet under a key of their own."""
+        self.gathered.setdefault((key, members), []).append(rows)
+
+    def columns(self) -> tuple[IntArray, IntArray, IntArray]:
+        """(rows, number, slot) of all plain ones."""
+        if not self._rows:
+            return (np.zeros(0, dtype=np.int64),) * 3
+        counts, numbers, slots = np.array(self._numbers, dtype=np.int64).T
+        return np.concatenate(self._rows), np.repeat(numbers, counts), np.repeat(slots, counts)
+
+
+class _Spaces:
+    """Channels and boxes, numbered by port: a code has few of these, and many messages."""
+
+    def __init__(self, linked: Linked) -> None:
+        self.linked = linked
+        self.lazy = linked.profile.device and linked.program.options.get("init") != "eager"
+        self._columns: list[
+            IntArray
+        ] = []  # (ranks, 5): own communicator's low and high (-1: the group's), group, source, destination, tag
+        self._rows: list[IntArray] = []  # (parts, ranks) of the same port and way
+
+    def add(self, unit: Unit, parts: list[Part], index: IntArray) -> None:
+        by_port: dict[tuple[int, bool, bool], list[int]] = {}
+        for i, part in enumerate(parts):
+            if part.kind <= PartKind.RECEIVE:
+                by_port.setdefault((part.call.port, part.kind is PartKind.SEND, self.lazy and not part.batched), []).append(i)
+        ranks = np.array(unit.ranks, dtype=np.int64)
+        for (_, sends, paired), those in by_port.items():
+            rows = index[those]
+            peer, group = self.linked.peer[rows[0]], self.linked.group[rows[0]]
+            tag = self.linked.tag[rows[0]] if self.linked.profile.tags else np.zeros_like(peer)
+            low, high = (np.minimum(ranks, peer), np.maximum(ranks, peer)) if paired else (np.full_like(peer, -1),) * 2
+            source, target = (ranks, peer) if sends else (peer, ranks)
+            self._columns.append(np.stack([low, high, group, target, tag, source], axis=1))
+            self._rows.append(rows)
+
+    def number(self) -> None:
+        """Write the columns `box` and `channel`."""
+        if not self._columns:
+            return
+        keys = np.concatenate(self._columns)
+        box = _number([keys[:, i] for i in range(5)])
+        channel = _number([box, keys[:, 5]])
+        directions = _number([keys[:, i] for i in range(2, 6)])
+        self.linked.mixes_batches = bool(directions.max() < channel.max())
+        start = 0
+        for rows in self._rows:
+            end = start + rows.shape[1]
+            self.linked.box[rows] = box[start:end][None, :]
+            self.linked.channel[rows] = channel[start:end][None, :]
+            start = end
+
+
+def _number(columns: list[IntArray]) -> IntArray:
+    """Equal rows of the columns have equal numbers."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        if (column == column[0]).all():
+            continue
+        values, inverse = np.unique(column, return_inverse=True)
+        key = np.unique(key * len(values) + inverse.reshape(-1), return_inverse=True)[1].reshape(-1)
+    return key

@@ -1,0 +1,337 @@
+"""The driver with local clocks: each rank runs ahead on a clock of its own until it needs somebody who has not come yet.
+
+For programs in which no order of arrival decides anything (`distsim.semantics.free`): who meets whom is linked beforehand, and a time is
+the largest of those that it needs, so it does not matter who is looked at first. `distsim.engine.general` is the reference that this
+driver is held to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from distsim.semantics.conditions import Conditions
+from distsim.semantics.flat import (
+    AWAIT_ENDS,
+    BEGIN,
+    COLLECTIVE,
+    END,
+    ISSUE,
+    JOIN,
+    MEET,
+    MESSAGE,
+    NEVER,
+    WAIT,
+    WAIT_EACH,
+    WORK,
+    Step,
+    Threads,
+    flatten,
+)  # fmt: skip
+from distsim.semantics.form import PartKind, Unit
+from distsim.semantics.link import IntArray, Linked
+
+
+class Thread:
+    """A host or a stream of one rank: where it is, its clock, and the key that it waits for (None: it runs, or has ended)."""
+
+    __slots__ = ("base", "clock", "ended", "is_host", "key", "meets", "pc", "rank", "steps")
+
+    def __init__(self, rank: int, base: int, steps: list[Step], meets: list[int], clock: int, is_host: bool) -> None:
+        self.rank, self.base, self.steps, self.meets, self.clock, self.is_host = rank, base, steps, meets, clock, is_host
+        self.pc, self.key, self.ended = 0, None, False
+        self.key: int | None
+
+
+#: One number for each row.
+Column = list[int] | IntArray
+
+
+class Course(NamedTuple):
+    """What a driver goes over: the columns of `Conditions` by row, ``missing`` how many come to each instance, and the ``threads`` (hosts,
+    streams) with nobody on the way yet. Of a folded program the rows of one rank of each class."""
+
+    linked: Linked
+    conditions: Conditions
+    need: Column
+    room: Column
+    lag: Column
+    price: Column
+    instance: Column
+    kind: Column
+    early: Mapping[int, tuple[int, ...]]
+    missing: list[int]
+    hosts: list[Thread]
+    streams: list[Thread]
+
+
+def course_of(linked: Linked, conditions: Conditions, *, plain: bool = True) -> Course:
+    """The course of all ranks of a program. ``plain``: columns as lists, which a loop reads faster."""
+    columns = (conditions.need, conditions.room, conditions.lag, conditions.price, linked.instance, linked.kind)
+    hosts, streams = _threads(linked)
+    return Course(linked, conditions, *(column.tolist() if plain else column for column in columns), conditions.early,
+                  [len(members) for members in linked.members], hosts, streams)  # fmt: skip
+
+
+def _threads(linked: Linked) -> tuple[list[Thread], list[Thread]]:
+    hosts, streams = dict[int, Thread](), list[Thread]()
+    steps = {id(unit): flatten_unit(linked, unit) for unit in linked.units}
+    for rank, unit in enumerate(linked.unit_of):
+        hosts[rank], more = threads_of(linked, steps[id(unit)], rank, linked.base[rank], linked.meets[rank], rank)
+        streams += more
+    return [hosts[rank] for rank in range(linked.program.world_size)], streams
+
+
+def flatten_unit(linked: Linked, unit: Unit) -> Threads:
+    """The steps of a unit's threads."""
+    return flatten(unit, linked.program.codes[unit.code].offsets, linked.profile.lock)
+
+
+def threads_of(
+    linked: Linked, steps: Threads, number: int, base: int, meets: list[int], rank: int
+) -> tuple[Thread, list[Thread]]:
+    """A host and its streams, at their start. ``number``: what it is called, ``rank``: whose faults it has."""
+    faults = [fault for fault in linked.program.faults if fault.rank == rank]
+    host = Thread(number, base, steps.host, meets, sum(f.delay_ns for f in faults if f.kind == "late"), True)
+    host.ended = any(fault.kind == "absent" for fault in faults)
+    return host, [Thread(number, base, stream, [], 0, False) for stream in steps.streams]
+
+
+class Progress:
+    """How far all have come.
+
+    By row, -1 where it never was: ``posted`` (there for others), ``issued`` (handed to a stream), ``returned`` (of calls that wait),
+    ``ended`` (of launches and of own work), ``waited`` (of requests that are waited for one by one). By instance: how many are ``missing``,
+    when the ``latest`` came, who ``came`` to a meet. ``hosts``: by rank.
+    """
+
+    def __init__(self, course: Course) -> None:
+        self.course, self.linked, self.conditions = course, course.linked, course.conditions
+        self.posted: Column
+        self.posted, self.issued, self.returned, self.ended, self.waited = ([-1] * len(course.need) for _ in range(5))
+        self.need, self.room, self.lag, self.price = course.need, course.room, course.lag, course.price
+        self.instance, self.kind, self.early = course.instance, course.kind, course.early
+        self.missing = list(course.missing)
+        self.latest = [0] * len(self.missing)
+        self.came: dict[int, list[int]] = {}
+        self.hosts = course.hosts
+
+    def done(self, i: int, t: int) -> tuple[int | None, int]:
+        """When a row that was posted is done, if all it needs is there: (None, the later of t and that), else (key, t).
+
+        Keys are what a thread waits for: a row's post 4r, its end 4r + 1, its issue 4r + 2, an instance 4i + 3; -1 what never comes.
+        """
+        kind = self.kind[i]
+        if kind == PartKind.COLLECTIVE:
+            return self._collective_done(i, t)
+        if kind == PartKind.WORK:
+            return None, max(t, self.ended[i])
+        n, mine = self.need[i], self.posted[i]
+        if n < 0:
+            gate = self.room[i]  # a send that goes ahead, as soon as there is room
+            if n != -1:
+                return -1, t
+            if gate >= 0:
+                if self.posted[gate] < 0:
+                    return 4 * gate, t
+                mine = max(mine, self.posted[gate])
+            return None, max(t, mine)
+        came, more = self.posted[n], self.lag[i]
+        if came < 0:
+            return 4 * n, t
+        if self.room[n] >= 0:  # a receive before this one made room for the message
+            came = max(came, self.posted[self.room[n]])
+        return None, max(t, max(mine, came) + more if more >= 0 else max(mine, came - more))
+
+    def _collective_done(self, i: int, t: int) -> tuple[int | None, int]:
+        needs = self.early.get(i) if self.early else None
+        if needs is None:
+            instance = self.instance[i]
+            return (4 * instance + 3, t) if self.missing[instance] else (None, max(t, self.latest[instance] + self.price[i]))
+        began = self.posted[i]
+        for n in needs:
+            if n < 0 or self.posted[n] < 0:
+                return (4 * n if n >= 0 else -1), t
+            began = max(began, self.posted[n])
+        return None, max(t, began + self.price[i])
+
+
+class Segment(NamedTuple):
+    """A thread went on from one step to another, at which it stopped, without a halt between."""
+
+    thread: Thread
+    start: int
+    end: int
+
+
+class LocalClocks(Progress):
+    """One run: `run` it once, then look at what it left. ``tape``: who went how far, in this order, if it is asked for."""
+
+    def __init__(self, course: Course, tape: list[Segment] | None = None) -> None:
+        super().__init__(course)
+        self.parked: dict[int, list[Thread]] = {}
+        self.tape = tape
+
+    def run(self) -> LocalClocks:
+        """Let every thread go as far as it gets."""
+        ready = [*self.course.streams[::-1], *(host for host in self.hosts[::-1] if not host.ended)]
+        tape, parked = self.tape, self.parked
+        while ready:
+            thread = ready.pop()
+            start = thread.pc
+            key = thread.key = self._go(thread, ready)
+            if tape is not None:
+                tape.append(Segment(thread, start, thread.pc))
+            if key is None:
+                thread.ended = True
+            elif key in parked:
+                parked[key].append(thread)
+            else:
+                parked[key] = [thread]
+        return self
+
+    def _go(self, thread: Thread, ready: list[Thread]) -> int | None:
+        """Run a thread until it needs what is not there; the key of that, None at its end."""
+        posted, returned, need, lag, room, parked = self.posted, self.returned, self.need, self.lag, self.room, self.parked
+        steps, base, t = thread.steps, thread.base, thread.clock
+        key: int | None = None
+        for pc in range(thread.pc, len(steps)):
+            step, row, rows = steps[pc]
+            if step <= MESSAGE:
+                i = base + row
+                if posted[i] < 0:
+                    posted[i] = t
+                    if 4 * i in parked:
+                        ready += parked.pop(4 * i)
+                if step == MESSAGE:
+                    n = need[i]
+                    if n >= 0:
+                        came, more = posted[n], lag[i]
+                        if came < 0 or room[n] >= 0:
+                            key, t = self.done(i, t)
+                            if key is not None:
+                                break
+                        elif more >= 0:
+                            t = (came if came > t else t) + more
+                        elif came - more > t:
+                            t = came - more
+                    elif n != -1 or room[i] >= 0:
+                        key, t = self.done(i, t)
+                        if key is not None:
+                            break
+                    returned[i] = t
+            elif step == WAIT:
+                began = t
+                for r in rows:
+                    i = base + r
+                    n = need[i]
+                    if n >= 0 and room[n] < 0 and posted[n] >= 0:
+                        came, mine, more = posted[n], posted[i], lag[i]
+                        end = (came if came > mine else mine) + more if more >= 0 else max(mine, came - more)
+                        if end > t:
+                            t = end
+                    else:
+                        key, t = self.done(i, t)
+                        if key is not None:
+                            break
+                if key is not None:
+                    t = began
+                    break
+                if row >= 0:
+                    returned[base + row] = t
+            elif step == WORK:
+                i = base + row
+                posted[i] = t
+                t += self.price[i]
+                self.ended[i] = t
+                if thread.is_host:
+                    returned[i] = t
+                elif 4 * i + 1 in parked:
+                    ready += parked.pop(4 * i + 1)
+            else:
+                key, later = self._step(thread, step, row, rows, t, ready)
+                if key is not None:
+                    break
+                t = later
+        else:
+            pc = len(steps)
+        thread.pc, thread.clock = pc, t
+        return key
+
+    def _step(
+        self, thread: Thread, step: int, row: int, rows: tuple[int, ...], t: int, ready: list[Thread]
+    ) -> tuple[int | None, int]:
+        """A step that is not a plain message: (key that is missing, clock)."""
+        base = thread.base
+        i = base + row
+        key: int | None = None
+        if step == ISSUE:
+            self.issued[i] = t
+            self._rouse(4 * i + 2, ready)
+        elif step in (JOIN, COLLECTIVE):
+            if self.posted[i] < 0:
+                self.posted[i] = t
+                self._rouse(4 * i, ready)
+                self._come(self.instance[i], t, ready)
+            if step == COLLECTIVE:
+                key, t = self.done(i, t)
+                if key is None:
+                    self.returned[i] = t
+        elif step == BEGIN:
+            if self.issued[i] < 0:
+                return 4 * i + 2, t
+            key, t = self._after(base, rows, max(t, self.issued[i]))
+        elif step == MEET:
+            key, t = self._meet(thread, rows[0], t, ready)
+            if key is None and row >= 0:
+                self.returned[i] = max(self.returned[i], t)
+        elif step in (AWAIT_ENDS, WAIT_EACH):
+            key, t = self._after(base, rows, t) if step == AWAIT_ENDS else self.done(base + rows[0], t)
+            if key is None and row >= 0:
+                self.returned[i] = t
+            for r in rows[1:] if step == WAIT_EACH and key is None else ():
+                self.waited[base + r] = t
+        elif step in (NEVER, END):
+            key = -1 if step == NEVER else None
+        else:
+            key, t = self._finish(i, base, rows, t, ready)
+        return key, t
+
+    def _rouse(self, key: int, ready: list[Thread]) -> None:
+        if key in self.parked:
+            ready += self.parked.pop(key)
+
+    def _come(self, instance: int, t: int, ready: list[Thread]) -> None:
+        """One more member is there; the last one lets all go."""
+        self.missing[instance] -= 1
+        if t > self.latest[instance]:
+            self.latest[instance] = t
+        if not self.missing[instance]:
+            self._rouse(4 * instance + 3, ready)
+
+    def _meet(self, thread: Thread, number: int, t: int, ready: list[Thread]) -> tuple[int | None, int]:
+        """All members of a communicator have come; each comes once, when its host first gets here."""
+        instance = thread.meets[number]
+        if thread.key != 4 * instance + 3:
+            self.came.setdefault(instance, []).append(thread.rank)
+            self._come(instance, t, ready)
+        return (4 * instance + 3, t) if self.missing[instance] else (None, max(t, self.latest[instance]))
+
+    def _after(self, base: int, rows: tuple[int, ...], t: int) -> tuple[int | None, int]:
+        """Launches that must have ended."""
+        for r in rows:
+            end = self.ended[base + r]
+            if end < 0:
+                return 4 * (base + r) + 1, t
+            t = max(t, end)
+        return None, t
+
+    def _finish(self, i: int, base: int, rows: tuple[int, ...], t: int, ready: list[Thread]) -> tuple[int | None, int]:
+        """A stream's launch ends with the last of its parts."""
+        for r in rows:
+            key, t = self.done(base + r, t)
+            if key is not None:
+                return key, t
+        self.ended[i] = t
+        self._rouse(4 * i + 1, ready)
+        return None, t

@@ -12,7 +12,14 @@ PLAIN = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter",
          "all_to_all_single", "barrier")  # fmt: skip
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 COALESCED = ("all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
-REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced", "reduce_scatter_tensor_coalesced")
+REDUCING = (
+    "all_reduce",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_reduce_coalesced",
+    "reduce_scatter_tensor_coalesced",
+)
 TIMES = ("0 ns", "1 us", "40 us", "700 us", "5 ms")
 STREAMS = ("current", "copy", "side")
 #: Default buffers of the back ends, and what a message may weigh around them.
@@ -99,7 +106,9 @@ class Calls:
         option = self.options.get("buffsize" if self.backend == "nccl" else "eager_limit")
         limit = int(str(option).split()[0]) if option is not None else LIMITS[self.backend]
         if self.has("edges", 0.7) and limit:
-            return max(1, self.random.choice((limit - 1, limit, limit + 1, limit // 2, limit // 2 + 1, limit // 3, limit // 3 + 1)))
+            return max(
+                1, self.random.choice((limit - 1, limit, limit + 1, limit // 2, limit // 2 + 1, limit // 3, limit // 3 + 1))
+            )
         return self.random.choice((1, 1, 300, 2048, 100_000, 5_000_000))
 
     def on_stream(self) -> Entry:
@@ -112,6 +121,7 @@ class Calls:
     def _event(self) -> None:
         kinds = {"message": 5, "exchange": 2 * ("batches" in self.on), "ring": "rings" in self.on, "collective": 5, "work": 1,
                  "wait": 2, "streams": "streams" in self.on, "new_group": 2 * ("new_group" in self.on),
+                 "window": 2 * ("edges" in self.on),
                  "monitored": 3 * ("monitored" in self.on)}  # fmt: skip
         kind = self.random.choices(list(kinds), list(kinds.values()))[0]
         getattr(self, f"_{kind}")()
@@ -154,6 +164,26 @@ class Calls:
             ops = [*sends, *receives] if self.random.random() < 0.5 else [*receives, *sends]
             request = self.request(rank) if self.random.random() < 0.4 else {}
             self.add(rank, "batch_isend_irecv", {"ops": ops, **request, **self.on_stream()})
+
+    def _window(self) -> None:
+        """Several messages that together weigh about what a buffer holds, received one by one: the last ones have to wait."""
+        src, dst = self.pair()
+        sizes = [self.nbytes() for _ in range(self.random.choice((2, 3, 4)))]
+        if self.random.random() < 0.5:
+            self.add(
+                src,
+                "batch_isend_irecv",
+                {"ops": [{"isend": {"tensor": buffer(n), "dst": dst}} for n in sizes], **self.request(src)},
+            )
+        else:
+            for n in sizes:
+                self.add(src, "isend", {"tensor": buffer(n), "dst": dst, **self.request(src)})
+        for n in sizes:
+            if self.random.random() < 0.3:
+                self.add(dst, "sleep", {"time": "40 us"})
+            one = {"tensor": buffer(n), "src": src}
+            batched = self.backend == "nccl" and self.random.random() < 0.8
+            self.add(dst, *(("batch_isend_irecv", {"ops": [{"irecv": one}]}) if batched else ("recv", one)))
 
     def _ring(self) -> None:
         """Every rank to its neighbour, with one code for all."""
@@ -222,7 +252,9 @@ class Calls:
         if self.random.random() < 0.4:
             self.add(rank, "sleep", time)
         else:
-            self.add(rank, "compute", {"name": "work", **time, **({"on": "host"} if self.random.random() < 0.2 else self.on_stream())})
+            self.add(
+                rank, "compute", {"name": "work", **time, **({"on": "host"} if self.random.random() < 0.2 else self.on_stream())}
+            )
 
     def _streams(self) -> None:
         rank = self.random.randrange(self.world)
@@ -274,7 +306,7 @@ class Calls:
         guarded = self.has("guards", 0.6)
         for _ in range(self.random.randint(1, 3)):
             self.guard = self.random.choice(("i == 0", "i >= 1", "")) if guarded else ""
-            made = {name: members for name, members in self.members.items()}
+            made = dict(self.members)
             self._event()
             self.members = made  # a group that is made in here is not used outside
             for rank in range(self.world):
@@ -294,7 +326,13 @@ class Calls:
 
     # --- what is spoilt ---
     def _spoil(self) -> None:
-        changes = {"lost": self._lose, "moved": self._move, "mismatches": self._change, "leaves": self._leave, "invalid": self._break}
+        changes = {
+            "lost": self._lose,
+            "moved": self._move,
+            "mismatches": self._change,
+            "leaves": self._leave,
+            "invalid": self._break,
+        }
         for name, change in changes.items():
             for _ in range(self.random.choice((1, 1, 2)) if name in self.on else 0):
                 change()
@@ -352,7 +390,9 @@ class Calls:
         elif "tensor" in fields and isinstance(fields["tensor"], dict):
             tensor = fields["tensor"]
             larger = {**tensor, "shape": [tensor["shape"][0] * 2]}
-            fields["tensor"] = larger if self.random.random() < 0.6 else {**tensor, "dtype": "int8" if op in ("send", "recv") else "int32"}
+            fields["tensor"] = (
+                larger if self.random.random() < 0.6 else {**tensor, "dtype": "int8" if op in ("send", "recv") else "int32"}
+            )
         elif op in PLAIN:
             only = {"group": fields["group"]} if "group" in fields else {}
             return {"all_reduce": {"tensor": buffer(4, "float32"), **only}} if op != "all_reduce" else {"barrier": only}

@@ -60,4 +60,12 @@ def _message(call: Call) -> Plain:
     buffer = (call.inputs or call.outputs)[0]
     group = "world" if call.group.id == 0 else f"g{call.group.id}"
     relied_on = {"assume_from": call.assume_src} if call.assume_src is not None else {}
-    return {"op": call.op, "peer": call.peer, "tag": call.tag, "numel": buffer.numel, "dtype": buffer.dtype, "group": group, **relied_on}
+    return {
+        "op": call.op,
+        "peer": call.peer,
+        "tag": call.tag,
+        "numel": buffer.numel,
+        "dtype": buffer.dtype,
+        "group": group,
+        **relied_on,
+    }

@@ -100,7 +100,12 @@ def _fields(fields: Any) -> Iterator[Any]:
 
 def _smaller(fields: Mapping) -> Iterator[Mapping]:
     for name, value in fields.items():
-        if isinstance(value, dict) and value.get("shape") not in (None, [4]) and len(value["shape"]) == 1 and value["shape"][0] > 4:
+        if (
+            isinstance(value, dict)
+            and value.get("shape") not in (None, [4])
+            and len(value["shape"]) == 1
+            and value["shape"][0] > 4
+        ):
             small = copy.deepcopy(fields)
             small[name]["shape"] = [4]
             yield small

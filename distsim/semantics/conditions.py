@@ -14,7 +14,6 @@ import numpy as np
 
 from distsim.cost import CostModel
 from distsim.ops.table import OPS
-from distsim.program.records import Program
 from distsim.semantics.durations import durations_ns
 from distsim.semantics.form import PartKind
 from distsim.semantics.link import NEVER_COMES, IntArray, Linked
@@ -192,9 +191,3 @@ class Conditions:
                  and any(needs(op, n, 0, me) is not None for n in (2, 4) for me in range(n))}  # fmt: skip
         rows = [rows for _, part, rows in linked.parts(PartKind.COLLECTIVE) if part.call.op in early] if early else []
         return np.unique(linked.instance[np.concatenate(rows)]).tolist() if rows else []
-
-
-def all_work_ns(program: Program, cost: CostModel) -> int:
-    """All work of a program's ranks, a bound of what one rank may take; ns."""
-    return sum(int(np.max(durations_ns(program, cost, code, k))) for code in program.codes
-               for k, call in enumerate(code.calls) if call.op in ("compute", "sleep"))  # fmt: skip

@@ -65,10 +65,10 @@ class Contract:
 
 
 class Run:
-    """A finished run under a reading."""
+    """A finished run under a reading. ``withdrawn``: rows that nobody met before their ranks left."""
 
-    def __init__(self, contract: Contract, left: Progress, reading: Reading) -> None:
-        self.contract, self.left, self.reading = contract, left, reading
+    def __init__(self, contract: Contract, left: Progress, reading: Reading, withdrawn: tuple[int, ...] = ()) -> None:
+        self.contract, self.left, self.reading, self.withdrawn = contract, left, reading, withdrawn
         self.layout, self.where = contract.layout, contract.where
 
     def standstill(self) -> Standstill:
@@ -83,12 +83,14 @@ class Run:
         misfits = self.contract.misfits
         if not misfits.receives and not misfits.instances:
             return ()
+        gone = {int(self.contract.linked.mate[row]) for row in self.withdrawn} | set(self.withdrawn)
+        misfits = Misfits(tuple(row for row in misfits.receives if row not in gone), misfits.instances)
         found = tuple(self._met(self.left, misfits))
         if len(found) < 2:
             return found
         linked = self.contract.under(self.reading)
         bad = self._really_bad(misfits)
-        halted = go(linked, Conditions(linked, None, misfits=(bad.receives, bad.instances)))
+        halted = go(linked, Conditions(linked, None, misfits=(bad.receives, bad.instances), withdrawn=self.withdrawn))
         first = {_key(m) for m in self._met(halted, bad)}
         return tuple(m for m in found if _key(m) in first) or found
 

@@ -11,11 +11,13 @@ from distsim.check.ending import READINGS, Ending, Example, How, Kind, depends_o
 from distsim.check.judge import choice_findings, end_findings, leak_findings, unlike_findings, unreceived_findings
 from distsim.check.layout import Layout, build_layout
 from distsim.check.leaks import Leak, leaks
+from distsim.check.leaving import leavers, runs_of
 from distsim.check.orders import MAX_STATES, Orders, all_orders
 from distsim.check.races import Clash, clashes
 from distsim.check.readings import Contract, Reading, never_starts
 from distsim.check.schedule import Schedule
 from distsim.check.timing import bound_finding, clash_findings, luck_findings, order_findings, reliance_findings
+from distsim.check.unlike import Unlike
 from distsim.check.waitfor import wait_for
 from distsim.check.whereabouts import Whereabouts
 from distsim.findings.codes import CODES
@@ -86,11 +88,24 @@ def _single_passes(contract: Contract) -> dict[str, Ending]:
 
 
 def _pass(contract: Contract, reading: Reading) -> Ending:
-    done = contract.run(reading)
-    found, unlikes = done.standstill(), done.mismatches()
-    stuck = {found.stuck: wait_for(found).core} if found.blocked else {}
-    ranks = _union(u.ranks for u in unlikes)
-    return Ending(stuck, not stuck, unlikes, not unlikes, {"end": Example(found)}, mismatch_ranks=ranks)
+    """One run, or, where ranks leave with requests open, one for each way in which these meet or do not."""
+    runs = runs_of(contract, reading) if leavers(contract.linked) else [contract.run(reading)]
+    stuck: dict[tuple[int, ...], tuple[int, ...]] = {}
+    unlikes: dict[object, Unlike] = {}
+    examples: dict[str, Example] = {}
+    passed = fit = False
+    for done in runs:
+        found, met = done.standstill(), done.mismatches()
+        examples.setdefault("end", Example(found))
+        if met:
+            unlikes = {u.calls: u for u in met} | unlikes
+            examples.setdefault("mismatch", Example(found))
+        if found.blocked:
+            stuck.setdefault(found.stuck, wait_for(found).core)
+            examples.setdefault("deadlock", Example(found))
+        passed, fit = passed or not found.blocked, fit or not met
+    ranks = _union(u.ranks for u in unlikes.values())
+    return Ending(stuck, passed, tuple(unlikes.values()), fit, examples, mismatch_ranks=ranks)
 
 
 class _Who(NamedTuple):

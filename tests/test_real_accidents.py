@@ -20,10 +20,10 @@ from distsim.cli import console
 from distsim.cli.run import check_trace_name, deliver
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.real.board import STOPPED, Board, Phase, seen
-from distsim.real.link import Linked
+from distsim.real.coordinator import StoreCoordinator
+from distsim.real.postmortem import postmortem
+from distsim.real.rendezvous import connect, listen, serve
 from distsim.real.run import RealRun, Wish, real_run
-from distsim.real.standing import stood
-from distsim.real.store import connect, listen, serve
 from distsim.simulation import simulate
 from distsim.views.real import real_text
 
@@ -174,7 +174,7 @@ def test_a_timeout_that_ran_out_is_told_as_the_simulator_tells_it_with_the_late_
         0: _board(0, Phase.RAISED, "RuntimeError: Connection closed by peer"),
         1: _board(1, Phase.RAISED, "RuntimeError: Timed out waiting 1000ms for recv operation to complete"),
     }
-    left = stood(late, boards, {0: 1, 1: 1}, 1, {})
+    left = postmortem(late, boards, {0: 1, 1: 1}, 1, {})
 
     assert [f.code for f in left.findings] == ["DS804"]
     assert left.culprits == (0,)
@@ -214,14 +214,14 @@ def test_ranks_of_a_fork_server_end_with_their_launcher(tmp_path: Path):
     assert _alive(ranks) == []
 
 
-def pair(limit_s: float) -> tuple[Linked, Linked]:
+def pair(limit_s: float) -> tuple[StoreCoordinator, StoreCoordinator]:
     door, port = listen("127.0.0.1", 0, may_move=False)
     first = serve(door, "127.0.0.1", port)
-    return Linked(first, 0, 2, limit_s), Linked(connect("127.0.0.1", port, 5), 1, 2, limit_s)
+    return StoreCoordinator(first, 0, 2, limit_s), StoreCoordinator(connect("127.0.0.1", port, 5), 1, 2, limit_s)
 
 
 def test_a_launcher_that_does_not_hear_of_the_end_is_gone_and_nobody_waits_for_its_record(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("distsim.real.link._HEARS_S", 0.2)
+    monkeypatch.setattr("distsim.real.coordinator._HEARS_S", 0.2)
     first, _ = pair(limit_s=60)
     began = time.monotonic()
 
@@ -248,7 +248,7 @@ def test_a_launcher_that_hears_of_the_end_is_not_gone():
 def test_the_loss_of_the_first_launchers_store_is_said_as_such():
     door, port = listen("127.0.0.1", 0, may_move=False)
     first = serve(door, "127.0.0.1", port)
-    second = Linked(connect("127.0.0.1", port, 5), 1, 2, 1)
+    second = StoreCoordinator(connect("127.0.0.1", port, 5), 1, 2, 1)
     del first
     with pytest.raises(EnvironmentFault, match="machine 0 is gone"):
         until(lambda: second.decide(""))

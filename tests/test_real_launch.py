@@ -13,7 +13,7 @@ from conftest import Cli
 from real_runs import ROOT, run, scenario, written
 
 from distsim.errors import EnvironmentFault, UsageError
-from distsim.real.place import Started
+from distsim.real.plan import ExternalRank
 from distsim.real.run import Wish, real_run
 
 pytest.importorskip("torch")
@@ -110,7 +110,7 @@ def test_inside_torchrun_each_process_takes_its_rank(name: str, status: int):
 
 
 def test_a_world_of_another_size_is_the_surroundings_fault():
-    started = Started("torchrun", 0, 3, 0, "127.0.0.1", free_port(), False)
+    started = ExternalRank("torchrun", 0, 3, 0, "127.0.0.1", free_port(), False)
     with pytest.raises(EnvironmentFault, match="started 3 ranks, the scenario has 4"):
         real_run(scenario("all_reduce"), Wish(backend="gloo"), started)
 

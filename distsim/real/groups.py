@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
 from distsim.program.records import Program
 from distsim.real.job import Job
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class Groups:
@@ -20,15 +24,15 @@ class Groups:
     def __init__(self, job: Job, rank: int) -> None:
         import torch.distributed
 
-        self.dist: Any = torch.distributed
+        self.dist: ModuleType = torch.distributed
         self.job, self.rank, self.program = job, rank, job.program
-        self._made: dict[int, Any] = {}
+        self._made: dict[int, ProcessGroup] = {}
         self._by_step = _made_by_steps(job.program)
         self._bound: set[int] = set()
         self.generation = 0
         self.connected = False
 
-    def of(self, group: Group) -> Any:
+    def of(self, group: Group) -> ProcessGroup | None:
         return None if group.id == 0 else self._made.get(group.id)
 
     def start(self, call: Call | None = None) -> None:

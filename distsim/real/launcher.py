@@ -1,4 +1,4 @@
-"""The workers of this machine as processes: started by fork, spawn, forkserver or torch's elastic launcher, ended by their pid."""
+"""The ranks of this machine as processes: started by fork, spawn, forkserver or torch's elastic launcher, ended by their pid."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from distsim.errors import EnvironmentFault
@@ -21,12 +22,12 @@ METHODS = ("fork", "spawn", "forkserver", "elastic")
 _PRELOAD = ["torch.distributed", "distsim.real.runner", "distsim.ops.table", "ml_dtypes"]
 
 
-class Fleet:
+class Launcher:
     """Processes by rank. ``exit_of`` is None while a rank lives."""
 
     def __init__(self, method: str) -> None:
         self.method = method
-        self.processes: dict[int, Any] = {}
+        self.processes: dict[int, BaseProcess] = {}
 
     def start(self, job: Job, ranks: Sequence[int]) -> None:
         """Start the ranks. With fork, what they import is imported here first."""
@@ -53,7 +54,7 @@ class Fleet:
         for process in self.processes.values():
             process.join(max(limit - time.monotonic(), 0))
         for process in self.processes.values():
-            if process.is_alive():
+            if process.pid is not None and process.is_alive():
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 with suppress(ProcessLookupError):
@@ -62,7 +63,7 @@ class Fleet:
             process.join(5)
 
 
-class ElasticFleet(Fleet):
+class ElasticLauncher(Launcher):
     """torch's own launcher with no restarts, in a thread beside the watch. It names a failed rank, and ends all the others."""
 
     def __init__(self, job: Job, start_method: str = "spawn") -> None:
@@ -71,7 +72,7 @@ class ElasticFleet(Fleet):
         self.failed: dict[int, int] = {}
         self.fault: BaseException | None = None
         self.ranks: tuple[int, ...] = ()
-        self._started: dict[int, Any] = {}  # processes by pid, as multiprocessing knows them
+        self._started: dict[int, BaseProcess] = {}  # processes by pid, as multiprocessing knows them
         self._thread: threading.Thread | None = None
 
     def start(self, job: Job, ranks: Sequence[int]) -> None:
@@ -136,4 +137,4 @@ class ElasticFleet(Fleet):
         self._thread.join(10)
 
 
-__all__ = ["METHODS", "ElasticFleet", "Fleet"]
+__all__ = ["METHODS", "ElasticLauncher", "Launcher"]

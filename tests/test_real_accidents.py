@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Cli
-from real_runs import ROOT, children, folders, forget_others, run, scenario, until, written
+from real_runs import ROOT, children, deaf, folders, forget_others, run, scenario, until, written
 from test_real_launch import free_port
 
 from distsim.cli import console
@@ -104,7 +104,7 @@ def struck(number: signal.Signals, launcher: str | None = None) -> RealRun:
     done: list[int] = []
 
     def strike() -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while time.monotonic() < end and not done:
             for path in (folder / "board-1" for folder in folders()):
                 if path.exists() and path.stat().st_size:
@@ -222,7 +222,7 @@ def pair(limit_s: float) -> tuple[StoreCoordinator, StoreCoordinator]:
 
 def test_a_launcher_that_does_not_hear_of_the_end_is_gone_and_nobody_waits_for_its_record(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("distsim.real.coordinator._HEARS_S", 0.2)
-    first, _ = pair(limit_s=60)
+    first, _ = pair(limit_s=600)
     began = time.monotonic()
 
     assert first.decide("standstill") == "standstill"
@@ -230,7 +230,7 @@ def test_a_launcher_that_does_not_hear_of_the_end_is_gone_and_nobody_waits_for_i
     assert first.gone == (1,)
     assert first.gather({"facts": b"{}"}) == [{"facts": b"{}"}]
     assert first.agree_on(1) == 1
-    assert time.monotonic() - began < 30  # not the two minutes of its patience with others
+    assert time.monotonic() - began < 300  # not the ten minutes of its patience with others
 
 
 def test_a_launcher_that_hears_of_the_end_is_not_gone():
@@ -257,9 +257,9 @@ def test_the_loss_of_the_first_launchers_store_is_said_as_such():
 def test_waiting_for_the_first_launcher_ends_with_ctrl_c():
     began = time.monotonic()
     with pytest.raises(EnvironmentFault, match="ended from outside"):
-        connect("127.0.0.1", free_port(), 60, lambda: time.monotonic() - began > 0.2)
+        connect("127.0.0.1", free_port(), 600, lambda: time.monotonic() - began > 0.2)
 
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300
 
 
 # --- the user ---
@@ -271,6 +271,7 @@ def test_ctrl_c_in_a_run_that_gets_on_blames_nobody_and_a_second_one_costs_no_re
     launcher = subprocess.Popen(
         [sys.executable, "-m", "distsim", "run", str(file), "--real", "--backend", "gloo", "--trace", str(trace)], cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=deaf,
     )  # fmt: skip
 
     def further() -> bool:
@@ -282,7 +283,7 @@ def test_ctrl_c_in_a_run_that_gets_on_blames_nobody_and_a_second_one_costs_no_re
         launcher.send_signal(signal.SIGINT)
         until(lambda: list(tmp_path.glob(".t.jsonl.*")) or trace.exists())
         launcher.send_signal(signal.SIGINT)
-        text, errors = launcher.communicate(timeout=60)
+        text, errors = launcher.communicate(timeout=300)
     finally:
         launcher.kill()
 

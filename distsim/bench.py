@@ -151,6 +151,3 @@ def from_json(text: str, file: str = "<bench>") -> Bench:
     if not good:
         raise UsageError(f"{file} has rows that are no measurements", remedy)
     return Bench(rows, data.get("machine") or {}, float(data.get("seconds") or 0.0))
-
-
-__all__ = ["OPS_MEASURED", "SIZES", "Bench", "Measured", "bench", "from_json", "to_json"]

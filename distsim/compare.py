@@ -378,6 +378,3 @@ def _ranks(a: Trace, b: Trace) -> tuple[RankShares, ...]:
         RankShares(x.rank, (x.compute_ns, y.compute_ns), (x.exposed_comm_ns, y.exposed_comm_ns), (x.waiting_ns, y.waiting_ns),
                    (x.idle_ns, y.idle_ns)) for x, y in shares
     )  # fmt: skip
-
-
-__all__ = ["Cause", "Comparison", "OpTimes", "Parting", "RankShares", "ValueCounts", "compare", "described"]

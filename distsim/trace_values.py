@@ -276,9 +276,3 @@ def _near(x: Number | None, y: Number | None, tolerance: float) -> bool:
     except ValueError:
         return False
     return x == y or abs(p - q) <= tolerance * (1 + abs(q))
-
-
-__all__ = [
-    "CUTS", "EPSILON", "MOST_ELEMENTS", "MOST_RUNS", "MOST_VALUES", "Difference", "Kept", "differs", "header_values", "number", "packed",
-    "readable",
-]  # fmt: skip

@@ -214,6 +214,3 @@ def _misfits(points: Sequence[Point], left_out: dict[Point, float], model: dict[
         alone = [model[p] for p in same]
         rows.append(Misfit(op, sizes, len(same), float(np.median(known)), max(known), float(np.median(alone)), max(alone)))
     return tuple(rows)
-
-
-__all__ = ["CLASSES", "Calibration", "Misfit", "calibrate", "price"]

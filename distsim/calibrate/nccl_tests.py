@@ -165,6 +165,3 @@ def _json_spread(report: _Json | None) -> float:
     times = [float(us) for us in report.get("times_us", ())] if report else []
     low, median, high = np.percentile(times, (25, 50, 75)) if len(times) > 1 else (0.0, 0.0, 0.0)
     return float((high - low) / 2 / median) if median > 0 else 0.0
-
-
-__all__ = ["from_nccl_log"]

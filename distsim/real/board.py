@@ -193,9 +193,3 @@ def read_times(data: bytes) -> dict[str, array[int]]:
     cells = array("q")
     cells.frombytes(data[:whole])
     return {name: cells[i::WIDTH] for i, name in enumerate(COLUMNS)}
-
-
-__all__ = [
-    "COLUMNS", "FINISHED", "LAUNCHED", "POSTED", "RETURNED", "SIZE", "SOURCE", "STOPPED", "WAITED", "WIDTH", "Board", "Bulletin",
-    "CallTimes", "Phase", "Seen", "Word", "read_times", "seen",
-]  # fmt: skip

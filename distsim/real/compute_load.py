@@ -150,6 +150,3 @@ class ComputeLoad:
             end.record()
             cuda.synchronize()
             self._cycles_per_ns = max(self._cycles_per_ns, _CYCLES / (start.elapsed_time(end) * 1e6))
-
-
-__all__ = ["ComputeLoad", "Prices", "pass_until", "prices"]

@@ -216,6 +216,3 @@ class StoreCoordinator(Coordinator):
     def _get(self, key: str) -> bytes:
         size = int(self.store.get(f"{key}/size"))
         return b"".join(self.store.get(f"{key}/{at}") for at in range(0, size, _PIECE))
-
-
-__all__ = ["Boards", "Coordinator", "StoreCoordinator"]

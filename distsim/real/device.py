@@ -181,9 +181,3 @@ def defaults(backend: str, devices: Devices) -> dict[str, str]:
     if backend == "nccl":
         found |= {"NCCL_DEBUG": "WARN", "TORCH_FR_BUFFER_SIZE": "2000"}
     return found | ({"NCCL_MAX_CTAS": "8"} if devices.shared and backend == "nccl" else {})
-
-
-__all__ = [
-    "Devices", "check_rows", "choose_backend", "choose_devices", "cores", "defaults", "need_shared", "need_torch", "variables",
-    "visible_gpus",
-]  # fmt: skip

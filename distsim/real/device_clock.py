@@ -275,6 +275,3 @@ def _between(first: SyncPoint, last: SyncPoint, span_ms: float, event: Event) ->
     if span_ms <= 0:
         return first.host_ns + round(since_ms * 1e6)
     return first.host_ns + round(since_ms / span_ms * (last.host_ns - first.host_ns))
-
-
-__all__ = ["DeviceClock", "HostClock"]

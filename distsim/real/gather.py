@@ -151,6 +151,3 @@ def _trace(session: Session, job: Job, got: _Gathered, repetition: int, left: St
         **(header_values(got.kept) if session.simulation.values is not None else {}),
     }  # fmt: skip
     return merged(job.program, got.tables.get(repetition, {}), got.zeros_ns.get(repetition, {}), left, outcome, header)
-
-
-__all__ = ["environment_faults", "judged", "record"]

@@ -116,6 +116,3 @@ def _made_by_steps(program: Program) -> set[int]:
                     resolved = program.resolve(rank, call)
                     said.add((resolved.name, tuple(sorted(resolved.ranks))))
     return {group.id for group in program.groups[1:] if (group.name, group.ranks) in said}
-
-
-__all__ = ["Groups", "used_groups"]

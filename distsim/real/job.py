@@ -113,6 +113,3 @@ def unpack(data: bytes) -> dict[str, bytes]:
         record[name] = data[at : at + size]
         at += size
     return record
-
-
-__all__ = ["FOLDER_PREFIX", "LOOPBACK", "Job", "pack", "unpack"]

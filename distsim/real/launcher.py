@@ -7,17 +7,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, TypeVar
 
 from distsim.errors import EnvironmentFault
 from distsim.real import worker
 from distsim.real.board import seen
 from distsim.real.job import Job
 
+Given = TypeVar("Given")
 METHODS = ("fork", "spawn", "forkserver", "elastic")
 _PRELOAD = ["torch.distributed", "distsim.real.runner", "distsim.ops.table", "ml_dtypes"]
 
@@ -30,13 +31,16 @@ class Launcher:
         self.processes: dict[int, BaseProcess] = {}
 
     def start(self, job: Job, ranks: Sequence[int]) -> None:
-        """Start the ranks. With fork, what they import is imported here first."""
+        """Start the ranks."""
+        self.start_each(worker.main, replace(job, parent=0 if self.method == "forkserver" else os.getpid()), ranks)
+
+    def start_each(self, main: Callable[[Given, int], None], given: Given, ranks: Sequence[int]) -> None:
+        """A process for each rank, which calls ``main(given, rank)``. With fork, what they import is imported here first."""
         context: Any = multiprocessing.get_context(self.method)
         if self.method == "forkserver":
             context.set_forkserver_preload(_PRELOAD)
-        own = replace(job, parent=0 if self.method == "forkserver" else os.getpid())
         for rank in ranks:
-            process = context.Process(target=worker.main, args=(own, rank), name=f"rank {rank}", daemon=True)
+            process = context.Process(target=main, args=(given, rank), name=f"rank {rank}", daemon=True)
             process.start()
             self.processes[rank] = process
 
@@ -135,6 +139,3 @@ class ElasticLauncher(Launcher):
                 with suppress(ProcessLookupError):
                     os.kill(self.pid(rank), signal.SIGKILL)
         self._thread.join(10)
-
-
-__all__ = ["METHODS", "ElasticLauncher", "Launcher"]

@@ -8,15 +8,12 @@ monotonic clock, so moments can be compared across processes.
 from __future__ import annotations
 
 import mmap
-import multiprocessing
 import os
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +28,7 @@ from distsim.program.records import Program
 from distsim.real.compute_load import pass_until
 from distsim.real.device import need_torch
 from distsim.real.job import FOLDER_PREFIX
+from distsim.real.launcher import Launcher
 from distsim.real.worker import end_with_parent
 
 if TYPE_CHECKING:
@@ -66,41 +64,29 @@ def measure(n: int, plan: Sequence[Item], rounds: int, warmup: int, timeout_s: f
     programs = [_program(item, n) for item in plan]
     shape = (warmup + rounds, len(plan), n + 1)  # the last one is when all are due
     shared = mmap.mmap(-1, max(int(np.prod(shape)), 1) * 8)
-    context = multiprocessing.get_context("fork")
+    ranks = Launcher("fork")
     with tempfile.TemporaryDirectory(prefix=f"{FOLDER_PREFIX}{os.getpid()}-") as folder:
         job = _Job(programs, n, Path(folder, "store"), shared, shape, timeout_s, os.getpid())
-        ranks = [context.Process(target=_rank, args=(rank, job), name=f"rank {rank}", daemon=True) for rank in range(n)]
         try:
-            for process in ranks:
-                process.start()
+            ranks.start_each(_rank, job, range(n))
             _await(ranks, timeout_s, Path(folder, "error"))
         finally:
-            _end(ranks)
+            ranks.end(0.0)
     times = np.frombuffer(shared, dtype=np.int64).reshape(shape)[warmup:]
     return np.asarray(times[..., :n].max(axis=2) - times[..., n])
 
 
-def _await(ranks: Sequence[BaseProcess], timeout_s: float, error: Path) -> None:
+def _await(ranks: Launcher, timeout_s: float, error: Path) -> None:
     """Until all have ended. Raises EnvironmentFault at once when one failed, or when time is up."""
     limit = time.monotonic() + timeout_s
-    while any(process.is_alive() for process in ranks) and not any(process.exitcode for process in ranks):
+    while None in (exits := {ranks.exit_of(rank) for rank in ranks.processes}) and not any(exits):
         if time.monotonic() > limit:
             why = f"the measurement took more than {timeout_s:.0f} s and was broken off"
             raise EnvironmentFault(why, "ask for fewer sizes, rounds or ranks, or for a longer --timeout")
         time.sleep(0.02)
-    if any(process.exitcode for process in ranks):
+    if any(exits):
         why = error.read_text(encoding="utf-8") if error.exists() else "a rank ended early"
         raise EnvironmentFault(f"the measurement was broken off: {why}")
-
-
-def _end(ranks: Sequence[BaseProcess]) -> None:
-    for process in ranks:
-        if process.pid is not None and process.is_alive():
-            with suppress(ProcessLookupError):
-                process.kill()
-    for process in ranks:
-        if process.pid is not None:
-            process.join(5)
 
 
 # --- one rank ---
@@ -118,7 +104,7 @@ class _Job(NamedTuple):
     parent: int
 
 
-def _rank(rank: int, job: _Job) -> None:
+def _rank(job: _Job, rank: int) -> None:
     """A forked process; ends with status 0 when it came to the end."""
     end_with_parent(job.parent)
     status = 1
@@ -230,6 +216,3 @@ def _apart(call: Call) -> Call:
         return tuple(replace(b, name=name, shape=(b.numel,) if flat else b.shape) for b in buffers)
 
     return replace(call, inputs=named(call.inputs, "in"), outputs=named(call.outputs, "out"))
-
-
-__all__ = ["Item", "measure"]

@@ -176,6 +176,3 @@ def check_memory(program: Program, ranks: Sequence[int]) -> None:
             f"the tensors of {len(ranks)} ranks take {show_bytes(needed)}, and {show_bytes(free)} of memory are free here",
             "make them smaller with --set, or run on a larger machine",
         )
-
-
-__all__ = ["Memory", "buffers_of", "check_memory", "tensor_bytes"]

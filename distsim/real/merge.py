@@ -109,6 +109,3 @@ def _needed(call: Call, backend: str) -> tuple[int, ...]:
     root = group.group_rank(call.root) if call.root is not None else 0
     needs = profile.needs(call.op, group.size, root, call.group_rank) if profile is not None else None
     return group.ranks if needs is None else tuple(sorted({call.rank, *(group.ranks[i] for i in needs)}))
-
-
-__all__ = ["merged"]

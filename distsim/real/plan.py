@@ -201,6 +201,3 @@ def _first_host(env: Mapping[str, str]) -> str:
         return "127.0.0.1"
     match = re.match(r"([^,\[]+)(?:\[(\d+))?", env.get("SLURM_JOB_NODELIST", ""))
     return f"{match[1]}{match[2] or ''}" if match else ""
-
-
-__all__ = ["FIRST_HOST", "SETS", "CommandLine", "ExternalRank", "Plan", "RankPlan", "external_rank", "for_real", "plan", "typed"]

@@ -152,6 +152,3 @@ class _Missing(NamedTuple):
         mine, theirs = (calls.sends, calls.receives) if sending else (calls.receives, calls.sends)
         done = request in mine[channel] and mine[channel].index(request) < len(theirs[channel])
         return () if done or not 0 <= peer < self.program.world_size else (peer,), False
-
-
-__all__ = ["Matching", "Request", "Wait", "Waits", "waits"]

@@ -256,6 +256,3 @@ def _possible(simulation: Simulation) -> set[str]:
 
     found = outcome_under(simulation.program, PROFILES[simulation.run.profile], simulation.cost)
     return set(found.possible)
-
-
-__all__ = ["Postmortem", "differences", "is_consequence", "outcome_of", "postmortem"]

@@ -97,6 +97,3 @@ class RealRun:
     def held(self, state: str) -> list[BufferCheck]:
         """The buffers that are equal, close, that differ, or are unknown."""
         return [one for one in self.values if one.state == state]
-
-
-__all__ = ["RealRun", "Session", "Wish"]

@@ -86,6 +86,3 @@ def check_file(init_method: str) -> None:
         raise EnvironmentFault(f"{path} is left from an earlier run, so ranks would meet its ranks there", "remove it")
     if not path.parent.is_dir():
         raise EnvironmentFault(f"there is no folder {path.parent} for {init_method}", "name a file in a folder that exists")
-
-
-__all__ = ["check_file", "connect", "listen", "serve"]

@@ -304,6 +304,3 @@ def leave(board: Board, position: int, code: int) -> None:
     board.words[Word.CODE] = code
     board.step(Phase.EXITED, position, _now())
     os._exit(code)
-
-
-__all__ = ["Leave", "Runner", "leave"]

@@ -101,6 +101,3 @@ def _reductions(program: Program, rank: int) -> int:
 def _partial_sums(program: Program, rank: int) -> set[str]:
     """Buffers that gloo's reduce spoils on this rank (semantics 2.2)."""
     return {b.label for _, c in program.calls_of(rank) if c.op == "reduce" and c.root != rank for b in c.inputs}
-
-
-__all__ = ["BufferCheck", "CheckedRank", "check_values"]

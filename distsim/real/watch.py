@@ -217,6 +217,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-__all__ = ["Watch", "Watched"]

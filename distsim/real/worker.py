@@ -197,6 +197,3 @@ def _let_go(job: Job, runner: Runner) -> int:
     if runner.groups.connected:
         runner.groups.destroy()
     return 0
-
-
-__all__ = ["elastic_main", "end_with_parent", "main"]

@@ -25,7 +25,7 @@ from distsim.real.board import Board, CallTimes, Word, read_times
 from distsim.real.compute_load import ComputeLoad, prices
 from distsim.real.device import Devices, check_rows, choose_devices, defaults, need_shared, variables
 from distsim.real.job import Job
-from distsim.real.merge import merged
+from distsim.real.merge import RankTimes, merged
 from distsim.real.postmortem import postmortem
 from distsim.real.runner import Runner
 from distsim.simulation import simulate
@@ -332,9 +332,9 @@ def test_a_transfer_starts_when_the_last_device_comes_to_it(tmp_path: Path):
     for rank, (posted, launched, done) in enumerate(((100, 900, 2000), (120, 1500, 2010))):
         table = CallTimes(tmp_path / f"{rank}", 1)
         table.cells[0], table.cells[1], table.cells[2], table.cells[5] = posted, posted + 5, done, launched
-        tables[rank] = (tmp_path / f"{rank}").read_bytes()
+        tables[rank] = RankTimes((tmp_path / f"{rank}").read_bytes(), 100)
     header = {"backend": "nccl", "cluster": "", "times": "device"}
-    trace = merged(program, tables, {0: 100, 1: 100}, Standstill((), ()), "completes", header)
+    trace = merged(program, tables, Standstill((), ()), "completes", header)
 
     assert trace["started_ns"].tolist() == [1400, 1400]
     assert trace["finished_ns"].tolist() == [1900, 1910]

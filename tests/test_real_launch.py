@@ -61,7 +61,19 @@ def test_under_torchs_elastic_launcher_the_killed_rank_is_named(cli: Cli):
 
 def two_launchers(name: str, *more: str) -> list[tuple[int, str, str]]:
     port = free_port()
-    common = ("distsim", "run", f"scenarios/{name}.yaml", "--real", "--backend", "gloo", "--nnodes", 2, "--master-port", port, *more)
+    common = (
+        "distsim",
+        "run",
+        f"scenarios/{name}.yaml",
+        "--real",
+        "--backend",
+        "gloo",
+        "--nnodes",
+        2,
+        "--master-port",
+        port,
+        *more,
+    )
     both = [start(*common, "--node-rank", k) for k in (0, 1)]
     texts = [one.communicate(timeout=300) for one in both]
     return [(one.returncode, *text) for one, text in zip(both, texts, strict=True)]

@@ -11,7 +11,7 @@ from distsim.errors import EnvironmentFault
 from distsim.program.build import build_program
 from distsim.real.board import COLUMNS, WIDTH, Board, Bulletin, CallTimes, Phase, Seen, Word, read_times, seen
 from distsim.real.job import pack, unpack
-from distsim.real.merge import merged
+from distsim.real.merge import RankTimes, merged
 from distsim.real.posted_calls import Wait, waits
 from distsim.real.postmortem import postmortem
 from distsim.real.rendezvous import check_file, listen
@@ -133,8 +133,8 @@ def test_merging_shifts_clocks_matches_calls_and_starts_a_transfer_when_the_last
     for rank, (posted, done) in enumerate(((1000, 1900), (3500, 3950))):
         times = CallTimes(tmp_path / f"{rank}", 1)
         times.cells[0], times.cells[1], times.cells[2] = posted, done, done
-        tables[rank] = (tmp_path / f"{rank}").read_bytes()
-    trace = merged(program, tables, {0: 500, 1: 2600}, NOTHING, "completes", {"backend": "gloo", "cluster": ""})
+        tables[rank] = RankTimes((tmp_path / f"{rank}").read_bytes(), (500, 2600)[rank])
+    trace = merged(program, tables, NOTHING, "completes", {"backend": "gloo", "cluster": ""})
 
     assert trace["posted_ns"].tolist() == [500, 900]
     assert trace["started_ns"].tolist() == [900, 900]
@@ -147,7 +147,9 @@ def test_a_call_that_never_came_back_has_a_post_and_no_finish(tmp_path):
     program = build_program(2, {0: [{"op": "send", "peer": 1, "numel": 4}], 1: [{"op": "recv", "peer": 0, "numel": 4}]})
     times = CallTimes(tmp_path / "0", 1)
     times.cells[0] = 10
-    trace = merged(program, {0: (tmp_path / "0").read_bytes()}, {0: 0}, NOTHING, "hangs", {"backend": "gloo", "cluster": ""})
+    trace = merged(
+        program, {0: RankTimes((tmp_path / "0").read_bytes(), 0)}, NOTHING, "hangs", {"backend": "gloo", "cluster": ""}
+    )
 
     assert trace["posted_ns"].tolist() == [10, NEVER]
     assert trace["finished_ns"].tolist() == [NEVER, NEVER]

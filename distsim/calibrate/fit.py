@@ -22,7 +22,7 @@ CLASSES: Final = ((1 << 16, "to 64 KiB"), (1 << 20, "to 1 MiB"), (1 << 24, "to 1
 _TRIES: Final = 60
 
 
-class Misfit(NamedTuple):
+class FitError(NamedTuple):
     """Errors of one operation in one class of sizes, as shares of the measured time.
 
     ``median``, ``worst``: each size predicted from the others. ``model_*``: by the fitted parameters alone.
@@ -42,7 +42,7 @@ class Calibration:
     """``spread``: median over the points of half the distance between quartiles, the noise that no fit can beat."""
 
     cluster: Cluster
-    misfits: tuple[Misfit, ...]
+    errors: tuple[FitError, ...]
     median: float
     worst: float
     model_median: float
@@ -93,18 +93,18 @@ def calibrate(points: Iterable[Point], base: Cluster, name: str, source: str) ->
     curves = _curves(found)
     left_out = _left_out(bare, found, curves)
     model = {p: abs(price(CostModel(bare, *_world(p)), p) / p.ns - 1) for p in found}
-    misfits = _misfits(found, left_out, model)
+    errors = _errors(found, left_out, model)
     spread = float(np.median([p.spread for p in found]))
-    errors = list(left_out.values()) or list(model.values())
-    median, worst = float(np.median(errors)), max(errors)
-    band = f"+-{median:.0%} median, {worst:.0%} worst of {len(errors)} sizes left out; runs spread by {spread:.0%}".replace(
+    shares = list(left_out.values()) or list(model.values())
+    median, worst = float(np.median(shares)), max(shares)
+    band = f"+-{median:.0%} median, {worst:.0%} worst of {len(shares)} sizes left out; runs spread by {spread:.0%}".replace(
         "%", " %"
     )
     cluster = bare.model_copy(update={"measured": curves, "name": name, "source": source, "error_band": band,
                                      "shared_links": base.shared_links or base.collectives == "flat"})  # fmt: skip
     cluster = cluster.model_copy(update={"crossing": _crossing(every, cluster)})
     return Calibration(
-        cluster_from(cluster.to_mapping()), misfits, median, worst, float(np.median(list(model.values()))), spread, len(found)
+        cluster_from(cluster.to_mapping()), errors, median, worst, float(np.median(list(model.values()))), spread, len(found)
     )
 
 
@@ -203,7 +203,7 @@ def _left_out(bare: Cluster, points: Sequence[Point], curves: Sequence[Curve]) -
     return found
 
 
-def _misfits(points: Sequence[Point], left_out: dict[Point, float], model: dict[Point, float]) -> tuple[Misfit, ...]:
+def _errors(points: Sequence[Point], left_out: dict[Point, float], model: dict[Point, float]) -> tuple[FitError, ...]:
     groups: dict[tuple[str, str], list[Point]] = defaultdict(list)
     for point in points:
         groups[point.op, next(word for most, word in CLASSES if point.nbytes <= most)].append(point)
@@ -212,5 +212,5 @@ def _misfits(points: Sequence[Point], left_out: dict[Point, float], model: dict[
         errors = [left_out.get(p, model[p] if len(same) == 1 else None) for p in same]
         known = [e for e in errors if e is not None] or [0.0]
         alone = [model[p] for p in same]
-        rows.append(Misfit(op, sizes, len(same), float(np.median(known)), max(known), float(np.median(alone)), max(alone)))
+        rows.append(FitError(op, sizes, len(same), float(np.median(known)), max(known), float(np.median(alone)), max(alone)))
     return tuple(rows)

@@ -12,7 +12,7 @@ from distsim.errors import EnvironmentFault
 from distsim.program.records import Program
 from distsim.real.board import Phase, read_times
 from distsim.real.job import Job
-from distsim.real.merge import merged
+from distsim.real.merge import RankTimes, merged
 from distsim.real.posted_calls import Request
 from distsim.real.postmortem import Postmortem, differences, is_consequence, outcome_of, postmortem
 from distsim.real.record import RealRun, Session
@@ -54,8 +54,7 @@ def record(session: Session, job: Job, watched: Watched, clocks: tuple[tuple[int
 class _Gathered:
     """The records of all launchers together."""
 
-    tables: dict[int, dict[int, bytes]] = field(default_factory=dict)  # repetition -> rank -> table
-    zeros_ns: dict[int, dict[int, int]] = field(default_factory=dict)
+    tables: dict[int, dict[int, RankTimes]] = field(default_factory=dict)  # repetition -> rank -> table
     buffers: list[BufferCheck] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     stacks: dict[int, str] = field(default_factory=dict)
@@ -79,9 +78,8 @@ def _gathered(records: Sequence[Mapping[str, bytes]], starts_ns: Sequence[int]) 
             what, _, who = name.partition(" ")
             if what == "times":
                 rank, repetition = map(int, who.split())
-                out.tables.setdefault(repetition, {})[rank] = data
-                zero = starts_ns[repetition] if repetition < len(starts_ns) else 0
-                out.zeros_ns.setdefault(repetition, {})[rank] = zero - offset
+                zero_ns = starts_ns[repetition] if repetition < len(starts_ns) else 0
+                out.tables.setdefault(repetition, {})[rank] = RankTimes(data, zero_ns - offset)
             elif what == "stack":
                 out.stacks[int(who)] = data.decode(errors="replace")
             elif what == "output":
@@ -131,8 +129,8 @@ def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mappi
 def _sources(program: Program, got: _Gathered) -> dict[Request, int]:
     """Whom receives from any source met in the last repetition, as they say themselves."""
     found = {}
-    for rank, data in (got.tables[max(got.tables)] if got.tables else {}).items():
-        code, column = program.code(rank), read_times(data)["source"]
+    for rank, times in (got.tables[max(got.tables)] if got.tables else {}).items():
+        code, column = program.code(rank), read_times(times.table)["source"]
         for row, source in enumerate(column):
             if source >= 0:
                 position = bisect_right(code.offsets, row) - 1
@@ -150,4 +148,4 @@ def _trace(session: Session, job: Job, got: _Gathered, repetition: int, left: St
         "compute": "busy" if job.busy else "asleep", "cores": os.cpu_count(),
         **(header_values(got.kept) if session.simulation.values is not None else {}),
     }  # fmt: skip
-    return merged(job.program, got.tables.get(repetition, {}), got.zeros_ns.get(repetition, {}), left, outcome, header)
+    return merged(job.program, got.tables.get(repetition, {}), left, outcome, header)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,18 +21,22 @@ from distsim.trace import NEVER, Trace
 Rows = list[tuple[int, Call]]  # (row of the trace, call)
 
 
-def merged(program: Program, tables: Mapping[int, bytes], zeros_ns: Mapping[int, int], left: Standstill, outcome: str,
-           header: Mapping[str, object]) -> Trace:  # fmt: skip
-    """One trace of a recorded run.
+class RankTimes(NamedTuple):
+    """A rank's table of a repetition. ``zero_ns``: what its clock showed at the common start."""
 
-    ``tables``: the times of each rank; ``zeros_ns``: what each rank's clock showed at the common start. ``header``: what the
-    recording adds to the header, ``backend`` and ``cluster`` among it.
-    """
+    table: bytes
+    zero_ns: int
+
+
+def merged(
+    program: Program, tables: Mapping[int, RankTimes], left: Standstill, outcome: str, header: Mapping[str, object]
+) -> Trace:
+    """One trace of a recorded run. ``header``: what the recording adds to the header, ``backend`` and ``cluster`` among it."""
     columns = Columns(program)
     sources: dict[int, int] = {}
     launched: dict[int, int] = {}
-    for rank, data in tables.items():
-        _take(columns, program, rank, data, zeros_ns.get(rank, 0), sources, launched)
+    for rank, times in tables.items():
+        _take(columns, rank, times, sources, launched)
     rows = _rows(program, columns)
     _match(columns, rows, sources)
     _starts(columns, rows, str(header["backend"]), launched)
@@ -42,11 +47,10 @@ def merged(program: Program, tables: Mapping[int, bytes], zeros_ns: Mapping[int,
     return Trace({**trace.header, **header, "source": "recorded", "complete": complete}, trace.tables, trace.columns)
 
 
-def _take(columns: Columns, program: Program, rank: int, data: bytes, zero_ns: int, sources: dict[int, int],
-          launched: dict[int, int]) -> None:  # fmt: skip
+def _take(columns: Columns, rank: int, rank_times: RankTimes, sources: dict[int, int], launched: dict[int, int]) -> None:
     """A rank's table into the columns; ``launched``: row -> when its device came to it."""
-    base = columns.base[rank]
-    table = read_times(data)
+    base, zero_ns = columns.base[rank], rank_times.zero_ns
+    table = read_times(rank_times.table)
     size = min(len(table["posted"]), columns.base[rank + 1] - base)
     for name in ("posted", "returned", "finished", "waited"):
         times = np.array(table[name][:size], dtype=np.int64)

@@ -55,9 +55,9 @@ def postmortem(
     shown = {one.rank for one in clear}
     waited = tuple(replace(end, status=_shown(end, end.rank in shown)) for end in ends)
     left = Standstill(waited, clear, whole.unreceived)
-    misfits, odd = _misfits(simulation, ends)
+    mismatches, odd = _mismatches(simulation, ends)
     late = tuple(f for f in simulation.findings if f.code == "DS804") if any(map(_timed_out, ends)) else ()
-    return Postmortem(whole, (*misfits, *late, *diagnose(program, left)), culprits(ends, left, odd) or _late(found, ends))
+    return Postmortem(whole, (*mismatches, *late, *diagnose(program, left)), culprits(ends, left, odd) or _late(found, ends))
 
 
 def _posted(end: RankEnd) -> int:
@@ -112,7 +112,7 @@ def _failed(end: RankEnd) -> bool:
     return end.status in ("killed", "crashed", "silent", "absent") or (end.status == "raised" and not is_consequence(end))
 
 
-def _misfits(simulation: Simulation, ends: Sequence[RankEnd]) -> tuple[tuple[Finding, ...], tuple[int, ...]]:
+def _mismatches(simulation: Simulation, ends: Sequence[RankEnd]) -> tuple[tuple[Finding, ...], tuple[int, ...]]:
     """Findings on calls that meet and do not fit, and whose calls they are; nothing where all went well."""
     verdict = simulation.verdict
     found = tuple(f for f in simulation.findings if f.code.startswith("DS2"))

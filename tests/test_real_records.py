@@ -12,7 +12,7 @@ from distsim.program.build import build_program
 from distsim.real.board import COLUMNS, WIDTH, Board, Bulletin, CallTimes, Phase, Seen, Word, read_times, seen
 from distsim.real.job import pack, unpack
 from distsim.real.merge import RankTimes, merged
-from distsim.real.posted_calls import Wait, waits
+from distsim.real.posted_calls import Request, Wait, waits
 from distsim.real.postmortem import postmortem
 from distsim.real.rendezvous import check_file, listen
 from distsim.simulation import Simulation, simulate
@@ -125,6 +125,26 @@ def test_what_a_rank_waits_for_is_what_nobody_has_posted():
 
     assert found.at == {(0, 2): Wait((Need(1, -1, (1,)),), (1,)), (1, 1): Wait((Need(1, -1, (0,)),), (0,))}
     assert found.unreceived == ((0, 1, -1),)
+
+
+def test_of_a_batch_the_parts_that_nobody_answers_are_missing():
+    ways = [{"op": "isend", "peer": 1, "numel": 4}, {"op": "irecv", "peer": 1, "numel": 4}]
+    program = build_program(2, {0: [{"op": "batch_isend_irecv", "ops": ways}], 1: [{"op": "recv", "peer": 0, "numel": 4}]})
+
+    assert waits(program, (1, 1), [(0, 0)], {}).at[0, 0].needs == (Need(0, 1, (1,)),)
+    assert waits(program, (1, 0), [(0, 0)], {}).at[0, 0].needs == (Need(0, 0, (1,)), Need(0, 1, (1,)))
+
+
+def test_a_receive_from_any_source_misses_any_one_until_a_message_is_there():
+    send = {"op": "send", "peer": 0, "numel": 4}
+    receive = {"op": "recv", "peer": None, "numel": 4}
+    program = build_program(3, {0: [receive, receive], 1: [send], 2: [send]})
+
+    assert waits(program, (1, 0, 0), [(0, 0)], {}).at[0, 0].needs == (Need(0, -1, (1, 2), True),)
+    assert waits(program, (1, 0, 1), [(0, 0)], {}).at[0, 0].needs == ()
+    told = {Request(0, 0, -1): 2}
+    assert waits(program, (2, 1, 1), [(0, 1), (1, 0)], told).at == {(0, 1): Wait(), (1, 0): Wait((), (0,))}
+    assert waits(program, (1, 1, 1), [(1, 0), (2, 0)], told).at[1, 0].needs == (Need(0, -1, (0,)),)
 
 
 def test_merging_shifts_clocks_matches_calls_and_starts_a_transfer_when_the_last_has_come(tmp_path):

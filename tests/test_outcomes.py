@@ -160,7 +160,7 @@ def test_a_dropped_send_whose_receiver_surely_waits_always_arrives() -> None:
 
 
 def test_a_real_run_that_took_another_order_of_events_agrees() -> None:
-    from distsim.real.judge import differences
+    from distsim.real.postmortem import differences
     from distsim.scenario import load
     from distsim.simulation import simulate
 

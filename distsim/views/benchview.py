@@ -40,7 +40,7 @@ def calibration_text(found: Calibration) -> str:
         lines.append(f"between nodes a hop {show_ns(c.inter_latency_ns)}, {_short_rate(c.rank_inter_bytes_per_ns)} a rank")
     rows = [
         (m.op, m.sizes, str(m.points), _percent(m.median), _percent(m.worst), _percent(m.model_median), _percent(m.model_worst))
-        for m in found.misfits
+        for m in found.errors
     ]
     title = "Errors: each size predicted from the others; by the parameters alone"
     header = ("operation", "sizes", "points", "median", "worst", "alone", "worst")
@@ -67,7 +67,7 @@ def calibration_json(found: Calibration) -> dict[str, Any]:
         "worst_error": found.worst,
         "model_median_error": found.model_median,
         "spread": found.spread,
-        "errors": [m._asdict() for m in found.misfits],
+        "errors": [m._asdict() for m in found.errors],
     }
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from distsim.findings.record import Finding
+from distsim.real.postmortem import is_consequence
 from distsim.real.record import RealRun
-from distsim.real.sameness import Held
-from distsim.real.standing import is_consequence
+from distsim.real.value_check import BufferCheck
 from distsim.standstill import RankEnd
 from distsim.units import show_ns
 from distsim.views.findings import findings_lines
@@ -204,7 +204,7 @@ def _findings(found: Sequence[Finding]) -> list[Any]:
     return [dict(finding_json(one)) for one in found]
 
 
-def _held(one: Held) -> dict[str, Any]:
+def _held(one: BufferCheck) -> dict[str, Any]:
     return {"rank": one.rank, "tensor": one.label, "state": one.state, "detail": one.detail}
 
 

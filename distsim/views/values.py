@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from distsim.trace_values import Kept, header_values, number, packed
+from distsim.trace_values import HeaderValues, Kept, header_values, number, packed
 from distsim.views.tables import cut, ranks_words
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _nested(array: Any) -> Any:
     return [_nested(row) for row in array] if array.ndim else number(array[()])
 
 
-def values_header(simulation: Simulation) -> dict[str, Any]:
+def values_header(simulation: Simulation) -> HeaderValues:
     """The keys of a trace's header that say what the tensors hold in the end; none where values were not asked for."""
     values = simulation.wide_values
     if values is None:

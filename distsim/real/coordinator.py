@@ -5,9 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
 from distsim.errors import EnvironmentFault
+from distsim.real.job import pack, unpack
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+Answer = TypeVar("Answer")
 
 #: What one value of the store may hold.
 _PIECE = 1 << 20
@@ -17,7 +24,7 @@ _HEARS_S = 10
 Boards = dict[int, tuple[bytes, int | None]]  # rank -> (board, exit status)
 
 
-class Alone:
+class Coordinator:
     """One launcher for all ranks: nothing has to travel."""
 
     first = True
@@ -46,32 +53,41 @@ class Alone:
         return status
 
 
-class _Shared:
-    """A store whose loss is said as what it means: it lives in the first launcher."""
+class _SharedStore:
+    """The ranks' store, in a corner of its own. Its loss is said as what it means: it lives in the first launcher."""
 
-    def __init__(self, store: Any, lost: type[Exception]) -> None:
-        self._store, self._lost = store, lost
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        call = getattr(self._store, name)
-
-        def careful(*args: Any) -> Any:
-            try:
-                return call(*args)
-            except self._lost:
-                raise EnvironmentFault("the launcher of machine 0 is gone", "look there for what ended it") from None
-
-        return careful
-
-
-class Linked(Alone):
-    """One of several launchers. ``number`` 0 decides and reports."""
-
-    def __init__(self, store: Any, number: int, hosts: int, wait_s: float) -> None:
+    def __init__(self, store: Store) -> None:
         import torch.distributed
 
-        dist: Any = torch.distributed
-        self.store: Any = _Shared(dist.PrefixStore("distsim", store), dist.DistError)
+        dist: ModuleType = torch.distributed
+        self._store: Store = dist.PrefixStore("distsim", store)
+        self._lost: type[Exception] = dist.DistError
+
+    def _asked(self, ask: Callable[[Store], Answer]) -> Answer:
+        try:
+            return ask(self._store)
+        except self._lost:
+            raise EnvironmentFault("the launcher of machine 0 is gone", "look there for what ended it") from None
+
+    def has(self, key: str) -> bool:
+        return self._asked(lambda store: store.check([key]))
+
+    def get(self, key: str) -> bytes:
+        return self._asked(lambda store: store.get(key))
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._asked(lambda store: store.set(key, value))  # type: ignore[arg-type]  # bytes are as good (TCPStore.hpp)
+
+    def count(self, key: str, more: int = 0) -> int:
+        """A counter, so much further."""
+        return self._asked(lambda store: store.add(key, more))
+
+
+class StoreCoordinator(Coordinator):
+    """One of several launchers. ``number`` 0 decides and reports."""
+
+    def __init__(self, store: Store, number: int, hosts: int, wait_s: float) -> None:
+        self.store = _SharedStore(store)
         self.number, self.hosts, self.wait_s = number, hosts, wait_s
         self.first = number == 0
         self._announced = -1
@@ -100,7 +116,7 @@ class Linked(Alone):
     def _missing(self, keys: Sequence[str], wait_s: float, ended: Callable[[], bool] = bool) -> list[str]:
         end = time.monotonic() + wait_s
         while True:
-            left = [key for key in keys if not self.store.check([key])]
+            left = [key for key in keys if not self.store.has(key)]
             if not left or time.monotonic() >= end or ended():
                 return left
             time.sleep(0.01)
@@ -108,8 +124,8 @@ class Linked(Alone):
     def ready(self, repetition: int, here: bool) -> bool:
         if here and self._announced < repetition:
             self._announced = repetition
-            self.store.add(f"ready/{repetition}", 1)
-        return here and int(self.store.add(f"ready/{repetition}", 0)) >= self.hosts
+            self.store.count(f"ready/{repetition}", 1)
+        return here and self.store.count(f"ready/{repetition}") >= self.hosts
 
     def share(self, boards: Boards) -> Boards:
         """Show the boards of the ranks here; the first launcher gets everybody's, ten times a second."""
@@ -120,7 +136,7 @@ class Linked(Alone):
                 f"boards/{self.number}", pack({"exits": json.dumps(exits).encode()} | {str(r): b for r, (b, _) in boards.items()})
             )
             for other in range(self.hosts) if self.first else ():
-                if other != self.number and self.store.check([f"boards/{other}/size"]):
+                if other != self.number and self.store.has(f"boards/{other}/size"):
                     self._known |= self._boards(unpack(self._get(f"boards/{other}")))
         return {**self._known, **boards}
 
@@ -129,13 +145,13 @@ class Linked(Alone):
         return {int(rank): (record[rank], code) for rank, code in exits.items()}
 
     def decide(self, reason: str) -> str:
-        if reason and (self.first or reason == "interrupted") and not self.store.check(["end"]):
+        if reason and (self.first or reason == "interrupted") and not self.store.has("end"):
             self.store.set("end", reason)
-        said = self.store.get("end").decode() if self.store.check(["end"]) else ""
+        said = self.store.get("end").decode() if self.store.has("end") else ""
         if said and not self._heard:
             self._heard = True
             self.store.set(f"heard/{self.number}", b"1")
-        return str(said)
+        return said
 
     def offset(self, when: str) -> tuple[int, int]:
         """By round trips: half the shortest one is the error."""
@@ -166,7 +182,7 @@ class Linked(Alone):
     def _missing_quick(self, key: str) -> bool:
         """Wait for a key without sleeping, so that a round trip is short."""
         end = time.monotonic() + self.wait_s
-        while not self.store.check([key]):
+        while not self.store.has(key):
             if time.monotonic() > end:
                 return True
         return False
@@ -200,22 +216,3 @@ class Linked(Alone):
     def _get(self, key: str) -> bytes:
         size = int(self.store.get(f"{key}/size"))
         return b"".join(self.store.get(f"{key}/{at}") for at in range(0, size, _PIECE))
-
-
-def pack(record: Mapping[str, bytes]) -> bytes:
-    """Named pieces of bytes as one."""
-    head = json.dumps({name: len(data) for name, data in record.items()}).encode()
-    return b"".join([len(head).to_bytes(8, "little"), head, *record.values()])
-
-
-def unpack(data: bytes) -> dict[str, bytes]:
-    """The pieces that `pack` put together."""
-    length = int.from_bytes(data[:8], "little")
-    at, record = 8 + length, {}
-    for name, size in json.loads(data[8:at]).items():
-        record[name] = data[at : at + size]
-        at += size
-    return record
-
-
-__all__ = ["Alone", "Boards", "Linked", "pack", "unpack"]

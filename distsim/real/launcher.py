@@ -1,4 +1,4 @@
-"""The workers of this machine as processes: started by fork, spawn, forkserver or torch's elastic launcher, ended by their pid."""
+"""The ranks of this machine as processes: started by fork, spawn, forkserver or torch's elastic launcher, ended by their pid."""
 
 from __future__ import annotations
 
@@ -7,35 +7,40 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
 
 from distsim.errors import EnvironmentFault
 from distsim.real import worker
 from distsim.real.board import seen
 from distsim.real.job import Job
 
+Given = TypeVar("Given")
 METHODS = ("fork", "spawn", "forkserver", "elastic")
 _PRELOAD = ["torch.distributed", "distsim.real.runner", "distsim.ops.table", "ml_dtypes"]
 
 
-class Fleet:
+class Launcher:
     """Processes by rank. ``exit_of`` is None while a rank lives."""
 
     def __init__(self, method: str) -> None:
         self.method = method
-        self.processes: dict[int, Any] = {}
+        self.processes: dict[int, BaseProcess] = {}
 
     def start(self, job: Job, ranks: Sequence[int]) -> None:
-        """Start the ranks. With fork, what they import is imported here first."""
+        """Start the ranks."""
+        self.start_each(worker.main, replace(job, parent=0 if self.method == "forkserver" else os.getpid()), ranks)
+
+    def start_each(self, main: Callable[[Given, int], None], given: Given, ranks: Sequence[int]) -> None:
+        """A process for each rank, which calls ``main(given, rank)``. With fork, what they import is imported here first."""
         context: Any = multiprocessing.get_context(self.method)
         if self.method == "forkserver":
             context.set_forkserver_preload(_PRELOAD)
-        own = replace(job, parent=0 if self.method == "forkserver" else os.getpid())
         for rank in ranks:
-            process = context.Process(target=worker.main, args=(own, rank), name=f"rank {rank}", daemon=True)
+            process = context.Process(target=main, args=(given, rank), name=f"rank {rank}", daemon=True)
             process.start()
             self.processes[rank] = process
 
@@ -53,7 +58,7 @@ class Fleet:
         for process in self.processes.values():
             process.join(max(limit - time.monotonic(), 0))
         for process in self.processes.values():
-            if process.is_alive():
+            if process.pid is not None and process.is_alive():
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 with suppress(ProcessLookupError):
@@ -62,7 +67,7 @@ class Fleet:
             process.join(5)
 
 
-class ElasticFleet(Fleet):
+class ElasticLauncher(Launcher):
     """torch's own launcher with no restarts, in a thread beside the watch. It names a failed rank, and ends all the others."""
 
     def __init__(self, job: Job, start_method: str = "spawn") -> None:
@@ -71,7 +76,7 @@ class ElasticFleet(Fleet):
         self.failed: dict[int, int] = {}
         self.fault: BaseException | None = None
         self.ranks: tuple[int, ...] = ()
-        self._started: dict[int, Any] = {}  # processes by pid, as multiprocessing knows them
+        self._started: dict[int, BaseProcess] = {}  # processes by pid, as multiprocessing knows them
         self._thread: threading.Thread | None = None
 
     def start(self, job: Job, ranks: Sequence[int]) -> None:
@@ -134,6 +139,3 @@ class ElasticFleet(Fleet):
                 with suppress(ProcessLookupError):
                     os.kill(self.pid(rank), signal.SIGKILL)
         self._thread.join(10)
-
-
-__all__ = ["METHODS", "ElasticFleet", "Fleet"]

@@ -8,10 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from distsim.errors import EnvironmentFault
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 
 def listen(address: str, port: int, may_move: bool) -> tuple[socket.socket, int]:
@@ -31,25 +35,29 @@ def listen(address: str, port: int, may_move: bool) -> tuple[socket.socket, int]
     raise EnvironmentFault(f"port {port} of {address} can't be used: {reason}", "give another one with --master-port")
 
 
-def _torch() -> Any:
+def _torch() -> ModuleType:
     import torch.distributed
 
     return torch.distributed
 
 
-def serve(door: socket.socket, address: str, port: int) -> Any:
+def serve(door: socket.socket, address: str, port: int) -> TCPStore:
     """The store, served from this process on a socket that already listens. The socket belongs to the store from now on."""
-    return _torch().TCPStore(
+    store: TCPStore = _torch().TCPStore(
         address, port, None, True, timeout=timedelta(seconds=60), wait_for_workers=False, master_listen_fd=door.detach()
     )
+    return store
 
 
-def connect(address: str, port: int, timeout_s: float, ended: Callable[[], bool] = bool) -> Any:
+def connect(address: str, port: int, timeout_s: float, ended: Callable[[], bool] = bool) -> TCPStore:
     """The store that another process serves. Raises EnvironmentFault when nobody answers in time, or once ``ended``."""
     dist = _torch()
     with suppress(dist.DistError, RuntimeError):
         if _answers(address, port, timeout_s, ended):  # torch itself can't be interrupted while it waits
-            return dist.TCPStore(address, port, None, False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+            store: TCPStore = dist.TCPStore(
+                address, port, None, False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+            )
+            return store
     if ended():
         raise EnvironmentFault(f"ended from outside; nobody had answered at {address}:{port} yet")
     raise EnvironmentFault(
@@ -78,6 +86,3 @@ def check_file(init_method: str) -> None:
         raise EnvironmentFault(f"{path} is left from an earlier run, so ranks would meet its ranks there", "remove it")
     if not path.parent.is_dir():
         raise EnvironmentFault(f"there is no folder {path.parent} for {init_method}", "name a file in a folder that exists")
-
-
-__all__ = ["check_file", "connect", "listen", "serve"]

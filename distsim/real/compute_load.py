@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from math import inf
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from distsim.ops.records import Call
 from distsim.real.board import Board, Word
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from distsim.simulation import Simulation
 
 #: Sides of the square matrices that flops are spent on; the CPU takes the smallest.
@@ -43,55 +47,65 @@ def _price(call: Call) -> tuple[float, float, str | None]:
     return call.flops, call.mem_bytes, call.dtype
 
 
-class Labour:
-    """Works for one rank. ``factor``: a slow rank takes so much longer (fault `slow`)."""
+def pass_until(end_ns: int, spin_ns: float) -> None:
+    """Until CLOCK_MONOTONIC shows the time: asleep, and for the last part, which a sleep would miss, spinning."""
+    while (left := end_ns - time.monotonic_ns()) > 0:
+        if left > spin_ns:
+            time.sleep((left - spin_ns) / 1e9)
+
+
+class ComputeLoad:
+    """Works for one rank. ``factor``: a straggler takes so much longer (fault `slow`)."""
 
     def __init__(
-        self, board: Board, busy: bool, factor: float, device: str = "cpu", cuda: Any = None, prices: Prices | None = None
+        self,
+        board: Board,
+        busy: bool,
+        factor: float,
+        device: str = "cpu",
+        cuda: ModuleType | None = None,
+        prices: Prices | None = None,
     ) -> None:
         self.board, self.busy, self.factor, self.device, self.cuda = board, busy, factor, device, cuda
         self.prices = prices or {}
-        self._matrices: dict[tuple[str, int, bool], Any] = {}
+        self._matrices: dict[tuple[str, int, bool], Sequence[Tensor]] = {}
         self._cycles_per_ns = 0.0
 
     def prepare(self, calls: Iterable[Call]) -> None:
         """Make what the computes of a program need of a GPU, so that no time of a run goes into it."""
         for call in calls:
-            if call.op == "compute" and self._on_gpu(call):
+            cuda = self._gpu_of(call)
+            if call.op == "compute" and cuda is not None:
                 if self.prices or not (call.flops or call.mem_bytes):
                     if not self._cycles_per_ns:
-                        self._measure()
+                        self._measure(cuda)
                     continue
                 for side in _SIDES:
                     if call.flops * self.factor >= 2 * side**3 or (call.flops and side == _SIDES[-1]):
                         self._multiply(call.dtype, side, gpu=True)
                 self._bytes(min(int(call.mem_bytes), 1), gpu=True)
 
-    def _on_gpu(self, call: Call) -> bool:
-        return self.cuda is not None and call.queue != "host"
+    def _gpu_of(self, call: Call) -> ModuleType | None:
+        """torch.cuda, or a stand-in; None where the host does the work."""
+        return None if call.queue == "host" else self.cuda
 
     def compute(self, call: Call) -> None:
         """Take the time that the call states, or do the flops and move the bytes that it states."""
         time_ns = round(self.prices.get(_price(call), call.time_ns) * self.factor)
-        gpu = self._on_gpu(call)
+        cuda = self._gpu_of(call)
         if not self.prices and (call.flops or call.mem_bytes):
-            self._flops(call.flops * self.factor, call.dtype, gpu)
-            self._bytes(int(call.mem_bytes * self.factor), gpu)
-        elif gpu:
-            self.cuda._sleep(max(1, round(time_ns * self._cycles_per_ns)))
+            self._flops(call.flops * self.factor, call.dtype, cuda is not None)
+            self._bytes(int(call.mem_bytes * self.factor), cuda is not None)
+        elif cuda is not None:
+            cuda._sleep(max(1, round(time_ns * self._cycles_per_ns)))
         else:
             self.spend(time_ns, self.busy)
 
     def spend(self, duration_ns: int, busy: bool) -> None:
         """Pass the time, spinning or asleep; the board says until when, so that it is not taken for a standstill."""
-        end = time.monotonic_ns() + duration_ns
-        self.board.words[Word.BUSY_UNTIL_NS] = end
-        while True:
-            left = end - time.monotonic_ns()
-            if left <= 0:
-                return
-            if not busy and left > _COARSE_NS:
-                time.sleep((left - _COARSE_NS) / 1e9)
+        end_ns = time.monotonic_ns() + duration_ns
+        self.board.words[Word.BUSY_UNTIL_NS] = end_ns
+        pass_until(end_ns, inf if busy else _COARSE_NS)
 
     def _flops(self, flops: float, dtype: str | None, gpu: bool) -> None:
         """n³ matmuls of 2n³ flops each; every one counts as progress. A GPU gets the largest that fit."""
@@ -120,22 +134,19 @@ class Labour:
 
         block, key = 1 << 22, ("bytes", 0, gpu)
         if nbytes > 0 and key not in self._matrices:
-            self._matrices[key] = torch.ones(2, block, dtype=torch.uint8, device=self.device if gpu else "cpu")
+            self._matrices[key] = torch.ones(2, block, dtype=torch.uint8, device=self.device if gpu else "cpu").unbind()
         while nbytes > 0:
             source, target = self._matrices[key]
             target.copy_(source)
             nbytes -= 2 * block
             self.board.words[Word.PROGRESS] += 1
 
-    def _measure(self) -> None:
+    def _measure(self, cuda: ModuleType) -> None:
         """torch.cuda._sleep counts clock cycles: how many are a nanosecond, at speed and with the device to itself."""
         for _ in range(4):
-            start, end = (self.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = (cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            self.cuda._sleep(_CYCLES)
+            cuda._sleep(_CYCLES)
             end.record()
-            self.cuda.synchronize()
+            cuda.synchronize()
             self._cycles_per_ns = max(self._cycles_per_ns, _CYCLES / (start.elapsed_time(end) * 1e6))
-
-
-__all__ = ["Labour", "Prices", "prices"]

@@ -16,9 +16,8 @@ from typing import Annotated, ClassVar, NamedTuple
 from pydantic import Field, PlainValidator, StrictBool, WithJsonSchema
 
 from distsim.expr import ExpressionError, parse
-from distsim.names import listing, near
+from distsim.names import listing, near, shown
 from distsim.strategies.base import Context, Entry, Expansion, Refusal, Strategy, step
-from distsim.strategies.fields import shown
 
 #: What torch collects, by all its names: the operation that the launch is.
 _LAUNCHES = {
@@ -36,7 +35,7 @@ _MOST_CONDITIONS = 4
 _MOST_RANKS = 4096
 
 
-class Part(NamedTuple):
+class Collective(NamedTuple):
     """One of the collectives: its name and fields, and the condition of the ranks that make it (empty: all do)."""
 
     name: str
@@ -48,13 +47,13 @@ class Part(NamedTuple):
         return _LAUNCHES[self.name]
 
 
-def _parts(value: object) -> tuple[Part, ...]:
+def _parts(value: object) -> tuple[Collective, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"expected a list of collectives, each after a dash, found {shown(value)}")
     return tuple(_part(item) for item in value)
 
 
-def _part(item: object) -> Part:
+def _part(item: object) -> Collective:
     entry = item if isinstance(item, Mapping) else {}
     names = [key for key in entry if key != "ranks"]
     fields = entry[names[0]] if len(names) == 1 else None
@@ -64,7 +63,7 @@ def _part(item: object) -> Part:
             f"a coalesced launch holds {listing(_LAUNCHES)}; torch issues any other call at once and on its own, "
             f"found {found}{near(found, _LAUNCHES)}"
         )
-    return Part(names[0], fields, _condition(entry.get("ranks")))
+    return Collective(names[0], fields, _condition(entry.get("ranks")))
 
 
 def _condition(ranks: object) -> str:
@@ -78,7 +77,9 @@ def _condition(ranks: object) -> str:
     )
 
 
-Parts = Annotated[tuple[Part, ...], PlainValidator(_parts), WithJsonSchema({"type": "array", "items": {"type": "object"}})]
+Collectives = Annotated[
+    tuple[Collective, ...], PlainValidator(_parts), WithJsonSchema({"type": "array", "items": {"type": "object"}})
+]
 
 
 class CoalescingManager(Strategy):
@@ -86,7 +87,7 @@ class CoalescingManager(Strategy):
     about: ClassVar[str] = "Collectives of one kind on one group as one launch, with one request."
     first_field: ClassVar[str | None] = "ops"
 
-    ops: Parts
+    ops: Collectives
     is_async: StrictBool = Field(default=False, alias="async")
     handle: str | None = Field(default=None, alias="as")
     on: str | None = None
@@ -113,7 +114,7 @@ class CoalescingManager(Strategy):
                 steps.append(self._launch(parts, ranks or None))
         return Expansion(steps)
 
-    def _launch(self, parts: Sequence[Part], ranks: str | None) -> Entry:
+    def _launch(self, parts: Sequence[Collective], ranks: str | None) -> Entry:
         launch, first = parts[0].launch, parts[0].fields
         lists = {side: [part.fields[side] for part in parts] for side in _TENSORS[launch]}
         given = {key: first.get(key) for key in ("op", "group")}
@@ -121,7 +122,7 @@ class CoalescingManager(Strategy):
         return step(launch, ranks, **lists, **given, async_=async_, as_=self.handle, on=self.on)
 
 
-def _wrong(k: int, part: Part, first: Part) -> Iterator[Refusal]:
+def _wrong(k: int, part: Collective, first: Collective) -> Iterator[Refusal]:
     """What torch does not coalesce, of part k."""
     name, fields, launch = part.name, part.fields, part.launch
     if launch != first.launch:

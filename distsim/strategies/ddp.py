@@ -12,9 +12,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
 
+from distsim.names import shown
 from distsim.strategies.base import Context, Entry, Expansion, Group, Refusal, block, compute, declared, step, wait, waits
 from distsim.strategies.buckets import Bucket, Param, Replicas, parameters, phases
-from distsim.strategies.fields import Amount, Axes, CostField, Count, Natural, PerRank, integer, shown
+from distsim.strategies.fields import Amount, Axes, CostField, Count, Natural, PerRank, integer
 from distsim.strategies.layers import Layered, repeated
 
 

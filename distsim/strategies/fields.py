@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from distsim import units
 from distsim.expr import ExpressionError, parse
-from distsim.names import listing, near
+from distsim.names import listing, near, shown
 from distsim.strategies.base import Cost, Group, Price
 
 T = TypeVar("T")
@@ -40,14 +40,6 @@ def number(value: object, info: ValidationInfo) -> int | float:
         return number
     except ExpressionError as error:
         raise ValueError(str(error)) from None
-
-
-def shown(value: object) -> str:
-    """A value at the end of a message."""
-    if value is None or isinstance(value, dict | list | tuple):
-        return "nothing" if value is None else "a mapping" if isinstance(value, dict) else "a list"
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def integer(low: int, what: str = "an integer") -> Callable[[object, ValidationInfo], int]:

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from distsim import units
+from distsim.names import shown
 from distsim.strategies.base import Context, Entry, Expansion, Layer, Price, Strategy, Writer
-from distsim.strategies.fields import DTYPES, CostField, Count, Dtype, Params, PriceField, shown
+from distsim.strategies.fields import DTYPES, CostField, Count, Dtype, Params, PriceField
 
 
 class LayerFields(BaseModel):

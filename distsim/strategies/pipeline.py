@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, PlainValidator, WithJsonSchema, field_validator
 
 from distsim import units
-from distsim.names import listing, near
+from distsim.names import listing, near, shown
 from distsim.strategies.base import Context, Cost, Entry, Expansion, Refusal, Strategy, block, blocks, declared
-from distsim.strategies.fields import Axis, Count, Dtype, Shape, cost, keyed, shown
+from distsim.strategies.fields import Axis, Count, Dtype, Shape, cost, keyed
 from distsim.strategies.pipeline_actions import Schedule, computes, from_rows, parse_rows
 from distsim.strategies.pipeline_calls import calls_of, unmet
 from distsim.strategies.pipeline_data import DataFields, DataWriter, ShardedStages

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, PlainValidator, StrictBool, WithJsonSchema, field_validator, model_validator
 
 from distsim import units
-from distsim.names import listing, near
+from distsim.names import listing, near, shown
 from distsim.strategies.base import Context, Cost, Refusal, Strategy
-from distsim.strategies.fields import DTYPES, Amount, Axes, Axis, Count, Dtype, Natural, shown
+from distsim.strategies.fields import DTYPES, Amount, Axes, Axis, Count, Dtype, Natural
 from distsim.strategies.models import PRESETS, Architecture
 from distsim.strategies.pipeline import Pipeline
 from distsim.strategies.transformer import MicroBatch, Recompute
@@ -122,7 +122,7 @@ class TransformerFields(Strategy):
     #: Gradients of tied embeddings are summed over the first and the last stage (Megatron-LM, core/distributed/finalize_model_grads.py).
     #: Left out: where the model ties them; GPT-3 does as GPT-2 (github openai/gpt-2, src/model.py), Llama 3 and Mixtral do not.
     embedding_all_reduce: StrictBool | None = None
-    #: Ranks that share what is sharded, where the mesh holds only some of them (one pipeline of many, the others being alike).
+    #: Ranks that share what is sharded, where the mesh holds only some of them (one pipeline of many, the others being the same).
     data_ranks: Count | None = None
 
     @field_validator("model", mode="before")

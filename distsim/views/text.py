@@ -76,7 +76,7 @@ def _verdict(simulation: Simulation) -> str:
     return text if verdict.complete else text + " so far (the search is not complete)"
 
 
-class _Row(NamedTuple):
+class _RankLine(NamedTuple):
     ranks: list[int]
     times: RankTimes
     finished: str
@@ -85,10 +85,10 @@ class _Row(NamedTuple):
 def _ranks(ranks: Sequence[RankTimes], ends: Sequence[RankEnd]) -> list[str]:
     """One line per rank; in a large world one per set of ranks with equal times, first those that finish last."""
     statuses = {end.rank: end.status for end in ends}
-    groups: dict[object, _Row] = {}
+    groups: dict[object, _RankLine] = {}
     for r in ranks:
         key = r.rank if len(ranks) <= MOST_RANKS else (r[1:], statuses.get(r.rank))
-        groups.setdefault(key, _Row([], r, finished(r, statuses.get(r.rank, "ended")))).ranks.append(r.rank)
+        groups.setdefault(key, _RankLine([], r, finished(r, statuses.get(r.rank, "ended")))).ranks.append(r.rank)
     rows = list(groups.values())
     if len(rows) > MOST_RANKS:
         rows.sort(key=lambda row: (row.times.finished_ns >= 0, -row.times.finished_ns, row.ranks[0]))
@@ -250,7 +250,7 @@ def _merged(found: Sequence[Held]) -> list[tuple[str, Held]]:
     same: dict[tuple[tuple[str, int], ...], list[Held]] = {}
     for one in found:
         same.setdefault(tuple(one.parts.items()), []).append(one)
-    return [(ranks_text(sorted(r for one in alike for r in one.ranks)), alike[0]) for alike in same.values()]
+    return [(ranks_text(sorted(r for one in equal for r in one.ranks)), equal[0]) for equal in same.values()]
 
 
 def _size(nbytes: int) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from distsim.views.pictures.palette import INK, LINE, WHITE
+from distsim.views.drawing.palette import INK, LINE, WHITE
+from distsim.views.tables import cut
 
 #: Sizes of text, in points. Nothing a person must read is smaller than SMALL.
 TITLE, NORMAL, SMALL = 16, 12, 10
@@ -116,8 +117,7 @@ def plain_text(text: object) -> str:
 
 def clipped(text: object, width: int) -> str:
     """The text in at most ``width`` characters."""
-    clean = plain_text(text)
-    return clean if len(clean) <= width else clean[: max(1, width - 1)] + "…"
+    return cut(plain_text(text), max(width, 2))
 
 
 def text_width(text: str, size: int = NORMAL, bold: bool = False) -> float:

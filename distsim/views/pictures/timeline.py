@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,13 +17,17 @@ from distsim.program.records import Program
 from distsim.timeline import COMPUTE_OPS, Segment, Timeline, timeline
 from distsim.trace import Trace
 from distsim.units import show_bytes, show_ns
-from distsim.views.pictures.palette import GREY, INK, LINE, MESSAGE, PALE, WHITE
-from distsim.views.pictures.records import clipped, text_width
-from distsim.views.svg import Svg
+from distsim.views.drawing.palette import GREY, INK, LINE, MESSAGE, PALE, WHITE
+from distsim.views.drawing.records import clipped, text_width
+from distsim.views.drawing.svg import TimeChart
+from distsim.views.drawing.view import Example, Subject, View, given
+
+if TYPE_CHECKING:
+    from distsim.engine.record import Run
 
 #: What is drawn at most. Bars thinner than a third of a pixel are drawn as one.
 MOST_RANKS, MOST_ARROWS = 48, 400
-_LEFT, _WIDTH, _TOP, _RIGHT = 92.0, 1080.0, 96.0, 32.0
+_LEFT, _WIDTH, _TOP = 92.0, 1080.0, 96.0
 _UPPER, _LOWER, _GAP = 20.0, 15.0, 16.0
 #: Tracks of streams that a rank has at most; the last one holds what is left.
 _MOST_TRACKS = 4
@@ -43,7 +47,7 @@ class _Bar(NamedTuple):
     queue: str = ""
 
 
-class _Row(NamedTuple):
+class _Tracks(NamedTuple):
     """What is drawn for one rank; ``streams`` are the queues that have a track of their own, none where one track does."""
 
     compute: list[_Bar]
@@ -59,14 +63,14 @@ class _Row(NamedTuple):
         return self.streams.index(queue) if queue in self.streams else max(len(self.streams) - 1, 0)
 
 
-def timeline_svg(program: Program, run: Any, measured: Timeline | None = None) -> str:
+def timeline_svg(program: Program, run: Run, measured: Timeline | None = None) -> str:
     """The timeline of a run as SVG text. ``measured``: its `timeline`, worked out here when left out."""
     found = timeline(run.trace, run.makespan_ns) if measured is None else measured
     return _Drawing(program, run, found).svg()
 
 
 class _Drawing:
-    def __init__(self, program: Program, run: Any, measured: Timeline) -> None:
+    def __init__(self, program: Program, run: Run, measured: Timeline) -> None:
         self.program, self.run, self.measured = program, run, measured
         self.trace: Trace = run.trace
         self.ranks = range(min(program.world_size, MOST_RANKS))
@@ -75,10 +79,7 @@ class _Drawing:
         self.end = max(measured.makespan_ns + grown, 1)
         self.rows = [self._row(rank) for rank in self.ranks]
         self.tops = list(accumulate((row.height + _GAP for row in self.rows), initial=_TOP))
-        self.draw = Svg()
-
-    def x(self, ns: int) -> float:
-        return _LEFT + _WIDTH * min(ns, self.end) / self.end
+        self.draw = TimeChart(_LEFT, _WIDTH, _TOP, self.end)
 
     def y(self, rank: int) -> float:
         return self.tops[rank]
@@ -89,13 +90,14 @@ class _Drawing:
     def svg(self) -> str:
         bottom = self.tops[-1]
         self._head()
-        self._axis(bottom)
+        self.draw.axis(_ticks(self.measured.makespan_ns), bottom)
+        self.draw.text(16, bottom + 18, "time", 11, colour=GREY)
         for rank in self.ranks:
             self._rank(rank)
         self._messages()
         self._critical_path()
         title = f"{clipped(self.program.name, 60)}: timeline"
-        return self.draw.document(_LEFT + _WIDTH + _RIGHT, bottom + 40, title)
+        return self.draw.page(bottom, title)
 
     # --- around the tracks ---
     def _head(self) -> None:
@@ -103,27 +105,17 @@ class _Drawing:
         more = self.program.world_size - len(self.ranks)
         said = f"{self.run.outcome}, {show_ns(self.measured.makespan_ns)}; {self.program.backend}"
         self.draw.text(16, 46, said + (f"; and {more} more ranks, not drawn" if more else ""), 12, colour=GREY)
-        at = 16.0
         shaded = any(_fill(bar) == _BACKWARD for row in self.rows for bar in row.compute)
-        for fill, word in _LEGEND[:1] + ((_BACKWARD, "backward"),) * shaded + _LEGEND[1:]:
-            self.draw.rect(at, 58, 22, 12, fill, border=LINE)
-            self.draw.text(at + 28, 68, word, 12)
-            at += 28 + text_width(word, 12) + 16
+        at = self.draw.legend(_LEGEND[:1] + ((_BACKWARD, "backward"),) * shaded + _LEGEND[1:])
         self.draw.line((at, 65), (at + 22, 65), _PATH, 4)
         self.draw.text(at + 28, 68, "critical path", 12)
 
-    def _axis(self, bottom: float) -> None:
-        for ns in _ticks(self.measured.makespan_ns):
-            self.draw.line((self.x(ns), _TOP - 8), (self.x(ns), bottom), "#DDE1E6")
-            self.draw.text(self.x(ns), bottom + 18, show_ns(ns) if ns else "0", 11, anchor="middle", colour=GREY)
-        self.draw.text(16, bottom + 18, "time", 11, colour=GREY)
-
     # --- a rank ---
-    def _row(self, rank: int) -> _Row:
+    def _row(self, rank: int) -> _Tracks:
         rows = np.flatnonzero((self.trace["rank"] == rank) & (self.trace["posted_ns"] >= 0)).tolist()
         compute, moving, waiting = self._bars(rows)
         streams = list(dict.fromkeys(bar.queue for bar in moving)) if _overlap(moving) else []
-        return _Row(compute, moving, waiting, streams[:_MOST_TRACKS])
+        return _Tracks(compute, moving, waiting, streams[:_MOST_TRACKS])
 
     def _rank(self, rank: int) -> None:
         row, y = self.rows[rank], self.y(rank)
@@ -178,12 +170,12 @@ class _Drawing:
     def _row_of_bars(self, bars: Sequence[_Bar], y: float, height: float) -> None:
         drawn = -1.0
         for bar in bars:
-            if self.x(bar.end) - drawn >= 1 / 3:
+            if self.draw.x(bar.end) - drawn >= 1 / 3:
                 self._bar(bar, y, height, _fill(bar))
-                drawn = self.x(bar.end)
+                drawn = self.draw.x(bar.end)
 
     def _bar(self, bar: _Bar, y: float, height: float, fill: str) -> None:
-        x, width = self.x(bar.start), self.x(bar.end) - self.x(bar.start)
+        x, width = self.draw.x(bar.start), self.draw.x(bar.end) - self.draw.x(bar.start)
         self.draw.rect(x, y + 1, max(width, 0.4), height - 2, fill, bar.tip, LINE if width > 3 else "")
         label = next((word for word in (bar.label, _letter(bar.label)) if word and text_width(word, 11) + 6 <= width), None)
         if label is not None:
@@ -208,7 +200,7 @@ class _Drawing:
                 down = 1 if b > a else -1
                 y1 = self.foot(a) if down > 0 else self.y(a) + _UPPER
                 y2 = self.y(b) + _UPPER if down > 0 else self.foot(b)
-                self.draw.line((self.x(start), y1), (self.x(end), y2), MESSAGE, 1.3, arrow=True)
+                self.draw.line((self.draw.x(start), y1), (self.draw.x(end), y2), MESSAGE, 1.3, arrow=True)
 
     def _critical_path(self) -> None:
         before: Segment | None = None
@@ -217,9 +209,9 @@ class _Drawing:
                 continue
             y = self.foot(part.rank) + 3
             if before is not None and before.rank != part.rank:
-                x = self.x(part.start_ns)
+                x = self.draw.x(part.start_ns)
                 self.draw.line((x, self.foot(before.rank) + 3), (x, y), _PATH, 1.2, dash="3 3")
-            self.draw.line((self.x(part.start_ns), y), (self.x(part.end_ns), y), _PATH, 4)
+            self.draw.line((self.draw.x(part.start_ns), y), (self.draw.x(part.end_ns), y), _PATH, 4)
             before = part
 
 
@@ -293,3 +285,16 @@ def _ticks(end: int) -> list[int]:
         step = step * 5 // 2 if grow % 3 == 1 else step * 2  # 1, 2, 5, 10, 20, …
         grow += 1
     return list(range(0, end + 1, step))
+
+
+def _drawn(subject: Subject) -> str:
+    return timeline_svg(given(subject.program, "program"), given(subject.run, "run"))
+
+
+VIEW = View(_drawn, formats=("svg",), examples=(
+    Example("hybrid", "The same run to scale: what each rank does, and the path that sets the pace."),
+    Example("ddp_by_hand", "The same to scale: two of the three all_reduces are hidden behind compute."),
+    Example("pipeline_1f1b", "One forward, one backward: the bubble at both ends."),
+    Example("strategies/pipeline_zb1p",
+            "A zero-bubble schedule: gradients of the weights (W), which nobody waits for, fill what was empty."),
+))  # fmt: skip

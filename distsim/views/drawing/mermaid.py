@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from distsim.views.pictures.lanes import Anchor, Arrow, Band, Item, Lanes
-from distsim.views.pictures.palette import WHITE
-from distsim.views.pictures.records import Cell, Edge, Node, Picture, Text, plain_text
+from distsim.views.drawing.palette import WHITE
+from distsim.views.drawing.records import Cell, Edge, Node, Picture, Text, plain_text
+from distsim.views.drawing.sequence import Anchor, Arrow, Band, Item, SequenceDiagram
 
 #: Mermaid's own marks, written as entities (https://mermaid.js.org/syntax/flowchart.html#entity-codes-to-escape-characters).
 _MARKS = re.compile(r'["#;<>&%`{}|\\]')
@@ -30,14 +30,14 @@ def flowchart(picture: Picture) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sequence(lanes: Lanes) -> str:
+def sequence(diagram: SequenceDiagram) -> str:
     """Columns as participants, boxes as notes, arrows as messages, in the order of the rows."""
-    lines = [*_title(lanes.title), "sequenceDiagram"]
-    lines += [f"  participant L{i} as {_safe(lane.short)}" for i, lane in enumerate(lanes.lanes)]
-    items = {item.id: item for item in lanes.items}
-    told = [(band.row, 0, band.lanes[0], _over(band, lanes)) for band in lanes.bands]
-    told += [(i.row, 1, i.lane, f"Note over L{i.lane}: {_lines(i.lines)}") for i in lanes.items if not i.in_arrow]
-    told += [(items[a.tail].row, 2, items[a.tail].lane, _message(a, items[a.tail], items)) for a in lanes.arrows]
+    lines = [*_title(diagram.title), "sequenceDiagram"]
+    lines += [f"  participant L{i} as {_safe(column.short)}" for i, column in enumerate(diagram.columns)]
+    items = {item.id: item for item in diagram.items}
+    told = [(band.row, 0, band.columns[0], _over(band, diagram)) for band in diagram.bands]
+    told += [(i.row, 1, i.column, f"Note over L{i.column}: {_lines(i.lines)}") for i in diagram.items if not i.in_arrow]
+    told += [(items[a.tail].row, 2, items[a.tail].column, _message(a, items[a.tail], items)) for a in diagram.arrows]
     lines += [f"  {text}" for *_, text in sorted(told, key=lambda t: t[:3])]
     return "\n".join(lines) + "\n"
 
@@ -46,19 +46,19 @@ def _title(title: str) -> list[str]:
     return ["---", f'title: "{_safe(title)}"', "---"]
 
 
-def _over(band: Band, lanes: Lanes) -> str:
+def _over(band: Band, diagram: SequenceDiagram) -> str:
     """A note over the columns; where the band has holes its members are named."""
-    first, last = band.lanes[0], band.lanes[-1]
-    whole = last - first + 1 == len(band.lanes)
-    text = _lines(band.title) + ("" if whole else f"<br/>{_safe(', '.join(lanes.lanes[i].short for i in band.lanes))}")
+    first, last = band.columns[0], band.columns[-1]
+    whole = last - first + 1 == len(band.columns)
+    text = _lines(band.title) + ("" if whole else f"<br/>{_safe(', '.join(diagram.columns[i].short for i in band.columns))}")
     return f"Note over L{first},L{last}: {text}" if first != last else f"Note over L{first}: {text}"
 
 
 def _message(arrow: Arrow, tail: Item, items: dict[str, Item]) -> str:
-    head = arrow.head.lane if isinstance(arrow.head, Anchor) else items[arrow.head].lane
+    head = arrow.head.column if isinstance(arrow.head, Anchor) else items[arrow.head].column
     label = arrow.label if arrow.label not in arrow.words and arrow.label != "waits" else ""
     text = ", ".join(t for t in (arrow.words, label) if t)
-    return f"L{tail.lane}{'--x' if arrow.dashed else '->>'}L{head}: {_safe(text) or ' '}"
+    return f"L{tail.column}{'--x' if arrow.dashed else '->>'}L{head}: {_safe(text) or ' '}"
 
 
 def _box(node: Node) -> str:

@@ -18,7 +18,7 @@ from distsim.ops.records import Call
 class Event:
     """A call that is drawn. ``match`` is -1 when it met nobody; ``partners`` are the other drawn calls of its match."""
 
-    lane: int
+    column: int
     rank: int
     position: int
     part: int
@@ -57,9 +57,9 @@ def join(events: Sequence[Event]) -> None:
     for event in events:
         key: Hashable = event.match if event.match >= 0 else None
         if event.kind == "collective":
-            lane = (event.rank, event.call.group.id)
-            key = key if event.match >= 0 else (event.call.op, event.call.group.id, made[lane])
-            made[lane] += 1
+            column = (event.rank, event.call.group.id)
+            key = key if event.match >= 0 else (event.call.op, event.call.group.id, made[column])
+            made[column] += 1
         if key is not None:
             by_match.setdefault(key, []).append(event)
     for met in by_match.values():
@@ -67,31 +67,31 @@ def join(events: Sequence[Event]) -> None:
             event.partners = [other for other in met if other is not event]
 
 
-def assign_rows(lanes: Sequence[Sequence[Event]]) -> int:
+def assign_rows(columns: Sequence[Sequence[Event]]) -> int:
     """Give every event its row; returns the number of rows."""
-    return _Rows(lanes).run()
+    return _Rows(columns).run()
 
 
 class _Rows:
-    def __init__(self, lanes: Sequence[Sequence[Event]]) -> None:
-        self.lanes = lanes
-        self.next_event = [0] * len(lanes)
-        self.next_row = [0] * len(lanes)
+    def __init__(self, columns: Sequence[Sequence[Event]]) -> None:
+        self.columns = columns
+        self.next_event = [0] * len(columns)
+        self.next_row = [0] * len(columns)
         self.taken: set[tuple[int, int]] = set()
 
     def run(self) -> int:
-        while any(i < len(lane) for i, lane in zip(self.next_event, self.lanes, strict=True)):
-            if not sum(self._advance(lane) for lane in range(len(self.lanes))):
+        while any(i < len(column) for i, column in zip(self.next_event, self.columns, strict=True)):
+            if not sum(self._advance(column) for column in range(len(self.columns))):
                 self._force()
         return max((row for _, row in self.taken), default=-1) + 1
 
-    def _head(self, lane: int) -> Event | None:
-        i = self.next_event[lane]
-        return self.lanes[lane][i] if i < len(self.lanes[lane]) else None
+    def _head(self, column: int) -> Event | None:
+        i = self.next_event[column]
+        return self.columns[column][i] if i < len(self.columns[column]) else None
 
-    def _advance(self, lane: int) -> bool:
-        """Place the lane's next event if all that should stand above or beside it can."""
-        event = self._head(lane)
+    def _advance(self, column: int) -> bool:
+        """Place the column's next event if all that should stand above or beside it can."""
+        event = self._head(column)
         if event is None:
             return False
         place = _PLACES.get(event.kind, _Rows._alone)
@@ -102,7 +102,7 @@ class _Rows:
 
     def _collective(self, event: Event) -> bool:
         party = [event, *event.partners]
-        return all(self._head(e.lane) is e for e in party) and self._put(party, 0)
+        return all(self._head(e.column) is e for e in party) and self._put(party, 0)
 
     def _message(self, event: Event) -> bool:
         other = event.partners[0] if event.partners else None
@@ -112,7 +112,7 @@ class _Rows:
             return other.row >= 0 and self._put([event], other.row)
         if event.call.op == "isend" or other.row >= 0:
             return self._put([event], 0)
-        return self._head(other.lane) is other and self._put([event, other], 0)
+        return self._head(other.column) is other and self._put([event, other], 0)
 
     def _wait(self, event: Event) -> bool:
         sends = [other for request in event.requests for other in request.partners if request.receives]
@@ -120,22 +120,22 @@ class _Rows:
 
     def _force(self) -> None:
         """Nothing fits: place the highest of the next events alone. Requests first, they never block."""
-        heads = [event for lane in range(len(self.lanes)) if (event := self._head(lane)) is not None]
-        first = min(heads, key=lambda e: (not e.call.is_async and e.part < 0, self.next_row[e.lane], e.lane))
+        heads = [event for column in range(len(self.columns)) if (event := self._head(column)) is not None]
+        first = min(heads, key=lambda e: (not e.call.is_async and e.part < 0, self.next_row[e.column], e.column))
         self._put([first], 0)
 
     def _put(self, events: Sequence[Event], least: int) -> bool:
         """Events in one row, with nothing between them."""
-        lanes = [e.lane for e in events]
-        span = range(min(lanes), max(lanes) + 1)
-        row = max(least, *(self.next_row[lane] for lane in lanes))
-        while any((lane, row) in self.taken for lane in span):
+        columns = [e.column for e in events]
+        span = range(min(columns), max(columns) + 1)
+        row = max(least, *(self.next_row[column] for column in columns))
+        while any((column, row) in self.taken for column in span):
             row += 1
-        self.taken.update((lane, row) for lane in span)
+        self.taken.update((column, row) for column in span)
         for event in events:
             event.row = row
-            self.next_row[event.lane] = row + 1
-            self.next_event[event.lane] += 1
+            self.next_row[event.column] = row + 1
+            self.next_event[event.column] += 1
         return True
 
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate, pairwise
-from typing import Any
 
-from distsim.ops.base import Op
+from distsim.ops.base import Effect, Op, Source
 from distsim.ops.checks import part_sizes
 from distsim.ops.records import Buffer, Call
 from distsim.ops.table import OPS
 from distsim.values.lineage import Content, Contribution, Graph, Piece, align, cut, join, numel_of
 from distsim.values.numbers import reduce_numbers, reinterpret
 
+#: Operation, size of a group, the root's group rank -> the row's effect, equal entries one object.
+Effects = Callable[[str, int, int], tuple[Effect, ...]]
 #: (buffer, offset of the first element written, what is written there).
 Result = tuple[Buffer, int, Content]
 
 
-class Meeting:
+class Match:
     """Calls with one match id, by trace row, and what each read. ``left`` counts those that still have to finish."""
 
-    def __init__(self, graph: Graph, effect: Callable[[str, int, int], Any], calls: Mapping[int, Call],
+    def __init__(self, graph: Graph, effect: Effects, calls: Mapping[int, Call],
                  read: Mapping[int, tuple[Content, ...]], limit: int) -> None:  # fmt: skip
         self.graph, self.effect, self.calls, self.read, self.limit = graph, effect, calls, read, limit
         self.left = 0
@@ -28,11 +29,11 @@ class Meeting:
         self.row: type[Op] = OPS[first.op]
         self.kinds = {OPS[c.op].kind for c in calls.values()}
         self.agreed = len({(c.op, c.reduce_op, c.root) for c in calls.values()}) == 1
-        self._launch: list[Meeting] = self._apart() if self.row.coalesces is not None and self.agreed else []
+        self._launch: list[Match] = self._apart() if self.row.coalesces is not None and self.agreed else []
         self.group = first.group
         self.by_rank = {c.rank: row for row, c in calls.items()}
         self._parts: dict[int, list[Content]] = {}
-        self._combined: dict[Any, Content] = {}
+        self._combined: dict[tuple[int, str], Content] = {}
 
     def results(self, row: int) -> Iterator[Result]:
         """What one call writes."""
@@ -48,12 +49,12 @@ class Meeting:
         else:
             yield from self._collective(row, call)
 
-    def _apart(self) -> list[Meeting]:
-        """The parts of a coalesced launch, each as a meeting of its own; none where the members' lists differ."""
+    def _apart(self) -> list[Match]:
+        """The parts of a coalesced launch, each as a match of its own; none where the members' lists differ."""
         apart = {row: self.row.separate(call) for row, call in self.calls.items()}
         self.agreed = len({self.row.agreement(call)["numel"] for call in self.calls.values()}) == 1
         return [
-            Meeting(self.graph, self.effect, {row: parts[k] for row, parts in apart.items()},
+            Match(self.graph, self.effect, {row: parts[k] for row, parts in apart.items()},
                     {row: self.read[row][k : k + 1] for row in apart}, self.limit)
             for k in range(len(next(iter(apart.values()))))
         ] if self.agreed else []  # fmt: skip
@@ -114,8 +115,8 @@ class Meeting:
             sizes = list(part_sizes(call.outputs[:1], len(contents), call.output_splits))
         return accumulate(sizes[:-1], initial=0)
 
-    def _gathered(self, sources: Any, call: Call, row: int) -> Content:
-        key = (id(sources), call.outputs[0].dtype)  # equal entries of an effect are one object, see `_Pass._effect`
+    def _gathered(self, sources: tuple[Source, ...], call: Call, row: int) -> Content:
+        key = (id(sources), call.outputs[0].dtype)  # equal entries of an effect are one object, see `_Execution.effect`
         if key not in self._combined:
             parts = [self._input_part(source.rank, source.part) for source in sources]
             if any(part is None for part in parts):
@@ -124,7 +125,7 @@ class Meeting:
                 self._combined[key] = self._reduce([p for p in parts if p is not None], sources, call, row)
         return self._combined[key]
 
-    def _reduce(self, parts: list[Content], sources: Any, call: Call, row: int) -> Content:
+    def _reduce(self, parts: list[Content], sources: tuple[Source, ...], call: Call, row: int) -> Content:
         dtypes = {self._dtype(source.rank) for source in sources}
         if len(parts) == 1:
             giver = self.calls[self.by_rank[self.group.ranks[sources[0].rank]]]

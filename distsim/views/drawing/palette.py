@@ -13,7 +13,6 @@ WHITE = "#FFFFFF"
 RED = "#C0392B"
 RED_FILL = "#F9D6D0"
 BLUE = "#0072B2"
-GREEN = "#00795A"
 
 #: One fill per rank, group or colour class, dark text on top.
 FILLS = ("#9CCBEB", "#F7C25C", "#8ED3B7", "#E0AACB", "#F3EC94", "#F2A583", "#C9C2E8", "#CFD6DD")

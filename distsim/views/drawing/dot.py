@@ -1,4 +1,4 @@
-"""A `Picture` as DOT text: the one place that writes DOT.
+"""A `Picture` as DOT text, and DOT drawn: svg, png, pdf. pygraphviz brings Graphviz along; no ``dot`` need be installed.
 
 Every label is HTML-like and every text in it escaped, so a name from a file can't become markup. The text is
 deterministic; goldens compare it, never the layout.
@@ -6,11 +6,14 @@ deterministic; goldens compare it, never the layout.
 
 from __future__ import annotations
 
+import sys
 from html import escape
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from distsim.views.pictures.palette import GREY, INK, WHITE
-from distsim.views.pictures.records import NORMAL, SMALL, TITLE, Cell, Edge, Key, Node, Picture, Text, plain_text
+from distsim.errors import EnvironmentFault
+from distsim.views.drawing.palette import GREY, INK, WHITE
+from distsim.views.drawing.records import NORMAL, SMALL, TITLE, Cell, Edge, Key, Node, Picture, Text, plain_text
 
 if TYPE_CHECKING:
     from graphviz import Digraph
@@ -80,7 +83,7 @@ def _legend(keys: tuple[Key, ...]) -> str:
 
 
 def _node(graph: Digraph, node: Node) -> None:
-    attributes: dict[str, Any] = {"label": _html(_node_label(node)), "fillcolor": node.fill, "color": node.border}
+    attributes = {"label": _html(_node_label(node)), "fillcolor": node.fill, "color": node.border}
     attributes["penwidth"] = _number(node.width)
     styles = ["filled"] + (["rounded"] if node.shape == "rounded" else []) + (["dashed"] if node.dashed else [])
     attributes["style"] = ",".join(styles)
@@ -159,3 +162,42 @@ def _inches(points: float) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
+
+
+# --- drawn ---
+#: Where Linux keeps fonts (fontconfig's defaults). Other systems always have some.
+_FONT_FOLDERS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.fonts", "~/.local/share/fonts")
+_PNG_DPI = "144"
+
+
+def drawn(dot: str, fmt: str, engine: str) -> bytes:
+    """The picture's bytes. ``fmt``: svg, png or pdf; ``engine``: a layout engine of Graphviz.
+
+    Raises EnvironmentFault where pygraphviz is missing, where it can't write ``fmt``, or where a png would have no letters.
+    """
+    try:
+        import pygraphviz
+    except (ImportError, OSError) as error:
+        raise EnvironmentFault(
+            f"pictures need pygraphviz, which can't be loaded: {error}",
+            "pip install 'pygraphviz>=2'; --format mermaid does without",
+        ) from None
+    if fmt in ("png", "pdf") and not _has_fonts():
+        raise EnvironmentFault(
+            f"a {fmt} needs a font and this machine has none: all letters would be empty boxes",
+            "put a .ttf file into ~/.fonts, install a font package (fonts-dejavu-core), or ask for --format svg",
+        )
+    graph = pygraphviz.AGraph(string=dot)
+    if fmt == "png":
+        graph.graph_attr["dpi"] = _PNG_DPI
+    try:
+        return bytes(graph.draw(format=fmt, prog=engine))
+    except (OSError, ValueError) as error:
+        raise EnvironmentFault(f"pygraphviz can't draw {fmt} here: {error}", "ask for --format svg, dot or mermaid") from None
+
+
+def _has_fonts() -> bool:
+    if not sys.platform.startswith("linux"):
+        return True
+    folders = [folder for name in _FONT_FOLDERS if (folder := Path(name).expanduser()).is_dir()]
+    return any(path.suffix in (".ttf", ".otf", ".ttc", ".pfb") for folder in folders for path in folder.rglob("*"))

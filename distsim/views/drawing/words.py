@@ -7,21 +7,17 @@ from collections.abc import Sequence
 from distsim.ops.records import Buffer, Call
 from distsim.program.records import Program
 from distsim.units import show_ns
-from distsim.views.pictures.records import clipped
+from distsim.views.drawing.records import clipped
+from distsim.views.tables import runs_of
 
 _WIDEST = 34
 
 
-def ranks_text(ranks: Sequence[int], most: int = 6) -> str:
+def who(ranks: Sequence[int], most: int = 6) -> str:
     """``ranks 0-3, 7``: runs of three and more are drawn together; at most ``most`` runs are named."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    shown = [f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs[:most]]
-    more = f" and {sum(len(r) for r in runs[most:])} more" if len(runs) > most else ""
+    runs = runs_of(sorted(ranks))
+    shown = [f"{a}-{b}" if b - a > 1 else ", ".join(map(str, range(a, b + 1))) for a, b in runs[:most]]
+    more = f" and {sum(b - a + 1 for a, b in runs[most:])} more" if len(runs) > most else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(shown)}{more}"
 
 

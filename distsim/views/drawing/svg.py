@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 
-from distsim.views.pictures.palette import INK, WHITE
-from distsim.views.pictures.records import plain_text
+from distsim.units import show_ns
+from distsim.views.drawing.palette import GREY, INK, LINE, WHITE
+from distsim.views.drawing.records import plain_text, text_width
 
 Point = tuple[float, float]
 
@@ -46,6 +48,35 @@ class Svg:
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}" role="img">'
         back = f'<rect width="100%" height="100%" fill="{WHITE}"/>'
         return "\n".join([head, f"<title>{_safe(title)}</title>", _DEFINITIONS, back, *self._parts, "</svg>"]) + "\n"
+
+
+class TimeChart(Svg):
+    """Time to the right: nanoseconds from 0 to ``end_ns`` over ``width`` pixels, beside names on the left."""
+
+    def __init__(self, left: float, width: float, top: float, end_ns: int) -> None:
+        super().__init__()
+        self.left, self.width, self.top, self.end_ns = left, width, top, end_ns
+
+    def x(self, ns: int) -> float:
+        return self.left + self.width * min(max(ns, 0), self.end_ns) / self.end_ns
+
+    def axis(self, ticks: Iterable[int], bottom: float) -> None:
+        for ns in ticks:
+            self.line((self.x(ns), self.top - 8), (self.x(ns), bottom), "#DDE1E6")
+            self.text(self.x(ns), bottom + 18, show_ns(ns) if ns else "0", 11, anchor="middle", colour=GREY)
+
+    def legend(self, keys: Iterable[tuple[str, str]]) -> float:
+        """Fills and what they mean, side by side; returns where the next would stand."""
+        at = 16.0
+        for fill, word in keys:
+            self.rect(at, 58, 22, 12, fill, border=LINE)
+            self.text(at + 28, 68, word, 12)
+            at += 28 + text_width(word, 12) + 16
+        return at
+
+    def page(self, bottom: float, title: str) -> str:
+        """The document: so wide that 32 pixels are left beside the chart."""
+        return self.document(self.left + self.width + 32, bottom + 40, title)
 
 
 #: Arrow heads, and stripes for time spent waiting (a colour alone would not tell it apart in print).

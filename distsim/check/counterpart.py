@@ -22,7 +22,7 @@ class Counterpart:
 
     ``position`` is the call there that would meet it, None where the rank's whole program has none. ``lane`` is the
     collective's lane, -1 for a message; ``number`` counts the calls before it on that lane or channel; ``has`` how many the
-    awaited rank's program makes.
+    awaited rank's program makes. ``batched``: the message that waits is part of a batch.
     """
 
     call: Call  # the one that waits
@@ -31,6 +31,7 @@ class Counterpart:
     lane: int
     number: int
     has: int
+    batched: bool = False
 
     @property
     def is_message(self) -> bool:
@@ -52,6 +53,7 @@ class Counterparts:
     def __init__(self, program: Program, where: Whereabouts, taken: Taken) -> None:
         self.program, self.where = program, where
         self.receivers = Receivers(where, taken)
+        self._ends: tuple[dict[int, list[int]], dict[int, list[int]]] | None = None
 
     def of(self, waiting: int, need: Need, awaited: int) -> Counterpart | None:
         """The counterpart on one rank; None where the need is no call (an implicit init_process_group)."""
@@ -98,9 +100,9 @@ class Counterparts:
             return Counterpart(call, awaited, None, -1, 0, 0)
         channel, sends, number = found
         messages = self.receivers.of(channel) if sends else self.where.messages(awaited, channel, sends=True)
-        return Counterpart(
-            call, awaited, messages[number].position if number < len(messages) else None, -1, number, len(messages)
-        )
+        position = messages[number].position if number < len(messages) else None
+        batched = bool(self.program.code_call(waiting, need.position).parts)
+        return Counterpart(call, awaited, position, -1, number, len(messages), batched)
 
     def _collective(self, waiting: int, need: Need, awaited: int, call: Call) -> Counterpart | None:
         lane = self.where.lane(waiting, self.program.code_call(waiting, need.position))
@@ -135,10 +137,19 @@ class Counterparts:
 
     def _channels_of(self, awaited: int, waiting: int, sends: bool) -> list[int]:
         """Channels on which the awaited rank receives (or sends), then those that lead from (or to) the waiting one."""
-        layout = self.where.layout
-        here, there = (layout.chan_dst, layout.chan_src) if sends else (layout.chan_src, layout.chan_dst)
-        own = [c for c, rank in enumerate(here) if rank == awaited]
-        return own + [c for c, rank in enumerate(there) if rank == waiting and here[c] not in (awaited, -1)]
+        from_rank, to_rank = self._by_end()
+        here, there = (to_rank, from_rank) if sends else (from_rank, to_rank)
+        others = self.where.layout.chan_dst if sends else self.where.layout.chan_src
+        return here.get(awaited, []) + [c for c in there.get(waiting, ()) if others[c] not in (awaited, -1)]
+
+    def _by_end(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Channels by sender and by receiver."""
+        if self._ends is None:
+            self._ends = {}, {}
+            for ends, ranks in zip(self._ends, (self.where.layout.chan_src, self.where.layout.chan_dst), strict=True):
+                for channel, rank in enumerate(ranks):
+                    ends.setdefault(rank, []).append(channel)
+        return self._ends
 
     def _spoken_for(self, channel: int, sends: bool) -> bool:
         """All calls of a channel's other end have counterparts."""

@@ -36,6 +36,12 @@ def plural(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
+def like_this(count: int, word: str = "") -> list[str]:
+    """`… and 3 more like this`, `… and 511 more pairs like this`, as a line of its own; no line for none."""
+    kind = "" if not word else f" {word}" if count == 1 else f" {word}s"
+    return [f"  … and {count} more{kind} like this"] if count > 0 else []
+
+
 def call_words(call: Call) -> str:
     """A call with what tells it from others: `send(x, dst=1, tag=3, 16 B)`, `all_reduce(grad, group=dp, 4 MiB)`."""
     row = OPS[call.op]

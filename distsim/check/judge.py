@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
+from distsim.check.diagnose import diagnose
 from distsim.check.leaks import Leak
+from distsim.check.receivers import Taken
 from distsim.check.unlike import Unlike, part_call
 from distsim.check.whereabouts import Whereabouts
 from distsim.check.wording import SHOWN, call_words, columns, some_ranks, where_text
@@ -14,12 +18,62 @@ from distsim.ops.table import OPS
 from distsim.program.records import Program
 from distsim.standstill import Standstill
 
+#: Waits behind a mismatch that are told one by one.
+_WAKE = 3
 #: The code of a difference in a collective, the gravest first.
 _ASPECT_CODES = {
     "op": "DS201", "ranks": "DS210", "backend": "DS210", "root": "DS205", "numel": "DS202", "splits": "DS207", "dtype": "DS203",
     "reduce_op": "DS204",
 }  # fmt: skip
 _WORDS = {"op": "operation", "numel": "element count", "reduce_op": "reduce op", "ranks": "members"}
+
+
+def failure_findings(
+    program: Program, where: Whereabouts, unlikes: Iterable[Unlike], standstill: Standstill | None, taken: Taken | None = None
+) -> tuple[Finding, ...]:
+    """What met and differs, and why ranks stand still: DS201 to DS210 and DS301 to DS305.
+
+    A rank that came to a call that does not fit does nothing meant afterwards: what it then waits for is told in a line of that finding.
+    """
+    unlikes = tuple(unlikes)
+    misfits = unlike_findings(program, where, unlikes)
+    if standstill is None:
+        return misfits
+    return fold_waits(misfits, diagnose(program, standstill, where.layout, taken), _past(unlikes, standstill))
+
+
+def fold_waits(found: Sequence[Finding], waits: Iterable[Finding], past: set[int] | None = None) -> tuple[Finding, ...]:
+    """Findings, and those of a standstill: what some of the ranks of a mismatch then wait for becomes a line of it.
+
+    ``past``: ranks that came to a call that does not fit; left out, all that the mismatch is about.
+    """
+    alone: list[Finding] = []
+    wakes: dict[Finding, list[str]] = {}
+    misfits = [(f, {*f.ranks} if past is None else {*f.ranks} & past) for f in found if f.code.startswith("DS2")]
+    for stuck in waits:
+        cause = (
+            next((f for f, came in misfits if not came.isdisjoint(stuck.core)), None) if stuck.code.startswith("DS3") else None
+        )
+        if cause is None:
+            alone.append(stuck)
+        else:
+            wakes.setdefault(cause, []).append(stuck.message.partition("\n")[0])
+    told = (replace(f, message="\n".join([f.message, *_wake(wakes[f])])) if f in wakes else f for f in found)
+    return (*told, *alone)
+
+
+def _wake(heads: list[str]) -> list[str]:
+    more = [f"  … and {len(heads) - _WAKE} more waits behind it"] if len(heads) > _WAKE else []
+    return [*(f"  in its wake, {head}" for head in heads[:_WAKE]), *more]
+
+
+def _past(unlikes: Iterable[Unlike], standstill: Standstill) -> set[int]:
+    """Ranks that came to a call that does not fit."""
+    came: dict[int, int] = {}
+    for unlike in unlikes:
+        for rank, position, _ in unlike.calls:
+            came[rank] = min(position, came.get(rank, position))
+    return {end.rank for end in standstill.ends if end.rank in came and end.position >= came[end.rank]}
 
 
 def unlike_findings(program: Program, where: Whereabouts, unlikes: Iterable[Unlike]) -> tuple[Finding, ...]:
@@ -49,7 +103,7 @@ def _collective(program: Program, where: Whereabouts, unlike: Unlike) -> Finding
     more = [f"  … and {len(calls) - SHOWN} more"] if len(calls) > SHOWN else []
     more += [f"  {unlike.note}"] if unlike.note else []
     more += [f"  {unlike.later} later call{'s' if unlike.later > 1 else ''} of it differ too"] if unlike.later else []
-    help_lines = (_collective_help(program, where, unlike, aspect),)
+    help_lines = _collective_help(program, where, unlike, aspect)
     return Finding(code, "error", "\n".join([head, *columns(rows), *more]), ranks, unlike.minority, help_lines,
                    tuple(dict.fromkeys(program.place(r, p) for r, p, _ in calls[:SHOWN])))  # fmt: skip
 
@@ -80,48 +134,79 @@ def _values(unlike: Unlike, call: tuple[int, int, int]) -> str:
     return ", ".join(f"{v} elements" if k == "numel" else f"{v}" for k, v in counts.items())
 
 
-def _collective_help(program: Program, where: Whereabouts, unlike: Unlike, aspect: str) -> str:
+#: What to do, by what differs.
+_ADVICE = {
+    "op": "find the branch that makes the members part here, and let all of them make the same calls",
+    "ranks": "every rank must make every group, with the same members and in the same order",
+    "backend": "give the same backend on all ranks",
+    "root": "name one root, the same global rank on all members",
+    "numel": "give tensors of one shape on all members: pad them, or use all_to_all_single with splits",
+    "splits": "make output_splits the transpose of input_splits (left out, it is), or exchange the counts first",
+    "dtype": "cast to one dtype before the call",
+    "reduce_op": "give the same op on all members",
+}
+
+
+def _collective_help(program: Program, where: Whereabouts, unlike: Unlike, aspect: str) -> tuple[str, ...]:
     if unlike.order:
         has = "has" if len(unlike.minority) == 1 else "have"
         who = f"; {some_ranks(unlike.minority)} {has} another" if unlike.minority else ""
-        return f"make the calls in one order on all members{who}"
+        return (f"make the calls in one order on all members{who}",)
     if aspect == "numel" and OPS[program.call(*unlike.calls[0][:2]).op].coalesces is not None:
-        return "coalesce the same tensors in one order on all members, also those that a member does not need"
-    if aspect == "op" and (slip := _slip(where, unlike)):
+        return ("coalesce the same tensors in one order on all members, also those that a member does not need",)
+    if slip := _slip(where, unlike):
         return slip
-    advice = {
-        "op": "find the branch that makes the members part here, and let all of them make the same calls",
-        "ranks": "every rank must make every group, with the same members and in the same order",
-        "backend": "give the same backend on all ranks",
-        "root": "name one root, the same global rank on all members",
-        "numel": "give tensors of one shape on all members: pad them, or use all_to_all_single with splits",
-        "splits": "make output_splits the transpose of input_splits (left out, it is), or exchange the counts first",
-        "dtype": "cast to one dtype before the call",
-        "reduce_op": "give the same op on all members",
-    }[aspect]
-    odd = (
-        f"{some_ranks(unlike.minority)} {'differs' if len(unlike.minority) == 1 else 'differ'} from the rest: "
-        if unlike.minority
-        else ""
-    )
-    return odd + advice
+    differs = "differs" if len(unlike.minority) == 1 else "differ"
+    odd = f"{some_ranks(unlike.minority)} {differs} from the rest: " if unlike.minority else ""
+    return (odd + _ADVICE[aspect],)
 
 
-def _slip(where: Whereabouts, unlike: Unlike) -> str:
-    """A call too few or too many on the minority, where that alone explains the difference."""
+class _Made(NamedTuple):
+    """A call that a rank's program makes on a lane."""
+
+    site: int
+    signature: int
+    position: int
+
+
+def _slip(where: Whereabouts, unlike: Unlike) -> tuple[str, ...]:
+    """Calls too few or too many on the minority, where they alone explain the difference."""
     if not unlike.minority:
-        return ""
+        return ()
     odd = unlike.minority[0]
     most = next(r for r in unlike.ranks if r not in unlike.minority)
-    mine, theirs, n = where.signatures(odd, unlike.lane), where.signatures(most, unlike.lane), unlike.number
+    mine, theirs = (_made(where, rank, unlike.lane) for rank in (odd, most))
     program = where.layout.program
-    if mine[n:] == theirs[n + 1 :]:
-        left = program.call(most, where.joins(most, unlike.lane)[n])
-        return f"rank {odd} leaves out {call_words(left)}; its later calls are shifted by one"
-    if mine[n + 1 :] == theirs[n:]:
-        extra = program.call(odd, where.joins(odd, unlike.lane)[n])
-        return f"rank {odd} makes one call more, {call_words(extra)}, which the others do not have"
-    return ""
+    if left := _surplus(theirs, mine, unlike.number):
+        words = call_words(program.call(most, left[0].position))
+        if len(left) == 1:
+            return (f"rank {odd} leaves out {words}; its later calls are shifted by one",)
+        return (f"rank {odd} leaves out {words}, {where_text(program.place(most, left[0].position))}, {len(left)} times",)
+    if more := _surplus(mine, theirs, unlike.number):
+        words, spot = call_words(program.call(odd, more[0].position)), where_text(program.place(odd, more[0].position))
+        head = f"makes one call more, {words}" if len(more) == 1 else f"makes {len(more)} calls more, the first {words}"
+        return (f"rank {odd} {head}, {spot}, which the others do not have", _RULE)
+    return ()
+
+
+_RULE = "a collective is a call of all members of its group: take it out of the branch, or let the others make it too"
+
+
+def _made(where: Whereabouts, rank: int, lane: int) -> list[_Made]:
+    calls = zip(where.joins(rank, lane), where.signatures(rank, lane), strict=True)
+    return [_Made(where.layout.program.code_call(rank, p).site, signature, p) for p, signature in calls]
+
+
+def _surplus(longer: list[_Made], shorter: list[_Made], number: int) -> list[_Made]:
+    """The calls of one rank without which it would do what another does: those of places where the other makes none, else the one
+    at which they part."""
+    if len(longer) <= len(shorter):
+        return []
+    known, wanted = {call.site for call in shorter}, [call.signature for call in shorter]
+    if [call.signature for call in longer if call.site in known] == wanted:
+        return [call for call in longer if call.site not in known]
+    rest = [call.signature for call in longer]
+    return [longer[number]] if rest[number + 1 :] == wanted[number:] else []
 
 
 def _message(program: Program, group: list[Unlike]) -> Finding:

@@ -115,7 +115,7 @@ def _finding(program: Program, group: str, *calls: tuple[int, int]) -> Finding:
     ]
     what = f"one launch on {group} has its parts" if within else f"equal calls on {group}"
     doing = "coalesce" if within else "make the calls on"
-    head = f"{label[0]} of rank {p} meets {label[1]} of rank {q}: {what} in another order"
+    head = f"{label[0]} of rank {p} meets {label[1]} of rank {q}: {what} in another order, and the data are wrong"
     help_line = f"{doing} {label[0]} and {label[1]} in one order on {some_ranks(sorted({p, q}))}"
     places = tuple(dict.fromkeys(program.place(*call) for call in calls))
     return Finding("DS601", "warning", "\n".join([head, *columns(rows)]), tuple(sorted({p, q})), (), (help_line,), places)

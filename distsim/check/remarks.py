@@ -79,21 +79,27 @@ def _dropped(program: Program, profile: Profile) -> list[Finding]:
 
 # --- DS608 ---
 def _left_out(program: Program, layout: Layout) -> list[Finding]:
-    """Collectives under a selector that shuts members out who have no other call of that kind in its place."""
+    """Collectives under a selector that shuts members out who have no other call in its place.
+
+    Groups of one name and the same members are one that its ranks made in another order: what each of them lacks says nothing.
+    """
     where = Whereabouts(layout)
+    made = Counter((group.name, group.ranks) for group in program.groups)
     found: dict[int, Finding] = {}
-    for lane in range(len(program.groups)):
+    for lane, group in enumerate(program.groups):
         members = layout.lane_ranks[lane]
         plain = {program.code_of[r] for r in members}
         if len(members) < 2 or (len(plain) == 1 and program.codes[next(iter(plain))].guards is None):
             continue
-        counts = {rank: _counts(program, layout, where, rank, lane) for rank in members}
+        counts = {rank: _counts(program, where, rank, lane) for rank in members}
+        if made[group.name, group.ranks] > 1 or len({sum(count.values()) for count in counts.values()}) == 1:
+            continue
         for op in sorted({op for count in counts.values() for op, _ in count}):
             found |= _missing(program, lane, op, counts)
     return [found[site] for site in sorted(found)]
 
 
-def _counts(program: Program, layout: Layout, where: Whereabouts, rank: int, lane: int) -> Counter[tuple[str, int]]:
+def _counts(program: Program, where: Whereabouts, rank: int, lane: int) -> Counter[tuple[str, int]]:
     """(op, site) -> how often the rank's program makes it on a lane."""
     calls = (program.code_call(rank, p) for p in where.joins(rank, lane))
     return Counter((call.op, call.site) for call in calls)

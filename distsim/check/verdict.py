@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from distsim.check.diagnose import diagnose
 from distsim.check.ending import READINGS, Ending, Example, How, Kind, depends_on, first_with, hows
 from distsim.check.endings import first_unlikes
 from distsim.check.instructions import Reading
-from distsim.check.judge import choice_findings, end_findings, leak_findings, unlike_findings, unreceived_findings
+from distsim.check.judge import choice_findings, end_findings, failure_findings, leak_findings, unreceived_findings
 from distsim.check.layout import Layout, build_layout
 from distsim.check.leaks import Leak, leaks
 from distsim.check.leftovers import standstill
@@ -179,9 +178,9 @@ class _Judgement:
         unlike, stuck, racing = (first_with(self.endings, kind) for kind in _KINDS)
         stood = stuck.example("deadlock") if stuck else None
         first = self.endings["rendezvous"].example("end").standstill
-        found = [*program.findings, *unlike_findings(program, self.where, unlike.unlikes if unlike else ())]
-        if stood is not None:
-            found += diagnose(program, stood.standstill, self.layout, stood.schedule.sender_of if stood.schedule else None)
+        taken = stood.schedule.sender_of if stood is not None and stood.schedule else None
+        left = None if stood is None else stood.standstill
+        found = [*program.findings, *failure_findings(program, self.where, unlike.unlikes if unlike else (), left, taken)]
         if self.kind == "deadlock" and stuck is not None:
             found += luck_findings(hows(self.endings, "deadlock"), _union(stuck.stuck))
         found += self._order_findings()

@@ -102,11 +102,14 @@ class _Diagnosis:
             groups.setdefault((circle.by_choice, len(circle.ranks), lost, sites), []).append(_Ring(circle, turns, lost))
         return list(groups.values())
 
-    def _sites(self, turn: Turn) -> tuple[int, int]:
-        """Where the call that the rank stands in is written, and the one whose request it waits for; -1 for its end."""
+    def _sites(self, turn: Turn) -> tuple[tuple[object, ...], ...]:
+        """Where the call that the rank stands in is written, and the one whose request it waits for; nothing for its end. Files are
+        left out: a program that was built or recorded has one for each rank."""
         calls = self.program.code(turn.rank).calls
-        stands, waits = (calls[p].site if p < len(calls) else -1 for p in (self.blocked[turn.rank].position, turn.need.position))
-        return stands, waits
+        sites = (
+            self.program.sites[calls[p].site] for p in (self.blocked[turn.rank].position, turn.need.position) if p < len(calls)
+        )
+        return tuple((site.line, site.column, site.op) for site in sites)
 
     def _circle(self, rings: list[_Ring]) -> Finding:
         circle, turns, lost = rings[0]
@@ -156,10 +159,10 @@ class _Diagnosis:
         return ()
 
     def _posted(self, part: Counterpart) -> bool:
-        """The awaited rank has made the call: its host is past it, or stands in it and it is a batch, which posts all at once."""
-        if part.position is None or self._passed(part):
-            return part.position is not None
-        return part.position == self.ends[part.rank].position and bool(self.program.code_call(part.rank, part.position).parts)
+        """The awaited rank has made the call: its host is past it, or stands in it and waits for what it asked for there."""
+        state = self.blocked.get(part.rank)
+        return self._passed(part) or (part.position is not None and state is not None and part.position == state.position
+                                      and any(need.position == part.position for need in state.needs))  # fmt: skip
 
     def _other_group(self, parts: list[Counterpart]) -> tuple[str, ...]:
         """A rank waits on a group where another has no such call, and is awaited on another group for the same call."""

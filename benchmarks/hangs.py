@@ -3,8 +3,8 @@
     python benchmarks/hangs.py [--most RANKS] [--kind NAME] [simulate | check | explain]
 
 Prints for each kind of hang and each number of ranks the CPU seconds of the healthy program, of the hanging one, and their ratio; after
-each kind the exponent with which the hanging one grows (1: twice the ranks, twice the time). `explain` leaves the engine out: one run
-is made beforehand, and what is timed is the verdict and the findings of `simulate`.
+each kind the exponent with which the hanging one grows (1: twice the ranks, twice the time). `explain` leaves the engines out: what is
+timed is the verdict, the findings of a program's text, and the diagnosis of its standstill.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from distsim.check.names import name_swaps
 from distsim.check.remarks import remarks
 from distsim.check.verdict import verdict_of
 from distsim.checking import check
-from distsim.engine import run
 from distsim.profiles import PROFILES
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import Scenario, loads
-from distsim.simulation import cost_model, simulate
+from distsim.simulation import simulate
 from distsim.standstill import Standstill
 
 RANKS = (64, 128, 256, 512, 1024, 2048)
@@ -89,18 +88,19 @@ def _check(scenario: Scenario) -> Callable[[], object]:
 
 def _explain(scenario: Scenario) -> Callable[[], object]:
     lowered = lower(scenario)
-    left = run(lowered, PROFILES[lowered.backend], cost_model(scenario, lowered))
-    return lambda: _findings(lowered, left.standstill)
+    stood = verdict_of(lowered).standstill
+    return lambda: _findings(lowered, stood)
 
 
-def _findings(lowered: Program, standstill: Standstill) -> None:
-    layout = build_layout(lowered)
+def _findings(lowered: Program, stood: Standstill | None) -> None:
+    layout, profile = build_layout(lowered), PROFILES[lowered.backend]
     verdict_of(lowered, layout=layout)
     name_swaps(lowered, None, layout)
     message_swaps(lowered, None, layout)
-    backend_findings(lowered, PROFILES[lowered.backend], layout)
-    remarks(lowered, PROFILES[lowered.backend], layout)
-    diagnose(lowered, standstill, layout)
+    backend_findings(lowered, profile, layout)
+    remarks(lowered, profile, layout)
+    if stood is not None:
+        diagnose(lowered, stood, layout)
 
 
 WORKS = {"simulate": _simulate, "check": _check, "explain": _explain}

@@ -87,11 +87,18 @@ def judge_lane(layout: Layout, where: Whereabouts, lane: int, n: int, ranks: Seq
     """What differs among the ranks that came to the n-th call of a lane (in group order); None where nothing does."""
     program, members = layout.program, layout.lane_ranks[lane]
     came = [(rank, where.joins(rank, lane)[n]) for rank in ranks]
-    calls = [program.call(rank, p) for rank, p in came]
-    agreed = [OPS[c.op].agreement(c) for c in calls]
+    whole = [where.signatures(rank, lane) for rank in members]
+    here = dict(zip(members, whole, strict=True))
+    said: dict[int, Mapping[str, Hashable]] = {}  # equal signatures agree in all
+    for rank, p in came:
+        if here[rank][n] not in said:
+            call = program.call(rank, p)
+            said[here[rank][n]] = OPS[call.op].agreement(call)
+    agreed = [said[here[rank][n]] for rank in ranks]
     aspects = {name: tuple(a.get(name) for a in agreed) for name in dict.fromkeys(k for a in agreed for k in a)}
     aspects = {name: values for name, values in aspects.items() if len(set(values)) > 1}
-    note, row = "", OPS[calls[0].op]
+    note, row = "", OPS[program.code_call(*came[0]).op]
+    calls = [program.call(rank, p) for rank, p in came] if row.pairwise or row.coalesces is not None else []
     if row.pairwise and not aspects.keys() - {"numel", "splits"}:
         crossed = row.cross_faults(calls)
         aspects = {k: v for k, v in aspects.items() if k not in ("numel", "splits")}
@@ -101,11 +108,11 @@ def judge_lane(layout: Layout, where: Whereabouts, lane: int, n: int, ranks: Seq
         note = next((why for _, _, why in row.cross_faults(calls)), "")
     if not aspects:
         return None
-    whole = [where.signatures(rank, lane) for rank in members]
-    order = all(sorted(s) == sorted(whole[0]) for s in whole[1:]) and any(s != whole[0] for s in whole)
+    kinds = list({id(signatures): signatures for signatures in whole}.values())
+    order = all(sorted(s) == sorted(whole[0]) for s in kinds) and any(s != whole[0] for s in kinds)
     order = order and not (row.pairwise and note)
-    here = tuple((rank, p, -1) for rank, p in came)
-    return Unlike(lane, n, here, aspects, members, order, _minority(members, whole, n), note)
+    met = tuple((rank, p, -1) for rank, p in came)
+    return Unlike(lane, n, met, aspects, members, order, _minority(members, whole, n), note)
 
 
 def _splits(call: Call) -> Hashable:

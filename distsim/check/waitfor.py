@@ -72,16 +72,15 @@ def _circles(blocked: dict[int, Blocked]) -> tuple[Circle, ...]:
     import networkx as nx  # a fifth of a second to import, needed only at a standstill
 
     graph: nx.DiGraph[int] = nx.DiGraph()
-    graph.add_nodes_from(blocked)
     nodes: dict[int, int] = {}  # a tuple's identity -> its node: it is hashed once, however many wait for it
     sets: dict[tuple[int, ...], int] = {}
     for rank, state in blocked.items():
         for need in state.needs:
-            node = nodes.get(id(need.ranks), 0)
-            if not node:
+            if id(need.ranks) not in nodes:
                 node = nodes[id(need.ranks)] = sets.setdefault(need.ranks, -1 - len(sets))
                 graph.add_edges_from((node, other) for other in need.ranks if other in blocked)
-            graph.add_edge(rank, node)
+            if nodes[id(need.ranks)] in graph:  # else nobody there waits in turn
+                graph.add_edge(rank, nodes[id(need.ranks)])
     found = []
     for component in nx.strongly_connected_components(graph):
         ranks = sorted(r for r in component if r >= 0)

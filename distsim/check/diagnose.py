@@ -72,6 +72,7 @@ class _Diagnosis:
         self.graph: WaitFor = wait_for(standstill)
         self.counterparts = Counterparts(program, where, taken)
         self._left: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._ended: dict[int, bool] = {}
 
     def findings(self) -> tuple[Finding, ...]:
         found = [self._circle(rings) for rings in self._rings()]
@@ -250,7 +251,9 @@ class _Diagnosis:
             need.any or not self.counterparts.has_one(rank, need, gone[0]))  # fmt: skip
         if lost:
             return "DS304"
-        return "DS302" if all(self.ends[r].status == "ended" for r in gone) else "DS303"
+        if id(gone) not in self._ended:
+            self._ended[id(gone)] = all(self.ends[r].status == "ended" for r in gone)
+        return "DS302" if self._ended[id(gone)] else "DS303"
 
     def _gone(self, code: str, ranks: list[int]) -> Finding:
         needs = [self._gone_need(rank) for rank in ranks]

@@ -112,7 +112,8 @@ def _missing(program: Program, lane: int, op: str, counts: dict[int, Counter[tup
     found = {}
     for site in sorted({s for count in counts.values() for name, s in count if name == op}) if short else ():
         reach = [rank for rank, count in counts.items() if count[op, site]]
-        out = [rank for rank in short if rank not in reach]
+        reached = set(reach)
+        out = [rank for rank in short if rank not in reached]
         if out and len(reach) < len(counts):
             place = program.sites[site].place(reach[0])
             who = some_ranks(out)

@@ -86,7 +86,8 @@ def _circles(blocked: dict[int, Blocked]) -> tuple[Circle, ...]:
         ranks = sorted(r for r in component if r >= 0)
         if len(ranks) > 1:
             by_choice = any(need.any and not component.isdisjoint(need.ranks) for r in ranks for need in blocked[r].needs)
-            found.append(Circle(tuple(ranks), _shortest(graph.subgraph(component), ranks[0]), by_choice))
+            path = tuple(ranks) if len(ranks) == 2 else _shortest(graph.subgraph(component), ranks[0])
+            found.append(Circle(tuple(ranks), path, by_choice))
     return tuple(sorted(found, key=lambda c: c.ranks))
 
 

@@ -129,9 +129,12 @@ def test_axes_entered_in_another_order_on_a_diagonal_are_given_one_order() -> No
 
 
 def test_a_handle_bound_twice_leads_where_gloo_cancels_its_message() -> None:
-    sends = "  - ranks: 0\n    steps:\n      - repeat: {times: 3, index: i, steps: [{isend: {tensor: x, dst: 1, tag: i, as: h}}]}\n      - wait: h\n"
-    program = f"{sends}  - ranks: 1\n    steps:\n      - repeat: {{times: 3, index: i, steps: [{{recv: {{tensor: y, src: 0, tag: i}}}}]}}\n"
-    found = errors(program.replace("tensor: y", "tensor: x"), world=2)
+    program = (
+        "  - ranks: 0\n    steps:\n      - repeat: {times: 3, index: i, steps: [{isend: {tensor: x, dst: 1, tag: i, as: h}}]}\n"
+        "      - wait: h\n"
+        "  - ranks: 1\n    steps:\n      - repeat: {times: 3, index: i, steps: [{recv: {tensor: x, src: 0, tag: i}}]}\n"
+    )
+    found = errors(program, world=2)
 
     assert found[0].code == "DS304"
     assert found[0].message.startswith("rank 1 waits to receive a message that rank 0 has given up: its handle is bound again")
@@ -163,8 +166,7 @@ def test_data_that_meet_in_another_order_are_called_wrong() -> None:
 
 # --- equal ranks are told once ---
 def test_pairs_that_stand_head_to_head_are_one_finding() -> None:
-    send, recv = ({"op": op, "numel": 1 << 20} for op in ("send", "recv"))
-    ranks = {r: [{**send, "peer": r ^ 1}, {**recv, "peer": r ^ 1}] for r in range(1024)}
+    ranks = {r: [{"op": op, "peer": r ^ 1, "numel": 1 << 20} for op in ("send", "recv")] for r in range(1024)}
     found = verdict_of(build_program(1024, ranks)).findings[0]
 
     assert (found.code, found.ranks, found.core) == ("DS301", tuple(range(1024)), tuple(range(1024)))
@@ -204,14 +206,14 @@ def test_ranks_that_wait_for_one_who_never_starts_are_one_finding_whatever_their
 def test_explaining_a_hang_grows_with_its_ranks(kind: str) -> None:
     """Four times the ranks, less than six times the work."""
 
+    def calls(rank: int) -> list[dict[str, object]]:
+        if kind == "half ends early":
+            return [{"op": "barrier"}] * (1 + rank % 2)
+        receives = kind == "tags" and rank % 2
+        return [{"op": "recv" if receives else "send", "peer": rank ^ 1, "numel": 4, "tag": int(receives)}]
+
     def hanging(world: int) -> None:
-        half = [{"op": "barrier"}]
-        other = {"half ends early": half * 2}.get(kind)
-        ranks = {r: half if r % 2 else (other or []) for r in range(world)}
-        if kind != "half ends early":
-            ranks = {r: [{"op": "recv" if r % 2 and kind == "tags" else "send", "peer": r ^ 1, "numel": 4, "tag": r % 2 * (kind == "tags")}]
-                     for r in range(world)}  # fmt: skip
-        verdict_of(build_program(world, ranks))
+        verdict_of(build_program(world, {r: calls(r) for r in range(world)}))
 
     hanging(64)
 
@@ -220,7 +222,8 @@ def test_explaining_a_hang_grows_with_its_ranks(kind: str) -> None:
 
 def test_a_program_that_is_built_has_the_same_words() -> None:
     """No file, no lines: the rule is named all the same."""
-    ranks = {0: [{"op": "barrier"}, {"op": "all_reduce", "numel": 4}], **{r: [{"op": "all_reduce", "numel": 4}] for r in (1, 2)}}
+    reduce: dict[str, object] = {"op": "all_reduce", "numel": 4}
+    ranks: dict[int, list[dict[str, object]]] = {0: [{"op": "barrier"}, reduce], 1: [reduce], 2: [reduce]}
     found = check_program(build_program(3, ranks)).findings[0]
 
     assert found.code == "DS201"

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from distsim.check.call_index import CallIndex
 from distsim.check.instructions import Reading
 from distsim.check.layout import build_layout
 from distsim.check.leftovers import standstill
 from distsim.check.onepass import Pass
 from distsim.check.verdict import verdict_of
-from distsim.check.whereabouts import Whereabouts
 from distsim.ops.records import Group
 from distsim.profiles import READINGS
 from distsim.program.build import build_program
@@ -38,7 +38,7 @@ def recv(peer: int | None, **more: Any) -> dict[str, Any]:
 
 def run(program: Program, reading: Reading = "rendezvous") -> Standstill:
     layout = build_layout(program)
-    return standstill(Pass(layout, reading).run(), Whereabouts(layout))
+    return standstill(Pass(layout, reading).run(), CallIndex(layout))
 
 
 def stuck(ranks: Sequence[Calls], reading: Reading = "rendezvous", **more: Any) -> tuple[int, ...]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from distsim.check.receivers import Receivers, Taken
-from distsim.check.unlike import part_call
-from distsim.check.whereabouts import Whereabouts
+from distsim.check.call_index import CallIndex, Message
+from distsim.check.mismatch import part_call
 from distsim.check.wording import call_words, place_of, where_text
 from distsim.findings.record import Place
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.program.records import Program
 from distsim.standstill import Need
+
+#: Open receive (rank, position, part) -> the message that it takes, as (rank, position, part).
+Taken = Mapping[Any, tuple[int, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +50,52 @@ class Near(NamedTuple):
     place: Place | None
 
 
+class Receivers:
+    """A receive that has taken a sender's message stands as if it named that sender; one that took none is open to all."""
+
+    def __init__(self, where: CallIndex, taken: Taken) -> None:
+        self.where, self.taken = where, taken
+        layout = where.layout
+        rows = zip(layout.chan_group, layout.chan_src, layout.chan_dst, layout.chan_tag, strict=True)
+        self._open = {(g, dst, tag): c for c, (g, src, dst, tag) in enumerate(rows) if src < 0} if layout.any_source else {}
+
+    def of(self, channel: int) -> list[Message]:
+        """The receives that the channel's messages may go to: in order those that name or took its sender, then the open ones."""
+        layout = self.where.layout
+        rank, sender = layout.chan_dst[channel], layout.chan_src[channel]
+        named = self.where.messages(rank, channel, sends=False)
+        opened = self._open.get((layout.chan_group[channel], rank, layout.chan_tag[channel]))
+        if opened is None or opened == channel:
+            return named
+        receives = self.where.messages(rank, opened, sends=False)
+        by = [self.taken.get((rank, m.position, m.part), (-1,))[0] for m in receives]
+        mine = [m for m, who in zip(receives, by, strict=True) if who == sender]
+        free = [m for m, who in zip(receives, by, strict=True) if who < 0]
+        return sorted(named + mine, key=lambda m: m[:2]) + free
+
+    def took(self, channel: int) -> list[Message]:
+        """The open receives that have taken a message of the channel's sender."""
+        rank = self.where.layout.chan_dst[channel]
+        return [m for m in self.of(channel) if (rank, m.position, m.part) in self.taken]
+
+    def ordinal(self, channel: int, position: int, part: int) -> int:
+        """Which of the channel's messages a receive by name waits for, from 0."""
+        return sum(m[:2] < (position, part) for m in self.of(channel)[: self._settled(channel)])
+
+    def _settled(self, channel: int) -> int:
+        """How many of the receives have their sender."""
+        receives, rank = self.of(channel), self.where.layout.chan_dst[channel]
+        opened = self._open.get((self.where.layout.chan_group[channel], rank, self.where.layout.chan_tag[channel]))
+        if opened is None:
+            return len(receives)
+        free = [m for m in self.where.messages(rank, opened, sends=False) if (rank, m.position, m.part) not in self.taken]
+        return len(receives) - len(free)
+
+
 class Counterparts:
     """Finds counterparts in the text of a program."""
 
-    def __init__(self, program: Program, where: Whereabouts, taken: Taken) -> None:
+    def __init__(self, program: Program, where: CallIndex, taken: Taken) -> None:
         self.program, self.where = program, where
         self.receivers = Receivers(where, taken)
         self._ends: tuple[dict[int, list[int]], dict[int, list[int]]] | None = None

@@ -15,12 +15,11 @@ from distsim.check.advice import (
     advise_other_group,
     same_call,
 )
-from distsim.check.counterpart import Counterpart, Counterparts, Near, near_words
+from distsim.check.call_index import CallIndex
+from distsim.check.counterpart import Counterpart, Counterparts, Near, Taken, near_words
 from distsim.check.layout import Layout, build_layout
 from distsim.check.leaks import request_lost
-from distsim.check.receivers import Taken
 from distsim.check.waitfor import Circle, WaitFor, edge, wait_for
-from distsim.check.whereabouts import Whereabouts
 from distsim.check.wording import SHOWN, columns, device_standing, like_this, place_of, plural, some_ranks, standing, where_text
 from distsim.findings.record import Finding, Place
 from distsim.ops.table import OPS
@@ -43,7 +42,7 @@ def diagnose(
     """
     if not standstill.blocked:
         return ()
-    return _Diagnosis(program, standstill, Whereabouts(layout or build_layout(program)), taken or {}).findings()
+    return _Diagnosis(program, standstill, CallIndex(layout or build_layout(program)), taken or {}).findings()
 
 
 class Turn(NamedTuple):
@@ -65,7 +64,7 @@ class _Ring(NamedTuple):
 class _Diagnosis:
     """One standstill under the lens."""
 
-    def __init__(self, program: Program, standstill: Standstill, where: Whereabouts, taken: Taken) -> None:
+    def __init__(self, program: Program, standstill: Standstill, where: CallIndex, taken: Taken) -> None:
         self.program, self.standstill, self.where = program, standstill, where
         self.blocked: dict[int, Blocked] = {b.rank: b for b in standstill.blocked}
         self.ends = {end.rank: end for end in standstill.ends}
@@ -271,8 +270,9 @@ class _Diagnosis:
         lines = [self._row(r, n, self._lacks(p)) for r, n, p in zip(ranks, needs, parts, strict=False)]
         lines += [self._end_row(rank) for rank in gone[:SHOWN]]
         more = like_this(len(ranks) - len(parts))
-        advice = self._other_group(parts[:1]) if parts[0] is not None else ()
-        advice = advice or advise_gone(status, parts[0], gone, self.ends[gone[0]].message)
+        advice = self._other_group([p for p in parts[:1] if p is not None]) or advise_gone(
+            status, parts[0], gone, self.ends[gone[0]].message
+        )
         return self._finding(code, [head, *columns(lines), *more], tuple(ranks), advice, list(zip(ranks, needs, strict=True)))
 
     def _lacks(self, part: Counterpart | None) -> str:

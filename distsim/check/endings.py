@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from distsim.check.layout import Layout
 from distsim.check.machine import Machine, State
+from distsim.check.mismatch import Mismatch, message_mismatch
 from distsim.check.suspects import Posted
 from distsim.check.tables import Request, Tables
-from distsim.check.unlike import Unlike, pair_unlike
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
 
 
@@ -96,7 +96,7 @@ class Fits:
     def __init__(self, machine: Machine) -> None:
         self.machine, self.suspects = machine, machine.tables.suspects
         self.layout: Layout = machine.tables.layout
-        self.found: dict[object, Unlike] = {}
+        self.found: dict[object, Mismatch] = {}
 
     def bad(self, state: State) -> bool:
         """Something that met in an ended state differs; what, goes to ``found``."""
@@ -117,10 +117,10 @@ class Fits:
                 self.found.setdefault((-1, channel, k), self._pair(k, src, s, dst, r))
         return bad
 
-    def _pair(self, k: int, src: int, s: Posted, dst: int, r: Posted) -> Unlike:
-        return pair_unlike(self.layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), 0)
+    def _pair(self, k: int, src: int, s: Posted, dst: int, r: Posted) -> Mismatch:
+        return message_mismatch(self.layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), 0)
 
-    def unlikes(self) -> tuple[Unlike, ...]:
+    def unlikes(self) -> tuple[Mismatch, ...]:
         """All that was found, with the messages of open boxes that did not fit."""
         machine = self.machine
         opened = []
@@ -131,7 +131,7 @@ class Fits:
         return (*collective, *(u for u in self.found.values() if u.lane < 0), *opened)
 
 
-def first_unlikes(layout: Layout, reading: str, unlikes: tuple[Unlike, ...]) -> tuple[Unlike, ...]:
+def first_unlikes(layout: Layout, reading: str, unlikes: tuple[Mismatch, ...]) -> tuple[Mismatch, ...]:
     """Of what met and differs in a program without open receives: that before which nothing else did.
 
     An execution ends for those whose calls don't fit; what they would have done afterwards says nothing more.

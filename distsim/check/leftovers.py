@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from distsim.check.call_index import CallIndex
 from distsim.check.instructions import (
     ALL,
     CAME,
@@ -21,11 +22,10 @@ from distsim.check.instructions import (
     Instruction,
 )  # fmt: skip
 from distsim.check.onepass import Pass
-from distsim.check.whereabouts import Whereabouts
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
 
 
-def standstill(done: Pass, where: Whereabouts) -> Standstill:
+def standstill(done: Pass, where: CallIndex) -> Standstill:
     """The record of a finished pass."""
     missing: dict[tuple[int, int, int | None], tuple[int, ...]] = {}
     absent = tuple(rank for rank, status in enumerate(done.status) if status == "absent")
@@ -73,7 +73,7 @@ def _needs(done: Pass, rank: int, at: int, missing: dict[Any, tuple[int, ...]]) 
     return tuple(needs)
 
 
-def _unreceived(done: Pass, where: Whereabouts) -> list[tuple[int, int, int]]:
+def _unreceived(done: Pass, where: CallIndex) -> list[tuple[int, int, int]]:
     """(sender, position, part) of the messages that no receive took, in this order."""
     found = []
     for channel, (sent, received) in enumerate(zip(done.sent, done.received, strict=True)):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from distsim.check.call_index import CallIndex
 from distsim.check.layout import Layout, build_layout, distinct
 from distsim.check.leaks import leaks
-from distsim.check.whereabouts import Whereabouts
 from distsim.check.wording import call_words, some_ranks, where_text
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
@@ -83,7 +83,7 @@ def _left_out(program: Program, layout: Layout) -> list[Finding]:
 
     Groups of one name and the same members are one that its ranks made in another order: what each of them lacks says nothing.
     """
-    where = Whereabouts(layout)
+    where = CallIndex(layout)
     made = Counter((group.name, group.ranks) for group in program.groups)
     found: dict[int, Finding] = {}
     for lane, group in enumerate(program.groups):
@@ -99,7 +99,7 @@ def _left_out(program: Program, layout: Layout) -> list[Finding]:
     return [found[site] for site in sorted(found)]
 
 
-def _counts(program: Program, where: Whereabouts, rank: int, lane: int) -> Counter[tuple[str, int]]:
+def _counts(program: Program, where: CallIndex, rank: int, lane: int) -> Counter[tuple[str, int]]:
     """(op, site) -> how often the rank's program makes it on a lane."""
     calls = (program.code_call(rank, p) for p in where.joins(rank, lane))
     return Counter((call.op, call.site) for call in calls)

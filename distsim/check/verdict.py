@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from distsim.check.call_index import CallIndex
 from distsim.check.ending import READINGS, Ending, Example, How, Kind, depends_on, first_with, hows
 from distsim.check.endings import first_unlikes
 from distsim.check.instructions import Reading
@@ -13,14 +14,13 @@ from distsim.check.judge import choice_findings, end_findings, failure_findings,
 from distsim.check.layout import Layout, build_layout
 from distsim.check.leaks import Leak, leaks
 from distsim.check.leftovers import standstill
+from distsim.check.mismatch import mismatches
 from distsim.check.onepass import Pass
 from distsim.check.orders import MAX_STATES, Orders, all_orders
-from distsim.check.races import Clash, clashes
+from distsim.check.races import DataRace, data_races
 from distsim.check.schedule import Schedule
-from distsim.check.timing import bound_finding, clash_findings, luck_findings, order_findings, reliance_findings
-from distsim.check.unlike import unlike_calls
+from distsim.check.timing import bound_finding, buffering_dependence, order_findings, race_findings, reliance_findings
 from distsim.check.waitfor import wait_for
-from distsim.check.whereabouts import Whereabouts
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding
 from distsim.program.records import Program
@@ -69,7 +69,7 @@ def verdict_of(
     rules at least as strict as the rendezvous reading, with nothing that differed where calls met; it stands for that pass.
     """
     layout = layout or build_layout(program)
-    where = Whereabouts(layout)
+    where = CallIndex(layout)
     absent = frozenset(f.rank for f in program.faults if f.kind == "absent")
     never_starts = bool(absent) and "init_process_group" not in layout.lane_names
     if layout.any_source and not never_starts:
@@ -81,7 +81,7 @@ def verdict_of(
     return _Judgement(program, layout, where, orders, max_states).verdict()
 
 
-def _single_passes(layout: Layout, where: Whereabouts, absent: frozenset[int]) -> dict[str, Ending]:
+def _single_passes(layout: Layout, where: CallIndex, absent: frozenset[int]) -> dict[str, Ending]:
     """The second and third reading only if the first stands still: they get at least as far."""
     endings = {"rendezvous": _pass(layout, where, "rendezvous", absent)}
     if endings["rendezvous"].stuck:
@@ -89,10 +89,10 @@ def _single_passes(layout: Layout, where: Whereabouts, absent: frozenset[int]) -
     return endings
 
 
-def _pass(layout: Layout, where: Whereabouts, reading: Reading, absent: frozenset[int]) -> Ending:
+def _pass(layout: Layout, where: CallIndex, reading: Reading, absent: frozenset[int]) -> Ending:
     done = Pass(layout, reading).run(absent)
     found = standstill(done, where)
-    unlikes = first_unlikes(layout, reading, unlike_calls(done, where))
+    unlikes = first_unlikes(layout, reading, mismatches(done, where))
     stuck = {found.stuck: wait_for(found).core} if found.blocked else {}
     ranks = _union(u.ranks for u in unlikes)
     return Ending(stuck, not stuck, unlikes, not unlikes, {"end": Example(found)}, mismatch_ranks=ranks)
@@ -108,14 +108,14 @@ class _Who(NamedTuple):
 class _Judgement:
     """One program with the endings of its readings."""
 
-    def __init__(self, program: Program, layout: Layout, where: Whereabouts, orders: Orders, bound: int) -> None:
+    def __init__(self, program: Program, layout: Layout, where: CallIndex, orders: Orders, bound: int) -> None:
         self.program, self.layout, self.where, self.orders, self.bound = program, layout, where, orders, bound
         self.endings = orders.endings
         self.invalid = tuple(f for f in program.findings if f.code in CODES and CODES[f.code].verdict == "invalid")
         example = self.endings["rendezvous"].example("end")
         first = example.standstill
         blocked = not example.ended or any(ending.stuck for ending in self.endings.values())
-        self.clashes: tuple[Clash, ...] = clashes(program, [end.position for end in first.ends])
+        self.clashes: tuple[DataRace, ...] = data_races(program, [end.position for end in first.ends])
         self.leaks: tuple[Leak, ...] = () if blocked else leaks(program, first)
         self.unreceived = () if blocked else first.unreceived
         self.kind = self._kind()
@@ -182,10 +182,10 @@ class _Judgement:
         left = None if stood is None else stood.standstill
         found = [*program.findings, *failure_findings(program, self.where, unlike.unlikes if unlike else (), left, taken)]
         if self.kind == "deadlock" and stuck is not None:
-            found += luck_findings(hows(self.endings, "deadlock"), _union(stuck.stuck))
+            found += buffering_dependence(hows(self.endings, "deadlock"), _union(stuck.stuck))
         found += self._order_findings()
         found += reliance_findings(program, racing) if racing is not None else ()
-        found += (*clash_findings(program, self.clashes), *leak_findings(program, self.leaks))
+        found += (*race_findings(program, self.clashes), *leak_findings(program, self.leaks))
         found += unreceived_findings(program, first) if self.unreceived else ()
         found += (*end_findings(program, first), *choice_findings(program, choices))
         return (*found, *(() if self.orders.complete else (bound_finding(self.orders.explored, self.bound),)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from distsim.check.unlike import part_call
+from distsim.check.mismatch import part_call
 from distsim.findings.record import Place
 from distsim.ops.records import Call
 from distsim.ops.table import OPS

@@ -20,7 +20,7 @@ class Message(NamedTuple):
     signature: int
 
 
-class Whereabouts:
+class CallIndex:
     """Looks calls up by channel and lane."""
 
     def __init__(self, layout: Layout) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from distsim.check.call_index import CallIndex
 from distsim.check.layout import Layout, distinct, joins
 from distsim.check.onepass import Pass
-from distsim.check.whereabouts import Whereabouts
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
-from distsim.program.records import Program
+from distsim.program.records import CodeCall, Program
 
 
 @dataclass(frozen=True, slots=True)
-class Unlike:
+class Mismatch:
     """Calls that met and differ: a collective's members in group order, or sender and receiver.
 
     ``lane`` is the collective's lane (-1: a message), ``number`` its number there. ``calls`` are (rank, position, part).
@@ -39,13 +39,13 @@ class Unlike:
     later: int = 0
 
 
-def unlike_calls(done: Pass, where: Whereabouts) -> tuple[Unlike, ...]:
+def mismatches(done: Pass, where: CallIndex) -> tuple[Mismatch, ...]:
     """All of them: the first of each lane, the first of each channel."""
     return (*_collectives(done, where), *_messages(done, where))
 
 
 # --- collectives ---
-def _collectives(done: Pass, where: Whereabouts) -> Iterator[Unlike]:
+def _collectives(done: Pass, where: CallIndex) -> Iterator[Mismatch]:
     suspects: dict[int, set[int]] = {}
     uneven = {(lane, n) for lane, n in uneven_calls(done.layout, where) if n < len(done.arrived[lane])}
     for lane, n in (*done.unlike, *uneven):
@@ -62,7 +62,7 @@ def _collectives(done: Pass, where: Whereabouts) -> Iterator[Unlike]:
             fine.add(calls)
 
 
-def uneven_calls(layout: Layout, where: Whereabouts) -> set[tuple[int, int]]:
+def uneven_calls(layout: Layout, where: CallIndex) -> set[tuple[int, int]]:
     """(lane, n) of all_to_all calls with uneven parts: their signatures agree, their splits may not."""
     found: set[tuple[int, int]] = set()
     program = layout.program
@@ -77,13 +77,13 @@ def uneven_calls(layout: Layout, where: Whereabouts) -> set[tuple[int, int]]:
     return found
 
 
-def _is_uneven(program: Program, rank: int, call: Any) -> bool:
+def _is_uneven(program: Program, rank: int, call: CodeCall) -> bool:
     if call.invalid is not None:
         return True
     return "numel" not in OPS[call.op].agreement(program.resolve(rank, call)) or not isinstance(call.signature, int)
 
 
-def judge_lane(layout: Layout, where: Whereabouts, lane: int, n: int, ranks: Sequence[int]) -> Unlike | None:
+def judge_lane(layout: Layout, where: CallIndex, lane: int, n: int, ranks: Sequence[int]) -> Mismatch | None:
     """What differs among the ranks that came to the n-th call of a lane (in group order); None where nothing does."""
     program, members = layout.program, layout.lane_ranks[lane]
     came = [(rank, where.joins(rank, lane)[n]) for rank in ranks]
@@ -112,7 +112,7 @@ def judge_lane(layout: Layout, where: Whereabouts, lane: int, n: int, ranks: Seq
     order = all(sorted(s) == sorted(whole[0]) for s in kinds) and any(s != whole[0] for s in kinds)
     order = order and not (row.pairwise and note)
     met = tuple((rank, p, -1) for rank, p in came)
-    return Unlike(lane, n, met, aspects, members, order, _minority(members, whole, n), note)
+    return Mismatch(lane, n, met, aspects, members, order, _minority(members, whole, n), note)
 
 
 def _splits(call: Call) -> Hashable:
@@ -127,7 +127,7 @@ def _minority(members: tuple[int, ...], whole: list[list[int]], n: int) -> tuple
 
 
 # --- messages ---
-def _messages(done: Pass, where: Whereabouts) -> Iterator[Unlike]:
+def _messages(done: Pass, where: CallIndex) -> Iterator[Mismatch]:
     for channel in _suspect_channels(done):
         layout = done.layout
         src, dst = layout.chan_src[channel], layout.chan_dst[channel]
@@ -136,14 +136,16 @@ def _messages(done: Pass, where: Whereabouts) -> Iterator[Unlike]:
         bad = [(k, s, r) for k, (s, r) in enumerate(pairs) if s.signature != r.signature]
         if bad:
             k, s, r = bad[0]
-            yield pair_unlike(layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), len(bad) - 1)
+            yield message_mismatch(layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), len(bad) - 1)
 
 
-def pair_unlike(program: Program, k: int, sender: tuple[int, int, int], receiver: tuple[int, int, int], later: int) -> Unlike:
+def message_mismatch(
+    program: Program, k: int, sender: tuple[int, int, int], receiver: tuple[int, int, int], later: int
+) -> Mismatch:
     """A message and its receive, each as (rank, position, part), that met as number k of their kind and differ."""
     said = [OPS[c.op].agreement(c) for c in (part_call(program, *sender), part_call(program, *receiver))]
     aspects = {name: (said[0].get(name), said[1].get(name)) for name in said[0] if said[0].get(name) != said[1].get(name)}
-    return Unlike(-1, k, (sender, receiver), aspects, tuple(sorted((sender[0], receiver[0]))), later=later)
+    return Mismatch(-1, k, (sender, receiver), aspects, tuple(sorted((sender[0], receiver[0]))), later=later)
 
 
 def part_call(program: Program, rank: int, position: int, part: int) -> Call:
@@ -166,11 +168,11 @@ def _suspect_channels(done: Pass) -> list[int]:
 _VARIES = -2
 
 
-def _uniform(done: Pass, sends: bool, channels: int) -> Any:
+def _uniform(done: Pass, sends: bool, channels: int) -> NDArray[np.int64]:
     """Per channel the one signature of all its messages (or receives), or -2 where they differ."""
     layout = done.layout
-    where: list[Any] = []
-    what: list[Any] = []
+    where: list[NDArray[np.int64]] = []
+    what: list[NDArray[np.int64]] = []
     for code in layout.program.codes:
         table = np.array([(layout.send_chan if sends else layout.recv_chan)[rank] for rank in code.ranks]).reshape(
             len(code.ranks), -1
@@ -179,7 +181,7 @@ def _uniform(done: Pass, sends: bool, channels: int) -> Any:
             if call.port >= 0 and (OPS[call.op].direction == "send") == sends:
                 where.append(table[:, call.port])
                 what.append(np.broadcast_to(np.asarray(call.signature), len(code.ranks)))
-    found = np.full(channels, _VARIES)
+    found = np.full(channels, _VARIES, dtype=np.int64)
     if where:
         channel, signature = np.concatenate(where), np.concatenate(what)
         found[channel] = signature

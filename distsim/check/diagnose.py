@@ -23,6 +23,7 @@ from distsim.check.waitfor import Circle, WaitFor, edge, wait_for
 from distsim.check.wording import SHOWN, columns, device_standing, like_this, place_of, plural, some_ranks, standing, where_text
 from distsim.findings.record import Finding, Place
 from distsim.ops.table import OPS
+from distsim.profiles import PROFILES
 from distsim.program.records import Program
 from distsim.standstill import Blocked, Need, Standstill
 
@@ -150,8 +151,8 @@ class _Diagnosis:
         return replace(found, places=(place, *found.places))
 
     def _apart(self, parts: list[Counterpart]) -> tuple[str, ...]:
-        """Both ends are posted, one in a batch and one alone: what to do about the two communicators they travel on."""
-        for part in parts:
+        """Both ends are posted, one in a batch and one alone: what to do about the two communicators they travel on (semantics N7)."""
+        for part in parts if PROFILES[self.program.backend].device else ():
             if part.is_message and part.position is not None and self._posted(part):
                 alone = not self.program.code_call(part.rank, part.position).parts
                 if alone == bool(part.batched):

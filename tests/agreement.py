@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from distsim.check.call_index import CallIndex
 from distsim.check.ending import depends_on
 from distsim.check.explore import Search
 from distsim.check.layout import Layout, build_layout
 from distsim.check.orders import ending_of
 from distsim.check.readings import Contract
 from distsim.check.verdict import Verdict, verdict_of
-from distsim.check.whereabouts import Whereabouts
 from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine import Run, run
@@ -194,7 +194,7 @@ def passes(case: Case) -> Answers | None:
     if case.layout.any_source:
         return None
     said: Answers = {}
-    contract = Contract(case.layout, Whereabouts(case.layout))
+    contract = Contract(case.layout, CallIndex(case.layout))
     for reading in READINGS:
         done = contract.run(reading)  # type: ignore[arg-type]
         left, unfit = done.standstill(), bool(done.mismatches())

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from distsim.check.call_index import CallIndex
 from distsim.check.layout import Layout, distinct, joins
-from distsim.check.whereabouts import Whereabouts
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
-from distsim.program.records import Program
+from distsim.program.records import CodeCall, Program
 
 
 @dataclass(frozen=True, slots=True)
-class Unlike:
+class Mismatch:
     """Calls that met and differ: a collective's members in group order, or sender and receiver.
 
     ``lane`` is the collective's lane (-1: a message), ``number`` its number there. ``calls`` are (rank, position, part).
@@ -36,7 +35,7 @@ class Unlike:
     later: int = 0
 
 
-def uneven_calls(layout: Layout, where: Whereabouts) -> set[tuple[int, int]]:
+def uneven_calls(layout: Layout, where: CallIndex) -> set[tuple[int, int]]:
     """(lane, n) of all_to_all calls with uneven parts: their signatures agree, their splits may not."""
     found: set[tuple[int, int]] = set()
     program = layout.program
@@ -51,21 +50,28 @@ def uneven_calls(layout: Layout, where: Whereabouts) -> set[tuple[int, int]]:
     return found
 
 
-def _is_uneven(program: Program, rank: int, call: Any) -> bool:
+def _is_uneven(program: Program, rank: int, call: CodeCall) -> bool:
     if call.invalid is not None:
         return True
     return "numel" not in OPS[call.op].agreement(program.resolve(rank, call)) or not isinstance(call.signature, int)
 
 
-def judge_lane(layout: Layout, where: Whereabouts, lane: int, n: int, ranks: Sequence[int]) -> Unlike | None:
+def judge_lane(layout: Layout, where: CallIndex, lane: int, n: int, ranks: Sequence[int]) -> Mismatch | None:
     """What differs among the ranks that came to the n-th call of a lane (in group order); None where nothing does."""
     program, members = layout.program, layout.lane_ranks[lane]
     came = [(rank, where.joins(rank, lane)[n]) for rank in ranks]
-    calls = [program.call(rank, p) for rank, p in came]
-    agreed = [OPS[c.op].agreement(c) for c in calls]
+    whole = [where.signatures(rank, lane) for rank in members]
+    here = dict(zip(members, whole, strict=True))
+    said: dict[int, Mapping[str, Hashable]] = {}  # equal signatures agree in all
+    for rank, p in came:
+        if here[rank][n] not in said:
+            call = program.call(rank, p)
+            said[here[rank][n]] = OPS[call.op].agreement(call)
+    agreed = [said[here[rank][n]] for rank in ranks]
     aspects = {name: tuple(a.get(name) for a in agreed) for name in dict.fromkeys(k for a in agreed for k in a)}
     aspects = {name: values for name, values in aspects.items() if len(set(values)) > 1}
-    note, row = "", OPS[calls[0].op]
+    note, row = "", OPS[program.code_call(*came[0]).op]
+    calls = [program.call(rank, p) for rank, p in came] if row.pairwise or row.coalesces is not None else []
     if row.pairwise and not aspects.keys() - {"numel", "splits"}:
         crossed = row.cross_faults(calls)
         aspects = {k: v for k, v in aspects.items() if k not in ("numel", "splits")}
@@ -75,11 +81,11 @@ def judge_lane(layout: Layout, where: Whereabouts, lane: int, n: int, ranks: Seq
         note = next((why for _, _, why in row.cross_faults(calls)), "")
     if not aspects:
         return None
-    whole = [where.signatures(rank, lane) for rank in members]
-    order = all(sorted(s) == sorted(whole[0]) for s in whole[1:]) and any(s != whole[0] for s in whole)
+    kinds = list({id(signatures): signatures for signatures in whole}.values())
+    order = all(sorted(s) == sorted(whole[0]) for s in kinds) and any(s != whole[0] for s in kinds)
     order = order and not (row.pairwise and note)
-    here = tuple((rank, p, -1) for rank, p in came)
-    return Unlike(lane, n, here, aspects, members, order, _minority(members, whole, n), note)
+    met = tuple((rank, p, -1) for rank, p in came)
+    return Mismatch(lane, n, met, aspects, members, order, _minority(members, whole, n), note)
 
 
 def _splits(call: Call) -> Hashable:
@@ -94,11 +100,13 @@ def _minority(members: tuple[int, ...], whole: list[list[int]], n: int) -> tuple
 
 
 # --- messages ---
-def pair_unlike(program: Program, k: int, sender: tuple[int, int, int], receiver: tuple[int, int, int], later: int) -> Unlike:
+def message_mismatch(
+    program: Program, k: int, sender: tuple[int, int, int], receiver: tuple[int, int, int], later: int
+) -> Mismatch:
     """A message and its receive, each as (rank, position, part), that met as number k of their kind and differ."""
     said = [OPS[c.op].agreement(c) for c in (part_call(program, *sender), part_call(program, *receiver))]
     aspects = {name: (said[0].get(name), said[1].get(name)) for name in said[0] if said[0].get(name) != said[1].get(name)}
-    return Unlike(-1, k, (sender, receiver), aspects, tuple(sorted((sender[0], receiver[0]))), later=later)
+    return Mismatch(-1, k, (sender, receiver), aspects, tuple(sorted((sender[0], receiver[0]))), later=later)
 
 
 def part_call(program: Program, rank: int, position: int, part: int) -> Call:

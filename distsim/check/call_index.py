@@ -20,7 +20,7 @@ class Message(NamedTuple):
     signature: int
 
 
-class Whereabouts:
+class CallIndex:
     """Looks calls up by channel and lane."""
 
     def __init__(self, layout: Layout) -> None:
@@ -28,6 +28,9 @@ class Whereabouts:
         self._ports: dict[int, dict[tuple[int, bool], list[tuple[int, int, CodeCall]]]] = {}
         self._slots: dict[int, dict[int, list[int]]] = {}
         self._joins: dict[tuple[int, int], list[int]] = {}
+        self._shared: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        self._signatures: dict[int, list[int]] = {}
+        self._plain: dict[int, bool] = {}
         self._channels: dict[tuple[int, bool], dict[int, list[int]]] = {}
 
     def messages(self, rank: int, channel: int, *, sends: bool) -> list[Message]:
@@ -55,20 +58,39 @@ class Whereabouts:
         return sum(bisect_left(by_port.get((port, sends), ()), (position, part), key=lambda m: m[:2]) for port in ports)
 
     def joins(self, rank: int, lane: int) -> list[int]:
-        """Positions of all calls that the rank's program makes on a lane, reached or not."""
+        """Positions of all calls that the rank's program makes on a lane, reached or not. Not to be changed: ranks that run the same
+        code without a guard share one list."""
         if (rank, lane) not in self._joins:
-            members = self.layout.member[rank]
-            by_slot = self._by_slot(self.layout.program.code_of[rank])
-            slots = [slot for slot, m in enumerate(members) if m >= 0 and self.layout.lane_of[m] == lane]
-            found = sorted(p for slot in slots for p in by_slot.get(slot, ()))
-            self._joins[rank, lane] = [p for p in found if self.makes(rank, p, self.layout.program.code_call(rank, p))]
+            number = self.layout.program.code_of[rank]
+            slots = tuple(slot for slot, m in enumerate(self.layout.member[rank]) if m >= 0 and self.layout.lane_of[m] == lane)
+            if (number, slots) not in self._shared:
+                by_slot = self._by_slot(number)
+                self._shared[number, slots] = sorted(p for slot in slots for p in by_slot.get(slot, ()))
+            found = self._shared[number, slots]
+            if not self._is_plain(number):
+                found = [p for p in found if self.makes(rank, p, self.layout.program.code_call(rank, p))]
+            self._joins[rank, lane] = found
         return self._joins[rank, lane]
 
     def signatures(self, rank: int, lane: int) -> list[int]:
-        """Signatures of all calls that the rank's program makes on a lane."""
+        """Signatures of all calls that the rank's program makes on a lane; shared as their positions are, where no rank differs."""
         program = self.layout.program
-        row = program.row_of[rank]
-        return [int(at(program.code_call(rank, p).signature, row)) for p in self.joins(rank, lane)]
+        positions = self.joins(rank, lane)
+        if id(positions) not in self._signatures:
+            vectors = [program.code_call(rank, p).signature for p in positions]
+            row = program.row_of[rank]
+            found = [int(at(v, row)) for v in vectors]
+            if not all(isinstance(v, int) for v in vectors):
+                return found
+            self._signatures[id(positions)] = found
+        return self._signatures[id(positions)]
+
+    def _is_plain(self, number: int) -> bool:
+        """All ranks of a code make all of its calls."""
+        if number not in self._plain:
+            code = self.layout.program.codes[number]
+            self._plain[number] = code.guards is None and all(call.invalid is None for call in code.calls)
+        return self._plain[number]
 
     def lane(self, rank: int, call: CodeCall) -> int:
         """The lane of a collective call."""

@@ -137,6 +137,11 @@ class Op(BaseModel):
         return next(iter(cls.algorithms.values())).rounds(n, root) if cls.algorithms else []
 
     @classmethod
+    def single(cls) -> str:
+        """The operation whose measured times stand for this one's: a launch of parts costs what one as large does."""
+        return cls.op if cls.coalesces is None else cls.coalesces.op
+
+    @classmethod
     def chunk_nbytes(cls, n: int, nbytes: int) -> int:
         """Bytes of one chunk of `schedule` when `nbytes` is the operation's size."""
         return next(iter(cls.algorithms.values())).chunk_nbytes(n, nbytes) if cls.algorithms else nbytes

@@ -6,14 +6,13 @@ from typing import Any, ClassVar
 
 from pydantic import StrictBool
 
-from distsim import schedules
 from distsim.ops import colours
 from distsim.ops.base import Drawing, Effect, Op, Share, Source, Words
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, stranger
 from distsim.ops.collective import Collective, torch_list
 from distsim.ops.fields import DurationField, ExprList, GroupField, TensorField, TensorList
 from distsim.ops.records import Buffer, Call
-from distsim.schedules import Algorithm
+from distsim.schedules import ALGORITHMS
 
 _ALL_WAIT = "Everybody waits for everybody: nobody can return before the last rank has come."
 
@@ -25,10 +24,7 @@ class _Exchange(Collective):
     input_parts = "n"
     output_parts = "n"
     nccl_tests = "alltoall_perf"
-    algorithms = {
-        "pairwise": Algorithm(schedules.pairwise_all_to_all, "pair"),
-        "direct": Algorithm(schedules.direct_all_to_all, "pair"),
-    }
+    algorithms = ALGORITHMS["all_to_all"]
 
     @classmethod
     def agreement(cls, call: Call) -> dict[str, Hashable]:
@@ -171,10 +167,7 @@ class Barrier(Collective):
         example="- barrier",
         notes=("nccl makes it an all_reduce of one number, then lets the host wait for the device.",),
     )
-    algorithms = {
-        "dissemination": Algorithm(schedules.dissemination_barrier, "token"),
-        "central": Algorithm(schedules.central_barrier, "token"),
-    }
+    algorithms = ALGORITHMS["barrier"]
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[Effect, ...]:
@@ -199,7 +192,7 @@ class MonitoredBarrier(Op):
         example="- monitored_barrier: {timeout: 10 s}",
         notes=("gloo alone has it.", "With wait_all_ranks the error names every rank that is missing."),
     )
-    algorithms = {"central": Algorithm(schedules.central_barrier, "token")}
+    algorithms = ALGORITHMS["monitored_barrier"]
 
     group: GroupField = None
     timeout: DurationField = None

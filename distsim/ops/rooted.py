@@ -3,14 +3,13 @@
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from distsim import schedules
 from distsim.ops import colours
 from distsim.ops.base import Drawing, Effect, Source, Words
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreducible
 from distsim.ops.collective import FromRoot, InPlace, Reducing, ToRoot, everyone, op_of, torch_list
 from distsim.ops.fields import TensorField, TensorList
 from distsim.ops.records import Buffer, Call
-from distsim.schedules import Algorithm
+from distsim.schedules import ALGORITHMS
 
 
 class Broadcast(FromRoot, InPlace):
@@ -26,11 +25,7 @@ class Broadcast(FromRoot, InPlace):
         example="- broadcast: {tensor: x, src: 0}",
         notes=("gloo sends down a binomial tree: a rank returns when its parent has sent and its own children have come.",),
     )
-    algorithms = {
-        "binomial": Algorithm(schedules.binomial_broadcast, "whole"),
-        "chain": Algorithm(schedules.chain_broadcast, "split"),
-        "scatter_all_gather": Algorithm(schedules.scatter_all_gather_broadcast, "split"),
-    }
+    algorithms = ALGORITHMS["broadcast"]
 
     @classmethod
     def busbw_factor(cls, n: int) -> float:
@@ -59,10 +54,7 @@ class Reduce(ToRoot, Reducing, InPlace):
         example="- reduce: {tensor: x, dst: 0, op: sum}",
         notes=("gloo overwrites the tensors of the other ranks with partial sums: don't read them afterwards.",),
     )
-    algorithms = {
-        "binomial": Algorithm(schedules.binomial_reduce, "whole"),
-        "chain": Algorithm(schedules.chain_reduce, "split"),
-    }
+    algorithms = ALGORITHMS["reduce"]
 
     @classmethod
     def misfits(cls, call: Call) -> str | None:
@@ -97,10 +89,7 @@ class Gather(ToRoot):
         example="- gather: {input: x, output: all_x, dst: 0}",
         notes=("The output is read on dst alone.", "Without dst it is global rank 0.", "On gloo the givers need dst alone."),
     )
-    algorithms = {
-        "binomial": Algorithm(schedules.binomial_gather, "origin"),
-        "linear": Algorithm(schedules.linear_gather, "origin"),
-    }
+    algorithms = ALGORITHMS["gather"]
 
     input: TensorField
     output: TensorList = None
@@ -149,10 +138,7 @@ class Scatter(FromRoot):
         example="- scatter: {input: parts, output: x, src: 0}",
         notes=("The input is read on src alone.", "Without src it is global rank 0.", "On gloo src waits for all, they for src."),
     )
-    algorithms = {
-        "binomial": Algorithm(schedules.binomial_scatter, "target"),
-        "linear": Algorithm(schedules.linear_scatter, "target"),
-    }
+    algorithms = ALGORITHMS["scatter"]
 
     output: TensorField
     input: TensorList = None

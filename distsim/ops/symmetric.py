@@ -3,14 +3,13 @@
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from distsim import schedules
 from distsim.ops import colours
 from distsim.ops.base import Drawing, Effect, Source, Words
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreducible
 from distsim.ops.collective import Collective, InPlace, Reducing, everyone, op_of, torch_list
 from distsim.ops.fields import TensorField, TensorList
 from distsim.ops.records import Buffer, Call
-from distsim.schedules import Algorithm
+from distsim.schedules import ALGORITHMS
 
 _ALL_WAIT = "Everybody waits for everybody: nobody can return before the last rank has come."
 
@@ -29,11 +28,7 @@ class AllReduce(Reducing, InPlace):
         example="- all_reduce: {tensor: x, op: sum}",
         notes=("avg on integers: gloo refuses it, nccl divides after the sum.",),
     )
-    algorithms = {
-        "ring": Algorithm(schedules.ring_all_reduce, "split"),
-        "halving_doubling": Algorithm(schedules.halving_doubling_all_reduce, "split"),
-        "tree": Algorithm(schedules.tree_all_reduce, "whole"),
-    }
+    algorithms = ALGORITHMS["all_reduce"]
 
     @classmethod
     def misfits(cls, call: Call) -> str | None:
@@ -58,10 +53,7 @@ class _Gathering(Collective):
 
     output_parts = "n"
     nccl_tests = "all_gather_perf"
-    algorithms = {
-        "ring": Algorithm(schedules.ring_all_gather, "origin"),
-        "bruck": Algorithm(schedules.bruck_all_gather, "origin"),
-    }
+    algorithms = ALGORITHMS["all_gather"]
 
     @classmethod
     def nbytes(cls, call: Call) -> int:
@@ -146,10 +138,7 @@ class _ReduceScattering(Reducing):
 
     input_parts = "n"
     nccl_tests = "reduce_scatter_perf"
-    algorithms = {
-        "ring": Algorithm(schedules.ring_reduce_scatter, "target"),
-        "bruck": Algorithm(schedules.bruck_reduce_scatter, "target"),
-    }
+    algorithms = ALGORITHMS["reduce_scatter"]
 
     @classmethod
     def share(cls, call: Call) -> Buffer | None:

@@ -130,6 +130,19 @@ def _ring_position(root: int, n: int) -> Callable[[int], int]:
     return lambda v: (root + v) % n
 
 
+def binomial_parent(v: int) -> int:
+    """Who sends to the rank ``v`` places after the root: ``v`` without its highest set bit."""
+    return v & ~(1 << (v.bit_length() - 1)) if v else 0
+
+
+def binomial_neighbours(n: int, root: int, me: int) -> frozenset[int]:
+    """A rank's parent and children in the tree of the broadcast."""
+    v = (me - root) % n
+    bits = (1 << k for k in range(v.bit_length(), n.bit_length()))
+    near = {binomial_parent(v)} | {v | bit for bit in bits if v | bit < n}
+    return frozenset((w + root) % n for w in near if w != v)
+
+
 @algorithm("broadcast", "binomial", "whole")
 def binomial_broadcast(n: int, root: int = 0) -> list[Round]:
     """ceil(log2 n) rounds; in round k the 2**k ranks that have the buffer send it to the next 2**k."""

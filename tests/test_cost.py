@@ -262,5 +262,7 @@ def test_a_tree_of_combinations_is_priced_where_combining_takes_time() -> None:
     for name, combined in (("binomial", 3.0), ("chain", 1.0)):
         free = model("cpu-10gbe", algorithms={"reduce": name})
         slow = model("cpu-10gbe", algorithms={"reduce": name}, reduce_bandwidth="1 GB/s")
-        longer = slow.collective_ns(OPS["reduce"], ranks(slow), 1 << 20, 0) - free.collective_ns(OPS["reduce"], ranks(free), 1 << 20, 0)
+        longer = slow.collective_ns(OPS["reduce"], ranks(slow), 1 << 20, 0) - free.collective_ns(
+            OPS["reduce"], ranks(free), 1 << 20, 0
+        )
         assert longer == pytest.approx(combined * (1 << 20), abs=2)

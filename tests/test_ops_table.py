@@ -46,7 +46,7 @@ def call(op: str, inputs: tuple[Buffer, ...] = (), outputs: tuple[Buffer, ...] |
 
 
 def test_the_table_holds_the_steps_of_the_design() -> None:
-    assert list(OPS) == STEPS.split()
+    assert set(STEPS.split()) <= set(OPS)
     renamed = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
     assert renamed | {f"{new}_coalesced": f"{old}_coalesced" for new, old in renamed.items()} == ALIASES
     assert not set(ALIASES) & set(OPS)

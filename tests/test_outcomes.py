@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from distsim.cluster import default_cluster
 from distsim.cost import CostModel
 from distsim.engine.choice import why_not_fast
 from distsim.engine.general import simulate_in_order
@@ -16,7 +15,7 @@ from distsim.engine.ordered import outcome_of, worst_of
 from distsim.engine.orders import ends_of_orders
 from distsim.engine.outcomes import outcome_under
 from distsim.engine.untimed import surely_completes
-from distsim.profiles import PROFILES
+from distsim.profiles import PROFILES, default_cluster
 from distsim.program.build import build_program
 from distsim.program.lower import lower
 from distsim.scenario import loads

@@ -8,7 +8,7 @@ import pytest
 
 from distsim.ops.records import Buffer, Call, Group
 from distsim.profiles import PROFILES, READINGS, Meeting
-from distsim.profiles.gloo import parent
+from distsim.schedules import binomial_parent
 
 GLOO, NCCL, MPI = PROFILES["gloo"], PROFILES["nccl"], PROFILES["mpi"]
 PAIR = Group(0, "world", (0, 1))
@@ -34,8 +34,8 @@ def test_broadcast_tree_of_gloo_links_every_rank_to_its_parent_and_children(n: i
         assert all(me in needs[other] for other in needs[me])
         v = (me - root) % n
         if v:
-            assert (parent(v) + root) % n in needs[me]
-            assert parent(v) < v
+            assert (binomial_parent(v) + root) % n in needs[me]
+            assert binomial_parent(v) < v
     assert sum(map(len, needs)) == 2 * (n - 1)
 
 

@@ -1,4 +1,4 @@
-"""Clusters by name, by mapping, or by default.
+"""Clusters by name, or by mapping.
 
 >>> preset("dgx-a100").intra.bytes_per_ns
 300.0
@@ -16,7 +16,7 @@ from distsim.cluster.presets import PRESETS
 from distsim.errors import UsageError
 from distsim.names import listing, near
 
-__all__ = ["PRESETS", "Cluster", "Curve", "Device", "Link", "Network", "Nics", "cluster_from", "default_cluster", "preset"]
+__all__ = ["PRESETS", "Cluster", "Curve", "Device", "Link", "Network", "Nics", "cluster_from", "preset"]
 
 _REMEDY = "`distsim clusters` lists the presets; a cluster may also be written inline, as `{preset: dgx-h100, nics: {count: 4}}`"
 
@@ -24,11 +24,6 @@ _REMEDY = "`distsim clusters` lists the presets; a cluster may also be written i
 def preset(name: str) -> Cluster:
     """The preset of that name. Raises UsageError with the near name for an unknown one."""
     return Cluster.model_validate(_preset_data(name))
-
-
-def default_cluster(backend: str) -> Cluster:
-    """What a scenario runs on that names no cluster: GPUs for nccl, else CPUs on 10 Gbit Ethernet."""
-    return preset("dgx-a100" if backend == "nccl" else "cpu-10gbe")
 
 
 def cluster_from(value: str | Mapping[str, Any] | Cluster) -> Cluster:

@@ -5,7 +5,7 @@ calls (`Call`: plain values) or on a group's size and root, in *group ranks*. `t
 when a column is missing.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -48,6 +48,33 @@ class Words(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+#: Ranks of a group; None: all others.
+Peers = frozenset[int] | None
+
+
+class Binding(NamedTuple):
+    """What one back end makes of an operation. What is left out is the plain case.
+
+    ``gpu``: tensors on a GPU are taken too, where the back end takes any. ``slot``: the operation that it is underneath, where kinds
+    meet apart from each other (None: itself). ``needs(n, root, me)``: which group ranks must have come before one may leave (None:
+    everybody needs everybody). ``refused``: the error's text, where the back end names the operation only to refuse it. ``gaps``:
+    dtypes that the back end moves, but not here. ``dtype_text``: its own refusal of a dtype, ``{type}`` is torch's name.
+    ``shape_text``: its refusal of a larger tensor that is not the smaller one with its first axis n times as long; ``{one}`` and
+    ``{got}`` are shapes as torch prints them, ``{sizes}`` two lengths. Of coalesced launches, ``one_dtype``: parts of several are
+    refused; ``part_by_part``: the parts are carried out one after the other.
+    """
+
+    gpu: bool = True
+    slot: str | None = None
+    needs: Callable[[int, int, int], Peers] | None = None
+    refused: str | None = None
+    gaps: frozenset[str] = frozenset()
+    dtype_text: str | None = None
+    shape_text: str | None = None
+    one_dtype: bool = False
+    part_by_part: bool = False
+
+
 class Op(BaseModel):
     """A row. Subclasses fill the class variables; see the methods for the columns."""
 
@@ -80,6 +107,9 @@ class Op(BaseModel):
     nccl_tests: ClassVar[str | None] = None
     #: The function of torch.distributed; None where the operation is no call on it.
     torch_name: ClassVar[str | None] = None
+    #: The back ends that have the operation, and what each makes of it. One that is not named here refuses it, unless its own file
+    #: says that it takes it (`distsim.profiles.support`).
+    bindings: ClassVar[Mapping[str, Binding]] = {}
     #: Algorithms that bring the effect about, by name; the first one is the default schedule.
     algorithms: ClassVar[Mapping[str, Algorithm]] = {}
     drawing: ClassVar[Drawing]
@@ -132,6 +162,16 @@ class Op(BaseModel):
         return ()
 
     @classmethod
+    def takes_from(cls, n: int, root: int, me: int) -> Peers:
+        """Whose data end in the output of a group rank, so that it can't leave before they have come; barriers: everybody's."""
+        return None
+
+    @classmethod
+    def gives_to(cls, n: int, root: int, me: int) -> Peers:
+        """In whose output a group rank's data end; the other side of `takes_from`."""
+        return None
+
+    @classmethod
     def schedule(cls, n: int, root: int) -> list[Round]:
         """Rounds of transfers that bring the effect about; chunks are numbered as in `distsim.schedules`."""
         return next(iter(cls.algorithms.values())).rounds(n, root) if cls.algorithms else []
@@ -166,4 +206,4 @@ class Block(BaseModel):
     steps: list[Any] = Field(default_factory=list)
 
 
-__all__ = ["Block", "Drawing", "Effect", "Kind", "Op", "Share", "Source", "Words"]
+__all__ = ["Binding", "Block", "Drawing", "Effect", "Kind", "Op", "Peers", "Share", "Source", "Words"]

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, StrictBool, model_validator
 
-from distsim.ops.base import Op, Share, Source
+from distsim.ops.base import Op, Peers, Share, Source
 from distsim.ops.checks import first, foreign_root, stranger, unlike_dtypes
 from distsim.ops.fields import Expr, GroupField, HandleField, ReduceOpField, TensorField
 from distsim.ops.records import Buffer, Call
@@ -103,6 +103,14 @@ class FromRoot(Collective):
         one_root(self.op, self.src, self.group_src, "src")
         return self
 
+    @classmethod
+    def takes_from(cls, n: int, root: int, me: int) -> Peers:
+        return frozenset() if me == root else frozenset((root,))
+
+    @classmethod
+    def gives_to(cls, n: int, root: int, me: int) -> Peers:
+        return None if me == root else frozenset()
+
 
 class ToRoot(Collective):
     """``dst`` gets; torch takes a global rank or, as ``group_dst``, a group rank."""
@@ -117,6 +125,14 @@ class ToRoot(Collective):
     def _one_root(self) -> "ToRoot":
         one_root(self.op, self.dst, self.group_dst, "dst")
         return self
+
+    @classmethod
+    def takes_from(cls, n: int, root: int, me: int) -> Peers:
+        return None if me == root else frozenset()
+
+    @classmethod
+    def gives_to(cls, n: int, root: int, me: int) -> Peers:
+        return frozenset() if me == root else frozenset((root,))
 
 
 #: Where torch needs no root, it is global rank 0 (torch.distributed.gather, scatter).

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from pydantic import StrictBool
 
 from distsim.ops import colours
-from distsim.ops.base import Drawing, Effect, Op, Share, Source, Words
+from distsim.ops.base import Binding, Drawing, Effect, Op, Share, Source, Words
+from distsim.ops.bindings import NCCL_MOVES, ONLY_GLOO
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, stranger
 from distsim.ops.collective import Collective, torch_list
 from distsim.ops.fields import DurationField, ExprList, GroupField, TensorField, TensorList
@@ -17,7 +18,7 @@ from distsim.schedules import ALGORITHMS
 _ALL_WAIT = "Everybody waits for everybody: nobody can return before the last rank has come."
 
 
-class _Exchange(Collective):
+class Exchange(Collective):
     """Part j of rank i's input becomes part i of rank j's output."""
 
     pairwise = True
@@ -84,7 +85,7 @@ class _Exchange(Collective):
         return tuple(tuple((Source(k, r),) for k in range(n)) for r in range(n))
 
 
-class AllToAll(_Exchange):
+class AllToAll(Exchange):
     op = "all_to_all"
     torch_name = "all_to_all"
     drawing = Drawing(colours.EXCHANGE, "ellipse", "each⇄each")
@@ -96,6 +97,7 @@ class AllToAll(_Exchange):
         example="- all_to_all: {input: parts, output: got}",
         notes=("Parts may differ in size if sender and receiver agree on each; gloo refuses that in a list.",),
     )
+    bindings = {"gloo": Binding(), "nccl": Binding(dtype_text=NCCL_MOVES), "mpi": Binding()}
 
     input: TensorList
     output: TensorList
@@ -108,7 +110,7 @@ class AllToAll(_Exchange):
         return dist.all_to_all(room, parts, group=group, async_op=call.is_async)
 
 
-class AllToAllSingle(_Exchange):
+class AllToAllSingle(Exchange):
     op = "all_to_all_single"
     torch_name = "all_to_all_single"
     drawing = Drawing(colours.EXCHANGE, "ellipse", "each⇄each")
@@ -121,6 +123,7 @@ class AllToAllSingle(_Exchange):
         notes=("output_splits left out is the transpose of the input_splits. What i sends to j must be what j expects from i.",
                "gloo hangs where the first axis can't be divided; nccl may take the wrong rows."),
     )  # fmt: skip
+    bindings = {"gloo": Binding(slot="all_to_all"), "nccl": Binding(dtype_text=NCCL_MOVES), "mpi": Binding()}
 
     input: TensorField
     output: TensorField
@@ -168,6 +171,7 @@ class Barrier(Collective):
         notes=("nccl makes it an all_reduce of one number, then lets the host wait for the device.",),
     )
     algorithms = ALGORITHMS["barrier"]
+    bindings = {"gloo": Binding(gpu=False), "nccl": Binding(), "mpi": Binding()}
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[Effect, ...]:
@@ -193,6 +197,7 @@ class MonitoredBarrier(Op):
         notes=("gloo alone has it.", "With wait_all_ranks the error names every rank that is missing."),
     )
     algorithms = ALGORITHMS["monitored_barrier"]
+    bindings = {"gloo": Binding(gpu=False), "nccl": Binding(refused=ONLY_GLOO), "mpi": Binding(refused=ONLY_GLOO)}
 
     group: GroupField = None
     timeout: DurationField = None

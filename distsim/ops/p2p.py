@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from distsim.ops import colours
-from distsim.ops.base import Drawing, Effect, Op, Source, Words
+from distsim.ops.base import Binding, Drawing, Effect, Op, Source, Words
+from distsim.ops.bindings import NCCL_MOVES
 from distsim.ops.checks import described, first, stranger
 from distsim.ops.fields import Expr, GroupField, HandleField, TensorField, expression
 from distsim.ops.records import Call
@@ -25,6 +26,7 @@ class Message(Op):
     kind = "p2p"
     nccl_tests = "sendrecv_perf"
     algorithms = {"direct": Algorithm(_one_message, "whole")}
+    bindings = {"gloo": Binding(gpu=False), "nccl": Binding(dtype_text=NCCL_MOVES), "mpi": Binding()}
 
     tensor: TensorField
     group: GroupField = None

@@ -4,12 +4,13 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from distsim.ops import colours
-from distsim.ops.base import Drawing, Effect, Source, Words
+from distsim.ops.base import Binding, Drawing, Effect, Source, Words
+from distsim.ops.bindings import COMPLEX, NCCL_MOVES, root_alone
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreducible
 from distsim.ops.collective import FromRoot, InPlace, Reducing, ToRoot, everyone, op_of, torch_list
 from distsim.ops.fields import TensorField, TensorList
 from distsim.ops.records import Buffer, Call
-from distsim.schedules import ALGORITHMS
+from distsim.schedules import ALGORITHMS, binomial_neighbours
 
 
 class Broadcast(FromRoot, InPlace):
@@ -26,6 +27,7 @@ class Broadcast(FromRoot, InPlace):
         notes=("gloo sends down a binomial tree: a rank returns when its parent has sent and its own children have come.",),
     )
     algorithms = ALGORITHMS["broadcast"]
+    bindings = {"gloo": Binding(needs=binomial_neighbours), "nccl": Binding(), "mpi": Binding()}
 
     @classmethod
     def busbw_factor(cls, n: int) -> float:
@@ -55,6 +57,7 @@ class Reduce(ToRoot, Reducing, InPlace):
         notes=("gloo overwrites the tensors of the other ranks with partial sums: don't read them afterwards.",),
     )
     algorithms = ALGORITHMS["reduce"]
+    bindings = {"gloo": Binding(), "nccl": Binding(), "mpi": Binding(gaps=COMPLEX)}
 
     @classmethod
     def misfits(cls, call: Call) -> str | None:
@@ -90,6 +93,11 @@ class Gather(ToRoot):
         notes=("The output is read on dst alone.", "Without dst it is global rank 0.", "On gloo the givers need dst alone."),
     )
     algorithms = ALGORITHMS["gather"]
+    bindings = {
+        "gloo": Binding(needs=root_alone, gaps=COMPLEX),
+        "nccl": Binding(dtype_text=NCCL_MOVES),
+        "mpi": Binding(gaps=COMPLEX),
+    }
 
     input: TensorField
     output: TensorList = None
@@ -139,6 +147,7 @@ class Scatter(FromRoot):
         notes=("The input is read on src alone.", "Without src it is global rank 0.", "On gloo src waits for all, they for src."),
     )
     algorithms = ALGORITHMS["scatter"]
+    bindings = {"gloo": Binding(needs=root_alone), "nccl": Binding(dtype_text=NCCL_MOVES), "mpi": Binding()}
 
     output: TensorField
     input: TensorList = None

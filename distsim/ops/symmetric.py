@@ -4,7 +4,8 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from distsim.ops import colours
-from distsim.ops.base import Drawing, Effect, Source, Words
+from distsim.ops.base import Binding, Drawing, Effect, Source, Words
+from distsim.ops.bindings import COMPLEX, GLOO_SHAPES
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreducible
 from distsim.ops.collective import Collective, InPlace, Reducing, everyone, op_of, torch_list
 from distsim.ops.fields import TensorField, TensorList
@@ -29,6 +30,7 @@ class AllReduce(Reducing, InPlace):
         notes=("avg on integers: gloo refuses it, nccl divides after the sum.",),
     )
     algorithms = ALGORITHMS["all_reduce"]
+    bindings = {"gloo": Binding(), "nccl": Binding(), "mpi": Binding()}
 
     @classmethod
     def misfits(cls, call: Call) -> str | None:
@@ -83,6 +85,7 @@ class AllGather(_Gathering):
         notes=("The output is a list in torch: one tensor with a leading axis of the group's size, or a list of names.",
                "Parts of different sizes: nccl takes them, gloo does not."),
     )  # fmt: skip
+    bindings = {"gloo": Binding(), "nccl": Binding(), "mpi": Binding()}
 
     input: TensorField
     output: TensorList
@@ -118,6 +121,11 @@ class AllGatherIntoTensor(_Gathering):
         example="- all_gather_into_tensor: {input: x, output: all_x}",
         notes=("torch 2.13 calls it all_gather_single; the name all_gather_into_tensor still works there.",),
     )
+    bindings = {
+        "gloo": Binding(slot="all_gather", shape_text=GLOO_SHAPES["all_gather"]),
+        "nccl": Binding(),
+        "mpi": Binding(),
+    }
 
     input: TensorField
     output: TensorField
@@ -176,6 +184,8 @@ class ReduceScatter(_ReduceScattering):
         notes=("The input is a list in torch: one tensor with a leading axis of the group's size, or a list of names.",
                "On gloo it is an all_reduce underneath and can meet a real all_reduce by mistake."),
     )  # fmt: skip
+    #: reduce_scatter is an all_reduce underneath (observed: "all_reduce vs reduce_scatter … completes silently").
+    bindings = {"gloo": Binding(slot="all_reduce"), "nccl": Binding(), "mpi": Binding(gaps=COMPLEX)}
 
     input: TensorList
     output: TensorField
@@ -211,6 +221,11 @@ class ReduceScatterTensor(_ReduceScattering):
         example="- reduce_scatter_tensor: {input: all_x, output: x, op: sum}",
         notes=("torch 2.13 calls it reduce_scatter_single; the name reduce_scatter_tensor still works there.",),
     )
+    bindings = {
+        "gloo": Binding(slot="all_reduce", shape_text=GLOO_SHAPES["reduce_scatter"]),
+        "nccl": Binding(),
+        "mpi": Binding(gaps=COMPLEX),
+    }
 
     input: TensorField
     output: TensorField

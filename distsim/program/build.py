@@ -8,6 +8,7 @@ from typing import Any
 from distsim.ops.base import Op
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
+from distsim.profiles import DEFAULT_BACKEND
 from distsim.program.assemble import CodeBuilder, Draft, Shelf
 from distsim.program.handles import Handles
 from distsim.program.records import BufferVec, CodeCall, Program, Site, TensorSpec
@@ -21,7 +22,7 @@ def build_program(
     *,
     groups: Mapping[str, Sequence[int]] | None = None,
     nodes: int = 1,
-    backend: str = "gloo",
+    backend: str = DEFAULT_BACKEND,
     options: Mapping[str, Any] | None = None,
     name: str = "built",
     **more: Any,

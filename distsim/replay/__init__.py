@@ -15,7 +15,7 @@ from distsim.cluster import Cluster
 from distsim.cost import CostModel
 from distsim.engine import Run, run
 from distsim.errors import UsageError
-from distsim.profiles import PROFILES
+from distsim.profiles import DEFAULT_BACKEND, PROFILES
 from distsim.program.records import Program
 from distsim.replay.program import UNSCALED, Scale, program_of
 from distsim.replay.real import Prepared, prepared
@@ -61,7 +61,7 @@ def replay(
     source take what they took; a simulated trace under unchanged conditions needs no help for that.
     Raises UsageError for a trace that tells of no program.
     """
-    chosen = backend or str(trace.header.get("backend") or "gloo")
+    chosen = backend or str(trace.header.get("backend") or DEFAULT_BACKEND)
     if chosen not in PROFILES:
         raise UsageError(f"the trace is of back end `{chosen}`, which has no profile", "name one with --backend")
     nodes = int(trace.header.get("nodes") or 1)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from distsim.cluster import PRESETS, Cluster, cluster_from, default_cluster
+from distsim.cluster import PRESETS, Cluster, cluster_from
+from distsim.profiles import default_cluster
 from distsim.replay.program import Rebuilt
 from distsim.trace import TIMES, Trace
 

@@ -10,6 +10,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 from distsim.ops.base import Op
 from distsim.ops.fields import SelectorField
 from distsim.ops.table import ALIASES, OPS
+from distsim.profiles import PROFILES
 from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, MemoryDecl, Options, TensorDecl, World
 from distsim.scenario.scalars import MAX_WORLD
 from distsim.scenario.steps import MAX_TIMES
@@ -50,7 +51,7 @@ def _top(parts: dict[str, Any]) -> dict[str, Any]:
         "name": {"type": "string"},
         "about": {"type": "string"},
         "world": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_WORLD}, parts["World"]]},
-        "backend": {"enum": ["gloo", "nccl", "mpi"]},
+        "backend": {"enum": [*PROFILES]},
         "cluster": {"type": ["string", "object"], "description": "A preset, a file, or a cluster written out."},
         "mesh": named({"type": "integer", "minimum": 1}),
         "vars": named(_VALUE),

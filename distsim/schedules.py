@@ -25,7 +25,8 @@ in MPICH" (2005), and Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 
@@ -99,6 +100,11 @@ def algorithm(
         return rounds
 
     return enter
+
+
+def algorithms_of(what: str) -> Mapping[str, Algorithm]:
+    """All that bring it about, by name; those entered later too."""
+    return MappingProxyType(ALGORITHMS.setdefault(what, {}))
 
 
 # --- rings ---------------------------------------------------------------------------------------------------------------

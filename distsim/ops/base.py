@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from distsim.errors import UsageError
 from distsim.ops.fields import SelectorField
 from distsim.ops.records import Call
 from distsim.schedules import Algorithm, Round
@@ -195,6 +196,8 @@ class Op(BaseModel):
         of `call.group`, or None for the world. ``works`` are the requests that a `wait` waits for.
         """
         assert cls.torch_name is None, f"{cls.op} names a torch function but does not call it"
+        if cls.kind != "local":
+            raise UsageError(f"torch.distributed has no {cls.op}", "simulate the program, or leave the call out of a real run")
         return None
 
 

@@ -13,7 +13,7 @@ from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, strange
 from distsim.ops.collective import Collective, torch_list
 from distsim.ops.fields import DurationField, ExprList, GroupField, TensorField, TensorList
 from distsim.ops.records import Buffer, Call
-from distsim.schedules import ALGORITHMS
+from distsim.schedules import algorithms_of
 
 _ALL_WAIT = "Everybody waits for everybody: nobody can return before the last rank has come."
 
@@ -25,7 +25,7 @@ class Exchange(Collective):
     input_parts = "n"
     output_parts = "n"
     nccl_tests = "alltoall_perf"
-    algorithms = ALGORITHMS["all_to_all"]
+    algorithms = algorithms_of("all_to_all")
 
     @classmethod
     def agreement(cls, call: Call) -> dict[str, Hashable]:
@@ -170,7 +170,7 @@ class Barrier(Collective):
         example="- barrier",
         notes=("nccl makes it an all_reduce of one number, then lets the host wait for the device.",),
     )
-    algorithms = ALGORITHMS["barrier"]
+    algorithms = algorithms_of("barrier")
     bindings = {"gloo": Binding(gpu=False), "nccl": Binding(), "mpi": Binding()}
 
     @classmethod
@@ -196,7 +196,7 @@ class MonitoredBarrier(Op):
         example="- monitored_barrier: {timeout: 10 s}",
         notes=("gloo alone has it.", "With wait_all_ranks the error names every rank that is missing."),
     )
-    algorithms = ALGORITHMS["monitored_barrier"]
+    algorithms = algorithms_of("monitored_barrier")
     bindings = {"gloo": Binding(gpu=False), "nccl": Binding(refused=ONLY_GLOO), "mpi": Binding(refused=ONLY_GLOO)}
 
     group: GroupField = None

@@ -10,7 +10,7 @@ from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreduc
 from distsim.ops.collective import FromRoot, InPlace, Reducing, ToRoot, everyone, op_of, torch_list
 from distsim.ops.fields import TensorField, TensorList
 from distsim.ops.records import Buffer, Call
-from distsim.schedules import ALGORITHMS, binomial_neighbours
+from distsim.schedules import algorithms_of, binomial_neighbours
 
 
 class Broadcast(FromRoot, InPlace):
@@ -26,7 +26,7 @@ class Broadcast(FromRoot, InPlace):
         example="- broadcast: {tensor: x, src: 0}",
         notes=("gloo sends down a binomial tree: a rank returns when its parent has sent and its own children have come.",),
     )
-    algorithms = ALGORITHMS["broadcast"]
+    algorithms = algorithms_of("broadcast")
     bindings = {"gloo": Binding(needs=binomial_neighbours), "nccl": Binding(), "mpi": Binding()}
 
     @classmethod
@@ -56,7 +56,7 @@ class Reduce(ToRoot, Reducing, InPlace):
         example="- reduce: {tensor: x, dst: 0, op: sum}",
         notes=("gloo overwrites the tensors of the other ranks with partial sums: don't read them afterwards.",),
     )
-    algorithms = ALGORITHMS["reduce"]
+    algorithms = algorithms_of("reduce")
     bindings = {"gloo": Binding(), "nccl": Binding(), "mpi": Binding(gaps=COMPLEX)}
 
     @classmethod
@@ -92,7 +92,7 @@ class Gather(ToRoot):
         example="- gather: {input: x, output: all_x, dst: 0}",
         notes=("The output is read on dst alone.", "Without dst it is global rank 0.", "On gloo the givers need dst alone."),
     )
-    algorithms = ALGORITHMS["gather"]
+    algorithms = algorithms_of("gather")
     bindings = {
         "gloo": Binding(needs=root_alone, gaps=COMPLEX),
         "nccl": Binding(dtype_text=NCCL_MOVES),
@@ -146,7 +146,7 @@ class Scatter(FromRoot):
         example="- scatter: {input: parts, output: x, src: 0}",
         notes=("The input is read on src alone.", "Without src it is global rank 0.", "On gloo src waits for all, they for src."),
     )
-    algorithms = ALGORITHMS["scatter"]
+    algorithms = algorithms_of("scatter")
     bindings = {"gloo": Binding(needs=root_alone), "nccl": Binding(dtype_text=NCCL_MOVES), "mpi": Binding()}
 
     output: TensorField

@@ -10,7 +10,7 @@ from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreduc
 from distsim.ops.collective import Collective, InPlace, Reducing, everyone, op_of, torch_list
 from distsim.ops.fields import TensorField, TensorList
 from distsim.ops.records import Buffer, Call
-from distsim.schedules import ALGORITHMS
+from distsim.schedules import algorithms_of
 
 _ALL_WAIT = "Everybody waits for everybody: nobody can return before the last rank has come."
 
@@ -29,7 +29,7 @@ class AllReduce(Reducing, InPlace):
         example="- all_reduce: {tensor: x, op: sum}",
         notes=("avg on integers: gloo refuses it, nccl divides after the sum.",),
     )
-    algorithms = ALGORITHMS["all_reduce"]
+    algorithms = algorithms_of("all_reduce")
     bindings = {"gloo": Binding(), "nccl": Binding(), "mpi": Binding()}
 
     @classmethod
@@ -55,7 +55,7 @@ class _Gathering(Collective):
 
     output_parts = "n"
     nccl_tests = "all_gather_perf"
-    algorithms = ALGORITHMS["all_gather"]
+    algorithms = algorithms_of("all_gather")
 
     @classmethod
     def nbytes(cls, call: Call) -> int:
@@ -146,7 +146,7 @@ class _ReduceScattering(Reducing):
 
     input_parts = "n"
     nccl_tests = "reduce_scatter_perf"
-    algorithms = ALGORITHMS["reduce_scatter"]
+    algorithms = algorithms_of("reduce_scatter")
 
     @classmethod
     def share(cls, call: Call) -> Buffer | None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from distsim.check.leaks import makes_request
-from distsim.check.streams import Actor, StreamOrder, stream_of, uses_streams
+from distsim.check.streams import Actor, StreamOrder, uses_streams
 from distsim.expr import Expression
 from distsim.ops.fields import PerRank
 from distsim.ops.table import OPS
@@ -59,7 +59,7 @@ def clashes(program: Program, reached: Sequence[int]) -> tuple[Clash, ...]:
 
 def _may_clash(code: Code) -> bool:
     """Some request of the code uses a named buffer, or there are streams."""
-    calls = [call for call in {id(c): c for c in code.calls}.values() if makes_request(call) or call.parts]
+    calls = [call for call in code.distinct_calls(parts=False) if makes_request(call) or call.parts]
     return uses_streams(code) or any(_named(call) for call in calls)
 
 
@@ -72,7 +72,7 @@ def _named(call: CodeCall) -> bool:
 def _variants(program: Program, code: Code) -> Iterator[tuple[int, list[int]]]:
     """Rows that use buffers alike: (one of them, their ranks)."""
     masks: list[Any] = [g for g in code.guards or () if g is not None]
-    for call in {id(c): c for c in code.calls}.values():
+    for call in code.distinct_calls(parts=False):
         for part in (call, *call.parts):
             masks += [b.index for b in _buffers(part) if isinstance(b.index, np.ndarray)]
             masks += [part.invalid[0]] if part.invalid is not None else []
@@ -120,7 +120,7 @@ class _Walk:
         earlier: dict[Key, list[tuple[Actor, int, bool]]] = {}
         for position, call in self._made():
             order.told(position, call)
-            stream, asks = stream_of(call), makes_request(call) or bool(call.parts)
+            stream, asks = call.stream, makes_request(call) or bool(call.parts)
             if asks:
                 order.opened(stream, position)
             actor: Actor = position if asks else stream

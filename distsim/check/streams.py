@@ -12,15 +12,9 @@ from distsim.program.records import Code, CodeCall
 Actor = str | int
 
 
-def stream_of(call: CodeCall) -> str:
-    """The stream that is current at a call; what the host computes counts as the default stream's."""
-    name = str(call.fields.get("queue") or "")
-    return "" if name == "host" else name
-
-
 def uses_streams(code: Code) -> bool:
     """Does any call name a stream?"""
-    return any(stream_of(call) or call.op == "wait_stream" for call in {id(c): c for c in code.calls}.values())
+    return any(call.stream or call.op == "wait_stream" for call in code.distinct_calls(parts=False))
 
 
 class StreamOrder:
@@ -40,7 +34,7 @@ class StreamOrder:
 
     def told(self, position: int, call: CodeCall) -> None:
         """A stream learns by this call that other work is over."""
-        stream = stream_of(call)
+        stream = call.stream
         self._known.setdefault(stream, {})
         for distance in call.waits:
             self.joined(stream, position - distance)

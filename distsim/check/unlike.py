@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from distsim.check.layout import Layout, distinct, joins
+from distsim.check.layout import Layout, joins
 from distsim.check.onepass import Pass
 from distsim.check.whereabouts import Whereabouts
 from distsim.ops.records import Call
@@ -67,7 +67,7 @@ def uneven_calls(layout: Layout, where: Whereabouts) -> set[tuple[int, int]]:
     found: set[tuple[int, int]] = set()
     program = layout.program
     for code in program.codes:
-        uneven = {id(c) for c in distinct(code) if joins(c) and OPS[c.op].pairwise and _is_uneven(program, code.ranks[0], c)}
+        uneven = {id(c) for c in code.distinct_calls() if joins(c) and OPS[c.op].pairwise and _is_uneven(program, code.ranks[0], c)}
         if not uneven:
             continue
         slots = {layout.slot(program.code_of[code.ranks[0]], c) for c in code.calls if id(c) in uneven}
@@ -168,7 +168,7 @@ def _uniform(done: Pass, sends: bool, channels: int) -> Any:
         table = np.array([(layout.send_chan if sends else layout.recv_chan)[rank] for rank in code.ranks]).reshape(
             len(code.ranks), -1
         )
-        for call in distinct(code):
+        for call in code.distinct_calls():
             if call.port >= 0 and (OPS[call.op].direction == "send") == sends:
                 where.append(table[:, call.port])
                 what.append(np.broadcast_to(np.asarray(call.signature), len(code.ranks)))

@@ -98,6 +98,12 @@ class CodeCall:
     invalid: tuple[BoolVector, str] | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def stream(self) -> str:
+        """The stream that is current at the call, "" the default one; what the host computes counts as that one's."""
+        name = str(self.fields.get("queue") or "")
+        return "" if name == "host" else name
+
 
 @dataclass(eq=False)
 class Code:
@@ -118,6 +124,13 @@ class Code:
     def offsets(self) -> list[int]:
         """Trace row of each call within a rank's rows, and their number at the end: a batch has a row, then one per part."""
         return list(accumulate((1 + len(c.parts) for c in self.calls), initial=0))
+
+    def distinct_calls(self, parts: bool = True) -> Iterator[CodeCall]:
+        """Every call object once, in order of first use; with ``parts``, those of a batch after it."""
+        for call in {id(call): call for call in self.calls}.values():
+            yield call
+            if parts:
+                yield from call.parts
 
     def positions(self, row: int) -> Iterator[int]:
         """The positions of the calls that this row really makes, in order."""

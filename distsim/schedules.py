@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 
 class Transfer(NamedTuple):
@@ -51,6 +51,7 @@ class Rotation(NamedTuple):
 Round = list[Transfer]
 #: ``rounds(n, root)``; ``root`` is ignored where the operation has none.
 RoundsOf = Callable[[int, int], list[Round]]
+Named = TypeVar("Named", bound=RoundsOf)
 Chunking = Literal["whole", "split", "origin", "target", "pair", "token"]
 #: Contributions (group rank, part of its input) in a chunk; one that is there twice stands there twice.
 Holding = tuple[tuple[int, int], ...]
@@ -92,10 +93,10 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
 
 def algorithm(
     of: str, name: str, chunking: Chunking, rotations: Callable[[int], list[Rotation]] | None = None, shape: Shape | None = None
-) -> Callable[[RoundsOf], RoundsOf]:
+) -> Callable[[Named], Named]:
     """The function below brings ``of`` about; a cluster file may choose it by its name (`distsim.cost`)."""
 
-    def enter(rounds: RoundsOf) -> RoundsOf:
+    def enter(rounds: Named) -> Named:
         ALGORITHMS.setdefault(of, {})[name] = Algorithm(rounds, chunking, of, rotations, shape)
         return rounds
 

@@ -6,13 +6,14 @@ when a column is missing.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from types import ModuleType
+from typing import ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from distsim.errors import UsageError
-from distsim.ops.fields import SelectorField
 from distsim.ops.records import Call
+from distsim.ops.torch_types import Memory, Work
 from distsim.schedules import Algorithm, Round
 
 Kind = Literal["p2p", "collective", "batch", "wait", "local", "group", "block"]
@@ -189,7 +190,7 @@ class Op(BaseModel):
 
     # --- torch ---
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         """Make the call on torch.distributed (`dist` handed in; nothing is imported here). Returns what torch returns.
 
         ``tensors[buffer]`` is the torch tensor of a Buffer, contiguous and of its shape. ``group`` is torch's process group
@@ -201,12 +202,4 @@ class Op(BaseModel):
         return None
 
 
-class Block(BaseModel):
-    """``{ranks, steps}``: steps for some ranks."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-    ranks: SelectorField = None
-    steps: list[Any] = Field(default_factory=list)
-
-
-__all__ = ["Binding", "Block", "Drawing", "Effect", "Kind", "Op", "Peers", "Share", "Source", "Words"]
+__all__ = ["Binding", "Drawing", "Effect", "Kind", "Op", "Peers", "Share", "Source", "Words"]

@@ -9,7 +9,8 @@ reduce_scatter one after the other.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 from pydantic import model_validator
 
@@ -21,6 +22,7 @@ from distsim.ops.collective import Collective, Reducing
 from distsim.ops.fields import TensorList
 from distsim.ops.records import Buffer, Call
 from distsim.ops.symmetric import AllGatherIntoTensor, AllReduce, ReduceScatterTensor
+from distsim.ops.torch_types import Memory, Work
 
 _WAITS = "Everybody waits for everybody, and for all parts: the launch is done when the last part is."
 _ONE_LAUNCH = "One launch: the latency is paid once, for the bytes of all parts together."
@@ -87,7 +89,7 @@ class _Coalesced(Collective):
         return cls.coalesces.effect(n, root)
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         """The context returns no request of its own: its one `Work` is in the manager's list."""
         with dist._coalescing_manager(group=group, async_ops=call.is_async) as manager:
             for part in cls.separate(call):
@@ -198,7 +200,7 @@ def _shared(row: type[Op], part: Call) -> Buffer | None:
     return row.share(part) if issubclass(row, Collective) else None
 
 
-def _listed(value: Any) -> tuple[Any, ...]:
+def _listed(value: object) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 

@@ -1,7 +1,8 @@
 """What all collectives share: their common fields, who takes part, and the helpers of their torch calls."""
 
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 from pydantic import Field, StrictBool, model_validator
 
@@ -10,6 +11,7 @@ from distsim.ops.checks import first, foreign_root, stranger, unlike_dtypes
 from distsim.ops.fields import Expr, GroupField, HandleField, ReduceOpField, TensorField
 from distsim.ops.records import Buffer, Call
 from distsim.ops.streams import StreamField
+from distsim.ops.torch_types import Memory, Tensor
 
 
 class Collective(Op):
@@ -139,7 +141,7 @@ class ToRoot(Collective):
 _ROOT_DEFAULTS = ("gather", "scatter")
 
 
-def one_root(op: str, by_rank: Any, by_group_rank: Any, word: str) -> None:
+def one_root(op: str, by_rank: object, by_group_rank: object, word: str) -> None:
     """Raise ValueError unless one of the two is given (or none, where torch has a default)."""
     if by_rank is not None and by_group_rank is not None:
         raise ValueError(f"expected `{word}` (a global rank) or `group_{word}` (a group rank) in {op}, found both")
@@ -152,12 +154,12 @@ def everyone(n: int, part: int = 0) -> tuple[Source, ...]:
     return tuple(Source(r, part) for r in range(n))
 
 
-def op_of(dist: Any, call: Call) -> Any:
+def op_of(dist: ModuleType, call: Call) -> object:
     """torch's ReduceOp."""
     return getattr(dist.ReduceOp, (call.reduce_op or "sum").upper())
 
 
-def torch_list(tensors: Any, buffers: Sequence[Buffer], n: int, splits: Sequence[int] | None = None) -> list[Any]:
+def torch_list(tensors: Memory, buffers: Sequence[Buffer], n: int, splits: Sequence[int] | None = None) -> list[Tensor]:
     """torch's list argument: the listed tensors, or the rows of the one tensor (views: torch writes into it)."""
     if splits is not None:
         return list(tensors[buffers[0]].split(list(splits)))

@@ -2,7 +2,8 @@
 
 from collections.abc import Hashable, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 from pydantic import StrictBool
 
@@ -13,6 +14,7 @@ from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, strange
 from distsim.ops.collective import Collective, torch_list
 from distsim.ops.fields import DurationField, ExprList, GroupField, TensorField, TensorList
 from distsim.ops.records import Buffer, Call
+from distsim.ops.torch_types import Memory, Work
 from distsim.schedules import algorithms_of
 
 _ALL_WAIT = "Everybody waits for everybody: nobody can return before the last rank has come."
@@ -103,7 +105,7 @@ class AllToAll(Exchange):
     output: TensorList
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         n = call.group.size
         room = torch_list(tensors, call.outputs, n, call.output_splits)
         parts = torch_list(tensors, call.inputs, n, call.input_splits)
@@ -135,7 +137,7 @@ class AllToAllSingle(Exchange):
         return bad_splits(word, buffers[0].shape, splits, n)
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         out_splits, in_splits = (None if s is None else list(s) for s in (call.output_splits, call.input_splits))
         out, into = tensors[call.outputs[0]], tensors[call.inputs[0]]
         return dist.all_to_all_single(out, into, out_splits, in_splits, group=group, async_op=call.is_async)
@@ -178,7 +180,7 @@ class Barrier(Collective):
         return (None,) * n
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         return dist.barrier(group=group, async_op=call.is_async)
 
 
@@ -224,6 +226,6 @@ class MonitoredBarrier(Op):
         return (None,) * n
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         timeout = None if call.timeout_ns is None else timedelta(microseconds=call.timeout_ns // 1000)
         return dist.monitored_barrier(group=group, timeout=timeout, wait_all_ranks=call.wait_all_ranks)

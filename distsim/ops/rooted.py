@@ -1,7 +1,7 @@
 """Collectives with a root: broadcast, reduce, gather, scatter."""
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from types import ModuleType
 
 from distsim.ops import colours
 from distsim.ops.base import Binding, Drawing, Effect, Source, Words
@@ -10,6 +10,7 @@ from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreduc
 from distsim.ops.collective import FromRoot, InPlace, Reducing, ToRoot, everyone, op_of, torch_list
 from distsim.ops.fields import TensorField, TensorList
 from distsim.ops.records import Buffer, Call
+from distsim.ops.torch_types import Memory, Work
 from distsim.schedules import algorithms_of, binomial_neighbours
 
 
@@ -39,7 +40,7 @@ class Broadcast(FromRoot, InPlace):
         return (((Source(root, 0),),),) * n
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         return dist.broadcast(tensors[call.outputs[0]], src=call.root, group=group, async_op=call.is_async)
 
 
@@ -73,7 +74,7 @@ class Reduce(ToRoot, Reducing, InPlace):
         return tuple((everyone(n),) if r == root else None for r in range(n))
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         tensor = tensors[call.inputs[0]]
         return dist.reduce(tensor, dst=call.root, op=op_of(dist, call), group=group, async_op=call.is_async)
 
@@ -127,7 +128,7 @@ class Gather(ToRoot):
         return tuple(tuple((Source(k, 0),) for k in range(n)) if r == root else None for r in range(n))
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         room = torch_list(tensors, call.outputs, call.group.size) if call.rank == call.root else None
         return dist.gather(tensors[call.inputs[0]], room, dst=call.root, group=group, async_op=call.is_async)
 
@@ -185,6 +186,6 @@ class Scatter(FromRoot):
         return tuple(((Source(root, r),),) for r in range(n))
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         parts = torch_list(tensors, call.inputs, call.group.size) if call.rank == call.root else None
         return dist.scatter(tensors[call.outputs[0]], parts, src=call.root, group=group, async_op=call.is_async)

@@ -1,7 +1,7 @@
 """Collectives in which all ranks play the same part: all_reduce, and the gathering and reduce-scattering ones."""
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from types import ModuleType
 
 from distsim.ops import colours
 from distsim.ops.base import Binding, Drawing, Effect, Source, Words
@@ -10,6 +10,7 @@ from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreduc
 from distsim.ops.collective import Collective, InPlace, Reducing, everyone, op_of, torch_list
 from distsim.ops.fields import TensorField, TensorList
 from distsim.ops.records import Buffer, Call
+from distsim.ops.torch_types import Memory, Work
 from distsim.schedules import algorithms_of
 
 _ALL_WAIT = "Everybody waits for everybody: nobody can return before the last rank has come."
@@ -46,7 +47,7 @@ class AllReduce(Reducing, InPlace):
         return ((everyone(n),),) * n
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         return dist.all_reduce(tensors[call.inputs[0]], op=op_of(dist, call), group=group, async_op=call.is_async)
 
 
@@ -103,7 +104,7 @@ class AllGather(_Gathering):
         return misfit(f"part {call.group_rank} of the output", own, one, f"rank {call.rank} gives")
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         room = torch_list(tensors, call.outputs, call.group.size)
         return dist.all_gather(room, tensors[call.inputs[0]], group=group, async_op=call.is_async)
 
@@ -136,7 +137,7 @@ class AllGatherIntoTensor(_Gathering):
         return misfit("output", call.outputs[0].numel, n * one, f"{n} ranks give {one} each, together")
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         torch_function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         return torch_function(tensors[call.outputs[0]], tensors[call.inputs[0]], group=group, async_op=call.is_async)
 
@@ -203,7 +204,7 @@ class ReduceScatter(_ReduceScattering):
         return misfit("output", call.outputs[0].numel, own, f"part {call.group_rank} of the input has")
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         parts = torch_list(tensors, call.inputs, call.group.size)
         return dist.reduce_scatter(tensors[call.outputs[0]], parts, op=op_of(dist, call), group=group, async_op=call.is_async)
 
@@ -237,7 +238,7 @@ class ReduceScatterTensor(_ReduceScattering):
         return first((found, unreducible(call)))
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         torch_function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         out, into = tensors[call.outputs[0]], tensors[call.inputs[0]]
         return torch_function(out, into, op=op_of(dist, call), group=group, async_op=call.is_async)

@@ -169,7 +169,7 @@ class Names:
         except ExpressionError as error:
             self.problem(place, f"{value.text}: {error}")
 
-    def _per_rank(self, value: PerRank, env: Mapping[str, Any], place: Marked | tuple[str, ...], ranks: IntVector) -> Any:
+    def _per_rank(self, value: PerRank[object], env: Mapping[str, Any], place: Marked | tuple[str, ...], ranks: IntVector) -> Any:
         entries = dict(value.entries)
         found = []
         for row, rank in enumerate(ranks.tolist()):

@@ -157,7 +157,7 @@ def _rounds(dist: Any, rank: int, calls: Sequence[Sequence[Call]], groups: dict[
                 if left > _SPIN_NS:
                     time.sleep((left - _SPIN_NS) / 1e9)
             for row, call, group in work:
-                requests = row.torch_call(dist, call, pool, group)
+                requests: Any = row.torch_call(dist, call, pool, group)
                 for request in requests if call.parts else ():
                     request.wait()
             cells[rank] = time.monotonic_ns()

@@ -169,7 +169,7 @@ class Runner:
         for part in parts:
             cells[part] = cells[cell]
         began = self.clock.before()
-        works = OPS[call.op].torch_call(
+        works: Any = OPS[call.op].torch_call(
             self.dist, call, self.memory, self.groups.of(call.parts[0].group if call.parts else call.group)
         )
         now = _now()

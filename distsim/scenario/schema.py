@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from distsim.ops.base import Op
-from distsim.ops.fields import SelectorField
+from distsim.ops.fields import SELECTOR
 from distsim.ops.table import ALIASES, OPS
 from distsim.profiles import PROFILES
 from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, MemoryDecl, Options, TensorDecl, World
@@ -86,8 +86,7 @@ def _model(model: type[BaseModel], definitions: dict[str, Any]) -> dict[str, Any
 
 
 def _selector() -> dict[str, Any]:
-    found: dict[str, Any] = SelectorField.__metadata__[2].json_schema
-    return {"description": "Who: a rank, a list of ranks, or a condition.", **found}
+    return {"description": "Who: a rank, a list of ranks, or a condition.", **SELECTOR}
 
 
 def _bare() -> dict[str, Any]:

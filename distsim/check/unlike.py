@@ -67,7 +67,9 @@ def uneven_calls(layout: Layout, where: Whereabouts) -> set[tuple[int, int]]:
     found: set[tuple[int, int]] = set()
     program = layout.program
     for code in program.codes:
-        uneven = {id(c) for c in code.distinct_calls() if joins(c) and OPS[c.op].pairwise and _is_uneven(program, code.ranks[0], c)}
+        uneven = {
+            id(c) for c in code.distinct_calls() if joins(c) and OPS[c.op].pairwise and _is_uneven(program, code.ranks[0], c)
+        }
         if not uneven:
             continue
         slots = {layout.slot(program.code_of[code.ranks[0]], c) for c in code.calls if id(c) in uneven}

@@ -90,12 +90,16 @@ class Op(BaseModel):
     first_field: ClassVar[str | None] = None
     #: "src" or "dst" for a rooted collective (fields src/group_src or dst/group_dst), else None.
     root_field: ClassVar[Literal["src", "dst"] | None] = None
+    #: Left out, the root is global rank 0.
+    root_optional: ClassVar[bool] = False
     #: Which ranks give an input / get an output: all, or the root alone.
     gives: ClassVar[Share] = "none"
     gets: ClassVar[Share] = "none"
     #: Number of parts of input / output as a function of group size is 1 or n: "one" or "n".
     input_parts: ClassVar[Literal["one", "n"]] = "one"
     output_parts: ClassVar[Literal["one", "n"]] = "one"
+    #: The n parts lie end to end along the first axis of one tensor (torch: `…_into_tensor`, `…_single`); else they are a list.
+    flat: ClassVar[bool] = False
     reduces: ClassVar[bool] = False
     #: "send" or "recv" for p2p.
     direction: ClassVar[Literal["send", "recv"] | None] = None

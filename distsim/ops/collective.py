@@ -102,7 +102,7 @@ class FromRoot(Collective):
 
     @model_validator(mode="after")
     def _one_root(self) -> "FromRoot":
-        one_root(self.op, self.src, self.group_src, "src")
+        one_root(self, self.src, self.group_src)
         return self
 
     @classmethod
@@ -125,7 +125,7 @@ class ToRoot(Collective):
 
     @model_validator(mode="after")
     def _one_root(self) -> "ToRoot":
-        one_root(self.op, self.dst, self.group_dst, "dst")
+        one_root(self, self.dst, self.group_dst)
         return self
 
     @classmethod
@@ -137,15 +137,12 @@ class ToRoot(Collective):
         return frozenset() if me == root else frozenset((root,))
 
 
-#: Where torch needs no root, it is global rank 0 (torch.distributed.gather, scatter).
-_ROOT_DEFAULTS = ("gather", "scatter")
-
-
-def one_root(op: str, by_rank: object, by_group_rank: object, word: str) -> None:
+def one_root(row: Op, by_rank: object, by_group_rank: object) -> None:
     """Raise ValueError unless one of the two is given (or none, where torch has a default)."""
+    op, word = row.op, row.root_field
     if by_rank is not None and by_group_rank is not None:
         raise ValueError(f"expected `{word}` (a global rank) or `group_{word}` (a group rank) in {op}, found both")
-    if by_rank is None and by_group_rank is None and op not in _ROOT_DEFAULTS:
+    if by_rank is None and by_group_rank is None and not row.root_optional:
         raise ValueError(f"expected `{word}` (a global rank) or `group_{word}` (a group rank) in {op}")
 
 

@@ -115,6 +115,7 @@ class AllToAll(Exchange):
 class AllToAllSingle(Exchange):
     op = "all_to_all_single"
     torch_name = "all_to_all_single"
+    flat = True
     drawing = Drawing(colours.EXCHANGE, "ellipse", "each⇄each")
     words = Words(
         signature="all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False)",

@@ -149,12 +149,13 @@ _TENSOR = {
 }
 _TEXT = {"type": "string"}
 Scalar = Expression | PerRank[Expression] | None
+Splits = tuple[Expression, ...] | PerRank[tuple[Expression, ...]]
 
 #: An integer, boolean or number by expression, alone or per rank: Expression | PerRank of Expression.
 Expr = Annotated[Scalar, *_field(per_rank(expression), _with_per_rank(NUMBER_OR_EXPRESSION))]
 #: A list of expressions, alone or per rank: tuple of Expression | PerRank of tuples.
 ExprList = Annotated[
-    tuple[Expression, ...] | PerRank[tuple[Expression, ...]] | None,
+    Splits | None,
     *_field(per_rank(listed(expression)), _with_per_rank({"type": "array"})),
 ]
 #: Ref | Inline.
@@ -280,7 +281,7 @@ ReduceOpField = Annotated[str, *_field(_reduce_op, {"enum": list(REDUCE_OPS)})]
 DtypeField = Annotated[str, *_field(dtype, {"enum": list(DTYPE_BYTES)})]
 
 __all__ = [
-    "NUMBER_OR_EXPRESSION", "SELECTOR", "AmountField", "DtypeField", "DurationField", "Expr", "ExprList", "FieldError",
+    "NUMBER_OR_EXPRESSION", "SELECTOR", "Scalar", "Splits", "AmountField", "DtypeField", "DurationField", "Expr", "ExprList", "FieldError",
     "FieldErrors", "FlopsField", "Gather", "GroupField", "HandleField", "Inline", "PerRank", "ReduceOpField", "Ref",
     "RefList", "SelectorField", "SizeField", "TensorField", "TensorList", "ValueField", "WaitField", "dtype", "each",
     "errors_of", "expression", "per_rank", "plain", "ref", "selector", "shape", "tensor",

@@ -84,6 +84,7 @@ class Gather(ToRoot):
     torch_name = "gather"
     nccl_tests = "gather_perf"
     output_parts = "n"
+    root_optional = True
     drawing = Drawing(colours.COLLECT, "triangle", "all→1")
     words = Words(
         signature="gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None)",
@@ -138,6 +139,7 @@ class Scatter(FromRoot):
     torch_name = "scatter"
     nccl_tests = "scatter_perf"
     input_parts = "n"
+    root_optional = True
     drawing = Drawing(colours.SPREAD, "invtriangle", "1→each")
     words = Words(
         signature="scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None)",

@@ -113,6 +113,7 @@ class AllGatherIntoTensor(_Gathering):
     op = "all_gather_into_tensor"
     aliases = ("all_gather_single",)
     torch_name = "all_gather_into_tensor"
+    flat = True
     drawing = Drawing(colours.COLLECT, "ellipse", "all→all")
     words = Words(
         signature="all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False)",
@@ -213,6 +214,7 @@ class ReduceScatterTensor(_ReduceScattering):
     op = "reduce_scatter_tensor"
     aliases = ("reduce_scatter_single",)
     torch_name = "reduce_scatter_tensor"
+    flat = True
     drawing = Drawing(colours.REDUCE, "ellipse", "Σ→each")
     words = Words(
         signature="reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=False)",

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -26,7 +25,7 @@ def preset(name: str) -> Cluster:
     return Cluster.model_validate(_preset_data(name))
 
 
-def cluster_from(value: str | Mapping[str, Any] | Cluster) -> Cluster:
+def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
     """A preset's name, or a mapping in people's units: whole, or ``preset: NAME`` and what differs from it, at any depth.
 
     Raises UsageError that names every key that is wrong.
@@ -48,13 +47,13 @@ def cluster_from(value: str | Mapping[str, Any] | Cluster) -> Cluster:
         raise UsageError(_explain(fault), _REMEDY) from None
 
 
-def _preset_data(name: object) -> dict[str, Any]:
+def _preset_data(name: object) -> dict[str, object]:
     if not isinstance(name, str) or name not in PRESETS:
         raise UsageError(f"no cluster preset `{name}` (known: {listing(PRESETS)}){near(name, PRESETS)}", _REMEDY)
     return PRESETS[name]
 
 
-def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
     """``base`` with ``changes`` laid over it, mapping by mapping."""
     merged = dict(base)
     for key, value in changes.items():

@@ -7,14 +7,16 @@ of bytes and a rate a float per ns (1 GB/s is 1 byte per ns). The inside name of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from distsim import units
 
+T = TypeVar("T")
 
-def _unit(parse: Callable[[object], Any], text: Callable[[Any], str]) -> tuple[BeforeValidator, PlainSerializer]:
+
+def _unit(parse: Callable[[object], T], text: Callable[[T], str]) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(parse), PlainSerializer(text, return_type=str)
 
 
@@ -135,7 +137,7 @@ class Cluster(_Part):
     reduce_bytes_per_ns: Bandwidth | None = Field(default=None, alias="reduce_bandwidth")
     measured: tuple[Curve, ...] = ()
 
-    def to_mapping(self) -> dict[str, Any]:
+    def to_mapping(self) -> dict[str, object]:
         """The cluster as a file has it, in people's units; `cluster_from` reads it back to an equal one."""
         data = self.model_dump(by_alias=True)
         return {key: value for key, value in data.items() if value or key not in ("measured", "reduce_bandwidth", "algorithms")}

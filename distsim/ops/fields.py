@@ -111,7 +111,7 @@ def plain(value: object) -> object:
     return value
 
 
-NUMBER_OR_EXPRESSION: Schema = {"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "string"}]}
+_NUMBER_OR_EXPRESSION: Schema = {"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "string"}]}
 
 
 def _with_per_rank(one: Schema) -> Schema:
@@ -152,7 +152,7 @@ Scalar = Expression | PerRank[Expression] | None
 Splits = tuple[Expression, ...] | PerRank[tuple[Expression, ...]]
 
 #: An integer, boolean or number by expression, alone or per rank: Expression | PerRank of Expression.
-Expr = Annotated[Scalar, *_field(per_rank(expression), _with_per_rank(NUMBER_OR_EXPRESSION))]
+Expr = Annotated[Scalar, *_field(per_rank(expression), _with_per_rank(_NUMBER_OR_EXPRESSION))]
 #: A list of expressions, alone or per rank: tuple of Expression | PerRank of tuples.
 ExprList = Annotated[
     Splits | None,
@@ -174,10 +174,6 @@ WaitField = Annotated[Ref | tuple[Ref, ...], *_field(many(ref), {"anyOf": [_TEXT
 #: int nanoseconds | PerRank of them.
 DurationField = Annotated[
     int | PerRank[int] | None, *_field(per_rank(units.parse_duration_ns), _with_per_rank(_TEXT), _written(units.duration_text))
-]
-#: int bytes | PerRank of them.
-SizeField = Annotated[
-    int | PerRank[int] | None, *_field(per_rank(units.parse_size_bytes), _with_per_rank(_TEXT), _written(units.size_text))
 ]
 
 
@@ -281,8 +277,8 @@ ReduceOpField = Annotated[str, *_field(_reduce_op, {"enum": list(REDUCE_OPS)})]
 DtypeField = Annotated[str, *_field(dtype, {"enum": list(DTYPE_BYTES)})]
 
 __all__ = [
-    "NUMBER_OR_EXPRESSION", "SELECTOR", "Scalar", "Splits", "AmountField", "DtypeField", "DurationField", "Expr", "ExprList", "FieldError",
+    "SELECTOR", "Scalar", "Splits", "AmountField", "DtypeField", "DurationField", "Expr", "ExprList", "FieldError",
     "FieldErrors", "FlopsField", "Gather", "GroupField", "HandleField", "Inline", "PerRank", "ReduceOpField", "Ref",
-    "RefList", "SelectorField", "SizeField", "TensorField", "TensorList", "ValueField", "WaitField", "dtype", "each",
+    "RefList", "SelectorField", "TensorField", "TensorList", "ValueField", "WaitField", "dtype", "each",
     "errors_of", "expression", "per_rank", "plain", "ref", "selector", "shape", "tensor",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import cache
 
 from distsim.ops.base import Binding
 from distsim.ops.bindings import root_alone
@@ -35,6 +36,7 @@ def slot(op: str, root: int | None) -> Hashable:
     return _underneath(op), root
 
 
+@cache
 def _bound(op: str) -> Binding:
     return SUPPORT.binding(op) or Binding()
 

@@ -23,14 +23,13 @@ from distsim.check.remarks import remarks
 from distsim.check.schedule import schedule_to_json
 from distsim.check.undefined import undefined_findings
 from distsim.check.verdict import Verdict, verdict_of
-from distsim.cluster import default_cluster
 from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine import Run, run
 from distsim.engine.outcomes import ProfileOutcome, outcome_under
 from distsim.errors import Problem, ScenarioErrors, UsageError
 from distsim.findings.record import Finding
-from distsim.profiles import PROFILES, Profile
+from distsim.profiles import PROFILES, Profile, default_cluster
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import Scenario, load
@@ -188,7 +187,7 @@ def _elsewhere(program: Program, layout: Layout, outcomes: Mapping[str, ProfileO
     first = next(iter(others))
     return (
         Finding(
-            "DS604", "note" if [*others] == ["mpi"] else "warning",
+            "DS604", "warning" if any(PROFILES[name].built_in for name in others) else "note",
             "\n".join([f"it completes on {backend}, but not on {' and '.join(others)}", *lines]),
             tuple(sorted({r for o in others.values() for r in o.ranks})), (),
             (f"if it is meant for {first} as well, `distsim check --backend {first}` shows where and what to do",),

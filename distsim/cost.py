@@ -10,6 +10,9 @@ clusters with ``collectives: rails`` the cheapest of these is taken, as NCCL cho
 - two levels: reduce_scatter inside a node, all_reduce per rail, all_gather inside, for groups with equally many ranks per node;
 - a pipelined chain for broadcast and reduce.
 
+``algorithms`` of a cluster names another choice: one algorithm of `distsim.schedules`, or the cheapest of them all. Left out, flat
+clusters take the first, for Gloo takes the same at every size, and clusters with rails the cheapest of the forms above.
+
 Times that were measured on the cluster correct all of these, see `distsim.cluster.measured`.
 
 Sources: Thakur, Rabenseifner, Gropp (2005) for the flat forms; NCCL src/graph/tuning.cc for the latencies of a rail ring;
@@ -19,23 +22,18 @@ nccl-tests doc/PERFORMANCE.md for bytes and busbw. Operations come in as rows; t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil, inf, log2, sqrt
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
-from distsim import schedules
 from distsim.cluster.measured import Correction, nearest
 from distsim.cluster.model import Cluster, Curve
 from distsim.cluster.placement import Placement, RoundLoad
 from distsim.errors import UsageError
 from distsim.names import listing, near
-from distsim.schedules import Algorithm, Round
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from distsim.schedules import ALGORITHMS, Algorithm, Round, RoundsOf
 
 LinkClass = Literal["self", "intra", "inter"]
-RoundsOf = Callable[[int, int], list[Round]]
 
 
 class SlowLink(Protocol):
@@ -53,8 +51,10 @@ class Row(Protocol):
     """The columns of an operation's row that a price needs; see `distsim.ops.base.Op`."""
 
     op: ClassVar[str]
-    coalesces: ClassVar[type[Any] | None]
     algorithms: ClassVar[Mapping[str, Algorithm]]
+
+    @classmethod
+    def single(cls) -> str: ...
 
     @classmethod
     def schedule(cls, n: int, root: int) -> list[Round]: ...
@@ -73,43 +73,15 @@ class NicLink(NamedTuple):
 
 #: The operation whose measured times stand for every message.
 _MESSAGE = "send"
-#: Rounds of a whole schedule by their load.
-Shape = tuple[tuple[RoundLoad, int], ...]
+#: The word for "whichever is cheapest" in place of an algorithm's name.
+CHEAPEST = "cheapest"
 
 
-def _halving(n: int) -> list[tuple[int, int, int]]:
-    """Bruck's rounds as (how many, distance, chunks per message)."""
-    rounds, have = [], 1
-    while have < n:
-        rounds.append((1, have, min(have, n - have)))
-        have *= 2
-    return rounds
+class Load(NamedTuple):
+    """A whole schedule: its rounds by what they ask of the links, and how many chunks a rank combines, one after the other."""
 
-
-#: Schedules in which every rank sends to the rank ``distance`` places on: (rounds, distance, chunks per message). They are
-#: those with n squared transfers, so a thousand ranks are priced without writing the rounds down. Tested against the schedules.
-_ROTATIONS: dict[RoundsOf, Callable[[int], list[tuple[int, int, int]]]] = {
-    schedules.ring_all_gather: lambda n: [(n - 1, 1, 1)],
-    schedules.ring_reduce_scatter: lambda n: [(n - 1, 1, 1)],
-    schedules.ring_all_reduce: lambda n: [(2 * (n - 1), 1, 1)],
-    schedules.pairwise_all_to_all: lambda n: [(1, k, 1) for k in range(1, n)],
-    schedules.bruck_all_gather: _halving,
-    schedules.bruck_reduce_scatter: _halving,
-    schedules.dissemination_barrier: lambda n: [(1, d, 1) for _, d, _ in _halving(n)],
-}
-#: How often a ring algorithm takes the whole buffer round.
-_PASSES: dict[RoundsOf, int] = {schedules.ring_all_reduce: 2, schedules.ring_all_gather: 1, schedules.ring_reduce_scatter: 1}
-#: How many chunks a rank combines, one after the other, with what it has; schedules that combine nothing are left out.
-_REDUCTIONS: dict[RoundsOf, Callable[[int], int]] = {
-    schedules.ring_all_reduce: lambda n: n - 1,
-    schedules.ring_reduce_scatter: lambda n: n - 1,
-    schedules.bruck_reduce_scatter: lambda n: n - 1,
-    schedules.binomial_reduce: lambda n: max(n - 1, 0).bit_length(),
-    schedules.tree_all_reduce: lambda n: max(n - 1, 0).bit_length(),
-    schedules.chain_reduce: lambda n: n,
-    schedules.halving_doubling_all_reduce: lambda n: n - 1,
-}
-_CHAINS: tuple[RoundsOf, ...] = (schedules.chain_broadcast, schedules.chain_reduce)
+    rounds: tuple[tuple[RoundLoad, int], ...]
+    combined: int
 
 
 class CostModel:
@@ -132,10 +104,11 @@ class CostModel:
         for fault in link_faults:
             self._slow_down(fault, nodes)
         self.link_faults = tuple(link_faults)
+        _check_names(cluster)
         self._p2p: dict[tuple[int, int, int], int] = {}
         self._prices: dict[tuple[str, tuple[int, ...], int, int | None], int] = {}
         self._placements: dict[tuple[int, ...], Placement] = {}
-        self._shapes: dict[tuple[Placement, RoundsOf, int], Shape] = {}
+        self._loads: dict[tuple[Placement, RoundsOf, int], Load] = {}
         self._corrections: dict[tuple[str, int, int], Correction | None] = {}
         self._references: dict[tuple[int, int], CostModel] = {}
 
@@ -236,8 +209,7 @@ class CostModel:
         if price is None:
             price = self._collective_ns(row, ranks, nbytes, 0 if root is None else ranks.index(root))
             if self.cluster.measured and len(ranks) > 1:
-                measured = row.op if row.coalesces is None else row.coalesces.op  # a launch of parts costs what one as large does
-                price = self._corrected(price, measured, len(ranks), self._placement(ranks).nodes, nbytes, row)
+                price = self._corrected(price, row.single(), len(ranks), self._placement(ranks).nodes, nbytes, row)
             self._prices[key] = price
         return price
 
@@ -267,31 +239,30 @@ class CostModel:
     def _collective_ns(self, row: type[Row], ranks: tuple[int, ...], nbytes: int, root: int) -> int:
         if len(ranks) < 2:
             return self.call_overhead_ns
-        place = self._placement(ranks)
-        best = self.flat_ns(row, ranks, nbytes, root)
+        place, chosen = self._placement(ranks), self.cluster.algorithms.get(_brings_about(row), "")
+        every = tuple(row.algorithms.values())
+        named = every if chosen == CHEAPEST else (row.algorithms[chosen],) if chosen else every[:1]
+        best = min(self.flat_ns(row, ranks, nbytes, root, algorithm) for algorithm in named or (None,))
         if self.cluster.collectives == "flat":
             return best
-        extra = [form(row, place, nbytes) for form in (self._rail_ring, self._two_level, self._chain, self._all_at_once)]
+        forms = [self._in_form(algorithm, place, nbytes) for algorithm in (named if chosen else every)]
+        extra = [*forms, self._two_level(every, place, nbytes) if chosen in ("", CHEAPEST) else None]
         return min([best, *(self.call_overhead_ns + ceil(ns) for ns in extra if ns is not None)])
 
     def schedule_ns(self, rounds: Iterable[Round], chunk_nbytes: int, ranks: tuple[int, ...]) -> int:
         """The price of rounds as they are written: each as long as its dearest transfer. The measure for every closed form."""
-        place = self._placement(ranks)
-        shape = _shape(_load(place, round_) for round_ in rounds)
-        return self.call_overhead_ns + ceil(self._shape_ns(shape, chunk_nbytes))
+        written = _written(self._placement(ranks), list(rounds))
+        return self.call_overhead_ns + ceil(self._load_ns(written, chunk_nbytes))
 
-    def flat_ns(self, row: type[Row], ranks: tuple[int, ...], nbytes: int, root: int = 0) -> int:
-        """The row's own schedule in the order of group ranks (``root`` is a group rank), by closed form where there is one."""
+    def flat_ns(
+        self, row: type[Row], ranks: tuple[int, ...], nbytes: int, root: int = 0, algorithm: Algorithm | None = None
+    ) -> int:
+        """A schedule in the order of group ranks (``root`` is a group rank), the row's own if no algorithm is named; by closed form
+        where there is one."""
         n, place = len(ranks), self._placement(ranks)
-        algorithm = next(iter(row.algorithms.values()), None)
-        rounds_of: RoundsOf = row.schedule if algorithm is None else algorithm.rounds
-        shape, chunk = self._shape_of(place, rounds_of, root), row.chunk_nbytes(n, nbytes)
-        return self.call_overhead_ns + ceil(self._shape_ns(shape, chunk) + self._combining_ns(rounds_of, n, chunk))
-
-    def _combining_ns(self, rounds_of: RoundsOf, n: int, chunk_nbytes: int) -> float:
-        """What combining takes where it does not hide behind the transfers."""
-        rate, chunks = self.cluster.reduce_bytes_per_ns, _REDUCTIONS.get(rounds_of)
-        return 0.0 if rate is None or chunks is None else chunks(n) * chunk_nbytes / rate
+        algorithm = algorithm or next(iter(row.algorithms.values()), None) or Algorithm(row.schedule, "whole")
+        chunk = algorithm.chunk_nbytes(n, nbytes)
+        return self.call_overhead_ns + ceil(self._load_ns(self._load_of(place, algorithm, root), chunk))
 
     def link_bound_ns(self, row: type[Row], ranks: tuple[int, ...], nbytes: int) -> int:
         """No schedule can be faster: busbw factor x bytes over the fastest link that a rank of the group has."""
@@ -301,23 +272,31 @@ class CostModel:
 
     # --- forms beside the flat one; each gives ns without the call's overhead, or None where it does not apply ---
 
-    def _rail_ring(self, row: type[Row], place: Placement, nbytes: int) -> float | None:
+    def _in_form(self, algorithm: Algorithm, place: Placement, nbytes: int) -> float | None:
+        """What an algorithm takes as NCCL lays it over cards and links."""
+        if algorithm.shape == "chain":
+            return self._chain(place, nbytes)
+        if algorithm.shape == "all pairs":
+            return self._load_ns(self._load_of(place, algorithm, 0), algorithm.chunk_nbytes(place.n, nbytes))
+        passes = algorithm.ring_passes(place.n)
+        return self._rail_ring(passes, place, nbytes) if passes else None
+
+    def _rail_ring(self, passes: int, place: Placement, nbytes: int) -> float:
         """A ring in the order of nodes, once per card: hops inside cost the link's latency, hops between nodes the network's."""
-        passes, n = _passes(row), place.n
-        if not passes:
-            return None
+        n = place.n
         if place.nodes == 1:
             around = n * self.latency_ns("intra")
         else:
             around = (n - place.nodes) * self.latency_ns("intra") + place.nodes * self.latency_ns("inter")
         return passes * (n - 1) / n * (around + nbytes / place.ring_bytes_per_ns)
 
-    def _two_level(self, row: type[Row], place: Placement, nbytes: int) -> float | None:
+    def _two_level(self, every: Sequence[Algorithm], place: Placement, nbytes: int) -> float | None:
         """Inside the node, then each rail, then inside: ``passes * ((g-1)/g S/B_in + (N-1)/N S/g / B_rail)`` and latencies.
 
         Between nodes the cheaper of a ring and a tree (all_reduce) or Bruck (all_gather, reduce_scatter; NCCL's PAT).
         """
-        passes, g, nodes = _passes(row), place.per_node, place.nodes
+        passes = max((algorithm.ring_passes(place.n) for algorithm in every), default=0)
+        g, nodes = place.per_node, place.nodes
         if not passes or nodes < 2 or g is None or g < 2:
             return None
         inside = (g - 1) * self.latency_ns("intra") + (g - 1) / g * nbytes * place.worst_intra / self.cluster.intra.attained
@@ -327,22 +306,14 @@ class CostModel:
         tree = steps * (hop + shard) if passes == 2 else steps * hop + (nodes - 1) / nodes * shard
         return passes * (inside + min(ring, tree))
 
-    def _chain(self, row: type[Row], place: Placement, nbytes: int) -> float | None:
+    def _chain(self, place: Placement, nbytes: int) -> float:
         """A chain through all ranks in k pieces, ``(n-2+k)(a + S/k b)``, at the best k: ``a + (sqrt((n-2)a) + sqrt(S b))^2``."""
-        if not any(algorithm.rounds in _CHAINS for algorithm in row.algorithms.values()):
-            return None
         last = self.latency_ns("inter" if place.nodes > 1 else "intra")
         latency = (place.n - place.nodes) * self.latency_ns("intra") + (place.nodes - 1) * self.latency_ns("inter")
         wire = nbytes / place.ring_bytes_per_ns
         return last + (sqrt(max(latency - last, 0)) + sqrt(wire)) ** 2
 
-    def _all_at_once(self, row: type[Row], place: Placement, nbytes: int) -> float | None:
-        """All pairs in one group of sends and receives, as NCCL's alltoall: the busiest port decides."""
-        if not any(algorithm.rounds is schedules.direct_all_to_all for algorithm in row.algorithms.values()):
-            return None
-        return self._shape_ns(_shape([place.all_pairs_load()]), row.chunk_nbytes(place.n, nbytes))
-
-    # --- shapes ---
+    # --- loads ---
 
     def _placement(self, ranks: tuple[int, ...]) -> Placement:
         """Where the ranks sit; groups that sit alike share one. Nodes count by first use, unless faults tell them apart."""
@@ -355,40 +326,61 @@ class CostModel:
             place = self._placements[nodes] = Placement(self.cluster, nodes, self._slow_intra, self._slow_inter)
         return place
 
-    def _shape_of(self, place: Placement, rounds_of: RoundsOf, root: int) -> Shape:
-        """A schedule's rounds by load, kept."""
-        key = (place, rounds_of, root)
-        if key not in self._shapes:
-            rotations = _ROTATIONS.get(rounds_of)
-            if rotations is None:
-                self._shapes[key] = _shape(_load(place, round_) for round_ in rounds_of(place.n, root))
-            else:
-                self._shapes[key] = _shape((place.rotation_load(d, chunks), times) for times, d, chunks in rotations(place.n))
-        return self._shapes[key]
+    def _load_of(self, place: Placement, algorithm: Algorithm, root: int) -> Load:
+        """What a schedule asks of the links, kept."""
+        key = (place, algorithm.rounds, root)
+        if key not in self._loads:
+            self._loads[key] = _load_of(place, algorithm, root)
+        return self._loads[key]
 
-    def _shape_ns(self, shape: Shape, chunk_nbytes: int) -> float:
+    def _load_ns(self, load: Load, chunk_nbytes: int) -> float:
         a, x = self.cluster.intra.latency_ns, self.cluster.inter_latency_ns
         total = 0.0
-        for load, count in shape:
-            intra = 0.0 if load.intra is None else a + load.intra * chunk_nbytes
-            inter = 0.0 if load.inter is None else x + load.inter * chunk_nbytes
+        for asked, count in load.rounds:
+            intra = 0.0 if asked.intra is None else a + asked.intra * chunk_nbytes
+            inter = 0.0 if asked.inter is None else x + asked.inter * chunk_nbytes
             total += count * max(intra, inter)
-        return total
+        rate = self.cluster.reduce_bytes_per_ns  # None: combining hides behind the transfers
+        return total if rate is None else total + load.combined * chunk_nbytes / rate
 
 
-def _load(place: Placement, round_: Round) -> RoundLoad:
-    return place.round_load([t.src for t in round_], [t.dst for t in round_])
+def _load_of(place: Placement, algorithm: Algorithm, root: int) -> Load:
+    if algorithm.shape == "all pairs":
+        return Load(((place.all_pairs_load(), 1),), 0)
+    if algorithm.rotations is None:
+        return _written(place, algorithm.rounds(place.n, root))
+    rotations = algorithm.rotations(place.n)
+    rounds = _together((place.rotation_load(r.distance, r.chunks), r.rounds) for r in rotations)
+    return Load(rounds, sum(r.rounds * r.chunks for r in rotations if r.reduce))
 
 
-def _shape(loads: Iterable[RoundLoad] | Iterable[tuple[RoundLoad, int]]) -> Shape:
+def _written(place: Placement, rounds: Sequence[Round]) -> Load:
+    """Of rounds as they are written."""
+    combined = Counter(t.dst for round_ in rounds for t in round_ if t.reduce)
+    loads = ((place.round_load([t.src for t in round_], [t.dst for t in round_]), 1) for round_ in rounds)
+    return Load(_together(loads), max(combined.values(), default=0))
+
+
+def _together(loads: Iterable[tuple[RoundLoad, int]]) -> tuple[tuple[RoundLoad, int], ...]:
     """Equal rounds counted together, in order of first use."""
     counts: Counter[RoundLoad] = Counter()
-    for item in loads:
-        load, times = (item, 1) if isinstance(item, RoundLoad) else item
+    for load, times in loads:
         counts[load] += times
     return tuple(counts.items())
 
 
-def _passes(row: type[Row]) -> int:
-    """How often the row's ring takes the buffer round; 0 when the row has no ring."""
-    return max((_PASSES.get(algorithm.rounds, 0) for algorithm in row.algorithms.values()), default=0)
+def _brings_about(row: type[Row]) -> str:
+    """What the row's algorithms are algorithms of."""
+    return next((algorithm.of for algorithm in row.algorithms.values()), "")
+
+
+def _check_names(cluster: Cluster) -> None:
+    """Raises UsageError where ``algorithms`` names what there is not."""
+    for of, name in cluster.algorithms.items():
+        known = ALGORITHMS.get(of)
+        if known is None:
+            message = f"cluster {cluster.name} has `algorithms` for `{of}`, which has none{near(of, ALGORITHMS)}"
+            raise UsageError(message, f"those that have are {listing(ALGORITHMS)}")
+        if name != CHEAPEST and name not in known:
+            message = f"cluster {cluster.name}: {of} has no algorithm `{name}`{near(name, (*known, CHEAPEST))}"
+            raise UsageError(message, f"it has {listing(known)}, or `{CHEAPEST}` for the least of their prices")

@@ -14,6 +14,8 @@ pair      chunk ``s * n + d`` is what rank s gives to rank d
 token     chunk 0 is the word "I have come"; no bytes
 ========  =============================================================================================================
 
+An algorithm is one function here and its `algorithm` line: rows take all that `ALGORITHMS` has for them (docs/extending.md).
+
 The proof that an algorithm does what its operation promises: `start` puts each giver's contributions in place, `play` moves
 them, and `held_for` reads the result (`tests/test_schedules.py`, n = 1..32, every root).
 
@@ -23,8 +25,9 @@ in MPICH" (2005), and Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal, NamedTuple, TypeVar
 
 
 class Transfer(NamedTuple):
@@ -36,17 +39,38 @@ class Transfer(NamedTuple):
     reduce: bool = False
 
 
+class Rotation(NamedTuple):
+    """So many rounds, in each of which every rank sends so many chunks to the rank ``distance`` places on."""
+
+    rounds: int
+    distance: int
+    chunks: int = 1
+    reduce: bool = False
+
+
 Round = list[Transfer]
+#: ``rounds(n, root)``; ``root`` is ignored where the operation has none.
+RoundsOf = Callable[[int, int], list[Round]]
+Named = TypeVar("Named", bound=RoundsOf)
 Chunking = Literal["whole", "split", "origin", "target", "pair", "token"]
 #: Contributions (group rank, part of its input) in a chunk; one that is there twice stands there twice.
 Holding = tuple[tuple[int, int], ...]
+#: A shape that is priced as a whole: a pipeline through all ranks, or every pair in one round.
+Shape = Literal["chain", "all pairs"]
 
 
 class Algorithm(NamedTuple):
-    """``rounds(n, root)`` gives the schedule; ``root`` is ignored where the operation has none."""
+    """One way to bring an operation's effect about.
 
-    rounds: Callable[[int, int], list[Round]]
+    ``of``: what it brings about, a key of `ALGORITHMS`. ``rotations(n)``: the rounds in short, for schedules with n squared transfers,
+    so that a thousand ranks are priced without writing them down (tested against the rounds). ``shape``: see `Shape`.
+    """
+
+    rounds: RoundsOf
     chunking: Chunking
+    of: str = ""
+    rotations: Callable[[int], list[Rotation]] | None = None
+    shape: Shape | None = None
 
     def chunk_nbytes(self, n: int, nbytes: int) -> int:
         """Bytes of one chunk when the operation's large buffer (as nccl-tests counts it) has ``nbytes``; rounded up."""
@@ -54,20 +78,52 @@ class Algorithm(NamedTuple):
             return 0
         return nbytes if self.chunking == "whole" else -(-nbytes // n)
 
+    def ring_passes(self, n: int) -> int:
+        """How often the buffer goes round, where it does and every round is a hop to the next rank; else 0."""
+        if n < 2 or self.rotations is None or self.chunking not in ("split", "origin", "target"):
+            return 0
+        rotations = self.rotations(n)
+        is_ring = all((rotation.distance, rotation.chunks) == (1, 1) for rotation in rotations)
+        return sum(rotation.rounds for rotation in rotations) // (n - 1) if is_ring else 0
+
+
+#: By what they bring about, then by name; the first of each is what a row's own schedule is. `algorithm` enters them.
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {}
+
+
+def algorithm(
+    of: str, name: str, chunking: Chunking, rotations: Callable[[int], list[Rotation]] | None = None, shape: Shape | None = None
+) -> Callable[[Named], Named]:
+    """The function below brings ``of`` about; a cluster file may choose it by its name (`distsim.cost`)."""
+
+    def enter(rounds: Named) -> Named:
+        ALGORITHMS.setdefault(of, {})[name] = Algorithm(rounds, chunking, of, rotations, shape)
+        return rounds
+
+    return enter
+
+
+def algorithms_of(what: str) -> Mapping[str, Algorithm]:
+    """All that bring it about, by name; those entered later too."""
+    return MappingProxyType(ALGORITHMS.setdefault(what, {}))
+
 
 # --- rings ---------------------------------------------------------------------------------------------------------------
 
 
+@algorithm("all_gather", "ring", "origin", lambda n: [Rotation(n - 1, 1)])
 def ring_all_gather(n: int, root: int = 0) -> list[Round]:
     """n - 1 rounds; every rank passes on what it got last. Each rank sends (n - 1)/n of the gathered buffer."""
     return [[Transfer(r, (r + 1) % n, (r - k) % n) for r in range(n)] for k in range(n - 1)]
 
 
+@algorithm("reduce_scatter", "ring", "target", lambda n: [Rotation(n - 1, 1, reduce=True)])
 def ring_reduce_scatter(n: int, root: int = 0) -> list[Round]:
     """n - 1 rounds; chunk c leaves rank c + 1, grows at each hop, and is complete when it reaches rank c."""
     return [[Transfer(r, (r + 1) % n, (r - k - 1) % n, True) for r in range(n)] for k in range(n - 1)]
 
 
+@algorithm("all_reduce", "ring", "split", lambda n: [Rotation(n - 1, 1, reduce=True), Rotation(n - 1, 1)])
 def ring_all_reduce(n: int, root: int = 0) -> list[Round]:
     """Reduce-scatter, then all-gather: 2(n - 1) rounds, 2(n - 1)/n of the buffer sent by each rank, the optimum."""
     return ring_reduce_scatter(n) + ring_all_gather(n)
@@ -81,6 +137,20 @@ def _ring_position(root: int, n: int) -> Callable[[int], int]:
     return lambda v: (root + v) % n
 
 
+def binomial_parent(v: int) -> int:
+    """Who sends to the rank ``v`` places after the root: ``v`` without its highest set bit."""
+    return v & ~(1 << (v.bit_length() - 1)) if v else 0
+
+
+def binomial_neighbours(n: int, root: int, me: int) -> frozenset[int]:
+    """A rank's parent and children in the tree of the broadcast."""
+    v = (me - root) % n
+    bits = (1 << k for k in range(v.bit_length(), n.bit_length()))
+    near = {binomial_parent(v)} | {v | bit for bit in bits if v | bit < n}
+    return frozenset((w + root) % n for w in near if w != v)
+
+
+@algorithm("broadcast", "binomial", "whole")
 def binomial_broadcast(n: int, root: int = 0) -> list[Round]:
     """ceil(log2 n) rounds; in round k the 2**k ranks that have the buffer send it to the next 2**k."""
     at, rounds, have = _ring_position(root, n), [], 1
@@ -90,11 +160,13 @@ def binomial_broadcast(n: int, root: int = 0) -> list[Round]:
     return rounds
 
 
+@algorithm("reduce", "binomial", "whole")
 def binomial_reduce(n: int, root: int = 0) -> list[Round]:
     """The broadcast backwards: partial results run down the tree to the root."""
     return _backwards(binomial_broadcast(n, root), reduce=True)
 
 
+@algorithm("scatter", "binomial", "target")
 def binomial_scatter(n: int, root: int = 0) -> list[Round]:
     """ceil(log2 n) rounds; a rank hands the far half of the chunks it holds to the rank in the middle of its range."""
     at, rounds = _ring_position(root, n), []
@@ -107,11 +179,13 @@ def binomial_scatter(n: int, root: int = 0) -> list[Round]:
     return rounds
 
 
+@algorithm("gather", "binomial", "origin")
 def binomial_gather(n: int, root: int = 0) -> list[Round]:
     """The scatter backwards. The root receives (n - 1)/n of the gathered buffer, in ceil(log2 n) messages."""
     return _backwards(binomial_scatter(n, root), reduce=False)
 
 
+@algorithm("all_reduce", "tree", "whole")
 def tree_all_reduce(n: int, root: int = 0) -> list[Round]:
     """Reduce to rank 0, broadcast from it: few rounds, the whole buffer on every edge; good for small buffers."""
     return binomial_reduce(n) + binomial_broadcast(n)
@@ -124,16 +198,19 @@ def _backwards(rounds: Sequence[Round], *, reduce: bool) -> list[Round]:
 # --- one after the other -------------------------------------------------------------------------------------------------
 
 
+@algorithm("scatter", "linear", "target")
 def linear_scatter(n: int, root: int = 0) -> list[Round]:
     """n - 1 rounds; the root serves one rank after the other."""
     return [[Transfer(root, (root + k) % n, (root + k) % n)] for k in range(1, n)]
 
 
+@algorithm("gather", "linear", "origin")
 def linear_gather(n: int, root: int = 0) -> list[Round]:
     """n - 1 rounds; the root takes from one rank after the other."""
     return [[Transfer((root + k) % n, root, (root + k) % n)] for k in range(1, n)]
 
 
+@algorithm("broadcast", "chain", "split", shape="chain")
 def chain_broadcast(n: int, root: int = 0) -> list[Round]:
     """A pipeline of n pieces along the chain root, root + 1, …: 2(n - 1) rounds, each rank sends the buffer once."""
     at = _ring_position(root, n)
@@ -143,11 +220,13 @@ def chain_broadcast(n: int, root: int = 0) -> list[Round]:
     ]  # fmt: skip
 
 
+@algorithm("reduce", "chain", "split", shape="chain")
 def chain_reduce(n: int, root: int = 0) -> list[Round]:
     """The chain broadcast backwards: each rank adds its piece and passes it on towards the root."""
     return _backwards(chain_broadcast(n, root), reduce=True)
 
 
+@algorithm("broadcast", "scatter_all_gather", "split")
 def scatter_all_gather_broadcast(n: int, root: int = 0) -> list[Round]:
     """Van de Geijn's broadcast: scatter the pieces, then all-gather them around the ring."""
     return binomial_scatter(n, root) + ring_all_gather(n)
@@ -156,6 +235,13 @@ def scatter_all_gather_broadcast(n: int, root: int = 0) -> list[Round]:
 # --- halving and doubling ------------------------------------------------------------------------------------------------
 
 
+def _doubling(n: int) -> list[Rotation]:
+    """Distances 1, 2, 4, …, and as many chunks, at most what is missing."""
+    distances = [1 << k for k in range(max(n - 1, 0).bit_length())]
+    return [Rotation(1, have, min(have, n - have)) for have in distances]
+
+
+@algorithm("all_gather", "bruck", "origin", _doubling)
 def bruck_all_gather(n: int, root: int = 0) -> list[Round]:
     """ceil(log2 n) rounds for any n: in round k a rank sends all it has (at most what is missing) to rank r - 2**k."""
     rounds, have = [], 1
@@ -166,11 +252,13 @@ def bruck_all_gather(n: int, root: int = 0) -> list[Round]:
     return rounds
 
 
+@algorithm("reduce_scatter", "bruck", "target", lambda n: [r._replace(reduce=True) for r in _doubling(n)])
 def bruck_reduce_scatter(n: int, root: int = 0) -> list[Round]:
     """Bruck's all-gather backwards: each chunk is reduced along the tree that would have spread it."""
     return _backwards(bruck_all_gather(n), reduce=True)
 
 
+@algorithm("all_reduce", "halving_doubling", "split")
 def halving_doubling_all_reduce(n: int, root: int = 0) -> list[Round]:
     """Rabenseifner: recursive halving, then recursive doubling. Beyond a power of two, the odd ranks fold in and out."""
     core = 1 << (n.bit_length() - 1)
@@ -194,16 +282,19 @@ def _kept(rank: int, distance: int, core: int, n: int) -> range:
 # --- all to all, barriers ------------------------------------------------------------------------------------------------
 
 
+@algorithm("all_to_all", "pairwise", "pair", lambda n: [Rotation(1, k) for k in range(1, n)])
 def pairwise_all_to_all(n: int, root: int = 0) -> list[Round]:
     """n - 1 rounds; in round k every rank sends to the rank k places after it."""
     return [[Transfer(r, (r + k) % n, r * n + (r + k) % n) for r in range(n)] for k in range(1, n)]
 
 
+@algorithm("all_to_all", "direct", "pair", shape="all pairs")
 def direct_all_to_all(n: int, root: int = 0) -> list[Round]:
     """Everything at once, as a group of n - 1 sends and receives on each rank."""
     return [[Transfer(r, d, r * n + d) for r in range(n) for d in range(n) if d != r]] if n > 1 else []
 
 
+@algorithm("barrier", "dissemination", "token", lambda n: [r._replace(chunks=1) for r in _doubling(n)])
 def dissemination_barrier(n: int, root: int = 0) -> list[Round]:
     """ceil(log2 n) rounds; in round k every rank tells the rank 2**k places after it (Hensgen, Finkel, Manber 1988)."""
     rounds, step = [], 1
@@ -213,6 +304,8 @@ def dissemination_barrier(n: int, root: int = 0) -> list[Round]:
     return rounds
 
 
+@algorithm("barrier", "central", "token")
+@algorithm("monitored_barrier", "central", "token")
 def central_barrier(n: int, root: int = 0) -> list[Round]:
     """Everybody reports to the root, one after the other in rank order, and is answered when all have come."""
     others = [r for r in range(n) if r != root]

@@ -18,13 +18,13 @@ from distsim.check.names import name_swaps
 from distsim.check.remarks import remarks
 from distsim.check.schedule import Schedule
 from distsim.check.verdict import Verdict, verdict_of
-from distsim.cluster import PRESETS, Cluster, cluster_from, default_cluster
+from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine import Run, run
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
-from distsim.profiles import PROFILES
+from distsim.profiles import PROFILES, default_cluster
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import Scenario
@@ -158,7 +158,7 @@ def _ended(program: Program, result: Run) -> Standstill | None:
     has compared whatever met.
     """
     profile = PROFILES[program.backend]
-    if result.profile != "gloo" or result.path != "fast" or result.outcome != "completes":
+    if profile.device or not profile.rendezvous or result.path != "fast" or result.outcome != "completes":
         return None
     ops = {call.op for code in program.codes for call in code.calls if OPS[call.op].kind == "collective"}
     waits_for_all = all(profile.needs(op, 4, 0, me) is None for op in sorted(ops) for me in range(4))

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from distsim.findings.record import Place
 from distsim.ops.table import OPS
+from distsim.profiles import PROFILES
 from distsim.trace import NEVER, NOWHERE, Trace
 
 Ints = NDArray[np.int64]
@@ -137,7 +138,7 @@ def rank_times(trace: Trace, makespan_ns: int) -> tuple[RankTimes, ...]:
     compute = add(computing & ran, started, till)
     exposed = add((trace["match"] >= 0) & ~local & ran & (finished >= 0), started, till)
     waiting = add(made & ~computing & ~sleeping, posted, back)
-    if trace.header.get("backend") == "nccl":
+    if _enqueues(trace):
         asleep = made & sleeping
         add(asleep, np.where(ran, started, posted), np.where(ran, till, back))
         start = np.minimum(np.where(ran & ((finished >= 0) | computing), started, last), last)
@@ -146,6 +147,12 @@ def rank_times(trace: Trace, makespan_ns: int) -> tuple[RankTimes, ...]:
     ends = _rank_ends(trace, died)
     columns = (np.arange(size), compute, exposed, waiting, idle, ends)
     return tuple(RankTimes(*row) for row in zip(*(c.tolist() for c in columns), strict=True))
+
+
+def _enqueues(trace: Trace) -> bool:
+    """Did the host only enqueue, while a device worked?"""
+    profile = PROFILES.get(str(trace.header.get("backend")))
+    return profile is not None and profile.device
 
 
 def _died(trace: Trace, size: int) -> Ints:
@@ -163,7 +170,7 @@ def _rank_ends(trace: Trace, died: Ints) -> Ints:
     ends = np.zeros(len(died), dtype=np.int64)
     np.maximum.at(ends, rank, np.maximum(trace["returned_ns"], trace["finished_ns"]))
     stuck = (trace["posted_ns"] >= 0) & (trace["returned_ns"] < 0)
-    if trace.header.get("backend") == "nccl":
+    if _enqueues(trace):
         stuck |= (trace["posted_ns"] >= 0) & (trace["finished_ns"] < 0) & trace.ops(*_MEETING)
     ends[rank[stuck]] = NEVER
     return np.where(died >= 0, died, ends)

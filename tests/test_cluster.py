@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from distsim.cluster import PRESETS, Cluster, cluster_from, default_cluster, preset, presets
+from distsim.cluster import PRESETS, Cluster, cluster_from, preset, presets
 from distsim.errors import UsageError
+from distsim.profiles import default_cluster
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -194,3 +194,75 @@ def test_a_thousand_ranks_are_priced_without_writing_the_rounds_down(monkeypatch
     prices = [cost.collective_ns(OPS[op], ranks(cost), 1 << 20) for op in ("all_reduce", "all_gather", "all_to_all")]
 
     assert min(prices) > 0
+
+
+#: What a textbook says of each algorithm on one node of eight: hops that cost their latency, and buffers that cross a link.
+TEXTBOOK = [
+    ("all_reduce", "ring", 14, 14 / 8), ("all_reduce", "tree", 6, 6), ("all_reduce", "halving_doubling", 6, 14 / 8),
+    ("all_gather", "ring", 7, 7 / 8), ("all_gather", "bruck", 3, 7 / 8),
+    ("reduce_scatter", "ring", 7, 7 / 8), ("reduce_scatter", "bruck", 3, 7 / 8),
+    ("broadcast", "binomial", 3, 3), ("broadcast", "chain", 14, 14 / 8), ("broadcast", "scatter_all_gather", 10, 14 / 8),
+    ("reduce", "binomial", 3, 3), ("reduce", "chain", 14, 14 / 8),
+    ("gather", "binomial", 3, 7 / 8), ("gather", "linear", 7, 7 / 8),
+    ("scatter", "binomial", 3, 7 / 8), ("scatter", "linear", 7, 7 / 8),
+    ("all_to_all", "pairwise", 7, 7 / 8), ("all_to_all", "direct", 1, 7 / 8),
+    ("barrier", "dissemination", 3, 0), ("barrier", "central", 14, 0), ("monitored_barrier", "central", 14, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "name", "hops", "buffers"), TEXTBOOK)
+def test_the_algorithm_that_a_cluster_names_is_priced_by_its_own_schedule(op: str, name: str, hops: int, buffers: float) -> None:
+    """Thakur et al. (2005): the price is hops times latency plus buffers times the time of one."""
+    cost, nbytes = model("cpu-10gbe", 1, 8, algorithms={op: name}), 1 << 23
+    expected = cost.call_overhead_ns + hops * cost.cluster.intra.latency_ns + buffers * nbytes / cost.cluster.intra.attained
+
+    assert cost.collective_ns(OPS[op], ranks(cost), nbytes, 0) == pytest.approx(expected, abs=1)
+
+
+@pytest.mark.parametrize("cluster", ["cpu-10gbe", "dgx-a100"])
+@pytest.mark.parametrize("op", [*dict.fromkeys(op for op, *_ in TEXTBOOK)])
+def test_the_cheapest_is_the_least_of_the_named_ones_and_of_what_is_taken_unasked(cluster: str, op: str) -> None:
+    def price(nbytes: int, **algorithms: str) -> int:
+        cost = model(cluster, 2, 8, algorithms=algorithms)
+        return cost.collective_ns(OPS[op], ranks(cost), nbytes, 0)
+
+    for nbytes in (0, 1 << 10, 1 << 20, 1 << 28):
+        named = [price(nbytes, **{op: name}) for name in OPS[op].algorithms]
+        assert price(nbytes, **{op: "cheapest"}) == min(*named, price(nbytes))
+
+
+def test_a_named_algorithm_counts_for_all_operations_that_it_carries_out_and_for_no_other() -> None:
+    plain, bruck = model("cpu-10gbe"), model("cpu-10gbe", algorithms={"all_gather": "bruck"})
+    for op in ("all_gather", "all_gather_into_tensor", "all_gather_into_tensor_coalesced"):
+        assert bruck.collective_ns(OPS[op], ranks(bruck), 8) < plain.collective_ns(OPS[op], ranks(plain), 8)
+    assert bruck.collective_ns(OPS["all_reduce"], ranks(bruck), 8) == plain.collective_ns(OPS["all_reduce"], ranks(plain), 8)
+
+
+def test_a_named_algorithm_keeps_rails_from_another_one() -> None:
+    rails, tree, ring = (model("dgx-a100", 2, algorithms=named) for named in ({}, {"all_reduce": "tree"}, {"all_reduce": "ring"}))
+    by_rails, by_tree, by_ring = (cost.collective_ns(OPS["all_reduce"], ranks(cost), 1 << 36) for cost in (rails, tree, ring))
+
+    assert by_tree > 3 * by_rails
+    assert by_rails <= by_ring < 1.05 * by_rails
+
+
+@pytest.mark.parametrize(("algorithms", "message"), [
+    ({"all_gather": "bruk"}, "cluster cpu-10gbe, changed: all_gather has no algorithm `bruk`; did you mean bruck?"),
+    ({"all_gater": "ring"}, "`algorithms` for `all_gater`, which has none; did you mean all_gather?"),
+])  # fmt: skip
+def test_an_algorithm_that_there_is_not_is_refused(algorithms: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        model("cpu-10gbe", algorithms=algorithms)
+
+    assert message in str(refusal.value)
+
+
+def test_a_tree_of_combinations_is_priced_where_combining_takes_time() -> None:
+    """The root of a binomial tree over eight combines three buffers, one after the other; a chain combines its eight pieces."""
+    for name, combined in (("binomial", 3.0), ("chain", 1.0)):
+        free = model("cpu-10gbe", algorithms={"reduce": name})
+        slow = model("cpu-10gbe", algorithms={"reduce": name}, reduce_bandwidth="1 GB/s")
+        longer = slow.collective_ns(OPS["reduce"], ranks(slow), 1 << 20, 0) - free.collective_ns(
+            OPS["reduce"], ranks(free), 1 << 20, 0
+        )
+        assert longer == pytest.approx(combined * (1 << 20), abs=2)

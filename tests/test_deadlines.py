@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from distsim.cluster import default_cluster
 from distsim.cost import CostModel
 from distsim.engine import Run, run
 from distsim.engine.deadlines import LAUNCH_QUEUE, limits_ns
-from distsim.profiles import PROFILES
+from distsim.profiles import PROFILES, default_cluster
 from distsim.program.build import build_program
 from tests.gloo_observed import REDUCE, SECOND, coll, group, irecv, pause, recv, send, wait
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from distsim.cluster import default_cluster
 from distsim.cost import CostModel
 from distsim.engine.general import simulate_in_order
 from distsim.engine.ordered import outcome_of
-from distsim.profiles import PROFILES
+from distsim.profiles import PROFILES, default_cluster
 from distsim.standstill import RankEnd
 from tests.gloo_observed import CASES, LEFT_OUT, Case
 

@@ -49,6 +49,21 @@ def test_ranks_that_run_the_same_calls_share_one_code_and_repeats_share_the_call
     assert p.code_call(5, 2).waits == (2, 1)
 
 
+def test_distinct_calls_are_told_once_in_order_with_a_batchs_messages_after_it() -> None:
+    code = program(
+        "world: 2\ntensors: {a: {shape: [1]}, b: {shape: [1]}}\nprogram:\n"
+        "  - repeat: {times: 3, steps: [barrier, batch_isend_irecv: {ops: [isend: {tensor: a, dst: 1 - rank},"
+        " irecv: {tensor: b, src: 1 - rank}]}]}\n  - all_reduce: {tensor: a, on: side}\n"
+        "  - compute: {time: 1 ms, on: host}\n"
+    ).codes[0]
+
+    assert [call.op for call in code.calls] == ["barrier", "batch_isend_irecv"] * 3 + ["all_reduce", "compute"]
+    alone = [call.op for call in code.distinct_calls(parts=False)]
+    assert alone == ["barrier", "batch_isend_irecv", "all_reduce", "compute"]
+    assert [call.op for call in code.distinct_calls()] == [*alone[:2], "isend", "irecv", *alone[2:]]
+    assert [call.stream for call in code.distinct_calls(parts=False)] == ["", "", "side", ""]
+
+
 def test_a_steady_repeat_is_what_its_rounds_written_out_would_be() -> None:
     """Handles that live from one round into the next keep their distances."""
     text = """

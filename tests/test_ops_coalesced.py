@@ -17,9 +17,8 @@ from distsim.cost import CostModel
 from distsim.engine import run
 from distsim.ops.records import DTYPE_BYTES, Buffer, Call, Group
 from distsim.ops.table import OPS
-from distsim.profiles import PROFILES
+from distsim.profiles import PROFILES, SUPPORT
 from distsim.profiles.record import Meeting
-from distsim.profiles.support import SUPPORT
 from distsim.program.build import build_program
 from distsim.program.lower import lower
 from distsim.replay.program import program_of

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from distsim.errors import UsageError
 from distsim.ops import colours
 from distsim.ops.base import Op
 from distsim.ops.checks import reduce_refusal
@@ -46,7 +47,7 @@ def call(op: str, inputs: tuple[Buffer, ...] = (), outputs: tuple[Buffer, ...] |
 
 
 def test_the_table_holds_the_steps_of_the_design() -> None:
-    assert list(OPS) == STEPS.split()
+    assert set(STEPS.split()) <= set(OPS)
     renamed = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
     assert renamed | {f"{new}_coalesced": f"{old}_coalesced" for new, old in renamed.items()} == ALIASES
     assert not set(ALIASES) & set(OPS)
@@ -61,6 +62,26 @@ def test_a_row_says_what_it_is(row: type[Op]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert row.model_json_schema()["type"] == "object"
+
+
+def test_rows_are_listed_by_kind_and_by_name() -> None:
+    kinds = list(dict.fromkeys(row.kind for row in OPS.values()))
+
+    assert list(OPS) == sorted(OPS, key=lambda op: (kinds.index(OPS[op].kind), op))
+    assert set(kinds) <= {"p2p", "collective", "batch", "wait", "local", "group"}
+
+
+@pytest.mark.parametrize("row", COLLECTIVES)
+@pytest.mark.parametrize("n", range(1, 9))
+def test_whose_data_a_rank_takes_is_what_its_effect_holds(row: type[Op], n: int) -> None:
+    """`takes_from` and `gives_to` are two sides of one thing; where nothing moves, everybody waits for everybody."""
+    for root in range(n if row.root_field else 1):
+        others = [frozenset(range(n)) - {me} for me in range(n)]
+        takes = [others[me] if (found := row.takes_from(n, root, me)) is None else found for me in range(n)]
+        gives = [others[me] if (found := row.gives_to(n, root, me)) is None else found for me in range(n)]
+        held = [{source.rank for part in parts or () for source in part} for parts in row.effect(n, root)]
+        assert takes == ([frozenset(ranks) - {me} for me, ranks in enumerate(held)] if row.gets != "none" else others)
+        assert gives == [frozenset(other for other in range(n) if me in takes[other]) for me in range(n)]
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -95,9 +116,16 @@ def test_the_drawing_is_one_a_reader_can_tell_apart(row: type[Op]) -> None:
 
 @pytest.mark.parametrize("row", ROWS)
 def test_a_row_calls_torch_or_is_a_ranks_own_work(row: type[Op]) -> None:
-    """Local steps are no call on torch.distributed; all others override `torch_call`."""
+    """Local steps are no call on torch.distributed; all others that torch has override `torch_call`, and the rest refuse."""
     overridden = row.torch_call.__func__ is not Op.torch_call.__func__  # type: ignore[attr-defined]
-    assert overridden == (row.torch_name is not None) == (row.kind != "local")
+    assert overridden == (row.torch_name is not None)
+    if row.kind == "local":
+        assert not overridden
+    elif row.op in STEPS.split():
+        assert overridden
+    else:
+        with pytest.raises(UsageError, match=f"torch.distributed has no {row.op}"):
+            row.torch_call(None, call(row.op), {}, None)
 
 
 def test_torch_has_the_functions_that_the_rows_name() -> None:
@@ -113,7 +141,8 @@ def test_torch_has_the_functions_that_the_rows_name() -> None:
 @pytest.mark.parametrize("row", COLLECTIVES)
 def test_a_collective_has_every_column(row: type[Op]) -> None:
     assert row.algorithms
-    assert (row.nccl_tests is None) == (row.gets == "none")
+    assert row.nccl_tests is None or row.gets != "none"
+    assert row.nccl_tests or row.gets == "none" or row.op not in STEPS.split()
     assert (row.busbw_factor(8) > 0) == (row.gets != "none")
     buffers = () if row.gets == "none" else (buffer(4, 2),)
     made = call(row.op, buffers, root=1, reduce_op="sum")
@@ -132,11 +161,12 @@ def test_the_effect_agrees_with_the_facts(row: type[Op]) -> None:
         effect = row.effect(n, root)
         assert len(effect) == n
         assert [parts is not None for parts in effect] == [row.gets == "all" or r == root for r in range(n)]
-        parts = [sources for parts in effect if parts is not None for sources in parts]
+        taken = [n if (takes := row.takes_from(n, root, me)) is None else len(takes | {me}) for me in range(n)]
+        parts = [(taken[me], sources) for me, parts in enumerate(effect) if parts is not None for sources in parts]
         assert len(parts) == sum(e is not None for e in effect) * (n if row.output_parts == "n" else 1)
-        assert all(len(sources) == (n if row.reduces else 1) for sources in parts)
-        assert {s.rank for sources in parts for s in sources} == ({root} if row.gives == "root" else set(range(n)))
-        assert {s.part for sources in parts for s in sources} == set(range(n if row.input_parts == "n" else 1))
+        assert all(len(sources) == (many if row.reduces else 1) for many, sources in parts)
+        assert {s.rank for _, sources in parts for s in sources} == ({root} if row.gives == "root" else set(range(n)))
+        assert {s.part for _, sources in parts for s in sources} == set(range(n if row.input_parts == "n" else 1))
 
 
 @pytest.mark.parametrize("row", COLLECTIVES)

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from distsim.cluster import default_cluster
 from distsim.cost import CostModel
 from distsim.engine.general import simulate_in_order
 from distsim.engine.ordered import outcome_of, worst_of
 from distsim.engine.orders import ends_of_orders
 from distsim.engine.outcomes import _surely as surely
 from distsim.engine.outcomes import outcome_under
-from distsim.profiles import PROFILES, Profile
+from distsim.profiles import PROFILES, Profile, default_cluster
 from distsim.program.build import build_program
 from distsim.program.lower import lower
 from distsim.program.records import Program

@@ -2,21 +2,84 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import distsim
+from distsim.ops.base import Binding
 from distsim.ops.records import Buffer, Call, Group
-from distsim.profiles import PROFILES, READINGS, Meeting
-from distsim.profiles.gloo import parent
+from distsim.profiles import PROFILES, READINGS, SUPPORT, Meeting
+from distsim.scenario.parts import Options
+from distsim.schedules import binomial_parent
 
 GLOO, NCCL, MPI = PROFILES["gloo"], PROFILES["nccl"], PROFILES["mpi"]
+PACKAGE = Path(distsim.__file__).parent
+NAMING = {"profiles", "ops", "findings", "bench.py", "real", "strategies", "views", "cli"}
 PAIR = Group(0, "world", (0, 1))
 
 
 def call(op: str, dtype: str = "float32", reduce_op: str | None = None, rank: int = 0, numel: int = 4, **more: object) -> Call:
     buffer = (Buffer("x", 0, (numel,), dtype),)
     return replace(Call(op, rank, PAIR, peer=1 - rank, reduce_op=reduce_op, inputs=buffer, outputs=buffer), **more)  # type: ignore[arg-type]
+
+
+def test_a_back_ends_name_stands_in_its_own_file_and_in_the_rows_of_operations() -> None:
+    """Elsewhere a rule is asked for. Rooms that drive torch itself, show texts about back ends or read options name them too."""
+    named = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.relative_to(PACKAGE).parts[0] not in NAMING
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in PROFILES
+    ]
+
+    assert named == []
+
+
+def test_a_profile_says_whether_every_send_waits_and_what_its_credit_goes_by() -> None:
+    assert [p.rendezvous for p in (*PROFILES.values(), *READINGS.values())] == [True, False, False, True, True, False]
+    for profile in PROFILES.values():
+        assert (profile.buffer_option is None) == profile.rendezvous
+        if profile.buffer_option is not None:
+            name, default = profile.buffer_option
+            assert profile.credit(default, 0, {})
+            assert not profile.credit(default + 1, 0, {})
+            assert profile.credit(default + 1, 0, {name: default + 1})
+            assert getattr(Options(), name) == default
+
+
+def test_only_a_back_end_whose_sends_wait_spares_the_verdict_its_first_pass(tmp_path: Path) -> None:
+    """Two small sends that cross complete on mpi, which buffers them; the program is a deadlock all the same."""
+    file = tmp_path / "crossing.yaml"
+    file.write_text(
+        "world: 2\nbackend: mpi\ntensors: {x: {shape: [4]}, y: {shape: [4]}}\n"
+        "program:\n  - send: {tensor: x, dst: 1 - rank}\n  - recv: {tensor: y, src: 1 - rank}\n"
+    )
+    result = distsim.simulate(distsim.load(file))
+
+    assert (result.outcome, result.verdict.verdict) == ("completes", "deadlock")
+
+
+@pytest.mark.parametrize("op", ["send", "all_reduce"])
+def test_an_operation_that_no_row_and_no_back_end_binds_is_refused(op: str) -> None:
+    """A back end takes what a row says of it, or what its own file says besides; nothing of itself."""
+    bare = replace(SUPPORT["mpi"], backend="other")
+    assert bare.refusal(op, "float32") == f"Backend other does not support {op}"
+    assert bare.on(op, "cpu") == "no"
+    bound = replace(bare, bindings={op: Binding()})
+    assert bound.refusal(op, "float32") is None
+    assert bound.on(op, "cpu") == "yes"
+
+
+def test_besides_wrong_data_gloo_may_complete_where_only_bits_differ_and_die_where_a_partner_is_outside() -> None:
+    assert GLOO.besides("wrong-data", [("dtype",)], False) == {"completes"}
+    assert GLOO.besides("wrong-data", [("dtype",), ("numel",)], False) == frozenset()
+    assert GLOO.besides("hangs", [], True) == {"crashes"}
+    assert GLOO.besides("hangs", [], False) == GLOO.besides("raises", [], True) == frozenset()
+    assert NCCL.besides("hangs", [], True) == frozenset()
 
 
 def test_names_are_the_back_ends_and_the_readings() -> None:
@@ -34,8 +97,8 @@ def test_broadcast_tree_of_gloo_links_every_rank_to_its_parent_and_children(n: i
         assert all(me in needs[other] for other in needs[me])
         v = (me - root) % n
         if v:
-            assert (parent(v) + root) % n in needs[me]
-            assert parent(v) < v
+            assert (binomial_parent(v) + root) % n in needs[me]
+            assert binomial_parent(v) < v
     assert sum(map(len, needs)) == 2 * (n - 1)
 
 

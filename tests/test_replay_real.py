@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsim.cluster import default_cluster
 from distsim.cost import CostModel
 from distsim.ops.table import OPS
+from distsim.profiles import default_cluster
 from distsim.program.build import build_program
 from distsim.program.records import Program
 from distsim.real.memory import tensor_bytes

@@ -13,13 +13,13 @@ from distsim.cli.explain import page
 from distsim.ops.checks import reduce_refusal
 from distsim.ops.records import DTYPE_BYTES, REDUCE_OPS, Buffer, Call, Group
 from distsim.ops.table import OPS
-from distsim.profiles import PROFILES
-from distsim.profiles.support import GLOO_SUPPORT, MPI_SUPPORT, NCCL_SUPPORT, SCALAR_TYPES, SHAPED, SUPPORT, reductions
+from distsim.profiles import PROFILES, SUPPORT, reductions
+from distsim.profiles.support import MEETING, SCALAR_TYPES, SHAPED
 
 ROOT = Path(__file__).resolve().parent.parent
 OBSERVED = ROOT.parent / "shared" / "semantics" / "gloo_observed.json"
 SIDES = ("input_parts", "output_parts")
-MEETING = [op for op, row in OPS.items() if row.kind in ("p2p", "collective")]
+GLOO_SUPPORT, NCCL_SUPPORT, MPI_SUPPORT = (SUPPORT[name] for name in ("gloo", "nccl", "mpi"))
 
 
 def test_each_profile_refuses_what_its_table_says() -> None:
@@ -41,7 +41,7 @@ def test_the_tables_are_in_the_order_of_the_profiles_and_know_every_dtype() -> N
         assert support.messages | support.moved <= set(DTYPE_BYTES)
         assert set(support.reduced) == set(REDUCE_OPS)
         assert all(dtypes <= support.moved for dtypes in support.reduced.values())
-        assert {*support.lacks, *support.gaps, *support.not_on_gpu} <= set(OPS)
+        assert {*support.bindings} <= set(OPS)
 
 
 def test_what_is_invalid_for_its_dtype_is_taken_by_no_back_end() -> None:

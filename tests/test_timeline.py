@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_trace import make
 
-from distsim.cluster import default_cluster
 from distsim.cost import CostModel
 from distsim.engine import run
-from distsim.profiles import PROFILES
+from distsim.profiles import PROFILES, default_cluster
 from distsim.program.build import build_program
 from distsim.timeline import RankTimes, Segment, Timeline, timeline
 from distsim.trace import NEVER, Trace

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from distsim.cluster import default_cluster
 from distsim.cost import CostModel
 from distsim.engine import Run, run
-from distsim.profiles import PROFILES
+from distsim.profiles import PROFILES, default_cluster
 from distsim.program.build import build_program
 from distsim.program.records import Program
 from distsim.views.drawing.records import Cell, Node, Picture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from distsim.check.call_index import CallIndex
-from distsim.check.layout import Layout, build_layout, distinct
+from distsim.check.layout import Layout, build_layout
 from distsim.check.wording import call_words, some_ranks, where_text
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding
@@ -27,7 +27,7 @@ def _refused(program: Program, profile: Profile) -> list[Finding]:
     groups: dict[tuple[str, int, str], set[int]] = {}
     said: dict[tuple[str, int, str], Call] = {}
     for code in program.codes:
-        for made in distinct(code):
+        for made in code.distinct_calls():
             call = program.resolve(code.ranks[0], made)
             reason = profile.refuse(call)
             if reason:

@@ -8,7 +8,6 @@ channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -73,16 +72,6 @@ def joins(call: CodeCall) -> bool:
     return OPS[call.op].kind == "collective" or call.op in ("new_group", "init_process_group")
 
 
-def distinct(code: Code) -> Iterator[CodeCall]:
-    """Every call object of a code once, batches before their parts."""
-    seen: set[int] = set()
-    for call in code.calls:
-        if id(call) not in seen:
-            seen.add(id(call))
-            yield call
-            yield from call.parts
-
-
 def build_layout(program: Program) -> Layout:
     """Number everything that can meet."""
     ends = [_port_uses(code) for code in program.codes]
@@ -102,7 +91,7 @@ def _by_rank(program: Program, tables: list[list[list[int]]]) -> list[list[int]]
 
 def _port_uses(code: Code) -> tuple[set[int], set[int]]:
     uses: tuple[set[int], set[int]] = (set(), set())
-    for call in distinct(code):
+    for call in code.distinct_calls():
         direction = OPS[call.op].direction
         if call.port >= 0 and direction is not None:
             uses[SEND if direction == "send" else RECV].add(call.port)
@@ -167,8 +156,8 @@ class _Lanes:
 
     def code(self, code: Code) -> list[list[int]]:
         """The table row -> slot -> member of one code."""
-        used = sorted({c.group for c in distinct(code) if c.group >= 0 and joins(c) and not lane_key(c)})
-        keys = {lane_key(c): c for c in distinct(code) if lane_key(c)}
+        used = sorted({c.group for c in code.distinct_calls() if c.group >= 0 and joins(c) and not lane_key(c)})
+        keys = {lane_key(c): c for c in code.distinct_calls() if lane_key(c)}
         self.extra.append({key: len(code.groups) + i for i, key in enumerate(keys)})
         lanes = [self._lane(key, call) for key, call in keys.items()]
         table = []

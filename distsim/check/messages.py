@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distsim.check.call_index import CallIndex, Message
-from distsim.check.layout import RECV, SEND, Layout, build_layout, distinct
+from distsim.check.layout import RECV, SEND, Layout, build_layout
 from distsim.check.wording import call_words, columns, plural, where_text
 from distsim.findings.record import Finding
 from distsim.ops.records import Buffer, Call
@@ -328,7 +328,7 @@ def _labels(program: Program, number: int, way: int) -> dict[int, frozenset[Labe
     found: dict[int, set[Label]] = {}
     first: dict[int, Vec] = {}
     differing: set[int] = set()
-    for call in distinct(code):
+    for call in code.distinct_calls():
         if call.port < 0 or OPS[call.op].direction != ("send" if way == SEND else "recv"):
             continue
         seen, buffer = found.setdefault(call.port, set()), buffer_of(call)

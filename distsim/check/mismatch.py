@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from distsim.check.call_index import CallIndex
-from distsim.check.layout import Layout, distinct, joins
+from distsim.check.layout import Layout, joins
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.program.records import CodeCall, Program
@@ -40,7 +40,9 @@ def uneven_calls(layout: Layout, where: CallIndex) -> set[tuple[int, int]]:
     found: set[tuple[int, int]] = set()
     program = layout.program
     for code in program.codes:
-        uneven = {id(c) for c in distinct(code) if joins(c) and OPS[c.op].pairwise and _is_uneven(program, code.ranks[0], c)}
+        uneven = {
+            id(c) for c in code.distinct_calls() if joins(c) and OPS[c.op].pairwise and _is_uneven(program, code.ranks[0], c)
+        }
         if not uneven:
             continue
         slots = {layout.slot(program.code_of[code.ranks[0]], c) for c in code.calls if id(c) in uneven}

@@ -60,7 +60,7 @@ def _same_names(program: Program, number: int) -> bool:
     code = program.codes[number]
     if code.guards is not None:
         return False
-    return all(isinstance(b.index, int) for call in {id(c): c for c in code.calls}.values() for b in _buffers(call))
+    return all(isinstance(b.index, int) for call in code.distinct_calls(parts=False) for b in _buffers(call))
 
 
 def _buffers(call: CodeCall) -> tuple[BufferVec, ...]:

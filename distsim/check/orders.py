@@ -9,7 +9,7 @@ from distsim.check.alike import images, orbit
 from distsim.check.ending import Ending, Example, Kind, hows
 from distsim.check.endings import standstill_at
 from distsim.check.explore import Goal, Search
-from distsim.check.layout import Layout, distinct
+from distsim.check.layout import Layout
 from distsim.check.schedule import schedule_of
 from distsim.ops.table import OPS
 
@@ -67,7 +67,7 @@ def _share(searches: list[Search], most: int) -> None:
 
 
 def _rooted(layout: Layout) -> bool:
-    return any(OPS[call.op].root_field is not None for code in layout.program.codes for call in distinct(code))
+    return any(OPS[call.op].root_field is not None for code in layout.program.codes for call in code.distinct_calls())
 
 
 def _goal_of_mixed(endings: Mapping[str, Ending]) -> Goal | None:

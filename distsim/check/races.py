@@ -60,7 +60,7 @@ def data_races(program: Program, reached: Sequence[int]) -> tuple[DataRace, ...]
 
 def _may_race(code: Code) -> bool:
     """Some request of the code uses a named buffer, or there are streams."""
-    calls = [call for call in {id(c): c for c in code.calls}.values() if makes_request(call) or call.parts]
+    calls = [call for call in code.distinct_calls(parts=False) if makes_request(call) or call.parts]
     return uses_streams(code) or any(_named(call) for call in calls)
 
 
@@ -73,7 +73,7 @@ def _named(call: CodeCall) -> bool:
 def _variants(program: Program, code: Code) -> Iterator[tuple[int, list[int]]]:
     """Rows that use buffers alike: (one of them, their ranks)."""
     masks: list[NDArray[np.generic]] = [g for g in code.guards or () if g is not None]
-    for call in {id(c): c for c in code.calls}.values():
+    for call in code.distinct_calls(parts=False):
         for part in (call, *call.parts):
             masks += [b.index for b in _buffers(part) if isinstance(b.index, np.ndarray)]
             masks += [part.invalid[0]] if part.invalid is not None else []
@@ -121,7 +121,7 @@ class _Walk:
         earlier: dict[Key, list[tuple[Actor, int, bool]]] = {}
         for position, call in self._made():
             order.told(position, call)
-            stream, asks = stream_of(call), makes_request(call) or bool(call.parts)
+            stream, asks = call.stream, makes_request(call) or bool(call.parts)
             if asks:
                 order.opened(stream, position)
             actor: Actor = position if asks else stream
@@ -209,15 +209,9 @@ def _names_in(value: object, rank: int) -> set[str]:
 
 
 # --- streams: a stream runs its work in order, and knows besides what it was told to wait for; all else may still run ---
-def stream_of(call: CodeCall) -> str:
-    """The stream that is current at a call; what the host computes counts as the default stream's."""
-    name = str(call.fields.get("queue") or "")
-    return "" if name == "host" else name
-
-
 def uses_streams(code: Code) -> bool:
     """Does any call name a stream?"""
-    return any(stream_of(call) or call.op == "wait_stream" for call in {id(c): c for c in code.calls}.values())
+    return any(call.stream or call.op == "wait_stream" for call in code.distinct_calls(parts=False))
 
 
 class StreamOrder:
@@ -237,7 +231,7 @@ class StreamOrder:
 
     def told(self, position: int, call: CodeCall) -> None:
         """A stream learns by this call that other work is over."""
-        stream = stream_of(call)
+        stream = call.stream
         self._known.setdefault(stream, {})
         for distance in call.waits:
             self.joined(stream, position - distance)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from distsim.check.call_index import CallIndex
-from distsim.check.layout import Layout, build_layout, distinct
+from distsim.check.layout import Layout, build_layout
 from distsim.check.leaks import leaks
 from distsim.check.wording import call_words, some_ranks, where_text
 from distsim.findings.record import Finding
@@ -29,7 +29,7 @@ def _timeouts(program: Program, profile: Profile) -> list[Finding]:
     world_ns = program.options.get("timeout_ns")
     if not isinstance(world_ns, int) or world_ns == profile.timeout_ns or profile.timed_out == "nothing":
         return []
-    used = {int(g) for code in program.codes for c in distinct(code) if c.group >= 0 for g in _ids(code.groups[c.group])}
+    used = {int(g) for code in program.codes for c in code.distinct_calls() if c.group >= 0 for g in _ids(code.groups[c.group])}
     bare = [g for g in program.groups if g.id in used and g.id and g.timeout_ns is None and g.size > 1]
     if not bare:
         return []
@@ -52,7 +52,7 @@ def _ids(groups: object) -> Iterable[int]:
 
 def _makers(program: Program) -> Iterable[tuple[Site, CodeCall]]:
     for code in program.codes:
-        yield from ((program.sites[c.site], c) for c in distinct(code) if c.op == "new_group")
+        yield from ((program.sites[c.site], c) for c in code.distinct_calls() if c.op == "new_group")
 
 
 # --- DS607 ---

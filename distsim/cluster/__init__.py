@@ -1,4 +1,4 @@
-"""Clusters by name, by mapping, or by default.
+"""Clusters by name, or by mapping.
 
 >>> preset("dgx-a100").intra.bytes_per_ns
 300.0
@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -16,7 +15,7 @@ from distsim.cluster.presets import PRESETS
 from distsim.errors import UsageError
 from distsim.names import listing, near
 
-__all__ = ["PRESETS", "Cluster", "Curve", "Device", "Link", "Network", "Nics", "cluster_from", "default_cluster", "preset"]
+__all__ = ["PRESETS", "Cluster", "Curve", "Device", "Link", "Network", "Nics", "cluster_from", "preset"]
 
 _REMEDY = "`distsim clusters` lists the presets; a cluster may also be written inline, as `{preset: dgx-h100, nics: {count: 4}}`"
 
@@ -26,12 +25,7 @@ def preset(name: str) -> Cluster:
     return Cluster.model_validate(_preset_data(name))
 
 
-def default_cluster(backend: str) -> Cluster:
-    """What a scenario runs on that names no cluster: GPUs for nccl, else CPUs on 10 Gbit Ethernet."""
-    return preset("dgx-a100" if backend == "nccl" else "cpu-10gbe")
-
-
-def cluster_from(value: str | Mapping[str, Any] | Cluster) -> Cluster:
+def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
     """A preset's name, or a mapping in people's units: whole, or ``preset: NAME`` and what differs from it, at any depth.
 
     Raises UsageError that names every key that is wrong.
@@ -53,13 +47,13 @@ def cluster_from(value: str | Mapping[str, Any] | Cluster) -> Cluster:
         raise UsageError(_explain(fault), _REMEDY) from None
 
 
-def _preset_data(name: object) -> dict[str, Any]:
+def _preset_data(name: object) -> dict[str, object]:
     if not isinstance(name, str) or name not in PRESETS:
         raise UsageError(f"no cluster preset `{name}` (known: {listing(PRESETS)}){near(name, PRESETS)}", _REMEDY)
     return PRESETS[name]
 
 
-def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
     """``base`` with ``changes`` laid over it, mapping by mapping."""
     merged = dict(base)
     for key, value in changes.items():

@@ -7,14 +7,16 @@ of bytes and a rate a float per ns (1 GB/s is 1 byte per ns). The inside name of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from distsim import units
 
+T = TypeVar("T")
 
-def _unit(parse: Callable[[object], Any], text: Callable[[Any], str]) -> tuple[BeforeValidator, PlainSerializer]:
+
+def _unit(parse: Callable[[object], T], text: Callable[[T], str]) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(parse), PlainSerializer(text, return_type=str)
 
 
@@ -115,6 +117,8 @@ class Cluster(_Part):
     ``crossing``: on flat clusters with shared links, how much of a message's moving time a process is taken up by it: at 1 messages
     that cross a process take turns, at 0 they do not hinder each other.
     ``reduce_bandwidth``: at which a rank combines what came with what it has, on a CPU (None: hidden behind transfers, as on a GPU).
+    ``algorithms``: by what they bring about (all_gather and all_gather_into_tensor are one), the algorithm that is priced, or
+    ``cheapest``; see `distsim.cost`.
     ``measured``: see `Curve`.
     """
 
@@ -127,15 +131,16 @@ class Cluster(_Part):
     network: Network
     call_overhead_ns: Duration = Field(default=0, alias="call_overhead")
     collectives: Literal["rails", "flat"] = "rails"
+    algorithms: dict[str, str] = Field(default_factory=dict)
     shared_links: bool = False
     crossing: float = Field(default=1.0, ge=0, le=4)
     reduce_bytes_per_ns: Bandwidth | None = Field(default=None, alias="reduce_bandwidth")
     measured: tuple[Curve, ...] = ()
 
-    def to_mapping(self) -> dict[str, Any]:
+    def to_mapping(self) -> dict[str, object]:
         """The cluster as a file has it, in people's units; `cluster_from` reads it back to an equal one."""
         data = self.model_dump(by_alias=True)
-        return {key: value for key, value in data.items() if value or key not in ("measured", "reduce_bandwidth")}
+        return {key: value for key, value in data.items() if value or key not in ("measured", "reduce_bandwidth", "algorithms")}
 
     @property
     def inter_latency_ns(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +67,7 @@ class Placement:
         counts = [np.bincount(end[mask], minlength=self.n) * chunks for mask in (~crossing, crossing) for end in (src, dst)]
         return self._ports(*counts)
 
-    def _ports(self, *counts: NDArray[Any]) -> RoundLoad:
+    def _ports(self, *counts: NDArray[np.int64]) -> RoundLoad:
         """Load from chunks per rank: out and in over the node's link, out and in over the network."""
         intra = np.maximum(counts[0], counts[1])
         inter = np.maximum(counts[2], counts[3])

@@ -7,13 +7,13 @@ machines: that is what ``error_band`` says.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 #: Mean error over 51 open nccl-tests tables of A100 and H100 systems; their median above 64 MiB; 64 KiB to 16 MiB.
 _GPU_BAND = "+-37 % (14 % above 64 MiB, 65 % from 64 KiB to 16 MiB)"
 _CPU_BAND = "+-40 % (a guess: TCP stacks and hosts differ more than links do)"
 
-_A100: Final[dict[str, Any]] = {
+_A100: Final[dict[str, object]] = {
     "name": "NVIDIA A100 SXM 80 GB",
     "peak": {  # NVIDIA A100 data sheet, dense; float32 through TF32 tensor cores is 156, plain float32 19.5
         "bfloat16": "312 TFLOP/s", "float16": "312 TFLOP/s", "float32": "19.5 TFLOP/s", "float64": "19.5 TFLOP/s",
@@ -27,7 +27,7 @@ _A100: Final[dict[str, Any]] = {
     "source": "NVIDIA A100 data sheet; efficiencies: Megatron-LM (SC'21)",
 }  # fmt: skip
 
-_H100: Final[dict[str, Any]] = {
+_H100: Final[dict[str, object]] = {
     "name": "NVIDIA H100 SXM 80 GB",
     "peak": {  # NVIDIA H100 data sheet, dense (half of the figures with sparsity)
         "bfloat16": "989 TFLOP/s", "float16": "989 TFLOP/s", "float32": "67 TFLOP/s", "float64": "67 TFLOP/s",
@@ -41,7 +41,7 @@ _H100: Final[dict[str, Any]] = {
     "source": "NVIDIA H100 data sheet; efficiencies: published training runs",
 }  # fmt: skip
 
-_CPU: Final[dict[str, Any]] = {
+_CPU: Final[dict[str, object]] = {
     "name": "one CPU socket",
     "peak": {"float32": "1.28 TFLOP/s", "float64": "0.64 TFLOP/s"},  # 16 cores x 2.5 GHz x 32 (AVX2: 2 FMA x 8 float32)
     "memory_bandwidth": "204.8 GB/s",  # 8 channels of DDR4-3200
@@ -52,7 +52,7 @@ _CPU: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 #: Loopback TCP between processes of one machine, as Gloo uses it.
-_LOOPBACK: Final[dict[str, Any]] = {
+_LOOPBACK: Final[dict[str, object]] = {
     "kind": "shm",
     "latency": "15 us",  # Gloo's wake-up per step, lower end of published 15 to 60 us
     "bandwidth": "1.6 GB/s",  # one Gloo loop thread per process carries 1 to 1.6 GB/s, loopback too
@@ -60,7 +60,7 @@ _LOOPBACK: Final[dict[str, Any]] = {
     "source": "published Gloo sweeps (one loop thread per process)",
 }  # fmt: skip
 
-PRESETS: Final[dict[str, dict[str, Any]]] = {
+PRESETS: Final[dict[str, dict[str, object]]] = {
     "dgx-a100": {
         "name": "dgx-a100",
         "source": "NVIDIA DGX A100 data sheet; NCCL tuning.cc; published nccl-tests tables",

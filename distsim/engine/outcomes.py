@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distsim.cluster import default_cluster
 from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine.deadlines import outlasts
@@ -17,9 +16,7 @@ from distsim.engine.general import simulate_in_order
 from distsim.engine.ordered import WORST_FIRST, worst_of
 from distsim.engine.orders import End, Note, ends_of_orders
 from distsim.ops.table import OPS
-from distsim.profiles import Profile
-from distsim.profiles.mpi import EAGER_LIMIT
-from distsim.profiles.nccl import BUFFSIZE
+from distsim.profiles import Profile, default_cluster
 from distsim.program.records import Program
 from distsim.semantics.blocked import standstill
 from distsim.semantics.columns import go
@@ -35,8 +32,6 @@ from distsim.standstill import Standstill
 MAX_STATES = 2_000
 #: Up to so many calls the order of overlapping collectives on a device is looked at (N12); it needs the explicit rules.
 N12_CALLS = 50_000
-#: The option that limits how far a send may run ahead, and its default.
-_BUFFERS = {"mpi": ("eager_limit", EAGER_LIMIT), "nccl": ("buffsize", BUFFSIZE)}
 _NOTHING, _EVERYTHING = -1, 1 << 62
 
 
@@ -93,14 +88,10 @@ def _init_matters(program: Program) -> bool:
         any(
             OPS[call.op].kind in ("p2p", "batch") or call.op == "new_group"
             for code in program.codes
-            for call in _distinct(code.calls)
+            for call in code.distinct_calls(parts=False)
         )
         or len(program.groups) > 1
     )
-
-
-def _distinct(calls: list[Any]) -> list[Any]:
-    return list({id(call): call for call in calls}.values())
 
 
 # --- buffers ---
@@ -110,10 +101,9 @@ def _buffered(program: Program, profile: Profile, cost: CostModel, max_states: i
     More room never makes a program wait that would not wait with less, if no receive is open to any source; so what completes without
     any buffer completes with every one.
     """
-    if profile.name not in _BUFFERS:
+    if profile.buffer_option is None:
         return _outcome(program, profile, cost, max_states)
-    option, default = _BUFFERS[profile.name]
-    limit = int(program.options.get(option, default))
+    option, limit = profile.buffer_option.name, profile.buffer_option.limit(program.options)
     strict = _outcome(_with(program, **{option: _NOTHING}), profile, cost, max_states)
     if strict.possible == ("completes",) and not (any_source(program) and profile.any_source):
         return strict
@@ -131,7 +121,7 @@ _FINE = End(Standstill((), ()), frozenset())
 def _surely(program: Program, profile: Profile, cost: CostModel) -> bool:
     """It completes on a device whatever the options: it does with one launch at a time, no buffers and meetings at first use, and
     whatever is laxer completes too. (Messages in batches and outside may meet under eager init; then this says nothing.)"""
-    if any(call.op == "new_group" for code in program.codes for call in _distinct(code.calls)):
+    if any(call.op == "new_group" for code in program.codes for call in code.distinct_calls(parts=False)):
         return False  # a meeting under eager init alone
     linked = Linked(_with(program, init="lazy", buffsize=_NOTHING, serial=True), profile)
     end = None if linked.mixes_batches else _ends_of(linked, cost)
@@ -227,18 +217,13 @@ def left_open(program: Program, profile: Profile, cost: CostModel) -> Open | Non
 def _overlap(program: Program) -> bool:
     """Asynchronous collectives on more than one group of some rank."""
     for code in program.codes:
-        used = {call.group for call in _distinct(code.calls) if OPS[call.op].kind == "collective"}
-        if len(used) > 1 and any(call.is_async and OPS[call.op].kind == "collective" for call in _distinct(code.calls)):
+        used = {call.group for call in code.distinct_calls(parts=False) if OPS[call.op].kind == "collective"}
+        if len(used) > 1 and any(call.is_async and OPS[call.op].kind == "collective" for call in code.distinct_calls(parts=False)):
             return True
     return False
 
 
 def _besides(program: Program, profile: Profile, outcome: str, end: End) -> set[str]:
     """Outcomes that the numbers or the memory decide, which a program's text does not tell."""
-    if profile.name != "gloo":
-        return set()
-    # Bits that mean the same in both types, as zeros do, arrive unharmed.
-    unharmed = outcome == "wrong-data" and all(note.fields == ("dtype",) for note in end.notes if note.outcome == outcome)
-    # A partner outside the world: the pair's place in memory is not the world's (`p2p.out_of_range.*`: SIGSEGV for 7 of 2).
-    outside = outcome == "hangs" and any(finding.code == "DS101" for finding in program.findings)
-    return ({"completes"} if unharmed else set()) | ({"crashes"} if outside else set())
+    outside = any(finding.code == "DS101" for finding in program.findings)
+    return set(profile.besides(outcome, [note.fields for note in end.notes if note.outcome == outcome], outside))

@@ -5,13 +5,15 @@ calls (`Call`: plain values) or on a group's size and root, in *group ranks*. `t
 when a column is missing.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import ModuleType
+from typing import ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
-from distsim.ops.fields import SelectorField
+from distsim.errors import UsageError
 from distsim.ops.records import Call
+from distsim.ops.torch_types import Memory, Work
 from distsim.schedules import Algorithm, Round
 
 Kind = Literal["p2p", "collective", "batch", "wait", "local", "group", "block"]
@@ -48,6 +50,33 @@ class Words(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+#: Ranks of a group; None: all others.
+Peers = frozenset[int] | None
+
+
+class Binding(NamedTuple):
+    """What one back end makes of an operation. What is left out is the plain case.
+
+    ``gpu``: tensors on a GPU are taken too, where the back end takes any. ``slot``: the operation that it is underneath, where kinds
+    meet apart from each other (None: itself). ``needs(n, root, me)``: which group ranks must have come before one may leave (None:
+    everybody needs everybody). ``refused``: the error's text, where the back end names the operation only to refuse it. ``gaps``:
+    dtypes that the back end moves, but not here. ``dtype_text``: its own refusal of a dtype, ``{type}`` is torch's name.
+    ``shape_text``: its refusal of a larger tensor that is not the smaller one with its first axis n times as long; ``{one}`` and
+    ``{got}`` are shapes as torch prints them, ``{sizes}`` two lengths. Of coalesced launches, ``one_dtype``: parts of several are
+    refused; ``part_by_part``: the parts are carried out one after the other.
+    """
+
+    gpu: bool = True
+    slot: str | None = None
+    needs: Callable[[int, int, int], Peers] | None = None
+    refused: str | None = None
+    gaps: frozenset[str] = frozenset()
+    dtype_text: str | None = None
+    shape_text: str | None = None
+    one_dtype: bool = False
+    part_by_part: bool = False
+
+
 class Op(BaseModel):
     """A row. Subclasses fill the class variables; see the methods for the columns."""
 
@@ -61,12 +90,16 @@ class Op(BaseModel):
     first_field: ClassVar[str | None] = None
     #: "src" or "dst" for a rooted collective (fields src/group_src or dst/group_dst), else None.
     root_field: ClassVar[Literal["src", "dst"] | None] = None
+    #: Left out, the root is global rank 0.
+    root_optional: ClassVar[bool] = False
     #: Which ranks give an input / get an output: all, or the root alone.
     gives: ClassVar[Share] = "none"
     gets: ClassVar[Share] = "none"
     #: Number of parts of input / output as a function of group size is 1 or n: "one" or "n".
     input_parts: ClassVar[Literal["one", "n"]] = "one"
     output_parts: ClassVar[Literal["one", "n"]] = "one"
+    #: The n parts lie end to end along the first axis of one tensor (torch: `…_into_tensor`, `…_single`); else they are a list.
+    flat: ClassVar[bool] = False
     reduces: ClassVar[bool] = False
     #: "send" or "recv" for p2p.
     direction: ClassVar[Literal["send", "recv"] | None] = None
@@ -80,6 +113,9 @@ class Op(BaseModel):
     nccl_tests: ClassVar[str | None] = None
     #: The function of torch.distributed; None where the operation is no call on it.
     torch_name: ClassVar[str | None] = None
+    #: The back ends that have the operation, and what each makes of it. One that is not named here refuses it, unless its own file
+    #: says that it takes it (`distsim.profiles.support`).
+    bindings: ClassVar[Mapping[str, Binding]] = {}
     #: Algorithms that bring the effect about, by name; the first one is the default schedule.
     algorithms: ClassVar[Mapping[str, Algorithm]] = {}
     drawing: ClassVar[Drawing]
@@ -132,9 +168,24 @@ class Op(BaseModel):
         return ()
 
     @classmethod
+    def takes_from(cls, n: int, root: int, me: int) -> Peers:
+        """Whose data end in the output of a group rank, so that it can't leave before they have come; barriers: everybody's."""
+        return None
+
+    @classmethod
+    def gives_to(cls, n: int, root: int, me: int) -> Peers:
+        """In whose output a group rank's data end; the other side of `takes_from`."""
+        return None
+
+    @classmethod
     def schedule(cls, n: int, root: int) -> list[Round]:
         """Rounds of transfers that bring the effect about; chunks are numbered as in `distsim.schedules`."""
         return next(iter(cls.algorithms.values())).rounds(n, root) if cls.algorithms else []
+
+    @classmethod
+    def single(cls) -> str:
+        """The operation whose measured times stand for this one's: a launch of parts costs what one as large does."""
+        return cls.op if cls.coalesces is None else cls.coalesces.op
 
     @classmethod
     def chunk_nbytes(cls, n: int, nbytes: int) -> int:
@@ -143,22 +194,16 @@ class Op(BaseModel):
 
     # --- torch ---
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         """Make the call on torch.distributed (`dist` handed in; nothing is imported here). Returns what torch returns.
 
         ``tensors[buffer]`` is the torch tensor of a Buffer, contiguous and of its shape. ``group`` is torch's process group
         of `call.group`, or None for the world. ``works`` are the requests that a `wait` waits for.
         """
         assert cls.torch_name is None, f"{cls.op} names a torch function but does not call it"
+        if cls.kind != "local":
+            raise UsageError(f"torch.distributed has no {cls.op}", "simulate the program, or leave the call out of a real run")
         return None
 
 
-class Block(BaseModel):
-    """``{ranks, steps}``: steps for some ranks."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-    ranks: SelectorField = None
-    steps: list[Any] = Field(default_factory=list)
-
-
-__all__ = ["Block", "Drawing", "Effect", "Kind", "Op", "Share", "Source", "Words"]
+__all__ = ["Binding", "Drawing", "Effect", "Kind", "Op", "Peers", "Share", "Source", "Words"]

@@ -9,17 +9,20 @@ reduce_scatter one after the other.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 from pydantic import model_validator
 
 from distsim.ops import colours
-from distsim.ops.base import Drawing, Effect, Op, Words
+from distsim.ops.base import Binding, Drawing, Effect, Op, Words
+from distsim.ops.bindings import GLOO_SHAPES
 from distsim.ops.checks import first, mixed_parts, shared_part, stranger
 from distsim.ops.collective import Collective, Reducing
 from distsim.ops.fields import TensorList
 from distsim.ops.records import Buffer, Call
 from distsim.ops.symmetric import AllGatherIntoTensor, AllReduce, ReduceScatterTensor
+from distsim.ops.torch_types import Memory, Work
 
 _WAITS = "Everybody waits for everybody, and for all parts: the launch is done when the last part is."
 _ONE_LAUNCH = "One launch: the latency is paid once, for the bytes of all parts together."
@@ -86,7 +89,7 @@ class _Coalesced(Collective):
         return cls.coalesces.effect(n, root)
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         """The context returns no request of its own: its one `Work` is in the manager's list."""
         with dist._coalescing_manager(group=group, async_ops=call.is_async) as manager:
             for part in cls.separate(call):
@@ -99,6 +102,12 @@ class AllReduceCoalesced(Reducing, _Coalesced):
     coalesces = AllReduce
     nccl_tests = AllReduce.nccl_tests
     algorithms = AllReduce.algorithms
+    #: gloo lays the parts end to end in one operation in the host's memory; of several dtypes it refuses them here.
+    bindings = {
+        "gloo": Binding(gpu=False, slot="all_reduce", one_dtype=True),
+        "nccl": Binding(one_dtype=True),
+        "mpi": Binding(refused="allreduce_coalesced is currently not supported with MPI"),
+    }
     first_field = "tensor"
     drawing = Drawing(colours.REDUCE, "ellipse", "Σ→all ×k")
     words = Words(
@@ -142,6 +151,12 @@ class AllGatherIntoTensorCoalesced(_InAndOut):
     aliases = ("all_gather_single_coalesced",)
     nccl_tests = AllGatherIntoTensor.nccl_tests
     algorithms = AllGatherIntoTensor.algorithms
+    #: Of several dtypes gloo mixes up the bytes.
+    bindings = {
+        "gloo": Binding(gpu=False, slot="all_gather", shape_text=GLOO_SHAPES["all_gather_coalesced"]),
+        "nccl": Binding(),
+        "mpi": Binding(refused="Backend mpi does not support allgather_into_tensor_coalesced"),
+    }
     output_parts = AllGatherIntoTensor.output_parts
     drawing = Drawing(colours.COLLECT, "ellipse", "all→all×k")
     words = Words(
@@ -162,6 +177,11 @@ class ReduceScatterTensorCoalesced(Reducing, _InAndOut):
     aliases = ("reduce_scatter_single_coalesced",)
     nccl_tests = ReduceScatterTensor.nccl_tests
     algorithms = ReduceScatterTensor.algorithms
+    bindings = {
+        "gloo": Binding(slot="all_reduce", shape_text=GLOO_SHAPES["reduce_scatter"], part_by_part=True),
+        "nccl": Binding(),
+        "mpi": Binding(refused="Backend mpi does not support reduce_scatter_tensor_coalesced"),
+    }
     input_parts = ReduceScatterTensor.input_parts
     drawing = Drawing(colours.REDUCE, "ellipse", "Σ→each×k")
     words = Words(
@@ -180,7 +200,7 @@ def _shared(row: type[Op], part: Call) -> Buffer | None:
     return row.share(part) if issubclass(row, Collective) else None
 
 
-def _listed(value: Any) -> tuple[Any, ...]:
+def _listed(value: object) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 

@@ -1,15 +1,17 @@
 """What all collectives share: their common fields, who takes part, and the helpers of their torch calls."""
 
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 from pydantic import Field, StrictBool, model_validator
 
-from distsim.ops.base import Op, Share, Source
+from distsim.ops.base import Op, Peers, Share, Source
 from distsim.ops.checks import first, foreign_root, stranger, unlike_dtypes
 from distsim.ops.fields import Expr, GroupField, HandleField, ReduceOpField, TensorField
 from distsim.ops.records import Buffer, Call
 from distsim.ops.streams import StreamField
+from distsim.ops.torch_types import Memory, Tensor
 
 
 class Collective(Op):
@@ -100,8 +102,16 @@ class FromRoot(Collective):
 
     @model_validator(mode="after")
     def _one_root(self) -> "FromRoot":
-        one_root(self.op, self.src, self.group_src, "src")
+        one_root(self, self.src, self.group_src)
         return self
+
+    @classmethod
+    def takes_from(cls, n: int, root: int, me: int) -> Peers:
+        return frozenset() if me == root else frozenset((root,))
+
+    @classmethod
+    def gives_to(cls, n: int, root: int, me: int) -> Peers:
+        return None if me == root else frozenset()
 
 
 class ToRoot(Collective):
@@ -115,19 +125,24 @@ class ToRoot(Collective):
 
     @model_validator(mode="after")
     def _one_root(self) -> "ToRoot":
-        one_root(self.op, self.dst, self.group_dst, "dst")
+        one_root(self, self.dst, self.group_dst)
         return self
 
+    @classmethod
+    def takes_from(cls, n: int, root: int, me: int) -> Peers:
+        return None if me == root else frozenset()
 
-#: Where torch needs no root, it is global rank 0 (torch.distributed.gather, scatter).
-_ROOT_DEFAULTS = ("gather", "scatter")
+    @classmethod
+    def gives_to(cls, n: int, root: int, me: int) -> Peers:
+        return frozenset() if me == root else frozenset((root,))
 
 
-def one_root(op: str, by_rank: Any, by_group_rank: Any, word: str) -> None:
+def one_root(row: Op, by_rank: object, by_group_rank: object) -> None:
     """Raise ValueError unless one of the two is given (or none, where torch has a default)."""
+    op, word = row.op, row.root_field
     if by_rank is not None and by_group_rank is not None:
         raise ValueError(f"expected `{word}` (a global rank) or `group_{word}` (a group rank) in {op}, found both")
-    if by_rank is None and by_group_rank is None and op not in _ROOT_DEFAULTS:
+    if by_rank is None and by_group_rank is None and not row.root_optional:
         raise ValueError(f"expected `{word}` (a global rank) or `group_{word}` (a group rank) in {op}")
 
 
@@ -136,12 +151,12 @@ def everyone(n: int, part: int = 0) -> tuple[Source, ...]:
     return tuple(Source(r, part) for r in range(n))
 
 
-def op_of(dist: Any, call: Call) -> Any:
+def op_of(dist: ModuleType, call: Call) -> object:
     """torch's ReduceOp."""
     return getattr(dist.ReduceOp, (call.reduce_op or "sum").upper())
 
 
-def torch_list(tensors: Any, buffers: Sequence[Buffer], n: int, splits: Sequence[int] | None = None) -> list[Any]:
+def torch_list(tensors: Memory, buffers: Sequence[Buffer], n: int, splits: Sequence[int] | None = None) -> list[Tensor]:
     """torch's list argument: the listed tensors, or the rows of the one tensor (views: torch writes into it)."""
     if splits is not None:
         return list(tensors[buffers[0]].split(list(splits)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,19 @@ from distsim.ops.base import Op
 
 Array = NDArray[Any]
 
-_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+_COMBINE: dict[str, np.ufunc] = {
     "sum": np.add, "avg": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum,
     "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
 }  # fmt: skip
 
 
-def numpy_dtype(dtype: str) -> Any:
+def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
     """numpy's dtype of a torch dtype; bfloat16 and float8 are ml_dtypes'."""
     if dtype == "bfloat16" or dtype.startswith("float8"):
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, dtype))
+        found: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, dtype))
+        return found
     return np.dtype(dtype)
 
 

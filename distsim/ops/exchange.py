@@ -2,33 +2,32 @@
 
 from collections.abc import Hashable, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 from pydantic import StrictBool
 
-from distsim import schedules
 from distsim.ops import colours
-from distsim.ops.base import Drawing, Effect, Op, Share, Source, Words
+from distsim.ops.base import Binding, Drawing, Effect, Op, Share, Source, Words
+from distsim.ops.bindings import NCCL_MOVES, ONLY_GLOO
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, stranger
 from distsim.ops.collective import Collective, torch_list
 from distsim.ops.fields import DurationField, ExprList, GroupField, TensorField, TensorList
 from distsim.ops.records import Buffer, Call
-from distsim.schedules import Algorithm
+from distsim.ops.torch_types import Memory, Work
+from distsim.schedules import algorithms_of
 
 _ALL_WAIT = "Everybody waits for everybody: nobody can return before the last rank has come."
 
 
-class _Exchange(Collective):
+class Exchange(Collective):
     """Part j of rank i's input becomes part i of rank j's output."""
 
     pairwise = True
     input_parts = "n"
     output_parts = "n"
     nccl_tests = "alltoall_perf"
-    algorithms = {
-        "pairwise": Algorithm(schedules.pairwise_all_to_all, "pair"),
-        "direct": Algorithm(schedules.direct_all_to_all, "pair"),
-    }
+    algorithms = algorithms_of("all_to_all")
 
     @classmethod
     def agreement(cls, call: Call) -> dict[str, Hashable]:
@@ -88,7 +87,7 @@ class _Exchange(Collective):
         return tuple(tuple((Source(k, r),) for k in range(n)) for r in range(n))
 
 
-class AllToAll(_Exchange):
+class AllToAll(Exchange):
     op = "all_to_all"
     torch_name = "all_to_all"
     drawing = Drawing(colours.EXCHANGE, "ellipse", "each⇄each")
@@ -100,21 +99,23 @@ class AllToAll(_Exchange):
         example="- all_to_all: {input: parts, output: got}",
         notes=("Parts may differ in size if sender and receiver agree on each; gloo refuses that in a list.",),
     )
+    bindings = {"gloo": Binding(), "nccl": Binding(dtype_text=NCCL_MOVES), "mpi": Binding()}
 
     input: TensorList
     output: TensorList
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         n = call.group.size
         room = torch_list(tensors, call.outputs, n, call.output_splits)
         parts = torch_list(tensors, call.inputs, n, call.input_splits)
         return dist.all_to_all(room, parts, group=group, async_op=call.is_async)
 
 
-class AllToAllSingle(_Exchange):
+class AllToAllSingle(Exchange):
     op = "all_to_all_single"
     torch_name = "all_to_all_single"
+    flat = True
     drawing = Drawing(colours.EXCHANGE, "ellipse", "each⇄each")
     words = Words(
         signature="all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False)",
@@ -125,6 +126,7 @@ class AllToAllSingle(_Exchange):
         notes=("output_splits left out is the transpose of the input_splits. What i sends to j must be what j expects from i.",
                "gloo hangs where the first axis can't be divided; nccl may take the wrong rows."),
     )  # fmt: skip
+    bindings = {"gloo": Binding(slot="all_to_all"), "nccl": Binding(dtype_text=NCCL_MOVES), "mpi": Binding()}
 
     input: TensorField
     output: TensorField
@@ -136,7 +138,7 @@ class AllToAllSingle(_Exchange):
         return bad_splits(word, buffers[0].shape, splits, n)
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         out_splits, in_splits = (None if s is None else list(s) for s in (call.output_splits, call.input_splits))
         out, into = tensors[call.outputs[0]], tensors[call.inputs[0]]
         return dist.all_to_all_single(out, into, out_splits, in_splits, group=group, async_op=call.is_async)
@@ -171,17 +173,15 @@ class Barrier(Collective):
         example="- barrier",
         notes=("nccl makes it an all_reduce of one number, then lets the host wait for the device.",),
     )
-    algorithms = {
-        "dissemination": Algorithm(schedules.dissemination_barrier, "token"),
-        "central": Algorithm(schedules.central_barrier, "token"),
-    }
+    algorithms = algorithms_of("barrier")
+    bindings = {"gloo": Binding(gpu=False), "nccl": Binding(), "mpi": Binding()}
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[Effect, ...]:
         return (None,) * n
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         return dist.barrier(group=group, async_op=call.is_async)
 
 
@@ -199,7 +199,8 @@ class MonitoredBarrier(Op):
         example="- monitored_barrier: {timeout: 10 s}",
         notes=("gloo alone has it.", "With wait_all_ranks the error names every rank that is missing."),
     )
-    algorithms = {"central": Algorithm(schedules.central_barrier, "token")}
+    algorithms = algorithms_of("monitored_barrier")
+    bindings = {"gloo": Binding(gpu=False), "nccl": Binding(refused=ONLY_GLOO), "mpi": Binding(refused=ONLY_GLOO)}
 
     group: GroupField = None
     timeout: DurationField = None
@@ -226,6 +227,6 @@ class MonitoredBarrier(Op):
         return (None,) * n
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         timeout = None if call.timeout_ns is None else timedelta(microseconds=call.timeout_ns // 1000)
         return dist.monitored_barrier(group=group, timeout=timeout, wait_all_ranks=call.wait_all_ranks)

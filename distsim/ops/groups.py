@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Sequence
 from datetime import timedelta
-from typing import Any
+from types import ModuleType
 
 from pydantic import StrictBool
 
@@ -10,6 +10,7 @@ from distsim.ops import colours
 from distsim.ops.base import Drawing, Op, Words
 from distsim.ops.fields import DurationField, ExprList, GroupField
 from distsim.ops.records import Call
+from distsim.ops.torch_types import Memory, Work
 
 
 class InitProcessGroup(Op):
@@ -40,9 +41,9 @@ class InitProcessGroup(Op):
         return {"op": cls.op, "backend": call.backend}
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         """Rank and world size come from the environment, unless an init_method other than env:// needs them."""
-        explicit: dict[str, Any] = {}
+        explicit: dict[str, int] = {}
         if call.init_method not in (None, "env://"):
             explicit = {"rank": call.rank, "world_size": call.group.size}
         if call.device_id is not None:
@@ -90,7 +91,7 @@ class NewGroup(Op):
         return f"rank {strange[0]} of the new group {call.name} is outside the world" if strange else None
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         """Returns torch's group."""
         timeout = _timedelta(call.timeout_ns)
         return dist.new_group(list(call.ranks), timeout, call.backend, use_local_synchronization=call.local_sync)
@@ -114,7 +115,7 @@ class DestroyProcessGroup(Op):
     group: GroupField = None
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         return dist.destroy_process_group(group)
 
 

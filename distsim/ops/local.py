@@ -1,7 +1,7 @@
 """What a rank does by itself: compute, assign, synchronize, sleep, wait, exit, fail."""
 
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
 
 from pydantic import Field, field_validator, model_validator
 
@@ -21,6 +21,7 @@ from distsim.ops.fields import (
 )  # fmt: skip
 from distsim.ops.records import Call
 from distsim.ops.streams import StreamField
+from distsim.ops.torch_types import Memory, Work
 
 
 class Local(Op):
@@ -187,6 +188,7 @@ class Wait(Op):
     on: StreamField = ""
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         for work in works:
             work.wait()
+        return None

@@ -1,16 +1,19 @@
 """Messages between two ranks: send, recv, isend, irecv, and the batch of them."""
 
 from collections.abc import Hashable, Sequence
-from typing import Any, ClassVar
+from types import ModuleType
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
 from distsim.ops import colours
-from distsim.ops.base import Drawing, Effect, Op, Source, Words
+from distsim.ops.base import Binding, Drawing, Effect, Op, Source, Words
+from distsim.ops.bindings import NCCL_MOVES
 from distsim.ops.checks import described, first, stranger
 from distsim.ops.fields import Expr, GroupField, HandleField, TensorField, expression
 from distsim.ops.records import Call
 from distsim.ops.streams import StreamField
+from distsim.ops.torch_types import Memory, Work
 from distsim.schedules import Algorithm, Round, Transfer
 
 
@@ -25,6 +28,7 @@ class Message(Op):
     kind = "p2p"
     nccl_tests = "sendrecv_perf"
     algorithms = {"direct": Algorithm(_one_message, "whole")}
+    bindings = {"gloo": Binding(gpu=False), "nccl": Binding(dtype_text=NCCL_MOVES), "mpi": Binding()}
 
     tensor: TensorField
     group: GroupField = None
@@ -62,7 +66,7 @@ class Message(Op):
         return (None, ((Source(0, 0),),))
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         buffer = (call.inputs or call.outputs)[0]
         return getattr(dist, cls.op)(tensors[buffer], call.peer, group=group, tag=call.tag)
 
@@ -204,7 +208,7 @@ class BatchIsendIrecv(Op):
         ),
     )
 
-    ops: tuple[Any, ...]
+    ops: tuple[object, ...]
     handle: HandleField = Field(default=None, alias="as")
     on: StreamField = ""
 
@@ -225,7 +229,7 @@ class BatchIsendIrecv(Op):
         return sum((p.inputs or p.outputs)[0].nbytes for p in call.parts)
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         """Returns a list of Works: one per message, or one for all (nccl)."""
         return dist.batch_isend_irecv([
             dist.P2POp(getattr(dist, p.op), tensors[(p.inputs or p.outputs)[0]], p.peer, group, p.tag) for p in call.parts

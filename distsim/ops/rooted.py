@@ -1,16 +1,17 @@
 """Collectives with a root: broadcast, reduce, gather, scatter."""
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from types import ModuleType
 
-from distsim import schedules
 from distsim.ops import colours
-from distsim.ops.base import Drawing, Effect, Source, Words
+from distsim.ops.base import Binding, Drawing, Effect, Source, Words
+from distsim.ops.bindings import COMPLEX, NCCL_MOVES, root_alone
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreducible
 from distsim.ops.collective import FromRoot, InPlace, Reducing, ToRoot, everyone, op_of, torch_list
 from distsim.ops.fields import TensorField, TensorList
 from distsim.ops.records import Buffer, Call
-from distsim.schedules import Algorithm
+from distsim.ops.torch_types import Memory, Work
+from distsim.schedules import algorithms_of, binomial_neighbours
 
 
 class Broadcast(FromRoot, InPlace):
@@ -26,11 +27,8 @@ class Broadcast(FromRoot, InPlace):
         example="- broadcast: {tensor: x, src: 0}",
         notes=("gloo sends down a binomial tree: a rank returns when its parent has sent and its own children have come.",),
     )
-    algorithms = {
-        "binomial": Algorithm(schedules.binomial_broadcast, "whole"),
-        "chain": Algorithm(schedules.chain_broadcast, "split"),
-        "scatter_all_gather": Algorithm(schedules.scatter_all_gather_broadcast, "split"),
-    }
+    algorithms = algorithms_of("broadcast")
+    bindings = {"gloo": Binding(needs=binomial_neighbours), "nccl": Binding(), "mpi": Binding()}
 
     @classmethod
     def busbw_factor(cls, n: int) -> float:
@@ -42,7 +40,7 @@ class Broadcast(FromRoot, InPlace):
         return (((Source(root, 0),),),) * n
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         return dist.broadcast(tensors[call.outputs[0]], src=call.root, group=group, async_op=call.is_async)
 
 
@@ -59,10 +57,8 @@ class Reduce(ToRoot, Reducing, InPlace):
         example="- reduce: {tensor: x, dst: 0, op: sum}",
         notes=("gloo overwrites the tensors of the other ranks with partial sums: don't read them afterwards.",),
     )
-    algorithms = {
-        "binomial": Algorithm(schedules.binomial_reduce, "whole"),
-        "chain": Algorithm(schedules.chain_reduce, "split"),
-    }
+    algorithms = algorithms_of("reduce")
+    bindings = {"gloo": Binding(), "nccl": Binding(), "mpi": Binding(gaps=COMPLEX)}
 
     @classmethod
     def misfits(cls, call: Call) -> str | None:
@@ -78,7 +74,7 @@ class Reduce(ToRoot, Reducing, InPlace):
         return tuple((everyone(n),) if r == root else None for r in range(n))
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         tensor = tensors[call.inputs[0]]
         return dist.reduce(tensor, dst=call.root, op=op_of(dist, call), group=group, async_op=call.is_async)
 
@@ -88,6 +84,7 @@ class Gather(ToRoot):
     torch_name = "gather"
     nccl_tests = "gather_perf"
     output_parts = "n"
+    root_optional = True
     drawing = Drawing(colours.COLLECT, "triangle", "all→1")
     words = Words(
         signature="gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None)",
@@ -97,9 +94,11 @@ class Gather(ToRoot):
         example="- gather: {input: x, output: all_x, dst: 0}",
         notes=("The output is read on dst alone.", "Without dst it is global rank 0.", "On gloo the givers need dst alone."),
     )
-    algorithms = {
-        "binomial": Algorithm(schedules.binomial_gather, "origin"),
-        "linear": Algorithm(schedules.linear_gather, "origin"),
+    algorithms = algorithms_of("gather")
+    bindings = {
+        "gloo": Binding(needs=root_alone, gaps=COMPLEX),
+        "nccl": Binding(dtype_text=NCCL_MOVES),
+        "mpi": Binding(gaps=COMPLEX),
     }
 
     input: TensorField
@@ -130,7 +129,7 @@ class Gather(ToRoot):
         return tuple(tuple((Source(k, 0),) for k in range(n)) if r == root else None for r in range(n))
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         room = torch_list(tensors, call.outputs, call.group.size) if call.rank == call.root else None
         return dist.gather(tensors[call.inputs[0]], room, dst=call.root, group=group, async_op=call.is_async)
 
@@ -140,6 +139,7 @@ class Scatter(FromRoot):
     torch_name = "scatter"
     nccl_tests = "scatter_perf"
     input_parts = "n"
+    root_optional = True
     drawing = Drawing(colours.SPREAD, "invtriangle", "1→each")
     words = Words(
         signature="scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None)",
@@ -149,10 +149,8 @@ class Scatter(FromRoot):
         example="- scatter: {input: parts, output: x, src: 0}",
         notes=("The input is read on src alone.", "Without src it is global rank 0.", "On gloo src waits for all, they for src."),
     )
-    algorithms = {
-        "binomial": Algorithm(schedules.binomial_scatter, "target"),
-        "linear": Algorithm(schedules.linear_scatter, "target"),
-    }
+    algorithms = algorithms_of("scatter")
+    bindings = {"gloo": Binding(needs=root_alone), "nccl": Binding(dtype_text=NCCL_MOVES), "mpi": Binding()}
 
     output: TensorField
     input: TensorList = None
@@ -190,6 +188,6 @@ class Scatter(FromRoot):
         return tuple(((Source(root, r),),) for r in range(n))
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         parts = torch_list(tensors, call.inputs, call.group.size) if call.rank == call.root else None
         return dist.scatter(tensors[call.outputs[0]], parts, src=call.root, group=group, async_op=call.is_async)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
 
-def _stream(value: Any) -> str:
+def _stream(value: object) -> str:
     if isinstance(value, str) and value != "host" and value.isidentifier():
         return "" if value == "current" else value
     raise ValueError(f"expected a stream's name (`current`: the default one), found {value!r}")

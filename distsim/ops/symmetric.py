@@ -1,16 +1,17 @@
 """Collectives in which all ranks play the same part: all_reduce, and the gathering and reduce-scattering ones."""
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from types import ModuleType
 
-from distsim import schedules
 from distsim.ops import colours
-from distsim.ops.base import Drawing, Effect, Source, Words
+from distsim.ops.base import Binding, Drawing, Effect, Source, Words
+from distsim.ops.bindings import COMPLEX, GLOO_SHAPES
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreducible
 from distsim.ops.collective import Collective, InPlace, Reducing, everyone, op_of, torch_list
 from distsim.ops.fields import TensorField, TensorList
 from distsim.ops.records import Buffer, Call
-from distsim.schedules import Algorithm
+from distsim.ops.torch_types import Memory, Work
+from distsim.schedules import algorithms_of
 
 _ALL_WAIT = "Everybody waits for everybody: nobody can return before the last rank has come."
 
@@ -29,11 +30,8 @@ class AllReduce(Reducing, InPlace):
         example="- all_reduce: {tensor: x, op: sum}",
         notes=("avg on integers: gloo refuses it, nccl divides after the sum.",),
     )
-    algorithms = {
-        "ring": Algorithm(schedules.ring_all_reduce, "split"),
-        "halving_doubling": Algorithm(schedules.halving_doubling_all_reduce, "split"),
-        "tree": Algorithm(schedules.tree_all_reduce, "whole"),
-    }
+    algorithms = algorithms_of("all_reduce")
+    bindings = {"gloo": Binding(), "nccl": Binding(), "mpi": Binding()}
 
     @classmethod
     def misfits(cls, call: Call) -> str | None:
@@ -49,7 +47,7 @@ class AllReduce(Reducing, InPlace):
         return ((everyone(n),),) * n
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         return dist.all_reduce(tensors[call.inputs[0]], op=op_of(dist, call), group=group, async_op=call.is_async)
 
 
@@ -58,10 +56,7 @@ class _Gathering(Collective):
 
     output_parts = "n"
     nccl_tests = "all_gather_perf"
-    algorithms = {
-        "ring": Algorithm(schedules.ring_all_gather, "origin"),
-        "bruck": Algorithm(schedules.bruck_all_gather, "origin"),
-    }
+    algorithms = algorithms_of("all_gather")
 
     @classmethod
     def nbytes(cls, call: Call) -> int:
@@ -91,6 +86,7 @@ class AllGather(_Gathering):
         notes=("The output is a list in torch: one tensor with a leading axis of the group's size, or a list of names.",
                "Parts of different sizes: nccl takes them, gloo does not."),
     )  # fmt: skip
+    bindings = {"gloo": Binding(), "nccl": Binding(), "mpi": Binding()}
 
     input: TensorField
     output: TensorList
@@ -108,7 +104,7 @@ class AllGather(_Gathering):
         return misfit(f"part {call.group_rank} of the output", own, one, f"rank {call.rank} gives")
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         room = torch_list(tensors, call.outputs, call.group.size)
         return dist.all_gather(room, tensors[call.inputs[0]], group=group, async_op=call.is_async)
 
@@ -117,6 +113,7 @@ class AllGatherIntoTensor(_Gathering):
     op = "all_gather_into_tensor"
     aliases = ("all_gather_single",)
     torch_name = "all_gather_into_tensor"
+    flat = True
     drawing = Drawing(colours.COLLECT, "ellipse", "all→all")
     words = Words(
         signature="all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False)",
@@ -126,6 +123,11 @@ class AllGatherIntoTensor(_Gathering):
         example="- all_gather_into_tensor: {input: x, output: all_x}",
         notes=("torch 2.13 calls it all_gather_single; the name all_gather_into_tensor still works there.",),
     )
+    bindings = {
+        "gloo": Binding(slot="all_gather", shape_text=GLOO_SHAPES["all_gather"]),
+        "nccl": Binding(),
+        "mpi": Binding(),
+    }
 
     input: TensorField
     output: TensorField
@@ -136,7 +138,7 @@ class AllGatherIntoTensor(_Gathering):
         return misfit("output", call.outputs[0].numel, n * one, f"{n} ranks give {one} each, together")
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         torch_function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         return torch_function(tensors[call.outputs[0]], tensors[call.inputs[0]], group=group, async_op=call.is_async)
 
@@ -146,10 +148,7 @@ class _ReduceScattering(Reducing):
 
     input_parts = "n"
     nccl_tests = "reduce_scatter_perf"
-    algorithms = {
-        "ring": Algorithm(schedules.ring_reduce_scatter, "target"),
-        "bruck": Algorithm(schedules.bruck_reduce_scatter, "target"),
-    }
+    algorithms = algorithms_of("reduce_scatter")
 
     @classmethod
     def share(cls, call: Call) -> Buffer | None:
@@ -187,6 +186,8 @@ class ReduceScatter(_ReduceScattering):
         notes=("The input is a list in torch: one tensor with a leading axis of the group's size, or a list of names.",
                "On gloo it is an all_reduce underneath and can meet a real all_reduce by mistake."),
     )  # fmt: skip
+    #: reduce_scatter is an all_reduce underneath (observed: "all_reduce vs reduce_scatter … completes silently").
+    bindings = {"gloo": Binding(slot="all_reduce"), "nccl": Binding(), "mpi": Binding(gaps=COMPLEX)}
 
     input: TensorList
     output: TensorField
@@ -204,7 +205,7 @@ class ReduceScatter(_ReduceScattering):
         return misfit("output", call.outputs[0].numel, own, f"part {call.group_rank} of the input has")
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         parts = torch_list(tensors, call.inputs, call.group.size)
         return dist.reduce_scatter(tensors[call.outputs[0]], parts, op=op_of(dist, call), group=group, async_op=call.is_async)
 
@@ -213,6 +214,7 @@ class ReduceScatterTensor(_ReduceScattering):
     op = "reduce_scatter_tensor"
     aliases = ("reduce_scatter_single",)
     torch_name = "reduce_scatter_tensor"
+    flat = True
     drawing = Drawing(colours.REDUCE, "ellipse", "Σ→each")
     words = Words(
         signature="reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=False)",
@@ -222,6 +224,11 @@ class ReduceScatterTensor(_ReduceScattering):
         example="- reduce_scatter_tensor: {input: all_x, output: x, op: sum}",
         notes=("torch 2.13 calls it reduce_scatter_single; the name reduce_scatter_tensor still works there.",),
     )
+    bindings = {
+        "gloo": Binding(slot="all_reduce", shape_text=GLOO_SHAPES["reduce_scatter"]),
+        "nccl": Binding(),
+        "mpi": Binding(gaps=COMPLEX),
+    }
 
     input: TensorField
     output: TensorField
@@ -233,7 +240,7 @@ class ReduceScatterTensor(_ReduceScattering):
         return first((found, unreducible(call)))
 
     @classmethod
-    def torch_call(cls, dist: Any, call: Call, tensors: Any, group: Any, works: Sequence[Any] = ()) -> Any:
+    def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         torch_function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         out, into = tensors[call.outputs[0]], tensors[call.inputs[0]]
         return torch_function(out, into, op=op_of(dist, call), group=group, async_op=call.is_async)

@@ -1,44 +1,35 @@
-"""The table of operations: every operation's name and its row. Nothing registers itself; what is here is what there is."""
+"""The table of operations: every operation's name and its row.
+
+A row is a class with a name (``op``) in a module of this folder; a new one needs no more than its own file (docs/extending.md).
+"""
 
 from __future__ import annotations
 
-from distsim.ops import coalesced, exchange, groups, local, p2p, rooted, symmetric
-from distsim.ops.base import Op
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import get_args
 
-OPS: dict[str, type[Op]] = {
-    "compute": local.Compute,
-    "assign": local.Assign,
-    "synchronize": local.Synchronize,
-    "wait_stream": local.WaitStream,
-    "sleep": local.Sleep,
-    "send": p2p.Send,
-    "recv": p2p.Recv,
-    "isend": p2p.Isend,
-    "irecv": p2p.Irecv,
-    "batch_isend_irecv": p2p.BatchIsendIrecv,
-    "wait": local.Wait,
-    "broadcast": rooted.Broadcast,
-    "all_reduce": symmetric.AllReduce,
-    "reduce": rooted.Reduce,
-    "all_gather": symmetric.AllGather,
-    "all_gather_into_tensor": symmetric.AllGatherIntoTensor,
-    "gather": rooted.Gather,
-    "scatter": rooted.Scatter,
-    "reduce_scatter": symmetric.ReduceScatter,
-    "reduce_scatter_tensor": symmetric.ReduceScatterTensor,
-    "all_reduce_coalesced": coalesced.AllReduceCoalesced,
-    "all_gather_into_tensor_coalesced": coalesced.AllGatherIntoTensorCoalesced,
-    "reduce_scatter_tensor_coalesced": coalesced.ReduceScatterTensorCoalesced,
-    "all_to_all": exchange.AllToAll,
-    "all_to_all_single": exchange.AllToAllSingle,
-    "barrier": exchange.Barrier,
-    "monitored_barrier": exchange.MonitoredBarrier,
-    "new_group": groups.NewGroup,
-    "init_process_group": groups.InitProcessGroup,
-    "destroy_process_group": groups.DestroyProcessGroup,
-    "exit": local.Exit,
-    "fail": local.Fail,
-}
+from distsim import ops
+from distsim.ops.base import Kind, Op
+
+
+def _rows() -> Iterator[type[Op]]:
+    for found in iter_modules(ops.__path__):
+        if found.name != "table":
+            module = import_module(f"{ops.__name__}.{found.name}")
+            yield from (v for v in vars(module).values() if isinstance(v, type) and issubclass(v, Op) and "op" in vars(v))
+
+
+def _sorted(rows: Iterator[type[Op]]) -> dict[str, type[Op]]:
+    """By kind, and in it by name: the order of every list of operations."""
+    kinds = get_args(Kind)
+    every = sorted(set(rows), key=lambda row: (kinds.index(row.kind), row.op, row.__module__))
+    assert len({row.op for row in every}) == len(every), "two rows have one name"
+    return {row.op: row for row in every}
+
+
+OPS: dict[str, type[Op]] = _sorted(_rows())
 
 #: Names that torch has used or will use for the same operation.
 ALIASES: dict[str, str] = {alias: name for name, row in OPS.items() for alias in row.aliases}

@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
 
-from distsim.ops.records import Call
+from distsim.ops.base import Binding
+from distsim.ops.bindings import root_alone
+from distsim.ops.exchange import Exchange
+from distsim.ops.records import DTYPE_BYTES, Call
 from distsim.ops.table import OPS
-from distsim.profiles.record import Meeting, Mishap, Parties, Profile, Reaction, Workers, never, torch_layer
-from distsim.profiles.support import GLOO_SUPPORT
+from distsim.profiles.record import Meeting, Mishap, Options, Parties, Profile, Reaction, Workers, never, torch_layer
+from distsim.profiles.support import COMPLEX, FLOATS, INTEGERS, Support, reduced_by
+from distsim.schedules import binomial_neighbours, binomial_parent
 
-#: reduce_scatter is an all_reduce underneath and shares its slot (observed: "all_reduce vs reduce_scatter … completes silently").
-_SLOTS = {"reduce_scatter": "all_reduce", "reduce_scatter_tensor": "all_reduce", "all_gather_into_tensor": "all_gather",
-          "all_to_all_single": "all_to_all", "all_reduce_coalesced": "all_reduce", "reduce_scatter_tensor_coalesced": "all_reduce",
-          "all_gather_into_tensor_coalesced": "all_gather"}  # fmt: skip
-_SUMS = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced", "reduce_scatter_tensor_coalesced")
+#: Run on torch 2.13, each cell. A mean of integers is refused only after the sum was taken.
+SUPPORT = Support(
+    "gloo",
+    cpu="yes",
+    gpu="yes",
+    messages=frozenset(DTYPE_BYTES),
+    moved=FLOATS | INTEGERS | COMPLEX | {"bool"},
+    reduced=reduced_by(FLOATS | INTEGERS | {"bool"}, FLOATS, INTEGERS | {"bool"}, COMPLEX),
+    dtype_text="Invalid scalar type",
+    reduce_text={"": "Cannot use ReduceOp.{op} with non-integral dtype",
+                 "avg": "result type Float can't be cast to the desired output type {type}"},
+)  # fmt: skip
+#: What is underneath the sums, and alone may meet in one slot and end right.
+_SUM = "all_reduce"
 
 
 def slot(op: str, root: int | None) -> Hashable:
-    """G5: kinds have slots of their own, so another kind at the same number hangs. Another root never meets either
-    (observed: "other root … hang"; with gather and scatter those who share their root go on)."""
-    return _SLOTS.get(op, op), root
+    """G5: kinds have slots of their own, so another kind at the same number hangs; rows say what they are underneath. Another root
+    never meets either (observed: "other root … hang"; with gather and scatter those who share their root go on)."""
+    return _underneath(op), root
 
 
-def parent(v: int) -> int:
-    """The parent in the binomial tree of broadcast: v without its highest set bit (2.5; v counts from the root)."""
-    return v & ~(1 << (v.bit_length() - 1)) if v else 0
+@cache
+def _bound(op: str) -> Binding:
+    return SUPPORT.binding(op) or Binding()
+
+
+def _underneath(op: str) -> str:
+    return _bound(op).slot or op
 
 
 def needs(op: str, n: int, root: int, me: int) -> frozenset[int] | None:
-    """G6, 2.5: data flow, not a barrier. broadcast: the parent and the own children in a binomial tree on rank - root; gather and
-    scatter: the root all, the others the root; everything else synchronises fully."""
-    if op in ("gather", "scatter") and me != root:
-        return frozenset((root,))
-    if op != "broadcast":
-        return None
-    v = (me - root) % n
-    near = {parent(v)} | {v | bit for bit in _bits_above(v, n)}
-    return frozenset((w + root) % n for w in near if w != v)
-
-
-def _bits_above(v: int, n: int) -> list[int]:
-    """The bits that make a child of v in a binomial tree over n."""
-    bits = (1 << k for k in range(v.bit_length(), n.bit_length()))
-    return [bit for bit in bits if v | bit < n]
+    """G6, 2.5: data flow, not a barrier, where a row says so: broadcast the parent and the own children in a binomial tree, gather and
+    scatter the root all and the others the root. Everything else synchronises fully."""
+    needed = _bound(op).needs
+    return None if needed is None else needed(n, root, me)
 
 
 def workers(rank: int, group: int) -> Workers:
@@ -61,22 +67,24 @@ def mismatch(meeting: Meeting) -> Mishap:
     if meeting.is_message:
         return Mishap("crashes", (meeting.calls[1].rank,)) if sizes[1] < sizes[0] else Mishap("wrong-data")
     ops = {call.op for call in meeting.calls}
-    if ops <= {"all_to_all", "all_to_all_single"} and "splits" in meeting.fields:
+    if all(OPS[op].pairwise for op in ops) and "splits" in meeting.fields:
         return _uneven_parts(meeting)
-    if "reduce_scatter_tensor_coalesced" in ops and ops <= set(_SUMS):
+    sums = all(_underneath(op) == _SUM for op in ops)
+    if sums and any(_bound(op).part_by_part for op in ops):
         return _one_by_one(meeting)
-    if len(ops) > 1 and ops <= set(_SUMS):
+    if sums and len(ops) > 1:
         sizes = tuple(call.input_nbytes for call in meeting.calls)
         if len(set(sizes)) == 1 and set(meeting.fields) <= {"op", "numel"}:
             return Mishap("completes")
         meeting = meeting._replace(nbytes=sizes)
     if len(set(sizes)) == 1:
         return Mishap("wrong-data")
-    if ops <= {"gather", "scatter"}:
-        receivers = [i for i, call in enumerate(meeting.calls) if (call.rank == call.root) == (call.op == "gather")]
+    if all(_bound(op).needs is root_alone for op in ops):
+        receivers = [i for i, call in enumerate(meeting.calls) if (call.rank == call.root) == (OPS[call.op].gets == "root")]
         crash = tuple(meeting.calls[i].rank for i in receivers if sizes[i] < max(sizes))
     else:
-        crash = _overrun(meeting, parent if ops == {"broadcast"} else None)
+        tree = all(_bound(op).needs is binomial_neighbours for op in ops)
+        crash = _overrun(meeting, binomial_parent if tree else None)
     return Mishap("crashes", crash) if crash else Mishap("wrong-data")
 
 
@@ -97,8 +105,7 @@ def _overrun(meeting: Meeting, source: Callable[[int], int] | None) -> tuple[int
 def _uneven_parts(meeting: Meeting) -> Mishap:
     """As with messages: a part larger than the room for it aborts its receiver, a smaller one leaves the tail (G14)."""
     calls = sorted(meeting.calls, key=lambda call: call.group_rank)
-    row: Any = OPS[calls[0].op]
-    sent, room = [row.sent(call) for call in calls], [row.received(call) for call in calls]
+    sent, room = [Exchange.sent(call) for call in calls], [Exchange.received(call) for call in calls]
     crash = tuple(b.rank for j, b in enumerate(calls) if any(sent[i][j] > room[j][i] for i in range(len(calls))))
     return Mishap("crashes", crash) if crash else Mishap("wrong-data")
 
@@ -107,7 +114,7 @@ def _one_by_one(meeting: Meeting) -> Mishap:
     """A coalesced reduce_scatter is an all_reduce for each part, one after the other, and meets others so (run: the parts [2, 3] and
     [3, 2] abort both of two ranks; two plain calls of 2 and 3 end right). The rest of a longer list waits for ever."""
     sizes = [
-        [call.input_nbytes] if call.op == "all_reduce_coalesced" else [p.input_nbytes for p in OPS[call.op].separate(call)]
+        [part.input_nbytes for part in OPS[call.op].separate(call)] if _bound(call.op).part_by_part else [call.input_nbytes]
         for call in meeting.calls
     ]
     crash = {rank for part in zip(*sizes, strict=False) for rank in _overrun(meeting._replace(nbytes=part), None)}
@@ -118,14 +125,14 @@ def _one_by_one(meeting: Meeting) -> Mishap:
     return Mishap("completes" if set(meeting.fields) <= {"op", "numel"} else "wrong-data")
 
 
-def new_group(call: Call, options: Mapping[str, Any]) -> Parties:
+def new_group(call: Call, options: Options) -> Parties:
     """2.3: the members connect to each other, and find each other in the store by the group's name; who is none passes through. The
     name is the rank's own count of new_group calls, so different orders make names collide (`distsim.rules.creation`). With
     use_local_synchronization it is a hash of the members (`group.members_only_local_sync`)."""
     return "members" if call.local_sync else "named"
 
 
-def invalid(call: Call, code: str, options: Mapping[str, Any]) -> Reaction:
+def invalid(call: Call, code: str, options: Options) -> Reaction:
     """What gloo does with calls that no program may make.
 
     A partner outside the world: the pair is sought in the store, until the timeout and 1 s (`p2p.out_of_range.*`; memory that is not
@@ -136,18 +143,27 @@ def invalid(call: Call, code: str, options: Mapping[str, Any]) -> Reaction:
         return "hangs"
     if code == "DS105":
         return "hangs"
-    if GLOO_SUPPORT.overlooks(call, code):
+    if SUPPORT.overlooks(call, code):
         return "goes on"
-    if call.op in ("all_to_all", "all_to_all_single") and call.input_splits is None is call.output_splits:
+    if OPS[call.op].pairwise and call.input_splits is None is call.output_splits:
         uneven = call.inputs and len(call.inputs) == 1 and call.inputs[0].numel % call.group.size != 0
         return "goes on" if uneven and code != "DS104" else torch_layer(call, code, options)
     return torch_layer(call, code, options)
+
+
+def besides(outcome: str, fields: Sequence[tuple[str, ...]], outside: bool) -> frozenset[str]:
+    """Bits that mean the same in both dtypes, as zeros do, arrive unharmed. A partner outside the world: the pair's place in memory is
+    not the world's (`p2p.out_of_range.*`: SIGSEGV for 7 of 2)."""
+    unharmed = outcome == "wrong-data" and all(differ == ("dtype",) for differ in fields)
+    found = {"completes"} if unharmed else set()
+    return frozenset(found | {"crashes"} if outcome == "hangs" and outside else found)
 
 
 GLOO = Profile(
     name="gloo",
     about="Every send is a rendezvous at every size (G1). Tags and any-source are true (G2). Collectives meet by kind and number "
           "on the group (G5) and run on two worker threads per group (G7). A dropped request is cancelled (G4).",
-    needs=needs, mismatch=mismatch, refuse=GLOO_SUPPORT.refuse, credit=never, slot=slot, workers=workers, new_group=new_group,
+    needs=needs, mismatch=mismatch, refuse=SUPPORT.refuse, credit=never, slot=slot, workers=workers, new_group=new_group,
     invalid=invalid, dropped="cancels", peer_death="raises", specific_first=True, timed_out="raises", store_grace_ns=10**9,
+    support=SUPPORT, listed=1, besides=besides,
 )  # fmt: skip

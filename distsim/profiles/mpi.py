@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from distsim.ops.records import Call
 from distsim.profiles.record import (
+    BufferOption,
     Meeting,
     Mishap,
+    Options,
     Parties,
     Profile,
     Reaction,
     Workers,
     by_number,
     needs_all,
-    option,
     torch_layer,
 )
-from distsim.profiles.support import MPI_SUPPORT
+from distsim.profiles.support import COMPLEX, Support, reduced_by
 
 #: Open MPI's limit of its TCP transport, the smallest of the common ones: below it a send is copied and returns.
-EAGER_LIMIT = 4 * 1024
+BUFFER = BufferOption("eager_limit", 4 * 1024)
+_NUMBERS = frozenset({"float64", "float32", "int64", "int32", "int16", "int8", "uint8"})
+#: Read. What is not in its tables fails as a lookup. torch hands it complex tensors as real ones, but not in all operations.
+SUPPORT = Support(
+    "mpi",
+    cpu="yes",
+    gpu="built",
+    messages=_NUMBERS | COMPLEX,
+    moved=_NUMBERS | COMPLEX,
+    reduced=reduced_by(_NUMBERS, frozenset(), frozenset(), COMPLEX),
+    dtype_text="map::at",
+    reduce_text={"": "map::at"},
+)
 
 
-def credit(nbytes: int, outstanding: int, options: Mapping[str, Any]) -> bool:
+def credit(nbytes: int, outstanding: int, options: Options) -> bool:
     """Eager up to a limit, a rendezvous above (1.3: "treat small sends as buffered, never as safe")."""
-    return nbytes <= option(options, "eager_limit", EAGER_LIMIT)
+    return nbytes <= BUFFER.limit(options)
 
 
 def workers(rank: int, group: int) -> Workers:
@@ -53,12 +63,12 @@ def _apart(groups: list[tuple[int, ...]]) -> bool:
     return sum(map(len, different)) == len(set().union(*different))
 
 
-def new_group(call: Call, options: Mapping[str, Any]) -> Parties:
+def new_group(call: Call, options: Options) -> Parties:
     """1.3: collective over all ranks (a barrier of the world inside)."""
     return "world"
 
 
-def invalid(call: Call, code: str, options: Mapping[str, Any]) -> Reaction:
+def invalid(call: Call, code: str, options: Options) -> Reaction:
     """MPI sends a message to the own rank as any other; only torch's blocking `send` forbids it (`_check_not_self_rank`). A request
     that was waited for is null, and MPI_Wait on it returns at once."""
     if (code == "DS102" and call.op != "send") or code == "DS105":
@@ -70,6 +80,6 @@ MPI = Profile(
     name="mpi",
     about="Small sends return at once, large ones wait for their receive. Tags and any-source are true. One worker runs the "
           "collectives of a process, and one lock is held through every blocking call. Dropping a message's request ends the process.",
-    needs=needs_all, mismatch=mismatch, refuse=MPI_SUPPORT.refuse, credit=credit, slot=by_number, workers=workers, new_group=new_group,
-    invalid=invalid, dropped="crashes", lock=True,
+    needs=needs_all, mismatch=mismatch, refuse=SUPPORT.refuse, credit=credit, slot=by_number, workers=workers, new_group=new_group,
+    invalid=invalid, dropped="crashes", lock=True, support=SUPPORT, buffer_option=BUFFER, listed=5, built_in=False,
 )  # fmt: skip

@@ -5,32 +5,42 @@ Which communicator and stream a call uses, and what the host waits for, is `dist
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from distsim.ops.records import Call
+from distsim.ops.records import DTYPE_BYTES, Call
 from distsim.ops.table import OPS
 from distsim.profiles.record import (
+    BufferOption,
     Meeting,
     Mishap,
+    Options,
     Parties,
     Profile,
     Reaction,
     by_number,
     needs_all,
     no_workers,
-    option,
     torch_layer,
 )
-from distsim.profiles.support import NCCL_SUPPORT
+from distsim.profiles.support import COMPLEX, FLOAT8, FLOATS, INTEGERS, Support, reduced_by
 
 #: NCCL_BUFFSIZE, the default of 2.30 (``init.cc``): 8 slots of 512 KiB per channel (N10).
-BUFFSIZE = 4 * 1024 * 1024
+BUFFER = BufferOption("buffsize", 4 * 1024 * 1024)
+#: Read. bool travels as uint8, so its sum is a maximum. float8 is reduced with NCCL >= 2.24 on compute capability >= 9.0.
+SUPPORT = Support(
+    "nccl",
+    cpu="no",
+    gpu="yes",
+    any_source="ProcessGroupNCCL does not support recvAnysource",
+    messages=frozenset(DTYPE_BYTES) - {"int16"},
+    moved=frozenset(DTYPE_BYTES) - {"int16"},
+    reduced=reduced_by(FLOATS | FLOAT8 | INTEGERS | {"bool"}, FLOATS | FLOAT8 | INTEGERS, frozenset(), COMPLEX),
+    dtype_text="Input tensor data type is not supported for NCCL process group: {type}",
+    reduce_text={"": "Cannot use ReduceOp.{op} with NCCL", "avg": "Cannot use ReduceOp.AVG with boolean inputs"},
+)
 
 
-def credit(nbytes: int, outstanding: int, options: Mapping[str, Any]) -> bool:
+def credit(nbytes: int, outstanding: int, options: Options) -> bool:
     """N10: a send runs ahead of its receive while the channel's slots hold it. Luck, never the contract."""
-    return outstanding + nbytes <= option(options, "buffsize", BUFFSIZE)
+    return outstanding + nbytes <= BUFFER.limit(options)
 
 
 def mismatch(meeting: Meeting) -> Mishap:
@@ -46,12 +56,12 @@ def mismatch(meeting: Meeting) -> Mishap:
     return Mishap("wrong-data") if same_size and fields <= {"dtype", "numel", "reduce_op", "tag"} else Mishap("undefined")
 
 
-def new_group(call: Call, options: Mapping[str, Any]) -> Parties:
+def new_group(call: Call, options: Options) -> Parties:
     """2.3: lazily made communicators meet at first use; eager ones are split off the parent by all its ranks."""
     return "world" if options.get("init") == "eager" else "nobody"
 
 
-def invalid(call: Call, code: str, options: Mapping[str, Any]) -> Reaction:
+def invalid(call: Call, code: str, options: Options) -> Reaction:
     """2.1, inferred: a partner outside the world never comes to the pair's communicator (lazy init), so the host waits in the store;
     under eager init it is an invalid argument. A batch may hold a message to the own rank and its receive. A second wait is a
     second stream join."""
@@ -59,7 +69,7 @@ def invalid(call: Call, code: str, options: Mapping[str, Any]) -> Reaction:
         return "hangs"
     if code == "DS105" or (code == "DS102" and call.op == "batch_isend_irecv" and _pairs_with_itself(call)):
         return "goes on"
-    if NCCL_SUPPORT.overlooks(call, code):
+    if SUPPORT.overlooks(call, code):
         return "goes on"
     return torch_layer(call, code, options)
 
@@ -74,6 +84,7 @@ NCCL = Profile(
     about="A call returns when it is enqueued (N1). Operations of one communicator run in issue order (N3) and meet by it alone: "
           "no kinds, no tags (N4, N5), no any-source (N6). A batch is one unit (N11). First use of a communicator waits for its "
           "members (N8). Small sends may run ahead into buffers (N10).",
-    needs=needs_all, mismatch=mismatch, refuse=NCCL_SUPPORT.refuse, credit=credit, slot=by_number, workers=no_workers, new_group=new_group,
+    needs=needs_all, mismatch=mismatch, refuse=SUPPORT.refuse, credit=credit, slot=by_number, workers=no_workers, new_group=new_group,
     invalid=invalid, timed_out="crashes", device=True, tags=False, any_source=False, timeout_ns=10 * 60 * 10**9,
+    support=SUPPORT, buffer_option=BUFFER, cluster="dgx-a100", listed=2,
 )  # fmt: skip

@@ -6,11 +6,12 @@ has no clock and no cost. Functions take plain integers or resolved calls; all r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from distsim.ops.records import Call
+from distsim.profiles.support import Support
 
 #: What a run does in the end (design §5, "Verdicts and outcomes").
 Outcome = Literal["completes", "hangs", "raises", "crashes", "wrong-data", "undefined"]
@@ -53,9 +54,40 @@ Reaction = Literal["raises", "hangs", "crashes", "ignored", "goes on"]
 Parties = Literal["members", "world", "nobody", "named"]
 
 
+#: The options of a scenario, by name (`distsim.scenario.parts.Options`).
+Options = Mapping[str, Any]
+
+
+class BufferOption(NamedTuple):
+    """The option of a scenario that says how many bytes a send may run ahead by, and its default."""
+
+    name: str
+    default: int
+
+    def limit(self, options: Options) -> int:
+        """The bytes in force; left out or null, the default."""
+        value = options.get(self.name)
+        return self.default if value is None else int(value)
+
+
+#: Further outcomes that the numbers or the memory decide: of (outcome, the fields of each mismatch that leads to it, whether a call
+#: names a partner outside the world).
+Besides = Callable[[str, Sequence[tuple[str, ...]], bool], frozenset[str]]
+
+
 #: Which group ranks must have come before a group rank may leave, by (op, group size, root as group rank, group rank).
 #: None: all of them.
 Needs = Callable[[str, int, int, int], frozenset[int] | None]
+
+
+def never(nbytes: int, outstanding: int, options: Options) -> bool:
+    """A send is a rendezvous at every size."""
+    return False
+
+
+def nothing_besides(outcome: str, fields: Sequence[tuple[str, ...]], outside: bool) -> frozenset[str]:
+    """The outcome is the only one."""
+    return frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +110,10 @@ class Profile:
     ``timeout_ns``: torch's default of a group's timeout. ``timed_out``: what an expired one leads to; ``store_grace_ns``: how much
     longer a wait in the store lasts (making the world or a group).
     ``lock``: one lock per process is held through every blocking call of the library (mpi).
+    ``support``: what the back end takes; None for a reading of the contract, which takes all. ``buffer_option``: what ``credit`` goes by;
+    None where no option changes it. ``cluster``: the preset that a scenario runs on which names none. ``listed``: the place among the
+    back ends, torch's (`torch.distributed.Backend.backend_list`). ``built_in``: torch's own packages have it.
+    ``besides``: outcomes that may come in place of the one found (`Besides`).
     """
 
     name: str
@@ -85,11 +121,11 @@ class Profile:
     needs: Needs
     mismatch: Callable[[Meeting], Mishap]
     refuse: Callable[[Call], str | None]
-    credit: Callable[[int, int, Mapping[str, Any]], bool]
+    credit: Callable[[int, int, Options], bool]
     slot: Callable[[str, int | None], Hashable]
     workers: Callable[[int, int], Workers | None]
-    new_group: Callable[[Call, Mapping[str, Any]], Parties]
-    invalid: Callable[[Call, str, Mapping[str, Any]], Reaction]
+    new_group: Callable[[Call, Options], Parties]
+    invalid: Callable[[Call, str, Options], Reaction]
     device: bool = False
     tags: bool = True
     any_source: bool = True
@@ -100,12 +136,23 @@ class Profile:
     timed_out: Literal["raises", "crashes", "nothing"] = "nothing"
     store_grace_ns: int = 0
     lock: bool = False
+    support: Support | None = None
+    buffer_option: BufferOption | None = None
+    cluster: str = "cpu-10gbe"
+    listed: int = 0
+    built_in: bool = True
+    besides: Besides = nothing_besides
+
+    @property
+    def rendezvous(self) -> bool:
+        """Every send waits for its receive, at every size."""
+        return self.credit is never
 
 
 # --- rules that several profiles share ---
 
 
-def torch_layer(call: Call, code: str, options: Mapping[str, Any]) -> Reaction:
+def torch_layer(call: Call, code: str, options: Options) -> Reaction:
     """What torch's Python layer does before a back end sees the call: a non-member is warned and nothing happens, but in `send`,
     which raises ("Invalid process group specified"); every other wrong argument raises (2.1, 2.2, 2.3)."""
     return "ignored" if code == "DS104" and call.op != "send" else "raises"
@@ -116,11 +163,6 @@ def needs_all(op: str, n: int, root: int, me: int) -> frozenset[int] | None:
     return None
 
 
-def never(nbytes: int, outstanding: int, options: Mapping[str, Any]) -> bool:
-    """A send is a rendezvous at every size."""
-    return False
-
-
 def by_number(op: str, root: int | None) -> Hashable:
     """The n-th collective of a group meets the n-th, whatever its kind."""
     return None
@@ -129,9 +171,3 @@ def by_number(op: str, root: int | None) -> Hashable:
 def no_workers(rank: int, group: int) -> Workers | None:
     """Collectives run at once, beside each other."""
     return None
-
-
-def option(options: Mapping[str, Any], name: str, default: int) -> int:
-    """An integer option of the scenario; left out or null, the default."""
-    value = options.get(name)
-    return default if value is None else int(value)

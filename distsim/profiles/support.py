@@ -1,8 +1,7 @@
-"""Which operation, dtype and reduce op each back end takes, and in which words it refuses the rest. For torch 2.9 to 2.13.
+"""What a back end takes, and in which words it refuses the rest. For torch 2.9 to 2.13.
 
-One table for the profiles (`Profile.refuse`) and for `distsim explain backends`. Sources: gloo was run, every collective with every
-dtype and reduce op, on torch 2.13; nccl was read in ``ProcessGroupNCCL.cpp`` and ``torch/csrc/cuda/nccl.cpp``, mpi in
-``ProcessGroupMPI.cpp``; the columns for GPU tensors are those of torch's own table (docs, torch.distributed, "Backends").
+What holds for one operation stands in its row (`Op.bindings`), what holds for all in the back end's file. Both are read here, for the
+profiles (`Profile.refuse`) and for `distsim explain backends`.
 """
 
 from __future__ import annotations
@@ -11,17 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from distsim.ops.base import Binding
 from distsim.ops.checks import mixed_parts, shared_part
-from distsim.ops.records import DTYPE_BYTES, REDUCE_OPS, Buffer, Call
+from distsim.ops.records import Buffer, Call
 from distsim.ops.table import OPS
 
 Device = Literal["cpu", "gpu"]
 #: ``built``: only where the library underneath was built for it.
 Level = Literal["yes", "no", "built"]
 
-#: Collectives between one tensor and another n times as large: a back end may look at their shapes, not only at the elements.
-SHAPED = tuple(f"{op}{launch}" for op in ("all_gather_into_tensor", "reduce_scatter_tensor") for launch in ("", "_coalesced"))
-MESSAGES = ("send", "recv", "isend", "irecv")
+#: Operations at whose shapes a back end may look, not only at the elements.
+SHAPED = tuple(op for op, row in OPS.items() if any(binding.shape_text for binding in row.bindings.values()))
+#: Operations that are a back end's business.
+MEETING = tuple(op for op, row in OPS.items() if row.kind in ("p2p", "collective"))
 FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2"})
 INTEGERS = frozenset({"int64", "int32", "int8", "uint8"})
@@ -39,13 +40,10 @@ SCALAR_TYPES = {
 class Support:
     """What one back end takes.
 
-    ``cpu``, ``gpu``: whether tensors there are taken at all; ``not_on_gpu``: the operations that are not, although others are.
-    ``lacks``: operation -> the text of its refusal. ``any_source``: the text for a receive without a source, None where it is taken.
-    ``messages``, ``moved``: the dtypes of messages and of collectives. ``gaps``: operation -> dtypes of ``moved`` that it does not take.
-    ``reduced``: reduce op -> dtypes. ``dtype_text``: the refusal of a dtype, by operation (``""``: any other), ``{type}`` is torch's
-    name. ``reduce_text``: the refusal of a reduce op, by reduce op (``""``: any other). ``shape_text``: operation -> the refusal of a
-    larger tensor that is not the smaller one with its first axis n times as long; ``{one}`` and ``{got}`` are shapes as torch prints
-    them, ``{sizes}`` two lengths. ``alike``: coalesced launches whose parts must have one dtype, or be refused.
+    ``cpu``, ``gpu``: whether tensors there are taken at all. ``messages``, ``moved``: the dtypes of messages and of collectives.
+    ``reduced``: reduce op -> dtypes. ``dtype_text``: the refusal of a dtype, ``{type}`` is torch's name. ``reduce_text``: the refusal
+    of a reduce op, by reduce op (``""``: any other). ``any_source``: the text for a receive without a source, None where it is taken.
+    ``bindings``: operations that the back end takes although their rows do not name it.
     """
 
     backend: str
@@ -54,18 +52,19 @@ class Support:
     messages: frozenset[str]
     moved: frozenset[str]
     reduced: Mapping[str, frozenset[str]]
-    dtype_text: Mapping[str, str]
+    dtype_text: str
     reduce_text: Mapping[str, str]
-    not_on_gpu: frozenset[str] = frozenset()
-    lacks: Mapping[str, str] = field(default_factory=dict)
-    gaps: Mapping[str, frozenset[str]] = field(default_factory=dict)
     any_source: str | None = None
-    shape_text: Mapping[str, str] = field(default_factory=dict)
-    alike: tuple[str, ...] = ()
+    bindings: Mapping[str, Binding] = field(default_factory=dict)
+
+    def binding(self, op: str) -> Binding | None:
+        """What the back end makes of an operation; None where it has never heard of it."""
+        return OPS[op].bindings.get(self.backend) or self.bindings.get(op)
 
     def on(self, op: str, device: Device) -> Level:
         """Does the operation take tensors there?"""
-        if op in self.lacks or (device == "gpu" and op in self.not_on_gpu):
+        binding = self.binding(op)
+        if binding is None or binding.refused or (device == "gpu" and not binding.gpu):
             return "no"
         return self.cpu if device == "cpu" else self.gpu
 
@@ -75,33 +74,56 @@ class Support:
 
     def refusal(self, op: str, dtype: str, reduce_op: str | None = None) -> str | None:
         """The text of the error that the call raises; None when it is taken. An empty dtype is a call without tensors."""
-        if op in self.lacks:
-            return self.lacks[op]
+        row, binding = OPS[op], self.binding(op)
+        if row.kind not in ("p2p", "collective"):
+            return None
+        if binding is None or binding.refused:
+            return self._lacks(op, binding)
         if not dtype:
             return None
-        if dtype not in (self.messages if op in MESSAGES else self.moved) or dtype in self.gaps.get(op, ()):
-            return self.dtype_text.get(op, self.dtype_text[""]).format(type=SCALAR_TYPES[dtype])
+        if dtype not in (self.messages if row.kind == "p2p" else self.moved) or dtype in binding.gaps:
+            return (binding.dtype_text or self.dtype_text).format(type=SCALAR_TYPES[dtype])
         if reduce_op is None or dtype in self.reduced.get(reduce_op, ()):
             return None
         if dtype in COMPLEX and reduce_op not in ("sum", "avg"):
             return complex_text(op, reduce_op)
         return self.reduce_text.get(reduce_op, self.reduce_text[""]).format(op=reduce_op.upper(), type=SCALAR_TYPES[dtype])
 
+    def _lacks(self, op: str, binding: Binding | None) -> str:
+        """torch's default of an operation that a back end does not have, or words of its own."""
+        return (binding.refused if binding else None) or f"Backend {self.backend} does not support {op}"
+
+    def texts(self) -> tuple[str, ...]:
+        """Every text of a refusal once, as a template."""
+        bindings = {op: self.binding(op) for op in MEETING}
+        bound = [b for b in bindings.values() if b is not None]
+        texts = (
+            self.any_source,
+            self.dtype_text,
+            *(b.dtype_text for b in bound),
+            *self.reduce_text.values(),
+            *(self._lacks(op, b) for op, b in bindings.items() if b is None or b.refused),
+            *(b.shape_text for b in bound),
+        )
+        return tuple(dict.fromkeys(text for text in texts if text))
+
     def refuse(self, call: Call) -> str | None:
         """`Profile.refuse`: the text of the error that a resolved call raises, else None."""
-        if self.any_source is not None and call.op in ("recv", "irecv") and call.peer is None:
+        if self.any_source is not None and OPS[call.op].direction == "recv" and call.peer is None:
             return self.any_source
         buffers = call.inputs or call.outputs
         reason = self.refusal(call.op, buffers[0].dtype if buffers else "", call.reduce_op)
-        return reason or (_shape_refusal(call, self.shape_text[call.op]) if call.op in self.shape_text else None)
+        binding = self.binding(call.op)
+        return reason or (_shape_refusal(call, binding.shape_text) if binding and binding.shape_text else None)
 
     def overlooks(self, call: Call, code: str) -> bool:
         """Does the back end take a coalesced launch that the contract forbids, as it does not look for what is wrong with it? A tensor
         in two parts nobody looks for; parts of several dtypes only some."""
-        if code != "DS110" or OPS[call.op].coalesces is None:
+        binding = self.binding(call.op)
+        if code != "DS110" or OPS[call.op].coalesces is None or binding is None:
             return False
         mixed = mixed_parts((*call.inputs, *call.outputs))
-        return call.op not in self.alike if mixed else shared_part(call.inputs, call.outputs) is not None
+        return not binding.one_dtype if mixed else shared_part(call.inputs, call.outputs) is not None
 
 
 def _shape_refusal(call: Call, text: str) -> str | None:
@@ -126,89 +148,14 @@ def _torch_shape(buffer: Buffer, rows: int | None = None) -> str:
 def complex_text(op: str, reduce_op: str) -> str:
     """Complex tensors travel as pairs of real numbers, which only sum and avg allow. all_reduce is refused in Python, the others in
     C++, where the reduce op is printed as the control character of its number; it is left out here."""
-    if op in ("all_reduce", "all_reduce_coalesced"):
+    if OPS[op].single() == "all_reduce":
         return f"all_reduce does not support RedOpType.{reduce_op.upper()} on complex tensors"
     return f"{'reduce' if op == 'reduce' else 'all_reduce'} does not supporton complex tensors"
 
 
-def _reduced(
+def reduced_by(
     numbers: frozenset[str], means: frozenset[str], bits: frozenset[str], complex_: frozenset[str]
 ) -> dict[str, frozenset[str]]:
     """By reduce op: ``numbers`` have sum, product, min and max; ``means`` avg; ``bits`` the bitwise ones; ``complex_`` sum, and avg."""
     plain = {"sum": numbers | complex_, "product": numbers, "min": numbers, "max": numbers}
     return {**plain, "avg": means | (complex_ if means else frozenset()), **dict.fromkeys(BITWISE, bits)}
-
-
-#: Run on torch 2.13, each cell. A mean of integers is refused only after the sum was taken. A coalesced all_reduce or all_gather lays
-#: its parts end to end in one operation in the host's memory; of several dtypes the one refuses them, the other mixes up their bytes.
-GLOO_SUPPORT = Support(
-    "gloo",
-    cpu="yes",
-    gpu="yes",
-    not_on_gpu=frozenset({*MESSAGES, "barrier", "monitored_barrier", "all_reduce_coalesced", "all_gather_into_tensor_coalesced"}),
-    messages=frozenset(DTYPE_BYTES),
-    moved=FLOATS | INTEGERS | COMPLEX | {"bool"},
-    gaps={"gather": COMPLEX},
-    reduced=_reduced(FLOATS | INTEGERS | {"bool"}, FLOATS, INTEGERS | {"bool"}, COMPLEX),
-    dtype_text={"": "Invalid scalar type"},
-    reduce_text={"": "Cannot use ReduceOp.{op} with non-integral dtype",
-                 "avg": "result type Float can't be cast to the desired output type {type}"},
-    shape_text={
-        "all_gather_into_tensor": "ProcessGroupGloo::allgather: invalid tensor size at index 0 (expected {one}, got {got})",
-        "all_gather_into_tensor_coalesced":
-            "ProcessGroupGloo::allgather_coalesced: invalid size of output tensor at index 0 (expected length {one}, got {got})",
-        "reduce_scatter_tensor": "Check failed: outputShape[0] * worldSize == inputShape[0] ({sizes})",
-        "reduce_scatter_tensor_coalesced": "Check failed: outputShape[0] * worldSize == inputShape[0] ({sizes})",
-    },
-    alike=("all_reduce_coalesced",),
-)  # fmt: skip
-
-_ONLY_GLOO = "monitored_barrier is only implemented for GLOO backend."
-_NCCL_DTYPE = "Input tensor data type is not supported for NCCL process group: {type}"
-_NCCL_MOVES = "Unconvertible NCCL type {type}"
-#: Read. bool travels as uint8, so its sum is a maximum. float8 is reduced with NCCL >= 2.24 on compute capability >= 9.0.
-NCCL_SUPPORT = Support(
-    "nccl",
-    cpu="no",
-    gpu="yes",
-    lacks={"monitored_barrier": _ONLY_GLOO},
-    any_source="ProcessGroupNCCL does not support recvAnysource",
-    messages=frozenset(DTYPE_BYTES) - {"int16"},
-    moved=frozenset(DTYPE_BYTES) - {"int16"},
-    reduced=_reduced(FLOATS | FLOAT8 | INTEGERS | {"bool"}, FLOATS | FLOAT8 | INTEGERS, frozenset(), COMPLEX),
-    dtype_text={
-        "": _NCCL_DTYPE,
-        **dict.fromkeys((*MESSAGES, "gather", "scatter", "all_to_all", "all_to_all_single"), _NCCL_MOVES),
-    },
-    reduce_text={"": "Cannot use ReduceOp.{op} with NCCL", "avg": "Cannot use ReduceOp.AVG with boolean inputs"},
-    alike=("all_reduce_coalesced",),
-)
-
-_MPI_NUMBERS = frozenset({"float64", "float32", "int64", "int32", "int16", "int8", "uint8"})
-_NOT_AS_REAL = ("reduce", "gather", "reduce_scatter", "reduce_scatter_tensor")
-#: Read. What is not in its tables fails as a lookup. torch hands it complex tensors as real ones, but not in all operations.
-MPI_SUPPORT = Support(
-    "mpi",
-    cpu="yes",
-    gpu="built",
-    lacks={
-        "monitored_barrier": _ONLY_GLOO,
-        "all_reduce_coalesced": "allreduce_coalesced is currently not supported with MPI",
-        "all_gather_into_tensor_coalesced": "Backend mpi does not support allgather_into_tensor_coalesced",
-        "reduce_scatter_tensor_coalesced": "Backend mpi does not support reduce_scatter_tensor_coalesced",
-    },
-    messages=_MPI_NUMBERS | COMPLEX,
-    moved=_MPI_NUMBERS | COMPLEX,
-    gaps=dict.fromkeys(_NOT_AS_REAL, COMPLEX),
-    reduced=_reduced(_MPI_NUMBERS, frozenset(), frozenset(), COMPLEX),
-    dtype_text={"": "map::at"},
-    reduce_text={"": "map::at"},
-)
-
-#: By name, in the order of `distsim.profiles.PROFILES`.
-SUPPORT: dict[str, Support] = {one.backend: one for one in (GLOO_SUPPORT, NCCL_SUPPORT, MPI_SUPPORT)}
-
-
-def reductions(dtype: str) -> dict[str, str]:
-    """Reduce op -> the first letters of the back ends whose all_reduce takes this dtype, ``-`` for each that does not (``gn-``)."""
-    return {op: "".join(s.backend[0] if s.takes("all_reduce", dtype, op) else "-" for s in SUPPORT.values()) for op in REDUCE_OPS}

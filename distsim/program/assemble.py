@@ -7,26 +7,33 @@ Both ways to a `Program` end here: lowering a scenario (`distsim.program.lower`)
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple, TypeVar, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
-from distsim.findings.record import Finding
+from distsim.findings.record import Finding, Severity
 from distsim.ops.base import Op
 from distsim.ops.records import Call, Group
-from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, IntVector, Port, Site, Vec, at, resolve
+from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Fields, IntVector, Port, Site, Vec, at, resolve
+
+T = TypeVar("T")
 
 
-def narrow(vector: Any) -> Any:
+@overload
+def narrow(vector: IntVector) -> Vec: ...
+@overload
+def narrow(vector: T) -> T: ...
+def narrow(vector: object) -> object:
     """A vector whose entries are all equal becomes that entry."""
     if isinstance(vector, np.ndarray) and len(vector) and (vector == vector[0]).all():
         return vector[0].item()
     return vector
 
 
-def vec_key(value: Any) -> Hashable:
+def vec_key(value: object) -> Hashable:
     """Equal vectors have equal keys."""
     return (value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray) else value
 
@@ -105,9 +112,26 @@ class Shelf:
 
     def _finding(self, code: str, site: int, reason: str, ranks: tuple[int, ...]) -> Finding:
         text, _, help_text = reason.partition("\n")
-        severity: Any = "warning" if code.startswith("DS9") else "error"
+        severity: Severity = "warning" if code.startswith("DS9") else "error"
         places = tuple(self.sites[site].place(rank) for rank in ranks[:1]) or (self.sites[site].place(),)
         return Finding(code, severity, text, ranks, ranks, (help_text,) if help_text else (), places)
+
+
+class Flaw(NamedTuple):
+    """Why a call is invalid on some rows of its code (True: on all), by a finding's code."""
+
+    rows: BoolVector | bool
+    code: str
+    reason: str
+
+
+class Requests(NamedTuple):
+    """What a call does with requests: see the fields of `CodeCall`."""
+
+    waits: tuple[int, ...] = ()
+    again: tuple[int, ...] = ()
+    handled: bool = False
+    drops: tuple[int, ...] = ()
 
 
 @dataclass
@@ -120,10 +144,13 @@ class Draft:
     peer: Vec | None = None  # p2p: global rank, -1 any source
     tag: Vec = 0
     is_async: bool = False
-    invalid: list[tuple[Any, str, str]] = field(default_factory=list)  # (mask or True, code, reason)
-    fields: dict[str, Any] = field(default_factory=dict)
+    invalid: list[Flaw] = field(default_factory=list)
+    fields: Fields = field(default_factory=dict)
     parts: tuple[CodeCall, ...] = ()
     guard: BoolVector | None = None
+
+
+_NONE = Requests()
 
 
 class CodeBuilder:
@@ -164,7 +191,7 @@ class CodeBuilder:
         guards = self.guards if any(g is not None for g in self.guards) else None
         return Code(self.ranks, self.calls, self.ports, self.groups, guards, tuple(iterations))
 
-    def make(self, draft: Draft, **more: Any) -> CodeCall:
+    def make(self, draft: Draft, requests: Requests = _NONE) -> CodeCall:
         """Judge a draft, give it port, signature and bytes."""
         row = draft.row
         group = self.group_port(draft.group)
@@ -178,7 +205,7 @@ class CodeBuilder:
         nbytes, signature = self._facts(draft, call, broken)
         invalid = self._invalid(draft)
         return CodeCall(row.op, draft.site, draft.is_async, group, port, nbytes, signature, parts=draft.parts,
-                        invalid=invalid, fields=draft.fields, **more)  # fmt: skip
+                        invalid=invalid, fields=draft.fields, **requests._asdict())  # fmt: skip
 
     # --- validity (design §3, "Two kinds of fault") ---
     def _rows(self, draft: Draft) -> BoolVector:
@@ -194,7 +221,7 @@ class CodeBuilder:
         outside = self._rows(draft) & ~self.shelf.is_member(draft.group, self.vector)
         for group in self._groups_at(draft, outside):
             reason = f"{draft.row.op} on group {group.name}, which the caller is not in; its ranks are {_some(group.ranks)}"
-            draft.invalid.append((outside & np.asarray(draft.group == group.id), "DS104", reason))
+            draft.invalid.append(Flaw(outside & np.asarray(draft.group == group.id), "DS104", reason))
 
     def _groups_at(self, draft: Draft, rows: BoolVector) -> list[Group]:
         if not rows.any():
@@ -214,24 +241,33 @@ class CodeBuilder:
                                   "a rank needs no message to itself; copy the tensor, or check the peer's expression")  # fmt: skip
         rows &= (peer >= 0) & (peer < world) & (peer != self.vector)
         out = rows & ~self.shelf.is_member(draft.group, peer)
-        for group in self._groups_at(draft, out):
-            self._per_value(draft, peer, out & np.asarray(draft.group == group.id), "DS101", lambda p, g=group: (
-                f"{draft.row.op} {side} rank {p}, which is not in group {g.name}; its ranks are {_some(g.ranks)}\n"
-                f"src and dst are global ranks; group_src and group_dst count inside the group"))  # fmt: skip
+        words, help_text = (
+            f"{draft.row.op} {side} rank",
+            "src and dst are global ranks; group_src and group_dst count inside the group",
+        )
+        self._strangers(draft, peer, out, "DS101", words, help_text)
 
     def _check_root(self, draft: Draft) -> None:
         if draft.row.root_field is None:
             return
         root = np.broadcast_to(np.asarray(draft.fields["root"]), len(self.ranks))
         out = self._rows(draft) & ~self._mask(draft) & ~self.shelf.is_member(draft.group, root)
-        for group in self._groups_at(draft, out):
-            self._per_value(draft, root, out & np.asarray(draft.group == group.id), "DS103", lambda p, g=group: (
-                f"{draft.row.op} has {draft.row.root_field} {p}, which is not in group {g.name}; its ranks are {_some(g.ranks)}\n"
-                f"{draft.row.root_field} is a global rank; group_{draft.row.root_field} counts inside the group"))  # fmt: skip
+        side = draft.row.root_field
+        help_text = f"{side} is a global rank; group_{side} counts inside the group"
+        self._strangers(draft, root, out, "DS103", f"{draft.row.op} has {side}", help_text)
 
-    def _per_value(self, draft: Draft, values: Any, rows: BoolVector, code: str, reason: Any) -> None:
+    def _strangers(self, draft: Draft, ranks: IntVector, rows: BoolVector, code: str, words: str, help_text: str) -> None:
+        """Ranks that are named, but not in the group."""
+        for group in self._groups_at(draft, rows):
+
+            def reason(p: int, g: Group = group) -> str:
+                return f"{words} {p}, which is not in group {g.name}; its ranks are {_some(g.ranks)}\n{help_text}"
+
+            self._per_value(draft, ranks, rows & np.asarray(draft.group == group.id), code, reason)
+
+    def _per_value(self, draft: Draft, values: IntVector, rows: BoolVector, code: str, reason: Callable[[int], str]) -> None:
         for value in np.unique(values[rows]).tolist():
-            draft.invalid.append((rows & (values == value), code, reason(value)))
+            draft.invalid.append(Flaw(rows & (values == value), code, reason(value)))
 
     def _invalid(self, draft: Draft) -> tuple[BoolVector, str] | None:
         if not draft.invalid:
@@ -266,7 +302,7 @@ class CodeBuilder:
             if fault is not None:
                 mask = np.zeros(len(self.ranks), dtype=np.bool_)
                 mask[rows if len(rows_left) < len(rows) else [i]] = True
-                draft.invalid.append((mask, *fault_code(fault)))
+                draft.invalid.append(Flaw(mask, *fault_code(fault)))
         if len(rows_left) and len(rows_left) < len(rows):
             return int(nbytes[rows[0]]), int(signature[rows[0]])
         return narrow(nbytes), narrow(signature)
@@ -285,7 +321,7 @@ def fault_code(fault: str) -> tuple[str, str]:
     return ("DS112" if re.search(r"\b(tag|batch|reduce op)\b", fault) else "DS110"), fault
 
 
-def _all_rows(invalid: list[tuple[Any, str, str]]) -> bool:
+def _all_rows(invalid: list[Flaw]) -> bool:
     return any(np.all(mask) for mask, _, _ in invalid)
 
 
@@ -299,11 +335,11 @@ def _sizes(shelf: Shelf, group: Vec, rows: int) -> Vec:
     return each
 
 
-def _vectors(draft: Draft, ranks: IntVector) -> list[Any]:
+def _vectors(draft: Draft, ranks: IntVector) -> list[NDArray[np.generic]]:
     """The vectors that the row's columns can see: shapes, root, splits, ranks, and who is the root. Peers don't matter to them."""
-    found: list[Any] = []
+    found: list[NDArray[np.generic]] = []
 
-    def look(value: Any) -> None:
+    def look(value: object) -> None:
         if isinstance(value, np.ndarray):
             found.append(value)
         elif isinstance(value, BufferVec):

@@ -8,9 +8,10 @@ from typing import Any
 from distsim.ops.base import Op
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
-from distsim.program.assemble import CodeBuilder, Draft, Shelf
+from distsim.profiles import DEFAULT_BACKEND
+from distsim.program.assemble import CodeBuilder, Draft, Flaw, Requests, Shelf
 from distsim.program.handles import Handles
-from distsim.program.records import BufferVec, CodeCall, Program, Site, TensorSpec
+from distsim.program.records import BufferVec, Code, CodeCall, Program, Site, TensorSpec
 
 Plain = Mapping[str, Any]
 
@@ -21,7 +22,7 @@ def build_program(
     *,
     groups: Mapping[str, Sequence[int]] | None = None,
     nodes: int = 1,
-    backend: str = "gloo",
+    backend: str = DEFAULT_BACKEND,
     options: Mapping[str, Any] | None = None,
     name: str = "built",
     **more: Any,
@@ -40,7 +41,7 @@ def build_program(
     named = {"world": 0}
     for group, ranks in (groups or {}).items():
         named[group] = shelf.group(group, ranks)
-    made: dict[Any, int] = {}
+    made: dict[tuple[int, tuple[int, ...]], int] = {}
     codes = [_Rank(shelf, named, made, rank).build(programs.get(rank, ())) for rank in range(world_size)]
     tensors: dict[str, TensorSpec] = {}
     return Program(
@@ -53,13 +54,13 @@ def build_program(
 class _Rank:
     """Builds the code of one rank."""
 
-    def __init__(self, shelf: Shelf, named: Mapping[str, int], made: dict[Any, int], rank: int) -> None:
+    def __init__(self, shelf: Shelf, named: Mapping[str, int], made: dict[tuple[int, tuple[int, ...]], int], rank: int) -> None:
         self.shelf, self.named, self.made, self.rank = shelf, dict(named), made, rank
         self.builder = CodeBuilder(shelf, [rank])
         self.handles = Handles()
         self.made_count = 0
 
-    def build(self, calls: Sequence[Plain]) -> Any:
+    def build(self, calls: Sequence[Plain]) -> Code:
         for line, plain in enumerate(calls, 1):
             self.add(plain, line)
         return self.builder.finish()
@@ -69,11 +70,11 @@ class _Rank:
         site = self.shelf.site(Site(f"rank {self.rank}", line, 1, op))
         row, here = OPS[op], len(self.builder.calls)
         draft = Draft(row, site, self.named[plain.get("group") or "world"])
-        more: dict[str, Any] = {}
+        requests = Requests()
         if row.kind == "wait":
             names = plain["handles"] if "handles" in plain else [plain["handle"]]
-            more["waits"] = self.handles.wait(None if names == "all" else [(n, None) for n in names], here, draft.invalid)
-            more["again"] = self.handles.again
+            waits = self.handles.wait(None if names == "all" else [(n, None) for n in names], here, draft.invalid)
+            requests = Requests(waits=waits, again=self.handles.again)
         elif row.kind == "batch":
             draft.parts = tuple(self.part(p, line) for p in plain["ops"])
             draft.is_async = plain.get("handle") is not None
@@ -92,8 +93,9 @@ class _Rank:
             draft.fields = {**draft.fields, "queue": plain["queue"]}
         if draft.is_async:
             name = plain.get("handle")
-            more["handled"], more["drops"] = self.handles.bind(None if name is None else (name, None), here)
-        self.builder.append(self.builder.make(draft, **more))
+            handled, drops = self.handles.bind(None if name is None else (name, None), here)
+            requests = Requests(handled=handled, drops=drops)
+        self.builder.append(self.builder.make(draft, requests))
 
     def part(self, plain: Plain, line: int) -> CodeCall:
         draft = Draft(OPS[plain["op"]], self.shelf.site(Site(f"rank {self.rank}", line, 1, plain["op"])),
@@ -105,7 +107,7 @@ class _Rank:
         peer = plain.get("peer")
         if peer is not None and peer < 0:
             draft.invalid.append(
-                (True, "DS101", f"{draft.row.op} names rank {peer}, but the world has ranks 0 to {self.shelf.world_size - 1}")
+                Flaw(True, "DS101", f"{draft.row.op} names rank {peer}, but the world has ranks 0 to {self.shelf.world_size - 1}")
             )
             peer -= 1  # -1 would mean any source
         draft.peer, draft.tag, draft.is_async = -1 if peer is None else peer, plain.get("tag", 0), draft.row.nonblocking
@@ -134,9 +136,9 @@ class _Rank:
     def sides(self, row: type[Op], plain: Plain, n: int) -> tuple[BufferVec, BufferVec]:
         """Input and output of a collective; in place, the one buffer."""
         numel = plain.get("numel", 1)
-        split = "in_splits" in plain or row.op == "all_to_all_single" or numel % n != 0
+        split = "in_splits" in plain or (row.pairwise and row.flat) or numel % n != 0
         whole = (numel,) if split else (n, numel // n)
-        all_parts = (n * numel,) if row.op.endswith(("_tensor", "_single")) else (n, numel)  # torch: one flat tensor, or a list
+        all_parts = (n * numel,) if row.flat else (n, numel)  # torch: one flat tensor, or a list
         one, parts = (numel,), (whole if row.pairwise else all_parts)  # pairwise: numel is the whole buffer
         inside = self.buffer(plain, *(parts if row.input_parts == "n" else one))
         outside = self.buffer(plain, *(parts if row.output_parts == "n" else one))
@@ -159,7 +161,7 @@ class _Rank:
         return BufferVec(plain.get("tensor", plain.get("buf")) or "", 0, shape, plain.get("dtype") or "float32")
 
 
-def _parts_of(plain: Plain) -> list[dict[str, Any]]:
+def _parts_of(plain: Plain) -> list[Plain]:
     """The parts of a coalesced launch, each as the call that it would be alone."""
     numels = plain.get("numels") or [plain.get("numel", 1)]
     names = plain.get("tensors") or [""] * len(numels)

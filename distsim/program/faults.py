@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from distsim.program.names import Names
 from distsim.program.records import Fault, LinkFault, Program
 from distsim.scenario.model import Scenario
+from distsim.scenario.parts import FaultDecl
 
 
 def rank_faults(scenario: Scenario, program: Program, names: Names) -> tuple[Fault, ...]:
@@ -26,13 +25,13 @@ def link_faults(scenario: Scenario) -> tuple[LinkFault, ...]:
     return tuple(LinkFault(f.link, tuple(f.nodes or ()), f.factor) for f in scenario.faults if f.link is not None)
 
 
-def _ranks(fault: Any, names: Names) -> list[int]:
+def _ranks(fault: FaultDecl, names: Names) -> list[int]:
     if fault.rank is not None:
         return [fault.rank]
     return [int(r) for r in names.ranks[names.selected(fault, names.ranks, {})]]
 
 
-def _position(fault: Any, program: Program, rank: int) -> int | None:
+def _position(fault: FaultDecl, program: Program, rank: int) -> int | None:
     """The call before which the fault strikes: iterations and calls are counted from 0."""
     if fault.at_ns is not None or fault.kind in ("slow", "late", "absent"):
         return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+
+from distsim.program.assemble import Flaw
 
 #: A name and its index; None where the name stands alone.
 Handle = tuple[str, int | None]
@@ -25,13 +26,13 @@ class Handles:
         self.open[handle] = here
         return True, () if old is None else (here - old,)
 
-    def wait(self, handles: Iterable[Handle] | None, here: int, invalid: list[tuple[Any, str, str]]) -> tuple[int, ...]:
+    def wait(self, handles: Iterable[Handle] | None, here: int, invalid: list[Flaw]) -> tuple[int, ...]:
         """Distances back to the requests waited for (None: all open ones); a spent or never bound handle goes to ``invalid``."""
         found, again = [], []
         for handle in tuple(self.open) if handles is None else handles:
             position = self.open.pop(handle, None)
             if position is None:
-                invalid.append((True, *self._missing(handle)))
+                invalid.append(Flaw(True, *self._missing(handle)))
                 again += [here - self.spent[handle]] if handle in self.spent else []
             else:
                 found.append(here - position)

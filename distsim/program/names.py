@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NoReturn, Protocol, cast
 
 import numpy as np
 
 from distsim.errors import ScenarioErrors
 from distsim.expr import Expression, ExpressionError
+from distsim.ops.base import Op
 from distsim.ops.fields import PerRank
 from distsim.program.assemble import Shelf, narrow
-from distsim.program.records import BoolVector, IntVector, Vec
+from distsim.program.records import BoolVector, Env, IntVector, Numbers, Vec, Written, at
 from distsim.scenario.model import Scenario
 
 
@@ -20,6 +22,13 @@ class Marked(Protocol):
 
     @property
     def path(self) -> tuple[str | int, ...]: ...
+
+
+class Selecting(Protocol):
+    """Anything with a selector: an entry, a fault."""
+
+    @property
+    def ranks(self) -> tuple[int, ...] | Expression | None: ...
 
 
 class Names:
@@ -31,7 +40,7 @@ class Names:
         self.ranks = np.arange(self.world_size, dtype=np.int64)
         self.used: dict[int, frozenset[str]] = {}  # id of an entry -> names in its expressions
         self.shelf = Shelf(self.world_size, scenario.backend)
-        self.world: dict[str, Any] = self._ranks_and_axes()
+        self.world: dict[str, Numbers] = self._ranks_and_axes()
         for name, expression in scenario.vars.items():
             self.world[name] = self.evaluate(expression, self.world, ("vars", name))
         self._handles: dict[str | tuple[str, ...], Vec] = {"world": 0}
@@ -40,17 +49,19 @@ class Names:
         self.copies: dict[str, Vec] = {}
         self.shapes: dict[str, tuple[Vec, ...] | None] = {}
         for name, tensor in scenario.tensors.items():
-            self.copies[name] = self.evaluate(tensor.copies, self.world, ("tensors", name, "copies"))
+            self.copies[name] = cast("Vec", self.evaluate(tensor.copies, self.world, ("tensors", name, "copies")))
             auto = tensor.shape is None or isinstance(tensor.shape, str)
             self.shapes[name] = (
-                None if auto else tuple(self.evaluate(n, self.world, ("tensors", name, "shape")) for n in tensor.shape)
+                None
+                if auto
+                else tuple(cast("Vec", self.evaluate(n, self.world, ("tensors", name, "shape"))) for n in tensor.shape)
             )
             self._check_sizes(name)
             self._check_value(name)
 
-    def _ranks_and_axes(self) -> dict[str, Any]:
+    def _ranks_and_axes(self) -> dict[str, Numbers]:
         local = self.scenario.world.ranks_per_node
-        found: dict[str, Any] = {
+        found: dict[str, Numbers] = {
             "rank": self.ranks,
             "world_size": self.world_size,
             "node": self.ranks // local,
@@ -94,9 +105,9 @@ class Names:
                 self._handles[name] = self.shelf.group(name, group.ranks, *more)
             elif group.axes is not None:
                 self._handles[name] = self._axis_groups(tuple(group.axes), name, *more)
-            else:
+            elif group.by is not None:
                 value = np.broadcast_to(np.asarray(self.evaluate(group.by, self.world, ("groups", name))), self.world_size)
-                self._handles[name] = self._partition(value, lambda v, n=name: f"{n}[{v}]", *more)
+                self._handles[name] = self._partition(value, partial("{}[{}]".format, name), *more)
 
     def _check_group(self, name: str, ranks: tuple[int, ...]) -> None:
         bad = [r for r in ranks if not 0 <= r < self.world_size]
@@ -120,7 +131,7 @@ class Names:
         """Is this an axis or a group that exists from the start? (Else a new_group step makes it.)"""
         return handle == "world" or handle in self.scenario.mesh or handle in self.scenario.groups
 
-    def made_group(self, count: int, name: str, ranks: tuple[int, ...], step: Any) -> int:
+    def made_group(self, count: int, name: str, ranks: tuple[int, ...], step: Op) -> int:
         """The group of a rank's ``count``-th new_group call; ranks that name the same members at the same count share it."""
         key = (count, ranks)
         if key not in self._made:
@@ -130,18 +141,18 @@ class Names:
     def _axis_groups(self, axes: tuple[str, ...], name: str, backend: str | None, timeout_ns: int | None) -> Vec:
         """Ranks that differ only in the axes; named by the coordinates of the others: ``stage[replica=1]``."""
         others = [axis for axis in self.scenario.mesh if axis not in axes]
-        key = np.zeros(self.world_size, dtype=np.int64)
+        key: IntVector = np.zeros(self.world_size, dtype=np.int64)
         for axis in others:
-            key = key * self.scenario.mesh[axis] + self.world[axis]
+            key = key * self.scenario.mesh[axis] + cast("IntVector", self.world[axis])
 
         def title(value: int) -> str:
             first = int(np.flatnonzero(key == value)[0])
-            where = ",".join(f"{axis}={self.world[axis][first]}" for axis in others)
+            where = ",".join(f"{axis}={at(self.world[axis], first)}" for axis in others)
             return f"{name}[{where}]" if where else name
 
         return self._partition(key, title, backend, timeout_ns)
 
-    def _partition(self, key: IntVector, title: Any, backend: str | None, timeout_ns: int | None) -> Vec:
+    def _partition(self, key: IntVector, title: Callable[[int], str], backend: str | None, timeout_ns: int | None) -> Vec:
         values, which = np.unique(key, return_inverse=True)
         which = np.asarray(which).reshape(-1)
         order = np.argsort(which, kind="stable")
@@ -154,9 +165,7 @@ class Names:
         return ids[0] if len(ids) == 1 else every
 
     # --- expressions ---
-    def evaluate(
-        self, value: Any, env: Mapping[str, Any], place: Marked | tuple[str, ...], ranks: IntVector | None = None
-    ) -> Any:
+    def evaluate(self, value: Written, env: Env, place: Marked | tuple[str, ...], ranks: IntVector | None = None) -> Numbers:
         """An Expression, a PerRank of them or a plain number, for the ranks that the vectors of ``env`` are over."""
         if isinstance(value, PerRank):
             return self._per_rank(value, env, place, self.ranks if ranks is None else ranks)
@@ -165,11 +174,11 @@ class Names:
         if value.constant is not None:
             return value.constant
         try:
-            return narrow(value.evaluate(env))
+            return cast("Numbers", narrow(value.evaluate(env)))
         except ExpressionError as error:
             self.problem(place, f"{value.text}: {error}")
 
-    def _per_rank(self, value: PerRank, env: Mapping[str, Any], place: Marked | tuple[str, ...], ranks: IntVector) -> Any:
+    def _per_rank(self, value: PerRank[object], env: Env, place: Marked | tuple[str, ...], ranks: IntVector) -> Numbers:
         entries = dict(value.entries)
         found = []
         for row, rank in enumerate(ranks.tolist()):
@@ -180,41 +189,42 @@ class Names:
                 single = {k: v[row].item() if isinstance(v, np.ndarray) else v for k, v in env.items()}
                 item = self.evaluate(item, single, place, ranks[row : row + 1])
             found.append(item)
-        return narrow(np.array(found))
+        return cast("Numbers", narrow(np.array(found)))
 
-    def selected(self, entry: Any, here: IntVector, indices: Mapping[str, int], lenient: bool = False) -> BoolVector:
+    def selected(self, entry: Selecting, here: IntVector, indices: Mapping[str, int], lenient: bool = False) -> BoolVector:
         """Which of some ranks an entry's selector admits."""
-        if isinstance(entry.ranks, tuple):
-            return np.isin(here, entry.ranks)
+        selector = entry.ranks
+        if not isinstance(selector, Expression):
+            return np.ones(len(here), dtype=np.bool_) if selector is None else np.isin(here, selector)
         env = {name: v[here] if isinstance(v, np.ndarray) else v for name, v in self.world.items()}
         env.update(indices)
         try:
-            mask = entry.ranks.evaluate(env)
+            mask = selector.evaluate(env)
         except ExpressionError as error:
             if lenient:
                 return np.ones(len(here), dtype=np.bool_)
-            self.problem(entry, f"ranks: {entry.ranks.text}: {error}")
+            self.problem(entry, f"ranks: {selector.text}: {error}")
         if not (isinstance(mask, (bool, np.bool_)) or getattr(mask, "dtype", None) == np.bool_):
             self.problem(
-                entry, f"ranks: {entry.ranks.text} is {_first(mask)}, not true or false; a rank is named by an integer or a list"
+                entry, f"ranks: {selector.text} is {_first(mask)}, not true or false; a rank is named by an integer or a list"
             )
         return np.broadcast_to(np.asarray(mask, dtype=np.bool_), len(here))
 
-    def problem(self, place: Marked | tuple[str, ...], message: str) -> NoReturn:
+    def problem(self, place: Marked | Selecting | tuple[str, ...], message: str) -> NoReturn:
         """Raise a file error at an entry, or at the value that a path names."""
         raise ScenarioErrors(
             (self.scenario.problem(place if isinstance(place, tuple) else getattr(place, "path", ("faults",)), message),)
         )
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     """The numbers in a nested list."""
     return sum(_count(item) for item in value) if isinstance(value, tuple) else 1
 
 
-def _integral(value: Any) -> bool:
+def _integral(value: Numbers) -> bool:
     return (isinstance(value, int) and not isinstance(value, bool)) or getattr(value, "dtype", None) == np.int64
 
 
-def _first(value: Any) -> Any:
+def _first(value: Numbers) -> object:
     return value.flat[0].item() if isinstance(value, np.ndarray) else value

@@ -11,23 +11,40 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.expr import Expression
+from distsim.fields import PerRank
 from distsim.findings.record import Finding, Place
 from distsim.ops.base import Op
 from distsim.ops.records import Buffer, Call, Group
 from distsim.ops.table import OPS
 
+T = TypeVar("T")
 IntVector = NDArray[np.int64]
 BoolVector = NDArray[np.bool_]
 #: One number for all ranks of a code, or one per rank.
 Vec = int | IntVector
 
 
-def at(value: Any, row: int) -> Any:
+#: What an expression comes to: one value for all ranks, or one per rank.
+Numbers = int | float | NDArray[np.int64] | NDArray[np.float64] | NDArray[np.bool_]
+#: What a field may say in place of that.
+Written = Expression | PerRank[object] | Numbers
+#: Names of expressions and what they stand for.
+Env = Mapping[str, Numbers]
+#: Vectors or plain values for `Call`, by the name of Call's field.
+Fields = dict[str, Any]
+
+
+@overload
+def at(value: Vec, row: int) -> int: ...
+@overload
+def at(value: T, row: int) -> T: ...
+def at(value: object, row: int) -> object:
     """The entry of a Vec for one row of its code."""
     return value[row].item() if isinstance(value, np.ndarray) else value
 
@@ -98,6 +115,12 @@ class CodeCall:
     invalid: tuple[BoolVector, str] | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def stream(self) -> str:
+        """The stream that is current at the call, "" the default one; what the host computes counts as that one's."""
+        name = str(self.fields.get("queue") or "")
+        return "" if name == "host" else name
+
 
 @dataclass(eq=False)
 class Code:
@@ -118,6 +141,13 @@ class Code:
     def offsets(self) -> list[int]:
         """Trace row of each call within a rank's rows, and their number at the end: a batch has a row, then one per part."""
         return list(accumulate((1 + len(c.parts) for c in self.calls), initial=0))
+
+    def distinct_calls(self, parts: bool = True) -> Iterator[CodeCall]:
+        """Every call object once, in order of first use; with ``parts``, those of a batch after it."""
+        for call in {id(call): call for call in self.calls}.values():
+            yield call
+            if parts:
+                yield from call.parts
 
     def positions(self, row: int) -> Iterator[int]:
         """The positions of the calls that this row really makes, in order."""
@@ -231,7 +261,7 @@ class Program:
 
 def resolve(code: Code, groups: Sequence[Group], row: int, call: CodeCall) -> Call:
     """The plain call of one row of a code."""
-    plain: dict[str, Any] = {name: _plain(value, row) for name, value in call.fields.items()}
+    plain: Fields = {name: _plain(value, row) for name, value in call.fields.items()}
     group = groups[at(code.groups[call.group], row)] if call.group >= 0 else groups[0]
     if call.port >= 0:
         port = code.ports[call.port]
@@ -242,7 +272,7 @@ def resolve(code: Code, groups: Sequence[Group], row: int, call: CodeCall) -> Ca
     return Call(op=call.op, rank=code.ranks[row], group=group, is_async=call.is_async, parts=parts, **plain)
 
 
-def _plain(value: Any, row: int) -> Any:
+def _plain(value: object, row: int) -> object:
     if isinstance(value, np.ndarray):
         return value[row].item()
     if isinstance(value, BufferVec):
@@ -252,7 +282,7 @@ def _plain(value: Any, row: int) -> Any:
     return value
 
 
-def _drop_absent(plain: dict[str, Any], row: type[Op], rank: int) -> None:
+def _drop_absent(plain: Fields, row: type[Op], rank: int) -> None:
     """Away from the root, scatter has no input and gather no output; in-place calls keep their buffer."""
     if plain.get("root") == rank or plain.get("inputs") == plain.get("outputs"):
         return

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import numpy as np
 
 from distsim.ops.base import Op
 from distsim.ops.fields import Inline, Ref
 from distsim.ops.records import Group
-from distsim.program.assemble import Draft, narrow, vec_key
-from distsim.program.records import BoolVector, BufferVec, Vec
+from distsim.program.assemble import Draft, Flaw, narrow, vec_key
+from distsim.program.records import BoolVector, BufferVec, Numbers, Vec, Written
 from distsim.scenario.entries import Step
 
 if TYPE_CHECKING:
@@ -37,29 +37,29 @@ class Resolver:
         self._auto: dict[str, tuple[Vec, ...]] = {}
         self._bound: dict[str, int] = {}  # groups made by new_group steps on the way
 
-    def _split(self, labels: Any) -> None:
+    def _split(self, labels: Numbers | Sequence[int]) -> NoReturn:
         from distsim.program.walk import Split
 
         raise Split(np.asarray(labels).astype(np.int64))
 
     # --- values ---
-    def _value(self, here: Here, value: Any) -> Any:
+    def _value(self, here: Here, value: Written) -> Numbers:
         more = None
         names = self.walker.names_in((here.step,))
         if "group_rank" in names or "group_size" in names:
             more = self._group_names(here.group)
         return self.walker.evaluate(value, here.indices, here.guard, here.step, more)
 
-    def _integer(self, here: Here, value: Any, what: str) -> Vec:
+    def _integer(self, here: Here, value: Written, what: str) -> Vec:
         found = self._value(here, value)
         if isinstance(found, float) and found.is_integer():
             return int(found)
         kind = getattr(found, "dtype", None)
         if isinstance(found, bool) or (not isinstance(found, int) and kind != np.int64):
             self.walker.names.problem(here.step, f"{what}: expected an integer, found {np.ravel(found)[0]}")
-        return found  # type: ignore[no-any-return]
+        return cast("Vec", found)
 
-    def _group_names(self, group: Vec) -> dict[str, Any]:
+    def _group_names(self, group: Vec) -> dict[str, Vec]:
         groups, ranks = self.walker.names.shelf.groups, self.walker.builder.ranks
         key = vec_key(group)
         if key not in self._group_named:
@@ -85,7 +85,7 @@ class Resolver:
         draft.group = 0
         name = here.step.op.group  # type: ignore[attr-defined]
         reason = f"{draft.row.op} on group {name}, which this rank has not made\ncall new_group first, on all ranks of the world"
-        draft.invalid.append((True, "DS104", reason))
+        draft.invalid.append(Flaw(True, "DS104", reason))
         return True
 
     def _global(self, here: Here, group_rank: Vec, draft: Draft, what: str) -> Vec:
@@ -99,7 +99,7 @@ class Resolver:
         for g, w in sorted(set(zip(ids[bad].tolist(), wanted[bad].tolist(), strict=True))):
             size, name = shelf.groups[g].size, shelf.groups[g].name
             reason = f"{draft.row.op} with {what} {w}, but group {name} has group ranks 0 to {size - 1}"
-            draft.invalid.append((bad & (ids == g) & (wanted == w), code, reason))
+            draft.invalid.append(Flaw(bad & (ids == g) & (wanted == w), code, reason))
         ranks: Vec = narrow(np.where(good, found, self.walker.ranks))
         return ranks
 
@@ -137,8 +137,8 @@ class Resolver:
                 here.step, f"{ref}: rank {rank} names copy {which} of tensor {ref.name}, which has copies 0 to {most}"
             )
 
-    def _buffers_of(self, here: Here, value: Any) -> tuple[BufferVec, ...]:
-        refs = value if isinstance(value, tuple) else () if value is None else (value,)
+    def _buffers_of(self, here: Here, value: Ref | Inline | Sequence[Ref | Inline] | None) -> tuple[BufferVec, ...]:
+        refs = () if value is None else (value,) if isinstance(value, Ref | Inline) else value
         return tuple(self._buffer(here, ref) for ref in refs)
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distsim.ops.base import Op
-from distsim.ops.fields import Ref
-from distsim.program.assemble import Draft, narrow, vec_key
+from distsim.ops.fields import PerRank, Ref, Scalar, Splits
+from distsim.ops.local import Wait
+from distsim.program.assemble import Draft, Flaw, Requests, narrow, vec_key
 from distsim.program.autoshape import auto_shape
 from distsim.program.handles import Handle
 from distsim.program.records import BoolVector, CodeCall, Site, Vec
 from distsim.program.resolver import Here, Indices, Resolver
 from distsim.program.transpose import transposed
-from distsim.scenario.entries import Step
+from distsim.scenario.entries import Entry, Step
 
 if TYPE_CHECKING:
     from distsim.program.walk import Walker
@@ -48,7 +49,7 @@ class StepLowering(Resolver):
             self._split(guard)
         group = self._group(step.op)
         here = Here(step, indices, guard, group)
-        more, invalid = self._handles(here, row, handle, position)
+        requests, invalid = self._handles(here, row, handle, position)
         used = tuple((k, v) for k, v in indices.items() if k in self.walker.names_in((step,)))
         key = (
             id(step),
@@ -56,45 +57,45 @@ class StepLowering(Resolver):
             None if guard is None else guard.tobytes(),
             vec_key(group),
             self._ready,
-            tuple(sorted(more.items())),
+            requests,
         )
         call = None if invalid or row.kind == "group" else self._made.get(key)
         if call is None:
-            call = self._made[key] = self._make(here, row, invalid, more)
+            call = self._made[key] = self._make(here, row, invalid, requests)
         builder.append(call, guard)
 
-    def _make(self, here: Here, row: type[Op], invalid: list[Any], more: dict[str, Any]) -> CodeCall:
+    def _make(self, here: Here, row: type[Op], invalid: list[Flaw], requests: Requests) -> CodeCall:
         draft = self._draft(here, row, invalid)
         self._kinds[row.kind](here, draft)
-        stream: Any = getattr(here.step.op, "on", None)
+        stream = getattr(here.step.op, "on", None)
         if stream and row.kind != "local":
             draft.fields["queue"] = stream
-        return self.walker.builder.make(draft, **more)
+        return self.walker.builder.make(draft, requests)
 
-    def _draft(self, here: Here, row: type[Op], invalid: list[Any]) -> Draft:
+    def _draft(self, here: Here, row: type[Op], invalid: list[Flaw]) -> Draft:
         step = here.step
         site = self.walker.names.shelf.site(Site(self.walker.names.file, step.line, step.column, row.op))
         is_async = bool(getattr(step.op, "is_async", False)) or row.nonblocking
         draft = Draft(row, site, here.group, is_async=is_async, guard=here.guard, invalid=list(invalid))
         if (not self._ready and row.kind in ("p2p", "collective", "batch")) or (not self._ready and row.op == "new_group"):
             help_text = "call init_process_group before it, destroy_process_group after it"
-            draft.invalid.append((True, "DS108", f"{row.op} while there is no process group\n{help_text}"))
+            draft.invalid.append(Flaw(True, "DS108", f"{row.op} while there is no process group\n{help_text}"))
         return draft
 
     # --- handles ---
-    def _handles(self, here: Here, row: type[Op], handle: Ref | None, position: int) -> tuple[dict[str, Any], list[Any]]:
-        invalid: list[Any] = []
-        if row.kind == "wait":
-            given: Any = here.step.op.handles  # type: ignore[attr-defined]
+    def _handles(self, here: Here, row: type[Op], handle: Ref | None, position: int) -> tuple[Requests, list[Flaw]]:
+        invalid: list[Flaw] = []
+        if isinstance(here.step.op, Wait):
+            given = here.step.op.handles
             refs = given if isinstance(given, tuple) else (given,)
             everything = len(refs) == 1 and refs[0].name == "all" and refs[0].index is None
             names = None if everything else [self._handle(here, ref) for ref in refs]
             waits = self.walker.handles.wait(names, position, invalid)
-            return {"waits": waits, "again": self.walker.handles.again}, invalid
+            return Requests(waits=waits, again=self.walker.handles.again), invalid
         if handle is None:
-            return {}, invalid
+            return Requests(), invalid
         handled, drops = self.walker.handles.bind(self._handle(here, handle), position)
-        return {"handled": handled, "drops": drops}, invalid
+        return Requests(handled=handled, drops=drops), invalid
 
     def _handle(self, here: Here, ref: Ref) -> Handle:
         if ref.index is None:
@@ -117,13 +118,13 @@ class StepLowering(Resolver):
         if getattr(op, "assume_src", None) is not None:
             draft.fields["assume_src"] = self._integer(here, op.assume_src, "assume_src")
 
-    def _peer(self, here: Here, draft: Draft, peer: Any, group_peer: Any) -> Vec:
+    def _peer(self, here: Here, draft: Draft, peer: Scalar, group_peer: Scalar) -> Vec:
         side = "dst" if draft.row.direction == "send" else "src"
-        if peer is None and group_peer is None:
-            return -1
         if peer is not None:
             found = self._integer(here, peer, side)
             return found if not np.any(np.asarray(found) == -1) else narrow(np.where(np.asarray(found) == -1, -2, found))
+        if group_peer is None:
+            return -1
         return self._global(here, self._integer(here, group_peer, f"group_{side}"), draft, f"group_{side}")
 
     def _collective(self, here: Here, draft: Draft) -> None:
@@ -156,7 +157,7 @@ class StepLowering(Resolver):
         if lists[0] is not None:
             draft.fields["output_splits"] = tuple(narrow(np.array(column, dtype=np.int64)) for column in zip(*lists, strict=True))
 
-    def _torch_arguments(self, op: Any, draft: Draft) -> None:
+    def _torch_arguments(self, op: Op, draft: Draft) -> None:
         """What only a real run uses."""
         for name, source in (
             ("timeout_ns", "timeout"),
@@ -167,16 +168,14 @@ class StepLowering(Resolver):
             if getattr(op, source, None) is not None:
                 draft.fields[name] = getattr(op, source)
 
-    def _root(self, here: Here, draft: Draft, op: Any) -> Vec:
+    def _root(self, here: Here, draft: Draft, op: Op) -> Vec:
         side = draft.row.root_field
         if getattr(op, f"group_{side}") is not None:
             return self._global(here, self._integer(here, getattr(op, f"group_{side}"), f"group_{side}"), draft, f"group_{side}")
         given = getattr(op, str(side))
         return 0 if given is None else self._integer(here, given, str(side))
 
-    def _splits(self, here: Here, value: Any, what: str) -> tuple[Vec, ...]:
-        from distsim.ops.fields import PerRank
-
+    def _splits(self, here: Here, value: Splits, what: str) -> tuple[Vec, ...]:
         if not isinstance(value, PerRank):
             return tuple(self._integer(here, item, what) for item in value)
         lists = []
@@ -191,7 +190,7 @@ class StepLowering(Resolver):
             narrow(np.array([_row(items[k], i) for i, items in enumerate(lists)], dtype=np.int64)) for k in range(len(lists[0]))
         )
 
-    def _write_auto(self, draft: Draft, output: Any) -> None:
+    def _write_auto(self, draft: Draft, output: object) -> None:
         """A tensor with `shape: auto` takes the shape of what first writes it."""
         if draft.row.coalesces is not None:
             for name, buffer in zip(output if isinstance(output, tuple) else (output,), draft.fields["inputs"], strict=True):
@@ -214,14 +213,14 @@ class StepLowering(Resolver):
                 if not mask.all() and not (here.guard is not None and (mask == here.guard).all()):
                     self._split(mask)
             inner = Here(part, here.indices, here.guard, self._group(part.op))
-            parts.append(self._make(inner, type(part.op), [], {}))
+            parts.append(self._make(inner, type(part.op), [], Requests()))
         draft.parts = tuple(parts)
         draft.is_async = op.handle is not None
         broken = [part.invalid for part in parts if part.invalid is not None]
-        draft.invalid += [(mask, *_coded(reason)) for mask, reason in broken]
+        draft.invalid += [Flaw(mask, *_coded(reason)) for mask, reason in broken]
         if not parts:
             draft.invalid.append(
-                (
+                Flaw(
                     True,
                     "DS112",
                     "batch_isend_irecv with an empty list\ntorch raises IndexError; leave the call out where there is nothing to do",
@@ -248,7 +247,7 @@ class StepLowering(Resolver):
         if op == "init_process_group":
             if self._ready:
                 draft.invalid.append(
-                    (
+                    Flaw(
                         True,
                         "DS109",
                         "init_process_group a second time\ntorch: trying to initialize the default process group twice",
@@ -257,7 +256,7 @@ class StepLowering(Resolver):
             self._ready = True
         elif op == "destroy_process_group":
             if not self._ready:
-                draft.invalid.append((True, "DS108", "destroy_process_group while there is no process group"))
+                draft.invalid.append(Flaw(True, "DS108", "destroy_process_group while there is no process group"))
             self._ready = False
         elif self._ready:
             self._new_group(here, draft)
@@ -272,7 +271,7 @@ class StepLowering(Resolver):
         world = self.walker.names.world_size
         if len(set(members)) != len(members) or any(not 0 <= m < world for m in members) or not members:
             draft.invalid.append(
-                (True, "DS111", f"new_group with ranks {members}; the world has ranks 0 to {world - 1}, each may stand once")
+                Flaw(True, "DS111", f"new_group with ranks {members}; the world has ranks 0 to {world - 1}, each may stand once")
             )
             return
         count = -1 if op.use_local_synchronization else self._new_groups
@@ -289,9 +288,9 @@ def _coded(reason: str) -> tuple[str, str]:
     return code, sentence
 
 
-def _row(value: Any, i: int) -> int:
+def _row(value: Vec, i: int) -> int:
     return int(value[i]) if isinstance(value, np.ndarray) else int(value)
 
 
-def _has_init(entries: Any) -> bool:
+def _has_init(entries: Iterable[Entry]) -> bool:
     return any(type(e.op).op == "init_process_group" if isinstance(e, Step) else _has_init(e.steps) for e in entries)

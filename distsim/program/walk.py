@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import Any
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from distsim.ops.fields import PerRank
 from distsim.program.assemble import CodeBuilder, narrow
 from distsim.program.handles import Handles
 from distsim.program.names import Names
-from distsim.program.records import BoolVector, Code, IntVector
+from distsim.program.records import BoolVector, Code, CodeCall, Env, IntVector, Numbers, Written
 from distsim.program.steps import StepLowering
 from distsim.scenario.entries import Block, Entry, Repeat, Step
 from distsim.scenario.model import Scenario
@@ -25,6 +25,14 @@ class Split(Exception):
     def __init__(self, labels: IntVector) -> None:
         super().__init__(labels)
         self.labels = labels
+
+
+class Round(NamedTuple):
+    """What one round of a body laid out: its calls, who makes them, and the handles that are open after it."""
+
+    calls: list[CodeCall]
+    guards: list[BoolVector | None]
+    open: tuple[Hashable, ...]
 
 
 class Walker:
@@ -83,7 +91,7 @@ class Walker:
             return mask
         raise Split(mask.astype(np.int64))
 
-    def _used_indices(self, selector: Any, indices: dict[str, int]) -> tuple[tuple[str, int], ...]:
+    def _used_indices(self, selector: object, indices: dict[str, int]) -> tuple[tuple[str, int], ...]:
         if not indices or not isinstance(selector, Expression):
             return ()
         return tuple((name, value) for name, value in indices.items() if name in selector.names)
@@ -92,7 +100,7 @@ class Walker:
     def _repeat(self, entry: Repeat, indices: dict[str, int], guard: BoolVector | None) -> None:
         times = self.evaluate(entry.times, indices, guard, entry)
         if isinstance(times, np.ndarray):
-            raise Split(times)
+            raise Split(cast("IntVector", times))
         if isinstance(times, bool) or not isinstance(times, int):
             self.names.problem(entry, f"repeat: times must be an integer, found {times}")
         self._times(times, entry.steps, entry.index, indices, guard, None)
@@ -104,7 +112,7 @@ class Walker:
         Once two rounds in a row gave the same calls and left the same open handles, the rest is copied.
         """
         steady = index is None or index not in self.names_in(steps)
-        before: tuple[Any, ...] | None = None
+        before: Round | None = None
         for i in range(times):
             start = len(self.builder.calls)
             if starts is not None and i:
@@ -115,24 +123,23 @@ class Walker:
                 self.names.problem(
                     ("program",), f"the program makes more than {self.limit:,} calls on one rank; repeat less often"
                 )
-            state = (self.builder.calls[start:], self.builder.guards[start:], self._open(start)) if steady else None
+            state = Round(self.builder.calls[start:], self.builder.guards[start:], self._open(start)) if steady else None
             if state is not None and state == before:
                 self._copy(state, times - i - 1, size, starts)
                 return
             before = state
 
-    def _open(self, start: int) -> tuple[Any, ...]:
+    def _open(self, start: int) -> tuple[Hashable, ...]:
         """The open handles: those of this round by their distance from its start, older ones as they are."""
         opened = {h: p - start if p >= start else ("before", p) for h, p in self.handles.open.items()}
         return (tuple(opened.items()), frozenset(self.handles.spent))
 
-    def _copy(self, state: tuple[Any, ...], rounds: int, size: int, starts: list[int] | None) -> None:
-        calls, guards, _ = state
+    def _copy(self, state: Round, rounds: int, size: int, starts: list[int] | None) -> None:
         start = len(self.builder.calls)
         if starts is not None:
             starts.extend(start + k * size for k in range(rounds))
-        self.builder.calls += calls * rounds
-        self.builder.guards += guards * rounds
+        self.builder.calls += state.calls * rounds
+        self.builder.guards += state.guards * rounds
         shift = rounds * size
         for handle, position in self.handles.open.items():
             if position >= start - size:
@@ -143,8 +150,8 @@ class Walker:
 
     # --- expressions ---
     def evaluate(
-        self, value: Any, indices: dict[str, int], guard: BoolVector | None, place: Any, more: dict[str, Any] | None = None
-    ) -> Any:
+        self, value: Written, indices: dict[str, int], guard: BoolVector | None, place: Entry, more: Env | None = None
+    ) -> Numbers:
         """The value for the class's ranks; where a guard shuts ranks out, theirs is 0."""
         if isinstance(value, Expression):
             if value.constant is not None:
@@ -160,7 +167,7 @@ class Walker:
             return inside
         full = np.zeros(len(self.ranks), dtype=inside.dtype)
         full[guard] = inside
-        return full
+        return cast("Numbers", full)
 
     def names_in(self, steps: Iterable[Entry]) -> frozenset[str]:
         """All names that expressions in these entries use."""
@@ -173,7 +180,7 @@ class Walker:
         return found
 
 
-def _names_of(value: Any) -> frozenset[str]:
+def _names_of(value: object) -> frozenset[str]:
     if value is None or isinstance(value, (str, int, float)):
         return frozenset()
     if isinstance(value, Expression):

@@ -52,7 +52,7 @@ class Groups:
         eager = self.job.backend == "nccl" and options.get("init") == "eager"
         device = self.job.devices.of(self.job.local_rank(self.rank)) if eager else None
         call = replace(call, timeout_ns=timeout_ns, backend=backend, init_method=method, device_id=device)
-        OPS["init_process_group"].torch_call(self.dist, call, None, None)
+        OPS["init_process_group"].torch_call(self.dist, call, {}, None)
         self.connected = True
         for group in used_groups(self.program):
             if group.id not in self._by_step:
@@ -77,7 +77,7 @@ class Groups:
         call = call or Call(op="new_group", rank=self.rank, group=self.program.groups[0], name=group.name, ranks=group.ranks)
         backend = group.backend or call.backend
         call = replace(call, timeout_ns=call.timeout_ns or timeout_ns, backend=backend)
-        self._made[group.id] = OPS["new_group"].torch_call(self.dist, call, None, None)
+        self._made[group.id] = OPS["new_group"].torch_call(self.dist, call, {}, None)
 
     def step(self, call: Call) -> None:
         """A new_group step: the group that later calls of this rank mean by its name."""
@@ -85,14 +85,14 @@ class Groups:
         found = [g for g in self.program.groups if g.id in self._by_step and (g.name, g.ranks) == (call.name, ranks)]
         group = next((g for g in found if g.id not in self._bound), found[0] if found else None)
         if group is None:  # no valid group: torch is to say so
-            OPS["new_group"].torch_call(self.dist, replace(call, timeout_ns=self.job.group_timeout_ns), None, None)
+            OPS["new_group"].torch_call(self.dist, replace(call, timeout_ns=self.job.group_timeout_ns), {}, None)
             return
         self._bound.add(group.id)
         self._new(group, call)
 
     def destroy(self, call: Call | None = None) -> None:
         OPS["destroy_process_group"].torch_call(self.dist, call or Call("destroy_process_group", self.rank, self.program.groups[0]),
-                                                None, None)  # fmt: skip
+                                                {}, None)  # fmt: skip
         self._made.clear()
         self.connected = False
 

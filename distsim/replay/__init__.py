@@ -12,11 +12,11 @@ from functools import cached_property
 
 import numpy as np
 
-from distsim.cluster import PRESETS, Cluster, cluster_from, default_cluster
+from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.cost import CostModel
 from distsim.engine import Run, run
 from distsim.errors import UsageError
-from distsim.profiles import PROFILES
+from distsim.profiles import DEFAULT_BACKEND, PROFILES, default_cluster
 from distsim.program.records import Program
 from distsim.replay.program import UNSCALED, Rebuilt, Scale, nodes_of, program_of
 from distsim.scenario import Scenario
@@ -70,7 +70,7 @@ def replay(
 
 def _backend_of(trace: Trace, wanted: str | None) -> str:
     """The back end that was asked for, else the trace's. Raises UsageError for one without a profile."""
-    chosen = wanted or str(trace.header.get("backend") or "gloo")
+    chosen = wanted or str(trace.header.get("backend") or DEFAULT_BACKEND)
     if chosen not in PROFILES:
         raise UsageError(f"the trace is of back end `{chosen}`, which has no profile", "name one with --backend")
     return chosen

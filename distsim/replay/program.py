@@ -15,7 +15,7 @@ from distsim.errors import UsageError
 from distsim.ops.base import Op
 from distsim.ops.records import DTYPE_BYTES, Group
 from distsim.ops.table import OPS
-from distsim.program.assemble import CodeBuilder, Draft, Shelf
+from distsim.program.assemble import CodeBuilder, Draft, Requests, Shelf
 from distsim.program.records import BufferVec, Code, CodeCall, Fault, LinkFault, Program, Site
 from distsim.trace import Trace, TraceCall
 
@@ -228,9 +228,9 @@ class _Builder:
         draft = self._draft(row, memory)
         draft.is_async = is_async
         draft.parts = tuple(me.builder.make(self._draft(p, f"{memory}.{k}" if memory else "")) for k, p in enumerate(parts))
-        spent_as = {"waits": tuple(spent)} if kind == "wait" else {"drops": tuple(spent)}
-        handled = is_async and call.ended_by != call.position
-        found = me.known[key] = me.builder.make(draft, handled=handled, **spent_as)
+        waits, drops = (tuple(spent), ()) if kind == "wait" else ((), tuple(spent))
+        requests = Requests(waits=waits, drops=drops, handled=is_async and call.ended_by != call.position)
+        found = me.known[key] = me.builder.make(draft, requests)
         return found
 
     def _memory(self, me: _Rank, call: TraceCall, is_async: bool) -> str:

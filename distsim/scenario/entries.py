@@ -44,7 +44,7 @@ class Block:
 class Repeat:
     """``repeat: {times, index, steps}``: ``index`` counts from 0 inside; ``times`` may differ by rank."""
 
-    times: Expression | PerRank
+    times: Expression | PerRank[Expression]
     index: str | None
     steps: tuple[Entry, ...]
     ranks: Selector = None

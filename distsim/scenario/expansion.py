@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from distsim.expr import parse
 from distsim.names import listing
+from distsim.profiles import DEFAULT_BACKEND
 from distsim.scenario.document import Document, Path
 from distsim.scenario.problems import Problems, shown
 from distsim.scenario.scalars import MAX_WORLD, integer
@@ -164,7 +165,7 @@ def _context(data: Mapping[Any, Any], taken: set[str], folder: str) -> Context |
         return None
     given = [data.get(key) for key in ("tensors", "groups")]
     named: list[Mapping[str, Any]] = [value if isinstance(value, Mapping) else {} for value in given]
-    backend = data.get("backend", "gloo")
+    backend = data.get("backend", DEFAULT_BACKEND)
     tensors, groups = named[0] or {}, named[1] or {}
     return Context(nodes * per_node, per_node, mesh, str(backend), iterations, tensors, frozenset(taken), groups, folder)
 

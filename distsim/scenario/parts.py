@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from distsim.expr import Expression
 from distsim.ops.fields import DtypeField, FieldError, Gather, SelectorField, ValueField, expression, per_rank, plain, shape
+from distsim.profiles import PROFILES
 from distsim.scenario.problems import shown
 from distsim.scenario.scalars import (
     MAX_WORLD,
@@ -135,7 +136,7 @@ def _factor(value: Any) -> float:
     return float(value)
 
 
-class Options(Part):
+class _Options(Part):
     """What a user sets on torch.distributed or its back ends; each named after the argument or the variable it stands for."""
 
     #: nccl: communicators are made at first use (lazy), or all at once (init_process_group's device_id is given).
@@ -144,14 +145,17 @@ class Options(Part):
     blocking_wait: Flag = False
     #: NCCL_LAUNCH_ORDER_IMPLICIT: communicators of a device launch in the order of the host's calls.
     launch_order_implicit: Flag = False
-    #: NCCL_BUFFSIZE: what a send may run ahead by, per channel.
-    buffsize: Size = 4 * 2**20
-    #: mpi: sends up to this size don't wait for their receive (Open MPI's btl_tcp_eager_limit and the like).
-    eager_limit: Size = 4 * 2**10
     #: init_process_group's timeout; None: the back end's default (nccl 10 min, else 30 min).
     timeout_ns: Duration | None = Field(default=None, alias="timeout")
     #: init_process_group's init_method; None: env://.
     init_method: Text | None = None
+
+
+if TYPE_CHECKING:
+    Options = _Options
+else:  # and what each back end's sends may run ahead by
+    _BUFFERS = {b.name: (Size, b.default) for b in (p.buffer_option for p in PROFILES.values()) if b is not None}
+    Options = create_model("Options", __base__=_Options, __doc__=_Options.__doc__, **_BUFFERS)
 
 
 class Launch(Part):
@@ -239,7 +243,7 @@ def _outcomes(value: Any) -> Any:
         return _outcome(value)
     gather = Gather()
     for backend in value:
-        gather.take(backend, choice("gloo", "nccl", "mpi"), backend)
+        gather.take(backend, choice(*PROFILES), backend)
     found = {backend: gather.take(backend, _outcome, outcome) for backend, outcome in value.items()}
     gather.done()
     return found

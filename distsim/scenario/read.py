@@ -13,6 +13,7 @@ from distsim.errors import UsageError
 from distsim.expr import Expression
 from distsim.names import listing, near
 from distsim.ops.fields import expression
+from distsim.profiles import DEFAULT_BACKEND, PROFILES
 from distsim.scenario.document import Document, Path
 from distsim.scenario.expansion import expand_data
 from distsim.scenario.parts import (
@@ -69,7 +70,7 @@ class _Reader:
             "name": self.scalar("name", _name, PurePath(self.document.file).stem or "scenario"),
             "about": self.scalar("about", text, ""),
             "world": world,
-            "backend": self.scalar("backend", choice("gloo", "nccl", "mpi"), "gloo"),
+            "backend": self.scalar("backend", choice(*PROFILES), DEFAULT_BACKEND),
             "cluster": self.cluster(),
             "mesh": self.mesh(size),
             "iterations": self.scalar("iterations", integer(1, MAX_TIMES), 1),

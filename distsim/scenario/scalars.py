@@ -10,6 +10,7 @@ from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 from distsim import units
 from distsim.names import near
 from distsim.ops.fields import each, plain
+from distsim.profiles import PROFILES
 from distsim.scenario.problems import shown
 
 
@@ -105,6 +106,6 @@ Ranks = Annotated[
     ),
 ]
 Names = Annotated[tuple[str, ...], *field(listed(text, "a list of names"), {"type": "array", "items": _TEXT})]
-Backend = Annotated[str, *field(choice("gloo", "nccl", "mpi"), {"enum": ["gloo", "nccl", "mpi"]})]
+Backend = Annotated[str, *field(choice(*PROFILES), {"enum": [*PROFILES]})]
 Duration = Annotated[int, *field(units.parse_duration_ns, _TEXT, units.duration_text)]
 Size = Annotated[int, *field(units.parse_size_bytes, _TEXT, units.size_text)]

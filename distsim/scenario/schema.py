@@ -8,8 +8,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from distsim.ops.base import Op
-from distsim.ops.fields import SelectorField
+from distsim.ops.fields import SELECTOR
 from distsim.ops.table import ALIASES, OPS
+from distsim.profiles import PROFILES
 from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, MemoryDecl, Options, TensorDecl, World
 from distsim.scenario.scalars import MAX_WORLD
 from distsim.scenario.steps import MAX_TIMES
@@ -50,7 +51,7 @@ def _top(parts: dict[str, Any]) -> dict[str, Any]:
         "name": {"type": "string"},
         "about": {"type": "string"},
         "world": {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_WORLD}, parts["World"]]},
-        "backend": {"enum": ["gloo", "nccl", "mpi"]},
+        "backend": {"enum": [*PROFILES]},
         "cluster": {"type": ["string", "object"], "description": "A preset, a file, or a cluster written out."},
         "mesh": named({"type": "integer", "minimum": 1}),
         "vars": named(_VALUE),
@@ -85,8 +86,7 @@ def _model(model: type[BaseModel], definitions: dict[str, Any]) -> dict[str, Any
 
 
 def _selector() -> dict[str, Any]:
-    found: dict[str, Any] = SelectorField.__metadata__[2].json_schema
-    return {"description": "Who: a rank, a list of ranks, or a condition.", **found}
+    return {"description": "Who: a rank, a list of ranks, or a condition.", **SELECTOR}
 
 
 def _bare() -> dict[str, Any]:

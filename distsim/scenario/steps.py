@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from distsim.names import listing, near
 from distsim.ops.base import Op
-from distsim.ops.fields import SelectorField, expression, per_rank
+from distsim.ops.fields import expression, per_rank, selector
 from distsim.ops.table import ALIASES, OPS
 from distsim.scenario.document import Path
 from distsim.scenario.entries import Block, Entry, Repeat, Selector, Step
@@ -21,7 +21,6 @@ from distsim.strategies import STRATEGIES
 MAX_TIMES = 10**6
 #: Rounds of nested repeats, multiplied.
 MAX_ROUNDS = 10**7
-_parse_selector = SelectorField.__metadata__[0].func
 _parse_times = per_rank(expression)
 _IN_A_BATCH = ("isend", "irecv")
 
@@ -80,7 +79,7 @@ class StepReader:
                 )
             return None
         try:
-            return _parse_selector(value)  # type: ignore[no-any-return]
+            return selector(value)
         except ValueError as error:
             self.problems.error((*path, "ranks"), error)
             return None

@@ -191,8 +191,8 @@ class Conditions:
 
     def _early_instances(self) -> list[int]:
         linked, needs = self.linked, self.linked.profile.needs
-        early = {op for op, row in OPS.items() if row.root_field is not None
-                 and any(needs(op, n, 0, me) is not None for n in (2, 4) for me in range(n))}  # fmt: skip
+        ops = {part.call.op for _, part, _ in linked.parts(PartKind.COLLECTIVE)}
+        early = {op for op in ops if any(needs(op, n, 0, me) is not None for n in (2, 4) for me in range(n))}
         rows = [rows for _, part, rows in linked.parts(PartKind.COLLECTIVE) if part.call.op in early] if early else []
         return np.unique(linked.instance[np.concatenate(rows)]).tolist() if rows else []
 

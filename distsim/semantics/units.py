@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from distsim.profiles.record import Profile
 from distsim.profiles.support import SHAPED
-from distsim.program.records import BoolVector, Code, CodeCall, Program, Vec
+from distsim.program.records import BoolVector, Code, Program, Vec
 from distsim.semantics.compiler import Compiler, Shared
 from distsim.semantics.creation import unlike_groups
 from distsim.semantics.device_compiler import DeviceCompiler
@@ -30,13 +30,6 @@ def compile_units(program: Program, profile: Profile) -> list[Unit]:
     shared = Shared(unlike_groups(program, profile))
     compiler = DeviceCompiler if profile.device else Compiler
     return [compiler(program, profile, unit, shared).run() for unit in sorted(found, key=lambda u: u.ranks[0])]
-
-
-def distinct(code: Code) -> Iterator[CodeCall]:
-    """Every call object of a code once, batches before their parts."""
-    for call in {id(call): call for call in code.calls}.values():
-        yield call
-        yield from call.parts
 
 
 def _units_of(number: int, code: Code, profile: Profile, struck: set[int]) -> Iterator[Unit]:
@@ -58,7 +51,7 @@ def _units_of(number: int, code: Code, profile: Profile, struck: set[int]) -> It
 def _alone(code: Code, struck: set[int]) -> BoolVector:
     """Ranks whose compilation depends on more than the key holds."""
     alone = np.array([rank in struck for rank in code.ranks], dtype=np.bool_)
-    for call in distinct(code):
+    for call in code.distinct_calls():
         if call.invalid is not None:
             alone |= call.invalid[0]
         if call.op == "new_group" or any(isinstance(call.fields.get(name), np.ndarray) for name in ("code", "message")):
@@ -80,7 +73,7 @@ def _columns(code: Code, profile: Profile) -> Iterator[_Array]:
     if profile.device and len(peers) > 1:
         pairs = [peer * (1 << 31) + groups[port.group] for port, peer in zip(code.ports, peers, strict=True)]
         yield _coincidences(np.stack(pairs, axis=1))
-    for call in distinct(code):
+    for call in code.distinct_calls():
         if call.op in SHAPED:
             yield from (
                 np.asarray(n, dtype=np.int64) for side in ("inputs", "outputs") for n in _varying(call.fields.get(side) or ())

@@ -9,7 +9,8 @@ from distsim.findings.codes import CODES
 from distsim.ops.base import Op
 from distsim.ops.records import DTYPE_BYTES, REDUCE_OPS
 from distsim.ops.table import OPS
-from distsim.profiles.support import SUPPORT, Device, complex_text, reductions
+from distsim.profiles import SUPPORT, reductions
+from distsim.profiles.support import Device, complex_text
 from distsim.strategies.base import Strategy
 from distsim.views.tables import WIDTH, cut, folded, table
 
@@ -165,14 +166,7 @@ def _reductions() -> list[str]:
 def _refusals() -> Iterator[str]:
     """Every text of the table once; OP and TYPE stand for the reduce op and for torch's name of the dtype, SHAPE and ROWS for numbers."""
     for one in SUPPORT.values():
-        texts = (
-            one.any_source,
-            *one.dtype_text.values(),
-            *one.reduce_text.values(),
-            *one.lacks.values(),
-            *one.shape_text.values(),
-        )
-        for text in dict.fromkeys(text for text in texts if text):
+        for text in one.texts():
             yield from _quoted(one.backend, text.format(op="OP", type="TYPE", one="SHAPE", got="SHAPE", sizes="ROWS vs. ROWS"))
     for op in ("all_reduce", "reduce", "reduce_scatter"):
         yield from _quoted("all", complex_text(op, "op"))

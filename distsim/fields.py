@@ -1,0 +1,185 @@
+"""Parsers of what may stand in a file's fields, and the errors that know their way into it.
+
+A parser takes what YAML gives and returns what is meant, or raises ValueError with a sentence. They are put together here (`each`,
+`listed`, `many`, `per_rank`, `Gather`); which fields there are say `distsim.ops.fields`, `distsim.strategies.fields` and
+`distsim.scenario.scalars`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
+
+from distsim.expr import Expression, parse
+from distsim.names import near
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Parser = Callable[[object], T]
+#: A JSON schema, as far as fields have one.
+Schema = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class PerRank(Generic[T_co]):
+    """``{0: …, 1: …, else: …}``: keys are global ranks; ``default`` is ``else``'s value, None when it is left out."""
+
+    entries: tuple[tuple[int, T_co], ...]
+    default: T_co | None = None
+
+    def get(self, rank: int) -> T_co | None:
+        """The entry of a rank, `else`'s value, or None when there is neither."""
+        return dict(self.entries).get(rank, self.default)
+
+    def written(self, write: Callable[[T_co], object]) -> dict[int | str, object]:
+        """Back to what a file would say, each value by ``write``."""
+        entries: dict[int | str, object] = {rank: write(value) for rank, value in self.entries}
+        return entries if self.default is None else {**entries, "else": write(self.default)}
+
+
+# --- errors ---
+
+
+class FieldError(ValueError):
+    """A field's error that knows its way: ``path`` from the field to the culprit, ``offset`` into its text (None: not known)."""
+
+    def __init__(self, message: str, path: tuple[str | int, ...] = (), offset: int | None = None) -> None:
+        super().__init__(message, path, offset)
+        self.message = message
+        self.path = path
+        self.offset = offset
+
+    def __str__(self) -> str:
+        return self.message
+
+    @classmethod
+    def further(cls, error: ValueError, characters: int) -> FieldError:
+        """The same error, in a text that starts so many characters earlier."""
+        offset = getattr(error, "offset", None)
+        return cls(str(error), (), None if offset is None else offset + characters)
+
+
+class FieldErrors(ValueError):
+    """Several errors of one field."""
+
+    def __init__(self, errors: tuple[FieldError, ...]) -> None:
+        super().__init__(errors)
+        self.errors = errors
+
+    def __str__(self) -> str:
+        return "; ".join(str(error) for error in self.errors)
+
+
+def errors_of(error: ValueError) -> tuple[ValueError, ...]:
+    """The single errors behind a field parser's error."""
+    return error.errors if isinstance(error, FieldErrors) else (error,)
+
+
+def shown(value: object) -> str:
+    """A value at the end of a message, never long."""
+    text = "nothing" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def wrong(expected: str, value: object) -> ValueError:
+    return ValueError(f"expected {expected}, found {shown(value)}")
+
+
+# --- parsers out of parsers ---
+
+
+class Gather:
+    """Parses the parts of a container one by one, so that one wrong part hides no other."""
+
+    def __init__(self) -> None:
+        self.errors: list[FieldError] = []
+
+    def take(self, part: str | int, parse_one: Parser[T], value: object) -> T:
+        """The parsed value. Where it can't be parsed the error is kept, and `done` raises before anybody looks at what came back."""
+        try:
+            return parse_one(value)
+        except ValueError as error:
+            for one in errors_of(error):
+                self.errors.append(FieldError(str(one), (part, *getattr(one, "path", ())), getattr(one, "offset", None)))
+            return cast("T", None)
+
+    def done(self) -> None:
+        """Raises FieldErrors if there was any."""
+        if self.errors:
+            raise FieldErrors(tuple(self.errors))
+
+
+def each(parse_one: Parser[T], values: Iterable[object]) -> tuple[T, ...]:
+    """Every item parsed; an error knows which item."""
+    gather = Gather()
+    found = tuple([gather.take(k, parse_one, value) for k, value in enumerate(values)])
+    gather.done()
+    return found
+
+
+def listed(parse_one: Parser[T]) -> Parser[tuple[T, ...]]:
+    """A list of such values."""
+
+    def parse_any(value: object) -> tuple[T, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise wrong("a list", value)
+        return each(parse_one, value)
+
+    return parse_any
+
+
+def many(parse_one: Parser[T]) -> Parser[T | tuple[T, ...]]:
+    """One value, or a list of them."""
+
+    def parse_any(value: object) -> T | tuple[T, ...]:
+        return each(parse_one, value) if isinstance(value, (list, tuple)) else parse_one(value)
+
+    return parse_any
+
+
+def _no_rank(key: object) -> None:
+    raise wrong("a rank or `else` as the key of a per-rank mapping", key)
+
+
+def per_rank(parse_one: Parser[T]) -> Parser[T | PerRank[T]]:
+    """Let ``parse_one`` also take a mapping of ranks to values."""
+
+    def parse_any(value: object) -> T | PerRank[T]:
+        if not isinstance(value, Mapping):
+            return value if isinstance(value, PerRank) else parse_one(value)
+        gather, default = Gather(), None
+        entries: list[tuple[int, T]] = []
+        for key, item in value.items():
+            if key == "else":
+                default = gather.take(key, parse_one, item)
+            elif isinstance(key, int) and not isinstance(key, bool) and key >= 0:
+                entries.append((key, gather.take(key, parse_one, item)))
+            else:
+                gather.take(key, _no_rank, key)
+        gather.done()
+        if not entries and default is None:
+            raise ValueError("expected at least one rank or `else` in a per-rank mapping, found none")
+        return PerRank(tuple(entries), default)
+
+    return parse_any
+
+
+def one_of(expected: str, words: Iterable[str]) -> Parser[str]:
+    """One word out of a few."""
+    known = tuple(words)
+
+    def parse_word(value: object) -> str:
+        if not isinstance(value, str) or value not in known:
+            raise ValueError(f"expected {expected} ({', '.join(known)}), found {shown(value)}{near(value, known)}")
+        return value
+
+    return parse_word
+
+
+def expression(value: object) -> Expression:
+    if isinstance(value, Expression):
+        return value
+    if isinstance(value, (bool, int, float, str)):
+        return parse(value)
+    raise wrong("a number or an expression", value)

@@ -31,11 +31,14 @@ ClusterOption = Annotated[
 
 def read_scenario(file: str, sets: list[str] | None) -> Scenario:
     """The scenario in a file, or on standard input when ``file`` is ``-``. Raises ScenarioErrors."""
-    from distsim.scenario import load, loads
+    from distsim.scenario import load, load_stdin
 
     if file != "-":
         return load(file, sets=tuple(sets or ()))
     import sys
 
-    text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    return loads(text, file="<stdin>", sets=tuple(sets or ()))
+    if sys.stdin.isatty():
+        from distsim.cli.console import note
+
+        note("reading a scenario from the terminal; Ctrl-D ends it")
+    return load_stdin(tuple(sets or ()))

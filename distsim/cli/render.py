@@ -89,4 +89,4 @@ def _deliver(picture: str | bytes, output: Path | None, fmt: str) -> None:
     elif sys.stdout.isatty():
         raise UsageError(f"a {fmt} is no text for a terminal", f"add `-o picture.{fmt}`")
     else:
-        sys.stdout.buffer.write(picture)
+        console.out_bytes(picture)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationInfo, With
 
 from distsim import units
 from distsim.names import listing, near
+from distsim.reading import read_bytes
 from distsim.strategies.base import Context, Entry, Expansion, Refusal, Strategy, block
 from distsim.strategies.fields import Axis, Count, Dtype, Shape, shown
 from distsim.strategies.fields import work as one_work
@@ -221,7 +222,7 @@ class Pipeline(Strategy):
         path = Path(self.schedule)
         beside = Path(context.folder) / path
         try:
-            return (beside if beside.exists() else path).read_text(encoding="utf-8").splitlines()
+            return read_bytes(beside if beside.exists() else path).decode("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
             raise ValueError(

@@ -55,15 +55,16 @@ def command(
     """
     from distsim.checking import MAX_STATES, CheckResult, check_file
     from distsim.cli.progress import watched
-    from distsim.errors import Problem
+    from distsim.errors import OUT_OF_BOUNDS, Problem, out_of_bounds
 
     bound = MAX_STATES if max_states is None else max_states
 
     def checked(path: str) -> CheckResult:
         try:
             return check_file(path, sets=sets or (), backend=backend, max_states=bound, strict=strict)
-        except RecursionError:
-            return CheckResult(path, (Problem(path, 0, 0, "the input is nested too deeply"),))
+        except OUT_OF_BOUNDS as error:
+            refused = out_of_bounds(error, "")
+            return CheckResult(path, (Problem(path, 0, 0, refused.message, hint=refused.remedy),))
 
     results = [checked(path) for path in watched(expanded(files), "checking")]
     text = _report(results, format)

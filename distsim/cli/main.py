@@ -39,7 +39,7 @@ def main() -> None:
 def _status() -> object:
     """Run the command; its status, or that of what it failed with."""
     from distsim.cli.app import app
-    from distsim.errors import DistsimError
+    from distsim.errors import OUT_OF_BOUNDS, DistsimError, out_of_bounds
 
     try:
         app(prog_name="distsim")
@@ -47,21 +47,13 @@ def _status() -> object:
         return end.code
     except DistsimError as error:
         return _told(error)
-    except RecursionError:
-        console.note(f"error: {_inputs()}the input is nested too deeply\n  help: write it flatter, with fewer levels of steps or brackets")
-        return 2
-    except MemoryError:
-        gc.collect()
-        console.note(f"error: {_inputs()}it takes more memory than is free\n  help: {_SMALLER}")
-        return 2
+    except OUT_OF_BOUNDS as error:
+        return _told(out_of_bounds(error, _inputs()))
     except OSError as error:
         return _surroundings(error)
     except Exception as error:
         return _own_fault(error)
     return 0
-
-
-_SMALLER = "take fewer ranks, iterations or repeats; `simulate --no-verdict --no-values` needs less"
 
 
 def _told(error: DistsimError) -> int:
@@ -76,7 +68,7 @@ def _told(error: DistsimError) -> int:
 def _inputs() -> str:
     """The files that the command was given, to say where."""
     found = [word for word in sys.argv[2:] if not word.startswith("-") and os.path.isfile(word)]
-    return f"{', '.join(found)}: " if found else ""
+    return ", ".join(found)
 
 
 def _surroundings(error: OSError) -> int:

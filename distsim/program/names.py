@@ -10,9 +10,14 @@ import numpy as np
 from distsim.errors import ScenarioErrors
 from distsim.expr import Expression, ExpressionError
 from distsim.ops.fields import PerRank
+from distsim.ops.records import DTYPE_BYTES
 from distsim.program.assemble import Shelf, narrow
 from distsim.program.records import BoolVector, IntVector, Vec
 from distsim.scenario.model import Scenario
+from distsim.units import show_bytes
+
+#: Of one tensor; sums of them still fit 64 bits.
+MOST_BYTES = 2**60
 
 
 class Marked(Protocol):
@@ -67,6 +72,17 @@ class Names:
         for size in (*(self.shapes[name] or ()), self.copies[name]):
             if not _integral(size) or np.min(size) < 0:
                 self.problem(("tensors", name), f"tensor {name}: a size must be an integer of at least 0, found {_first(size)}")
+
+        self.check_bytes(("tensors", name), f"tensor {name}", self.shapes[name] or (), self.scenario.tensors[name].dtype)
+
+    def check_bytes(self, place: Marked | tuple[str, ...], what: str, shape: tuple[Vec, ...], dtype: str) -> None:
+        """Sizes are counted in 64 bits; nothing near that is meant."""
+        nbytes = np.asarray(float(DTYPE_BYTES[dtype]))
+        for size in shape:
+            nbytes = nbytes * size
+        if np.max(nbytes, initial=0.0) > MOST_BYTES:
+            most = show_bytes(MOST_BYTES)
+            self.problem(place, f"{what} has {float(np.max(nbytes)):.3g} bytes; at most {most} (2**60 bytes) are simulated: make it smaller")
 
     def _check_value(self, name: str) -> None:
         """A list of numbers gives each element of the tensor one."""
@@ -180,6 +196,8 @@ class Names:
                 single = {k: v[row].item() if isinstance(v, np.ndarray) else v for k, v in env.items()}
                 item = self.evaluate(item, single, place, ranks[row : row + 1])
             found.append(item)
+        if len({isinstance(item, bool) for item in found}) > 1:
+            self.problem(place, "true or false beside numbers in a per-rank mapping; expected one kind for all ranks")
         return narrow(np.array(found))
 
     def selected(self, entry: Any, here: IntVector, indices: Mapping[str, int], lenient: bool = False) -> BoolVector:

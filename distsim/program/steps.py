@@ -123,8 +123,17 @@ class StepLowering(Resolver):
             return -1
         if peer is not None:
             found = self._integer(here, peer, side)
-            return found if not np.any(np.asarray(found) == -1) else narrow(np.where(np.asarray(found) == -1, -2, found))
+            return self._none_is_any(draft, found)
         return self._global(here, self._integer(here, group_peer, f"group_{side}"), draft, f"group_{side}")
+
+    def _none_is_any(self, draft: Draft, peer: Vec) -> Vec:
+        """-1 stands for any source inside distsim; a file that writes it means a rank that is not there."""
+        if not np.any(np.equal(peer, -1)):
+            return peer
+        side, world = "to" if draft.row.direction == "send" else "from", self.walker.names.world_size
+        reason = f"{draft.row.op} {side} rank -1, but the world has ranks 0 to {world - 1}"
+        draft.invalid.append((np.broadcast_to(np.equal(peer, -1), len(self.walker.ranks)), "DS101", reason))
+        return narrow(np.where(np.equal(peer, -1), -2, peer)) if isinstance(peer, np.ndarray) else -2
 
     def _collective(self, here: Here, draft: Draft) -> None:
         op: Any = here.step.op

@@ -66,11 +66,14 @@ class CheckResult:
     schedule: Mapping[str, Any] | None = None
 
     def status(self) -> int:
-        """2: can't be read; 1: an error among the findings, or an outcome other than `completes` under ``backend``; else 0."""
+        """2: can't be read; 1: an error among the findings, an outcome other than `completes` under ``backend``, or a search that hit its
+        bound while the back end may do worse than complete; else 0."""
         if self.verdict is None:
             return 2
-        bad = any(f.severity == "error" for f in self.findings) or self.profiles[self.backend].outcome != "completes"
-        return int(bad)
+        own = self.profiles[self.backend]
+        bad = any(f.severity == "error" for f in self.findings) or own.outcome != "completes"
+        unsure = not self.verdict.complete and own.possible != ("completes",)
+        return int(bad or unsure)
 
 
 def check_file(

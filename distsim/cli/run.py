@@ -119,10 +119,10 @@ def wish_of(
 
 def _timeout_ns(text: str) -> int:
     from distsim.errors import UsageError
-    from distsim.units import parse_duration_ns
+    from distsim.units import parse_timeout_ns
 
     try:
-        return max(parse_duration_ns(text), 1)
+        return parse_timeout_ns(text)
     except ValueError as error:
         raise UsageError(f"--timeout: {error}", "as --timeout '10 s'") from None
 

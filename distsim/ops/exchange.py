@@ -11,7 +11,7 @@ from distsim.ops import colours
 from distsim.ops.base import Drawing, Effect, Op, Share, Source, Words
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, stranger
 from distsim.ops.collective import Collective, torch_list
-from distsim.ops.fields import DurationField, ExprList, GroupField, TensorField, TensorList
+from distsim.ops.fields import ExprList, GroupField, TensorField, TensorList, TimeoutField
 from distsim.ops.records import Buffer, Call
 from distsim.schedules import Algorithm
 
@@ -202,7 +202,7 @@ class MonitoredBarrier(Op):
     algorithms = {"central": Algorithm(schedules.central_barrier, "token")}
 
     group: GroupField = None
-    timeout: DurationField = None
+    timeout: TimeoutField = None
     wait_all_ranks: StrictBool = False
 
     @classmethod

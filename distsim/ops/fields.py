@@ -289,6 +289,9 @@ HandleField = Annotated[Any, *_field(ref, _TEXT)]
 WaitField = Annotated[Any, *_field(many(ref), {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]})]
 #: int nanoseconds | PerRank of them.
 DurationField = Annotated[Any, *_field(_duration, _with_per_rank(_TEXT), _write_duration)]
+_timeout, _ = _quantity(units.parse_timeout_ns, units.duration_text)
+#: The same, and not zero.
+TimeoutField = Annotated[Any, *_field(_timeout, _with_per_rank(_TEXT), _write_duration)]
 #: int bytes | PerRank of them.
 SizeField = Annotated[Any, *_field(_size, _with_per_rank(_TEXT), _write_size)]
 

@@ -189,8 +189,13 @@ def _check_facts(header: Mapping[str, Any], file: str) -> None:
 def _is_link_fault(fault: Any) -> bool:
     return (
         isinstance(fault, list) and len(fault) == 3 and isinstance(fault[0], str) and isinstance(fault[1], list)
-        and isinstance(fault[2], (int, float))
+        and isinstance(fault[2], (int, float)) and not isinstance(fault[2], bool)
     )  # fmt: skip
+
+
+def _is(value: Any, kind: type) -> bool:
+    """true is no number."""
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def _is_end(end: Any) -> bool:
@@ -323,7 +328,7 @@ def _args(value: Any) -> str:
         kind: Any = _ARGS.get(name, object)
         items = given if isinstance(kind, list) else [given]
         if not isinstance(items, list) or not all(
-            isinstance(item, kind[0] if isinstance(kind, list) else kind) for item in items
+            _is(item, kind[0] if isinstance(kind, list) else kind) for item in items
         ):
             raise ValueError(f"expected `{name}` in `args` as distsim writes it")
     return json.dumps(value, ensure_ascii=False) if value else ""

@@ -94,6 +94,7 @@ def command(
     Example: distsim run scenarios/hybrid.yaml --real --backend gloo
     Example: distsim run scenarios/hybrid.yaml --real --trace hybrid.jsonl
     """
+    _timeout_ns(timeout)
     scenario = read_scenario(file, sets)
     if not real:
         asked = _words(file, sets, backend, timeout, launcher, init, trace, repeat, force, device)

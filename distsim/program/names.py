@@ -87,6 +87,9 @@ class Names:
     def _check_value(self, name: str) -> None:
         """A list of numbers gives each element of the tensor one."""
         value, shape = self.scenario.tensors[name].value, self.shapes[name]
+        dtype = self.scenario.tensors[name].dtype
+        if dtype != "bool" and has_bool(value):
+            self.problem(("tensors", name, "value"), f"tensor {name} is {dtype}; expected numbers as its value, found true or false")
         if not isinstance(value, tuple) or shape is None:
             return
         elements = np.ones(self.world_size, dtype=np.int64)
@@ -228,6 +231,15 @@ class Names:
 def _count(value: Any) -> int:
     """The numbers in a nested list."""
     return sum(_count(item) for item in value) if isinstance(value, tuple) else 1
+
+
+def has_bool(value: Any) -> bool:
+    """Is one of the numbers written as true or false?"""
+    if isinstance(value, tuple):
+        return any(map(has_bool, value))
+    if isinstance(value, PerRank):
+        return any(has_bool(item) for _, item in value.entries) or has_bool(value.default)
+    return isinstance(value, Expression) and isinstance(value.constant, bool)
 
 
 def _integral(value: Any) -> bool:

@@ -13,6 +13,7 @@ from distsim.ops.fields import Ref
 from distsim.program.assemble import Draft, narrow, vec_key
 from distsim.program.autoshape import auto_shape
 from distsim.program.handles import Handle
+from distsim.program.names import has_bool
 from distsim.program.records import BoolVector, CodeCall, Site, Vec
 from distsim.program.resolver import Here, Indices, Resolver
 from distsim.program.transpose import transposed
@@ -99,7 +100,7 @@ class StepLowering(Resolver):
     def _handle(self, here: Here, ref: Ref) -> Handle:
         if ref.index is None:
             return (ref.name, None)
-        index = self._value(here, ref.index)
+        index = self._integer(here, ref.index, str(ref))
         if isinstance(index, np.ndarray):
             self._split(index)
         return (ref.name, int(index))
@@ -243,12 +244,22 @@ class StepLowering(Resolver):
         for name, source in _LOCAL_FIELDS.items():
             value = getattr(op, source, None)
             if value is not None and value != "":
-                fields[name] = self._value(here, value)
+                fields[name] = self._integer(here, value, source) if source == "code" else self._value(here, value)
+        for name, source in (("flops", "flops"), ("mem_bytes", "bytes")):
+            self._check_amount(here, fields.get(name, 0), source)
         for name in ("reads", "writes", "adds"):
             if getattr(op, name, ()):
                 fields[name] = self._buffers_of(here, getattr(op, name))
         if draft.row.op == "assign":
             fields.update(writes=self._buffers_of(here, op.tensor), value=op.value, indices=tuple(here.indices.items()))
+            if fields["writes"][0].dtype != "bool" and has_bool(op.value):
+                self.walker.names.problem(here.step, f"value: {op.tensor} holds numbers; expected numbers, found true or false")
+
+    def _check_amount(self, here: Here, amount: Any, what: str) -> None:
+        """An expression's count may come out as no count."""
+        found = np.asarray(amount)
+        if found.dtype == np.bool_ or not bool(np.all(found >= 0)):
+            self.walker.names.problem(here.step, f"{what}: expected a count of zero or more, found {np.ravel(found)[np.argmin(found)]}")
 
     def _group_step(self, here: Here, draft: Draft) -> None:
         draft.group = 0

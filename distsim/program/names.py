@@ -207,7 +207,8 @@ class Names:
         """Which of some ranks an entry's selector admits."""
         if isinstance(entry.ranks, tuple):
             return np.isin(here, entry.ranks)
-        env = {name: v[here] if isinstance(v, np.ndarray) else v for name, v in self.world.items()}
+        used = {name: self.world[name] for name in entry.ranks.names if name in self.world}
+        env = {name: v[here] if isinstance(v, np.ndarray) else v for name, v in used.items()}
         env.update(indices)
         try:
             mask = entry.ranks.evaluate(env)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import TextIOWrapper
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.findings.record import Place
 from distsim.names import nearest
-from distsim.output import write_file
+from distsim.output import visible, write_file
 from distsim.reading import LongLine, bounded_lines, open_bytes, some_lines
 from distsim.trace import COLUMNS, NOWHERE, OPTIONAL, TABLES, TRACE_SCHEMA_VERSION, Trace
 from distsim.trace_values import readable
@@ -95,15 +95,32 @@ def _json(item: Any) -> str:
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a trace. Raises UsageError, with the line, for a file that is damaged, cut short, newer, or no trace at all."""
+    shown = visible(os.fspath(path), one_line=True)
     try:
         with open_bytes(path) as raw, TextIOWrapper(raw, encoding="utf-8") as lines:
-            return parse_trace(bounded_lines(lines, _LONGEST_HEADER, _LONGEST_LINE), os.fspath(path))
+            return _visible(parse_trace(bounded_lines(lines, _LONGEST_HEADER, _LONGEST_LINE), shown))
     except OSError as fault:
-        raise UsageError(f"{os.fspath(path)} can't be read: {fault.strerror}", _near_file(os.fspath(path))) from None
+        raise UsageError(f"{shown} can't be read: {fault.strerror}", _near_file(os.fspath(path))) from None
     except LongLine as fault:
-        raise UsageError(f"{os.fspath(path)}:{fault.number}: {fault}", _REMEDY) from None
+        raise UsageError(f"{shown}:{fault.number}: {fault}", _REMEDY) from None
     except UnicodeDecodeError:
-        raise UsageError(f"{os.fspath(path)}: this is no text, so no trace", _REMEDY) from None
+        raise UsageError(f"{shown}: this is no text, so no trace", _REMEDY) from None
+
+
+def _visible(trace: Trace) -> Trace:
+    """The trace with the control characters of its texts written out."""
+    tables: dict[str, list[Any]] = {name: [_shown(item) for item in items] for name, items in trace.tables.items()}
+    return Trace(_shown(trace.header), tables, trace.columns)
+
+
+def _shown(item: Any) -> Any:
+    if isinstance(item, str):
+        return visible(item, one_line=True)
+    if isinstance(item, Place):
+        return replace(item, file=_shown(item.file), op=_shown(item.op))
+    if isinstance(item, dict):
+        return {_shown(key): _shown(value) for key, value in item.items()}
+    return [_shown(value) for value in item] if isinstance(item, list) else item
 
 
 def _near_file(file: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, Sets
+from distsim.cli.options import BackendOption, MaxCalls, Sets
 
 if TYPE_CHECKING:
     from distsim.checking import CheckResult
@@ -41,6 +41,7 @@ def command(
     max_states: MaxStates = None,
     backend: BackendOption = None,
     strict: Strict = False,
+    max_calls: MaxCalls = None,
     sets: Sets = None,
 ) -> None:
     """Check scenarios: verdict, findings, and each back end's outcome.
@@ -61,7 +62,7 @@ def command(
 
     def checked(path: str) -> CheckResult:
         try:
-            return check_file(path, sets=sets or (), backend=backend, max_states=bound, strict=strict)
+            return check_file(path, sets=sets or (), backend=backend, max_states=bound, strict=strict, max_calls=max_calls)
         except OUT_OF_BOUNDS as error:
             refused = out_of_bounds(error, "")
             return CheckResult(path, (Problem(path, 0, 0, refused.message, hint=refused.remedy),))
@@ -69,7 +70,7 @@ def command(
     results = [checked(path) for path in watched(expanded(files), "checking")]
     text = _report(results, format)
     if text:
-        console.out(text)
+        console.out(text, commands=format is Format.github)
     raise typer.Exit(max((result.status() for result in results), default=0))
 
 

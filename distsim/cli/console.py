@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from contextlib import suppress
 from typing import NoReturn, TextIO
@@ -13,6 +14,7 @@ from distsim.output import visible, visible_json, write_file
 #: The reader of a pipe has gone, the terminal has been closed.
 _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
+_COMMAND = re.compile(r"^([ \t]*)::", re.MULTILINE)
 #: Words that are coloured on a terminal: pattern -> style.
 HIGHLIGHTS = (
     (r"(?m)^passed\b|\bcompletes(?= in \d)|(?<=verdict )ok\b", "green"),
@@ -24,12 +26,14 @@ HIGHLIGHTS = (
 )
 
 
-def out(text: str) -> None:
+def out(text: str, commands: bool = False) -> None:
     """Write data to standard output, with its last line ended; control characters in it are shown. A reader that has gone away is no error.
+
+    ``commands``: the text is meant for GitHub, whose log takes lines that begin with `::` for commands.
 
     Raises EnvironmentFault where it can't be written, as on a full disk.
     """
-    text = visible(text)
+    text = visible(text) if commands else _no_commands(visible(text))
     try:
         if coloured(sys.stdout):
             _out_in_colour(text)
@@ -48,6 +52,11 @@ def out_bytes(data: bytes) -> None:
         sys.stdout.buffer.flush()
     except OSError as error:
         _failed(error)
+
+
+def _no_commands(text: str) -> str:
+    """No text of a file gives orders to the log of a CI job: a line that would be one gets a blank."""
+    return _COMMAND.sub(r"\1: :", text).replace("##[", "## [") if "::" in text or "##[" in text else text
 
 
 def _failed(error: OSError) -> NoReturn:
@@ -82,17 +91,19 @@ def _out_in_colour(text: str) -> None:
 def note(text: str) -> None:
     """Write to standard error, where it does not mix with data."""
     try:
-        print(visible(text), file=sys.stderr, flush=True)
+        print(_no_commands(visible(text)), file=sys.stderr, flush=True)
     except OSError:  # nobody can be told
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def to_json(record: object) -> str:
-    """JSON as all commands print it: UTF-8, two blanks of indent, keys in the order given."""
+    """JSON as all commands print it: UTF-8 (where a stream has only other characters, ASCII), two blanks of indent, keys in the order given."""
     import json
 
-    return visible_json(json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False))
+    plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    text = json.dumps(record, indent=2, ensure_ascii=plain, allow_nan=False)
+    return visible_json(text).replace("##[", "##\\u005b")
 
 
 __all__ = ["HIGHLIGHTS", "coloured", "note", "out", "out_bytes", "to_json", "write_file"]

@@ -27,6 +27,9 @@ BackendOption = Annotated[Backend | None, typer.Option("--backend", help="Whose 
 ClusterOption = Annotated[
     str | None, typer.Option("--cluster", metavar="NAME", help="What it costs: a preset or a file, in place of the file's.")
 ]
+MaxCalls = Annotated[
+    int | None, typer.Option("--max-calls", metavar="N", min=1, help="Calls that may be simulated (5000000, on 131072 ranks).")
+]
 
 
 def read_scenario(file: str, sets: list[str] | None) -> Scenario:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, ClusterOption, File, Sets, read_scenario
+from distsim.cli.options import BackendOption, ClusterOption, File, MaxCalls, Sets, read_scenario
 
 if TYPE_CHECKING:
     from distsim.check.schedule import Schedule
@@ -48,6 +48,7 @@ def command(
     no_verdict: NoVerdict = False,
     no_values: NoValues = False,
     strict: Strict = False,
+    max_calls: MaxCalls = None,
 ) -> None:
     """Simulate a scenario: outcome, verdict, findings, times, values.
 
@@ -65,7 +66,7 @@ def command(
         scenario = read_scenario(file, sets)
         simulation = simulate(
             scenario, backend=backend, cluster=cluster, with_verdict=not no_verdict, with_values=False if no_values else None,
-            schedule=_order(schedule, file), tell=tell,
+            schedule=_order(schedule, file), max_calls=max_calls, tell=tell,
         )  # fmt: skip
         tell("the report")
         for path, write in zip(trace or (), writers, strict=True):

@@ -8,6 +8,7 @@ from typing import Any
 
 from distsim.collection import no_collection
 from distsim.errors import Problem, ScenarioErrors
+from distsim.output import visible
 from distsim.reading import read_bytes
 from distsim.scenario.construct import construct
 from distsim.scenario.document import Document, compose
@@ -44,7 +45,7 @@ def load_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def loads(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> Scenario:
     """The scenario in a text; ``file`` is what its places are called."""
-    document = Document(file, text)
+    document = Document(visible(file, one_line=True), text)
     with no_collection():
         document.node = apply(document, compose(document), sets)
         problems = Problems(document)

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from distsim.errors import EnvironmentFault, UsageError
 
+__all__ = ["is_stream", "visible", "visible_json", "write_file"]
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 #: Names of streams that this process has open already.
 _OPEN = re.compile(r"/dev/std(?:in|out|err)|/dev/fd/(\d+)|/proc/(self|thread-self|\d+)/fd/(\d+)")
@@ -68,6 +70,15 @@ def write_file(path: str | os.PathLike[str], data: str | bytes | Iterable[str]) 
         raise UsageError(f"can't write {shown}: {error.strerror}", _remedy(error)) from None
     except ValueError as error:  # a NUL in the name
         raise UsageError(f"can't write {shown}: {error}", "name a file in a folder that exists and may be written") from None
+
+
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """Is there something that is no regular file (a terminal, a pipe, a device)? It is written into, whatever its name."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def _remedy(error: OSError) -> str:

@@ -214,7 +214,10 @@ def check_trace_name(path: Path) -> None:
     import tempfile
 
     from distsim.errors import UsageError
+    from distsim.output import is_stream
 
+    if is_stream(path):
+        return
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} for the trace", "name a file in a folder that exists")
     if path.suffix not in (".jsonl", ".json"):
@@ -233,7 +236,7 @@ def write_trace(path: Path, trace: Trace) -> None:
     from distsim.trace_io import trace_lines
     from distsim.views.chrome import chrome_trace
 
-    console.write_file(path, trace_lines(trace) if path.suffix == ".jsonl" else chrome_trace(trace))
+    console.write_file(path, chrome_trace(trace) if path.suffix == ".json" else trace_lines(trace))
 
 
 def _report(run: RealRun, format: Format) -> str:

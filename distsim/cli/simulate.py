@@ -94,8 +94,11 @@ def status(simulation: Simulation, strict: bool = False) -> int:
 def _writer(path: Path) -> Callable[[Simulation, Path], None]:
     """How a trace is written, by the file's name. Raises UsageError for a name that says neither, before anything runs."""
     from distsim.errors import UsageError
+    from distsim.output import is_stream
 
     writers = {".jsonl": _write_native, ".json": _write_chrome}
+    if is_stream(path):
+        return writers.get(path.suffix, _write_native)
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} for the trace", "name a file in a folder that exists")
     if path.suffix not in writers:

@@ -83,7 +83,9 @@ def check_file(
 ) -> CheckResult:  # fmt: skip
     """Check a scenario file. A file that can't be read is no exception but a result with ``errors``."""
     try:
-        return check(load(str(path), sets=tuple(sets)), backend=backend, max_states=max_states, strict=strict, max_calls=max_calls)
+        return check(
+            load(str(path), sets=tuple(sets)), backend=backend, max_states=max_states, strict=strict, max_calls=max_calls
+        )
     except ScenarioErrors as error:
         return CheckResult(str(path), error.problems)
     except UsageError as error:
@@ -91,7 +93,12 @@ def check_file(
 
 
 def check(
-    scenario: Scenario, *, backend: str | None = None, max_states: int = MAX_STATES, strict: bool = False, max_calls: int | None = None
+    scenario: Scenario,
+    *,
+    backend: str | None = None,
+    max_states: int = MAX_STATES,
+    strict: bool = False,
+    max_calls: int | None = None,
 ) -> CheckResult:
     """Check a scenario. ``backend`` takes the place of the file's; ``max_states`` bounds the search over orders of events;
     ``strict`` makes leaks errors; ``max_calls`` stands for the limits of `distsim.program.limits`. Raises ScenarioErrors, UsageError."""

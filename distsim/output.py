@@ -66,7 +66,9 @@ def write_file(path: str | os.PathLike[str], data: str | bytes | Iterable[str]) 
             _replace(target, pieces)
     except OSError as error:
         if error.errno in _FULL:
-            raise EnvironmentFault(f"can't write {shown}: {error.strerror}", "make room there, or write to another disk") from None
+            raise EnvironmentFault(
+                f"can't write {shown}: {error.strerror}", "make room there, or write to another disk"
+            ) from None
         raise UsageError(f"can't write {shown}: {error.strerror}", _remedy(error)) from None
     except ValueError as error:  # a NUL in the name
         raise UsageError(f"can't write {shown}: {error}", "name a file in a folder that exists and may be written") from None

@@ -54,7 +54,7 @@ def open_bytes(source: str | os.PathLike[str] | int) -> io.BufferedReader:
         os.close(handle)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if stat.S_ISREG(mode):
-        return io.open(handle, "rb", closefd=mine)
+        return open(handle, "rb", closefd=mine)
     return io.BufferedReader(_Patient(handle, mine, None if os.isatty(handle) else IDLE_S))
 
 

@@ -144,7 +144,9 @@ def parse_trace(lines: Iterable[str], file: str = "<trace>") -> Trace:
         reader.take(chunk, number)
         number += len(chunk)
         if reader.count > most:
-            raise UsageError(f"{file}:{most + 2}: more calls than the {most:,} that the header announces or distsim reads", _REMEDY)
+            raise UsageError(
+                f"{file}:{most + 2}: more calls than the {most:,} that the header announces or distsim reads", _REMEDY
+            )
     if calls is not None and calls != reader.count:
         raise UsageError(
             f"{file}:{number}: the file is cut short: its header announces {calls} calls, {reader.count} are there",
@@ -344,9 +346,7 @@ def _args(value: Any) -> str:
     for name, given in (value or {}).items():
         kind: Any = _ARGS.get(name, object)
         items = given if isinstance(kind, list) else [given]
-        if not isinstance(items, list) or not all(
-            _is(item, kind[0] if isinstance(kind, list) else kind) for item in items
-        ):
+        if not isinstance(items, list) or not all(_is(item, kind[0] if isinstance(kind, list) else kind) for item in items):
             raise ValueError(f"expected `{name}` in `args` as distsim writes it")
     return json.dumps(value, ensure_ascii=False) if value else ""
 

@@ -75,7 +75,11 @@ def _bytes(data: bytes, draw: random.Random) -> bytes:
     if kind == 3:
         return data[: at + length] + data[at:]
     if kind == 4:
-        return data[:at] + draw.choice((b"99999999999999999999", b"-1", b"true", b"null", b"\xff", b"\0", b"{", b"]", b"1e400")) + data[at:]
+        return (
+            data[:at]
+            + draw.choice((b"99999999999999999999", b"-1", b"true", b"null", b"\xff", b"\0", b"{", b"]", b"1e400"))
+            + data[at:]
+        )
     digits = [m.span() for m in re.finditer(rb"\d+", data)]
     start, end = draw.choice(digits) if digits else (at, at)
     return data[:start] + str(draw.choice((0, 1, -1, 7, 2**31, 2**53, 2**64))).encode() + data[end:]
@@ -155,7 +159,14 @@ def answer(arguments: list[str], folder: Path) -> str | None:
 
 def run(cases: int, seed: int, tell: Any = None) -> list[Broken]:
     """Broken promises of so many cases."""
-    for module in ("distsim.simulation", "distsim.checking", "distsim.replay", "distsim.compare", "distsim.views.text", "distsim.cli.app"):
+    for module in (
+        "distsim.simulation",
+        "distsim.checking",
+        "distsim.replay",
+        "distsim.compare",
+        "distsim.views.text",
+        "distsim.cli.app",
+    ):
         __import__(module)
     known, found = bases(), []
     with tempfile.TemporaryDirectory() as name:

@@ -192,7 +192,7 @@ def test_control_characters_are_shown():
     assert json.loads(visible_json(json.dumps("\x9b\x7f", ensure_ascii=False))) == "\x9b\x7f"
 
 
-EVIL = r'''
+EVIL = r"""
 name: "evil\e[31m\n::error file=x::pwned"
 about: "prose\e]0;title\a\n::warning::hello ##[error]boo \x9b31m"
 world: 2
@@ -201,7 +201,7 @@ program:
   - compute: {name: "c\e[2J\n::error::c", time: 1 ms}
   - all_reduce: {tensor: x}
   - fail: "bad\e[31m\n::error::fail\u202Eevil"
-'''
+"""
 COMMANDS = (
     "simulate", "simulate --format json", "check", "check --format json", "check --format sarif", "check --format github",
     "render --view timeline", "render --view dataflow --format dot", "render --view groups --format mermaid", "expand", "run", "test",
@@ -236,6 +236,6 @@ def sent(found: subprocess.CompletedProcess[str]) -> str:
     said = found.stdout + found.stderr
 
     assert found.returncode in (0, 1, 2)
-    assert not [c for c in said if ord(c) < 32 and c not in "\n\t" or 0x7F <= ord(c) < 0xA0 or 0x202A <= ord(c) <= 0x202E]
+    assert not [c for c in said if (ord(c) < 32 and c not in "\n\t") or 0x7F <= ord(c) < 0xA0 or 0x202A <= ord(c) <= 0x202E]
     assert "##[" not in said
     return said

@@ -70,7 +70,9 @@ def _failed(error: OSError) -> NoReturn:
 
     if error.errno == errno.EBADF:
         raise EnvironmentFault("can't write standard output: it is closed", "`> /dev/null` throws the report away") from None
-    raise EnvironmentFault(f"can't write standard output: {error.strerror}", "make room there, or write to another disk") from None
+    raise EnvironmentFault(
+        f"can't write standard output: {error.strerror}", "make room there, or write to another disk"
+    ) from None
 
 
 def coloured(stream: TextIO) -> bool:
@@ -98,7 +100,7 @@ def note(text: str) -> None:
 
 
 def to_json(record: object) -> str:
-    """JSON as all commands print it: UTF-8 (where a stream has only other characters, ASCII), two blanks of indent, keys in the order given."""
+    """JSON as all commands print it: UTF-8 (ASCII where the stream is not), two blanks of indent, keys in the order given."""
     import json
 
     plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")

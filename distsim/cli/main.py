@@ -76,7 +76,9 @@ def _surroundings(error: OSError) -> int:
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     where = f": {error.filename}" if error.filename else ""
-    console.note(f"error: the system says: {error.strerror or error}{where}\n  help: see that files and streams are there and take data")
+    console.note(
+        f"error: the system says: {error.strerror or error}{where}\n  help: see that files and streams are there and take data"
+    )
     return 4
 
 

@@ -25,7 +25,7 @@ _PLAIN = {
 
 
 def ready_streams() -> None:
-    """Streams that are closed are put in place, so that no file takes their number; texts that a stream has no character for get plain ones."""
+    """Closed streams get a stand-in, so that no file takes their number; what an encoding lacks becomes plain characters."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, _stand_in(number))

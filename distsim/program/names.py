@@ -82,14 +82,19 @@ class Names:
             nbytes = nbytes * size
         if np.max(nbytes, initial=0.0) > MOST_BYTES:
             most = show_bytes(MOST_BYTES)
-            self.problem(place, f"{what} has {float(np.max(nbytes)):.3g} bytes; at most {most} (2**60 bytes) are simulated: make it smaller")
+            self.problem(
+                place,
+                f"{what} has {float(np.max(nbytes)):.3g} bytes; at most {most} (2**60 bytes) are simulated: make it smaller",
+            )
 
     def _check_value(self, name: str) -> None:
         """A list of numbers gives each element of the tensor one."""
         value, shape = self.scenario.tensors[name].value, self.shapes[name]
         dtype = self.scenario.tensors[name].dtype
         if dtype != "bool" and has_bool(value):
-            self.problem(("tensors", name, "value"), f"tensor {name} is {dtype}; expected numbers as its value, found true or false")
+            self.problem(
+                ("tensors", name, "value"), f"tensor {name} is {dtype}; expected numbers as its value, found true or false"
+            )
         if not isinstance(value, tuple) or shape is None:
             return
         elements = np.ones(self.world_size, dtype=np.int64)

@@ -57,11 +57,11 @@ class Resolver:
     def _integer(self, here: Here, value: Any, what: str) -> Vec:
         found = self._value(here, value)
         if isinstance(found, float) and found.is_integer():
-            return int(found)
+            found = int(found)
         kind = getattr(found, "dtype", None)
         if isinstance(found, bool) or (not isinstance(found, int) and kind != np.int64):
             self.walker.names.problem(here.step, f"{what}: expected an integer, found {np.ravel(found)[0]}")
-        if what in _INT32 and not (-_MOST_RANK <= np.min(found) and np.max(found) < _MOST_RANK):
+        if what in _INT32 and not (np.min(found) >= -_MOST_RANK and np.max(found) < _MOST_RANK):
             far = int(np.ravel(found)[np.argmax(np.abs(np.ravel(found)))])
             self.walker.names.problem(here.step, f"{what}: expected an integer of 32 bits, as torch takes it, found {far}")
         return found  # type: ignore[no-any-return]

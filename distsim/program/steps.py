@@ -259,7 +259,9 @@ class StepLowering(Resolver):
         """An expression's count may come out as no count."""
         found = np.asarray(amount)
         if found.dtype == np.bool_ or not bool(np.all(found >= 0)):
-            self.walker.names.problem(here.step, f"{what}: expected a count of zero or more, found {np.ravel(found)[np.argmin(found)]}")
+            self.walker.names.problem(
+                here.step, f"{what}: expected a count of zero or more, found {np.ravel(found)[np.argmin(found)]}"
+            )
 
     def _group_step(self, here: Here, draft: Draft) -> None:
         draft.group = 0

@@ -165,7 +165,9 @@ class Walker:
     def _seen(self, value: Expression | PerRank, more: dict[str, Any]) -> dict[str, Any]:
         """What a value's expressions can see, of many names no more than they use."""
         if isinstance(value, Expression):
-            return {name: more[name] if name in more else self.env[name] for name in value.names if name in more or name in self.env}
+            return {
+                name: more[name] if name in more else self.env[name] for name in value.names if name in more or name in self.env
+            }
         return {**self.env, **more}
 
     def names_in(self, steps: Iterable[Entry]) -> frozenset[str]:

@@ -95,7 +95,8 @@ class ElasticFleet(Fleet):
         self._store = serve(door, "127.0.0.1", port, shared=True)
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=len(self.ranks), rdzv_backend="static", rdzv_endpoint=f"127.0.0.1:{port}",
-            rdzv_configs={"rank": 0, "timeout": 60}, run_id=f"distsim-{os.getpid()}", max_restarts=0, monitor_interval=0.1, start_method=self.start_method,
+            rdzv_configs={"rank": 0, "timeout": 60},
+            run_id=f"distsim-{os.getpid()}", max_restarts=0, monitor_interval=0.1, start_method=self.start_method,
             local_addr="127.0.0.1", logs_specs=DefaultLogsSpecs(log_dir=job.directory),
         )  # fmt: skip
         try:

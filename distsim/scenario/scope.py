@@ -130,9 +130,7 @@ class Scope:
         """Every name that an expression uses must be known here."""
         self._expression(value, path, 0, more, later)
 
-    def _expression(
-        self, value: Expression, path: Path, shift: int, more: Collection[str], later: Collection[str] = ()
-    ) -> None:
+    def _expression(self, value: Expression, path: Path, shift: int, more: Collection[str], later: Collection[str] = ()) -> None:
         for name, offset in value.offsets:
             if name in self.names or name in more:
                 continue

@@ -52,7 +52,10 @@ def test_a_message_to_rank_minus_one_is_an_invalid_call_and_says_what_was_writte
         (BASE + "program: [{broadcast: {tensor: x, src: 9007199254740991}}]", "src: expected an integer of 32 bits"),
         (BASE + "program: [{broadcast: {tensor: x, src: 1e30}}]", "src: expected an integer of 32 bits"),
         (BASE + "program: [{isend: {tensor: x, dst: (rank + 1) % 4, tag: 2147483648, as: h}}]", "tag: expected an integer of 32"),
-        (BASE + "program: [{barrier: {}}]\nexpect: {makespan: {at_least: 3 s, at_most: 1 s}}", "nothing is at least 3 s and at most 1"),
+        (
+            BASE + "program: [{barrier: {}}]\nexpect: {makespan: {at_least: 3 s, at_most: 1 s}}",
+            "nothing is at least 3 s and at most 1",
+        ),
         (BASE + "program: []\noptions: {timeout: 0 s}", "a timeout above zero"),
         (BASE + "program: []\ngroups: {g: {ranks: [0], timeout: 0 ms}}", "a timeout above zero"),
         (BASE + "program: [{monitored_barrier: {timeout: 0 s}}]", "a timeout above zero"),
@@ -98,7 +101,9 @@ def test_true_is_no_number_in_a_declaration(text: str):
 def test_a_tensor_that_is_larger_than_its_device_is_a_finding():
     found = check(loads("world: 2\ntensors: {x: {shape: [67108864, 67108864], dtype: float64}}\nprogram: [{all_reduce: x}]"))
 
-    assert [(f.code, f.message) for f in found.findings] == [("DS806", "the tensor x has 32770 TiB, one CPU socket has 238.4 GiB")]
+    assert [(f.code, f.message) for f in found.findings] == [
+        ("DS806", "the tensor x has 32770 TiB, one CPU socket has 238.4 GiB")
+    ]
 
 
 def test_times_beyond_64_bits_are_refused_file_by_file(tmp_path: Path):

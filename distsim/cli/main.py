@@ -36,7 +36,7 @@ def main() -> None:
     sys.exit(status)
 
 
-def _status() -> object:
+def _status() -> str | int | None:
     """Run the command; its status, or that of what it failed with."""
     from distsim.cli.app import app
     from distsim.errors import OUT_OF_BOUNDS, DistsimError, out_of_bounds
@@ -44,7 +44,7 @@ def _status() -> object:
     try:
         app(prog_name="distsim")
     except SystemExit as end:
-        return end.code
+        return end.code  # typer's own
     except DistsimError as error:
         return _told(error)
     except OUT_OF_BOUNDS as error:

@@ -10,9 +10,10 @@ The names below are loaded when they are first used, so that `import distsim` co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as typing has it, whose import would take longer than all of this file
 if TYPE_CHECKING:
+    from typing import Any
+
     from distsim.check.verdict import verdict_of
     from distsim.errors import DistsimError, ScenarioErrors, UsageError, UserError
     from distsim.expectations import differences

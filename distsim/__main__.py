@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from distsim.cli.main import main
+try:
+    from distsim.cli.main import main
+except KeyboardInterrupt:  # in the first moments, while modules load
+    raise SystemExit(130) from None
 
 if __name__ == "__main__":
     main()

@@ -30,6 +30,7 @@ from distsim.engine.outcomes import ProfileOutcome, outcome_under
 from distsim.errors import Problem, ScenarioErrors, UsageError
 from distsim.findings.record import Finding
 from distsim.profiles import PROFILES, Profile, default_cluster
+from distsim.program.limits import bounded_program, bounded_world
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import Scenario, load
@@ -66,36 +67,51 @@ class CheckResult:
     schedule: Mapping[str, Any] | None = None
 
     def status(self) -> int:
-        """2: can't be read; 1: an error among the findings, or an outcome other than `completes` under ``backend``; else 0."""
+        """2: can't be read; 1: an error among the findings, an outcome other than `completes` under ``backend``, or a search that hit its
+        bound while the back end may do worse than complete; else 0."""
         if self.verdict is None:
             return 2
-        bad = any(f.severity == "error" for f in self.findings) or self.profiles[self.backend].outcome != "completes"
-        return int(bad)
+        own = self.profiles[self.backend]
+        bad = any(f.severity == "error" for f in self.findings) or own.outcome != "completes"
+        unsure = not self.verdict.complete and own.possible != ("completes",)
+        return int(bad or unsure)
 
 
 def check_file(
-    path: str | Path, *, sets: Sequence[str] = (), backend: str | None = None, max_states: int = MAX_STATES, strict: bool = False
-) -> CheckResult:
+    path: str | Path, *, sets: Sequence[str] = (), backend: str | None = None, max_states: int = MAX_STATES, strict: bool = False,
+    max_calls: int | None = None,
+) -> CheckResult:  # fmt: skip
     """Check a scenario file. A file that can't be read is no exception but a result with ``errors``."""
     try:
-        return check(load(str(path), sets=tuple(sets)), backend=backend, max_states=max_states, strict=strict)
+        return check(
+            load(str(path), sets=tuple(sets)), backend=backend, max_states=max_states, strict=strict, max_calls=max_calls
+        )
     except ScenarioErrors as error:
         return CheckResult(str(path), error.problems)
     except UsageError as error:
-        return CheckResult(str(path), (Problem(str(path), 0, 0, error.message, hint=error.remedy),))
+        return CheckResult(str(path), (Problem(str(path), 0, 0, error.message.removeprefix(f"{path}: "), hint=error.remedy),))
 
 
-def check(scenario: Scenario, *, backend: str | None = None, max_states: int = MAX_STATES, strict: bool = False) -> CheckResult:
+def check(
+    scenario: Scenario,
+    *,
+    backend: str | None = None,
+    max_states: int = MAX_STATES,
+    strict: bool = False,
+    max_calls: int | None = None,
+) -> CheckResult:
     """Check a scenario. ``backend`` takes the place of the file's; ``max_states`` bounds the search over orders of events;
-    ``strict`` makes leaks errors. Raises ScenarioErrors."""
+    ``strict`` makes leaks errors; ``max_calls`` stands for the limits of `distsim.program.limits`. Raises ScenarioErrors, UsageError."""
     with no_collection():
-        return _check(scenario, str(backend or scenario.backend), max_states, strict)
+        bounded_world(scenario, max_calls)
+        return _check(scenario, str(backend or scenario.backend), max_states, strict, max_calls)
 
 
-def _check(scenario: Scenario, backend: str, max_states: int, strict: bool) -> CheckResult:
+def _check(scenario: Scenario, backend: str, max_states: int, strict: bool, max_calls: int | None) -> CheckResult:
     if backend != scenario.backend:
         scenario = scenario.model_copy(update={"backend": backend})
     program = lower(scenario)
+    bounded_program(program, max_calls)
     cost = cost_model(scenario, program)
     found = check_program(program, cost=cost, max_states=max_states, more=memory_findings(scenario, program, cost.cluster))
     if strict:

@@ -116,3 +116,18 @@ class EnvironmentFault(DistsimError):
 
     def __str__(self) -> str:
         return f"{self.message}\n  help: {self.remedy}" if self.remedy else self.message
+
+
+#: What input that is out of all bounds makes Python raise.
+OUT_OF_BOUNDS = (RecursionError, MemoryError, OverflowError)
+
+
+def out_of_bounds(error: BaseException, where: str) -> UsageError:
+    """A refusal of such an input, with the place and the remedy."""
+    place = f"{where}: " if where else ""
+    if isinstance(error, RecursionError):
+        return UsageError(f"{place}the input is nested too deeply", "write it flatter, with fewer levels of steps or brackets")
+    if isinstance(error, MemoryError):
+        smaller = "take fewer ranks, iterations or repeats; `simulate --no-verdict --no-values` needs less"
+        return UsageError(f"{place}it takes more memory than is free", smaller)
+    return UsageError(f"{place}times or sizes add up to more than 64 bits can count (292 years in ns)", "make them smaller")

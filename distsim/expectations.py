@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distsim.errors import ScenarioErrors, UsageError
+from distsim.errors import OUT_OF_BOUNDS, ScenarioErrors, UsageError, out_of_bounds
 from distsim.ops.fields import PerRank
 from distsim.units import duration_text, show_ns
 
@@ -72,6 +72,8 @@ def check_file(path: Path) -> Checked:
         return Checked(str(path), simulation, differences(simulation))
     except (ScenarioErrors, UsageError) as error:
         return Checked(str(path), None, (), error)
+    except OUT_OF_BOUNDS as error:
+        return Checked(str(path), None, (), out_of_bounds(error, str(path)))
 
 
 def differences(simulation: Simulation) -> tuple[Difference, ...]:

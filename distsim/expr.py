@@ -25,6 +25,7 @@ _Run = Callable[[Env], Any]
 LARGEST = 2**53
 MAX_LENGTH = 500
 MAX_DEPTH = 100
+_MANY = 64
 ALLOWED = "numbers, names, + - * // %, comparisons, and, or, not, `a if c else b`, min and max"
 _WORDS = {"True": True, "False": False, "true": True, "false": False}
 
@@ -60,6 +61,8 @@ class Expression:
         """The value, given the names: a number, or an array when a name that counts is an array. Raises ExpressionError."""
         if self.constant is not None:
             return self.constant
+        if len(env) > _MANY:  # branches copy what they see
+            env = {name: env[name] for name in self.names if name in env}
         return self._run(env)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ from distsim.engine import Run, run
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES, default_cluster
+from distsim.program.limits import bounded_program, bounded_world
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import Scenario
@@ -84,16 +85,19 @@ def simulate(
     with_values: bool | None = None,
     ordered: bool = False,
     schedule: Schedule | None = None,
+    max_calls: int | None = None,
     tell: Callable[[str], None] = _untold,
 ) -> Simulation:
     """Simulate a scenario under the file's back end and cluster, or under others.
 
     ``with_values``: None works them out where the program is small. ``ordered`` runs the time-ordered engine even where the fast
     one is exact. ``schedule``: the order of events that a check wrote; receives from any source take the messages it names.
+    ``max_calls``: calls that may be simulated, in place of the limits of `distsim.program.limits`.
     ``tell`` is called with what is done next, in words. Raises ScenarioErrors and UsageError.
     """
     with no_collection():
-        return _simulate(scenario, backend, cluster, with_verdict, with_values, ordered, schedule, tell)
+        bounded_world(scenario, max_calls)
+        return _simulate(scenario, backend, cluster, with_verdict, with_values, ordered, schedule, max_calls, tell)
 
 
 def _simulate(
@@ -104,12 +108,14 @@ def _simulate(
     with_values: bool | None,
     ordered: bool,
     schedule: Schedule | None,
+    max_calls: int | None,
     tell: Callable[[str], None],
 ) -> Simulation:
     tell("every rank's calls")
     if backend is not None and backend != scenario.backend:
         scenario = scenario.model_copy(update={"backend": str(backend)})
     program = lower(scenario)
+    bounded_program(program, max_calls)
     cost = cost_model(scenario, program, cluster)
     follow = {(*r[:2], r[2]): (*s[:2], s[2]) for r, s in schedule.sender_of.items()} if schedule is not None else None
     return simulate_program(

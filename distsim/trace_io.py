@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import islice
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from io import TextIOWrapper
 from typing import Any, Final
 
 import numpy as np
@@ -26,12 +24,19 @@ from numpy.typing import NDArray
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.findings.record import Place
 from distsim.names import nearest
+from distsim.output import visible, write_file
+from distsim.reading import LongLine, bounded_lines, open_bytes, some_lines
 from distsim.trace import COLUMNS, NOWHERE, OPTIONAL, TABLES, TRACE_SCHEMA_VERSION, Trace
 from distsim.trace_values import readable
 
 FORMAT: Final = "distsim-trace"
 #: Lines that are parsed, or written, at a time: few enough to keep memory small, many enough to be fast.
 _CHUNK: Final = 8192
+#: Characters of a header, which holds groups and values, and of a call's line.
+_LONGEST_HEADER: Final = 64 << 20
+_LONGEST_LINE: Final = 8 << 20
+#: A trace with more calls is not read.
+_MOST_CALLS: Final = 50_000_000
 #: A trace with more ranks is taken for a damaged one.
 _MOST_RANKS: Final = 1 << 17
 _REMEDY: Final = "traces are written by `distsim simulate FILE --trace FILE.jsonl` and `distsim run --real`"
@@ -53,27 +58,10 @@ _ARGS: Final = {
 
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write a trace; a reader never sees half of it. Raises EnvironmentFault when it can't be written."""
-    target = Path(path)
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-    except OSError as fault:
-        raise EnvironmentFault(f"{target} can't be written: {fault.strerror}") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as out:
-            out.writelines(trace_lines(trace))
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
-    except BaseException as fault:
-        os.unlink(temporary)
-        if isinstance(fault, OSError):
-            raise EnvironmentFault(f"{target} can't be written: {fault.strerror}") from None
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+        write_file(path, trace_lines(trace))
+    except UsageError as fault:
+        raise EnvironmentFault(f"the trace can't be written: {fault.message}", fault.remedy) from None
 
 
 def trace_lines(trace: Trace) -> Iterator[str]:
@@ -107,13 +95,32 @@ def _json(item: Any) -> str:
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a trace. Raises UsageError, with the line, for a file that is damaged, cut short, newer, or no trace at all."""
+    shown = visible(os.fspath(path), one_line=True)
     try:
-        with open(path, encoding="utf-8") as lines:
-            return parse_trace(lines, os.fspath(path))
+        with open_bytes(path) as raw, TextIOWrapper(raw, encoding="utf-8") as lines:
+            return _visible(parse_trace(bounded_lines(lines, _LONGEST_HEADER, _LONGEST_LINE), shown))
     except OSError as fault:
-        raise UsageError(f"{os.fspath(path)} can't be read: {fault.strerror}", _near_file(os.fspath(path))) from None
+        raise UsageError(f"{shown} can't be read: {fault.strerror}", _near_file(os.fspath(path))) from None
+    except LongLine as fault:
+        raise UsageError(f"{shown}:{fault.number}: {fault}", _REMEDY) from None
     except UnicodeDecodeError:
-        raise UsageError(f"{os.fspath(path)}: this is no text, so no trace", _REMEDY) from None
+        raise UsageError(f"{shown}: this is no text, so no trace", _REMEDY) from None
+
+
+def _visible(trace: Trace) -> Trace:
+    """The trace with the control characters of its texts written out."""
+    tables: dict[str, list[Any]] = {name: [_shown(item) for item in items] for name, items in trace.tables.items()}
+    return Trace(_shown(trace.header), tables, trace.columns)
+
+
+def _shown(item: Any) -> Any:
+    if isinstance(item, str):
+        return visible(item, one_line=True)
+    if isinstance(item, Place):
+        return replace(item, file=_shown(item.file), op=_shown(item.op))
+    if isinstance(item, dict):
+        return {_shown(key): _shown(value) for key, value in item.items()}
+    return [_shown(value) for value in item] if isinstance(item, list) else item
 
 
 def _near_file(file: str) -> str:
@@ -130,11 +137,16 @@ def parse_trace(lines: Iterable[str], file: str = "<trace>") -> Trace:
     source = iter(lines)
     header = _header(next(source, ""), file)
     calls = header.pop("calls", None)
+    most = _MOST_CALLS if calls is None else min(calls, _MOST_CALLS)
     reader = _Reader(file, header)
     number = 2
-    while chunk := list(islice(source, _CHUNK)):
+    while chunk := some_lines(source, _CHUNK, _LONGEST_HEADER):
         reader.take(chunk, number)
         number += len(chunk)
+        if reader.count > most:
+            raise UsageError(
+                f"{file}:{most + 2}: more calls than the {most:,} that the header announces or distsim reads", _REMEDY
+            )
     if calls is not None and calls != reader.count:
         raise UsageError(
             f"{file}:{number}: the file is cut short: its header announces {calls} calls, {reader.count} are there",
@@ -196,8 +208,13 @@ def _check_facts(header: Mapping[str, Any], file: str) -> None:
 def _is_link_fault(fault: Any) -> bool:
     return (
         isinstance(fault, list) and len(fault) == 3 and isinstance(fault[0], str) and isinstance(fault[1], list)
-        and isinstance(fault[2], (int, float))
+        and isinstance(fault[2], (int, float)) and not isinstance(fault[2], bool)
     )  # fmt: skip
+
+
+def _is(value: Any, kind: type) -> bool:
+    """true is no number."""
+    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def _is_end(end: Any) -> bool:
@@ -329,9 +346,7 @@ def _args(value: Any) -> str:
     for name, given in (value or {}).items():
         kind: Any = _ARGS.get(name, object)
         items = given if isinstance(kind, list) else [given]
-        if not isinstance(items, list) or not all(
-            isinstance(item, kind[0] if isinstance(kind, list) else kind) for item in items
-        ):
+        if not isinstance(items, list) or not all(_is(item, kind[0] if isinstance(kind, list) else kind) for item in items):
             raise ValueError(f"expected `{name}` in `args` as distsim writes it")
     return json.dumps(value, ensure_ascii=False) if value else ""
 

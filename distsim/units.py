@@ -72,6 +72,14 @@ def parse_duration_ns(value: object) -> int:
     return round(_parse(value, "a duration", "3 ms", _DURATION))
 
 
+def parse_timeout_ns(value: object) -> int:
+    """A duration above zero: a wait that ends before it starts is none."""
+    found = parse_duration_ns(value)
+    if not found:
+        raise ValueError(f"expected a timeout above zero, as `10 s`, found {_show(value)}")
+    return found
+
+
 def parse_size_bytes(value: object) -> int:
     """`4 MiB` in bytes. Units: B, KiB MiB GiB TiB, kB MB GB TB. Raises ValueError for a fraction of a byte."""
     size = _parse(value, "a size", "4 MiB", _SIZE)

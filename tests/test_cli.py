@@ -166,11 +166,11 @@ def test_ctrl_c_is_quiet():
 
 
 def wait_until_it_reads(pid: int) -> None:
-    """Until the process sleeps in the read of its standard input (Linux), or a second has passed."""
+    """Until the process waits for its standard input (Linux), or a second has passed."""
     for _ in range(100):
         time.sleep(0.05)
         try:
-            if "pipe_read" in Path(f"/proc/{pid}/wchan").read_text(encoding="ascii"):
+            if "poll" in Path(f"/proc/{pid}/wchan").read_text(encoding="ascii"):
                 return
         except OSError:
             break

@@ -21,6 +21,7 @@ HANDLES = ("h", "k")
 WORLD = 4
 
 durations = st.integers(0, 10**12).map(lambda ns: f"{ns} ns")
+timeouts = st.integers(1, 10**12).map(lambda ns: f"{ns} ns")
 conditions = st.sampled_from(["rank == 0", "dp == 1 or pp == 0", "not (rank > 2)", "min(rank, 1) == 1", "true"])
 numbers = st.one_of(
     st.integers(-(2**53), 2**53),
@@ -134,7 +135,7 @@ scenarios = st.fixed_dictionaries(
         "cluster": st.sampled_from(["dgx-a100", "some/file.yaml", {"preset": "dgx-h100"}]),
         "iterations": st.integers(1, 9),
         "options": mapping(
-            {}, {"init": st.just("eager"), "timeout": durations, "buffsize": st.just("1 MiB"), "blocking_wait": st.booleans()}
+            {}, {"init": st.just("eager"), "timeout": timeouts, "buffsize": st.just("1 MiB"), "blocking_wait": st.booleans()}
         ),
         "launch": mapping({}, {"master_port": st.integers(1, 65535), "start": st.just("fork")}),
         "faults": st.lists(

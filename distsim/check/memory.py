@@ -11,6 +11,7 @@ from distsim.cluster import Cluster
 from distsim.expr import Expression
 from distsim.findings.record import Finding, Place
 from distsim.names import listing
+from distsim.ops.records import DTYPE_BYTES
 from distsim.program.records import Program
 from distsim.scenario import Scenario
 from distsim.scenario.entries import Block
@@ -44,6 +45,7 @@ def memory_findings(scenario: Scenario, program: Program, cluster: Cluster) -> t
     stated = held(scenario, program)
     nobody = tuple(_nobody(scenario, name) for name in scenario.memory if name not in {one.name for one in stated})
     over = sorted((one for one in stated if one.total > room), key=lambda one: (-one.total, one.ranks))
+    nobody = (*nobody, *_tensors(scenario, program, cluster))
     if not over:
         return nobody
     worst = over[0]
@@ -60,6 +62,26 @@ def memory_findings(scenario: Scenario, program: Program, cluster: Cluster) -> t
     )
 
 
+def _tensors(scenario: Scenario, program: Program, cluster: Cluster) -> tuple[Finding, ...]:
+    """Declared tensors that alone are more than a device has, the largest first."""
+    room, found = cluster.device.memory_nbytes, []
+    for tensor in program.tensors.values():
+        nbytes = np.asarray(float(DTYPE_BYTES[tensor.dtype])) * tensor.copies
+        for size in tensor.shape or ():
+            nbytes = nbytes * size
+        if np.max(nbytes) > room and tensor.shape is not None:
+            ranks = tuple(np.flatnonzero(np.broadcast_to(nbytes > room, (program.world_size,))).tolist())
+            found.append((float(np.max(nbytes)), tensor.name, ranks))
+    return tuple(
+        Finding(
+            "DS806", "warning",
+            f"the tensor {name} has {show_bytes(round(nbytes))}, {cluster.device.name} has {show_bytes(room)}",
+            ranks, ranks, ("cut it, or give it fewer copies",), (_place_of(scenario, ("tensors", name), "tensor"),),
+        )
+        for nbytes, name, ranks in sorted(found, key=lambda one: (-one[0], one[1]))[:_MOST]
+    )  # fmt: skip
+
+
 def _nobody(scenario: Scenario, name: str) -> Finding:
     said = f"the selector of the memory {name} selects no rank"
     return Finding("DS901", "warning", said, places=(_place(scenario, name),))
@@ -67,11 +89,15 @@ def _nobody(scenario: Scenario, name: str) -> Finding:
 
 def _place(scenario: Scenario, name: str) -> Place:
     """Where the entry is written; one that a strategy added stands nowhere: then where the first strategy's block does."""
-    spot, top = scenario.problem(("memory", name), ""), scenario.problem((), "")
+    return _place_of(scenario, ("memory", name), "memory")
+
+
+def _place_of(scenario: Scenario, path: tuple[str, str], op: str) -> Place:
+    spot, top = scenario.problem(path, ""), scenario.problem((), "")
     block = next((entry for entry in scenario.program if isinstance(entry, Block)), None)
     if (spot.line, spot.column) == (top.line, top.column) and block is not None:
-        return Place(scenario.file, block.line, block.column, "memory")
-    return Place(scenario.file, spot.line, spot.column, "memory")
+        return Place(scenario.file, block.line, block.column, op)
+    return Place(scenario.file, spot.line, spot.column, op)
 
 
 def _ranks(selector: Expression | Iterable[int] | None, program: Program) -> tuple[int, ...]:

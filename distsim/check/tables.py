@@ -221,7 +221,7 @@ class Tables:
         part, lane, n = row.part, row.where, row.number
         members, rooted = self.layout.lane_ranks[lane], OPS[part.call.op].root_field is not None
         root = int(value_at(part.call.fields.get("root"), self.layout.program.row_of[rank])) if rooted else members[0]
-        needed = profile.needs(part.call.op, len(members), members.index(root), members.index(rank)) if rooted else None
+        needed = profile.needs(part.call.op, len(members), members.index(root), members.index(rank))
         if needed is None:
             tests = self.lane_tests(lane, n)
             return Request(part.position, -1, members, False, tests, tests)

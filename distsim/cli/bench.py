@@ -75,9 +75,9 @@ def _size(word: str) -> int:
 
 def _duration_s(text: str) -> float:
     from distsim.errors import UsageError
-    from distsim.units import parse_duration_ns
+    from distsim.units import parse_timeout_ns
 
     try:
-        return parse_duration_ns(text) / 1e9
+        return parse_timeout_ns(text) / 1e9
     except ValueError as error:
         raise UsageError(f"--timeout: {error}", "as --timeout '5 min'") from None

@@ -27,6 +27,10 @@ OpOption = Annotated[
 ]
 
 
+#: Larger logs are none of nccl-tests.
+_MOST = 64 * 2**20
+
+
 def command(
     sources: Sources,
     output: Output,
@@ -65,13 +69,14 @@ def _read(source: Path, op: str | None) -> tuple[tuple[Point, ...], str | None]:
     from distsim.bench import FORMAT, from_json
     from distsim.calibrate import from_bench, from_nccl_log, from_trace
     from distsim.errors import UsageError
+    from distsim.reading import read_bytes
     from distsim.trace_io import read_trace
 
     if source.suffix == ".jsonl":
         trace = read_trace(source)
         return from_trace(trace), "dgx-a100" if trace.header.get("backend") == "nccl" else None
     try:
-        text = source.read_text(encoding="utf-8", errors="replace")
+        text = read_bytes(source, _MOST).decode("utf-8", errors="replace")
     except OSError as fault:
         raise UsageError(f"{source} can't be read: {fault.strerror}", "give a bench, a trace or a log") from None
     if text.lstrip().startswith("{") and f'"{FORMAT}"' in text[:200]:

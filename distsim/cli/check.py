@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, Sets
+from distsim.cli.options import BackendOption, MaxCalls, Sets
 
 if TYPE_CHECKING:
     from distsim.checking import CheckResult
@@ -41,6 +41,7 @@ def command(
     max_states: MaxStates = None,
     backend: BackendOption = None,
     strict: Strict = False,
+    max_calls: MaxCalls = None,
     sets: Sets = None,
 ) -> None:
     """Check scenarios: verdict, findings, and each back end's outcome.
@@ -55,20 +56,21 @@ def command(
     """
     from distsim.checking import MAX_STATES, CheckResult, check_file
     from distsim.cli.progress import watched
-    from distsim.errors import Problem
+    from distsim.errors import OUT_OF_BOUNDS, Problem, out_of_bounds
 
     bound = MAX_STATES if max_states is None else max_states
 
     def checked(path: str) -> CheckResult:
         try:
-            return check_file(path, sets=sets or (), backend=backend, max_states=bound, strict=strict)
-        except RecursionError:
-            return CheckResult(path, (Problem(path, 0, 0, "the input is nested too deeply"),))
+            return check_file(path, sets=sets or (), backend=backend, max_states=bound, strict=strict, max_calls=max_calls)
+        except OUT_OF_BOUNDS as error:
+            refused = out_of_bounds(error, "")
+            return CheckResult(path, (Problem(path, 0, 0, refused.message, hint=refused.remedy),))
 
     results = [checked(path) for path in watched(expanded(files), "checking")]
     text = _report(results, format)
     if text:
-        console.out(text)
+        console.out(text, commands=format is Format.github)
     raise typer.Exit(max((result.status() for result in results), default=0))
 
 

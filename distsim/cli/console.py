@@ -1,22 +1,20 @@
-"""What the command line writes: data to standard output, notes to standard error, files in one piece."""
+"""What the command line writes: data to standard output, notes to standard error; files as `distsim.output` writes them."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
-if TYPE_CHECKING:
-    from distsim.errors import EnvironmentFault
+from distsim.output import visible, visible_json, write_file
 
 #: The reader of a pipe has gone, the terminal has been closed.
 _NOBODY_READS = (errno.EPIPE, errno.EIO)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
+_COMMAND = re.compile(r"^([ \t]*)::", re.MULTILINE)
 #: Words that are coloured on a terminal: pattern -> style.
 HIGHLIGHTS = (
     (r"(?m)^passed\b|\bcompletes(?= in \d)|(?<=verdict )ok\b", "green"),
@@ -28,11 +26,14 @@ HIGHLIGHTS = (
 )
 
 
-def out(text: str) -> None:
-    """Write data to standard output, with its last line ended. A reader that has gone away is no error.
+def out(text: str, commands: bool = False) -> None:
+    """Write data to standard output, with its last line ended; control characters in it are shown. A reader that has gone away is no error.
+
+    ``commands``: the text is meant for GitHub, whose log takes lines that begin with `::` for commands.
 
     Raises EnvironmentFault where it can't be written, as on a full disk.
     """
+    text = visible(text) if commands else _no_commands(visible(text))
     try:
         if coloured(sys.stdout):
             _out_in_colour(text)
@@ -40,24 +41,38 @@ def out(text: str) -> None:
             print(text)
         sys.stdout.flush()
     except OSError as error:
-        if error.errno not in _NOBODY_READS:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise _full("standard output", error) from None
-        _leave_quietly()
+        _failed(error)
 
 
-def _full(what: str | Path, error: OSError) -> EnvironmentFault:
-    from distsim.errors import EnvironmentFault
+def out_bytes(data: bytes) -> None:
+    """Write a picture to standard output. Raises EnvironmentFault where it can't be written."""
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        _failed(error)
 
-    return EnvironmentFault(f"can't write {what}: {error.strerror}", "make room there, or write to another disk")
+
+def _no_commands(text: str) -> str:
+    """No text of a file gives orders to the log of a CI job: a line that would be one gets a blank."""
+    return _COMMAND.sub(r"\1: :", text).replace("##[", "## [") if "::" in text or "##[" in text else text
 
 
-def _leave_quietly() -> NoReturn:
-    """End as a process does that SIGPIPE ends; Python's own flush at exit then finds an open file."""
+def _failed(error: OSError) -> NoReturn:
+    """Standard output takes nothing more; Python's own flush at exit then finds an open file."""
     import typer
 
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    raise typer.Exit(128 + 13)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if error.errno in _NOBODY_READS:
+        raise typer.Exit(128 + 13)  # as a process ends that SIGPIPE ends
+    from distsim.errors import EnvironmentFault
+
+    if error.errno == errno.EBADF:
+        raise EnvironmentFault("can't write standard output: it is closed", "`> /dev/null` throws the report away") from None
+    raise EnvironmentFault(
+        f"can't write standard output: {error.strerror}", "make room there, or write to another disk"
+    ) from None
 
 
 def coloured(stream: TextIO) -> bool:
@@ -77,47 +92,20 @@ def _out_in_colour(text: str) -> None:
 
 def note(text: str) -> None:
     """Write to standard error, where it does not mix with data."""
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
-
-
-def write_file(path: Path, data: str | bytes | Iterable[str]) -> None:
-    """Write a file whole or not at all: into a temporary file beside it, then renamed.
-
-    Raises UsageError where the folder is not there or may not be written, EnvironmentFault where the disk is full.
-    """
-    import tempfile
-
-    from distsim.errors import UsageError
-
-    pieces = [data] if isinstance(data, str | bytes) else data
-    temporary = ""
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = file.name
-            file.writelines(p if isinstance(p, bytes) else p.encode("utf-8") for p in pieces)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        if not isinstance(error, OSError):
-            raise
-        if error.errno in _FULL:
-            raise _full(path, error) from None
-        raise UsageError(
-            f"can't write {path}: {error.strerror}", "name a file in a folder that exists and may be written"
-        ) from None
+        print(_no_commands(visible(text)), file=sys.stderr, flush=True)
+    except OSError:  # nobody can be told
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def to_json(record: Any) -> str:
-    """JSON as all commands print it: UTF-8, two blanks of indent, keys in the order given."""
+def to_json(record: object) -> str:
+    """JSON as all commands print it: UTF-8 (ASCII where the stream is not), two blanks of indent, keys in the order given."""
     import json
 
-    return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)
+    plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    text = json.dumps(record, indent=2, ensure_ascii=plain, allow_nan=False)
+    return visible_json(text).replace("##[", "##\\u005b")
+
+
+__all__ = ["HIGHLIGHTS", "coloured", "note", "out", "out_bytes", "to_json", "write_file"]

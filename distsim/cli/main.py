@@ -3,30 +3,83 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from distsim.cli import console
+from distsim.cli import console, process
+
+if TYPE_CHECKING:
+    from distsim.errors import DistsimError
+
+#: What a process ends with that Ctrl-C has ended.
+INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line and end the process with its exit status."""
+    try:
+        process.ready_streams()
+        if not {"--real", "bench"} & set(sys.argv[1:]):  # those start processes, which take what memory they need
+            process.end_on_interrupt()
+            process.bound_memory()
+        status = _status()
+    except KeyboardInterrupt:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(INTERRUPTED)  # a large heap takes seconds to tear down
+    with suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said
+    gc.freeze()  # the process ends: nothing is worth a last round of the collector
+    sys.exit(status)
+
+
+def _status() -> str | int | None:
+    """Run the command; its status, or that of what it failed with."""
     from distsim.cli.app import app
-    from distsim.errors import DistsimError, InternalError
+    from distsim.errors import OUT_OF_BOUNDS, DistsimError, out_of_bounds
 
     try:
         app(prog_name="distsim")
-    except InternalError as error:
-        sys.exit(_own_fault(error))
+    except SystemExit as end:
+        return end.code  # typer's own
     except DistsimError as error:
-        console.note(str(error))
-        sys.exit(error.exit_code)
-    except RecursionError:
-        console.note("error: the input is nested too deeply")
-        sys.exit(2)
+        return _told(error)
+    except OUT_OF_BOUNDS as error:
+        return _told(out_of_bounds(error, _inputs()))
+    except OSError as error:
+        return _surroundings(error)
     except Exception as error:
-        sys.exit(_own_fault(error))
-    finally:
-        gc.freeze()  # the process ends: nothing is worth a last round of the collector
+        return _own_fault(error)
+    return 0
+
+
+def _told(error: DistsimError) -> int:
+    from distsim.errors import InternalError
+
+    if isinstance(error, InternalError):
+        return _own_fault(error)
+    console.note(str(error))
+    return error.exit_code
+
+
+def _inputs() -> str:
+    """The files that the command was given, to say where."""
+    found = [word for word in sys.argv[2:] if not word.startswith("-") and os.path.isfile(word)]
+    return ", ".join(found)
+
+
+def _surroundings(error: OSError) -> int:
+    """Say what the machine refused; what is still to be written to standard output is lost."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    where = f": {error.filename}" if error.filename else ""
+    console.note(
+        f"error: the system says: {error.strerror or error}{where}\n  help: see that files and streams are there and take data"
+    )
+    return 4
 
 
 def _own_fault(error: Exception) -> int:

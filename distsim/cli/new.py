@@ -20,10 +20,11 @@ def command(file: File = Path("scenario.yaml"), kind: Kind = "plain") -> None:
     Example: distsim new mine.yaml --kind pipeline
     """
     from distsim.errors import UsageError
+    from distsim.output import is_stream
     from distsim.scenario import starter
 
     text = starter(kind)
-    if file.exists():
+    if file.exists() and not is_stream(file):
         raise UsageError(f"{file} is already there", "name a file that is not, as `distsim new mine.yaml`")
     console.write_file(file, text)
     console.note(f"wrote {file}; now `distsim simulate {file}`")

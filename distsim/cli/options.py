@@ -27,15 +27,21 @@ BackendOption = Annotated[Backend | None, typer.Option("--backend", help="Whose 
 ClusterOption = Annotated[
     str | None, typer.Option("--cluster", metavar="NAME", help="What it costs: a preset or a file, in place of the file's.")
 ]
+MaxCalls = Annotated[
+    int | None, typer.Option("--max-calls", metavar="N", min=1, help="Calls that may be simulated (5000000, on 131072 ranks).")
+]
 
 
 def read_scenario(file: str, sets: list[str] | None) -> Scenario:
     """The scenario in a file, or on standard input when ``file`` is ``-``. Raises ScenarioErrors."""
-    from distsim.scenario import load, loads
+    from distsim.scenario import load, load_stdin
 
     if file != "-":
         return load(file, sets=tuple(sets or ()))
     import sys
 
-    text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    return loads(text, file="<stdin>", sets=tuple(sets or ()))
+    if sys.stdin.isatty():
+        from distsim.cli.console import note
+
+        note("reading a scenario from the terminal; Ctrl-D ends it")
+    return load_stdin(tuple(sets or ()))

@@ -88,9 +88,11 @@ def _deliver(picture: str | bytes, output: Path | None, fmt: str) -> None:
     if output is not None:
         console.write_file(output, picture)
         console.note(f"wrote {output}")
-    elif isinstance(picture, str):
+    elif isinstance(picture, str) and sys.stdout.isatty():
         console.out(picture.rstrip("\n"))
+    elif isinstance(picture, str):
+        console.out_bytes(f"{picture.rstrip()}\n".encode())
     elif sys.stdout.isatty():
         raise UsageError(f"a {fmt} is no text for a terminal", f"add `-o picture.{fmt}`")
     else:
-        sys.stdout.buffer.write(picture)
+        console.out_bytes(picture)

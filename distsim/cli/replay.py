@@ -103,11 +103,16 @@ def _alone(given: list[str]) -> None:
 def _simulated(
     trace: Path, cluster: str | None, backend: RealBackend | None, scale: Scale, output: Path | None, format: Format
 ) -> int:
+    from distsim.errors import UsageError
     from distsim.replay import replay
     from distsim.trace_io import read_trace
     from distsim.views.replayview import replay_json, replay_text
 
-    found = replay(read_trace(trace), cluster=read_cluster(cluster), backend=backend and backend.value, scale=scale)
+    source, prices = read_trace(trace), read_cluster(cluster)
+    try:
+        found = replay(source, cluster=prices, backend=backend and backend.value, scale=scale)
+    except UsageError as error:
+        raise UsageError(f"{trace}: {error.message}", error.remedy) from None
     if output is not None:
         write_trace(output, found.trace)
     console.out(console.to_json(replay_json(found, str(trace))) if format is Format.json else replay_text(found, str(trace)))

@@ -94,6 +94,7 @@ def command(
     Example: distsim run scenarios/hybrid.yaml --real --backend gloo
     Example: distsim run scenarios/hybrid.yaml --real --trace hybrid.jsonl
     """
+    _timeout_ns(timeout)
     scenario = read_scenario(file, sets)
     if not real:
         asked = _words(file, sets, backend, timeout, launcher, init, trace, repeat, force, device)
@@ -119,10 +120,10 @@ def wish_of(
 
 def _timeout_ns(text: str) -> int:
     from distsim.errors import UsageError
-    from distsim.units import parse_duration_ns
+    from distsim.units import parse_timeout_ns
 
     try:
-        return max(parse_duration_ns(text), 1)
+        return parse_timeout_ns(text)
     except ValueError as error:
         raise UsageError(f"--timeout: {error}", "as --timeout '10 s'") from None
 
@@ -213,7 +214,10 @@ def check_trace_name(path: Path) -> None:
     import tempfile
 
     from distsim.errors import UsageError
+    from distsim.output import is_stream
 
+    if is_stream(path):
+        return
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} for the trace", "name a file in a folder that exists")
     if path.suffix not in (".jsonl", ".json"):
@@ -232,7 +236,7 @@ def write_trace(path: Path, trace: Trace) -> None:
     from distsim.trace_io import trace_lines
     from distsim.views.chrome import chrome_trace
 
-    console.write_file(path, trace_lines(trace) if path.suffix == ".jsonl" else chrome_trace(trace))
+    console.write_file(path, chrome_trace(trace) if path.suffix == ".json" else trace_lines(trace))
 
 
 def _report(run: RealRun, format: Format) -> str:

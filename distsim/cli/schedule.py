@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distsim.errors import UsageError
+from distsim.reading import read_bytes
 
 if TYPE_CHECKING:
     from distsim.check.schedule import Schedule
@@ -22,7 +23,7 @@ def read_schedule(path: Path, scenario: str) -> Schedule:
     from distsim.check.schedule import schedule_from_json
 
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_bytes(path))
     except OSError as error:
         raise UsageError(f"can't read {path}: {error.strerror}", _REMEDY) from None
     except (ValueError, RecursionError):

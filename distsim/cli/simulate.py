@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, ClusterOption, File, Sets, read_scenario
+from distsim.cli.options import BackendOption, ClusterOption, File, MaxCalls, Sets, read_scenario
 
 if TYPE_CHECKING:
     from distsim.check.schedule import Schedule
@@ -48,6 +48,7 @@ def command(
     no_verdict: NoVerdict = False,
     no_values: NoValues = False,
     strict: Strict = False,
+    max_calls: MaxCalls = None,
 ) -> None:
     """Simulate a scenario: outcome, verdict, findings, times, values.
 
@@ -65,7 +66,7 @@ def command(
         scenario = read_scenario(file, sets)
         simulation = simulate(
             scenario, backend=backend, cluster=cluster, with_verdict=not no_verdict, with_values=False if no_values else None,
-            schedule=_order(schedule, file), tell=tell,
+            schedule=_order(schedule, file), max_calls=max_calls, tell=tell,
         )  # fmt: skip
         tell("the report")
         for path, write in zip(trace or (), writers, strict=True):
@@ -93,8 +94,11 @@ def status(simulation: Simulation, strict: bool = False) -> int:
 def _writer(path: Path) -> Callable[[Simulation, Path], None]:
     """How a trace is written, by the file's name. Raises UsageError for a name that says neither, before anything runs."""
     from distsim.errors import UsageError
+    from distsim.output import is_stream
 
     writers = {".jsonl": _write_native, ".json": _write_chrome}
+    if is_stream(path):
+        return writers.get(path.suffix, _write_native)
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} for the trace", "name a file in a folder that exists")
     if path.suffix not in writers:

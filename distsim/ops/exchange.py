@@ -12,7 +12,7 @@ from distsim.ops.base import Binding, Drawing, Effect, Op, Share, Source, Words
 from distsim.ops.bindings import NCCL_MOVES, ONLY_GLOO
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, stranger
 from distsim.ops.collective import Collective, torch_list
-from distsim.ops.fields import DurationField, ExprList, GroupField, TensorField, TensorList
+from distsim.ops.fields import ExprList, GroupField, TensorField, TensorList, TimeoutField
 from distsim.ops.records import Buffer, Call
 from distsim.ops.torch_types import Memory, Work
 from distsim.schedules import algorithms_of
@@ -203,7 +203,7 @@ class MonitoredBarrier(Op):
     bindings = {"gloo": Binding(gpu=False), "nccl": Binding(refused=ONLY_GLOO), "mpi": Binding(refused=ONLY_GLOO)}
 
     group: GroupField = None
-    timeout: DurationField = None
+    timeout: TimeoutField = None
     wait_all_ranks: StrictBool = False
 
     @classmethod

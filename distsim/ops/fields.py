@@ -175,6 +175,10 @@ WaitField = Annotated[Ref | tuple[Ref, ...], *_field(many(ref), {"anyOf": [_TEXT
 DurationField = Annotated[
     int | PerRank[int] | None, *_field(per_rank(units.parse_duration_ns), _with_per_rank(_TEXT), _written(units.duration_text))
 ]
+#: The same, and not zero.
+TimeoutField = Annotated[
+    int | PerRank[int] | None, *_field(per_rank(units.parse_timeout_ns), _with_per_rank(_TEXT), _written(units.duration_text))
+]
 
 
 def _amount(parse_one: Callable[[str], N], expected: str) -> Parser[N | Expression | PerRank[N | Expression]]:

@@ -8,7 +8,7 @@ from pydantic import StrictBool
 
 from distsim.ops import colours
 from distsim.ops.base import Drawing, Op, Words
-from distsim.ops.fields import DurationField, ExprList, GroupField
+from distsim.ops.fields import ExprList, GroupField, TimeoutField
 from distsim.ops.records import Call
 from distsim.ops.torch_types import Memory, Work
 
@@ -30,7 +30,7 @@ class InitProcessGroup(Op):
 
     backend: str | None = None
     init_method: str | None = None
-    timeout: DurationField = None
+    timeout: TimeoutField = None
 
     @classmethod
     def parties(cls, call: Call) -> tuple[int, ...]:
@@ -69,7 +69,7 @@ class NewGroup(Op):
 
     name: str
     ranks: ExprList = None
-    timeout: DurationField = None
+    timeout: TimeoutField = None
     backend: str | None = None
     use_local_synchronization: StrictBool = False
 

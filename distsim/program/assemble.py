@@ -21,6 +21,9 @@ from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Field
 
 T = TypeVar("T")
 
+#: Bytes of one call; times that follow from them still fit 64 bits.
+_MOST_BYTES = 2**62
+
 
 @overload
 def narrow(vector: IntVector) -> Vec: ...
@@ -311,7 +314,10 @@ class CodeBuilder:
         fault = draft.row.faults(call)
         if fault is not None:
             return 0, -1, fault
-        return draft.row.nbytes(call), self.shelf.signature(draft.row.agreement(call)), None
+        nbytes = draft.row.nbytes(call)
+        if nbytes > _MOST_BYTES:
+            return 0, -1, f"{draft.row.op} moves {nbytes:.3g} bytes, more than 62 bits can count"
+        return nbytes, self.shelf.signature(draft.row.agreement(call)), None
 
 
 def fault_code(fault: str) -> tuple[str, str]:

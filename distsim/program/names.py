@@ -12,9 +12,14 @@ from distsim.errors import ScenarioErrors
 from distsim.expr import Expression, ExpressionError
 from distsim.ops.base import Op
 from distsim.ops.fields import PerRank
+from distsim.ops.records import DTYPE_BYTES
 from distsim.program.assemble import Shelf, narrow
 from distsim.program.records import BoolVector, Env, IntVector, Numbers, Vec, Written, at
 from distsim.scenario.model import Scenario
+from distsim.units import show_bytes
+
+#: Of one tensor; sums of them still fit 64 bits.
+MOST_BYTES = 2**60
 
 
 class Marked(Protocol):
@@ -79,9 +84,28 @@ class Names:
             if not _integral(size) or np.min(size) < 0:
                 self.problem(("tensors", name), f"tensor {name}: a size must be an integer of at least 0, found {_first(size)}")
 
+        self.check_bytes(("tensors", name), f"tensor {name}", self.shapes[name] or (), self.scenario.tensors[name].dtype)
+
+    def check_bytes(self, place: Marked | tuple[str, ...], what: str, shape: tuple[Vec, ...], dtype: str) -> None:
+        """Sizes are counted in 64 bits; nothing near that is meant."""
+        nbytes = np.asarray(float(DTYPE_BYTES[dtype]))
+        for size in shape:
+            nbytes = nbytes * size
+        if np.max(nbytes, initial=0.0) > MOST_BYTES:
+            most = show_bytes(MOST_BYTES)
+            self.problem(
+                place,
+                f"{what} has {float(np.max(nbytes)):.3g} bytes; at most {most} (2**60 bytes) are simulated: make it smaller",
+            )
+
     def _check_value(self, name: str) -> None:
         """A list of numbers gives each element of the tensor one."""
         value, shape = self.scenario.tensors[name].value, self.shapes[name]
+        dtype = self.scenario.tensors[name].dtype
+        if dtype != "bool" and has_bool(value):
+            self.problem(
+                ("tensors", name, "value"), f"tensor {name} is {dtype}; expected numbers as its value, found true or false"
+            )
         if not isinstance(value, tuple) or shape is None:
             return
         elements = np.ones(self.world_size, dtype=np.int64)
@@ -189,6 +213,8 @@ class Names:
                 single = {k: v[row].item() if isinstance(v, np.ndarray) else v for k, v in env.items()}
                 item = self.evaluate(item, single, place, ranks[row : row + 1])
             found.append(item)
+        if len({isinstance(item, bool) for item in found}) > 1:
+            self.problem(place, "true or false beside numbers in a per-rank mapping; expected one kind for all ranks")
         return cast("Numbers", narrow(np.array(found)))
 
     def selected(self, entry: Selecting, here: IntVector, indices: Mapping[str, int], lenient: bool = False) -> BoolVector:
@@ -196,7 +222,8 @@ class Names:
         selector = entry.ranks
         if not isinstance(selector, Expression):
             return np.ones(len(here), dtype=np.bool_) if selector is None else np.isin(here, selector)
-        env = {name: v[here] if isinstance(v, np.ndarray) else v for name, v in self.world.items()}
+        used = {name: self.world[name] for name in selector.names if name in self.world}
+        env = {name: v[here] if isinstance(v, np.ndarray) else v for name, v in used.items()}
         env.update(indices)
         try:
             mask = selector.evaluate(env)
@@ -220,6 +247,15 @@ class Names:
 def _count(value: object) -> int:
     """The numbers in a nested list."""
     return sum(_count(item) for item in value) if isinstance(value, tuple) else 1
+
+
+def has_bool(value: object) -> bool:
+    """Is one of the numbers written as true or false?"""
+    if isinstance(value, tuple):
+        return any(map(has_bool, value))
+    if isinstance(value, PerRank):
+        return any(has_bool(item) for _, item in value.entries) or has_bool(value.default)
+    return isinstance(value, Expression) and isinstance(value.constant, bool)
 
 
 def _integral(value: Numbers) -> bool:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 Indices = dict[str, int]
 
+#: What torch counts in 32 bits: ranks and tags. An integer beyond is refused (torch raises).
+_INT32 = ("src", "dst", "group_src", "group_dst", "assume_src", "tag", "ranks")
+_MOST_RANK = 2**31
+
 
 class Here:
     """Where a step stands in the walk: loop indices, and the guard that shuts ranks out (None: nobody)."""
@@ -53,10 +57,13 @@ class Resolver:
     def _integer(self, here: Here, value: Written, what: str) -> Vec:
         found = self._value(here, value)
         if isinstance(found, float) and found.is_integer():
-            return int(found)
+            found = int(found)
         kind = getattr(found, "dtype", None)
         if isinstance(found, bool) or (not isinstance(found, int) and kind != np.int64):
             self.walker.names.problem(here.step, f"{what}: expected an integer, found {np.ravel(found)[0]}")
+        if what in _INT32 and not (np.min(found) >= -_MOST_RANK and np.max(found) < _MOST_RANK):
+            far = int(np.ravel(found)[np.argmax(np.abs(np.ravel(found)))])
+            self.walker.names.problem(here.step, f"{what}: expected an integer of 32 bits, as torch takes it, found {far}")
         return cast("Vec", found)
 
     def _group_names(self, group: Vec) -> dict[str, Vec]:
@@ -107,7 +114,9 @@ class Resolver:
     def _buffer(self, here: Here, ref: Ref | Inline) -> BufferVec:
         names = self.walker.names
         if isinstance(ref, Inline):
-            return BufferVec("", 0, tuple(self._integer(here, n, "shape") for n in ref.shape), ref.dtype)
+            sizes = tuple(self._integer(here, n, "shape") for n in ref.shape)
+            names.check_bytes(here.step, "the tensor", sizes, ref.dtype)
+            return BufferVec("", 0, sizes, ref.dtype)
         index = 0 if ref.index is None else self._integer(here, ref.index, str(ref))
         key = (ref.name, vec_key(index), self._auto.get(ref.name) is None)
         if key not in self._buffers:

@@ -14,6 +14,7 @@ from distsim.ops.local import Wait
 from distsim.program.assemble import Draft, Flaw, Requests, narrow, vec_key
 from distsim.program.autoshape import auto_shape
 from distsim.program.handles import Handle
+from distsim.program.names import has_bool
 from distsim.program.records import BoolVector, CodeCall, Site, Vec
 from distsim.program.resolver import Here, Indices, Resolver
 from distsim.program.transpose import transposed
@@ -100,7 +101,7 @@ class StepLowering(Resolver):
     def _handle(self, here: Here, ref: Ref) -> Handle:
         if ref.index is None:
             return (ref.name, None)
-        index = self._value(here, ref.index)
+        index = self._integer(here, ref.index, str(ref))
         if isinstance(index, np.ndarray):
             self._split(index)
         return (ref.name, int(index))
@@ -122,10 +123,19 @@ class StepLowering(Resolver):
         side = "dst" if draft.row.direction == "send" else "src"
         if peer is not None:
             found = self._integer(here, peer, side)
-            return found if not np.any(np.asarray(found) == -1) else narrow(np.where(np.asarray(found) == -1, -2, found))
+            return self._none_is_any(draft, found)
         if group_peer is None:
             return -1
         return self._global(here, self._integer(here, group_peer, f"group_{side}"), draft, f"group_{side}")
+
+    def _none_is_any(self, draft: Draft, peer: Vec) -> Vec:
+        """-1 stands for any source inside distsim; a file that writes it means a rank that is not there."""
+        if not np.any(np.equal(peer, -1)):
+            return peer
+        side, world = "to" if draft.row.direction == "send" else "from", self.walker.names.world_size
+        reason = f"{draft.row.op} {side} rank -1, but the world has ranks 0 to {world - 1}"
+        draft.invalid.append(Flaw(np.broadcast_to(np.equal(peer, -1), len(self.walker.ranks)), "DS101", reason))
+        return narrow(np.where(np.equal(peer, -1), -2, peer)) if isinstance(peer, np.ndarray) else -2
 
     def _collective(self, here: Here, draft: Draft) -> None:
         op: Any = here.step.op
@@ -233,12 +243,24 @@ class StepLowering(Resolver):
         for name, source in _LOCAL_FIELDS.items():
             value = getattr(op, source, None)
             if value is not None and value != "":
-                fields[name] = self._value(here, value)
+                fields[name] = self._integer(here, value, source) if source == "code" else self._value(here, value)
+        for name, source in (("flops", "flops"), ("mem_bytes", "bytes")):
+            self._check_amount(here, fields.get(name, 0), source)
         for name in ("reads", "writes", "adds"):
             if getattr(op, name, ()):
                 fields[name] = self._buffers_of(here, getattr(op, name))
         if draft.row.op == "assign":
             fields.update(writes=self._buffers_of(here, op.tensor), value=op.value, indices=tuple(here.indices.items()))
+            if fields["writes"][0].dtype != "bool" and has_bool(op.value):
+                self.walker.names.problem(here.step, f"value: {op.tensor} holds numbers; expected numbers, found true or false")
+
+    def _check_amount(self, here: Here, amount: Any, what: str) -> None:
+        """An expression's count may come out as no count."""
+        found = np.asarray(amount)
+        if found.dtype == np.bool_ or not bool(np.all(found >= 0)):
+            self.walker.names.problem(
+                here.step, f"{what}: expected a count of zero or more, found {np.ravel(found)[np.argmin(found)]}"
+            )
 
     def _group_step(self, here: Here, draft: Draft) -> None:
         draft.group = 0

@@ -158,7 +158,7 @@ class Walker:
                 return value.constant
         elif not isinstance(value, PerRank):
             return value
-        env = {**self.env, **indices, **(more or {})}
+        env = self._seen(value, {**indices, **(more or {})})
         if guard is None:
             return self.names.evaluate(value, env, place, self.ranks)
         env = {k: v[guard] if isinstance(v, np.ndarray) else v for k, v in env.items()}
@@ -168,6 +168,14 @@ class Walker:
         full = np.zeros(len(self.ranks), dtype=inside.dtype)
         full[guard] = inside
         return cast("Numbers", full)
+
+    def _seen(self, value: Expression | PerRank[Expression], more: Env) -> Env:
+        """What a value's expressions can see, of many names no more than they use."""
+        if isinstance(value, Expression):
+            return {
+                name: more[name] if name in more else self.env[name] for name in value.names if name in more or name in self.env
+            }
+        return {**self.env, **more}
 
     def names_in(self, steps: Iterable[Entry]) -> frozenset[str]:
         """All names that expressions in these entries use."""

@@ -17,6 +17,7 @@ from distsim.errors import EnvironmentFault
 from distsim.real import worker
 from distsim.real.board import seen
 from distsim.real.job import Job
+from distsim.real.rendezvous import listen, serve
 
 Given = TypeVar("Given")
 METHODS = ("fork", "spawn", "forkserver", "elastic")
@@ -78,6 +79,7 @@ class ElasticLauncher(Launcher):
         self.ranks: tuple[int, ...] = ()
         self._started: dict[int, BaseProcess] = {}  # processes by pid, as multiprocessing knows them
         self._thread: threading.Thread | None = None
+        self._store: Any = None
 
     def start(self, job: Job, ranks: Sequence[int]) -> None:
         self.ranks = tuple(ranks)
@@ -93,8 +95,12 @@ class ElasticLauncher(Launcher):
 
         for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        # torch's own rendezvous would listen on every address; in one process, stores of one port share the server that is there first
+        door, port = listen("127.0.0.1", 0, may_move=True)
+        self._store = serve(door, "127.0.0.1", port, shared=True)
         config = LaunchConfig(
-            min_nodes=1, max_nodes=1, nproc_per_node=len(self.ranks), rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0",
+            min_nodes=1, max_nodes=1, nproc_per_node=len(self.ranks), rdzv_backend="static", rdzv_endpoint=f"127.0.0.1:{port}",
+            rdzv_configs={"rank": 0, "timeout": 60},
             run_id=f"distsim-{os.getpid()}", max_restarts=0, monitor_interval=0.1, start_method=self.start_method,
             local_addr="127.0.0.1", logs_specs=DefaultLogsSpecs(log_dir=job.directory),
         )  # fmt: skip

@@ -41,11 +41,15 @@ def _torch() -> ModuleType:
     return torch.distributed
 
 
-def serve(door: socket.socket, address: str, port: int) -> TCPStore:
-    """The store, served from this process on a socket that already listens. The socket belongs to the store from now on."""
+def serve(door: socket.socket, address: str, port: int, shared: bool = False) -> TCPStore:
+    """The store, served from this process on a socket that already listens. The socket belongs to the store from now on.
+
+    ``shared``: further stores of this process on the same port use its server.
+    """
     store: TCPStore = _torch().TCPStore(
-        address, port, None, True, timeout=timedelta(seconds=60), wait_for_workers=False, master_listen_fd=door.detach()
-    )
+        address, port, None, True, timeout=timedelta(seconds=60), wait_for_workers=False, multi_tenant=shared,
+        master_listen_fd=door.detach(),
+    )  # fmt: skip
     return store
 
 

@@ -3,10 +3,22 @@
 from typing import Any
 
 from distsim.scenario.entries import Block, Entry, Repeat, Step
-from distsim.scenario.files import load, load_mapping, loads
+from distsim.scenario.files import load, load_mapping, load_stdin, loads
 from distsim.scenario.model import Scenario
 
-__all__ = ["Block", "Entry", "Repeat", "Scenario", "Step", "json_schema", "load", "load_mapping", "loads", "starter"]
+__all__ = [
+    "Block",
+    "Entry",
+    "Repeat",
+    "Scenario",
+    "Step",
+    "json_schema",
+    "load",
+    "load_mapping",
+    "load_stdin",
+    "loads",
+    "starter",
+]
 
 
 def json_schema() -> dict[str, Any]:

@@ -9,12 +9,26 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from distsim.output import visible
 from distsim.scenario.document import MAX_ALIASED, Document, Map, Seq, plain_scalar
 from distsim.scenario.problems import Problems, shown
 
 _MISSING_BLANK = re.compile(r"([A-Za-z_]\w*):(\S.*)", re.DOTALL)
 _TAGS = ("", "tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 _TOO_LARGE = re.compile(r"[-+]?[0-9]{41,}")
+
+
+#: What may stand on several lines: prose, and expressions.
+_PROSE = ("about",)
+_LABELS = ("name", "message", "fail", "on", "stream", "source", "error_band")
+_EXPRESSION = re.compile(r"[\w\s+\-*/%<>=!().,@]*")
+
+
+def _one_line(key: Any, value: Any) -> Any:
+    """A label's ends of lines are shown, not sent; what reads as an expression keeps them."""
+    if not isinstance(value, str) or key in _PROSE or (key not in _LABELS and _EXPRESSION.fullmatch(value)):
+        return value
+    return visible(value, one_line=True)
 
 
 class _Bomb(Exception):
@@ -63,7 +77,8 @@ class _Constructor:
         if node.tag == "" and _TOO_LARGE.fullmatch(node.value):
             self.problem(node, "the number is too large: integers go up to 2**53 (9007199254740992)")
             return 1
-        return plain_scalar(node)
+        value = plain_scalar(node)
+        return visible(value) if isinstance(value, str) else value
 
     def sequence(self, node: Any) -> Seq:
         result = Seq()
@@ -101,7 +116,7 @@ class _Constructor:
                     continue
             if self.lacks_blank(result, key_node, value_node):
                 continue
-            self.put(result, key_node, lambda node=value_node: self.build(node))
+            self.put(result, key_node, lambda node=value_node, key=key_node.value: _one_line(key, self.build(node)))
         return result
 
     def comma(self, node: Any, text: str) -> None:
@@ -127,6 +142,7 @@ class _Constructor:
             self.problem(key_node, f"a key must be a name or an integer, found a {key_node.id}")
             return
         key = self.scalar(key_node)
+        key = visible(key, one_line=True) if isinstance(key, str) else key
         if isinstance(key, bool) or not isinstance(key, str | int):
             self.problem(key_node, f"a key must be a name or an integer, found {shown(key)}", "quote it, if it is a text")
             return

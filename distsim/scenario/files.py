@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path as FilePath
 from typing import Any
 
 from distsim.collection import no_collection
 from distsim.errors import Problem, ScenarioErrors
+from distsim.output import visible
+from distsim.reading import read_bytes
 from distsim.scenario.construct import construct
 from distsim.scenario.document import Document, compose
 from distsim.scenario.model import Scenario, scenario_of
 from distsim.scenario.overrides import apply
 from distsim.scenario.problems import Problems
 from distsim.scenario.read import read
-
-#: Larger files are no scenarios.
-MAX_BYTES = 16 * 2**20
 
 
 def load(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> Scenario:
@@ -26,6 +24,11 @@ def load(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> Scenario:
     Raises ScenarioErrors with all problems of the file, UsageError for a wrong item of ``sets``.
     """
     return loads(_text(os.fspath(path)), os.fspath(path), sets)
+
+
+def load_stdin(sets: Sequence[str] = ()) -> Scenario:
+    """The scenario on standard input. Raises as `load` does."""
+    return loads(_decoded(_read(0, "<stdin>"), "<stdin>"), "<stdin>", sets)
 
 
 def load_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -42,7 +45,7 @@ def load_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def loads(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> Scenario:
     """The scenario in a text; ``file`` is what its places are called."""
-    document = Document(file, text)
+    document = Document(visible(file, one_line=True), text)
     with no_collection():
         document.node = apply(document, compose(document), sets)
         problems = Problems(document)
@@ -51,17 +54,24 @@ def loads(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> Scenario
 
 
 def _text(file: str) -> str:
+    return _decoded(_read(file, file), file)
+
+
+def _read(source: str | int, file: str) -> bytes:
     try:
-        with FilePath(file).open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        return read_bytes(source)
     except FileNotFoundError:
         raise _failed(file, "no such file", _near_file(file)) from None
     except IsADirectoryError:
         raise _failed(file, "this is a directory; expected a scenario file", "name a file in it") from None
+    except TimeoutError as error:
+        raise _failed(file, f"can't be read: {error.strerror}", "write a scenario into it, or name a file") from None
     except (OSError, ValueError) as error:
-        raise _failed(file, f"can't be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > MAX_BYTES:
-        raise _failed(file, f"larger than {MAX_BYTES // 2**20} MiB; expected a scenario file")
+        message = getattr(error, "strerror", None) or error
+        raise _failed(file, f"can't be read: {message}; expected a scenario file", "name a YAML file that may be read") from None
+
+
+def _decoded(data: bytes, file: str) -> str:
     if b"\0" in data:
         raise _failed(file, "a binary file; expected a scenario, YAML in UTF-8")
     try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
+from distsim import units
 from distsim.expr import Expression
 from distsim.ops.fields import DtypeField, FieldError, Gather, SelectorField, ValueField, expression, per_rank, plain, shape
 from distsim.profiles import PROFILES
@@ -23,6 +24,7 @@ from distsim.scenario.scalars import (
     Ranks,
     Size,
     Text,
+    Timeout,
     choice,
     field,
     integer,
@@ -70,7 +72,7 @@ class GroupDecl(Part):
     axes: Names | None = None
     by: Annotated[Expression | None, *field(expression, _EXPRESSION_SCHEMA)] = None
     backend: Backend | None = None
-    timeout_ns: Duration | None = Field(default=None, alias="timeout")
+    timeout_ns: Timeout | None = Field(default=None, alias="timeout")
 
     @model_validator(mode="after")
     def _one_way(self) -> GroupDecl:
@@ -146,7 +148,7 @@ class _Options(Part):
     #: NCCL_LAUNCH_ORDER_IMPLICIT: communicators of a device launch in the order of the host's calls.
     launch_order_implicit: Flag = False
     #: init_process_group's timeout; None: the back end's default (nccl 10 min, else 30 min).
-    timeout_ns: Duration | None = Field(default=None, alias="timeout")
+    timeout_ns: Timeout | None = Field(default=None, alias="timeout")
     #: init_process_group's init_method; None: env://.
     init_method: Text | None = None
 
@@ -229,6 +231,9 @@ class Bounds(Part):
     def _some(self) -> Bounds:
         if self.at_least_ns is None and self.at_most_ns is None:
             raise ValueError("expected `at_least` or `at_most`, as `{at_most: 20 ms}`")
+        if self.at_least_ns is not None and self.at_most_ns is not None and self.at_least_ns > self.at_most_ns:
+            least, most = units.duration_text(self.at_least_ns), units.duration_text(self.at_most_ns)
+            raise FieldError(f"nothing is at least {least} and at most {most}: swap them", ("at_least",))
         return self
 
 

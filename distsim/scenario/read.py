@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from distsim.errors import UsageError
 from distsim.expr import Expression
 from distsim.names import listing, near
-from distsim.ops.fields import expression
+from distsim.ops.fields import PerRank, expression
 from distsim.profiles import DEFAULT_BACKEND, PROFILES
 from distsim.scenario.document import Document, Path
 from distsim.scenario.expansion import expand_data
@@ -209,7 +209,7 @@ class _Reader:
         scope.entries(found["program"])
         found["memory"] = self.memory(scope)
         found["faults"] = self.faults(scope, size)
-        self.expected(found["expect"], scope, size)
+        self.expected(found["expect"], scope, size, found["tensors"])
 
     def vars(self) -> dict[str, Expression]:
         found = {}
@@ -269,10 +269,13 @@ class _Reader:
                 self.outside(("faults", k, "rank"), (fault.rank,), size)
         return tuple(found)
 
-    def expected(self, expect: Expect | None, scope: Scope, size: int | None) -> None:
+    def expected(self, expect: Expect | None, scope: Scope, size: int | None, tensors: Mapping[str, TensorDecl]) -> None:
         if expect is None:
             return
-        for name in expect.values:
+        for name, numbers in expect.values.items():
+            tensor = tensors.get(name.partition("@")[0])
+            if tensor is not None and tensor.dtype != "bool" and _has_bool(numbers):
+                self.problems.add(("expect", "values", name), f"{name} holds numbers; expected numbers, found true or false")
             if name.partition("@")[0] not in scope.tensors:
                 known = scope.tensors
                 message = f"unknown tensor {name}; declared are {listing(known)}{near(name, known)}"
@@ -290,6 +293,13 @@ def _name(value: Any) -> str:
     if not text(value).strip():
         raise ValueError("expected a name, found an empty text")
     return text(value)
+
+
+def _has_bool(numbers: object) -> bool:
+    """Is one of the expected numbers true or false?"""
+    if isinstance(numbers, PerRank):
+        return any(_has_bool(item) for _, item in numbers.entries) or _has_bool(numbers.default)
+    return any(map(_has_bool, numbers)) if isinstance(numbers, tuple) else isinstance(numbers, bool)
 
 
 def _is_file(value: str) -> bool:

@@ -108,4 +108,5 @@ Ranks = Annotated[
 Names = Annotated[tuple[str, ...], *field(listed(text, "a list of names"), {"type": "array", "items": _TEXT})]
 Backend = Annotated[str, *field(choice(*PROFILES), {"enum": [*PROFILES]})]
 Duration = Annotated[int, *field(units.parse_duration_ns, _TEXT, units.duration_text)]
+Timeout = Annotated[int, *field(units.parse_timeout_ns, _TEXT, units.duration_text)]
 Size = Annotated[int, *field(units.parse_size_bytes, _TEXT, units.size_text)]

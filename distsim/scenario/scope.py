@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -51,7 +51,7 @@ class Scope:
         self.tensors: dict[str, Any] = {}
         self.handles: set[str] = set()
         self.meaning: dict[str, str] = dict.fromkeys(RESERVED, "a word of expressions")
-        self.names: list[str] = list(BASE)
+        self.names: dict[str, None] = dict.fromkeys(BASE)
         #: What is the same number on every rank.
         self.constants: dict[str, Any] = {} if world_size is None else {"world_size": world_size}
         #: What rank 0 sees.
@@ -72,7 +72,7 @@ class Scope:
         for axis, size in self.axes.items():
             self.define(axis, "an axis of the mesh", ("mesh", axis))
             self.define(f"{axis}_size", f"the size of the axis {axis}", ("mesh", axis))
-            self.names += [axis, f"{axis}_size"]
+            self.names |= dict.fromkeys((axis, f"{axis}_size"))
             self.constants[f"{axis}_size"] = size
             self.sample |= {axis: 0, f"{axis}_size": size}
             self.groups.add(axis)
@@ -80,10 +80,9 @@ class Scope:
     def define_vars(self, variables: Mapping[str, Expression]) -> None:
         """In order: a var may use those before it."""
         for name, value in variables.items():
-            later = [other for other in variables if other not in self.names]
-            self.expression(value, ("vars", name), (), later)
+            self.expression(value, ("vars", name), (), variables)
             self.define(name, "a var", ("vars", name))
-            self.names.append(name)
+            self.names[name] = None
             self.fold(name, value)
 
     def fold(self, name: str, value: Expression) -> None:
@@ -127,13 +126,13 @@ class Scope:
             self.field(tensor.value, (*path, "value"), VALUE_WORDS)
 
     # --- uses ---
-    def expression(self, value: Expression, path: Path, more: Iterable[str] = (), later: Iterable[str] = ()) -> None:
+    def expression(self, value: Expression, path: Path, more: Collection[str] = (), later: Collection[str] = ()) -> None:
         """Every name that an expression uses must be known here."""
-        self._expression(value, path, 0, [*self.names, *more], later)
+        self._expression(value, path, 0, more, later)
 
-    def _expression(self, value: Expression, path: Path, shift: int, known: list[str], later: Iterable[str] = ()) -> None:
+    def _expression(self, value: Expression, path: Path, shift: int, more: Collection[str], later: Collection[str] = ()) -> None:
         for name, offset in value.offsets:
-            if name in known:
+            if name in self.names or name in more:
                 continue
             if name in later:
                 message = f"the var {name} is defined further down; vars are evaluated in order"
@@ -142,16 +141,15 @@ class Scope:
             elif name in VALUE_WORDS:
                 message = f"{name} is known in `value:` only"
             else:
-                words = dict.fromkeys(known)
+                words = dict.fromkeys((*self.names, *more))
                 message = f"unknown name {name} in an expression; known here are {listing(words, 20)}{near(name, words)}"
             self.problems.add(path, message, offset=shift + offset)
 
-    def field(self, value: Any, path: Path, more: Iterable[str] = ()) -> None:
+    def field(self, value: Any, path: Path, more: Collection[str] = ()) -> None:
         """The names of all expressions inside a field's value."""
-        known = [*self.names, *more]
         for way, leaf in leaves(value):
             if isinstance(leaf, Expression):
-                self._expression(leaf, (*path, *way), 0, known)
+                self._expression(leaf, (*path, *way), 0, more)
 
     def selector(self, ranks: Selector, path: Path, more: list[str]) -> None:
         """A condition's names must be known, and rank 0 must get true or false from it (lowering asks the other ranks)."""
@@ -163,9 +161,9 @@ class Scope:
             self.problems.add(
                 where, f"`ranks: {ranks.text}` in quotes is a number, not true or false; name a rank without quotes"
             )
-        elif ranks.names <= self.sample.keys() | set(more):
+        elif all(name in self.sample or name in more for name in ranks.names):
             with suppress(ExpressionError):
-                if not isinstance(ranks.evaluate({**dict.fromkeys(more, 0), **self.sample}), bool):
+                if not isinstance(ranks.evaluate({name: self.sample.get(name, 0) for name in ranks.names}), bool):
                     example = f"`{ranks.text} == 0`" if ranks.text.isidentifier() else "`stage == 0`"
                     message = f"a condition must be true or false, and {ranks.text} is a number; write {example} or the like"
                     self.problems.add(where, message)
@@ -252,11 +250,10 @@ class Scope:
         return kind in (str, int, float, bool)
 
     def _uses(self, row: type[Op], name: str, value: Any, path: Path, more: list[str]) -> None:
-        known = [*self.names, *more]
         for way, leaf in leaves(value):
             where = (*path, *way)
             if isinstance(leaf, Expression):
-                self._expression(leaf, where, 0, known)
+                self._expression(leaf, where, 0, more)
                 continue
             if row.kind == "wait":
                 if leaf.name not in self.handles and leaf.name != "all":
@@ -267,7 +264,7 @@ class Scope:
                 message = f"unknown tensor {leaf.name}; declared are {listing(self.tensors)}{near(leaf.name, self.tensors)}"
                 self.problems.add(where, message)
             if leaf.index is not None:
-                self._expression(leaf.index, where, len(leaf.name) + 1, known)
+                self._expression(leaf.index, where, len(leaf.name) + 1, more)
 
     def _assigned(self, value: Any, path: Path, index: list[str]) -> None:
         """`assign`'s value may also name tensors, whose elements it stands for."""

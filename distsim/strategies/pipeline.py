@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, PlainValidator, WithJsonSchema, fiel
 
 from distsim import units
 from distsim.names import listing, near, shown
+from distsim.reading import read_bytes
 from distsim.strategies.base import Context, Cost, Entry, Expansion, Refusal, Strategy, block, blocks, declared
 from distsim.strategies.fields import Axis, Count, Dtype, Shape, cost, keyed
 from distsim.strategies.pipeline_actions import Schedule, computes, from_rows, parse_rows
@@ -204,7 +205,7 @@ class Pipeline(Strategy):
         path = Path(self.schedule)
         beside = Path(context.folder) / path
         try:
-            return (beside if beside.exists() else path).read_text(encoding="utf-8").splitlines()
+            return read_bytes(beside if beside.exists() else path).decode("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
             raise ValueError(

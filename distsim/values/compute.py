@@ -97,7 +97,9 @@ class _Execution:
         try:
             return fill(value, env, buffer.numel, buffer.dtype, self.limit)
         except ExpressionError as error:
-            message = f"the value of tensor {buffer.label} can't be worked out on rank {env['rank']}: {error}"
+            message = (
+                f"{self.program.file}: the value of tensor {buffer.label} can't be worked out on rank {env['rank']}: {error}"
+            )
             raise UsageError(message, "mend its expression, or leave the numbers away with --no-values") from None
 
     def initial(self, rank: int, label: str) -> State:

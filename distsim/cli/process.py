@@ -1,0 +1,121 @@
+"""The process around a command: its three streams, Ctrl-C, and how much memory it may take."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import signal
+import sys
+from contextlib import suppress
+from io import TextIOWrapper
+from typing import TextIO
+
+#: After Ctrl-C, work that does not end by itself is ended.
+GRACE_S = 0.4
+#: Memory that a command may take whatever is free, and what it leaves to others.
+_LEAST, _LEFT = 512 << 20, 0.05
+#: Where a control group (version 2, version 1) says its limit and what it holds.
+_GROUP_MEMORY = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.stat", "anon "),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.stat", "total_rss "),
+)
+_PLAIN = {
+    "→": "->", "←": "<-", "×": "x", "·": ".", "…": "...", "–": "-", "—": "-", "≥": ">=", "≤": "<=", "µ": "u", "μ": "u", "±": "+-",
+    "⇄": "<->", "‘": "'", "’": "'", "“": '"', "”": '"', "•": "*", "─": "-", "━": "-", "│": "|", "≈": "~", "∞": "inf", "≠": "!=",
+}  # fmt: skip
+
+
+def ready_streams() -> None:
+    """Closed streams get a stand-in, so that no file takes their number; what an encoding lacks becomes plain characters."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, _stand_in(number))
+    codecs.register_error("distsim", _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if not isinstance(stream, TextIOWrapper):  # a stream that a test put there
+            continue
+        with suppress(ValueError, OSError):
+            if codecs.lookup(stream.encoding).name != "utf-8" or stream.errors == "strict":
+                stream.reconfigure(errors="distsim")
+
+
+def _stand_in(number: int) -> TextIO:
+    """A stream for a closed one: reading gives nothing, writing fails as it would there; notes go nowhere."""
+    handle = os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)
+    if handle != number:
+        os.dup2(handle, number)
+        os.close(handle)
+    return os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False)
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Plain characters for those that an encoding lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode("ascii") for c in text), error.end
+
+
+def end_on_interrupt() -> None:
+    """See to it that Ctrl-C ends this process soon with 130, even where some library keeps the exception to itself.
+
+    The interpreter writes the signal's number into a pipe at once; a thread reads it there and ends the process after a while.
+    Not for commands that start processes of their own.
+    """
+    from threading import Thread, current_thread, main_thread
+
+    if current_thread() is not main_thread():
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    Thread(target=_watch, args=(reader,), daemon=True).start()
+
+
+def _watch(reader: int) -> None:
+    import time
+
+    while True:
+        if signal.SIGINT in os.read(reader, 64):
+            break
+    time.sleep(GRACE_S)
+    with suppress(OSError):
+        if os.isatty(2):
+            os.write(2, b"\x1b[?25h")  # a bar may have hidden the cursor
+    os._exit(130)
+
+
+def bound_memory() -> None:
+    """Let this process take the memory that is free, and no more: MemoryError in place of the kernel's killer (Linux)."""
+    try:
+        import resource
+    except ImportError:
+        return
+    free = _free_bytes()
+    if free is None:
+        return
+    bound = max(_LEAST, int(free * (1 - _LEFT)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    for other in (soft, hard):
+        bound = bound if other == resource.RLIM_INFINITY else min(bound, other)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
+
+
+def _free_bytes() -> int | None:
+    """What the machine and this process's control group have left."""
+    found: list[int] = []
+    with suppress(OSError, ValueError, StopIteration):
+        found.append(_of_line("/proc/meminfo", "MemAvailable:") * 1024)
+    for limit, stat, word in _GROUP_MEMORY:
+        with suppress(OSError, ValueError, StopIteration):
+            with open(limit, encoding="ascii") as file:
+                most = int(file.read())
+            found.append(most - _of_line(stat, word))
+    return max(min(found), 0) if found else None
+
+
+def _of_line(path: str, word: str) -> int:
+    """The number behind a word at the start of a line."""
+    with open(path, encoding="ascii") as lines:
+        return int(next(line for line in lines if line.startswith(word)).split()[1])

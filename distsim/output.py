@@ -1,0 +1,167 @@
+"""What leaves distsim: files in one piece, and texts whose control characters are shown instead of sent.
+
+Every file that distsim writes goes through `write_file`. A regular file is written beside and renamed, so a reader never sees half of
+it; a link is followed; whatever is no regular file (a terminal, a pipe, a device) is written into, and never replaced.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from distsim.errors import EnvironmentFault, UsageError
+
+__all__ = ["is_stream", "visible", "visible_json", "write_file"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+#: Names of streams that this process has open already.
+_OPEN = re.compile(r"/dev/std(?:in|out|err)|/dev/fd/(\d+)|/proc/(self|thread-self|\d+)/fd/(\d+)")
+_STANDARD = {"/dev/stdin": "0", "/dev/stdout": "1", "/dev/stderr": "2"}
+
+#: Control characters (C0, DEL, C1), line separators and marks that turn the direction of writing; a line's end and a tab are meant.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_BREAKS = {"\n": r"\n", "\t": r"\t"}
+
+
+def visible(text: str, one_line: bool = False) -> str:
+    r"""A text with its control characters written out, as ``\x1b``; with ``one_line`` its ends of lines as well."""
+    shown = _CONTROL.sub(_escape, text)
+    if one_line and ("\n" in shown or "\t" in shown):
+        shown = shown.replace("\n", _BREAKS["\n"]).replace("\t", _BREAKS["\t"])
+    return shown
+
+
+def visible_json(text: str) -> str:
+    r"""JSON with the control characters that its encoder lets through as ``\u009b``."""
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if match[0] == "\r":
+        return r"\r"
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def write_file(path: str | os.PathLike[str], data: str | bytes | Iterable[str]) -> None:
+    """Write a file whole or not at all; what is no regular file is written into.
+
+    Raises UsageError where the folder is not there or may not be written, EnvironmentFault where the disk is full.
+    """
+    pieces = (p if isinstance(p, bytes) else p.encode("utf-8", "backslashreplace") for p in _pieces(data))
+    shown = visible(os.fspath(path), one_line=True)
+    try:
+        handle, target = _open_already(path)
+        if handle is not None:
+            _write_into(os.dup(handle), pieces)
+        elif not _is_regular(target):
+            _write_into(os.open(target, os.O_WRONLY | os.O_NOCTTY), pieces)
+        else:
+            _replace(target, pieces)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise EnvironmentFault(
+                f"can't write {shown}: {error.strerror}", "make room there, or write to another disk"
+            ) from None
+        raise UsageError(f"can't write {shown}: {error.strerror}", _remedy(error)) from None
+    except ValueError as error:  # a NUL in the name
+        raise UsageError(f"can't write {shown}: {error}", "name a file in a folder that exists and may be written") from None
+
+
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """Is there something that is no regular file (a terminal, a pipe, a device)? It is written into, whatever its name."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno == errno.EPIPE:
+        return "whoever reads this pipe has gone; name a file"
+    return "name a file in a folder that exists and may be written"
+
+
+def _pieces(data: str | bytes | Iterable[str]) -> Iterable[str | bytes]:
+    return [data] if isinstance(data, str | bytes) else data
+
+
+def _open_already(path: str | os.PathLike[str]) -> tuple[int | None, str]:
+    """(the stream of this process that a path names, or None; the path behind its links)."""
+    target = os.path.abspath(path)
+    for _ in range(40):
+        match = _OPEN.fullmatch(target)
+        if match is not None and match[2] in (None, "self", "thread-self", str(os.getpid())):
+            return int(match[1] or match[3] or _STANDARD[target]), target
+        if not os.path.islink(target):
+            return None, os.path.join(os.path.realpath(os.path.dirname(target)), os.path.basename(target))
+        target = os.path.normpath(os.path.join(os.path.realpath(os.path.dirname(target)), os.readlink(target)))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _is_regular(target: str) -> bool:
+    """A regular file, or none yet. Raises OSError for a folder, and for a place where nothing can be made."""
+    try:
+        mode = os.stat(target).st_mode
+    except FileNotFoundError:
+        return True
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    return stat.S_ISREG(mode)
+
+
+def _write_into(handle: int, pieces: Iterable[bytes]) -> None:
+    """Write to an open stream and close it, after what was printed before."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    with os.fdopen(handle, "wb") as file:
+        file.writelines(pieces)
+
+
+def _replace(target: str, pieces: Iterable[bytes]) -> None:
+    """Write beside and rename; a file that was there keeps its mode bits, and one that may not be written is refused."""
+    import tempfile
+
+    before = os.stat(target) if os.path.exists(target) else None
+    if before is not None and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    folder = os.path.dirname(target)
+    handle, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(target)[:100]}.", suffix=".part", dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(pieces)
+            file.flush()
+            if before is not None:
+                with suppress(OSError):
+                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
+            os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode) if before is not None else 0o666 & ~_umask())
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: str) -> None:
+    """The new name lasts too; some file systems can't say so of a folder."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from distsim.cli.explain import page
 from distsim.ops.checks import reduce_refusal
@@ -17,7 +18,7 @@ from distsim.profiles import PROFILES
 from distsim.profiles.support import GLOO_SUPPORT, MPI_SUPPORT, NCCL_SUPPORT, SCALAR_TYPES, SHAPED, SUPPORT, reductions
 
 ROOT = Path(__file__).resolve().parent.parent
-OBSERVED = ROOT.parent / "shared" / "semantics" / "gloo_observed.json"
+OBSERVED = ROOT / "tests" / "data" / "agreed" / "gloo_takes.yaml"
 SIDES = ("input_parts", "output_parts")
 MEETING = [op for op, row in OPS.items() if row.kind in ("p2p", "collective")]
 
@@ -129,16 +130,11 @@ def _agrees(expected: str | None, said: str | None) -> bool:
     return "".join(c for c in said if c.isprintable()).startswith(expected)
 
 
-@pytest.mark.skipif(not OBSERVED.exists(), reason="the observations are not beside this checkout (../shared/semantics)")
 def test_what_gloo_was_seen_to_take_is_taken() -> None:
-    """The cases of gloo_observed.json that are about support: messages of every dtype, avg of integers, reductions of bool."""
-    observed = json.loads(OBSERVED.read_text(encoding="utf-8"))
-    sent = [step["step"].split()[1] for step in observed["p2p.dtypes_all"]["0"]["steps"] if step["out"] == "ok"]
-    steps = observed["late.avg_on_ints_and_bool_sum"]["0"]["steps"]
+    """Messages of every dtype, reductions of bool; and it refuses the average of integers in the words that were seen."""
+    observed = yaml.safe_load(OBSERVED.read_text(encoding="utf-8"))
 
-    assert len(sent) == 12
-    assert [dtype for dtype in sent if not GLOO_SUPPORT.takes("send", dtype)] == []
-    assert steps[0]["msg"] == GLOO_SUPPORT.refusal("all_reduce", "int64", "avg")
-    seen = [step["step"].lower() for step in steps if step["step"].lower() in REDUCE_OPS and step["out"] == "ok"]
-    assert seen
-    assert all(GLOO_SUPPORT.takes("all_reduce", "bool", reduce_op) for reduce_op in seen)
+    assert len(observed["sent"]) == 12
+    assert [dtype for dtype in observed["sent"] if not GLOO_SUPPORT.takes("send", dtype)] == []
+    assert [by for by in observed["bool_reduced_by"] if not GLOO_SUPPORT.takes("all_reduce", "bool", by)] == []
+    assert GLOO_SUPPORT.refusal("all_reduce", "int64", "avg") == observed["int64_reduced_by_avg"]

@@ -56,7 +56,7 @@ def test_combining_costs_each_rank_the_chunks_that_it_adds_to_what_it_has(row: t
     Halving and doubling on powers of two alone: the round before it, which makes one of another number, is not counted."""
     only, algorithm = alone(row, name)
     bare, combining = model("cpu-10gbe", 4, 4), model("cpu-10gbe", 4, 4, reduce_bandwidth="1 GB/s")
-    for n in (2, 8, 16) if algorithm.rounds is halving_doubling_all_reduce else (2, 5, 8, 13, 16):
+    for n in (2, 8, 16) if algorithm.rounds is halving_doubling_all_reduce else (1, 2, 5, 8, 13, 16):
         group, chunk = tuple(range(n)), algorithm.chunk_nbytes(n, 1040 * n)
         added = Counter(t.dst for round_ in algorithm.rounds(n, 0) for t in round_ if t.reduce)
         chunks = n if algorithm.rounds is chain_reduce else max(added.values(), default=0)

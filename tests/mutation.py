@@ -55,11 +55,11 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "match": (("distsim/match.py",), ("test_rules_match", "test_engine_general", "test_explore")),
     "verdict": (
         ("distsim/check/verdict.py", "distsim/check/judge.py", "distsim/check/ending.py"),
-        ("test_verdict", "test_observed", "test_cases", "test_check_onepass", "test_check_races", "test_explore"),
+        ("test_observed", "test_cases", "test_check_onepass", "test_check_races", "test_explore", "test_check_diagnose"),
     ),
     "values": (
         ("distsim/values/*.py", "distsim/ops/effects.py"),
-        ("test_values", "test_values_lineage", "test_ops_table", "test_outcomes", "test_scenario_values"),
+        ("test_values_edges", "test_values", "test_values_lineage", "test_ops_table"),
     ),
     "semantics": (
         ("distsim/semantics/*.py", "distsim/semantics/*/*.py", "distsim/rules/*.py", "distsim/engine/*.py"),

@@ -139,7 +139,8 @@ def test_a_content_is_shown_short_and_as_it_lies(content: Any, shape: tuple[int,
 
 
 @pytest.mark.parametrize(("dtype", "off"), [
-    ("float64", 1e-12), ("float32", 3e-7), ("float16", 2e-3), ("bfloat16", 2e-2), ("float8_e4m3fn", 0.25), ("float8_e5m2", 0.5)])  # fmt: skip
+    ("float64", 1e-12), ("float32", 3e-7), ("float16", 2e-3), ("bfloat16", 2e-2), ("float8_e4m3fn", 0.25), ("float8_e5m2", 0.5)
+])  # fmt: skip
 def test_an_expected_number_may_be_two_units_off_and_no_more(dtype: str, off: float) -> None:
     """Relative, so that zero is exact. The number held is 1 in the dtype; what is expected moves."""
     held = (Piece(2, 0, 0, np.array([1.0]).astype(numpy_dtype(dtype))),)
@@ -246,7 +247,8 @@ def test_neighbours_of_one_history_and_one_number_become_one_piece() -> None:
 
 
 @pytest.mark.parametrize("second", [
-    piece(3, 1, start=3), piece(3, 1, node=1, start=2), piece(3, 2, start=2), piece(3, start=2), piece(3, 1, 1, 1, start=2), piece(1, 1, start=2)
+    piece(3, 1, start=3), piece(3, 1, node=1, start=2), piece(3, 2, start=2), piece(3, start=2), piece(3, 1, 1, 1, start=2),
+    piece(1, 1, start=2),
 ], ids=["a gap", "another write", "another number", "unknown", "written out", "a single element"])  # fmt: skip
 def test_others_stay_apart(second: Piece) -> None:
     assert len(joined(piece(2, 1), second)) == 2

@@ -191,6 +191,20 @@ def test_gloo_moves_bytes_of_a_process_in_one_thread() -> None:
     assert {loop.bytes_per_ns for loop in flat.loops_of((0, 3), 8.0)} == {8.0 / crossing if crossing else float("inf")}
 
 
+def test_ranks_alone_on_their_nodes_meet_over_the_network() -> None:
+    """No ranks on a node is one, too."""
+    for local_size in (1, 0):
+        cost = CostModel(cluster_from("cpu-10gbe"), 3, local_size)
+        assert [cost.node(rank) for rank in range(3)] == [0, 1, 2]
+        assert cost.link_class(0, 1) == "inter"
+
+
+def test_a_fault_at_a_node_that_is_not_there_changes_nothing() -> None:
+    sound, slow = model("dgx-a100", 2), model("dgx-a100", 2, faults=[Slow("nic", (2, -1, 9), 5.0)])
+
+    assert [slow.bytes_per_ns(0, 8), slow.bytes_per_ns(0, 1)] == [sound.bytes_per_ns(0, 8), sound.bytes_per_ns(0, 1)]
+
+
 # --- compute ---
 
 

@@ -4,6 +4,7 @@
     python tests/mutation.py cost values        these parts
     python tests/mutation.py distsim/match.py   these files, with the tests of their part
     python tests/mutation.py cost --sample 50   50 mutants a file, the same ones each time
+    python tests/mutation.py cost --seconds 5   only the shortest tests, five seconds of them for a mutant: the rate is a lower bound
 
 A part's tests are collected once, and run once to see which lines each of them reaches. Then every mutant has a process forked for it,
 which puts the changed code in the place of its function and runs the tests that reach it, shortest first, to the first that fails. Code
@@ -26,6 +27,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
+import math
 import os
 import random
 import resource
@@ -35,6 +37,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -276,7 +279,7 @@ class Part:
     def check_that_nothing_fails_by_itself(self) -> None:
         """The control: code that is put in place or loaded anew, but unchanged, must pass as a mutant would have to."""
         unchanged = Mutant.unchanged(self.files[0], ROOT)
-        order = sorted(range(len(self.items)), key=self.reached.seconds.__getitem__)
+        order = [i for _, i in self.short(list(zip(self.reached.seconds, range(len(self.items)), strict=True)))]
         limit = GRACE_S + PATIENCE * sum(self.reached.seconds)
         if in_a_fork(lambda: [self.items[i].nodeid for i in order if not run_item(self.items[i])], limit) != []:
             raise SystemExit("tests fail in another order")
@@ -288,7 +291,9 @@ class Part:
         mutants = [mutant for mutant in mutants if self.options.only in str(mutant)]
         if self.options.sample and len(mutants) > self.options.sample:
             mutants = sorted(random.Random(1).sample(mutants, self.options.sample), key=lambda m: m.first)
-        for mutant in mutants:
+        for number, mutant in enumerate(mutants, 1):
+            if number % 50 == 0:
+                said(f"{mutant.path}: {number} of {len(mutants)}")
             if f"{mutant.path}: {mutant.name}" in self.equivalent:
                 tally.equivalent += 1
             elif self.is_noticed(mutant, str(path)):
@@ -302,7 +307,7 @@ class Part:
     def is_noticed(self, mutant: Mutant, file: str) -> bool:
         """A process that dies, runs out of time or of memory has noticed too."""
         wanted = {(file, line) for line in range(mutant.first, mutant.last + 1)}
-        order = sorted((seconds, i) for i, seconds in enumerate(self.reached.seconds) if wanted & self.reached.lines[i])
+        order = self.short([(seconds, i) for i, seconds in enumerate(self.reached.seconds) if wanted & self.reached.lines[i]])
         limit = GRACE_S + PATIENCE * sum(seconds for seconds, _ in order)
         if mutant.function is not None and order:
 
@@ -319,11 +324,18 @@ class Part:
             return in_a_fork(lambda: KILLED if load_anew(mutant, file, self.ids_for(file)) else SURVIVED, limit) != SURVIVED
         return False
 
+    def short(self, timed: list[tuple[float, int]]) -> list[tuple[float, int]]:
+        """The shortest first, as many as the seconds allow."""
+        ordered = sorted(timed)
+        total = list(accumulate(seconds for seconds, _ in ordered))
+        return [pair for pair, until in zip(ordered, total, strict=True) if until <= self.options.seconds]
+
     def ids_for(self, file: str) -> list[str]:
-        """All tests, those first that reach the file, the shortest first."""
+        """The tests that reach the file, the shortest first, then the others."""
         reached = [any(where == file for where, _ in lines) for lines in self.reached.lines]
-        order = sorted(range(len(self.items)), key=lambda i: (not reached[i], self.reached.seconds[i]))
-        return [self.items[i].nodeid for i in order]
+        order = self.short([(seconds, i) for i, seconds in enumerate(self.reached.seconds) if reached[i]])
+        order += self.short([(seconds, i) for i, seconds in enumerate(self.reached.seconds) if not reached[i]])
+        return [self.items[i].nodeid for _, i in order]
 
 
 # --- the command ---
@@ -356,6 +368,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", help=f"parts ({', '.join(PARTS)}) or files; all parts where nothing is named")
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="at most N mutants a file")
+    parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="only the shortest tests of a mutant")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants with this text in their line")
     options = parser.parse_args()
     status, lines = 0, list[str]()

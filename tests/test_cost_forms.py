@@ -69,29 +69,29 @@ def test_combining_costs_each_rank_the_chunks_that_it_adds_to_what_it_has(row: t
 # --- the forms of large clusters ---
 
 
-def test_two_levels_of_an_all_reduce_are_inside_the_node_then_between_nodes() -> None:
-    """Small: latencies alone. 2 ((g-1) a + min(ring (N-1) x, tree log2 N x)), by the fewest hops."""
-    for nodes in (2, 4, 16):
-        cost = model("dgx-h100", nodes)
-        a, x = cost.cluster.intra.latency_ns, cost.cluster.inter_latency_ns
+@pytest.mark.parametrize("nbytes", [8, 1 << 16, MIB, 64 * MIB, 1 << 33])
+@pytest.mark.parametrize(("nodes", "g"), [(2, 2), (2, 8), (4, 8), (6, 4), (16, 8)])
+@pytest.mark.parametrize(("op", "passes"), [("all_reduce", 2), ("all_gather_into_tensor", 1), ("reduce_scatter_tensor", 1)])
+def test_large_clusters_take_the_cheapest_of_two_levels_a_ring_over_all_cards_and_the_flat_schedule(
+    op: str, passes: int, nodes: int, g: int, nbytes: int
+) -> None:
+    """Two levels: a ring inside the node, then between nodes a ring or a tree (Bruck's, where each byte passes once), each rail by itself.
 
-        least = 2 * (7 * a + min(nodes - 1, ceil(log2(nodes))) * x)
-
-        found = cost.collective_ns(OPS["all_reduce"], tuple(range(8 * nodes)), 8)
-        assert found == pytest.approx(cost.call_overhead_ns + least, abs=4), nodes
-
-
-def test_two_levels_of_a_large_all_gather_are_bound_by_link_and_card() -> None:
-    """(g-1)/g S/B inside, and (N-1)/N S/g over the rails; latencies of Bruck, the fewer, between nodes."""
-    nodes, nbytes = 8, 1 << 33
+    A ring takes the cards of the group's own ranks."""
     cost = model("dgx-h100", nodes)
-    inside = 7 / 8 * nbytes / cost.cluster.intra.attained
-    between = 7 / 8 * nbytes / 8 / cost.cluster.rank_inter_bytes_per_ns
+    a, x, n = cost.cluster.intra.latency_ns, cost.cluster.inter_latency_ns, nodes * g
+    group = tuple(8 * node + k for node in range(nodes) for k in range(g))
+    inner, rail = cost.cluster.intra.attained, cost.cluster.rank_inter_bytes_per_ns
+    inside, shard, steps = (g - 1) * a + (g - 1) / g * nbytes / inner, nbytes / g / rail, ceil(log2(nodes))
+    tree = steps * (x + shard) if passes == 2 else steps * x + (nodes - 1) / nodes * shard
+    two_levels = passes * (inside + min((nodes - 1) * (x + shard / nodes), tree))
+    around = (n - nodes) * a + nodes * x
+    ring = passes * (n - 1) / n * (around + nbytes / min(inner, g * rail))
+    flat = cost.flat_ns(OPS[op], group, nbytes) - cost.call_overhead_ns
 
-    found = cost.collective_ns(OPS["all_gather_into_tensor"], tuple(range(64)), nbytes)
+    found = cost.collective_ns(OPS[op], group, nbytes)
 
-    rails = 63 / 64 * nbytes / min(cost.cluster.intra.attained, cost.cluster.node_inter_bytes_per_ns)
-    assert found == pytest.approx(min(inside + between, rails), rel=0.01)
+    assert found - cost.call_overhead_ns == pytest.approx(min(two_levels, ring, flat), rel=1e-6, abs=1)
 
 
 def test_groups_of_unequal_parts_of_nodes_have_no_two_levels() -> None:
@@ -187,8 +187,13 @@ def test_gloo_moves_bytes_of_a_process_in_one_thread() -> None:
     assert flat.nics_of(1, 1) == () == rails.nics_of(1, 2)
     assert [loop.id for loop in flat.loops_of((0, 3))] == ["rank 0 loop", "rank 3 loop"]
     assert rails.loops_of((0, 3)) == ()
-    crossing = flat.cluster.crossing
-    assert {loop.bytes_per_ns for loop in flat.loops_of((0, 3), 8.0)} == {8.0 / crossing if crossing else float("inf")}
+
+
+def test_a_thread_that_is_half_taken_up_lets_twice_as_much_cross() -> None:
+    half, none = (model("cpu-10gbe", 1, 4, shared_links=True, crossing=crossing) for crossing in (0.5, 0))
+
+    assert [loop.bytes_per_ns for loop in half.loops_of((0, 3), 8.0)] == [16.0, 16.0]
+    assert [loop.bytes_per_ns for loop in none.loops_of((2,), 8.0)] == [float("inf")]
 
 
 def test_ranks_alone_on_their_nodes_meet_over_the_network() -> None:
@@ -241,3 +246,21 @@ def test_a_measured_size_costs_what_was_measured() -> None:
     )
     assert cost.collective_ns(OPS["all_reduce"], (2,), MIB) == bare.call_overhead_ns
     assert cost.collective_ns(OPS["all_reduce_coalesced"], (0, 1, 2, 3), MIB) == pytest.approx(5_000_000, abs=1)
+
+
+def test_messages_inside_a_node_and_between_nodes_were_measured_apart() -> None:
+    curves = [measured("send", 2, 1, {"1 MiB": "3 ms"}), measured("send", 2, 2, {"1 MiB": "9 ms"}, ranks=1)]
+    cost = model("cpu-10gbe", 2, 2, measured=curves)
+
+    assert cost.p2p_ns(0, 1, MIB) == pytest.approx(3_000_000, abs=1)
+    assert cost.p2p_ns(1, 2, MIB) == pytest.approx(9_000_000, abs=1)
+
+
+def test_a_collective_measured_over_nodes_is_held_against_the_model_over_as_many() -> None:
+    """At the measured size the measured time; the ratio goes on beyond it."""
+    cost = model("cpu-10gbe", 2, 2, measured=[measured("all_reduce", 4, 2, {"1 MiB": "7 ms"}, ranks=2)])
+    bare = model("cpu-10gbe", 2, 2)
+    at, beyond = (bare.collective_ns(OPS["all_reduce"], (0, 1, 2, 3), size) for size in (MIB, 4 * MIB))
+
+    assert cost.collective_ns(OPS["all_reduce"], (0, 1, 2, 3), MIB) == pytest.approx(7_000_000, abs=1)
+    assert cost.collective_ns(OPS["all_reduce"], (0, 1, 2, 3), 4 * MIB) == pytest.approx(beyond * 7_000_000 / at, rel=1e-6)

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distsim import loads, simulate
+from distsim.errors import UsageError
 from distsim.expr import parse
 from distsim.ops.effects import apply_effect, numpy_dtype, reduce_arrays
 from distsim.ops.fields import PerRank
 from distsim.ops.table import OPS
+from distsim.values import Values, compute_values
 from distsim.values.expected import agrees
 from distsim.values.lineage import Contribution, Graph, Piece, align, cut, join
 from distsim.values.numbers import fill, reinterpret, show, whole, wide
@@ -86,6 +89,15 @@ def test_a_content_is_uniform_where_all_its_pieces_are_and_unknown_where_one_is(
     assert whole((piece(2, 1, 2), piece(2)), F32) is None
     assert plain(whole((), "int64")) == []
     assert whole((), "int64").dtype == np.int64  # type: ignore[union-attr]
+
+
+def test_a_uniform_piece_beside_others_that_begin_alike_is_not_all() -> None:
+    assert plain(whole((piece(2, 1), piece(2, 1, 2)), F32)) == [1.0, 1.0, 1.0, 2.0]
+
+
+def test_4096_elements_are_written_out_and_no_more() -> None:
+    assert fill(parse("index"), {}, 4096, F32) is not None
+    assert fill(parse("index"), {}, 4097, F32) is None
 
 
 @pytest.mark.parametrize(("limit", "known"), [(4, True), (3, False)])
@@ -274,3 +286,68 @@ def test_equal_combinations_are_one_node_and_contributions_add_up_over_all_ways(
     assert graph.counts(twice) == Counter({a: 2, b: 1})
     assert graph.origins(twice, 2) == Counter({(a, 2): 1, (b, 2): 1, (a, 6): 1})
     assert graph.first_with(graph.combine("sum", ((twice, 0), (two, 0)), 5), a) == twice
+
+
+# --- a whole run ---
+
+HEAD = "world: 2\nbackend: gloo\ntensors: {x: {shape: [4], value: index + 10 * rank}, y: {shape: [4]}}\nprogram:\n"
+
+
+def values_of(text: str) -> Values:
+    found = simulate(loads(text)).values
+    assert found is not None
+    return found
+
+
+def test_each_element_has_its_own_origin_up_to_the_last() -> None:
+    """Two halves from two ranks; beyond the end there is nothing to ask for."""
+    values = values_of(
+        "world: 2\ntensors: {x: {shape: [2], value: rank}, y: {shape: [2, 2]}}\nprogram: [all_gather: {input: x, output: y}]\n"
+    )
+
+    assert [next(iter(values.origins(0, "y", k))) for k in range(4)] == [
+        (Contribution(rank, "x", 0), element) for rank in (0, 1) for element in (0, 1)]  # fmt: skip
+    with pytest.raises(IndexError, match="y on rank 0 has no element 4"):
+        values.origins(0, "y", 4)
+
+
+def test_a_contribution_that_is_missing_is_told_with_the_last_write_and_one_too_many_with_the_call_that_made_it() -> None:
+    values = values_of(HEAD + "  - all_reduce: {tensor: x}\n  - all_reduce: {tensor: x}\n")
+    (twice,) = values.breaches(0, "x", [Contribution(0, "x", 0)])
+    (missing,) = values.breaches(0, "x", [Contribution(0, "y", 0)])
+
+    assert (twice.times, twice.start, twice.stop, twice.row) == (2, 0, 4, values.written_by(0, "x"))
+    assert (missing.times, missing.row) == (0, values.written_by(0, "x"))
+    assert values.written_by(0, "y") == -1
+
+
+@pytest.mark.parametrize(("source", "target", "text"), [
+    ("{shape: [4], dtype: int16, value: index}", "{shape: [2], dtype: int32}", "[65536, 196610]"),
+    ("{shape: [2], dtype: int32, value: index}", "{shape: [4], dtype: int16}", "[0, 0, 1, 0]"),
+])  # fmt: skip
+def test_bits_that_arrive_in_another_dtype_fill_as_many_elements_as_they_have_bytes_for(
+    source: str, target: str, text: str
+) -> None:
+    values = values_of(
+        f"world: 2\ntensors: {{a: {source}, b: {target}}}\nprogram:\n"
+        "  - {send: {tensor: a, dst: 1}, ranks: rank == 0}\n  - {recv: {tensor: b, src: 0}, ranks: rank == 1}\n"
+    )
+
+    assert values.text(1, "b") == text
+
+
+def test_a_value_that_cannot_be_computed_is_refused_with_the_way_on() -> None:
+    with pytest.raises(UsageError, match="--no-values"):
+        values_of("world: 2\ntensors: {x: {shape: [1], value: 1 // rank}}\nprogram: [all_reduce: {tensor: x}]\n")
+
+
+def test_the_first_part_of_a_batch_is_kept_like_the_others() -> None:
+    text = (
+        HEAD
+        + "  - batch_isend_irecv: {as: h, ops: [isend: {tensor: x, dst: 1 - rank}, irecv: {tensor: y, src: 1 - rank}]}\n  - wait: h\n"
+    )
+    done = simulate(loads(text))
+    values = compute_values(done.program, done.run.trace, at_calls=True)
+
+    assert values.at_part[0, 0, 0, "in"] == "[0.0, 1.0, 2.0, 3.0]"
+    assert values.at_part[0, 0, 1, "out"] == "[10.0, 11.0, 12.0, 13.0]"

@@ -105,9 +105,12 @@ def test_tools() -> list[str]:
     return [line for line in project["optional-dependencies"]["dev"] if re.split(r"\W", line)[0] in TEST_TOOLS]
 
 
+def requirements() -> list[str]:
+    return list(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"])
+
+
 def dependencies() -> list[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [re.split(r"[^\w-]", line)[0] for line in project["dependencies"]]
+    return [re.split(r"[^\w-]", line)[0] for line in requirements()]
 
 
 def elsewhere(folder: Path) -> Path:
@@ -140,7 +143,8 @@ def attempt(uv: str, python: str, away: Path, artifact: Path, result: Result, fo
     try:
         ran(uv, "venv", "--quiet", "--no-project", "--python", python, environment, cwd=folder)
         how = ("--quiet", "--resolution", RESOLUTIONS[result.resolution], "--python", binaries / "python")
-        ran(uv, "pip", "install", *how, artifact, *test_tools(), cwd=folder)
+        # Named beside the artifact: only what is named counts as direct, and so is taken at its lower bound.
+        ran(uv, "pip", "install", *how, artifact, *requirements(), *test_tools(), cwd=folder)
         result.versions = versions(uv, binaries / "python", folder)
         result.said[column] = "yes"
         for column, act in (("simulate", simulate), ("check", check), ("render", render), ("tests", run_tests)):

@@ -1,4 +1,4 @@
-"""Every interleaving of a small program, one event at a time: the contract of `cases/FORMAT.md` written down a second time.
+"""Every interleaving of a small program, one event at a time: the contract of tests/data/README.md written down a second time.
 
 Naive on purpose, and independent of the package: plain lists of calls go in, no partial order, no symmetry, no counting; only states
 that were seen are not looked at again. An event is: a rank makes its next call, a message meets a receive, a blocked rank goes on.

@@ -10,12 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
+#: How long an example takes says nothing: other programs may be running.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 #: A change is judged by the same random programs on every machine; at home each run draws new ones.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+settings.register_profile("ci", UNHURRIED, derandomize=True)
+settings.register_profile("home", UNHURRIED)
+settings.load_profile("ci" if os.environ.get("CI") else "home")
+#: For a process that would otherwise hang a run of the tests for ever; no test comes near it, however busy the machine.
+LIMIT_S = 900
 
 #: A shell starts what runs in its background with Ctrl-C ignored, which the processes of tests would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -55,7 +59,7 @@ def cli() -> Cli:
     def run(*args: object, env: dict[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT), **(env or {})}
         command = [sys.executable, "-m", "distsim", *map(str, args)]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=120, check=False)
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=LIMIT_S, check=False)
 
     return run
 

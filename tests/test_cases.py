@@ -1,25 +1,20 @@
-"""Cases of communication programs with agreed answers, kept beside the project: every answer is theirs, for all of them.
+"""Communication programs with agreed answers (tests/data/agreed): every answer is theirs, for all of them.
 
-Only id, world size, groups and programs are looked at to judge; `cases/FORMAT.md` beside them defines the words.
+Only id, world size, groups and programs are looked at to judge; tests/data/README.md defines the words.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distsim.check.verdict import Verdict, verdict_of
 from distsim.program.build import build_program
+from tests.agreed import Case, load_cases
 
-CASES = Path(__file__).parent.parent.parent / "shared" / "cases" / "cases.jsonl"
-Case = dict[str, Any]
 Judged = list[tuple[Case, Verdict]]
-
-pytestmark = pytest.mark.skipif(not CASES.exists(), reason="the cases are not beside this checkout (../shared/cases)")
 
 
 def _is_open(case: Case) -> bool:
@@ -28,15 +23,13 @@ def _is_open(case: Case) -> bool:
 
 
 def _judge(case: Case) -> Verdict:
-    programs = {int(rank): calls for rank, calls in case["programs"].items()}
-    return verdict_of(build_program(case["world_size"], programs, groups=case["groups"], name=case["id"]))
+    return verdict_of(build_program(case["world_size"], case["programs"], groups=case["groups"], name=case["id"]))
 
 
 @pytest.fixture(scope="module")
 def judged() -> Judged:
     """The cases, each with our verdict."""
-    cases = [json.loads(line) for line in CASES.read_text().splitlines()]
-    return [(case, _judge(case)) for case in cases]
+    return [(case, _judge(case)) for case in load_cases()]
 
 
 def _stated(judged: Judged, field: str) -> Iterator[tuple[Case, Any, Verdict]]:

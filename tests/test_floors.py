@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "distsim"
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
@@ -77,25 +75,27 @@ def test_every_room_of_the_package_has_a_floor_in_the_table():
     assert sorted({room(p) for p in MODULES} - set(table)) == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_module_imports_only_from_lower_floors_and_from_its_own_folder(path: Path):
-    table, here = floors(), room(path)
-    wrong = []
-    for found in imports(path):
-        there = room_of_name(found.name)
-        if there is not None and there != here and table.get(there, 99) >= table[here]:
-            wrong.append(f"line {found.line}: {here} (floor {table[here]}) imports {found.name} (floor {table.get(there)})")
+def test_a_module_imports_only_from_lower_floors_and_from_its_own_folder():
+    table = floors()
+    wrong = [
+        f"{path.relative_to(ROOT)}:{found.line}: floor {table[here]} imports {found.name} (floor {table.get(there)})"
+        for path in MODULES
+        for here in (room(path),)
+        for found in imports(path)
+        for there in (room_of_name(found.name),)
+        if there is not None and there != here and table.get(there, 99) >= table[here]
+    ]
 
     assert wrong == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_library_is_imported_only_in_its_rooms_and_a_slow_one_only_inside_functions(path: Path):
+def test_a_library_is_imported_only_in_its_rooms_and_a_slow_one_only_inside_functions():
     wrong = []
-    for found in imports(path):
-        rooms, late = RULES.get(found.name.split(".")[0], (None, False))
-        if rooms is not None and (room(path) not in rooms or (late and not found.late)):
-            wrong.append(f"line {found.line}: {found.name}")
+    for path in MODULES:
+        for found in imports(path):
+            rooms, late = RULES.get(found.name.split(".")[0], (None, False))
+            if rooms is not None and (room(path) not in rooms or (late and not found.late)):
+                wrong.append(f"{path.relative_to(ROOT)}:{found.line}: {found.name}")
 
     assert wrong == []
 

@@ -1,4 +1,4 @@
-"""What gloo really did with programs that are kept beside the project, and what its profile says of them.
+"""What gloo really did with the programs of tests/data/agreed, and what its profile says of them.
 
 The labels are observations (torch 2.13): completed, wrong-data, hung, raised, crashed. Where a program's end depends on the order of
 events, or on the numbers that travel, the observed one must be among the possible ones.
@@ -6,46 +6,32 @@ events, or on the numbers that travel, the observed one must be among the possib
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from distsim.engine.outcomes import ProfileOutcome, outcome_under
 from distsim.profiles import PROFILES
 from distsim.program.build import build_program
 from distsim.program.records import Program
+from tests.agreed import Case, load_cases
 
-CASES = Path(__file__).parent.parent.parent / "shared" / "cases" / "cases.jsonl"
 OURS = {"completed": "completes", "wrong-data": "wrong-data", "hung": "hangs", "raised": "raises", "crashed": "crashes"}
 #: float32 into int32 of the same width: the numbers decide whether the bits' new meaning is another. Observed: no harm, no harm.
 NUMBERS_DECIDE = {"dl0012", "dl0058"}
 
-pytestmark = pytest.mark.skipif(not CASES.exists(), reason="the cases are not beside this checkout (../shared/cases)")
 
-
-def cases() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in CASES.read_text().splitlines()]
-
-
-def program_of(case: dict[str, Any], backend: str = "gloo", **options: Any) -> Program:
-    """Only id, groups, world and programs are looked at. Work lasts as long as the case says: the order of events may hang on it."""
-    ranks = {int(rank): [_timed(call) for call in calls] for rank, calls in case["programs"].items()}
-    return build_program(case["world_size"], ranks, groups=case["groups"], backend=backend, name=case["id"], options=options)
-
-
-def _timed(call: dict[str, Any]) -> dict[str, Any]:
-    return {"op": "compute", "time_ns": int(call.get("ms", 1) * 1e6)} if call["op"] == "compute" else call
+def program_of(case: Case, backend: str = "gloo", **options: object) -> Program:
+    """Work lasts as long as the case says: the order of events may hang on it."""
+    return build_program(
+        case["world_size"], case["programs"], groups=case["groups"], backend=backend, name=case["id"], options=options
+    )
 
 
 @pytest.fixture(scope="module")
-def judged() -> list[tuple[dict[str, Any], ProfileOutcome]]:
-    labelled = [case for case in cases() if (case.get("gloo") or {}).get("label")]
-    return [(case, outcome_under(program_of(case), PROFILES["gloo"])) for case in labelled]
+def judged() -> list[tuple[Case, ProfileOutcome]]:
+    return [(case, outcome_under(program_of(case), PROFILES["gloo"])) for case in load_cases() if case["gloo"]]
 
 
-def test_every_program_ends_as_gloo_ended_it(judged: list[tuple[dict[str, Any], ProfileOutcome]]) -> None:
+def test_every_program_ends_as_gloo_ended_it(judged: list[tuple[Case, ProfileOutcome]]) -> None:
     """248 programs: the label is our outcome; schedule-dependent ones: one of the possible ones."""
     wrong = {}
     for case, ours in judged:
@@ -57,7 +43,7 @@ def test_every_program_ends_as_gloo_ended_it(judged: list[tuple[dict[str, Any], 
     assert len(judged) == 248
 
 
-def test_whatever_gloo_did_in_repeats_is_possible(judged: list[tuple[dict[str, Any], ProfileOutcome]]) -> None:
+def test_whatever_gloo_did_in_repeats_is_possible(judged: list[tuple[Case, ProfileOutcome]]) -> None:
     """Programs that were run several times, with random delays."""
     wrong = {}
     for case, ours in judged:
@@ -67,7 +53,7 @@ def test_whatever_gloo_did_in_repeats_is_possible(judged: list[tuple[dict[str, A
     assert wrong == {}
 
 
-def test_the_stuck_ranks_are_the_observed_ones(judged: list[tuple[dict[str, Any], ProfileOutcome]]) -> None:
+def test_the_stuck_ranks_are_the_observed_ones(judged: list[tuple[Case, ProfileOutcome]]) -> None:
     """Where nothing depends on the schedule."""
     wrong = {}
     for case, ours in judged:
@@ -82,8 +68,8 @@ def test_the_stuck_ranks_are_the_observed_ones(judged: list[tuple[dict[str, Any]
 def test_the_model_of_nccl_agrees(init: str) -> None:
     """Another model of nccl, without buffers, judged the same programs: it and our profile agree on which stand still."""
     wrong = {}
-    for case in cases():
-        other = (case.get("nccl_model") or {}).get(init, {}).get("verdict")
+    for case in load_cases():
+        other = case["nccl"].get(init)
         if other in (None, "unsupported"):  # it looks no further where a receive has no source
             continue
         ours = outcome_under(program_of(case, "nccl", init=init, buffsize=-1), PROFILES["nccl"])

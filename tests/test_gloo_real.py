@@ -1,6 +1,7 @@
 """Programs of the zoo and sound ones, run for real on gloo in processes of their own: the profile's outcome is what happens.
 
-A standstill is real too: it is broken off after two seconds in which nothing moved.
+A standstill is real too: it is broken off after two seconds in which nothing moved. On a busy machine a sound run may pause as long; then
+it has a second chance, with a minute.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ def test_a_scenario_ends_on_gloo_as_its_profile_says(name: str) -> None:
     said = outcome_under(lower(written), PROFILES["gloo"])
     assert said.outcome == SAMPLE[name]
 
-    real = run(written, timeout_s=2.0)
+    for patience_s in (2.0, 60.0):
+        real = run(written, timeout_s=patience_s)
+        if real.outcome in said.possible and (real.outcome != "hangs" or set(real.standstill.stuck) <= set(said.ranks)):
+            break
 
     assert real.outcome in said.possible
-    if real.outcome == "hangs":
-        assert set(real.standstill.stuck) <= set(said.ranks)
+    assert real.outcome != "hangs" or set(real.standstill.stuck) <= set(said.ranks)

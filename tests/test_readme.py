@@ -19,7 +19,7 @@ def output(command: str) -> str:
     """What a command line that starts with ``distsim`` prints."""
     environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
     run = [sys.executable, "-m", *shlex.split(command)]
-    return subprocess.run(run, capture_output=True, text=True, cwd=ROOT, env=environment, check=False, timeout=120).stdout
+    return subprocess.run(run, capture_output=True, text=True, cwd=ROOT, env=environment, check=False, timeout=900).stdout
 
 
 def fresh(readme: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -175,11 +174,8 @@ def test_a_written_scenario_reads_as_itself(data: dict[str, Any]) -> None:
     assert loads(text).to_yaml() == text
 
 
-@pytest.mark.parametrize("file", SCENARIOS, ids=lambda f: f.stem)
-def test_every_scenario_of_the_project_reads_as_itself(file: Path) -> None:
-    scenario = load(file)
-
-    assert loads(scenario.to_yaml()) == scenario
+def test_every_scenario_of_the_project_reads_as_itself() -> None:
+    assert [file.stem for file in SCENARIOS if loads(load(file).to_yaml()) != load(file)] == []
 
 
 leaves = st.one_of(

@@ -82,9 +82,8 @@ def as_json(data: Any) -> Any:
     return json.loads(json.dumps(data))
 
 
-@pytest.mark.parametrize("file", SCENARIOS, ids=lambda f: f.stem)
-def test_every_scenario_of_the_project_fits(file: Path) -> None:
-    assert fits(as_json(to_data(load(file))), SCHEMA)
+def test_every_scenario_of_the_project_fits() -> None:
+    assert [file.stem for file in SCENARIOS if not fits(as_json(to_data(load(file))), SCHEMA)] == []
 
 
 @pytest.mark.parametrize(
@@ -154,9 +153,7 @@ def test_the_schema_is_json_and_uses_only_what_this_test_knows() -> None:
     assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_every_operation_has_its_entry(name: str) -> None:
-    entries = [e["properties"] for e in SCHEMA["$defs"]["entry"]["anyOf"] if "properties" in e]
+def test_every_operation_has_its_entry() -> None:
+    entries = {name for e in SCHEMA["$defs"]["entry"]["anyOf"] for name in e.get("properties", {})}
 
-    assert any(name in properties for properties in entries)
-    assert f"fields of {name}" in SCHEMA["$defs"]
+    assert [name for name in OPS if name not in entries or f"fields of {name}" not in SCHEMA["$defs"]] == []

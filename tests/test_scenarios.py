@@ -11,7 +11,8 @@ from distsim.ops.table import OPS
 from distsim.scenario import load
 from distsim.simulation import simulate
 
-each_scenario = pytest.mark.parametrize("path", [*SCENARIOS, *STRATEGY_SCENARIOS], ids=lambda p: f"{p.parent.name}/{p.stem}")
+ALL = [*SCENARIOS, *STRATEGY_SCENARIOS]
+each_scenario = pytest.mark.parametrize("path", ALL, ids=lambda p: f"{p.parent.name}/{p.stem}")
 
 
 @each_scenario
@@ -29,20 +30,22 @@ def test_what_a_scenario_expects_comes_true(path):
     assert (checked.status, [str(d) for d in checked.differences]) == ("passed", [])
 
 
-@each_scenario
-def test_a_scenario_says_what_it_teaches_and_what_must_come_out(path):
-    scenario = load(str(path))
+def test_a_scenario_says_what_it_teaches_and_what_must_come_out():
+    wrong = []
+    for path in ALL:
+        scenario = load(str(path))
+        wrong += [(path.stem, "no comment at its head")] if not path.read_text(encoding="utf-8").startswith("# ") else []
+        wrong += [(path.stem, scenario.name)] if scenario.name != path.stem else []
+        wrong += [(path.stem, "no sentence in about")] if not scenario.about.endswith(".") else []
+        wrong += [(path.stem, "no verdict")] if scenario.expect is None or scenario.expect.verdict is None else []
 
-    assert path.read_text(encoding="utf-8").startswith("# ")
-    assert scenario.name == path.stem
-    assert scenario.about.endswith(".")
-    assert scenario.expect is not None
-    assert scenario.expect.verdict is not None
+    assert wrong == []
 
 
-@each_scenario
-def test_the_output_fits_80_columns(path):
-    assert max(map(len, path.with_suffix(".out").read_text(encoding="utf-8").splitlines())) <= 80
+def test_the_output_fits_80_columns():
+    texts = {path.stem: path.with_suffix(".out").read_text(encoding="utf-8") for path in ALL}
+
+    assert [(stem, line) for stem, text in texts.items() for line in text.splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)

@@ -169,7 +169,7 @@ class Walker:
         full[guard] = inside
         return cast("Numbers", full)
 
-    def _seen(self, value: Expression | PerRank[Expression], more: Env) -> Env:
+    def _seen(self, value: Expression | PerRank[object], more: Env) -> Env:
         """What a value's expressions can see, of many names no more than they use."""
         if isinstance(value, Expression):
             return {

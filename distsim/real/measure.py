@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,7 +154,7 @@ def _rounds(rank: int, calls: Sequence[Sequence[Call]], groups: dict[int, Proces
                 time.sleep(_POLL_S)
             pass_until(due_ns, _SPIN_NS)
             for row, call, group in work:
-                requests = row.torch_call(dist, call, pool, group)
+                requests: Any = row.torch_call(dist, call, pool, group)
                 for request in requests if call.parts else ():
                     request.wait()
             cells[rank] = time.monotonic_ns()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from math import prod
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
@@ -171,7 +171,7 @@ class Runner:
         for part in parts:
             cells[part] = cells[cell]
         began = self.clock.before()
-        works = OPS[call.op].torch_call(
+        works: Any = OPS[call.op].torch_call(
             self.dist, call, self.memory, self.groups.of(call.parts[0].group if call.parts else call.group)
         )
         now = _now()

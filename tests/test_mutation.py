@@ -1,0 +1,97 @@
+"""The mutants that `tests/mutation.py` tries, and the list of those that nothing can tell from the code."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import mutants_of
+
+ROOT = Path(__file__).resolve().parent.parent
+EQUIVALENT = json.loads((ROOT / "tests" / "data" / "equivalent_mutants.json").read_text(encoding="utf-8"))
+SAMPLE = '''"""A module."""
+
+LIMIT = 3
+
+
+class Box:
+    """What holds things."""
+
+    def room(self, n: int, full: bool = False) -> int:
+        """How much is left."""
+        if full and n < LIMIT:
+            raise ValueError(f"{n} is less than {LIMIT + 0}")
+        while n != LIMIT:
+            n += 1
+            break
+        return max(n - LIMIT, 0)
+'''
+
+
+def names(text: str, folder: Path) -> list[str]:
+    path = folder / "sample.py"
+    path.write_text(text, encoding="utf-8")
+    return [f"{mutant.name} ({mutant.function})" for mutant in mutants_of(path, folder)]
+
+
+def test_every_small_change_of_a_module_is_a_mutant_and_texts_and_types_are_none(tmp_path: Path) -> None:
+    assert sorted(names(SAMPLE, tmp_path)) == sorted([
+        "module: 3 -> 4 (None)",
+        "Box.room: False -> True (None)",
+        "Box.room: full and n < LIMIT -> full or n < LIMIT (Box.room)",
+        "Box.room: full -> not full (Box.room)",
+        "Box.room: n < LIMIT -> n <= LIMIT (Box.room)",
+        "Box.room: n < LIMIT -> n >= LIMIT (Box.room)",
+        "Box.room: raise ValueError(f'{n} is less than {LIMIT + 0}') -> pass (Box.room)",
+        "Box.room: n != LIMIT -> n == LIMIT (Box.room)",
+        "Box.room: n += 1 -> pass (Box.room)",
+        "Box.room: n += 1 -> n -= 1 (Box.room)",
+        "Box.room: 1 -> 2 (Box.room)",
+        "Box.room: break -> continue (Box.room)",
+        "Box.room: return max(n - LIMIT, 0) -> return None (Box.room)",
+        "Box.room: max(n - LIMIT, 0) -> min(n - LIMIT, 0) (Box.room)",
+        "Box.room: n - LIMIT -> n + LIMIT (Box.room)",
+        "Box.room: 0 -> 1 (Box.room)",
+    ])  # fmt: skip
+
+
+def test_a_mutant_compiles_differs_in_its_place_alone_and_leaves_the_tree_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "sample.py"
+    path.write_text(SAMPLE, encoding="utf-8")
+    mutants = list(mutants_of(path, tmp_path))
+    before = [ast.dump(mutant.tree) for mutant in mutants]
+    plain = compile(SAMPLE, str(path), "exec", dont_inherit=True)
+
+    assert [mutant.name for mutant in mutants if mutant.code(str(path)) == plain] == []
+    assert [ast.dump(mutant.tree) for mutant in mutants] == before
+
+
+def test_mutants_of_one_text_are_numbered_so_that_each_has_a_name_of_its_own(tmp_path: Path) -> None:
+    found = names("def f(a):\n    return a + 1, a + 1\n", tmp_path)
+
+    assert len(found) == len(set(found)) == 5
+    assert "f: a + 1 -> a - 1 [2] (f)" in found
+
+
+def test_the_list_of_equivalent_mutants_names_mutants_that_are_there_each_with_a_reason() -> None:
+    """An entry whose code has changed is to be judged anew."""
+    files = {key.partition(": ")[0] for key in EQUIVALENT}
+    there = {f"{mutant.path}: {mutant.name}" for file in files for mutant in mutants_of(ROOT / file, ROOT)}
+
+    assert sorted(set(EQUIVALENT) - there) == []
+    assert [key for key, reason in EQUIVALENT.items() if len(reason.split()) < 4] == []
+
+
+@pytest.mark.slow
+def test_the_command_tells_what_is_noticed_and_fails_where_too_little_is() -> None:
+    """A rank's node is pinned down by many tests."""
+    command = [sys.executable, ROOT / "tests" / "mutation.py", "cost", "--only", "CostModel.node:"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+
+    assert done.returncode == 0, done.stderr
+    assert "cost: 100.0% of 2 noticed" in done.stdout

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distsim.values.expected import agrees
 
 from distsim import loads, simulate
 from distsim.errors import UsageError
@@ -17,7 +16,7 @@ from distsim.ops.fields import PerRank
 from distsim.ops.table import OPS
 from distsim.values import Values, compute_values
 from distsim.values.lineage import Contribution, Graph, Piece, align, cut, join
-from distsim.values.numbers import fill, reinterpret, show, whole, wide
+from distsim.values.numbers import agrees, fill, reinterpret, show, whole, wide
 
 F32 = "float32"
 

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from distsim.check.layout import Layout
 from distsim.check.suspects import Posted, Suspects
-from distsim.ops.table import OPS
 from distsim.profiles import READINGS, Profile
 from distsim.program.records import at as value_at
 from distsim.semantics.form import Leave, Part, PartKind, Post, Wait
@@ -219,8 +218,8 @@ class Tables:
 
     def _collective(self, rank: int, row: Row, profile: Profile) -> Request:
         part, lane, n = row.part, row.where, row.number
-        members, rooted = self.layout.lane_ranks[lane], OPS[part.call.op].root_field is not None
-        root = int(value_at(part.call.fields.get("root"), self.layout.program.row_of[rank])) if rooted else members[0]
+        members, written = self.layout.lane_ranks[lane], part.call.fields.get("root")
+        root = members[0] if written is None else int(value_at(written, self.layout.program.row_of[rank]))
         needed = profile.needs(part.call.op, len(members), members.index(root), members.index(rank))
         if needed is None:
             tests = self.lane_tests(lane, n)

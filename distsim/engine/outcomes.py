@@ -218,7 +218,9 @@ def _overlap(program: Program) -> bool:
     """Asynchronous collectives on more than one group of some rank."""
     for code in program.codes:
         used = {call.group for call in code.distinct_calls(parts=False) if OPS[call.op].kind == "collective"}
-        if len(used) > 1 and any(call.is_async and OPS[call.op].kind == "collective" for call in code.distinct_calls(parts=False)):
+        if len(used) > 1 and any(
+            call.is_async and OPS[call.op].kind == "collective" for call in code.distinct_calls(parts=False)
+        ):
             return True
     return False
 

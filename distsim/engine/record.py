@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -21,7 +20,7 @@ from distsim.standstill import Standstill
 from distsim.trace import NEVER, TRACE_SCHEMA_VERSION, Trace
 
 #: For each trace row the number of its queue's name, -1 where the call tells it; and the names.
-Queues = tuple[Sequence[int], list[str]]
+Queues = tuple[Sequence[int] | NDArray[np.int64], list[str]]
 
 
 class Columns:
@@ -31,7 +30,7 @@ class Columns:
         sizes = [program.code(rank).offsets[-1] for rank in range(program.world_size)]
         self.base: list[int] = list(accumulate(sizes, initial=0))
         self.posted, self.returned, self.started, self.finished, self.waited, self.match = (
-            array("q", [NEVER]) * self.base[-1] for _ in range(6)
+            np.full(self.base[-1], NEVER, dtype=np.int64) for _ in range(6)
         )
 
     def row(self, program: Program, rank: int, position: int, part: int = -1) -> int:

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from distsim.ops.records import Call, Group
@@ -77,7 +77,8 @@ class Groups:
         call = call or Call(op="new_group", rank=self.rank, group=self.program.groups[0], name=group.name, ranks=group.ranks)
         backend = group.backend or call.backend
         call = replace(call, timeout_ns=call.timeout_ns or timeout_ns, backend=backend)
-        self._made[group.id] = OPS["new_group"].torch_call(self.dist, call, {}, None)
+        made: Any = OPS["new_group"].torch_call(self.dist, call, {}, None)
+        self._made[group.id] = made
 
     def step(self, call: Call) -> None:
         """A new_group step: the group that later calls of this rank mean by its name."""

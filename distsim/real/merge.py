@@ -40,7 +40,7 @@ def merged(
     rows = _rows(program, columns)
     _match(columns, rows, sources)
     _starts(columns, rows, str(header["backend"]), launched)
-    makespan_ns = max((max(c, default=0) for c in (columns.returned, columns.finished, columns.posted)), default=0)
+    makespan_ns = max((int(max(c, default=0)) for c in (columns.returned, columns.finished, columns.posted)), default=0)
     trace = build_trace(program, columns, left, profile=str(header["backend"]), outcome=outcome,
                         makespan_ns=max(makespan_ns, 0), cluster=str(header["cluster"]))  # fmt: skip
     complete = not left.blocked and all(end.status == "ended" for end in left.ends)

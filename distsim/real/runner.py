@@ -152,7 +152,7 @@ class Runner:
             if call.peer is None and row.direction == "recv" and isinstance(got, int):
                 cells[cell + SOURCE] = got
             return
-        works = [] if got is None else [got]
+        works: Any = [] if got is None else [got]
         if row.kind == "collective" or self.clock.on_device:
             quick = call.op not in _STOPS_HOST
             self.clock.follow(began, planned.position, [cell], works if quick else [], _queue(call, self._eager))

@@ -74,10 +74,10 @@ def _course(linked: Linked, conditions: Conditions, folded: Folded) -> tuple[Cou
         host, more = threads_of(linked, flatten_unit(linked, one.unit), one.number, int(first[one.number]), meets, rank)
         hosts.append(host)
         streams += more
-    columns = (of(conditions.need[rows]), of(conditions.room[rows]), conditions.lag[rows], conditions.price[rows], kinds)
     return Course(
-        linked, conditions, *(c.tolist() for c in columns), linked.kind[rows].tolist(), early, missing, hosts, streams
-    ), first
+        linked, conditions, of(conditions.need[rows]).tolist(), of(conditions.room[rows]).tolist(), conditions.lag[rows].tolist(),
+        conditions.price[rows].tolist(), kinds.tolist(), linked.kind[rows].tolist(), early, missing, hosts, streams,
+    ), first  # fmt: skip
 
 
 class _Columns:

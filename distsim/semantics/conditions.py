@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distsim.cost import CostModel
 from distsim.ops.table import OPS
@@ -18,6 +19,7 @@ from distsim.semantics.durations import durations_ns
 from distsim.semantics.form import PartKind
 from distsim.semantics.link import NEVER_COMES, IntArray, Linked
 
+BoolArray = NDArray[np.bool_]
 #: More bytes than any program sends: a back end that buffers so many knows no window.
 _UNLIMITED = 1 << 60
 
@@ -54,7 +56,7 @@ class Conditions:
             self._price_work(cost)
 
     # --- buffers ---
-    def _ahead(self) -> IntArray:
+    def _ahead(self) -> BoolArray:
         """Sends that the back end buffers while there is room."""
         linked, sends = self.linked, self.linked.kind == PartKind.SEND
         sizes = np.unique(linked.nbytes[sends])
@@ -105,17 +107,20 @@ class Conditions:
         if not sends.size:
             return
         _, first, inverse = np.unique(linked.channel[sends], return_index=True, return_inverse=True)
-        classes: dict[object, tuple[int, int, int]] = {}
-        numbers = []
+        classes: dict[object, int] = {}
+        numbers, ends_of = list[int](), list[tuple[int, int]]()
         for row in sends[first].tolist():
             ends = int(linked.rank[row]), int(linked.peer[row])
             link = tuple(map(cost.node, ends)) if linked.program.link_faults else cost.link_class(*ends)
-            numbers.append(classes.setdefault(link, (len(classes), *ends))[0])
-        ends_of = [ends[1:] for ends in classes.values()]
+            if link not in classes:
+                classes[link] = len(ends_of)
+                ends_of.append(ends)
+            numbers.append(classes[link])
         sizes, size_of = np.unique(linked.nbytes[sends], return_inverse=True)
         key = np.array(numbers, dtype=np.int64)[inverse.reshape(-1)] * len(sizes) + size_of.reshape(-1)
         keys, of = np.unique(key, return_inverse=True)
-        prices = [cost.p2p_ns(*ends_of[k // len(sizes)], int(sizes[k % len(sizes)])) for k in keys.tolist()]
+        pairs = [(*ends_of[k // len(sizes)], int(sizes[k % len(sizes)])) for k in keys.tolist()]
+        prices = [cost.p2p_ns(src, dst, nbytes) for src, dst, nbytes in pairs]
         self.price[sends] = np.array(prices, dtype=np.int64)[of.reshape(-1)]
         self.price[self.mate[sends]] = self.price[sends]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from distsim.semantics.form import Instruction, Launch, Leave, Lock, Meet, Part, PartKind, Post, Stuck, Sync, Unit, Wait
@@ -44,7 +44,7 @@ def flatten(unit: Unit, offsets: list[int], one_by_one: bool) -> Threads:
     return Threads(host, list(streams.values()))
 
 
-def _host_step(found: list[Instruction], i: int, offsets: list[int], own: set[int], one_by_one: bool) -> tuple[Step, int]:
+def _host_step(found: Sequence[Instruction], i: int, offsets: list[int], own: set[int], one_by_one: bool) -> tuple[Step, int]:
     """The step at an instruction, and how many instructions it takes up."""
     here = found[i]
     if isinstance(here, Post):

@@ -8,7 +8,7 @@ import numpy as np
 
 from distsim.ops.table import OPS
 from distsim.semantics.form import ODD, Drop, Leave, Lock, Meet, PartKind, Post, Stuck, Unit, Wait
-from distsim.semantics.link import Linked
+from distsim.semantics.link import IntArray, Linked
 
 
 def why_ordered(linked: Linked, shared_links: bool = False) -> str | None:
@@ -83,17 +83,18 @@ def misfit(linked: Linked) -> str | None:
     return "collectives do not fit" if odd.size or uneven.size else None
 
 
-def bad_pairs(linked: Linked) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def bad_pairs(linked: Linked) -> IntArray:
     """The receives whose message, if both come, is not what they expect."""
     receives = np.flatnonzero((linked.kind == PartKind.RECEIVE) & (linked.mate >= 0))
     sends = linked.mate[receives]
     differ = (linked.signature[receives] != linked.signature[sends]) | (linked.tag[receives] != linked.tag[sends])
-    return receives[differ]
+    found: IntArray = receives[differ]
+    return found
 
 
 def bad_instances(
     linked: Linked,
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
+) -> tuple[IntArray, IntArray]:
     """(instances whose calls differ in what they say, instances of pairwise calls whose parts may not fit one another)."""
     rows = np.flatnonzero((linked.kind == PartKind.COLLECTIVE) & (linked.instance >= 0))
     count = len(linked.members)
@@ -104,7 +105,7 @@ def bad_instances(
     return unlike, np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *_uneven(linked)]))
 
 
-def _uneven(linked: Linked) -> list[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+def _uneven(linked: Linked) -> list[IntArray]:
     """The instances of calls that agree pair by pair, and whose parts are not all of one size."""
     known: dict[int, bool] = {}
     found = []

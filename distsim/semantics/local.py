@@ -21,6 +21,7 @@ from distsim.semantics.flat import (
     MEET,
     MESSAGE,
     NEVER,
+    POST,
     WAIT,
     WAIT_EACH,
     WORK,
@@ -39,8 +40,8 @@ class Thread:
 
     def __init__(self, rank: int, base: int, steps: list[Step], meets: list[int], clock: int, is_host: bool) -> None:
         self.rank, self.base, self.steps, self.meets, self.clock, self.is_host = rank, base, steps, meets, clock, is_host
-        self.pc, self.key, self.ended = 0, None, False
-        self.key: int | None
+        self.pc, self.ended = 0, False
+        self.key: int | None = None
 
 
 #: One number for each row.
@@ -67,13 +68,18 @@ class Course(NamedTuple):
 
 def course_of(linked: Linked, conditions: Conditions, *, plain: bool = True) -> Course:
     """The course of all ranks of a program. ``plain``: columns as lists, which a loop reads faster."""
-    columns = (conditions.need, conditions.room, conditions.lag, conditions.price, linked.instance, linked.kind)
     hosts, streams = _threads(linked)
     missing = [len(members) for members in linked.members]
     for instance in conditions.never.tolist():
         missing[instance] += 1
-    return Course(linked, conditions, *(column.tolist() if plain else column for column in columns), conditions.early,
-                  missing, hosts, streams)  # fmt: skip
+
+    def column(values: IntArray) -> Column:
+        return values.tolist() if plain else values
+
+    return Course(
+        linked, conditions, column(conditions.need), column(conditions.room), column(conditions.lag), column(conditions.price),
+        column(linked.instance), column(linked.kind), conditions.early, missing, hosts, streams,
+    )  # fmt: skip
 
 
 def _threads(linked: Linked) -> tuple[list[Thread], list[Thread]]:
@@ -110,12 +116,15 @@ class Progress:
 
     def __init__(self, course: Course) -> None:
         self.course, self.linked, self.conditions = course, course.linked, course.conditions
-        self.posted: Column
-        self.posted, self.issued, self.returned, self.ended, self.waited = ([-1] * len(course.need) for _ in range(5))
+        self.posted: Column = [-1] * len(course.need)
+        self.issued: Column = list(self.posted)
+        self.returned: Column = list(self.posted)
+        self.ended: Column = list(self.posted)
+        self.waited: Column = list(self.posted)
         self.need, self.room, self.lag, self.price = course.need, course.room, course.lag, course.price
         self.instance, self.kind, self.early = course.instance, course.kind, course.early
         self.missing = list(course.missing)
-        self.latest = [0] * len(self.missing)
+        self.latest: Column = [0] * len(self.missing)
         self.came: dict[int, list[int]] = {}
         self.hosts = course.hosts
 
@@ -206,24 +215,10 @@ class LocalClocks(Progress):
                     posted[i] = t
                     if 4 * i in parked:
                         ready += parked.pop(4 * i)
-                if step == MESSAGE:
-                    n = need[i]
-                    if n >= 0:
-                        came, more = posted[n], lag[i]
-                        if came < 0 or room[n] >= 0:
-                            key, t = self.done(i, t)
-                            if key is not None:
-                                break
-                        elif more >= 0:
-                            t = (came if came > t else t) + more
-                        elif came - more > t:
-                            t = came - more
-                    elif n != -1 or room[i] >= 0:
-                        key, t = self.done(i, t)
-                        if key is not None:
-                            break
-                    returned[i] = t
-            elif step == WAIT:
+                if step == POST:
+                    continue
+                rows = (row,)
+            if step <= MESSAGE or step == WAIT:
                 for r in rows:
                     i = base + r
                     n = need[i]

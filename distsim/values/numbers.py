@@ -64,7 +64,7 @@ def _listed(items: Sequence[object], env: Mapping[str, object], numel: int, dtyp
     return _cast(np.array(found), dtype)
 
 
-def _own(value: PerRank, env: Mapping[str, object]) -> object:
+def _own(value: PerRank[object], env: Mapping[str, object]) -> object:
     rank = env["rank"]
     return value.get(rank) if isinstance(rank, int) else None
 

@@ -63,7 +63,7 @@ def _plain(values: Values, rank: int, label: str) -> object:
 
 
 def _nested(array: NDArray[np.generic]) -> object:
-    return [_nested(row) for row in array] if array.ndim else number(array[()])
+    return [_nested(row) for row in array] if array.ndim else number(array.reshape(-1)[0])
 
 
 def values_header(simulation: Simulation) -> HeaderValues:

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from distsim.engine.outcomes import any_source
 from distsim.profiles import PROFILES, READINGS
 from distsim.program.build import build_program
 from distsim.program.records import Fault, Program
-from distsim.rules import TAKE, Event, Mismatched, Rules, State, any_source, choice_of, standstill
+from distsim.semantics.moves import Rules
+from distsim.semantics.standing import choice_of, standstill
+from distsim.semantics.state import STEP, TAKE, Choice, Event, Mismatched, State
 from distsim.standstill import Need, Standstill
 
 SMALL, LARGE = 4, 2_000_000  # elements of float32: 16 bytes, 8 MB (above NCCL's 4 MiB)
@@ -251,6 +254,17 @@ def test_blocking_wait_stops_the_host_in_the_call() -> None:
     ranks = [[{"op": "barrier"}, to(1, "recv")], [{"op": "barrier"}, to(0, "recv")]]
     still = end("nccl", *ranks, options={"blocking_wait": True})
     assert [b.position for b in still.blocked] == [1, 1]
+
+
+def test_collective_knows_who_has_come_until_all_are_there() -> None:
+    rules = Rules(build_program(3, {r: [{"op": "barrier"}] for r in range(3)}), READINGS["rendezvous"])
+    state = rules.initial()
+    come = []
+    for rank in (2, 0, 1, 2, 0, 1):  # the world is made, and then the barrier
+        while rules.can_step(state, rank):
+            rules.advance(state, Choice(STEP, rank))
+        come.append([list(there) for there in state.there.values()])
+    assert come == [[], [], [[1]], [[1, 2]], [], []]
 
 
 # --- any source ---

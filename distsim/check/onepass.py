@@ -2,7 +2,7 @@
 
 Without a receive from any source the matching is fixed by the program, so every order of events ends in the same standstill and
 a single pass is exact (with one, see `explore`). Then counters are enough: the k-th send of a channel meets the k-th receive. The
-loop is written flat, on lists of integers, because it runs millions of calls a second; `distsim.rules` holds the rules in explicit
+loop is written flat, on lists of integers, because it runs millions of calls a second; `distsim.semantics` holds the rules in explicit
 form, and a property test compares the two.
 """
 

@@ -12,18 +12,18 @@ from programs import programs
 from reference import Reference
 
 from distsim.check.layout import build_layout
-from distsim.check.leftovers import standstill
-from distsim.check.onepass import Pass
+from distsim.check.readings import Contract
 from distsim.check.verdict import verdict_of
 from distsim.check.whereabouts import Whereabouts
 from distsim.cluster import cluster_from
 from distsim.cost import CostModel
 from distsim.engine import Run, run
-from distsim.engine.choice import why_not_fast
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES, READINGS
 from distsim.program.build import build_program
 from distsim.program.records import Program
+from distsim.semantics.free import why_ordered
+from distsim.semantics.link import Linked
 from distsim.simulation import _ended
 from tests.random_programs import Plain, any_programs, valid_programs
 
@@ -86,7 +86,7 @@ def test_the_fast_engine_is_not_chosen_where_arrival_decides() -> None:
     program = build_program(2, any_source)
     cost = CostModel(cluster_from("cpu-10gbe"), 2, 2)
 
-    assert why_not_fast(program, PROFILES["gloo"], cost) == "a receive is open to any source"
+    assert why_ordered(Linked(program, PROFILES["gloo"])) == "a receive is open to any source"
     assert run(program, PROFILES["gloo"], cost).path == "ordered"
 
 
@@ -138,5 +138,5 @@ def test_engine_one_pass_driver_and_a_naive_simulator_agree_on_who_is_stuck(read
 
     naive = Reference(size, calls, groups, reading).stuck()
 
-    assert standstill(Pass(layout, reading).run(), Whereabouts(layout)).stuck == naive
+    assert Contract(layout, Whereabouts(layout)).run(reading).standstill().stuck == naive
     assert run(program, READINGS[reading], CostModel(cluster_from("cpu-10gbe"), size, 2)).standstill.stuck == naive

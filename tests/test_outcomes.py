@@ -10,22 +10,32 @@ from hypothesis import given, settings
 
 from distsim.cluster import default_cluster
 from distsim.cost import CostModel
-from distsim.engine.choice import why_not_fast
 from distsim.engine.general import simulate_in_order
 from distsim.engine.ordered import outcome_of, worst_of
 from distsim.engine.orders import ends_of_orders
+from distsim.engine.outcomes import _surely as surely
 from distsim.engine.outcomes import outcome_under
-from distsim.engine.untimed import surely_completes
-from distsim.profiles import PROFILES
+from distsim.profiles import PROFILES, Profile
 from distsim.program.build import build_program
 from distsim.program.lower import lower
+from distsim.program.records import Program
 from distsim.scenario import loads
+from distsim.semantics.columns import go
+from distsim.semantics.conditions import Conditions
+from distsim.semantics.free import why_ordered
+from distsim.semantics.link import Linked
 from tests.random_programs import Plain, any_programs, valid_programs
 
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gloo", {}), ("mpi", {}), ("mpi", {"eager_limit": -1}), ("nccl", {}), ("nccl", {"init": "eager"}), ("nccl", {"buffsize": -1}),
     ("nccl", {"init": "eager", "buffsize": 400}),
 )  # fmt: skip
+
+
+def without_clock(program: Program, profile: Profile) -> bool | None:
+    """Does it complete, as a run without prices tells; None where order decides."""
+    linked = Linked(program, profile)
+    return None if why_ordered(linked) is not None else all(host.ended for host in go(linked, Conditions(linked, None)).hosts)
 
 
 @settings(max_examples=200, deadline=None)
@@ -35,7 +45,7 @@ def test_what_surely_completes_does_complete(plain: Plain) -> None:
         program = build_program(plain.world_size, plain.programs, groups=plain.groups, backend=backend, options=options)
         profile = PROFILES[backend]
         cost = CostModel(default_cluster(backend), program.world_size, program.local_size)
-        if why_not_fast(program, profile, cost) is None and surely_completes(program, profile):
+        if without_clock(program, profile) is True or (profile.device and surely(program, profile, cost)):
             left = simulate_in_order(program, profile, cost)
             assert (outcome_of(program, left), left.mismatches) == ("completes", ())
 
@@ -45,9 +55,8 @@ def test_what_surely_completes_does_complete(plain: Plain) -> None:
 def test_correct_programs_are_seen_to_complete_without_a_clock(plain: Plain) -> None:
     """On gloo, where the contract is the rule, nothing is left to the engines."""
     program = build_program(plain.world_size, plain.programs, groups=plain.groups)
-    cost = CostModel(default_cluster("gloo"), program.world_size, program.local_size)
-    if why_not_fast(program, PROFILES["gloo"], cost) is None:
-        assert surely_completes(program, PROFILES["gloo"])
+    if why_ordered(Linked(program, PROFILES["gloo"])) is None:
+        assert without_clock(program, PROFILES["gloo"])
 
 
 @settings(max_examples=100, deadline=None)
@@ -116,8 +125,7 @@ def test_a_long_program_is_judged_without_a_clock(backend: str, monkeypatch: pyt
     """No engine runs: 64 ranks of 10 000 calls each would take it seconds."""
     program = lower(loads(LONG))
     monkeypatch.setattr("distsim.engine.outcomes.simulate_in_order", None)
-    monkeypatch.setattr("distsim.engine.outcomes.HostEngine", None)
-    monkeypatch.setattr("distsim.engine.outcomes.DeviceEngine", None)
+    monkeypatch.setattr("distsim.engine.outcomes.fill", None)
     assert outcome_under(program, PROFILES[backend]).possible == ("completes",)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from distsim.check.layout import Layout
 from distsim.check.machine import Machine, State
 from distsim.check.suspects import Posted
-from distsim.check.tables import Request, Tables
+from distsim.check.tables import Request
 from distsim.check.unlike import Unlike, pair_unlike
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
 
@@ -129,17 +128,3 @@ class Fits:
             opened.append(self._pair(k, machine.sender_of[pair], machine.messages[pair][k], receiver, receive))
         collective = [u for u in self.found.values() if u.lane >= 0]
         return (*collective, *(u for u in self.found.values() if u.lane < 0), *opened)
-
-
-def first_unlikes(layout: Layout, reading: str, unlikes: tuple[Unlike, ...]) -> tuple[Unlike, ...]:
-    """Of what met and differs in a program without open receives: that before which nothing else did.
-
-    An execution ends for those whose calls don't fit; what they would have done afterwards says nothing more.
-    """
-    if len(unlikes) < 2:
-        return unlikes
-    machine = Machine(Tables(replace(layout, any_source=True), reading))
-    fits = Fits(machine)
-    fits.bad(machine.initial())
-    first = {(u.lane, u.number) if u.lane >= 0 else u.calls for u in fits.found.values()}
-    return tuple(u for u in unlikes if ((u.lane, u.number) if u.lane >= 0 else u.calls) in first) or unlikes

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsim.ops.table import OPS
+from distsim.profiles import READINGS
 from distsim.program.records import Code, CodeCall, Program, at
+from distsim.semantics.link import Linked
 
 _Array = NDArray[np.int64]
 SEND, RECV = 0, 1
@@ -46,6 +49,11 @@ class Layout:
     lane_ranks: list[tuple[int, ...]]
     lane_names: list[str]
     extra_slots: list[dict[str, int]]  # per code: key of a lane that is no group -> slot
+
+    @cached_property
+    def linked(self) -> Linked:
+        """The program compiled for the contract; its readings differ only in whom a row waits for (`Linked.under`)."""
+        return Linked(self.program, READINGS["rendezvous"])
 
     def slot(self, code: int, call: CodeCall) -> int:
         """The slot of a collective call of a code."""

@@ -12,27 +12,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from distsim.check.instructions import (
-    ALL,
-    CAME,
-    JOIN,
-    JOIN_ASYNC,
-    LEAVE,
-    POST,
-    ROOT,
-    TAKEN,
-    WAIT,
-    WAIT_JOIN,
-    Condition,
-    RankCodes,
-    Reading,
-)  # fmt: skip
 from distsim.check.layout import Layout
-from distsim.check.leftovers import conditions_of
 from distsim.check.suspects import Posted, Suspects
+from distsim.ops.table import OPS
+from distsim.profiles import READINGS, Profile
 from distsim.program.records import at as value_at
+from distsim.semantics.form import Leave, Part, PartKind, Post, Wait
 
 #: (number of the state, value it must reach).
 Test = tuple[int, int]
@@ -78,13 +65,20 @@ class OpenBox:
 
 @dataclass(eq=False)
 class RankPosts:
-    """What the walk over one rank's instructions finds."""
+    """What the walk over one rank's instructions finds. ``stops``: position and the rows that are waited for."""
 
-    stops: list[tuple[int, list[Condition], list[Condition]]] = field(default_factory=list)
-    made: list[Any] = field(default_factory=list)  # position -> number of what was posted, per part
+    stops: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     status: str = "ended"
     message: str = ""
     end: int = 0
+
+
+class Row(NamedTuple):
+    """A row that others may need: its part, and its number on its channel or lane, ``where``."""
+
+    part: Part
+    where: int
+    number: int
 
 
 class Tables:
@@ -104,61 +98,54 @@ class Tables:
         self.joins: dict[tuple[int, int], list[Posted]] = defaultdict(list)  # (lane, rank) -> calls
         self.boxes: list[OpenBox] = []
         self.box_of: dict[int, int] = {}  # channel -> open box
-        strict: Reading = "rendezvous" if reading == "mixed" else reading  # type: ignore[assignment]
-        codes, loose = RankCodes(layout, strict), RankCodes(layout, "buffered")
-        walks = [self._walk(rank, codes, loose, absent) for rank in range(self.size)]
+        self.profile: Profile = READINGS["rendezvous" if reading == "mixed" else reading]
+        self.rows: dict[int, Row] = {}
+        walks = [self._walk(rank, absent) for rank in range(self.size)]
         self._make_boxes()
         self._number()
         self.suspects = Suspects(layout, self.joins, self.sends, self.receives, self.box_of)
         self.posts = walks
         self._lane_tests: dict[tuple[int, int], tuple[Test, ...]] = {}
-        self.stops = [[Stop(p, self._requests(r, p, hard, least)) for p, hard, least in walks[r].stops] for r in range(self.size)]
+        self.stops = [[Stop(p, self._requests(r, rows)) for p, rows in walks[r].stops] for r in range(self.size)]
 
     # --- first pass: what is posted where ---
-    def _walk(self, rank: int, codes: RankCodes, loose: RankCodes, absent: frozenset[int]) -> RankPosts:
-        found = RankPosts()
+    def _walk(self, rank: int, absent: frozenset[int]) -> RankPosts:
+        found, linked = RankPosts(), self.layout.linked
         if rank in absent:
             found.status = "absent"
             return found
-        light = loose.of(rank) if self.reading == "mixed" else None
-        for position, instruction in enumerate(codes.of(rank)):
-            op, a, b = instruction
-            if op == LEAVE:
-                found.status, found.message, found.end = a, b, position
-                break
-            made: Any = -1
-            if op in (JOIN, JOIN_ASYNC):
-                made = self._join(rank, a, b, position, len(found.stops))
-            elif op == POST:
-                made = [self._post(rank, position, part, post, len(found.stops)) for part, post in enumerate(a)]
-            found.made.append(made)
-            conditions = list(conditions_of(instruction)) if op in (JOIN, WAIT_JOIN, POST, WAIT) else []
-            if conditions:
-                least = conditions if light is None else list(conditions_of(light[position]))
-                found.stops.append((position, conditions, least))
+        for instruction in linked.unit_of[rank].instructions:
+            if isinstance(instruction, Post):
+                for part in instruction.launch.parts:
+                    self._post(rank, part, len(found.stops))
+            elif isinstance(instruction, Wait):
+                rows = tuple(row for row in instruction.rows if self._may_wait(linked.base[rank] + row))
+                if rows:
+                    found.stops.append((instruction.position, rows))
+            elif isinstance(instruction, Leave):
+                found.status, found.message, found.end = instruction.status, instruction.message, instruction.position
         return found
 
-    def _join(self, rank: int, slot: int, signature: Any, position: int, stop: int) -> int:
-        lane = self.layout.lane_of[self.layout.member[rank][slot]]
-        if signature.__class__ is list:
-            signature = signature[self.layout.program.row_of[rank]]
-        calls = self.joins[lane, rank]
-        calls.append(Posted(stop, position, -1, int(value_at(signature, self.layout.program.row_of[rank]))))
-        return len(calls) - 1
+    def _may_wait(self, row: int) -> bool:
+        """A row that a reading may make its rank wait for."""
+        return row in self.rows and (self.rows[row].part.kind is not PartKind.SEND or self.reading != "buffered")
 
-    def _post(self, rank: int, position: int, index: int, post: tuple[int, int, Any], stop: int) -> int:
-        kind, where, signature = post
-        if kind == ALL:
-            return self._join(rank, where, signature, position, stop)
-        program, sends = self.layout.program, kind == TAKEN
-        row, call = program.row_of[rank], program.code_call(rank, position)
-        part = index if call.parts else -1
-        channel = (self.layout.send_chan if sends else self.layout.recv_chan)[rank][where]
-        assume = None if sends else (call.parts[part] if part >= 0 else call).fields.get("assume_src")
-        posts = (self.sends if sends else self.receives)[channel]
-        relied_on = -1 if assume is None else int(value_at(assume, row))
-        posts.append(Posted(stop, position, part, int(value_at(signature, row)), relied_on))
-        return len(posts) - 1
+    def _post(self, rank: int, part: Part, stop: int) -> None:
+        layout, program, call = self.layout, self.layout.program, part.call
+        if part.kind is PartKind.WORK:
+            return
+        row, assume = program.row_of[rank], -1
+        if part.kind is PartKind.COLLECTIVE:
+            where = layout.lane_of[layout.member[rank][layout.slot(program.code_of[rank], call)]]
+            posts = self.joins[where, rank]
+        else:
+            sends = part.kind is PartKind.SEND
+            where = (layout.send_chan if sends else layout.recv_chan)[rank][call.port]
+            posts = (self.sends if sends else self.receives)[where]
+            relied_on = None if sends else call.fields.get("assume_src")
+            assume = -1 if relied_on is None else int(value_at(relied_on, row))
+        self.rows[layout.linked.base[rank] + part.row] = Row(part, where, len(posts))
+        posts.append(Posted(stop, part.position, part.part, int(value_at(call.signature, row)), assume))
 
     # --- boxes ---
     def _make_boxes(self) -> None:
@@ -201,35 +188,24 @@ class Tables:
         return found.first + found.senders.index(sender) if sender in found.messages else -1
 
     # --- second pass: conditions ---
-    def _requests(self, rank: int, at: int, strict: list[Condition], least: list[Condition]) -> tuple[Request, ...]:
-        light = {c[1:2] + c[3:]: c for c in least}  # by distance and part
-        out = []
-        for condition in strict:
-            request = self._request(rank, at, condition)
-            if request is not None:
-                other = light.get(condition[1:2] + condition[3:])
-                weak = self._request(rank, at, other) if other is not None and other != condition else None
-                tests = () if other is None else request.tests if weak is None else weak.tests
-                out.append(request._replace(least=tests))
-        return tuple(out)
+    def _requests(self, rank: int, rows: tuple[int, ...]) -> tuple[Request, ...]:
+        base = self.layout.linked.base[rank]
+        return tuple(self._request(rank, self.rows[base + row]) for row in rows)
 
-    def _request(self, rank: int, at: int, condition: Condition) -> Request | None:
-        """One condition; None where its request was never posted."""
-        kind, distance, where, part = condition
-        kept = self.posts_of(rank, at - distance)
-        k = kept[max(part, 0)] if isinstance(kept, list) else kept
-        if k < 0:
-            return None
-        if kind in (ALL, ROOT):
-            return self._collective(rank, at - distance, condition, k)
-        channel = (self.layout.send_chan if kind == TAKEN else self.layout.recv_chan)[rank][where]
-        layout, box = self.layout, self.box_of.get(channel)
-        other = layout.chan_dst[channel] if kind == TAKEN else layout.chan_src[channel]
+    def _request(self, rank: int, row: Row) -> Request:
+        if row.part.kind is PartKind.COLLECTIVE:
+            found = self._collective(rank, row, self.profile)
+            least = self._collective(rank, row, READINGS["buffered"]).tests if self.reading == "mixed" else found.tests
+            return found._replace(least=least)
+        sends, channel, k = row.part.kind is PartKind.SEND, row.where, row.number
+        layout, box, part = self.layout, self.box_of.get(row.where), row.part
+        other = layout.chan_dst[channel] if sends else layout.chan_src[channel]
+        tests: tuple[Test, ...]
         if box is None:
-            posts = (self.receives if kind == TAKEN else self.sends).get(channel, [])
-            tests: tuple[Test, ...] = ((other, posts[k].stop) if k < len(posts) else (self.zero, 1),)
+            posts = (self.receives if sends else self.sends).get(channel, [])
+            tests = ((other, posts[k].stop) if k < len(posts) else (self.zero, 1),)
             tests += ((self.zero, 1),) if (channel, k) in self.suspects.bad_pairs else ()
-        elif kind == TAKEN:
+        elif sends:
             tests = ((self.gone + self.pair(box, rank), k + 1),)
         elif other >= 0:
             pair = self.pair(box, other)
@@ -237,29 +213,23 @@ class Tables:
         else:
             ranks = tuple(r for r in layout.lane_ranks[layout.chan_group[channel]] if r != rank)
             tests = ((self.served + box, k + 1),)
-            return Request(at - distance, part, ranks, True, tests, tests)
-        return Request(at - distance, part, (other,), False, tests, tests if kind == CAME else ())
+            return Request(part.position, part.part, ranks, True, tests, tests)
+        buffered = sends and self.reading == "mixed"
+        return Request(part.position, part.part, (other,), False, tests, () if buffered else tests)
 
-    def posts_of(self, rank: int, position: int) -> Any:
-        """What a call posted: its number on its channel or lane, or one per part."""
-        return self.posts[rank].made[position]
-
-    def _collective(self, rank: int, position: int, condition: Condition, n: int) -> Request:
-        kind, _, where, _ = condition
-        slot, root, leaves = (where, -1, None) if kind == ALL else where
-        lane = self.layout.lane_of[self.layout.member[rank][slot]]
-        if kind == ROOT:
-            root = int(root[self.layout.program.row_of[rank]] if isinstance(root, list) else root)
-            alone = leaves if rank == root else leaves is False
-            if alone:
-                return Request(position, -1, (), False, (), ())
-        if kind == ALL or rank == root:
+    def _collective(self, rank: int, row: Row, profile: Profile) -> Request:
+        part, lane, n = row.part, row.where, row.number
+        members, rooted = self.layout.lane_ranks[lane], OPS[part.call.op].root_field is not None
+        root = int(value_at(part.call.fields.get("root"), self.layout.program.row_of[rank])) if rooted else members[0]
+        needed = profile.needs(part.call.op, len(members), members.index(root), members.index(rank)) if rooted else None
+        if needed is None:
             tests = self.lane_tests(lane, n)
-            return Request(position, -1, self.layout.lane_ranks[lane], False, tests, tests)
-        theirs = self.joins.get((lane, root), ())[n : n + 1]
-        fits = all(call.signature == self.joins[lane, rank][n].signature for call in theirs)
-        tests = (self._come(lane, root, n), *(() if fits else ((self.zero, 1),)))
-        return Request(position, -1, (root,), False, tests, tests)
+            return Request(part.position, -1, members, False, tests, tests)
+        ranks, mine = tuple(members[i] for i in sorted(needed)), self.joins[lane, rank][n].signature
+        theirs = [call for other in ranks for call in self.joins.get((lane, other), ())[n : n + 1]]
+        fits = all(call.signature == mine for call in theirs)
+        tests = (*(self._come(lane, other, n) for other in ranks), *(() if fits else ((self.zero, 1),)))
+        return Request(part.position, -1, ranks, False, tests, tests)
 
     def lane_tests(self, lane: int, n: int) -> tuple[Test, ...]:
         """All members have made the lane's n-th call."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from distsim.check.layout import Layout, distinct, joins
-from distsim.check.onepass import Pass
 from distsim.check.whereabouts import Whereabouts
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
@@ -37,29 +34,6 @@ class Unlike:
     minority: tuple[int, ...] = ()
     note: str = ""
     later: int = 0
-
-
-def unlike_calls(done: Pass, where: Whereabouts) -> tuple[Unlike, ...]:
-    """All of them: the first of each lane, the first of each channel."""
-    return (*_collectives(done, where), *_messages(done, where))
-
-
-# --- collectives ---
-def _collectives(done: Pass, where: Whereabouts) -> Iterator[Unlike]:
-    suspects: dict[int, set[int]] = {}
-    uneven = {(lane, n) for lane, n in uneven_calls(done.layout, where) if n < len(done.arrived[lane])}
-    for lane, n in (*done.unlike, *uneven):
-        suspects.setdefault(lane, set()).add(n)
-    for lane in sorted(suspects):
-        fine: set[Hashable] = set()
-        for n in sorted(suspects[lane]):
-            came = tuple(rank for rank in done.layout.lane_ranks[lane] if done.has_come(lane, n, rank))
-            calls = tuple((rank, id(where.layout.program.code_call(rank, where.joins(rank, lane)[n]))) for rank in came)
-            found = None if calls in fine else judge_lane(done.layout, where, lane, n, came)
-            if found is not None:
-                yield replace(found, later=sum(1 for other, m in done.unlike if other == lane and m > n))
-                break
-            fine.add(calls)
 
 
 def uneven_calls(layout: Layout, where: Whereabouts) -> set[tuple[int, int]]:
@@ -120,18 +94,6 @@ def _minority(members: tuple[int, ...], whole: list[list[int]], n: int) -> tuple
 
 
 # --- messages ---
-def _messages(done: Pass, where: Whereabouts) -> Iterator[Unlike]:
-    for channel in _suspect_channels(done):
-        layout = done.layout
-        src, dst = layout.chan_src[channel], layout.chan_dst[channel]
-        reached = min(done.sent[channel], done.received[channel])
-        pairs = zip(where.messages(src, channel, sends=True)[:reached], where.messages(dst, channel, sends=False), strict=False)
-        bad = [(k, s, r) for k, (s, r) in enumerate(pairs) if s.signature != r.signature]
-        if bad:
-            k, s, r = bad[0]
-            yield pair_unlike(layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), len(bad) - 1)
-
-
 def pair_unlike(program: Program, k: int, sender: tuple[int, int, int], receiver: tuple[int, int, int], later: int) -> Unlike:
     """A message and its receive, each as (rank, position, part), that met as number k of their kind and differ."""
     said = [OPS[c.op].agreement(c) for c in (part_call(program, *sender), part_call(program, *receiver))]
@@ -143,38 +105,3 @@ def part_call(program: Program, rank: int, position: int, part: int) -> Call:
     """The resolved call at a position, or one part of the batch there."""
     call = program.call(rank, position)
     return call.parts[part] if part >= 0 and call.parts else call
-
-
-def _suspect_channels(done: Pass) -> list[int]:
-    """Channels on which something met, except those where every message and every receive has one signature, the same on both
-    sides."""
-    channels = len(done.sent)
-    if not channels:
-        return []
-    sides = [_uniform(done, sends, channels) for sends in (True, False)]
-    met = np.minimum(done.sent, done.received) > 0
-    return [int(c) for c in np.flatnonzero(met & ((sides[0] != sides[1]) | (sides[0] < 0)))]
-
-
-_VARIES = -2
-
-
-def _uniform(done: Pass, sends: bool, channels: int) -> Any:
-    """Per channel the one signature of all its messages (or receives), or -2 where they differ."""
-    layout = done.layout
-    where: list[Any] = []
-    what: list[Any] = []
-    for code in layout.program.codes:
-        table = np.array([(layout.send_chan if sends else layout.recv_chan)[rank] for rank in code.ranks]).reshape(
-            len(code.ranks), -1
-        )
-        for call in distinct(code):
-            if call.port >= 0 and (OPS[call.op].direction == "send") == sends:
-                where.append(table[:, call.port])
-                what.append(np.broadcast_to(np.asarray(call.signature), len(code.ranks)))
-    found = np.full(channels, _VARIES)
-    if where:
-        channel, signature = np.concatenate(where), np.concatenate(what)
-        found[channel] = signature
-        found[channel[found[channel] != signature]] = _VARIES
-    return found

@@ -8,18 +8,14 @@ from typing import Literal, NamedTuple
 
 from distsim.check.diagnose import diagnose
 from distsim.check.ending import READINGS, Ending, Example, How, Kind, depends_on, first_with, hows
-from distsim.check.endings import first_unlikes
-from distsim.check.instructions import Reading
 from distsim.check.judge import choice_findings, end_findings, leak_findings, unlike_findings, unreceived_findings
 from distsim.check.layout import Layout, build_layout
 from distsim.check.leaks import Leak, leaks
-from distsim.check.leftovers import standstill
-from distsim.check.onepass import Pass
 from distsim.check.orders import MAX_STATES, Orders, all_orders
 from distsim.check.races import Clash, clashes
+from distsim.check.readings import Contract, Reading, never_starts
 from distsim.check.schedule import Schedule
 from distsim.check.timing import bound_finding, clash_findings, luck_findings, order_findings, reliance_findings
-from distsim.check.unlike import unlike_calls
 from distsim.check.waitfor import wait_for
 from distsim.check.whereabouts import Whereabouts
 from distsim.findings.codes import CODES
@@ -71,29 +67,27 @@ def verdict_of(
     """
     layout = layout or build_layout(program)
     where = Whereabouts(layout)
-    absent = frozenset(f.rank for f in program.faults if f.kind == "absent")
-    never_starts = bool(absent) and "init_process_group" not in layout.lane_names
-    if layout.any_source and not never_starts:
+    starts = not never_starts(program)
+    if layout.any_source and starts:
         orders = all_orders(layout, max_states)
-    elif ended is not None and not never_starts:
+    elif ended is not None and starts:
         orders = Orders({"rendezvous": Ending({}, True, (), True, {"end": Example(ended)}, mismatch_ranks=())}, 0, True)
     else:
-        orders = Orders(_single_passes(layout, where, absent), 0, True)
+        orders = Orders(_single_passes(Contract(layout, where)), 0, True)
     return _Judgement(program, layout, where, orders, max_states).verdict()
 
 
-def _single_passes(layout: Layout, where: Whereabouts, absent: frozenset[int]) -> dict[str, Ending]:
+def _single_passes(contract: Contract) -> dict[str, Ending]:
     """The second and third reading only if the first stands still: they get at least as far."""
-    endings = {"rendezvous": _pass(layout, where, "rendezvous", absent)}
+    endings = {"rendezvous": _pass(contract, "rendezvous")}
     if endings["rendezvous"].stuck:
-        endings |= {reading: _pass(layout, where, reading, absent) for reading in _PLAIN[1:]}
+        endings |= {reading: _pass(contract, reading) for reading in _PLAIN[1:]}
     return endings
 
 
-def _pass(layout: Layout, where: Whereabouts, reading: Reading, absent: frozenset[int]) -> Ending:
-    done = Pass(layout, reading).run(absent)
-    found = standstill(done, where)
-    unlikes = first_unlikes(layout, reading, unlike_calls(done, where))
+def _pass(contract: Contract, reading: Reading) -> Ending:
+    done = contract.run(reading)
+    found, unlikes = done.standstill(), done.mismatches()
     stuck = {found.stuck: wait_for(found).core} if found.blocked else {}
     ranks = _union(u.ranks for u in unlikes)
     return Ending(stuck, not stuck, unlikes, not unlikes, {"end": Example(found)}, mismatch_ranks=ranks)

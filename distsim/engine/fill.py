@@ -77,13 +77,13 @@ def _messages(run: Progress, there: IntArray, columns: Columns) -> None:
     found = run.conditions
     rows = np.flatnonzero((run.linked.kind >= 0) & (run.linked.kind <= PartKind.RECEIVE) & (there >= 0))
     mate = found.mate[rows]
-    met = (mate >= 0) & (there[mate] >= 0)
+    met = (mate >= 0) & (there[np.maximum(mate, 0)] >= 0)
     both, other = rows[met], mate[met]
     columns.match[both] = np.minimum(both, other)
     columns.started[both] = np.maximum(there[both], there[other])
     columns.finished[both] = found.message_ends(both, there)
     ahead = rows[found.ahead[rows] & (found.need[rows] == -1)]
-    left = ahead[(found.room[ahead] < 0) | (there[found.room[ahead]] >= 0)]
+    left = ahead[(found.room[ahead] < 0) | (there[np.maximum(found.room[ahead], 0)] >= 0)]
     columns.started[ahead] = columns.finished[ahead] = NEVER
     columns.started[left] = columns.finished[left] = found.message_ends(left, there)
 

@@ -132,6 +132,8 @@ _FINE = End(Standstill((), ()), frozenset())
 def _surely(program: Program, profile: Profile, cost: CostModel) -> bool:
     """It completes on a device whatever the options: it does with one launch at a time, no buffers and meetings at first use, and
     whatever is laxer completes too. (Messages in batches and outside may meet under eager init; then this says nothing.)"""
+    if any(call.op == "new_group" for code in program.codes for call in _distinct(code.calls)):
+        return False  # a meeting under eager init alone
     linked = Linked(_with(program, init="lazy", buffsize=_NOTHING, serial=True), profile)
     return not linked.mixes_batches and _never_waits(linked, cost) is True
 

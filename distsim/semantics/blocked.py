@@ -43,7 +43,7 @@ class _Told:
         """(rank, position, part) of messages that no receive has met."""
         linked, posted, mate = self.linked, np.asarray(self.run.posted), self.run.conditions.mate
         sends = np.flatnonzero((linked.kind == PartKind.SEND) & (posted >= 0))
-        lost = sends[(mate[sends] < 0) | (posted[mate[sends]] < 0)]
+        lost = sends[(mate[sends] < 0) | (posted[np.maximum(mate[sends], 0)] < 0)]
         return [linked.place(row) for row in lost.tolist()]
 
     def _of_host(self, host: Thread, position: int) -> tuple[Need, ...]:

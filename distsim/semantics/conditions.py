@@ -7,6 +7,7 @@ or, where the window is full, the receive that makes room.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -30,9 +31,10 @@ class Conditions:
     their receive is there. ``early``: of the collective rows that do not wait for all, the rows that they need.
     """
 
-    def __init__(self, linked: Linked, cost: CostModel | None) -> None:
+    def __init__(self, linked: Linked, cost: CostModel | None, misfits: tuple[Sequence[int], Sequence[int]] = ((), ())) -> None:
         self.linked, self.cost = linked, cost
         self.mate = linked.mate
+        self.never = np.array(misfits[1], dtype=np.int64)
         self.ahead = self._ahead()
         self.need = np.where(self.ahead, -1, self.mate)
         self.room = np.full(linked.rows, -1, dtype=np.int64)
@@ -40,6 +42,8 @@ class Conditions:
         self.has_room = bool((self.room != -1).any())
         blocked = self.ahead & (self.room == NEVER_COMES)
         self.need[blocked], self.room[blocked] = NEVER_COMES, -1
+        unfit = np.array(misfits[0], dtype=np.int64)
+        self.need[unfit] = self.need[self.mate[unfit]] = NEVER_COMES
         self.price = np.zeros(linked.rows, dtype=np.int64)
         if cost is not None:
             self._price_messages(cost)
@@ -146,10 +150,10 @@ class Conditions:
     def message_ends(self, rows: IntArray, posted: IntArray) -> IntArray:
         """When messages are done that were posted and have what they need; ns. Shape of ``rows``."""
         mine, need, lag = posted[rows], self.need[rows], self.lag[rows]
-        came = np.where(need >= 0, posted[need], mine)
+        came = np.where(need >= 0, posted[np.maximum(need, 0)], mine)
         if self.has_room:
-            gate = np.where(need >= 0, self.room[need], self.room[rows])
-            came = np.where(gate >= 0, np.maximum(came, posted[gate]), came)
+            gate = np.where(need >= 0, self.room[np.maximum(need, 0)], self.room[rows])
+            came = np.where(gate >= 0, np.maximum(came, posted[np.maximum(gate, 0)]), came)
         return np.where(lag >= 0, np.maximum(mine, came) + lag, np.maximum(mine, came - lag))
 
     def collective_ends(self, rows: IntArray, posted: IntArray, latest: IntArray) -> IntArray:
@@ -170,6 +174,7 @@ class Conditions:
         """Rows of collectives in which somebody does not wait for all -> the rows that each needs; `NEVER_COMES` for one that is not
         there."""
         found: dict[int, tuple[int, ...]] = {}
+        unfit, said = set(self.never.tolist()), self.linked.signature
         for instance in self._early_instances():
             rows = self.linked.rows_of[instance].tolist()
             of = {int(self.linked.rank[row]): row for row in rows}
@@ -177,6 +182,8 @@ class Conditions:
                 needed = self.linked.needs(row)
                 ranks = self.linked.members[instance] if needed is None else needed
                 found[row] = tuple(of.get(rank, NEVER_COMES) for rank in ranks)
+                if instance in unfit and any(said[of[rank]] != said[row] for rank in ranks if rank in of):
+                    found[row] = (*found[row], NEVER_COMES)
         return found
 
     def _early_instances(self) -> list[int]:

@@ -102,9 +102,10 @@ class _Refinement:
         starts = np.searchsorted(instances, np.arange(len(self.sizes) + 1))
         known: dict[tuple[bytes, bool], int] = {}
         kinds = np.zeros(len(self.sizes), dtype=np.int64)
-        complete = (self.came == self.sizes).tolist()
+        complete = self.came == self.sizes
+        complete[self.conditions.never] = False
         for instance, (a, b) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
-            kinds[instance] = known.setdefault((code[a:b].tobytes(), complete[instance]), len(known))
+            kinds[instance] = known.setdefault((code[a:b].tobytes(), bool(complete[instance])), len(known))
         return kinds, [len(code) // 8 for code, _ in known], [whole for _, whole in known]
 
     # --- classes ---

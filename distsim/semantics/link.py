@@ -8,6 +8,7 @@ something left for a driver to decide (`ANY_SOURCE`).
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
+from copy import copy
 from functools import cached_property
 from itertools import accumulate
 
@@ -61,6 +62,12 @@ class Linked:
             self._fill(unit, keys)
         self._spaces.number()
         self._number_instances(keys)
+
+    def under(self, profile: Profile) -> Linked:
+        """The same under a profile that compiles programs alike, and differs in whom a row waits for."""
+        other = copy(self)
+        other.profile = profile
+        return other
 
     # --- columns ---
     def _fill(self, unit: Unit, keys: _Keys) -> None:

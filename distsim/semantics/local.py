@@ -69,8 +69,11 @@ def course_of(linked: Linked, conditions: Conditions, *, plain: bool = True) -> 
     """The course of all ranks of a program. ``plain``: columns as lists, which a loop reads faster."""
     columns = (conditions.need, conditions.room, conditions.lag, conditions.price, linked.instance, linked.kind)
     hosts, streams = _threads(linked)
+    missing = [len(members) for members in linked.members]
+    for instance in conditions.never.tolist():
+        missing[instance] += 1
     return Course(linked, conditions, *(column.tolist() if plain else column for column in columns), conditions.early,
-                  [len(members) for members in linked.members], hosts, streams)  # fmt: skip
+                  missing, hosts, streams)  # fmt: skip
 
 
 def _threads(linked: Linked) -> tuple[list[Thread], list[Thread]]:

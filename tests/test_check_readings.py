@@ -1,4 +1,4 @@
-"""The one-pass driver: who is stuck under each reading, held to the explicit rules and to programs done by hand."""
+"""The contract's single runs: who is stuck under each reading, held to the explicit rules and to programs done by hand."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from distsim.check.instructions import Reading
 from distsim.check.layout import build_layout
-from distsim.check.leftovers import standstill
-from distsim.check.onepass import Pass
+from distsim.check.readings import Contract, Reading
 from distsim.check.verdict import verdict_of
 from distsim.check.whereabouts import Whereabouts
 from distsim.ops.records import Group
@@ -38,7 +36,7 @@ def recv(peer: int | None, **more: Any) -> dict[str, Any]:
 
 def run(program: Program, reading: Reading = "rendezvous") -> Standstill:
     layout = build_layout(program)
-    return standstill(Pass(layout, reading).run(), Whereabouts(layout))
+    return Contract(layout, Whereabouts(layout)).run(reading).standstill()
 
 
 def stuck(ranks: Sequence[Calls], reading: Reading = "rendezvous", **more: Any) -> tuple[int, ...]:
@@ -175,8 +173,7 @@ def test_a_code_of_many_ranks_is_run_rank_by_rank() -> None:
     assert verdict_of(ring(16, 20)).verdict == "ok"
 
 
-def test_the_pass_stores_nothing_per_rank_that_its_code_shares() -> None:
-    """A thousand ranks of one code share its instructions."""
-    done = Pass(build_layout(ring(64, 10)), "rendezvous")
+def test_a_code_is_compiled_once_for_ranks_that_do_the_same() -> None:
+    linked = build_layout(ring(64, 10)).linked
 
-    assert len({id(code) for code in done.codes}) == 1
+    assert [len(unit.ranks) for unit in linked.units] == [64]

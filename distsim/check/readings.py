@@ -1,0 +1,165 @@
+"""A program under a reading of the contract, run once without a clock: who is blocked on whom, and what met and does not fit.
+
+Without a receive from any source the matching is fixed by the program, so every order of events ends in the same standstill and a
+single run of the one form is exact (with one, see `explore`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from distsim.check.layout import Layout
+from distsim.check.unlike import Unlike, judge_lane, pair_unlike
+from distsim.check.whereabouts import Whereabouts
+from distsim.profiles import READINGS
+from distsim.program.records import Program
+from distsim.semantics.blocked import standstill as standstill_of
+from distsim.semantics.columns import go
+from distsim.semantics.conditions import Conditions
+from distsim.semantics.free import bad_instances, bad_pairs
+from distsim.semantics.link import Linked
+from distsim.semantics.local import Progress
+from distsim.standstill import RankEnd, Standstill
+
+#: What blocks: a send waits for its receive and a collective for all (rendezvous); in rooted collectives a rank leaves when its own
+#: data moved (early); a send never blocks and giving ranks leave at once (buffered).
+Reading = Literal["rendezvous", "early", "buffered"]
+
+
+@dataclass(frozen=True)
+class Misfits:
+    """What will not fit if it meets: receives that another message reaches, and instances of collectives (`Linked`)."""
+
+    receives: tuple[int, ...]
+    instances: tuple[int, ...]
+
+
+class Contract:
+    """A program compiled for the contract: once, for all readings."""
+
+    def __init__(self, layout: Layout, where: Whereabouts) -> None:
+        self.layout, self.where = layout, where
+        self.linked = layout.linked
+        self._misfits: Misfits | None = None
+
+    def under(self, reading: str) -> Linked:
+        """The same program, with the rules of a reading."""
+        return self.linked.under(READINGS[reading])
+
+    @property
+    def misfits(self) -> Misfits:
+        if self._misfits is None:
+            unlike, uneven = bad_instances(self.linked)
+            receives = bad_pairs(self.linked)
+            self._misfits = Misfits(tuple(receives.tolist()), tuple(np.union1d(unlike, uneven).tolist()))
+        return self._misfits
+
+    def run(self, reading: Reading) -> Run:
+        """The program's one run under a reading."""
+        linked = self.under(reading)
+        return Run(self, go(linked, Conditions(linked, None)), reading)
+
+
+class Run:
+    """A finished run under a reading."""
+
+    def __init__(self, contract: Contract, left: Progress, reading: Reading) -> None:
+        self.contract, self.left, self.reading = contract, left, reading
+        self.layout, self.where = contract.layout, contract.where
+
+    def standstill(self) -> Standstill:
+        found = standstill_of(self.left)
+        return replace(found, ends=tuple(map(_said_by_a_fault, found.ends)))
+
+    def mismatches(self) -> tuple[Unlike, ...]:
+        """Of what met and differs that before which nothing else did: the first of each lane, the first of each channel.
+
+        An execution ends for those whose calls don't fit; what they would have done afterwards says nothing more.
+        """
+        misfits = self.contract.misfits
+        if not misfits.receives and not misfits.instances:
+            return ()
+        found = tuple(self._met(self.left, misfits))
+        if len(found) < 2:
+            return found
+        linked = self.contract.under(self.reading)
+        bad = self._really_bad(misfits)
+        halted = go(linked, Conditions(linked, None, misfits=(bad.receives, bad.instances)))
+        first = {_key(m) for m in self._met(halted, bad)}
+        return tuple(m for m in found if _key(m) in first) or found
+
+    def _really_bad(self, misfits: Misfits) -> Misfits:
+        """Collectives whose signatures differ and that agree all the same, as pairs, are left out."""
+        instances = (i for i in misfits.instances if self._judge(i, self._came(None, i)) is not None)
+        return Misfits(misfits.receives, tuple(instances))
+
+    def _met(self, left: Progress, misfits: Misfits) -> Iterator[Unlike]:
+        yield from self._collectives(left, misfits.instances)
+        yield from self._messages(left, misfits.receives)
+
+    def _collectives(self, left: Progress, instances: Sequence[int]) -> Iterator[Unlike]:
+        """The first of each lane, with how many later calls of it differ too."""
+        came = {i: rows for i in instances if len(rows := self._came(left, i)) > 1}
+        by_lane: dict[int, list[int]] = {}
+        for instance in came:
+            by_lane.setdefault(self._lane(instance), []).append(instance)
+        for lane in sorted(by_lane):
+            those = sorted(by_lane[lane], key=self._number)
+            for k, instance in enumerate(those):
+                found = self._judge(instance, came[instance])
+                if found is not None:
+                    unlike = [i for i in those[k + 1 :] if self._signatures_differ(came[i])]
+                    yield replace(found, later=len(unlike))
+                    break
+
+    def _came(self, left: Progress | None, instance: int) -> list[int]:
+        """The rows of an instance that were posted in a run; without one, all that the program has."""
+        rows = self.contract.linked.rows_of[instance].tolist()
+        return [row for row in rows if left is None or left.posted[row] >= 0]
+
+    def _signatures_differ(self, rows: list[int]) -> bool:
+        return len(set(self.contract.linked.signature[rows].tolist())) > 1
+
+    def _lane(self, instance: int) -> int:
+        rank, position, _ = self.contract.linked.place(int(self.contract.linked.rows_of[instance][0]))
+        return self.where.lane(rank, self.layout.program.code_call(rank, position))
+
+    def _number(self, instance: int) -> int:
+        rank, position, _ = self.contract.linked.place(int(self.contract.linked.rows_of[instance][0]))
+        return self.where.joins(rank, self._lane(instance)).index(position)
+
+    def _judge(self, instance: int, rows: list[int]) -> Unlike | None:
+        ranks = {int(self.contract.linked.rank[row]) for row in rows}
+        lane = self._lane(instance)
+        came = [rank for rank in self.layout.lane_ranks[lane] if rank in ranks]
+        return judge_lane(self.layout, self.where, lane, self._number(instance), came)
+
+    def _messages(self, left: Progress, receives: Sequence[int]) -> Iterator[Unlike]:
+        linked, by_channel = self.contract.linked, dict[int, list[int]]()
+        for row in receives:
+            if left.posted[row] >= 0 and left.posted[int(linked.mate[row])] >= 0:
+                channel = self.where.channel(int(linked.rank[row]), linked.code_call(row))
+                by_channel.setdefault(channel, []).append(row)
+        for channel, rows in sorted(by_channel.items()):
+            receive, send = linked.place(rows[0]), linked.place(int(linked.mate[rows[0]]))
+            number = self.where.ordinal(receive[0], channel, *receive[1:], sends=False)
+            yield pair_unlike(self.layout.program, number, send, receive, len(rows) - 1)
+
+
+def _key(mismatch: Unlike) -> object:
+    return (mismatch.lane, mismatch.number) if mismatch.lane >= 0 else mismatch.calls
+
+
+def _said_by_a_fault(end: RankEnd) -> RankEnd:
+    """Findings know a fault of the file by this word."""
+    return replace(end, message="fault") if end.message.endswith("by a fault") else end
+
+
+def never_starts(program: Program) -> bool:
+    """Somebody is absent, and no rank gets past the world's first meeting."""
+    written = any(call.op == "init_process_group" for code in program.codes for call in code.calls)
+    return not written and any(fault.kind == "absent" for fault in program.faults)

@@ -1,0 +1,348 @@
+"""Every way to run a program, asked the same questions: who disagrees with whom.
+
+An *executor* takes a program and gives answers by the name of the question, or None where the program is none of its own. Two
+executors disagree where both answer a question and not alike. To hold a new driver to the others, write one function more, put it into
+`EXECUTORS` and name its partners in `PAIRS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from distsim.check.ending import depends_on
+from distsim.check.explore import Search
+from distsim.check.layout import Layout, build_layout
+from distsim.check.leftovers import standstill as left_by
+from distsim.check.onepass import Pass
+from distsim.check.orders import ending_of
+from distsim.check.unlike import unlike_calls
+from distsim.check.verdict import Verdict, verdict_of
+from distsim.check.whereabouts import Whereabouts
+from distsim.collection import no_collection
+from distsim.cost import CostModel
+from distsim.engine import Run, run
+from distsim.engine.choice import why_not_fast
+from distsim.engine.orders import Ends, ends_of_orders
+from distsim.engine.outcomes import ProfileOutcome, outcome_under
+from distsim.engine.untimed import surely_completes
+from distsim.profiles import PROFILES, READINGS
+from distsim.program.lower import lower
+from distsim.program.records import Program
+from distsim.semantics.moves import Rules
+from distsim.semantics.standing import standstill
+from distsim.semantics.state import Mismatched
+from distsim.scenario import Scenario
+from distsim.simulation import cost_model, simulate_program
+from distsim.standstill import Standstill
+from tests.brute_force import BruteForce, Found, TooLarge
+from tests.plain_calls import can_be_plain, plain_calls, plain_groups
+from tests.reference import Reference
+
+Answers = dict[str, Any]
+TIMES = ("posted_ns", "returned_ns", "started_ns", "finished_ns", "waited_ns")
+#: States of a search and of the brute force; what needs more is no disagreement.
+MOST_STATES, MOST_BRUTE = 400, 1_500
+
+
+class Case:
+    """A scenario, lowered, and what several executors need of it, worked out once."""
+
+    def __init__(self, mapping: dict[str, Any]) -> None:
+        self.mapping, self.scenario = mapping, Scenario(**mapping)
+        self.program: Program = lower(self.scenario)
+        self.cost: CostModel = cost_model(self.scenario, self.program, None)
+        self.profile = PROFILES[self.program.backend]
+
+    @cached_property
+    def layout(self) -> Layout:
+        return build_layout(self.program)
+
+    @cached_property
+    def absent(self) -> frozenset[int]:
+        return frozenset(fault.rank for fault in self.program.faults if fault.kind == "absent")
+
+    @cached_property
+    def starts(self) -> bool:
+        """False where a rank never comes to the init_process_group that everybody implies."""
+        return not self.absent or "init_process_group" in self.layout.lane_names
+
+    @cached_property
+    def run(self) -> Run:
+        return run(self.program, self.profile, self.cost)
+
+    @cached_property
+    def ordered(self) -> Run:
+        return self.run if self.run.path == "ordered" else run(self.program, self.profile, self.cost, ordered=True)
+
+    @cached_property
+    def outcome(self) -> ProfileOutcome:
+        return outcome_under(self.program, self.profile, self.cost, max_states=MOST_STATES)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        return verdict_of(self.program, MOST_STATES)
+
+    @cached_property
+    def brute(self) -> dict[str, Found] | None:
+        if not can_be_plain(self.program, any_source=True) or self.program.call_count > 14:
+            return None
+        calls, groups = plain_calls(self.program), plain_groups(self.program)
+        try:
+            return {r: BruteForce(calls, groups, r, MOST_BRUTE).explore() for r in (*READINGS, "mixed")}
+        except TooLarge:
+            return None
+
+
+# --- under the back end of the file ---
+def _of_run(result: Run) -> Answers:
+    left = result.standstill
+    return {
+        "outcome": result.outcome, "makespan": result.makespan_ns, "ends": left.ends,
+        "blocked": [(b.rank, b.position, b.since_ns) for b in left.blocked], "needs": [sorted(b.needs) for b in left.blocked],
+        "unreceived": left.unreceived, "match": result.trace["match"].tolist(), "late": result.findings,
+        **{name: result.trace[name].tolist() for name in TIMES},
+    }  # fmt: skip
+
+
+def fast(case: Case) -> Answers | None:
+    return _of_run(case.run) if case.run.path == "fast" else None
+
+
+def ordered(case: Case) -> Answers | None:
+    return _of_run(case.ordered)
+
+
+def surely(case: Case) -> Answers | None:
+    if (
+        why_not_fast(case.program, case.profile, case.cost) is not None
+        or case.outcome.outcome == "undefined"
+        or case.run.findings
+    ):
+        return None
+    return {"outcome": "completes"} if surely_completes(case.program, case.profile) else None
+
+
+def simulated(case: Case) -> Answers | None:
+    found = simulate_program(case.scenario, case.program, case.cost, with_values=False)
+    swapped = found.outcome == "wrong-data" and found.run.outcome == "completes"  # a finding about names, not a rule
+    said = _of_verdict(found.verdict) if found.verdict is not None and found.verdict.complete and case.verdict.complete else {}
+    return {"reported": "completes" if swapped else found.outcome, **said}
+
+
+def checked(case: Case) -> Answers | None:
+    """What `check` says: the outcome, and that it is among those that are possible."""
+    said = case.outcome
+    return {"reported": said.outcome, "possible": True, **_of_verdict(case.verdict)}
+
+
+def in_time(case: Case) -> Answers | None:
+    """The run in the order of time is one of those that the search over orders found."""
+    said = case.outcome
+    one = case.ordered.outcome
+    return {"possible": one in said.possible or not said.complete or (one == "completes" and "undefined" in said.possible)}
+
+
+def _of_verdict(verdict: Verdict) -> Answers:
+    names = ("verdict", "depends_on", "ranks", "core", "readings", "stuck_sets", "nondeterministic")
+    return {name: getattr(verdict, name) for name in names}
+
+
+# --- under the readings of the contract ---
+def _of_reading(reading: str, left: Standstill, unfit: bool) -> Answers:
+    said: Answers = {f"{reading} unfit": unfit}
+    if not unfit:  # after that a reading may go on as it likes
+        said |= {f"{reading} stuck": left.stuck, f"{reading} unreceived": tuple(sorted(left.unreceived)),
+                 f"{reading} ends": [(end.status, end.position) for end in left.ends],
+                 f"{reading} needs": {b.rank: sorted({r for need in b.needs for r in need.ranks}) for b in left.blocked}}  # fmt: skip
+    return said
+
+
+def passes(case: Case) -> Answers | None:
+    """The single passes of the verdict."""
+    if case.layout.any_source:
+        return None
+    said: Answers = {}
+    for reading in READINGS:
+        done = Pass(case.layout, reading).run(case.absent)  # type: ignore[arg-type]
+        where = Whereabouts(case.layout)
+        left, unfit = left_by(done, where), bool(unlike_calls(done, where))
+        said |= _of_reading(reading, left, unfit)
+        said |= {f"{reading} unfit somewhere": unfit} | ({f"{reading} stuck sets": [left.stuck]} if not unfit else {})
+    return said
+
+
+def rules(case: Case) -> Answers | None:
+    """The explicit rules, run to a standstill."""
+    if case.layout.any_source:
+        return None
+    said: Answers = {}
+    for reading, profile in READINGS.items():
+        made = Rules(case.program, profile)
+        state = made.initial()
+        events = made.settle(state)
+        said |= _of_reading(reading, standstill(made, state), any(isinstance(e, Mismatched) for e in events))
+    return said
+
+
+def naive(case: Case) -> Answers | None:
+    """The naive simulator, which knows no calls that don't fit: they meet and go on."""
+    if case.absent or not can_be_plain(case.program, any_source=False):
+        return None
+    calls, groups = plain_calls(case.program), plain_groups(case.program)
+    return {f"{r} stuck": Reference(case.program.world_size, calls, groups, r).stuck() for r in READINGS}
+
+
+def searched(case: Case) -> Answers | None:
+    """The explorer of the verdict, over every order of events."""
+    if not case.starts or not case.layout.any_source:
+        return None
+    said: Answers = {}
+    for reading in READINGS:
+        search = Search(case.layout, reading, absent=case.absent)
+        search.run(MOST_STATES)
+        if search.finished:
+            found = ending_of(search)
+            said |= {f"{reading} unfit somewhere": bool(found.unlikes)}
+            said |= {f"{reading} stuck sets": _sets(found.stuck, found.passed)} if not found.unlikes else {}
+    return said
+
+
+def all_rules(case: Case) -> Answers | None:
+    """The explicit rules, over every order of events."""
+    said: Answers = {}
+    for reading, profile in READINGS.items():
+        ends: Ends = ends_of_orders(case.program, profile, MOST_STATES)
+        if ends.complete:
+            unfit = any(end.notes for end in ends.ends)
+            sets = {end.standstill.stuck for end in ends.ends}
+            said |= {f"{reading} unfit somewhere": unfit}
+            said |= {f"{reading} stuck sets": _sets({s: 0 for s in sets if s}, () in sets)} if not unfit else {}
+    return said
+
+
+def _sets(stuck: Any, passed: bool) -> list[tuple[int, ...]]:
+    return sorted({*stuck, *([()] if passed else [])})
+
+
+def brute(case: Case) -> Answers | None:
+    """Every interleaving of a small program."""
+    if case.brute is None or case.absent:
+        return None
+    said: Answers = {}
+    for reading in READINGS:
+        found = case.brute[reading]
+        unfit = bool(found.unfit)
+        said |= {f"{reading} unfit somewhere": unfit}
+        said |= {f"{reading} stuck sets": _sets(found.stuck, found.passed)} if not unfit else {}
+    hows = {kind: {r: found.how(kind) for r, found in case.brute.items()} for kind in ("mismatch", "deadlock")}
+    kind = next((k for k, how in hows.items() if set(how.values()) != {"never"}), None)
+    if kind is not None and case.verdict.complete:
+        said |= {"verdict": kind, "readings": hows[kind], "depends_on": depends_on(hows[kind])}
+    return said
+
+
+Executor = Callable[[Case], "Answers | None"]
+EXECUTORS: dict[str, Executor] = {
+    f.__name__: f for f in (fast, ordered, surely, simulated, checked, in_time, passes, rules, naive, searched, all_rules, brute)
+}
+#: Who is held to whom; the second is the one to be believed.
+PAIRS = (
+    ("fast", "ordered"),
+    ("surely", "ordered"),
+    ("checked", "simulated"),
+    ("checked", "in_time"),
+    ("passes", "rules"),
+    ("passes", "naive"),
+    ("passes", "all_rules"),
+    ("passes", "brute"),
+    ("rules", "naive"),
+    ("searched", "all_rules"),
+    ("searched", "brute"),
+    ("all_rules", "brute"),
+    ("checked", "brute"),
+)
+
+
+class Difference(NamedTuple):
+    """Two executors and the question on which they differ, with their answers; or one that fails (its own partner)."""
+
+    pair: tuple[str, str]
+    question: str
+    answers: tuple[Any, Any]
+
+    @property
+    def kind(self) -> str:
+        return f"{self.pair[0]}/{self.pair[1]}: {self.question}"
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.answers[0]} != {self.answers[1]}"
+
+
+def differences(mapping: dict[str, Any], pairs: tuple[tuple[str, str], ...] = PAIRS) -> list[Difference]:
+    """Every disagreement on one scenario, and every executor that fails."""
+    case, said = Case(mapping), dict[str, Answers]()
+    found: list[Difference] = []
+    with no_collection():
+        for name in dict.fromkeys(name for pair in pairs for name in pair):
+            try:
+                said[name] = EXECUTORS[name](case) or {}
+            except Exception as error:
+                said[name] = {}
+                found.append(Difference((name, name), "fails", (repr(error), "an answer")))
+    return found + [d for one, other in pairs for d in _between(one, other, said[one], said[other])]
+
+
+def _between(one: str, other: str, mine: Answers, theirs: Answers) -> Iterator[Difference]:
+    for question in mine:
+        if question in theirs and mine[question] != theirs[question]:
+            yield Difference((one, other), question, (mine[question], theirs[question]))
+
+
+# --- what is settled and not yet so ---
+def _leaves(case: Case) -> bool:
+    """Some rank leaves before its end."""
+    calls = [one for code in case.program.codes for call in code.calls for one in (call, *call.parts)]
+    faults = any(fault.kind in ("kill", "raise", "exit") and fault.at_ns is None for fault in case.program.faults)
+    return faults or any(call.op in ("exit", "fail") or call.invalid is not None for call in calls)
+
+
+def _has_timeout(case: Case) -> bool:
+    calls = (call for code in case.program.codes for call in code.calls)
+    given = [case.program.options.get("timeout_ns"), *(g.timeout_ns for g in case.program.groups)]
+    return any(given) or any(call.fields.get("timeout_ns") for call in calls)
+
+
+def _sends_several(case: Case) -> bool:
+    """A batch with several messages to one rank, under nccl."""
+    batches = [call.parts for code in case.program.codes for call in code.calls if call.parts]
+    ports = [[part.port for part in parts if part.op == "isend"] for parts in batches]
+    return case.profile.device and any(len(sent) > len(set(sent)) for sent in ports)
+
+
+def _but_since(difference: Difference) -> bool:
+    """The same but for the time since when a rank is blocked."""
+    mine, theirs = ([end[:2] if isinstance(end, tuple) else (end.rank, end.status, end.position, end.at_ns * (end.status != "blocked"))
+                     for end in answer] for answer in difference.answers)  # fmt: skip
+    return mine == theirs
+
+
+#: By the scenario of tests/data/settled that shows it: the differences that are expected until it comes out as settled.
+EXPECTED: dict[str, Callable[[Case, Difference], bool]] = {
+    "leave_open_isend": lambda case, d: d.pair[0] in ("passes", "searched") and _leaves(case),
+    "blocked_since": lambda case, d: d.pair == ("fast", "ordered") and d.question in ("ends", "blocked") and _but_since(d),
+    "needs_of_the_wait": lambda case, d: (
+        d.pair == ("fast", "ordered") and d.question == "needs" and (case.profile.device or case.profile.lock)
+    ),
+    "window_in_order": lambda case, d: d.pair == ("fast", "ordered") and _sends_several(case),
+    "transfers_outlast_timeout": lambda case, d: d.pair[0] == "checked" and _has_timeout(case),
+    "absent_and_stranger": lambda case, d: d.pair == ("simulated", "simulated") and bool(case.absent),
+}
+
+
+def surprises(mapping: dict[str, Any]) -> list[str]:
+    """The disagreements on a scenario that nothing settled explains, in words."""
+    found = differences(mapping)
+    case = Case(mapping) if found else None
+    return [str(d) for d in found if case is not None and not any(holds(case, d) for holds in EXPECTED.values())]

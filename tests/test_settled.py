@@ -1,0 +1,100 @@
+"""Questions on which ways to run a program differed, or differed from a real run: one small scenario each, and what is right.
+
+`docs/semantics.md` has the table. What is wrong today is marked with who says it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distsim.engine import run
+from distsim.engine.outcomes import outcome_under
+from distsim.expectations import differences
+from distsim.profiles import PROFILES
+from distsim.program.lower import lower
+from distsim.scenario import load
+from distsim.simulation import cost_model, simulate
+
+SETTLED = sorted((Path(__file__).parent / "data" / "settled").glob("*.yaml"))
+_PASSES = "the verdict's single passes let a rank that has left go on meeting"
+_WAITS = "the clocks of all requests of a wait start at once (engine.deadlines)"
+_STORE = "the rules let a wait in the store see a death (rules.tables.broken)"
+#: Who is wrong today, by scenario.
+WRONG = {
+    "leave_open_collective": _PASSES, "leave_open_isend": _PASSES, "leave_open_irecv": _PASSES, "leave_open_mismatch": _PASSES,
+    "waits_one_by_one": _WAITS, "batch_waits_one_by_one": _WAITS, "store_sees_no_death": _STORE, "local_sync_sees_no_death": _STORE,
+    "absent_from_written_init": _STORE, "killed_before_written_init": _STORE,
+    "any_source_sees_no_death": "the rules raise where all senders of an open receive are gone (rules.tables.broken)",
+    "transfer_longer_than_timeout": "a message that has met has no clock any more (engine.deadlines)",
+    "absent_and_stranger": "the diagnosis looks for the calls of a rank outside the world (check.whereabouts)",
+}  # fmt: skip
+
+
+def cases(names: list[str], wrong: dict[str, str]) -> list[Any]:
+    """Scenarios by name; those that are told wrong today are expected to fail."""
+    paths = [path for path in SETTLED if not names or path.stem in names]
+    marks = {name: [pytest.mark.xfail(strict=True, reason=reason)] for name, reason in wrong.items()}
+    return [pytest.param(path, id=path.stem, marks=marks.get(path.stem, [])) for path in paths]
+
+
+@pytest.mark.parametrize("path", cases([], WRONG))
+def test_a_settled_scenario_comes_out_as_settled(path: Path) -> None:
+    assert [str(d) for d in differences(simulate(load(str(path))))] == []
+
+
+_IN_ORDER = "the rules let a small message pass (rules.meeting)"
+_SINCE = "the time-ordered engine counts from the call"
+_NEEDS = "the fast device engine lists all that has begun"
+
+
+@pytest.mark.parametrize(
+    "path",
+    cases(
+        ["window_in_order", "blocked_since", "needs_of_the_wait"],
+        {"window_in_order": _IN_ORDER, "blocked_since": _SINCE, "needs_of_the_wait": _NEEDS},
+    ),
+)
+def test_both_engines_tell_a_settled_scenario_alike(path: Path) -> None:
+    scenario = load(str(path))
+    program = lower(scenario)
+    profile, cost = PROFILES[program.backend], cost_model(scenario, program, None)
+
+    fast, ordered = run(program, profile, cost), run(program, profile, cost, ordered=True)
+
+    assert (fast.path, fast.makespan_ns, fast.standstill) == ("fast", ordered.makespan_ns, ordered.standstill)
+    assert fast.trace["finished_ns"].tolist() == ordered.trace["finished_ns"].tolist()
+
+
+@pytest.mark.xfail(strict=True, reason="the pass without a clock counts no messages (engine.outcomes._is_short)")
+def test_a_check_sees_a_timeout_that_messages_outlast() -> None:
+    """As the simulation does."""
+    scenario = load(str(next(path for path in SETTLED if path.stem == "transfers_outlast_timeout")))
+
+    assert outcome_under(lower(scenario), PROFILES["gloo"]).outcome == simulate(scenario).outcome
+
+
+@pytest.mark.xfail(strict=True, reason="the search over orders is not asked where a rank leaves with requests open")
+def test_leaving_with_a_request_open_may_end_in_two_ways() -> None:
+    """Both were seen for real under gloo, for the one program."""
+    scenario = load(str(next(path for path in SETTLED if path.stem == "leave_open_collective")))
+
+    assert {"raises", "completes"} <= set(outcome_under(lower(scenario), PROFILES["gloo"]).possible)
+
+
+def test_a_rank_is_blocked_since_it_waits_for_what_is_missing() -> None:
+    """The all_reduce is done before: the wait for the message begins when that ends."""
+    found = simulate(load(str(next(path for path in SETTLED if path.stem == "blocked_since"))))
+    trace = found.run.trace
+    done = max(int(trace["finished_ns"][row]) for row in range(len(trace)) if trace.row(row).op == "all_reduce")
+
+    assert [b.since_ns for b in found.run.standstill.blocked] == [done]
+
+
+def test_every_settled_scenario_is_in_the_table() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "semantics.md").read_text(encoding="utf-8")
+
+    assert [path.stem for path in SETTLED if f"`{path.stem}`" not in text] == []
+    assert set(WRONG) <= {path.stem for path in SETTLED}

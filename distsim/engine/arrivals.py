@@ -36,8 +36,8 @@ class Arrivals:
         self.offered: dict[int, None] = {}
         self._best: dict[int, _Best] = {}
 
-    def look(self) -> bool:
-        """Is there anything that a receive may take, arrived or not, allowed or not?"""
+    def look(self) -> None:
+        """See again to the boxes that have changed. ``offered``: messages that have arrived or not, allowed or not."""
         while self.changed:
             box, _ = self.changed.popitem()
             takes = self._takes_of(box)
@@ -50,7 +50,6 @@ class Arrivals:
                 self._best[box] = best
             else:
                 self._best.pop(box, None)
-        return bool(self.offered)
 
     def first(self, now: int) -> int:
         """The message that is taken first (at one instant: that of the lowest rank), -1 while none is there."""

@@ -86,7 +86,9 @@ class _Engine:
         self.complete: dict[int, tuple[int, ...]] = {}
         self.at_once: list[int] = []
         self.open_sources = bool(rules.open_boxes)
+        self.quiet = not (self.open_sources or timed)
         self.take_at = -1
+        self.kind, self.rank_of, self.arrived, self.put, self.now = rules.kind, rules.rank_of, self.arrivals.arrived, self.clock.put, 0
 
     def run(self) -> Ordered:
         self._start()
@@ -109,71 +111,112 @@ class _Engine:
                     self.clock.put(late, ~rank)
 
     def _instant(self, entries: list[Entry]) -> None:
-        phase = self.state.phase
+        self.now = self.clock.now
+        state, finish = self.state, self.rules.finish
+        phase = state.phase
         for entry in entries:
-            if not isinstance(entry, int):
-                entry()
+            if type(entry) is not int:
+                entry()  # type: ignore[operator]
             elif entry < 0:
                 self._host(~entry)
             elif phase[entry] == DUE:
-                self.rules.finish(self.state, entry, self)
-                self._follow_up()
+                finish(state, entry, self)
+                if self.at_once or self.open_sources:
+                    self._follow_up()
 
     # --- hosts ---
     def _host(self, rank: int) -> None:
         """A host goes on until it has to wait."""
         state, rules, hosts = self.state, self.rules, self.hosts
-        if hosts.open[rank] >= 0 and state.phase[hosts.open[rank]] and not state.losses:
+        phase, stopped = state.phase, hosts.open[rank]
+        if stopped >= 0 and phase[stopped] and not state.losses:
             hosts.waiting[rank] = True
             return
-        steps, ends, pc, now, lock = rules.steps[rank], state.ends, state.pc, self.clock.now, rules.lock
+        steps, ends, pc, now, lock, base = rules.steps[rank], state.ends, state.pc, self.now, rules.locked[rank], rules.base[rank]
+        entered, here, follows = hosts.entered[rank], hosts.position[rank], self.open_sources
         while ends[rank] is None:
-            op, instruction, task = steps[pc[rank]]
-            if instruction.position != hosts.position[rank]:
-                hosts.position[rank] = instruction.position
-                hosts.entered[rank].append(now)
-            if not (op == POST and not lock) and not rules.can_step(state, rank):
-                self._block(rank, op, instruction)
-                return
-            if op == DROP and self._yields(rank, instruction):
-                return
-            if op == WAIT and instruction.waited:  # type: ignore[union-attr]
-                self._note_wait(rank, instruction)
-            rules.step(state, rank, self)
+            op, instruction, task, position, rows = steps[pc[rank]]
+            if position != here:
+                here = hosts.position[rank] = position
+                entered.append(now)
+            if lock or op > WAIT:
+                if not self._step(rank, op, instruction):
+                    return
+            elif op == POST:
+                pc[rank] += 1
+                rules.post(state, rank, task, self)  # type: ignore[arg-type]
+                if rules.doomed:
+                    rules.abort(state, self)
+                if self.at_once or follows:
+                    self._follow_up()
+                if self.deadlines is not None:
+                    self.deadlines.enqueued(rank, base + task.row, now)  # type: ignore[union-attr]
+            else:
+                for row in rows:
+                    if phase[base + row]:
+                        break
+                else:
+                    if instruction.waited:  # type: ignore[union-attr]
+                        self._note_wait(rank, instruction)
+                    pc[rank] += 1
+                    if follows:
+                        self._follow_up()
+                    hosts.blocked[rank] = False
+                    continue
+                if not state.losses:
+                    self._block(rank, instruction, base + row)
+                    return
+                if not self._step(rank, op, instruction):
+                    return
             hosts.blocked[rank] = False
-            self._follow_up()
-            if op == POST and self.deadlines is not None and task is not None:
-                self.deadlines.enqueued(rank, rules.base[rank] + task.row, now)
-            elif op == MEET and rules.can_step(state, rank):
-                self.clock.put(now, ~rank)  # the last to come lets the others go on first, in the order of their coming
-                return
+
+    def _step(self, rank: int, op: int, instruction: Instruction) -> bool:
+        """A step of any kind; False where the host stops."""
+        state, rules, now = self.state, self.rules, self.now
+        if not rules.can_step(state, rank):
+            self._block(rank, instruction, rules.open_row(state, rank, instruction.rows) if op == WAIT else -1)  # type: ignore[union-attr]
+            return False
+        if op == DROP and self._yields(rank, instruction):
+            return False
+        if op == WAIT and instruction.waited:  # type: ignore[union-attr]
+            self._note_wait(rank, instruction)
+        task = rules.steps[rank][state.pc[rank]][2]
+        rules.step(state, rank, self)
+        self.hosts.blocked[rank] = False
+        self._follow_up()
+        if task is not None and self.deadlines is not None:
+            self.deadlines.enqueued(rank, rules.base[rank] + task.row, now)
+        if op == MEET and rules.can_step(state, rank):
+            self.put(now, ~rank)  # the last to come lets the others go on first, in the order of their coming
+            return False
+        return True
 
     def _yields(self, rank: int, drop: Instruction) -> bool:
         """A request of an earlier call: whoever posts at this instant meets it first."""
         hosts, row = self.hosts, self.rules.base[rank] + drop.row  # type: ignore[union-attr]
         hosts.yielded[rank] = not hosts.yielded[rank] and self.rules.part(row).position < drop.position
         if hosts.yielded[rank]:
-            self.clock.put(self.clock.now, ~rank)
+            self.put(self.now, ~rank)
         return hosts.yielded[rank]
 
     def _note_wait(self, rank: int, wait: Instruction) -> None:
-        base, now = self.rules.base[rank], self.clock.now
+        base, now = self.rules.base[rank], self.now
         for row in wait.waited:  # type: ignore[union-attr]
             self.waited[base + row] = now
 
-    def _block(self, rank: int, op: int, instruction: Instruction) -> None:
+    def _block(self, rank: int, instruction: Instruction, row: int) -> None:
+        """A host waits, for a row or for something else (-1)."""
         hosts = self.hosts
         if not hosts.blocked[rank]:
-            hosts.blocked[rank], hosts.since[rank] = True, self.clock.now
+            hosts.blocked[rank], hosts.since[rank] = True, self.now
             if self.deadlines is not None:
-                self.deadlines.blocked(rank, self.clock.now, instruction)
-        hosts.open[rank] = self.rules.open_row(self.state, rank, instruction) if op == WAIT else -1
-        hosts.waiting[rank] = True
+                self.deadlines.blocked(rank, self.now, instruction)
+        hosts.open[rank], hosts.waiting[rank] = row, True
 
     def _rouse(self, rank: int) -> None:
         if self.hosts.waiting[rank]:
             self.hosts.waiting[rank] = False
-            self.clock.put(self.clock.now, ~rank)
+            self.put(self.now, ~rank)
 
     def _strike(self, rank: int, kind: str, code: int) -> None:
         """A fault at a time."""
@@ -184,7 +227,8 @@ class _Engine:
 
     def _expire(self) -> None:
         """A timeout runs out. A rank that is not in the wait itself finds its group closed when it comes to it (G10)."""
-        if self.deadlines is None or self.deadlines.next_ns(self.hosts.since) != self.clock.now:
+        self.now = self.clock.now
+        if self.deadlines is None or self.deadlines.next_ns(self.hosts.since) != self.now:
             return
         rank, outcome = self.deadlines.expire()
         if isinstance(outcome, Leave):
@@ -214,73 +258,76 @@ class _Engine:
         while arrivals.fresh:
             receive = arrivals.fresh.pop()
             if self.state.phase[receive] == RUNNING:
-                send = arrivals.waiting_for(receive, self.clock.now)
+                send = arrivals.waiting_for(receive, self.now)
                 if send >= 0:
                     self.rules.take(self.state, send, self)
                     self._follow_up()
-        if arrivals.look() and self.take_at != self.clock.now:
-            self.take_at = self.clock.now
-            self.clock.put(self.clock.now, self._take)
+        if arrivals.changed:
+            arrivals.look()
+        if arrivals.offered and self.take_at != self.now:
+            self.take_at = self.now
+            self.put(self.now, self._take)
 
     def _take(self) -> None:
         """An any-source receive takes what arrived first, once all that happens at this instant has happened."""
         self.take_at = -1
-        send = self.arrivals.first(self.clock.now)
+        send = self.arrivals.first(self.now)
         if send >= 0:
             self.rules.take(self.state, send, self)
             self._follow_up()
 
     # --- what the rules tell ---
     def due(self, row: int, /) -> None:
-        now = self.clock.now
-        self.began[row] = now
-        kind = self.rules.kind[row]
+        self.began[row] = now = self.now
+        kind = self.kind[row]
         if kind == _SEND:
-            end = self.arrivals.arrived[row] = self.prices.message_ns(row, now)
+            end = self.arrived[row] = self.prices.message_ns(row, now)
             if self.mate[row] < 0:
                 if self.open_sources:
-                    self.clock.put(end, self._take)
+                    self.put(end, self._take)
                 end = now
         elif kind == _RECEIVE:
-            end = max(now, self.arrivals.arrived[self.mate[row]])
+            end = self.arrived[self.mate[row]]
         else:
             end = now + (self.prices.work_ns(row) if kind == _WORK else self.prices.collective_ns(row, now))
         if end <= now:
             self.at_once.append(row)
         else:
-            self.clock.put(end, row)
+            self.put(end, row)
 
     def done(self, row: int, /) -> None:
-        self.finished[row] = self.clock.now
-        rank = self.rules.rank_of[row]
-        if self.hosts.waiting[rank]:
-            self.hosts.waiting[rank] = False
-            self.clock.put(self.clock.now, ~rank)
+        self.finished[row] = now = self.now
+        rank = self.rank_of[row]
+        waiting = self.hosts.waiting
+        if waiting[rank]:
+            waiting[rank] = False
+            self.put(now, ~rank)
         if self.deadlines is not None and self.rules.is_launch(row):
-            self.deadlines.done(rank, self.clock.now)
+            self.deadlines.done(rank, self.now)
 
     def started(self, row: int, /) -> None:
         kind, rules = self.rules.kind[row], self.rules
         if kind < 0:
-            self.began[row] = self.clock.now
+            self.began[row] = self.now
             return
         if kind == _SEND:
-            self.arrivals.arrived[row] = self.clock.now
+            self.arrivals.arrived[row] = self.now
         elif self.open_sources and kind == _RECEIVE and rules.peer[row] == ANY:
             self.arrivals.fresh.append(row)
         if self.deadlines is not None:
-            self.deadlines.started(row, self.clock.now)
+            self.deadlines.started(row, self.now)
 
     def met(self, rows: tuple[int, ...], instance: int, /) -> None:
         self.met_rows.append(rows)
-        first = min(rows)
-        for row in rows:
-            self.match[row] = first
         if instance < 0:
             send, receive = rows
             self.mate[send], self.mate[receive] = receive, send
-        else:
-            self.complete[instance] = rows
+            self.match[send] = self.match[receive] = min(send, receive)
+            return
+        first = min(rows)
+        for row in rows:
+            self.match[row] = first
+        self.complete[instance] = rows
 
     def mismatched(self, event: Mismatched, /) -> None:
         self.differ[event.rows if event.instance < 0 else event.instance] = event
@@ -289,7 +336,7 @@ class _Engine:
         self._rouse(rank)
 
     def ended(self, rank: int, gone: bool, /) -> None:
-        self.hosts.since[rank] = self.clock.now
+        self.hosts.since[rank] = self.now
         for other in range(self.program.world_size) if gone else ():
             self._rouse(other)
 

@@ -102,7 +102,7 @@ class _Orders:
     def _grabs(self, state: State, rank: int) -> bool:
         """The rank is about to post a receive that takes a message from under an open receive from any source."""
         rules = self.rules
-        op, _, task = rules.steps[rank][state.pc[rank]]
+        op, _, task, *_ = rules.steps[rank][state.pc[rank]]
         if op != POST or task is None or not rules.open_boxes:
             return False
         for row in (rules.base[rank] + part for part in task.parts):

@@ -22,7 +22,7 @@ class Prices:
         self.shared = cost.cluster.shared_links
         self.busy: dict[str, int] = {}
         self.delays: dict[int, int] = {}  # of collectives, by instance
-        self._messages: dict[tuple[int, int, int], int] = {}
+        self._classes, self._messages = _classes(tables)
         self._collectives: dict[tuple[str, int, int, int | None], int] = {}
         self._work: dict[Hashable, Any] = {}
 
@@ -41,15 +41,19 @@ class Prices:
 
         Where cards are shared, it waits until those on its way are free: first come, first served, busy for bytes / bandwidth.
         """
-        key = source, target, nbytes = self.tables.rank_of[row], self.tables.peer[row], self.tables.nbytes[row]
-        if key not in self._messages:
-            self._messages[key] = self.cost.p2p_ns(source, target, nbytes)
-        if self.shared:
-            cards = self.cost.nics_of(source, target)
-            now = max([now, *(self.busy.get(card.id, 0) for card in cards)])
-            for card in cards:
-                self.busy[card.id] = now + ceil(nbytes / card.bytes_per_ns)
-        return now + self._messages[key]
+        price = self._messages[self._classes[row]]
+        if price < 0:
+            price = self.cost.p2p_ns(self.tables.rank_of[row], self.tables.peer[row], self.tables.nbytes[row])
+            self._messages[self._classes[row]] = price
+        return (self._when_free(row, now) if self.shared else now) + price
+
+    def _when_free(self, row: int, now: int) -> int:
+        """When the cards of a message are free; then it takes them."""
+        cards = self.cost.nics_of(self.tables.rank_of[row], self.tables.peer[row])
+        now = max([now, *(self.busy.get(card.id, 0) for card in cards)])
+        for card in cards:
+            self.busy[card.id] = now + ceil(self.tables.nbytes[row] / card.bytes_per_ns)
+        return now
 
     def collective_ns(self, row: int, now: int) -> int:
         """How long a collective takes whose members are there, for one of them."""
@@ -78,3 +82,12 @@ class Prices:
             self.busy |= {loop.id: start + moving_ns for loop in loops}
             self.delays[instance] = start - now
         return self.delays[instance]
+
+
+def _classes(tables: Tables) -> tuple[list[int], list[int]]:
+    """(of each message the number of its class: the same ends and size; the price of each class, -1 while nobody has asked)."""
+    linked, size = tables.linked, tables.program.world_size
+    sizes, size_of = np.unique(linked.nbytes, return_inverse=True)
+    ends = linked.rank * (size + 1) + np.minimum(linked.peer, size - 1) + 1
+    classes, of = np.unique(ends * len(sizes) + size_of.reshape(-1), return_inverse=True)
+    return of.reshape(-1).tolist(), [-1] * len(classes)

@@ -38,7 +38,7 @@ class Meetings(Tables):
         channel = self.channel[row]
         if self.open_boxes and self.box[row] in self.open_boxes:
             box, sender = self.box[row], self.rank_of[row]
-            earlier = state.matcher.waiting_sends(box, sender)
+            earlier = state.matcher.waiting_sends(box, sender) if self.buffers else []
             state.matcher.send(box, sender, row)
             self._run_ahead(state, row, earlier, out)
             self._meet_messages(state, box, sender, out)
@@ -47,17 +47,18 @@ class Meetings(Tables):
         waiting = state.receives.get(channel)
         if waiting is None:
             earlier = state.sends.get(channel)
+            if self.buffers:
+                self._run_ahead(state, row, earlier or (), out)
             if earlier is None:
                 state.sends[channel] = [row]
-                self._run_ahead(state, row, (), out)
             else:
-                self._run_ahead(state, row, earlier, out)
                 earlier.append(row)
             return
         receive = waiting.pop(0)
         if not waiting:
             del state.receives[channel]
-        self._run_ahead(state, row, (), out)
+        if self.buffers:
+            self._run_ahead(state, row, (), out)
         self.pair(state, row, receive, out)
 
     def _receive(self, state: State, row: int, out: Listener) -> None:
@@ -71,7 +72,10 @@ class Meetings(Tables):
             return
         waiting = state.sends.get(channel)
         if waiting is None:
-            state.receives.setdefault(channel, []).append(row)
+            if channel in state.receives:
+                state.receives[channel].append(row)
+            else:
+                state.receives[channel] = [row]
             return
         send = waiting.pop(0)
         if not waiting:
@@ -162,6 +166,8 @@ class Meetings(Tables):
             there = state.there[instance] = {}
         there[self.rank_of[row]] = row
         complete = len(there) == len(self.members[instance])
+        if not (complete or state.jams or row in self.early_rows or instance in self.suspects):
+            return
         if complete:
             out.met(tuple(there.values()), instance)
         first = next(iter(there.values()))

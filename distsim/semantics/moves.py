@@ -87,11 +87,11 @@ class Rules(Queues):
     def can_step(self, state: State, rank: int) -> bool:
         if state.ends[rank] is not None:
             return False
-        op, instruction, task = self.steps[rank][state.pc[rank]]
+        op, instruction, task, _, rows = self.steps[rank][state.pc[rank]]
         if op == POST:
             return not (self.lock and task is not None and task.locks and self.worker_has_lock(state, rank))
         if op == WAIT:
-            return self.open_row(state, rank, instruction) < 0 or (state.losses and self._is_broken(state, rank, instruction))
+            return self.open_row(state, rank, rows) < 0 or (state.losses and self._is_broken(state, rank, instruction))
         if op == SYNC:
             return state.open[rank] == 0
         if op == MEET:
@@ -100,10 +100,10 @@ class Rules(Queues):
             return not self.worker_has_lock(state, rank)
         return op != STUCK
 
-    def open_row(self, state: State, rank: int, wait: Instruction) -> int:
-        """The first row of a wait that is open, -1 if none is."""
+    def open_row(self, state: State, rank: int, rows: tuple[int, ...]) -> int:
+        """The first of some rows that is open, -1 if none is."""
         phase, base = state.phase, self.base[rank]
-        for row in wait.rows:  # type: ignore[union-attr]
+        for row in rows:
             if phase[base + row]:
                 return base + row
         return -1
@@ -139,7 +139,7 @@ class Rules(Queues):
         box = self.box[send]
         self.pair(state, *state.matcher.take(box, self.rank_of[send]), out)
         self.settle_box(state, box, out)
-        self._abort(state, out)
+        self.abort(state, out)
 
     def settle(self, state: State, hold: Callable[[State, int], bool] | None = None) -> list[Event]:
         """Run, in place, all that has no alternative: then `enabled` offers takes only, or nothing. What happened, in order.
@@ -173,14 +173,25 @@ class Rules(Queues):
 
     def finish(self, state: State, row: int, out: Listener) -> None:
         """A row that is due is done."""
-        self.end_row(state, row, out)
+        task = self.task_of[row]
+        if task is not None and task.plain:
+            state.phase[row] = CLOSED
+            if self.kind[row] == _SEND:
+                state.mates.pop(row, None)
+            out.done(row)
+            rank = self.rank_of[row]
+            state.open[rank] -= 1
+            for follower in task.followers:
+                self.try_start(state, rank, follower, out)
+        else:
+            self.end_row(state, row, out)
         if self.doomed:
-            self._abort(state, out)
+            self.abort(state, out)
 
     def kill(self, state: State, rank: int, leave: Leave, out: Listener) -> None:
         """End a rank from outside, at its present instruction: a fault at a time."""
         self._leave(state, rank, leave, out)
-        self._abort(state, out)
+        self.abort(state, out)
 
     def close(self, state: State, rank: int, group: int) -> None:
         """G10: a timeout closes a group's connections in the rank's process. Who waits there finds out (`broken`)."""
@@ -190,12 +201,12 @@ class Rules(Queues):
     # --- the host ---
     def step(self, state: State, rank: int, out: Listener) -> None:
         """The next instruction of a rank that can take it."""
-        op, instruction, task = self.steps[rank][state.pc[rank]]
+        op, instruction, task, _, rows = self.steps[rank][state.pc[rank]]
         if op == POST:
             assert task is not None
             state.pc[rank] += 1
             self.post(state, rank, task, out)
-        elif op == WAIT and state.losses and self.open_row(state, rank, instruction) >= 0:
+        elif op == WAIT and state.losses and self.open_row(state, rank, rows) >= 0:
             self._raise(state, rank, instruction, out)
         elif op == MEET:
             self._meet(state, rank, instruction, out)
@@ -209,7 +220,7 @@ class Rules(Queues):
             elif self.lock and op == WAIT:
                 self._next_of_worker(state, rank, out)
         if self.doomed:
-            self._abort(state, out)
+            self.abort(state, out)
 
     def _raise(self, state: State, rank: int, wait: Instruction, out: Listener) -> None:
         """What the rank waits for is with a dead one, or on a group that is closed."""
@@ -237,7 +248,7 @@ class Rules(Queues):
             return
         open_still, all_there = False, frozenset(there)
         for member in tuple(there):
-            op, theirs, _ = self.steps[member][state.pc[member]]
+            op, theirs, *_ = self.steps[member][state.pc[member]]
             if op != MEET or self._meet_of(member, theirs)[0] != instance:
                 continue
             if theirs.lost or (meet.uneven and any(r not in all_there for r in self._meet_of(member, theirs)[1])):  # type: ignore[union-attr]
@@ -278,7 +289,7 @@ class Rules(Queues):
                 if state.phase[row]:
                     self.cancel(state, row, out)
 
-    def _abort(self, state: State, out: Listener) -> None:
+    def abort(self, state: State, out: Listener) -> None:
         """G14: the processes that a mismatch kills."""
         while self.doomed:
             rank = self.doomed.pop(0)

@@ -8,7 +8,7 @@ from distsim.semantics.meetings import Meetings
 from distsim.semantics.state import CLOSED, DUE, JAMMED, QUEUED, RUNNING, Listener, State
 from distsim.semantics.tasks import LOCK, Task
 
-_SEND, _RECEIVE, _COLLECTIVE = int(PartKind.SEND), int(PartKind.RECEIVE), int(PartKind.COLLECTIVE)
+_SEND, _RECEIVE, _COLLECTIVE, _WORK = (int(kind) for kind in PartKind)
 
 
 class Queues(Meetings):
@@ -35,8 +35,13 @@ class Queues(Meetings):
         state.open[rank] += 1
         if task.plain:
             state.phase[row] = RUNNING
-            out.started(row)
-            self.arrive(state, row, out)
+            if not out.quiet:
+                out.started(row)
+            if self.kind[row] == _WORK:
+                state.phase[row] = DUE
+                out.due(row)
+            else:
+                self.arrive(state, row, out)
             return
         state.phase[row] = QUEUED
         if task.unit:
@@ -57,16 +62,17 @@ class Queues(Meetings):
         end = state.ends[rank]
         if end is not None and end.gone:
             return
-        if task.queue >= 0 and row not in state.queues[rank * self.most_queues + task.queue][: task.width]:
-            return
-        if task.queue >= 0 and self._host_has_lock(state, rank):
-            return
+        if task.queue >= 0:
+            queue = state.queues[rank * self.most_queues + task.queue]
+            if (len(queue) > task.width and row not in queue[: task.width]) or (self.lock and self._host_has_lock(state, rank)):
+                return
         if task.unit:
             phase[row] = RUNNING
             out.started(row)
         for part in task.parts:
             phase[base + part] = RUNNING
-            out.started(base + part)
+            if not out.quiet:
+                out.started(base + part)
         for part in task.parts:
             self.arrive(state, base + part, out)
 
@@ -100,8 +106,8 @@ class Queues(Meetings):
             queue.remove(row)
             if not queue:
                 del state.queues[key]
-            for other in queue[: task.width]:
-                self.try_start(state, rank, self.task(other), out)
+            elif len(queue) >= task.width:  # those before it have started
+                self.try_start(state, rank, self.task(queue[task.width - 1]), out)
         for follower in task.followers:
             self.try_start(state, rank, follower, out)
 

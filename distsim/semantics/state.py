@@ -39,8 +39,10 @@ class Listener(Protocol):
     order of arrival. ``due``: all that the row needs is there. ``cancelled``: the row will never finish. ``mismatched``: rows that met
     differ in ``fields``; ``outcome`` is the profile's word for what follows, ``crash`` the ranks that it kills. ``released``: a rank's
     host, blocked in a `Meet`, may go on. ``ended``: a rank came to its end; ``gone``: its process died or left early. ``touched``: what a
-    box that is open to any source holds has changed.
+    box that is open to any source holds has changed. ``quiet``: it need not be told of starts, but for batches that are one launch.
     """
+
+    quiet: bool
 
     def started(self, row: int, /) -> None: ...
     def met(self, rows: tuple[int, ...], instance: int, /) -> None: ...
@@ -99,6 +101,8 @@ Event = Started | Met | Due | Done | Cancelled | Mismatched | Released | Ended
 
 class Recorder:
     """A listener that writes everything down."""
+
+    quiet = False
 
     def __init__(self) -> None:
         self.events: list[Event] = []

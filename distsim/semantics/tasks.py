@@ -56,8 +56,8 @@ class Task:
         self.followers: list[Task] = []
 
 
-#: A step of a host: its kind, the instruction, and the task of a `Post`.
-Step = tuple[int, Instruction, Task | None]
+#: A step of a host: its kind, the instruction, the task of a `Post`, the call's position, and the rows that it waits for.
+Step = tuple[int, Instruction, Task | None, int, tuple[int, ...]]
 
 
 class _Compiled:
@@ -67,11 +67,13 @@ class _Compiled:
         self.queues: dict[Hashable, int] = {}
         self.tasks: list[Task | None] = [None] * rows
         self.parts: list[Part | None] = [None] * rows
-        self.steps: list[Step] = [self._step(instruction) for instruction in unit.instructions]
+        pooled = any(launch.pooled for launch in unit.launches)  # else nobody contends for the process's lock
+        self.steps: list[Step] = [self._step(one) for one in unit.instructions if pooled or not isinstance(one, Lock)]
 
     def _step(self, instruction: Instruction) -> Step:
         if not isinstance(instruction, Post):
-            return _STEPS[type(instruction)], instruction, None
+            rows = instruction.rows if isinstance(instruction, Wait) else ()
+            return _STEPS[type(instruction)], instruction, None, instruction.position, rows
         task = Task(instruction.launch, self.queues)
         for part in instruction.launch.parts:
             self.parts[part.row] = part
@@ -81,11 +83,12 @@ class _Compiled:
             before = self.tasks[row]
             assert before is not None
             before.followers.append(task)
-        return POST, instruction, task
+        return POST, instruction, task, instruction.position, ()
 
 
 class Tables:
-    """A program under a profile, as lists by row. ``steps``: of each rank. ``task_of``: the launch of a row, or of a batch's part."""
+    """A program under a profile, as lists by row. ``steps``: of each rank. ``task_of``: the launch of a row, or of a batch's part.
+    ``locked``: ranks whose hosts share a lock with a worker."""
 
     def __init__(self, program: Program | Linked, profile: Profile | None = None) -> None:
         if isinstance(program, Linked):
@@ -120,11 +123,13 @@ class Tables:
         self.steps: list[list[Step]] = []
         self.task_of: list[Task | None] = []
         self.part_of: list[Part | None] = []
+        self.locked: list[bool] = []
         for rank, unit in enumerate(linked.unit_of):
             one = compiled[id(unit)]
             self.steps.append(one.steps)
             self.task_of += one.tasks
             self.part_of += one.parts
+            self.locked.append(self.lock and bool(one.queues))
             for step in one.steps if len(unit.ranks) == 1 else ():
                 if step[2] is not None and step[2].launch.parts[0].gathering is not None:
                     self._name_group(rank, step[2].launch.parts[0])
@@ -181,6 +186,18 @@ class Tables:
     def suspects(self) -> frozenset[int]:
         """Instances whose calls may differ."""
         return frozenset(number for found in bad_instances(self.linked) for number in found.tolist())
+
+    @cached_property
+    def early_rows(self) -> frozenset[int]:
+        """Rows of collectives whose operation may let some members go before all have come."""
+        needs, known, found = self.profile.needs, dict[str, bool](), set[int]()
+        for _, part, rows in self.linked.parts(PartKind.COLLECTIVE):
+            op = part.call.op
+            if op not in known:
+                known[op] = any(needs(op, n, 0, me) is not None for n in (2, 3, 4) for me in range(n))
+            if known[op]:
+                found.update(rows.tolist())
+        return frozenset(found)
 
     def root(self, row: int) -> int:
         return max(int(self.linked.root[row]), 0)

@@ -59,7 +59,7 @@ KILLED = """
 name: killed
 world: 64
 tensors: {x: {shape: [1024]}, y: {like: x}, g: {shape: [256]}}
-faults: [{kind: kill, rank: 5, at: 100 ms}]
+faults: [{kind: kill, rank: 5, at: 500 ms}]
 program:
   - repeat:
       times: 200
@@ -116,7 +116,7 @@ def main() -> None:
     rate(POOL, "gloo")
     for backend in ("gloo", "mpi", "nccl"):
         rate(KILLED, backend)
-    rate(KILLED.replace("100 ms}", "90 ms}"), "gloo", shared=True)
+    rate(KILLED.replace("500 ms}", "400 ms}"), "gloo", shared=True)
     program = lower(loads(BOUND))
     took, found = seconds(lambda: ends_of_orders(program, PROFILES["gloo"], STATES))
     print(f"{program.name:20} {'gloo':5} {STATES} states at most: {took:.2f} s, {len(found.ends)} ends")

@@ -130,6 +130,15 @@ def test_credit_is_spent_by_messages_in_flight_and_given_back_by_receives() -> N
     assert still.blocked[0].needs == (Need(2, -1, (1,)),)
 
 
+def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> None:
+    """Messages of 12, 12 and 4 bytes into 16 bytes of buffer: the third would fit beside the first, but the second is before it."""
+    batch = {"op": "batch", "ops": [to(1, "isend", numel=n) for n in (3, 3, 1)]}
+    options = {"buffsize": 16, "init": "eager"}
+    assert end("nccl", [batch], [], options=options).blocked[0].needs == (Need(0, 1, (1,)), Need(0, 2, (1,)))
+    taken = [to(0, "recv", numel=3), {"op": "synchronize"}]
+    assert end("nccl", [batch], taken, options=options).stuck == ()
+
+
 # --- dropped requests ---
 
 

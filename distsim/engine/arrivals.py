@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import heappop, heappush
 
 from distsim.errors import UsageError
-from distsim.match import Take
+from distsim.match import ANY, Take
 from distsim.program.records import Program
 from distsim.semantics.moves import Rules
 from distsim.semantics.state import State
@@ -35,27 +36,32 @@ class Arrivals:
         self.changed: dict[int, None] = {}
         self.offered: dict[int, None] = {}
         self._best: dict[int, _Best] = {}
+        self._heap: list[tuple[_Best, int]] = []
 
     def look(self) -> None:
         """See again to the boxes that have changed. ``offered``: messages that have arrived or not, allowed or not."""
         while self.changed:
             box, _ = self.changed.popitem()
             takes = self._takes_of(box)
-            if takes:
-                self.offered[box] = None
-            else:
+            if not takes:
                 self.offered.pop(box, None)
-            best = min((self._rank(take) for take in takes if self._allowed(take)), default=None)
-            if best is not None:
-                self._best[box] = best
-            else:
                 self._best.pop(box, None)
+                continue
+            self.offered[box] = None
+            best = min([self._rank(take) for take in takes if self._allowed(take)], default=None)
+            if best is None:
+                self._best.pop(box, None)
+            elif self._best.get(box) != best:
+                self._best[box] = best
+                heappush(self._heap, (best, box))
 
     def first(self, now: int) -> int:
         """The message that is taken first (at one instant: that of the lowest rank), -1 while none is there."""
         self.look()
-        best = min(self._best.values(), default=None)
-        return best[3] if best is not None and best[0] <= now else -1
+        heap = self._heap
+        while heap and self._best.get(heap[0][1]) != heap[0][0]:
+            heappop(heap)  # of a box that has changed since
+        return heap[0][0][3] if heap and heap[0][0][0] <= now else -1
 
     def waiting_for(self, receive: int, now: int) -> int:
         """What was there before a receive, the first to arrive; -1 where nothing was."""
@@ -71,7 +77,8 @@ class Arrivals:
                 raise UsageError(f"the schedule does not fit: rank {rank} never gets the message that it must take", _ANEW)
 
     def _takes_of(self, box: int) -> list[Take]:
-        return self.state.matcher.takes_of(box) if box in self.state.matcher.boxes else []
+        place = self.state.matcher.boxes.get(box)
+        return self.state.matcher.takes_of(box) if place is not None and ANY in place.receives and place.sends else []
 
     def _allowed(self, take: Take) -> bool:
         """The schedule, if there is one, lets the receive take this message."""

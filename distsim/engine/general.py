@@ -88,7 +88,13 @@ class _Engine:
         self.open_sources = bool(rules.open_boxes)
         self.quiet = not (self.open_sources or timed)
         self.take_at = -1
-        self.kind, self.rank_of, self.arrived, self.put, self.now = rules.kind, rules.rank_of, self.arrivals.arrived, self.clock.put, 0
+        self.kind, self.rank_of, self.arrived, self.put, self.now = (
+            rules.kind,
+            rules.rank_of,
+            self.arrivals.arrived,
+            self.clock.put,
+            0,
+        )
 
     def run(self) -> Ordered:
         self._start()
@@ -356,9 +362,10 @@ class _Engine:
         done = [(max([finished[row] for row in rows]), min(rows), rows) for rows in self.met_rows]
         matches = tuple(rows for end, _, rows in sorted(done) if end >= 0)
         differ = tuple((self.complete.get(e.instance, e.rows), e.fields, e.outcome) for e in self.differ.values())
+        numbers, names = self.rules.linked.queue_names()
         end_ns = max([0, *since, *(end for end, _, _ in done), max(finished, default=0)])
         return Ordered(self._columns(), Standstill(ends, blocked, still.unreceived), matches, differ, end_ns,
-                       self.rules.linked.queue_names(), tuple(self.deadlines.late) if self.deadlines is not None else (),
+                       (numbers.tolist(), names), tuple(self.deadlines.late) if self.deadlines is not None else (),
                        self._undefined())  # fmt: skip
 
     def _columns(self) -> Columns:

@@ -11,6 +11,7 @@ request is dropped that gloo cancels if it has not met by then (G4).
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 from distsim.match import ANY
@@ -67,14 +68,15 @@ class _Orders:
 
     def _search(self) -> bool:
         """Whether the search came to its end within the bound."""
-        seen: set[tuple[State, frozenset[Note]]] = set()
+        seen: set[tuple[Hashable, frozenset[Note]]] = set()
         todo: list[tuple[State, frozenset[Note]]] = [(self.rules.initial(), frozenset())]
         while todo and len(seen) < self.max_states:
             state, notes = todo.pop()
             notes = self._settle(state, notes)
-            if (state, notes) in seen:
+            key = (state.key(), notes)
+            if key in seen:
                 continue
-            seen.add((state, notes))
+            seen.add(key)
             choices = [c for c in self.rules.enabled(state) if self.every_step or c.kind != STEP or self._grabs(state, c.a)]
             if not choices:
                 self.ends[End(standstill(self.rules, state), notes)] = None

@@ -38,9 +38,9 @@ class Meetings(Tables):
         channel = self.channel[row]
         if self.open_boxes and self.box[row] in self.open_boxes:
             box, sender = self.box[row], self.rank_of[row]
-            earlier = state.matcher.waiting_sends(box, sender) if self.buffers else []
+            before = state.matcher.waiting_sends(box, sender) if self.buffers else []
             state.matcher.send(box, sender, row)
-            self._run_ahead(state, row, earlier, out)
+            self._run_ahead(state, row, before, out)
             self._meet_messages(state, box, sender, out)
             out.touched(box)
             return

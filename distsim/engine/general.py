@@ -13,12 +13,11 @@ from array import array
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from distsim.cost import CostModel
 from distsim.engine.arrivals import Arrivals, CallKey, Follow
 from distsim.engine.clock import Clock, Entry
 from distsim.engine.deadlines import Deadlines, Late, outlasts
+from distsim.engine.hosts import Hosts
 from distsim.engine.prices import Prices
 from distsim.engine.record import Columns, Queues
 from distsim.match import ANY
@@ -79,7 +78,7 @@ class _Engine:
         self.arrivals = Arrivals(rules, self.state, follow)
         self.deadlines = Deadlines(rules, self.state) if timed else None
         size, rows = self.program.world_size, rules.linked.rows
-        self.hosts = _Hosts(size)
+        self.hosts = Hosts(size)
         self.began, self.finished, self.waited, self.match, self.mate = ([-1] * rows for _ in range(5))
         self.met_rows: list[tuple[int, ...]] = []
         self.differ: dict[Any, Mismatched] = {}
@@ -373,39 +372,9 @@ class _Engine:
         columns.started, columns.finished, columns.waited, columns.match = (
             array("q", column) for column in (self.began, self.finished, self.waited, self.match)
         )
-        posted, returned = (np.frombuffer(column, dtype=np.int64) for column in (columns.posted, columns.returned))
-        known: dict[int, tuple[Any, Any]] = {}
-        for rank, unit in enumerate(self.rules.linked.unit_of):
-            if id(unit) not in known:
-                known[id(unit)] = _rows_entered(self.program.codes[unit.code].offsets, unit.instructions)
-            rows, which = known[id(unit)]
-            times = np.array(self.hosts.entered[rank], dtype=np.int64)
-            here = which < len(times)
-            posted[rows[here] + columns.base[rank]] = times[which[here]]
-            back = which + 1 < len(times)
-            returned[rows[back] + columns.base[rank]] = times[which[back] + 1]
+        self.hosts.write(self.rules.linked, columns)
         return columns
 
     def _undefined(self) -> tuple[int, ...]:
         here = ((rank, self.rules.instruction(self.state, rank)) for rank, end in enumerate(self.state.ends) if end is None)
         return tuple(rank for rank, instruction in here if isinstance(instruction, Stuck) and instruction.undefined)
-
-
-class _Hosts:
-    """By rank: the call that a host is in (``position``), when it came to each of its calls (``entered``), when it blocked, or ended
-    (``since``); whether it is ``blocked``, waits to be roused (``waiting``), lets others go first (``yielded``), and the row that it was
-    last seen waiting for (``open``)."""
-
-    def __init__(self, size: int) -> None:
-        self.position, self.open = [-1] * size, [-1] * size
-        self.since = [0] * size
-        self.blocked, self.waiting, self.yielded = ([False] * size for _ in range(3))
-        self.entered: list[list[int]] = [[] for _ in range(size)]
-
-
-def _rows_entered(offsets: list[int], instructions: list[Instruction]) -> tuple[Any, Any]:
-    """(rows of the calls that a unit makes, the how-manieth of its calls each belongs to)."""
-    positions = list(dict.fromkeys(i.position for i in instructions if i.position < len(offsets) - 1))
-    pairs = [(row, k) for k, position in enumerate(positions) for row in range(offsets[position], offsets[position + 1])]
-    rows, which = zip(*pairs, strict=True) if pairs else ((), ())
-    return np.array(rows, dtype=np.int64), np.array(which, dtype=np.int64)

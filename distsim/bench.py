@@ -7,18 +7,22 @@ few and many ranks take turns, so that a slow minute of the machine touches ever
 from __future__ import annotations
 
 import json
-import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distsim.errors import UsageError
 from distsim.names import listing, near
 from distsim.ops.table import OPS
+from distsim.real.device import cores
+
+if TYPE_CHECKING:
+    from distsim.real.measure import Item
 
 FORMAT: Final = "distsim-bench"
 SCHEMA_VERSION: Final = 1
@@ -54,7 +58,7 @@ class Bench:
     """A whole measurement. ``machine`` says what it was made on, without names."""
 
     rows: tuple[Measured, ...]
-    machine: Mapping[str, Any]
+    machine: Mapping[str, object]
     seconds: float = 0.0
 
 
@@ -101,16 +105,15 @@ def _check(ranks: Sequence[int], ops: Sequence[str]) -> None:
             raise UsageError(f"bench measures no `{op}`{near(op, OPS_MEASURED)}", f"it measures {listing(OPS_MEASURED)}")
 
 
-def _row(n: int, item: Any, ns: Any) -> Measured:
+def _row(n: int, item: Item, ns: NDArray[np.int64]) -> Measured:
     low, median, high = (int(q) for q in np.percentile(ns, (25, 50, 75)))
     return Measured(item.op, item.group, n, item.nbytes, median, low, high, len(ns))
 
 
-def _machine() -> dict[str, Any]:
+def _machine() -> dict[str, object]:
     import importlib.metadata
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cores": cores, "processor": platform.machine(), "torch": importlib.metadata.version("torch"), "backend": "gloo"}
+    return {"cores": cores(), "processor": platform.machine(), "torch": importlib.metadata.version("torch"), "backend": "gloo"}
 
 
 # --- files ---
@@ -148,6 +151,3 @@ def from_json(text: str, file: str = "<bench>") -> Bench:
     if not good:
         raise UsageError(f"{file} has rows that are no measurements", remedy)
     return Bench(rows, data.get("machine") or {}, float(data.get("seconds") or 0.0))
-
-
-__all__ = ["OPS_MEASURED", "SIZES", "Bench", "Measured", "bench", "from_json", "to_json"]

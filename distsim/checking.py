@@ -13,6 +13,7 @@ from typing import Any
 
 from distsim.check.backends import backend_findings
 from distsim.check.diagnose import diagnose
+from distsim.check.judge import fold_waits
 from distsim.check.layout import Layout, build_layout
 from distsim.check.memory import memory_findings
 from distsim.check.messages import message_swaps
@@ -130,11 +131,10 @@ def _findings(
     refused = backend_findings(program, profile, layout)
     stuck = verdict.standstill is not None and bool(verdict.standstill.blocked)
     explain = not (stuck or verdict.verdict == "invalid" or any(f.severity == "error" for f in refused))
+    ran = _of_run(program, layout, profile, explain, cost) if own.outcome not in ("completes", "wrong-data") else ()
+    said = (*(_with_sizes(f, outcomes) if f.code == "DS603" else f for f in verdict.findings), *more, *refused)
     found = (
-        *(_with_sizes(f, outcomes) if f.code == "DS603" else f for f in verdict.findings),
-        *more,
-        *refused,
-        *(_of_run(program, layout, profile, explain, cost) if own.outcome not in ("completes", "wrong-data") else ()),
+        *fold_waits(said, ran),
         *(undefined_findings(program, layout, profile) if clear and _open(own) else ()),
         *remarks(program, profile, layout),
         *(_elsewhere(program, layout, outcomes, backend) if clear else ()),

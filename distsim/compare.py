@@ -8,17 +8,17 @@ shares add up to the difference of the makespans, exactly.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
 from distsim.ops.table import OPS
 from distsim.timeline import path_pieces, rank_times
 from distsim.trace import Trace, TraceCall
-from distsim.trace_values import EPSILON, Difference, differs
+from distsim.trace_values import EPSILON, Difference, Number, differs
 
 Kind = Literal["call", "met", "value", "time"]
 #: Beyond so many calls that don't simply follow each other, difflib may pass over frequent ones.
@@ -39,7 +39,7 @@ class Parting(NamedTuple):
     at_ns: int
     tensor: str = ""
     element: int = -1
-    numbers: tuple[Any, Any] | None = None
+    numbers: tuple[Number | None, Number | None] | None = None
 
 
 class Cause(NamedTuple):
@@ -165,7 +165,7 @@ def compare(a: Trace, b: Trace, tolerance: float = 0.0) -> Comparison:
 # --- alignment ---
 
 
-def _key(call: TraceCall) -> tuple[Any, ...]:
+def _key(call: TraceCall) -> Hashable:
     return (*call[1:8], call.name, call.part >= 0)
 
 
@@ -186,7 +186,7 @@ def _aligned(a: Sequence[TraceCall], b: Sequence[TraceCall]) -> tuple[list[tuple
     return pairs, only_a, only_b
 
 
-def _matched(a: Sequence[Any], b: Sequence[Any]) -> list[tuple[int, int]]:
+def _matched(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
     """Positions that stand opposite each other: what is equal at both ends, and between them the longest common pieces."""
     start, most = 0, min(len(a), len(b))
     while start < most and a[start] == b[start]:
@@ -297,7 +297,7 @@ def _terms(trace: Trace, calls: Sequence[TraceCall]) -> dict[int, int]:
     return found
 
 
-def _short(value: Any) -> str:
+def _short(value: Number | None) -> str:
     text = str(value)
     return text if len(text) <= 24 else text[:23] + "…"
 
@@ -378,6 +378,3 @@ def _ranks(a: Trace, b: Trace) -> tuple[RankShares, ...]:
         RankShares(x.rank, (x.compute_ns, y.compute_ns), (x.exposed_comm_ns, y.exposed_comm_ns), (x.waiting_ns, y.waiting_ns),
                    (x.idle_ns, y.idle_ns)) for x, y in shares
     )  # fmt: skip
-
-
-__all__ = ["Cause", "Comparison", "OpTimes", "Parting", "RankShares", "ValueCounts", "compare", "described"]

@@ -1,4 +1,4 @@
-"""The nearest known name to one that is not known."""
+"""Names and values in messages: the nearest known name to one that is not known, lists, what was found."""
 
 from __future__ import annotations
 
@@ -31,3 +31,13 @@ def listing(candidates: Iterable[object], limit: int = 12) -> str:
     names = [str(c) for c in candidates]
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more if names else "none"
+
+
+def shown(value: object) -> str:
+    """A value for the end of a message: ``'abc'``, ``12``, ``a mapping``, ``nothing``; never long."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict | list | tuple):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

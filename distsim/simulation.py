@@ -10,6 +10,7 @@ from typing import Any
 
 from distsim.check.backends import backend_findings
 from distsim.check.diagnose import diagnose
+from distsim.check.judge import fold_waits
 from distsim.check.layout import Layout, build_layout
 from distsim.check.memory import memory_findings
 from distsim.check.messages import message_swaps
@@ -146,7 +147,7 @@ def simulate_program(
     tell("values")
     values = compute_values(program, result.trace) if wanted and program.call_count <= VALUES_CALLS else None
     of_contract = (*program.findings, *memory_findings(scenario, program, cost.cluster), *(verdict.findings if verdict else ()))
-    found = (*of_contract, *result.findings, *swaps, *_of_backend(program, layout, result, verdict))
+    found = fold_waits((*of_contract, *result.findings, *swaps), _of_backend(program, layout, result, verdict))
     return Simulation(scenario, program, result, verdict, values, cost, tuple(dict.fromkeys(found)), outcome)
 
 

@@ -8,7 +8,7 @@ run, -1 where it never happened.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -49,8 +49,9 @@ class TraceCall(NamedTuple):
     args: str  # what else the call was given, as a JSON object; see `distsim.replay`
 
 
+Column = NDArray[np.signedinteger]
 #: Integer columns of a trace and their dtypes. Text columns are indices into a table of `Trace.tables`; -1 there is no text.
-COLUMNS: dict[str, Any] = {
+COLUMNS: dict[str, type[np.signedinteger]] = {
     "rank": np.int32, "op": np.int16, "group": np.int32, "peer": np.int32, "tag": np.int64, "nbytes": np.int64,
     "dtype": np.int16, "reduce_op": np.int16, "handle": np.int32, "place": np.int32, "iteration": np.int32,
     "queue": np.int16, "match": np.int64, "posted_ns": np.int64, "returned_ns": np.int64, "started_ns": np.int64,
@@ -59,7 +60,7 @@ COLUMNS: dict[str, Any] = {
 }  # fmt: skip
 
 #: Columns that a file may leave out, with what stands for them: they came later than the others.
-OPTIONAL: dict[str, Any] = {"ended_by": NEVER, "args": None}
+OPTIONAL: dict[str, int | None] = {"ended_by": NEVER, "args": None}
 
 #: The columns that hold times.
 TIMES = ("posted_ns", "returned_ns", "started_ns", "finished_ns", "waited_ns")
@@ -80,22 +81,18 @@ class Trace:
 
     header: Mapping[str, Any]
     tables: Mapping[str, list[Any]]
-    columns: Mapping[str, NDArray[Any]]
-    extras: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Column]
 
     def __len__(self) -> int:
         return len(self.columns["rank"])
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: str) -> Column:
         return self.columns[name]
 
     def row(self, i: int) -> TraceCall:
-        values: dict[str, Any] = {}
-        for name in COLUMNS:
-            value = int(self.columns[name][i])
-            values[name] = self.text(name, value) if name in TABLES else value
-        values["peer"] = None if values["peer"] < 0 else values["peer"]
-        return TraceCall(**values)
+        numbers = {name: int(self.columns[name][i]) for name in COLUMNS}
+        texts = {name: self.text(name, numbers[name]) for name in TABLES}
+        return TraceCall(**numbers | texts | {"peer": None if numbers["peer"] < 0 else numbers["peer"]})
 
     def text(self, name: str, index: int) -> Any:
         """What an index in a text column stands for: a text, or a `Place` in column ``place``."""

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from math import prod
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,18 @@ EPSILON: Final = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10,
                   "float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2, "complex64": 2.0**-23, "complex128": 2.0**-52}  # fmt: skip
 
 State = Literal["equal", "close", "differs", "unknown"]
+Number = bool | int | float | str
+#: What a header has of one tensor.
+Packed = Number | list["Packed"] | dict[str, "Packed"] | None
+Numbers = NDArray[np.generic]
+
+
+class HeaderValues(TypedDict, total=False):
+    """The keys of a header that carry values."""
+
+    values: dict[str, dict[str, Packed]]
+    value_dtypes: dict[str, str]
+    values_left_out: int
 
 
 class Kept(NamedTuple):
@@ -42,7 +54,7 @@ class Kept(NamedTuple):
     rank: int
     label: str
     dtype: str
-    value: Any
+    value: Packed
 
 
 class Difference(NamedTuple):
@@ -52,23 +64,25 @@ class Difference(NamedTuple):
     """
 
     element: int
-    a: Any
-    b: Any
+    a: Number | None
+    b: Number | None
     where: str
 
 
 # --- writing ---
 
 
-def header_values(kept: Iterable[Kept]) -> dict[str, Any]:
+def header_values(kept: Iterable[Kept]) -> HeaderValues:
     """The keys of a header that carry these values, by tensor, copy and rank."""
     known = sorted((one for one in kept if one.value is not None), key=_order)
-    values: dict[str, dict[str, Any]] = {}
+    values: dict[str, dict[str, Packed]] = {}
     for one in known[:MOST_VALUES]:
         values.setdefault(one.label, {})[str(one.rank)] = one.value
     dtypes = {one.label: one.dtype for one in reversed(known[:MOST_VALUES])}
-    left_out = {"values_left_out": len(known) - MOST_VALUES} if len(known) > MOST_VALUES else {}
-    return {"values": values, "value_dtypes": {label: dtypes[label] for label in values}, **left_out}
+    found: HeaderValues = {"values": values, "value_dtypes": {label: dtypes[label] for label in values}}
+    if len(known) > MOST_VALUES:
+        found["values_left_out"] = len(known) - MOST_VALUES
+    return found
 
 
 def _order(one: Kept) -> tuple[str, int, int]:
@@ -76,7 +90,7 @@ def _order(one: Kept) -> tuple[str, int, int]:
     return name, int(copy or 0), one.rank
 
 
-def packed(array: NDArray[Any] | None) -> Any:
+def packed(array: Numbers | None) -> Packed:
     """One tensor in the form that the header has."""
     if array is None:
         return None
@@ -98,7 +112,7 @@ def packed(array: NDArray[Any] | None) -> Any:
     return {"shape": list(array.shape), "first": [number(p[0]) for p in parts], "digests": [_digest(p) for p in parts]}
 
 
-def number(value: Any) -> Any:
+def number(value: np.generic) -> Number:
     """A Python number; what JSON has no number for (inf, nan, complex) as text."""
     kind = value.dtype.kind
     if kind == "b":
@@ -111,7 +125,7 @@ def number(value: Any) -> Any:
     return found if np.isfinite(found) else str(found)
 
 
-def _starts(flat: NDArray[Any]) -> list[int]:
+def _starts(flat: Numbers) -> list[int]:
     """Where stretches of equal numbers begin; at most one more than a header has room for."""
     same = (flat[1:] == flat[:-1]) | ((flat[1:] != flat[1:]) & (flat[:-1] != flat[:-1]))  # nan is no other than nan
     return [0, *(np.flatnonzero(~same)[:MOST_RUNS] + 1).tolist()] if not same.all() else [0]
@@ -121,29 +135,29 @@ def _cuts(size: int) -> list[int]:
     return [size * k // CUTS for k in range(CUTS + 1)]
 
 
-def _digest(part: NDArray[Any]) -> str:
+def _digest(part: Numbers) -> str:
     """Of the numbers, whatever the sign of a zero is."""
     plain = np.where(part == 0, np.zeros(1, part.dtype), part)
     return hashlib.sha256(plain.tobytes()).hexdigest()[:16]
 
 
-def _nested(array: NDArray[Any]) -> Any:
-    return [_nested(row) for row in array] if array.ndim else number(array[()])
+def _nested(array: Numbers) -> Packed:
+    return [_nested(row) for row in array] if array.ndim else number(array.reshape(-1)[0])
 
 
 # --- comparing ---
 
 
 class _Tensor(NamedTuple):
-    """``runs``: [count, number] of all elements, None where only samples are known. ``size`` is -1 for any."""
+    """``runs``: (count, number) of all elements, None where only samples are known. ``size`` is -1 for any."""
 
     size: int
-    runs: Sequence[Sequence[Any]] | None
-    first: Sequence[Any] = ()
+    runs: Sequence[tuple[int, Number]] | None
+    first: Sequence[Number] = ()
     digests: Sequence[str] = ()
 
 
-def differs(a: Any, b: Any, tolerance: float = 0.0) -> tuple[State, Difference | None]:
+def differs(a: object, b: object, tolerance: float = 0.0) -> tuple[State, Difference | None]:
     """How two packed tensors compare: equal, close (no element differs by more than the tolerance, relative or absolute), or not.
 
     Raises ValueError for what is no packed tensor.
@@ -157,7 +171,7 @@ def differs(a: Any, b: Any, tolerance: float = 0.0) -> tuple[State, Difference |
         pairs, unsure = list(_runs_beside(left, right)), ""
     else:
         pairs, unsure = list(_samples_beside(left, right)), _unlike_part(left, right)
-    unequal = [(at, x, y) for at, x, y in pairs if not _equal(x, y)]
+    unequal = [(at, x, y) for at, x, y in pairs if x != y]
     far = next(((at, x, y) for at, x, y in unequal if not _near(x, y, tolerance)), None)
     if far is not None:
         return "differs", Difference(*far, f"element {far[0]}")
@@ -168,10 +182,10 @@ def differs(a: Any, b: Any, tolerance: float = 0.0) -> tuple[State, Difference |
     return "differs", Difference(-1, None, None, unsure)
 
 
-def readable(header: Mapping[str, Any]) -> bool:
+def readable(header: Mapping[str, object]) -> bool:
     """Whether the values of a header that was read are in the form that is said above."""
     values, dtypes = header.get("values"), header.get("value_dtypes")
-    if not all(found is None or isinstance(found, dict) for found in (values, dtypes)):
+    if not isinstance(values, dict | None) or not isinstance(dtypes, dict | None):
         return False
     try:
         for ranks in (values or {}).values():
@@ -183,29 +197,36 @@ def readable(header: Mapping[str, Any]) -> bool:
     return True
 
 
-def _unpacked(value: Any) -> _Tensor:
+def _unpacked(value: object) -> _Tensor:
     if isinstance(value, (int, float, str)):
-        return _Tensor(-1, [[1, value]])
+        return _Tensor(-1, [(1, value)])
     if isinstance(value, list):
-        flat = list(_flat(value))
-        return _Tensor(len(flat), [[1, x] for x in flat])
+        flat = [(1, x) for x in _flat(value)]
+        return _Tensor(len(flat), flat)
     if isinstance(value, Mapping) and isinstance(value.get("shape"), list):
         size, runs, first, digests = prod(value["shape"]), *(value.get(key) for key in ("runs", "first", "digests"))
         if isinstance(runs, list) and sum(count for count, _ in runs) == size:
-            return _Tensor(size, runs)
+            return _Tensor(size, list(zip((count for count, _ in runs), _flat(x for _, x in runs), strict=True)))
         if isinstance(first, list) and isinstance(digests, list) and len(first) == len(digests) == CUTS <= size:
-            return _Tensor(size, None, first, digests)
+            return _Tensor(size, None, list(_flat(first)), digests)
     raise ValueError("expected what a tensor holds as a number, a list, runs or digests")
 
 
-def _flat(items: Iterable[Any]) -> Iterator[Any]:
-    return chain.from_iterable(_flat(item) if isinstance(item, list) else (item,) for item in items)
+def _flat(items: Iterable[object]) -> Iterator[Number]:
+    """The numbers of nested lists. Raises ValueError for anything else among them."""
+    for item in items:
+        if isinstance(item, list):
+            yield from _flat(item)
+        elif isinstance(item, (int, float, str)):
+            yield item
+        else:
+            raise ValueError(f"expected a number, found {item!r}")
 
 
-def _runs_beside(a: _Tensor, b: _Tensor) -> Iterator[tuple[int, Any, Any]]:
+def _runs_beside(a: _Tensor, b: _Tensor) -> Iterator[tuple[int, Number | None, Number | None]]:
     """(element, number of a, number of b) wherever a stretch of either begins."""
     size = max(a.size, b.size, 1)
-    ends: list[list[tuple[int, Any]]] = []
+    ends: list[list[tuple[int, Number]]] = []
     for tensor in (a, b):
         at, found = 0, []
         for count, value in tensor.runs or ():
@@ -219,13 +240,14 @@ def _runs_beside(a: _Tensor, b: _Tensor) -> Iterator[tuple[int, Any, Any]]:
         i, j = i + (ends[0][i][0] <= at), j + (ends[1][j][0] <= at)
 
 
-def _samples_beside(a: _Tensor, b: _Tensor) -> Iterator[tuple[int, Any, Any]]:
+def _samples_beside(a: _Tensor, b: _Tensor) -> Iterator[tuple[int, Number | None, Number | None]]:
     """(element, number of a, number of b) at the beginnings of the parts."""
-    for at in _cuts(max(a.size, b.size))[:-1]:
-        yield at, *(_at(tensor, at, max(a.size, b.size)) for tensor in (a, b))
+    size = max(a.size, b.size)
+    for at in _cuts(size)[:-1]:
+        yield at, _at(a, at, size), _at(b, at, size)
 
 
-def _at(tensor: _Tensor, element: int, size: int) -> Any:
+def _at(tensor: _Tensor, element: int, size: int) -> Number | None:
     if tensor.runs is None:
         return tensor.first[_cuts(size).index(element)]
     left = element
@@ -246,21 +268,11 @@ def _unlike_part(a: _Tensor, b: _Tensor) -> str:
     return "" if unlike is None else f"one of the elements {cuts[unlike]} to {cuts[unlike + 1] - 1}"
 
 
-def _equal(x: Any, y: Any) -> bool:
-    return bool(x == y)
-
-
-def _near(x: Any, y: Any, tolerance: float) -> bool:
-    if not tolerance or isinstance(x, bool) or isinstance(y, bool):
-        return _equal(x, y)
+def _near(x: Number | None, y: Number | None, tolerance: float) -> bool:
+    if not tolerance or isinstance(x, bool | None) or isinstance(y, bool | None):
+        return x == y
     try:
         p, q = complex(x), complex(y)
-    except (TypeError, ValueError):
+    except ValueError:
         return False
-    return _equal(x, y) or abs(p - q) <= tolerance * (1 + abs(q))
-
-
-__all__ = [
-    "CUTS", "EPSILON", "MOST_ELEMENTS", "MOST_RUNS", "MOST_VALUES", "Difference", "Kept", "differs", "header_values", "number", "packed",
-    "readable",
-]  # fmt: skip
+    return x == y or abs(p - q) <= tolerance * (1 + abs(q))

@@ -11,22 +11,19 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from distsim.check.call_index import CallIndex
 from distsim.check.ending import depends_on
 from distsim.check.explore import Search
 from distsim.check.layout import Layout, build_layout
-from distsim.check.leftovers import standstill as left_by
-from distsim.check.onepass import Pass
 from distsim.check.orders import ending_of
-from distsim.check.unlike import unlike_calls
+from distsim.check.readings import Contract
 from distsim.check.verdict import Verdict, verdict_of
-from distsim.check.whereabouts import Whereabouts
 from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine import Run, run
-from distsim.engine.choice import why_not_fast
+from distsim.engine.fill import fill
 from distsim.engine.orders import Ends, ends_of_orders
 from distsim.engine.outcomes import ProfileOutcome, outcome_under
-from distsim.engine.untimed import surely_completes
 from distsim.profiles import PROFILES, READINGS
 from distsim.program.lower import lower
 from distsim.program.records import Program
@@ -34,6 +31,13 @@ from distsim.semantics.moves import Rules
 from distsim.semantics.standing import standstill
 from distsim.semantics.state import Mismatched
 from distsim.scenario import Scenario
+from distsim.semantics.blocked import standstill as left_by
+from distsim.semantics.columns import go, run_folded
+from distsim.semantics.conditions import Conditions
+from distsim.semantics.fold import fold
+from distsim.semantics.free import why_ordered
+from distsim.semantics.link import Linked
+from distsim.semantics.local import LocalClocks, Progress, course_of
 from distsim.simulation import cost_model, simulate_program
 from distsim.standstill import Standstill
 from tests.brute_force import BruteForce, Found, TooLarge
@@ -58,6 +62,10 @@ class Case:
     @cached_property
     def layout(self) -> Layout:
         return build_layout(self.program)
+
+    @cached_property
+    def linked(self) -> Linked:
+        return Linked(self.program, self.profile)
 
     @cached_property
     def absent(self) -> frozenset[int]:
@@ -115,13 +123,37 @@ def ordered(case: Case) -> Answers | None:
 
 
 def surely(case: Case) -> Answers | None:
+    """The one form without prices: in no time."""
+    linked = case.linked
     if (
-        why_not_fast(case.program, case.profile, case.cost) is not None
+        why_ordered(linked, case.cost.cluster.shared_links) is not None
         or case.outcome.outcome == "undefined"
         or case.run.findings
     ):
         return None
-    return {"outcome": "completes"} if surely_completes(case.program, case.profile) else None
+    return {"outcome": "completes"} if all(host.ended for host in go(linked, Conditions(linked, None)).hosts) else None
+
+
+def one_by_one(case: Case) -> Answers | None:
+    """The fast driver without classes."""
+    if case.run.path != "fast":
+        return None
+    return _of_progress(LocalClocks(course_of(case.linked, Conditions(case.linked, case.cost))).run())
+
+
+def in_classes(case: Case) -> Answers | None:
+    """The fast driver with classes, however small they are."""
+    if case.run.path != "fast":
+        return None
+    conditions = Conditions(case.linked, case.cost)
+    folded = fold(case.linked, conditions, worth=1, rounds=100)
+    return None if folded is None else _of_progress(run_folded(case.linked, conditions, folded))
+
+
+def _of_progress(left: Progress) -> Answers:
+    columns, ended = fill(left), left_by(left)
+    return {"ends": ended.ends, "blocked": [(b.rank, b.position, b.since_ns) for b in ended.blocked],
+            "needs": [sorted(b.needs) for b in ended.blocked], "all finished": columns.finished.tolist()}  # fmt: skip
 
 
 def simulated(case: Case) -> Answers | None:
@@ -164,10 +196,10 @@ def passes(case: Case) -> Answers | None:
     if case.layout.any_source:
         return None
     said: Answers = {}
+    contract = Contract(case.layout, CallIndex(case.layout))
     for reading in READINGS:
-        done = Pass(case.layout, reading).run(case.absent)  # type: ignore[arg-type]
-        where = Whereabouts(case.layout)
-        left, unfit = left_by(done, where), bool(unlike_calls(done, where))
+        done = contract.run(reading)  # type: ignore[arg-type]
+        left, unfit = done.standstill(), bool(done.mismatches())
         said |= _of_reading(reading, left, unfit)
         said |= {f"{reading} unfit somewhere": unfit} | ({f"{reading} stuck sets": [left.stuck]} if not unfit else {})
     return said
@@ -245,12 +277,30 @@ def brute(case: Case) -> Answers | None:
 
 Executor = Callable[[Case], "Answers | None"]
 EXECUTORS: dict[str, Executor] = {
-    f.__name__: f for f in (fast, ordered, surely, simulated, checked, in_time, passes, rules, naive, searched, all_rules, brute)
+    f.__name__: f
+    for f in (
+        fast,
+        ordered,
+        surely,
+        one_by_one,
+        in_classes,
+        simulated,
+        checked,
+        in_time,
+        passes,
+        rules,
+        naive,
+        searched,
+        all_rules,
+        brute,
+    )
 }
 #: Who is held to whom; the second is the one to be believed.
 PAIRS = (
     ("fast", "ordered"),
     ("surely", "ordered"),
+    ("one_by_one", "fast"),
+    ("in_classes", "one_by_one"),
     ("checked", "simulated"),
     ("checked", "in_time"),
     ("passes", "rules"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,7 +34,13 @@ def run(what: Scenario, *, timeout_s: float = 20, **wish: Any) -> RealRun:
     return found
 
 
-def until(true: Callable[[], object], limit_s: float = 60) -> None:
+def deaf() -> None:
+    """For a process that is to start as a shell's background and nohup would have it: Ctrl-C and a closed terminal ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def until(true: Callable[[], object], limit_s: float = 300) -> None:
     """Wait until something is true; it must come true in time."""
     end = time.monotonic() + limit_s
     while not true():

@@ -121,8 +121,8 @@ def test_the_error_is_told_and_stored_in_the_file(tmp_path: Path) -> None:
     assert again == found.cluster
     assert f"{found.median:.0%}".replace("%", " %") in again.error_band
     assert 0 < found.median < 0.5
-    assert {m.op for m in found.misfits} == {p.op for p in points(TRUTH)}
-    assert all(m.median <= m.worst and m.model_median <= m.model_worst for m in found.misfits)
+    assert {m.op for m in found.errors} == {p.op for p in points(TRUTH)}
+    assert all(m.median <= m.worst and m.model_median <= m.model_worst for m in found.errors)
 
 
 def test_a_calibrated_cluster_can_be_asked_for_by_its_file(tmp_path: Path) -> None:

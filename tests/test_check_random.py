@@ -13,8 +13,7 @@ from distsim.checking import check_program
 from distsim.findings.codes import CODES
 from distsim.program.build import build_program
 from distsim.views.checkview import check_json, check_text
-from distsim.views.github import github_annotations
-from distsim.views.sarif import check_sarif
+from distsim.views.sarif import check_sarif, github_annotations
 
 BACKENDS = st.sampled_from(("gloo", "nccl", "mpi"))
 few = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from distsim.check.call_index import CallIndex
 from distsim.check.layout import build_layout
 from distsim.check.readings import Contract, Reading
 from distsim.check.verdict import verdict_of
-from distsim.check.whereabouts import Whereabouts
 from distsim.ops.records import Group
 from distsim.profiles import READINGS
 from distsim.program.build import build_program
@@ -36,7 +36,7 @@ def recv(peer: int | None, **more: Any) -> dict[str, Any]:
 
 def run(program: Program, reading: Reading = "rendezvous") -> Standstill:
     layout = build_layout(program)
-    return Contract(layout, Whereabouts(layout)).run(reading).standstill()
+    return Contract(layout, CallIndex(layout)).run(reading).standstill()
 
 
 def stuck(ranks: Sequence[Calls], reading: Reading = "rendezvous", **more: Any) -> tuple[int, ...]:

@@ -13,7 +13,8 @@ from distsim.scenario.read import KEYS
 from distsim.scenario.scope import BASE, GROUP_WORDS, ITERATION, VALUE_WORDS
 from distsim.simulation import simulate
 from distsim.strategies.models import PRESETS
-from distsim.strategies.train import ModelFields, Transformer
+from distsim.strategies.train import Transformer
+from distsim.strategies.train_fields import ModelFields
 from distsim.views.text import report
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

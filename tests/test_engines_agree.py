@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from programs import programs
 from reference import Reference
 
+from distsim.check.call_index import CallIndex
 from distsim.check.layout import build_layout
 from distsim.check.readings import Contract
 from distsim.check.verdict import verdict_of
-from distsim.check.whereabouts import Whereabouts
 from distsim.cluster import cluster_from
 from distsim.cost import CostModel
 from distsim.engine import Run, run
@@ -138,5 +138,5 @@ def test_engine_one_pass_driver_and_a_naive_simulator_agree_on_who_is_stuck(read
 
     naive = Reference(size, calls, groups, reading).stuck()
 
-    assert Contract(layout, Whereabouts(layout)).run(reading).standstill().stuck == naive
+    assert Contract(layout, CallIndex(layout)).run(reading).standstill().stuck == naive
     assert run(program, READINGS[reading], CostModel(cluster_from("cpu-10gbe"), size, 2)).standstill.stuck == naive

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 from conftest import Cli
-from real_runs import ROOT, children, folders, forget_others, run, scenario, until, written
+from real_runs import ROOT, children, deaf, folders, forget_others, run, scenario, until, written
 from test_real_launch import free_port
 
 from distsim.cli import console
 from distsim.cli.run import check_trace_name, deliver
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.real.board import STOPPED, Board, Phase, seen
-from distsim.real.link import Linked
+from distsim.real.coordinator import StoreCoordinator
+from distsim.real.postmortem import postmortem
+from distsim.real.rendezvous import connect, listen, serve
 from distsim.real.run import RealRun, Wish, real_run
-from distsim.real.standing import stood
-from distsim.real.store import connect, listen, serve
 from distsim.simulation import simulate
 from distsim.views.real import real_text
 
@@ -104,7 +104,7 @@ def struck(number: signal.Signals, launcher: str | None = None) -> RealRun:
     done: list[int] = []
 
     def strike() -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while time.monotonic() < end and not done:
             for path in (folder / "board-1" for folder in folders()):
                 if path.exists() and path.stat().st_size:
@@ -174,7 +174,7 @@ def test_a_timeout_that_ran_out_is_told_as_the_simulator_tells_it_with_the_late_
         0: _board(0, Phase.RAISED, "RuntimeError: Connection closed by peer"),
         1: _board(1, Phase.RAISED, "RuntimeError: Timed out waiting 1000ms for recv operation to complete"),
     }
-    left = stood(late, boards, {0: 1, 1: 1}, 1, {})
+    left = postmortem(late, boards, {0: 1, 1: 1}, 1, {})
 
     assert [f.code for f in left.findings] == ["DS804"]
     assert left.culprits == (0,)
@@ -214,15 +214,15 @@ def test_ranks_of_a_fork_server_end_with_their_launcher(tmp_path: Path):
     assert _alive(ranks) == []
 
 
-def pair(limit_s: float) -> tuple[Linked, Linked]:
+def pair(limit_s: float) -> tuple[StoreCoordinator, StoreCoordinator]:
     door, port = listen("127.0.0.1", 0, may_move=False)
     first = serve(door, "127.0.0.1", port)
-    return Linked(first, 0, 2, limit_s), Linked(connect("127.0.0.1", port, 5), 1, 2, limit_s)
+    return StoreCoordinator(first, 0, 2, limit_s), StoreCoordinator(connect("127.0.0.1", port, 5), 1, 2, limit_s)
 
 
 def test_a_launcher_that_does_not_hear_of_the_end_is_gone_and_nobody_waits_for_its_record(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("distsim.real.link._HEARS_S", 0.2)
-    first, _ = pair(limit_s=60)
+    monkeypatch.setattr("distsim.real.coordinator._HEARS_S", 0.2)
+    first, _ = pair(limit_s=600)
     began = time.monotonic()
 
     assert first.decide("standstill") == "standstill"
@@ -230,7 +230,7 @@ def test_a_launcher_that_does_not_hear_of_the_end_is_gone_and_nobody_waits_for_i
     assert first.gone == (1,)
     assert first.gather({"facts": b"{}"}) == [{"facts": b"{}"}]
     assert first.agree_on(1) == 1
-    assert time.monotonic() - began < 30  # not the two minutes of its patience with others
+    assert time.monotonic() - began < 300  # not the ten minutes of its patience with others
 
 
 def test_a_launcher_that_hears_of_the_end_is_not_gone():
@@ -248,7 +248,7 @@ def test_a_launcher_that_hears_of_the_end_is_not_gone():
 def test_the_loss_of_the_first_launchers_store_is_said_as_such():
     door, port = listen("127.0.0.1", 0, may_move=False)
     first = serve(door, "127.0.0.1", port)
-    second = Linked(connect("127.0.0.1", port, 5), 1, 2, 1)
+    second = StoreCoordinator(connect("127.0.0.1", port, 5), 1, 2, 1)
     del first
     with pytest.raises(EnvironmentFault, match="machine 0 is gone"):
         until(lambda: second.decide(""))
@@ -257,9 +257,9 @@ def test_the_loss_of_the_first_launchers_store_is_said_as_such():
 def test_waiting_for_the_first_launcher_ends_with_ctrl_c():
     began = time.monotonic()
     with pytest.raises(EnvironmentFault, match="ended from outside"):
-        connect("127.0.0.1", free_port(), 60, lambda: time.monotonic() - began > 0.2)
+        connect("127.0.0.1", free_port(), 600, lambda: time.monotonic() - began > 0.2)
 
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300
 
 
 # --- the user ---
@@ -271,6 +271,7 @@ def test_ctrl_c_in_a_run_that_gets_on_blames_nobody_and_a_second_one_costs_no_re
     launcher = subprocess.Popen(
         [sys.executable, "-m", "distsim", "run", str(file), "--real", "--backend", "gloo", "--trace", str(trace)], cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=deaf,
     )  # fmt: skip
 
     def further() -> bool:
@@ -282,7 +283,7 @@ def test_ctrl_c_in_a_run_that_gets_on_blames_nobody_and_a_second_one_costs_no_re
         launcher.send_signal(signal.SIGINT)
         until(lambda: list(tmp_path.glob(".t.jsonl.*")) or trace.exists())
         launcher.send_signal(signal.SIGINT)
-        text, errors = launcher.communicate(timeout=60)
+        text, errors = launcher.communicate(timeout=300)
     finally:
         launcher.kill()
 

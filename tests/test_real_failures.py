@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Cli
-from real_runs import ROOT, children, folders, run, scenario, until, written
+from real_runs import ROOT, children, deaf, folders, run, scenario, until, written
 
 from distsim.real import run as real
 from distsim.real.board import Board, Phase
@@ -33,10 +33,10 @@ CASES = [  # scenario, culprits, code
 
 @pytest.mark.parametrize(("name", "culprits", "code"), CASES, ids=[c[0] for c in CASES])
 def test_a_faulty_scenario_ends_as_simulated_with_the_cause_and_nothing_left(name: str, culprits: tuple[int, ...], code: str):
-    began = time.monotonic()
     done = run(scenario(name), timeout_s=2)
 
-    assert time.monotonic() - began < 30
+    assert done.reason in ("standstill", "done")
+    assert not any("imed out" in end.message for end in done.standstill.ends), "ended by a timeout of gloo's, a minute later"
     assert done.outcome == done.simulation.outcome
     assert done.agrees, done.differences
     assert done.culprits == culprits
@@ -68,12 +68,12 @@ program:
 
 
 def kill_somebody(seed: int, killed: list[int]) -> threading.Thread:
-    """Watches for the run's boards, waits a random time once the program runs, and kills a random rank."""
+    """Watches for the run's boards, until a random rank has come to a random call of the first quarter, and kills it."""
     chance = random.Random(seed)
-    victim, share = chance.randrange(4), chance.random()
+    victim, position, later_s = chance.randrange(4), chance.randrange(2000), chance.random() * 0.002
 
     def act() -> None:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 300
         while time.monotonic() < end:
             for folder in folders():
                 path = folder / f"board-{victim}"
@@ -81,8 +81,8 @@ def kill_somebody(seed: int, killed: list[int]) -> threading.Thread:
                     board = Board(path)
                     seen = board.see(victim)
                     board.close()
-                    if seen.phase in (Phase.RUNNING, Phase.IN_CALL):
-                        time.sleep(share * 0.3)
+                    if seen.phase in (Phase.RUNNING, Phase.IN_CALL) and seen.position >= position:
+                        time.sleep(later_s)
                         killed.append(victim)
                         os.kill(seen.pid, signal.SIGKILL)
                         return
@@ -130,11 +130,13 @@ def test_a_launcher_that_is_ended_takes_its_ranks_with_it(number: signal.Signals
     command = [sys.executable, "-m", "distsim", "run", "scenarios/head_to_head_sends.yaml", "--real", "--force", "--timeout", "60 s",
                "--trace", str(trace)]  # fmt: skip
     environment = {**os.environ, name: value, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    launcher = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    launcher = subprocess.Popen(
+        command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=deaf
+    )
     try:
         until(lambda: _stuck(tmp_path) == 2)
         launcher.send_signal(number)
-        text, _ = launcher.communicate(timeout=30)
+        text, _ = launcher.communicate(timeout=300)
     finally:
         launcher.kill()
 

@@ -19,16 +19,15 @@ from fake_cuda import FakeCuda, FakeNccl
 
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.program.lower import lower
-from distsim.real import backend, device, place
+from distsim.real import device, plan
 from distsim.real import run as real
-from distsim.real.board import Board, Word
+from distsim.real.board import Board, CallTimes, Word, read_times
+from distsim.real.compute_load import ComputeLoad, prices
 from distsim.real.device import Devices, check_rows, choose_devices, defaults, need_shared, variables
 from distsim.real.job import Job
-from distsim.real.labour import Labour, prices
-from distsim.real.merge import merged
+from distsim.real.merge import RankTimes, merged
+from distsim.real.postmortem import postmortem
 from distsim.real.runner import Runner
-from distsim.real.slots import Slots, read_slots
-from distsim.real.standing import stood
 from distsim.simulation import simulate
 from distsim.standstill import Standstill
 
@@ -99,7 +98,7 @@ def test_variables_keep_a_hang_of_nccl_from_being_silent_and_let_ranks_share_a_g
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that seems to have a GPU and an NCCL."""
-    monkeypatch.setattr(backend, "devices", lambda: 1)
+    monkeypatch.setattr(device, "visible_gpus", lambda: 1)
     monkeypatch.setattr(device, "nccl_version", lambda: (2, 30, 7))
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
 
@@ -116,7 +115,7 @@ def test_messages_on_gloo_with_cuda_tensors_are_refused_before_anything_starts(o
 
 
 def test_gpus_that_the_file_hides_do_not_count(one_gpu: None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(backend, "devices", lambda: 8)
+    monkeypatch.setattr(device, "visible_gpus", lambda: 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     one = written("world: 2\nlaunch: {visible_devices: [3, 5]}\nprogram: [barrier: {}]\n")
     simulation = simulate(one, backend="nccl")
@@ -126,7 +125,7 @@ def test_gpus_that_the_file_hides_do_not_count(one_gpu: None, monkeypatch: pytes
 
 
 def test_a_process_of_srun_takes_the_gpu_that_it_sees(one_gpu: None):
-    started = place.Started("srun", 3, 4, 3, "127.0.0.1", 29500, False)
+    started = plan.ExternalRank("srun", 3, 4, 3, "127.0.0.1", 29500, False)
     simulation = simulate(scenario("all_gather"), backend="nccl")
     found = real._devices(simulation, real.Wish(backend="nccl"), "nccl", started)
     assert (found.of(3), found.shared) == (0, False)
@@ -151,16 +150,16 @@ def test_flops_that_this_machine_would_take_for_ever_take_the_clusters_time():
 def test_flops_go_into_the_largest_squares_that_fit_on_a_gpu_and_into_small_ones_on_the_host(tmp_path: Path):
     done: list[tuple[int, bool]] = []
 
-    class Counted(Labour):
+    class Counted(ComputeLoad):
         def _multiply(self, dtype: str | None, side: int, gpu: bool) -> None:
             done.append((side, gpu))
 
-    labour = Counted(Board(tmp_path / "board", create=True), True, 1.0, "cpu", FakeCuda())
+    load = Counted(Board(tmp_path / "board", create=True), True, 1.0, "cpu", FakeCuda())
     program = lower(
         written("world: 1\nbackend: nccl\nprogram: [compute: {flops: 21 GFLOP}, compute: {flops: 1 MFLOP, on: host}]\n")
     )
     for _, call in program.calls_of(0):
-        labour.compute(call)
+        load.compute(call)
 
     on_gpu = [side for side, gpu in done if gpu]
     assert on_gpu == sorted(on_gpu, reverse=True)
@@ -186,19 +185,19 @@ class Ran:
         self.job = job_of(self.program, folder)
         self.runner = Runner(self.job, 0, self.board, "cpu", self.cuda)
         self.runner.dist = self.nccl = FakeNccl(self.cuda, takes_ns, lost)
-        self.path = folder / "slots-0"
-        self.slots = Slots(self.path, self.program.code(0).offsets[-1])
+        self.path = folder / "times-0"
+        self.table = CallTimes(self.path, self.program.code(0).offsets[-1])
         self.runner.prepare()
         for stream in self.cuda.streams:
             stream.done.clear()
-        self.runner.ready(self.slots)
+        self.runner.ready(self.table)
 
     def run(self) -> Ran:
         self.runner.run()
         return self
 
     def times(self, column: str) -> list[int]:
-        return list(read_slots(self.path.read_bytes())[column])
+        return list(read_times(self.path.read_bytes())[column])
 
     @property
     def error_ns(self) -> int:
@@ -298,7 +297,7 @@ def test_a_device_that_stands_still_is_shown_with_the_call_it_is_at_and_earlier_
     assert finished[2:] == [-1, -1]
 
     simulation = simulate(written(LOST), backend="nccl")
-    left = stood(simulation, {0: seen, 1: seen._replace(rank=1, phase=9, device=-1, position=2)}, {0: None, 1: 0}, 0, {})
+    left = postmortem(simulation, {0: seen, 1: seen._replace(rank=1, phase=9, device=-1, position=2)}, {0: None, 1: 0}, 0, {})
     blocked = left.standstill.blocked[0]
     assert (blocked.rank, blocked.position, blocked.device) == (0, 4, True)
     assert [need.position for need in blocked.needs] == [2]
@@ -331,11 +330,11 @@ def test_a_transfer_starts_when_the_last_device_comes_to_it(tmp_path: Path):
     program = lower(written("world: 2\nbackend: nccl\ntensors: {x: {shape: [4]}}\nprogram: [all_reduce: {tensor: x}]\n"))
     tables = {}
     for rank, (posted, launched, done) in enumerate(((100, 900, 2000), (120, 1500, 2010))):
-        slots = Slots(tmp_path / f"{rank}", 1)
-        slots.cells[0], slots.cells[1], slots.cells[2], slots.cells[5] = posted, posted + 5, done, launched
-        tables[rank] = (tmp_path / f"{rank}").read_bytes()
+        table = CallTimes(tmp_path / f"{rank}", 1)
+        table.cells[0], table.cells[1], table.cells[2], table.cells[5] = posted, posted + 5, done, launched
+        tables[rank] = RankTimes((tmp_path / f"{rank}").read_bytes(), 100)
     header = {"backend": "nccl", "cluster": "", "times": "device"}
-    trace = merged(program, tables, {0: 100, 1: 100}, Standstill((), ()), "completes", header)
+    trace = merged(program, tables, Standstill((), ()), "completes", header)
 
     assert trace["started_ns"].tolist() == [1400, 1400]
     assert trace["finished_ns"].tolist() == [1900, 1910]

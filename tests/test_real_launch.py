@@ -6,14 +6,16 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from conftest import Cli
-from real_runs import ROOT, run, scenario, written
+from real_runs import ROOT, children, run, scenario, written
 
 from distsim.errors import EnvironmentFault, UsageError
-from distsim.real.place import Started
+from distsim.real.plan import ExternalRank
 from distsim.real.run import Wish, real_run
 
 pytest.importorskip("torch")
@@ -73,7 +75,7 @@ def two_launchers(name: str, *more: str) -> list[tuple[int, str, str]]:
         *more,
     )
     both = [start(*common, "--node-rank", k) for k in (0, 1)]
-    texts = [one.communicate(timeout=90) for one in both]
+    texts = [one.communicate(timeout=300) for one in both]
     return [(one.returncode, *text) for one, text in zip(both, texts, strict=True)]
 
 
@@ -102,15 +104,62 @@ def test_inside_torchrun_each_process_takes_its_rank(name: str, status: int):
     words = ["torch.distributed.run", f"--nproc_per_node={ranks}", "--nnodes=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}",
              "-m", "distsim", "run", f"scenarios/{name}.yaml", "--real", "--backend", "gloo", "--force", "--timeout", "3 s"]  # fmt: skip
     one = start(*words)
-    text, _ = one.communicate(timeout=120)
+    text, _ = one.communicate(timeout=300)
 
     assert (one.returncode != 0) == (status != 0)
     assert text.count("ranks for real on gloo, started by torchrun") == 1
     assert "the run ended as simulated" in text
 
 
+def listening() -> set[str]:
+    """Addresses, as /proc/net/tcp has them, on which this process and its children wait for connections."""
+    held = set()
+    for pid in (os.getpid(), *children()):
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            with suppress(OSError):
+                held.add(os.readlink(link))
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held}
+
+
+LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
+WHILE_IT_RUNS = """
+world: 2
+tensors: {x: {shape: [8], dtype: int64, value: 1}}
+program:
+  - repeat: {times: 500, steps: [{all_reduce: {tensor: x}}, {sleep: {time: 2 ms}}]}
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="no /proc/net here")
+@pytest.mark.parametrize(
+    "way",
+    [{}, {"init": "tcp"}, {"init": "tcp://127.0.0.1:{port}"}, pytest.param({"launcher": "spawn"}, marks=pytest.mark.slow)],
+    ids=["fork", "tcp", "a store of the user's", "spawn"],
+)
+def test_a_run_on_one_machine_can_be_reached_by_loopback_alone(way: dict[str, str]):
+    """Also the store that rank 0 serves at an address of the user's, which torch would open to every network."""
+    seen: set[str] = set()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.02):
+            seen.update(listening())
+
+    before = listening()
+    looker = threading.Thread(target=look)
+    looker.start()
+    done = run(written(WHILE_IT_RUNS), **{name: value.format(port=free_port()) for name, value in way.items()})
+    over.set()
+    looker.join()
+
+    assert done.outcome == "completes"
+    assert seen - before, "nothing was seen"
+    assert seen - before <= LOOPBACK
+
+
 def test_a_world_of_another_size_is_the_surroundings_fault():
-    started = Started("torchrun", 0, 3, 0, "127.0.0.1", free_port(), False)
+    started = ExternalRank("torchrun", 0, 3, 0, "127.0.0.1", free_port(), False)
     with pytest.raises(EnvironmentFault, match="started 3 ranks, the scenario has 4"):
         real_run(scenario("all_reduce"), Wish(backend="gloo"), started)
 

@@ -9,8 +9,7 @@ from conftest import Cli
 from real_runs import scenario
 
 from distsim.errors import EnvironmentFault
-from distsim.real.place import found
-from distsim.real.plan import plan, typed
+from distsim.real.plan import external_rank, plan, typed
 from distsim.views.plan import plan_json, plan_text
 
 TWO = ("run", "scenarios/two_machines.yaml", "--real")
@@ -87,12 +86,12 @@ MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORL
     ids=["torchrun", "srun", "mpirun", "sbatch", "nobody"],
 )
 def test_a_process_finds_its_rank_by_what_its_launcher_sets(env, expected):
-    assert found(env, "127.0.0.1", 29500) == expected
+    assert external_rank(env, "127.0.0.1", 29500) == expected
 
 
 def test_a_broken_variable_is_the_surroundings_fault_and_named():
     with pytest.raises(EnvironmentFault, match="RANK is 'x'"):
-        found({**TORCHRUN, "RANK": "x"}, "127.0.0.1", 1)
+        external_rank({**TORCHRUN, "RANK": "x"}, "127.0.0.1", 1)
 
 
 def test_a_scenario_of_data_parallel_says_that_devices_of_one_process_become_processes(cli: Cli):

@@ -9,15 +9,14 @@ from real_runs import scenario
 
 from distsim.errors import EnvironmentFault
 from distsim.program.build import build_program
-from distsim.real.board import Board, Bulletin, Phase, Seen, Word, seen
-from distsim.real.link import pack, unpack
-from distsim.real.merge import merged
-from distsim.real.posted import Posted
-from distsim.real.slots import COLUMNS, WIDTH, Slots, read_slots
-from distsim.real.standing import stood
-from distsim.real.store import check_file, listen
+from distsim.real.board import COLUMNS, WIDTH, Board, Bulletin, CallTimes, Phase, Seen, Word, read_times, seen
+from distsim.real.job import pack, unpack
+from distsim.real.merge import RankTimes, merged
+from distsim.real.posted_calls import Request, Wait, waits
+from distsim.real.postmortem import postmortem
+from distsim.real.rendezvous import check_file, listen
 from distsim.simulation import Simulation, simulate
-from distsim.standstill import Need, RankEnd, Standstill
+from distsim.standstill import Need, Standstill
 from distsim.trace import NEVER
 
 NOTHING = Standstill((), ())
@@ -49,13 +48,13 @@ def test_a_repetition_starts_when_the_bulletin_says_so(tmp_path):
 
 
 def test_a_table_of_times_is_readable_from_its_file_and_where_it_was_cut(tmp_path):
-    slots = Slots(tmp_path / "s", 3)
-    slots.cells[1 * WIDTH] = 5
+    times = CallTimes(tmp_path / "s", 3)
+    times.cells[1 * WIDTH] = 5
     data = (tmp_path / "s").read_bytes()
 
-    assert list(read_slots(data)["posted"]) == [-1, 5, -1]
-    assert list(read_slots(data[:-3])["posted"]) == [-1, 5]
-    assert set(read_slots(data)) == set(COLUMNS)
+    assert list(read_times(data)["posted"]) == [-1, 5, -1]
+    assert list(read_times(data[:-3])["posted"]) == [-1, 5]
+    assert set(read_times(data)) == set(COLUMNS)
 
 
 def test_records_that_travel_come_out_as_they_went_in():
@@ -88,7 +87,7 @@ def simulated(name: str) -> Simulation:
 
 
 def test_boards_of_a_circle_are_diagnosed_as_the_checker_does():
-    left = stood(simulated("head_to_head_sends"), {r: board(r, Phase.IN_CALL, 0) for r in (0, 1)}, {}, 1, {})
+    left = postmortem(simulated("head_to_head_sends"), {r: board(r, Phase.IN_CALL, 0) for r in (0, 1)}, {}, 1, {})
 
     assert [f.code for f in left.findings] == ["DS301"]
     assert left.culprits == (0, 1)
@@ -100,7 +99,7 @@ def test_a_rank_that_was_killed_is_the_culprit_not_the_one_whose_connection_clos
         0: board(0, Phase.RAISED, 0, "RuntimeError: Connection closed by peer", 5),
         1: board(1, Phase.IN_CALL, 0, since_ns=9),
     }
-    left = stood(simulated("head_to_head_sends"), boards, {0: 1, 1: -9}, 1, {})
+    left = postmortem(simulated("head_to_head_sends"), boards, {0: 1, 1: -9}, 1, {})
 
     assert left.culprits == (1,)
     assert [end.status for end in left.standstill.ends] == ["raised", "killed"]
@@ -108,7 +107,7 @@ def test_a_rank_that_was_killed_is_the_culprit_not_the_one_whose_connection_clos
 
 def test_a_rank_that_left_is_the_culprit_not_those_that_wait():
     boards = {r: board(r, Phase.ENDED if r == 2 else Phase.IN_CALL, 1) for r in range(4)}
-    left = stood(simulated("skipped_barrier"), boards, {}, 1, {})
+    left = postmortem(simulated("skipped_barrier"), boards, {}, 1, {})
 
     assert (left.culprits, [f.code for f in left.findings]) == ((2,), ["DS302"])
 
@@ -122,21 +121,40 @@ def test_what_a_rank_waits_for_is_what_nobody_has_posted():
             1: [{"op": "recv", "peer": None, "numel": 4}, {"op": "barrier"}],
         },
     )  # fmt: skip
-    posted = Posted(program, (RankEnd(0, "blocked", 2), RankEnd(1, "blocked", 1)), {})
+    found = waits(program, (3, 2), [(0, 2), (1, 1)], {})
 
-    assert posted.needs(0, 2) == (Need(1, -1, (1,)),)
-    assert posted.needs(1, 1) == (Need(1, -1, (0,)),)
-    assert posted.unreceived() == ((0, 1, -1),)
+    assert found.at == {(0, 2): Wait((Need(1, -1, (1,)),), (1,)), (1, 1): Wait((Need(1, -1, (0,)),), (0,))}
+    assert found.unreceived == ((0, 1, -1),)
+
+
+def test_of_a_batch_the_parts_that_nobody_answers_are_missing():
+    ways = [{"op": "isend", "peer": 1, "numel": 4}, {"op": "irecv", "peer": 1, "numel": 4}]
+    program = build_program(2, {0: [{"op": "batch_isend_irecv", "ops": ways}], 1: [{"op": "recv", "peer": 0, "numel": 4}]})
+
+    assert waits(program, (1, 1), [(0, 0)], {}).at[0, 0].needs == (Need(0, 1, (1,)),)
+    assert waits(program, (1, 0), [(0, 0)], {}).at[0, 0].needs == (Need(0, 0, (1,)), Need(0, 1, (1,)))
+
+
+def test_a_receive_from_any_source_misses_any_one_until_a_message_is_there():
+    send = {"op": "send", "peer": 0, "numel": 4}
+    receive = {"op": "recv", "peer": None, "numel": 4}
+    program = build_program(3, {0: [receive, receive], 1: [send], 2: [send]})
+
+    assert waits(program, (1, 0, 0), [(0, 0)], {}).at[0, 0].needs == (Need(0, -1, (1, 2), True),)
+    assert waits(program, (1, 0, 1), [(0, 0)], {}).at[0, 0].needs == ()
+    told = {Request(0, 0, -1): 2}
+    assert waits(program, (2, 1, 1), [(0, 1), (1, 0)], told).at == {(0, 1): Wait(), (1, 0): Wait((), (0,))}
+    assert waits(program, (1, 1, 1), [(1, 0), (2, 0)], told).at[1, 0].needs == (Need(0, -1, (0,)),)
 
 
 def test_merging_shifts_clocks_matches_calls_and_starts_a_transfer_when_the_last_has_come(tmp_path):
     program = build_program(2, {0: [{"op": "send", "peer": 1, "numel": 4}], 1: [{"op": "recv", "peer": 0, "numel": 4}]})
     tables = {}
     for rank, (posted, done) in enumerate(((1000, 1900), (3500, 3950))):
-        slots = Slots(tmp_path / f"{rank}", 1)
-        slots.cells[0], slots.cells[1], slots.cells[2] = posted, done, done
-        tables[rank] = (tmp_path / f"{rank}").read_bytes()
-    trace = merged(program, tables, {0: 500, 1: 2600}, NOTHING, "completes", {"backend": "gloo", "cluster": ""})
+        times = CallTimes(tmp_path / f"{rank}", 1)
+        times.cells[0], times.cells[1], times.cells[2] = posted, done, done
+        tables[rank] = RankTimes((tmp_path / f"{rank}").read_bytes(), (500, 2600)[rank])
+    trace = merged(program, tables, NOTHING, "completes", {"backend": "gloo", "cluster": ""})
 
     assert trace["posted_ns"].tolist() == [500, 900]
     assert trace["started_ns"].tolist() == [900, 900]
@@ -147,9 +165,11 @@ def test_merging_shifts_clocks_matches_calls_and_starts_a_transfer_when_the_last
 
 def test_a_call_that_never_came_back_has_a_post_and_no_finish(tmp_path):
     program = build_program(2, {0: [{"op": "send", "peer": 1, "numel": 4}], 1: [{"op": "recv", "peer": 0, "numel": 4}]})
-    slots = Slots(tmp_path / "0", 1)
-    slots.cells[0] = 10
-    trace = merged(program, {0: (tmp_path / "0").read_bytes()}, {0: 0}, NOTHING, "hangs", {"backend": "gloo", "cluster": ""})
+    times = CallTimes(tmp_path / "0", 1)
+    times.cells[0] = 10
+    trace = merged(
+        program, {0: RankTimes((tmp_path / "0").read_bytes(), 0)}, NOTHING, "hangs", {"backend": "gloo", "cluster": ""}
+    )
 
     assert trace["posted_ns"].tolist() == [10, NEVER]
     assert trace["finished_ns"].tolist() == [NEVER, NEVER]

@@ -10,7 +10,7 @@ import pytest
 from conftest import Cli
 from real_runs import ROOT, SCENARIOS, children, folders, run, scenario, written
 
-from distsim.real.footprint import tensor_bytes
+from distsim.real.memory import tensor_bytes
 from distsim.real.record import RealRun
 from distsim.scenario import load
 from distsim.simulation import simulate

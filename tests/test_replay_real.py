@@ -15,7 +15,7 @@ from distsim.cost import CostModel
 from distsim.ops.table import OPS
 from distsim.program.build import build_program
 from distsim.program.records import Program
-from distsim.real.footprint import tensor_bytes
+from distsim.real.memory import tensor_bytes
 from distsim.real.run import Refused, Wish, run_simulated
 from distsim.replay import Prepared, Scale, prepared, replay
 from distsim.replay.program import program_of

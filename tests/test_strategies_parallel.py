@@ -13,7 +13,7 @@ from strategy_checks import held_once, meeting, noticed, sent_nbytes, simulated,
 from distsim.errors import ScenarioErrors
 from distsim.program.lower import lower
 from distsim.scenario import Scenario
-from distsim.strategies.routing import coordinates, dealt, routed
+from distsim.strategies.expert_parallel import Router, coordinates, dealt, routed
 
 LAYERS = {"params": [[256, 64], [64]], "forward": "1 ms", "backward": "2 ms", "count": 3}
 
@@ -204,7 +204,7 @@ def test_counts_tokens_and_results_travel_and_tokens_twice_more_for_the_gradient
 @pytest.mark.parametrize("fields", [{}, {"capacity_factor": 1.0}, {"capacity_factor": 1.5, "pad_to_capacity": True}])
 def test_results_come_back_to_the_rank_of_their_tokens_in_their_order(imbalance, fields):
     done = simulated(experts(imbalance=imbalance, seed=3, **fields).to_yaml())
-    sends = routed(4, 4, 8, 100, 1, imbalance, 3, fields.get("capacity_factor"), "pad_to_capacity" in fields)
+    sends = routed(Router(8, 100, 1, imbalance, 3, fields.get("capacity_factor"), "pad_to_capacity" in fields), 4, 4)
 
     assert (done.outcome, done.verdict.verdict) == ("completes", "ok")
     for rank in range(4):
@@ -222,10 +222,10 @@ def test_tokens_are_dealt_out_whole_and_none_goes_to_an_expert_twice(tokens, wei
 
 @given(st.integers(0, 99), st.floats(0, 3), st.sampled_from([None, 1.0, 1.25]))
 def test_a_router_is_the_same_every_time_and_capacity_bounds_it(seed, imbalance, capacity):
-    args = (8, 4, 8, 64, 2, imbalance, seed, capacity, False)
-    rows = routed(*args)
+    router = Router(8, 64, 2, imbalance, seed, capacity)
+    rows = routed(router, 8, 4)
 
-    assert rows == routed(*args)
+    assert rows == routed(router, 8, 4)
     assert all(sum(r) <= 128 for r in rows)
     assert capacity is not None or {sum(r) for r in rows} == {128}
 

@@ -9,7 +9,7 @@ import pytest
 from distsim.strategies.memory import Footprint, Precision, peak_activations, states
 from distsim.strategies.models import PRESETS
 from distsim.strategies.pipeline_schedules import gpipe, interleaved, one_f_one_b, zb1p
-from distsim.strategies.transformer import Pass, step_flops
+from distsim.strategies.transformer import MicroBatch, step_flops
 
 #: Parameter counts as published: paper tables and model cards, in units of 1e9.
 PUBLISHED = {"gpt3-175b": 175.0, "llama3-8b": 8.03, "llama3-70b": 70.6, "llama3-405b": 405.0, "mixtral-8x7b": 46.7}
@@ -39,7 +39,7 @@ def test_gpt3_parameters_follow_narayanan_equation_2() -> None:
     assert isclose(model.parameters, expected, rel_tol=1e-6)
 
 
-GPT = Pass(PRESETS["gpt3-175b"], micro_batch=1, sequence=2048)
+GPT = MicroBatch(PRESETS["gpt3-175b"], micro_batch=1, sequence=2048)
 S, H, A, T = 2048, 12288, 96, 8
 
 
@@ -53,7 +53,7 @@ S, H, A, T = 2048, 12288, 96, 8
         (GPT._replace(recompute="full"), 2 * S * H),  # section 5
     ],
 )
-def test_activations_of_a_layer_follow_korthikanti(one: Pass, expected: float) -> None:
+def test_activations_of_a_layer_follow_korthikanti(one: MicroBatch, expected: float) -> None:
     assert one.activation_bytes == expected
 
 
@@ -70,13 +70,13 @@ def test_flops_of_a_step_follow_narayanan(recompute: str) -> None:
 def test_flops_per_token_of_llama_are_6n_and_attention() -> None:
     """6 N + 6 L h s per token with causal attention (12 L h s where all scores are counted), N without the embeddings."""
     model = PRESETS["llama3-405b"]
-    one = Pass(model, sequence=8192, causal=True)
+    one = MicroBatch(model, sequence=8192, causal=True)
     matrices = model.parameters - model.embedding_parameters
     assert isclose(step_flops(one, 1) / 8192, 6 * matrices + 6 * model.layers * model.hidden * 8192, rel_tol=1e-4)
 
 
 def test_tensor_and_context_parallel_ranks_share_the_work() -> None:
-    one = Pass(PRESETS["llama3-70b"], sequence=8192, causal=True)
+    one = MicroBatch(PRESETS["llama3-70b"], sequence=8192, causal=True)
     assert one._replace(tensor=8).layer_flops * 8 == one.layer_flops
     assert one._replace(context=4).layer_flops * 4 == one.layer_flops
     assert one._replace(tensor=8, sequence_parallel=True).boundary_numel * 8 == one.boundary_numel

@@ -175,11 +175,11 @@ def test_one_pipeline_of_llama_3_405b_is_laid_out_as_the_paper_says() -> None:
 def test_one_pipeline_of_llama_3_405b_completes_near_the_published_rate() -> None:
     """The paper's table 4: 400 TFLOP/s per GPU on 16 384 GPUs, its convention unknown to 5 %. The preset's band is far wider: a third."""
     from distsim.strategies.models import PRESETS
-    from distsim.strategies.transformer import Pass, step_flops
+    from distsim.strategies.transformer import MicroBatch, step_flops
 
     text = (ROOT / "benchmarks" / "llama3_405b.yaml").read_text()
     found = simulate(loads(text, sets=("world.nodes=16", "mesh.dp=1")))
-    flops = step_flops(Pass(PRESETS["llama3-405b"], sequence=8192, causal=True), 16)
+    flops = step_flops(MicroBatch(PRESETS["llama3-405b"], sequence=8192, causal=True), 16)
     assert found.outcome == "completes"
     assert found.verdict is not None
     assert found.verdict.verdict == "ok"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,11 +12,11 @@ import pytest
 from views_made import Made, made, recv, ring, send
 
 from distsim.errors import EnvironmentFault, UsageError
-from distsim.views import dot_layout
-from distsim.views.dot import dot
-from distsim.views.mermaid import flowchart
-from distsim.views.pictures.records import Cell, Cluster, Edge, Key, Node, Picture, Text
-from distsim.views.render import FORMATS, VIEWS, render
+from distsim.views.drawing import dot as drawing
+from distsim.views.drawing.dot import dot, drawn
+from distsim.views.drawing.mermaid import flowchart
+from distsim.views.drawing.records import Cell, Cluster, Edge, Key, Node, Picture, Text
+from distsim.views.render import FORMATS, VIEWS, Subject, render
 
 GOLDEN = Path(__file__).parent / "golden_views"
 NASTY = ['<b>x</b> & "y"', "a\\n\\l{b}|c", 'end"];evil [label="', "</TD></TR>", "--> x", "tab\tnew\nline", "\x00\x1b[31m\x07",
@@ -37,7 +38,7 @@ def pair() -> Made:
 @pytest.mark.parametrize("text", NASTY)
 def test_a_name_from_a_file_cannot_become_markup(text: str):
     """Every text is still one text of the drawn SVG, whatever it holds."""
-    svg = dot_layout.drawn(dot(nasty_picture(text)), "svg", "dot").decode()
+    svg = drawn(dot(nasty_picture(text)), "svg", "dot").decode()
     shown = [
         "".join(t.itertext()).replace("\u00a0", " ") for t in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
     ]
@@ -60,7 +61,7 @@ def test_the_same_picture_is_the_same_text():
 
     for view in ("dataflow", "waitfor", "groups", "startup"):
         for fmt in ("dot", "mermaid"):
-            assert render(view, fmt, program=program, run=run) == render(view, fmt, program=ring(4)[0], run=ring(4)[1])
+            assert render(view, fmt, Subject(program, run)) == render(view, fmt, Subject(*ring(4)))
 
 
 @pytest.mark.parametrize("view", [v for v in VIEWS if v != "timeline"])
@@ -70,7 +71,7 @@ def test_every_view_comes_in_every_format_without_a_system_dot(view: str, monkey
     starts = {"svg": "<?xml", "png": b"\x89PNG", "pdf": b"%PDF", "dot": "digraph", "mermaid": "---"}
 
     for fmt in FORMATS:
-        assert render(view, fmt, program=program, run=run, op="all_gather")[:10].startswith(starts[fmt])  # type: ignore[arg-type]
+        assert render(view, fmt, Subject(program, run, op="all_gather"))[:10].startswith(starts[fmt])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_dot_text_is_as_agreed(view: str, options: dict[str, str]):
                         groups={"pair[0]": (0, 1), "pair[1]": (2, 3)}, mesh={"a": 2, "b": 2})  # fmt: skip
     agreed = GOLDEN / f"{view}.dot"
 
-    assert agreed.read_text(encoding="utf-8") == render(view, "dot", program=program, run=run, **options)  # type: ignore[arg-type]
+    assert agreed.read_text(encoding="utf-8") == render(view, "dot", Subject(program, run, **options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
@@ -92,30 +93,66 @@ def test_dot_text_is_as_agreed(view: str, options: dict[str, str]):
 ])  # fmt: skip
 def test_a_wrong_request_is_a_usage_error(arguments: tuple[str, str], said: str):
     with pytest.raises(UsageError, match=said):
-        render(*arguments, program=None)
+        render(*arguments, Subject())
 
 
 def test_an_unknown_operation_is_a_usage_error_with_a_near_name():
     with pytest.raises(UsageError, match="did you mean all_gather"):
-        render("op", "dot", program=None, op="all_gathr")
+        render("op", "dot", Subject(op="all_gathr"))
 
 
 def test_a_view_of_a_run_says_that_it_needs_one():
     with pytest.raises(UsageError, match="needs a run"):
-        render("waitfor", "dot", program=pair()[0])
+        render("waitfor", "dot", Subject(pair()[0]))
 
 
 def test_without_pygraphviz_the_fault_names_the_remedy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pygraphviz", None)
 
     with pytest.raises(EnvironmentFault, match="pip install"):
-        render("op", "png", program=None, op="send")
+        render("op", "png", Subject(op="send"))
 
 
 def test_a_png_without_fonts_is_refused_and_an_svg_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(dot_layout, "_FONT_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(drawing, "_FONT_FOLDERS", (str(tmp_path),))
     monkeypatch.setattr(sys, "platform", "linux")
 
     with pytest.raises(EnvironmentFault, match="needs a font"):
-        render("op", "png", program=None, op="send")
-    assert "<svg" in render("op", "svg", program=None, op="send")  # type: ignore[operator]
+        render("op", "png", Subject(op="send"))
+    assert "<svg" in render("op", "svg", Subject(op="send"))  # type: ignore[operator]
+
+
+NEW_VIEW = """
+from distsim.views.drawing.records import Node, Picture, Text
+from distsim.views.drawing.view import Example, Subject, View, given
+
+
+def _drawn(subject: Subject) -> Picture:
+    program = given(subject.program, "program")
+    return Picture(program.name, nodes=(Node("n", (Text(f"{program.world_size} ranks"),)),))
+
+
+VIEW = View(_drawn, examples=(Example("hybrid", "How many there are."),))
+"""
+USED = """
+import sys
+import distsim.views.pictures
+distsim.views.pictures.__path__.append(sys.argv.pop(1))
+import runpy
+print(sum(shown.view == "headcount" for shown in runpy.run_path("viz/make.py")["PICTURES"]))
+from distsim.__main__ import main
+main()
+"""
+
+
+def test_a_new_view_is_one_file_that_the_command_and_the_gallery_find(tmp_path: Path):
+    (tmp_path / "headcount.py").write_text(NEW_VIEW)
+
+    def distsim(*arguments: str) -> str:
+        words = [sys.executable, "-c", USED, str(tmp_path), *arguments]
+        return subprocess.run(words, cwd=GOLDEN.parent.parent, capture_output=True, text=True, check=True).stdout
+
+    assert "dataflow, groups, headcount, op" in distsim("render", "--help")
+    drawn = distsim("render", "scenarios/hybrid.yaml", "--view", "headcount", "--format", "mermaid")
+    assert drawn.startswith("1\n")
+    assert '["4 ranks"]' in drawn

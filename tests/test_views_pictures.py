@@ -12,14 +12,14 @@ from distsim.ops.table import OPS
 from distsim.program.build import build_program
 from distsim.program.records import Fault
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
-from distsim.views.mermaid import sequence
-from distsim.views.pictures.dataflow import dataflow_lanes
+from distsim.views.drawing.mermaid import sequence
+from distsim.views.drawing.palette import PALE, RED, RED_FILL
+from distsim.views.drawing.records import Picture, text_width
+from distsim.views.drawing.sequence import SequenceDiagram, place
+from distsim.views.pictures.dataflow import dataflow_diagram
 from distsim.views.pictures.groups import groups_picture
-from distsim.views.pictures.lanes import Lanes, place
 from distsim.views.pictures.op import op_picture
-from distsim.views.pictures.palette import PALE, RED, RED_FILL
-from distsim.views.pictures.records import Picture, text_width
-from distsim.views.pictures.startup import startup_lanes
+from distsim.views.pictures.startup import startup_diagram
 from distsim.views.pictures.waitfor import waitfor_picture
 
 COLLECTIVES = [name for name, row in OPS.items() if row.kind == "collective"]
@@ -94,7 +94,7 @@ def test_groups_of_a_large_world_are_bounded_and_the_rest_is_counted():
 
 # --- start-up ---
 def startup_text(program: Any) -> str:
-    return sequence(startup_lanes(program))
+    return sequence(startup_diagram(program))
 
 
 def test_start_up_lets_ranks_register_before_they_meet_and_groups_come_last():
@@ -113,20 +113,20 @@ def test_start_up_lets_ranks_register_before_they_meet_and_groups_come_last():
 
 
 def test_a_rank_that_never_starts_leaves_the_others_waiting_in_red():
-    lanes = startup_lanes(build_program(4, {}, faults=(Fault(2, "absent"),)))
-    waiting = [item for item in lanes.items if item.lines[0].text == "waits"]
+    columns = startup_diagram(build_program(4, {}, faults=(Fault(2, "absent"),)))
+    waiting = [item for item in columns.items if item.lines[0].text == "waits"]
 
-    assert [item.lane - 1 for item in waiting] == [0, 1, 3]
+    assert [item.column - 1 for item in waiting] == [0, 1, 3]
     assert {item.border for item in waiting} == {RED}
-    assert [item.lane for item in lanes.items if item.lines[0].text == "never starts"] == [3]
-    assert lanes.bands == ()
+    assert [item.column for item in columns.items if item.lines[0].text == "never starts"] == [3]
+    assert columns.bands == ()
 
 
 def test_without_rank_0_there_is_no_store():
-    lanes = startup_lanes(build_program(2, {}, faults=(Fault(0, "absent"),)))
+    columns = startup_diagram(build_program(2, {}, faults=(Fault(0, "absent"),)))
 
-    assert "no store" in [item.lines[0].text for item in lanes.items]
-    assert [arrow.label for arrow in lanes.arrows] == ["no answer"]
+    assert "no store" in [item.lines[0].text for item in columns.items]
+    assert [arrow.label for arrow in columns.arrows] == ["no answer"]
 
 
 # --- who waits for whom ---
@@ -174,16 +174,16 @@ def test_a_run_that_ends_says_that_nobody_waits():
 
 
 # --- data flow ---
-def rows_of(lanes: Lanes) -> dict[str, int]:
-    return {item.id: item.row for item in lanes.items}
+def rows_of(columns: SequenceDiagram) -> dict[str, int]:
+    return {item.id: item.row for item in columns.items}
 
 
 def test_a_blocking_message_is_a_level_arrow_with_its_bytes_tag_and_group():
     program, run = made(2, {0: [work(), send(1, tag=3, group="g")], 1: [recv(0, tag=3, group="g")]}, groups={"g": (0, 1)})
-    lanes = dataflow_lanes(program, run)
+    columns = dataflow_diagram(program, run)
 
-    assert [(a.tail, a.head, a.label) for a in lanes.arrows] == [("r0_1", "r1_0", "16 B, tag 3, g")]
-    assert rows_of(lanes)["r0_1"] == rows_of(lanes)["r1_0"] == 1
+    assert [(a.tail, a.head, a.label) for a in columns.arrows] == [("r0_1", "r1_0", "16 B, tag 3, g")]
+    assert rows_of(columns)["r0_1"] == rows_of(columns)["r1_0"] == 1
 
 
 @pytest.mark.parametrize("order", ["send first", "receive first"])
@@ -192,44 +192,44 @@ def test_no_message_of_an_asynchronous_ring_runs_upwards(order: str):
         both = [send((r + 1) % 5, "isend", handle="s"), recv((r - 1) % 5, "irecv", handle="r")]
         return [*(both if order == "send first" else both[::-1]), wait("s", "r")]
 
-    lanes = dataflow_lanes(*made(5, {r: calls(r) for r in range(5)}))
-    rows = rows_of(lanes)
+    columns = dataflow_diagram(*made(5, {r: calls(r) for r in range(5)}))
+    rows = rows_of(columns)
 
-    assert len(lanes.arrows) == 5
-    assert all(rows[a.tail] <= rows[str(a.head)] for a in lanes.arrows)
+    assert len(columns.arrows) == 5
+    assert all(rows[a.tail] <= rows[str(a.head)] for a in columns.arrows)
 
 
 def test_a_collective_is_one_band_over_its_ranks():
     calls = {r: [work()] * r + [{"op": "all_reduce", "numel": 8, "group": "g"}] for r in range(4)}
     program, run = made(4, calls, groups={"g": (0, 2, 3)})
-    lanes = dataflow_lanes(program, run)
-    together = [band.lanes for band in lanes.bands]
+    columns = dataflow_diagram(program, run)
+    together = [band.columns for band in columns.bands]
 
     assert (0, 2, 3) in together
-    assert lanes.bands[together.index((0, 2, 3))].row >= 3
+    assert columns.bands[together.index((0, 2, 3))].row >= 3
 
 
 def test_what_met_nobody_is_red_and_the_waiting_edges_are_dashed():
-    lanes = dataflow_lanes(*ring(3))
+    columns = dataflow_diagram(*ring(3))
 
-    assert {item.border for item in lanes.items} == {RED}
-    assert [(a.dashed, a.words) for a in lanes.arrows] == [(True, f"waits for rank {(r + 1) % 3}") for r in range(3)]
+    assert {item.border for item in columns.items} == {RED}
+    assert [(a.dashed, a.words) for a in columns.arrows] == [(True, f"waits for rank {(r + 1) % 3}") for r in range(3)]
 
 
 def test_ranks_that_wait_in_one_collective_for_a_missing_one_share_a_band():
-    lanes = dataflow_lanes(*made(3, {0: [{"op": "barrier"}], 1: [{"op": "barrier"}], 2: []}))
+    columns = dataflow_diagram(*made(3, {0: [{"op": "barrier"}], 1: [{"op": "barrier"}], 2: []}))
 
-    assert [(band.lanes, band.border) for band in lanes.bands] == [((0, 1), RED)]
-    assert "ended" in [item.lines[0].text for item in lanes.items if item.lane == 2]
+    assert [(band.columns, band.border) for band in columns.bands] == [((0, 1), RED)]
+    assert "ended" in [item.lines[0].text for item in columns.items if item.column == 2]
 
 
 def test_the_parts_of_a_batch_are_drawn_as_messages():
     def batch(peer: int) -> dict[str, Any]:
         return {"op": "batch_isend_irecv", "ops": [send(peer, "isend"), recv(peer, "irecv")]}
 
-    lanes = dataflow_lanes(*made(2, {0: [batch(1)], 1: [batch(0)]}))
+    columns = dataflow_diagram(*made(2, {0: [batch(1)], 1: [batch(0)]}))
 
-    assert {(a.tail, a.head) for a in lanes.arrows} == {("r0_0_0", "r1_0_1"), ("r1_0_0", "r0_0_1")}
+    assert {(a.tail, a.head) for a in columns.arrows} == {("r0_0_0", "r1_0_1"), ("r1_0_0", "r0_0_1")}
 
 
 def test_values_are_shown_where_they_are_known():
@@ -237,7 +237,7 @@ def test_values_are_shown_where_they_are_known():
     values = SimpleNamespace(
         final={(0, "x"): "[1]", (1, "y"): "[1]", (1, "z"): "?"}, at_call={(0, 0, "in"): "[1]", (1, 0, "out"): "[1]"}
     )
-    shown = {item.id: [line.text for line in item.lines] for item in dataflow_lanes(program, run, values).items}
+    shown = {item.id: [line.text for line in item.lines] for item in dataflow_diagram(program, run, values).items}
 
     assert shown["r1_0"][-1] == "= [1]"
     assert shown["final_r1"] == ["in the end", "y = [1]"]
@@ -245,25 +245,25 @@ def test_values_are_shown_where_they_are_known():
 
 def test_a_large_program_is_bounded_and_the_rest_is_counted():
     calls = {r: [work(), *([{"op": "barrier"}] * 200)] for r in range(64)}
-    lanes = dataflow_lanes(*made(64, calls))
+    columns = dataflow_diagram(*made(64, calls))
 
-    assert len(lanes.lanes) == 12
-    assert len(lanes.bands) < 50
-    assert lanes.notes[0] == "and 52 more ranks, not drawn"
-    assert "after them are not" in lanes.notes[1]
+    assert len(columns.columns) == 12
+    assert len(columns.bands) < 50
+    assert columns.notes[0] == "and 52 more ranks, not drawn"
+    assert "after them are not" in columns.notes[1]
 
 
 def test_a_hang_after_many_calls_still_shows_where_it_hangs():
     calls = {r: [work()] * 200 + [send(1 - r)] for r in range(2)}
-    lanes = dataflow_lanes(*made(2, calls))
+    columns = dataflow_diagram(*made(2, calls))
 
-    assert "send → 1" in [item.lines[0].text for item in lanes.items]
+    assert "send → 1" in [item.lines[0].text for item in columns.items]
 
 
 # --- the grid ---
-def boxes(lanes: Lanes) -> list[tuple[str, float, float, float, float]]:
+def boxes(columns: SequenceDiagram) -> list[tuple[str, float, float, float, float]]:
     found = []
-    for node in place(lanes).nodes:
+    for node in place(columns).nodes:
         if node.at and node.size:
             found.append((node.id, node.at[0], node.at[1], *node.size))
         elif node.at and node.id.startswith("label"):
@@ -271,14 +271,14 @@ def boxes(lanes: Lanes) -> list[tuple[str, float, float, float, float]]:
     return found
 
 
-@pytest.mark.parametrize("lanes", [
-    dataflow_lanes(*ring(4)),
-    dataflow_lanes(*ring(4, "isend")),
-    dataflow_lanes(*made(4, {r: [work("a long name " * 4)] * r + [{"op": "all_reduce", "numel": 8}] for r in range(4)})),
-    startup_lanes(build_program(6, {}, groups={"even": (0, 2, 4), "odd": (1, 3, 5)}, backend="nccl")),
+@pytest.mark.parametrize("columns", [
+    dataflow_diagram(*ring(4)),
+    dataflow_diagram(*ring(4, "isend")),
+    dataflow_diagram(*made(4, {r: [work("a long name " * 4)] * r + [{"op": "all_reduce", "numel": 8}] for r in range(4)})),
+    startup_diagram(build_program(6, {}, groups={"even": (0, 2, 4), "odd": (1, 3, 5)}, backend="nccl")),
 ], ids=["hang", "ring", "bands", "startup"])  # fmt: skip
-def test_no_two_boxes_or_labels_overlap(lanes: Lanes):
-    found = boxes(lanes)
+def test_no_two_boxes_or_labels_overlap(columns: SequenceDiagram):
+    found = boxes(columns)
 
     for i, (a, x, y, w, h) in enumerate(found):
         for b, u, v, p, q in found[:i]:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from views_made import made, recv, send, wait, work
 
-from distsim.views.pictures.dataflow import dataflow_lanes
-from distsim.views.pictures.lanes import place
+from distsim.views.drawing.sequence import place
+from distsim.views.pictures.dataflow import dataflow_diagram
 
 
 @st.composite
@@ -42,13 +42,15 @@ def programs(draw: st.DrawFn) -> tuple[int, dict[int, list[Any]]]:
 @given(programs())
 def test_calls_stand_in_program_order_one_to_a_place_and_arrows_never_run_up(case: tuple[int, dict[int, list[Any]]]):
     program, run = made(case[0], case[1])
-    lanes = dataflow_lanes(program, run)
-    rows = {item.id: item.row for item in lanes.items}
-    places = [(item.lane, item.row) for item in lanes.items] + [(lane, band.row) for band in lanes.bands for lane in band.lanes]
+    columns = dataflow_diagram(program, run)
+    rows = {item.id: item.row for item in columns.items}
+    places = [(item.column, item.row) for item in columns.items] + [
+        (column, band.row) for band in columns.bands for column in band.columns
+    ]
 
     assert len(set(places)) == len(places)
     for rank in range(case[0]):
         own = [rows[f"r{rank}_{k}"] for k in range(len(case[1][rank])) if f"r{rank}_{k}" in rows]
         assert own == sorted(own)
-    assert all(rows[a.tail] <= rows[a.head] for a in lanes.arrows if isinstance(a.head, str))
-    assert len({node.id for node in place(lanes).nodes}) == len(place(lanes).nodes)
+    assert all(rows[a.tail] <= rows[a.head] for a in columns.arrows if isinstance(a.head, str))
+    assert len({node.id for node in place(columns).nodes}) == len(place(columns).nodes)

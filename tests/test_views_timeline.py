@@ -8,8 +8,8 @@ import pytest
 from views_made import made, recv, ring, send, wait, work
 
 from distsim.errors import UsageError
-from distsim.views.render import render
-from distsim.views.svg_timeline import _both, _ticks, _union, _without, timeline_svg
+from distsim.views.pictures.timeline import _both, _ticks, _union, _without, timeline_svg
+from distsim.views.render import Subject, render
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -87,7 +87,7 @@ def test_other_formats_are_refused_by_naming_svg(fmt: str):
     program, run = ring(2)
 
     with pytest.raises(UsageError, match="svg"):
-        render("timeline", fmt, program=program, run=run)
+        render("timeline", fmt, Subject(program, run))
 
 
 def test_spans_are_merged_cut_and_intersected():

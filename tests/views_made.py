@@ -11,7 +11,7 @@ from distsim.engine import Run, run
 from distsim.profiles import PROFILES
 from distsim.program.build import build_program
 from distsim.program.records import Program
-from distsim.views.pictures.records import Cell, Node, Picture
+from distsim.views.drawing.records import Cell, Node, Picture
 
 Plain = Mapping[str, Any]
 Made = tuple[Program, Run]

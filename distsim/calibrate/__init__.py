@@ -7,8 +7,8 @@ The fit is judged by predicting each measured size from the others.
 
 from __future__ import annotations
 
-from distsim.calibrate.fit import Calibration, Misfit, calibrate
+from distsim.calibrate.fit import Calibration, FitError, calibrate
 from distsim.calibrate.nccl_tests import from_nccl_log
 from distsim.calibrate.points import Point, from_bench, from_trace, pooled
 
-__all__ = ["Calibration", "Misfit", "Point", "calibrate", "from_bench", "from_nccl_log", "from_trace", "pooled"]
+__all__ = ["Calibration", "FitError", "Point", "calibrate", "from_bench", "from_nccl_log", "from_trace", "pooled"]

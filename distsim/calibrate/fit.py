@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, log
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ CLASSES: Final = ((1 << 16, "to 64 KiB"), (1 << 20, "to 1 MiB"), (1 << 24, "to 1
 _TRIES: Final = 60
 
 
-class Misfit(NamedTuple):
+class FitError(NamedTuple):
     """Errors of one operation in one class of sizes, as shares of the measured time.
 
     ``median``, ``worst``: each size predicted from the others. ``model_*``: by the fitted parameters alone.
@@ -42,7 +42,7 @@ class Calibration:
     """``spread``: median over the points of half the distance between quartiles, the noise that no fit can beat."""
 
     cluster: Cluster
-    misfits: tuple[Misfit, ...]
+    errors: tuple[FitError, ...]
     median: float
     worst: float
     model_median: float
@@ -50,7 +50,7 @@ class Calibration:
     points: int
 
 
-class _Knob(NamedTuple):
+class _Parameter(NamedTuple):
     """A parameter under fit: how it is read from a cluster and put back into one. Fitted in its logarithm."""
 
     read: Callable[[Cluster], float]
@@ -59,18 +59,20 @@ class _Knob(NamedTuple):
     high: float
 
 
-def _part(cluster: Cluster, part: str, **changes: Any) -> Cluster:
+def _part(cluster: Cluster, part: str, **changes: float) -> Cluster:
     return cluster.model_copy(update={part: getattr(cluster, part).model_copy(update=changes)})
 
 
-_OVERHEAD = _Knob(
+_OVERHEAD = _Parameter(
     lambda c: max(c.call_overhead_ns, 1), lambda c, x: c.model_copy(update={"call_overhead_ns": round(x)}), 100, 1e9
 )
-_LATENCY = _Knob(lambda c: max(c.intra.latency_ns, 1), lambda c, x: _part(c, "intra", latency_ns=round(x)), 10, 1e9)
-_BANDWIDTH = _Knob(lambda c: c.intra.attained, lambda c, x: _part(c, "intra", bytes_per_ns=x, efficiency=1.0), 1e-3, 1e4)
-_REDUCE = _Knob(lambda c: c.reduce_bytes_per_ns or 5.0, lambda c, x: c.model_copy(update={"reduce_bytes_per_ns": x}), 1e-2, 1e3)
-_NET_LATENCY = _Knob(lambda c: max(c.network.latency_ns, 1), lambda c, x: _part(c, "network", latency_ns=round(x)), 10, 1e9)
-_NET_BANDWIDTH = _Knob(lambda c: c.nics.attained, lambda c, x: _part(c, "nics", bytes_per_ns=x, efficiency=1.0), 1e-3, 1e4)
+_LATENCY = _Parameter(lambda c: max(c.intra.latency_ns, 1), lambda c, x: _part(c, "intra", latency_ns=round(x)), 10, 1e9)
+_BANDWIDTH = _Parameter(lambda c: c.intra.attained, lambda c, x: _part(c, "intra", bytes_per_ns=x, efficiency=1.0), 1e-3, 1e4)
+_REDUCE = _Parameter(
+    lambda c: c.reduce_bytes_per_ns or 5.0, lambda c, x: c.model_copy(update={"reduce_bytes_per_ns": x}), 1e-2, 1e3
+)
+_NET_LATENCY = _Parameter(lambda c: max(c.network.latency_ns, 1), lambda c, x: _part(c, "network", latency_ns=round(x)), 10, 1e9)
+_NET_BANDWIDTH = _Parameter(lambda c: c.nics.attained, lambda c, x: _part(c, "nics", bytes_per_ns=x, efficiency=1.0), 1e-3, 1e4)
 
 
 def calibrate(points: Iterable[Point], base: Cluster, name: str, source: str) -> Calibration:
@@ -91,18 +93,18 @@ def calibrate(points: Iterable[Point], base: Cluster, name: str, source: str) ->
     curves = _curves(found)
     left_out = _left_out(bare, found, curves)
     model = {p: abs(price(CostModel(bare, *_world(p)), p) / p.ns - 1) for p in found}
-    misfits = _misfits(found, left_out, model)
+    errors = _errors(found, left_out, model)
     spread = float(np.median([p.spread for p in found]))
-    errors = list(left_out.values()) or list(model.values())
-    median, worst = float(np.median(errors)), max(errors)
-    band = f"+-{median:.0%} median, {worst:.0%} worst of {len(errors)} sizes left out; runs spread by {spread:.0%}".replace(
+    shares = list(left_out.values()) or list(model.values())
+    median, worst = float(np.median(shares)), max(shares)
+    band = f"+-{median:.0%} median, {worst:.0%} worst of {len(shares)} sizes left out; runs spread by {spread:.0%}".replace(
         "%", " %"
     )
     cluster = bare.model_copy(update={"measured": curves, "name": name, "source": source, "error_band": band,
                                      "shared_links": base.shared_links or base.collectives == "flat"})  # fmt: skip
     cluster = cluster.model_copy(update={"crossing": _crossing(every, cluster)})
     return Calibration(
-        cluster_from(cluster.to_mapping()), misfits, median, worst, float(np.median(list(model.values()))), spread, len(found)
+        cluster_from(cluster.to_mapping()), errors, median, worst, float(np.median(list(model.values()))), spread, len(found)
     )
 
 
@@ -126,24 +128,24 @@ def _fitted(points: Sequence[Point], base: Cluster) -> Cluster:
     fewest = min((p.ranks for p in points if OPS[p.op].kind == "p2p"), default=0)
     used = [p for p in points if (p.ranks == fewest if OPS[p.op].kind == "p2p" else p.group == p.ranks * p.nodes)] or list(points)
     inside, across = any(p.nodes == 1 for p in used), any(p.nodes > 1 for p in used)
-    knobs = [_OVERHEAD]
-    knobs += [_LATENCY, _BANDWIDTH] if inside else []
-    knobs += [_REDUCE] if inside and base.collectives == "flat" else []
-    knobs += [_NET_LATENCY, _NET_BANDWIDTH] if across else []
+    fitted = [_OVERHEAD]
+    fitted += [_LATENCY, _BANDWIDTH] if inside else []
+    fitted += [_REDUCE] if inside and base.collectives == "flat" else []
+    fitted += [_NET_LATENCY, _NET_BANDWIDTH] if across else []
 
     def cluster(x: Sequence[float]) -> Cluster:
         found = base
-        for knob, value in zip(knobs, x, strict=True):
-            found = knob.write(found, exp(value))
+        for parameter, value in zip(fitted, x, strict=True):
+            found = parameter.write(found, exp(value))
         return found
 
-    def residuals(x: Sequence[float]) -> Any:
+    def residuals(x: Sequence[float]) -> list[float]:
         tried = cluster(x)
         models = {world: CostModel(tried, *world) for world in {_world(p) for p in used}}
         return [log(price(models[_world(p)], p) / p.ns) for p in used]
 
-    low, high = [log(k.low) for k in knobs], [log(k.high) for k in knobs]
-    start = np.clip([log(k.read(base)) for k in knobs], np.array(low) + 0.01, np.array(high) - 0.01)
+    low, high = [log(k.low) for k in fitted], [log(k.high) for k in fitted]
+    start = np.clip([log(k.read(base)) for k in fitted], np.array(low) + 0.01, np.array(high) - 0.01)
     found = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", diff_step=0.02, max_nfev=_TRIES)
     return cluster(found.x.tolist())
 
@@ -201,7 +203,7 @@ def _left_out(bare: Cluster, points: Sequence[Point], curves: Sequence[Curve]) -
     return found
 
 
-def _misfits(points: Sequence[Point], left_out: dict[Point, float], model: dict[Point, float]) -> tuple[Misfit, ...]:
+def _errors(points: Sequence[Point], left_out: dict[Point, float], model: dict[Point, float]) -> tuple[FitError, ...]:
     groups: dict[tuple[str, str], list[Point]] = defaultdict(list)
     for point in points:
         groups[point.op, next(word for most, word in CLASSES if point.nbytes <= most)].append(point)
@@ -210,8 +212,5 @@ def _misfits(points: Sequence[Point], left_out: dict[Point, float], model: dict[
         errors = [left_out.get(p, model[p] if len(same) == 1 else None) for p in same]
         known = [e for e in errors if e is not None] or [0.0]
         alone = [model[p] for p in same]
-        rows.append(Misfit(op, sizes, len(same), float(np.median(known)), max(known), float(np.median(alone)), max(alone)))
+        rows.append(FitError(op, sizes, len(same), float(np.median(known)), max(known), float(np.median(alone)), max(alone)))
     return tuple(rows)
-
-
-__all__ = ["CLASSES", "Calibration", "Misfit", "calibrate", "price"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import isfinite
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ _STARTING = re.compile(r"^# Collective test starting: (\S+)", re.MULTILINE)
 #: -S puts the time of day behind a row.
 _STAMP = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
 _REMEDY = "give the text that all_reduce_perf and its like print, or the file of their -J"
+_Json = Mapping[str, Any]
 #: Half the distance between quartiles of a normal distribution over its standard deviation.
 _QUARTILE = 0.6745
 
@@ -137,7 +138,7 @@ def _of_json(text: str, file: str) -> tuple[str, list[_Device], list[_Row]]:
         raise UsageError(f"{file} is neither of `distsim bench` nor a JSON file of nccl-tests", _REMEDY) from None
 
 
-def _json_devices(config: Mapping[str, Any]) -> list[_Device]:
+def _json_devices(config: _Json) -> list[_Device]:
     """One entry for each process: the file may name only the first device of each."""
     each = int(config["nthreads"]) * int(config["ngpus"])
     found: dict[tuple[str, int], _Device] = {}
@@ -147,7 +148,7 @@ def _json_devices(config: Mapping[str, Any]) -> list[_Device]:
     return list(found.values())
 
 
-def _json_row(result: Mapping[str, Any], file: str) -> _Row | None:
+def _json_row(result: _Json, file: str) -> _Row | None:
     """Out of place; in place where the test has only that (of a recorded list of operations)."""
     side = "out_of_place" if result.get("out_of_place") else "in_place"
     measured = result.get(side)
@@ -159,11 +160,8 @@ def _json_row(result: Mapping[str, Any], file: str) -> _Row | None:
     return _Row(int(result["size"]), round(us * 1000), _json_spread(result.get(f"{side}_per_iter"))) if isfinite(us) else None
 
 
-def _json_spread(report: Mapping[str, Any] | None) -> float:
+def _json_spread(report: _Json | None) -> float:
     """Half the distance between quartiles over the median, of the times of single iterations (-I)."""
-    times: Sequence[Any] = report.get("times_us", ()) if report else ()
-    low, median, high = np.percentile([float(us) for us in times], (25, 50, 75)) if len(times) > 1 else (0.0, 0.0, 0.0)
+    times = [float(us) for us in report.get("times_us", ())] if report else []
+    low, median, high = np.percentile(times, (25, 50, 75)) if len(times) > 1 else (0.0, 0.0, 0.0)
     return float((high - low) / 2 / median) if median > 0 else 0.0
-
-
-__all__ = ["from_nccl_log"]

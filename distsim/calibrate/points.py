@@ -67,6 +67,3 @@ def pooled(points: Iterable[Point]) -> tuple[Point, ...]:
         Point(*key, int(np.median([p.ns for p in same])), max(p.spread for p in same), sum(p.samples for p in same))
         for key, same in sorted(found.items())
     )
-
-
-__all__ = ["Point", "from_bench", "from_trace", "pooled"]

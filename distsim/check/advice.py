@@ -8,9 +8,15 @@ from distsim.check.counterpart import Counterpart, Near
 from distsim.check.wording import number_list
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
+from distsim.standstill import Need
+
+#: A blocked rank, what it waits for, and who would have to act.
+Awaited = tuple[int, Need, int]
+#: A request that nobody can wait for any more.
+ADVICE_HANDLE = ("give each request a handle of its own, `as: h@i` in a loop, and wait for each",)
 
 
-def advise_circle(turns: Sequence[tuple[int, int]], parts: Sequence[Counterpart | None], length: int) -> tuple[str, ...]:
+def advise_circle(turns: Sequence[Awaited], parts: Sequence[Counterpart | None], length: int) -> tuple[str, ...]:
     """How to break a circle, by what its ranks stand in."""
     calls = [p.call for p in parts if p is not None]
     directions = {OPS[c.op].direction for c in calls}
@@ -22,10 +28,7 @@ def advise_circle(turns: Sequence[tuple[int, int]], parts: Sequence[Counterpart 
     if directions == {"recv"}:
         return (f"{who} receive first: let rank {turns[0][0]} send first, or post both with batch_isend_irecv",)
     if directions == {None}:
-        groups = list(dict.fromkeys(c.group.name for c in calls))
-        if len(groups) > 1:
-            return (f"they enter {number_list_words(groups)} in different order: let all of them enter {groups[0]} first",)
-        return ("some members leave out a call that others make: let all make the same calls on the group",)
+        return advise_collectives(turns, parts)
     if length == 2 and directions == {"send", "recv"} and calls[0].peer == calls[1].rank and calls[1].peer == calls[0].rank:
         out, into = sorted(calls, key=lambda c: OPS[c.op].direction != "send")
         return (
@@ -37,6 +40,48 @@ def advise_circle(turns: Sequence[tuple[int, int]], parts: Sequence[Counterpart 
         return (f"rank {joined.rank} joins {joined.op} while rank {message.rank} still waits for a message: "
                 f"move the message before the {joined.op} on all of them, or after it",)  # fmt: skip
     return ("post the receives before the sends are waited for: irecv first, then send, or both in one batch_isend_irecv",)
+
+
+def advise_collectives(turns: Sequence[Awaited], parts: Sequence[Counterpart | None]) -> tuple[str, ...]:
+    """How to break a circle of collectives: the rule about new_group, one order of groups or of axes, or one set of calls."""
+    calls = [p.call for p in parts if p is not None]
+    made = next((t for t, p in zip(turns, parts, strict=False) if p and p.call.op == "new_group" and p.position is None), None)
+    if made is not None:
+        return advise_new_group(made[1].ranks)
+    groups = list(dict.fromkeys(c.group.name for c in calls))
+    if len(groups) < 2:
+        return ("some members leave out a call that others make: let all make the same calls on the group",)
+    if all(turn[0] in calls[0].group.ranks for turn in turns):
+        return (f"they enter {number_list_words(groups)} in different order: let all of them enter {groups[0]} first",)
+    axes = list(dict.fromkeys(name.partition("[")[0] for name in groups))
+    if len(axes) < 2 or not all("[" in name for name in groups):
+        return (f"they enter {number_list_words(groups)} in different order: let every rank enter its groups in one order",)
+    return (f"they enter {number_list_words(axes)} in different order: use one order of axes on all ranks, say {axes[0]} first",)
+
+
+def advise_new_group(missing: Sequence[int]) -> tuple[str, ...]:
+    """The rule that a new_group without some ranks breaks."""
+    ranks = f"rank{'' if len(missing) == 1 else 's'} {number_list(list(missing), 4)}"
+    return (f"new_group is a call of all ranks of the world, members or not: let {ranks} make it too,",
+            "or say `use_local_synchronization: true` for a call of the members alone")  # fmt: skip
+
+
+def advise_apart(batched: int, alone: int) -> tuple[str, ...]:
+    """Two ends that are posted and never meet, for they travel on different communicators."""
+    return (f"rank {batched} posts it in a batch, on the group's communicator, rank {alone} alone, on that of the pair: they never meet",
+            "batch both or neither, or make the communicators at the start (`init: eager`)")  # fmt: skip
+
+
+def same_call(one: Call, other: Call) -> bool:
+    """The same operation on as much data: calls that could have met, had they been made on one group."""
+    return one.op == other.op and [b.numel for b in one.inputs] == [b.numel for b in other.inputs]
+
+
+def advise_other_group(call: Call, awaited: Call) -> tuple[str, ...]:
+    """A rank whose call names another group than those who wait for it. ``awaited``: the call of one of these."""
+    axis = awaited.group.name.partition("[")[0]
+    return (f"rank {call.rank} makes {call.op} on {call.group.name}, and rank {awaited.rank} waits for it on {awaited.group.name}: "
+            f"the others use {axis} here",)  # fmt: skip
 
 
 def _message(call: Call) -> str:
@@ -59,6 +104,8 @@ def advise_gone(status: str, part: Counterpart | None, gone: Sequence[int], mess
     if status == "silent":
         why = f": {message}" if message else ""
         return (f"see what {ranks} {'is' if len(gone) == 1 else 'are'} doing there{why}; the others only wait",)
+    if part is not None and part.call.op == "new_group":
+        return advise_new_group(gone)
     if part is not None and not part.is_message:
         return (
             f"uneven batches, an early return or a branch that {ranks} skip{'s' if len(gone) == 1 else ''}:",

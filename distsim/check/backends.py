@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from distsim.check.call_index import CallIndex
 from distsim.check.layout import Layout, build_layout, distinct
-from distsim.check.whereabouts import Whereabouts
 from distsim.check.wording import call_words, some_ranks, where_text
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding
@@ -18,7 +18,7 @@ def backend_findings(program: Program, profile: Profile, layout: Layout | None =
     """DS701 to DS704, calls that the profile refuses, and DS602, tags that it ignores although the order of messages needs them."""
     found = _refused(program, profile)
     if not profile.tags:
-        found += _tags(program, Whereabouts(layout or build_layout(program)))
+        found += _tags(program, CallIndex(layout or build_layout(program)))
     return tuple(found)
 
 
@@ -61,7 +61,7 @@ def _floats(buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
     return tuple(replace(b, dtype="float32") for b in buffers)
 
 
-def _tags(program: Program, where: Whereabouts) -> list[Finding]:
+def _tags(program: Program, where: CallIndex) -> list[Finding]:
     """Pairs whose messages are received in another order of tags than they are sent in."""
     layout = where.layout
     pairs: dict[tuple[int, int, int], list[int]] = {}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from distsim.check.receivers import Receivers, Taken
-from distsim.check.unlike import part_call
-from distsim.check.whereabouts import Whereabouts
+from distsim.check.call_index import CallIndex, Message
+from distsim.check.mismatch import part_call
 from distsim.check.wording import call_words, place_of, where_text
 from distsim.findings.record import Place
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.program.records import Program
 from distsim.standstill import Need
+
+#: Open receive (rank, position, part) -> the message that it takes, as (rank, position, part).
+Taken = Mapping[Any, tuple[int, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class Counterpart:
 
     ``position`` is the call there that would meet it, None where the rank's whole program has none. ``lane`` is the
     collective's lane, -1 for a message; ``number`` counts the calls before it on that lane or channel; ``has`` how many the
-    awaited rank's program makes.
+    awaited rank's program makes. ``batched``: the message that waits is part of a batch.
     """
 
     call: Call  # the one that waits
@@ -31,6 +34,7 @@ class Counterpart:
     lane: int
     number: int
     has: int
+    batched: bool = False
 
     @property
     def is_message(self) -> bool:
@@ -46,12 +50,55 @@ class Near(NamedTuple):
     place: Place | None
 
 
+class Receivers:
+    """A receive that has taken a sender's message stands as if it named that sender; one that took none is open to all."""
+
+    def __init__(self, where: CallIndex, taken: Taken) -> None:
+        self.where, self.taken = where, taken
+        layout = where.layout
+        rows = zip(layout.chan_group, layout.chan_src, layout.chan_dst, layout.chan_tag, strict=True)
+        self._open = {(g, dst, tag): c for c, (g, src, dst, tag) in enumerate(rows) if src < 0} if layout.any_source else {}
+
+    def of(self, channel: int) -> list[Message]:
+        """The receives that the channel's messages may go to: in order those that name or took its sender, then the open ones."""
+        layout = self.where.layout
+        rank, sender = layout.chan_dst[channel], layout.chan_src[channel]
+        named = self.where.messages(rank, channel, sends=False)
+        opened = self._open.get((layout.chan_group[channel], rank, layout.chan_tag[channel]))
+        if opened is None or opened == channel:
+            return named
+        receives = self.where.messages(rank, opened, sends=False)
+        by = [self.taken.get((rank, m.position, m.part), (-1,))[0] for m in receives]
+        mine = [m for m, who in zip(receives, by, strict=True) if who == sender]
+        free = [m for m, who in zip(receives, by, strict=True) if who < 0]
+        return sorted(named + mine, key=lambda m: m[:2]) + free
+
+    def took(self, channel: int) -> list[Message]:
+        """The open receives that have taken a message of the channel's sender."""
+        rank = self.where.layout.chan_dst[channel]
+        return [m for m in self.of(channel) if (rank, m.position, m.part) in self.taken]
+
+    def ordinal(self, channel: int, position: int, part: int) -> int:
+        """Which of the channel's messages a receive by name waits for, from 0."""
+        return sum(m[:2] < (position, part) for m in self.of(channel)[: self._settled(channel)])
+
+    def _settled(self, channel: int) -> int:
+        """How many of the receives have their sender."""
+        receives, rank = self.of(channel), self.where.layout.chan_dst[channel]
+        opened = self._open.get((self.where.layout.chan_group[channel], rank, self.where.layout.chan_tag[channel]))
+        if opened is None:
+            return len(receives)
+        free = [m for m in self.where.messages(rank, opened, sends=False) if (rank, m.position, m.part) not in self.taken]
+        return len(receives) - len(free)
+
+
 class Counterparts:
     """Finds counterparts in the text of a program."""
 
-    def __init__(self, program: Program, where: Whereabouts, taken: Taken) -> None:
+    def __init__(self, program: Program, where: CallIndex, taken: Taken) -> None:
         self.program, self.where = program, where
         self.receivers = Receivers(where, taken)
+        self._ends: tuple[dict[int, list[int]], dict[int, list[int]]] | None = None
 
     def of(self, waiting: int, need: Need, awaited: int) -> Counterpart | None:
         """The counterpart on one rank; None where the need is no call (an implicit init_process_group)."""
@@ -98,9 +145,9 @@ class Counterparts:
             return Counterpart(call, awaited, None, -1, 0, 0)
         channel, sends, number = found
         messages = self.receivers.of(channel) if sends else self.where.messages(awaited, channel, sends=True)
-        return Counterpart(
-            call, awaited, messages[number].position if number < len(messages) else None, -1, number, len(messages)
-        )
+        position = messages[number].position if number < len(messages) else None
+        batched = bool(self.program.code_call(waiting, need.position).parts)
+        return Counterpart(call, awaited, position, -1, number, len(messages), batched)
 
     def _collective(self, waiting: int, need: Need, awaited: int, call: Call) -> Counterpart | None:
         lane = self.where.lane(waiting, self.program.code_call(waiting, need.position))
@@ -135,10 +182,19 @@ class Counterparts:
 
     def _channels_of(self, awaited: int, waiting: int, sends: bool) -> list[int]:
         """Channels on which the awaited rank receives (or sends), then those that lead from (or to) the waiting one."""
-        layout = self.where.layout
-        here, there = (layout.chan_dst, layout.chan_src) if sends else (layout.chan_src, layout.chan_dst)
-        own = [c for c, rank in enumerate(here) if rank == awaited]
-        return own + [c for c, rank in enumerate(there) if rank == waiting and here[c] not in (awaited, -1)]
+        from_rank, to_rank = self._by_end()
+        here, there = (to_rank, from_rank) if sends else (from_rank, to_rank)
+        others = self.where.layout.chan_dst if sends else self.where.layout.chan_src
+        return here.get(awaited, []) + [c for c in there.get(waiting, ()) if others[c] not in (awaited, -1)]
+
+    def _by_end(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Channels by sender and by receiver."""
+        if self._ends is None:
+            self._ends = {}, {}
+            for ends, ranks in zip(self._ends, (self.where.layout.chan_src, self.where.layout.chan_dst), strict=True):
+                for channel, rank in enumerate(ranks):
+                    ends.setdefault(rank, []).append(channel)
+        return self._ends
 
     def _spoken_for(self, channel: int, sends: bool) -> bool:
         """All calls of a channel's other end have counterparts."""

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from distsim.check.advice import advise_circle, advise_gone, advise_message
-from distsim.check.counterpart import Counterpart, Counterparts, Near, near_words
+from distsim.check.advice import (
+    ADVICE_HANDLE,
+    advise_apart,
+    advise_circle,
+    advise_gone,
+    advise_message,
+    advise_other_group,
+    same_call,
+)
+from distsim.check.call_index import CallIndex
+from distsim.check.counterpart import Counterpart, Counterparts, Near, Taken, near_words
 from distsim.check.layout import Layout, build_layout
-from distsim.check.receivers import Taken
+from distsim.check.leaks import request_lost
 from distsim.check.waitfor import Circle, WaitFor, edge, wait_for
-from distsim.check.whereabouts import Whereabouts
-from distsim.check.wording import SHOWN, columns, device_standing, place_of, plural, some_ranks, standing, where_text
+from distsim.check.wording import SHOWN, columns, device_standing, like_this, place_of, plural, some_ranks, standing, where_text
 from distsim.findings.record import Finding, Place
 from distsim.ops.table import OPS
+from distsim.profiles import PROFILES
 from distsim.program.records import Program
 from distsim.standstill import Blocked, Need, Standstill
 
@@ -32,21 +43,39 @@ def diagnose(
     """
     if not standstill.blocked:
         return ()
-    return _Diagnosis(program, standstill, Whereabouts(layout or build_layout(program)), taken or {}).findings()
+    return _Diagnosis(program, standstill, CallIndex(layout or build_layout(program)), taken or {}).findings()
+
+
+class Turn(NamedTuple):
+    """A blocked rank, what it waits for, and whom of those that would have to act one looks at."""
+
+    rank: int
+    need: Need
+    awaited: int
+
+
+class _Ring(NamedTuple):
+    """A circle with a turn for each rank of its path; ``lost``: the turn that nothing in the program would ever meet, else -1."""
+
+    circle: Circle
+    turns: list[Turn]
+    lost: int
 
 
 class _Diagnosis:
     """One standstill under the lens."""
 
-    def __init__(self, program: Program, standstill: Standstill, where: Whereabouts, taken: Taken) -> None:
+    def __init__(self, program: Program, standstill: Standstill, where: CallIndex, taken: Taken) -> None:
         self.program, self.standstill, self.where = program, standstill, where
         self.blocked: dict[int, Blocked] = {b.rank: b for b in standstill.blocked}
         self.ends = {end.rank: end for end in standstill.ends}
         self.graph: WaitFor = wait_for(standstill)
         self.counterparts = Counterparts(program, where, taken)
+        self._left: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._ended: dict[int, bool] = {}
 
     def findings(self) -> tuple[Finding, ...]:
-        found = [self._circle(circle) for circle in self.graph.circles]
+        found = [self._circle(rings) for rings in self._rings()]
         found += [self._gone(code, ranks) for (code, _, _), ranks in self._gone_groups()]
         if self.graph.victims and found:
             found[0] = self._with_victims(found[0])
@@ -62,26 +91,100 @@ class _Diagnosis:
         )
 
     # --- circles ---
-    def _circle(self, circle: Circle) -> Finding:
-        path = circle.path
-        turns = list(zip(path, (*path[1:], path[0]), strict=True))
-        needs = [edge(self.blocked[rank], onward) for rank, onward in turns]
-        lost = next(
-            ((r, n, o) for (r, o), n in zip(turns, needs, strict=True) if not n.any and not self.counterparts.has_one(r, n, o)),
-            None,
+    def _rings(self) -> list[list[_Ring]]:
+        """The circles, those whose ranks stand in the same calls together."""
+        groups: dict[object, list[_Ring]] = {}
+        for circle in self.graph.circles:
+            path = circle.path
+            pairs = zip(path, (*path[1:], path[0]), strict=True)
+            turns = [Turn(rank, edge(self.blocked[rank], onward), onward) for rank, onward in pairs]
+            lost = next((k for k, t in enumerate(turns) if not t.need.any and not self.counterparts.has_one(*t)), -1)
+            sites = tuple((*self._sites(t), t.need.part) for t in turns)
+            groups.setdefault((circle.by_choice, len(circle.ranks), lost, sites), []).append(_Ring(circle, turns, lost))
+        return list(groups.values())
+
+    def _sites(self, turn: Turn) -> tuple[tuple[object, ...], ...]:
+        """Where the call that the rank stands in is written, and the one whose request it waits for; nothing for its end. Files are
+        left out: a program that was built or recorded has one for each rank."""
+        calls = self.program.code(turn.rank).calls
+        sites = (
+            self.program.sites[calls[p].site] for p in (self.blocked[turn.rank].position, turn.need.position) if p < len(calls)
         )
-        if lost is not None:
-            return self._no_counterpart([(lost[0], lost[1], lost[2])], circle.ranks)
-        parts = [self.counterparts.of(rank, need, onward) for (rank, onward), need in zip(turns[:SHOWN], needs, strict=False)]
-        lines = [self._row(rank, need, self._meets(part)) for (rank, _), need, part in zip(turns, needs, parts, strict=False)]
-        head = f"{_arrow(path)} wait for each other"
+        return tuple((site.line, site.column, site.op) for site in sites)
+
+    def _circle(self, rings: list[_Ring]) -> Finding:
+        circle, turns, lost = rings[0]
+        core = tuple(sorted(rank for ring in rings for rank in ring.circle.ranks))
+        also = like_this(len(rings) - 1, "pair" if len(circle.ranks) == 2 else "circle")
+        if lost >= 0:
+            return self._no_counterpart([turns[lost]], core, also)
+        parts = [self.counterparts.of(*turn) for turn in turns[:SHOWN]]
+        for turn, part in zip(turns, parts, strict=False):
+            if part is not None and self._given_up(part):
+                return self._cancelled(turn, part, core, also)
+        lines = [self._row(t.rank, t.need, self._meets(p)) for t, p in zip(turns, parts, strict=False)]
+        head = f"{_arrow(circle.path)} wait for each other"
         if circle.by_choice:
             head = f"{some_ranks(circle.ranks)} wait for each other, one in a receive from any source"
-        rest = len(circle.ranks) - len(lines)
-        more = [f"  … and {rest} more like this"] if rest > 0 else []
-        help_lines = advise_circle(turns[:SHOWN], parts, len(path))
-        return self._finding("DS305" if circle.by_choice else "DS301", [head, *columns(lines), *more], circle.ranks, help_lines,
-                             [(rank, need) for (rank, _), need in zip(turns, needs, strict=True)])  # fmt: skip
+        more = [*like_this(len(circle.ranks) - len(lines)), *also]
+        known = [p for p in parts if p is not None]
+        advice = self._apart(known) or self._other_group(known) or advise_circle(turns[:SHOWN], parts, len(circle.path))
+        return self._finding("DS305" if circle.by_choice else "DS301", [head, *columns(lines), *more], core, advice,
+                             [(t.rank, t.need) for t in turns])  # fmt: skip
+
+    def _given_up(self, part: Counterpart) -> bool:
+        """The awaited rank posted its part and lost the handle of it, so that it was cancelled."""
+        return (part.is_message and self._passed(part) and part.position is not None and not self.blocked[part.rank].device
+                and request_lost(self.program, part.rank, part.position))  # fmt: skip
+
+    def _cancelled(self, turn: Turn, part: Counterpart, core: tuple[int, ...], also: list[str]) -> Finding:
+        """DS304, where the counterpart was there and is no more."""
+        position = part.position or 0
+        wants = "send" if OPS[part.call.op].direction == "send" else "receive"
+        head = f"rank {turn.rank} waits to {wants} a message that rank {part.rank} has given up: its handle is bound again before a wait"
+        posted, place = standing(self.program, part.rank, position, position, -1), self.program.place(part.rank, position)
+        rows = [
+            self._row(turn.rank, turn.need, ""),
+            (f"rank {part.rank}", posted, where_text(place), "posted, never waited for"),
+        ]
+        found = self._finding("DS304", [head, *columns(rows), *also], core, ADVICE_HANDLE, [(turn.rank, turn.need)])
+        return replace(found, places=(place, *found.places))
+
+    def _apart(self, parts: list[Counterpart]) -> tuple[str, ...]:
+        """Both ends are posted, one in a batch and one alone: what to do about the two communicators they travel on (semantics N7)."""
+        for part in parts if PROFILES[self.program.backend].device else ():
+            if part.is_message and part.position is not None and self._posted(part):
+                alone = not self.program.code_call(part.rank, part.position).parts
+                if alone == bool(part.batched):
+                    return advise_apart(part.call.rank if alone else part.rank, part.rank if alone else part.call.rank)
+        return ()
+
+    def _posted(self, part: Counterpart) -> bool:
+        """The awaited rank has made the call: its host is past it, or stands in it and waits for what it asked for there."""
+        state = self.blocked.get(part.rank)
+        return self._passed(part) or (part.position is not None and state is not None and part.position == state.position
+                                      and any(need.position == part.position for need in state.needs))  # fmt: skip
+
+    def _other_group(self, parts: list[Counterpart]) -> tuple[str, ...]:
+        """A rank waits on a group where another has no such call, and is awaited on another group for the same call."""
+        for part in parts:
+            if not part.is_message and part.position is None and part.call.op not in ("new_group", "init_process_group"):
+                awaited = self._awaits_elsewhere(part)
+                if awaited is not None:
+                    return advise_other_group(part.call, awaited.call)
+        return ()
+
+    def _awaits_elsewhere(self, part: Counterpart) -> Counterpart | None:
+        """What a rank waits for that the rank of a call should have joined on another group: the same operation, which it never makes."""
+        rank, inside = part.call.rank, {}
+        for waiting, state in self.blocked.items():
+            for need in state.needs:
+                if id(need.ranks) not in inside:
+                    inside[id(need.ranks)] = rank in need.ranks
+                found = self.counterparts.of(waiting, need, rank) if inside[id(need.ranks)] and not need.any else None
+                if found is not None and found.lane not in (-1, part.lane) and found.position is None:
+                    return found if same_call(found.call, part.call) else None
+        return None
 
     def _meets(self, part: Counterpart | None) -> str:
         """Where the awaited rank has the call that would end the wait."""
@@ -91,14 +194,14 @@ class _Diagnosis:
             return (
                 f"waits for rank {part.rank}"
                 if part.is_message
-                else f"rank {part.rank} makes only {plural(part.has, 'call')} there"
+                else f"rank {part.rank} makes {'only ' + plural(part.has, 'call') if part.has else 'no call'} there"
             )
         place = place_of(self.program, part.rank, part.position)
         own = place_of(self.program, part.call.rank, 0)
         spot = f"line {place.line}" if place and own and place.file == own.file else where_text(place)
         verb = "joins" if not part.is_message else "receives" if OPS[part.call.op].direction == "send" else "sends"
         past = {"joins": "joined", "receives": "posted the receive for", "sends": "posted the send of"}[verb]
-        if self._passed(part):
+        if self._posted(part):
             return f"rank {part.rank} has {past} it, {spot}"
         return f"rank {part.rank} {verb} it later, {spot}"
 
@@ -110,53 +213,67 @@ class _Diagnosis:
     def _gone_groups(self) -> list[tuple[tuple[str, int, tuple[int, ...]], list[int]]]:
         """Ranks that wait on one who has left, by code of finding, place and (for collectives) who has left."""
         groups: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
-        for rank, gone in self.graph.on_gone.items():
+        for rank in self.graph.on_gone:
             need = self._gone_need(rank)
-            code = self._gone_code(rank, need, [r for r in gone if r in need.ranks])
+            code = self._gone_code(rank, need, self._gone_in(rank, need))
             groups.setdefault((code, *self._meeting(rank, need)), []).append(rank)
         return sorted(groups.items(), key=lambda item: (item[0][0] != "DS303", item[1][0]))
 
     def _meeting(self, rank: int, need: Need) -> tuple[int, tuple[int, ...]]:
         """What tells groups apart: a message's place, or a collective's lane and who is missing there."""
-        if need.position >= len(self.program.code(rank).calls) or need.part >= 0 or not self.where.is_join(rank, need.position):
-            implicit = need.position >= len(self.program.code(rank).calls) or self.ends[need.ranks[0]].status == "absent"
-            return (-1, need.ranks) if implicit else (self.program.code_call(rank, need.position).site, ())
+        if need.position >= len(self.program.code(rank).calls) or self._starts(rank, need):
+            return -1, need.ranks
+        if need.part >= 0 or not self.where.is_join(rank, need.position):
+            return self.program.code_call(rank, need.position).site, ()
         return self.where.lane(rank, self.program.code_call(rank, need.position)), need.ranks
 
-    def where_is_message(self, rank: int, need: Need) -> bool:
+    def _is_message(self, rank: int, need: Need) -> bool:
         """The need is for a message."""
         call = self.program.code_call(rank, need.position)
         return (call.parts[max(need.part, 0)] if call.parts else call).port >= 0
 
     def _gone_need(self, rank: int) -> Need:
-        gone = set(self.graph.on_gone[rank])
-        return next(need for need in self.blocked[rank].needs if gone & set(need.ranks))
+        return next(need for need in self.blocked[rank].needs if self._gone_in(rank, need))
 
-    def _gone_code(self, rank: int, need: Need, gone: list[int]) -> str:
-        lost = need.position < len(self.program.code(rank).calls) and self.where_is_message(rank, need) and (
-            need.any or not self.counterparts.has_one(rank, need, gone[0]))  # fmt: skip
-        if not lost and any(self.ends[r].status != "ended" for r in gone):
+    def _gone_in(self, rank: int, need: Need) -> tuple[int, ...]:
+        """Those of a need who have left. Ranks that share both sets share the answer."""
+        gone = self.graph.on_gone[rank]
+        key = id(gone), id(need.ranks)
+        if key not in self._left:
+            asked = set(need.ranks)
+            self._left[key] = tuple(r for r in gone if r in asked)
+        return self._left[key]
+
+    def _gone_code(self, rank: int, need: Need, gone: tuple[int, ...]) -> str:
+        if self._starts(rank, need):
             return "DS303"
-        return "DS304" if lost else "DS302"
+        lost = need.position < len(self.program.code(rank).calls) and self._is_message(rank, need) and (
+            need.any or not self.counterparts.has_one(rank, need, gone[0]))  # fmt: skip
+        if lost:
+            return "DS304"
+        if id(gone) not in self._ended:
+            self._ended[id(gone)] = all(self.ends[r].status == "ended" for r in gone)
+        return "DS302" if self._ended[id(gone)] else "DS303"
 
     def _gone(self, code: str, ranks: list[int]) -> Finding:
         needs = [self._gone_need(rank) for rank in ranks]
         if code == "DS304":
-            turns = [(r, n, next(o for o in n.ranks if o not in self.blocked)) for r, n in zip(ranks, needs, strict=True)]
+            turns = [Turn(r, n, self._gone_in(r, n)[0]) for r, n in zip(ranks, needs, strict=True)]
             return self._no_counterpart(turns, tuple(ranks))
-        gone = sorted({r for rank, need in zip(ranks, needs, strict=True) for r in self.graph.on_gone[rank] if r in need.ranks})
+        left = {id(found): found for found in map(self._gone_in, ranks, needs)}
+        gone = sorted({r for found in left.values() for r in found})
         status = self.ends[gone[0]].status
         where = " in init_process_group" if self._starts(ranks[0], needs[0]) else ""
         it = "it" if len(gone) == 1 else "them"
         head = f"{some_ranks(gone)} {(_GONE if len(gone) == 1 else _GONE_MANY)[status]}; {some_ranks(ranks)} " \
                f"wait{'s' if len(ranks) == 1 else ''} for {it}{where}"  # fmt: skip
-        parts = [self.counterparts.of(rank, need, next(r for r in need.ranks if r in gone))
-                 for rank, need in zip(ranks[:SHOWN], needs, strict=False)]  # fmt: skip
+        parts = [self.counterparts.of(r, n, self._gone_in(r, n)[0]) for r, n in zip(ranks[:SHOWN], needs, strict=False)]
         lines = [self._row(r, n, self._lacks(p)) for r, n, p in zip(ranks, needs, parts, strict=False)]
         lines += [self._end_row(rank) for rank in gone[:SHOWN]]
-        rest = len(ranks) - len(parts)
-        more = [f"  … and {rest} more like this"] if rest > 0 else []
-        advice = advise_gone(status, parts[0], gone, self.ends[gone[0]].message)
+        more = like_this(len(ranks) - len(parts))
+        advice = self._other_group([p for p in parts[:1] if p is not None]) or advise_gone(
+            status, parts[0], gone, self.ends[gone[0]].message
+        )
         return self._finding(code, [head, *columns(lines), *more], tuple(ranks), advice, list(zip(ranks, needs, strict=True)))
 
     def _lacks(self, part: Counterpart | None) -> str:
@@ -185,7 +302,7 @@ class _Diagnosis:
         return (f"rank {rank}", _GONE[end.status], where_text(place), after if place else "")
 
     # --- messages that have no counterpart ---
-    def _no_counterpart(self, turns: list[tuple[int, Need, int]], core: tuple[int, ...]) -> Finding:
+    def _no_counterpart(self, turns: list[Turn], core: tuple[int, ...], also: Sequence[str] = ()) -> Finding:
         rank, need, awaited = turns[0]
         part = self.counterparts.of(rank, need, awaited)
         assert part is not None
@@ -197,16 +314,14 @@ class _Diagnosis:
             wants, lacks = ("send", "receives") if sends else ("receive", "sends")
             head = f"rank {rank} waits to {wants} a message that rank {awaited} never {lacks}"
             if taken := self.counterparts.taken_before(rank, need):
-                return self._taken(turns, core, taken)
+                return self._taken(turns, core, taken, also)
             near = self.counterparts.near(rank, part)
         lines = [self._row(r, n, "") for r, n, _ in turns[:SHOWN]] + ([] if need.any else [self._state_row(awaited)])
-        rest = len(turns) - SHOWN
-        more = [f"  … and {rest} more like this"] if rest > 0 else []
-        more += [f"  {line}" for line in near_words(near[:3])]
+        more = [*like_this(len(turns) - SHOWN), *(f"  {line}" for line in near_words(near[:3])), *also]
         return self._finding("DS304", [head, *columns(lines), *more], core, advise_message(part, near, sends),
                              [(r, n) for r, n, _ in turns])  # fmt: skip
 
-    def _taken(self, turns: list[tuple[int, Need, int]], core: tuple[int, ...], positions: list[int]) -> Finding:
+    def _taken(self, turns: list[Turn], core: tuple[int, ...], positions: list[int], also: Sequence[str]) -> Finding:
         """DS304, where a receive from any source has had the message."""
         rank, need, awaited = turns[0]
         head = f"rank {rank} waits for a message of rank {awaited} that its receive from any source has taken"
@@ -215,7 +330,7 @@ class _Diagnosis:
         rows += [(f"rank {rank}", standing(self.program, rank, p, p, -1), spot, f"took rank {awaited}'s message")
                  for p, spot in zip(positions, spots, strict=False)]  # fmt: skip
         advice = ("name the source of that receive, or give messages of different meaning different tags",)
-        return self._finding("DS304", [head, *columns(rows)], core, advice, [(r, n) for r, n, _ in turns])
+        return self._finding("DS304", [head, *columns(rows), *also], core, advice, [(r, n) for r, n, _ in turns])
 
     def _state_row(self, rank: int) -> tuple[str, str, str, str]:
         if rank in self.blocked:
@@ -259,6 +374,3 @@ def _arrow(path: tuple[int, ...]) -> str:
     if len(path) > SHOWN:
         return f"{len(path)} ranks ({' → '.join(map(str, path[:4]))} → … → {path[0]})"
     return f"ranks {' → '.join(map(str, (*path, path[0])))}"
-
-
-__all__ = ["diagnose"]

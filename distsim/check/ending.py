@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from distsim.check.mismatch import Mismatch
 from distsim.check.schedule import Schedule
-from distsim.check.unlike import Unlike
 from distsim.standstill import Standstill
 
 How = Literal["always", "sometimes", "never"]
@@ -36,7 +36,7 @@ class Ending:
 
     stuck: Mapping[tuple[int, ...], tuple[int, ...]]
     passed: bool
-    unlikes: tuple[Unlike, ...]
+    unlikes: tuple[Mismatch, ...]
     fit: bool
     examples: Mapping[str, Example]
     relying: tuple[tuple[int, int, int], ...] = ()

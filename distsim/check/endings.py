@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from distsim.check.layout import Layout
 from distsim.check.machine import Machine, State
+from distsim.check.mismatch import Mismatch, message_mismatch
 from distsim.check.suspects import Posted
 from distsim.check.tables import Request
-from distsim.check.unlike import Unlike, pair_unlike
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
 
 
@@ -95,7 +95,7 @@ class Fits:
     def __init__(self, machine: Machine) -> None:
         self.machine, self.suspects = machine, machine.tables.suspects
         self.layout: Layout = machine.tables.layout
-        self.found: dict[object, Unlike] = {}
+        self.found: dict[object, Mismatch] = {}
 
     def bad(self, state: State) -> bool:
         """Something that met in an ended state differs; what, goes to ``found``."""
@@ -116,10 +116,10 @@ class Fits:
                 self.found.setdefault((-1, channel, k), self._pair(k, src, s, dst, r))
         return bad
 
-    def _pair(self, k: int, src: int, s: Posted, dst: int, r: Posted) -> Unlike:
-        return pair_unlike(self.layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), 0)
+    def _pair(self, k: int, src: int, s: Posted, dst: int, r: Posted) -> Mismatch:
+        return message_mismatch(self.layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), 0)
 
-    def unlikes(self) -> tuple[Unlike, ...]:
+    def unlikes(self) -> tuple[Mismatch, ...]:
         """All that was found, with the messages of open boxes that did not fit."""
         machine = self.machine
         opened = []

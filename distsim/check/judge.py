@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
+from distsim.check.call_index import CallIndex
+from distsim.check.counterpart import Taken
+from distsim.check.diagnose import diagnose
 from distsim.check.leaks import Leak
-from distsim.check.unlike import Unlike, part_call
-from distsim.check.whereabouts import Whereabouts
+from distsim.check.mismatch import Mismatch, part_call
 from distsim.check.wording import SHOWN, call_words, columns, some_ranks, where_text
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding, Place
@@ -14,6 +18,8 @@ from distsim.ops.table import OPS
 from distsim.program.records import Program
 from distsim.standstill import Standstill
 
+#: Waits behind a mismatch that are told one by one.
+_WAKE = 3
 #: The code of a difference in a collective, the gravest first.
 _ASPECT_CODES = {
     "op": "DS201", "ranks": "DS210", "backend": "DS210", "root": "DS205", "numel": "DS202", "splits": "DS207", "dtype": "DS203",
@@ -22,35 +28,83 @@ _ASPECT_CODES = {
 _WORDS = {"op": "operation", "numel": "element count", "reduce_op": "reduce op", "ranks": "members"}
 
 
-def unlike_findings(program: Program, where: Whereabouts, unlikes: Iterable[Unlike]) -> tuple[Finding, ...]:
+def failure_findings(
+    program: Program, where: CallIndex, mismatches: Iterable[Mismatch], standstill: Standstill | None, taken: Taken | None = None
+) -> tuple[Finding, ...]:
+    """What met and differs, and why ranks stand still: DS201 to DS210 and DS301 to DS305.
+
+    A rank that came to a call that does not fit does nothing meant afterwards: what it then waits for is told in a line of that finding.
+    """
+    mismatches = tuple(mismatches)
+    misfits = mismatch_findings(program, where, mismatches)
+    if standstill is None:
+        return misfits
+    return fold_waits(misfits, diagnose(program, standstill, where.layout, taken), _past(mismatches, standstill))
+
+
+def fold_waits(found: Sequence[Finding], waits: Iterable[Finding], past: set[int] | None = None) -> tuple[Finding, ...]:
+    """Findings, and those of a standstill: what some of the ranks of a mismatch then wait for becomes a line of it.
+
+    ``past``: ranks that came to a call that does not fit; left out, all that the mismatch is about.
+    """
+    alone: list[Finding] = []
+    wakes: dict[Finding, list[str]] = {}
+    misfits = [(f, {*f.ranks} if past is None else {*f.ranks} & past) for f in found if f.code.startswith("DS2")]
+    for stuck in waits:
+        cause = (
+            next((f for f, came in misfits if not came.isdisjoint(stuck.core)), None) if stuck.code.startswith("DS3") else None
+        )
+        if cause is None:
+            alone.append(stuck)
+        else:
+            wakes.setdefault(cause, []).append(stuck.message.partition("\n")[0])
+    told = (replace(f, message="\n".join([f.message, *_wake(wakes[f])])) if f in wakes else f for f in found)
+    return (*told, *alone)
+
+
+def _wake(heads: list[str]) -> list[str]:
+    more = [f"  … and {len(heads) - _WAKE} more waits behind it"] if len(heads) > _WAKE else []
+    return [*(f"  in its wake, {head}" for head in heads[:_WAKE]), *more]
+
+
+def _past(mismatches: Iterable[Mismatch], standstill: Standstill) -> set[int]:
+    """Ranks that came to a call that does not fit."""
+    came: dict[int, int] = {}
+    for mismatch in mismatches:
+        for rank, position, _ in mismatch.calls:
+            came[rank] = min(position, came.get(rank, position))
+    return {end.rank for end in standstill.ends if end.rank in came and end.position >= came[end.rank]}
+
+
+def mismatch_findings(program: Program, where: CallIndex, mismatches: Iterable[Mismatch]) -> tuple[Finding, ...]:
     """DS201 to DS210. Messages of the same places that differ in the same way are one finding."""
-    found = [_collective(program, where, u) for u in unlikes if u.lane >= 0]
-    groups: dict[tuple[object, ...], list[Unlike]] = {}
-    for unlike in unlikes:
-        if unlike.lane < 0:
-            (s, p, _), (r, q, _) = unlike.calls
-            key = (program.code_call(s, p).site, program.code_call(r, q).site, tuple(unlike.aspects.items()))
-            groups.setdefault(key, []).append(unlike)
+    found = [_collective(program, where, u) for u in mismatches if u.lane >= 0]
+    groups: dict[tuple[object, ...], list[Mismatch]] = {}
+    for mismatch in mismatches:
+        if mismatch.lane < 0:
+            (s, p, _), (r, q, _) = mismatch.calls
+            key = (program.code_call(s, p).site, program.code_call(r, q).site, tuple(mismatch.aspects.items()))
+            groups.setdefault(key, []).append(mismatch)
     return (*found, *(_message(program, group) for group in groups.values()))
 
 
-def _collective(program: Program, where: Whereabouts, unlike: Unlike) -> Finding:
-    aspect, code = next((a, c) for a, c in _ASPECT_CODES.items() if a in unlike.aspects)
+def _collective(program: Program, where: CallIndex, mismatch: Mismatch) -> Finding:
+    aspect, code = next((a, c) for a, c in _ASPECT_CODES.items() if a in mismatch.aspects)
     layout = where.layout
-    name, ranks = layout.lane_names[unlike.lane], unlike.ranks
-    if unlike.order and code != "DS205":
+    name, ranks = layout.lane_names[mismatch.lane], mismatch.ranks
+    if mismatch.order and code != "DS205":
         code = "DS210" if name == "new_group" else "DS206"
-    what = number_words(unlike.aspects)
-    order = ", although they make the same calls in another order" if unlike.order else ""
-    head = f"call {unlike.number + 1} of {'new_group' if name == 'new_group' else f'group {name}'} differs in {what}{order}"
-    calls = _minority_first(unlike)
-    rows = [(f"rank {r}", call_words(program.call(r, p)), where_text(program.place(r, p)), _values(unlike, (r, p, part)))
+    what = number_words(mismatch.aspects)
+    order = ", although they make the same calls in another order" if mismatch.order else ""
+    head = f"call {mismatch.number + 1} of {'new_group' if name == 'new_group' else f'group {name}'} differs in {what}{order}"
+    calls = _minority_first(mismatch)
+    rows = [(f"rank {r}", call_words(program.call(r, p)), where_text(program.place(r, p)), _values(mismatch, (r, p, part)))
             for r, p, part in calls[:SHOWN]]  # fmt: skip
     more = [f"  … and {len(calls) - SHOWN} more"] if len(calls) > SHOWN else []
-    more += [f"  {unlike.note}"] if unlike.note else []
-    more += [f"  {unlike.later} later call{'s' if unlike.later > 1 else ''} of it differ too"] if unlike.later else []
-    help_lines = (_collective_help(program, where, unlike, aspect),)
-    return Finding(code, "error", "\n".join([head, *columns(rows), *more]), ranks, unlike.minority, help_lines,
+    more += [f"  {mismatch.note}"] if mismatch.note else []
+    more += [f"  {mismatch.later} later call{'s' if mismatch.later > 1 else ''} of it differ too"] if mismatch.later else []
+    help_lines = _collective_help(program, where, mismatch, aspect)
+    return Finding(code, "error", "\n".join([head, *columns(rows), *more]), ranks, mismatch.minority, help_lines,
                    tuple(dict.fromkeys(program.place(r, p) for r, p, _ in calls[:SHOWN])))  # fmt: skip
 
 
@@ -61,84 +115,115 @@ def number_words(aspects: Iterable[str]) -> str:
     return " and ".join(_WORDS.get(name, name) for name in names)
 
 
-def _minority_first(unlike: Unlike) -> list[tuple[int, int, int]]:
+def _minority_first(mismatch: Mismatch) -> list[tuple[int, int, int]]:
     """The calls, one of each kind up front: first of the minority, then the rest."""
-    odd = set(unlike.minority)
-    said = list(zip(*unlike.aspects.values(), strict=True))
+    odd = set(mismatch.minority)
+    said = list(zip(*mismatch.aspects.values(), strict=True))
     first = {said.index(value) for value in dict.fromkeys(said)}
-    ranked = sorted(range(len(unlike.calls)), key=lambda i: (unlike.calls[i][0] not in odd, i not in first, i))
-    return [unlike.calls[i] for i in ranked]
+    ranked = sorted(range(len(mismatch.calls)), key=lambda i: (mismatch.calls[i][0] not in odd, i not in first, i))
+    return [mismatch.calls[i] for i in ranked]
 
 
-def _values(unlike: Unlike, call: tuple[int, int, int]) -> str:
+def _values(mismatch: Mismatch, call: tuple[int, int, int]) -> str:
     """What this call says of the aspects that its own words don't show."""
-    i = unlike.calls.index(call)
-    if "op" in unlike.aspects:
+    i = mismatch.calls.index(call)
+    if "op" in mismatch.aspects:
         return ""
-    shown = {k: v[i] for k, v in unlike.aspects.items() if k in ("numel", "dtype")}
+    shown = {k: v[i] for k, v in mismatch.aspects.items() if k in ("numel", "dtype")}
     counts = {k: ", ".join(map(str, v)) if isinstance(v, tuple) else v for k, v in shown.items() if v is not None}
     return ", ".join(f"{v} elements" if k == "numel" else f"{v}" for k, v in counts.items())
 
 
-def _collective_help(program: Program, where: Whereabouts, unlike: Unlike, aspect: str) -> str:
-    if unlike.order:
-        has = "has" if len(unlike.minority) == 1 else "have"
-        who = f"; {some_ranks(unlike.minority)} {has} another" if unlike.minority else ""
-        return f"make the calls in one order on all members{who}"
-    if aspect == "numel" and OPS[program.call(*unlike.calls[0][:2]).op].coalesces is not None:
-        return "coalesce the same tensors in one order on all members, also those that a member does not need"
-    if aspect == "op" and (slip := _slip(where, unlike)):
+#: What to do, by what differs.
+_ADVICE = {
+    "op": "find the branch that makes the members part here, and let all of them make the same calls",
+    "ranks": "every rank must make every group, with the same members and in the same order",
+    "backend": "give the same backend on all ranks",
+    "root": "name one root, the same global rank on all members",
+    "numel": "give tensors of one shape on all members: pad them, or use all_to_all_single with splits",
+    "splits": "make output_splits the transpose of input_splits (left out, it is), or exchange the counts first",
+    "dtype": "cast to one dtype before the call",
+    "reduce_op": "give the same op on all members",
+}
+
+
+def _collective_help(program: Program, where: CallIndex, mismatch: Mismatch, aspect: str) -> tuple[str, ...]:
+    if mismatch.order:
+        has = "has" if len(mismatch.minority) == 1 else "have"
+        who = f"; {some_ranks(mismatch.minority)} {has} another" if mismatch.minority else ""
+        return (f"make the calls in one order on all members{who}",)
+    if aspect == "numel" and OPS[program.call(*mismatch.calls[0][:2]).op].coalesces is not None:
+        return ("coalesce the same tensors in one order on all members, also those that a member does not need",)
+    if slip := _slip(where, mismatch):
         return slip
-    advice = {
-        "op": "find the branch that makes the members part here, and let all of them make the same calls",
-        "ranks": "every rank must make every group, with the same members and in the same order",
-        "backend": "give the same backend on all ranks",
-        "root": "name one root, the same global rank on all members",
-        "numel": "give tensors of one shape on all members: pad them, or use all_to_all_single with splits",
-        "splits": "make output_splits the transpose of input_splits (left out, it is), or exchange the counts first",
-        "dtype": "cast to one dtype before the call",
-        "reduce_op": "give the same op on all members",
-    }[aspect]
-    odd = (
-        f"{some_ranks(unlike.minority)} {'differs' if len(unlike.minority) == 1 else 'differ'} from the rest: "
-        if unlike.minority
-        else ""
-    )
-    return odd + advice
+    differs = "differs" if len(mismatch.minority) == 1 else "differ"
+    odd = f"{some_ranks(mismatch.minority)} {differs} from the rest: " if mismatch.minority else ""
+    return (odd + _ADVICE[aspect],)
 
 
-def _slip(where: Whereabouts, unlike: Unlike) -> str:
-    """A call too few or too many on the minority, where that alone explains the difference."""
-    if not unlike.minority:
-        return ""
-    odd = unlike.minority[0]
-    most = next(r for r in unlike.ranks if r not in unlike.minority)
-    mine, theirs, n = where.signatures(odd, unlike.lane), where.signatures(most, unlike.lane), unlike.number
+class _Made(NamedTuple):
+    """A call that a rank's program makes on a lane."""
+
+    site: int
+    signature: int
+    position: int
+
+
+def _slip(where: CallIndex, mismatch: Mismatch) -> tuple[str, ...]:
+    """Calls too few or too many on the minority, where they alone explain the difference."""
+    if not mismatch.minority:
+        return ()
+    odd = mismatch.minority[0]
+    most = next(r for r in mismatch.ranks if r not in mismatch.minority)
+    mine, theirs = (_made(where, rank, mismatch.lane) for rank in (odd, most))
     program = where.layout.program
-    if mine[n:] == theirs[n + 1 :]:
-        left = program.call(most, where.joins(most, unlike.lane)[n])
-        return f"rank {odd} leaves out {call_words(left)}; its later calls are shifted by one"
-    if mine[n + 1 :] == theirs[n:]:
-        extra = program.call(odd, where.joins(odd, unlike.lane)[n])
-        return f"rank {odd} makes one call more, {call_words(extra)}, which the others do not have"
-    return ""
+    if left := _surplus(theirs, mine, mismatch.number):
+        words = call_words(program.call(most, left[0].position))
+        if len(left) == 1:
+            return (f"rank {odd} leaves out {words}; its later calls are shifted by one",)
+        return (f"rank {odd} leaves out {words}, {where_text(program.place(most, left[0].position))}, {len(left)} times",)
+    if more := _surplus(mine, theirs, mismatch.number):
+        words, spot = call_words(program.call(odd, more[0].position)), where_text(program.place(odd, more[0].position))
+        head = f"makes one call more, {words}" if len(more) == 1 else f"makes {len(more)} calls more, the first {words}"
+        return (f"rank {odd} {head}, {spot}, which the others do not have", _RULE)
+    return ()
 
 
-def _message(program: Program, group: list[Unlike]) -> Finding:
-    unlike = group[0]
-    sender, receiver = unlike.calls
+_RULE = "a collective is a call of all members of its group: take it out of the branch, or let the others make it too"
+
+
+def _made(where: CallIndex, rank: int, lane: int) -> list[_Made]:
+    calls = zip(where.joins(rank, lane), where.signatures(rank, lane), strict=True)
+    return [_Made(where.layout.program.code_call(rank, p).site, signature, p) for p, signature in calls]
+
+
+def _surplus(longer: list[_Made], shorter: list[_Made], number: int) -> list[_Made]:
+    """The calls of one rank without which it would do what another does: those of places where the other makes none, else the one
+    at which they part."""
+    if len(longer) <= len(shorter):
+        return []
+    known, wanted = {call.site for call in shorter}, [call.signature for call in shorter]
+    if [call.signature for call in longer if call.site in known] == wanted:
+        return [call for call in longer if call.site not in known]
+    rest = [call.signature for call in longer]
+    return [longer[number]] if rest[number + 1 :] == wanted[number:] else []
+
+
+def _message(program: Program, group: list[Mismatch]) -> Finding:
+    mismatch = group[0]
+    sender, receiver = mismatch.calls
     out, into = part_call(program, *sender), part_call(program, *receiver)
-    code = "DS208" if "numel" in unlike.aspects else "DS209"
+    code = "DS208" if "numel" in mismatch.aspects else "DS209"
     sent, taken = (b.inputs or b.outputs for b in (out, into))
     size, room = (f"{b[0].numel} {b[0].dtype}" for b in (sent, taken))
     head = f"rank {sender[0]} sends {size}, but rank {receiver[0]} receives into {room}"
-    rows = [(f"rank {r}", call_words(c), where_text(program.place(r, p)), f"message {unlike.number + 1} of its kind")
-            for (r, p, _), c in zip(unlike.calls, (out, into), strict=True)]  # fmt: skip
+    rows = [(f"rank {r}", call_words(c), where_text(program.place(r, p)), f"message {mismatch.number + 1} of its kind")
+            for (r, p, _), c in zip(mismatch.calls, (out, into), strict=True)]  # fmt: skip
     more = [f"  … and {len(group) - 1} more pair{'s' if len(group) > 2 else ''} like this"] if len(group) > 1 else []
     help_line = "give both ends the same shape; if two receives from one peer are swapped, swap them back or tag them" \
         if code == "DS208" else "give both ends the same dtype"  # fmt: skip
     ranks = tuple(sorted({r for u in group for r in u.ranks}))
-    places = tuple(dict.fromkeys(program.place(r, p) for r, p, _ in unlike.calls))
+    places = tuple(dict.fromkeys(program.place(r, p) for r, p, _ in mismatch.calls))
     return Finding(code, "error", "\n".join([head, *columns(rows), *more]), ranks, (), (help_line,), places)
 
 

@@ -32,6 +32,13 @@ def makes_request(call: CodeCall) -> bool:
     return (row.kind == "p2p" and row.nonblocking) or (row.kind in ("batch", "collective") and call.is_async)
 
 
+def request_lost(program: Program, rank: int, position: int) -> bool:
+    """Nobody can wait for the request of a call: it has no handle, or its handle is bound again first."""
+    calls = program.code(rank).calls
+    call = calls[position]
+    return makes_request(call) and (not call.handled or any(position == p - d for p, c in enumerate(calls) for d in c.drops))
+
+
 def leaks(program: Program, standstill: Standstill) -> tuple[Leak, ...]:
     """All leaks of the calls that were reached, by place."""
     reached = {end.rank: end.position for end in standstill.ends}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,7 +74,7 @@ def _place(scenario: Scenario, name: str) -> Place:
     return Place(scenario.file, spot.line, spot.column, "memory")
 
 
-def _ranks(selector: Any, program: Program) -> tuple[int, ...]:
+def _ranks(selector: Expression | Iterable[int] | None, program: Program) -> tuple[int, ...]:
     if selector is None:
         return tuple(range(program.world_size))
     if not isinstance(selector, Expression):

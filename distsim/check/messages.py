@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distsim.check.call_index import CallIndex, Message
 from distsim.check.layout import RECV, SEND, Layout, build_layout, distinct
-from distsim.check.whereabouts import Message, Whereabouts
 from distsim.check.wording import call_words, columns, plural, where_text
 from distsim.findings.record import Finding
 from distsim.ops.records import Buffer, Call
@@ -80,7 +80,7 @@ def message_swaps(program: Program, trace: Trace | None = None, layout: Layout |
 class _Search:
     def __init__(self, program: Program, layout: Layout, trace: Trace | None) -> None:
         self.program, self.layout, self.trace = program, layout, trace
-        self.where = Whereabouts(layout)
+        self.where = CallIndex(layout)
         self.same: dict[int, list[int]] = {}  # a channel that stands for others -> all of them
         self.pairs: dict[int, list[Pair]] = {}
         self.stands_for: dict[int, int] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from distsim.check.call_index import CallIndex
 from distsim.check.layout import Layout, build_layout
-from distsim.check.whereabouts import Whereabouts
 from distsim.check.wording import call_words, columns, some_ranks, where_text
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
@@ -24,7 +24,7 @@ def name_swaps(program: Program, trace: Trace | None = None, layout: Layout | No
     out, all calls of the program do. One finding per group.
     """
     layout = layout or build_layout(program)
-    where = Whereabouts(layout)
+    where = CallIndex(layout)
     found = []
     suspects = _sequences(program, layout, where)
     if trace is not None and suspects:
@@ -37,7 +37,7 @@ def name_swaps(program: Program, trace: Trace | None = None, layout: Layout | No
     return tuple(found)
 
 
-def _sequences(program: Program, layout: Layout, where: Whereabouts) -> dict[int, dict[int, list[int]]]:
+def _sequences(program: Program, layout: Layout, where: CallIndex) -> dict[int, dict[int, list[int]]]:
     """Lane -> rank -> positions of its calls there. Lanes on which all members run one code with the same names are left out."""
     lanes: dict[int, dict[int, list[int]]] = {}
     plain = [_same_names(program, number) for number in range(len(program.codes))]
@@ -115,7 +115,7 @@ def _finding(program: Program, group: str, *calls: tuple[int, int]) -> Finding:
     ]
     what = f"one launch on {group} has its parts" if within else f"equal calls on {group}"
     doing = "coalesce" if within else "make the calls on"
-    head = f"{label[0]} of rank {p} meets {label[1]} of rank {q}: {what} in another order"
+    head = f"{label[0]} of rank {p} meets {label[1]} of rank {q}: {what} in another order, and the data are wrong"
     help_line = f"{doing} {label[0]} and {label[1]} in one order on {some_ranks(sorted({p, q}))}"
     places = tuple(dict.fromkeys(program.place(*call) for call in calls))
     return Finding("DS601", "warning", "\n".join([head, *columns(rows)]), tuple(sorted({p, q})), (), (help_line,), places)

@@ -3,34 +3,35 @@
 A request is open from the call that makes it to the call that waits for it (to the end, where none does). While it only reads its
 buffer (isend, the giving side of a collective), others may read it; while it writes it, nobody may touch it. A buffer is one copy
 of a named tensor on one rank; what has no name is memory of its own. Where a program names streams, what one of them does is open for
-the others until they wait for it (`distsim.check.streams`), whatever the back end: a program means the same under all of them.
+the others until they wait for it (`StreamOrder`), whatever the back end: a program means the same under all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distsim.check.leaks import makes_request
-from distsim.check.streams import Actor, StreamOrder, stream_of, uses_streams
 from distsim.expr import Expression
 from distsim.ops.fields import PerRank
 from distsim.ops.table import OPS
 from distsim.program.records import BufferVec, Code, CodeCall, Program, at
 
+#: Who works: a stream by its name ("" is the default one), or a request by the position of its call.
+Actor = str | int
 Key = tuple[str, int]
 #: (buffer, does it write) of one request or local call.
 Uses = tuple[tuple[Key, bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Clash:
+class DataRace:
     """A buffer's use while a request is open. ``position`` and ``part`` are the use's, ``opened`` the request's position, for the
     first of ``ranks``. ``code`` is that of the finding: DS402 (written while in use) or DS403 (read while being filled).
-    ``streams``: what it clashes with is another stream's work, not a request."""
+    ``streams``: what it races with is another stream's work, not a request."""
 
     code: str
     label: str
@@ -41,23 +42,23 @@ class Clash:
     streams: bool = False
 
 
-def clashes(program: Program, reached: Sequence[int]) -> tuple[Clash, ...]:
-    """All clashes of calls that were reached (``reached[rank]`` is a position), one per pair of places and buffer."""
-    found: dict[tuple[str, int, int, str], Clash] = {}
+def data_races(program: Program, reached: Sequence[int]) -> tuple[DataRace, ...]:
+    """All data races of calls that were reached (``reached[rank]`` is a position), one per pair of places and buffer."""
+    found: dict[tuple[str, int, int, str], DataRace] = {}
     for code in program.codes:
-        if not _may_clash(code):
+        if not _may_race(code):
             continue
         for row, ranks in _variants(program, code):
-            for clash in _Walk(program, code, row).clashes():
-                late = [r for r in ranks if clash.position <= reached[r]]
-                call, opened = code.calls[clash.position], code.calls[clash.opened]
-                key = (clash.code, opened.site, (call.parts[clash.part] if clash.part >= 0 else call).site, clash.label)
+            for race in _Walk(program, code, row).races():
+                late = [r for r in ranks if race.position <= reached[r]]
+                call, opened = code.calls[race.position], code.calls[race.opened]
+                key = (race.code, opened.site, (call.parts[race.part] if race.part >= 0 else call).site, race.label)
                 if late:
-                    found.setdefault(key, clash).ranks.extend(r for r in late if r not in found[key].ranks)
+                    found.setdefault(key, race).ranks.extend(r for r in late if r not in found[key].ranks)
     return tuple(found.values())
 
 
-def _may_clash(code: Code) -> bool:
+def _may_race(code: Code) -> bool:
     """Some request of the code uses a named buffer, or there are streams."""
     calls = [call for call in {id(c): c for c in code.calls}.values() if makes_request(call) or call.parts]
     return uses_streams(code) or any(_named(call) for call in calls)
@@ -71,7 +72,7 @@ def _named(call: CodeCall) -> bool:
 
 def _variants(program: Program, code: Code) -> Iterator[tuple[int, list[int]]]:
     """Rows that use buffers alike: (one of them, their ranks)."""
-    masks: list[Any] = [g for g in code.guards or () if g is not None]
+    masks: list[NDArray[np.generic]] = [g for g in code.guards or () if g is not None]
     for call in {id(c): c for c in code.calls}.values():
         for part in (call, *call.parts):
             masks += [b.index for b in _buffers(part) if isinstance(b.index, np.ndarray)]
@@ -103,7 +104,7 @@ class _Walk:
         self.rank = code.ranks[row]
         self._uses: dict[int, list[Uses]] = {}
 
-    def clashes(self) -> Iterator[Clash]:
+    def races(self) -> Iterator[DataRace]:
         return self._on_streams() if uses_streams(self.code) else self._of_requests()
 
     def _made(self) -> Iterator[tuple[int, CodeCall]]:
@@ -114,7 +115,7 @@ class _Walk:
                 return
             yield position, call
 
-    def _on_streams(self) -> Iterator[Clash]:
+    def _on_streams(self) -> Iterator[DataRace]:
         """Every use against those before it that its stream does not know to be over."""
         order = StreamOrder()
         earlier: dict[Key, list[tuple[Actor, int, bool]]] = {}
@@ -130,13 +131,13 @@ class _Walk:
                     for other, opened, filling in left:
                         if writes or filling:
                             code, number = "DS402" if writes else "DS403", part if call.parts else -1
-                            yield Clash(code, _label(key), position, number, opened, [], isinstance(other, str))
+                            yield DataRace(code, _label(key), position, number, opened, [], isinstance(other, str))
                     kept = left if writes else [use for use in earlier.get(key, ()) if use[0] != actor or use[2]]
                     earlier[key] = [*kept, (actor, position, writes)]
             if call.parts and not makes_request(call):
                 order.joined(stream, position)
 
-    def _of_requests(self) -> Iterator[Clash]:
+    def _of_requests(self) -> Iterator[DataRace]:
         open_uses: dict[Key, list[tuple[int, bool]]] = {}
         keys_of: dict[int, list[Key]] = {}
         for position, call in self._made():
@@ -150,14 +151,14 @@ class _Walk:
                 yield from self._meet(position, call, uses, open_uses, keys_of)
 
     def _meet(self, position: int, call: CodeCall, uses: list[Uses], open_uses: dict[Key, list[tuple[int, bool]]],
-              keys_of: dict[int, list[Key]]) -> Iterator[Clash]:  # fmt: skip
+              keys_of: dict[int, list[Key]]) -> Iterator[DataRace]:  # fmt: skip
         """Hold a call's uses against what is open, and open its own."""
         stays = makes_request(call)
         for part, one in enumerate(uses):
             for key, writes in one:
                 for opened, filling in open_uses.get(key, ()):
                     if writes or filling:
-                        yield Clash("DS402" if writes else "DS403", _label(key), position, part if call.parts else -1, opened)
+                        yield DataRace("DS402" if writes else "DS403", _label(key), position, part if call.parts else -1, opened)
             if stays or call.parts:
                 for key, writes in one:
                     open_uses.setdefault(key, []).append((position, writes))
@@ -198,10 +199,63 @@ def _label(key: Key) -> str:
     return key[0] if key[1] == 0 else f"{key[0]}@{key[1]}"
 
 
-def _names_in(value: Any, rank: int) -> set[str]:
+def _names_in(value: object, rank: int) -> set[str]:
     """Names in an assign's value: an expression, a list of them, or one per rank."""
     if isinstance(value, PerRank):
         return _names_in(value.get(rank), rank)
     if isinstance(value, (list, tuple)):
         return {name for item in value for name in _names_in(item, rank)}
     return set(value.names) if isinstance(value, Expression) else set()
+
+
+# --- streams: a stream runs its work in order, and knows besides what it was told to wait for; all else may still run ---
+def stream_of(call: CodeCall) -> str:
+    """The stream that is current at a call; what the host computes counts as the default stream's."""
+    name = str(call.fields.get("queue") or "")
+    return "" if name == "host" else name
+
+
+def uses_streams(code: Code) -> bool:
+    """Does any call name a stream?"""
+    return any(stream_of(call) or call.op == "wait_stream" for call in {id(c): c for c in code.calls}.values())
+
+
+class StreamOrder:
+    """Told every call of a rank in order, it says which earlier work is over for one that follows."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[Actor, int]] = {"": {}}  # stream -> the newest position of each actor that is over for it
+        self._before: dict[int, dict[Actor, int]] = {}  # request -> what was over when it was made
+
+    def over(self, stream: str, actor: Actor, position: int) -> bool:
+        """Is an actor's work at a position over before what the stream does next?"""
+        return actor == stream or self._known.get(stream, {}).get(actor, -1) >= position
+
+    def opened(self, stream: str, position: int) -> None:
+        """A call made a request: it starts after what the stream holds."""
+        self._before[position] = {**self._known.setdefault(stream, {}), stream: position}
+
+    def told(self, position: int, call: CodeCall) -> None:
+        """A stream learns by this call that other work is over."""
+        stream = stream_of(call)
+        self._known.setdefault(stream, {})
+        for distance in call.waits:
+            self.joined(stream, position - distance)
+        if call.op == "wait_stream":
+            other = str(call.fields.get("stream") or "")
+            self._learn(stream, {**self._known.get(other, {}), other: position})
+        elif call.op == "synchronize":
+            everything: dict[Actor, int] = {request: request for request in self._before}
+            everything |= dict.fromkeys(self._known, position)
+            for other in self._known:
+                self._learn(other, everything)
+
+    def joined(self, stream: str, request: int) -> None:
+        """A stream waits for a request."""
+        self._learn(stream, {**self._before.get(request, {}), request: request})
+
+    def _learn(self, stream: str, news: dict[Actor, int]) -> None:
+        known = self._known.setdefault(stream, {})
+        for actor, position in news.items():
+            if known.get(actor, -1) < position:
+                known[actor] = position

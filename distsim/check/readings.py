@@ -12,9 +12,9 @@ from typing import Literal
 
 import numpy as np
 
+from distsim.check.call_index import CallIndex
 from distsim.check.layout import Layout
-from distsim.check.unlike import Unlike, judge_lane, pair_unlike
-from distsim.check.whereabouts import Whereabouts
+from distsim.check.mismatch import Mismatch, judge_lane, message_mismatch
 from distsim.profiles import READINGS
 from distsim.program.records import Program
 from distsim.semantics.blocked import standstill as standstill_of
@@ -41,7 +41,7 @@ class Misfits:
 class Contract:
     """A program compiled for the contract: once, for all readings."""
 
-    def __init__(self, layout: Layout, where: Whereabouts) -> None:
+    def __init__(self, layout: Layout, where: CallIndex) -> None:
         self.layout, self.where = layout, where
         self.linked = layout.linked
         self._misfits: Misfits | None = None
@@ -65,17 +65,17 @@ class Contract:
 
 
 class Run:
-    """A finished run under a reading."""
+    """A finished run under a reading. ``withdrawn``: rows that nobody met before their ranks left."""
 
-    def __init__(self, contract: Contract, left: Progress, reading: Reading) -> None:
-        self.contract, self.left, self.reading = contract, left, reading
+    def __init__(self, contract: Contract, left: Progress, reading: Reading, withdrawn: tuple[int, ...] = ()) -> None:
+        self.contract, self.left, self.reading, self.withdrawn = contract, left, reading, withdrawn
         self.layout, self.where = contract.layout, contract.where
 
     def standstill(self) -> Standstill:
         found = standstill_of(self.left)
         return replace(found, ends=tuple(map(_said_by_a_fault, found.ends)))
 
-    def mismatches(self) -> tuple[Unlike, ...]:
+    def mismatches(self) -> tuple[Mismatch, ...]:
         """Of what met and differs that before which nothing else did: the first of each lane, the first of each channel.
 
         An execution ends for those whose calls don't fit; what they would have done afterwards says nothing more.
@@ -83,12 +83,14 @@ class Run:
         misfits = self.contract.misfits
         if not misfits.receives and not misfits.instances:
             return ()
+        gone = {int(self.contract.linked.mate[row]) for row in self.withdrawn} | set(self.withdrawn)
+        misfits = Misfits(tuple(row for row in misfits.receives if row not in gone), misfits.instances)
         found = tuple(self._met(self.left, misfits))
         if len(found) < 2:
             return found
         linked = self.contract.under(self.reading)
         bad = self._really_bad(misfits)
-        halted = go(linked, Conditions(linked, None, misfits=(bad.receives, bad.instances)))
+        halted = go(linked, Conditions(linked, None, misfits=(bad.receives, bad.instances), withdrawn=self.withdrawn))
         first = {_key(m) for m in self._met(halted, bad)}
         return tuple(m for m in found if _key(m) in first) or found
 
@@ -97,11 +99,11 @@ class Run:
         instances = (i for i in misfits.instances if self._judge(i, self._came(None, i)) is not None)
         return Misfits(misfits.receives, tuple(instances))
 
-    def _met(self, left: Progress, misfits: Misfits) -> Iterator[Unlike]:
+    def _met(self, left: Progress, misfits: Misfits) -> Iterator[Mismatch]:
         yield from self._collectives(left, misfits.instances)
         yield from self._messages(left, misfits.receives)
 
-    def _collectives(self, left: Progress, instances: Sequence[int]) -> Iterator[Unlike]:
+    def _collectives(self, left: Progress, instances: Sequence[int]) -> Iterator[Mismatch]:
         """The first of each lane, with how many later calls of it differ too."""
         came = {i: rows for i in instances if len(rows := self._came(left, i)) > 1}
         by_lane: dict[int, list[int]] = {}
@@ -132,13 +134,13 @@ class Run:
         rank, position, _ = self.contract.linked.place(int(self.contract.linked.rows_of[instance][0]))
         return self.where.joins(rank, self._lane(instance)).index(position)
 
-    def _judge(self, instance: int, rows: list[int]) -> Unlike | None:
+    def _judge(self, instance: int, rows: list[int]) -> Mismatch | None:
         ranks = {int(self.contract.linked.rank[row]) for row in rows}
         lane = self._lane(instance)
         came = [rank for rank in self.layout.lane_ranks[lane] if rank in ranks]
         return judge_lane(self.layout, self.where, lane, self._number(instance), came)
 
-    def _messages(self, left: Progress, receives: Sequence[int]) -> Iterator[Unlike]:
+    def _messages(self, left: Progress, receives: Sequence[int]) -> Iterator[Mismatch]:
         linked, by_channel = self.contract.linked, dict[int, list[int]]()
         for row in receives:
             if left.posted[row] >= 0 and left.posted[int(linked.mate[row])] >= 0:
@@ -147,10 +149,10 @@ class Run:
         for channel, rows in sorted(by_channel.items()):
             receive, send = linked.place(rows[0]), linked.place(int(linked.mate[rows[0]]))
             number = self.where.ordinal(receive[0], channel, *receive[1:], sends=False)
-            yield pair_unlike(self.layout.program, number, send, receive, len(rows) - 1)
+            yield message_mismatch(self.layout.program, number, send, receive, len(rows) - 1)
 
 
-def _key(mismatch: Unlike) -> object:
+def _key(mismatch: Mismatch) -> object:
     return (mismatch.lane, mismatch.number) if mismatch.lane >= 0 else mismatch.calls
 
 

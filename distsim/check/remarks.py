@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from distsim.check.call_index import CallIndex
 from distsim.check.layout import Layout, build_layout, distinct
 from distsim.check.leaks import leaks
-from distsim.check.whereabouts import Whereabouts
 from distsim.check.wording import call_words, some_ranks, where_text
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
@@ -79,21 +79,27 @@ def _dropped(program: Program, profile: Profile) -> list[Finding]:
 
 # --- DS608 ---
 def _left_out(program: Program, layout: Layout) -> list[Finding]:
-    """Collectives under a selector that shuts members out who have no other call of that kind in its place."""
-    where = Whereabouts(layout)
+    """Collectives under a selector that shuts members out who have no other call in its place.
+
+    Groups of one name and the same members are one that its ranks made in another order: what each of them lacks says nothing.
+    """
+    where = CallIndex(layout)
+    made = Counter((group.name, group.ranks) for group in program.groups)
     found: dict[int, Finding] = {}
-    for lane in range(len(program.groups)):
+    for lane, group in enumerate(program.groups):
         members = layout.lane_ranks[lane]
         plain = {program.code_of[r] for r in members}
         if len(members) < 2 or (len(plain) == 1 and program.codes[next(iter(plain))].guards is None):
             continue
-        counts = {rank: _counts(program, layout, where, rank, lane) for rank in members}
+        counts = {rank: _counts(program, where, rank, lane) for rank in members}
+        if made[group.name, group.ranks] > 1 or len({sum(count.values()) for count in counts.values()}) == 1:
+            continue
         for op in sorted({op for count in counts.values() for op, _ in count}):
             found |= _missing(program, lane, op, counts)
     return [found[site] for site in sorted(found)]
 
 
-def _counts(program: Program, layout: Layout, where: Whereabouts, rank: int, lane: int) -> Counter[tuple[str, int]]:
+def _counts(program: Program, where: CallIndex, rank: int, lane: int) -> Counter[tuple[str, int]]:
     """(op, site) -> how often the rank's program makes it on a lane."""
     calls = (program.code_call(rank, p) for p in where.joins(rank, lane))
     return Counter((call.op, call.site) for call in calls)
@@ -106,7 +112,8 @@ def _missing(program: Program, lane: int, op: str, counts: dict[int, Counter[tup
     found = {}
     for site in sorted({s for count in counts.values() for name, s in count if name == op}) if short else ():
         reach = [rank for rank, count in counts.items() if count[op, site]]
-        out = [rank for rank in short if rank not in reach]
+        reached = set(reach)
+        out = [rank for rank in short if rank not in reached]
         if out and len(reach) < len(counts):
             place = program.sites[site].place(reach[0])
             who = some_ranks(out)

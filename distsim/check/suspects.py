@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
+from distsim.check.call_index import CallIndex
 from distsim.check.layout import Layout
-from distsim.check.unlike import Unlike, judge_lane, uneven_calls
-from distsim.check.whereabouts import Whereabouts
+from distsim.check.mismatch import Mismatch, judge_lane, uneven_calls
 
 
 class Posted(NamedTuple):
@@ -29,8 +29,8 @@ class Suspects:
         receives: Mapping[int, list[Posted]], open_channels: Container[int],
     ) -> None:  # fmt: skip
         self.layout = layout
-        self.where = Whereabouts(layout)
-        self._judged: dict[tuple[int, int, tuple[int, ...]], Unlike | None] = {}
+        self.where = CallIndex(layout)
+        self._judged: dict[tuple[int, int, tuple[int, ...]], Mismatch | None] = {}
         self.lanes = list(self._lanes(joins))
         both = {c: zip(sends[c], receives.get(c, ()), strict=False) for c in sorted(sends) if c not in open_channels}
         self.pairs = [(c, k, s, r) for c, met in both.items() for k, (s, r) in enumerate(met) if s.signature != r.signature]
@@ -46,7 +46,7 @@ class Suspects:
                 if len({p.signature for _, p in came}) > 1 or (lane, n) in uneven:
                     yield lane, n, came
 
-    def judge(self, lane: int, n: int, came: tuple[int, ...]) -> Unlike | None:
+    def judge(self, lane: int, n: int, came: tuple[int, ...]) -> Mismatch | None:
         """What differs among ranks that came to a lane's n-th call."""
         key = (lane, n, came)
         if key not in self._judged:

@@ -1,41 +1,41 @@
-"""Findings about timing: races, verdicts that depend on luck or on the order of events, a search that hit its bound."""
+"""Findings about timing: races, verdicts that depend on buffering or on the order of events, a search that hit its bound."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 from distsim.check.ending import Ending, How
-from distsim.check.races import Clash
+from distsim.check.mismatch import part_call
+from distsim.check.races import DataRace
 from distsim.check.schedule import Buffered, CallId, Schedule
-from distsim.check.unlike import part_call
 from distsim.check.wording import SHOWN, call_words, columns, some_ranks, where_text
 from distsim.findings.record import Finding
 from distsim.program.records import Program
 
 
-def clash_findings(program: Program, clashes: Iterable[Clash]) -> tuple[Finding, ...]:
+def race_findings(program: Program, races: Iterable[DataRace]) -> tuple[Finding, ...]:
     """DS402 and DS403, one per pair of places and buffer."""
     found = []
-    for clash in clashes:
-        rank = clash.ranks[0]
-        use, opened = part_call(program, rank, clash.position, clash.part), program.call(rank, clash.opened)
-        places = (program.place(rank, clash.opened), program.place(rank, clash.position))
-        does = "writes" if clash.code == "DS402" else "reads"
-        head = f"{use.op} of {some_ranks(clash.ranks)} {does} {clash.label} while {opened.op} still uses it"
-        head += " on another stream" if clash.streams else ""
-        words = "is launched" if clash.streams else "opens the request", f"{does} the buffer"
+    for race in races:
+        rank = race.ranks[0]
+        use, opened = part_call(program, rank, race.position, race.part), program.call(rank, race.opened)
+        places = (program.place(rank, race.opened), program.place(rank, race.position))
+        does = "writes" if race.code == "DS402" else "reads"
+        head = f"{use.op} of {some_ranks(race.ranks)} {does} {race.label} while {opened.op} still uses it"
+        head += " on another stream" if race.streams else ""
+        words = "is launched" if race.streams else "opens the request", f"{does} the buffer"
         rows = [
             (f"rank {rank}", call_words(call), where_text(place), word)
             for call, place, word in zip((opened, use), places, words, strict=True)
         ]
         advice = (
             "let the one stream wait for the other first (`wait_stream`), or give each its own tensor (`copies:`)"
-            if clash.streams
+            if race.streams
             else "put both into buffers of their own, or make the calls one after the other"
-            if clash.opened == clash.position
+            if race.opened == race.position
             else f"wait for the {opened.op} first, or give each its own tensor (`copies:`)"
         )
-        found.append(Finding(clash.code, "error", "\n".join([head, *columns(rows)]), tuple(sorted(clash.ranks)), (), (advice,),
+        found.append(Finding(race.code, "error", "\n".join([head, *columns(rows)]), tuple(sorted(race.ranks)), (), (advice,),
                              tuple(dict.fromkeys(places))))  # fmt: skip
     return tuple(found)
 
@@ -60,7 +60,7 @@ def reliance_findings(program: Program, ending: Ending) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def luck_findings(said: Mapping[str, How], ranks: tuple[int, ...]) -> tuple[Finding, ...]:
+def buffering_dependence(said: Mapping[str, How], ranks: tuple[int, ...]) -> tuple[Finding, ...]:
     """DS603: a deadlock that some way of buffering hides. ``said``: the readings of a deadlock."""
     if said["buffered"] != "never" or set(said.values()) == {"never"}:
         return ()

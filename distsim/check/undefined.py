@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import combinations
 
+from distsim.check.call_index import CallIndex
 from distsim.check.layout import Layout
-from distsim.check.whereabouts import Whereabouts
 from distsim.check.wording import call_words, columns, some_ranks, where_text
 from distsim.findings.record import Finding
 from distsim.ops.records import Call
@@ -22,7 +22,7 @@ def undefined_findings(program: Program, layout: Layout, profile: Profile) -> tu
     NCCL's guide ("Using multiple NCCL communicators concurrently") asks for one order on all devices. Without either the finding
     says only that the outcome is open.
     """
-    where = Whereabouts(layout)
+    where = CallIndex(layout)
     found = _contacts(program, profile)
     for a, b in combinations(range(1, len(program.groups)), 2):
         shared = [rank for rank in layout.lane_ranks[a] if rank in set(layout.lane_ranks[b])]
@@ -54,7 +54,7 @@ def _sends_to(call: Call, peer: int) -> bool:
     return any(OPS[part.op].direction == "send" and part.peer == peer for part in call.parts or (call,))
 
 
-def _swap(where: Whereabouts, a: int, b: int, shared: list[int]) -> tuple[tuple[int, int, int], tuple[int, int, int]] | None:
+def _swap(where: CallIndex, a: int, b: int, shared: list[int]) -> tuple[tuple[int, int, int], tuple[int, int, int]] | None:
     """((p, its call on a, its later call on b), (q, its call on b, its later call on a)): the first pair of ranks that differ."""
     orders = {rank: [sorted((p, lane) for lane in (a, b) for p in where.joins(rank, lane))] for rank in shared}
     first = shared[0]

@@ -6,18 +6,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from distsim.check.diagnose import diagnose
+from distsim.check.call_index import CallIndex
 from distsim.check.ending import READINGS, Ending, Example, How, Kind, depends_on, first_with, hows
-from distsim.check.judge import choice_findings, end_findings, leak_findings, unlike_findings, unreceived_findings
+from distsim.check.judge import choice_findings, end_findings, failure_findings, leak_findings, unreceived_findings
 from distsim.check.layout import Layout, build_layout
 from distsim.check.leaks import Leak, leaks
+from distsim.check.leaving import leavers, runs_of
+from distsim.check.mismatch import Mismatch
 from distsim.check.orders import MAX_STATES, Orders, all_orders
-from distsim.check.races import Clash, clashes
+from distsim.check.races import DataRace, data_races
 from distsim.check.readings import Contract, Reading, never_starts
 from distsim.check.schedule import Schedule
-from distsim.check.timing import bound_finding, clash_findings, luck_findings, order_findings, reliance_findings
+from distsim.check.timing import bound_finding, buffering_dependence, order_findings, race_findings, reliance_findings
 from distsim.check.waitfor import wait_for
-from distsim.check.whereabouts import Whereabouts
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding
 from distsim.program.records import Program
@@ -66,7 +67,7 @@ def verdict_of(
     rules at least as strict as the rendezvous reading, with nothing that differed where calls met; it stands for that pass.
     """
     layout = layout or build_layout(program)
-    where = Whereabouts(layout)
+    where = CallIndex(layout)
     starts = not never_starts(program)
     if layout.any_source and starts:
         orders = all_orders(layout, max_states)
@@ -86,11 +87,24 @@ def _single_passes(contract: Contract) -> dict[str, Ending]:
 
 
 def _pass(contract: Contract, reading: Reading) -> Ending:
-    done = contract.run(reading)
-    found, unlikes = done.standstill(), done.mismatches()
-    stuck = {found.stuck: wait_for(found).core} if found.blocked else {}
-    ranks = _union(u.ranks for u in unlikes)
-    return Ending(stuck, not stuck, unlikes, not unlikes, {"end": Example(found)}, mismatch_ranks=ranks)
+    """One run, or, where ranks leave with requests open, one for each way in which these meet or do not."""
+    runs = runs_of(contract, reading) if leavers(contract.linked) else [contract.run(reading)]
+    stuck: dict[tuple[int, ...], tuple[int, ...]] = {}
+    unlikes: dict[object, Mismatch] = {}
+    examples: dict[str, Example] = {}
+    passed = fit = False
+    for done in runs:
+        found, met = done.standstill(), done.mismatches()
+        examples.setdefault("end", Example(found))
+        if met:
+            unlikes = {u.calls: u for u in met} | unlikes
+            examples.setdefault("mismatch", Example(found))
+        if found.blocked:
+            stuck.setdefault(found.stuck, wait_for(found).core)
+            examples.setdefault("deadlock", Example(found))
+        passed, fit = passed or not found.blocked, fit or not met
+    ranks = _union(u.ranks for u in unlikes.values())
+    return Ending(stuck, passed, tuple(unlikes.values()), fit, examples, mismatch_ranks=ranks)
 
 
 class _Who(NamedTuple):
@@ -103,14 +117,14 @@ class _Who(NamedTuple):
 class _Judgement:
     """One program with the endings of its readings."""
 
-    def __init__(self, program: Program, layout: Layout, where: Whereabouts, orders: Orders, bound: int) -> None:
+    def __init__(self, program: Program, layout: Layout, where: CallIndex, orders: Orders, bound: int) -> None:
         self.program, self.layout, self.where, self.orders, self.bound = program, layout, where, orders, bound
         self.endings = orders.endings
         self.invalid = tuple(f for f in program.findings if f.code in CODES and CODES[f.code].verdict == "invalid")
         example = self.endings["rendezvous"].example("end")
         first = example.standstill
         blocked = not example.ended or any(ending.stuck for ending in self.endings.values())
-        self.clashes: tuple[Clash, ...] = clashes(program, [end.position for end in first.ends])
+        self.clashes: tuple[DataRace, ...] = data_races(program, [end.position for end in first.ends])
         self.leaks: tuple[Leak, ...] = () if blocked else leaks(program, first)
         self.unreceived = () if blocked else first.unreceived
         self.kind = self._kind()
@@ -173,14 +187,14 @@ class _Judgement:
         unlike, stuck, racing = (first_with(self.endings, kind) for kind in _KINDS)
         stood = stuck.example("deadlock") if stuck else None
         first = self.endings["rendezvous"].example("end").standstill
-        found = [*program.findings, *unlike_findings(program, self.where, unlike.unlikes if unlike else ())]
-        if stood is not None:
-            found += diagnose(program, stood.standstill, self.layout, stood.schedule.sender_of if stood.schedule else None)
+        taken = stood.schedule.sender_of if stood is not None and stood.schedule else None
+        left = None if stood is None else stood.standstill
+        found = [*program.findings, *failure_findings(program, self.where, unlike.unlikes if unlike else (), left, taken)]
         if self.kind == "deadlock" and stuck is not None:
-            found += luck_findings(hows(self.endings, "deadlock"), _union(stuck.stuck))
+            found += buffering_dependence(hows(self.endings, "deadlock"), _union(stuck.stuck))
         found += self._order_findings()
         found += reliance_findings(program, racing) if racing is not None else ()
-        found += (*clash_findings(program, self.clashes), *leak_findings(program, self.leaks))
+        found += (*race_findings(program, self.clashes), *leak_findings(program, self.leaks))
         found += unreceived_findings(program, first) if self.unreceived else ()
         found += (*end_findings(program, first), *choice_findings(program, choices))
         return (*found, *(() if self.orders.complete else (bound_finding(self.orders.explored, self.bound),)))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from distsim.standstill import Blocked, Need, Standstill
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,68 +40,70 @@ def wait_for(standstill: Standstill) -> WaitFor:
     """Read the graph of a standstill. An AND edge leads to each rank of a need, an OR edge (`Need.any`) to each that could
     help."""
     blocked = {b.rank: b for b in standstill.blocked}
-    circles = _circles(blocked)
-    on_gone = {}
-    for rank, state in blocked.items():
-        gone = [r for need in state.needs if not need.any or not any(r in blocked for r in need.ranks)
-                for r in need.ranks if r not in blocked]  # fmt: skip
-        if gone:
-            on_gone[rank] = tuple(dict.fromkeys(gone))
+    circles, on_gone = _circles(blocked), _on_gone(blocked)
     core = sorted({r for c in circles for r in c.ranks} | on_gone.keys())
     inside = set(core)
     return WaitFor(circles, on_gone, tuple(core), tuple(r for r in blocked if r not in inside))
 
 
+def _on_gone(blocked: dict[int, Blocked]) -> dict[int, tuple[int, ...]]:
+    """Those who have left, per rank that waits for them. Ranks that share a set of awaited ranks share what is said of it."""
+    said: dict[tuple[int, bool], tuple[int, ...]] = {}
+    found = {}
+    for rank, state in blocked.items():
+        left = []
+        for need in state.needs:
+            key = id(need.ranks), need.any
+            if key not in said:
+                gone = tuple(r for r in need.ranks if r not in blocked)
+                said[key] = () if need.any and len(gone) < len(need.ranks) else gone
+            left += [said[key]] if said[key] else []
+        if left:
+            found[rank] = left[0] if len(left) == 1 else tuple(dict.fromkeys(r for gone in left for r in gone))
+    return found
+
+
 def _circles(blocked: dict[int, Blocked]) -> tuple[Circle, ...]:
     """Strongly connected components of two ranks or more, by their lowest rank.
 
-    Equal sets of awaited ranks are one node between, so that 512 ranks waiting for 512 others are 1024 edges, not 262 144.
+    Equal sets of awaited ranks are one node between, a negative number, so that 512 ranks waiting for 512 others are 1024 edges, not
+    262 144.
     """
     import networkx as nx  # a fifth of a second to import, needed only at a standstill
 
-    graph: nx.DiGraph[int | tuple[int, ...]] = nx.DiGraph()
-    graph.add_nodes_from(blocked)
-    seen: set[tuple[int, ...]] = set()
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    nodes: dict[int, int] = {}  # a tuple's identity -> its node: it is hashed once, however many wait for it
+    sets: dict[tuple[int, ...], int] = {}
     for rank, state in blocked.items():
         for need in state.needs:
-            graph.add_edge(rank, need.ranks)
-            if need.ranks not in seen:
-                seen.add(need.ranks)
-                graph.add_edges_from((need.ranks, other) for other in need.ranks if other in blocked)
+            if id(need.ranks) not in nodes:
+                node = nodes[id(need.ranks)] = sets.setdefault(need.ranks, -1 - len(sets))
+                graph.add_edges_from((node, other) for other in need.ranks if other in blocked)
+            if nodes[id(need.ranks)] in graph:  # else nobody there waits in turn
+                graph.add_edge(rank, nodes[id(need.ranks)])
     found = []
     for component in nx.strongly_connected_components(graph):
-        ranks = sorted(r for r in component if isinstance(r, int))
+        ranks = sorted(r for r in component if r >= 0)
         if len(ranks) > 1:
-            inside = frozenset(ranks)
-            by_choice = any(need.any and inside & set(need.ranks) for r in ranks for need in blocked[r].needs)
-            found.append(Circle(tuple(ranks), _shortest(blocked, ranks[0], inside), by_choice))
+            by_choice = any(need.any and not component.isdisjoint(need.ranks) for r in ranks for need in blocked[r].needs)
+            path = tuple(ranks) if len(ranks) == 2 else _shortest(graph.subgraph(component), ranks[0])
+            found.append(Circle(tuple(ranks), path, by_choice))
     return tuple(sorted(found, key=lambda c: c.ranks))
 
 
-def _shortest(blocked: dict[int, Blocked], start: int, inside: frozenset[int]) -> tuple[int, ...]:
-    """A shortest path from a rank back to itself among the ranks of its component."""
+def _shortest(graph: nx.DiGraph[int], start: int) -> tuple[int, ...]:
+    """A shortest path of ranks from one back to itself."""
+    import networkx as nx
+
     before: dict[int, int] = {}
-    done: set[tuple[int, ...]] = set()
-    queue = [start]
-    for rank in queue:
-        for need in blocked[rank].needs:
-            if start in need.ranks and rank != start:
-                return _path(before, start, rank)
-            if need.ranks in done:
-                continue
-            done.add(need.ranks)
-            for other in need.ranks:
-                if other in inside and other != start and other not in before:
-                    before[other] = rank
-                    queue.append(other)
+    for node, last in nx.bfs_predecessors(graph, start):
+        before[node] = last
+        if node >= 0 and any(graph.has_edge(between, start) for between in graph.successors(node)):
+            path = [node]
+            while path[-1] != start:
+                path.append(before[before[path[-1]]])
+            return tuple(reversed(path))
     return (start,)
-
-
-def _path(before: dict[int, int], start: int, end: int) -> tuple[int, ...]:
-    path = [end]
-    while path[-1] != start:
-        path.append(before[path[-1]])
-    return tuple(reversed(path))
 
 
 def edge(state: Blocked, towards: int) -> Need:

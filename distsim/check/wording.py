@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from distsim.check.unlike import part_call
+from distsim.check.mismatch import part_call
 from distsim.findings.record import Place
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
@@ -34,6 +34,12 @@ def number_list(numbers: Sequence[int], shown: int = SHOWN) -> str:
 def plural(count: int, word: str) -> str:
     """`1 call`, `3 calls`."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def like_this(count: int, word: str = "") -> list[str]:
+    """`… and 3 more like this`, `… and 511 more pairs like this`, as a line of its own; no line for none."""
+    kind = "" if not word else f" {word}" if count == 1 else f" {word}s"
+    return [f"  … and {count} more{kind} like this"] if count > 0 else []
 
 
 def call_words(call: Call) -> str:

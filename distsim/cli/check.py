@@ -101,7 +101,7 @@ def _report(results: list[CheckResult], format: Format) -> str:
 
         return console.to_json(check_sarif(results, __version__, NOT_COVERED))
     if format is Format.github:
-        from distsim.views.github import github_annotations
+        from distsim.views.sarif import github_annotations
 
         return github_annotations(results)
     return _text(results)

@@ -18,6 +18,6 @@ def command(name: Name = None) -> None:
     Example: distsim clusters dgx-a100
     """
     from distsim.cluster import PRESETS, preset
-    from distsim.views.clusters import cluster_table, cluster_yaml
+    from distsim.views.benchview import cluster_table, cluster_yaml
 
     console.out(cluster_table([preset(n) for n in PRESETS]) if name is None else cluster_yaml(preset(name)))

@@ -32,8 +32,7 @@ def page(name: str) -> str:
     from distsim.names import near
     from distsim.ops.table import ALIASES, OPS
     from distsim.strategies import STRATEGIES
-    from distsim.views.backends import backends_page
-    from distsim.views.pages import operation_page, strategy_page
+    from distsim.views.pages import backends_page, operation_page, strategy_page
 
     if name == "backends":
         return backends_page()

@@ -73,7 +73,7 @@ def _operations() -> Iterator[str]:
 
 def backends_manual() -> str:
     """docs/backends.md: the support table."""
-    from distsim.views.backends import backends_page
+    from distsim.views.pages import backends_page
 
     return f"# Back ends\n\n{GENERATED}\n\n`distsim explain backends` prints the same.\n\n```text\n{backends_page()}\n```\n"
 

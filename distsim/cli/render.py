@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distsim.cli import console
 from distsim.cli.options import Backend, BackendOption, ClusterOption, Sets, read_scenario
+from distsim.views.pictures import names
 
 if TYPE_CHECKING:
     from distsim.scenario import Scenario
+    from distsim.views.drawing.view import Subject, View
 
+_NAMES = names()
+VIEWS = f"{', '.join(_NAMES[:-1])} or {_NAMES[-1]}"
 #: What distsim.views.render knows, named here so that --help need not load it; a test compares the two.
-VIEWS = "dataflow, op, groups, startup, waitfor or timeline"
 FORMATS = "svg, png, pdf, dot or mermaid"
 
 File = Annotated[str | None, typer.Argument(metavar="FILE", help="A scenario; - reads standard input. The view op needs none.")]
-View = Annotated[str, typer.Option("--view", metavar="VIEW", help=f"One of {VIEWS}.")]
+ViewName = Annotated[str, typer.Option("--view", metavar="VIEW", help=f"One of {VIEWS}.")]
 Format = Annotated[
     str | None, typer.Option("--format", metavar="FORMAT", help=f"One of {FORMATS}; left out: by the name after -o, else svg.")
 ]
@@ -30,7 +33,7 @@ RankCount = Annotated[int, typer.Option("--ranks", metavar="N", help="For how ma
 
 def command(
     file: File = None,
-    view: View = "dataflow",
+    view: ViewName = "dataflow",
     format: Format = None,
     output: Output = None,
     op: OpName = None,
@@ -46,18 +49,18 @@ def command(
     Example: distsim render --view op --op all_gather -o all_gather.svg
     """
     from distsim.errors import UsageError
-    from distsim.views.render import render
+    from distsim.views.render import Subject, render, view_of
 
-    fmt = format or _format_of(output)
-    if view == "op":
-        records: dict[str, Any] = {"program": None}
+    fmt, kind = format or _format_of(output), view_of(view)
+    if kind.of == "operation":
+        subject = Subject(op=op, ranks=ranks)
     elif file is None:
         raise UsageError(
             f"the view {view} draws a scenario and none was named", f"`distsim render scenarios/hybrid.yaml --view {view}`"
         )
     else:
-        records = _records(view, read_scenario(file, sets), backend, cluster)
-    _deliver(render(view, fmt, op=op, ranks=ranks, **records), output, fmt)
+        subject = _subject(kind, read_scenario(file, sets), backend, cluster)
+    _deliver(render(view, fmt, subject), output, fmt)
 
 
 def _format_of(output: Path | None) -> str:
@@ -66,16 +69,17 @@ def _format_of(output: Path | None) -> str:
     return {"": "svg", "mmd": "mermaid", "gv": "dot"}.get(suffix, suffix)
 
 
-def _records(view: str, scenario: Scenario, backend: Backend | None, cluster: str | None) -> dict[str, Any]:
-    """What `distsim.views.render.render` is given, by its argument's name: what the view needs, and no more."""
+def _subject(view: View, scenario: Scenario, backend: Backend | None, cluster: str | None) -> Subject:
+    """What the view needs and uses, and no more."""
     from distsim.simulation import simulate
     from distsim.values import compute_values
+    from distsim.views.drawing.view import Subject
 
-    done = simulate(scenario, backend=backend, cluster=cluster, with_verdict=view == "waitfor", with_values=False)
-    values = compute_values(done.program, done.run.trace, at_calls=True) if view == "dataflow" else None
-    launch = scenario.launch
-    master = {"master": f"{launch.master_addr}:{launch.master_port}"} if launch.master_addr and launch.master_port else {}
-    return {"program": done.program, "run": done.run, "values": values, "verdict": done.verdict, **master}
+    done = simulate(scenario, backend=backend, cluster=cluster, with_verdict="verdict" in view.uses, with_values=False)
+    values = compute_values(done.program, done.run.trace, at_calls=True) if "values" in view.uses else None
+    found, launch = Subject(done.program, done.run, values, done.verdict), scenario.launch
+    at = f"{launch.master_addr}:{launch.master_port}" if launch.master_addr and launch.master_port else found.master
+    return found._replace(master=at)
 
 
 def _deliver(picture: str | bytes, output: Path | None, fmt: str) -> None:

@@ -119,7 +119,7 @@ def _for_real(trace: Path, wish: Wish, cluster: str | None, scale: Scale, output
     import os
     from dataclasses import replace
 
-    from distsim.real.place import found
+    from distsim.real.plan import external_rank
     from distsim.real.run import Refused, chosen_backend, run_simulated
     from distsim.replay import prepared
     from distsim.trace_io import read_trace
@@ -127,7 +127,7 @@ def _for_real(trace: Path, wish: Wish, cluster: str | None, scale: Scale, output
     from distsim.views.replayview import real_replay_json, real_replay_lines
 
     source = read_trace(trace)
-    started = found(os.environ, wish.master_addr or "127.0.0.1", wish.master_port or 29500)
+    started = external_rank(os.environ, wish.master_addr or "127.0.0.1", wish.master_port or 29500)
     backend = chosen_backend(wish, str(source.header.get("backend") or "gloo"), source.world_size, started)
     ready = prepared(source, str(trace), backend=backend, cluster=read_cluster(cluster), scale=scale)
     try:

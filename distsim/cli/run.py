@@ -166,13 +166,13 @@ def _run(scenario: Scenario, wish: Wish, trace: Path | None, format: Format) -> 
     """Run it, write the trace, print the report; the exit status."""
     import os
 
-    from distsim.real.place import found
+    from distsim.real.plan import external_rank
     from distsim.real.run import Refused, real_run
 
     if trace is not None:
         check_trace_name(trace)
     launch = scenario.launch
-    started = found(os.environ, wish.master_addr or launch.master_addr, wish.master_port or launch.master_port)
+    started = external_rank(os.environ, wish.master_addr or launch.master_addr, wish.master_port or launch.master_port)
     try:
         run, status = real_run(scenario, wish, started)
     except Refused as refused:

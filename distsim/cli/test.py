@@ -26,7 +26,7 @@ def command(paths: Paths) -> None:
     Example: distsim test scenarios/
     """
     from distsim.expectations import check_file, scenario_files
-    from distsim.views.expectations import summary, table_of
+    from distsim.views.checkview import summary, table_of
 
     files = scenario_files(paths)
     checked = [check_file(path) for path in _with_progress(files)]

@@ -11,7 +11,7 @@ import numpy as np
 from distsim.cluster import default_cluster
 from distsim.collection import no_collection
 from distsim.cost import CostModel
-from distsim.engine.deadlines import limits_ns, outlasts
+from distsim.engine.deadlines import outlasts
 from distsim.engine.fill import fill
 from distsim.engine.general import simulate_in_order
 from distsim.engine.ordered import WORST_FIRST, worst_of
@@ -20,12 +20,11 @@ from distsim.ops.table import OPS
 from distsim.profiles import Profile
 from distsim.profiles.mpi import EAGER_LIMIT
 from distsim.profiles.nccl import BUFFSIZE
-from distsim.program.records import Code, Program
+from distsim.program.records import Program
 from distsim.semantics.blocked import standstill
 from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.contacts import bad_contacts
-from distsim.semantics.durations import durations_ns
 from distsim.semantics.form import Drop
 from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
@@ -135,32 +134,16 @@ def _surely(program: Program, profile: Profile, cost: CostModel) -> bool:
     if any(call.op == "new_group" for code in program.codes for call in _distinct(code.calls)):
         return False  # a meeting under eager init alone
     linked = Linked(_with(program, init="lazy", buffsize=_NOTHING, serial=True), profile)
-    return not linked.mixes_batches and _never_waits(linked, cost) is True
+    end = None if linked.mixes_batches else _ends_of(linked, cost)
+    return end is not None and not end.blocked
 
 
-def _never_waits(linked: Linked, cost: CostModel) -> bool | Standstill:
-    """Without a look at the clock: True, it completes; False, the clock or the order of events must tell; else who is blocked."""
-    if why_ordered(linked, cost.cluster.shared_links) is not None or not _is_short(linked.program, linked.profile, cost):
-        return False
-    done = go(linked, Conditions(linked, None))
-    return all(host.ended for host in done.hosts) or standstill(done)
-
-
-def _is_short(program: Program, profile: Profile, cost: CostModel) -> bool:
-    """No wait can outlast a timeout: all work of one rank together, and as much again for the messages, takes less than the shortest."""
-    if profile.timed_out == "nothing":
-        return True
-    longest = 0
-    for code in program.codes:
-        known = {
-            id(call): _longest(program, cost, code, k) for k, call in enumerate(code.calls) if call.op in ("compute", "sleep")
-        }
-        longest += sum(known.get(id(call), 0) for call in code.calls)
-    return 2 * longest < min(limits_ns(program, profile))
-
-
-def _longest(program: Program, cost: CostModel, code: Code, position: int) -> int:
-    return int(np.max(durations_ns(program, cost, code, position)))
+def _ends_of(linked: Linked, cost: CostModel) -> Standstill | None:
+    """How a program ends that is free of order and whose waits outlast no timeout; None where the order of events must be followed."""
+    if why_ordered(linked, cost.cluster.shared_links) is not None:
+        return None
+    done = go(linked, Conditions(linked, cost))
+    return None if outlasts(linked.program, linked.profile, fill(done)) else standstill(done)
 
 
 def _outcome(program: Program, profile: Profile, cost: CostModel, max_states: int) -> ProfileOutcome:
@@ -192,14 +175,9 @@ def any_source(program: Program) -> bool:
 
 def _run(program: Program, profile: Profile, cost: CostModel) -> End:
     """One run in the order of time, by the fastest way that is exact."""
-    linked = Linked(program, profile)
-    said = _never_waits(linked, cost)
-    if said is not False:
-        return _FINE if said is True else End(said, frozenset())
-    if why_ordered(linked, cost.cluster.shared_links) is None:
-        done = go(linked, Conditions(linked, cost))
-        if not outlasts(program, profile, fill(done)):
-            return End(standstill(done), frozenset())
+    end = _ends_of(Linked(program, profile), cost)
+    if end is not None:
+        return End(end, frozenset()) if end.blocked else _FINE
     left = simulate_in_order(program, profile, cost)
     ranks_of = [rank for rank in range(program.world_size) for _ in range(left.columns.base[rank], left.columns.base[rank + 1])]
     notes = (Note(outcome, fields, tuple(sorted(ranks_of[row] for row in rows))) for rows, fields, outcome in left.mismatches)

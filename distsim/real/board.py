@@ -1,13 +1,14 @@
-"""Progress boards: a small mapped file per rank that says where it is, readable even while the library is stuck.
+"""What a rank writes while it runs, into mapped files: a progress board, which says where it is, and the times of its calls.
 
-A rank writes a few 64-bit words at each call; the launcher only looks. What is written survives the rank's death, by whatever
-signal, because the pages belong to the file.
+A rank writes a few 64-bit words at each call (a few hundred ns); the launcher only looks, even while the library is stuck. What is
+written survives the rank's death, by whatever signal, because the pages belong to the file.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+from array import array
 from enum import IntEnum
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,7 +18,6 @@ from distsim.errors import EnvironmentFault
 _WORDS: Final = 16
 _TEXT: Final = 1024
 SIZE: Final = _WORDS * 8 + _TEXT
-
 
 #: What a launcher says of a rank whose process somebody has stopped.
 STOPPED: Final = "its process is stopped (SIGSTOP)"
@@ -82,11 +82,7 @@ class Board:
     def __init__(self, path: Path, create: bool = False) -> None:
         if create:
             _fill(path)
-        handle = os.open(path, os.O_RDWR)
-        try:
-            self._map = mmap.mmap(handle, SIZE)
-        finally:
-            os.close(handle)
+        self._map = _mapped(path, SIZE)
         self._view = memoryview(self._map)
         self.words = self._view[: _WORDS * 8].cast("q")
 
@@ -115,6 +111,14 @@ class Board:
         self.words.release()
         self._view.release()
         self._map.close()
+
+
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    handle = os.open(path, os.O_RDWR)
+    try:
+        return mmap.mmap(handle, size)
+    finally:
+        os.close(handle)
 
 
 def _fill(path: Path) -> None:
@@ -163,4 +167,29 @@ class Bulletin:
         self._board.close()
 
 
-__all__ = ["SIZE", "STOPPED", "Board", "Bulletin", "Phase", "Seen", "Word", "seen"]
+# --- times of calls ---
+
+#: Columns of a line. ``source``: the global rank whose message a receive from any source took. ``launched``: when a device came to the
+#: work; -1 where the host does it.
+COLUMNS: Final = ("posted", "returned", "finished", "waited", "source", "launched")
+WIDTH: Final = len(COLUMNS)
+POSTED, RETURNED, FINISHED, WAITED, SOURCE, LAUNCHED = range(WIDTH)
+
+
+class CallTimes:
+    """The table of one rank and one repetition, a line per row of the trace: ``cells[row * WIDTH + column]``, -1 where nothing was
+    written. A killed run still shows the call that hung.
+    """
+
+    def __init__(self, path: Path, rows: int) -> None:
+        with open(path, "wb") as file:
+            array("q", [-1] * (max(rows, 1) * WIDTH)).tofile(file)
+        self.cells = memoryview(_mapped(path, max(rows, 1) * WIDTH * 8)).cast("q")
+
+
+def read_times(data: bytes) -> dict[str, array[int]]:
+    """The columns of a table, from its bytes; an incomplete last line is left out."""
+    whole = len(data) // (WIDTH * 8) * WIDTH * 8
+    cells = array("q")
+    cells.frombytes(data[:whole])
+    return {name: cells[i::WIDTH] for i, name in enumerate(COLUMNS)}

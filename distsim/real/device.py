@@ -1,11 +1,12 @@
-"""On what a real run works: the CPU or CUDA devices, which of them a rank takes, and what a back end can do there."""
+"""On what a real run works: which back end, the CPU or CUDA devices, which of them a rank takes, and what a back end can do there."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from importlib.util import find_spec
+from typing import Final, NamedTuple
 
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.ops.table import OPS
@@ -15,6 +16,57 @@ from distsim.program.records import Program
 SHARED_GPU: Final = (2, 30)
 #: What a task that srun or mpirun started with one visible GPU has for itself; torchrun shows every process all of them.
 _OWN_GPU: Final = ("srun", "mpirun", "mpiexec")
+_INSTALL: Final = "pip install 'distsim[real]' brings it"
+
+
+# --- back ends ---
+
+
+def need_torch() -> None:
+    """Raises EnvironmentFault where torch is not installed, or has no torch.distributed."""
+    if find_spec("torch") is None:
+        raise EnvironmentFault("a real run needs torch, which is not installed here", _INSTALL)
+    import torch.distributed
+
+    if not torch.distributed.is_available():
+        raise EnvironmentFault("this build of torch has no torch.distributed", _INSTALL)
+
+
+def visible_gpus() -> int:
+    """GPUs that torch sees."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def choose_backend(wanted: str | None, scenario: str, ranks_here: int) -> str:
+    """gloo, nccl or mpi: the one asked for (``auto``: nccl where every rank has a GPU, else gloo), else the scenario's.
+
+    Raises EnvironmentFault where it can't run here, with what can.
+    """
+    import torch.distributed as dist
+
+    gpus = visible_gpus()
+    if wanted == "auto":
+        return "nccl" if dist.is_nccl_available() and gpus >= ranks_here else "gloo"
+    name = wanted or scenario
+    built_in = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}[name]()
+    said = "" if wanted else ", which the scenario asks for,"
+    if name == "nccl" and not gpus:
+        raise EnvironmentFault(f"nccl{said} needs a GPU, and torch sees none here", "run it on the CPU: add --backend gloo")
+    if not built_in:
+        raise EnvironmentFault(
+            f"this build of torch has no {name}", "add --backend gloo" if name != "gloo" else "install another build of torch"
+        )
+    return name
+
+
+# --- devices ---
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Devices(NamedTuple):
@@ -61,7 +113,7 @@ def nccl_version() -> tuple[int, ...]:
     import torch
 
     try:
-        built: tuple[Any, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        built: tuple[int | str, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     except (AttributeError, RuntimeError):
         return ()
     return _loaded_version() or tuple(int(n) for n in built[:3])
@@ -94,7 +146,7 @@ def check_rows(program: Program, backend: str, devices: Devices) -> None:
                          "leave --device cuda out, or run it with --backend nccl")  # fmt: skip
 
 
-def variables(backend: str, devices: Devices, options: Mapping[str, Any], folder: str) -> dict[str, str]:
+def variables(backend: str, devices: Devices, options: Mapping[str, object], folder: str) -> dict[str, str]:
     """Variables of a rank's environment that torch and NCCL read: the file's options, and what keeps a hang from being silent.
 
     Sources: torch, ProcessGroupNCCL.hpp (TORCH_NCCL_…, TORCH_FR_…); NCCL's guide, "Environment Variables".
@@ -129,6 +181,3 @@ def defaults(backend: str, devices: Devices) -> dict[str, str]:
     if backend == "nccl":
         found |= {"NCCL_DEBUG": "WARN", "TORCH_FR_BUFFER_SIZE": "2000"}
     return found | ({"NCCL_MAX_CTAS": "8"} if devices.shared and backend == "nccl" else {})
-
-
-__all__ = ["SHARED_GPU", "Devices", "check_rows", "choose_devices", "defaults", "nccl_version", "need_shared", "variables"]

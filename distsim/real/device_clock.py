@@ -1,9 +1,9 @@
 """When the work of a call was done: by the host's clock on the CPU, by CUDA events on a GPU, mapped onto the host's clock.
 
-A device has its own clock, which only tells the time between two of its events. So each rank ties the two clocks together
-before and after the program: an event on an idle stream lies between the host's times before its record and after its end,
-and half of that span is the error. Times between the two ties are interpolated, so the error is that of the worse tie, and
-the rounding of cudaEventElapsedTime, a float32 of milliseconds.
+A device has its own clock, which only tells the time between two of its events. So each rank synchronises the two clocks before and
+after the program: an event on an idle stream lies between the host's times before its record and after its end, and half of that
+span is the error. Times between the two points are interpolated, so the error is that of the worse one, and the rounding of
+cudaEventElapsedTime, a float32 of milliseconds.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext, suppress
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext, suppress
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
-from distsim.real.board import Board, Word
-from distsim.real.slots import FINISHED, LAUNCHED
+from distsim.real.board import FINISHED, LAUNCHED, Board, Word
+
+if TYPE_CHECKING:
+    from torch.cuda import Event, Stream
+    from torch.distributed import Work
 
 _now = time.monotonic_ns
 #: Records of an event to choose the closest of.
@@ -27,22 +31,22 @@ _LOOK_S = 0.005
 _ROUNDING = 2.0**-24
 
 
-class Tie(NamedTuple):
+class SyncPoint(NamedTuple):
     """An event whose time by the host's clock is known: ``host_ns``, off by ``error_ns`` at most."""
 
-    event: Any
+    event: Event
     host_ns: int
     error_ns: int
 
 
-class Launch(NamedTuple):
+class DeviceWork(NamedTuple):
     """Work that a device was given: the call's position, its lines in the table, what it runs on, events before and behind it."""
 
     position: int
     cells: Sequence[int]
     queue: Hashable
-    begin: Any
-    end: Any
+    begin: Event
+    end: Event
     compute: bool
 
 
@@ -54,29 +58,31 @@ class HostClock:
 
     def __init__(self, hears_futures: bool) -> None:
         self.hears_futures = hears_futures
-        self.cells: Any = None
+        self.cells = memoryview(b"")
 
-    def start(self, cells: Any) -> None:
+    def start(self, cells: memoryview) -> None:
         """A repetition begins, which writes into this table."""
         self.cells = cells
 
-    def before(self) -> Any:
+    def before(self) -> Event | None:
         """Called right before the work is given out; `done` and `follow` want what it returns."""
         return None
 
-    def done(self, began: Any, position: int, cells: Sequence[int], queue: Hashable = "", compute: bool = False) -> None:
+    def done(self, began: Event | None, position: int, cells: Sequence[int], queue: Hashable = "", compute: bool = False) -> None:
         """The call has waited for its work itself, or its work is the last on the current stream."""
         now = _now()
         for cell in cells:
             self.cells[cell + FINISHED] = now
 
-    def follow(self, began: Any, position: int, cells: Sequence[int], works: Sequence[Any], queue: Hashable = "") -> None:
+    def follow(
+        self, began: Event | None, position: int, cells: Sequence[int], works: Sequence[Work], queue: Hashable = ""
+    ) -> None:
         """The work goes on by itself: note when it is done, even if nobody waits for it."""
         if not self.hears_futures or len(works) != 1 or len(cells) != 1:
             return
         table, cell = self.cells, cells[0]
 
-        def done(_: Any) -> None:
+        def done(_: object) -> None:
             if table[cell + FINISHED] < 0:
                 table[cell + FINISHED] = _now()
 
@@ -90,7 +96,7 @@ class HostClock:
             if self.cells[cell + FINISHED] < 0:
                 self.cells[cell + FINISHED] = now
 
-    def stream(self, name: str) -> Any:
+    def stream(self, name: str) -> AbstractContextManager[object]:
         """A context in which calls go to a named stream."""
         return nullcontext()
 
@@ -109,32 +115,32 @@ class DeviceClock(HostClock):
 
     on_device = True
 
-    def __init__(self, board: Board, cuda: Any, probes: bool) -> None:
+    def __init__(self, board: Board, cuda: ModuleType, probes: bool) -> None:
         super().__init__(hears_futures=False)
         self.board, self.cuda, self.probes = board, cuda, probes
-        self.streams: dict[str, Any] = {}
-        self._watchers: dict[Hashable, Any] = {}
-        self._ties: list[Tie] = []
-        self._all: list[Launch] = []
-        self._pending: dict[Hashable, deque[Launch]] = {}
+        self.streams: dict[str, Stream] = {}
+        self._watchers: dict[Hashable, Stream] = {}
+        self._synced: list[SyncPoint] = []
+        self._all: list[DeviceWork] = []
+        self._pending: dict[Hashable, deque[DeviceWork]] = {}
         self._followed: set[int] = set()
-        self._began: dict[int, Any] = {}
+        self._began: dict[int, Event | None] = {}
         self._looker: threading.Thread | None = None
         self._over = threading.Event()
 
     # --- a repetition ---
-    def start(self, cells: Any) -> None:
+    def start(self, cells: memoryview) -> None:
         super().start(cells)
         for held in (self._all, self._pending, self._followed, self._began):
             held.clear()
         self.cuda.synchronize()
-        self._ties = [self._tie()]
+        self._synced = [self._sync()]
         self._over.clear()
         self._looker = threading.Thread(target=self._look_on, daemon=True)
         self._looker.start()
 
     def finish(self) -> None:
-        """Wait for the device, tie the clocks again, and write all its times anew by both ties."""
+        """Wait for the device, synchronise the clocks again, and write all its times anew by both points."""
         try:
             self.cuda.synchronize()
         finally:
@@ -142,38 +148,41 @@ class DeviceClock(HostClock):
             if self._looker is not None:
                 self._looker.join()
         self._look(everything=True)
-        self._ties.append(self._tie())
-        first, last = self._ties
+        self._synced.append(self._sync())
+        first, last = self._synced
         span_ms = first.event.elapsed_time(last.event)
         self.error_ns = max(first.error_ns, last.error_ns) + int(span_ms * 1e6 * _ROUNDING) + 1
         self.board.words[Word.CLOCK_ERROR_NS] = self.error_ns
         self._write(self._all, lambda event: _between(first, last, span_ms, event))
 
-    def _tie(self) -> Tie:
+    def _sync(self) -> SyncPoint:
         """The closest of several: an event on an idle device, between the host's times around it."""
-        found: list[Tie] = []
+        found: list[SyncPoint] = []
         for _ in range(_TRIES):
             event = self._event()
             before = _now()
             event.record()
             event.synchronize()
             after = _now()
-            found.append(Tie(event, (before + after) // 2, (after - before + 1) // 2))
-        return min(found, key=lambda tie: tie.error_ns)
+            found.append(SyncPoint(event, (before + after) // 2, (after - before + 1) // 2))
+        return min(found, key=lambda point: point.error_ns)
 
-    def _event(self) -> Any:
-        return self.cuda.Event(enable_timing=True)
+    def _event(self) -> Event:
+        event: Event = self.cuda.Event(enable_timing=True)
+        return event
 
     # --- launches ---
-    def before(self) -> Any:
+    def before(self) -> Event:
         event = self._event()
         event.record()
         return event
 
-    def done(self, began: Any, position: int, cells: Sequence[int], queue: Hashable = "", compute: bool = False) -> None:
-        self._keep(Launch(position, cells, queue, began, self.before(), compute))
+    def done(self, began: Event | None, position: int, cells: Sequence[int], queue: Hashable = "", compute: bool = False) -> None:
+        self._keep(position, cells, queue, began, self.before(), compute)
 
-    def follow(self, began: Any, position: int, cells: Sequence[int], works: Sequence[Any], queue: Hashable = "") -> None:
+    def follow(
+        self, began: Event | None, position: int, cells: Sequence[int], works: Sequence[Work], queue: Hashable = ""
+    ) -> None:
         """A stream of its own waits for the Works, so that an event behind them tells their end even if the program never asks.
 
         No ``works``: a wait for them would stop the host.
@@ -189,27 +198,31 @@ class DeviceClock(HostClock):
                 work.wait()
             end = self.before()
         self._followed.update(cells)
-        self._keep(Launch(position, cells, queue, began, end, False))
+        self._keep(position, cells, queue, began, end)
 
     def waited(self, position: int, cells: Sequence[int]) -> None:
         """Where no stream waits for the Work, its end is when the current stream gets past the wait for it."""
         rest = [cell for cell in cells if cell not in self._followed and cell in self._began]
         if rest:
-            self._keep(Launch(position, rest, ("wait", position), self._began[rest[0]], self.before(), False))
+            self._keep(position, rest, ("wait", position), self._began[rest[0]], self.before())
         for cell in rest:
             del self._began[cell]
 
-    def _keep(self, launch: Launch) -> None:
-        self._all.append(launch)
-        self._pending.setdefault(launch.queue, deque()).append(launch)
+    def _keep(
+        self, position: int, cells: Sequence[int], queue: Hashable, began: Event | None, end: Event, compute: bool = False
+    ) -> None:
+        assert began is not None, "the clock of a device marks every beginning"
+        work = DeviceWork(position, cells, queue, began, end, compute)
+        self._all.append(work)
+        self._pending.setdefault(queue, deque()).append(work)
 
-    def stream(self, name: str) -> Any:
+    def stream(self, name: str) -> AbstractContextManager[object]:
         return nullcontext() if name in ("", "host") else self.cuda.stream(self._stream(name))
 
     def wait_stream(self, name: str, other: str) -> None:
         self._stream(name).wait_stream(self._stream(other))
 
-    def _stream(self, name: str) -> Any:
+    def _stream(self, name: str) -> Stream:
         if name not in self.streams:
             self.streams[name] = self.cuda.Stream() if name else self.cuda.default_stream()
         return self.streams[name]
@@ -227,37 +240,38 @@ class DeviceClock(HostClock):
     def _look(self, everything: bool = False) -> None:
         words, done, first = self.board.words, [], None
         for queue in list(self._pending.values()):
-            while queue and (everything or queue[0].end.query()):
+            while queue and (everything or _passed(queue[0].end)):
                 done.append(queue.popleft())
             if queue:
                 head = queue[0]
                 first = head.position if first is None else min(first, head.position)
-                if head.compute and head.begin.query():
+                if head.compute and _passed(head.begin):
                     words[Word.PROGRESS] += 1  # at work
         words[Word.DEVICE] = 0 if first is None else first + 1
         if done and not everything:
             words[Word.PROGRESS] += 1
-            tie = self._ties[0]
-            self._write(done, lambda event: tie.host_ns + round(tie.event.elapsed_time(event) * 1e6))
+            first_sync = self._synced[0]
+            self._write(done, lambda event: first_sync.host_ns + round(first_sync.event.elapsed_time(event) * 1e6))
 
-    def _write(self, launches: Sequence[Launch], at_ns: Callable[[Any], int]) -> None:
+    def _write(self, works: Sequence[DeviceWork], at_ns: Callable[[Event], int]) -> None:
         """Times of launches, each queue's one after the other: on it a launch starts when the one before it is done."""
         free: dict[Hashable, int] = {}
-        for launch in launches:
-            end_ns = at_ns(launch.end)
-            begin_ns = min(max(at_ns(launch.begin), free.get(launch.queue, 0)), end_ns)
-            free[launch.queue] = end_ns
-            for cell in launch.cells:
+        for work in works:
+            end_ns = at_ns(work.end)
+            begin_ns = min(max(at_ns(work.begin), free.get(work.queue, 0)), end_ns)
+            free[work.queue] = end_ns
+            for cell in work.cells:
                 self.cells[cell + LAUNCHED] = max(begin_ns, self.cells[cell])
                 self.cells[cell + FINISHED] = max(end_ns, self.cells[cell])
 
 
-def _between(first: Tie, last: Tie, span_ms: float, event: Any) -> int:
-    """An event's time by the host's clock, on the line through both ties."""
+def _passed(event: Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]
+
+
+def _between(first: SyncPoint, last: SyncPoint, span_ms: float, event: Event) -> int:
+    """An event's time by the host's clock, on the line through both points."""
     since_ms = float(first.event.elapsed_time(event))
     if span_ms <= 0:
         return first.host_ns + round(since_ms * 1e6)
     return first.host_ns + round(since_ms / span_ms * (last.host_ns - first.host_ns))
-
-
-__all__ = ["DeviceClock", "HostClock", "Launch", "Tie"]

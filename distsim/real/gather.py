@@ -7,21 +7,18 @@ import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from distsim.errors import EnvironmentFault
 from distsim.program.records import Program
-from distsim.real.board import Phase
+from distsim.real.board import Phase, read_times
 from distsim.real.job import Job
-from distsim.real.judge import differences, outcome_of
-from distsim.real.merge import merged
-from distsim.real.posted import Request
-from distsim.real.record import RealRun
-from distsim.real.sameness import Held, compare
-from distsim.real.session import Session
-from distsim.real.slots import read_slots
-from distsim.real.standing import Stood, is_consequence, stood
+from distsim.real.merge import RankTimes, merged
+from distsim.real.posted_calls import Request
+from distsim.real.postmortem import Postmortem, differences, is_consequence, outcome_of, postmortem
+from distsim.real.record import RealRun, Session
+from distsim.real.value_check import BufferCheck, check_values
 from distsim.real.watch import Watched
+from distsim.standstill import Standstill
 from distsim.trace import Trace
 from distsim.trace_values import Kept, header_values
 
@@ -33,30 +30,23 @@ def record(session: Session, job: Job, watched: Watched, clocks: tuple[tuple[int
     """All that the ranks of this machine left, as bytes that can travel."""
     values = session.simulation.wide_values
     left: dict[str, bytes] = {}
-    held: list[Held] = []
+    buffers: list[BufferCheck] = []
     kept: list[Kept] = []
-    overhead = 0
+    overhead_ns = 0
     for rank in session.ranks:
         for repetition in range(len(watched.starts_ns) or 1):
-            path = job.slots(rank, repetition)
+            path = job.times(rank, repetition)
             if path.exists():
-                left[f"slots {rank} {repetition}"] = path.read_bytes()
-        found = compare(job.program, values, rank, job.result(rank), session.backend)
-        held += found.held
+                left[f"times {rank} {repetition}"] = path.read_bytes()
+        found = check_values(job.program, values, rank, job.result(rank), session.backend)
+        buffers += found.buffers
         kept += found.kept
-        overhead = max(overhead, found.overhead_ns)
+        overhead_ns = max(overhead_ns, found.overhead_ns)
         if job.output(rank).exists():
             left[f"output {rank}"] = job.output(rank).read_bytes()[-4000:]
         if rank in watched.stacks:
             left[f"stack {rank}"] = watched.stacks[rank].encode()
-    facts = {
-        "ranks": session.ranks,
-        "held": held,
-        "kept": kept,
-        "overhead_ns": overhead,
-        "clocks": clocks,
-        "starts_ns": watched.starts_ns,
-    }
+    facts = {"buffers": buffers, "kept": kept, "overhead_ns": overhead_ns, "clocks": clocks}
     return {"facts": json.dumps(facts).encode(), **left}
 
 
@@ -64,9 +54,8 @@ def record(session: Session, job: Job, watched: Watched, clocks: tuple[tuple[int
 class _Gathered:
     """The records of all launchers together."""
 
-    tables: dict[int, dict[int, bytes]] = field(default_factory=dict)  # repetition -> rank -> table
-    zeros_ns: dict[int, dict[int, int]] = field(default_factory=dict)
-    held: list[Held] = field(default_factory=list)
+    tables: dict[int, dict[int, RankTimes]] = field(default_factory=dict)  # repetition -> rank -> table
+    buffers: list[BufferCheck] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     stacks: dict[int, str] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
@@ -83,15 +72,14 @@ def _gathered(records: Sequence[Mapping[str, bytes]], starts_ns: Sequence[int]) 
         offset = (first + last) // 2
         out.error_ns = max(out.error_ns, error, later, abs(first - last) // 2)
         out.overhead_ns = max(out.overhead_ns, facts["overhead_ns"])
-        out.held += [Held(*one) for one in facts["held"]]
+        out.buffers += [BufferCheck(*one) for one in facts["buffers"]]
         out.kept += [Kept(*one) for one in facts["kept"]]
         for name, data in record.items():
             what, _, who = name.partition(" ")
-            if what == "slots":
+            if what == "times":
                 rank, repetition = map(int, who.split())
-                out.tables.setdefault(repetition, {})[rank] = data
-                zero = starts_ns[repetition] if repetition < len(starts_ns) else 0
-                out.zeros_ns.setdefault(repetition, {})[rank] = zero - offset
+                zero_ns = starts_ns[repetition] if repetition < len(starts_ns) else 0
+                out.tables.setdefault(repetition, {})[rank] = RankTimes(data, zero_ns - offset)
             elif what == "stack":
                 out.stacks[int(who)] = data.decode(errors="replace")
             elif what == "output":
@@ -119,11 +107,11 @@ def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mappi
     got.device_error_ns = max((board.clock_error_ns for board in watched.seen.values()), default=0)
     simulation, program = session.simulation, job.program
     start_ns = watched.starts_ns[-1] if watched.starts_ns else 0
-    left = stood(simulation, watched.seen, watched.exits, start_ns, _sources(program, got))
+    left = postmortem(simulation, watched.seen, watched.exits, start_ns, _sources(program, got))
     running = watched.reason == "interrupted" and watched.still_ns < _STILL_NS
     if running:
-        left = Stood(left.standstill, (), ())  # it was getting on: who waited for whom just then says nothing
-    outcome = "" if running else outcome_of(left.standstill.ends, got.held, simulation.outcome)
+        left = Postmortem(left.standstill, (), ())  # it was getting on: who waited for whom just then says nothing
+    outcome = "" if running else outcome_of(left.standstill.ends, got.buffers, simulation.outcome)
     traces = [_trace(session, job, got, k, left.standstill, outcome) for k in sorted(got.tables) or [0]]
     counted = traces[1:] if len(traces) > 1 and len(traces) == job.repeats else traces
     ordered = sorted(counted, key=lambda t: t.makespan_ns)
@@ -132,7 +120,7 @@ def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mappi
     return RealRun(
         simulation, session.backend, session.started.launcher if session.started else session.launcher, outcome, watched.reason,
         left.standstill, left.findings, left.culprits, () if running else differences(simulation, outcome, left.standstill.ends), trace,
-        tuple(t.makespan_ns for t in counted), tuple(got.held), got.stacks,
+        tuple(t.makespan_ns for t in counted), tuple(got.buffers), got.stacks,
         {r: text for r, text in got.outputs.items() if r in bad and text.strip()}, got.overhead_ns, got.error_ns,
         session.wish.timeout_ns, tuple(session.notes),
     )  # fmt: skip
@@ -141,8 +129,8 @@ def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mappi
 def _sources(program: Program, got: _Gathered) -> dict[Request, int]:
     """Whom receives from any source met in the last repetition, as they say themselves."""
     found = {}
-    for rank, data in (got.tables[max(got.tables)] if got.tables else {}).items():
-        code, column = program.code(rank), read_slots(data)["source"]
+    for rank, times in (got.tables[max(got.tables)] if got.tables else {}).items():
+        code, column = program.code(rank), read_times(times.table)["source"]
         for row, source in enumerate(column):
             if source >= 0:
                 position = bisect_right(code.offsets, row) - 1
@@ -150,7 +138,7 @@ def _sources(program: Program, got: _Gathered) -> dict[Request, int]:
     return found
 
 
-def _trace(session: Session, job: Job, got: _Gathered, repetition: int, left: Any, outcome: str) -> Trace:
+def _trace(session: Session, job: Job, got: _Gathered, repetition: int, left: Standstill, outcome: str) -> Trace:
     import torch
 
     device = {"times": "device", "device_clock_error_ns": got.device_error_ns} if job.devices.kind == "cuda" else {}
@@ -160,7 +148,4 @@ def _trace(session: Session, job: Job, got: _Gathered, repetition: int, left: An
         "compute": "busy" if job.busy else "asleep", "cores": os.cpu_count(),
         **(header_values(got.kept) if session.simulation.values is not None else {}),
     }  # fmt: skip
-    return merged(job.program, got.tables.get(repetition, {}), got.zeros_ns.get(repetition, {}), left, outcome, header)
-
-
-__all__ = ["environment_faults", "judged", "record"]
+    return merged(job.program, got.tables.get(repetition, {}), left, outcome, header)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
 from distsim.program.records import Program
-from distsim.real.job import Job
+from distsim.real.job import LOOPBACK, Job
+from distsim.real.rendezvous import listen, serve
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import ProcessGroup
 
 
 class Groups:
@@ -20,15 +26,16 @@ class Groups:
     def __init__(self, job: Job, rank: int) -> None:
         import torch.distributed
 
-        self.dist: Any = torch.distributed
+        self.dist: ModuleType = torch.distributed
         self.job, self.rank, self.program = job, rank, job.program
-        self._made: dict[int, Any] = {}
+        self._made: dict[int, ProcessGroup] = {}
         self._by_step = _made_by_steps(job.program)
         self._bound: set[int] = set()
         self.generation = 0
         self.connected = False
+        self._store: TCPStore | None = None
 
-    def of(self, group: Group) -> Any:
+    def of(self, group: Group) -> ProcessGroup | None:
         return None if group.id == 0 else self._made.get(group.id)
 
     def start(self, call: Call | None = None) -> None:
@@ -40,8 +47,7 @@ class Groups:
         if self.generation:  # the store still has the last world's keys
             method = Path(self.job.directory, f"again-{self.generation}").as_uri()
         self.generation += 1
-        if _elsewhere(method, self.job):  # the launcher's store is not there: rank 0 serves one, as torch does by itself
-            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(False)
+        self._serve(method)
         backend = self.job.backend
         eager = self.job.backend == "nccl" and options.get("init") == "eager"
         device = self.job.devices.of(self.job.local_rank(self.rank)) if eager else None
@@ -51,6 +57,19 @@ class Groups:
         for group in used_groups(self.program):
             if group.id not in self._by_step:
                 self._new(group)
+
+    def _serve(self, method: str) -> None:
+        """A store for the ranks at a tcp:// address where the launcher's is not. Rank 0 serves it, on a machine's loopback by itself:
+        torch would listen on every address of the machine.
+        """
+        url, launchers = urlsplit(method), urlsplit(f"//{self.job.master_addr}")
+        if url.scheme != "tcp" or (url.hostname, url.port) == (launchers.hostname, self.job.master_port):
+            return
+        if url.hostname not in LOOPBACK or not url.port:
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(False)  # as torch does it
+        elif self.rank == 0:
+            door, port = listen(url.hostname, url.port, may_move=False)
+            self._store = serve(door, url.hostname, port)
 
     def _new(self, group: Group, call: Call | None = None) -> None:
         """Make a group; who is no member gets torch's sign for that, which its calls then refuse or ignore."""
@@ -78,12 +97,6 @@ class Groups:
         self.connected = False
 
 
-def _elsewhere(method: str, job: Job) -> bool:
-    """A tcp:// address that is not the one of the launcher's store."""
-    url = urlsplit(method)
-    return url.scheme == "tcp" and (url.hostname, url.port) != (urlsplit(f"//{job.master_addr}").hostname, job.master_port)
-
-
 def used_groups(program: Program) -> list[Group]:
     """Groups that some call names, the world left out, in the program's order."""
     used: set[int] = set()
@@ -103,6 +116,3 @@ def _made_by_steps(program: Program) -> set[int]:
                     resolved = program.resolve(rank, call)
                     said.add((resolved.name, tuple(sorted(resolved.ranks))))
     return {group.id for group in program.groups[1:] if (group.name, group.ranks) in said}
-
-
-__all__ = ["Groups", "used_groups"]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from distsim.program.records import Program
+from distsim.real.compute_load import Prices
 from distsim.real.device import Devices, variables
+
+#: Names of folders of runs in the temporary folder begin so; the launcher's pid follows, and the next run removes what a killed one left.
+FOLDER_PREFIX = "distsim-run-"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Job:
     first_rank: int = 0
     devices: Devices = field(default_factory=Devices)
     visible: tuple[int, ...] = ()
-    prices: Mapping[tuple[float, float, str | None], int] = field(default_factory=dict)
+    prices: Prices = field(default_factory=dict)
     parent: int = 0
     given: bool = False
 
@@ -48,8 +54,8 @@ class Job:
     def board(self, rank: int) -> Path:
         return Path(self.directory, f"board-{rank}")
 
-    def slots(self, rank: int, repetition: int) -> Path:
-        return Path(self.directory, f"slots-{rank}-{repetition}")
+    def times(self, rank: int, repetition: int) -> Path:
+        return Path(self.directory, f"times-{rank}-{repetition}")
 
     def stack(self, rank: int) -> Path:
         return Path(self.directory, f"stack-{rank}")
@@ -68,7 +74,7 @@ class Job:
         """What torchrun would set (torch.distributed.run, "Environment Variables"), and the back ends' own."""
         program = self.program
         quiet = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-        loopback = quiet if self.master_addr in ("127.0.0.1", "localhost", "::1") else {}
+        loopback = quiet if self.master_addr in LOOPBACK else {}
         if self.given:
             return loopback | self.switches()
         many = len(self.local_ranks) > 1  # as this launcher cuts the world, which need not be as the file does
@@ -90,4 +96,20 @@ class Job:
         return found
 
 
-__all__ = ["Job"]
+# --- how what they leave travels ---
+
+
+def pack(record: Mapping[str, bytes]) -> bytes:
+    """Named pieces of bytes as one."""
+    head = json.dumps({name: len(data) for name, data in record.items()}).encode()
+    return b"".join([len(head).to_bytes(8, "little"), head, *record.values()])
+
+
+def unpack(data: bytes) -> dict[str, bytes]:
+    """The pieces that `pack` put together."""
+    length = int.from_bytes(data[:8], "little")
+    at, record = 8 + length, {}
+    for name, size in json.loads(data[8:at]).items():
+        record[name] = data[at : at + size]
+        at += size
+    return record

@@ -7,20 +7,15 @@ monotonic clock, so moments can be compared across processes.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import multiprocessing
 import os
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +23,18 @@ from numpy.typing import NDArray
 from distsim.errors import EnvironmentFault
 from distsim.ops.records import Buffer, Call
 from distsim.ops.table import OPS
-from distsim.program.build import build_program
+from distsim.program.build import Plain, build_program
 from distsim.program.records import Program
+from distsim.real.compute_load import pass_until
+from distsim.real.device import need_torch
+from distsim.real.job import FOLDER_PREFIX
+from distsim.real.launcher import Launcher
+from distsim.real.worker import end_with_parent
 
-_PR_SET_PDEATHSIG = 1
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+
 #: All ranks are due so long after they have met, asleep: by then neither caches nor threads are warm. The last part of it they spin.
 _LEAD_NS = 10_000_000
 _SPIN_NS = 500_000
@@ -54,86 +57,80 @@ class Item(NamedTuple):
 
 def measure(n: int, plan: Sequence[Item], rounds: int, warmup: int, timeout_s: float) -> NDArray[np.int64]:
     """Durations in ns, shape (rounds, items), on ``n`` ranks with gloo. Raises EnvironmentFault when torch is missing or a rank fails."""
-    try:
-        import torch
-        import torch.distributed
-    except ImportError:
-        raise EnvironmentFault("torch is not installed, and measuring needs it", "pip install 'distsim[real]'") from None
+    need_torch()
+    import torch.distributed
+
     torch.set_num_threads(1)
     programs = [_program(item, n) for item in plan]
     shape = (warmup + rounds, len(plan), n + 1)  # the last one is when all are due
     shared = mmap.mmap(-1, max(int(np.prod(shape)), 1) * 8)
-    context = multiprocessing.get_context("fork")
-    name = f"distsim-run-{os.getpid()}-"  # what a killed bench left is removed by the next run
-    with tempfile.TemporaryDirectory(prefix=name) as folder:
-        job = (programs, n, Path(folder, "store"), shared, shape, timeout_s, os.getpid())
-        ranks = [context.Process(target=_rank, args=(rank, *job), name=f"rank {rank}", daemon=True) for rank in range(n)]
+    ranks = Launcher("fork")
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDER_PREFIX}{os.getpid()}-") as folder:
+        job = _Job(programs, n, Path(folder, "store"), shared, shape, timeout_s, os.getpid())
         try:
-            for process in ranks:
-                process.start()
+            ranks.start_each(_rank, job, range(n))
             _await(ranks, timeout_s, Path(folder, "error"))
         finally:
-            _end(ranks)
+            ranks.end(0.0)
     times = np.frombuffer(shared, dtype=np.int64).reshape(shape)[warmup:]
     return np.asarray(times[..., :n].max(axis=2) - times[..., n])
 
 
-def _await(ranks: Sequence[Any], timeout_s: float, error: Path) -> None:
+def _await(ranks: Launcher, timeout_s: float, error: Path) -> None:
     """Until all have ended. Raises EnvironmentFault at once when one failed, or when time is up."""
     limit = time.monotonic() + timeout_s
-    while any(process.is_alive() for process in ranks) and not any(process.exitcode for process in ranks):
+    while None in (exits := {ranks.exit_of(rank) for rank in ranks.processes}) and not any(exits):
         if time.monotonic() > limit:
             why = f"the measurement took more than {timeout_s:.0f} s and was broken off"
             raise EnvironmentFault(why, "ask for fewer sizes, rounds or ranks, or for a longer --timeout")
         time.sleep(0.02)
-    if any(process.exitcode for process in ranks):
+    if any(exits):
         why = error.read_text(encoding="utf-8") if error.exists() else "a rank ended early"
         raise EnvironmentFault(f"the measurement was broken off: {why}")
-
-
-def _end(ranks: Sequence[Any]) -> None:
-    for process in ranks:
-        if process.pid is not None and process.is_alive():
-            with suppress(ProcessLookupError):
-                process.kill()
-    for process in ranks:
-        if process.pid is not None:
-            process.join(5)
 
 
 # --- one rank ---
 
 
-def _rank(
-    rank: int, programs: Sequence[Program], n: int, store: Path, shared: mmap.mmap, shape: tuple[int, ...], timeout_s: float,
-    parent: int,
-) -> None:  # fmt: skip
+class _Job(NamedTuple):
+    """What every rank is told. ``times``: the memory of an array of this ``shape`` that all ranks share."""
+
+    programs: Sequence[Program]
+    n: int
+    store: Path
+    times: mmap.mmap
+    shape: tuple[int, int, int]
+    timeout_s: float
+    parent: int
+
+
+def _rank(job: _Job, rank: int) -> None:
     """A forked process; ends with status 0 when it came to the end."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    end_with_parent(job.parent)
     status = 1
     try:
         import torch.distributed as dist
 
         os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
-        dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=n, timeout=timedelta(seconds=timeout_s))
-        calls = [[_apart(call) for _, call in program.calls_of(rank)] for program in programs]
-        times = np.frombuffer(shared, dtype=np.int64).reshape(shape)
-        groups = _group_of(dist, [program.groups[1].size for program in programs], rank, n)
-        _rounds(dist, rank, calls, groups, times)
+        dist.init_process_group(
+            "gloo", f"file://{job.store}", rank=rank, world_size=job.n, timeout=timedelta(seconds=job.timeout_s)
+        )
+        calls = [[_apart(call) for _, call in program.calls_of(rank)] for program in job.programs]
+        times = np.frombuffer(job.times, dtype=np.int64).reshape(job.shape)
+        _rounds(rank, calls, _group_of([program.groups[1].size for program in job.programs], rank, job.n), times)
         dist.destroy_process_group()
         status = 0
     except Exception as error:
-        store.with_name("error").write_text(f"rank {rank}: {error}", encoding="utf-8")
+        job.store.with_name("error").write_text(f"rank {rank}: {error}", encoding="utf-8")
     finally:
         os._exit(status)
 
 
-def _group_of(dist: Any, sizes: Sequence[int], rank: int, n: int) -> dict[int, Any]:
+def _group_of(sizes: Sequence[int], rank: int, n: int) -> dict[int, ProcessGroup | None]:
     """torch's groups by size; all ranks make all of them, in one order (torch.distributed.new_group)."""
-    mine: dict[int, Any] = {n: None}
+    import torch.distributed as dist
+
+    mine: dict[int, ProcessGroup | None] = {n: None}
     for size in sorted({*sizes} - {n}):
         for first in range(0, n // size * size, size):
             group = dist.new_group(list(range(first, first + size)))
@@ -142,7 +139,9 @@ def _group_of(dist: Any, sizes: Sequence[int], rank: int, n: int) -> dict[int, A
     return mine
 
 
-def _rounds(dist: Any, rank: int, calls: Sequence[Sequence[Call]], groups: dict[int, Any], times: NDArray[np.int64]) -> None:
+def _rounds(rank: int, calls: Sequence[Sequence[Call]], groups: dict[int, ProcessGroup | None], times: NDArray[np.int64]) -> None:
+    import torch.distributed as dist
+
     pool, n = _Pool(calls), times.shape[2] - 1
     for round_ in times:
         for own, cells in zip(calls, round_, strict=True):
@@ -153,9 +152,7 @@ def _rounds(dist: Any, rank: int, calls: Sequence[Sequence[Call]], groups: dict[
                 cells[n] = time.monotonic_ns() + _LEAD_NS
             while not (due_ns := int(cells[n])):
                 time.sleep(_POLL_S)
-            while (left := due_ns - time.monotonic_ns()) > 0:
-                if left > _SPIN_NS:
-                    time.sleep((left - _SPIN_NS) / 1e9)
+            pass_until(due_ns, _SPIN_NS)
             for row, call, group in work:
                 requests = row.torch_call(dist, call, pool, group)
                 for request in requests if call.parts else ():
@@ -183,7 +180,7 @@ class _Pool:
             for buffer in _buffers(call):
                 self[buffer].fill_(1)
 
-    def __getitem__(self, buffer: Buffer) -> Any:
+    def __getitem__(self, buffer: Buffer) -> Tensor:
         return self._memory[buffer.name][: buffer.numel].view(buffer.shape)
 
 
@@ -191,7 +188,7 @@ def _program(item: Item, n: int) -> Program:
     """The calls of every rank for one sample."""
     row, numel, g = OPS[item.op], item.nbytes // _ELEMENT, item.group
     groups = {f"group {k}": list(range(k * g, k * g + g)) for k in range(n // g)}
-    plain: dict[int, list[dict[str, Any]]] = {}
+    plain: dict[int, list[Plain]] = {}
     for rank in range(n // g * g):
         first = rank // g * g
         call = {"op": item.op, "group": f"group {rank // g}", "dtype": _DTYPE, "tensor": "in", "numel": numel}
@@ -219,6 +216,3 @@ def _apart(call: Call) -> Call:
         return tuple(replace(b, name=name, shape=(b.numel,) if flat else b.shape) for b in buffers)
 
     return replace(call, inputs=named(call.inputs, "in"), outputs=named(call.outputs, "out"))
-
-
-__all__ = ["Item", "measure"]

@@ -1,18 +1,26 @@
-"""The tensors of a rank: made from the program's buffers, filled as the simulator fills them, read back as numbers."""
+"""The tensors of a rank: whether this machine can hold them, made from the program's buffers, filled as the simulator fills them, read
+back as numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.errors import EnvironmentFault
 from distsim.ops.effects import numpy_dtype
 from distsim.ops.records import Buffer, Call
 from distsim.program.records import Program, at
+from distsim.units import show_bytes
 from distsim.values import fill
 from distsim.values.numbers import wide
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: No limit on written-out numbers: a real tensor holds them all.
 _EVERY = 2**62
@@ -22,15 +30,12 @@ class Memory:
     """``memory[buffer]`` is the torch tensor of a buffer; a buffer without a name is fresh at each use."""
 
     def __init__(self, program: Program, rank: int, device: str) -> None:
-        import torch
-
-        self.torch: Any = torch
         self.program, self.rank, self.device = program, rank, device
         self.names = {"rank": rank, **program.names_of(rank)}
-        self.tensors: dict[str, Any] = {}
+        self.tensors: dict[str, Tensor] = {}
         self.buffers: dict[str, Buffer] = {}
 
-    def __getitem__(self, buffer: Buffer) -> Any:
+    def __getitem__(self, buffer: Buffer) -> Tensor:
         if not buffer.name:
             return self._empty(buffer)
         found = self.tensors.get(buffer.label)
@@ -46,7 +51,7 @@ class Memory:
             self.tensors[label].zero_()
             self._fill(self.tensors[label], self.initial(buffer))
 
-    def initial(self, buffer: Buffer) -> NDArray[Any] | None:
+    def initial(self, buffer: Buffer) -> NDArray[np.generic] | None:
         """The numbers that the file gives a buffer, flat, of its size or of size 1."""
         spec = self.program.tensors.get(buffer.name)
         if spec is None or spec.value is None:
@@ -59,38 +64,42 @@ class Memory:
             env = _Names(self, {**self.names, **dict(call.indices), "copy": target.index})
             self._fill(self[target], fill(call.value, env, target.numel, target.dtype, _EVERY))
 
-    def numbers(self, buffer: Buffer) -> NDArray[Any]:
+    def numbers(self, buffer: Buffer) -> NDArray[np.generic]:
         """What a tensor holds now, flat."""
         return to_numpy(self[buffer], buffer.dtype)
 
     def packed(self, buffer: Buffer) -> bytes:
         """A tensor's numbers as bytes: one element where all are the same, bit for bit, so that large ones stay small on disk."""
+        import torch
+
         flat = self[buffer].detach().cpu().contiguous().view(-1)
-        bits = flat.view(
-            {1: self.torch.uint8, 2: self.torch.int16, 4: self.torch.int32}.get(flat.element_size(), self.torch.int64)
-        )
+        bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(flat.element_size(), torch.int64))
         if flat.numel() > 1 and bits.numel() == flat.numel() and bool((bits == bits[0]).all()):
             return to_numpy(flat[:1], buffer.dtype).tobytes()
         return to_numpy(flat, buffer.dtype).tobytes()
 
-    def _empty(self, buffer: Buffer) -> Any:
-        return self.torch.zeros(buffer.shape, dtype=getattr(self.torch, buffer.dtype), device=self.device)
+    def _empty(self, buffer: Buffer) -> Tensor:
+        import torch
 
-    def _fill(self, tensor: Any, numbers: NDArray[Any] | None) -> None:
+        return torch.zeros(buffer.shape, dtype=getattr(torch, buffer.dtype), device=self.device)
+
+    def _fill(self, tensor: Tensor, numbers: NDArray[np.generic] | None) -> None:
         if numbers is None or not tensor.numel():
             return
+        import torch
+
         flat = np.ascontiguousarray(np.broadcast_to(numbers, tensor.numel()))
-        source = self.torch.frombuffer(bytearray(flat.tobytes()), dtype=tensor.dtype)
+        source = torch.frombuffer(bytearray(flat.tobytes()), dtype=tensor.dtype)
         tensor.view(-1).copy_(source)
 
 
-class _Names(Mapping[str, Any]):
+class _Names(Mapping[str, object]):
     """The names of an `assign`: numbers, and tensors, which are read only where the value names them."""
 
-    def __init__(self, memory: Memory, plain: Mapping[str, Any]) -> None:
+    def __init__(self, memory: Memory, plain: Mapping[str, object]) -> None:
         self.memory, self.plain = memory, plain
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> object:
         if name in self.plain:
             return self.plain[name]
         spec = self.memory.program.tensors[name]
@@ -106,7 +115,7 @@ class _Names(Mapping[str, Any]):
         return len({**self.plain, **self.memory.program.tensors})
 
 
-def to_numpy(tensor: Any, dtype: str) -> NDArray[Any]:
+def to_numpy(tensor: Tensor, dtype: str) -> NDArray[np.generic]:
     """A tensor's numbers, flat, in numpy's form of its dtype."""
     import torch
 
@@ -115,9 +124,55 @@ def to_numpy(tensor: Any, dtype: str) -> NDArray[Any]:
         return np.zeros(0, numpy_dtype(dtype))
     data = flat.view(torch.uint8).numpy().tobytes()
     if dtype == "bool":  # gloo adds the bytes of booleans: true and true make a 2, which is true
-        found: NDArray[Any] = np.frombuffer(data, dtype=np.uint8) != 0
+        found: NDArray[np.generic] = np.frombuffer(data, dtype=np.uint8) != 0
         return found
     return np.frombuffer(data, dtype=numpy_dtype(dtype))
 
 
-__all__ = ["Memory", "to_numpy"]
+# --- what it weighs ---
+
+
+def buffers_of(call: Call) -> Iterator[Buffer]:
+    """All that a call and its parts read and write."""
+    for piece in (call, *call.parts):
+        yield from (*piece.inputs, *piece.outputs, *piece.writes, *piece.adds, *piece.reads)
+
+
+def tensor_bytes(program: Program, ranks: Sequence[int]) -> int:
+    """Bytes of all named buffers that the calls of these ranks use, and the most that buffers without a name take at a time."""
+    return sum(_rank_bytes(program, rank) for rank in ranks)
+
+
+def _rank_bytes(program: Program, rank: int) -> int:
+    named: dict[str, int] = {}
+    open_: dict[int, int] = {}  # position -> nameless bytes that its requests hold
+    most = 0
+    for position, call in program.calls_of(rank):
+        fresh = 0
+        for buffer in buffers_of(call):
+            if buffer.name:
+                named[buffer.label] = buffer.nbytes
+            else:
+                fresh += buffer.nbytes
+        code_call = program.code_call(rank, position)
+        for distance in (*code_call.waits, *code_call.drops):
+            open_.pop(position - distance, None)
+        most = max(most, sum(open_.values()) + fresh)
+        if fresh and code_call.handled:
+            open_[position] = fresh
+    return sum(named.values()) + most
+
+
+def check_memory(program: Program, ranks: Sequence[int]) -> None:
+    """Raises EnvironmentFault where the tensors would not fit: the kernel would kill a rank, and that would look like a crash."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    needed = tensor_bytes(program, ranks)
+    if free is not None and needed > free * 3 // 4:
+        raise EnvironmentFault(
+            f"the tensors of {len(ranks)} ranks take {show_bytes(needed)}, and {show_bytes(free)} of memory are free here",
+            "make them smaller with --set, or run on a larger machine",
+        )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,27 +13,32 @@ from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES
 from distsim.program.records import Program
-from distsim.real.slots import read_slots
+from distsim.real.board import read_times
+from distsim.real.posted_calls import Matching
 from distsim.standstill import Standstill
 from distsim.trace import NEVER, Trace
 
 Rows = list[tuple[int, Call]]  # (row of the trace, call)
 
 
-def merged(program: Program, tables: Mapping[int, bytes], zeros_ns: Mapping[int, int], left: Standstill, outcome: str,
-           header: Mapping[str, Any]) -> Trace:  # fmt: skip
-    """One trace of a recorded run.
+class RankTimes(NamedTuple):
+    """A rank's table of a repetition. ``zero_ns``: what its clock showed at the common start."""
 
-    ``tables``: the slots of each rank; ``zeros_ns``: what each rank's clock showed at the common start. ``header``: what the
-    recording adds to the header, ``backend`` and ``cluster`` among it.
-    """
+    table: bytes
+    zero_ns: int
+
+
+def merged(
+    program: Program, tables: Mapping[int, RankTimes], left: Standstill, outcome: str, header: Mapping[str, object]
+) -> Trace:
+    """One trace of a recorded run. ``header``: what the recording adds to the header, ``backend`` and ``cluster`` among it."""
     columns = Columns(program)
     sources: dict[int, int] = {}
     launched: dict[int, int] = {}
-    for rank, data in tables.items():
-        _take(columns, program, rank, data, zeros_ns.get(rank, 0), sources, launched)
+    for rank, times in tables.items():
+        _take(columns, rank, times, sources, launched)
     rows = _rows(program, columns)
-    match_calls(program, columns, rows, sources)
+    _match(columns, rows, sources)
     _starts(columns, rows, str(header["backend"]), launched)
     makespan_ns = max((max(c, default=0) for c in (columns.returned, columns.finished, columns.posted)), default=0)
     trace = build_trace(program, columns, left, profile=str(header["backend"]), outcome=outcome,
@@ -42,11 +47,10 @@ def merged(program: Program, tables: Mapping[int, bytes], zeros_ns: Mapping[int,
     return Trace({**trace.header, **header, "source": "recorded", "complete": complete}, trace.tables, trace.columns)
 
 
-def _take(columns: Columns, program: Program, rank: int, data: bytes, zero_ns: int, sources: dict[int, int],
-          launched: dict[int, int]) -> None:  # fmt: skip
+def _take(columns: Columns, rank: int, rank_times: RankTimes, sources: dict[int, int], launched: dict[int, int]) -> None:
     """A rank's table into the columns; ``launched``: row -> when its device came to it."""
-    base = columns.base[rank]
-    table = read_slots(data)
+    base, zero_ns = columns.base[rank], rank_times.zero_ns
+    table = read_times(rank_times.table)
     size = min(len(table["posted"]), columns.base[rank + 1] - base)
     for name in ("posted", "returned", "finished", "waited"):
         times = np.array(table[name][:size], dtype=np.int64)
@@ -70,29 +74,13 @@ def _rows(program: Program, columns: Columns) -> Rows:
     return found
 
 
-def match_calls(program: Program, columns: Columns, rows: Rows, sources: Mapping[int, int]) -> None:
-    """Number what met: the k-th message of a channel with its k-th receive, the n-th collective of a group with the n-th.
-
-    A receive from any source took the next message of the rank that it says itself; one that took none has no match.
-    """
-    sends: dict[Hashable, list[int]] = defaultdict(list)
-    receives: dict[Hashable, list[int]] = defaultdict(list)
-    joined: dict[Hashable, list[int]] = defaultdict(list)
-    count: dict[Hashable, int] = defaultdict(int)
+def _match(columns: Columns, rows: Rows, sources: Mapping[int, int]) -> None:
+    """Number what met. A receive from any source took the next message of the rank that it says itself; one that took none has no match."""
+    calls = Matching[int]()
     for row, call in rows:
-        kind, direction = OPS[call.op].kind, OPS[call.op].direction
-        if kind == "collective":
-            n = count[call.group.id, call.rank]
-            count[call.group.id, call.rank] = n + 1
-            joined[call.group.id, n].append(row)
-        elif direction == "send":
-            sends[call.group.id, call.rank, call.peer, call.tag].append(row)
-        elif direction == "recv":
-            peer = call.peer if call.peer is not None else sources.get(row)
-            if peer is not None:
-                receives[call.group.id, peer, call.rank, call.tag].append(row)
-    pairs = [pair for key, sent in sends.items() for pair in zip(sent, receives.get(key, ()), strict=False)]
-    for number, met in enumerate([*pairs, *(rows_ for rows_ in joined.values() if len(rows_) > 1)]):
+        if OPS[call.op].kind in ("p2p", "collective"):
+            calls.post(row, call, sources.get(row))
+    for number, met in enumerate(calls.met()):
         for row in met:
             columns.match[row] = number
 
@@ -125,6 +113,3 @@ def _needed(call: Call, backend: str) -> tuple[int, ...]:
     root = group.group_rank(call.root) if call.root is not None else 0
     needs = profile.needs(call.op, group.size, root, call.group_rank) if profile is not None else None
     return group.ranks if needs is None else tuple(sorted({call.rank, *(group.ranks[i] for i in needs)}))
-
-
-__all__ = ["match_calls", "merged"]

@@ -1,16 +1,21 @@
-"""The launch plan: each rank's environment and device, and the lines that people type. Nothing here needs torch."""
+"""Other people's launchers: the plan of a scenario with the lines to type, and which rank a process is that torchrun, srun or mpirun
+started. Nothing here needs torch.
+"""
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from distsim.errors import EnvironmentFault
+from distsim.real.job import LOOPBACK
 from distsim.scenario import Scenario
 from distsim.strategies import STRATEGIES
 
 #: What stands for the first machine's address where the file leaves the loopback address and has several machines.
 FIRST_HOST = "HOST0"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class RankPlan(NamedTuple):
@@ -22,7 +27,7 @@ class RankPlan(NamedTuple):
     device: str
 
 
-class Line(NamedTuple):
+class CommandLine(NamedTuple):
     """A command to type: by which launcher, on which machine (None: once for all), its words."""
 
     launcher: str
@@ -41,7 +46,7 @@ class Plan(NamedTuple):
     master_addr: str
     master_port: int
     ranks: tuple[RankPlan, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[CommandLine, ...]
     sets: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
 
@@ -63,7 +68,7 @@ def plan(scenario: Scenario, command: tuple[str, ...], backend: str, device: str
     gpu = device == "cuda" or (device == "auto" and backend == "nccl")
     launch, world = scenario.launch, scenario.world
     many = world.nodes > 1
-    address = FIRST_HOST if many and launch.master_addr in _LOOPBACK else launch.master_addr
+    address = FIRST_HOST if many and launch.master_addr in LOOPBACK else launch.master_addr
     ranks = tuple(
         RankPlan(r, r // world.ranks_per_node, r % world.ranks_per_node, _device(scenario, gpu, r % world.ranks_per_node))
         for r in range(world.size)
@@ -97,20 +102,20 @@ def _environment(scenario: Scenario, gpu: bool) -> list[str]:
     return [*gpus, f"OMP_NUM_THREADS={launch.omp_threads}"]
 
 
-def _torchrun(scenario: Scenario, command: tuple[str, ...], address: str, gpu: bool) -> list[Line]:
+def _torchrun(scenario: Scenario, command: tuple[str, ...], address: str, gpu: bool) -> list[CommandLine]:
     world, port = scenario.world, scenario.launch.master_port
-    found = [Line("distsim", None, ("distsim", *command))] if world.nodes == 1 else []
+    found = [CommandLine("distsim", None, ("distsim", *command))] if world.nodes == 1 else []
     for node in range(world.nodes):
         words = [*_environment(scenario, gpu), "torchrun", f"--nproc_per_node={world.ranks_per_node}", f"--nnodes={world.nodes}",
                  f"--node_rank={node}", f"--master_addr={address}", f"--master_port={port}", "-m", "distsim", *command]  # fmt: skip
-        found.append(Line("torchrun", node, tuple(words)))
+        found.append(CommandLine("torchrun", node, tuple(words)))
         if world.nodes > 1:
             own = ("--nnodes", str(world.nodes), "--node-rank", str(node), "--master-addr", address, "--master-port", str(port))
-            found.append(Line("distsim", node, ("distsim", *command, *own)))
+            found.append(CommandLine("distsim", node, ("distsim", *command, *own)))
     return sorted(found, key=lambda line: (line.launcher != "distsim", line.node or 0))
 
 
-def _others(scenario: Scenario, command: tuple[str, ...], address: str, gpu: bool) -> list[Line]:
+def _others(scenario: Scenario, command: tuple[str, ...], address: str, gpu: bool) -> list[CommandLine]:
     world, env = scenario.world, _environment(scenario, gpu)
     master = [f"MASTER_ADDR={address}", f"MASTER_PORT={scenario.launch.master_port}"]
     gpus = [f"--gpus-per-node={world.ranks_per_node}"] if gpu else []
@@ -118,7 +123,7 @@ def _others(scenario: Scenario, command: tuple[str, ...], address: str, gpu: boo
     slurm = [*threads, *master, "srun", f"--nodes={world.nodes}", f"--ntasks-per-node={world.ranks_per_node}", *gpus]
     exported = [word for pair in [*env, *master] for word in ("-x", pair)]
     mpi = ["mpirun", "-np", str(world.size), "--map-by", f"ppr:{world.ranks_per_node}:node", *exported]
-    return [Line("srun", None, (*slurm, "distsim", *command)), Line("mpirun", None, (*mpi, "distsim", *command))]
+    return [CommandLine("srun", None, (*slurm, "distsim", *command)), CommandLine("mpirun", None, (*mpi, "distsim", *command))]
 
 
 def typed(words: tuple[str, ...], width: int, indent: str) -> list[str]:
@@ -144,4 +149,55 @@ def _units(words: list[str]) -> list[str]:
     return found
 
 
-__all__ = ["FIRST_HOST", "SETS", "Line", "Plan", "RankPlan", "for_real", "plan", "typed"]
+# --- a process that they started ---
+
+
+class ExternalRank(NamedTuple):
+    """This process is one rank of a world that another launcher started. ``agent_store``: it serves the store already."""
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int
+    master_addr: str
+    master_port: int
+    agent_store: bool
+
+
+#: launcher -> (a variable that only it sets, rank, world size, local rank).
+_VARIABLES = {
+    "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "mpiexec": ("PMI_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    "srun": ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+}
+
+
+def external_rank(env: Mapping[str, str], master_addr: str, master_port: int) -> ExternalRank | None:
+    """The rank that the environment gives this process; None where nobody started it as one.
+
+    ``master_addr`` and ``master_port`` hold where the launcher sets none. Raises EnvironmentFault for variables that are broken.
+    """
+    for launcher, (sign, *names) in _VARIABLES.items():
+        if sign in env and names[0] in env and names[1] in env:
+            rank, size, local = (_number(env, name) for name in names)
+            address = env.get("MASTER_ADDR") or (_first_host(env) if launcher == "srun" else "") or master_addr
+            port = _number(env, "MASTER_PORT") if env.get("MASTER_PORT") else master_port
+            served = launcher == "torchrun" and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            return ExternalRank(launcher, rank, size, local, address, port, served)
+    return None
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    text = env.get(name, "0")
+    if not text.isdigit():
+        raise EnvironmentFault(f"{name} is {text!r}, which is no number", "start the ranks with torchrun, srun or mpirun")
+    return int(text)
+
+
+def _first_host(env: Mapping[str, str]) -> str:
+    """The first host of SLURM_JOB_NODELIST, as ``node[03-05,9]`` → ``node03``."""
+    if env.get("SLURM_NNODES", "1") == "1":
+        return "127.0.0.1"
+    match = re.match(r"([^,\[]+)(?:\[(\d+))?", env.get("SLURM_JOB_NODELIST", ""))
+    return f"{match[1]}{match[2] or ''}" if match else ""

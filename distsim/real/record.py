@@ -1,4 +1,4 @@
-"""What a real run leaves behind."""
+"""A real run: how it is wanted, what its launcher has in hand, what it leaves behind."""
 
 from __future__ import annotations
 
@@ -6,12 +6,58 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from distsim.findings.record import Finding
-from distsim.real.sameness import Held
+from distsim.real.device import Devices
+from distsim.real.value_check import BufferCheck
 from distsim.standstill import Standstill
 from distsim.trace import Trace
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+    from distsim.program.records import Program
+    from distsim.real.plan import ExternalRank
     from distsim.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How a run is wanted. ``launcher``: None takes fork, or spawn for GPUs. ``init``: env, tcp, file, or a URL of torch's.
+
+    ``device``: auto (GPUs for nccl, else the CPU), cpu or cuda.
+    """
+
+    backend: str | None = None
+    launcher: str | None = None
+    init: str = "env"
+    timeout_ns: int = 10_000_000_000
+    repeat: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str | None = None
+    master_port: int | None = None
+    force: bool = False
+    device: str = "auto"
+
+
+@dataclass
+class Session:
+    """What one launcher has in hand."""
+
+    simulation: Simulation
+    wish: Wish
+    backend: str
+    launcher: str
+    ranks: tuple[int, ...]
+    address: str
+    port: int
+    number: int = 0
+    hosts: int = 1
+    started: ExternalRank | None = None
+    notes: list[str] = field(default_factory=list)
+    store: TCPStore | None = None
+    directory: str = ""
+    devices: Devices = field(default_factory=Devices)
+    program: Program | None = None  # in place of the simulation's: the same calls with other buffers
 
 
 @dataclass(frozen=True)
@@ -35,7 +81,7 @@ class RealRun:
     differences: tuple[str, ...]
     trace: Trace
     makespans_ns: tuple[int, ...]
-    values: tuple[Held, ...]
+    values: tuple[BufferCheck, ...]
     stacks: dict[int, str] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
     overhead_ns: int = 0
@@ -48,9 +94,6 @@ class RealRun:
         """The run ended as the simulation said."""
         return not self.differences
 
-    def held(self, state: str) -> list[Held]:
+    def held(self, state: str) -> list[BufferCheck]:
         """The buffers that are equal, close, that differ, or are unknown."""
         return [one for one in self.values if one.state == state]
-
-
-__all__ = ["RealRun"]

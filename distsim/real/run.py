@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import os
 import shutil
-import statistics
+import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.ops.effects import numpy_dtype
 from distsim.program.records import Program
-from distsim.real import backend as backends
-from distsim.real import gather
-from distsim.real import store as stores
-from distsim.real.device import Devices, check_rows, choose_devices
-from distsim.real.fleet import METHODS, ElasticFleet, Fleet
-from distsim.real.footprint import check_memory
-from distsim.real.job import Job
-from distsim.real.labour import Prices, prices
-from distsim.real.link import Alone, Linked
-from distsim.real.place import Started
-from distsim.real.plan import for_real
-from distsim.real.record import RealRun
-from distsim.real.session import Session, Wish
+from distsim.real import device, gather, rendezvous
+from distsim.real.compute_load import Prices, prices
+from distsim.real.coordinator import Coordinator, StoreCoordinator
+from distsim.real.device import Devices, check_rows, choose_backend, choose_devices, need_torch
+from distsim.real.job import FOLDER_PREFIX, LOOPBACK, Job
+from distsim.real.launcher import METHODS, ElasticLauncher, Launcher
+from distsim.real.memory import check_memory
+from distsim.real.plan import ExternalRank, for_real
+from distsim.real.record import RealRun, Session, Wish
 from distsim.real.watch import Watch, Watched
 from distsim.scenario import Scenario
 from distsim.simulation import Simulation, simulate
 
-_PREFIX = "distsim-run-"
 #: Loading torch takes seconds of a core's time, in every process that does not inherit it.
 _START_NS = 60_000_000_000
 
@@ -53,7 +47,7 @@ def _invalid(simulation: Simulation) -> bool:
     return simulation.verdict is not None and simulation.verdict.verdict == "invalid"
 
 
-def real_run(scenario: Scenario, wish: Wish, started: Started | None = None) -> tuple[RealRun | None, int]:
+def real_run(scenario: Scenario, wish: Wish, started: ExternalRank | None = None) -> tuple[RealRun | None, int]:
     """Run a scenario for real: (the record, None on all launchers but the first; the exit status).
 
     ``started``: what `place.found` says of this process. Raises Refused, EnvironmentFault, UsageError, ScenarioErrors.
@@ -62,14 +56,14 @@ def real_run(scenario: Scenario, wish: Wish, started: Started | None = None) -> 
     return run_simulated(simulate(scenario, backend=chosen), wish, started)
 
 
-def chosen_backend(wish: Wish, written: str, ranks: int, started: Started | None = None) -> str:
+def chosen_backend(wish: Wish, written: str, ranks: int, started: ExternalRank | None = None) -> str:
     """The back end that a run uses: the wish's, else the ``written`` one. Raises EnvironmentFault where it can't run here."""
-    backends.need_torch()
-    return backends.choose(wish.backend, written, 1 if started else ranks // max(wish.nnodes, 1))
+    need_torch()
+    return choose_backend(wish.backend, written, 1 if started else ranks // max(wish.nnodes, 1))
 
 
 def run_simulated(
-    simulation: Simulation, wish: Wish, started: Started | None = None, program: Program | None = None
+    simulation: Simulation, wish: Wish, started: ExternalRank | None = None, program: Program | None = None
 ) -> tuple[RealRun | None, int]:
     """Run for real what was simulated under the back end that is to be used; see `real_run`.
 
@@ -86,7 +80,7 @@ def run_simulated(
         check_memory(program or simulation.program, session.ranks)
     _sweep()
     try:
-        session.directory = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
+        session.directory = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
     except OSError as fault:
         raise EnvironmentFault(
             f"can't write into {tempfile.gettempdir()}: {fault.strerror}", "set TMPDIR to another folder"
@@ -97,7 +91,7 @@ def run_simulated(
         shutil.rmtree(session.directory, ignore_errors=True)
 
 
-def _session(simulation: Simulation, wish: Wish, chosen: str, started: Started | None) -> Session:
+def _session(simulation: Simulation, wish: Wish, chosen: str, started: ExternalRank | None) -> Session:
     program, given = simulation.program, simulation.scenario.launch
     address = wish.master_addr or given.master_addr
     port = wish.master_port if wish.master_port is not None else given.master_port
@@ -127,11 +121,11 @@ def _session(simulation: Simulation, wish: Wish, chosen: str, started: Started |
     )  # fmt: skip
 
 
-def _devices(simulation: Simulation, wish: Wish, chosen: str, started: Started | None) -> Devices:
+def _devices(simulation: Simulation, wish: Wish, chosen: str, started: ExternalRank | None) -> Devices:
     """What the ranks of this machine work on; a task that another launcher started counts those beside it too."""
     visible, program = simulation.scenario.launch.visible_devices, simulation.program
     hidden = visible is not None and "CUDA_VISIBLE_DEVICES" not in os.environ
-    count = min(backends.devices(), len(visible)) if visible is not None and hidden else backends.devices()
+    count = min(device.visible_gpus(), len(visible)) if visible is not None and hidden else device.visible_gpus()
     here = program.local_size if started else program.world_size // max(wish.nnodes, 1)
     return choose_devices(wish.device, chosen, count, here, started.launcher if started else None)
 
@@ -158,31 +152,31 @@ def _run(session: Session) -> tuple[RealRun | None, int]:
     job = _job(session)
     absent = {f.rank for f in job.program.faults if f.kind == "absent"}
     present = [rank for rank in session.ranks if rank not in absent]
-    fleet = ElasticFleet(job) if session.launcher == "elastic" else Fleet(session.launcher)
-    watch = Watch(job, session.ranks, fleet, Alone(), session.wish.timeout_ns, max(session.wish.timeout_ns, _START_NS))
+    launcher = ElasticLauncher(job) if session.launcher == "elastic" else Launcher(session.launcher)
+    watch = Watch(job, session.ranks, launcher, Coordinator(), session.wish.timeout_ns, max(session.wish.timeout_ns, _START_NS))
     clean = False
     with watch.signals():
         try:
             _import_for(session)
-            fleet.start(job, present)  # before the store: a process with threads should not fork
-            watch.link = link = _link(session, door, lambda: watch.interrupted)
-            before = link.offset("start")
+            launcher.start(job, present)  # before the store: a process with threads should not fork
+            watch.coordinator = coordinator = _coordinator(session, door, lambda: watch.interrupted)
+            before = coordinator.offset("start")
             watched = watch.run()
             clean = watched.reason == "done"
-            after = link.offset("end")
+            after = coordinator.offset("end")
             left = gather.record(session, job, watched, (before, after))
-            return _report(session, job, watched, link, link.gather(left))
+            return _report(session, job, watched, coordinator, coordinator.gather(left))
         finally:
             watch.finish(clean)
             session.store = None
 
 
-def _door(session: Session) -> Any:
+def _door(session: Session) -> socket.socket | None:
     """The store's port, taken before anything starts; None where somebody else serves the store."""
     if session.number or (session.started and session.started.agent_store) or session.launcher == "elastic":
         return None
     alone = session.hosts == 1
-    door, port = stores.listen(session.address, session.port, may_move=alone and session.wish.master_port is None)
+    door, port = rendezvous.listen(session.address, session.port, may_move=alone and session.wish.master_port is None)
     if port != session.port:
         session.notes.append(f"port {session.port} is taken; {port} was used")
         session.port = port
@@ -199,17 +193,17 @@ def _import_for(session: Session) -> None:
         numpy_dtype("bfloat16")
 
 
-def _link(session: Session, door: Any, ended: Callable[[], bool]) -> Alone:
+def _coordinator(session: Session, door: socket.socket | None, ended: Callable[[], bool]) -> Coordinator:
     wait_s = max(session.wish.timeout_ns, _START_NS) / 1e9
-    if door is not None:
-        session.store = stores.serve(door, session.address, session.port)
-    elif session.hosts > 1:
-        session.store = stores.connect(session.address, session.port, wait_s, ended)
-    if session.hosts == 1:
-        return Alone()
-    link = Linked(session.store, session.number, session.hosts, wait_s)
-    link.meet(ended)
-    return link
+    store = session.store = (
+        rendezvous.serve(door, session.address, session.port) if door is not None
+        else rendezvous.connect(session.address, session.port, wait_s, ended) if session.hosts > 1 else None
+    )  # fmt: skip
+    if store is None or session.hosts == 1:
+        return Coordinator()
+    coordinator = StoreCoordinator(store, session.number, session.hosts, wait_s)
+    coordinator.meet(ended)
+    return coordinator
 
 
 def _job(session: Session) -> Job:
@@ -218,11 +212,10 @@ def _job(session: Session) -> Job:
     init = _init(session, simulation.scenario.options.init_method)
     per = max(program.world_size // session.hosts if session.hosts > 1 else program.local_size, 1)
     local = (session.started.local_rank,) if session.started else tuple(rank % per for rank in session.ranks)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Job(
         program, session.backend, session.directory, session.address, session.port, init, True,
         group_timeout_ns=wish.timeout_ns * 6 + 60_000_000_000, repeats=wish.repeat + (wish.repeat > 1),
-        busy=len(session.ranks) * (session.hosts if session.address in ("127.0.0.1", "localhost") else 1) <= cores,
+        busy=len(session.ranks) * (session.hosts if session.address in LOOPBACK else 1) <= device.cores(),
         threads=simulation.scenario.launch.omp_threads, local_ranks=local, first_rank=session.ranks[0], devices=session.devices,
         visible=tuple(simulation.scenario.launch.visible_devices or ()), prices=_prices(session),
     )  # fmt: skip
@@ -249,23 +242,23 @@ def _init(session: Session, written: str | None) -> str:
         found = wanted
     else:
         raise UsageError(f"there is no --init {wanted}", "env, tcp, file, or a URL such as file:///tmp/name")
-    stores.check_file(found)
+    rendezvous.check_file(found)
     return found
 
 
 def _report(
-    session: Session, job: Job, watched: Watched, link: Alone, records: Sequence[Mapping[str, bytes]]
+    session: Session, job: Job, watched: Watched, coordinator: Coordinator, records: Sequence[Mapping[str, bytes]]
 ) -> tuple[RealRun | None, int]:  # fmt: skip
-    if not link.first:
-        return None, link.agree_on(0)
-    session.notes += [f"the launcher of machine {number} is gone" for number in link.gone]
+    if not coordinator.first:
+        return None, coordinator.agree_on(0)
+    session.notes += [f"the launcher of machine {number} is gone" for number in coordinator.gone]
     try:
         gather.environment_faults(watched)
         run = gather.judged(session, job, watched, records)
     except EnvironmentFault:
-        link.agree_on(4)
+        coordinator.agree_on(4)
         raise
-    return run, link.agree_on(4 if link.gone else _status(run))
+    return run, coordinator.agree_on(4 if coordinator.gone else _status(run))
 
 
 def _status(run: RealRun) -> int:
@@ -277,8 +270,8 @@ def _status(run: RealRun) -> int:
 
 def _sweep() -> None:
     """Remove what launchers that were killed have left in the temporary folder."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
+    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        pid = path.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
         if pid.isdigit() and not _alive(int(pid)):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -292,8 +285,4 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def median_ns(makespans_ns: Sequence[int]) -> int:
-    return round(statistics.median(makespans_ns)) if makespans_ns else 0
-
-
-__all__ = ["RealRun", "Refused", "Wish", "chosen_backend", "median_ns", "real_run", "run_simulated"]
+__all__ = ["RealRun", "Refused", "Wish", "chosen_backend", "real_run", "run_simulated"]

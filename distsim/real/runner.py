@@ -7,18 +7,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from math import prod
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.program.records import CodeCall, Fault
-from distsim.real.board import Board, Phase, Word
+from distsim.real.board import FINISHED, RETURNED, SOURCE, WAITED, WIDTH, Board, CallTimes, Phase, Word
+from distsim.real.compute_load import ComputeLoad
 from distsim.real.device_clock import DeviceClock, HostClock
 from distsim.real.groups import Groups
 from distsim.real.job import Job
-from distsim.real.labour import Labour
-from distsim.real.memory import Memory
-from distsim.real.slots import FINISHED, POSTED, RETURNED, SOURCE, WAITED, WIDTH, Slots
+from distsim.real.memory import Memory, buffers_of
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
 
 _now = time.monotonic_ns
 
@@ -31,7 +35,7 @@ class Leave(Exception):
         self.code = code
 
 
-class Planned(NamedTuple):
+class PlannedCall(NamedTuple):
     """A call with all that running it needs."""
 
     position: int
@@ -40,10 +44,10 @@ class Planned(NamedTuple):
     call: Call
 
 
-class Open(NamedTuple):
+class Pending(NamedTuple):
     """Requests of a call that are not waited for yet, with the lines of the table they belong to."""
 
-    works: Sequence[Any]
+    works: Sequence[Work]
     cells: Sequence[int]
     calls: Sequence[Call]
 
@@ -54,30 +58,29 @@ class Runner:
     ``device``: where its tensors lie, as torch names it. ``cuda``: torch.cuda, or None on the CPU.
     """
 
-    def __init__(self, job: Job, rank: int, board: Board, device: str = "cpu", cuda: Any = None) -> None:
+    def __init__(self, job: Job, rank: int, board: Board, device: str = "cpu", cuda: ModuleType | None = None) -> None:
         import torch.distributed
 
-        self.dist: Any = torch.distributed
+        self.dist: ModuleType = torch.distributed
         self.job, self.rank, self.board = job, rank, board
         self.clock = _clock(job, board, cuda)
         self.program = job.program
         self.memory = Memory(job.program, rank, device)
         self.groups = Groups(job, rank)
         self.faults = [f for f in job.program.faults if f.rank == rank]
-        self.labour = Labour(
-            board, job.busy, _product(f.factor for f in self.faults if f.kind == "slow"), device, cuda, job.prices
-        )
-        self.open: dict[int, Open] = {}
-        self.spent: Open | None = None
-        self.cells: Any = None
+        slowness = prod(f.factor for f in self.faults if f.kind == "slow")
+        self.load = ComputeLoad(board, job.busy, slowness, device, cuda, job.prices)
+        self.open: dict[int, Pending] = {}
+        self.spent: Pending | None = None
+        self.cells = memoryview(b"")
         self._eager = job.program.options.get("init") == "eager"
         self.plan = self._plan()
-        self._kinds: dict[str, Callable[[Planned], None]] = {
+        self._kinds: dict[str, Callable[[PlannedCall], None]] = {
             "p2p": self._communicate, "collective": self._communicate, "batch": self._batch, "wait": self._wait,
             "local": self._local, "group": self._group,
         }  # fmt: skip
 
-    def _plan(self) -> list[Planned]:
+    def _plan(self) -> list[PlannedCall]:
         code = self.program.code(self.rank)
         known: dict[int, Call] = {}
         plan = []
@@ -86,7 +89,7 @@ class Runner:
             call = known.get(id(code_call))
             if call is None:
                 call = known[id(code_call)] = self.program.resolve(self.rank, code_call)
-            plan.append(Planned(position, code.offsets[position] * WIDTH, code_call, call))
+            plan.append(PlannedCall(position, code.offsets[position] * WIDTH, code_call, call))
         return plan
 
     @property
@@ -97,18 +100,17 @@ class Runner:
     def prepare(self) -> None:
         """Make every tensor now, so that no time of the run goes into it."""
         for planned in self.plan:
-            for call in (planned.call, *planned.call.parts):
-                for buffer in (*call.inputs, *call.outputs, *call.writes, *call.adds, *call.reads):
-                    if buffer.name:
-                        self.memory[buffer]
-        self.labour.prepare(planned.call for planned in self.plan)
+            for buffer in buffers_of(planned.call):
+                if buffer.name:
+                    self.memory[buffer]
+        self.load.prepare(planned.call for planned in self.plan)
         self.clock.synchronize()
 
-    def ready(self, slots: Slots) -> None:
-        """What a repetition needs and must not be counted in it: the table, the clocks tied together."""
-        self.cells = slots.cells
+    def ready(self, times: CallTimes) -> None:
+        """What a repetition needs and must not be counted in it: the table, the clocks synchronised."""
+        self.cells = times.cells
         self.open.clear()
-        self.clock.start(slots.cells)
+        self.clock.start(times.cells)
 
     # --- one repetition ---
     def run(self) -> None:
@@ -118,7 +120,7 @@ class Runner:
         strikes = {f.position: f for f in self.faults if f.kind in ("kill", "raise", "exit") and f.at_ns is None}
         late_ns = sum(f.delay_ns for f in self.faults if f.kind == "late")
         if late_ns:
-            self.labour.spend(late_ns, busy=False)
+            self.load.spend(late_ns, busy=False)
         for planned in self.plan:
             if strikes and planned.position in strikes:
                 self._strike(strikes[planned.position], planned.position)
@@ -140,7 +142,7 @@ class Runner:
             timer.cancel()
 
     # --- calls ---
-    def _communicate(self, planned: Planned) -> None:
+    def _communicate(self, planned: PlannedCall) -> None:
         call, cell, cells = planned.call, planned.cell, self.cells
         row, began = OPS[call.op], self.clock.before()
         got = row.torch_call(self.dist, call, self.memory, self.groups.of(call.group))
@@ -156,14 +158,14 @@ class Runner:
             self.clock.follow(began, planned.position, [cell], works if quick else [], _queue(call, self._eager))
         self._keep(planned, works, [cell], [call])
 
-    def _keep(self, planned: Planned, works: Sequence[Any], cells: Sequence[int], calls: Sequence[Call]) -> None:
+    def _keep(self, planned: PlannedCall, works: Sequence[Work], cells: Sequence[int], calls: Sequence[Call]) -> None:
         """Bind the request, and let go of what its handle held before, as Python does."""
         for distance in planned.code_call.drops:
             self.open.pop(planned.position - distance, None)
         if planned.code_call.handled:
-            self.open[planned.position] = Open(works, cells, calls)
+            self.open[planned.position] = Pending(works, cells, calls)
 
-    def _batch(self, planned: Planned) -> None:
+    def _batch(self, planned: PlannedCall) -> None:
         call, cell, cells = planned.call, planned.cell, self.cells
         parts = [cell + WIDTH * (1 + k) for k in range(len(call.parts))]
         for part in parts:
@@ -175,7 +177,7 @@ class Runner:
         now = _now()
         for part in parts:
             cells[part + RETURNED] = now
-        opened = Open(works or [], parts, call.parts)
+        opened = Pending(works or [], parts, call.parts)
         if self.clock.on_device:
             self.clock.follow(began, planned.position, parts, opened.works, _queue(call.parts[0], eager=True) if parts else "")
         if planned.code_call.handled:
@@ -186,7 +188,7 @@ class Runner:
             cells[cell + RETURNED] = _now()
         cells[cell + FINISHED] = cells[cell + RETURNED]
 
-    def _wait(self, planned: Planned) -> None:
+    def _wait(self, planned: PlannedCall) -> None:
         invalid = planned.code_call.invalid
         if invalid is not None and not planned.code_call.waits:
             if not invalid[1].startswith("DS105") or self.spent is None:
@@ -199,7 +201,7 @@ class Runner:
                 self.spent = opened
         self.cells[planned.cell + FINISHED] = _now()
 
-    def _finish(self, position: int, opened: Open) -> None:
+    def _finish(self, position: int, opened: Pending) -> None:
         cells, one_each = self.cells, len(opened.works) == len(opened.cells)
         for k, work in enumerate(opened.works):
             work.wait()
@@ -212,17 +214,17 @@ class Runner:
                 if call.peer is None and OPS[call.op].direction == "recv":
                     cells[cell + SOURCE] = call.group.ranks[work._source_rank()]
 
-    def _local(self, planned: Planned) -> None:
+    def _local(self, planned: PlannedCall) -> None:
         call, cells = planned.call, self.cells
         if call.op == "compute":
             began = self.clock.before() if call.queue != "host" else None
-            self.labour.compute(call)
+            self.load.compute(call)
             if began is not None:
                 cells[planned.cell + RETURNED] = _now()
                 self.clock.done(began, planned.position, [planned.cell], ("stream", call.queue), compute=True)
                 return
         elif call.op == "sleep":
-            self.labour.spend(call.time_ns, busy=False)
+            self.load.spend(call.time_ns, busy=False)
         elif call.op == "assign":
             self.memory.assign(call)
         elif call.op == "synchronize":
@@ -235,7 +237,7 @@ class Runner:
             raise RuntimeError(call.message or "failed")
         cells[planned.cell + RETURNED] = cells[planned.cell + FINISHED] = _now()
 
-    def _group(self, planned: Planned) -> None:
+    def _group(self, planned: PlannedCall) -> None:
         call = planned.call
         if call.op == "init_process_group":
             self.groups.start(call)
@@ -282,7 +284,7 @@ class Runner:
 _STOPS_HOST = ("barrier", "monitored_barrier")
 
 
-def _clock(job: Job, board: Board, cuda: Any) -> HostClock:
+def _clock(job: Job, board: Board, cuda: ModuleType | None) -> HostClock:
     """What tells when work was done. Futures of gloo tell it of collectives; nccl's are done when the operation is enqueued."""
     if cuda is None:
         return HostClock(hears_futures=job.backend == "gloo")
@@ -302,13 +304,3 @@ def leave(board: Board, position: int, code: int) -> None:
     board.words[Word.CODE] = code
     board.step(Phase.EXITED, position, _now())
     os._exit(code)
-
-
-def _product(factors: Any) -> float:
-    total = 1.0
-    for factor in factors:
-        total *= factor
-    return total
-
-
-__all__ = ["FINISHED", "POSTED", "Leave", "Runner", "leave"]

@@ -9,12 +9,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import NamedTuple
 
 from distsim.real.board import STOPPED, Board, Bulletin, Phase, Seen, seen
-from distsim.real.fleet import Fleet
+from distsim.real.coordinator import Coordinator
 from distsim.real.job import Job
-from distsim.real.link import Alone
+from distsim.real.launcher import Launcher
 
 #: How often the boards are looked at.
 _POLL_S = 0.01
@@ -43,12 +44,12 @@ class Watched(NamedTuple):
 
 
 class Watch:
-    """Watches the ranks of this machine, and through ``link`` those of the others."""
+    """Watches the ranks of this machine, and through ``coordinator`` those of the others."""
 
     def __init__(
-        self, job: Job, ranks: Sequence[int], fleet: Fleet, link: Alone, timeout_ns: int, start_ns: int
+        self, job: Job, ranks: Sequence[int], launcher: Launcher, coordinator: Coordinator, timeout_ns: int, start_ns: int
     ) -> None:  # fmt: skip
-        self.job, self.ranks, self.fleet, self.link = job, tuple(ranks), fleet, link
+        self.job, self.ranks, self.launcher, self.coordinator = job, tuple(ranks), launcher, coordinator
         self.timeout_ns, self.start_limit_ns = timeout_ns, start_ns
         self.boards = {rank: Board(job.board(rank), create=True) for rank in self.ranks}
         self.bulletin = Bulletin(job.bulletin, create=True)
@@ -68,7 +69,7 @@ class Watch:
         while True:
             self._look()
             self._start()
-            reason = self.link.decide(self._reason())
+            reason = self.coordinator.decide(self._reason())
             if reason:
                 break
             time.sleep(_POLL_S)
@@ -81,8 +82,8 @@ class Watch:
 
     def _look(self) -> None:
         now = time.monotonic_ns()
-        here = {rank: (board.raw(), self.fleet.exit_of(rank)) for rank, board in self.boards.items()}
-        for rank, (data, code) in self.link.share(here).items():
+        here = {rank: (board.raw(), self.launcher.exit_of(rank)) for rank, board in self.boards.items()}
+        for rank, (data, code) in self.coordinator.share(here).items():
             board = seen(data, rank)
             mark = (board.progress, code is None)
             if self._marks.get(rank) != mark:
@@ -119,7 +120,7 @@ class Watch:
         if turn >= self.job.repeats:
             return
         here = [self.all[rank][0] for rank in self.ranks]
-        if self.link.ready(turn, all(b.phase == Phase.READY and b.repetition == turn for b in here)):
+        if self.coordinator.ready(turn, all(b.phase == Phase.READY and b.repetition == turn for b in here)):
             start_ns = time.monotonic_ns() + _LEAD_NS
             self.starts.append(start_ns)
             self.bulletin.go(turn, start_ns)
@@ -165,7 +166,7 @@ class Watch:
         """Let the ranks go, or end them; none is left when this returns."""
         if clean:
             self.bulletin.stop()
-        self.fleet.end(3.0 if clean else 0.0)
+        self.launcher.end(3.0 if clean else 0.0)
         for board in self.boards.values():
             board.close()
         self.bulletin.close()
@@ -177,7 +178,7 @@ class Watch:
             yield
             return
 
-        def note(number: int, frame: Any) -> None:
+        def note(number: int, frame: FrameType | None) -> None:
             self.interrupted = True
 
         before = {name: signal.signal(name, note) for name in _SIGNALS}
@@ -211,11 +212,8 @@ def _stat(pid: int) -> list[str]:
         return []
 
 
-def _size(path: Any) -> int:
+def _size(path: Path) -> int:
     try:
-        return int(path.stat().st_size)
+        return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-__all__ = ["Watch", "Watched"]

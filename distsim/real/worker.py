@@ -13,17 +13,19 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
+from multiprocessing.process import BaseProcess
 
 from distsim.errors import EnvironmentFault
-from distsim.real.board import Board, Bulletin, Phase, Word
+from distsim.real.board import Board, Bulletin, CallTimes, Phase, Word
+from distsim.real.compute_load import pass_until
 from distsim.real.device import defaults
-from distsim.real.job import Job
+from distsim.real.job import Job, pack
 from distsim.real.runner import Leave, Runner, leave
-from distsim.real.slots import Slots
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.0005
+#: The last part of the wait for the common start is spun.
+_SPIN_NS = 500_000
 #: Errors of the machine, whenever they show: NCCL finds ranks on one GPU at its first operation.
 _SURROUNDINGS = ("Duplicate GPU detected", "Multiple Ranks are using the same GPU", "CUDA out of memory", "CUDA driver",
                  "no CUDA-capable device", "no kernel image is available")  # fmt: skip
@@ -59,10 +61,7 @@ def _become_child(job: Job, rank: int, board: Board) -> None:
         os.setpgid(0, 0)
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(name, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if job.parent and os.getppid() != job.parent:
-        os._exit(1)
+    end_with_parent(job.parent)
     launcher = multiprocessing.parent_process()
     if not job.parent and launcher is not None:  # the fork server is no parent that ends with its launcher
         threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
@@ -80,7 +79,15 @@ def _become_child(job: Job, rank: int, board: Board) -> None:
         os.environ.setdefault(variable, value)
 
 
-def _end_with(launcher: Any) -> None:
+def end_with_parent(parent: int) -> None:
+    """The kernel ends this process with its parent (Linux); it ends here where the parent has gone already. 0: don't look."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent and os.getppid() != parent:
+        os._exit(1)
+
+
+def _end_with(launcher: BaseProcess) -> None:
     launcher.join()
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -90,10 +97,10 @@ def _work(job: Job, rank: int, board: Board) -> int:
     try:
         runner = _connected(job, rank, board)
         for repetition in range(job.repeats):
-            slots = Slots(job.slots(rank, repetition), job.program.code(rank).offsets[-1])
+            times = CallTimes(job.times(rank, repetition), job.program.code(rank).offsets[-1])
             if repetition:
                 runner.memory.reset()
-            runner.ready(slots)
+            runner.ready(times)
             _await_start(job, board, repetition)
             runner.run()
             board.step(Phase.WRITING, board.words[Word.POSITION], time.monotonic_ns())
@@ -138,9 +145,7 @@ def _await_start(job: Job, board: Board, repetition: int) -> None:
     board.step(Phase.READY, 0, time.monotonic_ns())
     while not (start_ns := bulletin.started_ns(repetition)):
         time.sleep(_POLL_S)
-    while (left := start_ns - time.monotonic_ns()) > 0:
-        if left > 1_000_000:
-            time.sleep((left - 500_000) / 1e9)
+    pass_until(start_ns, _SPIN_NS)
     bulletin.close()
 
 
@@ -160,24 +165,22 @@ def _say(board: Board, error: BaseException, phase: Phase) -> None:
 
 def _write_result(job: Job, rank: int, runner: Runner) -> None:
     """What every named buffer holds in the end, and what recording a call cost."""
-    index: dict[str, Any] = {"overhead_ns": _recording_ns(job, rank), "buffers": {}}
-    pieces, at = [], 0
-    for label, buffer in runner.memory.buffers.items():
-        data = runner.memory.packed(buffer)
-        index["buffers"][label] = [list(buffer.shape), buffer.dtype, at, len(data)]
-        pieces.append(data)
-        at += len(data)
-    head = json.dumps(index).encode()
+    buffers = runner.memory.buffers
+    index = {
+        "overhead_ns": _recording_ns(job, rank),
+        "buffers": {label: (buffer.shape, buffer.dtype) for label, buffer in buffers.items()},
+    }
+    numbers = {f"buffer {label}": runner.memory.packed(buffer) for label, buffer in buffers.items()}
     partial = job.result(rank).with_suffix(".part")
-    partial.write_bytes(b"".join([len(head).to_bytes(8, "little"), head, *pieces]))
+    partial.write_bytes(pack({"index": json.dumps(index).encode(), **numbers}))
     os.replace(partial, job.result(rank))
 
 
 def _recording_ns(job: Job, rank: int) -> int:
     """Nanoseconds that the post and the finish of one call cost, measured on a table of their own."""
-    slots = Slots(job.slots(rank, job.repeats), 1)
+    times = CallTimes(job.times(rank, job.repeats), 1)
     board = Board(job.board(rank).with_name(f"trial-{rank}"), create=True)
-    cells, begin = slots.cells, time.monotonic_ns()
+    cells, begin = times.cells, time.monotonic_ns()
     for _ in range(_TRIALS):
         now = time.monotonic_ns()
         board.step(Phase.IN_CALL, 0, now)
@@ -194,6 +197,3 @@ def _let_go(job: Job, runner: Runner) -> int:
     if runner.groups.connected:
         runner.groups.destroy()
     return 0
-
-
-__all__ = ["elastic_main", "main"]

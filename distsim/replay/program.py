@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -59,14 +59,15 @@ class _Rank:
     builder: CodeBuilder
     index: dict[int, int] = field(default_factory=dict)  # position in the trace -> position in the code
     kept: list[bool] = field(default_factory=list)
-    known: dict[Any, CodeCall] = field(default_factory=dict)
+    known: dict[Hashable, CodeCall] = field(default_factory=dict)
     free_ns: int = 0  # when the host came out of its last call
     ends: dict[int, int] = field(default_factory=dict)  # position in the trace of a request -> of the call that ended it
     held: dict[int, int] = field(default_factory=dict)  # position in the trace of a request -> number of its memory
 
 
-def program_of(trace: Trace, *, backend: str, nodes: int = 1, options: Mapping[str, Any] | None = None, scale: Scale = UNSCALED,
-               resolve: bool = True, real: bool = False, named: bool = False) -> Rebuilt:  # fmt: skip
+def program_of(
+    trace: Trace, *, backend: str, scale: Scale = UNSCALED, resolve: bool = True, real: bool = False, named: bool = False
+) -> Rebuilt:
     """The program that a trace tells of. Raises UsageError for an operation or dtype that distsim does not know.
 
     A compute lasts as long as it did. What a host did between two calls becomes a pause of its own. With ``resolve`` a receive from
@@ -76,17 +77,18 @@ def program_of(trace: Trace, *, backend: str, nodes: int = 1, options: Mapping[s
     between two calls. ``named``: buffers have names, so that their memory is there before the run; no two requests under way at
     once share any.
     """
-    return _Builder(trace, backend, nodes, options or {}, scale, resolve, real, named).build()
+    return _Builder(trace, backend, scale, resolve, real, named).build()
+
+
+def nodes_of(trace: Trace) -> int:
+    """Machines that the trace is of."""
+    return int(trace.header.get("nodes") or 1)
 
 
 class _Builder:
-    def __init__(
-        self, trace: Trace, backend: str, nodes: int, options: Mapping[str, Any], scale: Scale, resolve: bool, real: bool,
-        named: bool,
-    ) -> None:  # fmt: skip
-        self.trace, self.backend, self.nodes, self.options, self.scale = trace, backend, nodes, options, scale
-        self.real, self.named = real, named
-        self.size = trace.world_size
+    def __init__(self, trace: Trace, backend: str, scale: Scale, resolve: bool, real: bool, named: bool) -> None:
+        self.trace, self.backend, self.scale, self.real, self.named = trace, backend, scale, real, named
+        self.size, self.nodes = trace.world_size, nodes_of(trace)
         self._check()
         self.recorded = trace.header.get("source") == "recorded"
         self.shelf = Shelf(self.size, backend)
@@ -120,7 +122,7 @@ class _Builder:
         )  # fmt: skip
         program = Program(
             name=str(header.get("name") or "replay"), file=str(header.get("file") or ""), world_size=self.size, nodes=self.nodes,
-            local_size=-(-self.size // self.nodes), backend=self.backend, options=dict(self.options), sites=self.shelf.sites,
+            local_size=-(-self.size // self.nodes), backend=self.backend, options=dict(header.get("options") or {}), sites=self.shelf.sites,
             groups=self.shelf.groups, tensors={}, codes=codes, code_of=list(range(self.size)), row_of=[0] * self.size,
             findings=self.shelf.findings(), faults=faults, link_faults=links, mesh=dict(header.get("mesh") or {}),
         )  # fmt: skip
@@ -245,7 +247,7 @@ class _Builder:
             me.held[call.position] = number
         return f"memory {number}"
 
-    def _part_key(self, row: int) -> tuple[Any, ...]:
+    def _part_key(self, row: int) -> Hashable:
         return (*self.rows[row][1:8], self.partner.get(row), int(self.trace["group"][row]))
 
     def _row(self, call: TraceCall) -> type[Op]:
@@ -266,7 +268,7 @@ class _Builder:
     def _draft(self, row: int, memory: str) -> Draft:
         call = self.rows[row]
         op = self._row(call)
-        args: dict[str, Any] = json.loads(call.args) if call.args else {}
+        args = json.loads(call.args or "{}")
         site = self.shelf.site(Site(call.place.file, call.place.line, call.place.column, call.op))
         group = int(self.trace["group"][row]) + self.offset
         draft = Draft(op, site, group)
@@ -285,8 +287,8 @@ class _Builder:
             draft.fields["queue"] = args["queue"]
         return draft
 
-    def _collective(self, op: type[Op], call: TraceCall, args: Mapping[str, Any], group: Group, memory: str) -> dict[str, Any]:
-        fields: dict[str, Any] = {k: args[k] for k in ("timeout_ns", "wait_all_ranks") if k in args}
+    def _collective(self, op: type[Op], call: TraceCall, args: Mapping[str, Any], group: Group, memory: str) -> dict[str, object]:
+        fields: dict[str, object] = {k: args[k] for k in ("timeout_ns", "wait_all_ranks") if k in args}
         if op.root_field is not None:
             fields["root"] = call.peer if call.peer is not None else 0
         if op.reduces:
@@ -311,9 +313,9 @@ class _Builder:
         return fields
 
 
-def _launch(op: type[Op], numels: Sequence[int], n: int, dtype: str, memory: str) -> dict[str, Any]:
+def _launch(op: type[Op], numels: Sequence[int], n: int, dtype: str, memory: str) -> dict[str, object]:
     """The buffers of a coalesced launch: ``numels`` are elements of the longer side of each part."""
-    sides = {}
+    sides: dict[str, object] = {}
     for side in ("input", "output"):
         short = "tensor" not in op.model_fields and getattr(op, f"{side}_parts") == "one"
         sizes = [numel // n if short else numel for numel in numels]
@@ -334,5 +336,5 @@ def _numel(call: TraceCall) -> int:
     return call.nbytes // DTYPE_BYTES[call.dtype]
 
 
-def _tuple(value: Any) -> Any:
+def _tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value

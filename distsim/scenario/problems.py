@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from distsim.errors import Problem, ScenarioErrors
+from distsim.names import shown as shown
 from distsim.ops.fields import errors_of
 from distsim.scenario.document import Document, Path
 
@@ -60,17 +60,3 @@ def problem(
     if spot is None:
         return Problem(document.file, 0, 0, message, "", hint, path_text(path))
     return Problem(spot.file, spot.line, spot.column, message, spot.source_line, hint)
-
-
-def shown(value: Any) -> str:
-    """A value for the end of a message: ``'abc'``, ``12``, ``a mapping``, ``nothing``; never long."""
-    if value is None:
-        return "nothing"
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list | tuple):
-        return "a list"
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from distsim.names import listing, near
 from distsim.scenario.document import Path
 from distsim.scenario.problems import Problems, shown
-from distsim.strategies.wording import choice
+from distsim.strategies.fields import choice
 
 _EXPECTED = {
     "string_type": "a text", "bool_type": "true or false", "bool_parsing": "true or false", "int_type": "an integer",

@@ -182,6 +182,16 @@ class _Columns:
         return self.conditions.message_ends(i, self.posted)
 
     # --- the end ---
+    def _since(self, ran: LocalClocks, host: Thread, one: Class) -> IntArray:
+        """A host's clocks at its end, or since it waits for what is missing: what it waited for before that is done."""
+        t = self.clocks.get(id(host), np.zeros(len(one.ranks), dtype=np.int64))
+        step, _, rows = host.steps[host.pc] if host.pc < len(host.steps) else (POST, -1, ())
+        for r in rows if step == WAIT else ():
+            if ran.done(host.base + r, 0)[0] is not None:
+                break
+            t = np.maximum(t, self._ends(one.base + r))
+        return t
+
     def progress(self, ran: LocalClocks, first: IntArray) -> Progress:
         """What the classes left, of every rank."""
         linked, folded = self.linked, self.folded
@@ -191,7 +201,7 @@ class _Columns:
         came = np.bincount(linked.instance[(linked.instance >= 0) & (self.posted >= 0)], minlength=len(linked.members))
         for one in folded.classes:
             host = ran.hosts[one.number]
-            clocks = self.clocks.get(id(host), np.zeros(len(one.ranks), dtype=np.int64)).tolist()
+            clocks = self._since(ran, host, one).tolist()
             for rank, clock in zip(one.ranks.tolist(), clocks, strict=True):
                 mine = left.hosts[rank]
                 mine.pc, mine.ended, mine.clock = host.pc, host.ended, clock

@@ -14,7 +14,6 @@ import numpy as np
 
 from distsim.cost import CostModel
 from distsim.ops.table import OPS
-from distsim.program.records import Program
 from distsim.semantics.durations import durations_ns
 from distsim.semantics.form import PartKind
 from distsim.semantics.link import NEVER_COMES, IntArray, Linked
@@ -31,10 +30,14 @@ class Conditions:
     their receive is there. ``early``: of the collective rows that do not wait for all, the rows that they need.
     """
 
-    def __init__(self, linked: Linked, cost: CostModel | None, misfits: tuple[Sequence[int], Sequence[int]] = ((), ())) -> None:
+    def __init__(
+        self, linked: Linked, cost: CostModel | None, misfits: tuple[Sequence[int], Sequence[int]] = ((), ()),
+        withdrawn: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.linked, self.cost = linked, cost
-        self.mate = linked.mate
-        self.never = np.array(misfits[1], dtype=np.int64)
+        self.mate, self.withdrawn = _without(linked, withdrawn), frozenset(withdrawn)
+        gone = [int(linked.instance[row]) for row in withdrawn if linked.instance[row] >= 0]
+        self.never = np.unique(np.array([*misfits[1], *gone], dtype=np.int64))
         self.ahead = self._ahead()
         self.need = np.where(self.ahead, -1, self.mate)
         self.room = np.full(linked.rows, -1, dtype=np.int64)
@@ -177,7 +180,7 @@ class Conditions:
         unfit, said = set(self.never.tolist()), self.linked.signature
         for instance in self._early_instances():
             rows = self.linked.rows_of[instance].tolist()
-            of = {int(self.linked.rank[row]): row for row in rows}
+            of = {int(self.linked.rank[row]): row for row in rows if row not in self.withdrawn}
             for row in rows:
                 needed = self.linked.needs(row)
                 ranks = self.linked.members[instance] if needed is None else needed
@@ -194,7 +197,11 @@ class Conditions:
         return np.unique(linked.instance[np.concatenate(rows)]).tolist() if rows else []
 
 
-def all_work_ns(program: Program, cost: CostModel) -> int:
-    """All work of a program's ranks, a bound of what one rank may take; ns."""
-    return sum(int(np.max(durations_ns(program, cost, code, k))) for code in program.codes
-               for k, call in enumerate(code.calls) if call.op in ("compute", "sleep"))  # fmt: skip
+def _without(linked: Linked, withdrawn: Sequence[int]) -> IntArray:
+    """`Linked.mate` where these rows were taken back: they and their other sides have none."""
+    if not withdrawn:
+        return linked.mate
+    mate, rows = linked.mate.copy(), np.array([row for row in withdrawn if linked.mate[row] >= 0], dtype=np.int64)
+    mate[linked.mate[rows]] = NEVER_COMES
+    mate[rows] = NEVER_COMES
+    return mate

@@ -46,26 +46,25 @@ class Folded:
     complete: list[bool]
 
 
-def fold(linked: Linked, conditions: Conditions) -> Folded | None:
+def fold(linked: Linked, conditions: Conditions, *, worth: int = WORTH, rounds: int = ROUNDS) -> Folded | None:
     """The coarsest stable classes that refine the units; None where folding does not pay."""
-    return _Refinement(linked, conditions).run()
+    return _Refinement(linked, conditions, linked.program.world_size // worth).run(rounds)
 
 
 class _Refinement:
-    def __init__(self, linked: Linked, conditions: Conditions) -> None:
-        self.linked, self.conditions = linked, conditions
+    def __init__(self, linked: Linked, conditions: Conditions, most: int) -> None:
+        self.linked, self.conditions, self.most = linked, conditions, most
         self.base = np.array(linked.base, dtype=np.int64)
-        self.most = linked.program.world_size // WORTH
         self.width = int(np.max(np.diff(self.base), initial=0)) + 1  # rows of a rank, and as many meets
         self.local = np.arange(linked.rows) - self.base[linked.rank]
         self.of = np.zeros(linked.program.world_size, dtype=np.int64)
         self.parts: dict[int, IntArray] = {}
         self._members()
 
-    def run(self) -> Folded | None:
+    def run(self, rounds: int) -> Folded | None:
         members = [np.array(unit.ranks, dtype=np.int64) for unit in self.linked.units]
         units = list(self.linked.units)
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             if len(members) > self.most:
                 return None
             for number, ranks in enumerate(members):

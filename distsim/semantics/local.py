@@ -224,7 +224,6 @@ class LocalClocks(Progress):
                             break
                     returned[i] = t
             elif step == WAIT:
-                began = t
                 for r in rows:
                     i = base + r
                     n = need[i]
@@ -238,8 +237,7 @@ class LocalClocks(Progress):
                         if key is not None:
                             break
                 if key is not None:
-                    t = began
-                    break
+                    break  # since it waits for this one, the others before it being done
                 if row >= 0:
                     returned[base + row] = t
             elif step == WORK:

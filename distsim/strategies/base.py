@@ -5,16 +5,24 @@ A strategy knows the mesh, not a rank: what differs by rank it says with selecto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from distsim.names import listing, near
 
-#: Plain data of an entry, as a YAML file has it.
-Entry = dict[str, Any]
+#: Plain data of an entry, or of a declaration, as a YAML file has it.
+Entry = dict[str, object]
+#: What a compute step costs: its field `time`, or `flops` and `bytes`.
+Price = Mapping[str, str | float]
+#: The same, or the entries that stand in its place.
+Cost = Price | Sequence[Entry]
+#: A group's name, an axis of the mesh, or several axes.
+Group = str | tuple[str, ...]
+#: Which ranks an entry is for: a condition, or their numbers; None: all.
+Ranks = str | list[int] | None
 #: Why a layout can't be: the path from the strategy's fields to the culprit, and a sentence.
 Refusal = tuple[tuple[str | int, ...], str]
 
@@ -27,14 +35,14 @@ class Context(NamedTuple):
     mesh: Mapping[str, int]
     backend: str
     iterations: int
-    tensors: Mapping[str, Any]
+    tensors: Mapping[str, object]
     taken: frozenset[str]
     #: Named groups of the file, as it has them.
-    groups: Mapping[str, Any] = {}
+    groups: Mapping[str, object] = {}
     #: Where the scenario's file lies: files that a strategy names are looked for beside it.
     folder: str = ""
 
-    def size_of(self, group: str | tuple[str, ...] | None) -> int:
+    def size_of(self, group: Group | None) -> int:
         """Ranks in a group: None and `world` are all, else an axis, several axes, or a named group of the file."""
         if group is None or group == "world":
             return self.world_size
@@ -42,37 +50,55 @@ class Context(NamedTuple):
             return prod(self.mesh[axis] for axis in group)
         if group in self.mesh:
             return self.mesh[group]
-        named = self.groups[group]
-        if isinstance(named, Mapping):
-            return prod(self.mesh.get(axis, 1) for axis in named["axes"]) if "axes" in named else len(named["ranks"])
-        return len(named)
+        axes, ranks = self._named(group)
+        return prod(self.mesh.get(axis, 1) for axis in axes) if axes else len(ranks)
 
-    def unknown_group(self, group: str | tuple[str, ...] | None, field: str = "") -> str | None:
+    def _named(self, group: str) -> tuple[Sequence[str], Sequence[int]]:
+        """The axes, or the ranks, of a named group of the file; both empty where it has neither."""
+        named = self.groups.get(group)
+        axes, ranks = (named.get("axes"), named.get("ranks")) if isinstance(named, Mapping) else (None, named)
+        return axes if isinstance(axes, list | tuple) else (), ranks if isinstance(ranks, list | tuple) else ()
+
+    def unknown_axis(self, axis: str, remedy: str = "") -> str | None:
+        """A sentence where the mesh has no such axis."""
+        if axis in self.mesh:
+            return None
+        return f"unknown axis {axis}; the mesh has {listing(self.mesh)}{near(axis, self.mesh) or remedy}"
+
+    def unknown_tensor(self, name: str) -> str | None:
+        """A sentence where the file declares no such tensor."""
+        if name in self.tensors:
+            return None
+        return f"unknown tensor {name}; declared are {listing(self.tensors)}{near(name, self.tensors)}"
+
+    def unknown_group(self, group: Group | None, field: str = "") -> str | None:
         """A sentence where a group is not one whose size is known; None where all is well. ``field``: where another could be named."""
         if group is None or group == "world":
             return None
         for axis in (group,) if isinstance(group, str) else group:
-            if axis in self.mesh or (isinstance(group, str) and self._sized(axis)):
+            if isinstance(group, str) and any(self._named(group)):
                 continue
-            if isinstance(group, str) and axis in self.groups:
+            if isinstance(group, str) and axis in self.groups and axis not in self.mesh:
                 return f"the group {axis} is another for each rank; a strategy needs an axis, several, or a group of named ranks or axes"
             remedy = f": name one of these with `{field}`, or add {axis} to the mesh" if field and self.mesh else ""
-            return f"unknown axis {axis}; the mesh has {listing(self.mesh)}{near(axis, self.mesh) or remedy}"
+            unknown = self.unknown_axis(axis, remedy)
+            if unknown is not None:
+                return unknown
         return None
 
-    def first_of(self, group: str | tuple[str, ...] | None) -> str:
-        """A selector of group rank 0 (in every group, where axes make several)."""
-        named = self.groups.get(group) if isinstance(group, str) and group not in self.mesh else None
-        axes: Any = (group,) if isinstance(group, str) else group or ()
-        if named is not None:
-            axes = named.get("axes") if isinstance(named, Mapping) else None
-        if named is not None and not axes:
-            return f"rank == {min(named['ranks'] if isinstance(named, Mapping) else named)}"
-        return "rank == 0" if axes in ((), ("world",)) else " and ".join(f"{axis} == 0" for axis in axes)
+    def refused(self, **groups: Group | None) -> list[Refusal]:
+        """A refusal for each field whose group is not one whose size is known."""
+        unknown = {field: self.unknown_group(group) for field, group in groups.items()}
+        return [((field,), sentence) for field, sentence in unknown.items() if sentence is not None]
 
-    def _sized(self, name: str) -> bool:
-        named = self.groups.get(name)
-        return isinstance(named, list | tuple) or (isinstance(named, Mapping) and ("ranks" in named or "axes" in named))
+    def first_of(self, group: Group | None) -> str:
+        """A selector of group rank 0 (in every group, where axes make several)."""
+        axes: Sequence[str] = (group,) if isinstance(group, str) else group or ()
+        if isinstance(group, str) and group not in self.mesh and group in self.groups:
+            axes, ranks = self._named(group)
+            if not axes:
+                return f"rank == {min(ranks)}"
+        return "rank == 0" if axes in ((), ("world",)) else " and ".join(f"{axis} == 0" for axis in axes)
 
     def prefix(self, word: str) -> str:
         """``word``, or ``word2`` …: no name that is taken starts with it and an underscore."""
@@ -87,11 +113,11 @@ class Expansion(NamedTuple):
     """Plain data: the entries that stand in the strategy's place, and what they need declared."""
 
     steps: list[Entry]
-    tensors: Mapping[str, Any] = {}
-    groups: Mapping[str, Any] = {}
-    vars: Mapping[str, Any] = {}
+    tensors: Mapping[str, object] = {}
+    groups: Mapping[str, object] = {}
+    vars: Mapping[str, object] = {}
     #: Peak memory of ranks, as `memory:` of a scenario states it.
-    memory: Mapping[str, Any] = {}
+    memory: Mapping[str, object] = {}
 
 
 class Strategy(BaseModel):
@@ -118,14 +144,13 @@ class Strategy(BaseModel):
 class Layer(NamedTuple):
     """One layer of a model, given by sizes and times.
 
-    ``params`` are the shapes of its parameters in the order of `module.parameters()`; ``forward`` and ``backward`` are the price fields of
-    a compute step (``{"time": "3 ms"}``, or ``flops`` and ``bytes``), or entries that stand in its place.
+    ``params`` are the shapes of its parameters in the order of `module.parameters()`.
     """
 
     name: str
     params: tuple[tuple[int, ...], ...]
-    forward: Mapping[str, Any] | list[Any]
-    backward: Mapping[str, Any] | list[Any]
+    forward: Cost
+    backward: Cost
 
     @property
     def numel(self) -> int:
@@ -133,20 +158,74 @@ class Layer(NamedTuple):
         return sum(prod(shape) for shape in self.params)
 
 
-def block(steps: Iterable[Entry], ranks: Any = None) -> Entry:
+def block(steps: Iterable[Entry], ranks: Ranks = None) -> Entry:
     """A block of entries, for some ranks where ``ranks`` is given."""
     return {"steps": list(steps)} if ranks is None else {"ranks": ranks, "steps": list(steps)}
 
 
-def compute(name: str, price: Mapping[str, Any] | list[Any], ranks: Any = None, **fields: Any) -> Entry:
+def blocks(rows: Sequence[list[Entry]], axis: str) -> list[Entry]:
+    """Entries of each rank of an axis; ranks that have the same share one block."""
+    same: list[tuple[list[Entry], list[int]]] = []
+    for rank, row in enumerate(rows):
+        known = next((ranks for entries, ranks in same if entries == row), None)
+        if known is None:
+            same.append((row, [rank]))
+        else:
+            known.append(rank)
+    return [block(entries, _selector(ranks, axis) if len(ranks) < len(rows) else None) for entries, ranks in same if entries]
+
+
+def _selector(ranks: Sequence[int], axis: str) -> str:
+    if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"{ranks[0]} <= {axis} <= {ranks[-1]}"
+    return " or ".join(f"{axis} == {rank}" for rank in ranks)
+
+
+def compute(name: str, cost: Cost, ranks: Ranks = None, /, **fields: object) -> Entry:
     """A compute step; fields that hold nothing are left out. Entries in place of a price are what is done instead."""
-    if isinstance(price, list):
-        return block(price, ranks)
-    step: Entry = {"compute": {"name": name, **price, **{key: value for key, value in fields.items() if value}}}
-    return step if ranks is None else {**step, "ranks": ranks}
+    if not isinstance(cost, Mapping):
+        return block(cost, ranks)
+    entry: Entry = {"compute": {"name": name, **cost, **{key: value for key, value in fields.items() if value}}}
+    return entry if ranks is None else {**entry, "ranks": ranks}
 
 
-def step(row: str, /, ranks: Any = None, **fields: Any) -> Entry:
+def step(row: str, ranks: Ranks = None, /, **fields: object) -> Entry:
     """A step of one operation; `group: None` and the like are left out; ``as_`` and ``async_`` stand for Python's reserved words."""
-    given = {key.rstrip("_"): value for key, value in fields.items() if value is not None}
+    given = {
+        key.rstrip("_"): list(value) if isinstance(value, tuple) else value for key, value in fields.items() if value is not None
+    }
     return {row: given} if ranks is None else {row: given, "ranks": ranks}
+
+
+def wait(handle: str) -> Entry:
+    """A wait for one handle, or for `all`."""
+    return {"wait": handle}
+
+
+def waits(handle: str, numbers: Iterable[int]) -> list[Entry]:
+    """A wait for each copy of a handle."""
+    return [wait(f"{handle}@{k}") for k in numbers]
+
+
+class Writer:
+    """Writes a strategy's entries: names of tensors and handles begin with ``p``; the tensors are collected."""
+
+    def __init__(self, prefix: str, dtype: str, group: Group | None = None) -> None:
+        self.p, self.dtype, self.group = prefix, dtype, group
+        self.tensors: dict[str, Entry] = {}
+
+    def tensor(self, word: str, shape: int | Sequence[object], dtype: str | None = None, value: object = None) -> str:
+        """Declare a tensor of so many elements, or of a shape; returns its name."""
+        name = f"{self.p}_{word}"
+        self.tensors[name] = declared(shape, dtype or self.dtype, value)
+        return name
+
+    def call(self, row: str, ranks: Ranks = None, /, **fields: object) -> Entry:
+        """A step on the writer's group."""
+        return step(row, ranks, **fields, group=self.group)
+
+
+def declared(shape: int | Sequence[object], dtype: str, value: object = None) -> Entry:
+    """A tensor's declaration, or an inline tensor."""
+    shape = [shape] if isinstance(shape, int) else list(shape)
+    return {"shape": shape, "dtype": dtype} | ({} if value is None else {"value": value})

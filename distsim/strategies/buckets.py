@@ -1,15 +1,18 @@
-"""How DistributedDataParallel cuts a model's parameters into buckets.
+"""How DistributedDataParallel cuts a model's parameters into buckets, and what replicas say to each other besides reducing them.
 
-Source: torch 2.13, `torch/csrc/distributed/c10d/reducer.cpp` (compute_bucket_assignment_by_size, rebuild_buckets) and
-`torch/nn/parallel/distributed.py` (BucketCapacityConfig.compute_bucket_size_limits).
+Sources, torch 2.13: `torch/csrc/distributed/c10d/reducer.cpp` (compute_bucket_assignment_by_size, rebuild_buckets,
+verify_params_across_processes, sync_bucket_indices), `comm.cpp` (broadcast_coalesced) and `torch/nn/parallel/distributed.py`
+(`__init__`, `_sync_module_states`, BucketCapacityConfig.compute_bucket_size_limits).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import NamedTuple
 
-from distsim.strategies.base import Layer
+from distsim.strategies.base import Entry, Group, Layer, Writer, wait, waits
+from distsim.strategies.fields import DTYPES
 
 #: dist._DEFAULT_FIRST_BUCKET_BYTES.
 FIRST_BYTES = 2**20
@@ -43,14 +46,8 @@ class Bucket(NamedTuple):
 
 def parameters(model: Sequence[Layer]) -> list[Param]:
     """All parameters in the model's order."""
-    found: list[Param] = []
-    for k, layer in enumerate(model):
-        for shape in layer.params:
-            numel = 1
-            for size in shape:
-                numel *= size
-            found.append(Param(len(found), k, numel))
-    return found
+    shapes = [(k, shape) for k, layer in enumerate(model) for shape in layer.params]
+    return [Param(number, k, prod(shape)) for number, (k, shape) in enumerate(shapes)]
 
 
 def assign(params: Iterable[Param], itemsize: int, limits: Sequence[int | None]) -> list[Bucket]:
@@ -86,3 +83,75 @@ def rebuilt(params: Sequence[Param], itemsize: int, cap: int | None) -> list[Buc
 def limits_of(cap: int | None) -> list[int | None]:
     """A small first bucket lets communication start early; a cap that the user gave holds for all."""
     return [FIRST_BYTES, DEFAULT_CAP_BYTES] if cap is None else [cap]
+
+
+#: Buckets by the word that their tensors have: those of the first iteration, then those of all others.
+Layouts = Mapping[str, list[Bucket]]
+
+
+def phases(layouts: Layouts, setup: bool, runs: int, now: str = "iteration") -> list[tuple[str, str | None]]:
+    """The buckets in use in so many iterations, and when; None: always. ``setup`` False: as if the first iteration were over."""
+    first, later = layouts
+    if not setup or layouts[first] == layouts[later]:
+        return [(later, None)]
+    return [(first, None)] if runs < 2 else [(first, f"{now} == 0"), (later, f"{now} > 0")]
+
+
+#: _broadcast_coalesced keeps so many broadcasts in flight.
+_IN_FLIGHT = 2
+
+
+class Replicas(Writer):
+    """One model among the ``size`` ranks of a group that replicate it."""
+
+    def __init__(self, prefix: str, dtype: str, group: Group | None, size: int, params: Sequence[Param]) -> None:
+        super().__init__(prefix, dtype, group)
+        self.size, self.params, self.itemsize = size, list(params), DTYPES[dtype]
+
+    def layouts(self, cap_mb: float | None, later: str, find_unused: bool = False) -> Layouts:
+        """The buckets; ``later`` is the word of those from the second iteration on."""
+        cap = None if cap_mb is None else int(cap_mb * 2**20)
+        first = initial(self.params, self.itemsize, cap, find_unused)
+        return {"initial": first, later: first if find_unused else rebuilt(self.params, self.itemsize, cap)}
+
+    def averaged(self, name: str, ranks: str | None = None) -> Entry:
+        """Gradients are divided by the number of ranks as they enter the bucket, so that the sum is the average."""
+        entry: Entry = {"assign": {"tensor": name, "value": f"{name} * {1 / self.size!r}"}}
+        return entry if ranks is None else {**entry, "ranks": ranks}
+
+    def reduce(self, name: str, handle: str, k: int, ranks: str | None = None) -> Entry:
+        """One bucket's all_reduce, under way."""
+        return self.call("all_reduce", ranks, tensor=name, op="sum", async_=True, as_=f"{handle}@{k}")
+
+    def coalesced(self, names: Sequence[str], word: str, src: int | str = 0) -> list[Entry]:
+        """_broadcast_coalesced: broadcasts one after the other, the third when the first has come."""
+        found: list[Entry] = []
+        for k, name in enumerate(names):
+            found.append(self.call("broadcast", tensor=name, group_src=src, async_=True, as_=f"{self.p}_{word}@{k}"))
+            if k >= _IN_FLIGHT:
+                found.append(wait(f"{self.p}_{word}@{k - _IN_FLIGHT}"))
+        return found + waits(f"{self.p}_{word}", range(max(0, len(names) - _IN_FLIGHT), len(names)))
+
+    def weights(self) -> list[str]:
+        """The model's state in messages of 250 MiB."""
+        return self.messages(self.params)
+
+    def messages(self, state: Sequence[Param]) -> list[str]:
+        parts = assign(state, self.itemsize, [BROADCAST_BYTES])
+        return [self.tensor(f"weights_{k}", part.numel) for k, part in enumerate(parts)]
+
+    def built(self, dims: int) -> list[Entry]:
+        """All ranks must have as many parameters, of the same shapes and strides (``dims`` numbers each); then all get rank 0's weights."""
+        count, counts = self.tensor("count", 1, "int64", len(self.params)), self.tensor("counts", [self.size, 1], "int64")
+        shapes = self.tensor("shapes", 2 * dims, "int64")
+        return [
+            self.call("all_gather", input=count, output=counts),
+            self.call("broadcast", tensor=shapes, group_src=0),
+            *self.coalesced(self.weights(), "copied"),
+        ]
+
+    def layout(self, buckets: Sequence[Bucket]) -> list[Entry]:
+        """sync_bucket_indices: rank 0's order of parameters and their number, then the sizes of the buckets."""
+        order = self.tensor("order", len(self.params) + 1, "int32")
+        sizes = self.tensor("sizes", len(buckets), "int32")
+        return [self.call("broadcast", tensor=name, group_src=0) for name in (order, sizes)]

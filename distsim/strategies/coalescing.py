@@ -7,18 +7,17 @@ taken for all. Calls on another group, and all other operations, are not collect
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from math import prod
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
-from pydantic import Field, StrictBool, field_validator
+from pydantic import Field, PlainValidator, StrictBool, WithJsonSchema
 
 from distsim.expr import ExpressionError, parse
-from distsim.names import listing, near
+from distsim.names import listing, near, shown
 from distsim.strategies.base import Context, Entry, Expansion, Refusal, Strategy, step
-from distsim.strategies.fields import shown
 
 #: What torch collects, by all its names: the operation that the launch is.
 _LAUNCHES = {
@@ -36,69 +35,98 @@ _MOST_CONDITIONS = 4
 _MOST_RANKS = 4096
 
 
+class Collective(NamedTuple):
+    """One of the collectives: its name and fields, and the condition of the ranks that make it (empty: all do)."""
+
+    name: str
+    fields: Mapping[str, object]
+    ranks: str = ""
+
+    @property
+    def launch(self) -> str:
+        return _LAUNCHES[self.name]
+
+
+def _parts(value: object) -> tuple[Collective, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"expected a list of collectives, each after a dash, found {shown(value)}")
+    return tuple(_part(item) for item in value)
+
+
+def _part(item: object) -> Collective:
+    entry = item if isinstance(item, Mapping) else {}
+    names = [key for key in entry if key != "ranks"]
+    fields = entry[names[0]] if len(names) == 1 else None
+    if not isinstance(fields, Mapping) or names[0] not in _LAUNCHES:
+        found = names[0] if len(names) == 1 else shown(item)
+        raise ValueError(
+            f"a coalesced launch holds {listing(_LAUNCHES)}; torch issues any other call at once and on its own, "
+            f"found {found}{near(found, _LAUNCHES)}"
+        )
+    return Collective(names[0], fields, _condition(entry.get("ranks")))
+
+
+def _condition(ranks: object) -> str:
+    """A selector as an expression; empty: all ranks."""
+    if isinstance(ranks, int) and not isinstance(ranks, bool):
+        ranks = [ranks]
+    return (
+        " or ".join(f"rank == {rank}" for rank in ranks)
+        if isinstance(ranks, list | tuple)
+        else str("" if ranks is None else ranks)
+    )
+
+
+Collectives = Annotated[
+    tuple[Collective, ...], PlainValidator(_parts), WithJsonSchema({"type": "array", "items": {"type": "object"}})
+]
+
+
 class CoalescingManager(Strategy):
     name: ClassVar[str] = "coalescing_manager"
     about: ClassVar[str] = "Collectives of one kind on one group as one launch, with one request."
     first_field: ClassVar[str | None] = "ops"
 
-    ops: tuple[dict[str, Any], ...]
+    ops: Collectives
     is_async: StrictBool = Field(default=False, alias="async")
     handle: str | None = Field(default=None, alias="as")
     on: str | None = None
 
-    @field_validator("ops", mode="before")
-    @classmethod
-    def _entries(cls, value: Any) -> Any:
-        if not isinstance(value, list | tuple) or not value:
-            raise ValueError(f"expected a list of collectives, each after a dash, found {shown(value)}")
-        for item in value:
-            names = [key for key in item if key != "ranks"] if isinstance(item, Mapping) else []
-            if len(names) != 1 or names[0] not in _LAUNCHES or not isinstance(item[names[0]], Mapping):
-                found = names[0] if len(names) == 1 else shown(item)
-                raise ValueError(
-                    f"a coalesced launch holds {listing(_LAUNCHES)}; torch issues any other call at once and on its own, "
-                    f"found {found}{near(found, _LAUNCHES)}"
-                )
-        return [dict(item) for item in value]
+    @property
+    def conditions(self) -> list[str]:
+        return [text for text in dict.fromkeys(part.ranks for part in self.ops) if text]
 
     def refuse(self, context: Context) -> list[Refusal]:
-        first = _name(self.ops[0])
-        return [
-            *(refusal for k, item in enumerate(self.ops) for refusal in _wrong(k, item, first, self.ops[0][first])),
-            *self._too_many(),
-        ]
-
-    def _too_many(self) -> Iterator[Refusal]:
-        if len(_conditions(self.ops)) > _MOST_CONDITIONS:
-            yield ("ops",), f"the parts have more than {_MOST_CONDITIONS} different `ranks`; write the launches out instead"
+        found = [refusal for k, part in enumerate(self.ops) for refusal in _wrong(k, part, self.ops[0])]
+        if len(self.conditions) > _MOST_CONDITIONS:
+            said = f"the parts have more than {_MOST_CONDITIONS} different `ranks`; write the launches out instead"
+            found.append((("ops",), said))
+        return found
 
     def expand(self, context: Context) -> Expansion:
-        conditions = _conditions(self.ops)
+        conditions = self.conditions
         steps: list[Entry] = []
         for truths in product((True, False), repeat=len(conditions)):
             holds = dict(zip(conditions, truths, strict=True))
-            parts = [item for item in self.ops if holds.get(_condition(item), True)]
+            parts = [part for part in self.ops if holds.get(part.ranks, True)]
             if parts and not _nobody(holds, context):
                 ranks = " and ".join(text if true else f"not ({text})" for text, true in _bracketed(holds))
                 steps.append(self._launch(parts, ranks or None))
         return Expansion(steps)
 
-    def _launch(self, parts: list[dict[str, Any]], ranks: str | None) -> Entry:
-        name = _name(parts[0])
-        fields = [part[_name(part)] for part in parts]
-        launch = _LAUNCHES[name]
-        lists = {side: [each[side] for each in fields] for side in _TENSORS[launch]}
-        given = {key: fields[0].get(key) for key in ("op", "group")}
+    def _launch(self, parts: Sequence[Collective], ranks: str | None) -> Entry:
+        launch, first = parts[0].launch, parts[0].fields
+        lists = {side: [part.fields[side] for part in parts] for side in _TENSORS[launch]}
+        given = {key: first.get(key) for key in ("op", "group")}
         async_ = True if self.is_async else None
         return step(launch, ranks, **lists, **given, async_=async_, as_=self.handle, on=self.on)
 
 
-def _wrong(k: int, item: Mapping[str, Any], first: str, like: Mapping[str, Any]) -> Iterator[Refusal]:
+def _wrong(k: int, part: Collective, first: Collective) -> Iterator[Refusal]:
     """What torch does not coalesce, of part k."""
-    name = _name(item)
-    fields, launch = item[name], _LAUNCHES[name]
-    if launch != _LAUNCHES[first]:
-        yield ("ops", k), f"all collectives of a coalesced launch are of one kind, or torch raises; found {first} and {name}"
+    name, fields, launch = part.name, part.fields, part.launch
+    if launch != first.launch:
+        yield ("ops", k), f"all collectives of a coalesced launch are of one kind, or torch raises; found {first.name} and {name}"
         return
     known = [*_TENSORS[launch], "group", *(["op"] if "reduce" in name else [])]
     for key in fields:
@@ -109,32 +137,14 @@ def _wrong(k: int, item: Mapping[str, Any], first: str, like: Mapping[str, Any])
     for key in _TENSORS[launch] if all(key in (*known, *_OF_THE_LAUNCH) for key in fields) else ():
         if key not in fields or isinstance(fields[key], list | tuple):
             yield ("ops", k, name), f"a part of a coalesced launch names one tensor as `{key}`"
-    if fields.get("group") != like.get("group"):
+    if fields.get("group") != first.fields.get("group"):
         yield ("ops", k), "all collectives of a coalesced launch are on one group: torch issues one of another group on its own"
-    op, taken = fields.get("op", "sum"), like.get("op", "sum")
+    op, taken = fields.get("op", "sum"), first.fields.get("op", "sum")
     if op != taken:
         yield ("ops", k, name, "op"), f"torch takes the reduce op of the first part, {taken}, for all: give one, found {op}"
 
 
-def _name(item: Mapping[str, Any]) -> str:
-    return next(key for key in item if key != "ranks")
-
-
 # --- parts that not all ranks have ---
-def _condition(item: Mapping[str, Any]) -> str:
-    """The selector of a part as an expression; empty: all ranks."""
-    ranks = item.get("ranks")
-    if ranks is None:
-        return ""
-    if isinstance(ranks, int) and not isinstance(ranks, bool):
-        ranks = [ranks]
-    return " or ".join(f"rank == {rank}" for rank in ranks) if isinstance(ranks, list | tuple) else str(ranks)
-
-
-def _conditions(ops: tuple[dict[str, Any], ...]) -> list[str]:
-    return [text for text in dict.fromkeys(_condition(item) for item in ops) if text]
-
-
 def _bracketed(holds: Mapping[str, bool]) -> Iterator[tuple[str, bool]]:
     for text, true in holds.items():
         yield (f"({text})" if true and len(holds) > 1 else text), true
@@ -152,7 +162,7 @@ def _nobody(holds: Mapping[str, bool], context: Context) -> bool:
     return False
 
 
-def _names(rank: int, context: Context) -> dict[str, Any]:
+def _names(rank: int, context: Context) -> dict[str, int]:
     found = {"rank": rank, "world_size": context.world_size, "node": rank // context.ranks_per_node,
              "local_rank": rank % context.ranks_per_node}  # fmt: skip
     sizes = list(context.mesh.values())

@@ -8,17 +8,16 @@ set_rotate_method; `p2p` sends messages, as ring attention is written by hand. t
 from __future__ import annotations
 
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import StrictBool
 
-from distsim.strategies.base import Context, Entry, Expansion, Refusal, compute, step
+from distsim.strategies.base import Context, Entry, Price, Refusal, compute, step, wait
 from distsim.strategies.fields import Axis, Dtype, Natural, Shape
-from distsim.strategies.passes import Passes
-from distsim.strategies.prices import scaled, shares
+from distsim.strategies.layers import LayerStrategy, LayerWriter, scaled, shares
 
 
-class ContextParallel(Passes):
+class ContextParallel(LayerStrategy):
     """Attention over a sequence that no rank has whole."""
 
     name: ClassVar[str] = "context_parallel"
@@ -36,7 +35,6 @@ class ContextParallel(Passes):
     #: Later positions do not see earlier ones: a rank then skips the parts that come after its own, unless the load is balanced.
     causal: StrictBool = False
     load_balance: StrictBool = True
-    #: One layer's attention on one rank, where all ranks have the same to do.
 
     def refuse(self, context: Context) -> list[Refusal]:
         unknown = context.unknown_group(self.axis, "axis")
@@ -51,52 +49,48 @@ class ContextParallel(Passes):
             return [(("sequence",), f"sequence {self.sequence} does not divide among {why}")]
         return []
 
-    def expand(self, context: Context) -> Expansion:
-        writer = ContextWriter(self, context)
-        return Expansion([*self.there(writer), *self.back(writer)], writer.tensors)
+    def writer(self, context: Context) -> ContextWriter:
+        return ContextWriter(self, context)
 
 
-class ContextWriter:
-    """Entries of one layer's attention; other strategies put them in place of a compute step."""
+class ContextWriter(LayerWriter):
+    """Entries of one layer's attention; a price is that of one rank, where all have the same to do."""
 
     def __init__(self, fields: ContextParallel, context: Context) -> None:
-        self.f, self.p, self.n = fields, context.prefix(fields.name), context.size_of(fields.axis)
-        self.numel = 2 * prod(fields.keys)
-        self.tensors: dict[str, Any] = {}
+        super().__init__(context.prefix(fields.name), fields.dtype, fields.axis)
+        self.f, self.n, self.numel = fields, context.size_of(fields.axis), 2 * prod(fields.keys)
 
-    def tensor(self, word: str, parts: int = 1) -> str:
-        name = f"{self.p}_{word}"
-        self.tensors[name] = {"shape": [parts * self.numel], "dtype": self.f.dtype}
-        return name
+    def keys(self, word: str, parts: int = 1) -> str:
+        return self.tensor(word, parts * self.numel)
 
-    def forward(self, price: Any) -> list[Entry]:
-        found: list[Entry] = [compute("keys and values", {"time": "0 ns"}, writes=[self.tensor("kv_0")])]
+    def forward(self, price: Price) -> list[Entry]:
+        found: list[Entry] = [compute("keys and values", {"time": "0 ns"}, writes=[self.keys("kv_0")])]
         for i in range(self.n):
             found += self.arrive(i) + self.pass_on(i)
             found += self.attention("attention", i, price, [self.kv(i)])
         return found
 
-    def backward(self, price: Any) -> list[Entry]:
+    def backward(self, price: Price) -> list[Entry]:
         """Keys and values go round once more; their gradients go with them, and one step further, home to the rank they belong to."""
         found: list[Entry] = []
         for i in range(self.n):
             found += self.arrive(i) + self.pass_on(i)
             found += self.attention("attention backward", i, price, [self.kv(i)])
-            grads = self.tensor(f"grad_{i}")
+            grads = self.keys(f"grad_{i}")
             if i:
-                found.append({"wait": f"{self.p}_grads_came"})
+                found.append(wait(f"{self.p}_grads_came"))
             found.append(compute("add gradients", {"time": "0 ns"}, **({"adds": [grads]} if i else {"writes": [grads]})))
             if self.n > 1:
-                found += self.rotated(grads, self.tensor(f"grad_{i + 1}"), "grads_came")
-        return [*found, *([{"wait": f"{self.p}_grads_came"}] if self.n > 1 else [])]
+                found += self.rotated(grads, self.keys(f"grad_{i + 1}"), "grads_came")
+        return [*found, *([wait(f"{self.p}_grads_came")] if self.n > 1 else [])]
 
     def kv(self, i: int) -> str:
         """What step i reads."""
-        return self.tensor("kv_all", self.n) if self.f.rotate == "allgather" and i else self.tensor(f"kv_{i}")
+        return self.keys("kv_all", self.n) if self.f.rotate == "allgather" and i else self.keys(f"kv_{i}")
 
     def arrive(self, i: int) -> list[Entry]:
         waits = i == 1 if self.f.rotate == "allgather" else i > 0
-        return [{"wait": f"{self.p}_kv_came"}] if waits else []
+        return [wait(f"{self.p}_kv_came")] if waits else []
 
     def pass_on(self, i: int) -> list[Entry]:
         if i == self.n - 1:
@@ -105,22 +99,21 @@ class ContextWriter:
             return self.rotated(self.kv(i), self.kv(i + 1), "kv_came")
         if i:
             return []
-        fields = {"input": self.kv(0), "output": self.kv(1), "group": self.f.axis}
-        return [step("all_gather_into_tensor", **fields, async_=True, as_=f"{self.p}_kv_came")]
+        return [self.call("all_gather_into_tensor", input=self.kv(0), output=self.kv(1), async_=True, as_=f"{self.p}_kv_came")]
 
     def rotated(self, gone: str, come: str, handle: str) -> list[Entry]:
         """To the next rank of the ring, from the one before. permute_tensor is an all_to_all with a single part."""
-        axis, name = self.f.axis, f"{self.p}_{handle}"
+        name = f"{self.p}_{handle}"
         if self.f.rotate == "p2p":
             ops = [
-                step("isend", tensor=gone, group=axis, group_dst="(group_rank + 1) % group_size"),
-                step("irecv", tensor=come, group=axis, group_src="(group_rank - 1) % group_size"),
+                self.call("isend", tensor=gone, group_dst="(group_rank + 1) % group_size"),
+                self.call("irecv", tensor=come, group_src="(group_rank - 1) % group_size"),
             ]
             return [step("batch_isend_irecv", ops=ops, as_=name)]
         splits = [f"{self.numel} if (group_rank + 1) % group_size == {j} else 0" for j in range(self.n)]
-        return [step("all_to_all_single", input=gone, output=come, input_splits=splits, group=axis, async_=True, as_=name)]
+        return [self.call("all_to_all_single", input=gone, output=come, input_splits=splits, async_=True, as_=name)]
 
-    def attention(self, name: str, i: int, price: Any, reads: list[str]) -> list[Entry]:
+    def attention(self, name: str, i: int, price: Price, reads: list[str]) -> list[Entry]:
         if not self.f.causal or self.f.load_balance:
             return [compute(f"{name} {i}", shares(price, self.n)[i], reads=reads)]
         if i == 0:

@@ -6,13 +6,13 @@ their backward passes); `torch/nn/parallel/comm.py` for the buffer size. Here a 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import StrictBool
 
-from distsim.strategies.base import Context, Entry, Expansion, Refusal, block, compute, step
+from distsim.strategies.base import Context, Entry, Expansion, Refusal, Writer, block, compute
 from distsim.strategies.buckets import assign, parameters
-from distsim.strategies.fields import Axes, Shape, Work
+from distsim.strategies.fields import Axes, PriceField, Shape
 from distsim.strategies.layers import Layered
 
 #: comm.broadcast_coalesced and reduce_add_coalesced: bytes of one message.
@@ -39,15 +39,15 @@ class DataParallel(Layered):
     batch: Shape
     #: What the model makes of the whole batch.
     output: Shape
-    loss: Work | None = None
-    optimizer: Work | None = None
+    loss: PriceField | None = None
+    optimizer: PriceField | None = None
     #: The copies are renewed after the last update too; PyTorch leaves that to the next forward pass.
     refresh: StrictBool = True
 
     def refuse(self, context: Context) -> list[Refusal]:
-        unknown = context.unknown_group(self.group)
-        if unknown is not None:
-            return [(("group",), unknown)]
+        unknown = context.refused(group=self.group)
+        if unknown:
+            return unknown
         n = context.size_of(self.group)
         return [
             ((key,), f"the first axis of {key}, {size[0]}, does not divide among {n} ranks; each gets an equal part")
@@ -56,23 +56,16 @@ class DataParallel(Layered):
         ]
 
     def expand(self, context: Context) -> Expansion:
-        return _Writer(self, context).expansion()
+        return DataParallelWriter(self, context).expansion()
 
 
-class _Writer:
+class DataParallelWriter(Writer):
     def __init__(self, fields: DataParallel, context: Context) -> None:
-        self.f, self.context, self.p = fields, context, context.prefix(fields.name)
-        self.group = list(fields.group) if isinstance(fields.group, tuple) else fields.group
-        self.n = context.size_of(fields.group)
-        self.tensors: dict[str, Any] = {}
+        super().__init__(context.prefix(fields.name), fields.dtype, fields.group)
+        self.f, self.context, self.n = fields, context, context.size_of(fields.group)
         parts = assign(parameters(fields.model), fields.itemsize, [_BUFFER_BYTES])
-        self.weights = [self.tensor(f"weights_{k}", (part.numel,)) for k, part in enumerate(parts)]
-        self.grads = [self.tensor(f"grads_{k}", (part.numel,)) for k, part in enumerate(parts)]
-
-    def tensor(self, word: str, shape: tuple[int, ...]) -> str:
-        name = f"{self.p}_{word}"
-        self.tensors[name] = {"shape": list(shape), "dtype": self.f.dtype}
-        return name
+        self.weights = [self.tensor(f"weights_{k}", part.numel) for k, part in enumerate(parts)]
+        self.grads = [self.tensor(f"grads_{k}", part.numel) for k, part in enumerate(parts)]
 
     def parted(self, word: str, whole: str, shape: tuple[int, ...]) -> tuple[str, str]:
         """A tensor on rank 0, one part after the other, and each rank's part."""
@@ -116,6 +109,3 @@ class _Writer:
 
     def copy(self) -> list[Entry]:
         return [self.call("broadcast", tensor=name, group_src=0) for name in self.weights]
-
-    def call(self, row: str, /, **fields: Any) -> Entry:
-        return step(row, **fields, group=self.group)

@@ -7,18 +7,22 @@ there, then results back; the backward pass makes the last two again, the other 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from itertools import accumulate, pairwise
+from math import ceil, prod
+from random import Random
+from typing import ClassVar, NamedTuple, TypeVar
 
 from pydantic import StrictBool
 
-from distsim.strategies.base import Context, Entry, Expansion, Refusal, compute, step
+from distsim.strategies.base import Context, Entry, Price, Refusal, compute
 from distsim.strategies.fields import Amount, Axis, Count, Dtype, Natural
-from distsim.strategies.passes import Passes
-from distsim.strategies.prices import scaled
-from distsim.strategies.routing import coordinates, routed
+from distsim.strategies.layers import LayerStrategy, LayerWriter, scaled
+
+T = TypeVar("T")
 
 
-class ExpertParallel(Passes):
+class ExpertParallel(LayerStrategy):
     """Every rank has some of the experts, and tokens of its own. The price of a pass is that of an even share of the tokens; a rank with
     more takes longer."""
 
@@ -58,56 +62,44 @@ class ExpertParallel(Passes):
             found.append((("pad_to_capacity",), "there is nothing to pad to: give `capacity_factor`, as 1.25"))
         return found
 
-    def expand(self, context: Context) -> Expansion:
-        writer = ExpertWriter(self, context)
-        return Expansion([*self.there(writer), *self.back(writer)], writer.tensors)
+    def writer(self, context: Context) -> ExpertWriter:
+        return ExpertWriter(self, context)
 
 
-class ExpertWriter:
-    """Entries of one layer's experts; other strategies put them in place of a compute step.
+class ExpertWriter(LayerWriter):
+    """Entries of one layer's experts.
 
-    ``sends[r][d]``: rows that global rank r sends to coordinate d of its group; ``takes[r]``: rows that it gets.
+    ``sends[r][d]``: rows that global rank r sends to coordinate d of its group; ``takes[r]``: rows that it gets from each.
     """
 
     def __init__(self, fields: ExpertParallel, context: Context) -> None:
-        self.f, self.p, self.n = fields, context.prefix(fields.name), context.size_of(fields.axis)
-        self.members = coordinates(context.mesh, fields.axis)
-        self.sends = routed(
-            context.world_size, self.n, fields.experts, fields.tokens, fields.top_k, fields.imbalance, fields.seed,
-            fields.capacity_factor, fields.pad_to_capacity,
-        )  # fmt: skip
-        self.takes = [sum(self.sends[other][mine] for other in group) for mine, group in self.members]
+        super().__init__(context.prefix(fields.name), fields.dtype, fields.axis)
+        self.f, n = fields, context.size_of(fields.axis)
+        router = Router(fields.experts, fields.tokens, fields.top_k, fields.imbalance, fields.seed, fields.capacity_factor,
+                        fields.pad_to_capacity)  # fmt: skip
+        self.sends = [list(row) for row in routed(router, context.world_size, n)]
+        self.takes = [[self.sends[other][mine] for other in group] for mine, group in coordinates(context.mesh, fields.axis)]
         self.even = all(len({*row}) == 1 and row == self.sends[0] for row in self.sends)
-        gone, come = self.by_rank([sum(row) for row in self.sends]), self.by_rank(self.takes)
-        shapes = {"tokens": gone, "routed": come, "results": come, "combined": gone}
-        shapes |= {f"{word}_grad": rows for word, rows in shapes.items()} if fields.backward is not None else {}
-        self.tensors: dict[str, Any] = {
-            f"{self.p}_{word}": {"shape": [rows, fields.hidden], "dtype": fields.dtype} for word, rows in shapes.items()
-        }
-        if not fields.pad_to_capacity:
-            self.tensors |= {f"{self.p}_{word}": {"shape": [fields.experts], "dtype": "int64"} for word in ("counts", "theirs")}
+        gone, come = (self.by_rank([sum(row) for row in rows]) for rows in (self.sends, self.takes))
+        for suffix in ("", "_grad") if fields.backward is not None else ("",):
+            for word, rows in (("tokens", gone), ("routed", come), ("results", come), ("combined", gone)):
+                self.tensor(word + suffix, [rows, fields.hidden])
+        for word in () if fields.pad_to_capacity else ("counts", "theirs"):
+            self.tensor(word, fields.experts, "int64")
 
-    def by_rank(self, numbers: list[Any]) -> Any:
+    def by_rank(self, numbers: list[T]) -> T | dict[int, T]:
         """One number where all are equal, else a mapping of ranks."""
         return numbers[0] if all(n == numbers[0] for n in numbers) else dict(enumerate(numbers))
 
     def moved(self, source: str, target: str, back: bool) -> Entry:
         """Tokens to their experts, or results back: what goes out one way comes in the other."""
-        splits: Any = None
-        if not self.even:
-            splits = self.by_rank(self.taken() if back else [list(row) for row in self.sends])
-        fields = {"input": f"{self.p}_{source}", "output": f"{self.p}_{target}", "input_splits": splits, "group": self.f.axis}
-        return step("all_to_all_single", **fields)
+        splits = None if self.even else self.by_rank(self.takes if back else self.sends)
+        return self.call("all_to_all_single", input=f"{self.p}_{source}", output=f"{self.p}_{target}", input_splits=splits)
 
-    def taken(self) -> list[list[int]]:
-        """Rows that each rank got from each coordinate of its group."""
-        return [[self.sends[other][mine] for other in group] for mine, group in self.members]
-
-    def forward(self, price: Any) -> list[Entry]:
+    def forward(self, price: Price) -> list[Entry]:
         found: list[Entry] = [compute("router", {"time": "0 ns"}, writes=[f"{self.p}_tokens"])]
         if not self.f.pad_to_capacity:
-            fields = {"input": f"{self.p}_counts", "output": f"{self.p}_theirs", "group": self.f.axis}
-            found.append(step("all_to_all_single", **fields))
+            found.append(self.call("all_to_all_single", input=f"{self.p}_counts", output=f"{self.p}_theirs"))
         return [
             *found,
             self.moved("tokens", "routed", back=False),
@@ -115,7 +107,7 @@ class ExpertWriter:
             self.moved("results", "combined", back=True),
         ]
 
-    def backward(self, price: Any) -> list[Entry]:
+    def backward(self, price: Price) -> list[Entry]:
         return [
             compute("combine backward", {"time": "0 ns"}, writes=[f"{self.p}_combined_grad"]),
             self.moved("combined_grad", "results_grad", back=False),
@@ -123,15 +115,84 @@ class ExpertWriter:
             self.moved("routed_grad", "tokens_grad", back=True),
         ]
 
-    def work(self, name: str, price: Any, reads: str, writes: str) -> list[Entry]:
+    def work(self, name: str, price: Price, reads: str, writes: str) -> list[Entry]:
         """The experts' time follows their tokens; a rank without tokens computes nothing."""
         share = self.f.tokens * self.f.top_k
         words = {"reads": [f"{self.p}_{reads}"], "writes": [f"{self.p}_{writes}"]}
         ranks_of: dict[int, list[int]] = {}
         for rank, rows in enumerate(self.takes):
-            ranks_of.setdefault(rows, []).append(rank)
+            ranks_of.setdefault(sum(rows), []).append(rank)
         everybody = len(ranks_of) == 1
         return [
             compute(name, scaled(price, rows / share), None if everybody else ranks, **words)
             for rows, ranks in sorted(ranks_of.items())
         ]
+
+
+# --- which tokens go where, seeded: the same on any machine ---
+def coordinates(mesh: Mapping[str, int], axis: str) -> list[tuple[int, tuple[int, ...]]]:
+    """Per global rank: its coordinate on the axis, and the global ranks of its group in order."""
+    names = list(mesh)
+    below = prod(mesh[name] for name in names[names.index(axis) + 1 :])
+    world, n = prod(mesh.values()), mesh[axis]
+    found = []
+    for rank in range(world):
+        mine = rank // below % n
+        first = rank - mine * below
+        found.append((mine, tuple(first + k * below for k in range(n))))
+    return found
+
+
+class Router(NamedTuple):
+    """``imbalance`` spreads the experts' popularity: each is weighed e**(imbalance * g) with g from a normal distribution, the same for
+    all ranks; a rank's tokens are dealt out by weight. ``capacity_factor`` cuts every expert's rows to that many even shares (rounded
+    up); ``pad`` fills them up to it.
+    """
+
+    experts: int
+    tokens: int
+    top_k: int
+    imbalance: float
+    seed: int
+    capacity_factor: float | None = None
+    pad: bool = False
+
+
+def routed(router: Router, world_size: int, ranks: int) -> list[tuple[int, ...]]:
+    """``sends[r][d]``: rows that rank r sends to coordinate d, whose experts are d * experts/ranks and the following."""
+    experts, tokens, top_k, imbalance, seed, capacity_factor, pad = router
+    draw = Random(seed)
+    weights = [2.718281828459045 ** (imbalance * draw.gauss(0.0, 1.0)) for _ in range(experts)]
+    capacity = None if capacity_factor is None else ceil(capacity_factor * tokens * top_k / experts)
+    rows = dealt(tokens * top_k, weights, tokens)
+    if capacity is not None:
+        rows = [capacity if pad else min(n, capacity) for n in rows]
+    each = experts // ranks
+    by_rank = tuple(sum(rows[d * each : (d + 1) * each]) for d in range(ranks))
+    if imbalance == 0 or pad:
+        return [by_rank] * world_size
+    return [_jittered(by_rank, Random(f"{seed}/{rank}"), imbalance) for rank in range(world_size)]
+
+
+def dealt(total: int, weights: list[float], most: int) -> list[int]:
+    """``total`` in whole parts of at most ``most`` (no token visits an expert twice), near to the weights, adding up exactly."""
+    full: set[int] = set()
+    while True:
+        left, open_ = total - most * len(full), [k for k in range(len(weights)) if k not in full]
+        sums = list(accumulate(weights[k] for k in open_))
+        marks = [0, *(round(left * s / sums[-1]) for s in sums)] if open_ else [0]
+        parts = {k: b - a for k, (a, b) in zip(open_, pairwise(marks), strict=True)}
+        over = {k for k, part in parts.items() if part > most}
+        if not over:
+            return [most if k in full else parts[k] for k in range(len(weights))]
+        full |= over
+
+
+def _jittered(rows: tuple[int, ...], draw: Random, imbalance: float) -> tuple[int, ...]:
+    """A rank's own batch differs from the average a little: part of its rows move to the next destination."""
+    found = list(rows)
+    for d in range(len(found)):
+        moved = int(found[d] * min(imbalance, 1.0) * draw.random() / 4)
+        found[d] -= moved
+        found[(d + 1) % len(found)] += moved
+    return tuple(found)

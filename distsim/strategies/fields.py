@@ -8,53 +8,45 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
-from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import BaseModel, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic_core import ErrorDetails
 
 from distsim import units
 from distsim.expr import ExpressionError, parse
-from distsim.names import listing, near
+from distsim.names import listing, near, shown
+from distsim.strategies.base import Cost, Group, Price
 
+T = TypeVar("T")
 MOST = 2**53
 _QUANTITY = re.compile(r"\s*[+-]?\d[\d_.,]*\s*(?:%|[a-zA-Zµμ][\w/]*)\s*", re.ASCII)
 
 
-def number(value: Any, names: Mapping[str, Any]) -> Any:
-    """A number, or an expression's value. Raises ValueError for names that are not the same on every rank."""
+def number(value: object, info: ValidationInfo) -> int | float:
+    """A number, or an expression's value, which may be a truth. Raises ValueError for names that are not the same on every rank."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"expected a number or an expression, found {shown(value)}")
     if isinstance(value, str) and _QUANTITY.fullmatch(value):
         raise ValueError(f"expected a number without a unit, found {shown(value)}")
+    names: Mapping[str, object] = (info.context or {}).get("names", {})
     found = parse(value)
     unknown = [name for name in sorted(found.names) if name not in names]
     if unknown:
         known = f"known here are {listing(names, 20)}{near(unknown[0], names)}"
         raise ValueError(f"{unknown[0]} is no number that is the same on every rank; {known}")
     try:
-        return found.evaluate(names)
+        number: int | float = found.evaluate(names)
+        return number
     except ExpressionError as error:
         raise ValueError(str(error)) from None
 
 
-def shown(value: Any) -> str:
-    """A value at the end of a message."""
-    if value is None or isinstance(value, dict | list | tuple):
-        return "nothing" if value is None else "a mapping" if isinstance(value, dict) else "a list"
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _names(info: ValidationInfo) -> Mapping[str, Any]:
-    names: Mapping[str, Any] = (info.context or {}).get("names", {})
-    return names
-
-
-def integer(low: int, what: str = "an integer") -> Callable[[Any, ValidationInfo], int]:
+def integer(low: int, what: str = "an integer") -> Callable[[object, ValidationInfo], int]:
     """Validator of an integer of at least ``low``, alone or by expression."""
 
-    def check(value: Any, info: ValidationInfo) -> int:
-        found = number(value, _names(info))
+    def check(value: object, info: ValidationInfo) -> int:
+        found = number(value, info)
         if isinstance(found, bool) or found != int(found) or not low <= found <= MOST:
             raise ValueError(f"expected {what} of at least {low}, found {shown(found)}")
         return int(found)
@@ -62,44 +54,55 @@ def integer(low: int, what: str = "an integer") -> Callable[[Any, ValidationInfo
     return check
 
 
-def _shapes(value: Any, info: ValidationInfo) -> tuple[tuple[int, ...], ...]:
+_size = integer(1, "a size")
+
+
+def _shapes(value: object, info: ValidationInfo) -> tuple[tuple[int, ...], ...]:
     """`params`: one number, or a list of parameters, each a number or a shape."""
-    one = integer(1, "a size")
     if not isinstance(value, list | tuple):
-        return ((one(value, info),),)
+        return ((_size(value, info),),)
     if not value or any(isinstance(item, list | tuple) and not item for item in value):
         raise ValueError("expected parameters, each a number of elements or a shape with at least one size, found an empty list")
-    return tuple(tuple(one(n, info) for n in item) if isinstance(item, list | tuple) else (one(item, info),) for item in value)
+    shapes = (item if isinstance(item, list | tuple) else [item] for item in value)
+    return tuple(tuple(_size(n, info) for n in shape) for shape in shapes)
 
 
-def _sizes(value: Any, info: ValidationInfo) -> tuple[int, ...]:
+def _sizes(value: object, info: ValidationInfo) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"expected a list of sizes, as [8, 1024], found {shown(value) if value != [] else 'an empty list'}")
-    return tuple(integer(1, "a size")(n, info) for n in value)
+    return tuple(_size(n, info) for n in value)
 
 
-def _fraction(value: Any, info: ValidationInfo) -> float:
-    found = number(value, _names(info))
+def _amount(value: object, info: ValidationInfo) -> float:
+    found = number(value, info)
     if isinstance(found, bool) or not 0 <= found <= 1e15:
         raise ValueError(f"expected a number of zero or more, found {shown(found)}")
     return float(found)
 
 
-def _per_rank(value: Any, info: ValidationInfo) -> dict[int | str, int]:
-    """`{0: 3, else: 2}`: an integer for every rank; a lone number is everybody's."""
-    one = integer(0)
+def keyed(value: Mapping[object, object], parsed: Callable[[object], T], key: str) -> dict[int | str, T]:
+    """`{0: …, 1: …, else: …}` with every entry parsed; ``key`` is what the message calls a number that may stand as a key."""
+    for found in value:
+        if found != "else" and (isinstance(found, bool) or not isinstance(found, int) or found < 0):
+            raise ValueError(f"expected {key}, found {shown(found)}")
+    return {found: parsed(item) for found, item in value.items() if isinstance(found, int | str)}
+
+
+def by_rank(value: object, parsed: Callable[[object], T]) -> dict[int | str, T]:
+    """`{0: 3, else: 2}`; a lone value is everybody's."""
     if not isinstance(value, Mapping):
-        return {"else": one(value, info)}
-    for key in value:
-        if key != "else" and (isinstance(key, bool) or not isinstance(key, int) or key < 0):
-            raise ValueError(f"expected a rank or `else` as the key of a per-rank mapping, found {shown(key)}")
-    return {key: one(item, info) for key, item in value.items()}
+        return {"else": parsed(value)}
+    return keyed(value, parsed, "a rank or `else` as the key of a per-rank mapping")
+
+
+def _per_rank(value: object, info: ValidationInfo) -> dict[int | str, int]:
+    return by_rank(value, lambda item: integer(0)(item, info))
 
 
 _COMPUTE = ("time", "flops", "bytes", "dtype")
 
 
-def work(value: Any) -> dict[str, Any]:
+def price(value: object) -> Price:
     """What a compute step takes as its price: a time, or flops and bytes."""
     if isinstance(value, str):
         units.parse_duration_ns(value)
@@ -119,17 +122,17 @@ def work(value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _doing(value: Any) -> Any:
+def cost(value: object) -> Cost:
     """A price, or the entries that stand in its place."""
     if not isinstance(value, list | tuple):
-        return work(value)
+        return price(value)
     for item in value:
         if not isinstance(item, str | Mapping):
             raise ValueError(f"expected entries of a program, each after a dash, found {shown(item)}")
-    return [dict(item) if isinstance(item, Mapping) else item for item in value]
+    return [dict(item) if isinstance(item, Mapping) else {item: {}} for item in value]
 
 
-def _dtype(value: Any) -> str:
+def _dtype(value: object) -> str:
     if not isinstance(value, str) or value not in DTYPES:
         raise ValueError(f"expected a dtype of torch ({', '.join(DTYPES)}), found {shown(value)}{near(value, DTYPES)}")
     return value
@@ -139,17 +142,13 @@ def _dtype(value: Any) -> str:
 DTYPES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
 
-def _size(value: Any) -> int:
-    return units.parse_size_bytes(value)
-
-
-def _axis(value: Any) -> str:
+def _axis(value: object) -> str:
     if not isinstance(value, str) or not value.isidentifier():
         raise ValueError(f"expected an axis of the mesh or a group's name, found {shown(value)}")
     return value
 
 
-def _axes(value: Any) -> str | tuple[str, ...]:
+def _group(value: object) -> Group:
     return tuple(_axis(item) for item in value) if isinstance(value, list | tuple) and value else _axis(value)
 
 
@@ -159,13 +158,9 @@ _LIST = {"type": "array"}
 
 Count = Annotated[int, PlainValidator(integer(1)), WithJsonSchema(_NUMBER)]
 Natural = Annotated[int, PlainValidator(integer(0)), WithJsonSchema(_NUMBER)]
-Amount = Annotated[float, PlainValidator(_fraction), WithJsonSchema(_NUMBER)]
-#: A duration as compute takes it, or its flops and bytes: the fields of a compute step.
-Work = Annotated[dict[str, Any], PlainValidator(work), WithJsonSchema({"anyOf": [_TEXT, {"type": "object"}]})]
-#: The same, or entries that say what is done, so that numbers can be followed.
-Doing = Annotated[Any, PlainValidator(_doing), WithJsonSchema({"anyOf": [_TEXT, {"type": "object"}, _LIST]})]
-#: Bytes, from a size with its unit.
-Size = Annotated[int, PlainValidator(_size), WithJsonSchema(_TEXT)]
+Amount = Annotated[float, PlainValidator(_amount), WithJsonSchema(_NUMBER)]
+PriceField = Annotated[Price, PlainValidator(price), WithJsonSchema({"anyOf": [_TEXT, {"type": "object"}]})]
+CostField = Annotated[Cost, PlainValidator(cost), WithJsonSchema({"anyOf": [_TEXT, {"type": "object"}, _LIST]})]
 Dtype = Annotated[str, PlainValidator(_dtype), WithJsonSchema({"enum": list(DTYPES)})]
 #: The shapes of a layer's parameters.
 Params = Annotated[tuple[tuple[int, ...], ...], PlainValidator(_shapes), WithJsonSchema({"anyOf": [*_NUMBER["anyOf"], _LIST]})]
@@ -177,4 +172,24 @@ PerRank = Annotated[
 #: One axis of the mesh or a group's name.
 Axis = Annotated[str, PlainValidator(_axis), WithJsonSchema(_TEXT)]
 #: The same, or a list of axes.
-Axes = Annotated[str | tuple[str, ...], PlainValidator(_axes), WithJsonSchema({"anyOf": [_TEXT, _LIST]})]
+Axes = Annotated[Group, PlainValidator(_group), WithJsonSchema({"anyOf": [_TEXT, _LIST]})]
+
+
+# --- Pydantic's errors in the words of a scenario file, for fields that a strategy validates itself ---
+def sentence(error: ErrorDetails, model: type[BaseModel], name: str) -> str:
+    """What one error of `ValidationError.errors()` says about a field of ``model``, which the file calls ``name``."""
+    loc, kind = error["loc"], error["type"]
+    if kind == "missing":
+        return f"{name} needs `{loc[-1]}`"
+    if kind == "extra_forbidden" and len(loc) == 1:
+        known = model.model_fields
+        return f"unknown key {loc[0]} in {name}; expected {listing(known, 16)}{near(str(loc[0]), known)}"
+    if kind == "literal_error":
+        return choice(error["ctx"]["expected"], error.get("input"))
+    return str(error["msg"]).removeprefix("Value error, ")
+
+
+def choice(expected: str, found: object) -> str:
+    """Of a value that is none of some words; ``expected`` is `'none', 'selective' or 'full'`, as pydantic has it."""
+    words = [word.strip("'") for word in expected.replace(" or ", ", ").split(", ")]
+    return f"expected {expected.replace(chr(39), '')}, found {shown(found)}{near(str(found), words)}"

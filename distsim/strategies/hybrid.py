@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError, WithJsonSchema
 
-from distsim.names import listing, near
-from distsim.strategies.base import Context, Expansion, Refusal, Strategy
+from distsim import units
+from distsim.names import listing
+from distsim.strategies.base import Context, Entry, Expansion, Refusal, Strategy, Writer, block, compute, step
 from distsim.strategies.context_parallel import ContextParallel
 from distsim.strategies.expert_parallel import ExpertParallel
-from distsim.strategies.fields import Axes, Axis, Count, Work
+from distsim.strategies.fields import Axes, Axis, Count, PriceField, sentence
+from distsim.strategies.layers import LayerStrategy, repeated
 from distsim.strategies.pipeline import Pipeline
 from distsim.strategies.tensor_parallel import TensorParallel
-from distsim.strategies.wording import sentence
 
 #: Axes from the outermost in. Megatron-LM core/parallel_state.py, initialize_model_parallel: the default order "tp-cp-ep-dp-pp" is given
 #: from the innermost out. torchtitan torchtitan/distributed/parallel_dims.py, ParallelDims.build_mesh: pp, dp_replicate, dp_shard, cp, tp.
@@ -36,8 +37,20 @@ class PlainPipeline(BaseModel):
     axis: Axis = "pp"
     micro_batches: Count = 1
     activation: str
-    forward: Work | None = None
-    backward: Work | None = None
+    forward: PriceField | None = None
+    backward: PriceField | None = None
+
+
+def _gradient(value: object) -> int | str:
+    if isinstance(value, str) and value.isidentifier():
+        return value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"expected the gradients' elements, or a tensor of the file, found {value!r}")
+    return value
+
+
+_GRADIENT = {"anyOf": [{"type": "number"}, {"type": "string"}]}
+Gradient = Annotated[int | str, PlainValidator(_gradient), WithJsonSchema(_GRADIENT)]
 
 
 class Hybrid(Strategy):
@@ -51,27 +64,18 @@ class Hybrid(Strategy):
     #: Refuse a mesh whose axes do not stand in this order.
     order: Literal["megatron", "torchtitan"] | None = None
     #: Fields of `pipeline`, or of a plain one (`schedule: plain`). `forward` and `backward` are left out where a stage's parts give them.
-    pipeline: dict[str, Any] | None = None
+    pipeline: dict[str, object] | None = None
     #: What one stage does for one micro-batch, in this order.
     tensor: TensorParallel | None = None
     context: ContextParallel | None = None
     experts: ExpertParallel | None = None
     #: The axes over which gradients are averaged, and their elements on a rank or the file's tensor that holds them.
     data: Axes | None = None
-    gradient: Count | str | None = None
-    optimizer: Work | None = None
-
-    @field_validator("gradient", mode="plain")
-    @classmethod
-    def _gradient(cls, value: Any) -> Any:
-        if value is None or (isinstance(value, str) and value.isidentifier()):
-            return value
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"expected the gradients' elements, or a tensor of the file, found {value!r}")
-        return value
+    gradient: Gradient | None = None
+    optimizer: PriceField | None = None
 
     @property
-    def parts(self) -> list[tuple[str, Strategy]]:
+    def parts(self) -> list[tuple[str, LayerStrategy]]:
         """What a stage consists of."""
         named = (("tensor", self.tensor), ("context", self.context), ("experts", self.experts))
         return [(word, part) for word, part in named if part is not None]
@@ -98,13 +102,10 @@ class Hybrid(Strategy):
         return [(("order",), said)]
 
     def _data(self, context: Context) -> list[Refusal]:
-        unknown = context.unknown_group(self.data)
-        found: list[Refusal] = [] if unknown is None else [(("data",), unknown)]
-        if isinstance(self.gradient, str) and self.gradient not in context.tensors:
-            known = context.tensors
-            found.append(
-                (("gradient",), f"unknown tensor {self.gradient}; declared are {listing(known)}{near(self.gradient, known)}")
-            )
+        found = context.refused(data=self.data)
+        unknown = context.unknown_tensor(self.gradient) if isinstance(self.gradient, str) else None
+        if unknown is not None:
+            found.append((("gradient",), unknown))
         if (self.data is None) != (self.gradient is None):
             found.append((("data" if self.gradient is None else "gradient",), "`data` and `gradient` belong together"))
         return found
@@ -115,33 +116,96 @@ class Hybrid(Strategy):
         extra = [key for key in ("forward", "backward") if key in self.pipeline and self.parts]
         if extra:
             return [(("pipeline", extra[0]), f"{extra[0]} is given by {listing(word for word, _ in self.parts)}")]
-        model: type[BaseModel] = PlainPipeline if self.plain else Pipeline
-        given: dict[str, Any] = {"forward": [], "backward": []} if self.parts and not self.plain else {}
-        fields = {**self.pipeline, **given}
+        model: type[PlainPipeline | Pipeline] = PlainPipeline if self.plain else Pipeline
+        fields = {**self.pipeline, **({"forward": [], "backward": []} if self.parts and not self.plain else {})}
         try:
             made = model.model_validate(fields, context={"names": {}})
         except ValidationError as errors:
             return [(("pipeline", *error["loc"]), sentence(error, model, "pipeline")) for error in errors.errors()]
-        if isinstance(made, PlainPipeline):
-            return _refused_plain(made, context)
-        return [(("pipeline", *way), sentence) for way, sentence in made.refuse(context)] if isinstance(made, Pipeline) else []
+        found = _refused_plain(made, context) if isinstance(made, PlainPipeline) else made.refuse(context)
+        return [(("pipeline", *way), text) for way, text in found]
 
     @property
     def plain(self) -> bool:
         return isinstance(self.pipeline, Mapping) and self.pipeline.get("schedule") == "plain"
 
     def expand(self, context: Context) -> Expansion:
-        from distsim.strategies.hybrid_steps import HybridWriter
-
         return HybridWriter(self, context).expansion()
 
 
 def _refused_plain(pipeline: PlainPipeline, context: Context) -> list[Refusal]:
-    found: list[Refusal] = []
-    if pipeline.axis not in context.mesh:
-        message = f"unknown axis {pipeline.axis}; the mesh has {listing(context.mesh)}{near(pipeline.axis, context.mesh)}"
-        found.append((("pipeline", "axis"), message))
+    axis = context.unknown_axis(pipeline.axis)
+    found: list[Refusal] = [] if axis is None else [(("axis",), axis)]
     missing = [name for name in (pipeline.activation, f"{pipeline.activation}_grad") if name not in context.tensors]
     known = listing(context.tensors)
-    found += [(("pipeline", "activation"), f"unknown tensor {name}; declared are {known}") for name in missing]
-    return found
+    return found + [(("activation",), f"unknown tensor {name}; declared are {known}") for name in missing]
+
+
+class HybridWriter(Writer):
+    def __init__(self, fields: Hybrid, context: Context) -> None:
+        super().__init__(context.prefix("hybrid"), "float32", fields.data)
+        self.f, self.context = fields, context
+        self.gradient = self.tensor("gradient", fields.gradient) if isinstance(fields.gradient, int) else fields.gradient
+        self.forward: list[Entry] = []
+        self.backward: list[Entry] = []
+        for _, part in fields.parts:
+            writer = part.writer(context)
+            there, back = part.passes(writer)
+            self.tensors |= writer.tensors
+            self.forward += there
+            self.backward = back + self.backward
+
+    def expansion(self) -> Expansion:
+        inner = self._stages()
+        steps = [*inner.steps]
+        if self.gradient is not None and self.f.data is not None:
+            steps.append(self.call("all_reduce", tensor=self.gradient, op="avg"))
+        if self.f.optimizer is not None:
+            reads = [self.gradient] if self.gradient is not None else []
+            steps.append(compute("optimizer", self.f.optimizer, reads=reads))
+        return inner._replace(steps=steps, tensors={**self.tensors, **inner.tensors})
+
+    def _stages(self) -> Expansion:
+        if self.f.pipeline is None:
+            done = [compute("gradients", {"time": "0 ns"}, writes=[self.gradient])] if isinstance(self.f.gradient, int) else []
+            return Expansion([*self.forward, *self.backward, *done])
+        if self.f.plain:
+            return Expansion(self._plain(PlainPipeline.model_validate(self.f.pipeline)))
+        given = {"forward": self.forward, "backward": self.backward} if self.f.parts else {}
+        own = {} if self.gradient is None else {"gradient": self.gradient}
+        context = self.context._replace(tensors={**self.context.tensors, **self.tensors})
+        return Pipeline.model_validate({**self.f.pipeline, **given, **own}, context={"names": {}}).expand(context)
+
+    # --- stages by hand ---
+    def _plain(self, pipe: PlainPipeline) -> list[Entry]:
+        """The first stage starts, the middle ones hand on, the last one turns round; each waits for its neighbours."""
+        axis, count = pipe.axis, self.context.mesh[pipe.axis]
+        act, grad = pipe.activation, f"{pipe.activation}_grad"
+        below = {"group": axis, "group_dst": f"{axis} - 1"}, {"group": axis, "group_src": f"{axis} - 1"}
+        above = {"group": axis, "group_dst": f"{axis} + 1"}, {"group": axis, "group_src": f"{axis} + 1"}
+        send_up, recv_up = step("send", tensor=act, **above[0]), step("recv", tensor=grad, **above[1])
+        recv_down, send_down = step("recv", tensor=act, **below[1]), step("send", tensor=grad, **below[0])
+        first = [*self._work(pipe, "forward", [], [act]), send_up, recv_up, *self._work(pipe, "backward", [grad], [])]
+        middle = [
+            recv_down, *self._work(pipe, "forward", [act], [act]), send_up,
+            recv_up, *self._work(pipe, "backward", [grad], [grad]), send_down,
+        ]  # fmt: skip
+        last = [recv_down, *self._turn(pipe, act, grad), send_down]
+        stages = [block(first, f"{axis} == 0")]
+        if count > 2:
+            stages.append(block(middle, f"{axis} > 0 and {axis} < {count - 1}"))
+        if count > 1:
+            stages.append(block(last, f"{axis} == {count - 1}"))
+        return stages if pipe.micro_batches == 1 else repeated(pipe.micro_batches, stages)
+
+    def _work(self, pipe: PlainPipeline, word: str, reads: list[str], writes: list[str]) -> list[Entry]:
+        price, inner = (pipe.forward, self.forward) if word == "forward" else (pipe.backward, self.backward)
+        return inner if price is None else [compute(word, price, reads=reads, writes=writes)]
+
+    def _turn(self, pipe: PlainPipeline, act: str, grad: str) -> list[Entry]:
+        """The last stage goes forward and backward in one piece."""
+        prices = [price for price in (pipe.forward, pipe.backward) if price is not None]
+        if len(prices) == 2 and all("time" in price for price in prices):
+            total = units.duration_text(sum(units.parse_duration_ns(price["time"]) for price in prices))
+            return [compute("forward and backward", {"time": total}, reads=[act], writes=[grad])]
+        return [*self._work(pipe, "forward", [act], []), *self._work(pipe, "backward", [], [grad])]

@@ -1,14 +1,16 @@
-"""The model that a strategy spreads over ranks: layers by sizes and times."""
+"""The model that a strategy spreads over ranks: layers by sizes and times; what their passes cost, and strategies for one layer."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
-from distsim.strategies.base import Layer, Strategy
-from distsim.strategies.fields import DTYPES, Count, Doing, Dtype, Params, shown
+from distsim import units
+from distsim.names import shown
+from distsim.strategies.base import Context, Entry, Expansion, Layer, Price, Strategy, Writer
+from distsim.strategies.fields import DTYPES, CostField, Count, Dtype, Params, PriceField
 
 
 class LayerFields(BaseModel):
@@ -19,8 +21,8 @@ class LayerFields(BaseModel):
     name: str = ""
     #: Elements, or a list of parameters, each a number of elements or a shape.
     params: Params
-    forward: Doing
-    backward: Doing
+    forward: CostField
+    backward: CostField
     count: Count = 1
 
 
@@ -32,7 +34,7 @@ class Layered(Strategy):
 
     @field_validator("layers", mode="before")
     @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
+    def _one_or_several(cls, value: object) -> object:
         if isinstance(value, list | tuple) and not value:
             raise ValueError("expected at least one layer, found an empty list")
         if not isinstance(value, list | tuple | dict):
@@ -58,3 +60,75 @@ def named_layers(fields: Iterable[LayerFields]) -> tuple[Layer, ...]:
             name = f"{word} {k}" if one.name and one.count > 1 else word if one.name else f"layer {len(found)}"
             found.append(Layer(name, one.params, one.forward, one.backward))
     return tuple(found)
+
+
+# --- one layer, alone or in a stage ---
+class LayerWriter(Writer, ABC):
+    """Entries of one layer; other strategies put them in place of a compute step."""
+
+    @abstractmethod
+    def forward(self, price: Price) -> list[Entry]: ...
+
+    @abstractmethod
+    def backward(self, price: Price) -> list[Entry]: ...
+
+
+class LayerStrategy(Strategy):
+    """``layers`` equal layers, each with the price of its passes; a pass without a price is left out. In a stage's `forward:` or
+    `backward:` one of them has a price, alone both."""
+
+    layers: Count = 1
+    #: One layer's compute on one rank.
+    forward: PriceField | None = None
+    backward: PriceField | None = None
+
+    @model_validator(mode="after")
+    def _goes_somewhere(self) -> LayerStrategy:
+        if self.forward is None and self.backward is None:
+            raise ValueError(f"expected `forward`, `backward` or both: the price of a pass of {self.name}")
+        return self
+
+    def writer(self, context: Context) -> LayerWriter:
+        """What writes a layer's entries."""
+        raise AssertionError(f"{self.name} has no writer")
+
+    def passes(self, writer: LayerWriter) -> tuple[list[Entry], list[Entry]]:
+        """The forward pass of all layers, and their backward pass."""
+        given = ((self.forward, writer.forward), (self.backward, writer.backward))
+        there, back = ([] if price is None else repeated(self.layers, write(price)) for price, write in given)
+        return there, back
+
+    def expand(self, context: Context) -> Expansion:
+        writer = self.writer(context)
+        there, back = self.passes(writer)
+        return Expansion([*there, *back], writer.tensors)
+
+
+def repeated(times: int, steps: list[Entry], index: str | None = None) -> list[Entry]:
+    """A loop over entries; ``index`` names its counter."""
+    return [{"repeat": {"times": times, **({} if index is None else {"index": index}), "steps": steps}}]
+
+
+# --- prices, cut and scaled ---
+def scaled(price: Price, factor: float) -> Price:
+    """The price of ``factor`` times the work. Quantities that are expressions, without a unit, are multiplied as such."""
+    return {key: value if key == "dtype" or factor == 1 else _times(key, value, factor) for key, value in price.items()}
+
+
+def _times(key: str, value: str | float, factor: float) -> str:
+    if key == "time":
+        return units.duration_text(round(units.parse_duration_ns(value) * factor))
+    try:
+        if key == "flops":
+            return units.flops_text(units.parse_flops(value) * factor)
+        return units.size_text(round(units.parse_size_bytes(value) * factor))
+    except ValueError:
+        return f"({value}) * {factor!r}"
+
+
+def shares(price: Price, parts: int) -> list[Price]:
+    """The price in equal parts that add up to it; a time's remainder goes to the first ones, a nanosecond each."""
+    if "time" not in price or parts == 1:
+        return [scaled(price, 1 / parts)] * parts
+    whole, rest = divmod(units.parse_duration_ns(price["time"]), parts)
+    return [{**price, "time": units.duration_text(whole + (k < rest))} for k in range(parts)]

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import BaseModel, ConfigDict, PlainValidator, WithJsonSchema, field_validator
 
 from distsim import units
-from distsim.names import listing, near
-from distsim.strategies.base import Context, Entry, Expansion, Refusal, Strategy, block
-from distsim.strategies.fields import Axis, Count, Dtype, Shape, shown
-from distsim.strategies.fields import work as one_work
+from distsim.names import listing, near, shown
+from distsim.strategies.base import Context, Cost, Entry, Expansion, Refusal, Strategy, block, blocks, declared
+from distsim.strategies.fields import Axis, Count, Dtype, Shape, cost, keyed
 from distsim.strategies.pipeline_actions import Schedule, computes, from_rows, parse_rows
 from distsim.strategies.pipeline_calls import calls_of, unmet
 from distsim.strategies.pipeline_data import DataFields, DataWriter, ShardedStages
 from distsim.strategies.pipeline_ddp import DdpStages
-from distsim.strategies.pipeline_entries import Cost, Costs, Writer
+from distsim.strategies.pipeline_entries import Layout, RankWriter
 from distsim.strategies.pipeline_messages import with_messages
 from distsim.strategies.pipeline_schedules import BUILDERS, per_round
 from distsim.strategies.pipeline_shapes import shapes, vote
@@ -30,31 +29,19 @@ _NAMES = {
 _CHUNKS = {"gpipe": (1, 1), "1f1b": (1, 1), "zbv": (2, 2), "dualpipe_v": (2, 2)}
 _EVEN = ("interleaved_1f1b", "zb1p")
 
-#: Stage -> cost; None stands for all stages that are not named.
-StageCosts = dict[int | None, Cost]
+#: Stage -> cost; `else` stands for all stages that are not named.
+StageCosts = dict[int | str, Cost]
 
 
-def _cost(value: Any) -> Cost:
-    if isinstance(value, list | tuple):
-        return [dict(item) if isinstance(item, Mapping) else item for item in value]
-    return one_work(value)
-
-
-def _stage_costs(value: Any, info: ValidationInfo) -> StageCosts:
+def _stage_costs(value: object) -> StageCosts:
     """`5 ms`, `{flops, bytes}`, a list of entries, or one of these per stage: `{0: 1 ms, else: 5 ms}`."""
-    if not isinstance(value, Mapping) or not any(key == "else" or isinstance(key, int) for key in value):
-        return {None: _cost(value)}
-    for key in value:
-        if key != "else" and (isinstance(key, bool) or not isinstance(key, int) or key < 0):
-            raise ValueError(f"expected a stage or `else` as the key, found {shown(key)}")
-    return {None if key == "else" else key: _cost(item) for key, item in value.items()}
+    if isinstance(value, Mapping) and any(key == "else" or isinstance(key, int) for key in value):
+        return keyed(value, cost, "a stage or `else` as the key")
+    return {"else": cost(value)}
 
 
-Work = Annotated[
-    StageCosts,
-    PlainValidator(_stage_costs),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "array"}]}),
-]
+_COSTS = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "array"}]}
+StageCostsField = Annotated[StageCosts, PlainValidator(_stage_costs), WithJsonSchema(_COSTS)]
 
 
 class Activation(BaseModel):
@@ -83,12 +70,12 @@ class Pipeline(Strategy):
     micro_batches: Count | None = None
     #: Stages per rank.
     chunks: Count | None = None
-    forward: Work
-    backward: Work | None = None
-    backward_input: Work | None = None
-    backward_weight: Work | None = None
+    forward: StageCostsField
+    backward: StageCostsField | None = None
+    backward_input: StageCostsField | None = None
+    backward_weight: StageCostsField | None = None
     #: What a stage's last backward is instead, where something is done beside it.
-    last_backward: Work | None = None
+    last_backward: StageCostsField | None = None
     #: Data parallelism of the stages, with PyTorch's own calls for it.
     data_parallel: DataFields | None = None
     activation: Activation
@@ -102,7 +89,7 @@ class Pipeline(Strategy):
 
     @field_validator("schedule", mode="before")
     @classmethod
-    def _words(cls, value: Any) -> Any:
+    def _words(cls, value: object) -> object:
         if isinstance(value, str) or (isinstance(value, list | tuple) and value and all(isinstance(v, str) for v in value)):
             return value
         raise ValueError(f"expected a schedule's name, a CSV file or its lines as a list of texts, found {shown(value)}")
@@ -116,14 +103,10 @@ class Pipeline(Strategy):
         named = self._named()
         found = self._refused_name(named) if named is not None else []
         found += [] if found else self._refused_layout(named, context.mesh[self.axis])
-        if self.gradient is not None and self.gradient not in context.tensors:
-            message = (
-                f"unknown tensor {self.gradient}; declared are {listing(context.tensors)}{near(self.gradient, context.tensors)}"
-            )
-            found.append((("gradient",), message))
+        unknown = None if self.gradient is None else context.unknown_tensor(self.gradient)
+        found += [] if unknown is None else [(("gradient",), unknown)]
         if not found and self.data_parallel is not None:
-            unknown = context.unknown_group(self.data_parallel.group)
-            found += [] if unknown is None else [(("data_parallel", "group"), unknown)]
+            found = [(("data_parallel", *way), text) for way, text in context.refused(group=self.data_parallel.group)]
         if found:
             return found
         try:
@@ -181,10 +164,10 @@ class Pipeline(Strategy):
         found: list[Refusal] = []
         for field in ("forward", "backward", "backward_input", "backward_weight", "last_backward"):
             given: StageCosts | None = getattr(self, field)
-            strange = [stage for stage in given or () if stage is not None and stage >= schedule.stages]
+            strange = [stage for stage in given or () if isinstance(stage, int) and stage >= schedule.stages]
             if strange:
                 found.append(((field, strange[0]), f"there is no stage {strange[0]}; the stages are 0 to {schedule.stages - 1}"))
-            missing = [s for s in range(schedule.stages) if given and s not in given and None not in given]
+            missing = [s for s in range(schedule.stages) if given and s not in given and "else" not in given]
             if missing:
                 found.append(((field,), f"stage {missing[0]} has no entry, and there is no `else`"))
         halves = (self.backward_input is None) + (self.backward_weight is None)
@@ -228,7 +211,7 @@ class Pipeline(Strategy):
                 f"can't read {self.schedule}: {reason}; it is looked for beside the scenario's file, then here"
             ) from None
 
-    def costs(self, schedule: Schedule) -> Costs:
+    def costs(self, schedule: Schedule) -> dict[tuple[str, int], Cost]:
         """What each kind of action costs on each stage."""
         found: dict[tuple[str, int], Cost] = {}
         split = _splits(schedule) or self.backward is None
@@ -242,51 +225,41 @@ class Pipeline(Strategy):
                 found["I", stage], found["W", stage] = _halves(found["B", stage]) or ({}, {})
             if self.last_backward is not None:
                 found["L", stage] = _at(self.last_backward, stage)
-        return Costs(found)
+        return found
 
     # --- the entries ---
     def expand(self, context: Context) -> Expansion:
         schedule, prefix = self.made(context), context.prefix("pipeline")
-        gradients, tensors = self._tensors(schedule, prefix, context)
-        costs = self.costs(schedule)
         chunks = max(len(schedule.stages_of(rank)) for rank in range(schedule.ranks))
-        data = None if self.data_parallel is None else _stages(self.data_parallel)(self.data_parallel, context, prefix, chunks)
-        before: list[list[Entry]] = []
-        rows: list[list[Entry]] = []
-        for rank in range(schedule.ranks):
-            writer = Writer(schedule, rank, self.axis, prefix, costs, gradients, self.numbered, data)
-            before.append(self._before(writer))
-            rows.append(writer.entries(calls_of(schedule, rank)))
-        start = [*(data.setup(chunks) if data is not None else ()), *_blocks(before, self.axis)]
+        gradients, tensors = self._tensors(prefix, chunks, schedule.micro_batches, context)
+        fields = self.data_parallel
+        data = None if fields is None else _stages(fields)(fields, context, prefix, chunks)
+        layout = Layout(schedule, self.axis, prefix, self.costs(schedule), gradients, self.numbered, data)
+        writers = [RankWriter(layout, rank) for rank in range(schedule.ranks)]
+        before = [self._before(writer) for writer in writers]
+        rows = [writer.entries(calls_of(schedule, rank)) for rank, writer in enumerate(writers)]
+        start = [*(data.setup() if data is not None else ()), *blocks(before, self.axis)]
         if start and context.iterations > 1:
             start = [block(start, "iteration == 0")]
-        return Expansion([*start, *_blocks(rows, self.axis)], tensors | (data.tensors if data is not None else {}))
+        return Expansion([*start, *blocks(rows, self.axis)], tensors | (data.tensors if data is not None else {}))
 
-    def _before(self, writer: Writer) -> list[Entry]:
+    def _before(self, writer: RankWriter) -> list[Entry]:
         if not self.shapes_exchange:
             return []
         told = shapes(writer, self.activation.shape, self.activation.dtype) if self.shapes_exchange is True else []
         return [*vote(writer), *told]
 
-    def _tensors(self, schedule: Schedule, prefix: str, context: Context) -> tuple[list[str], dict[str, Any]]:
-        chunks = max(len(schedule.stages_of(rank)) for rank in range(schedule.ranks))
+    def _tensors(self, prefix: str, chunks: int, micro_batches: int, context: Context) -> tuple[list[str], dict[str, Entry]]:
+        """The names of the chunks' gradients; and what is declared."""
         first = f"{prefix}_input"
-        found: dict[str, Any] = {
-            first: {
-                "shape": list(self.activation.shape),
-                "dtype": self.activation.dtype,
-                "copies": chunks * schedule.micro_batches,
-            }
-        }
+        found = {first: declared(self.activation.shape, self.activation.dtype) | {"copies": chunks * micro_batches}}
         found |= {f"{prefix}_{word}": {"like": first} for word in ("output", "output_grad", "input_grad")}
-        name, many = self.gradient, chunks > 1
-        if name is None:
-            name = f"{prefix}_weight_grad"
-        if self.gradient is None and self.data_parallel is None:
+        name, many = self.gradient or f"{prefix}_weight_grad", chunks > 1
+        if self.gradient is not None:
+            given = context.tensors[name]
+            many = many and isinstance(given, Mapping) and "copies" in given
+        elif self.data_parallel is None:
             found[name] = {"shape": [1], **({"copies": chunks} if many else {})}
-        elif self.gradient is not None:
-            declared = context.tensors[name]
-            many = many and isinstance(declared, Mapping) and "copies" in declared
         return [f"{name}@{c}" if many else name for c in range(chunks)], found
 
 
@@ -310,7 +283,7 @@ def _splits(schedule: Schedule) -> bool:
 
 
 def _at(costs: StageCosts, stage: int) -> Cost:
-    return costs[stage] if stage in costs else costs[None]
+    return costs[stage] if stage in costs else costs["else"]
 
 
 def _halves(cost: Cost) -> tuple[Cost, Cost] | None:
@@ -319,21 +292,3 @@ def _halves(cost: Cost) -> tuple[Cost, Cost] | None:
         return None
     whole = units.parse_duration_ns(cost["time"])
     return {**cost, "time": units.duration_text(whole // 2)}, {**cost, "time": units.duration_text(whole - whole // 2)}
-
-
-def _blocks(rows: Sequence[list[Entry]], axis: str) -> list[Entry]:
-    """One block per list of entries, for all ranks of the axis that have it."""
-    same: list[tuple[list[Entry], list[int]]] = []
-    for rank, row in enumerate(rows):
-        known = next((ranks for entries, ranks in same if entries == row), None)
-        if known is None:
-            same.append((row, [rank]))
-        else:
-            known.append(rank)
-    return [block(entries, _selector(ranks, axis) if len(ranks) < len(rows) else None) for entries, ranks in same if entries]
-
-
-def _selector(ranks: Sequence[int], axis: str) -> str:
-    if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
-        return f"{ranks[0]} <= {axis} <= {ranks[-1]}"
-    return " or ".join(f"{axis} == {rank}" for rank in ranks)

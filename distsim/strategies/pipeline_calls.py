@@ -37,7 +37,7 @@ class Call(NamedTuple):
 
 def calls_of(schedule: Schedule, rank: int) -> list[Call]:
     """The calls of a pipeline rank. A runtime schedule must have its messages."""
-    writer = _Writer(schedule, rank)
+    writer = _RankCalls(schedule, rank)
     if schedule.issue == "fill_drain":
         writer.fill_drain()
         writer.reduced()
@@ -49,7 +49,7 @@ def calls_of(schedule: Schedule, rank: int) -> list[Call]:
     return writer.calls
 
 
-class _Writer:
+class _RankCalls:
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self.schedule, self.rank = schedule, rank
         self.calls: list[Call] = []

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, StrictBool
 
-from distsim.strategies.base import Context, Entry, compute, step
+from distsim.strategies.base import Context, Cost, Entry, Price, Writer, compute, waits
 from distsim.strategies.fields import Amount, Axes, Dtype, Params
+from distsim.strategies.layers import scaled
 from distsim.strategies.pipeline_actions import Schedule, computes
-from distsim.strategies.prices import scaled
 
 
 class DataFields(BaseModel):
@@ -44,28 +44,28 @@ class DataFields(BaseModel):
 Sums = tuple[tuple[tuple[str, ...], str | None], ...]
 
 
-class DataWriter:
+class DataWriter(Writer):
     """What both styles have in common: ``chunks`` stages a rank, each with tensors of its own."""
 
     def __init__(self, fields: DataFields, context: Context, prefix: str, chunks: int) -> None:
-        self.f, self.p = fields, prefix
-        self.n, self.free = context.size_of(fields.group), context.backend == "nccl"
-        self.group = list(fields.group) if isinstance(fields.group, tuple) else fields.group
-        self.tensors = {name: spec for c in range(chunks) for name, spec in self.declared(c).items()}
+        super().__init__(prefix, fields.dtype, fields.group)
+        self.f, self.n, self.free = fields, context.size_of(fields.group), context.backend == "nccl"
+        for c in range(chunks):
+            self.declare(c)
 
     @property
     def sharded(self) -> bool:
         return self.f.style == "fsdp"
 
-    def shares(self, numels: Sequence[int], price: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def shares(self, numels: Sequence[int], price: Price) -> list[Price]:
         """A stage's price in parts, as the elements of what each is for."""
         total = sum(prod(shape) for shape in self.f.params)
         return [scaled(price, numel / total) for numel in numels]
 
-    def declared(self, c: int) -> dict[str, Any]:
-        return {}
+    def declare(self, c: int) -> None:
+        """The tensors of a chunk."""
 
-    def setup(self, chunks: int) -> list[Entry]:
+    def setup(self) -> list[Entry]:
         """Before everything else."""
         return []
 
@@ -73,13 +73,13 @@ class DataWriter:
         """Of an iteration."""
         return []
 
-    def first_forward(self, c: int, price: Any) -> Any:
-        return price
+    def first_forward(self, c: int, cost: Cost) -> Cost:
+        return cost
 
     def gradients(self, c: int) -> Sums:
         return ()
 
-    def last_backward(self, c: int, price: Any, fresh: bool) -> list[Entry]:
+    def last_backward(self, c: int, cost: Cost, fresh: bool) -> list[Entry]:
         return []
 
     def unshard(self, c: int) -> list[Entry]:
@@ -99,30 +99,23 @@ class ShardedStages(DataWriter):
         """Each parameter: its elements, and with those that pad its first axis."""
         return [(prod(shape), -(-shape[0] // self.n) * self.n * prod(shape[1:])) for shape in self.f.params]
 
-    def declared(self, c: int) -> dict[str, Any]:
+    def declare(self, c: int) -> None:
         gathered = self.f.param_dtype or self.f.dtype
         reduced = self.f.reduce_dtype or gathered
-        found: dict[str, Any] = {}
         for k, (_, padded) in enumerate(self.units()):
-            found |= {
-                f"{self.p}_grad_{c}_{k}": {"shape": [padded], "dtype": reduced},
-                f"{self.p}_shard_grad_{c}_{k}": {"shape": [padded // self.n], "dtype": reduced},
-                f"{self.p}_shard_{c}_{k}": {"shape": [padded // self.n], "dtype": gathered},
-                f"{self.p}_full_{c}_{k}": {"shape": [padded], "dtype": gathered},
-            }
-        return found
+            part = padded // self.n
+            for word, numel, dtype in (
+                ("grad", padded, reduced), ("shard_grad", part, reduced), ("shard", part, gathered), ("full", padded, gathered),
+            ):  # fmt: skip
+                self.tensor(f"{word}_{c}_{k}", numel, dtype)
 
     def gradients(self, c: int) -> Sums:
         return ((tuple(f"{self.p}_grad_{c}_{k}" for k in range(len(self.f.params))), None),)
 
     # --- what the schedule's actions do ---
-    def gather(self, c: int, k: int, waits: bool = False) -> Entry:
-        fields = {"input": f"{self.p}_shard_{c}_{k}", "output": f"{self.p}_full_{c}_{k}", "group": self.group}
-        handle = {} if waits else {"async_": True, "as_": f"{self.p}_gathered_{c}@{k}"}
-        return step("all_gather_into_tensor", None, **fields, **handle)
-
-    def gathered(self, c: int, k: int) -> Entry:
-        return {"wait": f"{self.p}_gathered_{c}@{k}"}
+    def gather(self, c: int, k: int, waited: bool = False) -> Entry:
+        handle = {} if waited else {"async_": True, "as_": f"{self.p}_gathered_{c}@{k}"}
+        return self.call("all_gather_into_tensor", input=f"{self.p}_shard_{c}_{k}", output=f"{self.p}_full_{c}_{k}", **handle)
 
     def unshard(self, c: int) -> list[Entry]:
         """UNSHARD: every unit at once, `unshard(async_op=True)`."""
@@ -130,38 +123,27 @@ class ShardedStages(DataWriter):
 
     def unsharded(self, c: int) -> list[Entry]:
         """The wait before the stage's next compute."""
-        return [self.gathered(c, k) for k in range(len(self.f.params))]
+        return waits(f"{self.p}_gathered_{c}", range(len(self.f.params)))
 
-    def first_forward(self, c: int, price: Any) -> Any:
+    def first_forward(self, c: int, cost: Cost) -> Cost:
         """A schedule without UNSHARD: units are gathered by their own hooks, under nccl two ahead of the one that computes (see
         `distsim.strategies.fsdp_steps`), else each when it is needed."""
         count = len(self.f.params)
         found = [self.gather(c, k) for k in range(min(2, count))] if self.free else []
-        parts = self.shares([numel for numel, _ in self.units()], price) if isinstance(price, Mapping) else None
+        parts = self.shares([numel for numel, _ in self.units()], cost) if isinstance(cost, Mapping) else None
         for k in range(count):
-            found.append(self.gathered(c, k) if self.free else self.gather(c, k, waits=True))
+            found += waits(f"{self.p}_gathered_{c}", [k]) if self.free else [self.gather(c, k, waited=True)]
             found += [self.gather(c, k + 2)] if self.free and k + 2 < count else []
             if parts is not None:
                 found.append(compute(f"forward of unit {k}", parts[k], reads=[f"{self.p}_full_{c}_{k}"]))
-        return found if parts is not None else [*found, *price]
+        return found if isinstance(cost, Mapping) else [*found, *cost]
 
     def reduce(self, c: int) -> list[Entry]:
         """REDUCE_GRAD under fully_shard: every unit's post_backward, then the compute stream waits (_root_post_backward_final_callback)."""
-        return [
-            step(
-                "reduce_scatter_tensor",
-                input=f"{self.p}_grad_{c}_{k}",
-                output=f"{self.p}_shard_grad_{c}_{k}",
-                op="avg",
-                group=self.group,
-            )
-            for k in range(len(self.f.params))
-        ]
+        units = [(f"{self.p}_grad_{c}_{k}", f"{self.p}_shard_grad_{c}_{k}") for k in range(len(self.f.params))]
+        return [self.call("reduce_scatter_tensor", input=whole, output=part, op="avg") for whole, part in units]
 
 
 def last_of(schedule: Schedule, rank: int, stage: int) -> int:
     """The micro-batch of a stage's last backward, the one that PyTorch counts as the last (backward_counter)."""
     return [a.micro_batch for a in computes(schedule.rows[rank]) if a.stage == stage and a.kind in "BW"][-1]
-
-
-__all__ = ["DataFields", "DataWriter", "ShardedStages", "Sums", "last_of"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from distsim.strategies.base import Entry
+from distsim.strategies.base import Cost, Entry, step
+from distsim.strategies.layers import repeated
 from distsim.strategies.pipeline_actions import Action, Schedule
 from distsim.strategies.pipeline_calls import Call, Message
 from distsim.strategies.pipeline_data import DataWriter, Sums, last_of
@@ -13,59 +16,138 @@ from distsim.strategies.pipeline_data import DataWriter, Sums, last_of
 #: Repeats are looked for up to so many entries long.
 _LONGEST_BODY = 24
 
-#: What a forward or backward costs: fields of a compute step, or entries that stand in its place.
-Cost = Mapping[str, Any] | Sequence[Entry]
+
+# --- entries with their numbers taken out ---
+class Template(ABC):
+    """An entry without the numbers of the copies that it names; equal ones may become one in a repeat."""
+
+    @abstractmethod
+    def entries(self, numbers: Sequence[str]) -> list[Entry]:
+        """The entries with numbers, or expressions, put in."""
 
 
-class Costs(NamedTuple):
-    """(kind, stage) -> what it costs. There is either B or both I and W. L, where there is one: a stage's last backward instead."""
+@dataclass(frozen=True)
+class _Wait(Template):
+    handles: tuple[str, ...]
 
-    of: Mapping[tuple[str, int], Cost]
+    def entries(self, numbers: Sequence[str]) -> list[Entry]:
+        handles = [f"{handle}@{n}" for handle, n in zip(self.handles, numbers, strict=True)]
+        return [{"wait": handles if len(handles) > 1 else handles[0]}]
 
-    def get(self, kind: str, stage: int) -> Cost | None:
-        return self.of.get((kind, stage))
+
+@dataclass(frozen=True)
+class _Start(Template):
+    """One message, with a handle unless it is part of a batch."""
+
+    sends: bool
+    tensor: str
+    axis: str
+    peer: int | str
+    handle: str | None = None
+
+    def entries(self, numbers: Sequence[str]) -> list[Entry]:
+        row, side = ("isend", "group_dst") if self.sends else ("irecv", "group_src")
+        handle = None if self.handle is None else f"{self.handle}@{numbers[0]}"
+        return [step(row, tensor=f"{self.tensor}@{numbers[0]}", group=self.axis, **{side: self.peer}, as_=handle)]
+
+
+@dataclass(frozen=True)
+class _Batch(Template):
+    messages: tuple[_Start, ...]
+
+    def entries(self, numbers: Sequence[str]) -> list[Entry]:
+        ops = [entry for one, n in zip(self.messages, numbers, strict=True) for entry in one.entries([n])]
+        return [{"batch_isend_irecv": {"ops": ops}}]
+
+
+@dataclass(frozen=True)
+class _Raw(Template):
+    """Entries as they are."""
+
+    steps: list[Entry]
+
+    def entries(self, numbers: Sequence[str]) -> list[Entry]:
+        return list(self.steps)
+
+
+@dataclass(frozen=True)
+class _Assign(Template):
+    tensor: str
+    sign: str
+    base: int
+
+    def entries(self, numbers: Sequence[str]) -> list[Entry]:
+        return [{"assign": {"tensor": f"{self.tensor}@{numbers[0]}", "value": f"{self.sign}({self.base} + {numbers[0]})"}}]
+
+
+@dataclass(frozen=True)
+class Compute(Template):
+    """``adds``: what gradients are added to; with ``fresh`` they start anew there."""
+
+    name: str
+    cost: Cost
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    adds: Sums = ()
+    fresh: bool = False
+
+    def entries(self, numbers: Sequence[str]) -> list[Entry]:
+        named = [f"{tensor}@{n}" for tensor, n in zip(self.reads + self.writes, numbers, strict=True)]
+        reads, writes = named[: len(self.reads)], named[len(self.reads) :]
+        found: list[Entry] = [] if isinstance(self.cost, Mapping) else list(self.cost)
+        fields = {"name": self.name, **(self.cost if isinstance(self.cost, Mapping) else {"time": "0 ns"}), "reads": reads}
+        for names, when in self.adds or (((), None),):
+            given = {**fields, "writes": [*writes, *(names if self.fresh else ())], "adds": [] if self.fresh else list(names)}
+            one: Entry = {"compute": {key: value for key, value in given.items() if value}}
+            found.append(one if when is None else {**one, "ranks": when})
+        return found
 
 
 class Piece(NamedTuple):
-    """An entry with its numbers taken out: ``kind`` and ``parts`` say what it is, ``numbers`` are the copies that it names."""
+    """A template and the copies that it names."""
 
-    kind: str
-    parts: tuple[Any, ...]
-    numbers: tuple[int, ...]
+    what: Template
+    numbers: tuple[int, ...] = ()
+
+    def entries(self) -> list[Entry]:
+        return self.what.entries([str(n) for n in self.numbers])
 
 
 _WORDS = {"F": "forward", "B": "backward", "I": "backward input", "W": "backward weight"}
 
 
-class Writer:
-    """Entries of one pipeline rank. ``prefix`` begins the names of tensors, handles and the loop's index."""
+class Layout(NamedTuple):
+    """What all ranks of a pipeline have in common.
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        rank: int,
-        axis: str,
-        prefix: str,
-        costs: Costs,
-        gradients: Sequence[str],
-        numbered: bool = False,
-        data: DataWriter | None = None,
-    ) -> None:
-        self.schedule, self.rank, self.axis, self.prefix, self.costs = schedule, rank, axis, prefix, costs
-        self.gradients, self.numbered = gradients, numbered
-        self.chunk = {stage: c for c, stage in enumerate(schedule.stages_of(rank))}
-        self.prices: list[Cost] = []
+    ``prefix`` begins the names of tensors, handles and the loop's index. ``costs``: (kind, stage) -> what it costs; there is either B or
+    both I and W; L, where there is one: a stage's last backward instead.
+    """
+
+    schedule: Schedule
+    axis: str
+    prefix: str
+    costs: Mapping[tuple[str, int], Cost]
+    gradients: Sequence[str]
+    numbered: bool = False
+    data: DataWriter | None = None
+
+
+class RankWriter:
+    """Entries of one pipeline rank."""
+
+    def __init__(self, layout: Layout, rank: int) -> None:
+        self.layout, self.rank, self.schedule = layout, rank, layout.schedule
+        self.axis, self.prefix = layout.axis, layout.prefix
+        self.chunk = {stage: c for c, stage in enumerate(self.schedule.stages_of(rank))}
         self.data: DataWriter | None = None  # not yet: the exchange of shapes comes before
-        self._data = data
-        self.last = {stage: last_of(schedule, rank, stage) for stage in self.chunk}
+        self.last = {stage: last_of(self.schedule, rank, stage) for stage in self.chunk}
         self.begun: set[tuple[int, str]] = set()  # stages whose first forward (F) and first backward (B) are written
         self.coming: set[int] = set()  # stages whose parameters are on their way
 
     def entries(self, calls: Sequence[Call]) -> list[Entry]:
-        self.data = self._data
+        self.data = self.layout.data
         self.begun.clear()
-        pieces = [piece for call in calls for piece in self.pieces(call)]
-        return self.rolled(pieces)
+        return rolled([piece for call in calls for piece in self.pieces(call)], f"{self.prefix}_i")
 
     # --- names ---
     def copy(self, stage: int, m: int) -> int:
@@ -89,15 +171,18 @@ class Writer:
     def pieces(self, call: Call) -> list[Piece]:
         numbers = tuple(self.copy(m.stage, m.micro_batch) for m in call.messages)
         if call.what == "wait":
-            return [Piece("wait", tuple(self.handle(m) for m in call.messages), numbers)]
+            return [Piece(_Wait(tuple(self.handle(m) for m in call.messages)), numbers)]
         if call.what == "batch":
-            return [Piece("batch", tuple((m.sends, self.tensor(m), self.peer(m)) for m in call.messages), numbers)]
+            return [Piece(_Batch(tuple(self.message(m) for m in call.messages)), numbers)]
         if call.what == "start":
             (m,) = call.messages
-            return [Piece("start", (m.sends, self.tensor(m), self.peer(m), self.handle(m)), numbers)]
-        if call.what == "silent":
-            return self.silent(call.action) if call.action is not None and self.data is not None else []
-        return self.computes(call.action) if call.action is not None else []
+            return [Piece(replace(self.message(m), handle=self.handle(m)), numbers)]
+        if call.action is None:
+            return []
+        return self.silent(call.action) if call.what == "silent" else self.computes(call.action)
+
+    def message(self, m: Message) -> _Start:
+        return _Start(m.sends, self.tensor(m), self.axis, self.peer(m))
 
     def silent(self, action: Action) -> list[Piece]:
         """What sharded weights do at an action that others pass over."""
@@ -105,43 +190,40 @@ class Writer:
         if data is None or not data.sharded or action.kind == "RESHARD":
             return []
         if action.kind == "REDUCE_GRAD":
-            return [self.raw(data.reduce(chunk))]
+            return [Piece(_Raw(data.reduce(chunk)))]
         self.coming.add(action.stage)
-        return [self.raw(data.unshard(chunk))]
-
-    def raw(self, entries: list[Entry]) -> Piece:
-        return Piece("raw", (self.price(entries),), ())
+        return [Piece(_Raw(data.unshard(chunk)))]
 
     def computes(self, action: Action) -> list[Piece]:
         """Stage 0 has no input whose gradient anybody wants: PyTorch does nothing at its I and all at its W (stage.py)."""
         if action.stage == 0 and action.kind in "IW":
             return [] if action.kind == "I" else self.computes(action._replace(kind="B"))
-        halves = action.kind == "B" and self.costs.get("B", action.stage) is None
+        halves = action.kind == "B" and ("B", action.stage) not in self.layout.costs
         found = (
             self.unsharded(action.stage)
             + self.rebuilt(action)
             + [self.piece(action._replace(kind=kind)) for kind in ("IW" if halves else action.kind)]
         )
-        return found + (self.number(action) if self.numbered else [])
+        return found + (self.number(action) if self.layout.numbered else [])
 
     def unsharded(self, stage: int) -> list[Piece]:
         """Parameters that were asked for are waited for before the stage computes."""
         if self.data is None or stage not in self.coming:
             return []
         self.coming.remove(stage)
-        return [self.raw(self.data.unsharded(self.chunk[stage]))]
+        return [Piece(_Raw(self.data.unsharded(self.chunk[stage])))]
 
     def rebuilt(self, action: Action) -> list[Piece]:
         """What replicas agree on before a stage's first forward."""
         if self.data is None or action.kind != "F" or (action.stage, "F") in self.begun:
             return []
         entries = self.data.before_first_forward(self.chunk[action.stage])
-        return [self.raw(entries)] if entries else []
+        return [Piece(_Raw(entries))] if entries else []
 
     def cost(self, action: Action) -> tuple[Cost, Sums, bool]:
         """What an action costs, what it adds gradients to, and whether they start anew there."""
         stage, kind, m, _ = action
-        usual = self.costs.of[kind, stage]
+        usual = self.layout.costs[kind, stage]
         if kind not in "BW":
             first = kind == "F" and (stage, "F") not in self.begun
             self.begun |= {(stage, "F")} if first else set()
@@ -149,7 +231,8 @@ class Writer:
             return (self.data.first_forward(self.chunk[stage], usual) if self.data and first and hooks else usual), (), False
         last = self.last[stage] == m
         if self.data is None:
-            return (self.costs.get("L", stage) if last else None) or usual, (((self.gradients[self.chunk[stage]],), None),), False
+            cost = self.layout.costs.get(("L", stage), usual) if last else usual
+            return cost, (((self.layout.gradients[self.chunk[stage]],), None),), False
         fresh = (stage, "B") not in self.begun
         self.begun.add((stage, "B"))
         if last and not self.data.sharded:
@@ -160,19 +243,14 @@ class Writer:
         """What the action wrote, filled with a number that says whose it is: 1000 * stage + micro-batch; a gradient's is negative."""
         base = 1000 * action.stage - self.chunk[action.stage] * self.schedule.micro_batches
         sign = "" if action.kind == "F" else "-"
-        return [Piece("assign", (name, sign, base), (k,)) for name, k in self.writes(action)]
+        return [Piece(_Assign(name, sign, base), (k,)) for name, k in self.writes(action)]
 
     def piece(self, action: Action) -> Piece:
         reads, writes = self.reads(action), self.writes(action)
         name = _WORDS[action.kind] + (f" of chunk {self.chunk[action.stage]}" if len(self.chunk) > 1 else "")
+        tensors = tuple(n for n, _ in reads), tuple(n for n, _ in writes)
         cost, adds, fresh = self.cost(action)
-        parts = (name, self.price(cost), adds, fresh, *(n for n, _ in reads), "->", *(n for n, _ in writes))
-        return Piece("compute", parts, tuple(k for _, k in (*reads, *writes)))
-
-    def price(self, cost: Cost) -> int:
-        if cost not in self.prices:
-            self.prices.append(cost)
-        return self.prices.index(cost)
+        return Piece(Compute(name, cost, *tensors, adds, fresh), tuple(k for _, k in (*reads, *writes)))
 
     def reads(self, action: Action) -> list[tuple[str, int]]:
         stage, kind, m, _ = action
@@ -195,58 +273,22 @@ class Writer:
             return [(f"{self.prefix}_output", mine)]
         return [(f"{self.prefix}_input_grad", mine)] if action.kind in "BI" and action.stage > 0 else []
 
-    # --- entries ---
-    def rolled(self, pieces: Sequence[Piece]) -> list[Entry]:
-        found: list[Entry] = []
-        index, k = f"{self.prefix}_i", 0
-        while k < len(pieces):
-            size, times = longest_run(pieces, k)
-            if times == 1:
-                found += self.render(pieces[k], [str(n) for n in pieces[k].numbers])
-            else:
-                bodies = zip(pieces[k : k + size], pieces[k + size : k + 2 * size], strict=True)
-                steps = [e for one, two in bodies for e in self.render(one, _texts(one.numbers, two.numbers, index))]
-                found.append({"repeat": {"times": times, "index": index, "steps": steps}})
-            k += size * times
-        return found
 
-    def render(self, piece: Piece, numbers: Sequence[str]) -> list[Entry]:
-        parts = piece.parts
-        if piece.kind == "wait":
-            handles = [f"{handle}@{n}" for handle, n in zip(parts, numbers, strict=True)]
-            return [{"wait": handles if len(handles) > 1 else handles[0]}]
-        if piece.kind == "start":
-            sends, tensor, peer, handle = parts
-            return [_message(sends, f"{tensor}@{numbers[0]}", self.axis, peer, {"as": f"{handle}@{numbers[0]}"})]
-        if piece.kind == "raw":
-            entries = self.prices[parts[0]]
-            return list(entries) if not isinstance(entries, Mapping) else []
-        if piece.kind == "batch":
-            ops = [_message(s, f"{t}@{n}", self.axis, peer, {}) for (s, t, peer), n in zip(parts, numbers, strict=True)]
-            return [{"batch_isend_irecv": {"ops": ops}}]
-        if piece.kind == "assign":
-            tensor, sign, base = parts
-            return [{"assign": {"tensor": f"{tensor}@{numbers[0]}", "value": f"{sign}({base} + {numbers[0]})"}}]
-        return self.compute(parts, numbers)
-
-    def compute(self, parts: tuple[Any, ...], numbers: Sequence[str]) -> list[Entry]:
-        name, price, adds, fresh, *tensors = parts
-        border = tensors.index("->")
-        named = [f"{t}@{n}" for t, n in zip(tensors[:border] + tensors[border + 1 :], numbers, strict=True)]
-        cost = self.prices[price]
-        body, fields = ([], dict(cost)) if isinstance(cost, Mapping) else (list(cost), {"time": "0 ns"})
-        step = {"name": name, **fields, "reads": named[:border]}
-        found = body
-        for names, when in adds or (((), None),):
-            given = {**step, "writes": [*named[border:], *(names if fresh else ())], "adds": [] if fresh else list(names)}
-            one: Entry = {"compute": {key: value for key, value in given.items() if value or key == "reads"}}
-            found.append(one if when is None else {**one, "ranks": when})
-        return found
-
-
-def _message(sends: bool, tensor: str, axis: str, peer: int | str, more: Mapping[str, str]) -> Entry:
-    side = "group_dst" if sends else "group_src"
-    return {"isend" if sends else "irecv": {"tensor": tensor, "group": axis, side: peer, **more}}
+# --- repeats ---
+def rolled(pieces: Sequence[Piece], index: str) -> list[Entry]:
+    """The pieces' entries, regular runs of them as `repeat`."""
+    found: list[Entry] = []
+    k = 0
+    while k < len(pieces):
+        size, times = longest_run(pieces, k)
+        if times == 1:
+            found += pieces[k].entries()
+        else:
+            bodies = zip(pieces[k : k + size], pieces[k + size : k + 2 * size], strict=True)
+            steps = [e for one, two in bodies for e in one.what.entries(_texts(one.numbers, two.numbers, index))]
+            found += repeated(times, steps, index)
+        k += size * times
+    return found
 
 
 def _texts(first: Sequence[int], second: Sequence[int], index: str) -> list[str]:
@@ -280,7 +322,7 @@ def _rounds(pieces: Sequence[Piece], start: int, size: int) -> int:
         here = start + times * size
         for k in range(size):
             one, two = pieces[here - size + k], pieces[here + k]
-            if one[:2] != two[:2] or (times > 1 and _step(one, two) != _step(pieces[start + k], pieces[start + size + k])):
+            if one.what != two.what or (times > 1 and _step(one, two) != _step(pieces[start + k], pieces[start + size + k])):
                 return times
         times += 1
     return times

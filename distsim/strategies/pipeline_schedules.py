@@ -110,7 +110,7 @@ def _alternate(forward: list[Action], backward: list[Action], ahead: int) -> lis
 
 
 # --- V: two stages per rank, the last beside the first ---
-class _Row:
+class _RowBuilder:
     """A row under way: counts micro-batches per stage and kind, and keeps the weights' halves that are due."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ def zbv(ranks: int, micro_batches: int) -> Schedule:
 
 
 def _zbv_row(r: int, ranks: int, count: int) -> list[Action]:
-    down, up, row = r, 2 * ranks - 1 - r, _Row()
+    down, up, row = r, 2 * ranks - 1 - r, _RowBuilder()
 
     def both(stage: int) -> None:
         row.add(stage, "I")
@@ -172,7 +172,7 @@ def _zbv_row(r: int, ranks: int, count: int) -> list[Action]:
     return _zbv_end(row, down, up, ranks - r)
 
 
-def _zbv_end(row: _Row, down: int, up: int, left: int) -> list[Action]:
+def _zbv_end(row: _RowBuilder, down: int, up: int, left: int) -> list[Action]:
     """The rest of the way down's input halves, each with a weights' half of that stage; then all weights' halves left."""
     for _ in range(left):
         row.add(down, "I")
@@ -189,7 +189,7 @@ def dualpipe_v(ranks: int, micro_batches: int) -> Schedule:
 
 
 def _dualpipe_row(r: int, ranks: int, micro_batches: int) -> list[Action]:
-    down, up, row = r, 2 * ranks - 1 - r, _Row()
+    down, up, row = r, 2 * ranks - 1 - r, _RowBuilder()
     after = ranks - 1 - r
     for _ in range(2 * after):
         row.add(down, "F")
@@ -213,7 +213,7 @@ def _dualpipe_row(r: int, ranks: int, micro_batches: int) -> list[Action]:
     return _dualpipe_end(row, down, up, r, after)
 
 
-def _dualpipe_end(row: _Row, down: int, up: int, r: int, after: int) -> list[Action]:
+def _dualpipe_end(row: _RowBuilder, down: int, up: int, r: int, after: int) -> list[Action]:
     """The backwards without forwards beside them: whole ones first, halves from the middle on."""
     for k in range(2 * (r + 1)):
         row.add(up if k % 2 == 0 else down, "B" if k <= r else "I")

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any
 
-from distsim.strategies.base import Entry
+from distsim.strategies.base import Entry, declared, step
 from distsim.strategies.pipeline_actions import Action, Schedule
-from distsim.strategies.pipeline_entries import Writer
+from distsim.strategies.pipeline_entries import Compute, RankWriter
 
-_VOTE = {"shape": [1], "dtype": "int32"}
-_LENGTH = {"shape": [1], "dtype": "int64"}
+_VOTE = declared(1, "int32")
+_LENGTH = declared(1, "int64")
 
 
-def vote(writer: Writer) -> list[Entry]:
+def vote(writer: RankWriter) -> list[Entry]:
     """One number from the first stage to the last and back: blocking messages, so that every pair's communicator is made."""
     found = []
     for stage, way in _both_ways(writer.schedule, writer.rank):
@@ -29,7 +28,7 @@ def vote(writer: Writer) -> list[Entry]:
     return found
 
 
-def shapes(writer: Writer, shape: Sequence[int], dtype: str) -> list[Entry]:
+def shapes(writer: RankWriter, shape: Sequence[int], dtype: str) -> list[Entry]:
     """Forward and backward of one micro-batch with the shapes told from stage to stage: each as an object, its length first.
 
     The lengths and the objects are batches of one. The two runs of the model cost what they cost later; nothing is added to the
@@ -37,7 +36,7 @@ def shapes(writer: Writer, shape: Sequence[int], dtype: str) -> list[Entry]:
     """
     found: list[Entry] = []
     for stage, way in _both_ways(writer.schedule, writer.rank):
-        payload = {"shape": [object_nbytes(shape, dtype, way)], "dtype": "uint8"}
+        payload = declared(object_nbytes(shape, dtype, way), "uint8")
         for sends in (False, True):
             found += _run(writer, stage, way) if sends else []
             peer = _neighbour(writer.schedule, stage, way, sends)
@@ -58,15 +57,12 @@ def object_nbytes(shape: Sequence[int], dtype: str, way: str) -> int:
     return words + sum(2 if n < 256 else 3 if n < 65536 else 5 for n in numbers)
 
 
-def _run(writer: Writer, stage: int, way: str) -> list[Entry]:
+def _run(writer: RankWriter, stage: int, way: str) -> list[Entry]:
     """The model's own pass: the compute steps of an action without its tensors."""
     found: list[Entry] = []
     for piece in writer.computes(Action(stage, way, 0)):
-        if piece.kind != "compute":
-            continue
-        steps = writer.render(piece, [str(n) for n in piece.numbers])
-        fields = {key: value for key, value in steps[-1]["compute"].items() if key not in ("reads", "writes", "adds")}
-        found += [*steps[:-1], {"compute": {**fields, "name": f"shapes, {fields['name']}"}}]
+        if isinstance(piece.what, Compute):
+            found += Compute(f"shapes, {piece.what.name}", piece.what.cost, (), ()).entries(())
     return found
 
 
@@ -83,7 +79,7 @@ def _neighbour(schedule: Schedule, stage: int, way: str, sends: bool) -> int | N
     return schedule.rank_of[peer] if there else None
 
 
-def _message(row: str, tensor: dict[str, Any], writer: Writer, peer: int) -> Entry:
+def _message(row: str, tensor: Entry, writer: RankWriter, peer: int) -> Entry:
     side = "group_dst" if row in ("send", "isend") else "group_src"
     named = {1: f"{writer.axis} + 1", -1: f"{writer.axis} - 1"}.get(peer - writer.rank, peer)
-    return {row: {"tensor": dict(tensor), "group": writer.axis, side: named}}
+    return step(row, tensor=dict(tensor), group=writer.axis, **{side: named})

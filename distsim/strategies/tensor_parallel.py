@@ -8,17 +8,16 @@ the gathered input is kept for the backward pass, so that it is not gathered aga
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import StrictBool
 
-from distsim.strategies.base import Context, Entry, Expansion, Refusal, compute, step
+from distsim.strategies.base import Context, Entry, Price, Refusal, compute
 from distsim.strategies.fields import Axis, Count, Dtype, Natural
-from distsim.strategies.passes import Passes
-from distsim.strategies.prices import shares
+from distsim.strategies.layers import LayerStrategy, LayerWriter, shares
 
 
-class TensorParallel(Passes):
+class TensorParallel(LayerStrategy):
     """Every layer on all ranks of an axis, each with its columns and rows of the layer's matrices."""
 
     name: ClassVar[str] = "tensor_parallel"
@@ -50,52 +49,49 @@ class TensorParallel(Passes):
             if getattr(self, key) % n
         ]
 
-    def expand(self, context: Context) -> Expansion:
-        writer = TensorWriter(self, context)
-        return Expansion([*self.there(writer), *self.back(writer)], writer.tensors)
+    def writer(self, context: Context) -> TensorWriter:
+        return TensorWriter(self, context)
 
 
-class TensorWriter:
-    """Entries of one layer's passes; other strategies put them in place of a compute step."""
+class TensorWriter(LayerWriter):
+    """Entries of one layer's passes."""
 
     def __init__(self, fields: TensorParallel, context: Context) -> None:
-        self.f, self.p, self.n = fields, context.prefix(fields.name), context.size_of(fields.axis)
+        super().__init__(context.prefix(fields.name), fields.dtype, fields.axis)
+        self.f, self.n = fields, context.size_of(fields.axis)
         whole = [fields.sequence, fields.batch, fields.hidden]
-        part = [fields.sequence // self.n, fields.batch, fields.hidden] if fields.sequence_parallel else whole
-        self.tensors = {f"{self.p}_{word}": {"shape": shape, "dtype": fields.dtype} for word, shape in self._shapes(whole, part)}
+        part = [fields.sequence // self.n, fields.batch, fields.hidden]
+        words = {"out": whole, "grad": whole}
+        if fields.sequence_parallel:
+            words |= {"part": part, "whole": whole, "grad_part": part, "grad_whole": whole}
+        for word, shape in words.items():
+            self.tensor(word, shape)
 
-    def _shapes(self, whole: list[int], part: list[int]) -> list[tuple[str, list[int]]]:
-        words = [("out", whole), ("grad", whole)]
-        if self.f.sequence_parallel:
-            words += [("part", part), ("whole", whole), ("grad_part", part), ("grad_whole", whole)]
-        return words
-
-    def forward(self, price: Any) -> list[Entry]:
+    def forward(self, price: Price) -> list[Entry]:
         """Per pair: the columns need the whole input, the rows give sums of which every rank has one part."""
         found: list[Entry] = []
         for k, share in enumerate(shares(price, self.f.pairs)):
             found += self._pair(f"forward {k}" if self.f.pairs > 1 else "forward", share, ("part", "whole", "out"))
         return found
 
-    def backward(self, price: Any) -> list[Entry]:
+    def backward(self, price: Price) -> list[Entry]:
         """The same the other way round: gradients of the rows' output are needed whole, those of the columns' input are sums."""
         found: list[Entry] = []
         for k, share in reversed(list(enumerate(shares(price, self.f.pairs)))):
             found += self._pair(f"backward {k}" if self.f.pairs > 1 else "backward", share, ("grad_part", "grad_whole", "grad"))
         return found
 
-    def _pair(self, name: str, price: dict[str, Any], words: tuple[str, str, str]) -> list[Entry]:
+    def _pair(self, name: str, price: Price, words: tuple[str, str, str]) -> list[Entry]:
         part, whole, out = (f"{self.p}_{word}" for word in words)
-        axis = self.f.axis
         if not self.f.sequence_parallel:
             return [
                 compute(name, price, writes=[out]),
-                *([step("all_reduce", tensor=out, op="sum", group=axis)] if self.n > 1 else []),
+                *([self.call("all_reduce", tensor=out, op="sum")] if self.n > 1 else []),
             ]
         if self.n == 1:
             return [compute(name, price, writes=[out])]
         return [
-            step("all_gather_into_tensor", input=part, output=whole, group=axis),
+            self.call("all_gather_into_tensor", input=part, output=whole),
             compute(name, price, reads=[whole], writes=[out]),
-            step("reduce_scatter_tensor", input=out, output=part, op="sum", group=axis),
+            self.call("reduce_scatter_tensor", input=out, output=part, op="sum"),
         ]

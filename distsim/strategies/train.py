@@ -1,80 +1,26 @@
-"""A training step of a transformer on a mesh: fields of `transformer:`, and the layouts that can't be."""
+"""The calls of a transformer's training step: micro-batches, gradients and parameters on their way, the update; what ranks hold.
+
+Source of what lies between the last gradient and the update: Megatron-LM core/distributed/finalize_model_grads.py
+(_allreduce_word_embedding_grads, over the first and the last stage) and core/optimizer/clip_grads.py (get_grad_norm_fp32: one float32,
+over all ranks with the distributed optimizer, else over those that share a copy of the model).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import BaseModel, ConfigDict, PlainValidator, StrictBool, WithJsonSchema, field_validator, model_validator
+from collections.abc import Sequence
+from functools import cached_property
 
 from distsim import units
-from distsim.names import listing, near
-from distsim.strategies.base import Context, Expansion, Refusal, Strategy
-from distsim.strategies.fields import DTYPES, Amount, Axes, Axis, Count, Dtype, Natural, shown
-from distsim.strategies.models import PRESETS, Architecture
-from distsim.strategies.transformer import Pass, Recompute
-
-#: Axes that are used where the mesh has them and the field is left out.
-_USUAL = {"tensor": "tp", "pipeline": "pp", "context": "cp", "experts": "ep"}
-
-
-def _launch(value: Any) -> int:
-    return units.parse_duration_ns(value)
+from distsim.strategies.base import Context, Entry, Expansion, Group, blocks, compute, declared, step, wait
+from distsim.strategies.fields import DTYPES
+from distsim.strategies.layers import repeated
+from distsim.strategies.memory import Footprint, Precision, peak_activations, states
+from distsim.strategies.pipeline_actions import Action, Schedule
+from distsim.strategies.train_fields import TransformerFields
+from distsim.strategies.train_layers import LayerCalls, Weights
 
 
-#: ns, from a duration with its unit.
-Launch = Annotated[int, PlainValidator(_launch), WithJsonSchema({"type": "string"})]
-
-
-def _fitting(size: int, ranks: int) -> str:
-    """The numbers of ranks next to this one that divide a size."""
-    fewer = max(n for n in range(1, ranks) if size % n == 0)
-    more = next((n for n in range(ranks + 1, min(size, 8 * ranks) + 1) if size % n == 0), None)
-    return f"; {fewer} would do" if more is None else f"; {fewer} or {more} would do"
-
-
-class ModelFields(BaseModel):
-    """A preset's name, a preset with some sizes changed, or all sizes: layers, hidden, heads, ffn, vocabulary."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    preset: str | None = None
-    layers: Count | None = None
-    hidden: Count | None = None
-    heads: Count | None = None
-    kv_heads: Count | None = None
-    ffn: Count | None = None
-    vocabulary: Count | None = None
-    mlp: Literal["gelu", "swiglu"] | None = None
-    experts: Natural | None = None
-    top_k: Natural | None = None
-    #: Learned position embeddings.
-    positions: Natural | None = None
-    #: The output projection is the embeddings again.
-    tied: StrictBool | None = None
-    bias: StrictBool | None = None
-    dropout: StrictBool | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> ModelFields:
-        if self.preset is not None and self.preset not in PRESETS:
-            raise ValueError(f"unknown model {self.preset}; presets are {listing(PRESETS)}{near(self.preset, PRESETS)}")
-        missing = [key for key in ("layers", "hidden", "heads", "ffn", "vocabulary") if getattr(self, key) is None]
-        if self.preset is None and missing:
-            raise ValueError(f"expected {listing(missing)}, or a preset ({listing(PRESETS)})")
-        return self
-
-    def architecture(self) -> Architecture:
-        """The model's sizes; keys that are given replace the preset's."""
-        given = {key: value for key, value in self.model_dump(exclude={"preset"}).items() if value is not None}
-        if self.preset is not None:
-            return PRESETS[self.preset]._replace(**given)
-        if given.get("mlp") == "gelu":
-            given = {"bias": True, "dropout": True, **given}
-        return Architecture(**{"kv_heads": given["heads"], "sequence": 2048, **given})
-
-
-class Transformer(Strategy):
+class Transformer(TransformerFields):
     """One training step: micro-batches forward and backward, gradients reduced, parameters updated, as Megatron-LM lays it out.
 
     Axes: ``tensor``, ``pipeline``, ``context`` and ``experts`` are the mesh's `tp`, `pp`, `cp` and `ep` unless named otherwise; ``data`` is
@@ -82,184 +28,178 @@ class Transformer(Strategy):
     products, by the bytes that its other operations move, and on the host by the operations that it launches.
     """
 
-    name: ClassVar[str] = "transformer"
-    about: ClassVar[str] = (
-        "A training step of a transformer: tensor, sequence, pipeline, context, expert and data parallelism on a mesh."
-    )
-    first_field: ClassVar[str | None] = "model"
-
-    model: ModelFields
-    #: Tokens of a sequence; left out, the length that the model was trained with.
-    sequence: Count | None = None
-    #: Sequences of a micro-batch, and micro-batches that each pipeline takes per step.
-    micro_batch: Count = 1
-    micro_batches: Count = 1
-    dtype: Dtype = "bfloat16"
-    #: Gradients are kept and reduced in it.
-    gradient_dtype: Dtype = "float32"
-    recompute: Recompute = "none"
-    #: flash: fused, its scores never reach memory.
-    attention: Literal["flash", "plain"] = "flash"
-    #: Share of a matrix product's rate that fused attention reaches. Of the data sheet's rate FlashAttention-2 reaches 50 to 73 % on
-    #: A100 (arXiv:2307.08691), 35 % on H100 (arXiv:2407.08608), the first FlashAttention 25 to 40 % on A100.
-    attention_efficiency: Amount = 1.0
-    #: Host time to launch one operation: 5 to 25 us in eager PyTorch, from Python to cudaLaunchKernel; next to nothing where a layer is
-    #: one CUDA graph. A layer hides it wherever its kernels last longer.
-    launch: Launch = 15_000
-    #: Scores above the diagonal are not computed. Left out: true with flash.
-    causal: StrictBool | None = None
-    tensor: Axis | None = None
-    sequence_parallel: StrictBool = True
-    pipeline: Axis | None = None
-    schedule: str = "1f1b"
-    #: Stages per rank of the pipeline.
-    chunks: Count | None = None
-    #: Left out: evenly, with one layer fewer on the first and on the last stage where that comes out even.
-    layers_per_stage: tuple[Count | Literal[0], ...] | None = None
-    context: Axis | None = None
-    experts: Axis | None = None
-    data: Axes | None = None
-    #: ZeRO: 1 shards the optimizer's states, 2 gradients too, 3 (fully_shard) parameters too.
-    zero: Literal[0, 1, 2, 3] = 1
-    #: Each layer's gradients are reduced while the next layer's are computed, in the last micro-batch (Megatron-LM's
-    #: --overlap-grad-reduce, PyTorch's DDP); false: all of them after the last backward pass.
-    overlap_grad_reduce: StrictBool = True
-    #: The gradients' norm is reduced before the update. GPT-3 clips at 1.0 (arXiv:2005.14165, appendix B), and so do Llama
-    #: (arXiv:2302.13971, section 2.2) and Megatron-LM's default (--clip-grad).
-    clip_grad_norm: StrictBool = True
-    #: Gradients of tied embeddings are summed over the first and the last stage (Megatron-LM, core/distributed/finalize_model_grads.py).
-    #: Left out: where the model ties them; GPT-3 does as GPT-2 (github openai/gpt-2, src/model.py), Llama 3 and Mixtral do not.
-    embedding_all_reduce: StrictBool | None = None
-    #: Ranks that share what is sharded, where the mesh holds only some of them (one pipeline of many, the others being alike).
-    data_ranks: Count | None = None
-
-    @field_validator("model", mode="before")
-    @classmethod
-    def _preset(cls, value: Any) -> Any:
-        if not isinstance(value, str | dict | ModelFields):
-            raise ValueError(f"expected a preset ({listing(PRESETS)}) or the model's sizes, found {shown(value)}")
-        return {"preset": value} if isinstance(value, str) else value
-
-    # --- the layout ---
-    def axis(self, field: str, context: Context) -> str | None:
-        """The axis of a kind of parallelism; None where the mesh has none."""
-        named: str | None = getattr(self, field)
-        return named if named is not None else _USUAL[field] if _USUAL[field] in context.mesh else None
-
-    def ways(self, field: str, context: Context) -> int:
-        """How many ranks an axis has; 1 where there is none."""
-        axis = self.axis(field, context)
-        return 1 if axis is None else context.mesh.get(axis, 1)
-
-    def data_axes(self, context: Context) -> tuple[str, ...]:
-        """The axes over which gradients are reduced."""
-        if self.data is not None:
-            return (self.data,) if isinstance(self.data, str) else self.data
-        return tuple(axis for axis in context.mesh if axis not in (self.axis("tensor", context), self.axis("pipeline", context)))
-
-    def one_pass(self, context: Context) -> Pass:
-        """A micro-batch on one rank of this layout."""
-        model = self.model.architecture()
-        flash = self.attention == "flash"
-        return Pass(
-            model, self.micro_batch, self.sequence or model.sequence, DTYPES[self.dtype], self.ways("tensor", context),
-            self.sequence_parallel and self.ways("tensor", context) > 1, self.ways("context", context),
-            self.ways("experts", context), self.recompute, flash, flash if self.causal is None else self.causal,
-        )  # fmt: skip
-
-    def stages(self, context: Context) -> int:
-        return self.ways("pipeline", context) * self.chunk_count
-
-    @property
-    def chunk_count(self) -> int:
-        if self.chunks is not None:
-            return self.chunks
-        return 2 if self.schedule in ("interleaved_1f1b", "looped_bfs", "zbv", "dualpipe_v") else 1
-
-    def split(self, context: Context) -> tuple[int, ...]:
-        """Layers of each stage."""
-        if self.layers_per_stage is not None:
-            return self.layers_per_stage
-        stages, layers = self.stages(context), self.model.architecture().layers
-        if stages > 1 and layers % stages and (layers + 2) % stages == 0:
-            full = (layers + 2) // stages
-            return (full - 1, *[full] * (stages - 2), full - 1)
-        return tuple(layers // stages + (1 if s < layers % stages else 0) for s in range(stages))
-
-    # --- what can't be ---
-    def refuse(self, context: Context) -> list[Refusal]:
-        found = list(self._unknown_axes(context))
-        if found:
-            return found
-        return [*self._uneven(context), *self._wrong_stages(context)]
-
-    def _unknown_axes(self, context: Context) -> Iterator[Refusal]:
-        for field in _USUAL:
-            axis = getattr(self, field)
-            if axis is not None and axis not in context.mesh:
-                yield (field,), f"unknown axis {axis}; the mesh has {listing(context.mesh)}{near(axis, context.mesh)}"
-        for axis in self.data_axes(context):
-            if axis not in context.mesh:
-                yield ("data",), f"unknown axis {axis}; the mesh has {listing(context.mesh)}{near(axis, context.mesh)}"
-
-    def _uneven(self, context: Context) -> Iterator[Refusal]:
-        model, one = self.model.architecture(), self.one_pass(context)
-        sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "hidden": model.hidden, "ffn": model.ffn}
-        if model.hidden % model.heads:
-            yield ("model",), f"hidden {model.hidden} is not divisible by heads {model.heads}"
-        if model.heads % model.kv_heads:
-            yield ("model",), f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"
-        for word, size in sizes.items():
-            if size % one.tensor:
-                yield (
-                    ("model",),
-                    f"{word} {size} is not divisible by the tensor axis of {one.tensor} ranks{_fitting(size, one.tensor)}",
-                )
-        if one.sequence % one.context:
-            yield ("sequence",), f"sequence {one.sequence} is not divisible by the context axis of {one.context} ranks"
-        elif one.sequence_parallel and one.sequence // one.context % one.tensor:
-            part = one.sequence // one.context
-            whole = f"sequence {part}" if one.context == 1 else f"the part of {part} tokens that a context rank has"
-            yield ("sequence",), f"{whole} is not divisible by the tensor axis of {one.tensor} ranks, as sequence_parallel needs"
-        if one.experts > 1 and model.experts == 0:
-            axis = self.axis("experts", context)
-            yield (
-                ("experts",),
-                f"the model has no experts for the axis {axis} of {one.experts} ranks to share: leave {axis} out of the mesh",
-            )
-        elif model.experts % one.experts:
-            said = f"{model.experts} experts are not divisible by the expert axis of {one.experts} ranks"
-            yield ("experts",), f"{said}{_fitting(model.experts, one.experts)}"
-        if self.attention_efficiency == 0:
-            yield ("attention_efficiency",), "expected a share above 0"
-        if model.experts and not 1 <= model.top_k <= model.experts:
-            yield ("model",), f"top_k must be 1 to the {model.experts} experts, found {model.top_k}"
-
-    def _wrong_stages(self, context: Context) -> Iterator[Refusal]:
-        layers, split = self.model.architecture().layers, self.split(context)
-        if self.ways("pipeline", context) == 1:
-            if self.chunk_count > 1 and self.chunks is not None:
-                yield ("chunks",), "there is no pipeline to cut into chunks"
-            return
-        if len(split) != self.stages(context):
-            yield ("layers_per_stage",), f"expected {self.stages(context)} numbers, one for each stage, found {len(split)}"
-        elif sum(split) != layers:
-            yield ("layers_per_stage",), f"the stages have {sum(split)} layers, the model {layers}"
-        elif max(split) == 0 or layers + 2 < len(split):
-            yield ("chunks",), f"{layers} layers are too few for {len(split)} stages"
-        if self.zero == 3:
-            yield ("zero",), "with a pipeline, parameters stay gathered between micro-batches: expected zero 0, 1 or 2"
-        yield from self._wrong_schedule(context)
-
-    def _wrong_schedule(self, context: Context) -> Iterator[Refusal]:
-        from distsim.strategies.train_steps import pipeline_of
-
-        for path, sentence in pipeline_of(self, context, [], []).refuse(context):
-            field = {"axis": "pipeline"}.get(str(path[0]), str(path[0])) if path else ""
-            if field in type(self).model_fields:
-                yield (field,), sentence
-
     def expand(self, context: Context) -> Expansion:
-        from distsim.strategies.train_steps import TrainWriter
-
         return TrainWriter(self, context).expansion()
+
+
+class TrainWriter(LayerCalls):
+    """Writes the entries of a step."""
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Who computes what when, and which rank has which stages."""
+        return self.train.carrier(self.context).made(self.context)
+
+    # --- the whole ---
+    def expansion(self) -> Expansion:
+        found = self.pipelined() if self.stages > 1 else self.alone()
+        return found._replace(memory={f"{self.p}_{name}": value for name, value in self.memory().items()})
+
+    def pipelined(self) -> Expansion:
+        there, back = ([one(s) for s in range(self.stages)] for one in (self.stage_forward, self.stage_backward))
+        early = self.train.overlap_grad_reduce and any(group is not None for group in (self.shared, self.apart))
+        last = [self.reducing_stage(s) for s in range(self.stages)] if early else []
+        inner = self.train.carrier(self.context, there, back, last)
+        found = inner.expand(self.context)
+        mine = [self.schedule.stages_of(r) for r in range(self.context.mesh[inner.axis])]
+        waits: list[Entry] = [wait("all")]
+        ends = [
+            (waits if early else [e for s in stages for e in self.reduce(self.stage_weights(s))]) + self.update(stages)
+            for stages in mine
+        ]
+        return found._replace(steps=[*found.steps, *blocks(ends, inner.axis)], groups={**found.groups, **self.ends()})
+
+    def alone(self) -> Expansion:
+        """Without a pipeline: layer by layer, gradients (and with ZeRO 3 parameters) on their way meanwhile."""
+        return Expansion([*self.without_pipeline(), *self.update((0,))], {})
+
+    def without_pipeline(self) -> list[Entry]:
+        """All micro-batches of a step. ZeRO 3 gathers and reduces in each (fully_shard); else gradients are reduced in the last."""
+        count = self.train.micro_batches
+        if self.train.zero == 3 and self.shared is not None:
+            return self.times(count, [*self.sharded_forward(), *self.sharded_backward()])
+        early = [*self.stage_forward(0), *self.stage_backward(0)]
+        if not self.train.overlap_grad_reduce:
+            return [*self.times(count, early), *self.reduce(self.stage_weights(0))]
+        backward, ends = self.reducing_backward(0)
+        waits: list[Entry] = [wait("all")] if ends else []
+        return [*self.times(count - 1, early), *self.stage_forward(0), *backward, *waits]
+
+    def reducing_backward(self, stage: int, first: int = 0) -> tuple[list[Entry], list[Entry]]:
+        """The last backward pass: each layer's gradients go out as soon as they are there; what goes out after all layers.
+
+        ``first`` is the number of the first handle.
+        """
+        layers, handle, index = self.split[stage], f"{self.p}_reduced", f"{self.p}_l"
+        numbered = f"({first} + {index})" if self.stages > 1 else index
+        body = [*self.layer_backward(), *self.reduce(self.layer_weights(), handle, numbered)]
+        ends = self.reduce(self.ends_weights(stage), handle, str(first + max(self.split)))
+        return [*self.head_backward(stage), *(repeated(layers, body, index) if layers else []), *ends], ends
+
+    def reducing_stage(self, stage: int) -> list[Entry]:
+        """A pipeline stage's last backward pass; the step's end waits for the gradients. Handles are numbered over a rank's chunks."""
+        chunk = self.schedule.stages_of(self.schedule.rank_of[stage]).index(stage)
+        return self.reducing_backward(stage, chunk * (max(self.split) + 1))[0]
+
+    def ahead(self, layer: list[Entry]) -> list[Entry]:
+        """Layer by layer, the next layer's parameters on their way meanwhile."""
+        layers, weights, index = self.split[0], self.layer_weights(), f"{self.p}_l"
+        more = {"ranks": f"{index} + 1 < {layers}"}
+        following = [{**entry, **more} for entry in self.gather_weights(weights, f"{self.p}_gathered", f"({index} + 1)")]
+        body = [*following, *self.came(weights, index), *layer]
+        return [*self.gather_weights(weights, f"{self.p}_gathered", "0"), *repeated(layers, body, index)]
+
+    def came(self, weights: Weights, index: str) -> list[Entry]:
+        """Waits for gathered parameters."""
+        words = [word for word, elements, group in self.kinds(weights) if elements and group is not None]
+        return [wait(f"{self.p}_gathered_{word}@{index}") for word in words]
+
+    def sharded_forward(self) -> list[Entry]:
+        """Embeddings, norm and head stay gathered from here to the end of the backward pass, as the root of fully_shard does."""
+        layers, root = str(self.split[0]), self.ends_weights(0)
+        begin = [*self.gather_weights(root, f"{self.p}_gathered", layers), *self.came(root, layers)]
+        return [*begin, *self.ahead(self.layer_forward()), self.priced("forward head", self.one.head_flops)]
+
+    def sharded_backward(self) -> list[Entry]:
+        handle = f"{self.p}_reduced"
+        layers = self.ahead([*self.layer_backward(), *self.reduce(self.layer_weights(), handle, f"{self.p}_l")])
+        return [*self.head_backward(0), *layers, *self.reduce(self.ends_weights(0), handle, str(self.split[0])), wait("all")]
+
+    def update(self, stages: Sequence[int]) -> list[Entry]:
+        """Adam over a rank's part; then, with ZeRO 1 and 2, the new parameters for all."""
+        zero = self.train.zero
+        total = self.rank_weights(stages)
+        mine = sum(-(-n // (self.sharers(group) if zero else 1)) for _, n, group in self.kinds(total))
+        touched = 24 + DTYPES[self.train.gradient_dtype] + DTYPES[self.train.dtype]
+        found = [*self.embeddings(stages), *self.norm(), compute("optimizer", {"bytes": units.size_text(mine * touched)})]
+        return found + (self.gather_weights(total) if zero in (1, 2) else [])
+
+    def rank_weights(self, stages: Sequence[int]) -> Weights:
+        """Parameters of several stages."""
+        return Weights(*(sum(numbers) for numbers in zip(*map(self.stage_weights, stages), strict=True)))
+
+    def sharers(self, group: Group | None) -> int:
+        """Ranks among which states are sharded."""
+        given = self.train.data_ranks
+        if given is None:
+            return self.ranks[group]
+        return given if group == self.shared else max(given // self.one.experts, 1)
+
+    # --- memory ---
+    def memory(self) -> dict[str, dict[str, str]]:
+        """What each rank of the pipeline holds at its peak, as the scenario's `memory` states it."""
+        if self.stages == 1:
+            return {"rank": _plain(self.footprint((0,), [Action(0, "F", 0), Action(0, "B", 0)]))}
+        axis = self.train.axis("pipeline", self.context)
+        held = [self.footprint(self.schedule.stages_of(rank), row) for rank, row in enumerate(self.schedule.rows)]
+        return {f"{axis}_{rank}": {"ranks": f"{axis} == {rank}", **_plain(one)} for rank, one in enumerate(held)}
+
+    def footprint(self, stages: Sequence[int], row: Sequence[Action]) -> Footprint:
+        total = self.rank_weights(stages)
+        zero, bytes_ = self.train.zero, Precision(DTYPES[self.train.dtype], DTYPES[self.train.gradient_dtype])
+        held = states(total.dense, zero, self.sharers(self.shared), bytes_)
+        held += states(total.expert, zero, self.sharers(self.apart), bytes_)
+        activations = peak_activations(row, self.kept, self.working)
+        layer = self.layer_weights()
+        gathered = (2 * sum(layer) + self.ends_weights(0).dense) * bytes_.parameters if zero == 3 else 0
+        return held + Footprint(activations=activations, gathered=gathered)
+
+    def kept(self, stage: int) -> int:
+        """Bytes that a micro-batch's forward pass leaves on a stage."""
+        head = self.one.head_bytes if stage == self.stages - 1 else 0
+        return self.split[stage] * self.one.activation_bytes + head
+
+    def working(self, stage: int) -> int:
+        """Recomputed activations of one layer at a time."""
+        return self.one.peak_layer_bytes - self.one.activation_bytes if self.split[stage] else 0
+
+    # --- tied embeddings, the norm of the gradients ---
+    @property
+    def tied(self) -> bool:
+        """The embeddings stand on two ranks."""
+        asked = self.model.tied if self.train.embedding_all_reduce is None else self.train.embedding_all_reduce
+        return asked and self.stages > 1 and self.schedule.rank_of[0] != self.schedule.rank_of[-1]
+
+    def ends(self) -> dict[str, Entry]:
+        """The first and the last stage of each pipeline; in between the others, who make no call of it."""
+        if not self.tied:
+            return {}
+        mesh, axis = self.context.mesh, self.train.axis("pipeline", self.context)
+        terms: list[str] = []
+        stride = 1
+        for other in reversed(tuple(mesh)):
+            if other != axis:
+                terms.append(f"{other} * {stride}")
+                stride *= mesh[other]
+        column = " + ".join(reversed(terms)) or "0"
+        return {f"{self.p}_ends": {"by": f"{column} + (0 if {axis} == 0 or {axis} == {axis}_size - 1 else {stride})"}}
+
+    def embeddings(self, stages: Sequence[int]) -> list[Entry]:
+        if not self.tied or not {0, self.stages - 1} & set(stages):
+            return []
+        elements = self.model.vocabulary * self.model.hidden // self.one.tensor
+        return [step("all_reduce", tensor=declared(elements, self.train.gradient_dtype), group=f"{self.p}_ends")]
+
+    def norm(self) -> list[Entry]:
+        if not self.train.clip_grad_norm or self.context.world_size == 1:
+            return []
+        one = declared(1, "float32")
+        if self.train.zero:
+            return [step("all_reduce", tensor=one)]
+        data = self.train.data_axes(self.context)
+        group = self.joint(tuple(axis for axis in self.context.mesh if axis not in data))
+        return [] if group is None else [step("all_reduce", tensor=one, group=group)]
+
+
+def _plain(footprint: Footprint) -> dict[str, str]:
+    return {word: units.size_text(n) for word, n in footprint._asdict().items() if n}

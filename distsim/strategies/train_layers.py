@@ -1,96 +1,227 @@
-"""Micro-batches without a pipeline: which layer's gradients and parameters travel when."""
+"""The calls of one layer of a transformer, and of its weights; of a stage's layers.
+
+Sources: Shoeybi et al., Megatron-LM, arXiv:1909.08053 (the two all_reduces of a tensor-parallel layer); Korthikanti et al.,
+arXiv:2205.05198, section 4.2.2 (sequence parallelism: gathered before, reduce-scattered after each block; in the backward pass the
+block's input is gathered again); Megatron-LM core/tensor_parallel/layers.py (the input's gradient travels while the weights' is
+computed); Llama 3, arXiv:2407.21783, section 3.3.2 (context parallelism by all_gather of keys and values); PyTorch fully_shard (ZeRO 3).
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
-from distsim.strategies.base import Entry
-
-if TYPE_CHECKING:
-    from distsim.strategies.train_steps import TrainWriter, Weights
-
-
-def micro_batches(writer: TrainWriter) -> list[Entry]:
-    """All micro-batches of a step. ZeRO 3 gathers and reduces in each (fully_shard); else gradients are reduced in the last."""
-    count = writer.train.micro_batches
-    if writer.train.zero == 3 and writer.shared is not None:
-        return writer.times(count, [*_sharded_forward(writer), *_sharded_backward(writer)])
-    early = [*writer.stage_forward(0), *writer.stage_backward(0)]
-    if not writer.train.overlap_grad_reduce:
-        return [*writer.times(count, early), *writer.reduce(0)]
-    return [*writer.times(count - 1, early), *writer.stage_forward(0), *_reducing_backward(writer)]
+from distsim import units
+from distsim.strategies.base import Context, Entry, Group, Writer, compute, declared, step, wait
+from distsim.strategies.layers import repeated
+from distsim.strategies.models import numel
+from distsim.strategies.train_fields import TransformerFields
 
 
-def _reducing_backward(writer: TrainWriter) -> list[Entry]:
-    """The last backward pass: each layer's gradients go out as soon as they are there."""
-    handle = f"{writer.p}_reduced"
-    head = [writer.priced("backward head", 2 * writer.one.head_flops)]
-    layers = writer.split[0]
-    body = [*writer.layer_backward(), *_reduce(writer, writer.layer_weights(), handle, f"{writer.p}_l")]
-    ends = _reduce(writer, writer.ends_weights(0), handle, str(layers))
-    waits: list[Entry] = [{"wait": "all"}] if ends else []
-    return [*head, {"repeat": {"times": layers, "index": f"{writer.p}_l", "steps": body}}, *ends, *waits]
+class Weights(NamedTuple):
+    """Parameters of a stage on one rank: those that all experts share, and the rank's experts'."""
+
+    dense: int = 0
+    expert: int = 0
 
 
-def reducing_stage(writer: TrainWriter, stage: int) -> list[Entry]:
-    """A pipeline stage's last backward pass: each layer's gradients go out as soon as they are there; the step's end waits for them.
-
-    Handles are numbered over the chunks of a rank.
-    """
-    most = max(writer.split)
-    first = writer.schedule.stages_of(writer.schedule.rank_of[stage]).index(stage) * (most + 1)
-    head = [writer.priced("backward head", 2 * writer.one.head_flops)] if stage == writer.stages - 1 else []
-    handle, index = f"{writer.p}_reduced", f"{writer.p}_l"
-    body = [*writer.layer_backward(), *_reduce(writer, writer.layer_weights(), handle, f"({first} + {index})")]
-    ends = _reduce(writer, writer.ends_weights(stage), handle, str(first + most))
-    layers = writer.split[stage]
-    return [*head, *([{"repeat": {"times": layers, "index": index, "steps": body}}] if layers else []), *ends]
+def asked(handle: str | None) -> dict[str, object]:
+    """Fields of a call that is waited for later, by a handle."""
+    return {} if handle is None else {"async_": True, "as_": handle}
 
 
-def _reduce(writer: TrainWriter, weights: Weights, handle: str, index: str) -> list[Entry]:
-    def asked(word: str) -> dict[str, Any]:
-        return {"async_": True, "as_": f"{handle}_{word}@{index}"}
+class LayerCalls(Writer):
+    """Writes a layer's entries. Buffers of messages inside a layer are fresh ones."""
 
-    dense = writer.reduce_one(weights.dense, writer.shared, **asked("dense"))
-    return [*dense, *writer.reduce_one(weights.expert, writer.apart, **asked("expert"))]
+    def __init__(self, train: TransformerFields, context: Context) -> None:
+        super().__init__(context.prefix("transformer"), train.dtype)
+        self.train, self.context = train, context
+        self.one, self.split = train.one_pass(context), train.split(context)
+        self.model = self.one.model
+        self.stages = train.stages(context)
+        self.tensor_axis, self.cp = train.axis("tensor", context), train.axis("context", context)
+        self.ep = train.axis("experts", context) if self.one.experts > 1 else None
+        data = train.data_axes(context)
+        self.shared = self.joint(data)
+        self.apart = self.joint(tuple(axis for axis in data if axis != self.ep))
+        #: Ranks of each of the two groups.
+        self.ranks = {group: 1 if group is None else context.size_of(group) for group in (self.shared, self.apart)}
 
+    def joint(self, axes: tuple[str, ...]) -> Group | None:
+        """Axes of more than one rank, as one group; None where there is none."""
+        real = tuple(axis for axis in axes if self.context.mesh[axis] > 1)
+        return None if not real else real[0] if len(real) == 1 else real
 
-def _gather(writer: TrainWriter, weights: Weights, index: str, ranks: str | None = None) -> list[Entry]:
-    when = {} if ranks is None else {"ranks": ranks}
-    kinds = (("dense", weights.dense, writer.shared), ("expert", weights.expert, writer.apart))
-    return [
-        {**entry, **when}
-        for word, elements, group in kinds
-        for entry in writer.gather_weights(elements, group, async_=True, as_=f"{writer.p}_gathered_{word}@{index}")
-    ]
+    # --- a stage's micro-batch ---
+    def stage_forward(self, stage: int) -> list[Entry]:
+        found = self.times(self.split[stage], self.layer_forward())
+        return found + ([self.priced("forward head", self.one.head_flops)] if stage == self.stages - 1 else [])
 
+    def stage_backward(self, stage: int) -> list[Entry]:
+        return self.head_backward(stage) + self.times(self.split[stage], self.layer_backward())
 
-def _gathered(writer: TrainWriter, weights: Weights, index: str) -> list[Entry]:
-    words = [("dense", weights.dense, writer.shared), ("expert", weights.expert, writer.apart)]
-    return [{"wait": f"{writer.p}_gathered_{word}@{index}"} for word, n, group in words if n and group is not None]
+    def head_backward(self, stage: int) -> list[Entry]:
+        return [self.priced("backward head", 2 * self.one.head_flops)] if stage == self.stages - 1 else []
 
+    def times(self, count: int, steps: list[Entry]) -> list[Entry]:
+        """Layers one after the other."""
+        return steps if count == 1 else repeated(count, steps) if count else []
 
-def _ahead(writer: TrainWriter, work: list[Entry], after: list[Entry]) -> list[Entry]:
-    """Layer by layer, the next layer's parameters on their way meanwhile."""
-    layers, weights, index = writer.split[0], writer.layer_weights(), f"{writer.p}_l"
-    body = [
-        *_gather(writer, weights, f"({index} + 1)", f"{index} + 1 < {layers}"),
-        *_gathered(writer, weights, index),
-        *work,
-        *after,
-    ]
-    return [*_gather(writer, weights, "0"), {"repeat": {"times": layers, "index": index, "steps": body}}]
+    # --- a layer ---
+    def layer_forward(self) -> list[Entry]:
+        one = self.one
+        if self.tensor_axis is None and self.cp is None and self.ep is None:
+            whole = self.priced("forward", one.layer_flops + self.lag(1))
+            return [*self.launched(1), whole, *self.scores(1), self.moved("forward", 1)]
+        attention = [*self.keys(), self.priced("forward attention", one.attention_flops + self.lag(1)), *self.scores(1)]
+        experts = [*self.routed(), self.priced("forward mlp", one.mlp_flops), *self.routed()]
+        blocks = [*self.before(), *attention, *self.after(), *self.before(), *experts, *self.after()]
+        return [*self.launched(1), *blocks, self.moved("forward", 1)]
 
+    def lag(self, passes: float) -> int:
+        """The floating-point operations that would take as long as fused attention takes beyond its own at their rate; less those that
+        `scores` prices."""
+        if self.one.misaligned:
+            return -round(passes * self.one.scores_flops)
+        return round(passes * self.one.scores_flops * (1 / self.train.attention_efficiency - 1)) if self.one.flash else 0
 
-def _sharded_forward(writer: TrainWriter) -> list[Entry]:
-    """Embeddings, norm and head stay gathered from here to the end of the backward pass, as the root of fully_shard does."""
-    layers, root = str(writer.split[0]), writer.ends_weights(0)
-    begin = [*_gather(writer, root, layers), *_gathered(writer, root, layers)]
-    return [*begin, *_ahead(writer, writer.layer_forward(), []), writer.priced("forward head", writer.one.head_flops)]
+    def scores(self, passes: float) -> list[Entry]:
+        """Scores that miss the tensor cores, at float32's rate."""
+        if not self.one.misaligned:
+            return []
+        return [compute("scores", {"flops": units.flops_text(passes * self.one.scores_flops), "dtype": "float32"})]
 
+    def launched(self, passes: int) -> list[Entry]:
+        """The host's time to launch a layer's operations: some 50 in eager PyTorch forward, two for each of them backward (counted in
+        Megatron-LM's transformer layer: norms, projections, views, softmax, dropout, residual sums)."""
+        launch_ns = self.train.launch * 50 * passes
+        return [compute("launches", {"time": units.duration_text(launch_ns)}, on="host")] if launch_ns else []
 
-def _sharded_backward(writer: TrainWriter) -> list[Entry]:
-    handle, index = f"{writer.p}_reduced", f"{writer.p}_l"
-    head = [writer.priced("backward head", 2 * writer.one.head_flops)]
-    layers = _ahead(writer, writer.layer_backward(), _reduce(writer, writer.layer_weights(), handle, index))
-    return [*head, *layers, *_reduce(writer, writer.ends_weights(0), handle, str(writer.split[0])), {"wait": "all"}]
+    def layer_backward(self) -> list[Entry]:
+        one = self.one
+        again = self.layer_forward() if one.recompute == "full" else []
+        extra = one.flash_flops + (one.again_flops if one.recompute == "selective" else 0)
+        passes = 2.5 if one.flash else 3 if one.recompute == "selective" else 2
+        extra += self.lag(passes)
+        again = [*again, *self.launched(2), *self.scores(passes)]
+        if self.tensor_axis is None and self.cp is None and self.ep is None:
+            return [*again, self.priced("backward", 2 * one.layer_flops + extra), self.moved("backward", 2)]
+        columns = 2 * one.tokens * self.model.hidden * (self.model.hidden + 2 * self.model.kv_hidden) // one.tensor
+        mlp_columns = one.mlp_flops * (self.model.matrices - 1) // self.model.matrices
+        mlp = self.block_backward("mlp", 2 * one.mlp_flops, mlp_columns, self.routed(), self.routed())
+        keys = [*self.keys(), *self.key_gradients()]
+        return [
+            *again,
+            self.moved("backward", 2),
+            *mlp,
+            *self.block_backward("attention", 2 * one.attention_flops + extra, columns, keys, []),
+        ]
+
+    def block_backward(self, word: str, flops: int, columns: int, first: list[Entry], last: list[Entry]) -> list[Entry]:
+        """``columns``: FLOPs of the weights' gradient of the block's first matrix: the input's gradient travels beside them."""
+        whole = self.priced(f"backward {word}", flops)
+        if self.tensor_axis is None or self.one.tensor == 1:
+            return [*first, whole, *last]
+        handle = f"{self.p}_{word}"
+        gathered = [self.gather(f"{handle}_input")] if self.one.sequence_parallel else []
+        waited: list[Entry] = [wait(f"{handle}_input")] if gathered else []
+        sent = self.scatter(f"{handle}_grad") if self.one.sequence_parallel else self.reduced(f"{handle}_grad")
+        begin = [*([self.gather()] if gathered else []), *gathered]
+        end = [self.priced(f"weight gradients {word}", columns), wait(f"{handle}_grad")]
+        return [*begin, *first, self.priced(f"backward {word}", flops - columns), *last, *waited, sent, *end]
+
+    # --- its messages ---
+    def buffer(self, elements: int) -> Entry:
+        return declared(elements, self.dtype)
+
+    def before(self) -> list[Entry]:
+        return [self.gather()] if self.one.sequence_parallel else []
+
+    def after(self) -> list[Entry]:
+        if self.one.sequence_parallel:
+            return [self.scatter()]
+        return [self.reduced()] if self.one.tensor > 1 else []
+
+    def gather(self, handle: str | None = None) -> Entry:
+        return self.gathered(self.one.hidden_numel // self.one.tensor, self.tensor_axis, handle)
+
+    def scatter(self, handle: str | None = None) -> Entry:
+        return self.scattered(self.one.hidden_numel // self.one.tensor, self.tensor_axis, handle)
+
+    def reduced(self, handle: str | None = None) -> Entry:
+        return step("all_reduce", tensor=self.buffer(self.one.hidden_numel), group=self.tensor_axis, **asked(handle))
+
+    def gathered(self, part: int, group: Group | None, handle: str | None = None) -> Entry:
+        shard, full = self.buffer(part), self.buffer(part * self.context.size_of(group))
+        return step("all_gather_into_tensor", input=shard, output=full, group=group, **asked(handle))
+
+    def scattered(self, part: int, group: Group | None, handle: str | None = None) -> Entry:
+        shard, full = self.buffer(part), self.buffer(part * self.context.size_of(group))
+        return step("reduce_scatter_tensor", input=full, output=shard, group=group, **asked(handle))
+
+    def keys(self) -> list[Entry]:
+        """Keys and values of the whole sequence."""
+        return [] if self.one.context == 1 else [self.gathered(self.one.kv_numel, self.cp)]
+
+    def key_gradients(self) -> list[Entry]:
+        return [] if self.one.context == 1 else [self.scattered(self.one.kv_numel, self.cp)]
+
+    def routed(self) -> list[Entry]:
+        """Tokens to their experts, or back; spread evenly."""
+        if self.ep is None:
+            return []
+        size = -(-self.one.routed_numel // self.one.experts) * self.one.experts
+        return [step("all_to_all_single", input=self.buffer(size), output=self.buffer(size), group=self.ep)]
+
+    def priced(self, name: str, flops: int) -> Entry:
+        return compute(name, {"flops": units.flops_text(float(flops)), "dtype": self.train.dtype})
+
+    def moved(self, word: str, times: int) -> Entry:
+        """Norms, sums, dropout, non-linearities: bound by memory."""
+        return compute(f"{word}, elementwise", {"bytes": units.size_text(times * self.one.layer_traffic)})
+
+    # --- weights ---
+    def layer_weights(self) -> Weights:
+        """Matrices are cut among tensor ranks, experts among expert ranks too; norms and the router are whole on each."""
+        model, t = self.model, self.one.tensor
+        whole = 2 * numel(model.norm_shapes()) + model.experts * model.hidden
+        matrices = model.layer_parameters - model.expert_parameters - whole
+        return Weights(whole + matrices // t, model.expert_parameters // (t * self.one.experts))
+
+    def ends_weights(self, stage: int) -> Weights:
+        """Embeddings on the first stage, the head on the last (tied embeddings stand on both)."""
+        model, t = self.model, self.one.tensor
+        first = model.embedding_parameters // t if stage == 0 else 0
+        again = model.vocabulary * model.hidden if model.tied and self.stages > 1 else 0
+        last = (model.head_parameters + again) // t if stage == self.stages - 1 else 0
+        return Weights(first + last)
+
+    def stage_weights(self, stage: int) -> Weights:
+        ends, layer, layers = self.ends_weights(stage), self.layer_weights(), self.split[stage]
+        return Weights(ends.dense + layers * layer.dense, ends.expert + layers * layer.expert)
+
+    # --- on their way ---
+    def kinds(self, weights: Weights) -> tuple[tuple[str, int, Group | None], ...]:
+        """Word, number of elements, and the ranks that have the same of them."""
+        return ("dense", weights.dense, self.shared), ("expert", weights.expert, self.apart)
+
+    def reduce(self, weights: Weights, handle: str | None = None, index: str = "") -> list[Entry]:
+        """Gradients of so many parameters: all_reduce, or with ZeRO a reduce_scatter, padded to equal shards."""
+        found: list[Entry] = []
+        for word, elements, group in self.kinds(weights):
+            if group is None or not elements:
+                continue
+            fields = {"op": "avg", "group": group, **asked(None if handle is None else f"{handle}_{word}@{index}")}
+            part, dtype = -(-elements // self.ranks[group]), self.train.gradient_dtype
+            if self.train.zero == 0:
+                found.append(step("all_reduce", tensor=declared(elements, dtype), **fields))
+            else:
+                full, shard = declared(part * self.ranks[group], dtype), declared(part, dtype)
+                found.append(step("reduce_scatter_tensor", input=full, output=shard, **fields))
+        return found
+
+    def gather_weights(self, weights: Weights, handle: str | None = None, index: str = "") -> list[Entry]:
+        return [
+            self.gathered(-(-elements // self.ranks[group]), group, None if handle is None else f"{handle}_{word}@{index}")
+            for word, elements, group in self.kinds(weights)
+            if elements and group is not None
+        ]

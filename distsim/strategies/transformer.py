@@ -15,7 +15,7 @@ from distsim.strategies.models import Architecture
 Recompute = Literal["none", "selective", "full"]
 
 
-class Pass(NamedTuple):
+class MicroBatch(NamedTuple):
     """How a micro-batch goes through the model on one rank.
 
     ``tensor``: ranks that share a layer's matrices; with ``sequence_parallel`` they also share what lies between the matrices.
@@ -175,7 +175,7 @@ class Pass(NamedTuple):
         return self.boundary_numel * self.model.active_experts
 
 
-def step_flops(one: Pass, batch: int) -> int:
+def step_flops(one: MicroBatch, batch: int) -> int:
     """Model FLOPs of one training step over ``batch`` sequences: forward once, backward twice, recomputation as the pass says.
 
     With full recomputation and plain attention this is 96 B s l h^2 (1 + s/6h + V/16lh) for GPT (Narayanan, equation 3), which counts

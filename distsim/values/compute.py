@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from distsim.errors import UsageError
 from distsim.expr import Expression, ExpressionError
+from distsim.ops.base import Effect
 from distsim.ops.fields import PerRank
 from distsim.ops.records import Buffer, Call
 from distsim.ops.table import OPS
 from distsim.program.records import Program, at
 from distsim.trace import Trace
-from distsim.values.lineage import Content, Contribution, Graph, Piece, align, cut, join, numel_of
-from distsim.values.meet import Meeting
+from distsim.values.lineage import Content, Contribution, Graph, Numbers, Piece, align, cut, join, numel_of
+from distsim.values.match import Match
 from distsim.values.numbers import LIMIT_ELEMENTS, fill, whole, wide
-from distsim.values.order import events, meetings
+from distsim.values.order import events, matches_of
 from distsim.values.record import Seen, State, Values
 
 
@@ -28,7 +28,7 @@ def compute_values(program: Program, trace: Trace, *, limit_elements: int = LIMI
     Tensors of more than ``limit_elements`` elements carry numbers only while they are uniform. ``at_calls`` also keeps what each
     call read and wrote (`Values.at_call`), for pictures.
     """
-    return _Pass(program, trace, limit_elements, at_calls).values()
+    return _Execution(program, trace, limit_elements, at_calls).values()
 
 
 def carries_numbers(program: Program) -> bool:
@@ -37,8 +37,8 @@ def carries_numbers(program: Program) -> bool:
     return given or any(call.op == "assign" for code in program.codes for call in code.calls)
 
 
-class _Pass:
-    """One walk over the events of a run."""
+class _Execution:
+    """Carries out the reads and writes of a run."""
 
     def __init__(self, program: Program, trace: Trace, limit: int, at_calls: bool) -> None:
         self.program, self.trace, self.limit, self.at_calls = program, trace, limit, at_calls
@@ -48,14 +48,14 @@ class _Pass:
         self.read: dict[int, tuple[Content, ...]] = {}  # trace row -> what it read
         self.rank, self.position, self.part = (trace[name].tolist() for name in ("rank", "position", "part"))
         self.started, self.finished = (trace[name].tolist() for name in ("started_ns", "finished_ns"))
-        self.met = meetings(trace)
-        self.meeting: dict[int, Meeting] = {}
+        self.matches = matches_of(trace)
+        self.match: dict[int, Match] = {}
         self._calls: dict[tuple[int, int], Call] = {}
-        self._names: dict[int, dict[str, Any]] = {}
-        self._effects: dict[tuple[str, int, int], Any] = {}
+        self._names: dict[int, dict[str, object]] = {}
+        self._effects: dict[tuple[str, int, int], tuple[Effect, ...]] = {}
 
     def values(self) -> Values:
-        for event in events(self.program, self.trace, self.met):
+        for event in events(self.program, self.trace, self.matches):
             if event.finishes:
                 self.finish(event.row)
             else:
@@ -72,7 +72,7 @@ class _Pass:
             call = self._calls[key] = self.program.resolve(rank, code_call)
         return call if part < 0 else call.parts[part]
 
-    def names(self, rank: int) -> dict[str, Any]:
+    def names(self, rank: int) -> dict[str, object]:
         if rank not in self._names:
             self._names[rank] = {"rank": rank, **self.program.names_of(rank)}
         return self._names[rank]
@@ -93,7 +93,7 @@ class _Pass:
         node = self.graph.leaf("initial", Contribution(rank, buffer.label, 0), -1)
         return State(buffer.shape, buffer.dtype, (Piece(buffer.numel, node, 0, numbers),))
 
-    def _fill(self, value: Any, env: dict[str, Any], buffer: Buffer) -> Any:
+    def _fill(self, value: object, env: dict[str, object], buffer: Buffer) -> Numbers:
         try:
             return fill(value, env, buffer.numel, buffer.dtype, self.limit)
         except ExpressionError as error:
@@ -153,38 +153,38 @@ class _Pass:
         elif call.op == "assign":
             self._assign(call, row)
             written = _targets(call)
-        elif self.met.match_of[row] >= 0:
-            meeting = self._meeting(self.met.match_of[row])
-            for buffer, offset, content in meeting.results(row):
+        elif self.matches.match_of[row] >= 0:
+            match = self._match(self.matches.match_of[row])
+            for buffer, offset, content in match.results(row):
                 self.write(rank, buffer, content, row, offset)
-            meeting.left -= 1
-            if not meeting.left:
-                self._forget(self.met.match_of[row])
+            match.left -= 1
+            if not match.left:
+                self._forget(self.matches.match_of[row])
         if self.at_calls:
             self._keep(row, "out", written, tuple(self.state(rank, b).content for b in written))
 
-    def _meeting(self, match: int) -> Meeting:
-        if match not in self.meeting:
-            rows = self.met.members[match]
+    def _match(self, match: int) -> Match:
+        if match not in self.match:
+            rows = self.matches.members[match]
             for row in rows:
                 if self.started[row] >= 0:
                     self.start(row)
             present = [row for row in rows if row in self.read]
             calls = {row: self.call(row) for row in present}
-            self.meeting[match] = Meeting(self.graph, self._effect, calls, {r: self.read[r] for r in present}, self.limit)
-            self.meeting[match].left = sum(1 for row in rows if self.finished[row] >= 0)
-        return self.meeting[match]
+            self.match[match] = Match(self.graph, self.effect, calls, {r: self.read[r] for r in present}, self.limit)
+            self.match[match].left = sum(1 for row in rows if self.finished[row] >= 0)
+        return self.match[match]
 
     def _forget(self, match: int) -> None:
-        del self.meeting[match]
-        for row in self.met.members[match]:
+        del self.match[match]
+        for row in self.matches.members[match]:
             self.read[row] = ()
 
-    def _effect(self, op: str, size: int, root: int) -> Any:
+    def effect(self, op: str, size: int, root: int) -> tuple[Effect, ...]:
         """The row's effect with equal entries made one object, so that ranks with the same result share it."""
         key = (op, size, root)
         if key not in self._effects:
-            one: dict[Any, Any] = {}
+            one: dict[Effect, Effect] = {}
             self._effects[key] = tuple(None if e is None else one.setdefault(e, e) for e in OPS[op].effect(size, root))
         return self._effects[key]
 
@@ -232,7 +232,7 @@ class _Pass:
             self.write(call.rank, target, self._assigned(call, target, contents, numbers, row), row)
         self.read[row] = ()
 
-    def _assigned(self, call: Call, target: Buffer, contents: tuple[Content, ...], numbers: Any, row: int) -> Content:
+    def _assigned(self, call: Call, target: Buffer, contents: tuple[Content, ...], numbers: Numbers, row: int) -> Content:
         if not contents or any(numel_of(c) != target.numel for c in contents):
             return (Piece(target.numel, self._new("assign", call.rank, target, row), 0, numbers),)
         columns = align(contents)
@@ -253,7 +253,7 @@ def _targets(call: Call) -> tuple[Buffer, ...]:
     return call.outputs or call.writes
 
 
-def _names_in(value: Any, rank: int) -> frozenset[str]:
+def _names_in(value: object, rank: int) -> frozenset[str]:
     if isinstance(value, PerRank):
         return _names_in(value.get(rank), rank)
     if isinstance(value, Expression):

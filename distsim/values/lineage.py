@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-#: A flat array with one entry per element, or a single entry that stands for all of them. None: not known.
-Numbers = NDArray[Any] | None
+#: A flat array with one entry per element, or a single entry that stands for all of them.
+Array = NDArray[np.generic]
+#: None: not known.
+Numbers = Array | None
 #: An element of a node's result: (node, element).
 Point = tuple[int, int]
 

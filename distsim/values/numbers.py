@@ -5,15 +5,14 @@ All functions here take and give *flat* arrays of size n or 1 (uniform), or None
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from distsim.expr import Expression
 from distsim.ops.effects import numpy_dtype, reduce_arrays
 from distsim.ops.fields import PerRank
-from distsim.values.lineage import Content, Numbers, numel_of
+from distsim.values.lineage import Array, Content, Numbers, numel_of
 
 #: Tensors up to this many elements are written out when a value needs it; larger ones are uniform or unknown.
 LIMIT_ELEMENTS = 4096
@@ -21,7 +20,7 @@ LIMIT_ELEMENTS = 4096
 SHOWN_ELEMENTS = 16
 
 
-def fill(value: Any, env: Mapping[str, Any], numel: int, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
+def fill(value: object, env: Mapping[str, object], numel: int, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
     """The numbers that a file's ``value`` gives a tensor of ``numel`` elements (design §3, rule 5).
 
     ``value`` is None, an Expression or number, a (nested) list of them, or a PerRank of these; ``env`` maps names to
@@ -29,7 +28,7 @@ def fill(value: Any, env: Mapping[str, Any], numel: int, dtype: str, limit: int 
     ``limit`` elements that differ, or a list of another length than the tensor. Raises ExpressionError.
     """
     if isinstance(value, PerRank):
-        value = value.get(env["rank"])
+        value = _own(value, env)
     if value is None:
         return None
     if isinstance(value, (list, tuple)):
@@ -39,7 +38,7 @@ def fill(value: Any, env: Mapping[str, Any], numel: int, dtype: str, limit: int 
     return None if value is None else _cast(np.atleast_1d(np.asarray(value)).ravel(), dtype)
 
 
-def _evaluate(value: Expression, env: Mapping[str, Any], numel: int, limit: int) -> Any:
+def _evaluate(value: Expression, env: Mapping[str, object], numel: int, limit: int) -> object:
     names = {name: env[name] for name in value.names if name in env}
     if "index" in value.names:
         if numel > limit:
@@ -50,14 +49,14 @@ def _evaluate(value: Expression, env: Mapping[str, Any], numel: int, limit: int)
     return value.evaluate(names)
 
 
-def _listed(items: Sequence[Any], env: Mapping[str, Any], numel: int, dtype: str, limit: int) -> Numbers:
+def _listed(items: Sequence[object], env: Mapping[str, object], numel: int, dtype: str, limit: int) -> Numbers:
     flat = list(_flat(items))
     if len(flat) != numel or numel > limit:
         return None
     found = []
     for i, item in enumerate(flat):
         if isinstance(item, PerRank):
-            item = item.get(env["rank"])
+            item = _own(item, env)
         if isinstance(item, Expression):
             here = {name: _element(env[name], i) for name in item.names if name in env}
             item = item.evaluate({**here, "index": i})
@@ -65,7 +64,12 @@ def _listed(items: Sequence[Any], env: Mapping[str, Any], numel: int, dtype: str
     return _cast(np.array(found), dtype)
 
 
-def _flat(items: Sequence[Any]) -> Any:
+def _own(value: PerRank, env: Mapping[str, object]) -> object:
+    rank = env["rank"]
+    return value.get(rank) if isinstance(rank, int) else None
+
+
+def _flat(items: Sequence[object]) -> Iterator[object]:
     for item in items:
         if isinstance(item, (list, tuple)):
             yield from _flat(item)
@@ -73,20 +77,20 @@ def _flat(items: Sequence[Any]) -> Any:
             yield item
 
 
-def _element(value: Any, i: int) -> Any:
+def _element(value: object, i: int) -> object:
     return value[i if value.size > 1 else 0].item() if isinstance(value, np.ndarray) else value
 
 
-def _cast(numbers: Any, dtype: str) -> Numbers:
+def _cast(numbers: Array, dtype: str) -> Array:
     with np.errstate(all="ignore"):
         return np.asarray(numbers.astype(numpy_dtype(dtype)))
 
 
-def wide(numbers: Any) -> Any:
+def wide(numbers: Array) -> object:
     """The same numbers in a dtype that expressions compute in: int64, float64, bool. A single one as a Python number."""
     kind = numbers.dtype.kind
     target = np.int64 if kind in "iu" else np.bool_ if kind == "b" else np.float64
-    widened = numbers.astype(target)
+    widened: Array = numbers.astype(target)
     return widened[0].item() if widened.size == 1 else widened
 
 
@@ -108,7 +112,7 @@ def whole(content: Content, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
 
 def reinterpret(numbers: Numbers, numel: int, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
     """The bits of ``numel`` elements read as another dtype, as back ends do that compare only bytes (semantics 2.1)."""
-    target: np.dtype[Any] = numpy_dtype(dtype)
+    target: np.dtype[np.generic] = numpy_dtype(dtype)
     if numbers is None or numbers.dtype == target:
         return numbers
     if numbers.size == 1 and numbers.dtype.itemsize == target.itemsize:
@@ -152,7 +156,7 @@ def _texts(numbers: Numbers, numel: int) -> list[str]:
     return [_text(n) for n in numbers]
 
 
-def _text(number: Any) -> str:
+def _text(number: np.generic) -> str:
     if number.dtype.kind == "b":
         return "true" if number else "false"
     text = str(number)
@@ -168,7 +172,48 @@ def _nested(flat: Sequence[str], shape: Sequence[int]) -> str:
     return f"[{', '.join(_nested(flat[i * width : (i + 1) * width], [width]) for i in range(shape[0]))}]"
 
 
+# --- reductions, and what a scenario expects ---
+
+
 def reduce_numbers(op: str, terms: Sequence[Numbers]) -> Numbers:
     """The reduction of the ranks' numbers in group order; None where any is unknown."""
     known = [term for term in terms if term is not None]
     return reduce_arrays(op, known) if len(known) == len(terms) else None
+
+
+#: How far a number may be from the one expected, relative: about two units in the last place of the dtype. Integers are exact.
+TOLERANCE = {
+    "float64": 1e-12,
+    "float32": 3e-7,
+    "float16": 2e-3,
+    "bfloat16": 2e-2,
+    "float8_e4m3fn": 0.25,
+    "float8_e5m2": 0.5,
+    "complex64": 3e-7,
+    "complex128": 1e-12,
+}
+
+
+def agrees(content: Content, dtype: str, expected: object) -> bool:
+    """``expected`` is a number (all elements), ``?`` (all unknown), or a (nested) list of both with one entry per element."""
+    if isinstance(expected, (list, tuple)):
+        wanted = list(_flat(expected))
+        return len(wanted) == numel_of(content) and all(
+            _same(h, w, dtype) for h, w in zip(_elements(content), wanted, strict=True)
+        )
+    return all(_same(piece.numbers, expected, dtype) for piece in content)
+
+
+def _elements(content: Content) -> Iterator[Numbers]:
+    for piece in content:
+        for i in range(piece.numel):
+            yield None if piece.numbers is None else piece.numbers[i : i + 1] if piece.numbers.size > 1 else piece.numbers
+
+
+def _same(numbers: Numbers, wanted: object, dtype: str) -> bool:
+    if wanted == "?" or numbers is None:
+        return numbers is None and wanted == "?"
+    if dtype not in TOLERANCE:
+        return bool((numbers == wanted).all())
+    as_wide = numbers.astype(np.complex128 if numbers.dtype.kind == "c" else np.float64)
+    return bool(np.isclose(as_wide, np.asarray(wanted), rtol=TOLERANCE[dtype], atol=0, equal_nan=True).all())

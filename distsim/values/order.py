@@ -27,33 +27,40 @@ class Event(NamedTuple):
     row: int
 
 
-class Meetings(NamedTuple):
+class Matches(NamedTuple):
     """Trace rows by ``match`` id, and the match of each row (-1: it met nobody)."""
 
     members: dict[int, list[int]]
     match_of: list[int]
 
 
-def meetings(trace: Trace) -> Meetings:
+def matches_of(trace: Trace) -> Matches:
     members: dict[int, list[int]] = {}
     match_of = trace["match"].tolist()
     for row, match in enumerate(match_of):
         if match >= 0:
             members.setdefault(match, []).append(row)
-    return Meetings(members, match_of)
+    return Matches(members, match_of)
 
 
-def events(program: Program, trace: Trace, met: Meetings) -> list[Event]:
+def events(program: Program, trace: Trace, matches: Matches) -> list[Event]:
     """All starts and finishes that can have an effect, in order. What never started or finished has none."""
-    numbers = _Causes(program, trace, met).numbers()
     started, finished = _span(trace)
     found = []
-    for row, (first, last) in enumerate(numbers):
+    for row, (first, last) in enumerate(completions(program, trace, matches)):
         if first >= 0 and started[row] >= 0:
             found.append(Event(started[row], first, False, row))
             if finished[row] >= 0:
                 found.append(Event(finished[row], last, True, row))
     return sorted(found)
+
+
+def completions(program: Program, trace: Trace, matches: Matches) -> Iterator[tuple[int, int]]:
+    """For each trace row the number of its start and of its finish, by cause; -1 where it never came to that.
+
+    All that values know of who blocks whom: a list of matches in order of completion, had a run one, would say the same.
+    """
+    return _Causes(program, trace, matches).numbers()
 
 
 def _span(trace: Trace) -> tuple[list[int], list[int]]:
@@ -71,14 +78,14 @@ def _span(trace: Trace) -> tuple[list[int], list[int]]:
 class _Causes:
     """Numbers every row's start and finish so that what one rank does, and what ranks do together, is in order."""
 
-    def __init__(self, program: Program, trace: Trace, met: Meetings) -> None:
-        self.program, self.met = program, met
+    def __init__(self, program: Program, trace: Trace, matches: Matches) -> None:
+        self.program, self.matches = program, matches
         self.rank, self.position, self.part = (trace[name].tolist() for name in ("rank", "position", "part"))
         self.posted, op = trace["posted_ns"].tolist(), trace.tables["op"]
         self.row_class = [OPS[op[i]] for i in trace["op"].tolist()]
         self.started = [-1] * len(trace)
         self.finished = [-1] * len(trace)
-        self.missing = {match: len(rows) for match, rows in met.members.items()}
+        self.missing = {match: len(rows) for match, rows in matches.members.items()}
         self.clock = 0
         self.rows = self._rows_of_ranks()
         self.at = dict.fromkeys(self.rows, 0)  # the next row of each rank
@@ -99,7 +106,7 @@ class _Causes:
         self.row_at: dict[tuple[int, int], list[int]] = {}
         for row, (rank, position) in enumerate(zip(self.rank, self.position, strict=True)):
             found.setdefault(rank, []).append(row)
-            if self.met.match_of[row] >= 0:
+            if self.matches.match_of[row] >= 0:
                 self.row_at.setdefault((rank, position), []).append(row)
         return found
 
@@ -114,7 +121,7 @@ class _Causes:
             self.at[rank] += 1
             if self.posted[row] < 0:
                 continue
-            match = self.met.match_of[row]
+            match = self.matches.match_of[row]
             if match >= 0:
                 self._post(match)
             elif self.row_class[row].kind == "local":
@@ -127,7 +134,7 @@ class _Causes:
         if self.missing[match]:
             return
         first, last = self._tick(), self._tick()
-        for row in self.met.members[match]:
+        for row in self.matches.members[match]:
             if self.started[row] < 0:
                 self.started[row] = first
             self.finished[row] = last
@@ -154,9 +161,9 @@ class _Causes:
         position = self.position[row]
         call = self.program.code_call(rank, position)
         for back in call.waits:
-            yield from (self.met.match_of[r] for r in self.row_at.get((rank, position - back), ()))
+            yield from (self.matches.match_of[r] for r in self.row_at.get((rank, position - back), ()))
         if _waits_for_itself(call):
-            yield from (self.met.match_of[r] for r in self.row_at.get((rank, position), ()))
+            yield from (self.matches.match_of[r] for r in self.row_at.get((rank, position), ()))
 
     def _release(self) -> None:
         """Nobody can go on, yet the run did: a send was buffered, a host ran ahead. Let the earliest go, senders first."""

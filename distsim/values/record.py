@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from distsim.values.expected import agrees
-from distsim.values.lineage import Content, Contribution, Graph
-from distsim.values.numbers import show, whole
+from distsim.values.lineage import Array, Content, Contribution, Graph
+from distsim.values.numbers import agrees, show, whole
 
 #: A buffer of a run: (rank, label). The label is the tensor's name, or ``name@copy`` from the second copy on.
 Key = tuple[int, str]
@@ -87,7 +85,7 @@ class Values:
         state = self.state(rank, label)
         return show(state.content, state.shape, state.dtype)
 
-    def array(self, rank: int, label: str) -> NDArray[Any] | None:
+    def array(self, rank: int, label: str) -> Array | None:
         """The numbers in the tensor's shape (uniform tensors as a broadcast view), None where any is unknown."""
         state = self.state(rank, label)
         numbers = whole(state.content, state.dtype, self.limit_elements)
@@ -95,7 +93,7 @@ class Values:
             return None
         return np.broadcast_to(numbers.reshape(()), state.shape) if numbers.size == 1 else numbers.reshape(state.shape)
 
-    def agrees(self, rank: int, label: str, expected: Any) -> bool:
+    def agrees(self, rank: int, label: str, expected: object) -> bool:
         """Does the buffer hold what `expect` says: a number for all elements, ``?`` for unknown, or a list of them?"""
         state = self.state(rank, label)
         return agrees(state.content, state.dtype, expected)
@@ -143,10 +141,6 @@ class Values:
                 return self.graph.origins(piece.node, piece.start + at)
             at -= piece.numel
         raise IndexError(f"{label} on rank {rank} has no element {element}")
-
-    def written_by(self, rank: int, label: str) -> int:
-        """Trace row of the last call that wrote the buffer, -1 when none did."""
-        return self.state(rank, label).row
 
     def breaches(self, rank: int, label: str, sources: Iterable[Contribution]) -> tuple[Breach, ...]:
         """Where a buffer does not hold each of ``sources`` exactly once, and the call where that broke."""

@@ -1,11 +1,13 @@
-"""A measurement of this machine, and a calibration from one, as text in 80 columns and as JSON."""
+"""Clusters, a measurement of this machine and a calibration from one, as text in 80 columns; as YAML and JSON."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Iterator, Mapping, Sequence
 
 from distsim.bench import Bench
 from distsim.calibrate import Calibration
+from distsim.cluster import Cluster
 from distsim.ops.table import OPS
 from distsim.units import bandwidth_text, show_bytes, show_ns
 from distsim.views.tables import folded, table
@@ -40,7 +42,7 @@ def calibration_text(found: Calibration) -> str:
         lines.append(f"between nodes a hop {show_ns(c.inter_latency_ns)}, {_short_rate(c.rank_inter_bytes_per_ns)} a rank")
     rows = [
         (m.op, m.sizes, str(m.points), _percent(m.median), _percent(m.worst), _percent(m.model_median), _percent(m.model_worst))
-        for m in found.misfits
+        for m in found.errors
     ]
     title = "Errors: each size predicted from the others; by the parameters alone"
     header = ("operation", "sizes", "points", "median", "worst", "alone", "worst")
@@ -57,7 +59,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def calibration_json(found: Calibration) -> dict[str, Any]:
+def calibration_json(found: Calibration) -> dict[str, object]:
     """What `distsim calibrate --format json` prints. Errors are shares of the measured time."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -67,8 +69,38 @@ def calibration_json(found: Calibration) -> dict[str, Any]:
         "worst_error": found.worst,
         "model_median_error": found.model_median,
         "spread": found.spread,
-        "errors": [m._asdict() for m in found.misfits],
+        "errors": [m._asdict() for m in found.errors],
     }
 
 
-__all__ = ["bench_text", "calibration_json", "calibration_text"]
+# --- clusters ---
+def cluster_table(clusters: Sequence[Cluster]) -> str:
+    """One line each: the device, the way inside a node, the way between nodes (all cards of a node together)."""
+    rows = [
+        (
+            c.name,
+            c.device.name,
+            f"{c.intra.kind} {c.intra.bytes_per_ns:g} GB/s",
+            f"{c.nics.count} x {c.nics.bytes_per_ns:g} GB/s",
+            show_ns(c.inter_latency_ns),
+        )
+        for c in clusters
+    ]
+    return "\n".join(
+        table(("cluster", "device", "inside a node", "between nodes", "latency"), rows, left=(0, 1, 2, 3), indent="")
+    )
+
+
+def cluster_yaml(cluster: Cluster) -> str:
+    """The cluster as a scenario may have it under ``cluster:``, in people's units."""
+    return "\n".join(_lines(cluster.to_mapping(), ""))
+
+
+def _lines(mapping: Mapping[str, object], indent: str) -> Iterator[str]:
+    """Block-style YAML of nested mappings of plain values. A JSON scalar is a YAML scalar, so texts are quoted as in JSON."""
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield f"{indent}{key}:"
+            yield from _lines(value, indent + "  ")
+        else:
+            yield f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}"

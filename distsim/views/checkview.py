@@ -1,12 +1,12 @@
-"""What `distsim check` found, as text in 80 columns and as JSON (an interface: keys keep their meaning)."""
+"""What `distsim check` found, as text in 80 columns and as JSON (an interface: keys keep their meaning); and how tests did, as text."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from distsim.units import show_bytes
+from distsim.units import show_bytes, show_ns
 from distsim.views.findings import findings_lines, verdict_words
 from distsim.views.jsonview import SCHEMA_VERSION, finding_json
 from distsim.views.tables import cut, folded, ranks_words, table
@@ -14,6 +14,7 @@ from distsim.views.tables import cut, folded, ranks_words, table
 if TYPE_CHECKING:
     from distsim.check.verdict import Verdict
     from distsim.checking import CheckResult, ProfileOutcome
+    from distsim.expectations import Checked
 
 
 # --- text ---
@@ -83,12 +84,12 @@ def check_summary(results: Sequence[CheckResult]) -> str:
 
 
 # --- JSON ---
-def check_json(results: Sequence[CheckResult]) -> dict[str, Any]:
+def check_json(results: Sequence[CheckResult]) -> dict[str, object]:
     """What `distsim check FILE… --format json` prints."""
     return {"schema_version": SCHEMA_VERSION, "files": [_file(result) for result in results]}
 
 
-def _file(result: CheckResult) -> dict[str, Any]:
+def _file(result: CheckResult) -> dict[str, object]:
     verdict = result.verdict
     if verdict is None:
         return {
@@ -112,10 +113,42 @@ def _file(result: CheckResult) -> dict[str, Any]:
     }
 
 
-def _profile(name: str, o: ProfileOutcome) -> dict[str, Any]:
-    found: dict[str, Any] = {"outcome": o.outcome, "possible": list(o.possible) or [o.outcome], "ranks": sorted(o.ranks)}
+def _profile(name: str, o: ProfileOutcome) -> dict[str, object]:
+    found: dict[str, object] = {"outcome": o.outcome, "possible": list(o.possible) or [o.outcome], "ranks": sorted(o.ranks)}
     if name != "gloo":  # gloo never buffers
         found["flips_at_nbytes"] = o.flips_at_nbytes
     if o.variants:
         found["variants"] = dict(o.variants)
     return found
+
+
+# --- scenarios as tests ---
+#: Differences of one file that are printed; the rest is counted.
+MOST_DIFFERENCES = 8
+
+
+def table_of(checked: Sequence[Checked]) -> str:
+    """A line per file, and under it what differs."""
+    rows = [(one.status, one.file, *_result(one)) for one in checked]
+    lines = table(("", "scenario", "verdict", "outcome", "makespan"), rows, left=(0, 1, 2, 3), indent="")
+    out = [lines[0]]
+    for one, line in zip(checked, lines[1:], strict=True):
+        out.append(line)
+        for difference in one.differences[:MOST_DIFFERENCES]:
+            out += folded(str(difference), "    ", "      ")
+        if len(one.differences) > MOST_DIFFERENCES:
+            out.append(f"    … and {len(one.differences) - MOST_DIFFERENCES} more")
+    return "\n".join(out)
+
+
+def _result(one: Checked) -> tuple[str, str, str]:
+    if one.simulation is None:
+        return "", "", ""
+    verdict = one.simulation.verdict
+    return (verdict.verdict if verdict is not None else "-", one.simulation.outcome, show_ns(one.simulation.makespan_ns))
+
+
+def summary(checked: Sequence[Checked]) -> str:
+    """``12 passed, 1 failed`` and the like."""
+    counts = Counter(one.status for one in checked)
+    return ", ".join(f"{counts[s]} {s}" for s in ("passed", "failed", "unreadable", "no expect") if counts[s])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from distsim.ops.table import OPS
 from distsim.trace import Trace, TraceCall
@@ -23,14 +23,23 @@ _KINDS: Final = {name: row.kind for name, row in OPS.items()}
 _DIRECTION: Final = {name: row.direction for name, row in OPS.items()}
 
 
+#: A queue, and which of the threads that share it.
+Thread = tuple[str, int]
+#: Thread ids of each rank.
+Ids = dict[tuple[int, Thread], int]
+
+
+Json = dict[str, object]
+
+
 class _Slice(NamedTuple):
     rank: int
-    thread: tuple[str, int]  # queue and lane
+    thread: Thread
     start_ns: int
     end_ns: int
     name: str
     category: str
-    args: dict[str, Any]
+    args: dict[str, object]
 
 
 def chrome_trace(trace: Trace) -> str:
@@ -48,10 +57,17 @@ def chrome_trace(trace: Trace) -> str:
     threads = _threads(slices)
     events = [_event(piece, threads) for piece in slices]
     events += _arrows(slices, work, threads)
-    events.sort(key=lambda e: (e["ts"], e["pid"], e["tid"], -e.get("dur", 0.0), e["ph"]))
+    events.sort(key=lambda event: event.order)
     facts = {key: trace.header[key] for key in ("name", "backend", "cluster", "outcome", "source") if key in trace.header}
-    lines = ",\n".join(json.dumps(e, ensure_ascii=False) for e in [*_names(trace, threads), *events])
+    lines = ",\n".join(json.dumps(e, ensure_ascii=False) for e in [*_names(trace, threads), *(event.json for event in events)])
     return f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(facts, ensure_ascii=False)}, "traceEvents": [\n{lines}\n]}}\n'
+
+
+class _Event(NamedTuple):
+    """An event's place among the others (time, rank, thread, the longest first, phase), and the event."""
+
+    order: tuple[int, int, int, int, str]
+    json: Json
 
 
 # --- slices ---
@@ -101,9 +117,9 @@ def _whom(call: TraceCall) -> str:
     return "any rank" if call.peer is None else f"rank {call.peer}"
 
 
-def _args(call: TraceCall) -> dict[str, Any]:
+def _args(call: TraceCall) -> Json:
     """What a click on a slice shows."""
-    args: dict[str, Any] = {}
+    args: Json = {}
     if call.place.file:
         args["place"] = f"{call.place.file}:{call.place.line}:{call.place.column}"
     if _meets(call):
@@ -129,9 +145,9 @@ def _rates(trace: Trace, call: TraceCall, end_ns: int) -> dict[str, float]:
 
 
 def _spread(slices: list[_Slice]) -> None:
-    """Give slices that overlap on a queue lanes of their own. The host's nest as they are."""
+    """Give slices that overlap on a queue threads of their own. The host's nest as they are."""
     order = sorted(range(len(slices)), key=lambda i: (slices[i].start_ns, slices[i].end_ns, i))
-    busy: dict[tuple[int, str], list[tuple[int, int]]] = {}  # (free from, lane) of the lanes in use
+    busy: dict[tuple[int, str], list[tuple[int, int]]] = {}  # (free from, number) of the threads in use
     free: dict[tuple[int, str], list[int]] = {}
     for i in order:
         piece = slices[i]
@@ -142,17 +158,17 @@ def _spread(slices: list[_Slice]) -> None:
         used, spare = busy.setdefault(key, []), free.setdefault(key, [])
         while used and used[0][0] <= piece.start_ns:
             heapq.heappush(spare, heapq.heappop(used)[1])
-        lane = heapq.heappop(spare) if spare else len(used)
-        heapq.heappush(used, (piece.end_ns, lane))
-        slices[i] = piece._replace(thread=(queue, lane))
+        number = heapq.heappop(spare) if spare else len(used)
+        heapq.heappush(used, (piece.end_ns, number))
+        slices[i] = piece._replace(thread=(queue, number))
 
 
 # --- events ---
 
 
-def _threads(slices: Iterable[_Slice]) -> dict[tuple[int, tuple[str, int]], int]:
+def _threads(slices: Iterable[_Slice]) -> Ids:
     """Thread ids of each rank: the host, then its queues by name."""
-    threads: dict[tuple[int, tuple[str, int]], int] = {}
+    threads: Ids = {}
     counts: dict[int, int] = {}
     for rank, thread in sorted({(s.rank, s.thread) for s in slices}):
         if thread == ("host", 0):
@@ -163,31 +179,30 @@ def _threads(slices: Iterable[_Slice]) -> dict[tuple[int, tuple[str, int]], int]
     return threads
 
 
-def _names(trace: Trace, threads: dict[tuple[int, tuple[str, int]], int]) -> Iterator[dict[str, Any]]:
+def _names(trace: Trace, threads: Ids) -> Iterator[Json]:
     """The names of processes and threads, as metadata events."""
     local_size = max(int(trace.header.get("local_size") or trace.world_size), 1)
     for rank in range(trace.world_size):
         yield _meta("process_name", rank, HOST, name=f"rank {rank} (node {rank // local_size})")
         yield _meta("process_sort_index", rank, HOST, sort_index=rank)
-    for (rank, (queue, lane)), tid in threads.items():
-        yield _meta("thread_name", rank, tid, name=queue if lane == 0 else f"{queue} ({lane + 1})")
+    for (rank, (queue, number)), tid in threads.items():
+        yield _meta("thread_name", rank, tid, name=queue if number == 0 else f"{queue} ({number + 1})")
         yield _meta("thread_sort_index", rank, tid, sort_index=tid)
 
 
-def _meta(what: str, pid: int, tid: int, **args: Any) -> dict[str, Any]:
+def _meta(what: str, pid: int, tid: int, **args: object) -> Json:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
 
 
-def _event(piece: _Slice, threads: dict[tuple[int, tuple[str, int]], int]) -> dict[str, Any]:
-    return {
-        "ph": "X", "name": piece.name, "cat": piece.category, "pid": piece.rank, "tid": threads[piece.rank, piece.thread],
-        "ts": piece.start_ns / 1000, "dur": (piece.end_ns - piece.start_ns) / 1000, "args": piece.args,
-    }  # fmt: skip
+def _event(piece: _Slice, threads: Ids) -> _Event:
+    tid, dur_ns = threads[piece.rank, piece.thread], piece.end_ns - piece.start_ns
+    return _Event((piece.start_ns, piece.rank, tid, -dur_ns, "X"), {
+        "ph": "X", "name": piece.name, "cat": piece.category, "pid": piece.rank, "tid": tid,
+        "ts": piece.start_ns / 1000, "dur": dur_ns / 1000, "args": piece.args,
+    })  # fmt: skip
 
 
-def _arrows(
-    slices: list[_Slice], work: list[tuple[TraceCall, int]], threads: dict[tuple[int, tuple[str, int]], int]
-) -> Iterator[dict[str, Any]]:
+def _arrows(slices: list[_Slice], work: list[tuple[TraceCall, int]], threads: Ids) -> Iterator[_Event]:
     """Per match a chain of flow events: send to receive, or through a collective's members by arrival."""
     matches: dict[int, list[tuple[tuple[bool, int, int], int]]] = {}
     for call, number in work:
@@ -200,8 +215,8 @@ def _arrows(
         for k, piece in enumerate(chain if len(chain) > 1 else ()):
             at_ns = max(at_ns, piece.start_ns)  # an arrow never runs backwards in time
             phase = "s" if k == 0 else "f" if k == len(chain) - 1 else "t"
-            event = {
-                "ph": phase, "name": "match", "cat": piece.category, "id": match, "pid": piece.rank,
-                "tid": threads[piece.rank, piece.thread], "ts": at_ns / 1000,
-            }  # fmt: skip
-            yield event | ({"bp": "e"} if phase == "f" else {})
+            tid = threads[piece.rank, piece.thread]
+            yield _Event((at_ns, piece.rank, tid, 0, phase), {
+                "ph": phase, "name": "match", "cat": piece.category, "id": match, "pid": piece.rank, "tid": tid, "ts": at_ns / 1000,
+                **({"bp": "e"} if phase == "f" else {}),
+            })  # fmt: skip

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-from distsim.compare import Cause, Comparison, OpTimes, Parting, RankShares
+from distsim.compare import Cause, Comparison, Parting, RankShares
 from distsim.units import show_bytes, show_ns
 from distsim.views.tables import WIDTH, cut, folded, table
 
@@ -166,7 +165,7 @@ def _ranks(found: Comparison) -> list[str]:
 # --- JSON ---
 
 
-def compare_json(found: Comparison, names: tuple[str, str]) -> dict[str, Any]:
+def compare_json(found: Comparison, names: tuple[str, str]) -> dict[str, object]:
     """What `distsim compare --format json` prints. Times are ns; ``same`` is the exit status."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -188,7 +187,7 @@ def compare_json(found: Comparison, names: tuple[str, str]) -> dict[str, Any]:
     }
 
 
-def _parting_json(found: Comparison, p: Parting) -> dict[str, Any]:
+def _parting_json(found: Comparison, p: Parting) -> dict[str, object]:
     calls = [None if row < 0 else trace.row(row) for trace, row in ((found.a, p.a), (found.b, p.b))]
     sides = [None if c is None else {"position": c.position, "part": c.part, "op": c.op, "line": c.place.line, "posted_ns": c.posted_ns,
                                      "finished_ns": c.finished_ns, "returned_ns": c.returned_ns} for c in calls]  # fmt: skip
@@ -200,8 +199,5 @@ def _parting_json(found: Comparison, p: Parting) -> dict[str, Any]:
     return {"kind": p.kind, "rank": p.rank, "text": p.text, "a": sides[0], "b": sides[1], **(value if p.kind == "value" else {})}
 
 
-def _rank_json(r: RankShares) -> dict[str, Any]:
+def _rank_json(r: RankShares) -> dict[str, object]:
     return {"rank": r.rank, **{f"{name}_ns": list(getattr(r, name)) for name in ("compute", "exposed", "waiting", "idle")}}
-
-
-__all__ = ["OpTimes", "compare_json", "compare_text"]

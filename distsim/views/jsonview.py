@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distsim.check.memory import held
 from distsim.findings.record import Finding
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 
-def simulation_json(simulation: Simulation) -> dict[str, Any]:
+def simulation_json(simulation: Simulation) -> dict[str, object]:
     """What `distsim simulate FILE --format json` prints. Times are ns, sizes bytes, bandwidths GB/s."""
     run, verdict, timeline, cost = simulation.run, simulation.verdict, simulation.timeline, simulation.cost
     return {
@@ -44,7 +44,7 @@ def simulation_json(simulation: Simulation) -> dict[str, Any]:
     }
 
 
-def finding_json(finding: Finding) -> Mapping[str, Any]:
+def finding_json(finding: Finding) -> Mapping[str, object]:
     """A finding as every command's JSON has it."""
     return {
         "code": finding.code,
@@ -57,12 +57,12 @@ def finding_json(finding: Finding) -> Mapping[str, Any]:
     }
 
 
-def _rank(r: RankTimes) -> dict[str, Any]:
+def _rank(r: RankTimes) -> dict[str, object]:
     """``finished_ns`` is null for a rank that never came to its end."""
     return {**r._asdict(), "finished_ns": r.finished_ns if r.finished_ns >= 0 else None}
 
 
-def _memory(simulation: Simulation) -> list[dict[str, Any]]:
+def _memory(simulation: Simulation) -> list[dict[str, object]]:
     """What ranks hold at their peak, an object for each entry of `memory:`, those of strategies included."""
     device = simulation.cost.cluster.device
     return [
@@ -79,7 +79,7 @@ def _memory(simulation: Simulation) -> list[dict[str, Any]]:
     ]
 
 
-def _segment(s: Segment) -> dict[str, Any]:
+def _segment(s: Segment) -> dict[str, object]:
     return {
         "rank": s.rank,
         "op": s.op,
@@ -94,7 +94,7 @@ def _segment(s: Segment) -> dict[str, Any]:
     }
 
 
-def _collective(c: CollectiveTimes) -> dict[str, Any]:
+def _collective(c: CollectiveTimes) -> dict[str, object]:
     return {
         "op": c.op,
         "group": c.group,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
 from distsim.real.plan import Plan, typed
 from distsim.views.tables import WIDTH, folded, table
@@ -57,7 +56,7 @@ def _sets(plan: Plan) -> list[str]:
     return [line for launcher, names in plan.sets for line in folded(f"{launcher}: {names}", "  ", "    ")]
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_json(plan: Plan) -> dict[str, object]:
     """The same for programs."""
     shared = {"WORLD_SIZE": plan.world_size, "MASTER_ADDR": plan.master_addr, "MASTER_PORT": plan.master_port}
     return {

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from distsim.findings.record import Finding
+from distsim.real.postmortem import is_consequence
 from distsim.real.record import RealRun
-from distsim.real.sameness import Held
-from distsim.real.standing import is_consequence
+from distsim.real.value_check import BufferCheck
 from distsim.standstill import RankEnd
 from distsim.units import show_ns
 from distsim.views.findings import findings_lines
@@ -18,7 +17,6 @@ from distsim.views.tables import WIDTH, cut, folded, ranks_words, table
 
 #: Frames of a stack, lines of a failed rank's output, buffers, that are shown; JSON has all.
 _FRAMES, _OUTPUT, _BUFFERS = 3, 3, 8
-_REASONS = {"standstill": "nothing moved any more", "interrupted": "ended from outside", "start": "not all came"}
 
 
 def real_text(run: RealRun) -> str:
@@ -186,7 +184,7 @@ def _recording(run: RealRun) -> list[str]:
     return folded(f"Trace: {calls} calls{part}; {cost}{error}.", "", "  ")
 
 
-def real_json(run: RealRun) -> dict[str, Any]:
+def real_json(run: RealRun) -> dict[str, object]:
     """The same for programs; a key keeps its meaning while `schema_version` stays. Times are ns."""
     simulation = run.simulation
     return {
@@ -200,15 +198,15 @@ def real_json(run: RealRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _findings(found: Sequence[Finding]) -> list[Any]:
+def _findings(found: Sequence[Finding]) -> list[object]:
     return [dict(finding_json(one)) for one in found]
 
 
-def _held(one: Held) -> dict[str, Any]:
+def _held(one: BufferCheck) -> dict[str, object]:
     return {"rank": one.rank, "tensor": one.label, "state": one.state, "detail": one.detail}
 
 
-def _rank(run: RealRun, end: RankEnd) -> dict[str, Any]:
+def _rank(run: RealRun, end: RankEnd) -> dict[str, object]:
     program = run.simulation.program
     inside = end.position < len(program.code(end.rank).calls) and end.status not in ("ended", "absent")
     place = program.place(end.rank, end.position) if inside else None
@@ -217,6 +215,3 @@ def _rank(run: RealRun, end: RankEnd) -> dict[str, Any]:
         "op": place.op if place else None, "file": place.file if place else None, "line": place.line if place else None,
         "stack": run.stacks.get(end.rank), "output": run.outputs.get(end.rank),
     }  # fmt: skip
-
-
-__all__ = ["real_json", "real_text"]

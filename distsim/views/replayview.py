@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from distsim.real.record import RealRun
 from distsim.replay import Replay
@@ -12,6 +11,7 @@ from distsim.trace import Trace
 from distsim.units import show_ns
 from distsim.views.real import real_json
 from distsim.views.tables import cut, folded, table
+from distsim.views.text import finished, shares, spans, what
 
 SCHEMA_VERSION = 1
 MOST_RANKS, MOST_SEGMENTS = 16, 12
@@ -43,20 +43,13 @@ def _head(found: Replay, file: str) -> list[str]:
 
 
 def _ranks(ranks: Sequence[RankTimes]) -> list[str]:
-    rows = [
-        (str(r.rank), *(show_ns(ns) if ns else "-" for ns in r[1:5]), show_ns(r.finished_ns) if r.finished_ns >= 0 else "never")
-        for r in ranks[:MOST_RANKS]
-    ]
+    rows = [(str(r.rank), *shares(r), finished(r)) for r in ranks[:MOST_RANKS]]
     more = [f"  … {len(ranks) - MOST_RANKS} more ranks"] if len(ranks) > MOST_RANKS else []
     return ["Ranks", *table(("rank", "compute", "exposed", "waiting", "idle", "finished"), rows), *more]
 
 
 def _path(path: Sequence[Segment], makespan_ns: int) -> list[str]:
-    rows = [
-        (show_ns(s.start_ns), show_ns(s.end_ns - s.start_ns), f"{100 * (s.end_ns - s.start_ns) / makespan_ns:.0f} %", str(s.rank),
-         cut(f"waits in {s.op}" if s.why == "wait" and s.op else s.name or s.op or "nothing runs", 30))
-        for s in path[:MOST_SEGMENTS]
-    ]  # fmt: skip
+    rows = [(*spans(s, makespan_ns), cut(what(s._replace(calls=1)), 30)) for s in path[:MOST_SEGMENTS]]
     more = [f"  … {len(path) - MOST_SEGMENTS} more"] if len(path) > MOST_SEGMENTS else []
     return ["Critical path", *table(("from", "takes", "share", "rank", "what"), rows, left=(4,)), *more] if rows else []
 
@@ -65,7 +58,7 @@ def _foot(found: Replay) -> list[str]:
     return folded(f"Times by the cost model of {found.cost.name}: {found.cost.error_band}.")
 
 
-def replay_json(found: Replay, file: str) -> dict[str, Any]:
+def replay_json(found: Replay, file: str) -> dict[str, object]:
     """What `distsim replay --format json` prints. Times are ns."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -94,7 +87,7 @@ def real_replay_lines(source: Trace, file: str, untimed: int) -> tuple[str, ...]
     return (told, short) if untimed else (told,)
 
 
-def real_replay_json(run: RealRun, source: Trace, file: str) -> dict[str, Any]:
+def real_replay_json(run: RealRun, source: Trace, file: str) -> dict[str, object]:
     """What `distsim replay --real --format json` prints: the keys of `distsim run --real`, and ``replay_of``."""
     told = {"file": file, "source": _kind(source), "backend": source.header.get("backend"), "makespan_ns": source.makespan_ns}
     return {**real_json(run), "replay_of": told}
@@ -102,6 +95,3 @@ def real_replay_json(run: RealRun, source: Trace, file: str) -> dict[str, Any]:
 
 def _kind(source: Trace) -> str:
     return "recorded" if source.header.get("source") == "recorded" else "simulated"
-
-
-__all__ = ["real_replay_json", "real_replay_lines", "replay_json", "replay_text"]

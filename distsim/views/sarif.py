@@ -1,14 +1,16 @@
-"""Findings as SARIF 2.1.0 (OASIS standard, errata 01), the form that code-scanning services read.
+"""Findings for other tools: SARIF 2.1.0 (OASIS standard, errata 01), the form that code-scanning services read; and annotations of a
+GitHub Actions log, one workflow command per finding, put at its first place.
 
-A finding is a result with its first place as location and the others as related locations; a code is a rule with its page as
-help. A file that can't be read is a notification of the tool: it is no result of the check.
+In SARIF a finding is a result with its first place as location and the others as related locations; a code is a rule with its page as
+help. A file that can't be read is a notification of the tool: it is no result of the check. Form and escapes of workflow commands:
+docs.github.com, "Workflow commands for GitHub Actions"; actions/toolkit, packages/core/src/command.ts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from distsim.findings.codes import CODES
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
-def check_sarif(results: Sequence[CheckResult], version: str, not_covered: Sequence[str] = ()) -> dict[str, Any]:
+def check_sarif(results: Sequence[CheckResult], version: str, not_covered: Sequence[str] = ()) -> dict[str, object]:
     """One run over all files. ``version`` is distsim's own."""
     found = [(result.file, finding) for result in results for finding in result.findings]
     codes = sorted({finding.code for _, finding in found})
@@ -54,7 +56,7 @@ def check_sarif(results: Sequence[CheckResult], version: str, not_covered: Seque
     }
 
 
-def _rule(info: CodeInfo) -> dict[str, Any]:
+def _rule(info: CodeInfo) -> dict[str, object]:
     example = "".join(f"    {line}\n" for line in info.example.splitlines())
     return {
         "id": info.code,
@@ -69,7 +71,7 @@ def _rule(info: CodeInfo) -> dict[str, Any]:
     }
 
 
-def _result(file: str, finding: Finding, rule: int) -> dict[str, Any]:
+def _result(file: str, finding: Finding, rule: int) -> dict[str, object]:
     first, *others = finding.places or (None,)
     text = "\n".join([finding.message, *(f"help: {line}" for line in finding.help)])
     related = [
@@ -90,9 +92,9 @@ def _who(place: Place) -> str:
     return place.op if place.rank is None else f"{place.op} of rank {place.rank}"
 
 
-def _location(place: Place | None, file: str) -> dict[str, Any]:
+def _location(place: Place | None, file: str) -> dict[str, object]:
     """A physical location; without a region where nothing was written."""
-    at: dict[str, Any] = {"artifactLocation": {"uri": uri(place.file if place is not None and place.file else file)}}
+    at: dict[str, object] = {"artifactLocation": {"uri": uri(place.file if place is not None and place.file else file)}}
     if place is not None and place.line:
         at["region"] = {"startLine": place.line, "startColumn": max(place.column, 1)}
     return {"physicalLocation": at}
@@ -104,9 +106,48 @@ def uri(file: str) -> str:
     return path.as_uri() if path.is_absolute() else quote(path.as_posix())
 
 
-def _notification(problem: Problem) -> dict[str, Any]:
-    at: dict[str, Any] = {"artifactLocation": {"uri": uri(problem.file)}}
+def _notification(problem: Problem) -> dict[str, object]:
+    at: dict[str, object] = {"artifactLocation": {"uri": uri(problem.file)}}
     if problem.line:
         at["region"] = {"startLine": problem.line, "startColumn": max(problem.column, 1)}
     text = problem.message + (f"\nhelp: {problem.hint}" if problem.hint else "")
     return {"level": "error", "message": {"text": text}, "locations": [{"physicalLocation": at}]}
+
+
+# --- GitHub ---
+_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
+
+
+def github_annotations(results: Sequence[CheckResult]) -> str:
+    """One line per finding and per problem of a file that can't be read; empty when there is neither."""
+    return "\n".join(_lines(results))
+
+
+def _lines(results: Sequence[CheckResult]) -> Iterator[str]:
+    for result in results:
+        for e in result.errors:
+            text = e.message + (f"\nhelp: {e.hint}" if e.hint else "")
+            yield _command("error", e.file, e.line, e.column, "can't be read", text)
+        for finding in result.findings:
+            yield _annotation(finding, result.file)
+
+
+def _annotation(finding: Finding, file: str) -> str:
+    place = next((p for p in finding.places if p.line), None)
+    text = "\n".join([finding.message, *(f"help: {line}" for line in finding.help)])
+    title = f"{finding.code} {CODES[finding.code].title}" if finding.code in CODES else finding.code
+    at = (place.file, place.line, place.column) if place is not None else (file, 0, 0)
+    return _command(_COMMANDS[finding.severity], *at, title, text)
+
+
+def _command(name: str, file: str, line: int, column: int, title: str, text: str) -> str:
+    where = {"file": file, **({"line": str(line), "col": str(max(column, 1))} if line else {}), "title": title}
+    return f"::{name} {','.join(f'{key}={_property(value)}' for key, value in where.items())}::{_data(text)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -36,7 +36,7 @@ def ranks_text(ranks: Sequence[int], limit: int = 4) -> str:
         return ", ".join(map(str, ranks))
     if len(steps) == 1:
         return f"{ranks[0]}, {ranks[1]} … {ranks[-1]}"
-    runs = _runs(ranks)
+    runs = runs_of(ranks)
     shown = [str(a) if a == b else f"{a}-{b}" for a, b in runs[:limit]]
     return ", ".join(shown) + (" …" if len(runs) > limit else "")
 
@@ -46,7 +46,8 @@ def ranks_words(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)}"
 
 
-def _runs(ranks: Sequence[int]) -> list[tuple[int, int]]:
+def runs_of(ranks: Sequence[int]) -> list[tuple[int, int]]:
+    """The first and the last of each run of neighbours."""
     runs: list[tuple[int, int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

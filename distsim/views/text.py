@@ -9,10 +9,11 @@ from distsim.check.memory import held
 from distsim.units import show_bytes, show_ns
 from distsim.views.findings import findings_lines, verdict_words
 from distsim.views.tables import WIDTH, cut, folded, ranks_text, table
-from distsim.views.textmemory import memory_lines
 from distsim.views.values import values_lines
 
 if TYPE_CHECKING:
+    from distsim.check.memory import Held
+    from distsim.cluster import Cluster
     from distsim.simulation import Simulation
     from distsim.standstill import RankEnd
     from distsim.timeline import CollectiveTimes, RankTimes, Segment
@@ -75,7 +76,7 @@ def _verdict(simulation: Simulation) -> str:
     return text if verdict.complete else text + " so far (the search is not complete)"
 
 
-class _Row(NamedTuple):
+class _RankLine(NamedTuple):
     ranks: list[int]
     times: RankTimes
     finished: str
@@ -84,28 +85,28 @@ class _Row(NamedTuple):
 def _ranks(ranks: Sequence[RankTimes], ends: Sequence[RankEnd]) -> list[str]:
     """One line per rank; in a large world one per set of ranks with equal times, first those that finish last."""
     statuses = {end.rank: end.status for end in ends}
-    groups: dict[object, _Row] = {}
+    groups: dict[object, _RankLine] = {}
     for r in ranks:
         key = r.rank if len(ranks) <= MOST_RANKS else (r[1:], statuses.get(r.rank))
-        groups.setdefault(key, _Row([], r, _finished(r, statuses.get(r.rank, "ended")))).ranks.append(r.rank)
+        groups.setdefault(key, _RankLine([], r, finished(r, statuses.get(r.rank, "ended")))).ranks.append(r.rank)
     rows = list(groups.values())
     if len(rows) > MOST_RANKS:
         rows.sort(key=lambda row: (row.times.finished_ns >= 0, -row.times.finished_ns, row.ranks[0]))
     lines = table(
         ("rank", "compute", "exposed", "waiting", "idle", "finished"),
-        [(ranks_text(r.ranks), *_shares(r.times), r.finished) for r in rows],
+        [(ranks_text(r.ranks), *shares(r.times), r.finished) for r in rows],
     )
     return [*_shortened(lines, MOST_RANKS), LEGEND]
 
 
-def _finished(r: RankTimes, status: str) -> str:
+def finished(r: RankTimes, status: str = "ended") -> str:
     """When a rank came to its end, or why it never did."""
     if status not in ("ended", "blocked"):
         return status
     return show_ns(r.finished_ns) if r.finished_ns >= 0 else "never"
 
 
-def _shares(r: RankTimes) -> tuple[str, ...]:
+def shares(r: RankTimes) -> tuple[str, ...]:
     return tuple(show_ns(ns) if ns else "-" for ns in (r.compute_ns, r.exposed_comm_ns, r.waiting_ns, r.idle_ns))
 
 
@@ -173,17 +174,17 @@ def _rate(gb_per_s: float) -> str:
 def _critical_path(path: Sequence[Segment], makespan_ns: int, file: str) -> list[str]:
     if not path:
         return []
-    rows = [_step(s, makespan_ns, file) for s in path]
+    rows = [(*spans(s, makespan_ns), cut(what(s), 32), _where(s, file)) for s in path]
     return _shortened(table(("from", "takes", "share", "rank", "what", "where"), rows, left=(4, 5)), MOST_SEGMENTS)
 
 
-def _step(s: Segment, makespan_ns: int, file: str) -> tuple[str, ...]:
+def spans(s: Segment, makespan_ns: int) -> tuple[str, str, str, str]:
+    """When a piece of the critical path begins, how long it takes, its share of the whole, its rank."""
     took_ns = s.end_ns - s.start_ns
-    share = f"{100 * took_ns / makespan_ns:.0f} %"
-    return (show_ns(s.start_ns), show_ns(took_ns), share, str(s.rank), cut(_what(s), 32), _where(s, file))
+    return show_ns(s.start_ns), show_ns(took_ns), f"{100 * took_ns / makespan_ns:.0f} %", str(s.rank)
 
 
-def _what(s: Segment) -> str:
+def what(s: Segment) -> str:
     """``forward`` for a compute's name, ``send`` for a transfer, ``waits in recv`` for a wait."""
     if not s.op:
         return "nothing runs"
@@ -203,3 +204,61 @@ def _shortened(lines: list[str], most: int) -> list[str]:
         return lines
     head, tail = most - most // 3, most // 3
     return [*lines[: head + 1], f"  … {len(lines) - 1 - head - tail} more …", *lines[-tail:]]
+
+
+# --- what ranks hold at their peak, beside what their device has ---
+#: Lines of the table: the largest, and how many more there are.
+MOST_KINDS = 12
+#: Where the ranks have fewer characters than this left, the heads of the columns are shorter.
+_LEAST_RANKS = 12
+_SHORT = {"parameters": "params", "gradients": "grads", "activations": "activ."}
+
+
+def memory_lines(found: Sequence[Held], cluster: Cluster) -> list[str]:
+    """One line for each kind of rank, that is for all entries that hold the same; the fullest first. Empty where nothing is stated."""
+    if not found:
+        return []
+    room = cluster.device.memory_nbytes
+    kinds = [kind for kind in _kinds(found) if any(one.parts.get(kind) for one in found)]
+    rows = sorted(_merged(found), key=lambda row: (-row[1].total, row[0]))
+    cells = [
+        [*(_size(one.parts.get(kind, 0)) for kind in kinds), show_bytes(one.total), _share_of(one.total, room)] for _, one in rows
+    ]
+    heads: tuple[dict[str, str], ...] = ({}, _SHORT)
+    for words in heads:
+        lines = table([*(words.get(kind, kind) for kind in kinds), "total", "%"], cells, left=())
+        narrow = WIDTH - 2 - max(map(len, lines))
+        if narrow >= _LEAST_RANKS:
+            break
+    labels = table(["ranks"], [[cut(label, narrow)] for label, _ in rows])
+    wide = max(map(len, labels))
+    lines = [f"{label.ljust(wide)}{line}" for label, line in zip(labels, lines, strict=True)][: 1 + MOST_KINDS]
+    more = [f"  … {len(rows) - MOST_KINDS} more …"] if len(rows) > MOST_KINDS else []
+    title = f"Memory of a rank at its peak; {cluster.device.name} has {show_bytes(room)}"
+    return [*folded(title), *lines, *more]
+
+
+def _kinds(found: Sequence[Held]) -> list[str]:
+    return list(dict.fromkeys(kind for one in found for kind in one.parts))
+
+
+def _merged(found: Sequence[Held]) -> list[tuple[str, Held]]:
+    """(ranks, one of the entries) for entries that hold the same; by name where ranks have several entries."""
+    seen = [rank for one in found for rank in one.ranks]
+    if len(set(seen)) < len(seen):
+        return [(one.name, one) for one in found]
+    same: dict[tuple[tuple[str, int], ...], list[Held]] = {}
+    for one in found:
+        same.setdefault(tuple(one.parts.items()), []).append(one)
+    return [(ranks_text(sorted(r for one in equal for r in one.ranks)), equal[0]) for equal in same.values()]
+
+
+def _size(nbytes: int) -> str:
+    return show_bytes(nbytes) if nbytes else "-"
+
+
+def _share_of(nbytes: int, room: int) -> str:
+    """Rounded up: what does not fit is never shown as 100 %"""
+    if 0 < 100 * nbytes < room:
+        return "<1"
+    return str(-(-100 * nbytes // room)) if room else "-"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from distsim.trace_values import Kept, header_values, number, packed
-from distsim.views.tables import cut, ranks_words
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.trace_values import HeaderValues, Kept, header_values, number, packed
+from distsim.views.tables import WIDTH, cut, ranks_words
 
 if TYPE_CHECKING:
     from distsim.simulation import Simulation
     from distsim.values.record import Values
 
-WIDTH = 80
 #: Lines of text, and elements of one tensor in JSON; a longer tensor that is not uniform is null there.
 MOST_LINES = 24
 MOST_ELEMENTS = 64
@@ -40,17 +42,17 @@ def values_lines(values: Values | None) -> list[str]:
     return lines
 
 
-def values_json(values: Values | None) -> Mapping[str, Any] | None:
+def values_json(values: Values | None) -> Mapping[str, object] | None:
     """tensor -> rank -> a number (uniform), a nested list, or null (unknown, or longer than MOST_ELEMENTS)."""
     if values is None:
         return None
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, object]] = {}
     for rank, label in values.final:
         found.setdefault(label, {})[str(rank)] = _plain(values, rank, label)
     return found
 
 
-def _plain(values: Values, rank: int, label: str) -> Any:
+def _plain(values: Values, rank: int, label: str) -> object:
     array = values.array(rank, label)
     if array is None or array.size == 0:
         return None if array is None else []
@@ -60,11 +62,11 @@ def _plain(values: Values, rank: int, label: str) -> Any:
     return None if flat.size > MOST_ELEMENTS else _nested(array)
 
 
-def _nested(array: Any) -> Any:
+def _nested(array: NDArray[np.generic]) -> object:
     return [_nested(row) for row in array] if array.ndim else number(array[()])
 
 
-def values_header(simulation: Simulation) -> dict[str, Any]:
+def values_header(simulation: Simulation) -> HeaderValues:
     """The keys of a trace's header that say what the tensors hold in the end; none where values were not asked for."""
     values = simulation.wide_values
     if values is None:

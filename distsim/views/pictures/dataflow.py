@@ -2,61 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from distsim.ops.table import OPS
 from distsim.program.records import Program
-from distsim.standstill import Standstill
-from distsim.trace import Trace
 from distsim.units import show_bytes, show_ns
-from distsim.views.pictures.lanes import Anchor, Arrow, Band, Item, Lane, Lanes
-from distsim.views.pictures.palette import GREY, INK, LINE, MESSAGE, PALE, RED, RED_FILL, WHITE, tint
-from distsim.views.pictures.records import SMALL, Key, Text, clipped
-from distsim.views.pictures.rows import Event, assign_rows, join
-from distsim.views.pictures.words import detail_text, group_text, head_text, ranks_text, wait_text
+from distsim.views.drawing.palette import GREY, INK, LINE, MESSAGE, PALE, RED, RED_FILL, WHITE, tint
+from distsim.views.drawing.records import SMALL, Key, Text, clipped
+from distsim.views.drawing.rows import Event, assign_rows, join
+from distsim.views.drawing.sequence import Anchor, Arrow, Band, Item, Participant, SequenceDiagram
+from distsim.views.drawing.view import Example, Subject, View, given
+from distsim.views.drawing.words import detail_text, group_text, head_text, wait_text, who
+
+if TYPE_CHECKING:
+    from distsim.engine.record import Run
+    from distsim.values import Values
 
 #: What is drawn at most; a picture with more is no picture. The rest is counted in a note. A run that hangs shows its last calls.
 MOST_RANKS, MOST_ROWS = 12, 40
 _MOST_VALUES, _WIDEST_VALUE = 6, 40
+#: Beyond this the values at single calls are left out.
+_MOST_CALLS_WITH_VALUES = 5_000
 _LEFT = {"raised": "raised an error", "crashed": "crashed", "killed": "was killed", "absent": "never started", "ended": "ended"}
 
 
-class ShownValues(Protocol):
-    """Short texts of values: at the end by (rank, buffer label), at a call by (rank, position, "in" or "out")."""
-
-    @property
-    def final(self) -> Mapping[tuple[int, str], str]: ...
-    @property
-    def at_call(self) -> Mapping[tuple[int, int, str], str]: ...
-
-
-class RunLike(Protocol):
-    """What is drawn of a run (`distsim.engine.record.Run`)."""
-
-    @property
-    def trace(self) -> Trace: ...
-    @property
-    def standstill(self) -> Standstill: ...
-    @property
-    def outcome(self) -> str: ...
-    @property
-    def makespan_ns(self) -> int: ...
-    @property
-    def mismatches(self) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], ...]: ...
-
-
-def dataflow_lanes(
-    program: Program, run: RunLike, values: ShownValues | None = None, most_ranks: int = MOST_RANKS, most_rows: int = MOST_ROWS
-) -> Lanes:
+def dataflow_diagram(
+    program: Program, run: Run, values: Values | None = None, most_ranks: int = MOST_RANKS, most_rows: int = MOST_ROWS
+) -> SequenceDiagram:
     """The data flow of a run. ``most_ranks`` and ``most_rows`` bound what is drawn."""
-    return _Dataflow(program, run, values, most_ranks, most_rows).lanes()
+    return _Dataflow(program, run, values, most_ranks, most_rows).diagram()
 
 
 class _Dataflow:
-    def __init__(self, program: Program, run: RunLike, values: ShownValues | None, most_ranks: int, most_rows: int) -> None:
+    def __init__(self, program: Program, run: Run, values: Values | None, most_ranks: int, most_rows: int) -> None:
         self.program, self.run, self.values = program, run, values
         self.ranks = range(min(program.world_size, most_ranks))
         self.hangs = bool(run.standstill.blocked)
@@ -65,23 +46,23 @@ class _Dataflow:
         assign_rows([events for events, _ in columns])
         self.events = [events if self.hangs else [e for e in events if e.row < most_rows] for events, _ in columns]
         self.hidden = [count - len(shown) for (_, count), shown in zip(columns, self.events, strict=True)]
-        self.shown = {event for lane in self.events for event in lane}
+        self.shown = {event for column in self.events for event in column}
         self.items: list[Item] = []
         self.bands: list[Band] = []
         self.arrows: list[Arrow] = []
 
-    def lanes(self) -> Lanes:
-        for lane in self.events:
-            for event in lane:
+    def diagram(self) -> SequenceDiagram:
+        for column in self.events:
+            for event in column:
                 self._draw(event)
         self._ends()
         self._waiting()
         self._final_values()
-        lanes = tuple(Lane(self._header(rank), f"rank {rank}", PALE) for rank in self.ranks)
+        columns = tuple(Participant(self._header(rank), f"rank {rank}", PALE) for rank in self.ranks)
         subtitle = f"{self.run.outcome}, {show_ns(self.run.makespan_ns)}; {self.program.backend}; time runs down, not to scale"
         title = f"{clipped(self.program.name, 60)}: who sends what to whom"
         drawn = (tuple(self.items), tuple(self.bands), tuple(self.arrows))
-        return Lanes(title, subtitle, lanes, *drawn, self._legend(), self._notes())
+        return SequenceDiagram(title, subtitle, columns, *drawn, self._legend(), self._notes())
 
     def _header(self, rank: int) -> tuple[Text, ...]:
         """The rank, and where in the mesh it is."""
@@ -95,7 +76,7 @@ class _Dataflow:
     def _draw(self, event: Event) -> None:
         if event.kind == "collective":
             met = [event, *event.partners]
-            if event is min(met, key=lambda e: e.lane) or event.row != met[1].row:
+            if event is min(met, key=lambda e: e.column) or event.row != met[1].row:
                 self._band([e for e in met if e.row == event.row])
             return
         fill = RED_FILL if event.red else PALE if event.kind == "wait" else tint(OPS[event.call.op].drawing.colour)
@@ -109,7 +90,7 @@ class _Dataflow:
         arrow = self._arrow(event) if event.receives else None
         in_arrow = event.kind == "p2p" and bool(event.partners) and event.partners[0] in self.shown
         border = RED if event.red else LINE
-        self.items.append(Item(event.id, event.lane, event.row, tuple(lines), fill, border, in_arrow=in_arrow))
+        self.items.append(Item(event.id, event.column, event.row, tuple(lines), fill, border, in_arrow=in_arrow))
         if arrow is not None:
             self.arrows.append(arrow)
 
@@ -125,7 +106,7 @@ class _Dataflow:
             return None
         sender, head = event.partners[0], event
         if event.row < sender.row:
-            waits = [e for e in self.events[event.lane] if event in e.requests and e.row >= sender.row]
+            waits = [e for e in self.events[event.column] if event in e.requests and e.row >= sender.row]
             head = waits[0] if waits else event
         words = f"{sender.call.op} {detail_text(sender.call)}".strip()
         return Arrow(sender.id, head.id, _message_text(event), RED if event.differs else MESSAGE, words=words)
@@ -144,11 +125,11 @@ class _Dataflow:
         for e in party:
             own = [head_text(e.call)] if len(heads) > 1 else []
             own += [_about(e)] if len(abouts) > 1 else []
-            cells[e.lane] = tuple(Text(text, size=11) for text in (*own, *self._change(e)))
+            cells[e.column] = tuple(Text(text, size=11) for text in (*own, *self._change(e)))
         fill = RED_FILL if red else tint(OPS[event.call.op].drawing.colour)
-        lanes = tuple(sorted(e.lane for e in party))
+        columns = tuple(sorted(e.column for e in party))
         look = (fill, RED if red else GREY, event.call.is_async)
-        self.bands.append(Band(event.id, lanes, event.row, tuple(title), cells, *look))
+        self.bands.append(Band(event.id, columns, event.row, tuple(title), cells, *look))
 
     def _change(self, event: Event) -> tuple[str, ...]:
         """What the call took and what it gave: ``1 → 6``, on two lines where it is long."""
@@ -183,7 +164,7 @@ class _Dataflow:
                 continue
             needed = sorted({r for need in blocked.needs for r in need.ranks if r != blocked.rank})
             any_of = "any of " if any(need.any for need in blocked.needs) else ""
-            said = (Text(f"waits for {any_of}{ranks_text(needed, 3)}" if needed else "waits", bold=True, colour=RED, size=11),)
+            said = (Text(f"waits for {any_of}{who(needed, 3)}" if needed else "waits", bold=True, colour=RED, size=11),)
             name = f"stuck_r{blocked.rank}"
             self.items.append(Item(name, blocked.rank, row, said, WHITE, RED, dashed=True, in_arrow=bool(needed)))
             seen = [r for r in needed if r in self.ranks]
@@ -208,12 +189,14 @@ class _Dataflow:
     # --- around the picture ---
     def _legend(self) -> tuple[Key, ...]:
         ops: dict[str, list[str]] = {}
-        for event in (e for lane in self.events for e in lane if e.kind not in ("p2p", "wait")):
+        for event in (e for column in self.events for e in column if e.kind not in ("p2p", "wait")):
             names = ops.setdefault(tint(OPS[event.call.op].drawing.colour), [])
             names += [event.call.op] if event.call.op not in names else []
         keys = [Key(colour, ", ".join(names[:3])) for colour, names in ops.items()]
         keys += [Key(MESSAGE, "message", "solid")] if any(not a.dashed for a in self.arrows) else []
-        keys += [Key(RED, "waits in vain, or does not fit", "dashed")] if any(e.red for lane in self.events for e in lane) else []
+        keys += (
+            [Key(RED, "waits in vain, or does not fit", "dashed")] if any(e.red for column in self.events for e in column) else []
+        )
         return tuple(keys)
 
     def _notes(self) -> tuple[str, ...]:
@@ -257,7 +240,7 @@ def _apart(event: Event) -> str:
     return _address(event) if event.kind == "p2p" and event.match < 0 else ""
 
 
-def _events(program: Program, run: RunLike, rank: int, most: int, last: bool) -> tuple[list[Event], int]:
+def _events(program: Program, run: Run, rank: int, most: int, last: bool) -> tuple[list[Event], int]:
     """The first (or last) calls that a rank made, and how many it made in all. A batch counts as its parts."""
     trace = run.trace
     batches = trace.ops(*(name for name, row in OPS.items() if row.kind == "batch")) & (trace["part"] < 0)
@@ -283,5 +266,23 @@ def _bind(program: Program, rank: int, events: Sequence[Event]) -> None:
         by_position.setdefault(event.position, []).append(event)
     for event in events:
         if event.kind == "wait":
-            backs: Any = program.code_call(rank, event.position).waits
+            backs = program.code_call(rank, event.position).waits
             event.requests = [e for back in backs for e in by_position.get(event.position - back, ())]
+
+
+def _drawn(subject: Subject) -> SequenceDiagram:
+    """With the values at every call too, where the program is small enough for a picture that shows them."""
+    program, run, values = given(subject.program, "program"), given(subject.run, "run"), subject.values
+    if values is not None and not values.at_call and program.call_count <= _MOST_CALLS_WITH_VALUES:
+        from distsim.values import compute_values
+
+        values = compute_values(program, run.trace, at_calls=True)
+    return dataflow_diagram(program, run, values)
+
+
+VIEW = View(_drawn, uses=("values",), examples=(
+    Example("hybrid", "A model cut in two, two replicas of it: activations go right, gradients come back, weight gradients are averaged."),
+    Example("head_to_head_sends", "Two sends that wait for each other."),
+    Example("any_source_ring", "A ring with isend and receives from any source, with the values that travel."),
+    Example("ddp_by_hand", "Three gradient buckets, each reduced while the next is computed."),
+))  # fmt: skip

@@ -6,9 +6,10 @@ from itertools import pairwise
 
 from distsim.ops.records import Group
 from distsim.program.records import Program
-from distsim.views.pictures.palette import INK, LINE, PALE, WHITE, fill
-from distsim.views.pictures.records import Cell, Cluster, Edge, Key, Node, Picture, clipped
-from distsim.views.pictures.words import ranks_text
+from distsim.views.drawing.palette import INK, LINE, PALE, WHITE, fill
+from distsim.views.drawing.records import Cell, Cluster, Edge, Key, Node, Picture, clipped
+from distsim.views.drawing.view import Example, Subject, View, given
+from distsim.views.drawing.words import who
 
 _MOST_MACHINES, _MOST_PER_MACHINE, _PER_ROW, _MOST_KEYS = 6, 16, 8, 16
 
@@ -69,7 +70,7 @@ def _line(name: str, value: object, colour: str = WHITE) -> tuple[Cell, Cell]:
 
 def _legend(families: dict[str, list[Group]], colours: dict[int, str]) -> tuple[Key, ...]:
     groups = [g for family in families.values() for g in family]
-    return tuple(Key(colours[g.id], f"{clipped(g.name, 40)}: {ranks_text(g.ranks, 4)}") for g in groups[:_MOST_KEYS])
+    return tuple(Key(colours[g.id], f"{clipped(g.name, 40)}: {who(g.ranks, 4)}") for g in groups[:_MOST_KEYS])
 
 
 def _notes(program: Program, families: dict[str, list[Group]]) -> tuple[str, ...]:
@@ -84,3 +85,13 @@ def _notes(program: Program, families: dict[str, list[Group]]) -> tuple[str, ...
     if hidden > 0:
         notes.append(f"and {hidden} more groups, not in the legend")
     return tuple(notes)
+
+
+def _drawn(subject: Subject) -> Picture:
+    return groups_picture(given(subject.program, "program"))
+
+
+VIEW = View(_drawn, examples=(
+    Example("hybrid", "The mesh behind it: each rank is in a group of its replica and in one of its stage."),
+    Example("two_machines", "Two machines of four GPUs: RANK, LOCAL_RANK, NODE_RANK and the group ranks."),
+))  # fmt: skip

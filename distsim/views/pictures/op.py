@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-from distsim.views.pictures.palette import GREY, INK, PALE, WHITE, fill, stroke, tint
-from distsim.views.pictures.records import NORMAL, Cell, Edge, Node, Picture, Text, plain_text, text_width
+from distsim.errors import UsageError
+from distsim.names import near
+from distsim.ops.base import Effect, Op
+from distsim.ops.table import ALIASES, OPS
+from distsim.views.drawing.palette import GREY, INK, PALE, WHITE, fill, stroke, tint
+from distsim.views.drawing.records import NORMAL, Cell, Edge, Node, Picture, Text, plain_text, text_width
+from distsim.views.drawing.view import Example, Subject, View
 
 Table = tuple[tuple[Cell, ...], ...]
 
@@ -15,30 +20,64 @@ _COLUMN, _GAP = 150.0, 24.0
 MOST_RANKS = 8
 
 
-def op_picture(row: Any, n: int = 4, root: int = 0) -> Picture:
+def op_picture(row: type[Op], n: int = 4, root: int = 0) -> Picture:
     """Before, the operation, after, for a row of the table and ``n`` ranks (at most MOST_RANKS)."""
     if row.kind == "collective":
         return _collective(row, n, root)
     return _message(row) if row.kind == "p2p" else _plain(row)
 
 
+def _drawn(subject: Subject) -> Picture:
+    op, ranks = subject.op, subject.ranks
+    if op is None:
+        raise UsageError("the view op draws one operation and none was named", "name one, as all_gather")
+    names = sorted((*OPS, *ALIASES))
+    if op not in names:
+        raise UsageError(f"there is no operation {op}{near(op, names)}", f"there is {', '.join(names)}")
+    if not 2 <= ranks <= MOST_RANKS:
+        raise UsageError(f"the view op draws 2 to {MOST_RANKS} ranks, not {ranks}", "leave the number out: it draws 4")
+    return op_picture(OPS[ALIASES.get(op, op)], ranks)
+
+
+_DRAWN = ("broadcast", "reduce", "all_reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "send")
+_EXAMPLES = tuple(Example(op, f"What each rank holds before and after {op}.") for op in _DRAWN)
+VIEW = View(_drawn, of="operation", examples=_EXAMPLES)
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """A rank, what it holds before and after, and whether it gives something and gets something."""
+
+    name: str
+    before: Table
+    after: Table
+    gives: bool = True
+    gets: bool = True
+
+
 # --- collectives ---
-def _collective(row: Any, n: int, root: int) -> Picture:
+def _collective(row: type[Op], n: int, root: int) -> Picture:
     effect = row.effect(n, root)
     moves = any(effect)
-    before = [_listed(row, _input(row, r, n, root)) if moves else ((_told("arrives"),),) for r in range(n)]
-    after = [_listed(row, _output(row, effect[r], r, n)) if moves else ((_told("goes on"),),) for r in range(n)]
-    gives = [not moves or row.gives == "all" or r == root for r in range(n)]
-    gets = [not moves or effect[r] is not None for r in range(n)]
+    holders = [
+        _Holder(
+            f"rank {r}" + (" (root)" if row.root_field and r == root else ""),
+            _listed(row, _input(row, r, n, root)) if moves else _one(_told("arrives")),
+            _listed(row, _output(row, effect[r], r, n)) if moves else _one(_told("goes on")),
+            not moves or row.gives == "all" or r == root,
+            not moves or effect[r] is not None,
+        )
+        for r in range(n)
+    ]
     about = f"all {n} ranks of the group call it"
     about += f"; rank {root} is the root ({row.root_field})" if row.root_field else ""
     about += "; one colour for each rank's data" if moves else ""
     about += ", a1 is part 1 of rank 0's" if moves and row.input_parts == "n" else ""
     about += "; the same happens to every tensor of its list, x and y here" if row.coalesces else ""
-    return _before_after(row, before, after, gives, gets, about, root if row.root_field else None)
+    return _before_after(row, holders, about)
 
 
-def _listed(row: Any, table: Table) -> Table:
+def _listed(row: type[Op], table: Table) -> Table:
     """A coalesced launch does with each tensor of its list what its operation does with one."""
     if row.coalesces is None:
         return table
@@ -57,14 +96,14 @@ def _told(text: str) -> Cell:
     return Cell(text, WHITE, colour=GREY, border=False)
 
 
-def _input(row: Any, rank: int, n: int, root: int) -> Table:
+def _input(row: type[Op], rank: int, n: int, root: int) -> Table:
     if row.gives == "root" and rank != root:
         return ((_told("room for it" if row.gets == "all" else "nothing"),),)
     many = row.input_parts == "n"
     return tuple((_piece(rank, part, many),) for part in range(n if many else 1))
 
 
-def _output(row: Any, effect: Any, rank: int, n: int) -> Table:
+def _output(row: type[Op], effect: Effect, rank: int, n: int) -> Table:
     if effect is None and "tensor" in row.model_fields:
         return _input(row, rank, n, rank)  # in place: it keeps what it had
     if effect is None:
@@ -77,33 +116,23 @@ def _sum(pieces: list[Cell]) -> Cell:
     return pieces[0] if len(pieces) == 1 else Cell(parts=tuple(pieces))
 
 
-def _before_after(
-    row: Any,
-    before: list[Table],
-    after: list[Table],
-    gives: list[bool],
-    gets: list[bool],
-    about: str,
-    root: int | None = None,
-    names: tuple[str, ...] = (),
-) -> Picture:
+def _before_after(row: type[Op], holders: list[_Holder], about: str) -> Picture:
     """Three rows of boxes: what ranks hold, the operation as a band, what they hold then."""
-    n = len(before)
-    width = max(_COLUMN, *(_cells_width(table) for table in (*before, *after)))
-    xs = [i * (width + _GAP) for i in range(n)]
-    high_before, high_after = (max(len(t) for t in side) * 26.0 + 42.0 for side in (before, after))
+    width = max(_COLUMN, *(_cells_width(table) for one in holders for table in (one.before, one.after)))
+    xs = [i * (width + _GAP) for i in range(len(holders))]
+    high_before = max(len(one.before) for one in holders) * 26.0 + 42.0
+    high_after = max(len(one.after) for one in holders) * 26.0 + 42.0
     y_band = high_before / 2 + 74.0
     y_after = y_band + 74.0 + high_after / 2
     nodes, edges = [], []
-    for rank in range(n):
-        name = names[rank] if names else f"rank {rank}" + (" (root)" if rank == root else "")
-        border = stroke(rank)
-        nodes.append(_holding(f"before{rank}", name, before[rank], (xs[rank], 0.0), (width, high_before), border))
-        nodes.append(_holding(f"after{rank}", name, after[rank], (xs[rank], y_after), (width, high_after), border))
-        nodes.append(Node(f"in{rank}", shape="point", at=(xs[rank], y_band - 22.0), part_of="op"))
-        nodes.append(Node(f"out{rank}", shape="point", at=(xs[rank], y_band + 22.0), part_of="op"))
-        edges += [Edge(f"before{rank}", f"in{rank}", colour=border, width=2.4)] if gives[rank] else []
-        edges += [Edge(f"out{rank}", f"after{rank}", colour=INK, width=2.4)] if gets[rank] else []
+    for rank, (x, one) in enumerate(zip(xs, holders, strict=True)):
+        border, name = stroke(rank), (Text(one.name, bold=True),)
+        nodes.append(Node(f"before{rank}", name, one.before, WHITE, border, at=(x, 0.0), size=(width, high_before), width=1.6))
+        nodes.append(Node(f"after{rank}", name, one.after, WHITE, border, at=(x, y_after), size=(width, high_after), width=1.6))
+        nodes.append(Node(f"in{rank}", shape="point", at=(x, y_band - 22.0), part_of="op"))
+        nodes.append(Node(f"out{rank}", shape="point", at=(x, y_band + 22.0), part_of="op"))
+        edges += [Edge(f"before{rank}", f"in{rank}", colour=border, width=2.4)] if one.gives else []
+        edges += [Edge(f"out{rank}", f"after{rank}", colour=INK, width=2.4)] if one.gets else []
     left = xs[0] - width / 2 - 52.0
     for y, word in ((0.0, "before"), (y_after, "after")):
         nodes.append(Node(f"side_{word}", (Text(word, bold=True, colour=GREY, size=14),), shape="plain", at=(left, y)))
@@ -121,11 +150,7 @@ def _cells_width(table: Table) -> float:
     return max(sum(one(cell) for cell in row) for row in table) + 16.0
 
 
-def _holding(name: str, title: str, table: Table, at: tuple[float, float], size: tuple[float, float], border: str) -> Node:
-    return Node(name, (Text(title, bold=True),), table, fill=WHITE, border=border, at=at, size=size, width=1.6)
-
-
-def _notes(row: Any) -> tuple[str, ...]:
+def _notes(row: type[Op]) -> tuple[str, ...]:
     """Who waits for whom, in the row's own words."""
     lines = _wrapped(f"Who waits? {row.words.waits}", 92)
     return tuple(_wrapped(" ".join(lines), 92 // len(lines) + 24)) if len(lines) > 1 else tuple(lines)
@@ -141,17 +166,17 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 # --- messages ---
-def _message(row: Any) -> Picture:
+def _message(row: type[Op]) -> Picture:
     """Rank 0 sends `a` to rank 1."""
     caller = 0 if row.direction == "send" else 1
     request: Table = _one(_request("open")) if row.nonblocking else ()
     a, late = (_one(Cell(text, fill(0), bold=True)) for text in ("a", "a, after the wait"))
-    before: list[Table] = [a, _one(_told("room for it"))]
-    after: list[Table] = [a, late if row.nonblocking and caller == 1 else a]
+    after = [a, late if row.nonblocking and caller == 1 else a]
     after[caller] += request
     other = "recv" if caller == 0 else "send"
     about = f"rank {caller} calls it; rank {1 - caller} must call {other} or i{other}"
-    return _before_after(row, before, after, [True, False], [False, True], about)
+    holders = [_Holder("rank 0", a, after[0], gets=False), _Holder("rank 1", _one(_told("room for it")), after[1], gives=False)]
+    return _before_after(row, holders, about)
 
 
 def _request(state: str) -> Cell:
@@ -159,7 +184,7 @@ def _request(state: str) -> Cell:
 
 
 # --- all others: in the row's words ---
-def _plain(row: Any) -> Picture:
+def _plain(row: type[Op]) -> Picture:
     before: Table = _words_table(row.words.before)
     after: Table = _words_table(row.words.after)
     if row.kind == "wait":
@@ -167,8 +192,7 @@ def _plain(row: Any) -> Picture:
         after = _one(_request("done")) + after
     every = row.kind == "group"
     about = "every rank calls it" if every else "one rank calls it"
-    sides: tuple[list[Table], list[Table]] = ([before], [after])
-    return _before_after(row, *sides, [True], [True], about, names=("every rank" if every else "a rank",))
+    return _before_after(row, [_Holder("every rank" if every else "a rank", before, after)], about)
 
 
 def _one(cell: Cell) -> Table:

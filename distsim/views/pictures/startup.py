@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from distsim.program.records import Program
-from distsim.views.pictures.lanes import Anchor, Arrow, Band, Item, Lane, Lanes
-from distsim.views.pictures.palette import BLUE, GREY, INK, PALE, RED, RED_FILL, WHITE, fill
-from distsim.views.pictures.records import SMALL, Key, Text, clipped
-from distsim.views.pictures.words import ranks_text
+from distsim.views.drawing.palette import BLUE, GREY, INK, PALE, RED, RED_FILL, WHITE, fill
+from distsim.views.drawing.records import SMALL, Key, Text, clipped
+from distsim.views.drawing.sequence import Anchor, Arrow, Band, Item, Participant, SequenceDiagram
+from distsim.views.drawing.view import Example, Subject, View, given
+from distsim.views.drawing.words import who
 
 _MOST_RANKS, _MOST_GROUPS = 8, 10
 
 
-def startup_lanes(program: Program, master: str = "MASTER_ADDR:MASTER_PORT") -> Lanes:
+def startup_diagram(program: Program, master: str = "MASTER_ADDR:MASTER_PORT") -> SequenceDiagram:
     """A sequence diagram of ``init_process_group``; ``master`` is where the store listens."""
-    return _Startup(program, master).lanes()
+    return _Startup(program, master).diagram()
 
 
 class _Startup:
@@ -26,7 +27,7 @@ class _Startup:
         self.arrows: list[Arrow] = []
         self.row = 0
 
-    def lanes(self) -> Lanes:
+    def diagram(self) -> SequenceDiagram:
         self._launch()
         self._register()
         if self.absent:
@@ -36,43 +37,43 @@ class _Startup:
         hidden = self.program.world_size - len(self.shown)
         notes = (f"and {hidden} more ranks, not drawn: they do the same",) if hidden else ()
         legend = (Key(RED, "missing, and those who wait for it"),) if self.absent else ()
-        title = f"{clipped(self.program.name, 50)}: start-up" + (f", {ranks_text(self.absent)} missing" if self.absent else "")
-        return Lanes(title, "time runs down; init_process_group returns only when every rank has come", self._columns(),
+        title = f"{clipped(self.program.name, 50)}: start-up" + (f", {who(self.absent)} missing" if self.absent else "")
+        return SequenceDiagram(title, "time runs down; init_process_group returns only when every rank has come", self._columns(),
                      tuple(self.items), tuple(self.bands), tuple(self.arrows), legend, notes)  # fmt: skip
 
-    def _columns(self) -> tuple[Lane, ...]:
+    def _columns(self) -> tuple[Participant, ...]:
         about = (Text("store", bold=True), Text(self.master, size=SMALL), Text("a key-value table on rank 0", size=SMALL))
-        store = Lane(about, "store", PALE)
+        store = Participant(about, "store", PALE)
         ranks = [
-            Lane((Text(f"rank {r}", bold=True), Text(f"machine {self.program.node(r)}", size=SMALL)), f"rank {r}",
+            Participant((Text(f"rank {r}", bold=True), Text(f"machine {self.program.node(r)}", size=SMALL)), f"rank {r}",
                  RED_FILL if r in self.absent else PALE, r in self.absent)
             for r in self.shown
         ]  # fmt: skip
         return (store, *ranks)
 
-    def _item(self, lane: int, lines: tuple[Text, ...], colour: str = WHITE, border: str = INK, **more: bool) -> str:
+    def _item(self, column: int, lines: tuple[Text, ...], colour: str = WHITE, border: str = INK, **more: bool) -> str:
         name = f"i{len(self.items)}"
-        self.items.append(Item(name, lane, self.row, lines, colour, border, **more))
+        self.items.append(Item(name, column, self.row, lines, colour, border, **more))
         return name
 
     def _launch(self) -> None:
         """The launcher starts the processes and tells each who it is."""
-        for lane, rank in enumerate(self.shown, 1):
+        for column, rank in enumerate(self.shown, 1):
             if rank in self.absent:
-                self._item(lane, (Text("never starts", bold=True, colour=RED),), RED_FILL, RED, dashed=True)
+                self._item(column, (Text("never starts", bold=True, colour=RED),), RED_FILL, RED, dashed=True)
             else:
                 local = rank % self.program.local_size
-                self._item(lane, (Text("starts", bold=True), Text(f"RANK={rank} LOCAL_RANK={local}", size=SMALL),
+                self._item(column, (Text("starts", bold=True), Text(f"RANK={rank} LOCAL_RANK={local}", size=SMALL),
                                   Text(f"WORLD_SIZE={self.program.world_size}", size=SMALL)), PALE, GREY)  # fmt: skip
         self.row += 1
 
     def _register(self) -> None:
         """Rank 0 opens the store; one rank after the other says that it is there."""
         came = 0
-        for lane, rank in enumerate(self.shown, 1):
+        for column, rank in enumerate(self.shown, 1):
             if rank in self.absent:
                 continue
-            caller = self._item(lane, (Text("init_process_group", bold=True),), in_arrow=True)
+            caller = self._item(column, (Text("init_process_group", bold=True),), in_arrow=True)
             came += 1
             said = "opens the store" if rank == 0 else f"rank {rank} is here" if 0 not in self.absent else "no answer"
             lost = 0 in self.absent
@@ -81,16 +82,16 @@ class _Startup:
             self.row += 1
 
     def _stuck(self) -> None:
-        missing, world = ranks_text(self.absent), self.program.world_size
+        missing, world = who(self.absent), self.program.world_size
         if 0 in self.absent:
             told = (Text("no store", bold=True, colour=RED), Text("rank 0 would have opened it", colour=RED, size=SMALL))
         else:
             here = f"{world - len(self.absent)} of {world} are here"
             told = (Text(here, bold=True, colour=RED), Text(f"missing: {missing}", colour=RED, size=SMALL))
         self._item(0, told, RED_FILL, RED)
-        for lane, rank in enumerate(self.shown, 1):
+        for column, rank in enumerate(self.shown, 1):
             if rank not in self.absent:
-                self._item(lane, (Text("waits", bold=True, colour=RED), Text(f"for {missing}", colour=RED, size=SMALL),
+                self._item(column, (Text("waits", bold=True, colour=RED), Text(f"for {missing}", colour=RED, size=SMALL),
                                   Text("until its timeout", colour=RED, size=SMALL)), RED_FILL, RED)  # fmt: skip
         self.row += 1
 
@@ -115,9 +116,9 @@ class _Startup:
             when = "at once (init: eager)" if eager else "at first use, of a group or of a pair (init: lazy)"
             self._band(ranks, f"NCCL communicators are made {when}", WHITE, GREY, dashed=True)
 
-    def _band(self, lanes: tuple[int, ...], text: str, colour: str, border: str = INK, dashed: bool = False) -> None:
+    def _band(self, columns: tuple[int, ...], text: str, colour: str, border: str = INK, dashed: bool = False) -> None:
         title = (Text(text, bold=not dashed),)
-        self.bands.append(Band(f"b{len(self.bands)}", lanes, self.row, title, {}, colour, border, dashed))
+        self.bands.append(Band(f"b{len(self.bands)}", columns, self.row, title, {}, colour, border, dashed))
         self.row += 1
 
 
@@ -127,3 +128,13 @@ def _shown(world_size: int, absent: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(range(world_size))
     late = [r for r in absent if r >= _MOST_RANKS - 2][:2]
     return (*range(_MOST_RANKS - len(late)), *late) if late else tuple(range(_MOST_RANKS))
+
+
+def _drawn(subject: Subject) -> SequenceDiagram:
+    return startup_diagram(given(subject.program, "program"), subject.master)
+
+
+VIEW = View(_drawn, examples=(
+    Example("hybrid", "How a job starts: ranks register at the store, meet, and the groups come into being."),
+    Example("never_starts", "The first hang everybody meets: one rank never starts."),
+))  # fmt: skip

@@ -8,9 +8,10 @@ from distsim.check.waitfor import wait_for
 from distsim.program.records import Program
 from distsim.standstill import Blocked, Standstill
 from distsim.units import show_ns
-from distsim.views.pictures.palette import GREY, INK, LINE, PALE, RED, RED_FILL, WHITE
-from distsim.views.pictures.records import SMALL, Edge, Key, Node, Picture, Text, clipped
-from distsim.views.pictures.words import call_text, place_text, ranks_text, wait_text
+from distsim.views.drawing.palette import GREY, INK, LINE, PALE, RED, RED_FILL, WHITE
+from distsim.views.drawing.records import SMALL, Edge, Key, Node, Picture, Text, clipped
+from distsim.views.drawing.view import Example, Subject, View, given
+from distsim.views.drawing.words import call_text, place_text, wait_text, who
 
 _MOST_RANKS, _MOST_EDGES = 24, 12
 _LEFT = {"ended": "has ended", "raised": "raised an error", "killed": "was killed", "absent": "never started"}
@@ -35,7 +36,7 @@ def waitfor_picture(program: Program, standstill: Standstill, core: Sequence[int
         said = (Text(f"rank {rank}", bold=True), Text(_LEFT.get(end.status, end.status), colour=RED))
         nodes.append(Node(f"rank{rank}", said, fill=WHITE, border=GREY, dashed=True, width=1.6))
     victims = [b.rank for b in blocked if b.rank not in cause]
-    subtitle = f"cause: {ranks_text(sorted(cause))}" + (f"; waiting behind it: {ranks_text(victims)}" if victims else "")
+    subtitle = f"cause: {who(sorted(cause))}" + (f"; waiting behind it: {who(victims)}" if victims else "")
     hidden = len(blocked) - len(drawn)
     notes = (f"and {hidden} more ranks that wait, not drawn",) if hidden else ()
     return Picture(f"{name}: who waits for whom", subtitle, tuple(nodes), tuple(edges), legend=_legend(edges, nodes), notes=notes)
@@ -72,3 +73,14 @@ def _legend(edges: list[Edge], nodes: list[Node]) -> tuple[Key, ...]:
     keys.append(Key(INK, "waits for this rank", "solid"))
     keys += [Key(INK, "any one of these would do", "dashed")] if any(e.dashed for e in edges) else []
     return tuple(keys)
+
+
+def _drawn(subject: Subject) -> Picture:
+    core = None if subject.verdict is None else subject.verdict.core
+    return waitfor_picture(given(subject.program, "program"), given(subject.run, "run").standstill, core or None)
+
+
+VIEW = View(_drawn, uses=("verdict",), examples=(
+    Example("ring_of_four", "Everybody sends first: a circle of four."),
+    Example("pipeline_wrong_order", "A pipeline whose last stage sends in the wrong order: the cause red, the victim grey."),
+))  # fmt: skip

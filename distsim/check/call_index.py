@@ -1,0 +1,147 @@
+"""Where in a rank's program its k-th message on a channel or its n-th call on a lane stands. Built on demand, for findings."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from typing import NamedTuple
+
+from distsim.check.layout import Layout, joins
+from distsim.ops.table import OPS
+from distsim.program.records import CodeCall, at
+
+
+class Message(NamedTuple):
+    """A call that sends or receives: its position, its part of a batch (-1: none), its call and signature."""
+
+    position: int
+    part: int
+    call: CodeCall
+    signature: int
+
+
+class CallIndex:
+    """Looks calls up by channel and lane."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._ports: dict[int, dict[tuple[int, bool], list[tuple[int, int, CodeCall]]]] = {}
+        self._slots: dict[int, dict[int, list[int]]] = {}
+        self._joins: dict[tuple[int, int], list[int]] = {}
+        self._shared: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        self._signatures: dict[int, list[int]] = {}
+        self._plain: dict[int, bool] = {}
+        self._channels: dict[tuple[int, bool], dict[int, list[int]]] = {}
+
+    def messages(self, rank: int, channel: int, *, sends: bool) -> list[Message]:
+        """All sends (or receives) that the rank's program has on a channel, in program order, reached or not."""
+        program = self.layout.program
+        row = program.row_of[rank]
+        by_port = self._by_port(program.code_of[rank])
+        found = [m for port in self._ports_of(rank, sends).get(channel, ()) for m in by_port.get((port, sends), ())]
+        found.sort(key=lambda m: m[:2])
+        return [Message(p, part, call, int(at(call.signature, row))) for p, part, call in found if self.makes(rank, p, call)]
+
+    def count(self, rank: int, channel: int, *, sends: bool) -> int:
+        """How many messages (or receives) the rank's program has on a channel."""
+        if self.layout.program.code(rank).guards:
+            return len(self.messages(rank, channel, sends=sends))
+        by_port = self._by_port(self.layout.program.code_of[rank])
+        return sum(len(by_port.get((port, sends), ())) for port in self._ports_of(rank, sends).get(channel, ()))
+
+    def ordinal(self, rank: int, channel: int, position: int, part: int, *, sends: bool) -> int:
+        """Which of the rank's messages on a channel this one is, from 0."""
+        if self.layout.program.code(rank).guards:
+            return sum(m[:2] < (position, part) for m in self.messages(rank, channel, sends=sends))
+        by_port = self._by_port(self.layout.program.code_of[rank])
+        ports = self._ports_of(rank, sends).get(channel, ())
+        return sum(bisect_left(by_port.get((port, sends), ()), (position, part), key=lambda m: m[:2]) for port in ports)
+
+    def joins(self, rank: int, lane: int) -> list[int]:
+        """Positions of all calls that the rank's program makes on a lane, reached or not. Not to be changed: ranks that run the same
+        code without a guard share one list."""
+        if (rank, lane) not in self._joins:
+            number = self.layout.program.code_of[rank]
+            slots = tuple(slot for slot, m in enumerate(self.layout.member[rank]) if m >= 0 and self.layout.lane_of[m] == lane)
+            if (number, slots) not in self._shared:
+                by_slot = self._by_slot(number)
+                self._shared[number, slots] = sorted(p for slot in slots for p in by_slot.get(slot, ()))
+            found = self._shared[number, slots]
+            if not self._is_plain(number):
+                found = [p for p in found if self.makes(rank, p, self.layout.program.code_call(rank, p))]
+            self._joins[rank, lane] = found
+        return self._joins[rank, lane]
+
+    def signatures(self, rank: int, lane: int) -> list[int]:
+        """Signatures of all calls that the rank's program makes on a lane; shared as their positions are, where no rank differs."""
+        program = self.layout.program
+        positions = self.joins(rank, lane)
+        if id(positions) not in self._signatures:
+            vectors = [program.code_call(rank, p).signature for p in positions]
+            row = program.row_of[rank]
+            found = [int(at(v, row)) for v in vectors]
+            if not all(isinstance(v, int) for v in vectors):
+                return found
+            self._signatures[id(positions)] = found
+        return self._signatures[id(positions)]
+
+    def _is_plain(self, number: int) -> bool:
+        """All ranks of a code make all of its calls."""
+        if number not in self._plain:
+            code = self.layout.program.codes[number]
+            self._plain[number] = code.guards is None and all(call.invalid is None for call in code.calls)
+        return self._plain[number]
+
+    def lane(self, rank: int, call: CodeCall) -> int:
+        """The lane of a collective call."""
+        return self.layout.lane_of[self.layout.member[rank][self.layout.slot(self.layout.program.code_of[rank], call)]]
+
+    def is_join(self, rank: int, position: int) -> bool:
+        """The call at a position meets others on a lane."""
+        return joins(self.layout.program.code_call(rank, position))
+
+    def channel(self, rank: int, call: CodeCall) -> int:
+        """The channel of a message call."""
+        table = self.layout.send_chan if OPS[call.op].direction == "send" else self.layout.recv_chan
+        return table[rank][call.port]
+
+    def makes(self, rank: int, position: int, call: CodeCall) -> bool:
+        """The rank really makes the call: no guard shuts it out and it is not invalid."""
+        program = self.layout.program
+        row, guards = program.row_of[rank], program.code(rank).guards
+        guard = guards[position] if guards else None
+        return (guard is None or bool(guard[row])) and (call.invalid is None or not call.invalid[0][row])
+
+    def all_messages(self, rank: int, *, sends: bool) -> list[tuple[int, Message]]:
+        """(channel, message) of all sends (or receives) of a rank, in program order."""
+        found = [(channel, m) for channel in self._ports_of(rank, sends) for m in self.messages(rank, channel, sends=sends)]
+        return sorted(found, key=lambda item: item[1][:2])
+
+    def _ports_of(self, rank: int, sends: bool) -> dict[int, list[int]]:
+        """Channel -> ports of a rank."""
+        if (rank, sends) not in self._channels:
+            found: dict[int, list[int]] = defaultdict(list)
+            for port, channel in enumerate((self.layout.send_chan if sends else self.layout.recv_chan)[rank]):
+                if channel >= 0:
+                    found[channel].append(port)
+            self._channels[rank, sends] = found
+        return self._channels[rank, sends]
+
+    def _by_port(self, number: int) -> dict[tuple[int, bool], list[tuple[int, int, CodeCall]]]:
+        if number not in self._ports:
+            found: dict[tuple[int, bool], list[tuple[int, int, CodeCall]]] = defaultdict(list)
+            for position, call in enumerate(self.layout.program.codes[number].calls):
+                for part, message in enumerate(call.parts) if call.parts else ((-1, call),):
+                    if message.port >= 0:
+                        found[message.port, OPS[message.op].direction == "send"].append((position, part, message))
+            self._ports[number] = found
+        return self._ports[number]
+
+    def _by_slot(self, number: int) -> dict[int, list[int]]:
+        if number not in self._slots:
+            found: dict[int, list[int]] = defaultdict(list)
+            for position, call in enumerate(self.layout.program.codes[number].calls):
+                if joins(call):
+                    found[self.layout.slot(number, call)].append(position)
+            self._slots[number] = found
+        return self._slots[number]

@@ -1,0 +1,106 @@
+"""Ranks that leave before their end (they exit, raise or are killed) with requests open: what others find is a race.
+
+What has met by then is done, for the leaver too; every other open row is withdrawn with its rank. So each open row may have been met
+before the rank left, or not, as far as one does not need the other. Leaving lets nobody go on, so a partner can always come first; it
+can come last where the leaver gets to its end without it, which a run shows in which the partner is held back. What is open under a
+reading is what that reading has not let go: a buffered send is done when it is posted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from distsim.check.readings import Contract, Reading, Run
+from distsim.semantics.columns import go
+from distsim.semantics.conditions import Conditions
+from distsim.semantics.flat import COLLECTIVE, JOIN, MESSAGE, NEVER, POST
+from distsim.semantics.form import Leave, PartKind, Post, Wait
+from distsim.semantics.link import Linked
+from distsim.semantics.local import LocalClocks, Progress, course_of
+
+#: Steps that post a row.
+POSTS = (POST, MESSAGE, JOIN, COLLECTIVE)
+#: Open rows of which every combination is looked at; of more, all, none and each alone.
+MOST_OPEN = 6
+
+
+def leavers(linked: Linked) -> list[int]:
+    """The ranks that leave before their end."""
+    return [r for r, unit in enumerate(linked.unit_of) if isinstance(last := unit.instructions[-1], Leave) and last.gone]
+
+
+def runs_of(contract: Contract, reading: Reading) -> Iterator[Run]:
+    """A run for each way in which open rows may be withdrawn; first the one in which all are met."""
+    linked = contract.under(reading)
+    whole = go(linked, Conditions(linked, None))
+    yield Run(contract, whole, reading)
+    held = _Held(linked, whole)
+    for rows in _combinations(held.open_rows()):
+        if held.is_possible(rows):
+            left = go(linked, Conditions(linked, None, withdrawn=rows))
+            for row in rows:
+                if linked.instance[row] >= 0:
+                    left.posted[row] = -1  # its rank is missing again
+            yield Run(contract, left, reading, rows)
+
+
+def _combinations(rows: list[int]) -> Iterator[tuple[int, ...]]:
+    few = len(rows) <= MOST_OPEN
+    for count in range(1, len(rows) + 1) if few else (1, len(rows)):
+        yield from combinations(rows, count)
+
+
+class _Held:
+    """Which open rows may be withdrawn."""
+
+    def __init__(self, linked: Linked, whole: Progress) -> None:
+        self.linked, self.whole, self.leavers = linked, whole, leavers(linked)
+        self.conditions = Conditions(linked, None)
+
+    def open_rows(self) -> list[int]:
+        """What a leaver has posted and never saw finished, and whose partners come."""
+        found = []
+        for rank in self.leavers if all(self.whole.hosts[r].ended for r in self.leavers) else ():
+            waited = {row for i in self.linked.unit_of[rank].instructions if isinstance(i, Wait) for row in i.rows}
+            posted = [p.row for i in self.linked.unit_of[rank].instructions if isinstance(i, Post) for p in i.launch.parts]
+            base = self.linked.base[rank]
+            found += [base + row for row in posted if row not in waited and self._is_open(base + row)]
+        return found
+
+    def _is_open(self, row: int) -> bool:
+        if self.linked.kind[row] == PartKind.WORK:
+            return False
+        if self.linked.kind[row] == PartKind.COLLECTIVE:
+            return self.conditions.early.get(row) != () and len(self._partners(row)) > 0
+        return int(self.conditions.need[row]) >= 0 and len(self._partners(row)) > 0
+
+    def _partners(self, row: int) -> list[int]:
+        """The rows that come to meet a row."""
+        linked = self.linked
+        if linked.kind[row] != PartKind.COLLECTIVE:
+            mates = [int(linked.mate[row])]
+        else:
+            mates = [other for other in linked.rows_of[int(linked.instance[row])].tolist() if other != row]
+        return [other for other in mates if other >= 0 and self.whole.posted[other] >= 0]
+
+    def is_possible(self, rows: tuple[int, ...]) -> bool:
+        """All leavers get to their end while somebody is held back from each of these rows, and all other open rows are met by then."""
+        others = [row for row in self.open_rows() if row not in rows]
+        held: list[int] = []
+        for row in rows:
+            held += next(([p] for p in self._partners(row) if self._reaches([*held, p], others)), [])
+            if not any(p in held for p in self._partners(row)):
+                return False
+        return self._reaches(held, others)
+
+    def _reaches(self, held: list[int], others: list[int]) -> bool:
+        course = course_of(self.linked, self.conditions)
+        for row in held:
+            host = course.hosts[int(self.linked.rank[row])]
+            at = next((k for k, (step, r, _) in enumerate(host.steps) if step in POSTS and r == row - host.base), None)
+            if at is not None:  # else it is held back before
+                host.steps = [*host.steps[:at], (NEVER, row - host.base, ())]
+        left = LocalClocks(course).run()
+        met = all(any(left.posted[p] >= 0 for p in self._partners(row)) for row in others)
+        return met and all(left.hosts[rank].ended for rank in self.leavers)

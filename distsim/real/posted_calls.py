@@ -1,0 +1,154 @@
+"""Which posted calls meet, by the order in which each rank posted them, and what ranks that got no further therefore wait for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from distsim.ops.records import Call
+from distsim.ops.table import OPS
+from distsim.program.records import Program
+from distsim.standstill import Need
+
+Key = TypeVar("Key", bound=Hashable)
+Channel = tuple[int, int, int, int]  # group, sender, receiver, tag
+Meeting = tuple[str, int, int]  # kind of operation, group, how many-th of its sequence
+
+
+class Matching(Generic[Key]):
+    """Posted calls under keys of the caller's. The k-th message of a channel meets its k-th receive, a group's n-th collective the n-th."""
+
+    def __init__(self) -> None:
+        self.sends: dict[Channel, list[Key]] = defaultdict(list)
+        self.receives: dict[Channel, list[Key]] = defaultdict(list)
+        self.open: dict[tuple[int, int, int], list[Key]] = defaultdict(list)  # (group, receiver, tag): from a source nobody knows
+        self.joined: dict[Meeting, dict[int, Key]] = defaultdict(dict)  # by rank
+        self.meeting: dict[Key, Meeting] = {}
+        self._count: dict[tuple[str, int, int], int] = defaultdict(int)
+
+    def post(self, key: Key, call: Call, source: int | None) -> None:
+        """A message, a receive or a collective. ``source``: whom a receive from any source met, where it says so."""
+        row, group, me = OPS[call.op], call.group.id, call.rank
+        peer = call.peer if call.peer is not None else source
+        if row.kind != "p2p":
+            n = self._count[row.kind, group, me]
+            self._count[row.kind, group, me] = n + 1
+            self.meeting[key] = row.kind, group, n
+            self.joined[row.kind, group, n][me] = key
+        elif row.direction == "send":
+            self.sends[group, me, call.peer or 0, call.tag].append(key)
+        elif peer is None:
+            self.open[group, me, call.tag].append(key)
+        else:
+            self.receives[group, peer, me, call.tag].append(key)
+
+    def met(self) -> list[tuple[Key, ...]]:
+        """The keys of calls that met."""
+        pairs = [pair for channel, sent in self.sends.items() for pair in zip(sent, self.receives.get(channel, ()), strict=False)]
+        return [*pairs, *(tuple(keys.values()) for keys in self.joined.values() if len(keys) > 1)]
+
+
+# --- what is missing ---
+
+
+class Request(NamedTuple):
+    """A posted call: the rank, the call's position and its part of a batch (-1: none)."""
+
+    rank: int
+    position: int
+    part: int
+
+
+class Wait(NamedTuple):
+    """``needs``: what nobody has posted. ``others``: the other ranks of the calls that are waited for."""
+
+    needs: tuple[Need, ...] = ()
+    others: tuple[int, ...] = ()
+
+
+class Waits(NamedTuple):
+    """``at``: what a rank that stands in a call waits for, by rank and position. ``unreceived``: messages without a receive."""
+
+    at: dict[tuple[int, int], Wait]
+    unreceived: tuple[Request, ...]
+
+
+def waits(program: Program, posted: Sequence[int], stuck: Collection[tuple[int, int]], sources: Mapping[Request, int]) -> Waits:
+    """Who waits for whom. ``posted``: how many calls of its program each rank has posted. ``stuck``: (rank, position) of interest.
+
+    ``sources``: whom receives from any source met, where they say so; the others take what is there, in order of senders.
+    """
+    calls = Matching[Request]()
+    for rank, count in enumerate(posted):
+        for position, call in program.calls_of(rank):
+            if position >= count:
+                break
+            for request, piece in _requests(rank, position, call):
+                calls.post(request, piece, sources.get(request))
+    missing = _Missing(program, calls, sources, _served(calls))
+    left = [request for channel, sent in calls.sends.items() for request in sent[len(calls.receives[channel]) :]]
+    return Waits({where: missing.wait(*where) for where in stuck}, tuple(sorted(left)))
+
+
+def _requests(rank: int, position: int, call: Call) -> list[tuple[Request, Call]]:
+    """What of a call meets calls of other ranks."""
+    if call.parts:
+        return [(Request(rank, position, part), piece) for part, piece in enumerate(call.parts)]
+    meets = OPS[call.op].kind in ("p2p", "collective") or call.op == "new_group"
+    return [(Request(rank, position, -1), call)] if meets else []
+
+
+def _served(calls: Matching[Request]) -> set[Request]:
+    """Receives from any source that nobody has told of, and that a message is there for."""
+    found = set()
+    for (group, me, tag), waiting in calls.open.items():
+        channels = sorted(c for c in calls.sends if (c[0], c[2], c[3]) == (group, me, tag))
+        for request in waiting:
+            free = next((c for c in channels if len(calls.sends[c]) > len(calls.receives[c])), None)
+            if free is not None:
+                calls.receives[free].append(request)
+                found.add(request)
+    return found
+
+
+class _Missing(NamedTuple):
+    """What calls lack to go on. ``served``: receives from any source that took a message."""
+
+    program: Program
+    calls: Matching[Request]
+    sources: Mapping[Request, int]
+    served: set[Request]
+
+    def wait(self, rank: int, position: int) -> Wait:
+        """Of a rank that stands in a call: of the call itself, or of the requests that it waits for."""
+        if position >= len(self.program.code(rank).calls):
+            return Wait()
+        at = [position - distance for distance in self.program.code_call(rank, position).waits] or [position]
+        calls = [(p, self.program.call(rank, p)) for p in at]
+        others = {r for _, call in calls for piece in call.parts or (call,) for r in OPS[piece.op].parties(piece)} - {rank}
+        needs = tuple(need for p, call in calls for need in self._needs(rank, p, call))
+        return Wait(needs, tuple(sorted(r for r in others if 0 <= r < self.program.world_size)))
+
+    def _needs(self, rank: int, position: int, call: Call) -> Iterator[Need]:
+        for request, piece in _requests(rank, position, call):
+            if OPS[piece.op].kind == "p2p":
+                ranks, any_one = self._peers(request, piece)
+            else:
+                there = self.calls.joined[self.calls.meeting[request]]
+                members = call.ranks if call.op == "new_group" else call.group.ranks
+                ranks, any_one = tuple(r for r in members if r not in there), False
+            if ranks:
+                yield Need(position, request.part, ranks, any_one)
+
+    def _peers(self, request: Request, call: Call) -> tuple[tuple[int, ...], bool]:
+        """Whose message or receive is missing, and whether any one of them would do."""
+        me, calls = call.rank, self.calls
+        if call.peer is None and request not in self.sources:
+            return () if request in self.served else tuple(r for r in call.group.ranks if r != me), True
+        peer = self.sources.get(request, call.peer if call.peer is not None else me)
+        sending = OPS[call.op].direction == "send"
+        channel = (call.group.id, me, peer, call.tag) if sending else (call.group.id, peer, me, call.tag)
+        mine, theirs = (calls.sends, calls.receives) if sending else (calls.receives, calls.sends)
+        done = request in mine[channel] and mine[channel].index(request) < len(theirs[channel])
+        return () if done or not 0 <= peer < self.program.world_size else (peer,), False

@@ -1,0 +1,258 @@
+"""A run that is over: how each rank ended, what those that are stuck wait for, who is to blame, and whether it ended as simulated."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from distsim.check.diagnose import diagnose
+from distsim.check.waitfor import wait_for
+from distsim.check.wording import some_ranks
+from distsim.findings.record import Finding
+from distsim.program.records import Program
+from distsim.real.board import STOPPED, Phase, Seen
+from distsim.real.posted_calls import Request, Waits, waits
+from distsim.real.value_check import BufferCheck
+from distsim.simulation import Simulation
+from distsim.standstill import Blocked, Need, RankEnd, RankStatus, Standstill
+
+#: Texts of errors that follow from another rank's end or from waiting; they name no culprit (gloo's own words, semantics 1.1, 2.4).
+CONSEQUENCES = (
+    "Connection closed by peer", "Connection reset by peer", "Application timeout caused pair closure", "Broken pipe",
+    "Timed out waiting", "Wait timeout", "recv, 0 bytes", "Socket Timeout", "Read error", "remote worker", "ncclRemoteError",
+)  # fmt: skip
+
+#: Those of them that a rank's own timeout has, or its group's.
+_PATIENCE = ("Timed out waiting", "Wait timeout")
+
+
+class Postmortem(NamedTuple):
+    """What a run left: the ends of all ranks, the findings as a simulated standstill would have them, and who is to blame."""
+
+    standstill: Standstill
+    findings: tuple[Finding, ...]
+    culprits: tuple[int, ...]
+
+
+def postmortem(
+    simulation: Simulation,
+    boards: Mapping[int, Seen],
+    exits: Mapping[int, int | None],
+    start_ns: int,
+    sources: Mapping[Request, int],
+) -> Postmortem:
+    """Read the boards of a run that is over. ``sources``: whom receives from any source met."""
+    program = simulation.program
+    ends = tuple(rank_end(program, rank, boards.get(rank), exits.get(rank), start_ns) for rank in range(program.world_size))
+    stuck = [end for end in ends if end.status == "blocked" or is_consequence(end)]  # a rank that lost its peer waited until then
+    asked = {(end.rank, at) for end in stuck for at in (end.position, boards[end.rank].device) if at >= 0}
+    found = waits(program, [_posted(end) for end in ends], asked, sources)
+    waiting = [_blocked(simulation, found, ends, end, boards[end.rank]) for end in stuck]
+    whole = Standstill(ends, tuple(one for one in waiting if ends[one.rank].status == "blocked"), found.unreceived)
+    clear = tuple(one for one in waiting if one.needs)
+    shown = {one.rank for one in clear}
+    waited = tuple(replace(end, status=_shown(end, end.rank in shown)) for end in ends)
+    left = Standstill(waited, clear, whole.unreceived)
+    mismatches, odd = _mismatches(simulation, ends)
+    late = tuple(f for f in simulation.findings if f.code == "DS804") if any(map(_timed_out, ends)) else ()
+    return Postmortem(whole, (*mismatches, *late, *diagnose(program, left)), culprits(ends, left, odd) or _late(found, ends))
+
+
+def _posted(end: RankEnd) -> int:
+    """How many calls a rank has posted: the one it was in counts where it was not ended before it."""
+    inside = end.status in ("blocked", "raised", "crashed", "silent")
+    return 0 if end.status == "absent" else end.position + inside
+
+
+def _blocked(simulation: Simulation, found: Waits, ends: Sequence[RankEnd], end: RankEnd, board: Seen) -> Blocked:
+    """What a rank that got no further waits for."""
+    absent = tuple(other.rank for other in ends if other.status == "absent")
+    early = board.phase < Phase.RUNNING and absent
+    needs = (Need(0, -1, absent),) if early else found.at[end.rank, end.position].needs
+    if board.device >= 0:  # the host ran ahead: its device is what waits
+        needs = tuple(dict.fromkeys((*found.at[end.rank, board.device].needs, *needs)))
+    return Blocked(end.rank, end.position, needs or _further(simulation, found, ends, end), end.at_ns, device=board.device >= 0)
+
+
+def _timed_out(end: RankEnd) -> bool:
+    return end.status == "raised" and any(text in end.message for text in _PATIENCE)
+
+
+def _late(found: Waits, ends: Sequence[RankEnd]) -> tuple[int, ...]:
+    """Whom those waited for whose own timeout ran out; not those whose own did too."""
+    waited = {end.rank for end in ends if _timed_out(end)}
+    awaited = {rank for one in waited for rank in found.at[one, ends[one].position].others}
+    return tuple(sorted(awaited - waited))
+
+
+def _shown(end: RankEnd, waiting: bool) -> RankStatus:
+    """How a diagnosis takes an end: those who lost their peer as waiting, those who wait for nothing it knows as silent."""
+    if waiting:
+        return "blocked"
+    return "silent" if end.status == "blocked" else end.status
+
+
+def _further(simulation: Simulation, found: Waits, ends: Sequence[RankEnd], end: RankEnd) -> tuple[Need, ...]:
+    """Where all that a call needs was posted: who of its members died or was stopped in it, else what the simulation says."""
+    others = found.at[end.rank, end.position].others
+    dead = tuple(r for r in others if _failed(ends[r]) and ends[r].status != "absent")
+    if dead:
+        return (Need(end.position, -1, dead),)
+    stuck = simulation.run.standstill.blocked
+    needs = next((b.needs for b in stuck if (b.rank, b.position) == (end.rank, end.position)), ())
+    rooted = any(map(_failed, ends))
+    lost = tuple(r for r in others if rooted and (is_consequence(ends[r]) or ends[r].status == "blocked"))
+    return needs or ((Need(end.position, -1, lost),) if lost and is_consequence(end) else ())
+
+
+def _failed(end: RankEnd) -> bool:
+    """Of itself, not because of others."""
+    return end.status in ("killed", "crashed", "silent", "absent") or (end.status == "raised" and not is_consequence(end))
+
+
+def _mismatches(simulation: Simulation, ends: Sequence[RankEnd]) -> tuple[tuple[Finding, ...], tuple[int, ...]]:
+    """Findings on calls that meet and do not fit, and whose calls they are; nothing where all went well."""
+    verdict = simulation.verdict
+    found = tuple(f for f in simulation.findings if f.code.startswith("DS2"))
+    if verdict is None or verdict.verdict != "mismatch" or not found:
+        return (), ()
+    failed = any(end.status in ("blocked", "crashed") for end in ends)
+    return found, (verdict.culprits or verdict.ranks) if failed else ()
+
+
+def rank_end(program: Program, rank: int, board: Seen | None, code: int | None, start_ns: int) -> RankEnd:
+    """How a rank ended, from its board and its exit status."""
+    if board is None or board.phase == Phase.NEW:
+        return RankEnd(rank, "absent", 0)
+    at_ns = max(board.since_ns - start_ns, 0) if start_ns else 0
+    position = board.position if board.phase >= Phase.RUNNING else 0
+    if board.phase in (Phase.WRITING, Phase.ENDED):
+        return RankEnd(rank, "ended", len(program.code(rank).calls), at_ns)
+    message = board.message or _signal_text(code) or _device_text(program, board)
+    return RankEnd(rank, _status(board, code), position, at_ns, message)
+
+
+def _device_text(program: Program, board: Seen) -> str:
+    """Where a device stands that is behind its host."""
+    if board.device < 0 or board.device == board.position:
+        return ""
+    place = program.place(board.rank, board.device)
+    return f"its device is at {place.op}, line {place.line}"
+
+
+def _status(board: Seen, code: int | None) -> RankStatus:
+    if board.phase == Phase.STRUCK:
+        return "killed"
+    if board.phase in (Phase.RAISED, Phase.BROKEN):
+        return "raised"
+    if board.phase == Phase.EXITED:
+        return "ended"
+    if code is None and board.message == STOPPED:
+        return "silent"
+    if code is None or code == -signal.SIGTERM:
+        return "blocked"
+    return "killed" if code == -signal.SIGKILL else "crashed"
+
+
+def _signal_text(code: int | None) -> str:
+    if code is None or code >= 0:
+        return ""
+    try:
+        return f"ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"ended by signal {-code}"
+
+
+def is_consequence(end: RankEnd) -> bool:
+    """The error says no more than that somebody else is gone or did not come."""
+    return end.status == "raised" and any(text in end.message for text in CONSEQUENCES)
+
+
+def culprits(ends: Sequence[RankEnd], left: Standstill, odd: tuple[int, ...]) -> tuple[int, ...]:
+    """Who brought the run down, the first one first.
+
+    Ranks that failed of themselves or never came; else those whose calls do not fit the others' (``odd``); else those whom stuck
+    ranks wait for and who have left; else the circle. The first rank that times out, or sees a connection close, is what
+    launchers name; it is never meant here.
+    """
+    own = [e for e in ends if _failed(e) and e.status != "crashed"]
+    if own:
+        return tuple(e.rank for e in sorted(own, key=lambda e: (e.at_ns, e.rank)))
+    crashed = tuple(e.rank for e in ends if e.status == "crashed")
+    if odd and (crashed or left.blocked):
+        return odd
+    if crashed or not left.blocked:
+        return crashed
+    graph = wait_for(left)
+    gone = tuple(sorted({r for ranks in graph.on_gone.values() for r in ranks}))
+    return gone or graph.core
+
+
+# --- beside the simulation ---
+
+
+def outcome_of(ends: Sequence[RankEnd], values: Sequence[BufferCheck], simulated: str) -> str:
+    """The worst that happened, as the engines count it: crashes, raises, hangs, wrong-data, completes.
+
+    A rank that a fault killed counts as a crash only where nothing else came of it. Where all ended with the very values that
+    the simulation calls wrong, they are wrong.
+    """
+    statuses = {end.status for end in ends}
+    if "crashed" in statuses:
+        return "crashes"
+    if "raised" in statuses:
+        return "raises"
+    if statuses & {"blocked", "silent"}:
+        return "hangs"
+    if "killed" in statuses:
+        return "crashes"
+    wrong = simulated == "wrong-data" or any(held.state == "differs" for held in values)
+    return "wrong-data" if wrong else "completes"
+
+
+def differences(simulation: Simulation, outcome: str, ends: Sequence[RankEnd]) -> tuple[str, ...]:
+    """Where the real run ended otherwise than the simulated one.
+
+    Which of several stuck ranks sees an error first is a race, so a rank that is stuck and one whose error says no more than that
+    somebody is gone count as the same.
+    """
+    run, verdict = simulation.run, simulation.verdict
+    if verdict is not None and verdict.depends_on == "schedule" and outcome in ("completes", "wrong-data", "hangs", "raises"):
+        return ()  # another order of events is as true
+    same_kind = {outcome, simulation.outcome} <= {"raises", "hangs"}
+    if outcome != simulation.outcome and not same_kind and outcome in _possible(simulation):
+        return ()
+    found = []
+    if outcome != simulation.outcome and not same_kind:
+        found.append(f"the outcome is {outcome}, simulated {simulation.outcome}")
+    crashed = {e.rank for e in ends if e.status == "crashed"} & {e.rank for e in run.standstill.ends if e.status == "crashed"}
+    otherwise: dict[tuple[str, str], list[int]] = {}
+    for real, simulated in zip(ends, run.standstill.ends, strict=True):
+        here, there = _kind(real), _kind(simulated)
+        if crashed and {here, there} <= {"stuck", "ended", "crashed"}:
+            continue  # how far the others get beside a process that dies is a race too
+        if here != there:
+            otherwise.setdefault((here, there), []).append(real.rank)
+        elif here == "stuck" and real.position != simulated.position:
+            found.append(f"rank {real.rank} is stuck in call {real.position}, simulated in call {simulated.position}")
+    found += [f"{some_ranks(ranks)}: {_WORDS[here]}, simulated: {_WORDS[there]}" for (here, there), ranks in otherwise.items()]
+    return tuple(found)
+
+
+_WORDS = {"stuck": "got no further", "ended": "came to the end", "raised": "raised an error of its own", "crashed": "crashed",
+          "killed": "killed", "absent": "never started"}  # fmt: skip
+
+
+def _kind(end: RankEnd) -> str:
+    return "stuck" if end.status in ("blocked", "silent") or is_consequence(end) else end.status
+
+
+def _possible(simulation: Simulation) -> set[str]:
+    """What the program may come to in some order of events, as in another than that of simulated time."""
+    from distsim.engine.outcomes import outcome_under
+    from distsim.profiles import PROFILES
+
+    found = outcome_under(simulation.program, PROFILES[simulation.run.profile], simulation.cost)
+    return set(found.possible)

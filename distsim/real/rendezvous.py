@@ -1,0 +1,88 @@
+"""Where ranks find each other: a port that is free, the store on it, a file for file://."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlparse
+
+from distsim.errors import EnvironmentFault
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+
+def listen(address: str, port: int, may_move: bool) -> tuple[socket.socket, int]:
+    """A listening socket on the port; where that is taken and ``may_move``, on another one. Raises EnvironmentFault."""
+    for wanted in (port, 0) if may_move else (port,):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        door = socket.socket(family, socket.SOCK_STREAM)
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            door.bind((address, wanted))
+            door.listen(128)
+        except OSError as fault:
+            door.close()
+            reason = fault.strerror
+            continue
+        return door, int(door.getsockname()[1])
+    raise EnvironmentFault(f"port {port} of {address} can't be used: {reason}", "give another one with --master-port")
+
+
+def _torch() -> ModuleType:
+    import torch.distributed
+
+    return torch.distributed
+
+
+def serve(door: socket.socket, address: str, port: int) -> TCPStore:
+    """The store, served from this process on a socket that already listens. The socket belongs to the store from now on."""
+    store: TCPStore = _torch().TCPStore(
+        address, port, None, True, timeout=timedelta(seconds=60), wait_for_workers=False, master_listen_fd=door.detach()
+    )
+    return store
+
+
+def connect(address: str, port: int, timeout_s: float, ended: Callable[[], bool] = bool) -> TCPStore:
+    """The store that another process serves. Raises EnvironmentFault when nobody answers in time, or once ``ended``."""
+    dist = _torch()
+    with suppress(dist.DistError, RuntimeError):
+        if _answers(address, port, timeout_s, ended):  # torch itself can't be interrupted while it waits
+            store: TCPStore = dist.TCPStore(
+                address, port, None, False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
+            )
+            return store
+    if ended():
+        raise EnvironmentFault(f"ended from outside; nobody had answered at {address}:{port} yet")
+    raise EnvironmentFault(
+        f"nobody answered at {address}:{port} within {timeout_s:.0f} s",
+        "start the machine of rank 0 too; --master-addr and --master-port must name it",
+    )
+
+
+def _answers(address: str, port: int, timeout_s: float, ended: Callable[[], bool]) -> bool:
+    """Wait until somebody listens there."""
+    limit = time.monotonic() + timeout_s
+    while time.monotonic() < limit and not ended():
+        with suppress(OSError), socket.create_connection((address, port), timeout=1):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def check_file(init_method: str) -> None:
+    """A file that an earlier run left would make this one hang or mix with it. Raises EnvironmentFault naming it."""
+    url = urlparse(init_method)
+    if url.scheme != "file":
+        return
+    path = Path(unquote(url.path))
+    if path.exists() and path.stat().st_size:
+        raise EnvironmentFault(f"{path} is left from an earlier run, so ranks would meet its ranks there", "remove it")
+    if not path.parent.is_dir():
+        raise EnvironmentFault(f"there is no folder {path.parent} for {init_method}", "name a file in a folder that exists")

@@ -1,0 +1,263 @@
+"""A training step of a transformer on a mesh: fields of `transformer:`, the layout they say, and the layouts that can't be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, PlainValidator, StrictBool, WithJsonSchema, field_validator, model_validator
+
+from distsim import units
+from distsim.names import listing, near, shown
+from distsim.strategies.base import Context, Cost, Refusal, Strategy
+from distsim.strategies.fields import DTYPES, Amount, Axes, Axis, Count, Dtype, Natural
+from distsim.strategies.models import PRESETS, Architecture
+from distsim.strategies.pipeline import Pipeline
+from distsim.strategies.transformer import MicroBatch, Recompute
+
+#: Axes that are used where the mesh has them and the field is left out.
+_USUAL = {"tensor": "tp", "pipeline": "pp", "context": "cp", "experts": "ep"}
+
+
+#: ns, from a duration with its unit.
+Duration = Annotated[int, PlainValidator(units.parse_duration_ns), WithJsonSchema({"type": "string"})]
+
+
+def _fitting(size: int, ranks: int) -> str:
+    """The numbers of ranks next to this one that divide a size."""
+    fewer = max(n for n in range(1, ranks) if size % n == 0)
+    more = next((n for n in range(ranks + 1, min(size, 8 * ranks) + 1) if size % n == 0), None)
+    return f"; {fewer} would do" if more is None else f"; {fewer} or {more} would do"
+
+
+class ModelFields(BaseModel):
+    """A preset's name, a preset with some sizes changed, or all sizes: layers, hidden, heads, ffn, vocabulary."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    preset: str | None = None
+    layers: Count | None = None
+    hidden: Count | None = None
+    heads: Count | None = None
+    kv_heads: Count | None = None
+    ffn: Count | None = None
+    vocabulary: Count | None = None
+    mlp: Literal["gelu", "swiglu"] | None = None
+    experts: Natural | None = None
+    top_k: Natural | None = None
+    #: Learned position embeddings.
+    positions: Natural | None = None
+    #: The output projection is the embeddings again.
+    tied: StrictBool | None = None
+    bias: StrictBool | None = None
+    dropout: StrictBool | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> ModelFields:
+        if self.preset is not None and self.preset not in PRESETS:
+            raise ValueError(f"unknown model {self.preset}; presets are {listing(PRESETS)}{near(self.preset, PRESETS)}")
+        missing = [key for key in ("layers", "hidden", "heads", "ffn", "vocabulary") if getattr(self, key) is None]
+        if self.preset is None and missing:
+            raise ValueError(f"expected {listing(missing)}, or a preset ({listing(PRESETS)})")
+        return self
+
+    def architecture(self) -> Architecture:
+        """The model's sizes; keys that are given replace the preset's."""
+        given = {key: value for key, value in self.model_dump(exclude={"preset"}).items() if value is not None}
+        if self.preset is not None:
+            return PRESETS[self.preset]._replace(**given)
+        if given.get("mlp") == "gelu":
+            given = {"bias": True, "dropout": True, **given}
+        return Architecture(**{"kv_heads": given["heads"], "sequence": 2048, **given})
+
+
+class TransformerFields(Strategy):
+    """Fields, and the layout that they say."""
+
+    name: ClassVar[str] = "transformer"
+    about: ClassVar[str] = (
+        "A training step of a transformer: tensor, sequence, pipeline, context, expert and data parallelism on a mesh."
+    )
+    first_field: ClassVar[str | None] = "model"
+
+    model: ModelFields
+    #: Tokens of a sequence; left out, the length that the model was trained with.
+    sequence: Count | None = None
+    #: Sequences of a micro-batch, and micro-batches that each pipeline takes per step.
+    micro_batch: Count = 1
+    micro_batches: Count = 1
+    dtype: Dtype = "bfloat16"
+    #: Gradients are kept and reduced in it.
+    gradient_dtype: Dtype = "float32"
+    recompute: Recompute = "none"
+    #: flash: fused, its scores never reach memory.
+    attention: Literal["flash", "plain"] = "flash"
+    #: Share of a matrix product's rate that fused attention reaches. Of the data sheet's rate FlashAttention-2 reaches 50 to 73 % on
+    #: A100 (arXiv:2307.08691), 35 % on H100 (arXiv:2407.08608), the first FlashAttention 25 to 40 % on A100.
+    attention_efficiency: Amount = 1.0
+    #: Host time to launch one operation: 5 to 25 us in eager PyTorch, from Python to cudaLaunchKernel; next to nothing where a layer is
+    #: one CUDA graph. A layer hides it wherever its kernels last longer.
+    launch: Duration = 15_000
+    #: Scores above the diagonal are not computed. Left out: true with flash.
+    causal: StrictBool | None = None
+    tensor: Axis | None = None
+    sequence_parallel: StrictBool = True
+    pipeline: Axis | None = None
+    schedule: str = "1f1b"
+    #: Stages per rank of the pipeline.
+    chunks: Count | None = None
+    #: Left out: evenly, with one layer fewer on the first and on the last stage where that comes out even.
+    layers_per_stage: tuple[Count | Literal[0], ...] | None = None
+    context: Axis | None = None
+    experts: Axis | None = None
+    data: Axes | None = None
+    #: ZeRO: 1 shards the optimizer's states, 2 gradients too, 3 (fully_shard) parameters too.
+    zero: Literal[0, 1, 2, 3] = 1
+    #: Each layer's gradients are reduced while the next layer's are computed, in the last micro-batch (Megatron-LM's
+    #: --overlap-grad-reduce, PyTorch's DDP); false: all of them after the last backward pass.
+    overlap_grad_reduce: StrictBool = True
+    #: The gradients' norm is reduced before the update. GPT-3 clips at 1.0 (arXiv:2005.14165, appendix B), and so do Llama
+    #: (arXiv:2302.13971, section 2.2) and Megatron-LM's default (--clip-grad).
+    clip_grad_norm: StrictBool = True
+    #: Gradients of tied embeddings are summed over the first and the last stage (Megatron-LM, core/distributed/finalize_model_grads.py).
+    #: Left out: where the model ties them; GPT-3 does as GPT-2 (github openai/gpt-2, src/model.py), Llama 3 and Mixtral do not.
+    embedding_all_reduce: StrictBool | None = None
+    #: Ranks that share what is sharded, where the mesh holds only some of them (one pipeline of many, the others being the same).
+    data_ranks: Count | None = None
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _preset(cls, value: object) -> object:
+        if not isinstance(value, str | dict | ModelFields):
+            raise ValueError(f"expected a preset ({listing(PRESETS)}) or the model's sizes, found {shown(value)}")
+        return {"preset": value} if isinstance(value, str) else value
+
+    # --- the layout ---
+    def axis(self, field: str, context: Context) -> str | None:
+        """The axis of a kind of parallelism; None where the mesh has none."""
+        named: str | None = getattr(self, field)
+        return named if named is not None else _USUAL[field] if _USUAL[field] in context.mesh else None
+
+    def ways(self, field: str, context: Context) -> int:
+        """How many ranks an axis has; 1 where there is none."""
+        axis = self.axis(field, context)
+        return 1 if axis is None else context.mesh.get(axis, 1)
+
+    def data_axes(self, context: Context) -> tuple[str, ...]:
+        """The axes over which gradients are reduced."""
+        if self.data is not None:
+            return (self.data,) if isinstance(self.data, str) else self.data
+        return tuple(axis for axis in context.mesh if axis not in (self.axis("tensor", context), self.axis("pipeline", context)))
+
+    def one_pass(self, context: Context) -> MicroBatch:
+        """A micro-batch on one rank of this layout."""
+        model = self.model.architecture()
+        flash = self.attention == "flash"
+        return MicroBatch(
+            model, self.micro_batch, self.sequence or model.sequence, DTYPES[self.dtype], self.ways("tensor", context),
+            self.sequence_parallel and self.ways("tensor", context) > 1, self.ways("context", context),
+            self.ways("experts", context), self.recompute, flash, flash if self.causal is None else self.causal,
+        )  # fmt: skip
+
+    def stages(self, context: Context) -> int:
+        return self.ways("pipeline", context) * self.chunk_count
+
+    @property
+    def chunk_count(self) -> int:
+        if self.chunks is not None:
+            return self.chunks
+        return 2 if self.schedule in ("interleaved_1f1b", "looped_bfs", "zbv", "dualpipe_v") else 1
+
+    def split(self, context: Context) -> tuple[int, ...]:
+        """Layers of each stage."""
+        if self.layers_per_stage is not None:
+            return self.layers_per_stage
+        stages, layers = self.stages(context), self.model.architecture().layers
+        if stages > 1 and layers % stages and (layers + 2) % stages == 0:
+            full = (layers + 2) // stages
+            return (full - 1, *[full] * (stages - 2), full - 1)
+        return tuple(layers // stages + (1 if s < layers % stages else 0) for s in range(stages))
+
+    def carrier(
+        self, context: Context, forward: Sequence[Cost] = (), backward: Sequence[Cost] = (), last: Sequence[Cost] = ()
+    ) -> Pipeline:
+        """The `pipeline` strategy that carries the micro-batches; costs by stage. ``last``: of the last backward pass, if it is another."""
+        fields: dict[str, object] = {
+            "schedule": self.schedule,
+            "axis": self.axis("pipeline", context),
+            "micro_batches": self.micro_batches,
+            "forward": dict(enumerate(forward)) or "1 ms",
+            "backward": dict(enumerate(backward)) or "1 ms",
+            "activation": {"shape": [self.one_pass(context).boundary_numel], "dtype": self.dtype},
+        }
+        if last:
+            fields["last_backward"] = dict(enumerate(last))
+        if self.chunks is not None:
+            fields["chunks"] = self.chunks
+        return Pipeline.model_validate(fields)
+
+    # --- what can't be ---
+    def refuse(self, context: Context) -> list[Refusal]:
+        found = list(self._unknown_axes(context))
+        if found:
+            return found
+        return [*self._uneven(context), *self._wrong_stages(context)]
+
+    def _unknown_axes(self, context: Context) -> Iterator[Refusal]:
+        named = {field: getattr(self, field) for field in _USUAL}
+        for field, axis in [*named.items(), *(("data", axis) for axis in self.data_axes(context))]:
+            unknown = None if axis is None else context.unknown_axis(axis)
+            if unknown is not None:
+                yield (field,), unknown
+
+    def _uneven(self, context: Context) -> Iterator[Refusal]:
+        model, one = self.model.architecture(), self.one_pass(context)
+        sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "hidden": model.hidden, "ffn": model.ffn}
+        if model.hidden % model.heads:
+            yield ("model",), f"hidden {model.hidden} is not divisible by heads {model.heads}"
+        if model.heads % model.kv_heads:
+            yield ("model",), f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"
+        for word, size in sizes.items():
+            if size % one.tensor:
+                yield (
+                    ("model",),
+                    f"{word} {size} is not divisible by the tensor axis of {one.tensor} ranks{_fitting(size, one.tensor)}",
+                )
+        if one.sequence % one.context:
+            yield ("sequence",), f"sequence {one.sequence} is not divisible by the context axis of {one.context} ranks"
+        elif one.sequence_parallel and one.sequence // one.context % one.tensor:
+            part = one.sequence // one.context
+            whole = f"sequence {part}" if one.context == 1 else f"the part of {part} tokens that a context rank has"
+            yield ("sequence",), f"{whole} is not divisible by the tensor axis of {one.tensor} ranks, as sequence_parallel needs"
+        if one.experts > 1 and model.experts == 0:
+            axis = self.axis("experts", context)
+            yield (
+                ("experts",),
+                f"the model has no experts for the axis {axis} of {one.experts} ranks to share: leave {axis} out of the mesh",
+            )
+        elif model.experts % one.experts:
+            said = f"{model.experts} experts are not divisible by the expert axis of {one.experts} ranks"
+            yield ("experts",), f"{said}{_fitting(model.experts, one.experts)}"
+        if self.attention_efficiency == 0:
+            yield ("attention_efficiency",), "expected a share above 0"
+        if model.experts and not 1 <= model.top_k <= model.experts:
+            yield ("model",), f"top_k must be 1 to the {model.experts} experts, found {model.top_k}"
+
+    def _wrong_stages(self, context: Context) -> Iterator[Refusal]:
+        layers, split = self.model.architecture().layers, self.split(context)
+        if self.ways("pipeline", context) == 1:
+            if self.chunk_count > 1 and self.chunks is not None:
+                yield ("chunks",), "there is no pipeline to cut into chunks"
+            return
+        if len(split) != self.stages(context):
+            yield ("layers_per_stage",), f"expected {self.stages(context)} numbers, one for each stage, found {len(split)}"
+        elif sum(split) != layers:
+            yield ("layers_per_stage",), f"the stages have {sum(split)} layers, the model {layers}"
+        elif max(split) == 0 or layers + 2 < len(split):
+            yield ("chunks",), f"{layers} layers are too few for {len(split)} stages"
+        if self.zero == 3:
+            yield ("zero",), "with a pipeline, parameters stay gathered between micro-batches: expected zero 0, 1 or 2"
+        for path, sentence in self.carrier(context).refuse(context):
+            field = {"axis": "pipeline"}.get(str(path[0]), str(path[0])) if path else ""
+            if field in type(self).model_fields:
+                yield (field,), sentence

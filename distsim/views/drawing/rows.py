@@ -1,0 +1,146 @@
+"""Which row of a data-flow picture each call stands in: an untimed walk, so that time runs down and arrows don't run up.
+
+A rank's calls stand below each other. The calls of a collective share a row, as do a blocking send and its receive. Other
+receives stand no higher than their send, except where only the other order exists (an irecv posted before the send that waits
+for it).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from distsim.ops.records import Call
+
+
+@dataclass(eq=False)
+class Event:
+    """A call that is drawn. ``match`` is -1 when it met nobody; ``partners`` are the other drawn calls of its match."""
+
+    column: int
+    rank: int
+    position: int
+    part: int
+    call: Call
+    kind: str
+    match: int
+    done: bool
+    nbytes: int = 0
+    differs: bool = False
+    partners: list[Event] = field(default_factory=list)
+    requests: list[Event] = field(default_factory=list)  # a wait's
+    row: int = -1
+
+    @property
+    def id(self) -> str:
+        return f"r{self.rank}_{self.position}" + (f"_{self.part}" if self.part >= 0 else "")
+
+    @property
+    def sends(self) -> bool:
+        return self.kind == "p2p" and "send" in self.call.op
+
+    @property
+    def receives(self) -> bool:
+        return self.kind == "p2p" and "recv" in self.call.op
+
+    @property
+    def red(self) -> bool:
+        """It waits in vain, or what it met does not fit."""
+        return self.differs or (not self.done and self.kind in ("p2p", "collective", "wait", "batch"))
+
+
+def join(events: Sequence[Event]) -> None:
+    """Make partners of the events that share a match, and of those who wait in the same collective for a missing rank."""
+    by_match: dict[Hashable, list[Event]] = {}
+    made: Counter[tuple[int, int]] = Counter()
+    for event in events:
+        key: Hashable = event.match if event.match >= 0 else None
+        if event.kind == "collective":
+            column = (event.rank, event.call.group.id)
+            key = key if event.match >= 0 else (event.call.op, event.call.group.id, made[column])
+            made[column] += 1
+        if key is not None:
+            by_match.setdefault(key, []).append(event)
+    for met in by_match.values():
+        for event in met:
+            event.partners = [other for other in met if other is not event]
+
+
+def assign_rows(columns: Sequence[Sequence[Event]]) -> int:
+    """Give every event its row; returns the number of rows."""
+    return _Rows(columns).run()
+
+
+class _Rows:
+    def __init__(self, columns: Sequence[Sequence[Event]]) -> None:
+        self.columns = columns
+        self.next_event = [0] * len(columns)
+        self.next_row = [0] * len(columns)
+        self.taken: set[tuple[int, int]] = set()
+
+    def run(self) -> int:
+        while any(i < len(column) for i, column in zip(self.next_event, self.columns, strict=True)):
+            if not sum(self._advance(column) for column in range(len(self.columns))):
+                self._force()
+        return max((row for _, row in self.taken), default=-1) + 1
+
+    def _head(self, column: int) -> Event | None:
+        i = self.next_event[column]
+        return self.columns[column][i] if i < len(self.columns[column]) else None
+
+    def _advance(self, column: int) -> bool:
+        """Place the column's next event if all that should stand above or beside it can."""
+        event = self._head(column)
+        if event is None:
+            return False
+        place = _PLACES.get(event.kind, _Rows._alone)
+        return place(self, event)
+
+    def _alone(self, event: Event) -> bool:
+        return self._put([event], 0)
+
+    def _collective(self, event: Event) -> bool:
+        party = [event, *event.partners]
+        return all(self._head(e.column) is e for e in party) and self._put(party, 0)
+
+    def _message(self, event: Event) -> bool:
+        other = event.partners[0] if event.partners else None
+        if other is None:
+            return self._put([event], 0)
+        if event.receives:
+            return other.row >= 0 and self._put([event], other.row)
+        if event.call.op == "isend" or other.row >= 0:
+            return self._put([event], 0)
+        return self._head(other.column) is other and self._put([event, other], 0)
+
+    def _wait(self, event: Event) -> bool:
+        sends = [other for request in event.requests for other in request.partners if request.receives]
+        return all(s.row >= 0 for s in sends) and self._put([event], max((s.row for s in sends), default=0))
+
+    def _force(self) -> None:
+        """Nothing fits: place the highest of the next events alone. Requests first, they never block."""
+        heads = [event for column in range(len(self.columns)) if (event := self._head(column)) is not None]
+        first = min(heads, key=lambda e: (not e.call.is_async and e.part < 0, self.next_row[e.column], e.column))
+        self._put([first], 0)
+
+    def _put(self, events: Sequence[Event], least: int) -> bool:
+        """Events in one row, with nothing between them."""
+        columns = [e.column for e in events]
+        span = range(min(columns), max(columns) + 1)
+        row = max(least, *(self.next_row[column] for column in columns))
+        while any((column, row) in self.taken for column in span):
+            row += 1
+        self.taken.update((column, row) for column in span)
+        for event in events:
+            event.row = row
+            self.next_row[event.column] = row + 1
+            self.next_event[event.column] += 1
+        return True
+
+
+_PLACES: Mapping[str, Callable[[_Rows, Event], bool]] = {
+    "collective": _Rows._collective,
+    "p2p": _Rows._message,
+    "wait": _Rows._wait,
+}

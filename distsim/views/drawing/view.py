@@ -1,0 +1,55 @@
+"""What a view is, and what there may be to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+
+from distsim.errors import UsageError
+from distsim.views.drawing.records import Picture
+from distsim.views.drawing.sequence import SequenceDiagram
+
+if TYPE_CHECKING:
+    from distsim.check.verdict import Verdict
+    from distsim.engine.record import Run
+    from distsim.program.records import Program
+    from distsim.values import Values
+
+T = TypeVar("T")
+FORMATS = ("svg", "png", "pdf", "dot", "mermaid")
+
+
+class Subject(NamedTuple):
+    """What is drawn: a program with its run, or the operation ``op`` for ``ranks`` ranks. ``master`` is where the store listens."""
+
+    program: Program | None = None
+    run: Run | None = None
+    values: Values | None = None
+    verdict: Verdict | None = None
+    op: str | None = None
+    ranks: int = 4
+    master: str = "MASTER_ADDR:MASTER_PORT"
+
+
+class Example(NamedTuple):
+    """A picture for the gallery: of a scenario, or of an operation, and what it teaches."""
+
+    of: str
+    about: str
+
+
+class View(NamedTuple):
+    """``of``: what a person must name; ``uses``: parts of a subject that add to the picture. What draws itself as svg gives text."""
+
+    draw: Callable[[Subject], Picture | SequenceDiagram | str]
+    of: Literal["scenario", "operation"] = "scenario"
+    uses: tuple[str, ...] = ()
+    formats: tuple[str, ...] = FORMATS
+    examples: tuple[Example, ...] = ()
+
+
+def given(part: T | None, what: str) -> T:
+    """A part of a subject without which there is nothing to draw. Raises UsageError where it was left out."""
+    if part is None:
+        raise UsageError(f"the view needs a {what} and none was given", f"hand in {what}=…")
+    return part

@@ -114,7 +114,7 @@ def main() -> None:
     for backend in ("gloo", "mpi"):
         rate(ANY_SOURCE, backend)
     rate(POOL, "gloo")
-    for backend in ("gloo", "mpi", "nccl"):
+    for backend in ("gloo", "mpi"):
         rate(KILLED, backend)
     rate(KILLED.replace("500 ms}", "400 ms}"), "gloo", shared=True)
     program = lower(loads(BOUND))

@@ -144,10 +144,13 @@ class _Engine:
             if position != here:
                 here = hosts.position[rank] = position
                 entered.append(now)
-            if lock or op > WAIT:
+            if op > WAIT:
                 if not self._step(rank, op, instruction):
                     return
             elif op == POST:
+                if lock and task.locks and rules.worker_has_lock(state, rank):  # type: ignore[union-attr]
+                    self._block(rank, instruction, -1)
+                    return
                 pc[rank] += 1
                 rules.post(state, rank, task, self)  # type: ignore[arg-type]
                 if rules.doomed:
@@ -164,7 +167,10 @@ class _Engine:
                     if instruction.waited:  # type: ignore[union-attr]
                         self._note_wait(rank, instruction)
                     pc[rank] += 1
-                    if follows:
+                    if lock:
+                        rules.next_of_worker(state, rank, self)
+                        rules.abort(state, self)
+                    if follows or self.at_once:
                         self._follow_up()
                     hosts.blocked[rank] = False
                     continue

@@ -218,7 +218,7 @@ class Rules(Queues):
             if op == DROP:
                 self._drop(state, rank, instruction, out)
             elif self.lock and op == WAIT:
-                self._next_of_worker(state, rank, out)
+                self.next_of_worker(state, rank, out)
         if self.doomed:
             self.abort(state, out)
 
@@ -229,7 +229,7 @@ class Rules(Queues):
         own = any((rank, self.group[base + row]) in state.closed for row in wait.rows if self.part_of[base + row] is not None)
         self._leave(state, rank, Leave(wait.position, "raised", OWN_CLOSURE if own else PEER_CLOSED), out)
 
-    def _next_of_worker(self, state: State, rank: int, out: Listener) -> None:
+    def next_of_worker(self, state: State, rank: int, out: Listener) -> None:
         """The host gave the lock back: the collective that waited for it starts."""
         for row in self.worker_queue(state, rank)[:1]:
             self.try_start(state, rank, self.task(row), out)

@@ -1,7 +1,6 @@
-"""Who meets whom: pure matching of posted operations by key. No clock, no back end, no rule of blocking.
+"""Who meets whom where receives may be open to any source: pure matching of posted messages by key. No clock, no back end.
 
-Simulator, check and trace reader share it. What is posted is an integer (an *item*, the caller's own number); what it means is
-the caller's business.
+What is posted is an integer (an *item*, the caller's own number); what it means is the caller's business.
 
 Messages travel through *boxes*: one per receiving end (the profile says what makes one: group, receiver and tag, say). Inside a
 box two messages of one sender keep their order, and a message goes to the earliest posted receive that accepts it. So the only
@@ -43,29 +42,26 @@ class Box:
 
 
 class Matcher:
-    """Open messages, receives and collectives.
+    """Open messages and receives.
 
     ``specific_first``: a receive that names its sender goes before an older one from any source, as in Gloo
     (semantics 2.1: "any-source receive posted before a specific one").
     """
 
-    __slots__ = ("boxes", "collectives", "specific_first")
+    __slots__ = ("boxes", "specific_first")
 
     def __init__(self, specific_first: bool = False) -> None:
         self.specific_first = specific_first
         self.boxes: dict[Hashable, Box] = {}
-        self.collectives: dict[Hashable, dict[int, int]] = {}
 
     def copy(self) -> Matcher:
         twin = Matcher(self.specific_first)
         twin.boxes = {k: b.copy() for k, b in self.boxes.items()}
-        twin.collectives = {k: dict(v) for k, v in self.collectives.items()}
         return twin
 
     def key(self) -> Hashable:
         """Hashable; equal for matchers that behave alike."""
-        boxes = frozenset((k, b.key()) for k, b in self.boxes.items())
-        return boxes, frozenset((k, tuple(sorted(v.items()))) for k, v in self.collectives.items())
+        return frozenset((k, b.key()) for k, b in self.boxes.items())
 
     # --- messages ---
     def send(self, box: Hashable, sender: int, item: int) -> None:
@@ -152,20 +148,3 @@ class Matcher:
         """The sender's open messages in a box, oldest first."""
         place = self.boxes.get(box)
         return list(place.sends.get(sender, ())) if place is not None else []
-
-    # --- collectives ---
-    def join(self, key: Hashable, rank: int, item: int) -> dict[int, int]:
-        """A rank comes to a collective: who is there now (rank -> item, in order of arrival)."""
-        there = self.collectives.setdefault(key, {})
-        there[rank] = item
-        return there
-
-    def close(self, key: Hashable) -> None:
-        """All have come and gone."""
-        self.collectives.pop(key, None)
-
-    def leave(self, key: Hashable, rank: int) -> None:
-        """A rank that had come dies."""
-        there = self.collectives.get(key)
-        if there is not None and there.pop(rank, None) is not None and not there:
-            del self.collectives[key]

@@ -27,7 +27,9 @@ from distsim.engine.outcomes import ProfileOutcome, outcome_under
 from distsim.profiles import PROFILES, READINGS
 from distsim.program.lower import lower
 from distsim.program.records import Program
-from distsim.rules import Mismatched, Rules, standstill
+from distsim.semantics.moves import Rules
+from distsim.semantics.standing import standstill
+from distsim.semantics.state import Mismatched
 from distsim.scenario import Scenario
 from distsim.semantics.blocked import standstill as left_by
 from distsim.semantics.columns import go, run_folded

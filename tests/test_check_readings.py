@@ -17,8 +17,8 @@ from distsim.ops.records import Group
 from distsim.profiles import READINGS
 from distsim.program.build import build_program
 from distsim.program.records import BufferVec, Code, CodeCall, Fault, Port, Program, Site
-from distsim.rules import Rules
-from distsim.rules import standstill as rules_standstill
+from distsim.semantics.moves import Rules
+from distsim.semantics.standing import standstill as rules_standstill
 from distsim.standstill import Standstill
 from tests.random_programs import Plain, any_programs, valid_programs
 

@@ -16,7 +16,8 @@ from distsim.ops.table import OPS
 from distsim.profiles import PROFILES
 from distsim.program.build import build_program
 from distsim.program.records import Fault, Program
-from distsim.rules import Rules, standstill
+from distsim.semantics.moves import Rules
+from distsim.semantics.standing import standstill
 
 WAIT = {"op": "wait", "handles": "all"}
 CLUSTER = preset("cpu-10gbe")

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from distsim.engine.outcomes import any_source
 from distsim.profiles import PROFILES, READINGS
 from distsim.program.build import build_program
 from distsim.program.records import Fault, Program
-from distsim.rules import TAKE, Event, Mismatched, Rules, State, any_source, choice_of, standstill
+from distsim.semantics.moves import Rules
+from distsim.semantics.standing import choice_of, standstill
+from distsim.semantics.state import STEP, TAKE, Choice, Event, Mismatched, State
 from distsim.standstill import Need, Standstill
 
 SMALL, LARGE = 4, 2_000_000  # elements of float32: 16 bytes, 8 MB (above NCCL's 4 MiB)
@@ -125,6 +128,15 @@ def test_credit_is_spent_by_messages_in_flight_and_given_back_by_receives() -> N
     assert stuck("nccl", sends, [to(0, "recv", numel=1), {"op": "synchronize"}], options=options) == ()
     still = end("nccl", [*sends, {"op": "synchronize"}], [], options={**options, "init": "eager"})
     assert still.blocked[0].needs == (Need(2, -1, (1,)),)
+
+
+def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> None:
+    """Messages of 12, 12 and 4 bytes into 16 bytes of buffer: the third would fit beside the first, but the second is before it."""
+    batch = {"op": "batch", "ops": [to(1, "isend", numel=n) for n in (3, 3, 1)]}
+    options = {"buffsize": 16, "init": "eager"}
+    assert end("nccl", [batch], [], options=options).blocked[0].needs == (Need(0, 1, (1,)), Need(0, 2, (1,)))
+    taken = [to(0, "recv", numel=3), {"op": "synchronize"}]
+    assert end("nccl", [batch], taken, options=options).stuck == ()
 
 
 # --- dropped requests ---
@@ -251,6 +263,17 @@ def test_blocking_wait_stops_the_host_in_the_call() -> None:
     ranks = [[{"op": "barrier"}, to(1, "recv")], [{"op": "barrier"}, to(0, "recv")]]
     still = end("nccl", *ranks, options={"blocking_wait": True})
     assert [b.position for b in still.blocked] == [1, 1]
+
+
+def test_collective_knows_who_has_come_until_all_are_there() -> None:
+    rules = Rules(build_program(3, {r: [{"op": "barrier"}] for r in range(3)}), READINGS["rendezvous"])
+    state = rules.initial()
+    come = []
+    for rank in (2, 0, 1, 2, 0, 1):  # the world is made, and then the barrier
+        while rules.can_step(state, rank):
+            rules.advance(state, Choice(STEP, rank))
+        come.append([list(there) for there in state.there.values()])
+    assert come == [[], [], [[1]], [[1, 2]], [], []]
 
 
 # --- any source ---

@@ -1,4 +1,4 @@
-"""`distsim.match`: messages and receives meet in order, any-source receives are left open, collectives gather."""
+"""`distsim.match`: messages and receives meet in order, any-source receives are left open."""
 
 from __future__ import annotations
 
@@ -71,13 +71,3 @@ def test_key_forgets_how_many_receives_there_were() -> None:
     two.receive("box", 1, 10)
     assert one.key() == two.key()
     assert one.copy().key() == one.key()
-
-
-def test_collective_knows_who_has_come() -> None:
-    match = Matcher()
-    match.join("key", 2, 20)
-    assert match.join("key", 0, 5) == {2: 20, 0: 5}
-    match.leave("key", 2)
-    assert match.collectives == {"key": {0: 5}}
-    match.close("key")
-    assert match.collectives == {}

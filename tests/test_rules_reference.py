@@ -12,7 +12,9 @@ from reference import Reference
 
 from distsim.profiles import PROFILES, READINGS, Profile
 from distsim.program.build import build_program
-from distsim.rules import Rules, State, standstill
+from distsim.semantics.moves import Rules
+from distsim.semantics.standing import standstill
+from distsim.semantics.state import State
 
 Drawn = tuple[int, Programs, dict[str, list[int]]]
 

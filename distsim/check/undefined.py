@@ -12,7 +12,7 @@ from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.profiles import Profile
 from distsim.program.records import Program
-from distsim.rules.contacts import bad_contacts
+from distsim.semantics.contacts import bad_contacts
 
 
 def undefined_findings(program: Program, layout: Layout, profile: Profile) -> tuple[Finding, ...]:

@@ -12,7 +12,7 @@ than a deadline, the deadline comes first. Most runs are over before any deadlin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
@@ -23,8 +23,9 @@ from distsim.findings.record import Finding
 from distsim.ops.table import OPS
 from distsim.profiles import Profile
 from distsim.program.records import Program
-from distsim.rules import Leave, PartKind, Phase, Rules, State
-from distsim.rules.code import Instruction, Meet, Part, Wait
+from distsim.semantics.form import Instruction, Leave, Meet, PartKind, Wait
+from distsim.semantics.moves import Rules
+from distsim.semantics.state import CLOSED, JAMMED, RUNNING, State
 
 #: Launches that a host may be ahead of its device: CUDA's queue of kernels of a stream.
 LAUNCH_QUEUE = 1024
@@ -77,22 +78,23 @@ class Deadlines:
     def expire(self) -> tuple[int, Leave | int]:
         """The next deadline runs out: whose, and what becomes of that rank, or the group that it closes while the host is elsewhere."""
         entry = heappop(self._heap)
-        position = self.rules.parts[entry.row].position if entry.row >= 0 else self.rules.position(self.state, entry.rank)
+        position = self.rules.part(entry.row).position if entry.row >= 0 else self.rules.position(self.state, entry.rank)
         self.late.append(Late(entry.rank, position, entry.limit_ns))
         here = self.rules.position(self.state, entry.rank)
         if self.rules.profile.timed_out == "crashes":
             text = f"Watchdog caught collective operation timeout: ran for {entry.limit_ns // 10**6} milliseconds"
             return entry.rank, Leave(here, "crashed", text)
-        instruction = self.rules.code[entry.rank][self.state.pc[entry.rank]]
-        if entry.row >= 0 and not (isinstance(instruction, Wait) and entry.row in instruction.rows):
-            return entry.rank, self.rules.parts[entry.row].group
+        instruction = self.rules.instruction(self.state, entry.rank)
+        waited = entry.row - self.rules.base[entry.rank]
+        if entry.row >= 0 and not (isinstance(instruction, Wait) and waited in instruction.rows):
+            return entry.rank, self.rules.group[entry.row]
         return entry.rank, Leave(here, "raised", self._text(entry))
 
     def _text(self, entry: _Entry) -> str:
-        part = self.rules.parts.get(entry.row)
-        if part is None or part.op in _STORE_OPS:
+        op = self.rules.part(entry.row).call.op if entry.row >= 0 else _STORE_OPS[0]
+        if op in _STORE_OPS:
             return "Wait timeout"
-        word = "recv" if part.kind is PartKind.RECEIVE else "send" if part.kind is PartKind.SEND else part.op
+        word = {PartKind.RECEIVE: "recv", PartKind.SEND: "send"}.get(PartKind(self.rules.kind[entry.row]), op)
         return f"Timed out waiting {entry.limit_ns // 10**6}ms for {word} operation to complete"
 
     # --- clocks that start ---
@@ -101,18 +103,20 @@ class Deadlines:
         if self.rules.profile.timed_out != "raises":
             return
         if isinstance(instruction, Meet):
-            self._add(now, rank, -1, now, self.limits[instruction.group] + self.rules.profile.store_grace_ns)
-        for row in instruction.rows if isinstance(instruction, Wait) else ():
-            if row in self.state.phase and self.rules.parts[row].kind in (PartKind.SEND, PartKind.RECEIVE):
-                self._add(now, rank, row, now, self.limits[self.rules.parts[row].group])
+            self._add(now, rank, -1, now, self.limits[instruction.of_group] + self.rules.profile.store_grace_ns)
+        base = self.rules.base[rank]
+        for row in (base + row for row in (instruction.rows if isinstance(instruction, Wait) else ())):
+            if self.state.phase[row] and 0 <= self.rules.kind[row] <= PartKind.RECEIVE:
+                self._add(now, rank, row, now, self.limits[self.rules.group[row]])
 
-    def started(self, part: Part, now: int) -> None:
+    def started(self, row: int, now: int) -> None:
         """A collective leaves its queue."""
-        if self.rules.profile.timed_out == "raises" and part.kind is PartKind.COLLECTIVE:
-            own = self.rules.code_call(part.row).fields.get("timeout_ns")
-            limit = int(own) if own else self.limits[part.group]
-            grace = self.rules.profile.store_grace_ns if part.op in _STORE_OPS else 0
-            self._add(now, part.rank, part.row, -1, limit + grace)
+        if self.rules.profile.timed_out == "raises" and self.rules.kind[row] == PartKind.COLLECTIVE:
+            call = self.rules.part(row).call
+            own = call.fields.get("timeout_ns")
+            limit = int(own) if own else self.limits[self.rules.group[row]]
+            grace = self.rules.profile.store_grace_ns if call.op in _STORE_OPS else 0
+            self._add(now, self.rules.rank_of[row], row, -1, limit + grace)
 
     def enqueued(self, rank: int, row: int, now: int) -> None:
         """A host hands a launch to its device."""
@@ -128,9 +132,9 @@ class Deadlines:
             self._watch(rank, self._queued[rank].pop(0), now)
 
     def _watch(self, rank: int, row: int, now: int) -> None:
-        part = self.rules.launches[row].parts[0]
-        if part.kind is not PartKind.WORK:
-            self._add(now, rank, part.row, -1, self.limits[part.group])
+        first = self.rules.base[rank] + self.rules.task(row).parts[0]
+        if self.rules.kind[first] != PartKind.WORK:
+            self._add(now, rank, first, -1, self.limits[self.rules.group[first]])
 
     def _add(self, now: int, rank: int, row: int, since: int, limit: int) -> None:
         self._number += 1
@@ -140,18 +144,9 @@ class Deadlines:
         if self.state.ends[entry.rank] is not None or (entry.since >= 0 and since[entry.rank] != entry.since):
             return False
         if entry.row < 0:
-            return isinstance(self.rules.code[entry.rank][self.state.pc[entry.rank]], Meet)
-        phase = self.state.phase.get(entry.row)
-        return phase is not None and (self.rules.profile.device or phase in (Phase.RUNNING, Phase.JAMMED))
-
-
-def run_with(env: Any, deadlines: Deadlines, since: list[int], expire: Callable[[], None]) -> None:
-    """Run a simpy environment, with deadlines between its events."""
-    while env.peek() != float("inf"):
-        limit = deadlines.next_ns(since)
-        if limit is not None and limit < env.peek():
-            env.timeout(max(limit - env.now, 0)).callbacks.append(lambda _: expire())
-        env.step()
+            return isinstance(self.rules.instruction(self.state, entry.rank), Meet)
+        phase = self.state.phase[entry.row]
+        return phase != CLOSED and (self.rules.profile.device or phase in (RUNNING, JAMMED))
 
 
 def outlasts(program: Program, profile: Profile, columns: Columns) -> bool:

@@ -1,8 +1,7 @@
-"""The time-ordered engine: the explicit rules (`distsim.rules`), driven by simpy's clock.
+"""The time-ordered engine: the explicit rules (`distsim.semantics.moves`), driven by simpy's clock.
 
 Everything happens at its own time, so the order of arrival is true: any-source receives, shared network cards, queues, dying
-ranks, all three profiles. One process per rank follows the host; a transfer or a piece of device work is a plain timeout with a
-callback. Slower than the fast engine, which a property test holds to this one.
+ranks, all three profiles. It takes every program, and is the reference that the faster drivers are held to.
 
 Times: a pair finishes at max(both ready) + price, for both sides; a send that runs ahead of its receive is done when it is ready
 and its data arrives at ready + price; a member of a collective finishes at max(arrival of those it needs) + price.
@@ -10,45 +9,32 @@ and its data arrives at ready + price; a member of a collective finishes at max(
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from array import array
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Any
 
-import simpy
-
 from distsim.cost import CostModel
-from distsim.engine.deadlines import Deadlines, Late, outlasts, run_with
-from distsim.engine.record import Columns
-from distsim.errors import UsageError
-from distsim.match import ANY, Take
-from distsim.ops.table import OPS
+from distsim.engine.arrivals import Arrivals, CallKey, Follow
+from distsim.engine.clock import Clock, Entry
+from distsim.engine.deadlines import Deadlines, Late, outlasts
+from distsim.engine.hosts import Hosts
+from distsim.engine.prices import Prices
+from distsim.engine.record import Columns, Queues
+from distsim.match import ANY
 from distsim.profiles import Profile
 from distsim.program.records import Program
-from distsim.rules import (
-    FINISH,
-    STEP,
-    TAKE,
-    Choice,
-    Done,
-    Due,
-    Ended,
-    Event,
-    Leave,
-    Met,
-    Mismatched,
-    Part,
-    PartKind,
-    Phase,
-    Released,
-    Rules,
-    Started,
-    any_source,
-    standstill,
-)  # fmt: skip
-from distsim.rules.code import Drop, Instruction, Meet, Post, Stuck, Wait
-from distsim.semantics.durations import duration_ns
+from distsim.semantics.compiler import end_by_fault
+from distsim.semantics.form import Instruction, Leave, PartKind, Stuck
+from distsim.semantics.link import Linked
+from distsim.semantics.moves import Rules
+from distsim.semantics.standing import standstill
+from distsim.semantics.state import DUE, RUNNING, Mismatched
+from distsim.semantics.tasks import DROP, MEET, POST, WAIT
 from distsim.standstill import Standstill
+
+__all__ = ["CallKey", "Follow", "Ordered", "simulate_in_order"]
+
+_SEND, _RECEIVE, _WORK = int(PartKind.SEND), int(PartKind.RECEIVE), int(PartKind.WORK)
 
 
 @dataclass(frozen=True)
@@ -62,315 +48,339 @@ class Ordered:
     matches: tuple[tuple[int, ...], ...]
     mismatches: tuple[tuple[tuple[int, ...], tuple[str, ...], str], ...]
     end_ns: int
-    queues: Mapping[int, str]
+    queues: Queues
     late: tuple[Late, ...] = ()
     undefined: tuple[int, ...] = ()
 
 
-#: A call, or a part of a batch: rank, position, part (-1: none). And which message each receive from any source must take.
-CallKey = tuple[int, int, int]
-Follow = Mapping[CallKey, CallKey]
-
-
-def simulate_in_order(program: Program, profile: Profile, cost: CostModel, follow: Follow | None = None) -> Ordered:
+def simulate_in_order(
+    program: Program, profile: Profile, cost: CostModel, follow: Follow | None = None, *, linked: Linked | None = None
+) -> Ordered:
     """Run a program to its end or to a standstill; once more with deadlines, if a wait lasted longer than a timeout.
 
     A receive that ``follow`` names waits for its message although others are there. Raises UsageError where that never comes.
+    ``linked``: the program under the profile, if it is at hand.
     """
-    left = _Engine(program, profile, cost, follow=follow or {}).run()
+    rules = Rules(linked or Linked(program, profile))
+    left = _Engine(rules, cost, follow=follow or {}).run()
     late = outlasts(program, profile, left.columns)
-    return _Engine(program, profile, cost, timed=True, follow=follow or {}).run() if late else left
-
-
-_ANEW = "`distsim check FILE --format json` writes it anew, for this file"
+    return _Engine(rules, cost, timed=True, follow=follow or {}).run() if late else left
 
 
 class _Engine:
-    def __init__(self, program: Program, profile: Profile, cost: CostModel, follow: Follow, timed: bool = False) -> None:
-        self.program, self.cost = program, cost
-        self.rules = Rules(program, profile)
-        self.state = self.rules.initial()
-        self.deadlines = Deadlines(self.rules, self.state) if timed else None
-        self.env: Any = simpy.Environment()
-        self.columns = Columns(program)
-        size = program.world_size
-        self.wake: list[Any] = [None] * size  # the event that a blocked host waits for
-        self.since = [0] * size  # when a host blocked, or ended
-        self.position = [-1] * size  # the call that a host is in
-        self.mates: dict[int, int] = {}
-        self.arrival: dict[int, int] = {}  # of a message: when its data, or the notice of it, is at the receiver
-        self.busy: dict[str, int] = {}  # a card's direction, or a process's loop -> until when
-        self.delays: dict[Any, int] = {}  # of collectives, by the key under which they met
-        self.met: list[tuple[int, ...]] = []
-        self.differ: dict[Any, tuple[tuple[int, ...], tuple[str, ...], str]] = {}
-        self.complete: dict[Any, tuple[int, ...]] = {}
-        self.open_sources = any_source(program)
-        self.follow = {self._row_of(receive): self._row_of(send) for receive, send in follow.items()}
+    """One run. It listens to the rules (`distsim.semantics.state.Listener`)."""
+
+    def __init__(self, rules: Rules, cost: CostModel, follow: Follow, timed: bool = False) -> None:
+        self.rules, self.program = rules, rules.program
+        self.state = rules.initial()
+        self.prices = Prices(rules, cost)
+        self.clock = Clock(self._instant)
+        self.arrivals = Arrivals(rules, self.state, follow)
+        self.deadlines = Deadlines(rules, self.state) if timed else None
+        size, rows = self.program.world_size, rules.linked.rows
+        self.hosts = Hosts(size)
+        self.began, self.finished, self.waited, self.match, self.mate = ([-1] * rows for _ in range(5))
+        self.met_rows: list[tuple[int, ...]] = []
+        self.differ: dict[Any, Mismatched] = {}
+        self.complete: dict[int, tuple[int, ...]] = {}
+        self.at_once: list[int] = []
+        self.open_sources = bool(rules.open_boxes)
+        self.quiet = not (self.open_sources or timed)
         self.take_at = -1
-        self.fresh: list[int] = []  # receives from any source that were posted just now
+        self.kind, self.rank_of, self.arrived, self.put, self.now = (
+            rules.kind,
+            rules.rank_of,
+            self.arrivals.arrived,
+            self.clock.put,
+            0,
+        )
 
     def run(self) -> Ordered:
-        for fault in self.program.faults:
-            if fault.at_ns is not None and fault.kind in ("kill", "raise", "exit", "fail"):
-                self._later(fault.at_ns, lambda f=fault: self._strike(f.rank, f.kind, f.code))
-        for rank, end in enumerate(self.state.ends):
-            if end is None:
-                self.env.process(self._host(rank))
+        self._start()
         if self.deadlines is None:
-            self.env.run()
+            self.clock.run()
         else:
-            run_with(self.env, self.deadlines, self.since, self._expire)
+            deadlines, since = self.deadlines, self.hosts.since
+            self.clock.run(lambda: deadlines.next_ns(since), self._expire)
         return self._result()
 
+    def _start(self) -> None:
+        faults = [f for f in self.program.faults if f.at_ns is not None and f.kind in ("kill", "raise", "exit", "fail")]
+        for at_once in (False, True):
+            for fault in faults:
+                if (fault.at_ns == 0) is at_once:
+                    self.clock.put(fault.at_ns or 0, lambda f=fault: self._strike(f.rank, f.kind, f.code))  # type: ignore[misc]
+            for rank, end in enumerate(self.state.ends) if not at_once else ():
+                late = sum(f.delay_ns for f in self.program.faults if f.kind == "late" and f.rank == rank)
+                if end is None:
+                    self.clock.put(late, ~rank)
+
+    def _instant(self, entries: list[Entry]) -> None:
+        self.now = self.clock.now
+        state, finish = self.state, self.rules.finish
+        phase = state.phase
+        for entry in entries:
+            if type(entry) is not int:
+                entry()  # type: ignore[operator]
+            elif entry < 0:
+                self._host(~entry)
+            elif phase[entry] == DUE:
+                finish(state, entry, self)
+                if self.at_once or self.open_sources:
+                    self._follow_up()
+
     # --- hosts ---
-    def _host(self, rank: int) -> Generator[Any, Any, None]:
-        late = sum(f.delay_ns for f in self.program.faults if f.kind == "late" and f.rank == rank)
-        if late:
-            yield self.env.timeout(late)
-        state, rules, code, blocked = self.state, self.rules, self.rules.code[rank], False
-        while state.ends[rank] is None:
-            instruction = code[state.pc[rank]]
-            if instruction.position != self.position[rank]:
-                self._enter(rank, instruction.position)
-            if rules.can_step(state, rank):
-                if isinstance(instruction, Drop) and self.rules.parts[instruction.row].position < instruction.position:
-                    yield self.env.timeout(0)  # a request of an earlier call: whoever posts at this instant meets it first
-                self._note_wait(instruction)
-                self._do(Choice(STEP, rank))
-                if self.deadlines is not None and isinstance(instruction, Post):
-                    self.deadlines.enqueued(rank, instruction.launch.row, self.env.now)
-                blocked = False
-                if isinstance(instruction, Meet) and rules.can_step(state, rank):
-                    yield self.env.timeout(0)  # the last to come lets the others go on first, in the order of their coming
+    def _host(self, rank: int) -> None:
+        """A host goes on until it has to wait."""
+        state, rules, hosts = self.state, self.rules, self.hosts
+        phase, stopped = state.phase, hosts.open[rank]
+        if stopped >= 0 and phase[stopped] and not state.losses:
+            hosts.waiting[rank] = True
+            return
+        steps, ends, pc, now, lock, base = rules.steps[rank], state.ends, state.pc, self.now, rules.locked[rank], rules.base[rank]
+        entered, here, follows = hosts.entered[rank], hosts.position[rank], self.open_sources
+        while ends[rank] is None:
+            op, instruction, task, position, rows = steps[pc[rank]]
+            if position != here:
+                here = hosts.position[rank] = position
+                entered.append(now)
+            if op > WAIT:
+                if not self._step(rank, op, instruction):
+                    return
+            elif op == POST:
+                if lock and task.locks and rules.worker_has_lock(state, rank):  # type: ignore[union-attr]
+                    self._block(rank, instruction, -1)
+                    return
+                pc[rank] += 1
+                rules.post(state, rank, task, self)  # type: ignore[arg-type]
+                if rules.doomed:
+                    rules.abort(state, self)
+                if self.at_once or follows:
+                    self._follow_up()
+                if self.deadlines is not None:
+                    self.deadlines.enqueued(rank, base + task.row, now)  # type: ignore[union-attr]
             else:
-                if not blocked:
-                    blocked, self.since[rank] = True, self.env.now
-                    if self.deadlines is not None:
-                        self.deadlines.blocked(rank, self.env.now, instruction)
-                self.wake[rank] = self.env.event()
-                yield self.wake[rank]
+                for row in rows:
+                    if phase[base + row]:
+                        break
+                else:
+                    if instruction.waited:  # type: ignore[union-attr]
+                        self._note_wait(rank, instruction)
+                    pc[rank] += 1
+                    if lock:
+                        rules.next_of_worker(state, rank, self)
+                        rules.abort(state, self)
+                    if follows or self.at_once:
+                        self._follow_up()
+                    hosts.blocked[rank] = False
+                    continue
+                if not state.losses:
+                    self._block(rank, instruction, base + row)
+                    return
+                if not self._step(rank, op, instruction):
+                    return
+            hosts.blocked[rank] = False
 
-    def _enter(self, rank: int, position: int) -> None:
-        """The host goes on to its next call: the one before has returned."""
-        now, before, code = self.env.now, self.position[rank], self.program.code(rank)
-        base, offsets = self.columns.base[rank], code.offsets
-        if before >= 0:
-            for row in range(base + offsets[before], base + offsets[before + 1]):
-                self.columns.returned[row] = now
-        if position < len(code.calls):
-            for row in range(base + offsets[position], base + offsets[position + 1]):
-                self.columns.posted[row] = now
-        self.position[rank] = position
+    def _step(self, rank: int, op: int, instruction: Instruction) -> bool:
+        """A step of any kind; False where the host stops."""
+        state, rules, now = self.state, self.rules, self.now
+        if not rules.can_step(state, rank):
+            self._block(rank, instruction, rules.open_row(state, rank, instruction.rows) if op == WAIT else -1)  # type: ignore[union-attr]
+            return False
+        if op == DROP and self._yields(rank, instruction):
+            return False
+        if op == WAIT and instruction.waited:  # type: ignore[union-attr]
+            self._note_wait(rank, instruction)
+        task = rules.steps[rank][state.pc[rank]][2]
+        rules.step(state, rank, self)
+        self.hosts.blocked[rank] = False
+        self._follow_up()
+        if task is not None and self.deadlines is not None:
+            self.deadlines.enqueued(rank, rules.base[rank] + task.row, now)
+        if op == MEET and rules.can_step(state, rank):
+            self.put(now, ~rank)  # the last to come lets the others go on first, in the order of their coming
+            return False
+        return True
 
-    def _note_wait(self, instruction: Instruction) -> None:
-        if isinstance(instruction, Wait):
-            for row in instruction.waited:
-                self.columns.waited[row] = self.env.now
+    def _yields(self, rank: int, drop: Instruction) -> bool:
+        """A request of an earlier call: whoever posts at this instant meets it first."""
+        hosts, row = self.hosts, self.rules.base[rank] + drop.row  # type: ignore[union-attr]
+        hosts.yielded[rank] = not hosts.yielded[rank] and self.rules.part(row).position < drop.position
+        if hosts.yielded[rank]:
+            self.put(self.now, ~rank)
+        return hosts.yielded[rank]
+
+    def _note_wait(self, rank: int, wait: Instruction) -> None:
+        base, now = self.rules.base[rank], self.now
+        for row in wait.waited:  # type: ignore[union-attr]
+            self.waited[base + row] = now
+
+    def _block(self, rank: int, instruction: Instruction, row: int) -> None:
+        """A host waits, for a row or for something else (-1)."""
+        hosts = self.hosts
+        if not hosts.blocked[rank]:
+            hosts.blocked[rank], hosts.since[rank] = True, self.now
+            if self.deadlines is not None:
+                self.deadlines.blocked(rank, self.now, instruction)
+        hosts.open[rank], hosts.waiting[rank] = row, True
 
     def _rouse(self, rank: int) -> None:
-        event, self.wake[rank] = self.wake[rank], None
-        if event is not None:
-            event.succeed()
+        if self.hosts.waiting[rank]:
+            self.hosts.waiting[rank] = False
+            self.put(self.now, ~rank)
 
     def _strike(self, rank: int, kind: str, code: int) -> None:
         """A fault at a time."""
-        if self.state.ends[rank] is not None:
-            return
-        status: Any = {"kill": "killed", "exit": "ended"}.get(kind, "raised")
-        message = {"kill": "killed by a fault", "exit": f"exit {code} by a fault"}.get(kind, "raised by a fault")
-        leave = Leave(self.rules.position(self.state, rank), status, message)
-        self._handle(self.rules.kill(self.state, rank, leave))
-        self._rouse(rank)
+        if self.state.ends[rank] is None:
+            self.rules.kill(self.state, rank, end_by_fault(self.rules.position(self.state, rank), kind, code), self)
+            self._follow_up()
+            self._rouse(rank)
 
     def _expire(self) -> None:
         """A timeout runs out. A rank that is not in the wait itself finds its group closed when it comes to it (G10)."""
-        if self.deadlines is None or self.deadlines.next_ns(self.since) != self.env.now:
+        self.now = self.clock.now
+        if self.deadlines is None or self.deadlines.next_ns(self.hosts.since) != self.now:
             return
         rank, outcome = self.deadlines.expire()
         if isinstance(outcome, Leave):
-            self._handle(self.rules.kill(self.state, rank, outcome))
+            self.rules.kill(self.state, rank, outcome, self)
+            self._follow_up()
         else:
             self.rules.close(self.state, rank, outcome)
-        for other in range(len(self.wake)):
+        for other in range(self.program.world_size):
             self._rouse(other)
 
-    # --- what happens ---
-    def _do(self, choice: Choice) -> None:
-        self._handle(self.rules.advance(self.state, choice))
-
-    def _handle(self, events: list[Event]) -> None:
-        """Write down what a choice brought about, and see to what follows from it."""
-        at_once: list[int] = []
-        for event in events:
-            if isinstance(event, Due):
-                end = self._end_ns(self.rules.parts[event.row])
-                if end <= self.env.now:
-                    at_once.append(event.row)
-                else:
-                    self._later(end, lambda row=event.row: self._finish(row))
-            else:
-                self._note(event)
-        for row in at_once:
-            self._finish(row)
-        while self.fresh:
-            self._take_what_waits(self.fresh.pop())
+    # --- what follows from a choice ---
+    def _follow_up(self) -> None:
+        """See to what takes no time, and to receives that may take something."""
+        while self.at_once:
+            rows, self.at_once = self.at_once[::-1], []
+            while rows:
+                row = rows.pop()
+                if self.state.phase[row] == DUE:
+                    self.rules.finish(self.state, row, self)
+                rows += self.at_once[::-1]
+                self.at_once.clear()
         if self.open_sources:
-            self._look_for_takes()
+            self._see_to_receives()
 
-    def _note(self, event: Event) -> None:
-        now = self.env.now
-        if isinstance(event, Done):
-            self.columns.finished[event.row] = now
-            self._rouse(self.rules.rank_of(event.row))
-            if self.deadlines is not None and event.row in self.rules.launches:
-                self.deadlines.done(self.rules.rank_of(event.row), now)
-        elif isinstance(event, Started):
-            if event.row in self.rules.parts:
-                self.arrival.setdefault(event.row, now)
-                if self.open_sources and self.rules.parts[event.row].peer == ANY:
-                    self.fresh.append(event.row)
-                if self.deadlines is not None:
-                    self.deadlines.started(self.rules.parts[event.row], now)
-            else:
-                self.columns.started[event.row] = now
-        elif isinstance(event, Met):
-            self._note_met(event)
-        elif isinstance(event, Mismatched):
-            self.differ[event.rows if event.key is None else event.key] = (event.rows, event.fields, event.outcome)
-        elif isinstance(event, Released):
-            self._rouse(event.rank)
-        elif isinstance(event, Ended):
-            self.since[event.rank] = now
-            for rank in range(len(self.wake)) if event.gone else ():
-                self._rouse(rank)
-
-    def _note_met(self, event: Met) -> None:
-        for row in event.rows:
-            self.columns.match[row] = min(event.rows)
-        self.met.append(event.rows)
-        if event.key is None:
-            send, receive = event.rows
-            self.mates[send], self.mates[receive] = receive, send
-        else:
-            self.complete[event.key] = event.rows
-
-    def _finish(self, row: int) -> None:
-        if self.state.phase.get(row) is Phase.DUE:
-            self._do(Choice(FINISH, row))
-
-    def _later(self, at_ns: int, act: Any) -> None:
-        self.env.timeout(at_ns - self.env.now).callbacks.append(lambda _: act())
-
-    # --- prices ---
-    def _end_ns(self, part: Part) -> int:
-        """When a row that is due finishes."""
-        now, row = self.env.now, part.row
-        self.columns.started[row] = now
-        if part.kind is PartKind.WORK:
-            return int(now) + (0 if part.op == "assign" else duration_ns(self.program, self.cost, part.rank, part.position))
-        if part.kind is PartKind.COLLECTIVE:
-            return int(now) + self._collective_ns(part)
-        mate = self.mates.get(row)
-        if part.kind is PartKind.SEND:
-            self.arrival[row] = self._pass(part)
-            if mate is None and self.open_sources:
-                self._later(self.arrival[row], self._take)
-            return int(now) if mate is None else self.arrival[row]
-        return max(int(now), self.arrival[self.mates[row]])
-
-    def _collective_ns(self, part: Part) -> int:
-        row = OPS[part.op]
-        if row.kind != "collective":
-            return 0
-        root = part.members[part.root] if row.root_field is not None else None
-        price = self.cost.collective_ns(row, part.members, part.nbytes, root)
-        if not self.cost.cluster.shared_links:
-            return price
-        return price + self._delay(part, price - self.cost.collective_ns(row, part.members, 0, root))
-
-    def _delay(self, part: Part, moving_ns: int) -> int:
-        """How long a collective waits until its members have moved what they took on before. The first member to start decides."""
-        if part.box not in self.delays:
-            loops, now = self.cost.loops_of(part.members), int(self.env.now)
-            start = max([now, *(self.busy.get(loop.id, 0) for loop in loops)])
-            self.busy |= {loop.id: start + moving_ns for loop in loops}
-            self.delays[part.box] = start - now
-        return self.delays[part.box]
-
-    def _pass(self, part: Part) -> int:
-        """When a message that leaves now is there.
-
-        Where cards are shared, it waits until those on its way are free: first come, first served, busy for bytes / bandwidth.
-        """
-        start = int(self.env.now)
-        cards = self.cost.nics_of(part.rank, part.peer) if self.cost.cluster.shared_links else ()
-        start = max([start, *(self.busy.get(card.id, 0) for card in cards)])
-        for card in cards:
-            self.busy[card.id] = start + ceil(part.nbytes / card.bytes_per_ns)
-        return start + self.cost.p2p_ns(part.rank, part.peer, part.nbytes)
-
-    # --- receives from any source ---
-    def _row_of(self, call: CallKey) -> int:
-        """The row of a call that a schedule names."""
-        rank, position, part = call
-        size = self.program.world_size
-        calls = self.program.code(rank).calls if 0 <= rank < size else []
-        if not 0 <= position < len(calls) or not -1 <= part < len(calls[position].parts):
-            raise UsageError(f"the schedule names call {position} of rank {rank}, which is not there", _ANEW)
-        return self.columns.row(self.program, rank, position, part)
-
-    def _allowed(self, take: Take) -> bool:
-        """The schedule, if there is one, lets the receive take this message."""
-        return self.follow.get(take.receive, take.send) == take.send
-
-    def _misfits(self) -> None:
-        """Raise where a receive still waits for a message that its schedule names, although it could take another."""
-        for take in self.state.matcher.takes():
-            if not self._allowed(take):
-                part = self.rules.parts[take.receive]
-                raise UsageError(f"the schedule does not fit: rank {part.rank} never gets the message that it must take", _ANEW)
-
-    def _look_for_takes(self) -> None:
-        """Decide once all that happens at this instant has happened."""
-        if self.take_at != self.env.now and self.state.matcher.takes():
-            self.take_at = self.env.now
-            self._later(self.env.now, self._take)
-
-    def _take_what_waits(self, receive: int) -> None:
-        """A receive from any source takes at once what was there before it: "among waiting messages the first arrived wins" (2.1)."""
-        parts = self.rules.parts
-        if parts[receive].kind is not PartKind.RECEIVE or self.state.phase.get(receive) is not Phase.RUNNING:
-            return
-        there = [take for take in self.state.matcher.takes_of(parts[receive].box)
-                 if take.receive == receive and self.arrival[take.send] < self.env.now and self._allowed(take)]  # fmt: skip
-        if there:
-            self._do(Choice(TAKE, *min(there, key=lambda take: (self.arrival[take.send], parts[take.send].rank))))
+    def _see_to_receives(self) -> None:
+        arrivals = self.arrivals
+        while arrivals.fresh:
+            receive = arrivals.fresh.pop()
+            if self.state.phase[receive] == RUNNING:
+                send = arrivals.waiting_for(receive, self.now)
+                if send >= 0:
+                    self.rules.take(self.state, send, self)
+                    self._follow_up()
+        if arrivals.changed:
+            arrivals.look()
+        if arrivals.offered and self.take_at != self.now:
+            self.take_at = self.now
+            self.put(self.now, self._take)
 
     def _take(self) -> None:
-        """Each any-source receive takes what arrived first (at one instant: from the lowest rank)."""
+        """An any-source receive takes what arrived first, once all that happens at this instant has happened."""
         self.take_at = -1
-        parts = self.rules.parts
-        there = [take for take in self.state.matcher.takes() if self.arrival[take.send] <= self.env.now and self._allowed(take)]
-        if there:
-            first = min(there, key=lambda take: (self.arrival[take.send], parts[take.send].rank, take.receive))
-            self._do(Choice(TAKE, *first))
+        send = self.arrivals.first(self.now)
+        if send >= 0:
+            self.rules.take(self.state, send, self)
+            self._follow_up()
+
+    # --- what the rules tell ---
+    def due(self, row: int, /) -> None:
+        self.began[row] = now = self.now
+        kind = self.kind[row]
+        if kind == _SEND:
+            end = self.arrived[row] = self.prices.message_ns(row, now)
+            if self.mate[row] < 0:
+                if self.open_sources:
+                    self.put(end, self._take)
+                end = now
+        elif kind == _RECEIVE:
+            end = self.arrived[self.mate[row]]
+        else:
+            end = now + (self.prices.work_ns(row) if kind == _WORK else self.prices.collective_ns(row, now))
+        if end <= now:
+            self.at_once.append(row)
+        else:
+            self.put(end, row)
+
+    def done(self, row: int, /) -> None:
+        self.finished[row] = now = self.now
+        rank = self.rank_of[row]
+        waiting = self.hosts.waiting
+        if waiting[rank]:
+            waiting[rank] = False
+            self.put(now, ~rank)
+        if self.deadlines is not None and self.rules.is_launch(row):
+            self.deadlines.done(rank, self.now)
+
+    def started(self, row: int, /) -> None:
+        kind, rules = self.rules.kind[row], self.rules
+        if kind < 0:
+            self.began[row] = self.now
+            return
+        if kind == _SEND:
+            self.arrivals.arrived[row] = self.now
+        elif self.open_sources and kind == _RECEIVE and rules.peer[row] == ANY:
+            self.arrivals.fresh.append(row)
+        if self.deadlines is not None:
+            self.deadlines.started(row, self.now)
+
+    def met(self, rows: tuple[int, ...], instance: int, /) -> None:
+        self.met_rows.append(rows)
+        if instance < 0:
+            send, receive = rows
+            self.mate[send], self.mate[receive] = receive, send
+            self.match[send] = self.match[receive] = min(send, receive)
+            return
+        first = min(rows)
+        for row in rows:
+            self.match[row] = first
+        self.complete[instance] = rows
+
+    def mismatched(self, event: Mismatched, /) -> None:
+        self.differ[event.rows if event.instance < 0 else event.instance] = event
+
+    def released(self, rank: int, /) -> None:
+        self._rouse(rank)
+
+    def ended(self, rank: int, gone: bool, /) -> None:
+        self.hosts.since[rank] = self.now
+        for other in range(self.program.world_size) if gone else ():
+            self._rouse(other)
+
+    def cancelled(self, row: int, /) -> None:
+        """Its end is never written down."""
+
+    def touched(self, box: int, /) -> None:
+        self.arrivals.changed[box] = None
 
     # --- the end ---
     def _result(self) -> Ordered:
-        self._misfits()
-        finished = self.columns.finished
+        self.arrivals.check()
+        since, finished = self.hosts.since, self.finished
         still = standstill(self.rules, self.state)
-        ends = tuple(end if end.status == "absent" else replace(end, at_ns=self.since[end.rank]) for end in still.ends)
-        blocked = tuple(b._replace(since_ns=self.since[b.rank]) for b in still.blocked)
-        done = [(max(finished[row] for row in rows), min(rows), rows) for rows in self.met]
+        ends = tuple(end if end.status == "absent" else replace(end, at_ns=since[end.rank]) for end in still.ends)
+        blocked = tuple(b._replace(since_ns=since[b.rank]) for b in still.blocked)
+        done = [(max([finished[row] for row in rows]), min(rows), rows) for rows in self.met_rows]
         matches = tuple(rows for end, _, rows in sorted(done) if end >= 0)
-        differ = tuple((self.complete.get(key, rows), fields, outcome) for key, (rows, fields, outcome) in self.differ.items())
-        end_ns = max([0, *self.since, *(end for end, _, _ in done), max(finished, default=0)])
-        launches = self.rules.launches.values()
-        queues = {part.row: launch.queue for launch in launches for part in launch.parts if launch.queue}
-        return Ordered(self.columns, Standstill(ends, blocked, still.unreceived), matches, differ, end_ns, queues,
-                       tuple(self.deadlines.late) if self.deadlines is not None else (), self._undefined())  # fmt: skip
+        differ = tuple((self.complete.get(e.instance, e.rows), e.fields, e.outcome) for e in self.differ.values())
+        numbers, names = self.rules.linked.queue_names()
+        end_ns = max([0, *since, *(end for end, _, _ in done), max(finished, default=0)])
+        return Ordered(self._columns(), Standstill(ends, blocked, still.unreceived), matches, differ, end_ns,
+                       (numbers.tolist(), names), tuple(self.deadlines.late) if self.deadlines is not None else (),
+                       self._undefined())  # fmt: skip
+
+    def _columns(self) -> Columns:
+        columns = Columns(self.program)
+        columns.started, columns.finished, columns.waited, columns.match = (
+            array("q", column) for column in (self.began, self.finished, self.waited, self.match)
+        )
+        self.hosts.write(self.rules.linked, columns)
+        return columns
 
     def _undefined(self) -> tuple[int, ...]:
-        here = ((rank, self.rules.code[rank][self.state.pc[rank]]) for rank, end in enumerate(self.state.ends) if end is None)
+        here = ((rank, self.rules.instruction(self.state, rank)) for rank, end in enumerate(self.state.ends) if end is None)
         return tuple(rank for rank, instruction in here if isinstance(instruction, Stuck) and instruction.undefined)

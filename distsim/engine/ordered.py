@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from distsim.cost import CostModel
 from distsim.engine.deadlines import late_findings
 from distsim.engine.general import Follow, Ordered, simulate_in_order
-from distsim.engine.record import Queues, Run, build_trace
+from distsim.engine.record import Run, build_trace
 from distsim.profiles import Profile
 from distsim.program.records import Program
 from distsim.standstill import Standstill
@@ -22,7 +22,7 @@ def run_ordered(program: Program, profile: Profile, cost: CostModel, follow: Fol
     outcome = outcome_of(program, left)
     trace = build_trace(
         program, left.columns, left.standstill, profile=profile.name, outcome=outcome, makespan_ns=left.end_ns, cluster=cost.name,
-        queues=_queues(left), prices=cost.cluster.to_mapping(),
+        queues=left.queues, prices=cost.cluster.to_mapping(),
     )  # fmt: skip
     mismatches = tuple((rows, fields) for rows, fields, _ in left.mismatches)
     return Run(program, profile.name, outcome, trace, left.standstill, left.end_ns, mismatches=mismatches, path="ordered",
@@ -47,11 +47,3 @@ def worst_of(standstill: Standstill, mishaps: Iterable[str]) -> str:
     if not happened - {"completes"} and any(end.status == "killed" for end in standstill.ends):
         return "crashes"
     return next((word for word in WORST_FIRST if word in happened), "completes")
-
-
-def _queues(left: Ordered) -> Queues:
-    names = list(dict.fromkeys(left.queues.values()))
-    numbers = [-1] * len(left.columns.posted)
-    for row, name in left.queues.items():
-        numbers[row] = names.index(name)
-    return numbers, names

@@ -11,13 +11,17 @@ request is dropped that gloo cancels if it has not met by then (G4).
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 from distsim.match import ANY
 from distsim.profiles import Profile
 from distsim.program.records import Program
-from distsim.rules import STEP, Choice, Ended, Event, Mismatched, PartKind, Rules, State, standstill
-from distsim.rules.code import Post
+from distsim.semantics.form import PartKind
+from distsim.semantics.moves import Rules
+from distsim.semantics.standing import standstill
+from distsim.semantics.state import STEP, Choice, Ended, Event, Mismatched, State
+from distsim.semantics.tasks import POST
 from distsim.standstill import Standstill
 
 
@@ -64,14 +68,15 @@ class _Orders:
 
     def _search(self) -> bool:
         """Whether the search came to its end within the bound."""
-        seen: set[tuple[State, frozenset[Note]]] = set()
+        seen: set[tuple[Hashable, frozenset[Note]]] = set()
         todo: list[tuple[State, frozenset[Note]]] = [(self.rules.initial(), frozenset())]
         while todo and len(seen) < self.max_states:
             state, notes = todo.pop()
             notes = self._settle(state, notes)
-            if (state, notes) in seen:
+            key = (state.key(), notes)
+            if key in seen:
                 continue
-            seen.add((state, notes))
+            seen.add(key)
             choices = [c for c in self.rules.enabled(state) if self.every_step or c.kind != STEP or self._grabs(state, c.a)]
             if not choices:
                 self.ends[End(standstill(self.rules, state), notes)] = None
@@ -93,16 +98,21 @@ class _Orders:
             if isinstance(event, Ended) and event.gone:
                 self.left_early = True
             if isinstance(event, Mismatched):
-                notes |= {Note(event.outcome, event.fields, tuple(sorted(self.rules.rank_of(row) for row in event.rows)))}
+                notes |= {Note(event.outcome, event.fields, tuple(sorted(self.rules.rank_of[row] for row in event.rows)))}
         return notes
 
     def _grabs(self, state: State, rank: int) -> bool:
         """The rank is about to post a receive that takes a message from under an open receive from any source."""
-        instruction = self.rules.code[rank][state.pc[rank]]
-        if not isinstance(instruction, Post):
+        rules = self.rules
+        op, _, task, *_ = rules.steps[rank][state.pc[rank]]
+        if op != POST or task is None or not rules.open_boxes:
             return False
-        for part in instruction.launch.parts:
-            box = state.matcher.boxes.get(part.box) if part.kind is PartKind.RECEIVE and part.peer != ANY else None
-            if box is not None and box.receives.get(ANY) and box.sends.get(part.peer):
+        for row in (rules.base[rank] + part for part in task.parts):
+            box = (
+                state.matcher.boxes.get(rules.box[row])
+                if rules.kind[row] == PartKind.RECEIVE and rules.peer[row] != ANY
+                else None
+            )
+            if box is not None and box.receives.get(ANY) and box.sends.get(rules.peer[row]):
                 return True
         return False

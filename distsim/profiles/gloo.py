@@ -127,7 +127,7 @@ def _one_by_one(meeting: Meeting) -> Mishap:
 
 def new_group(call: Call, options: Options) -> Parties:
     """2.3: the members connect to each other, and find each other in the store by the group's name; who is none passes through. The
-    name is the rank's own count of new_group calls, so different orders make names collide (`distsim.rules.creation`). With
+    name is the rank's own count of new_group calls, so different orders make names collide (`distsim.semantics.creation`). With
     use_local_synchronization it is a hash of the members (`group.members_only_local_sync`)."""
     return "members" if call.local_sync else "named"
 

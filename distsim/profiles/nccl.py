@@ -1,6 +1,6 @@
 """NCCL as torch uses it. The tags (N1 …) are the rules of the evidence; they were read in sources, not run.
 
-Which communicator and stream a call uses, and what the host waits for, is `distsim.rules.device`.
+Which communicator and stream a call uses, and what the host waits for, is `distsim.semantics.device_compiler`.
 """
 
 from __future__ import annotations

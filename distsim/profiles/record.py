@@ -1,6 +1,6 @@
 """What a profile is: the blocking rules of a back end, as data and a few small functions.
 
-Matching (`distsim.match`) asks it for keys, the rules (`distsim.rules`) ask it what a match needs and when a call returns. It
+Matching (`distsim.match`) asks it for keys, the rules (`distsim.semantics`) ask it what a match needs and when a call returns. It
 has no clock and no cost. Functions take plain integers or resolved calls; all ranks are global.
 """
 
@@ -94,7 +94,7 @@ def nothing_besides(outcome: str, fields: Sequence[tuple[str, ...]], outside: bo
 class Profile:
     """The blocking rules of a back end. Every field is one rule; the profile's module says where each comes from.
 
-    ``device``: the host only enqueues; launches run on streams (`distsim.rules.device`). Else the host waits for its requests.
+    ``device``: the host only enqueues; launches run on streams (`distsim.semantics.device_compiler`). Else the host waits for its requests.
     ``tags``, ``any_source``: whether they are obeyed, or ignored and refused.
     ``slot``: what besides group and number tells two collectives apart: of (op, root).
     ``credit``: may a send complete without its receive, given (nbytes, bytes sent so and not yet received, options).

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from distsim.match import ANY
-from distsim.rules.code import Lock, Meet, PartKind, Post, Stuck, Sync, Wait
-from distsim.rules.state import Phase, State
-from distsim.rules.step import Rules
+from distsim.semantics.form import Instruction, Lock, Meet, PartKind, Post, Stuck, Sync, Wait
+from distsim.semantics.moves import Rules
+from distsim.semantics.state import QUEUED, State
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
 
 
@@ -22,36 +24,37 @@ def standstill(rules: Rules, state: State) -> Standstill:
 
 def _unreceived(rules: Rules, state: State) -> list[tuple[int, int, int]]:
     """Messages that no receive has met, sent or still being sent."""
-    parts = [rules.parts[row] for row in sorted(state.matcher.open_sends())]
-    return [(part.rank, part.position, part.part) for part in parts]
+    open_sends = [row for rows in state.sends.values() for row in rows] + list(state.matcher.open_sends())
+    return [(rules.rank_of[row], rules.part(row).position, rules.part(row).part) for row in sorted(open_sends)]
 
 
 def _begun(rules: Rules, state: State) -> dict[int, list[int]]:
     """The launches that have begun, by rank: whatever queues stands behind one of these."""
     found: dict[int, list[int]] = {}
-    for row in sorted(state.phase):
-        if state.phase[row] is not Phase.QUEUED and row in rules.launches:
-            found.setdefault(rules.launches[row].rank, []).append(row)
+    for row in np.flatnonzero(np.frombuffer(bytes(state.phase), dtype=np.uint8) > QUEUED).tolist():
+        if rules.is_launch(row):
+            found.setdefault(rules.rank_of[row], []).append(row)
     return found
 
 
 def _waited_for(rules: Rules, state: State, rank: int, begun: list[int]) -> list[int]:
     """Open rows that the rank's host waits for, batches by their parts."""
-    instruction = rules.code[rank][state.pc[rank]]
+    instruction, base = rules.instruction(state, rank), rules.base[rank]
     if isinstance(instruction, Sync):
         rows = begun
     elif isinstance(instruction, (Lock, Post)):  # the lock is with a collective of the rank's worker
-        rows = [row for row in begun if rules.launches[row].workers is not None]
+        rows = [row for row in begun if rules.task(row).queue >= 0]
     else:
-        rows = [row for row in instruction.rows if row in state.phase] if isinstance(instruction, Wait) else []
-    return [part.row for row in rows for part in rules.launches[row].parts if part.row in state.phase]
+        rows = [base + row for row in instruction.rows if state.phase[base + row]] if isinstance(instruction, Wait) else []
+    return [base + part for row in rows for part in rules.task(row).parts if state.phase[base + part]]
 
 
 def _blocked(rules: Rules, state: State, rank: int, begun: list[int]) -> Blocked:
-    instruction = rules.code[rank][state.pc[rank]]
+    instruction: Instruction = rules.instruction(state, rank)
     if isinstance(instruction, Meet):
-        there = state.meets.get(instruction.key, [])
-        missing = tuple(r for r in instruction.members if r >= 0 and r != rank and (instruction.lost or r not in there))
+        instance, members = rules.meeting(rank, instruction)
+        there = state.meets.get(instance, [])
+        missing = tuple(r for r in members if r >= 0 and r != rank and (instruction.lost or r not in there))
         return Blocked(rank, instruction.position, (Need(instruction.position, -1, missing),))
     if isinstance(instruction, Stuck):
         return Blocked(rank, instruction.position, (Need(instruction.position, -1, instruction.ranks),))
@@ -64,38 +67,36 @@ def _blocked(rules: Rules, state: State, rank: int, begun: list[int]) -> Blocked
 
 def _needs(rules: Rules, state: State, row: int) -> list[Need]:
     """What must come before a row can finish: its own partners, or, while it queues, those of the rows ahead of it."""
-    if state.phase[row] is not Phase.QUEUED:
+    if state.phase[row] != QUEUED:
         return [_need(rules, state, row)]
-    launch = rules.launches[rules.unit_of.get(row, row)]
-    if launch.workers is not None:
-        ahead = [_need(rules, state, other) for other in state.workers[launch.workers.key][: launch.workers.width]]
+    task, rank = rules.task(row), rules.rank_of[row]
+    if task.queue >= 0:
+        ahead = [_need(rules, state, other) for other in state.queues[rank * rules.most_queues + task.queue][: task.width]]
         if len(ahead) == 1:
             return ahead
         ranks = tuple(sorted({rank for need in ahead for rank in need.ranks}))
         return [Need(ahead[0].position, ahead[0].part, ranks, any=True)]
-    return [need for other in _ahead(rules, state, launch.after) for need in _needs(rules, state, other)]
+    return [need for other in _ahead(rules, state, rank, task.after) for need in _needs(rules, state, other)]
 
 
-def _ahead(rules: Rules, state: State, after: tuple[int, ...]) -> list[int]:
+def _ahead(rules: Rules, state: State, rank: int, after: tuple[int, ...]) -> list[int]:
     """The running parts that stand before a launch, over all launches between."""
-    seen: set[int] = set()
-    found: list[int] = []
-    todo = list(after)
+    base, seen, found, todo = rules.base[rank], set[int](), list[int](), list(after)
     while todo:
-        row = todo.pop()
-        if row in seen or row not in state.phase:
+        row = base + todo.pop()
+        if row in seen or not state.phase[row]:
             continue
         seen.add(row)
-        launch = rules.launches[row]
-        if state.phase[row] is Phase.QUEUED:
-            todo.extend(launch.after)
+        task = rules.task(row)
+        if state.phase[row] == QUEUED:
+            todo.extend(task.after)
         else:
-            found.extend(part.row for part in launch.parts if part.row in state.phase)
+            found.extend(base + part for part in task.parts if state.phase[base + part])
     return sorted(found)
 
 
 def _need(rules: Rules, state: State, row: int) -> Need:
-    part = rules.parts[row]
+    part = rules.part(row)
     ranks, any_one = rules.lacking(state, row)
     return Need(part.position, part.part, ranks, any_one)
 
@@ -104,6 +105,6 @@ def choice_of(rules: Rules, state: State) -> list[tuple[int, tuple[int, ...]]]:
     """Any-source receives that have a choice now: (row of the receive, ranks of the senders it may take)."""
     takes: dict[int, list[int]] = {}
     for take in state.matcher.takes():
-        takes.setdefault(take.receive, []).append(rules.parts[take.send].rank)
+        takes.setdefault(take.receive, []).append(rules.rank_of[take.send])
     return [(row, tuple(senders)) for row, senders in takes.items()
-            if rules.parts[row].kind is PartKind.RECEIVE and rules.parts[row].peer == ANY]  # fmt: skip
+            if rules.kind[row] == PartKind.RECEIVE and rules.peer[row] == ANY]  # fmt: skip

@@ -1,0 +1,97 @@
+"""Receives from any source in the order of time: which message each takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from heapq import heappop, heappush
+
+from distsim.errors import UsageError
+from distsim.match import ANY, Take
+from distsim.program.records import Program
+from distsim.semantics.moves import Rules
+from distsim.semantics.state import State
+
+#: A call, or a part of a batch: rank, position, part (-1: none). And which message each receive from any source must take.
+CallKey = tuple[int, int, int]
+Follow = Mapping[CallKey, CallKey]
+
+_ANEW = "`distsim check FILE --format json` writes it anew, for this file"
+#: (when it arrived, from whom, the receive, the message): the least is taken first.
+_Best = tuple[int, int, int, int]
+
+
+class Arrivals:
+    """When messages arrive, and what the open receives may take of them; looked at again only for boxes that have changed.
+
+    ``arrived``: of a message row, when its data, or the notice of it, is at the receiver; -1 while it is not on its way. ``fresh``:
+    receives from any source that were posted just now. ``offered``: boxes in which a receive may take something.
+    """
+
+    def __init__(self, rules: Rules, state: State, follow: Follow) -> None:
+        self.rules, self.state = rules, state
+        self.follow = {_row_of(rules.program, rules.base, receive): _row_of(rules.program, rules.base, send)
+                       for receive, send in follow.items()}  # fmt: skip
+        self.arrived = [-1] * rules.linked.rows
+        self.fresh: list[int] = []
+        self.changed: dict[int, None] = {}
+        self.offered: dict[int, None] = {}
+        self._best: dict[int, _Best] = {}
+        self._heap: list[tuple[_Best, int]] = []
+
+    def look(self) -> None:
+        """See again to the boxes that have changed. ``offered``: messages that have arrived or not, allowed or not."""
+        while self.changed:
+            box, _ = self.changed.popitem()
+            takes = self._takes_of(box)
+            if not takes:
+                self.offered.pop(box, None)
+                self._best.pop(box, None)
+                continue
+            self.offered[box] = None
+            best = min([self._rank(take) for take in takes if self._allowed(take)], default=None)
+            if best is None:
+                self._best.pop(box, None)
+            elif self._best.get(box) != best:
+                self._best[box] = best
+                heappush(self._heap, (best, box))
+
+    def first(self, now: int) -> int:
+        """The message that is taken first (at one instant: that of the lowest rank), -1 while none is there."""
+        self.look()
+        heap = self._heap
+        while heap and self._best.get(heap[0][1]) != heap[0][0]:
+            heappop(heap)  # of a box that has changed since
+        return heap[0][0][3] if heap and heap[0][0][0] <= now else -1
+
+    def waiting_for(self, receive: int, now: int) -> int:
+        """What was there before a receive, the first to arrive; -1 where nothing was."""
+        there = [take for take in self._takes_of(self.rules.box[receive])
+                 if take.receive == receive and self.arrived[take.send] < now and self._allowed(take)]  # fmt: skip
+        return min((self._rank(take) for take in there), default=(0, 0, 0, -1))[3]
+
+    def check(self) -> None:
+        """Raise where a receive still waits for a message that its schedule names, although it could take another."""
+        for take in self.state.matcher.takes() if self.follow else ():
+            if not self._allowed(take):
+                rank = self.rules.rank_of[take.receive]
+                raise UsageError(f"the schedule does not fit: rank {rank} never gets the message that it must take", _ANEW)
+
+    def _takes_of(self, box: int) -> list[Take]:
+        place = self.state.matcher.boxes.get(box)
+        return self.state.matcher.takes_of(box) if place is not None and ANY in place.receives and place.sends else []
+
+    def _allowed(self, take: Take) -> bool:
+        """The schedule, if there is one, lets the receive take this message."""
+        return self.follow.get(take.receive, take.send) == take.send
+
+    def _rank(self, take: Take) -> _Best:
+        return self.arrived[take.send], self.rules.rank_of[take.send], take.receive, take.send
+
+
+def _row_of(program: Program, base: list[int], call: CallKey) -> int:
+    """The row of a call that a schedule names."""
+    rank, position, part = call
+    calls = program.code(rank).calls if 0 <= rank < program.world_size else []
+    if not 0 <= position < len(calls) or not -1 <= part < len(calls[position].parts):
+        raise UsageError(f"the schedule names call {position} of rank {rank}, which is not there", _ANEW)
+    return base[rank] + program.code(rank).offsets[position] + 1 + part

@@ -1,0 +1,258 @@
+"""Who meets whom in a run, and what comes of it: messages, collectives, and what becomes of calls that meet and don't fit."""
+
+from __future__ import annotations
+
+from distsim.match import ANY
+from distsim.ops.records import Call
+from distsim.ops.table import OPS
+from distsim.profiles.record import Meeting, Mishap
+from distsim.semantics.form import ODD, PartKind
+from distsim.semantics.state import DUE, JAMMED, RUNNING, Listener, Mismatched, State
+from distsim.semantics.tasks import Tables
+
+_SEND, _RECEIVE, _WORK = int(PartKind.SEND), int(PartKind.RECEIVE), int(PartKind.WORK)
+
+
+class Meetings(Tables):
+    """The half of the rules that is about parts which have left their queues."""
+
+    #: Ranks that a mismatch kills when the choice in hand is over (G14).
+    doomed: list[int]
+
+    def arrive(self, state: State, row: int, out: Listener) -> None:
+        kind = self.kind[row]
+        if kind == _WORK:
+            state.phase[row] = DUE
+            out.due(row)
+        elif state.closed and (self.rank_of[row], self.group[row]) in state.closed:
+            return  # G10: the connections are gone
+        elif kind == _SEND:
+            self._send(state, row, out)
+        elif kind == _RECEIVE:
+            self._receive(state, row, out)
+        else:
+            self._join(state, row, out)
+
+    # --- messages ---
+    def _send(self, state: State, row: int, out: Listener) -> None:
+        channel = self.channel[row]
+        if self.open_boxes and self.box[row] in self.open_boxes:
+            box, sender = self.box[row], self.rank_of[row]
+            before = state.matcher.waiting_sends(box, sender) if self.buffers else []
+            state.matcher.send(box, sender, row)
+            self._run_ahead(state, row, before, out)
+            self._meet_messages(state, box, sender, out)
+            out.touched(box)
+            return
+        waiting = state.receives.get(channel)
+        if waiting is None:
+            earlier = state.sends.get(channel)
+            if self.buffers:
+                self._run_ahead(state, row, earlier or (), out)
+            if earlier is None:
+                state.sends[channel] = [row]
+            else:
+                earlier.append(row)
+            return
+        receive = waiting.pop(0)
+        if not waiting:
+            del state.receives[channel]
+        if self.buffers:
+            self._run_ahead(state, row, (), out)
+        self.pair(state, row, receive, out)
+
+    def _receive(self, state: State, row: int, out: Listener) -> None:
+        channel = self.channel[row]
+        if self.open_boxes and self.box[row] in self.open_boxes:
+            box, source = self.box[row], self.peer[row]
+            state.matcher.receive(box, source, row)
+            if source != ANY:
+                self._meet_messages(state, box, source, out)
+            out.touched(box)
+            return
+        waiting = state.sends.get(channel)
+        if waiting is None:
+            if channel in state.receives:
+                state.receives[channel].append(row)
+            else:
+                state.receives[channel] = [row]
+            return
+        send = waiting.pop(0)
+        if not waiting:
+            del state.sends[channel]
+        self.pair(state, send, row, out)
+
+    def _meet_messages(self, state: State, box: int, sender: int, out: Listener) -> None:
+        while (pair := state.matcher.meet(box, sender)) is not None:
+            self.pair(state, *pair, out)
+
+    def settle_box(self, state: State, box: int, out: Listener) -> None:
+        """A receive of a box that is open to any source is gone: messages of other senders may now be settled."""
+        place = state.matcher.boxes.get(box)
+        for sender in sorted(place.sends) if place is not None else ():
+            self._meet_messages(state, box, sender, out)
+        out.touched(box)
+
+    def withdraw(self, state: State, row: int, out: Listener) -> None:
+        """A message that has met nobody never will."""
+        if self.box[row] in self.open_boxes:
+            state.matcher.withdraw(self.box[row], row)
+            self.settle_box(state, self.box[row], out)
+            return
+        of = state.sends if self.kind[row] == _SEND else state.receives
+        rows = of.get(self.channel[row], [])
+        if row in rows:
+            rows.remove(row)
+            if not rows:
+                del of[self.channel[row]]
+
+    def _run_ahead(self, state: State, row: int, earlier: list[int] | tuple[()], out: Listener) -> bool:
+        """A send that the back end buffers is done with before its receive, if it has room and no ``earlier`` one waits for room."""
+        if not (self.buffers and self.fits[row]):
+            return False
+        channel, nbytes = self.channel[row], self.nbytes[row]
+        ahead = state.ahead.get(channel, 0)
+        if ahead and (not self.profile.credit(nbytes, ahead, self.program.options) or self._stalled(state, earlier)):
+            return False
+        state.ahead[channel] = ahead + nbytes
+        state.phase[row] = DUE
+        out.due(row)
+        return True
+
+    def _stalled(self, state: State, earlier: list[int] | tuple[()]) -> bool:
+        """The last of these sends that fits the window waits for room."""
+        return next((state.phase[row] == RUNNING for row in reversed(earlier) if self.fits[row]), False)
+
+    def _make_room(self, state: State, send: int, out: Listener) -> None:
+        """A message that had run ahead is received: those that wait for room may go, in order."""
+        channel = self.channel[send]
+        left = state.ahead.pop(channel, 0) - self.nbytes[send]
+        if left > 0:
+            state.ahead[channel] = left
+        if self.box[send] in self.open_boxes:
+            waiting = state.matcher.waiting_sends(self.box[send], self.rank_of[send])
+        else:
+            waiting = list(state.sends.get(channel, ()))
+        for row in waiting:
+            if state.phase[row] == RUNNING and self.fits[row] and not self._run_ahead(state, row, (), out):
+                return
+
+    def pair(self, state: State, send: int, receive: int, out: Listener) -> None:
+        phase = state.phase
+        if not phase[receive]:  # its request was dropped: the data is lost
+            if phase[send] == RUNNING:
+                phase[send] = DUE
+                out.due(send)
+            return
+        out.met((send, receive), -1)
+        mishap = None
+        if self.signature[send] != self.signature[receive] or self.tag[send] != self.tag[receive]:
+            mishap = self._judge((send, receive), -1, out)
+        if phase[send] == RUNNING:
+            if mishap is None or not mishap.crash:  # else the data has left the sender: its send succeeds (G14)
+                state.mates[send] = receive
+            phase[send] = DUE
+            out.due(send)
+        else:
+            self._make_room(state, send, out)
+        phase[receive] = DUE
+        out.due(receive)
+
+    # --- collectives ---
+    def _join(self, state: State, row: int, out: Listener) -> None:
+        instance, phase = self.instance[row], state.phase
+        there = state.there.get(instance)
+        if there is None:
+            there = state.there[instance] = {}
+        there[self.rank_of[row]] = row
+        complete = len(there) == len(self.members[instance])
+        if not (complete or state.jams or row in self.early_rows or instance in self.suspects):
+            return
+        if complete:
+            out.met(tuple(there.values()), instance)
+        first = next(iter(there.values()))
+        mishap = None
+        if instance in self.suspects and (
+            self.signature[first] != self.signature[row] or (complete and self._unlike(list(there.values())))
+        ):
+            mishap = self._judge(tuple(there.values()), instance, out)
+        if phase[first] == JAMMED or (mishap is not None and mishap.hangs):
+            self._jam(state, there)
+        for one in self._ready(state, row, there, complete):
+            phase[one] = DUE
+            out.due(one)
+        if complete:
+            del state.there[instance]
+
+    def _ready(self, state: State, row: int, there: dict[int, int], complete: bool) -> list[int]:
+        """Rows of a collective that need wait no longer."""
+        phase = state.phase
+        if complete:
+            return [one for one in there.values() if phase[one] == RUNNING]
+        near = self.near(row)
+        if near is None:
+            return []
+        if self.instance[row] in self.suspects:
+            running = [one for one in there.values() if phase[one] == RUNNING]
+        else:
+            rank = self.rank_of[row]
+            who = near[self.members[self.instance[row]].index(rank)]
+            members = self.members[self.instance[row]]
+            others = {members[j] for j in who} if len(who) < len(there) else None
+            running = [one for of, one in there.items()
+                       if phase[one] == RUNNING and (others is None or of in others or of == rank)]  # fmt: skip
+        return [one for one in running if all(r in there for r in self.needs(one))]
+
+    def _unlike(self, rows: list[int]) -> bool:
+        """Some of those who came may differ."""
+        signatures = {self.signature[row] for row in rows}
+        return len(signatures) > 1 or ODD in signatures or self._uneven(rows)
+
+    def _uneven(self, rows: list[int]) -> bool:
+        """A pairwise operation whose parts may differ in size."""
+        first = rows[0]
+        op = OPS[self.part(first).call.op]
+        if not op.pairwise:
+            return False
+        differ = any(self.signature[other] != self.signature[first] for other in rows)
+        return differ or "numel" not in op.agreement(self.call(first))
+
+    def _jam(self, state: State, there: dict[int, int]) -> None:
+        for rank, row in there.items():
+            if state.phase[row] in (RUNNING, JAMMED):
+                state.phase[row] = JAMMED
+                state.jams[row] = tuple(sorted(r for r in there if r != rank))
+
+    # --- what does not fit ---
+    def _judge(self, rows: tuple[int, ...], instance: int, out: Listener) -> Mishap | None:
+        """Do calls that met differ, in what, and what comes of it."""
+        calls, is_message = tuple(self.call(row) for row in rows), instance < 0
+        fields = differences(calls, is_message, is_message or len(rows) == len(self.members[instance]))
+        if is_message and self.tag[rows[0]] != self.tag[rows[1]]:
+            fields += ("tag",)
+        if any(self.signature[row] == ODD for row in rows):
+            out.mismatched(Mismatched(rows, ("splits",), "wrong-data", instance, ()))
+            return Mishap("wrong-data")
+        if not fields:
+            return None
+        nbytes = tuple(self.nbytes[row] for row in rows)
+        mishap = self.profile.mismatch(Meeting(fields, calls, nbytes, is_message))
+        out.mismatched(Mismatched(rows, fields, mishap.outcome, instance, mishap.crash))
+        self.doomed += mishap.crash
+        return mishap
+
+
+def differences(calls: tuple[Call, ...], is_message: bool, complete: bool) -> tuple[str, ...]:
+    """The words in which calls that met differ (`agreement` of their rows).
+
+    Of operations that agree pair by pair (all_to_all) the sizes are compared when all are there.
+    """
+    said = [OPS[c.op].agreement(c) if is_message else {"op": c.op, **OPS[c.op].agreement(c)} for c in calls]
+    names = dict.fromkeys(name for words in said for name in words)
+    fields = tuple(name for name in names if any(words.get(name) != said[0].get(name) for words in said))
+    row = OPS[calls[0].op]
+    if not row.pairwise or "op" in fields:
+        return fields
+    uneven = complete and ("numel" in fields or "numel" not in said[0])
+    fields = tuple(name for name in fields if name not in ("numel", "splits"))
+    return (*fields, "splits") if uneven and row.cross_faults(sorted(calls, key=lambda c: c.group_rank)) else fields

@@ -1,0 +1,297 @@
+"""The rules: what may happen in a state, and what it brings about. No clock; a driver chooses.
+
+    rules = Rules(program, PROFILES["gloo"])
+    state = rules.initial()
+    while choices := rules.enabled(state):
+        state = rules.apply(state, choices[0])
+    standstill(rules, state).stuck          # distsim.semantics.standing
+
+Drivers choose: the time-ordered engine by time, `Rules.settle` in any order, an explorer every choice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from distsim.match import Matcher
+from distsim.profiles.record import Profile
+from distsim.program.records import Program
+from distsim.semantics.form import Drop, Instruction, Leave, Meet, PartKind, Wait
+from distsim.semantics.link import Linked
+from distsim.semantics.queues import Queues
+from distsim.semantics.state import (
+    CLOSED,
+    DUE,
+    FINISH,
+    RUNNING,
+    STEP,
+    TAKE,
+    Choice,
+    Done,
+    Due,
+    Ended,
+    Event,
+    Listener,
+    Recorder,
+    Released,
+    State,
+)  # fmt: skip
+from distsim.semantics.tasks import DROP, LEAVE, LOCK, MEET, POST, STUCK, SYNC, WAIT
+
+#: What a gloo rank is told that waits for a transfer with a dead one, or on a group that the other has closed (2.4, G10).
+PEER_CLOSED = "Connection closed by peer. This is typically caused by a remote worker crashing"
+#: What a gloo rank is told on a group on which it has itself timed out (G10).
+OWN_CLOSURE = "Application timeout caused pair closure"
+_SEND, _RECEIVE, _COLLECTIVE = int(PartKind.SEND), int(PartKind.RECEIVE), int(PartKind.COLLECTIVE)
+
+
+class Rules(Queues):
+    """What may happen to a `State` of a program under a profile. The tables are static; only states change."""
+
+    def __init__(self, program: Program | Linked, profile: Profile | None = None) -> None:
+        super().__init__(program, profile)
+        self.doomed = []
+
+    # --- states ---
+    def initial(self) -> State:
+        """Nobody has begun. Absent ranks never will."""
+        n = self.program.world_size
+        absent = {fault.rank for fault in self.program.faults if fault.kind == "absent"}
+        ends: list[Leave | None] = [Leave(0, "absent") if rank in absent else None for rank in range(n)]
+        return State([0] * n, ends, [0] * n, bytearray(self.linked.rows), {}, {}, {}, {}, {}, {}, {}, {}, {},
+                     Matcher(self.profile.specific_first), bool(absent))  # fmt: skip
+
+    def instruction(self, state: State, rank: int) -> Instruction:
+        """Where a rank's host stands; its rows count from the rank's first."""
+        return self.steps[rank][state.pc[rank]][1]
+
+    def position(self, state: State, rank: int) -> int:
+        """The call that a rank's host is in, or its end."""
+        end = state.ends[rank]
+        return end.position if end is not None else self.instruction(state, rank).position
+
+    def enabled(self, state: State) -> list[Choice]:
+        """All that may happen next, in a fixed order: hosts by rank, then rows that are due, then any-source receives."""
+        choices = [Choice(STEP, rank) for rank in range(len(state.pc)) if self.can_step(state, rank)]
+        choices += [Choice(FINISH, row) for row in self.due_rows(state)]
+        return choices + [Choice(TAKE, *take) for take in state.matcher.takes()]
+
+    def due_rows(self, state: State) -> list[int]:
+        found, row = [], state.phase.find(DUE)
+        while row >= 0:
+            found.append(row)
+            row = state.phase.find(DUE, row + 1)
+        return found
+
+    def can_step(self, state: State, rank: int) -> bool:
+        if state.ends[rank] is not None:
+            return False
+        op, instruction, task, _, rows = self.steps[rank][state.pc[rank]]
+        if op == POST:
+            return not (self.lock and task is not None and task.locks and self.worker_has_lock(state, rank))
+        if op == WAIT:
+            return self.open_row(state, rank, rows) < 0 or (state.losses and self._is_broken(state, rank, instruction))
+        if op == SYNC:
+            return state.open[rank] == 0
+        if op == MEET:
+            return rank not in state.meets.get(self._meet_of(rank, instruction)[0], ())
+        if op == LOCK:
+            return not self.worker_has_lock(state, rank)
+        return op != STUCK
+
+    def open_row(self, state: State, rank: int, rows: tuple[int, ...]) -> int:
+        """The first of some rows that is open, -1 if none is."""
+        phase, base = state.phase, self.base[rank]
+        for row in rows:
+            if phase[base + row]:
+                return base + row
+        return -1
+
+    def _is_broken(self, state: State, rank: int, wait: Instruction) -> bool:
+        assert isinstance(wait, Wait)
+        return any(self.broken(state, self.base[rank] + row) for row in wait.rows)
+
+    # --- making a choice ---
+    def apply(self, state: State, choice: Choice) -> State:
+        """The state after a choice; the given one stays as it was."""
+        after = state.copy()
+        self.advance(after, choice)
+        return after
+
+    def advance(self, state: State, choice: Choice) -> list[Event]:
+        """Make a choice in place; what it brought about."""
+        out = Recorder()
+        self.make(state, choice, out)
+        return out.events
+
+    def make(self, state: State, choice: Choice, out: Listener) -> None:
+        """Make a choice in place, and tell a listener what it brings about."""
+        if choice.kind == STEP:
+            self.step(state, choice.a, out)
+        elif choice.kind == FINISH:
+            self.finish(state, choice.a, out)
+        else:
+            self.take(state, choice.b, out)
+
+    def take(self, state: State, send: int, out: Listener) -> None:
+        """The oldest any-source receive of its box takes a message."""
+        box = self.box[send]
+        self.pair(state, *state.matcher.take(box, self.rank_of[send]), out)
+        self.settle_box(state, box, out)
+        self.abort(state, out)
+
+    def settle(self, state: State, hold: Callable[[State, int], bool] | None = None) -> list[Event]:
+        """Run, in place, all that has no alternative: then `enabled` offers takes only, or nothing. What happened, in order.
+
+        ``hold`` says of a rank whose next step has an alternative; then that is offered too.
+        """
+        out = Recorder()
+        todo = deque(rank for rank, end in enumerate(state.ends) if end is None)
+        due, seen = self.due_rows(state), 0
+        while todo or due:
+            if due:
+                row = due.pop()
+                if state.phase[row] == DUE:
+                    self.finish(state, row, out)
+            elif self.can_step(state, todo[0]) and not (hold is not None and hold(state, todo[0])):
+                self.step(state, todo[0], out)
+            else:
+                todo.popleft()
+                continue
+            for event in out.events[seen:]:
+                if type(event) is Due:
+                    due.append(event.row)
+                elif type(event) is Done:
+                    todo.append(self.rank_of[event.row])
+                elif type(event) is Released:
+                    todo.append(event.rank)
+                elif type(event) is Ended and event.gone:
+                    todo.extend(range(len(state.pc)))
+            seen = len(out.events)
+        return out.events
+
+    def finish(self, state: State, row: int, out: Listener) -> None:
+        """A row that is due is done."""
+        task = self.task_of[row]
+        if task is not None and task.plain:
+            state.phase[row] = CLOSED
+            if self.kind[row] == _SEND:
+                state.mates.pop(row, None)
+            out.done(row)
+            rank = self.rank_of[row]
+            state.open[rank] -= 1
+            for follower in task.followers:
+                self.try_start(state, rank, follower, out)
+        else:
+            self.end_row(state, row, out)
+        if self.doomed:
+            self.abort(state, out)
+
+    def kill(self, state: State, rank: int, leave: Leave, out: Listener) -> None:
+        """End a rank from outside, at its present instruction: a fault at a time."""
+        self._leave(state, rank, leave, out)
+        self.abort(state, out)
+
+    def close(self, state: State, rank: int, group: int) -> None:
+        """G10: a timeout closes a group's connections in the rank's process. Who waits there finds out (`broken`)."""
+        state.closed[rank, group] = True
+        state.losses = True
+
+    # --- the host ---
+    def step(self, state: State, rank: int, out: Listener) -> None:
+        """The next instruction of a rank that can take it."""
+        op, instruction, task, _, rows = self.steps[rank][state.pc[rank]]
+        if op == POST:
+            assert task is not None
+            state.pc[rank] += 1
+            self.post(state, rank, task, out)
+        elif op == WAIT and state.losses and self.open_row(state, rank, rows) >= 0:
+            self._raise(state, rank, instruction, out)
+        elif op == MEET:
+            self._meet(state, rank, instruction, out)
+        elif op == LEAVE:
+            assert isinstance(instruction, Leave)
+            self._leave(state, rank, instruction, out)
+        else:
+            state.pc[rank] += 1
+            if op == DROP:
+                self._drop(state, rank, instruction, out)
+            elif self.lock and op == WAIT:
+                self.next_of_worker(state, rank, out)
+        if self.doomed:
+            self.abort(state, out)
+
+    def _raise(self, state: State, rank: int, wait: Instruction, out: Listener) -> None:
+        """What the rank waits for is with a dead one, or on a group that is closed."""
+        assert isinstance(wait, Wait)
+        base = self.base[rank]
+        own = any((rank, self.group[base + row]) in state.closed for row in wait.rows if self.part_of[base + row] is not None)
+        self._leave(state, rank, Leave(wait.position, "raised", OWN_CLOSURE if own else PEER_CLOSED), out)
+
+    def next_of_worker(self, state: State, rank: int, out: Listener) -> None:
+        """The host gave the lock back: the collective that waited for it starts."""
+        for row in self.worker_queue(state, rank)[:1]:
+            self.try_start(state, rank, self.task(row), out)
+
+    def _meet_of(self, rank: int, meet: Instruction) -> tuple[int, tuple[int, ...]]:
+        assert isinstance(meet, Meet)
+        return self.meeting(rank, meet)
+
+    def _meet(self, state: State, rank: int, meet: Instruction, out: Listener) -> None:
+        """Whoever finds all whom it expects there goes on; nobody leaves before."""
+        assert isinstance(meet, Meet)
+        instance, expected = self.meeting(rank, meet)
+        there = state.meets.setdefault(instance, [])
+        there.append(rank)
+        if not meet.uneven and len(there) < len(expected):
+            return
+        open_still, all_there = False, frozenset(there)
+        for member in tuple(there):
+            op, theirs, *_ = self.steps[member][state.pc[member]]
+            if op != MEET or self._meet_of(member, theirs)[0] != instance:
+                continue
+            if theirs.lost or (meet.uneven and any(r not in all_there for r in self._meet_of(member, theirs)[1])):  # type: ignore[union-attr]
+                open_still = True
+                continue
+            state.pc[member] += 1
+            out.released(member)
+        if not open_still and len(there) == len(expected):
+            del state.meets[instance]
+
+    def _drop(self, state: State, rank: int, drop: Instruction, out: Listener) -> None:
+        """G4: gloo cancels a message that has met nobody. MPI ends the process (``~AsyncWork``).
+
+        The notice of a dropped receive has gone out, so its sender is let go and the data is lost (`p2p.work_dropped_irecv`)."""
+        assert isinstance(drop, Drop)
+        row = self.base[rank] + drop.row
+        if self.profile.dropped == "crashes":
+            text = "Attempted destruction of AsyncWork before work has completed, terminating the program."
+            self._leave(state, rank, Leave(drop.position, "crashed", text), out)
+        elif state.phase[row] == RUNNING and self.kind[row] == _RECEIVE:
+            state.phase[row] = CLOSED
+            out.cancelled(row)
+            self.released(state, row, out)
+        elif state.phase[row] == RUNNING:
+            self.cancel(state, row, out)
+
+    def _leave(self, state: State, rank: int, leave: Leave, out: Listener) -> None:
+        if state.ends[rank] is not None:
+            return
+        state.ends[rank] = leave
+        out.ended(rank, leave.gone)
+        for there in state.meets.values():
+            if rank in there:
+                there.remove(rank)
+        if leave.gone:
+            state.losses = True
+            for row in range(self.base[rank], self.base[rank + 1]):
+                if state.phase[row]:
+                    self.cancel(state, row, out)
+
+    def abort(self, state: State, out: Listener) -> None:
+        """G14: the processes that a mismatch kills."""
+        while self.doomed:
+            rank = self.doomed.pop(0)
+            leave = Leave(self.position(state, rank), "crashed", "aborted: what came did not fit the buffer")
+            self._leave(state, rank, leave, out)

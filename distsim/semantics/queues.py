@@ -1,0 +1,174 @@
+"""The queues of a run: when what a host has handed over starts, how it ends, and whom it lacks meanwhile."""
+
+from __future__ import annotations
+
+from distsim.ops.table import OPS
+from distsim.semantics.form import PartKind
+from distsim.semantics.meetings import Meetings
+from distsim.semantics.state import CLOSED, DUE, JAMMED, QUEUED, RUNNING, Listener, State
+from distsim.semantics.tasks import LOCK, Task
+
+_SEND, _RECEIVE, _COLLECTIVE, _WORK = (int(kind) for kind in PartKind)
+
+
+class Queues(Meetings):
+    """The part of the rules that is about launches."""
+
+    # --- the process's one lock (mpi) ---
+    def worker_queue(self, state: State, rank: int) -> list[int]:
+        """A process has one queue with workers where it has a lock."""
+        return state.queues.get(rank * self.most_queues, [])
+
+    def worker_has_lock(self, state: State, rank: int) -> bool:
+        """A collective of the rank is in its blocking call."""
+        queue = self.worker_queue(state, rank) if self.lock else []
+        return bool(queue) and state.phase[queue[0]] != QUEUED
+
+    def _host_has_lock(self, state: State, rank: int) -> bool:
+        """The rank's host is in the wait for a message."""
+        return self.lock and state.pc[rank] > 0 and self.steps[rank][state.pc[rank] - 1][0] == LOCK
+
+    # --- queues ---
+    def post(self, state: State, rank: int, task: Task, out: Listener) -> None:
+        base = self.base[rank]
+        row = base + task.row
+        state.open[rank] += 1
+        if task.plain:
+            state.phase[row] = RUNNING
+            if not out.quiet:
+                out.started(row)
+            if self.kind[row] == _WORK:
+                state.phase[row] = DUE
+                out.due(row)
+            else:
+                self.arrive(state, row, out)
+            return
+        state.phase[row] = QUEUED
+        if task.unit:
+            for part in task.parts:
+                state.phase[base + part] = QUEUED
+        if task.queue >= 0:
+            state.queues.setdefault(rank * self.most_queues + task.queue, []).append(row)
+        self.try_start(state, rank, task, out)
+
+    def try_start(self, state: State, rank: int, task: Task, out: Listener) -> None:
+        base, phase = self.base[rank], state.phase
+        row = base + task.row
+        if phase[row] != QUEUED:
+            return
+        for before in task.after:
+            if phase[base + before]:
+                return
+        end = state.ends[rank]
+        if end is not None and end.gone:
+            return
+        if task.queue >= 0:
+            queue = state.queues[rank * self.most_queues + task.queue]
+            if (len(queue) > task.width and row not in queue[: task.width]) or (self.lock and self._host_has_lock(state, rank)):
+                return
+        if task.unit:
+            phase[row] = RUNNING
+            out.started(row)
+        for part in task.parts:
+            phase[base + part] = RUNNING
+            if not out.quiet:
+                out.started(base + part)
+        for part in task.parts:
+            self.arrive(state, base + part, out)
+
+    def end_row(self, state: State, row: int, out: Listener) -> None:
+        """A row that is due is done."""
+        phase = state.phase
+        phase[row] = CLOSED
+        if self.kind[row] == _SEND:
+            state.mates.pop(row, None)
+        out.done(row)
+        task = self.task(row)
+        if task.unit:
+            base = self.base[self.rank_of[row]]
+            for part in task.parts:
+                if phase[base + part]:
+                    return
+            row = base + task.row
+            phase[row] = CLOSED
+            out.done(row)
+        self.released(state, row, out)
+
+    def released(self, state: State, row: int, out: Listener) -> None:
+        """A launch has ended: what waited behind it may start."""
+        task, rank = self.task(row), self.rank_of[row]
+        if self.base[rank] + task.row != row:
+            return
+        state.open[rank] -= 1
+        if task.queue >= 0:
+            key = rank * self.most_queues + task.queue
+            queue = state.queues[key]
+            queue.remove(row)
+            if not queue:
+                del state.queues[key]
+            elif len(queue) >= task.width:  # those before it have started
+                self.try_start(state, rank, self.task(queue[task.width - 1]), out)
+        for follower in task.followers:
+            self.try_start(state, rank, follower, out)
+
+    def cancel(self, state: State, row: int, out: Listener) -> None:
+        """A row will never finish. Whoever is in the middle of a transfer with it is stuck."""
+        phase, state.phase[row] = state.phase[row], CLOSED
+        out.cancelled(row)
+        if self.part_of[row] is not None and phase == DUE:
+            self._cut(state, row)
+        elif self.part_of[row] is not None and phase == RUNNING:
+            if self.kind[row] == _COLLECTIVE:
+                self._take_back(state, row)
+            elif self.kind[row] <= _RECEIVE:
+                self.withdraw(state, row, out)
+        state.jams.pop(row, None)
+        self.released(state, row, out)
+
+    def _take_back(self, state: State, row: int) -> None:
+        """A rank that had come to a collective dies."""
+        there = state.there.get(self.instance[row])
+        if there is not None and there.pop(self.rank_of[row], None) is not None and not there:
+            del state.there[self.instance[row]]
+
+    def _cut(self, state: State, row: int) -> None:
+        others = [state.mates[row]] if row in state.mates else [s for s, receive in state.mates.items() if receive == row]
+        if self.kind[row] == _COLLECTIVE:
+            others = self.linked.rows_of[self.instance[row]].tolist()
+            if OPS[self.part(row).call.op].gives == "root":  # what the root gives has left it
+                others = [r for r in others if self.members[self.instance[r]][self.root(r)] != self.rank_of[r]]
+        for other in others:
+            if state.phase[other] == DUE:
+                state.phase[other] = JAMMED
+                state.jams[other] = (self.rank_of[row],)
+
+    # --- whom a row lacks ---
+    def lacking(self, state: State, row: int) -> tuple[tuple[int, ...], bool]:
+        """Whom a running row waits for: (global ranks, whether any one of them is enough)."""
+        if row in state.jams:
+            return state.jams[row], False
+        kind = self.kind[row]
+        if kind == _RECEIVE and self.peer[row] < 0:
+            return tuple(r for r in self.program.groups[self.group[row]].ranks if r != self.rank_of[row]), True
+        if kind != _COLLECTIVE:
+            return (self.peer[row],), False
+        there = state.there.get(self.instance[row], {})
+        return tuple(r for r in self.needs(row) if r not in there), False
+
+    def broken(self, state: State, row: int) -> bool:
+        """G13: the back end sees that a transfer of this row is with a dead rank. G10: or on a group that either side has closed."""
+        if not (self.sees_death and state.losses):
+            return False
+        phase = state.phase[row]
+        if phase in (CLOSED, DUE):
+            return False
+        if self.part_of[row] is not None and (self.rank_of[row], self.group[row]) in state.closed:
+            return True
+        if phase == QUEUED:
+            task = self.task(row)
+            ahead = state.queues[self.rank_of[row] * self.most_queues + task.queue] if task.queue >= 0 else []
+            return any(self.broken(state, other) for other in ahead if state.phase[other] != QUEUED)
+        ranks, any_one = self.lacking(state, row)
+        group = self.group[row]
+        gone = [((end := state.ends[r]) is not None and end.gone) or (r, group) in state.closed for r in ranks]
+        return all(gone) and bool(gone) if any_one else any(gone)

@@ -1,0 +1,189 @@
+"""The state of a run on the one form: small, explicit, copyable. And what can happen to it: choices and events.
+
+Rows, channels, boxes and instances are the integers of `Linked`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from distsim.match import Matcher
+from distsim.semantics.form import Leave
+
+#: Where a row stands. Closed: it has finished, was cancelled, or was never posted. Queued: its queue has not come to it. Running: it has
+#: begun, and waits for others. Due: all it needs is there, and finishing is a matter of time. Jammed: it met what does not fit.
+CLOSED, QUEUED, RUNNING, DUE, JAMMED = range(5)
+
+
+class Choice(NamedTuple):
+    """One thing that may happen next.
+
+    ``step``: rank ``a`` runs its next host instruction. ``finish``: row ``a``, which is due, finishes. ``take``: the any-source
+    receive ``a`` takes the message ``b`` (both rows).
+    """
+
+    kind: str
+    a: int
+    b: int = -1
+
+
+STEP, FINISH, TAKE = "step", "finish", "take"
+
+
+class Listener(Protocol):
+    """Who is told what a choice brought about, in order, while it does.
+
+    ``started``: a row left its queue. ``met``: these rows met, (send, receive) and no instance (-1), or all that came to an instance, by
+    order of arrival. ``due``: all that the row needs is there. ``cancelled``: the row will never finish. ``mismatched``: rows that met
+    differ in ``fields``; ``outcome`` is the profile's word for what follows, ``crash`` the ranks that it kills. ``released``: a rank's
+    host, blocked in a `Meet`, may go on. ``ended``: a rank came to its end; ``gone``: its process died or left early. ``touched``: what a
+    box that is open to any source holds has changed. ``quiet``: it need not be told of starts, but for batches that are one launch.
+    """
+
+    quiet: bool
+
+    def started(self, row: int, /) -> None: ...
+    def met(self, rows: tuple[int, ...], instance: int, /) -> None: ...
+    def due(self, row: int, /) -> None: ...
+    def done(self, row: int, /) -> None: ...
+    def cancelled(self, row: int, /) -> None: ...
+    def mismatched(self, event: Mismatched, /) -> None: ...
+    def released(self, rank: int, /) -> None: ...
+    def ended(self, rank: int, gone: bool, /) -> None: ...
+    def touched(self, box: int, /) -> None: ...
+
+
+# --- events: what a listener is told, written down ---
+
+
+class Started(NamedTuple):
+    row: int
+
+
+class Met(NamedTuple):
+    rows: tuple[int, ...]
+    instance: int
+
+
+class Due(NamedTuple):
+    row: int
+
+
+class Done(NamedTuple):
+    row: int
+
+
+class Cancelled(NamedTuple):
+    row: int
+
+
+class Mismatched(NamedTuple):
+    rows: tuple[int, ...]
+    fields: tuple[str, ...]
+    outcome: str
+    instance: int
+    crash: tuple[int, ...] = ()
+
+
+class Released(NamedTuple):
+    rank: int
+
+
+class Ended(NamedTuple):
+    rank: int
+    gone: bool
+
+
+Event = Started | Met | Due | Done | Cancelled | Mismatched | Released | Ended
+
+
+class Recorder:
+    """A listener that writes everything down."""
+
+    quiet = False
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def started(self, row: int, /) -> None:
+        self.events.append(Started(row))
+
+    def met(self, rows: tuple[int, ...], instance: int, /) -> None:
+        self.events.append(Met(rows, instance))
+
+    def due(self, row: int, /) -> None:
+        self.events.append(Due(row))
+
+    def done(self, row: int, /) -> None:
+        self.events.append(Done(row))
+
+    def cancelled(self, row: int, /) -> None:
+        self.events.append(Cancelled(row))
+
+    def mismatched(self, event: Mismatched, /) -> None:
+        self.events.append(event)
+
+    def released(self, rank: int, /) -> None:
+        self.events.append(Released(rank))
+
+    def ended(self, rank: int, gone: bool, /) -> None:
+        self.events.append(Ended(rank, gone))
+
+    def touched(self, box: int, /) -> None:
+        """Nothing that a run's history has."""
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """``pc``: next instruction of each rank; ``ends``: how it ended, None while it lives; ``open``: its open launches.
+
+    ``phase``: of every row. ``queues``: rows of a queue with workers, in order. ``meets``: who has come where a communicator is made.
+    ``sends``, ``receives``: open messages by channel, oldest first; those of boxes that are open to any source are in ``matcher``.
+    ``there``: who has come to a collective (rank -> row, by order of arrival). ``ahead``: bytes of a channel sent without a receive.
+    ``jams``: whom a jammed row waits for in vain. ``mates``: of a send that is due, its receive. ``closed``: (rank, group) whose
+    connections the rank's own timeout closed. ``losses``: some rank is gone, or has closed a group.
+    """
+
+    pc: list[int]
+    ends: list[Leave | None]
+    open: list[int]
+    phase: bytearray
+    queues: dict[int, list[int]]
+    meets: dict[int, list[int]]
+    sends: dict[int, list[int]]
+    receives: dict[int, list[int]]
+    there: dict[int, dict[int, int]]
+    ahead: dict[int, int]
+    jams: dict[int, tuple[int, ...]]
+    mates: dict[int, int]
+    closed: dict[tuple[int, int], bool]
+    matcher: Matcher
+    losses: bool = False
+
+    def copy(self) -> State:
+        return State(
+            self.pc[:], self.ends[:], self.open[:], self.phase[:], _copied(self.queues), _copied(self.meets), _copied(self.sends),
+            _copied(self.receives), {k: v.copy() for k, v in self.there.items()}, self.ahead.copy(), self.jams.copy(),
+            self.mates.copy(), self.closed.copy(), self.matcher.copy(), self.losses,
+        )  # fmt: skip
+
+    def key(self) -> Hashable:
+        """Equal for states with the same future. (``open``, ``ahead``, ``mates``, ``queues`` and ``losses`` follow from the rest.)"""
+        return (
+            tuple(self.pc), tuple(self.ends), bytes(self.phase), frozenset(self.jams.items()),
+            frozenset((k, frozenset(v)) for k, v in self.meets.items()), frozenset(self.closed),
+            frozenset((k, tuple(v)) for k, v in self.sends.items()), frozenset((k, tuple(v)) for k, v in self.receives.items()),
+            frozenset((k, frozenset(v.values())) for k, v in self.there.items()), self.matcher.key(),
+        )  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash(self.key())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, State) and self.key() == other.key()
+
+
+def _copied(lists: dict[int, list[int]]) -> dict[int, list[int]]:
+    return {key: rows[:] for key, rows in lists.items()}

@@ -1,0 +1,233 @@
+"""The static half of the state machine: a linked program as plain lists by row, and its instructions ready to be stepped through."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from functools import cached_property
+
+import numpy as np
+
+from distsim.ops.records import Call
+from distsim.ops.table import OPS
+from distsim.profiles.record import Profile
+from distsim.program.records import CodeCall, Program
+from distsim.semantics.creation import made_groups
+from distsim.semantics.form import (
+    Drop,
+    Instruction,
+    Launch,
+    Leave,
+    Lock,
+    Meet,
+    Part,
+    PartKind,
+    Post,
+    Stuck,
+    Sync,
+    Unit,
+    Wait,
+)  # fmt: skip
+from distsim.semantics.free import bad_instances
+from distsim.semantics.link import Linked
+
+#: Kinds of step.
+POST, WAIT, SYNC, MEET, STUCK, LOCK, DROP, LEAVE = range(8)
+_STEPS: dict[type, int] = {Post: POST, Wait: WAIT, Sync: SYNC, Meet: MEET, Stuck: STUCK, Lock: LOCK, Drop: DROP, Leave: LEAVE}
+
+
+class Task:
+    """A launch as the machine runs it. Rows count from the rank's first.
+
+    ``parts``: rows. ``queue``: which of the rank's queues with workers it takes one of, -1 for none; ``width``: how many there are.
+    ``followers``: what starts only after it. ``plain``: one part that starts at once. ``locks``: it takes the process's lock.
+    """
+
+    __slots__ = ("after", "followers", "launch", "locks", "parts", "plain", "queue", "row", "unit", "width")
+
+    def __init__(self, launch: Launch, queues: dict[Hashable, int]) -> None:
+        self.launch, self.row, self.after = launch, launch.row, launch.after
+        self.parts = tuple(part.row for part in launch.parts)
+        self.unit = launch.is_unit
+        self.queue, self.width = -1, 0
+        if launch.queue is not None and launch.queue.width > 0:
+            self.queue, self.width = queues.setdefault(launch.queue.key, len(queues)), launch.queue.width
+        self.plain = not (self.after or self.unit or self.queue >= 0)
+        self.locks = self.queue < 0 and launch.parts[0].kind is not PartKind.WORK
+        self.followers: list[Task] = []
+
+
+#: A step of a host: its kind, the instruction, the task of a `Post`, the call's position, and the rows that it waits for.
+Step = tuple[int, Instruction, Task | None, int, tuple[int, ...]]
+
+
+class _Compiled:
+    """A unit's steps, and its tasks and parts by row counted from the rank's first."""
+
+    def __init__(self, unit: Unit, rows: int) -> None:
+        self.queues: dict[Hashable, int] = {}
+        self.tasks: list[Task | None] = [None] * rows
+        self.parts: list[Part | None] = [None] * rows
+        pooled = any(launch.pooled for launch in unit.launches)  # else nobody contends for the process's lock
+        self.steps: list[Step] = [self._step(one) for one in unit.instructions if pooled or not isinstance(one, Lock)]
+
+    def _step(self, instruction: Instruction) -> Step:
+        if not isinstance(instruction, Post):
+            rows = instruction.rows if isinstance(instruction, Wait) else ()
+            return _STEPS[type(instruction)], instruction, None, instruction.position, rows
+        task = Task(instruction.launch, self.queues)
+        for part in instruction.launch.parts:
+            self.parts[part.row] = part
+        for row in (task.row, *task.parts):
+            self.tasks[row] = task
+        for row in task.after:
+            before = self.tasks[row]
+            assert before is not None
+            before.followers.append(task)
+        return POST, instruction, task, instruction.position, ()
+
+
+class Tables:
+    """A program under a profile, as lists by row. ``steps``: of each rank. ``task_of``: the launch of a row, or of a batch's part.
+    ``locked``: ranks whose hosts share a lock with a worker."""
+
+    def __init__(self, program: Program | Linked, profile: Profile | None = None) -> None:
+        if isinstance(program, Linked):
+            linked = program
+        else:
+            assert profile is not None
+            linked = Linked(program, profile)
+        self.linked, self.program, self.profile, self.base = linked, linked.program, linked.profile, linked.base
+        for name in ("kind", "channel", "box", "peer", "instance", "nbytes", "signature", "tag", "group"):
+            setattr(self, name, getattr(linked, name).tolist())
+        self.rank_of: list[int] = linked.rank.tolist()
+        self.kind: list[int]
+        self.channel: list[int]
+        self.box: list[int]
+        self.peer: list[int]
+        self.instance: list[int]
+        self.nbytes: list[int]
+        self.signature: list[int]
+        self.tag: list[int]
+        self.group: list[int]
+        self.members = linked.members
+        self.open_boxes = frozenset(linked.open_boxes.tolist())
+        self.lock, self.sees_death = self.profile.lock, self.profile.peer_death == "raises"
+        self._compile(linked)
+        self._needs: dict[tuple[str, int, int, int], tuple[int, ...] | None] = {}
+        self._near: dict[tuple[str, int, int], tuple[frozenset[int], ...] | None] = {}
+
+    def _compile(self, linked: Linked) -> None:
+        program = self.program
+        compiled = {id(u): _Compiled(u, program.codes[u.code].offsets[-1]) for u in linked.units}
+        self.most_queues = max((len(one.queues) for one in compiled.values()), default=0)
+        self.steps: list[list[Step]] = []
+        self.task_of: list[Task | None] = []
+        self.part_of: list[Part | None] = []
+        self.locked: list[bool] = []
+        for rank, unit in enumerate(linked.unit_of):
+            one = compiled[id(unit)]
+            self.steps.append(one.steps)
+            self.task_of += one.tasks
+            self.part_of += one.parts
+            self.locked.append(self.lock and bool(one.queues))
+            for step in one.steps if len(unit.ranks) == 1 else ():
+                if step[2] is not None and step[2].launch.parts[0].gathering is not None:
+                    self._name_group(rank, step[2].launch.parts[0])
+
+    def _name_group(self, rank: int, part: Part) -> None:
+        """Making a group is about the group that is made."""
+        if part.call.op == "new_group":
+            self.group[self.base[rank] + part.row] = made_groups(self.program, self.program.resolve(rank, part.call))[0]
+
+    # --- what a row is ---
+    def part(self, row: int) -> Part:
+        found = self.part_of[row]
+        assert found is not None
+        return found
+
+    def task(self, row: int) -> Task:
+        found = self.task_of[row]
+        assert found is not None
+        return found
+
+    def is_launch(self, row: int) -> bool:
+        """The row is a launch's own: a batch that is one, or a single part."""
+        task = self.task_of[row]
+        return task is not None and self.base[self.rank_of[row]] + task.row == row
+
+    def position_of(self, row: int) -> int:
+        return self.part(row).position
+
+    def code_call(self, row: int) -> CodeCall:
+        return self.part(row).call
+
+    def call(self, row: int) -> Call:
+        return self.program.resolve(self.rank_of[row], self.part(row).call)
+
+    # --- whom a collective needs ---
+    @cached_property
+    def fits(self) -> list[bool]:
+        """Of each row: a send that the back end buffers, if nothing else fills its window."""
+        sends = np.flatnonzero(self.linked.kind == PartKind.SEND)
+        sizes = np.unique(self.linked.nbytes[sends])
+        credit, options = self.profile.credit, self.program.options
+        free = np.array([credit(int(n), 0, options) for n in sizes.tolist()], dtype=np.bool_)
+        found = np.zeros(self.linked.rows, dtype=np.bool_)
+        if free.any():
+            found[sends] = free[np.searchsorted(sizes, self.linked.nbytes[sends])]
+        return list(found.tolist())
+
+    @cached_property
+    def buffers(self) -> bool:
+        """Some send may run ahead of its receive."""
+        return any(self.fits)
+
+    @cached_property
+    def suspects(self) -> frozenset[int]:
+        """Instances whose calls may differ."""
+        return frozenset(number for found in bad_instances(self.linked) for number in found.tolist())
+
+    @cached_property
+    def early_rows(self) -> frozenset[int]:
+        """Rows of collectives whose operation may let some members go before all have come."""
+        needs, known, found = self.profile.needs, dict[str, bool](), set[int]()
+        for _, part, rows in self.linked.parts(PartKind.COLLECTIVE):
+            op = part.call.op
+            if op not in known:
+                known[op] = any(needs(op, n, 0, me) is not None for n in (2, 3, 4) for me in range(n))
+            if known[op]:
+                found.update(rows.tolist())
+        return frozenset(found)
+
+    def root(self, row: int) -> int:
+        return max(int(self.linked.root[row]), 0)
+
+    def near(self, row: int) -> tuple[frozenset[int], ...] | None:
+        """For each group rank whose coming matters to which others; None: all wait for all, whatever each says the operation is."""
+        op, n, root = self.part(row).call.op, len(self.members[self.instance[row]]), 0
+        if OPS[op].root_field is not None:
+            root = self.root(row)
+        key = (op, n, root)
+        if key not in self._near:
+            needs = [self.profile.needs(op, n, root, me) for me in range(n)]
+            self._near[key] = None if all(need is None for need in needs) else tuple(
+                frozenset(j for j, need in enumerate(needs) if need is None or me in need) for me in range(n)
+            )  # fmt: skip
+        return self._near[key]
+
+    def needs(self, row: int) -> tuple[int, ...]:
+        """The ranks that must have come before a row is done."""
+        members = self.members[self.instance[row]]
+        op, me = self.part(row).call.op, members.index(self.rank_of[row])
+        key = (op, len(members), self.root(row), me)
+        if key not in self._needs:
+            needed = self.profile.needs(*key)
+            self._needs[key] = None if needed is None else tuple(sorted(needed))
+        found = self._needs[key]
+        return members if found is None else tuple(members[i] for i in found)
+
+    def meeting(self, rank: int, meet: Meet) -> tuple[int, tuple[int, ...]]:
+        """The instance of a rank's meet, and whom it expects."""
+        instance = self.linked.meets[rank][meet.number]
+        own = meet.gathering.members if meet.gathering is not None else ()
+        return instance, own or self.members[instance]

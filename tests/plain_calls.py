@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from distsim.engine.outcomes import any_source as has_any_source
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.program.records import Program
-from distsim.engine.outcomes import any_source as has_any_source
 
 Plain = dict[str, Any]
 #: Operations that the naive simulators know; local work is left out, for it blocks nobody.

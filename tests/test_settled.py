@@ -1,6 +1,6 @@
 """Questions on which ways to run a program differed, or differed from a real run: one small scenario each, and what is right.
 
-`docs/semantics.md` has the table. What is wrong today is marked with who says it.
+`docs/semantics.md` has the table.
 """
 
 from __future__ import annotations
@@ -19,40 +19,18 @@ from distsim.scenario import load
 from distsim.simulation import cost_model, simulate
 
 SETTLED = sorted((Path(__file__).parent / "data" / "settled").glob("*.yaml"))
-_WAITS = "the clocks of all requests of a wait start at once (engine.deadlines)"
-_STORE = "the rules let a wait in the store see a death (semantics.queues.broken)"
-#: Who is wrong today, by scenario.
-WRONG = {
-    "waits_one_by_one": _WAITS, "batch_waits_one_by_one": _WAITS, "store_sees_no_death": _STORE, "local_sync_sees_no_death": _STORE,
-    "absent_from_written_init": _STORE, "killed_before_written_init": _STORE,
-    "any_source_sees_no_death": "the rules raise where all senders of an open receive are gone (semantics.queues.broken)",
-    "transfer_longer_than_timeout": "a message that has met has no clock any more (engine.deadlines)",
-    "absent_and_stranger": "the diagnosis looks for the calls of a rank outside the world (check.whereabouts)",
-}  # fmt: skip
+
+def cases(*names: str) -> list[Any]:
+    """Scenarios by name; all, if none is given."""
+    return [pytest.param(path, id=path.stem) for path in SETTLED if not names or path.stem in names]
 
 
-def cases(names: list[str], wrong: dict[str, str]) -> list[Any]:
-    """Scenarios by name; those that are told wrong today are expected to fail."""
-    paths = [path for path in SETTLED if not names or path.stem in names]
-    marks = {name: [pytest.mark.xfail(strict=True, reason=reason)] for name, reason in wrong.items()}
-    return [pytest.param(path, id=path.stem, marks=marks.get(path.stem, [])) for path in paths]
-
-
-@pytest.mark.parametrize("path", cases([], WRONG))
+@pytest.mark.parametrize("path", cases())
 def test_a_settled_scenario_comes_out_as_settled(path: Path) -> None:
     assert [str(d) for d in differences(simulate(load(str(path))))] == []
 
 
-_SINCE = "the time-ordered engine counts from the call"
-
-
-@pytest.mark.parametrize(
-    "path",
-    cases(
-        ["window_in_order", "blocked_since", "needs_of_the_wait"],
-        {"blocked_since": _SINCE},
-    ),
-)
+@pytest.mark.parametrize("path", cases("window_in_order", "blocked_since", "needs_of_the_wait"))
 def test_both_engines_tell_a_settled_scenario_alike(path: Path) -> None:
     scenario = load(str(path))
     program = lower(scenario)
@@ -71,7 +49,6 @@ def test_a_check_sees_a_timeout_that_messages_outlast() -> None:
     assert outcome_under(lower(scenario), PROFILES["gloo"]).outcome == simulate(scenario).outcome
 
 
-@pytest.mark.xfail(strict=True, reason="the search over orders is not asked where a rank leaves with requests open")
 def test_leaving_with_a_request_open_may_end_in_two_ways() -> None:
     """Both were seen for real under gloo, for the one program."""
     scenario = load(str(next(path for path in SETTLED if path.stem == "leave_open_collective")))
@@ -92,4 +69,3 @@ def test_every_settled_scenario_is_in_the_table() -> None:
     text = (Path(__file__).parent.parent / "docs" / "semantics.md").read_text(encoding="utf-8")
 
     assert [path.stem for path in SETTLED if f"`{path.stem}`" not in text] == []
-    assert set(WRONG) <= {path.stem for path in SETTLED}

@@ -36,6 +36,8 @@ class CallIndex:
     def messages(self, rank: int, channel: int, *, sends: bool) -> list[Message]:
         """All sends (or receives) that the rank's program has on a channel, in program order, reached or not."""
         program = self.layout.program
+        if not 0 <= rank < program.world_size:  # a peer that an invalid call names
+            return []
         row = program.row_of[rank]
         by_port = self._by_port(program.code_of[rank])
         found = [m for port in self._ports_of(rank, sends).get(channel, ()) for m in by_port.get((port, sends), ())]

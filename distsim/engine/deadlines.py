@@ -25,7 +25,7 @@ from distsim.profiles import Profile
 from distsim.program.records import Program
 from distsim.semantics.form import Instruction, Leave, Meet, PartKind, Wait
 from distsim.semantics.moves import Rules
-from distsim.semantics.state import CLOSED, JAMMED, RUNNING, State
+from distsim.semantics.state import CLOSED, DUE, JAMMED, RUNNING, State
 
 #: Launches that a host may be ahead of its device: CUDA's queue of kernels of a stream.
 LAUNCH_QUEUE = 1024
@@ -98,16 +98,14 @@ class Deadlines:
         return f"Timed out waiting {entry.limit_ns // 10**6}ms for {word} operation to complete"
 
     # --- clocks that start ---
-    def blocked(self, rank: int, now: int, instruction: Instruction) -> None:
-        """A host begins to wait."""
+    def blocked(self, rank: int, now: int, instruction: Instruction, row: int) -> None:
+        """A host begins to wait, for ``row`` if it waits for one (requests are waited for one after the other, G11)."""
         if self.rules.profile.timed_out != "raises":
             return
         if isinstance(instruction, Meet):
             self._add(now, rank, -1, now, self.limits[instruction.of_group] + self.rules.profile.store_grace_ns)
-        base = self.rules.base[rank]
-        for row in (base + row for row in (instruction.rows if isinstance(instruction, Wait) else ())):
-            if self.state.phase[row] and 0 <= self.rules.kind[row] <= PartKind.RECEIVE:
-                self._add(now, rank, row, now, self.limits[self.rules.group[row]])
+        elif row >= 0 and self.state.phase[row] and 0 <= self.rules.kind[row] <= PartKind.RECEIVE:
+            self._add(now, rank, row, now, self.limits[self.rules.group[row]])
 
     def started(self, row: int, now: int) -> None:
         """A collective leaves its queue."""
@@ -146,7 +144,8 @@ class Deadlines:
         if entry.row < 0:
             return isinstance(self.rules.instruction(self.state, entry.rank), Meet)
         phase = self.state.phase[entry.row]
-        return phase != CLOSED and (self.rules.profile.device or phase in (RUNNING, JAMMED))
+        # A transfer under way is late too: the clock runs until it is over.
+        return phase != CLOSED and (self.rules.profile.device or phase in (RUNNING, DUE, JAMMED))
 
 
 def outlasts(program: Program, profile: Profile, columns: Columns) -> bool:

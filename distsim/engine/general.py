@@ -218,10 +218,10 @@ class _Engine:
     def _block(self, rank: int, instruction: Instruction, row: int) -> None:
         """A host waits, for a row or for something else (-1)."""
         hosts = self.hosts
-        if not hosts.blocked[rank]:
+        if not hosts.blocked[rank] or row != hosts.open[rank]:
             hosts.blocked[rank], hosts.since[rank] = True, self.now
             if self.deadlines is not None:
-                self.deadlines.blocked(rank, self.now, instruction)
+                self.deadlines.blocked(rank, self.now, instruction, row)
         hosts.open[rank], hosts.waiting[rank] = row, True
 
     def _rouse(self, rank: int) -> None:

@@ -23,9 +23,8 @@ from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.contacts import bad_contacts
 from distsim.semantics.form import Drop
-from distsim.semantics.free import why_ordered
+from distsim.semantics.free import leaves_open, why_ordered
 from distsim.semantics.link import Linked
-from distsim.semantics.units import compile_units
 from distsim.standstill import Standstill
 
 #: States that are looked at where a receive may take several senders, unless the caller says otherwise.
@@ -137,10 +136,11 @@ def _ends_of(linked: Linked, cost: CostModel) -> Standstill | None:
 
 
 def _outcome(program: Program, profile: Profile, cost: CostModel, max_states: int) -> ProfileOutcome:
-    end = _run(program, profile, cost)
+    linked = Linked(program, profile)
+    end = _run(linked, cost)
     outcome, ranks = _judge(end)
     possible, complete = {outcome}, True
-    cancels = profile.dropped == "cancels" and _drops(program, profile)
+    cancels = (profile.dropped == "cancels" and _drops(linked)) or (profile.peer_death == "raises" and leaves_open(linked))
     if cancels or (any_source(program) and profile.any_source):
         ends = ends_of_orders(program, profile, max_states, cancels)
         possible |= {_judge(one)[0] for one in ends.ends}
@@ -153,9 +153,9 @@ def _outcome(program: Program, profile: Profile, cost: CostModel, max_states: in
     return ProfileOutcome(outcome, tuple(word for word in WORST_FIRST if word in possible), ranks, complete=complete)
 
 
-def _drops(program: Program, profile: Profile) -> bool:
+def _drops(linked: Linked) -> bool:
     """A request for a message is dropped."""
-    return any(isinstance(i, Drop) for unit in compile_units(program, profile) for i in unit.instructions)
+    return any(isinstance(i, Drop) for unit in linked.units for i in unit.instructions)
 
 
 def any_source(program: Program) -> bool:
@@ -163,12 +163,13 @@ def any_source(program: Program) -> bool:
     return any(np.any(np.asarray(port.peer) < 0) for code in program.codes for port in code.ports)
 
 
-def _run(program: Program, profile: Profile, cost: CostModel) -> End:
+def _run(linked: Linked, cost: CostModel) -> End:
     """One run in the order of time, by the fastest way that is exact."""
-    end = _ends_of(Linked(program, profile), cost)
+    program, profile = linked.program, linked.profile
+    end = _ends_of(linked, cost)
     if end is not None:
         return End(end, frozenset()) if end.blocked else _FINE
-    left = simulate_in_order(program, profile, cost)
+    left = simulate_in_order(program, profile, cost, linked=linked)
     ranks_of = [rank for rank in range(program.world_size) for _ in range(left.columns.base[rank], left.columns.base[rank + 1])]
     notes = (Note(outcome, fields, tuple(sorted(ranks_of[row] for row in rows))) for rows, fields, outcome in left.mismatches)
     open_to = (Note("undefined", ("ranks",), left.undefined),) if left.undefined else ()
@@ -208,7 +209,7 @@ def left_open(program: Program, profile: Profile, cost: CostModel) -> Open | Non
     if pairs:
         return Open(tuple(sorted({rank for pair in pairs for rank in pair})), ("completes",))
     if program.call_count <= N12_CALLS and _overlap(program) and not program.options.get("launch_order_implicit"):
-        in_order = _run(_with(program, one_queue=True), profile, cost)
+        in_order = _run(Linked(_with(program, one_queue=True), profile), cost)
         if in_order.standstill.blocked:
             return Open(in_order.standstill.stuck, ("hangs", "completes"))
     return None

@@ -75,6 +75,17 @@ def _is_message(instruction: object) -> bool:
     return isinstance(instruction, Post) and instruction.launch.parts[0].kind <= PartKind.RECEIVE
 
 
+def leaves_open(linked: Linked) -> bool:
+    """Does a rank leave before its end with requests that it never saw finished? Then it matters who came before."""
+    for unit in linked.units:
+        last = unit.instructions[-1]
+        if isinstance(last, Leave) and last.gone:
+            waited = {row for i in unit.instructions if isinstance(i, Wait) for row in i.rows}
+            if any(part.row not in waited for launch in unit.launches for part in launch.parts if part.kind is not PartKind.WORK):
+                return True
+    return False
+
+
 def misfit(linked: Linked) -> str | None:
     """Do calls that may meet differ?"""
     if bad_pairs(linked).size:

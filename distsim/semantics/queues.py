@@ -156,13 +156,16 @@ class Queues(Meetings):
         return tuple(r for r in self.needs(row) if r not in there), False
 
     def broken(self, state: State, row: int) -> bool:
-        """G13: the back end sees that a transfer of this row is with a dead rank. G10: or on a group that either side has closed."""
-        if not (self.sees_death and state.losses):
+        """G13: the back end sees that a transfer of this row is with a dead rank. G10: or on a group that either side has closed.
+
+        Who waits in the store to make a group sees nobody's death, nor does a receive from any source: it needs nobody in particular."""
+        part = self.part_of[row]
+        if not (self.sees_death and state.losses) or (part is not None and part.gathering is not None):
             return False
         phase = state.phase[row]
         if phase in (CLOSED, DUE):
             return False
-        if self.part_of[row] is not None and (self.rank_of[row], self.group[row]) in state.closed:
+        if part is not None and (self.rank_of[row], self.group[row]) in state.closed:
             return True
         if phase == QUEUED:
             task = self.task(row)
@@ -170,5 +173,4 @@ class Queues(Meetings):
             return any(self.broken(state, other) for other in ahead if state.phase[other] != QUEUED)
         ranks, any_one = self.lacking(state, row)
         group = self.group[row]
-        gone = [((end := state.ends[r]) is not None and end.gone) or (r, group) in state.closed for r in ranks]
-        return all(gone) and bool(gone) if any_one else any(gone)
+        return not any_one and any(((end := state.ends[r]) is not None and end.gone) or (r, group) in state.closed for r in ranks)

@@ -9,9 +9,10 @@ and its data arrives at ready + price; a member of a collective finishes at max(
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from distsim.cost import CostModel
 from distsim.engine.arrivals import Arrivals, CallKey, Follow
@@ -376,7 +377,7 @@ class _Engine:
     def _columns(self) -> Columns:
         columns = Columns(self.program)
         columns.started, columns.finished, columns.waited, columns.match = (
-            array("q", column) for column in (self.began, self.finished, self.waited, self.match)
+            np.array(column, dtype=np.int64) for column in (self.began, self.finished, self.waited, self.match)
         )
         self.hosts.write(self.rules.linked, columns)
         return columns

@@ -101,7 +101,7 @@ def test_true_is_no_number_in_a_declaration(text: str):
 def test_a_tensor_that_is_larger_than_its_device_is_a_finding():
     found = check(loads("world: 2\ntensors: {x: {shape: [67108864, 67108864], dtype: float64}}\nprogram: [{all_reduce: x}]"))
 
-    assert [(f.code, f.message) for f in found.findings] == [
+    assert [(f.code, f.message) for f in found.findings if f.code != "DS804"] == [  # nor does it arrive in time
         ("DS806", "the tensor x has 32770 TiB, one CPU socket has 238.4 GiB")
     ]
 
@@ -207,7 +207,7 @@ def test_ctrl_c_ends_a_simulation_at_any_moment_quietly(after_s: float, tmp_path
     """Within a second of processor time; how long the machine makes it wait for that is not its matter."""
     file = tmp_path / "big.yaml"
     ring = (ROOT / "benchmarks" / "ring.yaml").read_text(encoding="utf-8")
-    file.write_text(ring.replace("backend: gloo", "backend: nccl").replace("rounds: 100", "rounds: 400"), encoding="utf-8")
+    file.write_text(ring.replace("backend: gloo", "backend: nccl").replace("rounds: 100", "rounds: 1500"), encoding="utf-8")
     command = [sys.executable, "-m", "distsim", "simulate", str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         wait_until_it_is_ours(process.pid, after_s)
@@ -224,6 +224,7 @@ def test_ctrl_c_ends_a_simulation_at_any_moment_quietly(after_s: float, tmp_path
 def wait_until_it_is_ours(pid: int, cpu: float) -> None:
     """Until the process has used so much processor time, which starts with Python's own."""
     while cpu_s(pid) < cpu:
+        assert Path(f"/proc/{pid}/cmdline").read_bytes(), "it ended before"
         time.sleep(0.01)
 
 

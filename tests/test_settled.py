@@ -20,6 +20,7 @@ from distsim.simulation import cost_model, simulate
 
 SETTLED = sorted((Path(__file__).parent / "data" / "settled").glob("*.yaml"))
 
+
 def cases(*names: str) -> list[Any]:
     """Scenarios by name; all, if none is given."""
     return [pytest.param(path, id=path.stem) for path in SETTLED if not names or path.stem in names]

@@ -315,9 +315,9 @@ def test_a_contribution_that_is_missing_is_told_with_the_last_write_and_one_too_
     (twice,) = values.breaches(0, "x", [Contribution(0, "x", 0)])
     (missing,) = values.breaches(0, "x", [Contribution(0, "y", 0)])
 
-    assert (twice.times, twice.start, twice.stop, twice.row) == (2, 0, 4, values.written_by(0, "x"))
-    assert (missing.times, missing.row) == (0, values.written_by(0, "x"))
-    assert values.written_by(0, "y") == -1
+    assert (twice.times, twice.start, twice.stop, twice.row) == (2, 0, 4, values.state(0, "x").row)
+    assert (missing.times, missing.row) == (0, values.state(0, "x").row)
+    assert values.state(0, "y").row == -1
 
 
 @pytest.mark.parametrize(("source", "target", "text"), [

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from distsim.expr import ExpressionError
 from distsim.ops.table import OPS
+from distsim.output import visible
 from distsim.scenario import Scenario, load, loads
 from distsim.scenario.document import Document, compose, write
 from distsim.scenario.scope import RESERVED
@@ -190,15 +191,23 @@ trees = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(trees)
 def test_written_data_reads_as_itself(data: Any) -> None:
-    """Texts that look like numbers, booleans or keys stay texts; control characters are escaped."""
+    """Texts that look like numbers, booleans or keys stay texts; control characters are read written out (`output.visible`)."""
     from distsim.scenario.construct import construct
     from distsim.scenario.problems import Problems
 
     document = Document("f", write({"data": [data]}))
     problems = Problems(document)
 
-    assert construct(document, compose(document), problems) == {"data": [data]}
+    assert construct(document, compose(document), problems) == {"data": [_visible(data)]}
     assert not problems
+
+
+def _visible(data: Any) -> Any:
+    if isinstance(data, str):
+        return visible(data)
+    if isinstance(data, list):
+        return [_visible(one) for one in data]
+    return {visible(key, one_line=True): _visible(value) for key, value in data.items()} if isinstance(data, dict) else data
 
 
 def test_reserved_words_are_those_of_the_grammar() -> None:

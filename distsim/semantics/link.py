@@ -131,7 +131,6 @@ class Linked:
             for part in gathered:
                 self.instance[part] = len(self.members)
             self.members.append(members)
-        self.plain_instances = len(starts)
         self._meet_instances(keys)
 
     def _meet_instances(self, keys: _Keys) -> None:

@@ -111,15 +111,15 @@ def test_inside_torchrun_each_process_takes_its_rank(name: str, status: int):
     assert "the run ended as simulated" in text
 
 
-def listening() -> set[str]:
-    """Addresses, as /proc/net/tcp has them, on which this process and its children wait for connections."""
+def listening() -> set[tuple[str, str]]:
+    """(address as /proc/net/tcp has it, inode) of every socket on which this process and its children wait for connections."""
     held = set()
     for pid in (os.getpid(), *children()):
         for link in Path(f"/proc/{pid}/fd").glob("*"):
             with suppress(OSError):
                 held.add(os.readlink(link))
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held}
+    return {(row[1].partition(":")[0], row[9]) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held}
 
 
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
@@ -139,7 +139,7 @@ program:
 )
 def test_a_run_on_one_machine_can_be_reached_by_loopback_alone(way: dict[str, str]):
     """Also the store that rank 0 serves at an address of the user's, which torch would open to every network."""
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     over = threading.Event()
 
     def look() -> None:
@@ -154,8 +154,9 @@ def test_a_run_on_one_machine_can_be_reached_by_loopback_alone(way: dict[str, st
     looker.join()
 
     assert done.outcome == "completes"
-    assert seen - before, "nothing was seen"
-    assert seen - before <= LOOPBACK
+    opened = {address for address, _ in seen - before}
+    assert opened, "nothing was seen"
+    assert opened <= LOOPBACK
 
 
 def test_a_world_of_another_size_is_the_surroundings_fault():

@@ -37,7 +37,7 @@ def without_clock(program: Program, profile: Profile) -> bool | None:
     return None if why_ordered(linked) is not None else all(host.ended for host in go(linked, Conditions(linked, None)).hosts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(any_programs())
 def test_what_surely_completes_does_complete(plain: Plain) -> None:
     for backend, options in OPTIONS:

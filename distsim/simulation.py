@@ -164,7 +164,7 @@ def _ended(program: Program, result: Run) -> Standstill | None:
     has compared whatever met.
     """
     profile = PROFILES[program.backend]
-    if profile.device or not profile.rendezvous or result.path != "fast" or result.outcome != "completes":
+    if profile.device or not profile.rendezvous or result.path != "fast" or result.outcome != "completes" or result.mismatches:
         return None
     ops = {call.op for code in program.codes for call in code.calls if OPS[call.op].kind == "collective"}
     waits_for_all = all(profile.needs(op, 4, 0, me) is None for op in sorted(ops) for me in range(4))

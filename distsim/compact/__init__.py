@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from distsim.cluster import PRESETS, cluster_from
 from distsim.compact.align import Entry, Round, Step, aligned
 from distsim.compact.fit import Names
 from distsim.compact.fold import fold
 from distsim.compact.groups import Families, families_of, inferred_mesh
-from distsim.compact.items import Itemizer
+from distsim.compact.items import Item, Itemizer
 from distsim.compact.write import Writer, flow, text
 from distsim.errors import UsageError
 from distsim.program.records import Fault, Program
@@ -19,6 +19,10 @@ from distsim.replay import program_of
 from distsim.scenario.parts import Options
 from distsim.trace import Trace
 from distsim.units import duration_text
+
+
+#: Steps without their lines, as a share of those with them, from which on they are preferred.
+_MUCH_LESS: Final = 0.7
 
 
 class Compact(NamedTuple):
@@ -50,15 +54,30 @@ def compact(trace: Trace, *, name: str = "", exact: bool | None = None, resolve:
     families = families_of(program, mesh)
     itemizer = Itemizer(rebuilt, trace, families)
     items = {rank: itemizer.items(rank) for rank in range(program.world_size)}
-    entries = aligned({rank: fold(mine, exact) for rank, mine in items.items()})
+    entries = _laid_out(items, exact)
     rounds, entries = _iterations(entries, program.world_size, trace)
     writer = Writer(families, Names.of(program.world_size, families.mesh), exact)
     body = writer.program(entries)
     head = _head(trace, program, families, name)
     iterations = [f"iterations: {rounds}"] if rounds > 1 else []
     notes = _notes(exact, simulated, program, items_of=sum(map(len, items.values())), written=_count(entries))
-    lines = [*(f"# {note}" for note in notes), *head, "program:" if body else "program: []", *body, *iterations, *_tail(program, trace)]
+    lines = [
+        *(f"# {note}" for note in notes),
+        *head,
+        "program:" if body else "program: []",
+        *body,
+        *iterations,
+        *_tail(program, trace),
+    ]
     return Compact("\n".join(lines) + "\n", program.call_count, _count(entries), notes)
+
+
+def _laid_out(items: Mapping[int, list[Item]], exact: bool) -> list[Entry]:
+    """Calls of one line of the script as steps; where that says much the same over and over, calls that are alike, whatever their line."""
+    by_line = aligned({rank: fold(mine, exact) for rank, mine in items.items()})
+    bare = {rank: [item._replace(form=item.form._replace(source="")) for item in mine] for rank, mine in items.items()}
+    alike = aligned({rank: fold(mine, exact) for rank, mine in bare.items()})
+    return alike if _count(alike) < _MUCH_LESS * _count(by_line) else by_line
 
 
 def _notes(exact: bool, simulated: bool, program: Program, items_of: int, written: int) -> tuple[str, ...]:
@@ -100,9 +119,15 @@ def _cluster(trace: Trace) -> Any:
 
 def _tail(program: Program, trace: Trace) -> list[str]:
     """Options that are not the usual ones, and faults."""
-    usual = {key: Options.model_validate({key: field.default}) for key, field in Options.model_fields.items() if isinstance(field.default, str)}
+    usual = {
+        key: Options.model_validate({key: field.default})
+        for key, field in Options.model_fields.items()
+        if isinstance(field.default, str)
+    }
     plain = {key: getattr(usual.get(key, Options()), key) for key in Options.model_fields}
-    given = {("timeout" if key == "timeout_ns" else key): value for key, value in program.options.items() if plain.get(key) != value}
+    given = {
+        ("timeout" if key == "timeout_ns" else key): value for key, value in program.options.items() if plain.get(key) != value
+    }
     if isinstance(given.get("timeout"), int):
         given["timeout"] = duration_text(given["timeout"])
     lines = [f"options: {flow(given)}"] if given else []

@@ -72,7 +72,9 @@ def _shifted(values: Ints, bases: Sequence[tuple[str, Ints, str, int]]) -> str |
 
 def _affine(values: Ints, bases: Sequence[tuple[str, Ints, str, int]]) -> str | None:
     """A sum of at most two multiples of the names, and a constant."""
-    picks: list[list[tuple[str, Ints, str, int]]] = [[a] for a in bases] + [[a, b] for i, a in enumerate(bases) for b in bases[i + 1 :]]
+    picks: list[list[tuple[str, Ints, str, int]]] = [[a] for a in bases] + [
+        [a, b] for i, a in enumerate(bases) for b in bases[i + 1 :]
+    ]
     for pick in picks:
         columns = np.stack([base for _, base, _, _ in pick] + [np.ones_like(values)], axis=1)
         if len(values) < columns.shape[1]:

@@ -137,7 +137,9 @@ def _declare(found: Families, family: _Family) -> None:
     family.axes = _axes(found.mesh, size, family)
     if family.axes:
         return
-    options = {key: value for key, value in (("backend", family.groups[0].backend), ("timeout", _timeout(family.groups[0]))) if value}
+    options = {
+        key: value for key, value in (("backend", family.groups[0].backend), ("timeout", _timeout(family.groups[0]))) if value
+    }
     if len(family.groups) == 1:
         ranks = list(family.groups[0].ranks)
         found.declared[family.name] = {"ranks": ranks, **options} if options else ranks

@@ -48,7 +48,8 @@ Output = Annotated[
     Path | None, typer.Option("--trace", metavar="F", help="Write the replay: F.jsonl native, F.json for Perfetto.")
 ]
 Scenario = Annotated[
-    Path | None, typer.Option("-o", metavar="S.yaml", help="Write the calls as a scenario: loops, and one program for equal ranks.")
+    Path | None,
+    typer.Option("-o", metavar="S.yaml", help="Write the calls as a scenario: loops, and one program for equal ranks."),
 ]
 Real = Annotated[bool, typer.Option("--real", help="Run it on torch.distributed; the options below are for that.")]
 

@@ -13,13 +13,12 @@ from distsim.compact.groups import Families, families_of, inferred_mesh
 from distsim.compact.items import Item, Itemizer
 from distsim.compact.write import Writer, flow, text
 from distsim.errors import UsageError
-from distsim.program.records import Fault, Program
 from distsim.profiles import PROFILES
+from distsim.program.records import Fault, Program
 from distsim.replay import program_of
 from distsim.scenario.parts import Options
 from distsim.trace import Trace
 from distsim.units import duration_text
-
 
 #: Steps without their lines, as a share of those with them, from which on they are preferred.
 _MUCH_LESS: Final = 0.7
@@ -119,21 +118,19 @@ def _cluster(trace: Trace) -> Any:
 
 def _tail(program: Program, trace: Trace) -> list[str]:
     """Options that are not the usual ones, and faults."""
-    usual = {
-        key: Options.model_validate({key: field.default})
-        for key, field in Options.model_fields.items()
-        if isinstance(field.default, str)
-    }
-    plain = {key: getattr(usual.get(key, Options()), key) for key in Options.model_fields}
-    given = {
-        ("timeout" if key == "timeout_ns" else key): value for key, value in program.options.items() if plain.get(key) != value
-    }
+    given = {("timeout" if key == "timeout_ns" else key): value for key, value in program.options.items() if value != _usual(key)}
     if isinstance(given.get("timeout"), int):
         given["timeout"] = duration_text(given["timeout"])
     lines = [f"options: {flow(given)}"] if given else []
     faults = [_fault(fault) for fault in program.faults]
     faults += [{"link": f.link, "nodes": list(f.nodes), "kind": "slow", "factor": f.factor} for f in program.link_faults]
     return lines + (["faults:", *(f"  - {flow(fault)}" for fault in faults)] if faults else [])
+
+
+def _usual(option: str) -> object:
+    """What an option is where nobody sets it."""
+    default = Options.model_fields[option].default if option in Options.model_fields else None
+    return getattr(Options.model_validate({option: default}), option) if isinstance(default, str) else default
 
 
 def _fault(fault: Fault) -> dict[str, Any]:

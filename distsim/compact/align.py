@@ -102,11 +102,11 @@ def _gap(a: list[Entry], b: list[Entry]) -> list[Entry]:
     for i, entry in enumerate(a):
         if isinstance(entry, Round) and (pair := _counterpart(entry, b)) is not None:
             start, end, other = pair
-            return _gap(a[:i], b[:start]) + [_joined(entry, other)] + _gap(a[i + 1 :], b[end:])
+            return [*_gap(a[:i], b[:start]), _joined(entry, other), *_gap(a[i + 1 :], b[end:])]
     for j, entry in enumerate(b):
         if isinstance(entry, Round) and (pair := _counterpart(entry, a)) is not None:
             start, end, other = pair
-            return _gap(a[:start], b[:j]) + [_joined(other, entry)] + _gap(a[end:], b[j + 1 :])
+            return [*_gap(a[:start], b[:j]), _joined(other, entry), *_gap(a[end:], b[j + 1 :])]
     return a + b
 
 

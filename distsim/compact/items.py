@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from distsim.compact.groups import Families
 from distsim.ops.base import Op
 from distsim.ops.table import OPS
-from distsim.program.records import BufferVec, Code, CodeCall, Program
+from distsim.program.records import BufferVec, Code, CodeCall
 from distsim.replay.program import Rebuilt
 from distsim.trace import Trace
 

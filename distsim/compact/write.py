@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from distsim.compact.align import Entry, Round, Step
+from distsim.compact.align import Entry, Step
 from distsim.compact.fit import Fitted, Names, by_rank, fit_mask, fit_number
 from distsim.compact.groups import Families
 from distsim.compact.items import UNKNOWN, Form, Spec

@@ -31,6 +31,10 @@ ScaleOption = Annotated[
 Output = Annotated[
     Path | None, typer.Option("--trace", metavar="F", help="Write the replay: F.jsonl native, F.json for Perfetto.")
 ]
+Scenario = Annotated[
+    Path | None,
+    typer.Option("-o", metavar="S.yaml", help="Write the calls as a scenario: loops, and one program for equal ranks."),
+]
 Real = Annotated[bool, typer.Option("--real", help="Run it on torch.distributed; the options below are for that.")]
 
 
@@ -43,6 +47,7 @@ class ReplayOptions:
     backend: BackendOption = None
     scale: ScaleOption = None
     output: Output = None
+    scenario: Scenario = None
     format: FormatOption = Format.text
     real: Real = False
 
@@ -55,7 +60,10 @@ def command(given: ReplayOptions, how: RealOptions) -> None:
     Example: distsim replay run.jsonl
     Example: distsim replay run.jsonl --cluster dgx-h100 --scale compute=0.5
     Example: distsim replay run.jsonl --real --trace again.jsonl
+    Example: distsim replay run.jsonl -o run.yaml
     """
+    if given.scenario is not None:
+        _write_scenario(given.trace, given.scenario)
     factors = _scale(given.scale)
     if given.output is not None:
         check_trace_name(given.output)
@@ -63,6 +71,20 @@ def command(given: ReplayOptions, how: RealOptions) -> None:
         raise typer.Exit(_for_real(given, how.wish(given.backend), factors))
     _alone([*how.given(), *(["--backend auto"] if given.backend is RealBackend.auto else [])])
     raise typer.Exit(_simulated(given, factors))
+
+
+def _write_scenario(trace: Path, file: Path) -> None:
+    from distsim.compact import compact
+    from distsim.errors import UsageError
+    from distsim.output import write_file
+    from distsim.trace_io import read_trace
+
+    if file.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"-o {file}: a scenario's file ends in .yaml", f"-o {file.with_suffix('.yaml')}")
+    try:
+        write_file(file, [compact(read_trace(trace)).text])
+    except UsageError as error:
+        raise UsageError(f"{trace}: {error.message}", error.remedy) from None
 
 
 def _alone(given: list[str]) -> None:

@@ -54,7 +54,7 @@ class InitProcessGroup(Op):
     @classmethod
     def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         """Rank and world size as the call says them; where it says none, from the environment, or for an init_method other than env://
-        those of the rank. ``tensors`` holds a `store` that is given, under its name.
+        those of the rank. ``group`` is the store, where one is given.
         """
         explicit: dict[str, object] = {}
         said = call.said_rank is not None or call.said_world is not None
@@ -63,6 +63,8 @@ class InitProcessGroup(Op):
         if said or call.store is not None:
             explicit = {"rank": -1 if call.said_rank is None else call.said_rank,
                         "world_size": -1 if call.said_world is None else call.said_world}  # fmt: skip
+        if call.store is not None:
+            explicit["store"] = group
         if call.device_id is not None:
             explicit["device_id"] = call.device_id
         return dist.init_process_group(call.backend, call.init_method, timeout=_timedelta(call.timeout_ns), **explicit)

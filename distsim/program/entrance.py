@@ -13,9 +13,9 @@ from distsim.program.names import Names
 from distsim.program.records import Program, at
 from distsim.scenario.model import Scenario
 from distsim.scenario.parts import Launch
-from distsim.startup.address import VARIABLES
+from distsim.startup.address import VARIABLES, address
 from distsim.startup.meeting import start_up
-from distsim.startup.records import Cause, Entrance, StartUp, Surroundings
+from distsim.startup.records import Address, Cause, Entrance, StartUp, Surroundings
 from distsim.startup.where import is_loopback
 
 OP = "init_process_group"
@@ -30,7 +30,20 @@ def startup_of(scenario: Scenario, program: Program, names: Names) -> StartUp | 
     """What becomes of the first init_process_group; None where the file says nothing of it that could matter."""
     if not _worth_a_look(scenario, program):
         return None
-    return start_up(entrances(scenario, program, names), surroundings(scenario))
+    brought = entrances(scenario, program, names)
+    found = start_up(brought, surroundings(scenario))
+    if not found.failed:
+        _same_numbers(brought, names)
+    return found
+
+
+def _same_numbers(brought: list[Entrance], names: Names) -> None:
+    """A start-up of other numbers than the file counts by would run the steps of one rank under another's name."""
+    for entrance in brought:
+        here = address(entrance)
+        if isinstance(here, Address) and here.kind != "mpi" and here.rank != entrance.rank and not entrance.absent:
+            names.problem(("program",), f"process {entrance.rank} says that it is rank {here.rank}, and all numbers are there once; a file "
+                          "counts processes by these numbers: write `rank: rank`")  # fmt: skip
 
 
 def full_startup(scenario: Scenario, program: Program) -> StartUp:

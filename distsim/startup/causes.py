@@ -42,8 +42,16 @@ def alone_under_mpi(entrance: Entrance) -> bool:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    words = ", ".join(map(str, ranks[:_MOST])) + (f" and {len(ranks) - _MOST} more" if len(ranks) > _MOST else "")
-    return f"rank{'s' * (len(ranks) > 1)} {words}"
+    return f"rank{'s' * (len(ranks) > 1)} {_numbers(ranks)}"
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    if len(ranks) > 3 and tuple(ranks) == tuple(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    shown = [str(r) for r in ranks[:_MOST]]
+    if len(ranks) > _MOST:
+        return f"{', '.join(shown)} and {len(ranks) - _MOST} more"
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _raise(ranks: Sequence[int]) -> str:
@@ -66,6 +74,9 @@ class _Causes:
             after = f"; after {after_ns / 1e9:g} s torch raises {error}: {text}" if after_ns else ""
             wait = "wait" if len(ranks) > 1 else "waits"
             lines.append(f"  {_ranks(ranks)} {wait} for {missing}{after}")
+        apart = [rank for rank, ending in self.endings.items() if ending.status == "apart"]
+        if apart:
+            lines.append(f"  {_ranks(apart)} may come through, and then stand{'s' * (len(apart) == 1)} still in the first communication")
         return cause._replace(message="\n".join((cause.message, *lines)))
 
     def refusals(self, refused: Mapping[int, Refusal]) -> list[Cause]:
@@ -147,7 +158,7 @@ class _Causes:
                 said.setdefault(here.rank, []).append(rank)
         for number, ranks in said.items():
             if len(ranks) > 1:
-                text = f"{len(ranks)} processes say that they are rank {number} (those that the file counts as {_ranks(ranks)[5:].strip()})"
+                text = f"{len(ranks)} processes say that they are rank {number} (the file counts them as {_numbers(ranks)})"
                 found.append(Cause("DS124", tuple(ranks), text + self._raised(ranks), "every process needs a number of its own, 0 to world_size - 1"))
         for rank, here in self.addresses.items():
             if here.kind != "mpi" and not 0 <= here.rank < max(here.world_size, 1):

@@ -56,7 +56,7 @@ class _Meeting:
         kind, where, server = self._store()
         causes = causes_of(self.entrances, self.around, self.refused, self.addresses, self.places, self.clashing, endings)
         remarks = remarks_of(self.entrances.values())
-        return StartUp(kind, where, server, endings, tuple(self.events), causes, remarks)
+        return StartUp(kind, where, server, endings, tuple(self.events), causes, remarks, tuple(self.entrances.values()))
 
     def _store(self) -> tuple[StoreKind, str, str]:
         """(kind, where, who serves it) of the store that most name first."""

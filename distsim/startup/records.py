@@ -110,7 +110,7 @@ class Cause(NamedTuple):
 class StartUp:
     """A start-up. ``where``: the store's address in words; ``server``: who opens it. ``causes``: empty where all come through.
 
-    ``remarks``: what torch warns about.
+    ``remarks``: what torch warns about. ``entrances``: what it was made of, by rank.
     """
 
     kind: StoreKind
@@ -120,10 +120,15 @@ class StartUp:
     events: tuple[Event, ...]
     causes: tuple[Cause, ...] = ()
     remarks: tuple[Cause, ...] = ()
+    entrances: tuple[Entrance, ...] = ()
 
     @property
     def failed(self) -> bool:
         return bool(self.causes)
+
+    def entrance(self, rank: int) -> Entrance | None:
+        """What a rank of a failed start-up brings; None in one that all come through."""
+        return self.entrances[rank] if self.failed else None
 
     def ending(self, rank: int) -> Ending | None:
         """How a rank of a failed start-up comes out; None in one that all come through."""

@@ -63,7 +63,9 @@ def surroundings(scenario: Scenario) -> Surroundings:
     launch = scenario.launch
     listed = {host: node for node, host in enumerate(launch.hosts)}
     first = {} if launch.hosts or is_loopback(launch.master_addr) else {launch.master_addr: 0}
-    return Surroundings(scenario.world.size, listed | first, bool(launch.hosts), tuple(launch.ports_taken), tuple(launch.files_left))
+    return Surroundings(
+        scenario.world.size, listed | first, bool(launch.hosts), tuple(launch.ports_taken), tuple(launch.files_left)
+    )
 
 
 def entrances(scenario: Scenario, program: Program, names: Names) -> list[Entrance]:
@@ -137,7 +139,7 @@ class _Environment:
 def first_host(scenario: Scenario) -> str:
     """The address of machine 0: `launch.master_addr`, else the first of `launch.hosts`; for several machines without either a stand-in."""
     launch = scenario.launch
-    if "master_addr" in launch.model_fields_set or scenario.world.nodes == 1 and not launch.hosts:
+    if "master_addr" in launch.model_fields_set or (scenario.world.nodes == 1 and not launch.hosts):
         return launch.master_addr
     return launch.hosts[0] if launch.hosts else "HOST0"
 

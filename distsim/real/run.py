@@ -184,7 +184,9 @@ def _door(session: Session) -> socket.socket | None:
     if session.number or (session.started and session.started.agent_store) or session.launcher == "elastic":
         return None
     alone = session.hosts == 1
-    door, port = rendezvous.listen(session.address, session.port, may_move=alone and not failing and session.wish.master_port is None)
+    door, port = rendezvous.listen(
+        session.address, session.port, may_move=alone and not failing and session.wish.master_port is None
+    )
     if port != session.port:
         session.notes.append(f"port {session.port} is taken; {port} was used")
         session.port = port

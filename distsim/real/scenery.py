@@ -24,10 +24,8 @@ def scenery(scenario: Scenario, address: str) -> Iterator[None]:
     doors: list[socket.socket] = []
     left: list[Path] = []
     try:
-        for port in scenario.launch.ports_taken:
-            doors.append(listen(address, port, may_move=False)[0])
-        for name in scenario.launch.files_left:
-            left.append(_left(Path(name), scenario.world.size))
+        doors.extend(listen(address, port, may_move=False)[0] for port in scenario.launch.ports_taken)
+        left.extend(_left(Path(name), scenario.world.size) for name in scenario.launch.files_left)
         yield
     finally:
         for door in doors:

@@ -68,4 +68,7 @@ def said(program: Program, rank: int, call: Call) -> dict[str, int]:
     here = address(entrance) if entrance is not None else None
     if isinstance(here, Address):
         return {"said_rank": here.rank, "said_world": here.world_size}
-    return {"said_rank": -1 if call.said_rank is None else call.said_rank, "said_world": -1 if call.said_world is None else call.said_world}
+    return {
+        "said_rank": -1 if call.said_rank is None else call.said_rank,
+        "said_world": -1 if call.said_world is None else call.said_world,
+    }

@@ -9,7 +9,18 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from distsim import units
 from distsim.expr import Expression
-from distsim.ops.fields import DtypeField, FieldError, Gather, PerRank, SelectorField, ValueField, expression, per_rank, plain, shape
+from distsim.ops.fields import (
+    DtypeField,
+    FieldError,
+    Gather,
+    PerRank,
+    SelectorField,
+    ValueField,
+    expression,
+    per_rank,
+    plain,
+    shape,
+)
 from distsim.profiles import PROFILES
 from distsim.scenario.problems import shown
 from distsim.scenario.scalars import (

@@ -129,7 +129,9 @@ class Compiler:
         if call.op == "init_process_group" and not self._gets_in(position):
             return False
         if self.apart and OPS[call.op].kind in _TOGETHER:
-            self.out.append(Wait(position) if call.op == "init_process_group" else Stuck(position, (), "its group is another one"))
+            self.out.append(
+                Wait(position) if call.op == "init_process_group" else Stuck(position, (), "its group is another one")
+            )
             return call.op == "init_process_group"
         self.odd = wrong is not None and wrong[1][:5] not in ("DS102", "DS105")
         goes_on = self.compile(position, call)

@@ -15,6 +15,7 @@ from distsim.startup.records import Address, Entrance, Refusal
 
 SCHEMES = ("env", "tcp", "file")
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_INITIALIZING = "Error initializing torch.distributed using"
 _METHODS = "env://, tcp://host:port or file:///path"
 
 
@@ -47,11 +48,12 @@ def _address(entrance: Entrance) -> Address:
     ours = "rank" in url.query or "world_size" in url.query
     if ours and (entrance.said_rank != -1 or entrance.said_world != -1):
         _no("AssertionError", f"The url: {method} has node-specific arguments(rank, world_size) already.", "DS121",
-            f"init_method {method!r} and the arguments both say who this is", "say it once: `rank` and `world_size` beside a plain URL")  # fmt: skip
+            f"init_method {method!r} and the arguments both say who this is", "say it once, beside a plain URL")  # fmt: skip
     if url.scheme not in SCHEMES:
         meant = near(url.scheme, SCHEMES) if url.scheme else ""
         _no("RuntimeError", f"No rendezvous handler for {url.scheme}://", "DS121",
-            f"init_method {method!r} has {'the scheme ' + url.scheme if url.scheme else 'no scheme'}{meant}", f"write {_METHODS}")  # fmt: skip
+            f"init_method {method!r} has {f'the scheme {url.scheme}' if url.scheme else 'no scheme'}{meant}",
+            f"write {_METHODS}")  # fmt: skip
     return {"env": _of_env, "tcp": _of_tcp, "file": _of_file}[url.scheme](entrance, url, method)
 
 
@@ -111,8 +113,8 @@ def _who(entrance: Entrance, url: ParseResult, scheme: str) -> tuple[int, int]:
     world = int(query.get("world_size", entrance.said_world)) if query.get("world_size", "0").isdigit() else -1
     for value, words, name in ((rank, "rank", "rank"), (world, "world size", "world_size")):
         if value == -1:
-            _no("ValueError", f"Error initializing torch.distributed using {scheme}:// rendezvous: {words} parameter missing", "DS127",
-                f"{scheme}:// is given without {name}", f"{scheme}:// reads no variables: give rank and world_size as arguments")  # fmt: skip
+            _no("ValueError", f"{_INITIALIZING} {scheme}:// rendezvous: {words} parameter missing", "DS127",
+                f"{scheme}:// is given without {name}", f"{scheme}:// reads no variables: give both as arguments")  # fmt: skip
     return rank, world
 
 
@@ -122,33 +124,43 @@ def _of_tcp(entrance: Entrance, url: ParseResult, method: str) -> Address:
     except ValueError as error:
         _no("ValueError", str(error), "DS121", f"init_method {method!r} has no port from 1 to 65535", "write tcp://host:29500")
     if port is None:
-        _no("ValueError", "Error initializing torch.distributed using tcp:// rendezvous: port number missing", "DS121",
-            f"init_method {method!r} names no port", f"write {method.rstrip('/:')}:29500; any port will do that is free on that machine")  # fmt: skip
+        _no("ValueError", f"{_INITIALIZING} tcp:// rendezvous: port number missing", "DS121",
+            f"init_method {method!r} names no port", f"write {method.rstrip('/:')}:29500; any port will do that is free there")  # fmt: skip
     rank, world = _who(entrance, url, "tcp")
     if url.hostname is None:
-        _no("AssertionError", "hostname cannot be None", "DS121", f"init_method {method!r} names no host", "write tcp://host:29500")
+        _no(
+            "AssertionError",
+            "hostname cannot be None",
+            "DS121",
+            f"init_method {method!r} names no host",
+            "write tcp://host:29500",
+        )
     if port == 0:
         _no("DistNetworkError", f"The client socket has timed out while trying to connect to ({url.hostname}, 0).", "DS121",
-            f"init_method {method!r} has port 0: rank 0 would listen on a port that the others can't know", "write tcp://host:29500")  # fmt: skip
+            f"init_method {method!r} has port 0: rank 0 would listen on a port that the others can't know",
+            "write tcp://host:29500")  # fmt: skip
     return Address("tcp", url.hostname, port, "", rank, world)
 
 
 def _of_file(entrance: Entrance, url: ParseResult, method: str) -> Address:
     if not url.path:
-        _no("ValueError", "Error initializing torch.distributed using file:// rendezvous: path missing", "DS121",
-            f"init_method {method!r} names no file", "write file:///folder/name, three strokes and a path that all ranks share")  # fmt: skip
+        _no("ValueError", f"{_INITIALIZING} file:// rendezvous: path missing", "DS121",
+            f"init_method {method!r} names no file", "write file:///folder/name: three strokes, and a path that all share")  # fmt: skip
     rank, world = _who(entrance, url, "file")
     return Address("file", "", 0, posixpath.normpath(url.path), rank, world)
 
 
 def _of_env(entrance: Entrance, url: ParseResult, method: str) -> Address:
     query = _query(url)
-    said = {"RANK": query.get("rank") or _said(entrance.said_rank), "WORLD_SIZE": query.get("world_size") or _said(entrance.said_world)}
+    said = {
+        "RANK": query.get("rank") or _said(entrance.said_rank),
+        "WORLD_SIZE": query.get("world_size") or _said(entrance.said_world),
+    }
     found = {name: said.get(name) or entrance.env.get(name, "") for name in VARIABLES}
     for name, value in found.items():
         if not value:
-            _no("ValueError", f"Error initializing torch.distributed using env:// rendezvous: environment variable {name} expected, but "
-                "not set", "DS127", f"env:// reads {name}, which is not set", _who_sets(name, entrance.launcher))  # fmt: skip
+            _no("ValueError", f"{_INITIALIZING} env:// rendezvous: environment variable {name} expected, but not set", "DS127",
+                f"env:// reads {name}, which is not set", _who_sets(name, entrance.launcher))  # fmt: skip
     rank, world, port = (_number(found[name], name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     if not 0 <= port < 2**16:
         _no("ValueError", f"port must have value from 0 to 65535 but was {port}.", "DS121", f"MASTER_PORT is {port}",
@@ -168,6 +180,10 @@ def _who_sets(name: str, launcher: str) -> str:
         return f"{launcher} sets no variables: give rank and world_size as arguments, and set MASTER_ADDR and MASTER_PORT, or use tcp://"
     for known, names in (("srun", slurm), ("mpirun", mpi)):
         if launcher == known:
-            how = f"export {name}=${names[name]} in each task" if name in names else f"export {name} before {known}: one value for all"
+            how = (
+                f"export {name}=${names[name]} in each task"
+                if name in names
+                else f"export {name} before {known}: one value for all"
+            )
             return f"{known} sets no {name}; {how}"
     return f"torchrun sets {name}; else export it, or start with `distsim run --real`"

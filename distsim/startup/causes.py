@@ -22,7 +22,15 @@ def causes_of(
 ) -> tuple[Cause, ...]:
     """The causes, the plainest first; empty where every process that comes gets through."""
     told = _Causes(entrances, around, addresses, places, endings)
-    found = [*told.refusals(refused), *told.ports(clashing), *told.hosts(), *told.files(), *told.numbers(), *told.worlds(), *told.apart()]
+    found = [
+        *told.refusals(refused),
+        *told.ports(clashing),
+        *told.hosts(),
+        *told.files(),
+        *told.numbers(),
+        *told.worlds(),
+        *told.apart(),
+    ]
     waiting = tuple(r for r, e in endings.items() if e.status == "waits")
     return tuple(told.with_waiting(cause, waiting) for cause in found)
 
@@ -76,7 +84,9 @@ class _Causes:
             lines.append(f"  {_ranks(ranks)} {wait} for {missing}{after}")
         apart = [rank for rank, ending in self.endings.items() if ending.status == "apart"]
         if apart:
-            lines.append(f"  {_ranks(apart)} may come through, and then stand{'s' * (len(apart) == 1)} still in the first communication")
+            lines.append(
+                f"  {_ranks(apart)} may come through, and then stand{'s' * (len(apart) == 1)} still in the first communication"
+            )
         return cause._replace(message="\n".join((cause.message, *lines)))
 
     def refusals(self, refused: Mapping[int, Refusal]) -> list[Cause]:
@@ -97,7 +107,7 @@ class _Causes:
         text = f"port {port} is taken on the machine of rank {taken[0]}, where the store would listen"
         raised = f"  {_ranks(taken)} {_raise(taken)} {error.error}: {error.text}"
         return [Cause("DS123", tuple(taken), f"{text}\n{raised}",
-                      "give another port (MASTER_PORT, or the one of tcp://); `ss -ltnp` says who has it, often a run that was not ended")]  # fmt: skip
+                      "give another port; `ss -ltnp` says who has this one, often a run that was not ended")]  # fmt: skip
 
     def hosts(self) -> list[Cause]:
         """Hosts that don't resolve, and addresses where nobody serves though somebody would elsewhere."""
@@ -127,7 +137,9 @@ class _Causes:
         else:
             why = f"rank {zero} serves it at {theirs.text}"
         text = f"{_ranks(astray)} look{'s' * (len(astray) == 1)} for the store at {', '.join(there)}, where none is: {why}"
-        return Cause("DS122", tuple(astray), text, "MASTER_ADDR and MASTER_PORT name the machine of rank 0, the same on every rank")
+        return Cause(
+            "DS122", tuple(astray), text, "MASTER_ADDR and MASTER_PORT name the machine of rank 0, the same on every rank"
+        )
 
     def files(self) -> list[Cause]:
         """A file that an earlier run left; ranks that meet at different stores."""
@@ -135,7 +147,7 @@ class _Causes:
         stale = [r for r, a in self.addresses.items() if a.kind == "file" and a.path in self.around.files_left]
         if stale:
             path = self.addresses[stale[0]].path
-            found.append(Cause("DS126", tuple(stale), f"{path} was left by an earlier run: ranks find the addresses of processes that are gone",
+            found.append(Cause("DS126", tuple(stale), f"{path} was left by an earlier run: ranks find addresses of processes that are gone",
                                "remove it before each run, or name a fresh one: a run that is killed does not remove it"))  # fmt: skip
         mine = [r for r, a in self.addresses.items() if a.kind == "hash" and a.world_size > 1]
         if mine:
@@ -159,11 +171,13 @@ class _Causes:
         for number, ranks in said.items():
             if len(ranks) > 1:
                 text = f"{len(ranks)} processes say that they are rank {number} (the file counts them as {_numbers(ranks)})"
-                found.append(Cause("DS124", tuple(ranks), text + self._raised(ranks), "every process needs a number of its own, 0 to world_size - 1"))
+                advice = "every process needs a number of its own, 0 to world_size - 1"
+                found.append(Cause("DS124", tuple(ranks), text + self._raised(ranks), advice))
         for rank, here in self.addresses.items():
             if here.kind != "mpi" and not 0 <= here.rank < max(here.world_size, 1):
                 text = f"rank {rank} says that it is rank {here.rank} of {here.world_size}; numbers run from 0 to {here.world_size - 1}"
-                found.append(Cause("DS124", (rank,), text + self._raised([rank]), "count ranks from 0; RANK is the number over all machines"))
+                advice = "count ranks from 0; RANK is the number over all machines"
+                found.append(Cause("DS124", (rank,), text + self._raised([rank]), advice))
         return found
 
     def _raised(self, ranks: Sequence[int]) -> str:

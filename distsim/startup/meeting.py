@@ -7,7 +7,7 @@ counts them up to its own world size (time-out and 1 s), then each sets its key 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from distsim.startup.address import address
@@ -114,8 +114,9 @@ class _Meeting:
                     missing = "an answer of the program that has the port; none of torch's time-outs ends this wait"
                     self.endings[rank] = Ending("waits", "", "", 0, (), missing)
                 else:
-                    text = f"The client socket has timed out after {limit // 10**6}ms while trying to connect to ({here.host}, {here.port})."
-                    self.endings[rank] = Ending("waits", "DistNetworkError", text, limit, self._servers(place), f"a store at {here.text}")
+                    text = f"The client socket has timed out after {limit // 10**6}ms while trying to connect to"
+                    text, missing = f"{text} ({here.host}, {here.port}).", f"a store at {here.text}"
+                    self.endings[rank] = Ending("waits", "DistNetworkError", text, limit, self._servers(place), missing)
                 self._say(rank, "waits", f"no answer at {here.text}")
                 continue
             self.joined.setdefault(place, []).append(rank)
@@ -160,13 +161,19 @@ class _Meeting:
             else:
                 keys.setdefault(self.places[rank], {})[here.rank] = rank
                 self._say(rank, "sets", f"key {here.rank}: my address")
-        for rank in [r for r in left if r in self._left()]:
-            self._get(rank, keys[self.places[rank]])
-        for rank in [r for r in self._left()]:
+        gone, lacking = self._gone(), dict[tuple[Place, int], int | None]()
+        for rank in self._left():
+            if self.addresses[rank].kind != "mpi":
+                place, world = self.places[rank], self.addresses[rank].world_size
+                if (place, world) not in lacking:
+                    lacking[place, world] = next((number for number in range(world) if number not in keys[place]), None)
+                self._get(rank, lacking[place, world], gone)
+        for rank in self._left():
             self.endings[rank] = Ending("passes")
         self._apart()
 
-    def _get(self, rank: int, keys: dict[int, int]) -> None:
+    def _get(self, rank: int, lacking: int | None, gone: tuple[int, ...]) -> None:
+        """``lacking``: the first key of its world that nobody sets."""
         here, limit = self.addresses[rank], self.entrances[rank].timeout_ns
         if here.kind == "file" and here.path in self.around.files_left:
             text = "Gloo connectFullMesh failed with Connect timeout"
@@ -174,18 +181,17 @@ class _Meeting:
             self.endings[rank] = Ending("waits", "RuntimeError", text, _TRIES * limit, (), missing)
             self._say(rank, "waits", "gets an address of the earlier run")
             return
-        lacking = [number for number in range(here.world_size) if number not in keys]
-        if not lacking:
+        if lacking is None:
             self._say(rank, "gets", f"keys 0 to {here.world_size - 1}")
             return
-        key = f"/default_pg/0//cpu//0/{lacking[0]}"
+        key = f"/default_pg/0//cpu//0/{lacking}"
         error, text, after = "DistStoreError", f"wait timeout after {limit // 10**6}ms, keys: {key}", limit
         if here.kind == "file":
             error, text, after = "RuntimeError", "Wait timeout", limit + _SECOND
         elif here.kind == "hash":
             text = "Wait timeout"
-        self.endings[rank] = Ending("waits", error, text, after, self._gone(), f"the key of rank {lacking[0]}")
-        self._say(rank, "waits", f"for key {lacking[0]}")
+        self.endings[rank] = Ending("waits", error, text, after, gone, f"the key of rank {lacking}")
+        self._say(rank, "waits", f"for key {lacking}")
 
     def _apart(self) -> None:
         """Who came through where others did not, or in a world of another size, has a group that fits nobody's."""
@@ -196,6 +202,6 @@ class _Meeting:
             if ending.status == "passes" and failed:
                 self.endings[rank] = Ending("apart", missing="ranks that are not in its group")
 
-    def _left(self) -> Iterable[int]:
+    def _left(self) -> list[int]:
         """Processes that are neither out nor through."""
         return [r for r in self.addresses if r not in self.endings]

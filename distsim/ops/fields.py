@@ -181,6 +181,16 @@ TimeoutField = Annotated[
 ]
 
 
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise wrong("a text", value)
+    return value
+
+
+#: A text, alone or per rank.
+TextField = Annotated[str | PerRank[str] | None, *_field(per_rank(_text), _with_per_rank(_TEXT))]
+
+
 def _amount(parse_one: Callable[[str], N], expected: str) -> Parser[N | Expression | PerRank[N | Expression]]:
     """A quantity with its unit, or an expression that counts; a bare number is refused."""
 
@@ -283,6 +293,6 @@ DtypeField = Annotated[str, *_field(dtype, {"enum": list(DTYPE_BYTES)})]
 __all__ = [
     "SELECTOR", "Scalar", "Splits", "AmountField", "DtypeField", "DurationField", "Expr", "ExprList", "FieldError",
     "FieldErrors", "FlopsField", "Gather", "GroupField", "HandleField", "Inline", "PerRank", "ReduceOpField", "Ref",
-    "RefList", "SelectorField", "TensorField", "TensorList", "ValueField", "WaitField", "dtype", "each",
+    "RefList", "SelectorField", "TensorField", "TensorList", "TextField", "ValueField", "WaitField", "dtype", "each",
     "errors_of", "expression", "per_rank", "plain", "ref", "selector", "shape", "tensor",
 ]  # fmt: skip

@@ -14,11 +14,11 @@ from distsim.ops.fields import expression, per_rank, selector
 from distsim.ops.table import ALIASES, OPS
 from distsim.scenario.document import Path
 from distsim.scenario.entries import Block, Entry, Repeat, Selector, Step
+from distsim.scenario.form import MAX_TIMES
 from distsim.scenario.problems import Problems, shown
 from distsim.scenario.validation import note_errors
 from distsim.strategies import STRATEGIES
 
-MAX_TIMES = 10**6
 #: Rounds of nested repeats, multiplied.
 MAX_ROUNDS = 10**7
 _parse_times = per_rank(expression)

@@ -95,7 +95,7 @@ def dtype(value: object) -> str:
     if isinstance(name, str) and name in _OTHERDTYPES:
         known = ", ".join(DTYPE_BYTES)
         raise ValueError(f"expected a dtype of torch ({known}), found {shown(value)}; did you mean {_OTHERDTYPES[name]}?")
-    return _dtype(name if name in DTYPE_BYTES else value)
+    return _dtype(name if isinstance(name, str) and name in DTYPE_BYTES else value)
 
 
 

@@ -12,14 +12,26 @@ from distsim.quantities import EXAMPLES, EXPRESSION_LIKE
 
 #: A name as Python has it, as far as a pattern can say so.
 WORD = "[A-Za-z_\u0080-\uffff][A-Za-z0-9_\u0080-\uffff]*"
-_INSIDE = "[^#\\[\\]{}:;'\"$?&|~^`!@\\\\]|!="
-#: No quotes, brackets or single `=`; something stands there, and neither the first nor the last thing is an operator that takes two.
-_EXPRESSION = rf"^\s*(?![*/%<>=,)])(?:{_INSIDE})*(?:[\w)\u0080-\uffff.])\s*$"
-_ASSIGNS = r"(?:^|[^=<>!])=(?:[^=]|$)"
 _NUMBER = r"[+]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?"
 
 
-_TEXT_EXPRESSION: Schema = {"type": "string", "maxLength": 500, "pattern": _EXPRESSION, "not": {"pattern": _ASSIGNS}}
+
+
+def _grammar(units_text: str = "") -> str:
+    """Operands with operators between them; whether parentheses close is beyond a pattern."""
+    number = rf"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?{units_text}(?![A-Za-z0-9_.])"
+    operand = rf"(?:{number}|(?!(?:and|or|if|else|not|in|is)\b){WORD}(?!\s*\())"
+    before = r"(?:(?:[-+(]|not\b|(?:min|max)\s*\()\s*)*"
+    operator = r"(?:\s*(?://|[*%,+-]|<=?|>=?|==|!=)\s*|\s*\b(?:and|or|if|else)\b\s*)"
+    return rf"^\s*{before}{operand}(?:\s*\))*(?:{operator}{before}{operand}(?:\s*\))*)*\s*$"
+
+
+def _text(pattern: str) -> Schema:
+    return {"type": "string", "maxLength": 500, "pattern": pattern}
+
+
+_TEXT_EXPRESSION = _text(_grammar())
+_A_NUMBER: Schema = {"pattern": r"^[\s0-9.eE+-]*$"}
 #: Names of the definitions of quantities, by what they measure.
 KINDS = {"a duration": "duration", "a size": "size", "a bandwidth": "bandwidth", "floating-point operations": "flops",
          "a rate of floating-point operations": "flop_rate"}  # fmt: skip
@@ -28,9 +40,10 @@ KINDS = {"a duration": "duration", "a size": "size", "a bandwidth": "bandwidth",
 def _quantity(kind: str, bare: bool = False) -> Schema:
     names = "|".join(sorted((name for name, unit in units.FAMILY_OF.items() if unit.kind == kind), key=len, reverse=True))
     plain: Schema = {"type": "string", "pattern": rf"^\s*{_NUMBER}\s*(?:{names})\s*$"}
-    written: Schema = {**_TEXT_EXPRESSION, "allOf": [{"pattern": EXPRESSION_LIKE}]}
+    every = "|".join(sorted(units.FAMILY_OF, key=len, reverse=True))
+    written: Schema = {**_text(_grammar(rf"(?:\s*(?:{every}))?")), "allOf": [{"pattern": EXPRESSION_LIKE}]}
     if bare:
-        written = {**_TEXT_EXPRESSION, "not": {"anyOf": [{"pattern": _ASSIGNS}, {"pattern": r"^[\s0-9.eE+-]*$"}]}}
+        written = {**_text(_grammar(rf"(?:\s*(?:{every}))?")), "not": _A_NUMBER}
     return {"anyOf": [plain, written], "examples": [EXAMPLES[kind]]}
 
 
@@ -38,8 +51,9 @@ def _quantity(kind: str, bare: bool = False) -> Schema:
 DEFINITIONS: dict[str, Schema] = {
     "name": {"type": "string", "pattern": f"^{WORD}$"},
     "reference": {"type": "string", "pattern": rf"^\s*{WORD}\s*(?:@.*\S.*)?$", "description": "A name, or name@index."},
-    "condition": {**_TEXT_EXPRESSION, "description": "An expression that is true or false."},
-    "expression": {"anyOf": [{"type": "number"}, {"type": "boolean"}, _TEXT_EXPRESSION],
+    "condition": {**_TEXT_EXPRESSION, "not": _A_NUMBER, "description": "An expression that is true or false."},
+    "formula": _TEXT_EXPRESSION,
+    "expression": {"anyOf": [{"type": "number"}, {"type": "boolean"}, {"x-def": "formula"}],
                    "description": "A number, or an expression over rank, world_size, vars and the like."},
     **{word: _quantity(kind) for kind, word in KINDS.items()},
     "size_count": _quantity("a size", bare=True), "flops_count": _quantity("floating-point operations", bare=True),
@@ -61,7 +75,7 @@ def reference_schema() -> Schema:
 
 
 def text_expression() -> Schema:
-    """A text that may be an expression."""
+    """A text that may be a condition."""
     return _named("condition")
 
 

@@ -19,6 +19,8 @@ from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, MemoryD
 from distsim.scenario.scalars import MAX_WORLD, choice, field, fraction, integer, text, wrong
 
 MAX_TIMES = 10**6
+#: What a batch may hold.
+IN_A_BATCH = ("isend", "irecv")
 ENTRIES: Schema = {"type": "array", "items": {"x-def": "entry"}}
 _RANKS: Schema = {"type": "array", "minItems": 1, "uniqueItems": True, "items": {"type": "integer", "minimum": 0, "maximum": MAX_WORLD}}
 
@@ -98,4 +100,4 @@ def parser(key: str) -> Any:
     return File.model_fields[key].metadata[0].func
 
 
-__all__ = ["ENTRIES", "KEYS", "MAX_TIMES", "PARTS", "Block", "File", "Repeat", "named", "parser"]
+__all__ = ["ENTRIES", "IN_A_BATCH", "KEYS", "MAX_TIMES", "PARTS", "Block", "File", "Repeat", "named", "parser"]

@@ -23,7 +23,7 @@ from distsim.ops.patterns import DEFINITIONS
 from distsim.ops.table import ALIASES, OPS
 from distsim.ops.words import torch_names
 from distsim.scenario.cluster_form import CLUSTER_MODELS, cluster_schema
-from distsim.scenario.form import ENTRIES, PARTS, Block, File, Repeat
+from distsim.scenario.form import IN_A_BATCH, PARTS, Block, File, Repeat
 from distsim.scenario.parts import Bounds
 from distsim.scenario.shapes import entry_shape, shape_of
 from distsim.strategies import STRATEGIES
@@ -50,7 +50,7 @@ def _made() -> dict[str, Any]:
     }  # fmt: skip
     for part in (*PARTS.values(), Bounds):
         definitions[part.__name__] = _shaped(_model(part), part.__name__)
-    definitions["entry"] = _entry()
+    definitions |= {"entry": _entry(), "message": _message()}
     definitions |= {_fields_of(op): _step(row) for op, row in OPS.items()}
     definitions |= {_fields_of(name): _strategy(row, definitions) for name, row in STRATEGIES.items()}
     whole = {"$schema": DIALECT, "$id": ID, "title": "distsim scenario", **_model(File)}
@@ -137,6 +137,12 @@ def _entry() -> dict[str, Any]:
     return {"if": {"type": "string"}, "then": {"enum": bare}, "else": mapping}
 
 
+def _message() -> dict[str, Any]:
+    """An entry of a batch."""
+    properties = {**{name: {"$ref": f"#/$defs/{_fields_of(name)}"} for name in IN_A_BATCH}, "ranks": {"$ref": "#/$defs/selector"}}
+    return {"type": "object", "additionalProperties": False, "properties": properties, **entry_shape()}
+
+
 def _needed(name: str) -> bool:
     """Does it need a field?"""
     row: type[BaseModel] = OPS[ALIASES.get(name, name)] if name not in STRATEGIES else STRATEGIES[name]
@@ -148,7 +154,7 @@ def _step(row: type[Op]) -> dict[str, Any]:
     mapping = _model(row)
     mapping["description"] = row.words.signature
     if row.kind == "batch":
-        mapping["properties"]["ops"] = {**ENTRIES, **{k: v for k, v in mapping["properties"]["ops"].items() if k != "type"}}
+        mapping["properties"]["ops"] |= {"items": {"x-def": "message"}}
     for name, field in torch_names(row.op, set(mapping["properties"])).items():
         mapping["properties"][name] = _other_word(row.op, name, field)
     return _ways(_shaped(mapping, row.op), row.first_field)
@@ -162,7 +168,21 @@ def _other_word(op: str, name: str, field: str) -> dict[str, Any]:
 
 def _strategy(row: type[Strategy], definitions: dict[str, Any]) -> dict[str, Any]:
     """A training strategy's fields; models inside them go to the definitions, each under its own name."""
-    return _ways({**_model(row, definitions), "description": row.about}, row.first_field)
+    mapping = {**_model(row, definitions), "description": row.about}
+    mapping["properties"] |= {key: _short(key, property) for key, property in mapping["properties"].items() if key in _SHORT}
+    return _ways(mapping, row.first_field)
+
+
+#: Fields of strategies that take something shorter in place of what the model holds.
+_SHORT = ("layers", "model")
+
+
+def _short(key: str, property: dict[str, Any]) -> dict[str, Any]:
+    """One layer for a list of them, a preset's name for a model."""
+    said = {word: property.pop(word) for word in ("description", "examples") if word in property}
+    if property.get("type") == "array":
+        return {"anyOf": [{**property, "minItems": 1}, property["items"]], **said}
+    return {"anyOf": [{"type": "string"}, property], **said} if key == "model" else {**property, **said}
 
 
 def _ways(mapping: dict[str, Any], first_field: str | None) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def without_clock(program: Program, profile: Profile) -> bool | None:
     return all(host.ended for host in done.hosts) and not list(Misfits(linked).met(done.posted))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(any_programs())
 def test_what_surely_completes_does_complete(plain: Plain) -> None:
     for backend, options in OPTIONS:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from distsim import units
 from distsim.expr import Expression
+from distsim.fields import Schema, tell
 from distsim.ops.fields import (
     DtypeField,
     FieldError,
@@ -21,6 +22,7 @@ from distsim.ops.fields import (
     plain,
     shape,
 )
+from distsim.ops.patterns import expression_schema, per_rank_schema
 from distsim.profiles import PROFILES
 from distsim.scenario.problems import shown
 from distsim.scenario.scalars import (
@@ -42,9 +44,9 @@ from distsim.scenario.scalars import (
     listed,
     wrong,
 )  # fmt: skip
+from distsim.scenario.words import WORDS
 
-_EXPRESSION_SCHEMA = {"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "string"}]}
-_SHAPE_SCHEMA = {"anyOf": [{"const": "auto"}, {"type": "array"}]}
+_SHAPE_SCHEMA: Schema = {"anyOf": [{"const": "auto"}, {"type": "array", "items": per_rank_schema(expression_schema())}]}
 _machine = integer(1, MAX_WORLD)
 Machine = Annotated[int, *field(_machine, {"type": "integer", "minimum": 1, "maximum": MAX_WORLD})]
 
@@ -53,6 +55,11 @@ class Part(BaseModel):
     """A mapping of the file. Frozen; unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, arbitrary_types_allowed=True, populate_by_name=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
+        """The fields get their descriptions."""
+        tell(cls, WORDS, cls.__name__.removeprefix("_"))
 
     def plain(self) -> dict[str, Any]:
         """What a file would say: the keys that were given."""
@@ -81,7 +88,7 @@ class GroupDecl(Part):
 
     ranks: Ranks | None = None
     axes: Names | None = None
-    by: Annotated[Expression | None, *field(expression, _EXPRESSION_SCHEMA)] = None
+    by: Annotated[Expression | None, *field(expression, expression_schema())] = None
     backend: Backend | None = None
     timeout_ns: Timeout | None = Field(default=None, alias="timeout")
 
@@ -112,7 +119,7 @@ class TensorDecl(Part):
     shape: Annotated[Any, *field(_shape, _SHAPE_SCHEMA)] = None
     dtype: DtypeField = "float32"
     value: ValueField = None
-    copies: Annotated[Any, *field(per_rank(expression), _EXPRESSION_SCHEMA)] = expression(1)
+    copies: Annotated[Any, *field(per_rank(expression), per_rank_schema(expression_schema()))] = expression(1)
     like: Text | None = None
 
     @model_validator(mode="after")
@@ -141,6 +148,9 @@ class MemoryDecl(Part):
 
 
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "gathered")
+
+
+_NUMBERS = {"x-def": "numbers"}
 
 
 def _factor(value: Any) -> float:
@@ -226,6 +236,8 @@ class Launch(Part):
     files_left: Names = ()
 
 
+#: Classes of links: between machines, inside one, and the kinds of those (`distsim.cluster`).
+LINKS = ("nic", "network", "inter", "intra", "nvlink", "pcie", "shm")
 _KINDS = ("kill", "raise", "exit", "slow", "late", "absent")
 
 
@@ -235,12 +247,12 @@ class FaultDecl(Part):
     kind: Annotated[str, *field(choice(*_KINDS), {"enum": list(_KINDS)})]
     rank: Rank | None = None
     ranks: SelectorField = None
-    link: Text | None = None
+    link: Annotated[str | None, *field(choice(*LINKS), {"enum": list(LINKS)})] = None
     nodes: Ranks | None = None
     iteration: Natural | None = None
     before_call: Natural | None = None
     at_ns: Duration | None = Field(default=None, alias="at")
-    factor: Annotated[float, *field(_factor, {"type": "number", "exclusiveMinimum": 0})] = 1.0
+    factor: Annotated[float, *field(_factor, {"type": "number", "exclusiveMinimum": 0, "maximum": 1e6})] = 1.0
     #: Exit status of the kind `exit`.
     code: Annotated[int, *field(integer(0, 255), {"type": "integer", "minimum": 0, "maximum": 255})] = 1
     #: How much later than the others a rank of the kind `late` starts.
@@ -346,6 +358,15 @@ def _plain_values(values: dict[str, Any]) -> dict[str, Any]:
 _depends = choice("buffering", "schedule")
 
 
+_OUTCOME_SCHEMA = {
+    "anyOf": [
+        {"enum": list(OUTCOMES)},
+        {"type": "object", "propertyNames": {"enum": [*PROFILES]}, "additionalProperties": {"enum": list(OUTCOMES)}},
+    ]
+}
+_CODES = {"type": "array", "items": {"type": "string", "pattern": "^DS[0-9]{3}$"}}
+
+
 class Expect(Part):
     """What must come out. What is left out is not checked (`model_fields_set`); ``depends_on: null`` says: on nothing."""
 
@@ -353,12 +374,12 @@ class Expect(Part):
     depends_on: Annotated[
         str | None, *field(lambda v: None if v is None else _depends(v), {"enum": ["buffering", "schedule", None]})
     ] = None
-    outcome: Annotated[Any, *field(_outcomes, {"anyOf": [{"enum": list(OUTCOMES)}, {"type": "object"}]}, lambda v: v)] = None
+    outcome: Annotated[Any, *field(_outcomes, _OUTCOME_SCHEMA, lambda v: v)] = None
     ranks: Ranks | None = None
     core: Ranks | None = None
     findings: Annotated[
-        tuple[str, ...] | None, *field(listed(_code, "a list of codes"), {"type": "array", "items": {"type": "string"}})
+        tuple[str, ...] | None, *field(listed(_code, "a list of codes"), _CODES)
     ] = None
-    values: Annotated[dict[str, Any], *field(_values, {"type": "object"}, _plain_values)] = Field(default_factory=dict)
+    values: Annotated[dict[str, Any], *field(_values, {"type": "object", "additionalProperties": _NUMBERS}, _plain_values)] = Field(default_factory=dict)
     makespan: Bounds | None = None
     iteration: Bounds | None = None

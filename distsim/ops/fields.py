@@ -203,6 +203,16 @@ def _timed(parse_one: Callable[[object], int]) -> Parser[int | Expression]:
     return parse_any
 
 
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise wrong("a text", value)
+    return value
+
+
+#: A text, alone or per rank.
+TextField = Annotated[str | PerRank[str] | None, *_field(per_rank(_text), per_rank_schema({"type": "string"}))]
+
+
 def _amount(parse_one: Callable[[str], N], kind: str, expected: str) -> Parser[N | Expression | PerRank[N | Expression]]:
     """A quantity with its unit, or an expression: with units, or one that counts; a bare number is refused."""
 
@@ -342,6 +352,6 @@ DtypeField = Annotated[str, *_field(dtype, {"x-def": "dtype"})]
 __all__ = [
     "SELECTOR", "Scalar", "Splits", "AmountField", "DtypeField", "DurationField", "Expr", "ExprList", "FieldError",
     "FieldErrors", "FlopsField", "Gather", "GroupField", "HandleField", "Inline", "PerRank", "ReduceOpField", "Ref",
-    "RefList", "SelectorField", "TensorField", "TensorList", "ValueField", "WaitField", "dtype", "each",
+    "RefList", "SelectorField", "TensorField", "TensorList", "TextField", "ValueField", "WaitField", "dtype", "each",
     "errors_of", "expression", "per_rank", "plain", "ref", "selector", "shape", "tensor",
 ]  # fmt: skip

@@ -278,10 +278,27 @@ class StepLowering(Resolver):
                 here.step, f"{what}: expected {_AMOUNTS[what]} of zero or more, found {np.ravel(found)[np.argmin(found)]}"
             )
 
+    def _init_arguments(self, here: Here, op: Any, draft: Draft) -> None:
+        """init_process_group's own: texts and time-outs per rank, numbers by expression."""
+        for name in ("init_method", "store", "timeout_ns"):
+            given = getattr(op, name.removesuffix("_ns"))
+            if isinstance(given, PerRank):
+                values = [given.get(rank) for rank in self.walker.builder.ranks]
+                if len(set(values)) > 1:
+                    self._split([values.index(value) for value in values])
+                draft.fields[name] = values[0]
+            elif name == "store" and given is not None:
+                draft.fields[name] = given
+        for name, source in (("said_rank", "rank"), ("said_world", "world_size"), ("device_id", "device_id")):
+            if getattr(op, source) is not None:
+                draft.fields[name] = self._integer(here, getattr(op, source), source)
+
     def _group_step(self, here: Here, draft: Draft) -> None:
         draft.group = 0
         self._torch_arguments(here, draft)
         op = draft.row.op
+        if op == "init_process_group":
+            self._init_arguments(here, here.step.op, draft)
         if op == "init_process_group":
             if self._ready:
                 draft.invalid.append(

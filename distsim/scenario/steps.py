@@ -315,7 +315,7 @@ def _as_mapping(name: str, arguments: str) -> str:
 
 def _no_such_step(name: object) -> str:
     known = [*OPS, *ALIASES, *STRATEGIES, "repeat", "ranks", "steps"]
-    return f"unknown step {shown(name)}{near(name, known)}"
+    return f"unknown step {shown(name)}{near(name, known) or '; `distsim explain` lists the operations there are'}"
 
 
 #: What people write who know another library.

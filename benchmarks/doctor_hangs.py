@@ -183,8 +183,8 @@ def monitored(rank: int, x: torch.Tensor) -> None:
 
 def new_group_in_branch(rank: int, x: torch.Tensor) -> None:
     step(x)
-    if rank != 1:
-        dist.new_group([0, 2, 3])  # HERE
+    if rank != 2:
+        dist.new_group([0, 1, 2, 3])  # HERE
     dist.all_reduce(x)  # HERE
 
 
@@ -206,12 +206,6 @@ def gather_for_all_gather(rank: int, x: torch.Tensor) -> None:
     dist.barrier()
 
 
-def wrong_root(rank: int, x: torch.Tensor) -> None:
-    step(x)
-    dist.broadcast(x, src=1 if rank == 3 else 0)  # HERE
-    dist.barrier()
-
-
 def never_came(rank: int, x: torch.Tensor) -> None:
     load_batch(rank, 1)
     dist.all_reduce(x)
@@ -224,6 +218,6 @@ FAULTS = {
     tags_differ: (2, {0, 1}), wrong_source: (3, {1, 2}), forgotten_send: (2, {0, 1}), slow_host: (4, {1}),
     empty_queue: (4, {3}), busy_compute: (5, {4}), raised_before: (4, {2}), uneven_batches: (4, {0}),
     early_break: (8, {5}), pipeline_wrong_order: (3, {1, 2}), no_sync_forgotten: (4, {3}), monitored: (3, {2}),
-    new_group_in_branch: (4, {0, 1, 2, 3}), skipped_in_pair: (4, {2, 3}), gather_for_all_gather: (4, {3}), wrong_root: (4, {3}),
+    new_group_in_branch: (4, {0, 1, 2, 3}), skipped_in_pair: (4, {2, 3}), gather_for_all_gather: (4, {3}),
     never_came: (2, {1}),
 }  # fmt: skip

@@ -189,16 +189,38 @@ def edges(whole: Standing) -> dict[int, dict[int, Wait]]:
 def circles(whole: Standing) -> list[Cause]:
     """Ranks that wait for each other in a ring: the shortest one of each knot."""
     graph = edges(whole)
-    found: list[Cause] = []
-    seen: set[int] = set()
+    rings: list[list[int]] = []
     for start in sorted(graph):
-        if start in seen:
+        if any(start in ring for ring in rings):
             continue
         ring = _ring(graph, start)
         if ring:
-            seen |= set(ring)
-            found.append(_circle(whole, graph, ring))
-    return found or _all_receive(whole)
+            rings.append(ring)
+    pairs = _pairs_of_one(graph, rings)
+    if pairs is not None:
+        return [_two_camps(whole, graph, *pairs)]
+    return [_circle(whole, graph, ring) for ring in rings] or _all_receive(whole)
+
+
+def _pairs_of_one(graph: dict[int, dict[int, Wait]], rings: list[list[int]]) -> tuple[int, list[int]] | None:
+    """Circles of two that share one rank, the others all in the same call: then it is one against the many."""
+    common = set.intersection(*(set(r) for r in rings)) if len(rings) > 1 and all(len(r) == 2 for r in rings) else set()
+    if len(common) != 1:
+        return None
+    one = common.pop()
+    many = sorted(r for ring in rings for r in ring if r != one)
+    first = graph[many[0]][one]
+    same = all(_same(graph[r][one], first) and graph[r][one].call.op == first.call.op for r in many)
+    return (one, many) if same else None
+
+
+def _two_camps(whole: Standing, graph: dict[int, dict[int, Wait]], one: int, many: list[int]) -> Cause:
+    mine, theirs = graph[one][many[0]], graph[many[0]][one]
+    title = f"rank {one} and {who(many)} wait for each other: rank {one} is in {call_text(whole.evidence, mine.call)}, the others in " \
+            f"{call_text(whole.evidence, theirs.call)}"  # fmt: skip
+    lines = [((one,), call_text(whole.evidence, mine.call), mine.frame), (tuple(many), call_text(whole.evidence, theirs.call), theirs.frame)]
+    ranks = tuple(sorted([one, *many]))
+    return Cause("circle", "proved", title, ranks, ranks, lines)
 
 
 def _ring(graph: dict[int, dict[int, Wait]], start: int) -> list[int]:
@@ -341,6 +363,35 @@ def _why(whole: Standing, stands: list[Stand], ranks: list[int], culprits: tuple
 # --- nobody is behind ---
 
 
+def passed(whole: Standing) -> list[Cause]:
+    """A rank stands in a call which another member has finished: what met there did not belong together, or it left early."""
+    found = []
+    for rank, stand in whole.ranks.items():
+        for wait in stand.waits:
+            call = wait.call
+            if call.p2p or call.number < 0 or not whole.evidence.groups[call.group].sure:
+                continue
+            after = tuple(m for m in whole.members(call.group) if m != rank and _finished(whole, m, call.group) >= call.number)
+            if not after:
+                continue
+            title = f"rank {rank} is still in {call_text(whole.evidence, call)}, which {who(after)} {verb(after, 'has', 'have')} finished"
+            details = ["a call that needs everybody can't end on one and not on another, unless their calls were other ones (another order, "
+                       "size or group), or the connection broke between them; who is wrong, this does not tell"]  # fmt: skip
+            lines = [((rank,), call.op or "a call", wait.frame)]
+            found.append(Cause("passed", "suspected", title, (), (rank, *after), lines, details, call.group, call.number))
+    return found[:4]
+
+
+def _finished(whole: Standing, rank: int, group: str) -> int:
+    """The last call that a rank is known to have finished on a group, -1 unknown."""
+    given = whole.evidence.ranks.get(rank)
+    if given is None:
+        return -1
+    status = given.status.get(group)
+    done = [c.number for c in given.calls if c.group == group and not c.p2p and c.state == "done"]
+    return max([status.completed if status else -1, *done])
+
+
 def silent(whole: Standing, absent: tuple[int, ...]) -> list[Cause]:
     """All of whom something is known stand in one call; whoever is missing was not given."""
     found: dict[tuple[str, int], list[Wait]] = {}
@@ -435,5 +486,5 @@ def by_stack(whole: Standing) -> list[Cause]:
                   tuple(ranks), lines)]  # fmt: skip
 
 
-__all__ = ["Cause", "all_there", "behind", "by_stack", "circles", "clashes", "crashes", "edges", "line_of", "messages", "parted",
+__all__ = ["Cause", "all_there", "behind", "by_stack", "circles", "clashes", "crashes", "edges", "line_of", "messages", "parted", "passed",
            "ranges", "reported", "said_mismatch", "silent"]  # fmt: skip

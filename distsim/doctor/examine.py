@@ -64,7 +64,7 @@ def _ordered(whole: Standing, absent: tuple[int, ...]) -> list[Cause]:
     if any(c.grade == "proved" for c in behind):  # suspicions come after what is proved
         found.sort(key=lambda c: c.grade != "proved")
     if not found:
-        found = [*causes.reported(whole), *causes.silent(whole, absent), *causes.all_there(whole), *causes.by_stack(whole)]
+        found = [*causes.passed(whole), *causes.reported(whole), *causes.silent(whole, absent), *causes.all_there(whole), *causes.by_stack(whole)]
     else:
         found += causes.reported(whole)
     return _distinct(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from distsim.doctor.evidence import MOST_RANKS, Evidence
 from distsim.doctor.nccl import NcclLines
@@ -48,12 +48,13 @@ _ROOT_FIELD = re.compile(r"^\s*(rank|exitcode|time|traceback)\s*: (.*)$")
 _TRACE_HEAD = re.compile(r"^\s*Traceback \(most recent call last\):\s*$")
 _TRACE_FILE = re.compile(r'^\s+File "(.*?)", line (\d+), in (.*)$')
 _ERROR = re.compile(r"^((?:\w+\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Warning)\b)(?::\s?(.*))?$")
-_ENQUEUED_LATER = re.compile(r"(Timed out|watchdog)", re.IGNORECASE)
+#: Lines after "Stack trace of the failed collective:", innermost first.
+_FAILED_FRAME = re.compile(r"^#\d+ (\S+) from (\S+):(\d+)\s*$")
 #: Texts of errors that follow from waiting, or from another rank's end.
 FOLLOWS = (
     "Watchdog caught collective operation timeout", "Timed out waiting", "Connection closed by peer", "Connection reset by peer",
     "Broken pipe", "Socket Timeout", "Wait timeout", "Application timeout caused pair closure", "NCCL communicator was aborted",
-    "ncclRemoteError", "remote process exited", "failed to pass monitoredBarrier", "recv, 0 bytes", "Read error", "store->get",
+    "ncclRemoteError", "remote process exited", "monitoredBarrier", "recv, 0 bytes", "Read error", "store->get",
     "wait timeout after", "ProcessGroupNCCL's watchdog", "collective timeout", "Detected mismatch between collectives", "SIGTERM",
     "SignalException", "ChildFailedError", "DistNetworkError", "Process group watchdog thread terminated", "KeyboardInterrupt",
     "NCCL timeout", "BrokenPipeError", "DistStoreError", "Stop_waiting response", "ConnectionResetError", "Resource temporarily",
@@ -115,6 +116,10 @@ class LogReader:
         if section is not None and int(section[1]) < MOST_RANKS:
             self._section = int(section[1])
             return
+        failed = _FAILED_FRAME.match(plain)
+        if failed is not None and self._last_work is not None:
+            self._frame_of_failed(Frame(failed[1], failed[2], int(failed[3])))
+            return
         if "NCCL" in plain:
             self._torch(line, rank, weak)
             if self._nccl.take(plain, told if told is not None else weak):
@@ -124,6 +129,17 @@ class LogReader:
         self._traceback(plain, told if told is not None else weak)
 
     _owner: int | None = None
+    _last_work: tuple[int, int] | None = None
+
+    def _frame_of_failed(self, frame: Frame) -> None:
+        """A frame of the stack that the watchdog prints for the call that timed out."""
+        assert self._last_work is not None
+        rank, number = self._last_work
+        calls = self.evidence.ranks[rank].calls
+        for at, call in enumerate(calls):
+            if call.number == number and call.source == self.source and not call.p2p:
+                calls[at] = replace(call, frames=(*call.frames, frame))
+                return
 
     def _stack(self, stack: object) -> None:
         from distsim.doctor.records import Stack
@@ -160,6 +176,7 @@ class LogReader:
         self.evidence.rank(who, self.source)
         if work is not None:
             self._works[who, int(work["number"])] = (family(work["op"]), "")
+            self._last_work = (who, int(work["number"]))
         sure = bool(group and (group["guid"] or group["desc"] == "default_pg")) and (label is not None or default)
         key = self._group(group, sure)
         if last is not None:
@@ -187,8 +204,6 @@ class LogReader:
 
     def _rename(self, who: int, number: int, key: str) -> None:
         """The call of the line before, which named no group, is this group's."""
-        from dataclasses import replace
-
         calls = self.evidence.ranks[who].calls
         for at, call in enumerate(calls):
             if call.group == "" and call.number == number and call.source == self.source:

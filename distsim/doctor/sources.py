@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from distsim.doctor import others, plain_pickle
+from distsim.doctor import archives, others, plain_pickle
 from distsim.doctor.evidence import MOST_RANKS, Evidence
 from distsim.doctor.flight import is_dump, read_dump
 from distsim.doctor.logs import LogReader
@@ -44,16 +44,27 @@ def read_evidence(paths: Sequence[str]) -> Evidence:
     for path in _files(paths) if paths else ():
         shown = visible(path, one_line=True)
         try:
-            kind, ranks, problem = _read(evidence, path, shown)
-        except Refused as refusal:
-            kind, ranks, problem = "not read", set(), str(refusal)
-        except RecursionError:
-            kind, ranks, problem = "not read", set(), "it is nested too deeply"
+            data = _bytes(path)
+            members = list(archives.members(data)) if archives.is_archive(data) else [("", data)]
+        except (Refused, archives.NotUnpacked) as refusal:
+            evidence.files.append(FileRead(shown, "not read", (), str(refusal)))
         except OSError as fault:
-            kind, ranks, problem = "not read", set(), f"the system says: {fault.strerror}"
-        evidence.files.append(FileRead(shown, kind, tuple(sorted(ranks)), problem))
+            evidence.files.append(FileRead(shown, "not read", (), f"the system says: {fault.strerror}"))
+        else:
+            for name, part in members:
+                _take(evidence, path, part, f"{shown}/{visible(name, one_line=True)}" if name else shown, name or path)
     evidence.settle()
     return evidence
+
+
+def _take(evidence: Evidence, path: str, data: bytes, shown: str, name: str) -> None:
+    try:
+        kind, ranks, problem = _read(evidence, path, data, shown, name)
+    except Refused as refusal:
+        kind, ranks, problem = "not read", set(), str(refusal)
+    except RecursionError:
+        kind, ranks, problem = "not read", set(), "it is nested too deeply"
+    evidence.files.append(FileRead(shown, kind, tuple(sorted(ranks)), problem))
 
 
 def _files(paths: Sequence[str]) -> list[str]:
@@ -73,9 +84,8 @@ def _files(paths: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def _read(evidence: Evidence, path: str, shown: str) -> tuple[str, set[int], str]:
-    data = _bytes(path)
-    rank = rank_of_name(path)
+def _read(evidence: Evidence, path: str, data: bytes, shown: str, name: str) -> tuple[str, set[int], str]:
+    rank = rank_of_name(name)
     if not data.strip():
         return "empty", set(), "nothing is in it"
     if len(data) == _BOARD_BYTES and (board := _board(data, rank)) is not None:
@@ -109,8 +119,8 @@ def _bytes(path: str) -> bytes:
         raise Refused(f"more than {MOST_BYTES >> 20} MiB came from it")
     if data[:2] == b"\x1f\x8b":
         return _unpacked(data)
-    if data[:4] in (b"PK\x03\x04", b"BZh9", b"\xfd7zX", b"\x28\xb5\x2f\xfd"):
-        raise Refused("it is an archive: unpack it and name the folder")
+    if data[:4] in (b"BZh9", b"\xfd7zX", b"\x28\xb5\x2f\xfd"):
+        raise Refused("it is packed in a way that I do not read: unpack it")
     return data
 
 
@@ -124,8 +134,6 @@ def _unpacked(data: bytes) -> bytes:
         raise Refused("it is damaged gzip") from None
     if machine.unconsumed_tail:
         raise Refused(f"it unpacks to more than {bound >> 20} MiB from {len(data) >> 10} KiB")
-    if found[257:262] == b"ustar":
-        raise Refused("it is an archive: unpack it and name the folder")
     return found
 
 
@@ -197,6 +205,10 @@ def _parsed(evidence: Evidence, parsed: Any, rank: int | None, path: str, shown:
 
 def _several(evidence: Evidence, parsed: Any, shown: str) -> tuple[str, set[int], str]:
     """Dumps of many ranks in one file: a list in order of ranks, or an object by rank."""
+    if isinstance(parsed, dict) and isinstance(parsed.get("nodes"), list) and "schema" in parsed:
+        return "a PyTorch execution trace, which tells nothing of a hang", set(), ""
+    if isinstance(parsed, dict) and any(str(k).startswith("pytorch.wait_counter") for k in parsed):
+        return "torch's wait counters, which name no call", set(), ""
     items: Iterable[tuple[Any, Any]] = enumerate(parsed) if isinstance(parsed, list) else parsed.items()
     ranks = set()
     for key, item in items:
@@ -227,6 +239,8 @@ def _text(evidence: Evidence, data: bytes, rank: int | None, shown: str) -> tupl
     if is_ras(text):
         reader.ranks |= read_ras(evidence, lines, shown)
         reader.found.add("an NCCL RAS report")
+    if not reader.found and re.search(r"^# +nThreads? |^# nccl-tests", text, re.MULTILINE):
+        return "results of nccl-tests, which tell nothing of a hang", set(), ""
     if not reader.found:
         return "text", reader.ranks, "no line of torch or NCCL, no stack and no error is in it"
     return ", ".join(sorted(reader.found)), reader.ranks, ""

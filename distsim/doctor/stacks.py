@@ -25,6 +25,8 @@ _LIBRARY = re.compile(
     r"deepspeed|lightning|pytorch_lightning|transformers|datasets)/"
 )
 _DISTRIBUTED = re.compile(r"(^|/)torch/distributed/")
+#: Calls that are no collectives of a group and wait for ranks all the same.
+_MEETINGS = ("batch_isend_irecv", "new_group", "new_subgroups", "init_process_group", "init_device_mesh", "split_group")
 _DEVICE = ("synchronize", "_synchronize")
 
 
@@ -147,7 +149,7 @@ def place_of(stack: Stack) -> Place:
     """Where a thread is. Functions in C do not show: a wait on a handle looks like the line that calls it."""
     user = user_frame(stack.frames)
     inside = stack.frames[: stack.frames.index(user)] if user is not None else stack.frames
-    calls = [f for f in inside if _DISTRIBUTED.search(f.file) and (known(f.name) or f.name == "batch_isend_irecv")]
+    calls = [f for f in inside if _DISTRIBUTED.search(f.file) and (known(f.name) or f.name in _MEETINGS)]
     if not calls:
         device = next((f for f in inside if f.name in _DEVICE and "torch/" in f.file), None)
         return Place("synchronize" if device else "", user, stack.frames[0] if stack.frames else None)

@@ -12,6 +12,10 @@ from distsim.doctor.records import Call, End, Frame, RankEvidence
 from distsim.doctor.stacks import Place, is_library, place_of, user_frame
 
 
+#: Calls of torch in which every rank of the job must be, whoever the new group's members are.
+_MEETINGS = ("new_group", "new_subgroups", "init_process_group", "init_device_mesh")
+
+
 class Wait(NamedTuple):
     """A rank is in a call. ``missing``: members whose records say that they are not; ``silent``: members of whom nothing is known."""
 
@@ -94,7 +98,7 @@ def _place(given: RankEvidence) -> Place | None:
     places = [(stack, place_of(stack)) for stack in given.stacks]
     main = [(s, p) for s, p in places if s.main and p.frame is not None and not _idle(s.frames)]
     chosen = main or [(s, p) for s, p in places if p.op]
-    return max(chosen, key=lambda sp: (bool(sp[1].op), len(sp[0].frames)))[1] if chosen else None
+    return max(chosen, key=lambda sp: (bool(sp[1].op), sp[1].peer is not None, len(sp[0].frames)))[1] if chosen else None
 
 
 def _idle(frames: tuple[Frame, ...]) -> bool:
@@ -107,7 +111,7 @@ def _waits(whole: Standing, rank: int, stand: Stand) -> Iterable[Wait]:
     pending = pending_calls(whole, given)
     for call in pending:
         yield _message(whole, call, stand) if call.p2p else _collective(whole, call, stand)
-    if pending or stand.place is None or stand.place.op not in (*P2P, *NEEDS_ALL, "broadcast", "reduce", "gather", "scatter"):
+    if pending or stand.place is None or stand.place.op not in (*P2P, *NEEDS_ALL, *_MEETINGS, "broadcast", "reduce", "gather", "scatter"):
         return
     yield _from_stack(whole, rank, stand.place)
 
@@ -211,6 +215,11 @@ def _from_stack(whole: Standing, rank: int, place: Place) -> Wait:
     key = group if place.whole_group else ""
     p2p = place.op in P2P
     call = Call(rank, key, -1, place.op, "waiting", p2p, place.peer if place.whole_group else None, source="its stack", tag=place.tag)
+    if place.op in _MEETINGS:
+        seen = {r: s.place for r, s in whole.ranks.items() if s.place is not None and r != rank}
+        away = tuple(r for r, p in seen.items() if p.op != place.op)
+        unseen = tuple(r for r in range(min(whole.evidence.world, 1 << 16)) if r not in whole.ranks)
+        return Wait(rank, call, away, unseen, place.frame, open_ended=not away and not unseen)
     if not p2p or call.peer is None:
         return Wait(rank, call, (), (), place.frame, open_ended=True)
     other = whole.ranks.get(call.peer)

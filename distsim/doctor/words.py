@@ -31,7 +31,7 @@ def ranges(numbers: Sequence[int]) -> str:
             parts[-1][1] = number
         else:
             parts.append([number, number])
-    texts = [str(a) if a == b else f"{a}{'-' if b > a + 1 else ' and '}{b}" for a, b in parts]
+    texts = [text for a, b in parts for text in ((f"{a}-{b}",) if b > a + 1 else (str(a), str(b))[: b - a + 1])]
     if len(texts) > _MOST_RANGES:
         texts = [*texts[:_MOST_RANGES], f"others, {len(numbers)} in all"]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

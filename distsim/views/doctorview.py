@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -48,10 +49,22 @@ def _main(found: Diagnosis) -> Part:
 
 def _cause(cause: Cause) -> Part:
     yield "", "  ", f"{cause.title} [{_GRADE[cause.grade]}]"
-    for ranks, what, frame in cause.lines[:_MOST_RANKS]:
+    for ranks, what, frame in _grouped(cause)[:_MOST_RANKS]:
         yield "  ", "    ", f"{who(ranks)}: {what}{_at(frame)}"
     for detail in cause.details:
         yield "  ", "    ", detail
+
+
+def _grouped(cause: Cause) -> list[tuple[tuple[int, ...], str, Frame | None]]:
+    """Ranks at one line in one operation together."""
+    found: dict[tuple[str, str], list[tuple[tuple[int, ...], str, Frame | None]]] = {}
+    for line in cause.lines:
+        found.setdefault((re.sub(r"\d+", "", line[1]), line[2].place if line[2] else ""), []).append(line)
+    grouped = []
+    for same in found.values():
+        what = same[0][1] if len({w for _, w, _ in same}) == 1 else re.split(r" to | from |,", same[0][1])[0]
+        grouped.append((tuple(r for ranks, _, _ in same for r in ranks), what, same[0][2]))
+    return grouped
 
 
 def _at(frame: Frame | None) -> str:
@@ -64,7 +77,7 @@ def _at(frame: Frame | None) -> str:
 def _others(found: Diagnosis) -> Part:
     for cause in found.causes[1 : 1 + _MOST_CAUSES]:
         yield "also: ", "  ", f"{cause.title} [{_GRADE[cause.grade]}]"
-        for ranks, what, frame in cause.lines[:4]:
+        for ranks, what, frame in _grouped(cause)[:4]:
             yield "  ", "    ", f"{who(ranks)}: {what}{_at(frame)}"
     hidden = len(found.causes) - 1 - _MOST_CAUSES
     if hidden > 0:
@@ -126,13 +139,16 @@ def _collect(found: Diagnosis) -> Part:
 
 def _files(found: Diagnosis) -> Part:
     good = [f for f in found.evidence.files if not f.problem]
-    bad = [f for f in found.evidence.files if f.problem]
+    empty = [f for f in found.evidence.files if f.kind == "empty"]
+    bad = [f for f in found.evidence.files if f.problem and f.kind != "empty"]
     kinds: dict[str, list[FileRead]] = {}
     for file in good:
         kinds.setdefault(file.kind, []).append(file)
     for kind, files in kinds.items():
         ranks = {r for f in files for r in f.ranks}
         yield "read: ", "  ", f"{kind}, {len(files)} file{'s' if len(files) > 1 else ''}{f' ({who(ranks)})' if ranks else ''}"
+    if empty:
+        yield "empty: ", "  ", f"{len(empty)} file{'s' if len(empty) > 1 else ''}"
     for file in bad[:_MOST_FILES]:
         yield "not read: " if not file.ranks else "in part: ", "  ", f"{file.path}: {file.problem}"
     if len(bad) > _MOST_FILES:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import inspect
 import json
 import os
@@ -43,8 +44,7 @@ class Score(NamedTuple):
 
 def record(folder: Path, only: str = "") -> None:
     """Run every hang and leave in ``folder/NAME`` what its ranks left."""
-    import torch._dynamo  # noqa: F401  the dump of a stack imports it, for seconds
-    import torch.distributed.debug._handlers  # noqa: F401
+    importlib.import_module("torch._dynamo")  # the dump of a stack imports it, for seconds
 
     sys.path.insert(0, str(HERE))
     from doctor_hangs import FAULTS
@@ -80,7 +80,9 @@ def _hang(program: object, ranks: int, here: Path) -> None:
         for rank, pid in enumerate(pids):
             os.kill(pid, signal.SIGUSR1)
             with open(here / f"pyspy_rank_{rank}.txt", "w") as out:
-                subprocess.run([tool, "dump", "--locals", "--pid", str(pid)], stdout=out, stderr=subprocess.DEVNULL, check=False, timeout=30)
+                subprocess.run(
+                    [tool, "dump", "--locals", "--pid", str(pid)], stdout=out, stderr=subprocess.DEVNULL, check=False, timeout=30
+                )
         until = time.monotonic() + 15
         while time.monotonic() < until and not all((here / f"done_{r}").exists() for r in range(ranks)):
             time.sleep(0.1)
@@ -109,13 +111,16 @@ def _rank(program: object, rank: int, ranks: int, here: Path) -> None:
     import torch
     import torch.distributed as dist
 
-    log = open(here / f"rank_{rank}.log", "w")
-    os.dup2(log.fileno(), 2)
-    faulthandler.register(signal.SIGUSR1, file=open(here / f"stack_rank_{rank}.txt", "w"), all_threads=True)
+    os.dup2(os.open(here / f"rank_{rank}.log", os.O_WRONLY | os.O_CREAT), 2)
+    faulthandler.register(
+        signal.SIGUSR1, file=os.open(here / f"stack_rank_{rank}.txt", os.O_WRONLY | os.O_CREAT), all_threads=True
+    )
     os.environ.update(GLOO_SOCKET_IFNAME="lo", RANK=str(rank), WORLD_SIZE=str(ranks))
     threading.Thread(target=_dump, args=(rank, here), daemon=True).start()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{here}/store", rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{here}/store", rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
+    )
     try:
         program(rank, torch.ones(1000))
     except Exception:
@@ -171,7 +176,11 @@ def judge(case: Path, left_out: set[int]) -> Score:
     from distsim.doctor.sources import rank_of_name
 
     fault = json.loads((case / "fault.json").read_text())
-    paths = [str(p) for p in sorted(case.iterdir()) if p.name != "fault.json" and p.stat().st_size and rank_of_name(p.name) not in left_out]
+    paths = [
+        str(p)
+        for p in sorted(case.iterdir())
+        if p.name != "fault.json" and p.stat().st_size and rank_of_name(p.name) not in left_out
+    ]
     found = examine(read_evidence(paths))
     main = found.main
     faulty = set(fault["faulty"])

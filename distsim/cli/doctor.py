@@ -63,14 +63,13 @@ def command(
     if output is not None:
         _write(found, output)
     if view is not None and output is None:
-        console.out(_picture(found, "svg"))
+        console.out(str(_picture(found, "svg")).rstrip("\n"))
     else:
         _report(found, format, width)
     raise typer.Exit(int(bool(found.causes)))
 
 
 def _evidence(paths: list[str], pids: list[int], torchrun: int | None) -> Evidence:
-    from distsim.doctor.live import add_live
     from distsim.doctor.live import add_live
     from distsim.doctor.sources import read_evidence
 
@@ -103,7 +102,9 @@ def _write(found: Diagnosis, output: Path) -> None:
     elif suffix in (".svg", ".png", ".pdf", ".dot"):
         console.write_file(output, _picture(found, suffix[1:]))
     else:
-        raise UsageError(f"-o {output}: what is to be written there?", "F.yaml for a scenario; F.svg, .png, .pdf or .dot for the picture")
+        raise UsageError(
+            f"-o {output}: what is to be written there?", "F.yaml for a scenario; F.svg, .png, .pdf or .dot for the picture"
+        )
     console.note(f"wrote {output}")
 
 

@@ -37,7 +37,9 @@ def _zip(data: bytes) -> Iterator[tuple[str, bytes]]:
         entries = [e for e in archive.infolist() if not e.is_dir()]
         total = sum(e.file_size for e in entries)
         if len(entries) > _MOST_MEMBERS or total > min(_MOST_BYTES, max(len(data) * _MOST_GROWTH, 1 << 20)):
-            raise NotUnpacked(f"it unpacks to {total >> 20} MiB in {len(entries)} files, more than I read: unpack it and name the folder")
+            raise NotUnpacked(
+                f"it unpacks to {total >> 20} MiB in {len(entries)} files, more than I read: unpack it and name the folder"
+            )
         left = _MOST_BYTES
         for entry in entries:
             with archive.open(entry) as file:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from distsim.doctor.ops import SAME_IN, SAME_OUT
@@ -47,7 +47,7 @@ class Parting(NamedTuple):
     rank: int
     group: str
     number: int
-    count: int
+    calls: int
     extra: bool
     call: Call
 
@@ -76,7 +76,7 @@ def first_clash(whole: Standing, group: str) -> Clash | None:
     for number, calls in sorted(by_number(whole, group).items()):
         if len(calls) < 2:
             continue
-        for what, say in (("kind", lambda c: c.op), ("size", _size_text), ("dtype", lambda c: c.dtype)):
+        for what, say in _ASPECTS:
             said = {rank: text for rank, call in calls.items() if (text := say(call))}
             if what == "dtype" and any(c.op == "barrier" for c in calls.values()):
                 continue
@@ -85,9 +85,21 @@ def first_clash(whole: Standing, group: str) -> Clash | None:
     return None
 
 
+def _kind_text(call: Call) -> str:
+    return call.op
+
+
+def _dtype_text(call: Call) -> str:
+    return call.dtype
+
+
 def _size_text(call: Call) -> str:
     size = size_of(call)
     return f"{size:,} elements" if size >= 0 and call.op != "barrier" else ""
+
+
+#: What the members of a call must agree on, the gravest first.
+_ASPECTS: tuple[tuple[str, Callable[[Call], str]], ...] = (("kind", _kind_text), ("size", _size_text), ("dtype", _dtype_text))
 
 
 def _parties(calls: dict[int, Call], said: dict[int, str]) -> tuple[Party, ...]:
@@ -147,7 +159,11 @@ def partings(whole: Standing, group: str) -> list[Parting]:
 
 
 def _parting(
-    rank: int, lines: dict[int, dict[int, tuple[str, int, str]]], others: Sequence[int], calls: dict[int, dict[int, Call]], group: str
+    rank: int,
+    lines: dict[int, dict[int, tuple[str, int, str]]],
+    others: Sequence[int],
+    calls: dict[int, dict[int, Call]],
+    group: str,
 ) -> Parting | None:
     reference = _agreed(lines, others)
     mine = lines[rank]

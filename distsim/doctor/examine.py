@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from distsim.doctor import causes
+from distsim.doctor import causes, chains, undecided
 from distsim.doctor.advice import advice
 from distsim.doctor.causes import Cause
 from distsim.doctor.evidence import Evidence
-from distsim.doctor.standing import Standing, standing
+from distsim.doctor.standing import Standing, finished, standing
 from distsim.doctor.words import call_text, who
 
 
@@ -54,19 +54,26 @@ def _ordered(whole: Standing, absent: tuple[int, ...]) -> list[Cause]:
     crashes = causes.crashes(whole)
     parted = causes.parted(whole)
     clashes = causes.clashes(whole, parted)
-    circles = causes.circles(whole)
+    circles = chains.circles(whole)
     named = [*crashes, *clashes, *parted, *causes.said_mismatch(whole), *causes.messages(whole), *circles]
     clashing = {r for c in clashes for r in c.ranks}
     if crashes and clashes and set(crashes[0].culprits) & clashing and crashes[0].of_library:
         named = [*clashes, *crashes, *parted, *circles]  # torch raised because they did not fit
-    behind = causes.behind(whole, absent)
+    behind = chains.behind(whole, absent)
     found = [*named, *behind]
     if any(c.grade == "proved" for c in behind):  # suspicions come after what is proved
         found.sort(key=lambda c: c.grade != "proved")
     if not found:
-        found = [*causes.passed(whole), *causes.reported(whole), *causes.silent(whole, absent), *causes.all_there(whole), *causes.by_stack(whole)]
+        found = [
+            *undecided.passed(whole),
+            *undecided.reported(whole),
+            *undecided.silent(whole, absent),
+            *undecided.all_there(whole),
+            *undecided.by_stack(whole),
+        ]
+        found = found or undecided.open_waits(whole) or undecided.follows(whole)
     else:
-        found += causes.reported(whole)
+        found += undecided.reported(whole)
     return _distinct(found)
 
 
@@ -76,7 +83,12 @@ def _distinct(found: list[Cause]) -> list[Cause]:
     for cause in found:
         if any(cause.title == other.title for other in kept):
             continue
-        if kept and kept[0].grade == "proved" and cause.kind in ("circle", "behind", "messages") and kept[0].kind not in ("behind", "circle"):
+        if (
+            kept
+            and kept[0].grade == "proved"
+            and cause.kind in ("circle", "behind", "messages")
+            and kept[0].kind not in ("behind", "circle")
+        ):
             continue
         if kept and cause.kind == "parted" and any(k.kind == "clash" and k.group == cause.group for k in kept):
             continue
@@ -85,16 +97,24 @@ def _distinct(found: list[Cause]) -> list[Cause]:
 
 
 def _common(whole: Standing) -> list[str]:
-    """Of each group on which somebody waits: the last call that all of whom something is known have made."""
+    """Of each group on which somebody waits: the last call that all of whom something is known have finished, or else made."""
     found = []
-    for group in dict.fromkeys(w.call.group for s in whole.ranks.values() for w in s.waits if w.call.number >= 0 and not w.call.p2p):
-        known = [(whole.last(m, group), m) for m in whole.members(group)]
-        numbers = [n for n, _ in known if n is not None]
-        if not numbers or not whole.evidence.groups[group].sure:
+    for group in dict.fromkeys(
+        w.call.group for s in whole.ranks.values() for w in s.waits if w.call.number >= 0 and not w.call.p2p
+    ):
+        members = [m for m in whole.members(group) if whole.last(m, group) is not None]
+        if len(members) < 2 or not whole.evidence.groups[group].sure:
             continue
-        least = min(numbers)
-        shown = next((c for e in whole.evidence.ranks.values() for c in e.calls if (c.group, c.number, c.p2p) == (group, least, False)), None)
-        what = call_text(whole.evidence, shown) if shown else f"call {least} of {whole.evidence.groups[group].shown}"
-        given = [m for n, m in known if n is not None]
-        found.append(f"{what}, by {who(given)}" if least > 0 else f"none on {whole.evidence.groups[group].shown}")
+        ended = [finished(whole, m, group) for m in members]
+        made = min(whole.last(m, group) or 0 for m in members)
+        number, word = (min(ended), "finished") if min(ended) >= 0 else (made, "made")
+        calls = (
+            c for e in whole.evidence.ranks.values() for c in e.calls if (c.group, c.number, c.p2p) == (group, number, False)
+        )
+        shown = next(calls, None)
+        group_text = whole.evidence.groups[group].shown
+        what = (
+            call_text(whole.evidence, shown) if shown else f"call {number} of {group_text}" if number else f"none on {group_text}"
+        )
+        found.append(f"{word} by all of {who(members)}: {what}")
     return found

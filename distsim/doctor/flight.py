@@ -19,7 +19,11 @@ _P2P = re.compile(r"^(send|recv)\s+(\d+)?\s*(?:->|<-)\s*(\d+|\?)$")
 
 def is_dump(data: object) -> bool:
     """Does this look like a dump's top level?"""
-    return isinstance(data, dict) and isinstance(data.get("version"), str) and ("entries" in data or "pg_status" in data or "pg_config" in data)
+    return (
+        isinstance(data, dict)
+        and isinstance(data.get("version"), str)
+        and ("entries" in data or "pg_status" in data or "pg_config" in data)
+    )
 
 
 def read_dump(evidence: Evidence, data: dict[str, Any], rank: int, source: str) -> str:
@@ -51,7 +55,7 @@ def _named_groups(evidence: Evidence, data: dict[str, Any], entries: list[Any]) 
     """Members by a group's name, where the dump is to be believed; the empty name stands for the only group there is."""
     config = data.get("pg_config")
     found: dict[str, tuple[int, ...]] = {}
-    for key, given in (config.items() if isinstance(config, dict) else ()):
+    for key, given in config.items() if isinstance(config, dict) else ():
         members = _ranks(given.get("ranks")) if isinstance(given, dict) else None
         if members is None:
             continue
@@ -111,7 +115,13 @@ def _whole(given: Any, key: str) -> int:
 
 
 def _call(
-    evidence: Evidence, entry: dict[str, Any], rank: int, source: str, named: dict[str, tuple[int, ...]], idle: set[str], order: int
+    evidence: Evidence,
+    entry: dict[str, Any],
+    rank: int,
+    source: str,
+    named: dict[str, tuple[int, ...]],
+    idle: set[str],
+    order: int,
 ) -> Call | None:
     text = entry.get("profiling_name")
     group = _group(evidence, entry, named)
@@ -159,7 +169,11 @@ def _sizes(given: Any) -> tuple[tuple[int, ...], ...] | None:
         return None
     found = []
     for shape in given:
-        if not isinstance(shape, (list, tuple)) or len(shape) > 64 or not all(type(n) is int and 0 <= n < MOST_CALLS for n in shape):
+        if (
+            not isinstance(shape, (list, tuple))
+            or len(shape) > 64
+            or not all(type(n) is int and 0 <= n < MOST_CALLS for n in shape)
+        ):
             return None
         found.append(tuple(shape))
     return tuple(found)
@@ -185,20 +199,20 @@ def _dtype(entry: dict[str, Any]) -> str:
 def _frames(given: Any) -> tuple[Frame, ...]:
     if not isinstance(given, (list, tuple)):
         return ()
-    found = []
-    for frame in given[:_MOST_FRAMES]:
-        if isinstance(frame, dict) and isinstance(frame.get("line"), int):
-            found.append(Frame(str(frame.get("name", ""))[:200], str(frame.get("filename", ""))[:400], frame["line"]))
-    return tuple(found)
+    return tuple(
+        Frame(str(frame.get("name", ""))[:200], str(frame.get("filename", ""))[:400], frame["line"])
+        for frame in given[:_MOST_FRAMES]
+        if isinstance(frame, dict) and isinstance(frame.get("line"), int)
+    )
 
 
-def _take_status(
-    evidence: Evidence, rank: int, status: Any, pairs: dict[str, str], entries: list[Any], source: str
-) -> None:
+def _take_status(evidence: Evidence, rank: int, status: Any, pairs: dict[str, str], entries: list[Any], source: str) -> None:
     """The counters of nccl. Those of gloo count messages too, so there the entries alone speak."""
     if any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict)):
         return
     for key, given in status.items():
         group = pairs.get(str(key))
         if group is not None:
-            evidence.status(rank, group, _whole(given, "last_enqueued_collective"), _whole(given, "last_completed_collective"), source)
+            evidence.status(
+                rank, group, _whole(given, "last_enqueued_collective"), _whole(given, "last_completed_collective"), source
+            )

@@ -29,7 +29,9 @@ def add_live(evidence: Evidence, pids: Sequence[int], torchrun: int | None) -> N
         wanted += [p for p in ranks_of(torchrun) if p not in wanted]
     for pid in wanted:
         if not os.path.isdir(f"/proc/{pid}"):
-            raise UsageError(f"there is no process {pid} here", "`pgrep -f train.py` lists them; a rank elsewhere is looked at there")
+            raise UsageError(
+                f"there is no process {pid} here", "`pgrep -f train.py` lists them; a rank elsewhere is looked at there"
+            )
     tool = _tool()
     for pid in wanted:
         _add(evidence, tool, pid)
@@ -51,7 +53,9 @@ def ranks_of(launcher: int) -> list[int]:
             (found if rank_of(child) is not None else queue).append(child)
         at += 1
     if not found:
-        raise UsageError(f"process {launcher} has no children with a RANK in their environment", "name the ranks: --pid PID --pid PID")
+        raise UsageError(
+            f"process {launcher} has no children with a RANK in their environment", "name the ranks: --pid PID --pid PID"
+        )
     return found
 
 

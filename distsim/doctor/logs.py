@@ -20,9 +20,13 @@ _PREFIXES = (
     re.compile(r"^\s{0,4}(?P<weak>\d{1,7}): "),  # srun --label
     re.compile(r"^\[\w+?(?P<weak>\d{1,5})\]:\s?(?!\[?[EWIF]\d)"),  # torchrun --tee: [default3]:
     re.compile(r"^\[pod/[^\]]*\]\s"),  # kubectl logs --prefix
-    re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)\s(?:std(?:err|out) [FP] )?"),  # container logs, kubectl --timestamps
+    re.compile(
+        r"^\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:?\d\d)\s(?:std(?:err|out) [FP] )?"
+    ),  # container logs, kubectl --timestamps
     re.compile(r"^\((?:\w+ )?(?:[\w.]+ )?pid=\d+(?:, ip=[\d.]+)?\)\s?"),  # Ray
-    re.compile(r"^[\w.-]*(?:worker|master|launcher|rank|node|pod)[\w.-]*(?: [\w.-]+)? (?=\[rank|\[E|Traceback|  File)"),  # stern, pdsh
+    re.compile(
+        r"^[\w.-]*(?:worker|master|launcher|rank|node|pod)[\w.-]*(?: [\w.-]+)? (?=\[rank|\[E|Traceback|  File)"
+    ),  # stern, pdsh
     re.compile(r"^\[\d+\] (?=\[)"),  # the line numbers of a paste
 )
 _LABEL = re.compile(r"\[rank(\d{1,7})\]")
@@ -39,8 +43,12 @@ _LAST = re.compile(
 _AT = re.compile(r"(?:watchdog at work(?: sequence id)?|Timeout at NCCL work):? (\d+)", re.IGNORECASE)
 _PRINT = re.compile(r"CollectiveFingerPrint\((?:SequenceNumber=(\d+),?\s*)?OpType=(\w+)(?:,\s*TensorShape=\[([^\]]*)\])?")
 _PRINTED = re.compile(r"Rank (\d+) is running(?: inconsistent)? collective:")
-_MONITORED = re.compile(r"\[Rank \d+\]: Rank(?:s)? ([\d, ]+) failed to pass monitoredBarrier|Rank(?:s)? ([\d, ]+) failed to pass monitoredBarrier")
-_LAGGING = re.compile(r"\[([\d, ]+)\] (finished collective #(\d+), but didn't join collective #\d+|joined but didn't finish collective #(\d+))")
+_MONITORED = re.compile(
+    r"\[Rank \d+\]: Rank(?:s)? ([\d, ]+) failed to pass monitoredBarrier|Rank(?:s)? ([\d, ]+) failed to pass monitoredBarrier"
+)
+_LAGGING = re.compile(
+    r"\[([\d, ]+)\] (finished collective #(\d+), but didn't join collective #\d+|joined but didn't finish collective #(\d+))"
+)
 _NEVER = re.compile(r"ranks \[([\d, ]+)\] are the lagging ranks that caused this timeout")
 _SNAPSHOT = re.compile(r"\[([\d, ]+)\] (started|finished) ([A-Z_]+)\s*$")
 _ROOT = re.compile(r"^Root Cause \(first observed failure\):")

@@ -8,7 +8,9 @@ from distsim.doctor.evidence import MOST_RANKS, Evidence
 from distsim.doctor.ops import family
 from distsim.doctor.records import Call, Said
 
-_HEAD = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>\d+)\] (?:[\w/.]+:\d+ )?NCCL (?P<level>INFO|WARN) (?P<text>.*)$")
+_HEAD = re.compile(
+    r"(?P<host>[\w.-]+):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>\d+)\] (?:[\w/.]+:\d+ )?NCCL (?P<level>INFO|WARN) (?P<text>.*)$"
+)
 _INIT = re.compile(r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d+) n[rR]anks (?P<size>\d+)(?:.*?commId (?P<id>0x[0-9a-f]+))?")
 _OP = re.compile(
     r"^(?P<op>[A-Z]\w+): opCount (?P<number>[0-9a-f]+) .*?count (?P<count>\d+) datatype (?P<type>\d+) op (?P<redop>\d+) root (?P<root>\d+) "

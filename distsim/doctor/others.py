@@ -86,14 +86,16 @@ def read_kineto(evidence: Evidence, data: dict[str, Any], rank: int | None, sour
     return who
 
 
-def _kineto_call(
-    evidence: Evidence, args: dict[str, Any], rank: int, order: int, numbers: dict[str, int], source: str
-) -> int:
+def _kineto_call(evidence: Evidence, args: dict[str, Any], rank: int, order: int, numbers: dict[str, int], source: str) -> int:
     op = args.get("Collective name")
     if not isinstance(op, str) or op in ("wait", "init"):
         return 0
     name = args.get("Process Group Name")
-    key = evidence.group(str(name), str(args.get("Process Group Description") or "")) if name is not None else evidence.group("", sure=False)
+    key = (
+        evidence.group(str(name), str(args.get("Process Group Description") or ""))
+        if name is not None
+        else evidence.group("", sure=False)
+    )
     numbers[key] = numbers.get(key, 0) + 1
     number = _count(args.get("Seq"), -1)
     kind = family(op)
@@ -117,10 +119,16 @@ def read_trace_rows(evidence: Evidence, trace: Trace, source: str) -> set[int]:
     for rank in seen:
         evidence.rank(rank, source).recorded = evidence.rank(rank, source).messages = True
     for order, row in enumerate(trace.rows()):
-        if row.op in ("compute", "wait", "sleep", "assign", "new_group", "wait_stream") or row.part >= 0 or row.posted_ns == NEVER:
+        if (
+            row.op in ("compute", "wait", "sleep", "assign", "new_group", "wait_stream")
+            or row.part >= 0
+            or row.posted_ns == NEVER
+        ):
             continue
         once = named.count(row.group) <= 1
-        key = evidence.group(row.group, "default_pg" if row.group == "world" else "", members.get(row.group) if once else None, once)
+        key = evidence.group(
+            row.group, "default_pg" if row.group == "world" else "", members.get(row.group) if once else None, once
+        )
         p2p = family(row.op) in P2P
         number = numbers[row.rank, key, p2p] = numbers.get((row.rank, key, p2p), 0) + 1
         state: State = "done" if row.finished_ns != NEVER else "waiting"
@@ -131,7 +139,9 @@ def read_trace_rows(evidence: Evidence, trace: Trace, source: str) -> set[int]:
         ))  # fmt: skip
     for end in trace.header.get("ends") or ():
         if end[0] in seen and end[1] not in ("blocked", "ended"):
-            evidence.end(end[0], End("killed" if end[1] in ("killed", "crashed") else "raised", str(end[1]), False, source=source))
+            evidence.end(
+                end[0], End("killed" if end[1] in ("killed", "crashed") else "raised", str(end[1]), False, source=source)
+            )
     return seen
 
 
@@ -148,4 +158,6 @@ def read_board(evidence: Evidence, board: Seen, source: str) -> None:
     elif board.phase == Phase.IN_CALL:
         evidence.notes.append(f"rank {board.rank}'s board: in call {board.position} of its program")
     elif board.phase == Phase.RUNNING:
-        evidence.notes.append(f"rank {board.rank}'s board: between calls {board.position - 1} and {board.position} of its program")
+        evidence.notes.append(
+            f"rank {board.rank}'s board: between calls {board.position - 1} and {board.position} of its program"
+        )

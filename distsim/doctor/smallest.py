@@ -32,10 +32,14 @@ def smallest_scenario(found: Diagnosis) -> str:
     """The scenario as YAML. Raises UsageError where the evidence is too thin for one, or none of its forms hangs in simulation."""
     main = found.main
     if main is None or not any(s.waits for s in found.standing.ranks.values()):
-        raise UsageError("nobody is seen waiting, so there is no standstill to write down", "give the dumps or stacks of more ranks")
+        raise UsageError(
+            "nobody is seen waiting, so there is no standstill to write down", "give the dumps or stacks of more ranks"
+        )
     parts = _parts(found.standing, main)
     if len(parts) < 2 or not any(p.calls for p in parts):
-        raise UsageError("what I was given shows the calls of one rank only: too little for a scenario", "give the files of more ranks")
+        raise UsageError(
+            "what I was given shows the calls of one rank only: too little for a scenario", "give the files of more ranks"
+        )
     for backend in _backends(parts):
         text = _text(found, main, parts, backend)
         if _hangs(text):
@@ -58,7 +62,7 @@ def _hangs(text: str) -> bool:
 
 
 def _parts(whole: Standing, main: Cause) -> list[_Part]:
-    """The ranks that the cause concerns, one or two that wait, and what each calls: the call that it is in, then those it is waited for in."""
+    """The ranks that the cause concerns, one or two that wait, and what each calls: where it is, then where it is waited for."""
     waiting = [r for r, s in whole.ranks.items() if s.waits]
     chosen = list(dict.fromkeys([*main.ranks[:_MOST_RANKS], *[r for r in waiting if r not in main.ranks][:2]]))
     if main.kind == "clash":
@@ -159,7 +163,9 @@ class _Writer:
             tag = {"tag": call.tag} if call.tag else {}
             return {"tensor": x, "dst" if call.op == "send" else "src": peer, **tag}
         if call.op in ("all_gather", "gather"):
-            return {"input": x, "output": self._made(x, [many, size], "rows")} | ({"dst": members[0]} if call.op == "gather" else {})
+            return {"input": x, "output": self._made(x, [many, size], "rows")} | (
+                {"dst": members[0]} if call.op == "gather" else {}
+            )
         if call.op in ("reduce_scatter", "scatter"):
             rows = self._made(x, [many, size], "rows")
             return {"input": rows, "output": x} | ({"src": members[0]} if call.op == "scatter" else {})
@@ -177,4 +183,5 @@ class _Writer:
 
 _NAMES = {"all_to_all": "all_to_all_single", "": "barrier", "all_gather_v": "all_gather", "reduce_scatter_v": "reduce_scatter"}
 _DTYPES = {"float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32",
-           "byte": "uint8", "float16": "float16", "float32": "float32", "float64": "float64", "int64": "int64", "int32": "int32"}  # fmt: skip
+           "byte": "uint8", "float16": "float16", "float32": "float32", "float64": "float64", "int64": "int64",
+           "int32": "int32"}  # fmt: skip

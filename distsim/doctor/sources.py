@@ -71,14 +71,20 @@ def _files(paths: Sequence[str]) -> list[str]:
     found: dict[str, None] = {}
     for path in paths:
         if not os.path.exists(path):
-            raise UsageError(f"there is no {visible(path, one_line=True)}", "name dumps, logs and stacks, or the folder that holds them")
+            raise UsageError(
+                f"there is no {visible(path, one_line=True)}", "name dumps, logs and stacks, or the folder that holds them"
+            )
         if os.path.isdir(path):
-            inside = sorted(str(p) for p in Path(path).rglob("*") if p.is_file() and not p.name.startswith(".") and p.suffix not in _SUFFIXES)
+            inside = sorted(
+                str(p) for p in Path(path).rglob("*") if p.is_file() and not p.name.startswith(".") and p.suffix not in _SUFFIXES
+            )
             found |= dict.fromkeys(inside)
         else:
             found[path] = None
     if not found:
-        raise UsageError(f"nothing to read in {', '.join(visible(p, one_line=True) for p in paths)}", "name dumps, logs and stacks")
+        raise UsageError(
+            f"nothing to read in {', '.join(visible(p, one_line=True) for p in paths)}", "name dumps, logs and stacks"
+        )
     if len(found) > _MOST_FILES:
         raise UsageError(f"{len(found)} files are more than {_MOST_FILES}", "name the folder of one job's dumps")
     return list(found)
@@ -140,7 +146,9 @@ def _unpacked(data: bytes) -> bytes:
 def rank_of_name(path: str) -> int | None:
     """Whose file it is, by its name: ``nccl_trace_rank_3``, ``rank3.log``, ``stack.3.txt``; else by its folder, as torchrun lays logs."""
     name = os.path.basename(path)
-    found = _RANK.search(name) or _LAST_NUMBER.search(re.sub(r"(\.(txt|log|json|gz|err|out|pickle|pkl|jsonl|dump|stack))+$", "", name))
+    found = _RANK.search(name) or _LAST_NUMBER.search(
+        re.sub(r"(\.(txt|log|json|gz|err|out|pickle|pkl|jsonl|dump|stack))+$", "", name)
+    )
     if found is None and name in ("stdout.log", "stderr.log"):
         found = re.fullmatch(r"(\d{1,7})", os.path.basename(os.path.dirname(path)))
     return int(found[1]) if found and int(found[1]) < MOST_RANKS else None
@@ -197,7 +205,11 @@ def _parsed(evidence: Evidence, parsed: Any, rank: int | None, path: str, shown:
         return "NCCL RAS", others.read_ras_json(evidence, parsed, shown), ""
     if others.is_kineto(parsed):
         who = others.read_kineto(evidence, parsed, rank, shown)
-        return "a Kineto trace", set() if who is None else {who}, "" if who is not None else "it does not say which rank it is from"
+        return (
+            "a Kineto trace",
+            set() if who is None else {who},
+            "" if who is not None else "it does not say which rank it is from",
+        )
     if isinstance(parsed, dict) and parsed.get("format") == "distsim-trace":
         return _trace(evidence, path, shown)
     return _several(evidence, parsed, shown)

@@ -111,17 +111,22 @@ def read_pyspy_json(threads: list[Any], source: str) -> Iterator[Stack]:
     """The stacks of ``py-spy dump --json``."""
     for thread in threads:
         given = thread.get("frames") if isinstance(thread, dict) else None
-        frames = []
-        for f in given if isinstance(given, list) else ():
-            if isinstance(f, dict) and isinstance(f.get("name"), str) and isinstance(f.get("line"), int):
-                frames.append(Frame(f["name"].split(".")[-1], str(f.get("filename", "")), f["line"], _values(f.get("locals"))))
+        frames = [
+            Frame(f["name"].split(".")[-1], str(f.get("filename", "")), f["line"], _values(f.get("locals")))
+            for f in (given if isinstance(given, list) else ())
+            if isinstance(f, dict) and isinstance(f.get("name"), str) and isinstance(f.get("line"), int)
+        ]
         if frames:
             name = str(thread.get("thread_name") or thread.get("thread_id"))
             yield Stack(name, name == "MainThread" or not any(f.name in _BOOT for f in frames), tuple(frames), source)
 
 
 def is_pyspy_json(data: object) -> bool:
-    return isinstance(data, list) and bool(data) and all(isinstance(t, dict) and "frames" in t and "thread_id" in t for t in data[:4])
+    return (
+        isinstance(data, list)
+        and bool(data)
+        and all(isinstance(t, dict) and "frames" in t and "thread_id" in t for t in data[:4])
+    )
 
 
 def _values(given: Any) -> dict[str, str]:

@@ -11,7 +11,6 @@ from distsim.doctor.ops import NEEDS_ALL, P2P
 from distsim.doctor.records import Call, End, Frame, RankEvidence
 from distsim.doctor.stacks import Place, is_library, place_of, user_frame
 
-
 #: Calls of torch in which every rank of the job must be, whoever the new group's members are.
 _MEETINGS = ("new_group", "new_subgroups", "init_process_group", "init_device_mesh")
 
@@ -61,7 +60,9 @@ class Standing:
         known = self.evidence.groups[group]
         if known.members is not None:
             return known.members
-        return tuple(sorted(r for r, e in self.evidence.ranks.items() if group in e.status or any(c.group == group for c in e.calls)))
+        return tuple(
+            sorted(r for r, e in self.evidence.ranks.items() if group in e.status or any(c.group == group for c in e.calls))
+        )
 
     def behind(self, group: str, number: int) -> tuple[int, ...]:
         return tuple(m for m in self.members(group) if (n := self.last(m, group)) is not None and n < number)
@@ -76,6 +77,16 @@ def last_of(given: RankEvidence, group: str) -> int | None:
     if numbers:
         return max(numbers)
     return 0 if given.recorded and not given.lapped else None
+
+
+def finished(whole: Standing, rank: int, group: str) -> int:
+    """The last call that a rank is known to have finished on a group, -1 unknown."""
+    given = whole.evidence.ranks.get(rank)
+    if given is None:
+        return -1
+    status = given.status.get(group)
+    done = [c.number for c in given.calls if c.group == group and not c.p2p and c.state == "done"]
+    return max([status.completed if status else -1, *done])
 
 
 def standing(evidence: Evidence) -> Standing:
@@ -98,7 +109,16 @@ def _place(given: RankEvidence) -> Place | None:
     places = [(stack, place_of(stack)) for stack in given.stacks]
     main = [(s, p) for s, p in places if s.main and p.frame is not None and not _idle(s.frames)]
     chosen = main or [(s, p) for s, p in places if p.op]
-    return max(chosen, key=lambda sp: (bool(sp[1].op), sp[1].peer is not None, len(sp[0].frames)))[1] if chosen else None
+    if not chosen:
+        return None
+    best = max(chosen, key=lambda sp: (bool(sp[1].op), sp[1].peer is not None, len(sp[0].frames)))[1]
+    whole = next((p.frame for _, p in chosen if p.frame and best.frame and _longer(p.frame, best.frame)), best.frame)
+    return best._replace(frame=whole)
+
+
+def _longer(one: Frame, other: Frame) -> bool:
+    """The same line, with more of its path."""
+    return one.line == other.line and one.file.endswith("/" + other.file)
 
 
 def _idle(frames: tuple[Frame, ...]) -> bool:
@@ -111,7 +131,11 @@ def _waits(whole: Standing, rank: int, stand: Stand) -> Iterable[Wait]:
     pending = pending_calls(whole, given)
     for call in pending:
         yield _message(whole, call, stand) if call.p2p else _collective(whole, call, stand)
-    if pending or stand.place is None or stand.place.op not in (*P2P, *NEEDS_ALL, *_MEETINGS, "broadcast", "reduce", "gather", "scatter"):
+    if (
+        pending
+        or stand.place is None
+        or stand.place.op not in (*P2P, *NEEDS_ALL, *_MEETINGS, "broadcast", "reduce", "gather", "scatter")
+    ):
         return
     yield _from_stack(whole, rank, stand.place)
 
@@ -149,7 +173,9 @@ def _collective(whole: Standing, call: Call, stand: Stand) -> Wait:
     missing = [m for m in whole.behind(call.group, call.number) if m != call.rank]
     missing += [m for m in members if m != call.rank and m not in missing and _queued(whole, m, call)]
     ended = [m for m in members if m != call.rank and _gone(whole, m) and m not in missing and whole.last(m, call.group) is None]
-    silent = tuple(m for m in members if m not in missing and m not in ended and m != call.rank and whole.last(m, call.group) is None)
+    silent = tuple(
+        m for m in members if m not in missing and m not in ended and m != call.rank and whole.last(m, call.group) is None
+    )
     sure = tuple(sorted({*missing, *ended})) if group.sure else ()
     frame = user_frame(call.frames) or (stand.place.frame if stand.place else None)
     return Wait(call.rank, call, sure, silent, frame, open_ended=not group.sure or (group.members is None and not missing))
@@ -214,12 +240,14 @@ def _from_stack(whole: Standing, rank: int, place: Place) -> Wait:
     group = next((k for k, g in whole.evidence.groups.items() if g.desc == "default_pg" or g.name in ("0", "world")), "")
     key = group if place.whole_group else ""
     p2p = place.op in P2P
-    call = Call(rank, key, -1, place.op, "waiting", p2p, place.peer if place.whole_group else None, source="its stack", tag=place.tag)
+    call = Call(
+        rank, key, -1, place.op, "waiting", p2p, place.peer if place.whole_group else None, source="its stack", tag=place.tag
+    )
     if place.op in _MEETINGS:
         seen = {r: s.place for r, s in whole.ranks.items() if s.place is not None and r != rank}
-        away = tuple(r for r, p in seen.items() if p.op != place.op)
+        elsewhere = tuple(r for r, p in seen.items() if p.op != place.op)
         unseen = tuple(r for r in range(min(whole.evidence.world, 1 << 16)) if r not in whole.ranks)
-        return Wait(rank, call, away, unseen, place.frame, open_ended=not away and not unseen)
+        return Wait(rank, call, elsewhere, unseen, place.frame, open_ended=not elsewhere and not unseen)
     if not p2p or call.peer is None:
         return Wait(rank, call, (), (), place.frame, open_ended=True)
     other = whole.ranks.get(call.peer)

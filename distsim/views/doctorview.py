@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from distsim.doctor.causes import Cause, edges
+from distsim.doctor.causes import Cause
+from distsim.doctor.chains import edges
 from distsim.doctor.examine import Diagnosis
 from distsim.doctor.records import FileRead, Frame
 from distsim.doctor.words import call_text, short_file, source_line, verb, who
@@ -42,7 +43,11 @@ def _main(found: Diagnosis) -> Part:
     main = found.main
     if main is None:
         known = found.evidence.ranks
-        yield "", "  ", f"nobody waits in what I was given of {who(known)}" if known else "nothing that I can read tells of a rank"
+        yield (
+            "",
+            "  ",
+            f"nobody waits in what I was given of {who(known)}" if known else "nothing that I can read tells of a rank",
+        )
         return
     yield from _cause(main)
 
@@ -118,7 +123,7 @@ def _waiting(found: Diagnosis) -> Iterator[str]:
 
 def _common(found: Diagnosis) -> Part:
     for text in found.common:
-        yield "last made by all: ", "  ", text
+        yield "last ", "  ", text
 
 
 def _open(found: Diagnosis) -> Part:
@@ -179,7 +184,10 @@ def doctor_json(found: Diagnosis) -> dict[str, Any]:
 
 
 def _cause_json(cause: Cause) -> dict[str, Any]:
-    lines = [{"ranks": list(r), "what": w, "line": f.place if f else None, "function": f.name if f else None} for r, w, f in cause.lines]
+    lines = [
+        {"ranks": list(r), "what": w, "line": f.place if f else None, "function": f.name if f else None}
+        for r, w, f in cause.lines
+    ]
     return {"kind": cause.kind, "grade": cause.grade, "title": cause.title, "culprits": list(cause.culprits), "ranks": list(cause.ranks),
             "group": cause.group, "call": cause.number, "lines": lines, "details": cause.details}  # fmt: skip
 
@@ -215,14 +223,20 @@ def doctor_picture(found: Diagnosis) -> Picture:
     title = clipped(main.title if main else "nobody waits", 110)
     if not nodes:
         nodes = [Node("none", (Text("nothing is known of any rank", bold=True),))]
-    keys = (Key(RED, "what the cause concerns"), Key(INK, "waits for this rank", "solid"), Key(INK, "nothing was given of it", "dashed"))
+    keys = (
+        Key(RED, "what the cause concerns"),
+        Key(INK, "waits for this rank", "solid"),
+        Key(INK, "nothing was given of it", "dashed"),
+    )
     return Picture(title, _GRADE[main.grade] if main else "", tuple(nodes), tuple(lines), legend=keys,
                    notes=(f"and {hidden} more ranks, not drawn",) if hidden else ())  # fmt: skip
 
 
 def _node(found: Diagnosis, rank: int, core: bool) -> Node:
     stand = found.standing.ranks[rank]
-    what = call_text(found.evidence, stand.waits[0].call) if stand.waits else stand.end.text if stand.end else "in no recorded call"
+    what = (
+        call_text(found.evidence, stand.waits[0].call) if stand.waits else stand.end.text if stand.end else "in no recorded call"
+    )
     lines = [Text(f"rank {rank}", bold=True, size=14, colour=RED if core else INK), Text(clipped(what, 48))]
     if stand.frame is not None:
         lines.append(Text(clipped(f"{short_file(stand.frame.file)}:{stand.frame.line}", 48), colour=GREY, size=SMALL))

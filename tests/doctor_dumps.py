@@ -39,7 +39,7 @@ def dump(
             at = status.setdefault(
                 str(e["pg_id"]), {"last_enqueued_collective": 0, "last_started_collective": 0, "last_completed_collective": 0}
             )
-            at["last_enqueued_collective"] = e["collective_seq_id"]
+            at["last_enqueued_collective"] = e.get("collective_seq_id", e.get("seq_id", 0))
             at["last_completed_collective"] += e["state"] == "completed"
     config = {name: {"name": name, "desc": desc, "ranks": str(ranks)} for name, (desc, ranks) in named.items()}
     return {"version": version, "comm_lib_version": "2.27", "pg_config": config, "pg_status": status, "entries": entries}

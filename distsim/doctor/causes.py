@@ -102,7 +102,7 @@ def _parted(whole: Standing, parting: Parting, proved: bool) -> Cause:
     who_makes = (rank,) if parting.extra else tuple(r for r in whole.members(parting.group) if r != rank and r in whole.ranks)
     if not proved:
         maker, other = (rank, _other(whole, parting)) if parting.extra else (_other(whole, parting), rank)
-        title = f"ranks {min(maker, other)} and {max(maker, other)} part at call {parting.number} of {group}: rank {maker} makes {where}, " \
+        title = f"{who((maker, other))} part at call {parting.number} of {group}: rank {maker} makes {where}, " \
                 f"rank {other} does not"  # fmt: skip
     details = [f"from there on its calls on {group} meet the others' {'previous' if parting.extra else 'next'} ones"]
     if not proved:

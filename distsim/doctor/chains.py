@@ -29,7 +29,32 @@ def circles(whole: Standing) -> list[Cause]:
     pairs = _pairs_of_one(graph, rings)
     if pairs is not None:
         return [_two_camps(whole, graph, *pairs)]
-    return [_circle(whole, graph, ring) for ring in rings] or _all_receive(whole)
+    return [_circle(whole, graph, ring) for ring in rings] or _closed(whole, graph) or _all_receive(whole)
+
+
+def _closed(whole: Standing, graph: dict[int, dict[int, Wait]]) -> list[Cause]:
+    """A rank in a call of a group whose members nobody named, while all others wait for it: whoever they are, it is a circle."""
+    everybody = set(whole.ranks)
+    if len(everybody) < max(whole.evidence.world, 2):
+        return []
+    for rank, stand in whole.ranks.items():
+        wait = next((w for w in stand.waits if w.open_ended and w.call.number >= 0 and not w.call.p2p), None)
+        if (
+            wait is None
+            or not whole.evidence.groups[wait.call.group].sure
+            or whole.evidence.groups[wait.call.group].members is not None
+        ):
+            continue
+        others = sorted(everybody - {rank})
+        theirs = [graph[o][rank] for o in others if rank in graph.get(o, {})]
+        if len(theirs) < len(others):
+            continue
+        title = f"rank {rank} is in {call_text(whole.evidence, wait.call)}, and all whom it may wait for there wait for it in " \
+                f"{call_text(whole.evidence, theirs[0].call)}: a circle, of groups entered in different orders"  # fmt: skip
+        lines: list[Line] = [((rank,), call_text(whole.evidence, wait.call), wait.frame)]
+        lines.append((tuple(others), call_text(whole.evidence, theirs[0].call), theirs[0].frame))
+        return [Cause("circle", "proved", title, (), (rank, *others), lines, ["the dumps do not name the members of that group"])]
+    return []
 
 
 def _pairs_of_one(graph: dict[int, dict[int, Wait]], rings: list[list[int]]) -> tuple[int, list[int]] | None:

@@ -201,7 +201,11 @@ class LogReader:
     def _status(self, line: str, who: int, key: str, last: re.Match[str]) -> None:
         enqueued, completed = int(last["enqueued"]), int(last["completed"])
         if enqueued < 0:
-            self._note(f"rank {who} had enqueued no collective on {self.evidence.groups[key].shown if key else 'its group'}")
+            self._note(f"rank {who} had enqueued no collective on {self._shown(key)}")
+        if 0 <= enqueued == completed and "from this local rank" in line:
+            self._note(
+                f"rank {who} ran out of time on another group: on {self._shown(key)} it has finished all {completed} calls"
+            )
         key = key or self.evidence.group("", sure=False)
         self.evidence.status(who, key, enqueued, completed, self.source)
         at = _AT.search(line)
@@ -209,6 +213,9 @@ class LogReader:
         known = self._works.pop((who, number), None) if number is not None else None
         if number is not None and known is not None:
             self._rename(who, number, key)
+
+    def _shown(self, key: str) -> str:
+        return self.evidence.groups[key].shown if key else "its group"
 
     def _rename(self, who: int, number: int, key: str) -> None:
         """The call of the line before, which named no group, is this group's."""

@@ -77,6 +77,11 @@ def _parts(whole: Standing, main: Cause) -> list[_Part]:
             for other in wait.missing:
                 if own.get(other) and main.kind != "clash":
                     _append(own[other], _answer(wait, other))
+    for rank in chosen:
+        for wait in whole.ranks[rank].waits[:1] if rank in whole.ranks else ():
+            other = next((r for r in own if r != rank), None)
+            if wait.open_ended and not wait.call.p2p and other is not None and main.kind == "circle":
+                _append(own[other], _answer(wait, other))
     absent = [r for w in waiting for x in whole.ranks[w].waits for r in x.silent if r not in own][:1]
     return [_Part(r, tuple(calls)) for r, calls in sorted(own.items())] + [_Part(r, ()) for r in absent]
 
@@ -133,7 +138,10 @@ class _Writer:
 
     def _members(self, key: str) -> list[int]:
         known = self.whole.members(key)
-        return sorted(self.number[r] for r in known if r in self.number) or sorted(self.number.values())
+        found = sorted(self.number[r] for r in known if r in self.number)
+        if len(found) == 1:  # nobody named the others
+            found = sorted({*found, next(n for n in self.number.values() if n not in found)})
+        return found or sorted(self.number.values())
 
     def _group(self, key: str) -> str:
         ranks = self._members(key)

@@ -57,8 +57,8 @@ class Standing:
 
     def members(self, group: str) -> tuple[int, ...]:
         """Who belongs to a group, as far as anybody said."""
-        known = self.evidence.groups[group]
-        if known.members is not None:
+        known = self.evidence.groups.get(group)
+        if known is not None and known.members is not None:
             return known.members
         return tuple(
             sorted(r for r, e in self.evidence.ranks.items() if group in e.status or any(c.group == group for c in e.calls))

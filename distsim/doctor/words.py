@@ -50,7 +50,8 @@ def call_text(evidence: Evidence, call: Call) -> str:
     op = call.op or "a call"
     if call.number < 0:
         return op
-    return f"{op}, call {call.number} of {evidence.groups[call.group].shown}"
+    shown = evidence.groups[call.group].shown if call.group in evidence.groups else "a group that the lines do not name"
+    return f"{op}, call {call.number} of {shown}"
 
 
 def short_file(file: str) -> str:

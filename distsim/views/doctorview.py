@@ -206,9 +206,10 @@ def _rank_json(found: Diagnosis, rank: int) -> dict[str, Any]:
 
 def doctor_picture(found: Diagnosis) -> Picture:
     """Boxes are ranks, an arrow leads to the rank that is waited for; ranks of whom nothing was given are dashed."""
-    ranks = {r: s for r, s in found.standing.ranks.items() if s.waits or s.end or s.frame}
     main = found.main
     core = set((main.culprits or main.ranks) if main else ())
+    awaited = {m for s in found.standing.ranks.values() for w in s.waits for m in w.missing}
+    ranks = {r: s for r, s in found.standing.ranks.items() if s.waits or s.end or s.frame or r in core | awaited}
     drawn = sorted(ranks, key=lambda r: (r not in core, r))[:24]
     silent = sorted({m for r in drawn for w in ranks[r].waits for m in w.silent})[:8]
     nodes = [_node(found, rank, rank in core) for rank in sorted(drawn)]

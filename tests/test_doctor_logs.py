@@ -154,8 +154,8 @@ def test_torchruns_first_failure_is_taken_for_the_cause_only_where_it_is_no_cons
 
 
 def test_monitored_barrier_names_who_did_not_come(tmp_path: Path) -> None:
-    trace = ["Traceback (most recent call last):", '  File "/job/train.py", line 7, in main', "RuntimeError: [Rank 0]: Ranks 2, 3 failed to "
-             "pass monitoredBarrier in 1000 ms"]  # fmt: skip
+    trace = ["Traceback (most recent call last):", '  File "/job/train.py", line 7, in main', "RuntimeError: [Rank 0]: Ranks 2, 3 failed "
+             "to pass monitoredBarrier in 1000 ms"]  # fmt: skip
     found = said(tmp_path, *[f"[rank0]: {line}" for line in trace])
 
     assert found.culprits == (2, 3)

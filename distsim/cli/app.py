@@ -12,6 +12,7 @@ from distsim.cli import (
     check,
     clusters,
     compare,
+    doctor,
     expand,
     explain,
     new,
@@ -64,6 +65,7 @@ app.command("check")(check.command)
 app.command("run")(run.command)
 app.command("replay")(replay.command)
 app.command("compare")(compare.command)
+app.command("doctor")(doctor.command)
 app.command("bench")(bench.command)
 app.command("calibrate")(calibrate.command)
 app.command("render")(render.command)

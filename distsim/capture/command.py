@@ -16,7 +16,8 @@ _EXAMPLE = "distsim capture --nproc 4 -- python train.py --epochs 1"
 _TORCHRUN_FLAGS = frozenset({"standalone", "no-python", "run-path", "virtual-local-rank", "signals-to-handle-none"})
 #: Options of accelerate launch that take no value and are often given (accelerate/commands/launch.py).
 _ACCELERATE_FLAGS = frozenset({
-    "cpu", "multi-gpu", "tpu", "use-fsdp", "use-deepspeed", "debug", "quiet", "no-python", "ipex", "use-megatron-lm", "use-parallelism-config",
+    "cpu", "multi-gpu", "tpu", "use-fsdp", "use-deepspeed", "debug", "quiet", "no-python", "ipex", "use-megatron-lm",
+    "use-parallelism-config",
 })  # fmt: skip
 
 

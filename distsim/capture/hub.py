@@ -41,11 +41,9 @@ class Hub:
         self.world = 0
         self.progress = 0
         self.polls = 0
-        self.stood: list[str] = []
-        self.stalled = False
         self._epoll = select.epoll()
         self._lines: dict[int, Line] = {}
-        self._meetings: dict[object, list[tuple[Member, Question]]] = defaultdict(list)
+        self._meetings: dict[int, list[tuple[Member, int]]] = defaultdict(list)
         self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._asked_threads = 0
         self._handlers: dict[str, Callable[[Member, list[Any], Blobs, Question | None], None]] = {
@@ -73,7 +71,6 @@ class Hub:
                 return "ended"
             if self._is_still(time.monotonic() - quiet_since):
                 if not self._decide():
-                    self.stalled = True
                     return "stalled"
                 pause, quiet_since = _SOON, time.monotonic()
             elif deadline_s is not None and time.monotonic() - started > deadline_s:
@@ -174,7 +171,7 @@ class Hub:
             self.matching.matcher.specific_first = self.matching.profile.specific_first
 
     def _call(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
-        _, number, site, group, op, peer, tag, is_async, kept, facts, pieces, *batch = message
+        _, number, site, group, op, peer, tag, is_async, _, facts, pieces, *batch = message
         payloads = [blobs.take(p[0]) if len(p) == 1 else p for p in pieces]
         call = Posted(member.rank, number, op, member.teams[group], peer, tag, Side(payloads, facts))
         call.limit_ns = facts[3].get("timeout_ns")
@@ -271,22 +268,18 @@ class Hub:
                     question.answer(["ok", found])
 
     def _meet(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
-        """A world or a group comes to be: all parties wait for each other."""
-        _, number, site, op, title, parties, facts = message
-        team = next((t for t in reversed(member.teams.values()) if t.name == title), None) if title else None
-        member.events.append(Event(number, op, site, team=team, facts=facts))
+        """The world comes to be: all its ranks wait for each other, each time."""
+        _, number, site, op, parties, facts = message
+        member.events.append(Event(number, op, site, facts=facts))
         assert question is not None
-        local = bool(facts.get("local_sync"))
-        kind = (op, tuple(facts.get("ranks", ())) if local else None)
-        count = member.made["meet", kind] = member.made.get(("meet", kind), 0) + 1
+        count = member.made[op] = member.made.get(op, 0) + 1
         question.site, question.meeting = site, op
         member.waiting[number] = question
-        there = self._meetings[kind, count]
-        there.append((member, question))
+        there = self._meetings[count]
+        there.append((member, number))
         if {m.rank for m, _ in there} >= set(parties):
-            for other, each in there:
-                other.waiting = {n: q for n, q in other.waiting.items() if q is not each}
-                each.answer(["ok"])
+            for other, asked in there:
+                other.waiting.pop(asked).answer(["ok"])
 
     def _end(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
         """A process says how it ends."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from distsim.capture.launch import Captured, backend_named
@@ -66,7 +67,9 @@ def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapp
         world: Any = {"nodes": nodes, "ranks_per_node": program.local_size} if nodes > 1 else program.world_size
         scenario = Scenario(name=program.name, world=world, backend=chosen, program=[], file=file)
         simulation = simulate_program(scenario, program, cost_model(scenario, program, cluster), with_values=False)
-    return Judged(captured, simulation, stands(captured, program), program.call_count)
+    known = tuple(replace(f, message=re.sub(r"\blater,$", "later", f.message, flags=re.MULTILINE)) for f in simulation.findings)
+    made = sum(bool(program.sites[call.site].line) for code in program.codes for call in code.calls)
+    return Judged(captured, replace(simulation, findings=known), stands(captured, program), made)
 
 
 def asked_backend(captured: Captured) -> str:

@@ -139,7 +139,7 @@ class Patches:
             self.explicit = None
         group = c10d._get_default_group()
         facts = {"backend": group.told_backend, "timeout_ns": _ns(timeout)}
-        self._meet("init_process_group", site, "", group.members, facts)
+        self.client.ask(["meet", next(self.client.numbers), site, "init_process_group", group.members, facts])
 
     def _wrapped_new_group(self, name: str) -> Callable[..., Any]:
         original = self._originals[name]
@@ -169,8 +169,8 @@ class Patches:
                 "backend": str(backend) if backend else None,
                 "local_sync": local,
             }
-            title = group.title if isinstance(group, GroupMethods) else ""
-            self._meet("new_group", site, title, members if local else list(range(world.size())), facts)
+            number = group.number if isinstance(group, GroupMethods) else 0
+            self.client.say(["mark", next(self.client.numbers), site, "new_group", number, facts])
         return group
 
     def _destroy(self, group: Any = None) -> None:
@@ -178,9 +178,6 @@ class Patches:
         number = getattr(group, "number", 0)
         self._originals["destroy_process_group"](group)
         self.client.say(["mark", next(self.client.numbers), site, "destroy_process_group", number, {}])
-
-    def _meet(self, op: str, site: int, title: str, parties: list[int], facts: dict[str, object]) -> None:
-        self.client.ask(["meet", next(self.client.numbers), site, op, title, parties, facts])
 
     # --- batches ---
     def _batch(self, p2p_op_list: list[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from distsim.capture.data import Side
+from distsim.capture.later import later_steps
 from distsim.capture.launch import Captured, backend_named
 from distsim.capture.matching import Posted
 from distsim.capture.members import Member, Place
@@ -57,8 +58,9 @@ class _Builder:
 
     def build(self, name: str, file: str) -> Program:
         codes, faults = [], []
+        later = later_steps(self.members)
         for rank, member in enumerate(self.members):
-            code = _Rank(self, rank).code(steps_of(member))
+            code = _Rank(self, rank).code([*steps_of(member), *later.get(rank, ())])
             codes.append(code)
             if member.ended is not None and member.ended.how == "killed":
                 faults.append(Fault(rank, "kill", position=len(code.calls)))

@@ -126,7 +126,7 @@ class Works:
         return True
 
     def is_completed(self) -> bool:
-        return all([part.is_completed() for part in self.parts])
+        return all(part.is_completed() for part in self.parts)
 
 
 class Futures:

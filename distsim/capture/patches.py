@@ -6,8 +6,11 @@ Each patch says why. They are laid before the script is loaded; functions of tor
 from __future__ import annotations
 
 import os
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
@@ -29,10 +32,11 @@ class Patches:
         import torch.distributed.distributed_c10d as c10d
 
         self.client, self.c10d, self.dist = client, c10d, torch.distributed
-        self.futures = Futures(client, self._in_backward)
+        self.futures = Futures(client, self._in_cpp)
         self.work_type = type("HubWork", (WorkMethods, c10d.Work), {})
         self.group_type = type("HubGroup", (GroupMethods, torch.distributed.ProcessGroup), {})
         self.store_type = type("HubStore", (StoreMethods, torch.distributed.Store), {})
+        self.kept_works: deque[object] = deque(maxlen=256)
         self.kept: list[object] = []  # torch keeps only the C++ half of a Python store, and dies without the other
         self.explicit: timedelta | None = None
         self.asked, self.title, self.is_world = "gloo", "", False
@@ -55,6 +59,8 @@ class Patches:
         for name in ("TCPStore", "FileStore"):
             setattr(dist, name, self._store_maker(name))
         c10d.TCPStore = dist.TCPStore
+        join = sys.modules.get("torch.distributed.algorithms.join") or import_module("torch.distributed.algorithms.join")
+        join.Join.notify_join_context = staticmethod(self._keeping(join.Join.notify_join_context))
 
     def _everywhere(self, name: str, function: Callable[..., Any]) -> None:
         """In both modules in which torch keeps the name."""
@@ -202,11 +208,21 @@ class Patches:
             held |= {name: getattr(self.c10d, name) for name in names}
         return held
 
-    def _in_backward(self) -> bool:
-        """Was this call made inside a backward pass? Its future is waited for in C++ then, at the end of that pass."""
-        import sys
+    def _keeping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """C++ waits for this work, whose Python half must live as long."""
 
+        def notify_join_context(joinable: Any) -> Any:
+            work = original(joinable)
+            self.kept_works.append(work)
+            return work
+
+        return notify_join_context
+
+    def _in_cpp(self) -> bool:
+        """Is the future one that C++ waits for: asked for by the reducer, or inside a backward pass?"""
         frame: Any = sys._getframe(2)
+        if "get_future" not in frame.f_code.co_names:
+            return True
         own = False
         while frame is not None:
             own = own or self.client.sites.is_own(frame.f_code.co_filename)

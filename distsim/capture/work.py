@@ -132,8 +132,8 @@ class Works:
 class Futures:
     """Futures of one process; a thread of its own sets them when the hub says that a call is done."""
 
-    def __init__(self, client: Client, in_backward: Callable[[], bool]) -> None:
-        self.client, self.in_backward = client, in_backward
+    def __init__(self, client: Client, in_cpp: Callable[[], bool]) -> None:
+        self.client, self.in_cpp = client, in_cpp
         self._open: dict[int, tuple[Request, list[Tensor], Any]] = {}
         client.on_notice = self._done
 
@@ -147,7 +147,7 @@ class Futures:
             request.waited = True
         else:
             self._open[request.number] = (request, results, future)
-            self.client.say(["future", request.number, next(self.client.numbers), self.client.site(4), self.in_backward()])
+            self.client.say(["future", request.number, next(self.client.numbers), self.client.site(4), self.in_cpp()])
         return future  # type: ignore[no-any-return]
 
     def _done(self, message: list[Any], blobs: Blobs) -> None:

@@ -59,18 +59,9 @@ def guarded(client: Client, work: Callable[[], object]) -> int:
     end = Failure("ended")
     try:
         work()
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        if leaving.code is not None and not isinstance(leaving.code, int):
-            _tell(f"{leaving.code}\n")
-        place = client.sites.of_traceback(leaving) if code else NOWHERE
-        end = Failure("exited" if code else "ended", code, str(leaving.code or ""), place)
     except BaseException as error:
-        text = "".join(traceback.format_exception(_trimmed(error)))
-        rank = f"[rank{client.rank}]: " if client.rank >= 0 else ""
-        _tell("".join(f"{rank}{line}" for line in text.splitlines(keepends=True)))
-        first = traceback.format_exception_only(error)[-1].strip()
-        end = Failure("raised", 1, first, client.sites.of_traceback(error), text)
+        end = failure_of(client, error)
+        _tell(client, error, end)
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -79,17 +70,32 @@ def guarded(client: Client, work: Callable[[], object]) -> int:
     return end.code
 
 
+def failure_of(client: Client, error: BaseException) -> Failure:
+    """How a process ends that leaves by this exception."""
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        place = client.sites.of_traceback(error) if code else NOWHERE
+        return Failure("exited" if code else "ended", code, str(error.code or ""), place)
+    first = traceback.format_exception_only(error)[-1].strip()
+    return Failure("raised", 1, first, client.sites.of_traceback(error), "".join(traceback.format_exception(_trimmed(error))))
+
+
+def _tell(client: Client, error: BaseException, end: Failure) -> None:
+    """What Python prints of it, with the rank before each line as torch does."""
+    text = end.trace
+    if isinstance(error, SystemExit):
+        text = f"{error.code}\n" if error.code is not None and not isinstance(error.code, int) else ""
+    rank = f"[rank{client.rank}]: " if client.rank >= 0 and end.trace else ""
+    with suppress(OSError, ValueError):
+        sys.stderr.write("".join(f"{rank}{line}" for line in text.splitlines(keepends=True)))
+
+
 def _trimmed(error: BaseException) -> BaseException:
     """Without the frames of distsim and runpy above the script."""
     trace = error.__traceback__
     while trace is not None and ("distsim" in trace.tb_frame.f_code.co_filename or "runpy" in trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     return error.with_traceback(trace) if trace is not None else error
-
-
-def _tell(text: str) -> None:
-    with suppress(OSError, ValueError):
-        sys.stderr.write(text)
 
 
 def _run(target: Target) -> object:

@@ -71,6 +71,7 @@ class Hub:
                 return "ended"
             if self._is_still(time.monotonic() - quiet_since):
                 if not self._decide():
+                    self._stand()
                     return "stalled"
                 pause, quiet_since = _SOON, time.monotonic()
             elif deadline_s is not None and time.monotonic() - started > deadline_s:
@@ -233,8 +234,8 @@ class Hub:
             self.polls = 0
             question.result(call)
         else:
-            question.poll = call
-            member.waiting[-call.number] = question
+            question.poll, question.site = call, message[3]
+            member.waiting[message[2]] = question
 
     def _future(self, member: Member, message: list[Any], *_: object) -> None:
         _, target, number, site, in_backward = message
@@ -335,6 +336,13 @@ class Hub:
         else:
             question.refuse("error", self._too_late(question, rank, limit_ns))
         return True
+
+    def _stand(self) -> None:
+        """Who asks again and again whether a call is done waits for it."""
+        for member in self.ranks.values():
+            for number, question in member.waiting.items():
+                if question.poll is not None:
+                    member.events.append(Event(number, "wait", question.site, targets=(question.poll.number,)))
 
     def _too_late(self, question: Question, rank: int, limit_ns: int) -> str:
         """What gloo says of a wait that outlasts its time-out."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,12 +10,18 @@ from typing import Any
 from distsim.capture.launch import Captured, backend_named
 from distsim.capture.members import Member, Place
 from distsim.capture.program import program_of
+from distsim.capture.recorded import BLOCKING
 from distsim.capture.sites import NOWHERE, text_of
+from distsim.capture.words import spoken
 from distsim.cluster import Cluster
 from distsim.collection import no_collection
 from distsim.program.records import Program
 from distsim.scenario import Scenario
 from distsim.simulation import Simulation, cost_model, simulate_program
+
+
+#: What a rank waits for that is no call.
+KEY = "a key of the store"
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,7 @@ class Stand:
 
 @dataclass(frozen=True)
 class Judged:
-    """``simulation``: the calls under the back end's rules. ``unseen``: ranks stand in something that no rule knows (a key of the
-    store), and ``simulation`` says nothing of that."""
+    """``simulation``: the calls under the back end's rules. ``calls``: how many the ranks made."""
 
     captured: Captured
     simulation: Simulation
@@ -45,16 +49,20 @@ class Judged:
     calls: int
 
     @property
-    def unseen(self) -> tuple[Stand, ...]:
-        return tuple(s for s in self.stands if s.state == "waits" and s.what.startswith("a key"))
+    def outcome(self) -> str:
+        return self.simulation.outcome
 
     @property
-    def outcome(self) -> str:
-        """The simulation's, unless the run came to no end for a reason that is no call."""
-        if self.captured.ended == "late":
-            return "undecided"
-        found = self.simulation.outcome
-        return "hangs" if found == "completes" and self.captured.ended == "stalled" else found
+    def unseen(self) -> tuple[Stand, ...]:
+        """Ranks that stand in something that no rule of a back end knows."""
+        return tuple(s for s in self.stands if s.state == "waits" and s.what.startswith(KEY))
+
+
+def _outcome(captured: Captured, simulation: Simulation) -> str:
+    """The simulation's, unless the run came to no end for a reason that is no call."""
+    if captured.ended == "late":
+        return "undecided"
+    return "hangs" if simulation.outcome == "completes" and captured.ended == "stalled" else simulation.outcome
 
 
 def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapping[str, Any] | Cluster | None = None) -> Judged:
@@ -67,9 +75,11 @@ def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapp
         world: Any = {"nodes": nodes, "ranks_per_node": program.local_size} if nodes > 1 else program.world_size
         scenario = Scenario(name=program.name, world=world, backend=chosen, program=[], file=file)
         simulation = simulate_program(scenario, program, cost_model(scenario, program, cluster), with_values=False)
-    known = tuple(replace(f, message=re.sub(r"\blater,$", "later", f.message, flags=re.MULTILINE)) for f in simulation.findings)
     made = sum(bool(program.sites[call.site].line) for code in program.codes for call in code.calls)
-    return Judged(captured, replace(simulation, findings=known), stands(captured, program), made)
+    found = replace(simulation, findings=spoken(simulation.findings))
+    if _outcome(captured, simulation) != simulation.outcome:  # what no rule knows of held a rank, or time ran out
+        found = replace(found, outcome=_outcome(captured, simulation), verdict=None)
+    return Judged(captured, found, stands(captured, program), made)
 
 
 def asked_backend(captured: Captured) -> str:
@@ -98,16 +108,16 @@ def _stand(rank: int, member: Member | None) -> Stand:
     if member.ended is not None:
         return Stand(rank, member.ended.how, member.ended.text, member.ended.place)
     if member.waiting:
-        number, question = min(member.waiting.items())
+        question = member.waiting[min(member.waiting)]
         place = member.sites.get(question.site, NOWHERE)
         if question.keys is not None:
-            return Stand(rank, "waits", f"a key of the store: {', '.join(question.keys)}", place)
+            return Stand(rank, "waits", f"{KEY}: {', '.join(question.keys)}", place)
         call = question.call or question.poll
-        what = call.op if call is not None else question.meeting
-        return Stand(rank, "waits", what, place if call is None or question.site else _place_of(member, abs(number)))
+        what = BLOCKING.get(call.op, call.op) if call is not None else question.meeting
+        return Stand(rank, "waits", what, place)
     if member.futures:
         number = min(member.futures)
-        return Stand(rank, "waits", member.calls[number].op, _place_of(member, number))
+        return Stand(rank, "waits", BLOCKING.get(member.calls[number].op, member.calls[number].op), _place_of(member, number))
     last = member.events[-1] if member.events else None
     return Stand(rank, "runs", "its own code", member.sites.get(last.site, NOWHERE) if last is not None else NOWHERE)
 

@@ -59,6 +59,8 @@ class Patches:
         for name in ("TCPStore", "FileStore"):
             setattr(dist, name, self._store_maker(name))
         c10d.TCPStore = dist.TCPStore
+        default = c10d._get_default_timeout  # nccl's own is in its library
+        c10d._get_default_timeout = lambda backend: timedelta(minutes=10) if str(backend) == "nccl" else default(backend)
         join = sys.modules.get("torch.distributed.algorithms.join") or import_module("torch.distributed.algorithms.join")
         join.Join.notify_join_context = staticmethod(self._keeping(join.Join.notify_join_context))
 

@@ -10,7 +10,7 @@ from distsim.capture.members import Event, Failure, Member, Place
 from distsim.capture.sites import NOWHERE
 
 #: Blocking calls by what they are when somebody waits at once.
-_BLOCKING = {"isend": "send", "irecv": "recv"}
+BLOCKING = {"isend": "send", "irecv": "recv"}
 
 
 @dataclass
@@ -130,7 +130,7 @@ def _add(member: Member, steps: list[Step], chunk: Sequence[Event]) -> None:
             and {c.number for c in last.calls} == set(targets)
             and _same(last, place)
         ):
-            last.is_async, last.op = False, _BLOCKING.get(last.op, last.op)
+            last.is_async, last.op = False, BLOCKING.get(last.op, last.op)
         else:
             steps.append(Step("wait", place, waits=targets))
     elif first.kind == "call":

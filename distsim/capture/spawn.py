@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from distsim.capture.client import Client
+from distsim.capture.members import Failure
 
 
 def lay_spawn(client: Client) -> None:
@@ -24,17 +24,22 @@ def lay_spawn(client: Client) -> None:
         """A process that tells the hub how it ended."""
 
         def run(self) -> None:
-            from distsim.capture.child import guarded
+            from distsim.capture.child import failure_of
 
-            status = guarded(client, super().run)
-            if status:
-                with suppress(OSError, ValueError):
-                    sys.stderr.flush()
-                os._exit(status)
+            try:
+                super().run()
+            except BaseException as error:
+                if client.joined:
+                    hidden = error.__context__ if isinstance(error, SystemExit) else None  # torch's wrapper leaves by sys.exit
+                    client.ask(["end", *failure_of(client, hidden or error)])
+                raise
+            if client.joined:
+                client.ask(["end", *Failure("ended")])
 
     for module in (multiprocessing, torch.multiprocessing):
         module.Process = Forked  # type: ignore[attr-defined]
-    context.SpawnContext.Process = context.ForkServerContext.Process = Forked  # type: ignore[misc,assignment]
+    for kind in (context.SpawnContext, context.ForkServerContext, context.ForkContext):
+        kind.Process = Forked  # type: ignore[misc,assignment]
     original = torch.multiprocessing.spawn
     spawn = _spawn(original, client)
     torch.multiprocessing.spawn = spawn  # type: ignore[assignment]

@@ -62,7 +62,7 @@ class Request:
 
     def poll(self) -> bool:
         if not self.done and not self.kept:
-            answer, blobs = self.client.ask(["poll", self.number])
+            answer, blobs = self.client.ask(["poll", self.number, next(self.client.numbers), self.client.site(4)])
             if answer[0] == "result":
                 self.take(answer, blobs)
         return self.done or self.kept

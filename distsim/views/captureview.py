@@ -23,7 +23,7 @@ def capture_text(judged: Judged) -> str:
 
 
 def _captured(judged: Judged) -> list[str]:
-    captured, simulation = judged.captured, judged.simulation
+    captured = judged.captured
     ended = {
         "ended": "all ranks came to their end", "stalled": "then nothing could go on",
         "late": "and it was still running when its time was over",
@@ -31,10 +31,10 @@ def _captured(judged: Judged) -> list[str]:
     lines = folded(
         f"captured from {' '.join((captured.wish.target.name, *captured.wish.target.args))}: {judged.calls} calls; {ended}"
     )
-    if judged.outcome != simulation.outcome and captured.ended == "late":
+    if captured.ended == "late":
         lines += folded("undecided: a process was still running, so nobody knows what it would have done", "  ")
-    elif judged.outcome != simulation.outcome:
-        lines += folded("hangs: what follows judges the calls that were made before; see below where ranks wait", "  ")
+    for stand in judged.unseen:
+        lines += folded(f"rank {stand.rank} waits for {stand.what}, which nobody sets", "  ")
     return lines
 
 
@@ -44,7 +44,7 @@ def _stands(judged: Judged) -> list[str]:
         return []
     groups: dict[object, list[Stand]] = {}
     for stand in judged.stands:
-        groups.setdefault(stand[1:] if isinstance(stand, tuple) else (stand.state, stand.what, stand.place), []).append(stand)
+        groups.setdefault((stand.state, stand.what, stand.place), []).append(stand)
     lines = ["Where ranks came to"]
     for alike in list(groups.values())[:_MOST]:
         lines += _stand(alike[0], [s.rank for s in alike])

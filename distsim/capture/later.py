@@ -48,7 +48,9 @@ def later_steps(members: Sequence[Member]) -> dict[int, list[Step]]:
 
 
 def _send(call: Posted, receiver: int) -> Posted:
-    return Posted(call.peer, -call.number, "isend", call.team, receiver, call.tag, Side((), [call.side.outs, [], call.side.dtype, {}]))
+    return Posted(
+        call.peer, -call.number, "isend", call.team, receiver, call.tag, Side((), [call.side.outs, [], call.side.dtype, {}])
+    )
 
 
 def _missing(call: Posted) -> list[int]:

@@ -35,17 +35,22 @@ class Wish:
     backend: str | None = None
     timeout_s: float | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    keep_output: bool = False
 
 
 @dataclass(frozen=True)
 class Captured:
-    """What came of it. ``ended``: "ended", "stalled" or "late". ``ranks``: by rank, those who joined."""
+    """What came of it. ``ended``: "ended", "stalled" or "late". ``ranks``: by rank, those who joined.
+
+    ``outputs``: what they wrote, where it was kept.
+    """
 
     wish: Wish
     ended: str
     world: int
     ranks: Mapping[int, Member]
     others: tuple[Member, ...]
+    outputs: Mapping[int, str] = field(default_factory=dict)
 
 
 def capture(wish: Wish) -> Captured:
@@ -63,7 +68,7 @@ def capture(wish: Wish) -> Captured:
         parent.end_all()
         hub.close()
     others = tuple(m for m in hub.members.values() if m.rank < 0)
-    return Captured(wish, ended, hub.world or wish.ranks, dict(sorted(hub.ranks.items())), others)
+    return Captured(wish, ended, hub.world or wish.ranks, dict(sorted(hub.ranks.items())), others, parent.written())
 
 
 def _profile(asked: str) -> Profile:
@@ -84,10 +89,13 @@ class _Parent:
         self.before = set(_descendants(os.getpid(), set()))
         self.started: list[int] = []
         self.open: set[int] = set()
+        self.outputs: dict[int, int] = {}
 
     def start(self, wish: Wish, rank: int, address: str, regions: Regions) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        if wish.keep_output:
+            self.outputs[rank] = os.memfd_create(f"rank {rank}")
         pid = os.fork()
         if pid == 0:
             status = 1
@@ -105,8 +113,19 @@ class _Parent:
         if wish.ranks:
             environment |= environment_of(rank, wish.ranks, wish.ranks // wish.nodes, wish.nodes)
             environment |= {"DISTSIM_RANKS": str(wish.ranks)}
+        if wish.keep_output:
+            _write_to(self.outputs[rank])
         faulthandler.enable()
         return run_child(wish.target, environment, address, regions)
+
+    def written(self) -> dict[int, str]:
+        """What the ranks wrote, where it was kept."""
+        found = {}
+        for rank, fd in self.outputs.items():
+            os.lseek(fd, 0, os.SEEK_SET)
+            with os.fdopen(fd, encoding="utf-8", errors="replace") as file:
+                found[rank] = file.read()
+        return found
 
     def reap(self) -> None:
         """Note who has ended."""
@@ -139,6 +158,13 @@ class _Parent:
             with suppress(OSError):
                 os.waitpid(pid, 0)
             self.open.discard(pid)
+
+
+def _write_to(fd: int) -> None:
+    """Let this process write there."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(fd, number)
+        setattr(sys, name, os.fdopen(number, "w", buffering=1, encoding="utf-8", closefd=False))
 
 
 def _failure(code: int) -> Failure:

@@ -1,0 +1,1 @@
+"""A script of torch.distributed, run under distsim's rules and clock."""

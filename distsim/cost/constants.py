@@ -137,3 +137,5 @@ BEFOREHAND: Final[dict[str, dict[str, float]]] = {
         "bandwidth, messagex": 0.7,
     },
 }
+#: What the presets have as ``call_overhead``, in ns: the launch.
+LAUNCH_NS: Final = 2600

@@ -29,8 +29,10 @@ from distsim.cluster.measured import Correction, nearest
 from distsim.cluster.model import Cluster, Curve
 from distsim.cluster.placement import Placement
 from distsim.cost import nccl
+from distsim.cost.constants import LAUNCH_NS
 from distsim.cost.loads import CHEAPEST, Load, Row, brings_about, check_names, load_of, written_load
 from distsim.cost.on_gpus import kind_of, over_domains, setting
+from distsim.cost.setting import Kind
 from distsim.errors import UsageError
 from distsim.names import listing, near
 from distsim.schedules import Algorithm, Round, RoundsOf
@@ -163,8 +165,16 @@ class CostModel:
 
     def _p2p_ns(self, src: int, dst: int, nbytes: int) -> int:
         if self.nccl and src != dst:
-            return nccl.ns("send", setting(self.cluster, self._placement((src, dst))), nbytes)
+            return self._nccl_ns("send", self._placement((src, dst)), nbytes)
         return self.p2p_latency_ns(src, dst) + ceil(nbytes / self.bytes_per_ns(src, dst))
+
+    def _nccl_ns(self, kind: Kind, place: Placement, nbytes: int) -> int:
+        """NCCL's price; a ``call_overhead`` other than the launch of `distsim.cost.constants` makes all of them as much dearer."""
+        at = setting(self.cluster, place)
+        other = self.call_overhead_ns - LAUNCH_NS
+        return (
+            nccl.ns(kind, at, nbytes) if not other else max(nccl.ns(kind, at, nbytes) + other, nccl.bound_ns(kind, at, nbytes), 1)
+        )
 
     def p2p_latency_ns(self, src: int, dst: int) -> int:
         """The part of a message's price that does not depend on its size."""
@@ -224,7 +234,7 @@ class CostModel:
         place, chosen = self._placement(ranks), self.cluster.algorithms.get(brings_about(row), "")
         kind = kind_of(row)
         if self.nccl and not chosen and kind is not None:
-            return nccl.ns(kind, setting(self.cluster, place), nbytes or 4 * (row.busbw_factor(2) == 0))
+            return self._nccl_ns(kind, place, nbytes or 4 * (row.busbw_factor(2) == 0))
         every = tuple(row.algorithms.values())
         named = every if chosen == CHEAPEST else (row.algorithms[chosen],) if chosen else every[:1]
         best = min(self.flat_ns(row, ranks, nbytes, root, algorithm) for algorithm in named or (None,))
@@ -255,7 +265,7 @@ class CostModel:
             return 0
         kind = kind_of(row)
         if self.nccl and kind is not None:
-            return int(1000 * nccl.bound_us(kind, setting(self.cluster, self._placement(ranks)), nbytes))
+            return nccl.bound_ns(kind, setting(self.cluster, self._placement(ranks)), nbytes)
         return int(row.busbw_factor(len(ranks)) * nbytes / self._placement(ranks).fastest)
 
     # --- forms beside the flat one; each gives ns without the call's overhead, or None where it does not apply ---

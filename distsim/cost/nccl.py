@@ -85,11 +85,6 @@ def raw_us(kind: Kind, at: Setting, nbytes: Array) -> Array:
     return np.asarray(least * ((every / least) ** -SHARPNESS).sum(axis=0) ** (-1.0 / SHARPNESS))
 
 
-def launch_us(at: Setting) -> float:
-    """What a group of one pays: the launch."""
-    return constants_at(at)["launch"]
-
-
 def bound_us(kind: Kind, at: Setting, nbytes: Array | float) -> Array:
     """No schedule is faster: what must cross a rank's link, and a node's cards, by their data sheets.
 
@@ -106,6 +101,11 @@ def bound_us(kind: Kind, at: Setting, nbytes: Array | float) -> Array:
 
 def _reduces(at: Setting) -> bool:
     return at.switch and at.link == "nvlink" and at.architecture in ("hopper", "blackwell") and at.per_node > 2
+
+
+def bound_ns(kind: Kind, at: Setting, nbytes: int) -> int:
+    """`bound_us` in ns, rounded down."""
+    return int(1000.0 * bound_us(kind, at, nbytes))
 
 
 class PriceCurve:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil, inf, log2, sqrt
 from typing import Literal, NamedTuple, Protocol
 
-from distsim.cluster.measured import Correction, nearest
+from distsim.cluster.measured import Correction, blended
 from distsim.cluster.model import Cluster, Curve
 from distsim.cluster.placement import Placement
 from distsim.cost import nccl
@@ -88,7 +88,7 @@ class CostModel:
         self._prices: dict[tuple[str, tuple[int, ...], int, int | None], int] = {}
         self._placements: dict[tuple[int, ...], Placement] = {}
         self._loads: dict[tuple[Placement, RoundsOf, int], Load] = {}
-        self._corrections: dict[tuple[str, int, int], Correction | None] = {}
+        self._corrections: dict[tuple[str, int, int], list[tuple[Correction, float]]] = {}
         self._references: dict[tuple[int, int], CostModel] = {}
 
     # --- links ---
@@ -211,10 +211,12 @@ class CostModel:
         """A modelled price times what measured and modelled times differ by there."""
         key = (op, group, nodes)
         if key not in self._corrections:
-            curve = nearest(self.cluster.measured, op, group, min(self.local_size, self.world_size), nodes)
-            self._corrections[key] = None if curve is None else Correction(curve, self._modelled(curve, row))
-        correction = self._corrections[key]
-        return price if correction is None else ceil(price * correction.factor(nbytes))
+            found = blended(self.cluster.measured, op, group, min(self.local_size, self.world_size), nodes)
+            self._corrections[key] = [(Correction(curve, self._modelled(curve, row)), weight) for curve, weight in found]
+        factor = 1.0
+        for correction, weight in self._corrections[key]:
+            factor *= correction.factor(nbytes) ** weight
+        return ceil(price * factor - 1e-6) if self._corrections[key] else price
 
     def _modelled(self, curve: Curve, row: type[Row] | None) -> Callable[[int], float]:
         """What the model alone says of a measured curve's sizes, in the circumstances of the measurement."""

@@ -137,7 +137,7 @@ class PriceCurve:
 def curve(kind: Kind, at: Setting) -> PriceCurve:
     """The prices of an operation in a setting."""
     us = np.maximum(raw_us(kind, at, GRID), bound_us(kind, at, GRID))
-    inside = None if kind == "send" else at.smaller
+    inside = None if kind in PAIRWISE else at.smaller  # the fewer the peers, the fewer channels a buffer has
     if inside is not None:
         us = np.maximum(us, curve(kind, inside).us)
     return PriceCurve(np.maximum.accumulate(us))

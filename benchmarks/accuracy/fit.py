@@ -1,6 +1,8 @@
-"""Fits the constants of `distsim.cost.constants` to published tables: one set for all, with shrunken offsets by transport and GPU family.
+"""Fits the constants of `distsim.cost.constants` to published tables: one set for all, with shrunken offsets by transport and
+GPU family.
 
-Residuals are logarithms of predicted over measured time, Huber's loss; a table weighs (tables of its system)^-0.3; a constant is held to its
+Residuals are logarithms of predicted over measured time, Huber's loss; a table weighs (tables of its system)^-0.3; a constant
+is held to its
 prior by a ridge. Gauss-Newton with exact derivatives; a fit takes a second.
 """
 
@@ -11,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tables import Table
 
 from distsim.cost import nccl
 from distsim.cost.nccl import SHARPNESS
-from tables import Table
 
 Array = NDArray[np.float64]
 
@@ -37,7 +39,8 @@ GLOBAL, TRANSPORT, FAMILY = (0.7, 0.15), (1.0, 0.5), (0.25, 0.1)
 OFFSETS = tuple(("way", name) for name in ("efa", "slingshot", "pcie", "staged")) + tuple(
     ("family", name) for name in ("volta", "hopper")
 )
-#: Known before any of these tables: a message over EFA takes some 15 us against 2 to 3 over InfiniBand (Shalev and others, "A cloud-optimized
+#: Known before any of these tables: a message over EFA takes some 15 us against 2 to 3 over InfiniBand (Shalev and others, "A
+#: cloud-optimized
 #: transport protocol", IEEE Micro 2020); PCIe without peer access crosses the host's memory twice.
 KNOWN = {
     ("way", "efa"): {"hop between, LL": 5.0, "hop between, LL128": 4.0, "hop between, Simple": 1.8},
@@ -99,7 +102,8 @@ def priors() -> tuple[Array, Array]:
 
 
 def _of_way(way: str, name: str) -> bool:
-    """Whether a way may change a constant: the network what is between nodes. One table of PCIe without peer access tells of its own box."""
+    """Whether a way may change a constant: the network what is between nodes. One table of PCIe without peer access tells of
+    its own box."""
     if way == "staged":
         return False
     return (

@@ -2,9 +2,12 @@
 
     python benchmarks/accuracy/run.py [--tables] [--fit]
 
-A table's error is the mean of ``|priced / measured - 1|`` over its sizes; given are mean and median over tables, then the means within three classes
-of sizes. Lines: latency and bandwidth alone (`collectives: rails`, which distsim priced GPUs by before); the constants as they come; fitted
-anew without the scored table, and without any table of its system; measured at every fourth size and predicted at the others; measured at two
+A table's error is the mean of ``|priced / measured - 1|`` over its sizes; given are mean and median over tables, then the means
+within three classes
+of sizes. Lines: latency and bandwidth alone (`collectives: rails`, which distsim priced GPUs by before); the constants as they
+come; fitted
+anew without the scored table, and without any table of its system; measured at every fourth size and predicted at the others;
+measured at two
 rank counts and predicted at a third; and how often the band of `distsim.cost.band` holds what was measured.
 `--tables` adds a line for each table, `--fit` prints the constants again.
 """
@@ -25,12 +28,16 @@ from tables import Table, tables
 from distsim.cluster import Curve, cluster_from
 from distsim.cost import CostModel
 from distsim.cost.band import band_of
-from distsim.cost.setting import Setting
 from distsim.ops.table import OPS
 
 Array = NDArray[np.float64]
 CLASSES = ((0, (1 << 16) - 1), (1 << 16, 1 << 24), ((1 << 24) + 1, 1 << 62))
-OP = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor", "all_to_all": "all_to_all_single", "send": "send"}
+OP = {
+    "all_gather": "all_gather_into_tensor",
+    "reduce_scatter": "reduce_scatter_tensor",
+    "all_to_all": "all_to_all_single",
+    "send": "send",
+}
 #: What the presets had when they were priced by latency and bandwidth alone: by architecture the share of the link, its latency.
 RAILS = {"volta": (0.78, "0.8 us"), "ampere": (0.78, "0.8 us"), "hopper": (0.81, "0.6 us"), "ada": (0.78, "0.8 us")}
 
@@ -40,10 +47,11 @@ def cluster_of(table: Table, rails: bool = False, measured: tuple[Curve, ...] = 
     at = table.at
     cards = 1 if at.nodes == 1 else max(round(at.sheet_inter / (at.nic_gbs / 0.96)), 1)
     bandwidth = at.sheet_inter / cards if at.nodes > 1 else 12.5
+    memory = {"memory_bandwidth": "1 TB/s", "memory_size": "80 GB"}  # not asked for
     share, latency = RAILS[at.architecture]
     cluster = {
         "name": table.id, "collectives": "rails" if rails else "nccl", "call_overhead": "6.6 us" if rails else "2.6 us",
-        "device": {"name": at.architecture, "architecture": at.architecture, "peak": {}, "memory_bandwidth": "1 TB/s", "memory_size": "80 GB"},
+        "device": {"name": at.architecture, "architecture": at.architecture, "peak": {}, **memory},
         "intra": {
             "kind": at.intra, "latency": latency if rails else "0.6 us", "bandwidth": f"{at.sheet_intra} GB/s",
             "efficiency": share if rails else at.intra_gbs / at.sheet_intra, "switch": at.switch, "peer_access": at.peer_access,
@@ -131,8 +139,8 @@ def coverage(d: fit.Data, log_us: Array, known: bool) -> tuple[float, int]:
         if (len(systems[table.family]) > 1) != known:
             continue
         for b, ratio in zip(d.nbytes[d.table == k], np.exp(np.log(d.us) - log_us)[d.table == k], strict=True):
-            low, high = band_of(table.at, int(b), known)
-            inside.append(low <= ratio <= high)
+            band = band_of(table.at, int(b), known)
+            inside.append(band.low <= ratio <= band.high)
     return 100 * float(np.mean(inside)), len(inside)
 
 
@@ -147,8 +155,12 @@ def quantiles(d: fit.Data, log_us: Array) -> str:
     weight = np.array([1 / (d.table == k).sum() for k in range(len(d.tables))])[d.table]
     for many in (False, True):
         for low, high in CLASSES:
-            rows.append(_weighted((np.log(d.us) - log_us), weight, known & (several == many) & (d.nbytes >= low) & (d.nbytes <= high)))
-    return "\n".join(f"  {'several nodes' if k > 2 else 'one node':14} {low:.2f} {high:.2f}" for k, (low, high) in enumerate(rows))
+            rows.append(
+                _weighted((np.log(d.us) - log_us), weight, known & (several == many) & (d.nbytes >= low) & (d.nbytes <= high))
+            )
+    return "\n".join(
+        f"  {'several nodes' if k > 2 else 'one node':14} {low:.2f} {high:.2f}" for k, (low, high) in enumerate(rows)
+    )
 
 
 def _weighted(log_ratio: Array, weight: Array, rows: NDArray[np.bool_]) -> tuple[float, float]:
@@ -171,7 +183,11 @@ def main() -> None:
         return
     write = lambda text: sys.stdout.write(text + "\n")  # noqa: E731
     write(f"{'errors in %, mean / median':34} {'tables':>3} {'all':>8}      to 64 KiB      to 16 MiB      above")
-    write(line("latency and bandwidth alone", ((t, t.nbytes, np.abs(priced(t, cluster_of(t, rails=True)) / t.us - 1)) for t in every)))
+    write(
+        line(
+            "latency and bandwidth alone", ((t, t.nbytes, np.abs(priced(t, cluster_of(t, rails=True)) / t.us - 1)) for t in every)
+        )
+    )
     front = [(t, t.nbytes, np.abs(priced(t, cluster_of(t)) / t.us - 1)) for t in every]
     write(line("constants as they come (in sample)", front))
     by_table, by_system = left_out(d, x, lambda t: t.id), left_out(d, x, lambda t: t.system)
@@ -182,7 +198,7 @@ def main() -> None:
     write(line("measured at two rank counts", ((t, t.nbytes, off) for t, off in thirds(every))))
     for known in (True, False):
         share, rows = coverage(d, by_system, known)
-        write(f"90 % band of systems left out holds {share:.0f} % of {rows} times, class of the system {'known' if known else 'new'}")
+        write(f"90 % band of systems left out holds {share:.0f} % of {rows} times, of {'known' if known else 'new'} classes")
     write("quantiles .05 and .95 of measured over predicted, systems left out, by size:\n" + quantiles(d, by_system))
     if asked.tables:
         for (table, _, off), (_, _, out) in zip(front, split(d, error(by_system)), strict=True):

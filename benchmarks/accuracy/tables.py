@@ -1,7 +1,9 @@
 """The published nccl-tests tables of `nccl_tables.csv`, each in the setting that it was measured in.
 
-Columns: `table_id`, `source` (where it was published), `system`, `gpu`, nodes and ranks, the data sheet's bandwidths (`intra_bw_GBps` of a GPU,
-`inter_bw_GBps_per_node` of all cards of a node; per direction), `nccl_version`, `launch`, `collective`, `bytes` as nccl-tests counts them,
+Columns: `table_id`, `source` (where it was published), `system`, `gpu`, nodes and ranks, the data sheet's bandwidths
+(`intra_bw_GBps` of a GPU,
+`inter_bw_GBps_per_node` of all cards of a node; per direction), `nccl_version`, `launch`, `collective`, `bytes` as nccl-tests
+counts them,
 `place`, `time_us` as printed. Times out of place are scored; sizes of 0 are left out.
 """
 
@@ -21,7 +23,8 @@ KINDS: dict[str, Kind] = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "broadcast": "broadcast",
     "alltoall": "all_to_all", "sendrecv": "send",
 }  # fmt: skip
-#: What NCCL counts of a data sheet's bandwidth (src/graph/topo.h): 20 of 25 GB/s a link of NVLink 2 and 3, 20.6 of NVLink 4; 12 of 16 GB/s on PCIe 3
+#: What NCCL counts of a data sheet's bandwidth (src/graph/topo.h): 20 of 25 GB/s a link of NVLink 2 and 3, 20.6 of NVLink 4; 12
+#: of 16 GB/s on PCIe 3
 #: (doubled with each generation); 12 of 12.5 GB/s on a card of 100 Gbit/s.
 NVLINK = {"volta": 0.8, "ampere": 0.8, "hopper": 0.824}
 PCIE, NIC = 0.75, 0.96

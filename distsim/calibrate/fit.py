@@ -78,10 +78,13 @@ _NET_BANDWIDTH = _Parameter(lambda c: c.nics.attained, lambda c, x: _part(c, "ni
 def calibrate(points: Iterable[Point], base: Cluster, name: str, source: str) -> Calibration:
     """Fit ``base`` to measured points. Raises UsageError when there are none.
 
-    Latency, bandwidth and overhead minimise the logarithm of predicted over measured time, with less weight on outliers, over groups
-    that have the machine for themselves; under ``collectives: nccl`` the pooled constants of `distsim.cost.constants` stay, and the measured
+    Latency, bandwidth and overhead minimise the logarithm of predicted over measured time, with less weight on outliers, over
+    groups
+    that have the machine for themselves; under ``collectives: nccl`` the pooled constants of `distsim.cost.constants` stay, and
+    the measured
     times alone correct them. ``error_band`` of the cluster tells how well sizes left out were predicted. A flat cluster
-    gets ``shared_links``: one thread of a process moves all its bytes, so what is under way at once hinders each other, as much as
+    gets ``shared_links``: one thread of a process moves all its bytes, so what is under way at once hinders each other, as much
+    as
     messages that cross were measured to (`Cluster.crossing`).
     """
     every = pooled(points)
@@ -153,7 +156,8 @@ def _fitted(points: Sequence[Point], base: Cluster) -> Cluster:
 
 
 def _crossing(points: Sequence[Point], cluster: Cluster) -> float:
-    """How much longer two messages that cross take than one, as a share of the moving time; median over sizes that are mostly moving."""
+    """How much longer two messages that cross take than one, as a share of the moving time; median over sizes that are mostly
+    moving."""
     both = [p for p in points if OPS[p.op].kind == "batch"]
     fewest = min((p.ranks for p in both), default=0)
     shares = []

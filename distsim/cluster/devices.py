@@ -1,6 +1,7 @@
 """Devices that presets are made of, as data: each number beside its source. Peaks are dense; memory as sold.
 
-``compute_efficiency``: share of the peak that a large matrix product reaches. A100: .6 to .8, Megatron-LM (SC'21) reports .52 end to end; H100: .55 to
+``compute_efficiency``: share of the peak that a large matrix product reaches. A100: .6 to .8, Megatron-LM (SC'21) reports .52
+end to end; H100: .55 to
 .75, published bf16 runs reach .42 end to end; the others take their nearest relative's, for want of a table.
 """
 

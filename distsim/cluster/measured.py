@@ -1,8 +1,11 @@
 """Measured durations that a cluster's file may carry, and how they correct the model's prices.
 
-At a measured size the price is the measured time. Between two of them the ratio of measured to modelled time is interpolated in the
-logarithms of both, and beyond the ends it stays as it is there; so the model keeps the say about sizes that nobody measured. So it is in
-the number of ranks: between two measured ones the logarithm of the ratio is interpolated, beyond them half of the trend is believed.
+At a measured size the price is the measured time. Between two of them the ratio of measured to modelled time is interpolated in
+the
+logarithms of both, and beyond the ends it stays as it is there; so the model keeps the say about sizes that nobody measured. So
+it is in
+the number of ranks: between two measured ones the logarithm of the ratio is interpolated, beyond them half of the trend is
+believed.
 How far off that is: `benchmarks/accuracy/run.py`.
 """
 
@@ -54,9 +57,11 @@ _BELIEVED = 0.5
 
 
 def blended(curves: Sequence[Curve], op: str, group: int, ranks: int, nodes: int) -> list[tuple[Curve, float]]:
-    """(curve, weight) of those that tell about a group that fills its nodes: the two measured rank counts next to it, where there are two.
+    """(curve, weight) of those that tell about a group that fills its nodes: the two measured rank counts next to it, where
+    there are two.
 
-    Their weights add up to 1; beyond both of them one is negative. Else the nearest alone, and nothing where the operation has no curve.
+    Their weights add up to 1; beyond both of them one is negative. Else the nearest alone, and nothing where the operation has
+    no curve.
     """
     one = nearest(curves, op, group, ranks, nodes)
     if one is None or one.group == group:

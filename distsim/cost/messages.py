@@ -1,6 +1,7 @@
 """Sends and receives as NCCL schedules them: no tuning table, channels for each peer.
 
-Source: NCCL v2.30.7, src/enqueue.cc. A message gets few channels until each would carry more than a part, then twice as many, and so on; so
+Source: NCCL v2.30.7, src/enqueue.cc. A message gets few channels until each would carry more than a part, then twice as many,
+and so on; so
 the time grows with the bytes up to one part, stays there, and grows again once the link is full. LL up to 16 KiB a channel.
 """
 
@@ -14,7 +15,8 @@ import numpy as np
 from distsim.cost.setting import Kind, Setting
 from distsim.cost.tuning import Array, Form, Part
 
-#: GB/s of the channels that a peer starts with, and the bytes beyond which it gets more: 12 to 18 GB/s up to 3 MiB on 2, 4 and 8 A100, 82 up to
+#: GB/s of the channels that a peer starts with, and the bytes beyond which it gets more: 12 to 18 GB/s up to 3 MiB on 2, 4 and
+#: 8 A100, 82 up to
 #: 64 MiB on 8 H100 (open nccl-tests tables). For all_to_all a peer starts with half of H100's channels.
 _CHANNEL: Final = {"volta": (17.5, 3 << 20), "ampere": (17.5, 3 << 20), "ada": (17.5, 3 << 20)}
 _CHANNEL_LATER: Final = (82.0, 64 << 20)

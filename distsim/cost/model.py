@@ -10,7 +10,8 @@ clusters with ``collectives: rails`` the cheapest of these is taken, as NCCL cho
 - two levels: reduce_scatter inside a node, all_reduce per rail, all_gather inside, for groups with equally many ranks per node;
 - a pipelined chain for broadcast and reduce.
 
-``algorithms`` of a cluster names another choice: one algorithm of `distsim.schedules`, or the cheapest of them all. Left out, flat
+``algorithms`` of a cluster names another choice: one algorithm of `distsim.schedules`, or the cheapest of them all. Left out,
+flat
 clusters take the first, for Gloo takes the same at every size, and clusters with rails the cheapest of the forms above.
 
 Times that were measured on the cluster correct all of these, see `distsim.cluster.measured`.
@@ -130,7 +131,8 @@ class CostModel:
     def nics_of(self, src: int, dst: int) -> tuple[NicLink, ...]:
         """What a message occupies: the card's direction out of the sender's node, and into the receiver's; inside a node nothing.
 
-        A rank uses the card of its local rank, modulo their number. With ``collectives: flat`` a message inside a node occupies the
+        A rank uses the card of its local rank, modulo their number. With ``collectives: flat`` a message inside a node occupies
+        the
         one thread of each process that moves bytes (gloo: tcp/loop.cc). For engines that share links (`Cluster.shared_links`).
         """
         if self.link_class(src, dst) != "inter":
@@ -144,7 +146,8 @@ class CostModel:
         )
 
     def loops_of(self, ranks: Sequence[int], bytes_per_ns: float = 1.0) -> tuple[NicLink, ...]:
-        """The threads that move the bytes of these ranks, where they are shared; empty on a cluster with ``collectives: rails``."""
+        """The threads that move the bytes of these ranks, where they are shared; empty on a cluster with ``collectives:
+        rails``."""
         if self.cluster.collectives != "flat":
             return ()
         crossing = self.cluster.crossing
@@ -165,11 +168,12 @@ class CostModel:
 
     def _p2p_ns(self, src: int, dst: int, nbytes: int) -> int:
         if self.nccl and src != dst:
-            return self._nccl_ns("send", self._placement((src, dst)), nbytes)
+            return self._nccl_ns("send", self.placement((src, dst)), nbytes)
         return self.p2p_latency_ns(src, dst) + ceil(nbytes / self.bytes_per_ns(src, dst))
 
     def _nccl_ns(self, kind: Kind, place: Placement, nbytes: int) -> int:
-        """NCCL's price; a ``call_overhead`` other than the launch of `distsim.cost.constants` makes all of them as much dearer."""
+        """NCCL's price; a ``call_overhead`` other than the launch of `distsim.cost.constants` makes all of them as much
+        dearer."""
         at = setting(self.cluster, place)
         other = self.call_overhead_ns - LAUNCH_NS
         return (
@@ -201,7 +205,7 @@ class CostModel:
         if price is None:
             price = self._collective_ns(row, ranks, nbytes, 0 if root is None else ranks.index(root))
             if self.cluster.measured and len(ranks) > 1:
-                price = self._corrected(price, row.single(), len(ranks), self._placement(ranks).nodes, nbytes, row)
+                price = self._corrected(price, row.single(), len(ranks), self.placement(ranks).nodes, nbytes, row)
             self._prices[key] = price
         return price
 
@@ -233,7 +237,7 @@ class CostModel:
     def _collective_ns(self, row: type[Row], ranks: tuple[int, ...], nbytes: int, root: int) -> int:
         if len(ranks) < 2:
             return self.call_overhead_ns
-        place, chosen = self._placement(ranks), self.cluster.algorithms.get(brings_about(row), "")
+        place, chosen = self.placement(ranks), self.cluster.algorithms.get(brings_about(row), "")
         kind = kind_of(row)
         if self.nccl and not chosen and kind is not None:
             return self._nccl_ns(kind, place, nbytes or 4 * (row.busbw_factor(2) == 0))
@@ -248,15 +252,16 @@ class CostModel:
 
     def schedule_ns(self, rounds: Iterable[Round], chunk_nbytes: int, ranks: tuple[int, ...]) -> int:
         """The price of rounds as they are written: each as long as its dearest transfer. The measure for every closed form."""
-        written = written_load(self._placement(ranks), list(rounds))
+        written = written_load(self.placement(ranks), list(rounds))
         return self.call_overhead_ns + ceil(self._load_ns(written, chunk_nbytes))
 
     def flat_ns(
         self, row: type[Row], ranks: tuple[int, ...], nbytes: int, root: int = 0, algorithm: Algorithm | None = None
     ) -> int:
-        """A schedule in the order of group ranks (``root`` is a group rank), the row's own if no algorithm is named; by closed form
+        """A schedule in the order of group ranks (``root`` is a group rank), the row's own if no algorithm is named; by closed
+        form
         where there is one."""
-        n, place = len(ranks), self._placement(ranks)
+        n, place = len(ranks), self.placement(ranks)
         algorithm = algorithm or next(iter(row.algorithms.values()), None) or Algorithm(row.schedule, "whole")
         chunk = algorithm.chunk_nbytes(n, nbytes)
         return self.call_overhead_ns + ceil(self._load_ns(self._load_of(place, algorithm, root), chunk))
@@ -267,8 +272,8 @@ class CostModel:
             return 0
         kind = kind_of(row)
         if self.nccl and kind is not None:
-            return nccl.bound_ns(kind, setting(self.cluster, self._placement(ranks)), nbytes)
-        return int(row.busbw_factor(len(ranks)) * nbytes / self._placement(ranks).fastest)
+            return nccl.bound_ns(kind, setting(self.cluster, self.placement(ranks)), nbytes)
+        return int(row.busbw_factor(len(ranks)) * nbytes / self.placement(ranks).fastest)
 
     # --- forms beside the flat one; each gives ns without the call's overhead, or None where it does not apply ---
 
@@ -315,7 +320,7 @@ class CostModel:
 
     # --- loads ---
 
-    def _placement(self, ranks: tuple[int, ...]) -> Placement:
+    def placement(self, ranks: tuple[int, ...]) -> Placement:
         """Where the ranks sit; groups that sit alike share one. Nodes count by first use, unless faults tell them apart."""
         nodes = tuple(r // self.local_size for r in ranks)
         if not self.link_faults:

@@ -1,8 +1,11 @@
 """What NCCL's operations cost on GPUs: the least over algorithms and protocols, as a curve over sizes that never falls.
 
-A form's time is ``sum of its latencies × constants + bytes / (bandwidth × constants)`` (`distsim.cost.tuning`, `distsim.cost.messages`,
-`distsim.cost.constants`); the least of them is rounded off where two of them meet: ``(sum t^-8)^(-1/8)``. On a curve it is at least what
-fewer bytes and a group inside this one take, and what no link can be beaten to. Between four sizes an octave it is interpolated in the
+A form's time is ``sum of its latencies × constants + bytes / (bandwidth × constants)`` (`distsim.cost.tuning`,
+`distsim.cost.messages`,
+`distsim.cost.constants`); the least of them is rounded off where two of them meet: ``(sum t^-8)^(-1/8)``. On a curve it is at
+least what
+fewer bytes and a group inside this one take, and what no link can be beaten to. Between four sizes an octave it is interpolated
+in the
 logarithms of both.
 """
 

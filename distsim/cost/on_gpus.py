@@ -28,7 +28,8 @@ def kind_of(row: type[Row]) -> Kind | None:
 
 
 def setting(cluster: Cluster, place: Placement) -> Setting:
-    """Where a group sits. Cards count as many as its ranks on a node can use, one each; two ranks that share a card share its rate."""
+    """Where a group sits. Cards count as many as its ranks on a node can use, one each; two ranks that share a card share its
+    rate."""
     known = place.setting
     if known is None:
         known = place.setting = _setting(cluster, place)

@@ -13,9 +13,12 @@ PAIRWISE: tuple[Kind, ...] = ("all_to_all", "gather", "scatter", "send")
 class Setting(NamedTuple):
     """A group of ``n`` ranks on ``nodes`` NVLink domains, at most ``per_node`` in each; bandwidths in GB/s, per direction.
 
-    ``intra_gbs``: of a rank's link inside, as NCCL counts it. ``inter_gbs``: of all cards of a node that the group's ranks can use
-    together; ``nic_gbs``: what one rank of it gets while all of them send. ``sheet_*``: the same by the data sheets, which nothing exceeds.
-    ``switch``: links meet in a switch that can reduce (NVLS). ``driven``: GPUs that one process drives. ``reducing``: the network reduces
+    ``intra_gbs``: of a rank's link inside, as NCCL counts it. ``inter_gbs``: of all cards of a node that the group's ranks can
+    use
+    together; ``nic_gbs``: what one rank of it gets while all of them send. ``sheet_*``: the same by the data sheets, which
+    nothing exceeds.
+    ``switch``: links meet in a switch that can reduce (NVLS). ``driven``: GPUs that one process drives. ``reducing``: the
+    network reduces
     (SHARP).
     """
 

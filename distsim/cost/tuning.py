@@ -1,6 +1,7 @@
 """What NCCL holds its algorithms to cost: the tables by which it chooses among them, as formulas over all sizes at once.
 
-Figures: NCCL v2.30.7, src/graph/tuning.cc (latencies in us, bandwidths in GB/s), src/graph/topo.h. A form's time is the sum of its latencies
+Figures: NCCL v2.30.7, src/graph/tuning.cc (latencies in us, bandwidths in GB/s), src/graph/topo.h. A form's time is the sum of
+its latencies
 and ``bytes / bandwidth``. These tables rank; what the chosen form really costs is `distsim.cost.constants`' to say.
 """
 
@@ -115,12 +116,13 @@ _THREADS: Final = {"LL": (512, 8), "LL128": (640, 8), "Simple": (512, 64)}
 
 
 def _started(at: Setting, nbytes: Array, protocol: str, times: int) -> Iterator[Part]:
-    """What each channel's block costs to start: few for small messages, then all of them (``calculateNumChannels``, enqueue.cc)."""
+    """What each channel's block costs to start: few for small messages, then all of them (``calculateNumChannels``,
+    enqueue.cc)."""
     threads, each = _THREADS[protocol]
     wanted = nbytes / (threads * each * (times if protocol == "LL" else 1))
     together = 4 if at.architecture in ("hopper", "blackwell") else 1  # blocks of a cluster start as one (NCCL_CGA_CLUSTER_SIZE)
     count = np.clip(wanted, 1.0, float(channels(at))) / together
-    yield Part("channel, driven" if at.driven > 1 else "channel", count, "blocks to start, one for each channel")
+    yield Part("channel, driven" if at.driven > 1 else "channel", count, "a block for each channel")
 
 
 def _rings(kind: Kind, at: Setting, nbytes: Array) -> Iterator[Form]:
@@ -163,9 +165,8 @@ def _start(algorithm: str, protocol: str, at: Setting) -> Iterator[Part]:
         yield Part("start, Simple", 1.0, "start of Simple")
     if protocol == "LL128":
         yield Part("start, LL128", 1.0, "start of LL128")
-    if protocol == "Simple":
-        if at.nodes > 1:
-            yield Part("start, Simple between", 1.0, "start of Simple between nodes")
+    if protocol == "Simple" and at.nodes > 1:
+        yield Part("start, Simple between", 1.0, "start of Simple between nodes")
 
 
 def _trees(at: Setting, nbytes: Array) -> Iterator[Form]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distsim.scenario.reference import Key, keys
-from distsim.views.tables import folded, table, page_width
+from distsim.views.tables import folded, page_width, table
 
 #: Words of expressions -> where they are known, and what they are.
 WORDS: tuple[tuple[str, str, str], ...] = (

@@ -12,7 +12,7 @@ from distsim.ops.table import OPS
 from distsim.profiles import SUPPORT, reductions
 from distsim.profiles.support import Device, complex_text
 from distsim.strategies.base import Strategy
-from distsim.views.tables import cut, folded, table, page_width
+from distsim.views.tables import cut, folded, page_width, table
 
 #: Group sizes that a page shows the bus bandwidth factor and the rounds for.
 SIZES = (2, 4, 8, 64)

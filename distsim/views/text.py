@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from distsim.check.memory import held
 from distsim.units import show_bytes, show_ns
 from distsim.views.findings import findings_lines, verdict_words
-from distsim.views.tables import cells, cut, folded, ranks_text, table, page_width
+from distsim.views.tables import cells, cut, folded, page_width, ranks_text, table
 from distsim.views.values import values_lines
 
 if TYPE_CHECKING:

@@ -123,7 +123,8 @@ class Queues(Meetings):
         phase, state.phase[row] = state.phase[row], CLOSED
         out.cancelled(row)
         if self.part_of[row] is not None and phase == DUE:
-            self._cut(state, row)
+            if self.profile.support is not None:  # under a reading nothing takes time: what has met is done
+                self._cut(state, row)
         elif self.part_of[row] is not None and phase == RUNNING:
             if self.kind[row] == _COLLECTIVE:
                 self._take_back(state, row)

@@ -142,7 +142,7 @@ class _Under:
         self.none_waits = False
         self._known: dict[bytes, ProfileOutcome] = {}
 
-    def outcome(self, **options: int) -> ProfileOutcome:
+    def outcome(self, **options: Any) -> ProfileOutcome:
         """What it comes to with these options. All buffers that hold the same sends, with room for all of them, are one."""
         linked = self.linked.under(**options)
         conditions = self._conditions(linked)

@@ -148,10 +148,8 @@ def parse_trace(lines: Iterable[str], file: str = "<trace>") -> Trace:
                 f"{file}:{most + 2}: more calls than the {most:,} that the header announces or distsim reads", _REMEDY
             )
     if calls is not None and calls != reader.count:
-        raise UsageError(
-            f"{file}:{number}: the file is cut short: its header announces {calls} calls, {reader.count} are there",
-            "write the trace again",
-        )
+        said = f"the file is cut short: its header announces {calls} calls, {reader.count} are there"
+        raise UsageError(f"{file}:{number}: {said}", "write the trace again")
     trace = reader.trace()
     _check_size(trace, file)
     return trace

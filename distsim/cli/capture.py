@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ from distsim.cli.simulate import Format, FormatOption, Traces
 if TYPE_CHECKING:
     from distsim.capture.command import Command
     from distsim.capture.launch import Wish
+    from distsim.simulation import Simulation
 
 Words = Annotated[
     list[str] | None, typer.Argument(metavar="-- COMMAND", help="As you would type it: python train.py …, torchrun … train.py.")
@@ -21,6 +23,10 @@ Words = Annotated[
 Nproc = Annotated[int | None, typer.Option("--nproc", metavar="N", help="Ranks of a node; left out, the script starts them.")]
 Nnodes = Annotated[int | None, typer.Option("--nnodes", metavar="M", help="Nodes, for the cluster's prices and LOCAL_RANK.")]
 Limit = Annotated[str | None, typer.Option("--timeout", metavar="D", help="End it after so long, if it still runs: 30 s, 5 min.")]
+ScenarioFile = Annotated[
+    Path | None,
+    typer.Option("-o", metavar="S.yaml", help="Write the calls as a scenario: loops, and one program for equal ranks."),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
 
 
@@ -34,6 +40,7 @@ def command(
     format: FormatOption = Format.text,
     timeout: Limit = None,
     strict: Strict = False,
+    scenario: ScenarioFile = None,
 ) -> None:
     """Run a script on N ranks without network or GPU, and judge what it calls.
 
@@ -51,6 +58,7 @@ def command(
     from distsim.cli.simulate import status, trace_writer
 
     wish = _wish(parse(words or ()), nproc, nnodes, backend and str(backend), timeout)
+    _check_scenario_name(scenario)
     writers = [trace_writer(path) for path in trace or ()]
     _need_torch()
     preload(wish.target.home or wish.target.name)
@@ -61,6 +69,8 @@ def command(
     judged = judge(captured, backend=backend and str(backend), cluster=cluster)
     for path, write in zip(trace or (), writers, strict=True):
         write(judged.simulation, path)
+    if scenario is not None:
+        _write_scenario(judged.simulation, scenario)
     from distsim.views.captureview import capture_json, capture_text
 
     sys.stdout.flush()
@@ -85,6 +95,20 @@ def _wish(found: Command, nproc: int | None, nnodes: int | None, backend: str | 
 
 #: Ranks of one capture: each is a process.
 _MOST_RANKS = 1024
+
+
+def _check_scenario_name(file: Path | None) -> None:
+    from distsim.errors import UsageError
+
+    if file is not None and file.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"-o {file}: a scenario's file ends in .yaml", f"-o {file.with_suffix('.yaml')}")
+
+
+def _write_scenario(simulation: Simulation, file: Path) -> None:
+    from distsim.compact import compact
+    from distsim.output import write_file
+
+    write_file(file, [compact(simulation.run.trace).text])
 
 
 def _need_torch() -> None:

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 import capture_programs as programs
+
 from distsim import testing
 from distsim.capture.command import parse
 from distsim.capture.judge import Judged

@@ -19,7 +19,6 @@ from distsim.program.records import Program
 from distsim.scenario import Scenario
 from distsim.simulation import Simulation, cost_model, simulate_program
 
-
 #: What a rank waits for that is no call.
 KEY = "a key of the store"
 

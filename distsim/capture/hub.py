@@ -41,6 +41,7 @@ class Hub:
         self.world = 0
         self.progress = 0
         self.polls = 0
+        self.stood: dict[int, Member] | None = None
         self._epoll = select.epoll()
         self._lines: dict[int, Line] = {}
         self._meetings: dict[int, list[tuple[Member, int]]] = defaultdict(list)
@@ -326,16 +327,29 @@ class Hub:
             self.polls += 1
             self.ranks[polling[0][0]].waiting.pop(polling[0][1]).answer(["not yet"])
             return True
-        limited = sorted((q.limit_ns, m.rank, n) for m in self._living() for n, q in m.waiting.items() if q.limit_ns is not None)
-        if not limited:
-            return False
-        limit_ns, rank, number = limited[0]
+        limited = sorted(
+            (limit, m.rank, n) for m in self._living() for n, q in m.waiting.items() if (limit := self._limit_ns(q)) is not None
+        )
+        for limit_ns, rank, number in limited:
+            if limit_ns == limited[0][0]:
+                self._expire(limit_ns, rank, number)
+        return bool(limited)
+
+    def _limit_ns(self, question: Question) -> int | None:
+        """A wait's own time-out; else that of its group, where the back end then raises."""
+        if question.limit_ns is not None or question.call is None:
+            return question.limit_ns
+        return question.call.team.timeout_ns if self.matching.profile.timed_out == "raises" else None
+
+    def _expire(self, limit_ns: int, rank: int, number: int) -> None:
+        """A time-out passes. How all stood before is kept: that is what there is to explain."""
+        if self.stood is None:
+            self.stood = {r: m.as_it_stands() for r, m in self.ranks.items()}
         question = self.ranks[rank].waiting.pop(number)
         if question.keys is not None:
             question.refuse("store", f"wait timeout after {limit_ns // 10**6}ms, keys: {', '.join(question.keys)}")
         else:
             question.refuse("error", self._too_late(question, rank, limit_ns))
-        return True
 
     def _stand(self) -> None:
         """Who asks again and again whether a call is done waits for it."""
@@ -346,11 +360,20 @@ class Hub:
 
     def _too_late(self, question: Question, rank: int, limit_ns: int) -> str:
         """What gloo says of a wait that outlasts its time-out."""
-        call = question.call
-        if call is not None and call.op == "monitored_barrier" and call.gathering is not None:
-            missing = [r for k, r in enumerate(call.team.ranks) if k not in call.gathering.there]
-            return f"Rank {missing[0] if missing else rank} failed to pass monitoredBarrier in {limit_ns // 10**6} ms"
-        return f"Timed out waiting {limit_ns // 10**6}ms for {call.op if call is not None else 'operation'} to complete"
+        call, ms = question.call, limit_ns // 10**6
+        if call is None or call.op != "monitored_barrier" or call.gathering is None:
+            return f"[distsim] Timed out waiting {ms}ms for {call.op if call is not None else 'operation'} to complete"
+        there, ranks = call.gathering.there, call.team.ranks
+        if rank == ranks[0]:
+            missing = [r for k, r in enumerate(ranks) if k not in there]
+            named = missing if call.side.extra.get("wait_all_ranks") else missing[:1]
+            return f"Rank{'s' * (len(named) > 1)} {', '.join(map(str, named))} failed to pass monitoredBarrier in {ms} ms"
+        if 0 not in there:
+            return f"Rank {rank} timed out in monitoredBarrier after {ms} ms."
+        return (
+            f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank"
+            f" {ranks[0]}. Please check rank {ranks[0]} logs for faulty rank."
+        )
 
     def close(self) -> None:
         for line in list(self._lines.values()):

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from distsim.capture.data import Side
+from distsim.capture.limits import limit_of, too_late
 from distsim.capture.matching import Matching, Posted
 from distsim.capture.members import Event, Failure, Line, Member, Question
 from distsim.capture.stall import look
@@ -22,6 +23,8 @@ from distsim.profiles.record import Profile
 #: Seconds of silence after which the hub looks whether all are stuck; it doubles up to the second number.
 _SOON: Final = 0.002
 _LATER: Final = 0.1
+#: Seconds of silence after which what time would decide is decided, although some process is busy with something else.
+_LONG: Final = 1.0
 #: As many answers "not yet" in a row, to ranks that only ask, are a standstill.
 _MOST_POLLS: Final = 400
 #: Seconds after which threads are asked whether a line of the user's runs in them.
@@ -74,6 +77,8 @@ class Hub:
                 if not self._decide():
                     self._stand()
                     return "stalled"
+                pause, quiet_since = _SOON, time.monotonic()
+            elif time.monotonic() - quiet_since > _LONG and self._go_on():
                 pause, quiet_since = _SOON, time.monotonic()
             elif deadline_s is not None and time.monotonic() - started > deadline_s:
                 return "late"
@@ -328,18 +333,31 @@ class Hub:
             self.ranks[polling[0][0]].waiting.pop(polling[0][1]).answer(["not yet"])
             return True
         limited = sorted(
-            (limit, m.rank, n) for m in self._living() for n, q in m.waiting.items() if (limit := self._limit_ns(q)) is not None
+            (limit, m.rank, n)
+            for m in self._living()
+            for n, q in m.waiting.items()
+            if (limit := limit_of(q, self.matching.profile)) is not None
         )
         for limit_ns, rank, number in limited:
             if limit_ns == limited[0][0]:
                 self._expire(limit_ns, rank, number)
         return bool(limited)
 
-    def _limit_ns(self, question: Question) -> int | None:
-        """A wait's own time-out; else that of its group, where the back end then raises."""
-        if question.limit_ns is not None or question.call is None:
-            return question.limit_ns
-        return question.call.team.timeout_ns if self.matching.profile.timed_out == "raises" else None
+    def _go_on(self) -> bool:
+        """Some process is busy for long: who needs no more than time goes on. Time-outs pass that are over on the clock."""
+        taken = self.matching.take_any()
+        for call in taken:
+            self._tell(call)
+        polling = [(m, n) for m in self._living() for n, q in m.waiting.items() if q.poll is not None]
+        for member, number in polling:
+            member.waiting.pop(number).answer(["not yet"])
+        late = [
+            (limit, m.rank, n) for m in self._living() for n, q in m.waiting.items()
+            if (limit := limit_of(q, self.matching.profile)) is not None and (time.monotonic() - q.since) * 1e9 > limit
+        ]  # fmt: skip
+        for limit, rank, number in late:
+            self._expire(limit, rank, number)
+        return bool(taken or polling or late)
 
     def _expire(self, limit_ns: int, rank: int, number: int) -> None:
         """A time-out passes. How all stood before is kept: that is what there is to explain."""
@@ -349,7 +367,7 @@ class Hub:
         if question.keys is not None:
             question.refuse("store", f"wait timeout after {limit_ns // 10**6}ms, keys: {', '.join(question.keys)}")
         else:
-            question.refuse("error", self._too_late(question, rank, limit_ns))
+            question.refuse("error", too_late(question, rank, limit_ns))
 
     def _stand(self) -> None:
         """Who asks again and again whether a call is done waits for it."""
@@ -357,23 +375,6 @@ class Hub:
             for number, question in member.waiting.items():
                 if question.poll is not None:
                     member.events.append(Event(number, "wait", question.site, targets=(question.poll.number,)))
-
-    def _too_late(self, question: Question, rank: int, limit_ns: int) -> str:
-        """What gloo says of a wait that outlasts its time-out."""
-        call, ms = question.call, limit_ns // 10**6
-        if call is None or call.op != "monitored_barrier" or call.gathering is None:
-            return f"[distsim] Timed out waiting {ms}ms for {call.op if call is not None else 'operation'} to complete"
-        there, ranks = call.gathering.there, call.team.ranks
-        if rank == ranks[0]:
-            missing = [r for k, r in enumerate(ranks) if k not in there]
-            named = missing if call.side.extra.get("wait_all_ranks") else missing[:1]
-            return f"Rank{'s' * (len(named) > 1)} {', '.join(map(str, named))} failed to pass monitoredBarrier in {ms} ms"
-        if 0 not in there:
-            return f"Rank {rank} timed out in monitoredBarrier after {ms} ms."
-        return (
-            f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank"
-            f" {ranks[0]}. Please check rank {ranks[0]} logs for faulty rank."
-        )
 
     def close(self) -> None:
         for line in list(self._lines.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -72,6 +73,7 @@ class Question:
     meeting: str = ""
     site: int = 0
     limit_ns: int | None = None
+    since: float = field(default_factory=time.monotonic)
 
     def answer(self, message: Sequence[object]) -> None:
         self.line.owed = None

@@ -28,14 +28,13 @@ class Patches:
     """The patched torch.distributed of one process."""
 
     def __init__(self, client: Client) -> None:
-        import torch.distributed
-        import torch.distributed.distributed_c10d as c10d
-
-        self.client, self.c10d, self.dist = client, c10d, torch.distributed
+        dist: Any = import_module("torch.distributed")
+        c10d: Any = import_module("torch.distributed.distributed_c10d")
+        self.client, self.c10d, self.dist = client, c10d, dist
         self.futures = Futures(client, self._in_cpp)
         self.work_type = type("HubWork", (WorkMethods, c10d.Work), {})
-        self.group_type = type("HubGroup", (GroupMethods, torch.distributed.ProcessGroup), {})
-        self.store_type = type("HubStore", (StoreMethods, torch.distributed.Store), {})
+        self.group_type = type("HubGroup", (GroupMethods, dist.ProcessGroup), {})
+        self.store_type = type("HubStore", (StoreMethods, dist.Store), {})
         self.kept_works: deque[object] = deque(maxlen=256)
         self.kept: list[object] = []  # torch keeps only the C++ half of a Python store, and dies without the other
         self.explicit: timedelta | None = None

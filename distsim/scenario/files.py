@@ -57,7 +57,9 @@ def loads(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> Scenario
 def _text(file: str) -> str:
     text = _decoded(_read(file, file), file)
     if file.endswith(".py") or _PYTHON.match(text):
-        raise _failed(file, "a Python program; expected a scenario, YAML", f"run it: `distsim capture --nproc 2 -- python {file}`")
+        raise _failed(
+            file, "a Python program; expected a scenario, YAML", f"run it: `distsim capture --nproc 2 -- python {file}`"
+        )
     return text
 
 

@@ -54,7 +54,14 @@ def element(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor,
 
 
 def backward_reduce(
-    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, for_input: bool, for_weight: bool, for_bias: bool
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    for_input: bool,
+    for_weight: bool,
+    for_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Sums of the gradient, and of it times the centred input, by channel; gradients of weight and bias."""
     wide = grad.to(mean.dtype)

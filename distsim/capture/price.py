@@ -106,12 +106,14 @@ def duration_ns(stretch: Stretch, cluster: Cluster | str | Mapping[str, object])
 
 def _mode(counted: Counted) -> Any:
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._python_dispatch import TorchDispatchMode as Untyped
+
+    mode: Any = Untyped
 
     kinds: dict[Any, _Kind] = {}
     _formulas()  # now, because imports fail inside of some of torch's questions
 
-    class Count(TorchDispatchMode):
+    class Count(mode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if getattr(func, "namespace", "prim") == "prim":  # a question about a tensor, from where nothing may go wrong
@@ -191,17 +193,19 @@ def _formulas() -> dict[Any, Callable[..., int]]:
     """FLOP of operators, of torch and of ours."""
     if not _known:
         import torch
-        from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+        from torch.utils import flop_counter
+
+        known: Any = flop_counter
 
         aten = torch.ops.aten
 
         def attention(q: Any, k: Any, v: Any, *args: Any, **more: Any) -> int:
-            return int(sdpa_flop_count(q.shape, k.shape, v.shape))
+            return int(known.sdpa_flop_count(q.shape, k.shape, v.shape))
 
         def attention_backward(grad: Any, q: Any, k: Any, v: Any, *args: Any, **more: Any) -> int:
-            return int(sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape))
+            return int(known.sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape))
 
-        _known.update(flop_registry)
+        _known.update(known.flop_registry)
         _known.update({
             aten._scaled_dot_product_flash_attention_for_cpu: attention,
             aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,

@@ -25,7 +25,7 @@ def install(count: int) -> None:
         put(patch)
     torch.cuda._initialized = True
     torch.cuda._cached_device_count = None
-    torch.cuda.default_generators = tuple(torch.default_generator for _ in range(count))
+    setattr(torch.cuda, "default_generators", (torch.default_generator,) * count)  # noqa: B010 - its type says one
     _mode().__enter__()
     _installed.append(device)
 
@@ -83,8 +83,9 @@ def _places() -> list[Patch]:
     """Where devices are named outside of torch functions."""
     import torch
 
-    plain_to, plain_autocast = torch.nn.Module.to, torch.amp.autocast.__init__
-    plain_ddp = torch.nn.parallel.DistributedDataParallel.__init__
+    plain_to: Any = torch.nn.Module.to
+    plain_autocast: Any = torch.amp.autocast.__init__
+    plain_ddp: Any = torch.nn.parallel.DistributedDataParallel.__init__
 
     def moved(self: Any, *args: Any, **more: Any) -> Any:
         return self

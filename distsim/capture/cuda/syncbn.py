@@ -86,7 +86,8 @@ def register() -> None:
     """Give torch these as the kernels of its device."""
     import torch
 
-    library = torch.library.Library("aten", "IMPL")
+    make: Any = torch.library.Library
+    library = make("aten", "IMPL")
     for name, kernel in (
         ("batch_norm_stats", stats), ("batch_norm_gather_stats_with_counts", gather_stats), ("batch_norm_elemt", element),
         ("batch_norm_backward_reduce", backward_reduce), ("batch_norm_backward_elemt", backward_element),

@@ -1,1 +1,1 @@
-"""A script of torch.distributed, run under distsim's rules and clock."""
+"""An unmodified script of torch.distributed, run on forked processes under one hub, as a program that distsim judges."""

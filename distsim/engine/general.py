@@ -139,7 +139,7 @@ class _Engine:
             hosts.waiting[rank] = True
             return
         steps, ends, pc, now, lock, base = rules.steps[rank], state.ends, state.pc, self.now, rules.locked[rank], rules.base[rank]
-        entered, here, follows = hosts.entered[rank], hosts.position[rank], self.open_sources
+        entered, here, follows, arrivals = hosts.entered[rank], hosts.position[rank], self.open_sources, self.arrivals
         while ends[rank] is None:
             op, instruction, task, position, rows = steps[pc[rank]]
             if position != here:
@@ -156,7 +156,7 @@ class _Engine:
                 rules.post(state, rank, task, self)  # type: ignore[arg-type]
                 if rules.doomed:
                     rules.abort(state, self)
-                if self.at_once or follows:
+                if self.at_once or (follows and (arrivals.fresh or arrivals.changed)):
                     self._follow_up()
                 if self.deadlines is not None:
                     self.deadlines.enqueued(rank, base + task.row, now)  # type: ignore[union-attr]
@@ -171,7 +171,7 @@ class _Engine:
                     if lock:
                         rules.next_of_worker(state, rank, self)
                         rules.abort(state, self)
-                    if follows or self.at_once:
+                    if self.at_once or (follows and (arrivals.fresh or arrivals.changed)):
                         self._follow_up()
                     hosts.blocked[rank] = False
                     continue
@@ -262,7 +262,7 @@ class _Engine:
                     self.rules.finish(self.state, row, self)
                 rows += self.at_once[::-1]
                 self.at_once.clear()
-        if self.open_sources:
+        if self.open_sources and (self.arrivals.fresh or self.arrivals.changed):
             self._see_to_receives()
 
     def _see_to_receives(self) -> None:
@@ -274,9 +274,7 @@ class _Engine:
                 if send >= 0:
                     self.rules.take(self.state, send, self)
                     self._follow_up()
-        if arrivals.changed:
-            arrivals.look()
-        if arrivals.offered and self.take_at != self.now:
+        if self.take_at != self.now and arrivals.may_take(self.now):
             self.take_at = self.now
             self.put(self.now, self._take)
 
@@ -367,12 +365,17 @@ class _Engine:
         blocked = tuple(b._replace(since_ns=since[b.rank]) for b in still.blocked)
         done = [(max([finished[row] for row in rows]), min(rows), rows) for rows in self.met_rows]
         matches = tuple(rows for end, _, rows in sorted(done) if end >= 0)
-        differ = tuple((self.complete.get(e.instance, e.rows), e.fields, e.outcome) for e in self.differ.values())
+        differ = tuple((self._those_who_met(event), event.fields, event.outcome) for event in self.differ.values())
         numbers, names = self.rules.linked.queue_names()
         end_ns = max([0, *since, *(end for end, _, _ in done), max(finished, default=0)])
         return Ordered(self._columns(), Standstill(ends, blocked, still.unreceived), matches, differ, end_ns,
                        (numbers.tolist(), names), tuple(self.deadlines.late) if self.deadlines is not None else (),
                        self._undefined())  # fmt: skip
+
+    def _those_who_met(self, event: Mismatched) -> tuple[int, ...]:
+        """Of a collective all that came in the end, whenever it was judged."""
+        there = self.state.there.get(event.instance)
+        return self.complete.get(event.instance) or (event.rows if there is None else tuple(there.values()))
 
     def _columns(self) -> Columns:
         columns = Columns(self.program)

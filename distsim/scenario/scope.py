@@ -11,6 +11,7 @@ from distsim.expr import Expression, ExpressionError
 from distsim.names import listing, near
 from distsim.ops.base import Op
 from distsim.ops.fields import Inline, PerRank, Ref
+from distsim.quantities import Kind, Quantity, kind_of
 from distsim.scenario.document import Path
 from distsim.scenario.entries import Block, Entry, Repeat, Selector, Step
 from distsim.scenario.problems import Problems, shown
@@ -24,6 +25,11 @@ VALUE_WORDS = ("index", "copy")
 ITERATION = "iteration"
 RESERVED = (*BASE, *GROUP_WORDS, *VALUE_WORDS, ITERATION, "all", "min", "max", "true", "false", "world", "else")
 _INDEX = "an index of a repeat"
+#: Fields that torch takes as integers.
+_INTEGERS = {"dst": "a rank", "src": "a rank", "group_dst": "a group rank", "group_src": "a group rank", "assume_src": "a rank",
+             "tag": "a tag", "input_splits": "rows", "output_splits": "rows"}  # fmt: skip
+#: Fields that take what they count with its unit as well.
+_COUNTED = {"bytes": "a size", "flops": "floating-point operations"}
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -54,6 +60,8 @@ class Scope:
         self.names: dict[str, None] = dict.fromkeys(BASE)
         #: What is the same number on every rank.
         self.constants: dict[str, Any] = {} if world_size is None else {"world_size": world_size}
+        #: The vars that are quantities, and what they measure.
+        self.kinds: dict[str, Kind] = {}
         #: What rank 0 sees.
         self.sample: dict[str, Any] = {**dict.fromkeys(BASE, 0), "world_size": world_size or 1}
 
@@ -84,6 +92,9 @@ class Scope:
             self.define(name, "a var", ("vars", name))
             self.names[name] = None
             self.fold(name, value)
+            with suppress(ExpressionError):  # noted where it stands
+                if kind := kind_of(value, self.kinds):
+                    self.kinds[name] = kind
 
     def fold(self, name: str, value: Expression) -> None:
         """A var's value, where it is the same on every rank, and rank 0's."""
@@ -130,7 +141,21 @@ class Scope:
         """Every name that an expression uses must be known here."""
         self._expression(value, path, 0, more, later)
 
+    def _units(self, value: Expression, path: Path, shift: int) -> None:
+        """Units fit each other, and what comes out is what the field takes."""
+        try:
+            if isinstance(value, Quantity):
+                return value.check(self.kinds)
+            kind = kind_of(value, self.kinds)
+        except ExpressionError as error:
+            return self.problems.add(path, str(error), offset=shift + error.offset)
+        counted = _COUNTED.get(path[-1], "a number")
+        if kind not in (None, "", counted) and path[0] != "vars":
+            self.problems.add(path, f"expected {counted}, but {value.text} is {kind}", offset=shift)
+
     def _expression(self, value: Expression, path: Path, shift: int, more: Collection[str], later: Collection[str] = ()) -> None:
+        if isinstance(value, Quantity) or self.kinds:
+            self._units(value, path, shift)
         for name, offset in value.offsets:
             if name in self.names or name in more:
                 continue
@@ -226,9 +251,11 @@ class Scope:
             value = getattr(op, name, None)
             if value is None or name not in op.model_fields_set or name == "ops":
                 continue  # the steps of a batch are entries of the walk
+            key = info.alias or name
+            if name in _INTEGERS:
+                self._constants(name, value, self._field_path(step, key))
             if self._plainly_known(row, name, value, more):
                 continue
-            key = info.alias or name
             if name == "group":
                 self._group(value, self._field_path(step, key))
             elif row.op == "assign" and name == "value":
@@ -246,8 +273,19 @@ class Scope:
                 return False
             return value.name in (self.handles if row.kind == "wait" else self.tensors) or name == "handle"
         if kind is Expression:
-            return not value.names or (row.op != "assign" and all(n in self.names or n in more for n in value.names))
+            return not value.names or (not self.kinds and row.op != "assign" and all(n in self.names or n in more for n in value.names))
         return kind in (str, int, float, bool)
+
+    def _constants(self, name: str, value: Any, path: Path) -> None:
+        """Plain numbers are what torch takes there: ranks and tags of zero or more, within 32 bits; no true or false."""
+        for way, leaf in leaves(value):
+            found = getattr(leaf, "constant", None)
+            if found is None:
+                continue
+            if isinstance(found, bool) or found != int(found):
+                self.problems.add((*path, *way), f"expected {_INTEGERS[name]}, an integer, found {shown(found)}")
+            elif found < 0 or found >= 2**31:
+                self.problems.add((*path, *way), f"expected {_INTEGERS[name]} from 0 to 2147483647 (32 bits), found {int(found)}")
 
     def _uses(self, row: type[Op], name: str, value: Any, path: Path, more: list[str]) -> None:
         for way, leaf in leaves(value):

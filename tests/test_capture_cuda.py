@@ -46,6 +46,42 @@ print("trained", layer.reason)
 """
 
 
+#: The command line of `distsim capture`, with the device in place before torch is there.
+CAPTURE = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import distsim.capture.cuda as dc
+layer = dc.prepare()
+assert layer.name == dc.REAL, layer
+layer.install(2)
+from distsim.cli.main import main
+sys.argv[1:1] = ["capture"]
+main()
+"""
+SCRIPT = """
+import os, torch, torch.nn as nn, torch.distributed as dist
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)))
+model = nn.parallel.DistributedDataParallel(model.cuda(), device_ids=[rank])
+assert next(model.parameters()).device == torch.device("cuda", rank)
+optimizer, scaler = torch.optim.AdamW(model.parameters(), fused=True), torch.amp.GradScaler("cuda")
+torch.manual_seed(rank)
+for _ in range(2):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = model(torch.randn(4, 8, device="cuda")).float().pow(2).mean()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+x = torch.full((3,), float(rank), device="cuda")
+dist.all_reduce(x)
+assert x.tolist() == [1, 1, 1] and x.is_cuda
+dist.destroy_process_group()
+"""
+
+
 def in_a_process(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=900, check=False)
 
@@ -69,6 +105,28 @@ def test_a_device_over_cpu_memory_does_what_a_gpu_does() -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["layer"], found["failed"]) == (cuda.REAL, {})
     assert found["held"] >= 57
+
+
+@pytest.mark.skipif(not builds(), reason="no compiler, or a torch with CUDA kernels")
+def test_a_ddp_script_for_nccl_is_captured_with_cuda_tensors(tmp_path: Path) -> None:
+    """DDP with SyncBatchNorm, autocast, GradScaler and a fused optimizer: its calls are issued by the device's autograd thread."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+
+    done = in_a_process("-c", CAPTURE, str(ROOT), "--nproc", "2", "--", "python", str(script))
+
+    assert "verdict ok" in done.stdout, done.stdout + done.stderr[-2000:]
+    assert "all ranks came to their end" in done.stdout
+
+
+def test_a_script_asks_for_cuda_where_it_or_a_file_beside_it_says_so(tmp_path: Path) -> None:
+    plain, other = tmp_path / "train.py", tmp_path / "model.py"
+    plain.write_text("import torch\nx = 'barracuda'\n", encoding="utf-8")
+
+    assert not cuda.asks_for_cuda(plain)
+    other.write_text("device = 'cuda'\n", encoding="utf-8")
+    assert cuda.asks_for_cuda(plain)
+    assert not cuda.asks_for_cuda(tmp_path / "nowhere" / "train.py")
 
 
 def test_without_a_compiler_cuda_is_spelled_cpu_and_a_training_script_runs(tmp_path: Path) -> None:

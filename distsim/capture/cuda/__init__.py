@@ -67,7 +67,7 @@ def prepare(environ: Mapping[str, str] | None = None) -> Layer:
 
 
 def asks_for_cuda(script: str | os.PathLike[str]) -> bool:
-    """Does a script, or a Python file beside it, say ``cuda``? Then it is to find one, if there is none. False where nothing can be read."""
+    """Does a script, or a Python file beside it, say ``cuda``? False where nothing can be read."""
     folder = os.path.dirname(os.path.abspath(script))
     try:
         beside = sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".py"))[:_MOST_FILES]

@@ -145,7 +145,7 @@ def test_every_kind_of_start_up_says_its_cause_first_and_once() -> None:
         done = simulate(load(str(path)))
         errors = [f for f in done.findings if f.severity == "error"]
         if done.program.startup is not None and done.program.startup.failed:
-            assert len(errors) == 1 and errors[0].help and errors[0].places, path.stem
+            assert [len(errors), bool(errors[0].help), bool(errors[0].places)] == [1, True, True], path.stem
             waiting = [r for r, e in done.program.startup.endings.items() if e.status == "waits"]
             assert not waiting or " wait" in errors[0].message, path.stem
 
@@ -178,8 +178,8 @@ def test_a_launcher_that_sets_no_variables_needs_arguments_and_distsims_own_star
         ("mp.spawn", "mp.Process", "srun", "mpirun"), "raises"
     )
     assert implied == "completes"
-    assert simulate(loads("launch: {by: srun, env: {RANK: rank, WORLD_SIZE: world_size, MASTER_ADDR: n0, MASTER_PORT: 29500}}\n" + HEAD % "")
-                    ).outcome == "completes"  # fmt: skip
+    exported = "env: {RANK: rank, WORLD_SIZE: world_size, MASTER_ADDR: n0, MASTER_PORT: 29500}"
+    assert simulate(loads(f"launch: {{by: srun, {exported}}}\n" + HEAD % "")).outcome == "completes"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from distsim.real.plan import Plan, typed
-from distsim.views.tables import WIDTH, folded, table
+from distsim.views.tables import folded, page_width, table
 
 #: More ranks than this are shown by the first and the last ones.
 MOST_RANKS = 16
@@ -49,7 +49,7 @@ def _lines(plan: Plan) -> list[list[str]]:
             continue
         text = [f"{title}{', one line per machine' if len(mine) > 1 else ''}"]
         for line in mine[:_MOST_NODES]:
-            text += typed(line.words, WIDTH, "  ")
+            text += typed(line.words, page_width(), "  ")
         if len(mine) > _MOST_NODES:
             text.append(f"  … and so on to machine {len(mine) - 1}")
         sections.append(text)

@@ -58,7 +58,7 @@ def _lines(plan: Plan) -> list[list[str]]:
 
 def _script(plan: Plan) -> list[str]:
     """The script at the margin, as sbatch reads it."""
-    return [*plan.script[:-1], *typed(tuple(shlex.split(plan.script[-1])), WIDTH, "")]
+    return [*plan.script[:-1], *typed(tuple(shlex.split(plan.script[-1])), page_width(), "")]
 
 
 def _sets(plan: Plan) -> list[str]:

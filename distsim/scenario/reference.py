@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from distsim import units
 from distsim.ops.patterns import KINDS
+from distsim.ops.records import DTYPE_BYTES
 from distsim.ops.table import ALIASES, OPS
 from distsim.scenario.form import PARTS, Block, File, Repeat
 from distsim.scenario.parts import Bounds
@@ -133,7 +134,7 @@ _REFERENCES = {
     "selector": "a rank, a list of ranks, or a condition", "value": "numbers or expressions, nested in lists",
     "expected": "a number, a list of numbers, or `?`", "numbers": "numbers, alone or by rank", "preset": "the name of a preset",
     "entry": "an entry", "name": "a name", "reference": "a name, or name@index", "condition": "an expression",
-    "expression": "a number or an expression", "tensor": "a name, name@index, or {shape, dtype}", "dtype": "a dtype of torch",
+    "expression": "a number or an expression", "tensor": "a name, name@index, or {shape, dtype}", "dtype": f"a dtype of torch ({', '.join(DTYPE_BYTES)})",
     **{word: f"{kind} with its unit, or an expression" for kind, word in KINDS.items()},
     "size_count": "a size with its unit, or an expression", "flops_count": "a count with its unit, or an expression",
 }  # fmt: skip

@@ -122,7 +122,7 @@ def shares(r: RankTimes) -> tuple[str, ...]:
 _WIDTHS = (
     ("ranks", 80, 60, True), ("ranks", 40, 40, True), ("ranks", 24, 40, True), ("ranks", 16, 40, True), ("ranks", 12, 40, True), ("n", 12, 40, True),
     ("ranks", 24, 40, False), ("n", 16, 40, False), ("n", 12, 40, False), ("n", 8, 40, False), ("n", 8, 28, False),
-    ("n", 6, 16, False), ("n", 4, 10, False),
+    ("n", 6, 16, False),
 )  # fmt: skip
 
 

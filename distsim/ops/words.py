@@ -52,6 +52,10 @@ WORDS: dict[str, Told] = {
     "message": Told("The exception's text.", "out of memory"),
     "backend": Told("The back end of the group: gloo, nccl, mpi; left out, the scenario's.", "gloo"),
     "init_method": Told("Where the ranks meet: `env://`, `tcp://host:port` or `file:///path`.", "env://"),
+    "store": Told("The store that ranks meet at, in place of an init_method: `hash`, `tcp://host:port` or `file:///path`.", "tcp://127.0.0.1:29500"),
+    "rank": Told("This rank's number, where neither the environment nor the launcher says it.", "rank"),
+    "world_size": Told("How many ranks there are, where neither the environment nor the launcher says it.", "world_size"),
+    "device_id": Told("The GPU that this rank uses: nccl communicators are made at once.", "local_rank"),
     "ranks": Told("Global ranks of the members; left out: all. torch sorts them.", [0, 1]),
     "use_local_synchronization": Told("Only the members make the call and wait for each other.", True),
 }  # fmt: skip
@@ -65,7 +69,7 @@ TORCH: dict[str, str] = {
     "gather.tensor": "input", "gather.gather_list": "output",
     "scatter.tensor": "output", "scatter.scatter_list": "input",
     "wait.timeout": "", "barrier.timeout": "", "device_ids": "", "pg_options": "", "group_desc": "", "group_name": "",
-    "device_id": "", "timeout": "", "async_ops": "async", "inputs": "input", "outputs": "output", "tensors": "tensor",
+    "timeout": "", "async_ops": "async", "inputs": "input", "outputs": "output", "tensors": "tensor",
     "reduceOp": "op", "reduce_op": "op", "seconds": "time",
 }  # fmt: skip
 

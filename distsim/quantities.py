@@ -48,10 +48,11 @@ class Quantity(Expression):
     _tree: ast.expr = field(compare=False, repr=False, kw_only=True)
     _kinds: Mapping[str, str] = field(compare=False, repr=False, kw_only=True)
     _start: int = field(default=0, compare=False, repr=False, kw_only=True)
+    _written: str = field(default="", compare=False, repr=False, kw_only=True)
 
     def kind_found(self, known: Mapping[str, Kind]) -> Kind:
         """What comes out, given what each name is (left out: a number). Raises ExpressionError where units don't fit."""
-        return _Kinds({**known, **self._kinds}, self.text, self._start).of(self._tree)
+        return _Kinds({**known, **self._kinds}, self._written, self._start).of(self._tree)
 
     def check(self, known: Mapping[str, Kind]) -> None:
         """Raise ExpressionError unless what comes out is what must."""
@@ -96,7 +97,7 @@ def quantity(value: object, kind: str = ANY) -> Quantity:
     names = frozenset(name for name, _ in offsets)
     made = Quantity(
         source, source, names, None if names else _evaluated(inner, letters, {}), offsets, lambda env: _evaluated(inner, letters, env),
-        kind=kind, _tree=found, _kinds=kinds, _start=start,
+        kind=kind, _tree=found, _kinds=kinds, _start=start, _written=text,
     )  # fmt: skip
     if not names:
         made.check({})

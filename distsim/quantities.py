@@ -58,7 +58,9 @@ class Quantity(Expression):
         """Raise ExpressionError unless what comes out is what must."""
         found = self.kind_found(known)
         if self.kind not in (ANY, found) and found != _ZERO:
-            raise ExpressionError(f"expected {self.kind}, as `{EXAMPLES[self.kind]}`, but {self.text} is {_told(found)}", self._start)
+            raise ExpressionError(
+                f"expected {self.kind}, as `{EXAMPLES[self.kind]}`, but {self.text} is {_told(found)}", self._start
+            )
 
     def __reduce__(self) -> tuple[object, ...]:
         return quantity, (self.source, self.kind)
@@ -225,4 +227,16 @@ def bounded(value: object, kind: str, text: object) -> int | float:
     return value
 
 
-__all__ = ["ANY", "EXAMPLES", "EXPRESSION_LIKE", "Kind", "Quantity", "bounded", "expression_of", "has_units", "kind_of", "quantity", "read_quantity"]
+__all__ = [
+    "ANY",
+    "EXAMPLES",
+    "EXPRESSION_LIKE",
+    "Kind",
+    "Quantity",
+    "bounded",
+    "expression_of",
+    "has_units",
+    "kind_of",
+    "quantity",
+    "read_quantity",
+]

@@ -120,7 +120,9 @@ def test_two_thousand_vars_cost_what_twice_a_thousand_do() -> None:
 
     counts = []
     for n in (100, 200):
-        text = "world: 4\nvars:\n" + "".join(f"  v{k}: {f'v{k - 1} + 1' if k else 1}\n" for k in range(n)) + "program: [barrier]\n"
+        text = (
+            "world: 4\nvars:\n" + "".join(f"  v{k}: {f'v{k - 1} + 1' if k else 1}\n" for k in range(n)) + "program: [barrier]\n"
+        )
         calls = 0
         plain = Expression.evaluate
 

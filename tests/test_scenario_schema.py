@@ -59,7 +59,11 @@ def agreement(count: int, seed: int) -> tuple[int, int, list[str]]:
     judgements = [(name, judged(data), data) for name, data in mutants(count, seed)]
     formed = [(name, taken, data) for name, taken, data in judgements if taken is not None]
     same = sum(taken == fits(data) for _, taken, data in formed)
-    return len(formed), same, [f"{name}: {next(VALIDATOR.faults(data))}" for name, taken, data in formed if taken and not fits(data)]
+    return (
+        len(formed),
+        same,
+        [f"{name}: {next(VALIDATOR.faults(data))}" for name, taken, data in formed if taken and not fits(data)],
+    )
 
 
 def test_mutated_files_are_judged_as_distsim_judges_them() -> None:
@@ -179,8 +183,8 @@ def test_what_commands_print_fits_its_schema() -> None:
     printed = {
         "simulate": [simulation_json(run) for run in runs],
         "check": [check_json([check(one), check(other)])],
-        "run": [plan_json(plan(one))],
-        "compare": [compare_json(compare(runs[0].trace, runs[1].trace), ("a", "b"))],
+        "run": [plan_json(plan(one, ("distsim", "run", "a.yaml"), "nccl"))],
+        "compare": [compare_json(compare(runs[0].run.trace, runs[1].run.trace), ("a", "b"))],
     }
 
     assert printed.keys() == OUTPUTS.keys()

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a mistake a line
 """A hundred typing mistakes in scenario files, each by itself, and what distsim says: read one by one by a person, kept in
 `tests/data/typing_mistakes.txt`.
 
@@ -76,7 +77,10 @@ def said(text: str) -> str:
 
 def report() -> str:
     """All of them with their messages."""
-    parts = [f"{(text.partition('program:' + chr(10))[2] if text.startswith(_HEAD) else text).rstrip()}\n{said(text)}" for text in texts()]
+    parts = [
+        f"{(text.partition('program:' + chr(10))[2] if text.startswith(_HEAD) else text).rstrip()}\n{said(text)}"
+        for text in texts()
+    ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -9,7 +9,10 @@ import typer
 from distsim.cli import console
 
 Name = Annotated[
-    str | None, typer.Argument(metavar="NAME", help="A finding's code, an operation, a key of the file, `scenario`, `expressions` or `backends`.")
+    str | None,
+    typer.Argument(
+        metavar="NAME", help="A finding's code, an operation, a key of the file, `scenario`, `expressions` or `backends`."
+    ),
 ]
 
 

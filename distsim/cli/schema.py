@@ -22,7 +22,9 @@ class Of(StrEnum):
 
 
 OfOption = Annotated[Of, typer.Option("--of", help="The scenario file, or what a command prints with --format json.")]
-Install = Annotated[bool, typer.Option("--install", help="Write the schema and editors' settings into a folder, the current one.")]
+Install = Annotated[
+    bool, typer.Option("--install", help="Write the schema and editors' settings into a folder, the current one.")
+]
 Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Where --install writes.", show_default=False)]
 
 

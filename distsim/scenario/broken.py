@@ -89,7 +89,6 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip(" "))
 
 
-
 def _indents(lines: Sequence[str], at: int) -> Fault | None:
     """The first line, up to the error's, whose indentation fits none of the lines that it could belong to."""
     levels: list[int] = []
@@ -139,7 +138,9 @@ def misplaced_colon(lines: Sequence[str], number: int, column: int) -> Fault | N
     above = lines[number - 2].strip() if number > 1 else ""
     glued = re.fullmatch(r"(?:- )?([\w.-]+):(\S+)", above)
     if glued:
-        return Fault(number - 1, lines[number - 2].index(":") + 1, "a blank is missing after the colon", f"write `{glued[1]}: {glued[2]}`")
+        return Fault(
+            number - 1, lines[number - 2].index(":") + 1, "a blank is missing after the colon", f"write `{glued[1]}: {glued[2]}`"
+        )
     if re.fullmatch(r"[\w.-]+", above):
         return Fault(number - 1, _indent(lines[number - 2]) + 1, f"a colon is missing after {above}", f"write `{above}:`")
     return None

@@ -49,6 +49,7 @@ def keys() -> dict[str, Key]:
 
 def _top() -> Iterator[Key]:
     from distsim.cluster import Cluster
+
     whole = schema()
     for name, info in File.model_fields.items():
         yield _key(name, info, whole["properties"][name])
@@ -152,14 +153,18 @@ def _typed(kind: str, schema: Mapping[str, Any]) -> str:
     if kind == "object" and "else" in str(schema.get("propertyNames", "")):
         return "by rank: `{0: …, else: …}`"
     low, high = schema.get("minimum"), schema.get("maximum")
-    bounds = f" from {low} to {high}" if high is not None and low is not None else f" of at least {low}" if low is not None else ""
+    bounds = (
+        f" from {low} to {high}" if high is not None and low is not None else f" of at least {low}" if low is not None else ""
+    )
     return _TYPES[kind] + bounds
 
 
 def _several(words: str) -> str:
     """`an integer` as `integers`."""
     words = words.partition(", or by rank")[0]
-    return re.sub(r"\ba name, or name@index", "names, or name@index", re.sub(r"^an? (\w+)", r"\1s", words.replace("entry", "entrie")))
+    return re.sub(
+        r"\ba name, or name@index", "names, or name@index", re.sub(r"^an? (\w+)", r"\1s", words.replace("entry", "entrie"))
+    )
 
 
 def _unit(schema: Mapping[str, Any]) -> str:
@@ -185,7 +190,7 @@ def key_of(path: str) -> Key | None:
     words = [word for word in re.split(r"[.\[\]]+", path.strip()) if word and not word.isdigit()]
     if words and words[0].lower() in ("scenario", "file"):
         words = words[1:]
-    if words and words[0] == "program":
+    if len(words) > 1 and words[0] == "program":
         steps = [k for k, word in enumerate(words) if k and ALIASES.get(word, word) in {**OPS, **STRATEGIES}]
         repeats = [k for k, word in enumerate(words) if word == "repeat"]
         words = words[steps[-1] :] if steps else ["program", *words[repeats[-1] if repeats else len(words) - 1 :]]

@@ -162,7 +162,11 @@ def _step(row: type[Op]) -> dict[str, Any]:
 
 def _other_word(op: str, name: str, field: str) -> dict[str, Any]:
     """A name of torch that nothing fits; editors show the file's word."""
-    said = f"unknown field {name} in {op}; did you mean {field}?" if field else f"torch's {name} has no counterpart in {op}; leave it out"
+    said = (
+        f"unknown field {name} in {op}; did you mean {field}?"
+        if field
+        else f"torch's {name} has no counterpart in {op}; leave it out"
+    )
     return {"not": {}, "errorMessage": said, "deprecationMessage": said, "doNotSuggest": True, "description": said}
 
 

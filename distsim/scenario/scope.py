@@ -273,7 +273,9 @@ class Scope:
                 return False
             return value.name in (self.handles if row.kind == "wait" else self.tensors) or name == "handle"
         if kind is Expression:
-            return not value.names or (not self.kinds and row.op != "assign" and all(n in self.names or n in more for n in value.names))
+            return not value.names or (
+                not self.kinds and row.op != "assign" and all(n in self.names or n in more for n in value.names)
+            )
         return kind in (str, int, float, bool)
 
     def _constants(self, name: str, value: Any, path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from distsim.compare import Cause, Comparison, Parting, RankShares
 from distsim.units import show_bytes, show_ns
-from distsim.views.tables import cut, folded, table, page_width
+from distsim.views.tables import cut, folded, page_width, table
 
 SCHEMA_VERSION = 1
 #: Lines of each table.

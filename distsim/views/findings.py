@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distsim.check.verdict import Verdict
 from distsim.findings.record import Finding, Place
-from distsim.views.tables import folded, ranks_text, ranks_words, page_width
+from distsim.views.tables import folded, page_width, ranks_text, ranks_words
 
 #: Findings and places of one finding that are shown; the rest is counted.
 MOST_FINDINGS = 20

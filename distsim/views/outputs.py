@@ -55,7 +55,15 @@ _REAL: dict[str, Any] = {
     "findings": [_FINDING], "values": [{"rank": "int", "tensor": "text", "state": "text", "detail": "text"}],
     "recording_ns_per_call": "number", "clock_error_ns": "any", "complete": "flag", "notes": ["text"],
 }  # fmt: skip
-_CALL = {"position": "int", "part": "int", "op": "text", "line": "int", "posted_ns": "int", "finished_ns": "int", "returned_ns": "int"}
+_CALL = {
+    "position": "int",
+    "part": "int",
+    "op": "text",
+    "line": "int",
+    "posted_ns": "int",
+    "finished_ns": "int",
+    "returned_ns": "int",
+}
 _COMPARE: dict[str, Any] = {
     "schema_version": "version", "a": "text", "b": "text", "same": "flag", "tolerance": "number", "makespan_ns": ["int"],
     "outcome": ["text"], "aligned": "int", "only_a": "int", "only_b": "int", "worst_ns": "int", "values": "any",

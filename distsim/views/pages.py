@@ -14,7 +14,7 @@ from distsim.ops.words import torch_names
 from distsim.profiles import SUPPORT, reductions
 from distsim.profiles.support import Device, complex_text
 from distsim.strategies.base import Strategy
-from distsim.views.tables import cut, folded, table, page_width
+from distsim.views.tables import cut, folded, page_width, table
 
 #: Group sizes that a page shows the bus bandwidth factor and the rounds for.
 SIZES = (2, 4, 8, 64)
@@ -28,7 +28,9 @@ def operation_page(row: type[Op]) -> str:
         sections += [("Bytes", _bytes(row)), ("Rounds", _rounds(row))]
     sections += [("Good to know" if i == 0 else "", note) for i, note in enumerate(words.notes)]
     also = f"  also written {', '.join(row.aliases)}\n" if row.aliases else ""
-    head = f"{row.op}  ({_kind(row)})\n{also}" + fill(words.signature, page_width(), initial_indent="  ", subsequent_indent="      ")
+    head = f"{row.op}  ({_kind(row)})\n{also}" + fill(
+        words.signature, page_width(), initial_indent="  ", subsequent_indent="      "
+    )
     sections.append(("torch's names", _torch_words(row)))
     body = "".join(f"\n\n{title}\n{_text(text)}" if title else f"\n{_text(text)}" for title, text in sections if text)
     return f"{head}{body}\n\nIn a scenario\n" + indent(words.example.rstrip(), "  ")
@@ -88,13 +90,18 @@ def index_page() -> str:
     """Every name that `distsim explain` knows, with a line on each."""
     from distsim.strategies import STRATEGIES
 
-    strategies = table(("", ""), [(name, cut(row.about, max(20, page_width() - 26))) for name, row in STRATEGIES.items()], left=(0, 1))
-    operations = table(("", ""), [(name, cut(row.words.after, max(20, page_width() - 26))) for name, row in OPS.items()], left=(0, 1))
+    strategies = table(
+        ("", ""), [(name, cut(row.about, max(20, page_width() - 26))) for name, row in STRATEGIES.items()], left=(0, 1)
+    )
+    operations = table(
+        ("", ""), [(name, cut(row.words.after, max(20, page_width() - 26))) for name, row in OPS.items()], left=(0, 1)
+    )
     findings = table(("", ""), [(code, info.title) for code, info in CODES.items()], left=(0, 1))
     more = table(("", ""), [("backends", "what works on gloo, nccl and mpi, and which to choose")], left=(0, 1))
     known = ["Operations", *operations[1:], "", "Training strategies", *strategies[1:], ""]
-    keys = ["", "The scenario file", *folded("`scenario` lists its keys; `world.nodes`, `tensors.x.shape` or `all_reduce.op` is a page on one; "
-                                             "`expressions` tells what may stand for a number.", "  ")]  # fmt: skip
+    pages = (("scenario", "its keys; `world.nodes`, `tensors.x.shape`, `all_reduce.op` is one each"),
+             ("expressions", "what may stand for a number"))  # fmt: skip
+    keys = ["", "The scenario file", *table(("", ""), pages, left=(0, 1))[1:]]
     return "\n".join([*known, "Findings", *findings[1:], "", "Back ends", *more[1:], *keys])
 
 

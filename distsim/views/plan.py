@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from distsim.real.plan import Plan, typed
-from distsim.views.tables import folded, table, page_width
+from distsim.views.tables import folded, page_width, table
 
 #: More ranks than this are shown by the first and the last ones.
 MOST_RANKS = 16

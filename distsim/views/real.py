@@ -13,7 +13,7 @@ from distsim.standstill import RankEnd
 from distsim.units import show_ns
 from distsim.views.findings import findings_lines
 from distsim.views.jsonview import finding_json
-from distsim.views.tables import cut, folded, ranks_words, table, page_width
+from distsim.views.tables import cut, folded, page_width, ranks_words, table
 
 #: Frames of a stack, lines of a failed rank's output, buffers, that are shown; JSON has all.
 _FRAMES, _OUTPUT, _BUFFERS = 3, 3, 8

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from distsim.check.memory import held
 from distsim.units import show_bytes, show_ns
 from distsim.views.findings import findings_lines, verdict_words
-from distsim.views.tables import cells, cut, folded, ranks_text, table, page_width
+from distsim.views.tables import cells, cut, folded, page_width, ranks_text, table
 from distsim.views.values import values_lines
 
 if TYPE_CHECKING:
@@ -117,12 +117,13 @@ def shares(r: RankTimes) -> tuple[str, ...]:
     return tuple(show_ns(ns) if ns else "-" for ns in (r.compute_ns, r.exposed_comm_ns, r.waiting_ns, r.idle_ns))
 
 
-#: Titles of the column of group sizes, widths of those of group names and operations, and whether algbw is shown, from the most
-#: comfortable on.
+#: Titles of the column of group sizes, widths of those of group names and operations, and whether algbw is shown (and bytes, which go
+#: last), from the most comfortable on.
 _WIDTHS = (
     ("ranks", 80, 60, True), ("ranks", 40, 40, True), ("ranks", 24, 40, True), ("ranks", 16, 40, True), ("ranks", 12, 40, True), ("n", 12, 40, True),
     ("ranks", 24, 40, False), ("n", 16, 40, False), ("n", 12, 40, False), ("n", 8, 40, False), ("n", 8, 28, False),
     ("n", 6, 16, False),
+    ("n", 6, 10, None),
 )  # fmt: skip
 
 
@@ -134,7 +135,7 @@ def _collectives(found: Sequence[CollectiveTimes]) -> list[str]:
         found = _sisters(found, equal=False)
     once = {4} if all(c.calls == 1 for c in found) else set()
     for ranks, width, op, algbw in _WIDTHS:  # the first that fits
-        hidden = once if algbw else once | {6}
+        hidden = once if algbw else once | {6} if algbw is not None else once | {2, 3, 6}
         titles = ("operation", "group", ranks, "bytes", "calls", "time", "algbw", "busbw")
         header, *rest = [
             [c for i, c in enumerate(row) if i not in hidden] for row in (titles, *(_row(c, width, op) for c in found))

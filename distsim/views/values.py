@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.trace_values import HeaderValues, Kept, header_values, number, packed
-from distsim.views.tables import cut, ranks_words, page_width
+from distsim.views.tables import cut, page_width, ranks_words
 
 if TYPE_CHECKING:
     from distsim.simulation import Simulation

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from distsim.errors import Problem, ScenarioErrors
 from distsim.scenario import loads
+from distsim.scenario.document import write
 from tests import typing_mistakes
 from tests.spoilt_files import from_json, mutants
 
@@ -13,28 +15,25 @@ def test_each_typing_mistake_is_told_as_it_was_read() -> None:
     assert typing_mistakes.report() == typing_mistakes.KEPT.read_text(encoding="utf-8")
 
 
-def test_each_typing_mistake_is_refused_with_a_place_and_a_remedy() -> None:
-    from distsim.errors import ScenarioErrors
+def problems(text: str) -> tuple[Problem, ...]:
+    """What is refused of a text."""
+    try:
+        loads(text, "f.yaml")
+    except ScenarioErrors as errors:
+        return errors.problems
+    return ()
 
+
+def test_each_typing_mistake_is_refused_with_a_place_and_a_remedy() -> None:
     for text in typing_mistakes.texts():
-        try:
-            loads(text, "f.yaml")
-        except ScenarioErrors as errors:
-            assert all(p.line and p.hint for p in errors.problems), text
-        else:
-            raise AssertionError(f"it loads: {text}")
+        found = problems(text)
+        assert found, f"it loads: {text}"
+        assert all(p.line and p.hint for p in found), text
 
 
 def test_refusals_of_spoilt_files_have_a_remedy() -> None:
     """Of files with one place changed at random."""
-    from distsim.errors import ScenarioErrors
-    from distsim.scenario.document import write
+    found = [problem for _, data in mutants(150, seed=3) for problem in problems(write(from_json(data)))]
 
-    told = 0
-    for _, data in mutants(150, seed=3):
-        try:
-            loads(write(from_json(data)))
-        except ScenarioErrors as errors:
-            told += len(errors.problems)
-            assert [p.render() for p in errors.problems if not p.hint] == []
-    assert told > 50
+    assert len(found) > 50
+    assert [p.render() for p in found if not p.hint] == []

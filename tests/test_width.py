@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent / "scenarios"
 
 @pytest.fixture(scope="module")
 def runs() -> list[Simulation]:
-    wide = "world: 2\nname: 通信の例\ntensors: {勾配: {shape: [2], value: rank}}\nprogram:\n  - compute: {name: 順伝播, time: 3 ms}\n  - all_reduce: {tensor: 勾配}\n"
+    wide = "world: 2\nname: 通信の例\ntensors: {勾配: {shape: [2], value: rank}}\nprogram:\n"
+    wide += "  - compute: {name: 順伝播, time: 3 ms}\n  - all_reduce: {tensor: 勾配}\n"
     return [simulate(load(ROOT / "hybrid.yaml")), simulate(load(ROOT / "ring_of_four.yaml")), simulate(loads(wide, "f.yaml"))]
 
 

@@ -31,7 +31,7 @@ def command(name: Name = None) -> None:
 
 
 def page(name: str) -> str:
-    """The page of a finding, of an operation, of a key, or of the back ends. Raises UsageError, with the nearest name, for any other word."""
+    """The page of a finding, an operation, a key, or the back ends. Raises UsageError, with the nearest name, for any other word."""
     from distsim.errors import UsageError
     from distsim.findings.codes import CODES, explain
     from distsim.names import near

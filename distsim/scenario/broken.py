@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _CLOSES = {"[": "]", "{": "}"}
-_TOKEN = re.compile(r"""(?P<comment>(?:^|(?<=\s))\#.*)|(?P<double>"(?:\\.|[^"\\])*")|(?P<single>'(?:''|[^'])*')|(?P<open>[\[{])|(?P<close>[\]}])"""
-                    r"""|(?P<quote>(?:(?<=[\s\[{,:])|^)["'])""", re.MULTILINE)  # fmt: skip
+_TOKEN = re.compile(
+    r"""(?P<comment>(?:^|(?<=\s))\#.*)
+    |(?P<double>"(?:\\.|[^"\\])*")
+    |(?P<single>'(?:\'\'|[^'])*')
+    |(?P<open>[\[{])|(?P<close>[\]}])
+    |(?P<quote>(?:(?<=[\s\[{,:])|^)["'])""",
+    re.MULTILINE | re.VERBOSE,
+)
 
 
 class Fault(NamedTuple):
@@ -129,7 +135,7 @@ def _under_a_value(lines: Sequence[str], number: int, blanks: int, level: int) -
 def misplaced_colon(lines: Sequence[str], number: int, column: int) -> Fault | None:
     """A second `key: ` on a line, a key under a line that is no key."""
     line = lines[number - 1]
-    keys = [match for match in re.finditer(r"([\w.-]+):(?=\s|$)", line[: column + 1])]
+    keys = list(re.finditer(r"([\w.-]+):(?=\s|$)", line[: column + 1]))
     if len(keys) > 1 and "{" not in line:
         first, rest = keys[0][1], line[keys[0].end() :].strip()
         if first in ("about", "name", "message", "fail"):

@@ -131,11 +131,12 @@ def _kinds(schema: Mapping[str, Any]) -> Iterator[str]:
         yield _typed(kind, schema)
 
 
+_DTYPES = f"a dtype of torch ({', '.join(DTYPE_BYTES)})"
 _REFERENCES = {
     "selector": "a rank, a list of ranks, or a condition", "value": "numbers or expressions, nested in lists",
     "expected": "a number, a list of numbers, or `?`", "numbers": "numbers, alone or by rank", "preset": "the name of a preset",
     "entry": "an entry", "name": "a name", "reference": "a name, or name@index", "condition": "an expression",
-    "expression": "a number or an expression", "tensor": "a name, name@index, or {shape, dtype}", "dtype": f"a dtype of torch ({', '.join(DTYPE_BYTES)})",
+    "expression": "a number or an expression", "tensor": "a name, name@index, or {shape, dtype}", "dtype": _DTYPES,
     **{word: f"{kind} with its unit, or an expression" for kind, word in KINDS.items()},
     "size_count": "a size with its unit, or an expression", "flops_count": "a count with its unit, or an expression",
 }  # fmt: skip

@@ -22,7 +22,7 @@ WORDS: dict[str, Told] = {
                       {"next": "(rank + 1) % world_size", "step": "3 ms"}),
     "File.groups": Told("Groups beside the axes of the mesh, by name; a list of ranks is short for `{ranks: […]}`.", {"pair": [0, 1]}),
     "File.tensors": Told("What is sent and computed, by name.", {"grad": {"shape": [1024], "dtype": "bfloat16"}}),
-    "File.memory": Told("What ranks hold at their peak, by name; it is held against what the device has.", {"all": {"parameters": "4 GiB"}}),
+    "File.memory": Told("What ranks hold at their peak, by name; compared with what the device has.", {"all": {"parameters": "4 GiB"}}),
     "File.program": Told("What the ranks do: a list of entries. A rank runs, in this order, those that select it.", ["barrier"]),
     "File.iterations": Told("How often the program runs, as training steps; `iteration` counts them from 0.", 3),
     "File.options": Told("Settings of torch.distributed and of back ends.", {"timeout": "30 s"}),
@@ -57,7 +57,7 @@ WORDS: dict[str, Told] = {
     # --- options ---
     "Options.init": Told("nccl: communicators are made at their first use (lazy), or all at once (eager: device_id is given).", "eager"),
     "Options.blocking_wait": Told("TORCH_NCCL_BLOCKING_WAIT: wait() blocks the host until the work is done.", True),
-    "Options.launch_order_implicit": Told("NCCL_LAUNCH_ORDER_IMPLICIT: a device's communicators launch in the order of the host's calls.", True),
+    "Options.launch_order_implicit": Told("NCCL_LAUNCH_ORDER_IMPLICIT: communicators launch in the order of the host's calls.", True),
     "Options.timeout": Told("init_process_group's timeout; left out, 30 min, with nccl 10 min.", "30 s"),
     "Options.init_method": Told("init_process_group's init_method; left out, `env://`.", "env://"),
     "Options.buffsize": Told("NCCL_BUFFSIZE: how far an nccl send may run ahead of its receive.", "4 MiB"),
@@ -94,7 +94,7 @@ WORDS: dict[str, Told] = {
     "Expect.ranks": Told("The ranks that the verdict names.", [0, 1]),
     "Expect.core": Told("The ranks of the circle, or those that caused it.", [0, 1]),
     "Expect.findings": Told("Codes of the findings, all of them.", ["DS301"]),
-    "Expect.values": Told("Numbers of tensors at the end, by rank; `?` is an unknown one, a lone number fills.", {"grad": {0: 6, "else": 6}}),
+    "Expect.values": Told("Numbers of tensors at the end, by rank; `?` is an unknown one.", {"grad": {0: 6, "else": 6}}),
     "Expect.makespan": Told("Bounds of the time from the start to the last end.", {"at_most": "20 ms"}),
     "Expect.iteration": Told("Bounds of the time of one iteration.", {"at_most": "20 ms"}),
     # --- entries ---

@@ -155,8 +155,9 @@ def _group(value: object) -> Group:
 _FORMULA: dict[str, object] = {"x-def": "formula"}
 _NUMBER: dict[str, object] = {"anyOf": [{"type": "number"}, _FORMULA]}
 _SIZES: dict[str, object] = {"type": "array", "minItems": 1, "items": _NUMBER}
+_PRICED = {"anyOf": [{"required": ["flops"]}, {"required": ["bytes"]}]}
 _PRICE: dict[str, object] = {
-    "type": "object", "additionalProperties": False, "oneOf": [{"required": ["time"]}, {"anyOf": [{"required": ["flops"]}, {"required": ["bytes"]}]}],
+    "type": "object", "additionalProperties": False, "oneOf": [{"required": ["time"]}, _PRICED],
     "properties": {"time": {"x-def": "duration"}, "flops": {}, "bytes": {}, "dtype": {}},
 }  # fmt: skip
 _COST = {"anyOf": [{"x-def": "duration"}, _PRICE, {"type": "array", "items": {"x-def": "entry"}}]}

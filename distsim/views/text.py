@@ -120,7 +120,8 @@ def shares(r: RankTimes) -> tuple[str, ...]:
 #: Titles of the column of group sizes, widths of those of group names and operations, and whether algbw is shown (and bytes, which go
 #: last), from the most comfortable on.
 _WIDTHS = (
-    ("ranks", 80, 60, True), ("ranks", 40, 40, True), ("ranks", 24, 40, True), ("ranks", 16, 40, True), ("ranks", 12, 40, True), ("n", 12, 40, True),
+    ("ranks", 80, 60, True), ("ranks", 40, 40, True), ("ranks", 24, 40, True), ("ranks", 16, 40, True),
+    ("ranks", 12, 40, True), ("n", 12, 40, True),
     ("ranks", 24, 40, False), ("n", 16, 40, False), ("n", 12, 40, False), ("n", 8, 40, False), ("n", 8, 28, False),
     ("n", 6, 16, False),
     ("n", 6, 10, None),

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 from distsim import units
 from distsim.expr import Env, Expression, ExpressionError, parse, tree
@@ -106,7 +107,7 @@ def quantity(value: object, kind: str = ANY) -> Quantity:
     return made
 
 
-def _evaluated(inner: Expression, letters: Mapping[str, int | float], env: Env) -> object:
+def _evaluated(inner: Expression, letters: Mapping[str, int | float], env: Env) -> Any:
     return inner.evaluate({**env, **letters})
 
 

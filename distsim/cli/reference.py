@@ -89,7 +89,7 @@ def _beside_torch(row: type[Op]) -> str:
     fields = {info.alias or key for key, info in row.model_fields.items()}
     if not fields:
         return "It has no fields."
-    other = {}
+    other: dict[str, str] = {}
     for argument, field in torch_names(row.op, fields).items():
         if argument in row.words.signature:
             other.setdefault(field, argument)

@@ -149,7 +149,7 @@ class Scope:
             kind = kind_of(value, self.kinds)
         except ExpressionError as error:
             return self.problems.add(path, str(error), offset=shift + error.offset)
-        counted = _COUNTED.get(path[-1], "a number")
+        counted = _COUNTED.get(str(path[-1]), "a number")
         if kind not in (None, "", counted) and path[0] != "vars":
             self.problems.add(path, f"expected {counted}, but {value.text} is {kind}", offset=shift)
 

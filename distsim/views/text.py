@@ -97,7 +97,7 @@ def _ranks(ranks: Sequence[RankTimes], ends: Sequence[RankEnd]) -> list[str]:
     if len(rows) > MOST_RANKS:
         rows.sort(key=lambda row: (row.times.finished_ns >= 0, -row.times.finished_ns, row.ranks[0]))
     for shown in _RANK_COLUMNS:  # the first that fits
-        found = [("rank", "compute", "exposed", "waiting", "idle", "finished")]
+        found: list[tuple[str, ...]] = [("rank", "compute", "exposed", "waiting", "idle", "finished")]
         found += [(ranks_text(r.ranks), *shares(r.times), r.finished) for r in rows]
         header, *rest = [[row[i] for i in shown] for row in found]
         lines = table(header, rest)

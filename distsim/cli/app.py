@@ -10,9 +10,11 @@ from typer.core import TyperGroup
 from distsim.cli import (
     bench,
     calibrate,
+    capture,
     check,
     clusters,
     compare,
+    doctor,
     expand,
     explain,
     new,
@@ -92,6 +94,8 @@ app.command("check")(check.command)
 app.command("run")(run.command)
 app.command("replay")(replay.command)
 app.command("compare")(compare.command)
+app.command("doctor")(doctor.command)
+app.command("capture")(capture.command)
 app.command("bench")(bench.command)
 app.command("calibrate")(calibrate.command)
 app.command("render")(render.command)

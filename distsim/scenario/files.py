@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,7 +55,14 @@ def loads(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> Scenario
 
 
 def _text(file: str) -> str:
-    return _decoded(_read(file, file), file)
+    text = _decoded(_read(file, file), file)
+    if file.endswith(".py") or _PYTHON.match(text):
+        raise _failed(file, "a Python program; expected a scenario, YAML", f"run it: `distsim capture --nproc 2 -- python {file}`")
+    return text
+
+
+#: How a Python program starts: its first line that is no comment, or the line that names its interpreter.
+_PYTHON = re.compile(r"#!.*python|(?:\s*(?:#.*)?\n)*(?:import \w|from [\w.]+ import |@?def \w|class \w)")
 
 
 def _read(source: str | int, file: str) -> bytes:

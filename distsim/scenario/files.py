@@ -71,7 +71,9 @@ def _read(source: str | int, file: str) -> bytes:
     try:
         return read_bytes(source)
     except FileNotFoundError:
-        raise _failed(file, "no such file", _near_file(file) or "see how it is spelt; `distsim new FILE` writes a starter") from None
+        raise _failed(
+            file, "no such file", _near_file(file) or "see how it is spelt; `distsim new FILE` writes a starter"
+        ) from None
     except IsADirectoryError:
         raise _failed(file, "this is a directory; expected a scenario file", "name a file in it") from None
     except TimeoutError as error:
@@ -83,7 +85,9 @@ def _read(source: str | int, file: str) -> bytes:
 
 def _decoded(data: bytes, file: str) -> str:
     if b"\0" in data:
-        raise _failed(file, "a binary file; expected a scenario, YAML in UTF-8", "name a text file; `distsim new FILE` writes a starter")
+        raise _failed(
+            file, "a binary file; expected a scenario, YAML in UTF-8", "name a text file; `distsim new FILE` writes a starter"
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -21,6 +21,7 @@ from distsim.profiles import PROFILES
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import loads
+from distsim.semantics.link import Linked
 
 ROUNDS = 3
 STATES = 2_000
@@ -118,7 +119,7 @@ def main() -> None:
         rate(KILLED, backend)
     rate(KILLED.replace("500 ms}", "400 ms}"), "gloo", shared=True)
     program = lower(loads(BOUND))
-    took, found = seconds(lambda: ends_of_orders(program, PROFILES["gloo"], STATES))
+    took, found = seconds(lambda: ends_of_orders(Linked(program, PROFILES["gloo"]), STATES))
     print(f"{program.name:20} {'gloo':5} {STATES} states at most: {took:.2f} s, {len(found.ends)} ends")
 
 

@@ -97,13 +97,14 @@ def _parse_text(source: str) -> Expression:
     if len(text) > MAX_LENGTH:
         raise ExpressionError(f"the expression has {len(text)} characters; at most {MAX_LENGTH} are allowed", start)
     builder = _Builder(text, start)
-    run = builder.build(_tree(text, start), 0)
+    run = builder.build(tree(text, start), 0)
     offsets = tuple(builder.offsets.items())
     constant = None if offsets else run({})
     return Expression(text, text, frozenset(builder.offsets), constant, offsets, run)
 
 
-def _tree(text: str, start: int) -> ast.expr:
+def tree(text: str, start: int) -> ast.expr:
+    """The syntax tree of a text that starts ``start`` characters into the file's. Raises ExpressionError."""
     if "#" in text:
         raise ExpressionError(f"`#` is not allowed in an expression; allowed are {ALLOWED}", start + text.index("#"))
     try:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar, cast
+
+from pydantic import BaseModel
 
 from distsim.expr import Expression, parse
 from distsim.names import near
@@ -36,6 +38,33 @@ class PerRank(Generic[T_co]):
         """Back to what a file would say, each value by ``write``."""
         entries: dict[int | str, object] = {rank: write(value) for rank, value in self.entries}
         return entries if self.default is None else {**entries, "else": write(self.default)}
+
+
+# --- what fields mean ---
+
+
+class Told(NamedTuple):
+    """What a field means, in a sentence, and a value that it may have. ``unit``: of a bare number."""
+
+    about: str
+    example: object
+    unit: str = ""
+
+
+def tell(model: type[BaseModel], words: Mapping[str, Told], name: str) -> None:
+    """Give the fields of a model their descriptions: those of ``name.key``, else of the key alone, as the file has it.
+
+    A field that says it itself (`Field(description=…, examples=[…])`) keeps that, unless its parent said it.
+    """
+    for key, info in model.model_fields.items():
+        written = info.alias or key
+        told = words.get(f"{name}.{written}") or (None if info.description else words.get(written))
+        if told is None:
+            continue
+        info.description, info.examples = told.about, [told.example]
+        if told.unit:
+            extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+            info.json_schema_extra = {**extra, "x-unit": told.unit}
 
 
 # --- errors ---

@@ -22,6 +22,7 @@ from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine import Run, run
+from distsim.errors import UsageError
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES, default_cluster
@@ -164,7 +165,7 @@ def _ended(program: Program, result: Run) -> Standstill | None:
     has compared whatever met.
     """
     profile = PROFILES[program.backend]
-    if profile.device or not profile.rendezvous or result.path != "fast" or result.outcome != "completes":
+    if profile.device or not profile.rendezvous or result.path != "fast" or result.outcome != "completes" or result.mismatches:
         return None
     ops = {call.op for code in program.codes for call in code.calls if OPS[call.op].kind == "collective"}
     waits_for_all = all(profile.needs(op, 4, 0, me) is None for op in sorted(ops) for me in range(4))
@@ -188,14 +189,17 @@ def cost_model(scenario: Scenario, program: Program, cluster: str | Mapping[str,
     """The prices of a scenario's cluster: the one given, else the file's, else the back end's default."""
     chosen = cluster if cluster is not None else scenario.cluster
     if isinstance(chosen, str) and chosen not in PRESETS and Path(chosen).suffix in (".yaml", ".yml"):
-        chosen = _from_file(chosen, scenario.file)
+        beside = Path(scenario.file).parent / chosen
+        chosen = cluster_of_file(beside if beside.exists() else chosen)
     found = default_cluster(program.backend) if chosen is None else cluster_from(chosen)
     return CostModel(found, program.world_size, program.local_size, program.link_faults)
 
 
-def _from_file(name: str, scenario_file: str) -> Mapping[str, Any]:
-    """A cluster's own file, beside the scenario or from here."""
+def cluster_of_file(path: str | Path) -> Cluster:
+    """The cluster in a file of its own. Raises ScenarioErrors for what is no YAML, UsageError, with the file, for what is no cluster."""
     from distsim.scenario import load_mapping
 
-    beside = Path(scenario_file).parent / name
-    return load_mapping(beside if beside.exists() else name)
+    try:
+        return cluster_from(load_mapping(path))
+    except UsageError as error:
+        raise UsageError("\n".join(f"{path}: {line}" for line in error.message.splitlines()), error.remedy) from None

@@ -12,9 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from typing import NamedTuple
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?)\s*([^\d\s.+-]\S*)?\s*", re.ASCII)
-_LARGEST = 2**62
+#: Of every quantity, in its base unit.
+LARGEST = 2**62
 
 _DURATION = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 _SIZE = {
@@ -34,6 +36,17 @@ _FAMILIES: tuple[tuple[str, Mapping[str, int | Fraction]], ...] = (
     ("a duration", _DURATION), ("a size", _SIZE), ("a bandwidth", _BANDWIDTH), ("floating-point operations", _FLOPS),
     ("a rate of floating-point operations", _FLOP_RATE),
 )  # fmt: skip
+
+
+class Unit(NamedTuple):
+    """What a unit measures, in the words of messages, and how many base units it is."""
+
+    kind: str
+    factor: int | Fraction
+
+
+#: Every unit by its name.
+FAMILY_OF = {name: Unit(kind, factor) for kind, table in _FAMILIES for name, factor in table.items()}
 
 
 def _show(value: object) -> str:
@@ -62,7 +75,7 @@ def _parse(value: object, what: str, example: str, table: Mapping[str, int | Fra
     number = Fraction(match[1]) * table[unit]
     if number < 0:
         raise ValueError(f"expected {what} of zero or more, found {_show(value)}")
-    if number > _LARGEST:
+    if number > LARGEST:
         raise ValueError(f"expected {what} that fits 62 bits in its smallest unit, found {_show(value)}")
     return number
 

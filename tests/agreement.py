@@ -129,6 +129,7 @@ def surely(case: Case) -> Answers | None:
         why_ordered(linked, case.cost.cluster.shared_links) is not None
         or case.outcome.outcome == "undefined"
         or case.run.findings
+        or case.run.mismatches
     ):
         return None
     return {"outcome": "completes"} if all(host.ended for host in go(linked, Conditions(linked, None)).hosts) else None
@@ -245,7 +246,7 @@ def all_rules(case: Case) -> Answers | None:
     """The explicit rules, over every order of events."""
     said: Answers = {}
     for reading, profile in READINGS.items():
-        ends: Ends = ends_of_orders(case.program, profile, MOST_STATES)
+        ends: Ends = ends_of_orders(Linked(case.program, profile), MOST_STATES)
         if ends.complete:
             unfit = any(end.notes for end in ends.ends)
             sets = {end.standstill.stuck for end in ends.ends}

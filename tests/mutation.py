@@ -54,23 +54,26 @@ from tests.mutants import Mutant, mutants_of  # noqa: E402
 EQUIVALENT = ROOT / "tests" / "data" / "equivalent_mutants.json"
 #: Part -> (its files as patterns, the tests that ought to notice).
 PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "cost": (("distsim/cost.py",), ("test_cost_forms", "test_cost")),
-    "match": (("distsim/match.py",), ("test_rules_match", "test_engine_general", "test_explore")),
+    "cost": (("distsim/cost.py", "distsim/cost/*.py"), ("test_cost_forms", "test_cost", "test_cost_*")),
+    "match": (("distsim/match.py",), ("test_rules_match", "test_match_reference")),
     "verdict": (
         ("distsim/check/verdict.py", "distsim/check/judge.py", "distsim/check/ending.py"),
-        ("test_observed", "test_cases", "test_check_onepass", "test_check_races", "test_explore", "test_check_diagnose"),
+        ("test_observed", "test_cases", "test_check_races", "test_explore", "test_check_diagnose", "test_verdict_*"),
     ),
     "values": (
         ("distsim/values/*.py", "distsim/ops/effects.py"),
-        ("test_values_edges", "test_values", "test_values_lineage", "test_ops_table"),
+        ("test_values_edges", "test_values", "test_values_lineage", "test_values_reference", "test_ops_table"),
     ),
     "semantics": (
-        ("distsim/semantics/*.py", "distsim/semantics/*/*.py", "distsim/rules/*.py", "distsim/engine/*.py"),
+        ("distsim/semantics/*.py",),
         (
-            "test_rules", "test_rules_match", "test_rules_reference", "test_engine_general", "test_engine_streams", "test_engines_agree",
-            "test_backend_rules", "test_gloo_observed", "test_deadlines", "test_outcomes", "test_observed", "test_gloo_labels",
-            "test_semantics*",
+            "test_rules", "test_rules_reference", "test_engine_general", "test_engine_streams", "test_engines_agree", "test_backend_rules",
+            "test_gloo_observed", "test_settled", "test_outcomes", "test_semantics_*",
         ),
+    ),
+    "engine": (
+        ("distsim/engine/*.py",),
+        ("test_engine_general", "test_engine_streams", "test_engines_agree", "test_deadlines", "test_outcomes", "test_observed"),
     ),
 }  # fmt: skip
 WANTED = 0.9

@@ -102,8 +102,8 @@ def compare(start: int, count: int) -> list[str]:
     return wrong
 
 
-def test_a_thousand_random_programs_get_the_verdict_of_every_interleaving() -> None:
-    assert compare(0, 1000) == []
+def test_three_hundred_random_programs_get_the_verdict_of_every_interleaving() -> None:
+    assert compare(0, 300) == []
 
 
 @pytest.mark.slow

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 
 from distsim.cost import CostModel
 from distsim.engine.general import simulate_in_order
-from distsim.engine.ordered import outcome_of, worst_of
+from distsim.engine.ordered import outcome_of
 from distsim.engine.orders import ends_of_orders
 from distsim.engine.outcomes import _surely as surely
 from distsim.engine.outcomes import outcome_under
+from distsim.engine.record import worst_of
 from distsim.profiles import PROFILES, Profile, default_cluster
 from distsim.program.build import build_program
 from distsim.program.lower import lower
@@ -23,6 +24,7 @@ from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
+from distsim.semantics.misfits import Misfits
 from tests.random_programs import Plain, any_programs, valid_programs
 
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -32,12 +34,15 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def without_clock(program: Program, profile: Profile) -> bool | None:
-    """Does it complete, as a run without prices tells; None where order decides."""
+    """Does it complete, and all that met fits, as a run without prices tells; None where order decides."""
     linked = Linked(program, profile)
-    return None if why_ordered(linked) is not None else all(host.ended for host in go(linked, Conditions(linked, None)).hosts)
+    if why_ordered(linked) is not None:
+        return None
+    done = go(linked, Conditions(linked, None))
+    return all(host.ended for host in done.hosts) and not list(Misfits(linked).met(done.posted))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(any_programs())
 def test_what_surely_completes_does_complete(plain: Plain) -> None:
     for backend, options in OPTIONS:
@@ -67,7 +72,7 @@ def test_what_happens_in_time_is_among_what_every_order_allows(plain: Plain) -> 
         program = build_program(plain.world_size, programs, groups=plain.groups, backend=backend)
         cost = CostModel(default_cluster(backend), program.world_size, program.local_size)
         left = simulate_in_order(program, PROFILES[backend], cost)
-        found = ends_of_orders(program, PROFILES[backend], 300)
+        found = ends_of_orders(Linked(program, PROFILES[backend]), 300)
         if found.complete:
             outcomes = {worst_of(end.standstill, (note.outcome for note in end.notes)) for end in found.ends}
             assert outcome_of(program, left) in outcomes
@@ -86,7 +91,7 @@ LEAVES = [
 def test_a_rank_that_raises_may_have_been_ended_otherwise_before() -> None:
     """mpi refuses the coalesced call; a message that is too long for the open receive ends the rank if it is there first."""
     program = build_program(2, dict(enumerate(LEAVES)), backend="mpi")
-    found = ends_of_orders(program, PROFILES["mpi"], 300)
+    found = ends_of_orders(Linked(program, PROFILES["mpi"]), 300)
     assert found.complete
     assert {worst_of(end.standstill, (note.outcome for note in end.notes)) for end in found.ends} == {"raises", "crashes"}
     assert outcome_under(program, PROFILES["mpi"]).possible == ("crashes", "raises")
@@ -94,7 +99,7 @@ def test_a_rank_that_raises_may_have_been_ended_otherwise_before() -> None:
 
 def test_a_search_over_every_step_says_when_it_was_cut_short() -> None:
     program = build_program(2, dict(enumerate(LEAVES)), backend="mpi")
-    assert not ends_of_orders(program, PROFILES["mpi"], 3).complete
+    assert not ends_of_orders(Linked(program, PROFILES["mpi"]), 3).complete
 
 
 def _opened(call: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,8 @@ def diagnose(
     Works for the one-pass driver's standstill and for the engine's under a profile. ``layout``, if at hand, saves building it
     again. ``taken``: which messages receives from any source have taken on the way, where that is known.
     """
-    if not standstill.blocked:
+    failed = program.startup is not None and program.startup.failed and all(f.kind != "absent" for f in program.faults)
+    if not standstill.blocked or failed:  # nobody has begun: the start-up's own findings say why
         return ()
     return _Diagnosis(program, standstill, CallIndex(layout or build_layout(program)), taken or {}).findings()
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from distsim.check.readings import Contract, Reading, Run
+from distsim.check.readings import Contract, Reading, Run, leavers
 from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.flat import COLLECTIVE, JOIN, MESSAGE, NEVER, POST
-from distsim.semantics.form import Leave, PartKind, Post, Wait
+from distsim.semantics.form import PartKind, Post, Wait
 from distsim.semantics.link import Linked
 from distsim.semantics.local import LocalClocks, Progress, course_of
 
@@ -23,11 +23,6 @@ from distsim.semantics.local import LocalClocks, Progress, course_of
 POSTS = (POST, MESSAGE, JOIN, COLLECTIVE)
 #: Open rows of which every combination is looked at; of more, all, none and each alone.
 MOST_OPEN = 6
-
-
-def leavers(linked: Linked) -> list[int]:
-    """The ranks that leave before their end."""
-    return [r for r, unit in enumerate(linked.unit_of) if isinstance(last := unit.instructions[-1], Leave) and last.gone]
 
 
 def runs_of(contract: Contract, reading: Reading) -> Iterator[Run]:

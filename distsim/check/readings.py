@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from distsim.check.call_index import CallIndex
+from distsim.check.ending import Ending
 from distsim.check.layout import Layout
 from distsim.check.mismatch import Mismatch, judge_lane, message_mismatch
 from distsim.profiles import READINGS
@@ -20,9 +21,10 @@ from distsim.program.records import Program
 from distsim.semantics.blocked import standstill as standstill_of
 from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions
-from distsim.semantics.free import bad_instances, bad_pairs
+from distsim.semantics.form import Leave
 from distsim.semantics.link import Linked
 from distsim.semantics.local import Progress
+from distsim.semantics.misfits import bad_instances, bad_pairs
 from distsim.standstill import RankEnd, Standstill
 
 #: What blocks: a send waits for its receive and a collective for all (rendezvous); in rooted collectives a rank leaves when its own
@@ -45,10 +47,18 @@ class Contract:
         self.layout, self.where = layout, where
         self.linked = layout.linked
         self._misfits: Misfits | None = None
+        self._known: dict[Reading, Conditions] = {}
 
     def under(self, reading: str) -> Linked:
         """The same program, with the rules of a reading."""
         return self.linked.under(READINGS[reading])
+
+    def ends_alike(self, one: Reading, other: Reading, left: Ending) -> bool:
+        """What is ``left`` under one reading is so under another: they let the same collectives go, and no message waits in vain that the
+        other would let go, be it behind what does not fit."""
+        mine, theirs = self._conditions(one), self._conditions(other)
+        waits = left.example("end").standstill.unreceived or len(left.unlikes) > 1 or leavers(self.linked)
+        return mine.early == theirs.early and (not waits or bool((mine.ahead == theirs.ahead).all()))
 
     @property
     def misfits(self) -> Misfits:
@@ -60,8 +70,12 @@ class Contract:
 
     def run(self, reading: Reading) -> Run:
         """The program's one run under a reading."""
-        linked = self.under(reading)
-        return Run(self, go(linked, Conditions(linked, None)), reading)
+        return Run(self, go(self.under(reading), self._conditions(reading)), reading)
+
+    def _conditions(self, reading: Reading) -> Conditions:
+        if reading not in self._known:
+            self._known[reading] = Conditions(self.under(reading), None)
+        return self._known[reading]
 
 
 class Run:
@@ -159,6 +173,11 @@ def _key(mismatch: Mismatch) -> object:
 def _said_by_a_fault(end: RankEnd) -> RankEnd:
     """Findings know a fault of the file by this word."""
     return replace(end, message="fault") if end.message.endswith("by a fault") else end
+
+
+def leavers(linked: Linked) -> list[int]:
+    """The ranks that leave before their end."""
+    return [r for r, unit in enumerate(linked.unit_of) if isinstance(last := unit.instructions[-1], Leave) and last.gone]
 
 
 def never_starts(program: Program) -> bool:

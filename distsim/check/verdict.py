@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from distsim.check.call_index import CallIndex
@@ -11,11 +12,11 @@ from distsim.check.ending import READINGS, Ending, Example, How, Kind, depends_o
 from distsim.check.judge import choice_findings, end_findings, failure_findings, leak_findings, unreceived_findings
 from distsim.check.layout import Layout, build_layout
 from distsim.check.leaks import Leak, leaks
-from distsim.check.leaving import leavers, runs_of
+from distsim.check.leaving import runs_of
 from distsim.check.mismatch import Mismatch
 from distsim.check.orders import MAX_STATES, Orders, all_orders
 from distsim.check.races import DataRace, data_races
-from distsim.check.readings import Contract, Reading, never_starts
+from distsim.check.readings import Contract, Reading, leavers, never_starts
 from distsim.check.schedule import Schedule
 from distsim.check.timing import bound_finding, buffering_dependence, order_findings, race_findings, reliance_findings
 from distsim.check.waitfor import wait_for
@@ -82,7 +83,9 @@ def _single_passes(contract: Contract) -> dict[str, Ending]:
     """The second and third reading only if the first stands still: they get at least as far."""
     endings = {"rendezvous": _pass(contract, "rendezvous")}
     if endings["rendezvous"].stuck:
-        endings |= {reading: _pass(contract, reading) for reading in _PLAIN[1:]}
+        for before, reading in pairwise(_PLAIN):
+            alike = contract.ends_alike(before, reading, endings[before])
+            endings[reading] = endings[before] if alike else _pass(contract, reading)
     return endings
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 import typer
 
@@ -30,6 +32,28 @@ ClusterOption = Annotated[
 MaxCalls = Annotated[
     int | None, typer.Option("--max-calls", metavar="N", min=1, help="Calls that may be simulated (5000000, on 131072 ranks).")
 ]
+
+
+def taking(*records: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function of records a command of typer's: each field of each record (a dataclass) is an argument or an option of it."""
+
+    def made(function: Callable[..., None]) -> Callable[..., None]:
+        hints = {record: get_type_hints(record, include_extras=True) for record in records}
+        parameters = [
+            parameter.replace(annotation=hints[record][parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for record in records
+            for parameter in inspect.signature(record).parameters.values()
+        ]
+
+        def command(**given: object) -> None:
+            function(*(record(**{name: given[name] for name in hints[record]}) for record in records))
+
+        command.__doc__ = function.__doc__
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return command
+
+    return made
 
 
 def read_scenario(file: str, sets: list[str] | None) -> Scenario:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import Backend, BackendOption, ClusterOption, Sets, read_scenario
+from distsim.cli.options import Backend, BackendOption, ClusterOption, Sets, read_scenario, taking
 from distsim.views.pictures import names
 
 if TYPE_CHECKING:
@@ -31,17 +32,23 @@ OpName = Annotated[str | None, typer.Option("--op", metavar="NAME", help="The op
 RankCount = Annotated[int, typer.Option("--ranks", metavar="N", help="For how many ranks the view op draws it.")]
 
 
-def command(
-    file: File = None,
-    view: ViewName = "dataflow",
-    format: Format = None,
-    output: Output = None,
-    op: OpName = None,
-    ranks: RankCount = 4,
-    backend: BackendOption = None,
-    cluster: ClusterOption = None,
-    sets: Sets = None,
-) -> None:
+@dataclass(frozen=True)
+class RenderOptions:
+    """The arguments of `render`."""
+
+    file: File = None
+    view: ViewName = "dataflow"
+    format: Format = None
+    output: Output = None
+    op: OpName = None
+    ranks: RankCount = 4
+    backend: BackendOption = None
+    cluster: ClusterOption = None
+    sets: Sets = None
+
+
+@taking(RenderOptions)
+def command(given: RenderOptions) -> None:
     """Draw a picture of a scenario, or of one operation.
 
     \b
@@ -51,16 +58,17 @@ def command(
     from distsim.errors import UsageError
     from distsim.views.render import Subject, render, view_of
 
-    fmt, kind = format or _format_of(output), view_of(view)
+    fmt, kind = given.format or _format_of(given.output), view_of(given.view)
     if kind.of == "operation":
-        subject = Subject(op=op, ranks=ranks)
-    elif file is None:
+        subject = Subject(op=given.op, ranks=given.ranks)
+    elif given.file is None:
         raise UsageError(
-            f"the view {view} draws a scenario and none was named", f"`distsim render scenarios/hybrid.yaml --view {view}`"
+            f"the view {given.view} draws a scenario and none was named",
+            f"`distsim render scenarios/hybrid.yaml --view {given.view}`",
         )
     else:
-        subject = _subject(kind, read_scenario(file, sets), backend, cluster)
-    _deliver(render(view, fmt, subject), output, fmt)
+        subject = _subject(kind, read_scenario(given.file, given.sets), given.backend, given.cluster)
+    _deliver(render(given.view, fmt, subject), given.output, fmt)
 
 
 def _format_of(output: Path | None) -> str:

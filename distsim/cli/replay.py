@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import ClusterOption
-from distsim.cli.run import (
-    DeviceOption,
-    Force,
-    Init,
-    LauncherOption,
-    MasterAddr,
-    MasterPort,
-    Nnodes,
-    NodeRank,
-    RealBackend,
-    RealDevice,
-    Repeat,
-    Timeout,
-    check_trace_name,
-    deliver,
-    tell_refused,
-    wish_of,
-    write_trace,
-)
+from distsim.cli.options import ClusterOption, taking
+from distsim.cli.run import RealBackend, RealOptions, check_trace_name, deliver, tell_refused, write_trace
 from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:
+    from distsim.cluster import Cluster
     from distsim.real.run import Wish
     from distsim.replay import Scale
 
@@ -47,49 +31,60 @@ ScaleOption = Annotated[
 Output = Annotated[
     Path | None, typer.Option("--trace", metavar="F", help="Write the replay: F.jsonl native, F.json for Perfetto.")
 ]
+Scenario = Annotated[
+    Path | None,
+    typer.Option("-o", metavar="S.yaml", help="Write the calls as a scenario: loops, and one program for equal ranks."),
+]
 Real = Annotated[bool, typer.Option("--real", help="Run it on torch.distributed; the options below are for that.")]
 
 
-def command(
-    trace: TraceFile,
-    cluster: ClusterOption = None,
-    backend: BackendOption = None,
-    scale: ScaleOption = None,
-    output: Output = None,
-    format: FormatOption = Format.text,
-    real: Real = False,
-    timeout: Timeout = "10 s",
-    launcher: LauncherOption = None,
-    init: Init = "env",
-    repeat: Repeat = 1,
-    force: Force = False,
-    nnodes: Nnodes = 1,
-    node_rank: NodeRank = 0,
-    master_addr: MasterAddr = None,
-    master_port: MasterPort = None,
-    device: DeviceOption = RealDevice.auto,
-) -> None:
+@dataclass(frozen=True)
+class ReplayOptions:
+    """The arguments of `replay` besides those of a real run."""
+
+    trace: TraceFile
+    cluster: ClusterOption = None
+    backend: BackendOption = None
+    scale: ScaleOption = None
+    output: Output = None
+    scenario: Scenario = None
+    format: FormatOption = Format.text
+    real: Real = False
+
+
+@taking(ReplayOptions, RealOptions)
+def command(given: ReplayOptions, how: RealOptions) -> None:
     """Run the calls of a trace again: simulated, at another speed, elsewhere, or for real.
 
     \b
     Example: distsim replay run.jsonl
     Example: distsim replay run.jsonl --cluster dgx-h100 --scale compute=0.5
     Example: distsim replay run.jsonl --real --trace again.jsonl
+    Example: distsim replay run.jsonl -o run.yaml
     """
-    factors = _scale(scale)
-    if output is not None:
-        check_trace_name(output)
-    if real:
-        wish = wish_of(backend, launcher, init, timeout, repeat, nnodes, node_rank, master_addr, master_port, force, device)
-        raise typer.Exit(_for_real(trace, wish, cluster, factors, output, format))
-    given = {
-        "--timeout": timeout != "10 s", "--launcher": launcher is not None, "--init": init != "env", "--repeat": repeat != 1,
-        "--force": force, "--nnodes": nnodes != 1, "--node-rank": node_rank != 0, "--master-addr": master_addr is not None,
-        "--master-port": master_port is not None, "--backend auto": backend is RealBackend.auto,
-        "--device": device is not RealDevice.auto,
-    }  # fmt: skip
-    _alone([name for name, is_given in given.items() if is_given])
-    raise typer.Exit(_simulated(trace, cluster, backend, factors, output, format))
+    if given.scenario is not None:
+        _write_scenario(given.trace, given.scenario)
+    factors = _scale(given.scale)
+    if given.output is not None:
+        check_trace_name(given.output)
+    if given.real:
+        raise typer.Exit(_for_real(given, how.wish(given.backend), factors))
+    _alone([*how.given(), *(["--backend auto"] if given.backend is RealBackend.auto else [])])
+    raise typer.Exit(_simulated(given, factors))
+
+
+def _write_scenario(trace: Path, file: Path) -> None:
+    from distsim.compact import compact
+    from distsim.errors import UsageError
+    from distsim.output import write_file
+    from distsim.trace_io import read_trace
+
+    if file.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"-o {file}: a scenario's file ends in .yaml", f"-o {file.with_suffix('.yaml')}")
+    try:
+        write_file(file, [compact(read_trace(trace)).text])
+    except UsageError as error:
+        raise UsageError(f"{trace}: {error.message}", error.remedy) from None
 
 
 def _alone(given: list[str]) -> None:
@@ -100,26 +95,26 @@ def _alone(given: list[str]) -> None:
         raise UsageError(f"{', '.join(given)}: for a run on torch.distributed only", "add --real, or leave it out")
 
 
-def _simulated(
-    trace: Path, cluster: str | None, backend: RealBackend | None, scale: Scale, output: Path | None, format: Format
-) -> int:
+def _simulated(given: ReplayOptions, scale: Scale) -> int:
     from distsim.errors import UsageError
     from distsim.replay import replay
     from distsim.trace_io import read_trace
     from distsim.views.replayview import replay_json, replay_text
 
-    source, prices = read_trace(trace), read_cluster(cluster)
+    trace, backend = given.trace, given.backend
+    source, prices = read_trace(trace), read_cluster(given.cluster)
     try:
         found = replay(source, cluster=prices, backend=backend and backend.value, scale=scale)
     except UsageError as error:
         raise UsageError(f"{trace}: {error.message}", error.remedy) from None
-    if output is not None:
-        write_trace(output, found.trace)
-    console.out(console.to_json(replay_json(found, str(trace))) if format is Format.json else replay_text(found, str(trace)))
+    if given.output is not None:
+        write_trace(given.output, found.trace)
+    in_json = given.format is Format.json
+    console.out(console.to_json(replay_json(found, str(trace))) if in_json else replay_text(found, str(trace)))
     return int(found.run.outcome != "completes")
 
 
-def _for_real(trace: Path, wish: Wish, cluster: str | None, scale: Scale, output: Path | None, format: Format) -> int:
+def _for_real(given: ReplayOptions, wish: Wish, scale: Scale) -> int:
     """Run it, write the recording, print the report; the exit status."""
     import os
     from dataclasses import replace
@@ -131,10 +126,10 @@ def _for_real(trace: Path, wish: Wish, cluster: str | None, scale: Scale, output
     from distsim.views.real import real_text
     from distsim.views.replayview import real_replay_json, real_replay_lines
 
-    source = read_trace(trace)
+    trace, format, source = given.trace, given.format, read_trace(given.trace)
     started = external_rank(os.environ, wish.master_addr or "127.0.0.1", wish.master_port or 29500)
     backend = chosen_backend(wish, str(source.header.get("backend") or "gloo"), source.world_size, started)
-    ready = prepared(source, str(trace), backend=backend, cluster=read_cluster(cluster), scale=scale)
+    ready = prepared(source, str(trace), backend=backend, cluster=read_cluster(given.cluster), scale=scale)
     try:
         run, status = run_simulated(ready.simulation, wish, started, ready.program)
     except Refused as refused:
@@ -146,7 +141,7 @@ def _for_real(trace: Path, wish: Wish, cluster: str | None, scale: Scale, output
     run = replace(run, trace=ready.rows_of(run.trace), notes=(*told, *run.notes))
     done = run
     deliver(
-        output,
+        given.output,
         done.trace,
         lambda: console.to_json(real_replay_json(done, source, str(trace))) if format is Format.json else real_text(done),
     )
@@ -169,10 +164,10 @@ def _scale(given: list[str] | None) -> Scale:
     return Scale(**factors)
 
 
-def read_cluster(name: str | None) -> str | dict[str, object] | None:
-    """A preset's name as it is; a file's mapping."""
+def read_cluster(name: str | None) -> str | Cluster | None:
+    """A preset's name as it is; what a file holds."""
     if name is None or Path(name).suffix not in (".yaml", ".yml"):
         return name
-    from distsim.scenario import load_mapping
+    from distsim.simulation import cluster_of_file
 
-    return load_mapping(name)
+    return cluster_of_file(name)

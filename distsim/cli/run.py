@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import File, Sets, read_scenario
+from distsim.cli.options import File, Sets, read_scenario, taking
 from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:
@@ -67,24 +68,60 @@ MasterAddr = Annotated[str | None, typer.Option("--master-addr", metavar="HOST",
 MasterPort = Annotated[int | None, typer.Option("--master-port", min=1, max=65535, help="Its port for the store.")]
 
 
-def command(
-    file: File,
-    real: Real = False,
-    backend: BackendOption = None,
-    timeout: Timeout = "10 s",
-    launcher: LauncherOption = None,
-    init: Init = "env",
-    trace: TraceOption = None,
-    repeat: Repeat = 1,
-    force: Force = False,
-    sets: Sets = None,
-    format: FormatOption = Format.text,
-    nnodes: Nnodes = 1,
-    node_rank: NodeRank = 0,
-    master_addr: MasterAddr = None,
-    master_port: MasterPort = None,
-    device: DeviceOption = RealDevice.auto,
-) -> None:
+@dataclass(frozen=True)
+class RealOptions:
+    """How a run on torch.distributed is made; of `run` and `replay`."""
+
+    timeout: Timeout = "10 s"
+    launcher: LauncherOption = None
+    init: Init = "env"
+    repeat: Repeat = 1
+    force: Force = False
+    nnodes: Nnodes = 1
+    node_rank: NodeRank = 0
+    master_addr: MasterAddr = None
+    master_port: MasterPort = None
+    device: DeviceOption = RealDevice.auto
+
+    @property
+    def timeout_ns(self) -> int:
+        """Raises UsageError for a timeout that is none."""
+        from distsim.errors import UsageError
+        from distsim.units import parse_timeout_ns
+
+        try:
+            return parse_timeout_ns(self.timeout)
+        except ValueError as error:
+            raise UsageError(f"--timeout: {error}", "as --timeout '10 s'") from None
+
+    def wish(self, backend: RealBackend | None) -> Wish:
+        """The same for `distsim.real`. Raises UsageError for a timeout that is none."""
+        from distsim.real.run import Wish
+
+        return Wish(
+            backend.value if backend else None, self.launcher.value if self.launcher else None, self.init, self.timeout_ns,
+            self.repeat, self.nnodes, self.node_rank, self.master_addr, self.master_port, self.force, self.device.value,
+        )  # fmt: skip
+
+    def given(self) -> list[str]:
+        """The options that are not as they are by default."""
+        return [f"--{one.name.replace('_', '-')}" for one in fields(self) if getattr(self, one.name) != one.default]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The arguments of `run` besides."""
+
+    file: File
+    real: Real = False
+    backend: BackendOption = None
+    trace: TraceOption = None
+    sets: Sets = None
+    format: FormatOption = Format.text
+
+
+@taking(RunOptions, RealOptions)
+def command(given: RunOptions, how: RealOptions) -> None:
     """Print how to start a scenario for real; with --real, run and record it.
 
     Ends with 0 when it completes, 1 when the scenario hangs or fails, 4 when the machine lacks something.
@@ -94,64 +131,35 @@ def command(
     Example: distsim run scenarios/hybrid.yaml --real --backend gloo
     Example: distsim run scenarios/hybrid.yaml --real --trace hybrid.jsonl
     """
-    _timeout_ns(timeout)
-    scenario = read_scenario(file, sets)
-    if not real:
-        asked = _words(file, sets, backend, timeout, launcher, init, trace, repeat, force, device)
-        scenario = _started_as(scenario, nnodes, master_addr, master_port)
-        console.out(_plan(scenario, asked, backend, device, format))
-        return
-    wish = wish_of(backend, launcher, init, timeout, repeat, nnodes, node_rank, master_addr, master_port, force, device)
-    raise typer.Exit(_run(scenario, wish, trace, format))
+    wish = how.wish(given.backend)
+    scenario = read_scenario(given.file, given.sets)
+    if given.real:
+        raise typer.Exit(_run(scenario, wish, given.trace, given.format))
+    scenario = _started_as(scenario, how)
+    console.out(_plan(scenario, _words(given, how), given.backend, how.device, given.format))
 
 
-def wish_of(
-    backend: RealBackend | None, launcher: Launcher | None, init: str, timeout: str, repeat: int, nnodes: int, node_rank: int,
-    master_addr: str | None, master_port: int | None, force: bool, device: RealDevice = RealDevice.auto,
-) -> Wish:  # fmt: skip
-    """The options of a real run. Raises UsageError for a timeout that is none."""
-    from distsim.real.run import Wish
-
-    return Wish(
-        backend.value if backend else None, launcher.value if launcher else None, init, _timeout_ns(timeout), repeat, nnodes,
-        node_rank, master_addr, master_port, force, device.value,
-    )  # fmt: skip
-
-
-def _timeout_ns(text: str) -> int:
-    from distsim.errors import UsageError
-    from distsim.units import parse_timeout_ns
-
-    try:
-        return parse_timeout_ns(text)
-    except ValueError as error:
-        raise UsageError(f"--timeout: {error}", "as --timeout '10 s'") from None
-
-
-def _words(
-    file: str, sets: list[str] | None, backend: RealBackend | None, timeout: str, launcher: Launcher | None, init: str,
-    trace: Path | None, repeat: int, force: bool, device: RealDevice,
-) -> list[str]:  # fmt: skip
+def _words(given: RunOptions, how: RealOptions) -> list[str]:
     """The command that does for real what was asked; options left as they are by default are left out."""
-    given = {
-        "--backend": backend and backend.value, "--device": device.value if device is not RealDevice.auto else None,
-        "--timeout": timeout if timeout != "10 s" else None, "--launcher": launcher and launcher.value,
-        "--init": init if init != "env" else None, "--repeat": str(repeat) if repeat != 1 else None,
-        "--trace": str(trace) if trace else None,
+    values = {
+        "--backend": given.backend and given.backend.value, "--device": how.device.value if how.device is not RealDevice.auto else None,
+        "--timeout": how.timeout if how.timeout != "10 s" else None, "--launcher": how.launcher and how.launcher.value,
+        "--init": how.init if how.init != "env" else None, "--repeat": str(how.repeat) if how.repeat != 1 else None,
+        "--trace": str(given.trace) if given.trace else None,
     }  # fmt: skip
-    words = ["run", file, "--real", *(word for name, value in given.items() if value for word in (name, value))]
-    return [*words, *(["--force"] if force else []), *(word for one in sets or () for word in ("--set", one))]
+    words = ["run", given.file, "--real", *(word for name, value in values.items() if value for word in (name, value))]
+    return [*words, *(["--force"] if how.force else []), *(word for one in given.sets or () for word in ("--set", one))]
 
 
-def _started_as(scenario: Scenario, nnodes: int, master_addr: str | None, master_port: int | None) -> Scenario:
+def _started_as(scenario: Scenario, how: RealOptions) -> Scenario:
     """The scenario on so many machines (1: as its file says), with the first one's address."""
     from distsim.errors import UsageError
 
-    world, launch = scenario.world, scenario.launch
+    world, launch, nnodes = scenario.world, scenario.launch, how.nnodes
     if world.size % nnodes:
         raise UsageError(f"{world.size} ranks can't be cut into --nnodes {nnodes}", "give a number that divides the world")
     cut = {"nodes": nnodes, "ranks_per_node": world.size // nnodes} if nnodes > 1 else {}
-    first = {"master_addr": master_addr or launch.master_addr, "master_port": master_port or launch.master_port}
+    first = {"master_addr": how.master_addr or launch.master_addr, "master_port": how.master_port or launch.master_port}
     return scenario.model_copy(update={"world": world.model_copy(update=cut), "launch": launch.model_copy(update=first)})
 
 

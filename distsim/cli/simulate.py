@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, ClusterOption, File, MaxCalls, Sets, read_scenario
+from distsim.cli.options import BackendOption, ClusterOption, File, MaxCalls, Sets, read_scenario, taking
 
 if TYPE_CHECKING:
     from distsim.check.schedule import Schedule
@@ -37,19 +38,25 @@ ScheduleOption = Annotated[
 ]
 
 
-def command(
-    file: File,
-    trace: Traces = None,
-    format: FormatOption = Format.text,
-    backend: BackendOption = None,
-    cluster: ClusterOption = None,
-    sets: Sets = None,
-    schedule: ScheduleOption = None,
-    no_verdict: NoVerdict = False,
-    no_values: NoValues = False,
-    strict: Strict = False,
-    max_calls: MaxCalls = None,
-) -> None:
+@dataclass(frozen=True)
+class SimulateOptions:
+    """The arguments of `simulate`."""
+
+    file: File
+    trace: Traces = None
+    format: FormatOption = Format.text
+    backend: BackendOption = None
+    cluster: ClusterOption = None
+    sets: Sets = None
+    schedule: ScheduleOption = None
+    no_verdict: NoVerdict = False
+    no_values: NoValues = False
+    strict: Strict = False
+    max_calls: MaxCalls = None
+
+
+@taking(SimulateOptions)
+def command(given: SimulateOptions) -> None:
     """Simulate a scenario: outcome, verdict, findings, times, values.
 
     \b
@@ -60,20 +67,21 @@ def command(
     from distsim.cli.progress import phases
     from distsim.simulation import simulate
 
-    writers = [_writer(path) for path in trace or ()]
+    traces, file = given.trace or (), given.file
+    writers = [_writer(path) for path in traces]
     with phases(file != "-") as tell:
         tell(f"reading {file}")
-        scenario = read_scenario(file, sets)
+        scenario = read_scenario(file, given.sets)
         simulation = simulate(
-            scenario, backend=backend, cluster=cluster, with_verdict=not no_verdict, with_values=False if no_values else None,
-            schedule=_order(schedule, file), max_calls=max_calls, tell=tell,
+            scenario, backend=given.backend, cluster=given.cluster, with_verdict=not given.no_verdict,
+            with_values=False if given.no_values else None, schedule=_order(given.schedule, file), max_calls=given.max_calls, tell=tell,
         )  # fmt: skip
         tell("the report")
-        for path, write in zip(trace or (), writers, strict=True):
+        for path, write in zip(traces, writers, strict=True):
             write(simulation, path)
-        report = _report(simulation, format)
+        report = _report(simulation, given.format)
     console.out(report)
-    raise typer.Exit(status(simulation, strict))
+    raise typer.Exit(status(simulation, given.strict))
 
 
 def _order(schedule: Path | None, file: str) -> Schedule | None:

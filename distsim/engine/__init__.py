@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine.deadlines import outlasts
 from distsim.engine.fill import fill
-from distsim.engine.record import Columns, Run, build_trace
+from distsim.engine.record import Columns, Run, build_trace, worst_of
 from distsim.profiles import Profile
 from distsim.program.records import Program
 from distsim.semantics.blocked import standstill
@@ -19,6 +19,7 @@ from distsim.semantics.conditions import Conditions
 from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
 from distsim.semantics.local import Progress
+from distsim.semantics.misfits import Misfit, Misfits
 
 __all__ = ["Run", "run"]
 
@@ -43,22 +44,24 @@ def run(
 def _run(program: Program, profile: Profile, cost: CostModel, ordered: bool, follow: Mapping[CallKey, CallKey] | None) -> Run:
     if not ordered and not follow:
         linked = Linked(program, profile)
-        if why_ordered(linked, cost.cluster.shared_links) is None:
+        misfits = Misfits(linked)
+        if why_ordered(linked, cost.cluster.shared_links, misfits) is None:
             done = go(linked, Conditions(linked, cost))
             columns = fill(done)
             if not outlasts(program, profile, columns):
-                return _fast(done, cost, columns)
+                return _fast(done, cost, columns, list(misfits.met(done.posted)))
     from distsim.engine.ordered import run_ordered
 
     return run_ordered(program, profile, cost, follow)
 
 
-def _fast(done: Progress, cost: CostModel, columns: Columns) -> Run:
+def _fast(done: Progress, cost: CostModel, columns: Columns, misfits: Sequence[Misfit]) -> Run:
     left, linked = standstill(done), done.linked
-    outcome = "hangs" if left.blocked else "completes"
+    outcome = worst_of(left, (misfit.outcome for misfit in misfits))
     makespan = max((*(end.at_ns for end in left.ends), int(np.max(columns.finished, initial=0))), default=0)
     trace = build_trace(
         linked.program, columns, left, profile=linked.profile.name, outcome=outcome, makespan_ns=makespan, cluster=cost.name,
         queues=linked.queue_names(), prices=cost.cluster.to_mapping(),
     )  # fmt: skip
-    return Run(linked.program, linked.profile.name, outcome, trace, left, makespan)
+    return Run(linked.program, linked.profile.name, outcome, trace, left, makespan,
+               mismatches=tuple((misfit.rows, misfit.fields) for misfit in misfits))  # fmt: skip

@@ -24,6 +24,7 @@ from distsim.ops.table import OPS
 from distsim.profiles import Profile
 from distsim.program.records import Program
 from distsim.semantics.form import Instruction, Leave, Meet, PartKind, Wait
+from distsim.semantics.local import Progress
 from distsim.semantics.moves import Rules
 from distsim.semantics.state import CLOSED, DUE, JAMMED, RUNNING, State
 
@@ -148,11 +149,25 @@ class Deadlines:
         return phase != CLOSED and (self.rules.profile.device or phase in (RUNNING, DUE, JAMMED))
 
 
+def may_outlast(run: Progress) -> bool:
+    """Can anything in a run last longer than the shortest timeout? Nothing takes longer than the last thing to begin and the dearest."""
+    linked = run.linked
+    if linked.profile.timed_out == "nothing":
+        return False
+    clocks = (run.posted, run.ended, run.returned, run.latest, [host.clock for host in run.hosts])
+    end = max(int(np.max(np.asarray(column), initial=0)) for column in clocks)
+    return end + int(np.max(run.conditions.price, initial=0)) > _shortest_ns(linked.program, linked.profile)
+
+
+def _shortest_ns(program: Program, profile: Profile) -> int:
+    return min([*limits_ns(program, profile), *_own_limits(program)])
+
+
 def outlasts(program: Program, profile: Profile, columns: Columns) -> bool:
     """Does any wait of a run without deadlines last longer than the shortest timeout?"""
     if profile.timed_out == "nothing":
         return False
-    shortest = min([*limits_ns(program, profile), *_own_limits(program)])
+    shortest = _shortest_ns(program, profile)
     posted, returned, finished = (np.frombuffer(getattr(columns, n), dtype=np.int64) for n in ("posted", "returned", "finished"))
     end = int(max(returned.max(initial=0), finished.max(initial=0)))
     if end <= shortest:

@@ -367,12 +367,17 @@ class _Engine:
         blocked = tuple(b._replace(since_ns=since[b.rank]) for b in still.blocked)
         done = [(max([finished[row] for row in rows]), min(rows), rows) for rows in self.met_rows]
         matches = tuple(rows for end, _, rows in sorted(done) if end >= 0)
-        differ = tuple((self.complete.get(e.instance, e.rows), e.fields, e.outcome) for e in self.differ.values())
+        differ = tuple((self._those_who_met(event), event.fields, event.outcome) for event in self.differ.values())
         numbers, names = self.rules.linked.queue_names()
         end_ns = max([0, *since, *(end for end, _, _ in done), max(finished, default=0)])
         return Ordered(self._columns(), Standstill(ends, blocked, still.unreceived), matches, differ, end_ns,
                        (numbers.tolist(), names), tuple(self.deadlines.late) if self.deadlines is not None else (),
                        self._undefined())  # fmt: skip
+
+    def _those_who_met(self, event: Mismatched) -> tuple[int, ...]:
+        """Of a collective all that came in the end, whenever it was judged."""
+        there = self.state.there.get(event.instance)
+        return self.complete.get(event.instance) or (event.rows if there is None else tuple(there.values()))
 
     def _columns(self) -> Columns:
         columns = Columns(self.program)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from distsim.cost import CostModel
 from distsim.engine.deadlines import late_findings
 from distsim.engine.general import Follow, Ordered, simulate_in_order
-from distsim.engine.record import Run, build_trace
+from distsim.engine.record import Run, build_trace, worst_of
 from distsim.profiles import Profile
 from distsim.program.records import Program
-from distsim.standstill import Standstill
-
-#: Outcomes from worst to best; the worst thing that any rank met is the run's outcome.
-WORST_FIRST = ("crashes", "raises", "undefined", "hangs", "wrong-data", "completes")
 
 
 def run_ordered(program: Program, profile: Profile, cost: CostModel, follow: Follow | None = None) -> Run:
@@ -34,16 +28,3 @@ def outcome_of(program: Program, left: Ordered) -> str:
     return worst_of(
         left.standstill, {*(outcome for _, _, outcome in left.mismatches), *(("undefined",) if left.undefined else ())}
     )
-
-
-def worst_of(standstill: Standstill, mishaps: Iterable[str]) -> str:
-    """The worst that happened, given also what came of calls that met and did not fit.
-
-    A rank that a fault killed counts as a crash only where nothing else came of it."""
-    words = {"raised": "raises", "crashed": "crashes", "blocked": "hangs"}
-    happened = {*mishaps, *(words[end.status] for end in standstill.ends if end.status in words)}
-    if standstill.blocked:
-        happened.add("hangs")
-    if not happened - {"completes"} and any(end.status == "killed" for end in standstill.ends):
-        return "crashes"
-    return next((word for word in WORST_FIRST if word in happened), "completes")

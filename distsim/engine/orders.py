@@ -15,9 +15,8 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from distsim.match import ANY
-from distsim.profiles import Profile
-from distsim.program.records import Program
 from distsim.semantics.form import PartKind
+from distsim.semantics.link import Linked
 from distsim.semantics.moves import Rules
 from distsim.semantics.standing import standstill
 from distsim.semantics.state import STEP, Choice, Ended, Event, Mismatched, State
@@ -47,9 +46,9 @@ class Ends(NamedTuple):
     complete: bool
 
 
-def ends_of_orders(program: Program, profile: Profile, max_states: int, every_step: bool = False) -> Ends:
+def ends_of_orders(linked: Linked, max_states: int, every_step: bool = False) -> Ends:
     """The ends of a program over every order of events: of senders that receives from any source take, or of every step."""
-    return _Orders(Rules(program, profile), max_states, every_step).run()
+    return _Orders(Rules(linked), max_states, every_step).run()
 
 
 class _Orders:

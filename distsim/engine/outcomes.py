@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from distsim.collection import no_collection
 from distsim.cost import CostModel
-from distsim.engine.deadlines import outlasts
+from distsim.engine.deadlines import may_outlast, outlasts
 from distsim.engine.fill import fill
 from distsim.engine.general import simulate_in_order
-from distsim.engine.ordered import WORST_FIRST, worst_of
 from distsim.engine.orders import End, Note, ends_of_orders
+from distsim.engine.record import WORST_FIRST, worst_of
 from distsim.ops.table import OPS
 from distsim.profiles import Profile, default_cluster
 from distsim.program.records import Program
@@ -25,6 +25,7 @@ from distsim.semantics.contacts import bad_contacts
 from distsim.semantics.form import Drop
 from distsim.semantics.free import leaves_open, why_ordered
 from distsim.semantics.link import Linked
+from distsim.semantics.misfits import Misfits
 from distsim.standstill import Standstill
 
 #: States that are looked at where a receive may take several senders, unless the caller says otherwise.
@@ -100,14 +101,15 @@ def _buffered(program: Program, profile: Profile, cost: CostModel, max_states: i
     More room never makes a program wait that would not wait with less, if no receive is open to any source; so what completes without
     any buffer completes with every one.
     """
+    under = _Under(program, profile, cost, max_states)
     if profile.buffer_option is None:
-        return _outcome(program, profile, cost, max_states)
+        return under.outcome()
     option, limit = profile.buffer_option.name, profile.buffer_option.limit(program.options)
-    strict = _outcome(_with(program, **{option: _NOTHING}), profile, cost, max_states)
-    if strict.possible == ("completes",) and not (any_source(program) and profile.any_source):
+    strict = under.outcome(**{option: _NOTHING})
+    if under.none_waits or (strict.possible == ("completes",) and not (any_source(program) and profile.any_source)):
         return strict
-    free = _outcome(_with(program, **{option: _EVERYTHING}), profile, cost, max_states)
-    real = _outcome(_with(program, **{option: limit}), profile, cost, max_states)
+    free = under.outcome(**{option: _EVERYTHING})
+    real = under.outcome(**{option: limit})
     decides = (strict.outcome, strict.possible) != (free.outcome, free.possible)
     return replace(real, flips_at_nbytes=limit if decides else None)
 
@@ -122,27 +124,70 @@ def _surely(program: Program, profile: Profile, cost: CostModel) -> bool:
     whatever is laxer completes too. (Messages in batches and outside may meet under eager init; then this says nothing.)"""
     if any(call.op == "new_group" for code in program.codes for call in code.distinct_calls(parts=False)):
         return False  # a meeting under eager init alone
-    linked = Linked(_with(program, init="lazy", buffsize=_NOTHING, serial=True), profile)
-    end = None if linked.mixes_batches else _ends_of(linked, cost)
-    return end is not None and not end.blocked
+    under = _Under(_with(program, init="lazy", buffsize=_NOTHING, serial=True), profile, cost)
+    return not under.linked.mixes_batches and not under.ordered and under.end() is _FINE
 
 
-def _ends_of(linked: Linked, cost: CostModel) -> Standstill | None:
-    """How a program ends that is free of order and whose waits outlast no timeout; None where the order of events must be followed."""
-    if why_ordered(linked, cost.cluster.shared_links) is not None:
-        return None
-    done = go(linked, Conditions(linked, cost))
-    return None if outlasts(linked.program, linked.profile, fill(done)) else standstill(done)
+class _Under:
+    """A program under a back end, linked once, however much its buffers hold.
+
+    ``ordered``: the order of events must be followed. ``none_waits``: in the last run, which went wrong, each message was received, so
+    that no buffer changes what came of it.
+    """
+
+    def __init__(self, program: Program, profile: Profile, cost: CostModel, max_states: int = MAX_STATES) -> None:
+        self.linked, self.cost, self.max_states = Linked(program, profile), cost, max_states
+        self.misfits = Misfits(self.linked)
+        self.ordered = why_ordered(self.linked, cost.cluster.shared_links, self.misfits) is not None
+        self.none_waits = False
+        self._known: dict[bytes, ProfileOutcome] = {}
+
+    def outcome(self, **options: int) -> ProfileOutcome:
+        """What it comes to with these options. All buffers that hold the same sends, with room for all of them, are one."""
+        linked = self.linked.under(**options)
+        conditions = Conditions(linked, self.cost)
+        buffered = conditions.ahead.tobytes()
+        found = self._known.get(buffered) or _outcome(linked, self.end(conditions), self.cost, self.max_states)
+        if not conditions.has_room:
+            self._known[buffered] = found
+        return found
+
+    def end(self, conditions: Conditions | None = None) -> End:
+        """One run, by the fastest way that is exact."""
+        found = conditions or Conditions(self.linked, self.cost)
+        return (None if self.ordered else self._free_end(found)) or _ordered_end(found.linked, self.cost)
+
+    def _free_end(self, conditions: Conditions) -> End | None:
+        """How a program ends that is free of order; None where a wait may outlast its timeout."""
+        linked = conditions.linked
+        done = go(linked, conditions)
+        if may_outlast(done) and outlasts(linked.program, linked.profile, fill(done)):
+            return None
+        end = End(standstill(done), _notes(linked, self.misfits.met(done.posted)))
+        wrong = bool(end.standstill.blocked or end.notes)
+        self.none_waits = wrong and not end.standstill.unreceived
+        return end if wrong else _FINE
 
 
-def _outcome(program: Program, profile: Profile, cost: CostModel, max_states: int) -> ProfileOutcome:
-    linked = Linked(program, profile)
-    end = _run(linked, cost)
+def _ordered_end(linked: Linked, cost: CostModel) -> End:
+    left = simulate_in_order(linked.program, linked.profile, cost, linked=linked)
+    open_to = (Note("undefined", ("ranks",), left.undefined),) if left.undefined else ()
+    return End(left.standstill, _notes(linked, left.mismatches).union(open_to))
+
+
+def _notes(linked: Linked, met: Iterable[tuple[Sequence[int], tuple[str, ...], str]]) -> frozenset[Note]:
+    """(rows that met, fields in which they differ, outcome) of all that did not fit."""
+    rank = linked.rank
+    return frozenset(Note(outcome, fields, tuple(sorted(int(rank[row]) for row in rows))) for rows, fields, outcome in met)
+
+
+def _outcome(linked: Linked, end: End, cost: CostModel, max_states: int) -> ProfileOutcome:
+    program, profile = linked.program, linked.profile
     outcome, ranks = _judge(end)
     possible, complete = {outcome}, True
     cancels = (profile.dropped == "cancels" and _drops(linked)) or (profile.peer_death == "raises" and leaves_open(linked))
     if cancels or (any_source(program) and profile.any_source):
-        ends = ends_of_orders(program, profile, max_states, cancels)
+        ends = ends_of_orders(linked, max_states, cancels)
         possible |= {_judge(one)[0] for one in ends.ends}
         complete = ends.complete
     if profile.device and outcome == "completes":
@@ -161,19 +206,6 @@ def _drops(linked: Linked) -> bool:
 def any_source(program: Program) -> bool:
     """Whether some receive takes a message of any sender."""
     return any(np.any(np.asarray(port.peer) < 0) for code in program.codes for port in code.ports)
-
-
-def _run(linked: Linked, cost: CostModel) -> End:
-    """One run in the order of time, by the fastest way that is exact."""
-    program, profile = linked.program, linked.profile
-    end = _ends_of(linked, cost)
-    if end is not None:
-        return End(end, frozenset()) if end.blocked else _FINE
-    left = simulate_in_order(program, profile, cost, linked=linked)
-    ranks_of = [rank for rank in range(program.world_size) for _ in range(left.columns.base[rank], left.columns.base[rank + 1])]
-    notes = (Note(outcome, fields, tuple(sorted(ranks_of[row] for row in rows))) for rows, fields, outcome in left.mismatches)
-    open_to = (Note("undefined", ("ranks",), left.undefined),) if left.undefined else ()
-    return End(left.standstill, frozenset((*notes, *open_to)))
 
 
 def _judge(end: End) -> tuple[str, tuple[int, ...]]:
@@ -209,7 +241,7 @@ def left_open(program: Program, profile: Profile, cost: CostModel) -> Open | Non
     if pairs:
         return Open(tuple(sorted({rank for pair in pairs for rank in pair})), ("completes",))
     if program.call_count <= N12_CALLS and _overlap(program) and not program.options.get("launch_order_implicit"):
-        in_order = _run(Linked(_with(program, one_queue=True), profile), cost)
+        in_order = _Under(_with(program, one_queue=True), profile, cost).end()
         if in_order.standstill.blocked:
             return Open(in_order.standstill.stuck, ("hangs", "completes"))
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -257,6 +257,23 @@ def _args_text(call: Call) -> str:
         if len({size for sizes in sides.values() for size in sizes}) > 1:
             found |= sides
     return json.dumps(found, ensure_ascii=False) if found else ""
+
+
+#: Outcomes from worst to best; the worst thing that any rank met is the run's outcome.
+WORST_FIRST = ("crashes", "raises", "undefined", "hangs", "wrong-data", "completes")
+
+
+def worst_of(standstill: Standstill, mishaps: Iterable[str]) -> str:
+    """The worst that happened, given also what came of calls that met and did not fit.
+
+    A rank that a fault killed counts as a crash only where nothing else came of it."""
+    words = {"raised": "raises", "crashed": "crashes", "blocked": "hangs"}
+    happened = {*mishaps, *(words[end.status] for end in standstill.ends if end.status in words)}
+    if standstill.blocked:
+        happened.add("hangs")
+    if not happened - {"completes"} and any(end.status == "killed" for end in standstill.ends):
+        return "crashes"
+    return next((word for word in WORST_FIRST if word in happened), "completes")
 
 
 def sorted_ends(ends: Sequence[Any]) -> tuple[Any, ...]:

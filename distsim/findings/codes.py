@@ -1,6 +1,6 @@
 """The closed table of finding codes, and the page of each.
 
-A code never changes its meaning. Groups: DS1xx invalid calls, DS2xx mismatches, DS3xx deadlocks, DS4xx races, DS5xx leaks,
+A code never changes its meaning. Groups: DS1xx invalid calls (DS12x start-up), DS2xx mismatches, DS3xx deadlocks, DS4xx races, DS5xx leaks,
 DS6xx luck and data, DS7xx what a back end refuses, DS8xx faults and timeouts, DS9xx the file and the check itself.
 """
 
@@ -14,9 +14,10 @@ from distsim.findings.info import CodeInfo, VerdictClass
 from distsim.findings.invalid import INVALID
 from distsim.findings.mismatch import MISMATCH
 from distsim.findings.remarks import REMARKS
+from distsim.findings.startup import STARTUP
 from distsim.findings.waiting import WAITING
 
-_EVERY = (*INVALID, *MISMATCH, *WAITING, *REMARKS, *HABITS)
+_EVERY = (*INVALID, *STARTUP, *MISMATCH, *WAITING, *REMARKS, *HABITS)
 #: Every code, in ascending order.
 CODES: dict[str, CodeInfo] = {info.code: info for info in sorted(_EVERY, key=lambda info: info.code)}
 

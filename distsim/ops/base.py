@@ -12,8 +12,10 @@ from typing import ClassVar, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from distsim.errors import UsageError
+from distsim.fields import tell
 from distsim.ops.records import Call
 from distsim.ops.torch_types import Memory, Work
+from distsim.ops.words import WORDS
 from distsim.schedules import Algorithm, Round
 
 Kind = Literal["p2p", "collective", "batch", "wait", "local", "group", "block"]
@@ -81,6 +83,12 @@ class Op(BaseModel):
     """A row. Subclasses fill the class variables; see the methods for the columns."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, populate_by_name=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
+        """The fields of a row get their descriptions."""
+        if "op" in cls.__dict__:
+            tell(cls, WORDS, cls.op)
 
     # --- facts ---
     op: ClassVar[str]

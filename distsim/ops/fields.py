@@ -31,7 +31,16 @@ from distsim.fields import (
     wrong,
 )
 from distsim.names import near
+from distsim.ops.patterns import (
+    expression_schema,
+    name_schema,
+    per_rank_schema,
+    quantity_schema,
+    reference_schema,
+    text_expression,
+)
 from distsim.ops.records import DTYPE_BYTES, REDUCE_OPS
+from distsim.quantities import expression_of, has_units
 
 N = TypeVar("N", int, float)
 T = TypeVar("T")
@@ -74,7 +83,20 @@ def ref(value: object) -> Ref:
         raise FieldError.further(error, len(value) - len(index.lstrip())) from None
 
 
-dtype = one_of("a dtype of torch", DTYPE_BYTES)
+_dtype = one_of("a dtype of torch", DTYPE_BYTES)
+#: What people write who know numpy or another side of torch.
+_OTHERDTYPES = {"float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64", "bf16": "bfloat16",
+                 "fp16": "float16", "fp32": "float32", "fp64": "float64", "boolean": "bool"}  # fmt: skip
+
+
+def dtype(value: object) -> str:
+    """A dtype's name; `torch.float32` is float32. Raises ValueError."""
+    name = value.removeprefix("torch.") if isinstance(value, str) else value
+    if isinstance(name, str) and name in _OTHERDTYPES:
+        known = ", ".join(DTYPE_BYTES)
+        raise ValueError(f"expected a dtype of torch ({known}), found {shown(value)}; did you mean {_OTHERDTYPES[name]}?")
+    return _dtype(name if isinstance(name, str) and name in DTYPE_BYTES else value)
+
 
 
 def shape(value: object) -> tuple[Expression | PerRank[Expression], ...]:
@@ -111,14 +133,6 @@ def plain(value: object) -> object:
     return value
 
 
-_NUMBER_OR_EXPRESSION: Schema = {"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "string"}]}
-
-
-def _with_per_rank(one: Schema) -> Schema:
-    entries = {"type": "object", "propertyNames": {"pattern": "^([0-9]+|else)$"}, "additionalProperties": one}
-    return {"anyOf": [one, entries]}
-
-
 def _field(
     parse_one: Parser[object], schema: Schema, write: Callable[[object], object] = plain
 ) -> tuple[PlainValidator, PlainSerializer, WithJsonSchema]:
@@ -136,53 +150,71 @@ def _written(text: Callable[[T], str]) -> Callable[[object], object]:
     return write
 
 
-_TENSOR = {
+DTYPES: Schema = {"anyOf": [{"enum": list(DTYPE_BYTES)}, {"enum": [f"torch.{name}" for name in DTYPE_BYTES]}]}
+_SIZES: Schema = {"type": "array", "items": per_rank_schema(expression_schema())}
+_REF = reference_schema()
+TENSOR: Schema = {
     "anyOf": [
-        {"type": "string"},
+        _REF,
         {
             "type": "object",
             "required": ["shape"],
             "additionalProperties": False,
-            "properties": {"shape": {"type": "array"}, "dtype": {"enum": list(DTYPE_BYTES)}},
+            "properties": {"shape": _SIZES, "dtype": {"x-def": "dtype"}},
         },
     ]
 }
-_TEXT = {"type": "string"}
 Scalar = Expression | PerRank[Expression] | None
 Splits = tuple[Expression, ...] | PerRank[tuple[Expression, ...]]
 
 #: An integer, boolean or number by expression, alone or per rank: Expression | PerRank of Expression.
-Expr = Annotated[Scalar, *_field(per_rank(expression), _with_per_rank(_NUMBER_OR_EXPRESSION))]
+Expr = Annotated[Scalar, *_field(per_rank(expression), per_rank_schema(expression_schema()))]
 #: A list of expressions, alone or per rank: tuple of Expression | PerRank of tuples.
 ExprList = Annotated[
     Splits | None,
-    *_field(per_rank(listed(expression)), _with_per_rank({"type": "array"})),
+    *_field(per_rank(listed(expression)), per_rank_schema({"type": "array", "items": expression_schema()})),
 ]
 #: Ref | Inline.
-TensorField = Annotated[Ref | Inline, *_field(tensor, _TENSOR)]
+TensorField = Annotated[Ref | Inline, *_field(tensor, {"x-def": "tensor"})]
 #: Ref | Inline, or a tuple of them: a list argument of torch, part by part.
 TensorList = Annotated[
     Ref | Inline | tuple[Ref | Inline, ...] | None,
-    *_field(many(tensor), {"anyOf": [_TENSOR, {"type": "array", "items": _TENSOR}]}),
+    *_field(many(tensor), {"anyOf": [{"x-def": "tensor"}, {"type": "array", "items": {"x-def": "tensor"}}]}),
 ]
 #: A tuple of Refs.
-RefList = Annotated[tuple[Ref, ...], *_field(listed(ref), {"type": "array", "items": _TEXT})]
+RefList = Annotated[tuple[Ref, ...], *_field(listed(ref), {"type": "array", "items": _REF})]
 #: Ref of a handle to bind.
-HandleField = Annotated[Ref | None, *_field(ref, _TEXT)]
+HandleField = Annotated[Ref | None, *_field(ref, _REF)]
 #: Ref, or a tuple of Refs; ``all`` is Ref("all").
-WaitField = Annotated[Ref | tuple[Ref, ...], *_field(many(ref), {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]})]
-#: int nanoseconds | PerRank of them.
-DurationField = Annotated[
-    int | PerRank[int] | None, *_field(per_rank(units.parse_duration_ns), _with_per_rank(_TEXT), _written(units.duration_text))
-]
-#: The same, and not zero.
-TimeoutField = Annotated[
-    int | PerRank[int] | None, *_field(per_rank(units.parse_timeout_ns), _with_per_rank(_TEXT), _written(units.duration_text))
-]
+WaitField = Annotated[Ref | tuple[Ref, ...], *_field(many(ref), {"anyOf": [_REF, {"type": "array", "items": _REF}]})]
+def _timed(parse_one: Callable[[object], int]) -> Parser[int | Expression]:
+    """A duration with its unit, or an expression with units, as `(rank + 1) * 1 ms`."""
+
+    def parse_any(value: object) -> int | Expression:
+        if isinstance(value, Expression):
+            return value
+        try:
+            return parse_one(value)
+        except ValueError as error:
+            if not isinstance(value, str):
+                raise
+            return expression_of(value, "a duration", error)
+
+    return parse_any
 
 
-def _amount(parse_one: Callable[[str], N], expected: str) -> Parser[N | Expression | PerRank[N | Expression]]:
-    """A quantity with its unit, or an expression that counts; a bare number is refused."""
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise wrong("a text", value)
+    return value
+
+
+#: A text, alone or per rank.
+TextField = Annotated[str | PerRank[str] | None, *_field(per_rank(_text), per_rank_schema({"type": "string"}))]
+
+
+def _amount(parse_one: Callable[[str], N], kind: str, expected: str) -> Parser[N | Expression | PerRank[N | Expression]]:
+    """A quantity with its unit, or an expression: with units, or one that counts; a bare number is refused."""
 
     def parse_any(value: object) -> N | Expression:
         if isinstance(value, Expression):
@@ -191,6 +223,8 @@ def _amount(parse_one: Callable[[str], N], expected: str) -> Parser[N | Expressi
             try:
                 return parse_one(value)
             except ValueError as wrong_unit:
+                if has_units(value):
+                    return expression_of(value, kind, wrong_unit)
                 try:
                     found = expression(value)
                 except ValueError:
@@ -210,15 +244,30 @@ def _is_number(text: str) -> bool:
     return True
 
 
-_flops = _amount(units.parse_flops, "a count with its unit, as `2 TFLOP`, or an expression, as `2 * width * width`")
-_bytes = _amount(units.parse_size_bytes, "a size with its unit, as `4 MiB`, or an expression, as `4 * width`")
+_flops = _amount(
+    units.parse_flops, "floating-point operations", "a count with its unit, as `2 TFLOP`, or an expression, as `2 * width * width`"
+)
+_bytes = _amount(units.parse_size_bytes, "a size", "a size with its unit, as `4 MiB`, or an expression, as `4 B * width`")
+_DURATION = per_rank_schema(quantity_schema("a duration"))
+#: int nanoseconds | Expression (ns) | PerRank of them.
+DurationField = Annotated[
+    int | Expression | PerRank[int | Expression] | None,
+    *_field(per_rank(_timed(units.parse_duration_ns)), _DURATION, _written(units.duration_text)),
+]
+#: The same, and not zero.
+TimeoutField = Annotated[
+    int | Expression | PerRank[int | Expression] | None,
+    *_field(per_rank(_timed(units.parse_timeout_ns)), _DURATION, _written(units.duration_text)),
+]
 #: float FLOP | Expression (a count of FLOP) | PerRank of them.
 FlopsField = Annotated[
-    float | Expression | PerRank[float | Expression] | None, *_field(_flops, _with_per_rank(_TEXT), _written(units.flops_text))
+    float | Expression | PerRank[float | Expression] | None,
+    *_field(_flops, per_rank_schema(quantity_schema("floating-point operations", bare=True)), _written(units.flops_text)),
 ]
 #: int bytes | Expression (a count of bytes) | PerRank of them.
 AmountField = Annotated[
-    int | Expression | PerRank[int | Expression] | None, *_field(_bytes, _with_per_rank(_TEXT), _written(units.size_text))
+    int | Expression | PerRank[int | Expression] | None,
+    *_field(_bytes, per_rank_schema(quantity_schema("a size", bare=True)), _written(units.size_text)),
 ]
 
 
@@ -232,7 +281,9 @@ def _value(value: object) -> Value:
 
 
 #: Alone or per rank.
-ValueField = Annotated[Value | PerRank[Value] | None, *_field(per_rank(_value), {})]
+ValueField = Annotated[Value | PerRank[Value] | None, *_field(per_rank(_value), per_rank_schema({"x-def": "value"}))]
+#: What the schema's definition `value` is: a number, an expression, or nested lists of them.
+VALUE: Schema = {"anyOf": [expression_schema(), {"type": "array", "items": {"x-def": "value"}}]}
 
 
 def _group(value: object) -> str | tuple[str, ...]:
@@ -244,7 +295,7 @@ def _group(value: object) -> str | tuple[str, ...]:
 
 
 #: A group's or axis' name, or a tuple of axes (the flattened sub-mesh).
-GroupField = Annotated[str | tuple[str, ...] | None, *_field(_group, {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]})]
+GroupField = Annotated[str | tuple[str, ...] | None, *_field(_group, {"anyOf": [name_schema(), {"type": "array", "minItems": 1, "items": name_schema()}]})]
 
 
 def selector(value: object) -> tuple[int, ...] | Expression:
@@ -252,11 +303,11 @@ def selector(value: object) -> tuple[int, ...] | Expression:
     if isinstance(value, bool):
         raise wrong("a rank, a list of ranks, or a condition in quotes", value)
     if isinstance(value, int):
-        return (value,)
+        return (_rank(value),)
     if isinstance(value, (list, tuple)):
         if not all(isinstance(v, int) and not isinstance(v, bool) for v in value):
             raise wrong("a list of ranks (integers)", value)
-        return tuple(value)
+        return tuple(_rank(rank) for rank in value)
     if isinstance(value, str):
         return expression(value)
     if isinstance(value, Expression):
@@ -264,25 +315,43 @@ def selector(value: object) -> tuple[int, ...] | Expression:
     raise wrong("a rank, a list of ranks, or a condition as `stage == 0`", value)
 
 
-SELECTOR: Schema = {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}, _TEXT]}
+_RANK: Schema = {"type": "integer", "minimum": 0}
+def _rank(value: int) -> int:
+    if value < 0:
+        raise wrong("a rank of zero or more", value)
+    return value
+
+
+SELECTOR: Schema = {"description": "Who: a rank, a list of ranks, or a condition.", "anyOf": [_RANK, {"type": "array", "items": _RANK}, text_expression()]}
 #: Selector: a tuple of ranks | Expression; None (left out) selects all.
-SelectorField = Annotated[tuple[int, ...] | Expression | None, *_field(selector, SELECTOR)]
+SelectorField = Annotated[tuple[int, ...] | Expression | None, *_field(selector, {"x-def": "selector"})]
+
+
+_OPS = {name: name for name in REDUCE_OPS} | {f"{p}{n.upper()}": n for n in REDUCE_OPS for p in ("", "ReduceOp.", "dist.ReduceOp.")}
 
 
 def _reduce_op(value: object) -> str:
-    if value in REDUCE_OPS:
-        return str(value)
-    hint = "; torch calls it avg" if value in ("mean", "average") else near(value, REDUCE_OPS)
+    if isinstance(value, str) and value in _OPS:
+        return _OPS[value]
+    hint = "; torch calls it avg" if value in ("mean", "average") else near(_last(value), REDUCE_OPS)
     raise ValueError(f"expected a reduce op ({', '.join(REDUCE_OPS)}), found {shown(value)}{hint}")
 
 
-#: A name of torch.distributed.ReduceOp, lower case.
-ReduceOpField = Annotated[str, *_field(_reduce_op, {"enum": list(REDUCE_OPS)})]
-DtypeField = Annotated[str, *_field(dtype, {"enum": list(DTYPE_BYTES)})]
+def _last(value: object) -> object:
+    """``ReduceOp.SUMM`` as ``summ``, for the nearest name."""
+    return value.rpartition(".")[2].lower() if isinstance(value, str) else value
+
+
+#: A name of torch.distributed.ReduceOp, lower case; a file may also say `ReduceOp.SUM`.
+ReduceOpField = Annotated[
+    str, *_field(_reduce_op, {"anyOf": [{"enum": list(REDUCE_OPS)}, {"enum": [n for n in _OPS if n not in REDUCE_OPS]}]})
+]
+#: A name of torch, which may stand behind `torch.`.
+DtypeField = Annotated[str, *_field(dtype, {"x-def": "dtype"})]
 
 __all__ = [
     "SELECTOR", "Scalar", "Splits", "AmountField", "DtypeField", "DurationField", "Expr", "ExprList", "FieldError",
     "FieldErrors", "FlopsField", "Gather", "GroupField", "HandleField", "Inline", "PerRank", "ReduceOpField", "Ref",
-    "RefList", "SelectorField", "TensorField", "TensorList", "ValueField", "WaitField", "dtype", "each",
+    "RefList", "SelectorField", "TensorField", "TensorList", "TextField", "ValueField", "WaitField", "dtype", "each",
     "errors_of", "expression", "per_rank", "plain", "ref", "selector", "shape", "tensor",
 ]  # fmt: skip

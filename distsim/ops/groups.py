@@ -8,7 +8,7 @@ from pydantic import StrictBool
 
 from distsim.ops import colours
 from distsim.ops.base import Drawing, Op, Words
-from distsim.ops.fields import ExprList, GroupField, TimeoutField
+from distsim.ops.fields import Expr, ExprList, GroupField, TextField, TimeoutField
 from distsim.ops.records import Call
 from distsim.ops.torch_types import Memory, Work
 
@@ -20,17 +20,28 @@ class InitProcessGroup(Op):
     first_field = "backend"
     drawing = Drawing(colours.COLLECT, "component", "init")
     words = Words(
-        signature="init_process_group(backend=None, init_method=None, timeout=None, …)",
-        before="Every rank knows RANK, WORLD_SIZE and where the store is (MASTER_ADDR, MASTER_PORT).",
+        signature="init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, …, device_id=None)",
+        before="Every rank knows its number, the world size and where the store is: from RANK, WORLD_SIZE, MASTER_ADDR and "
+        "MASTER_PORT (env://), or from its arguments (tcp://, file://, store).",
         after="All ranks have met at the store; the group world exists.",
         waits="Everybody for everybody: a rank that never starts makes all others hang here.",
-        example="- init_process_group: {backend: gloo, timeout: 30 s}",
-        notes=("It is implied at the start of a program.", "Default timeouts: 30 min, under nccl 10 min."),
-    )
+        example="- init_process_group: {init_method: 'tcp://127.0.0.1:29500', rank: rank, world_size: world_size, timeout: 30 s}",
+        notes=("It is implied at the start of a program.", "Default timeouts: 30 min, under nccl 10 min.",
+               "What goes wrong here: docs/startup.md."),
+    )  # fmt: skip
 
     backend: str | None = None
-    init_method: str | None = None
+    #: env:// (also where it is left out), tcp://host:port, file:///path; alone or per rank.
+    init_method: TextField = None
+    #: In place of init_method: tcp://host:port (a TCPStore), file:///path (a FileStore), hash (a HashStore).
+    store: TextField = None
+    #: Which number the process says it has; left out, env:// reads RANK.
+    rank: Expr = None
+    #: How many it says there are; left out, env:// reads WORLD_SIZE.
+    world_size: Expr = None
     timeout: TimeoutField = None
+    #: The accelerator of an eager start, as `local_rank`.
+    device_id: Expr = None
 
     @classmethod
     def parties(cls, call: Call) -> tuple[int, ...]:
@@ -42,10 +53,18 @@ class InitProcessGroup(Op):
 
     @classmethod
     def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
-        """Rank and world size come from the environment, unless an init_method other than env:// needs them."""
-        explicit: dict[str, int] = {}
-        if call.init_method not in (None, "env://"):
+        """Rank and world size as the call says them; where it says none, from the environment, or for an init_method other than env://
+        those of the rank. ``group`` is the store, where one is given.
+        """
+        explicit: dict[str, object] = {}
+        said = call.said_rank is not None or call.said_world is not None
+        if said or call.init_method not in (None, "env://"):
             explicit = {"rank": call.rank, "world_size": call.group.size}
+        if said or call.store is not None:
+            explicit = {"rank": -1 if call.said_rank is None else call.said_rank,
+                        "world_size": -1 if call.said_world is None else call.said_world}  # fmt: skip
+        if call.store is not None:
+            explicit["store"] = group
         if call.device_id is not None:
             explicit["device_id"] = call.device_id
         return dist.init_process_group(call.backend, call.init_method, timeout=_timedelta(call.timeout_ns), **explicit)

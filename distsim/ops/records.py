@@ -104,6 +104,9 @@ class Call:
     timeout_ns: int | None = None  # new_group, init_process_group, monitored_barrier
     backend: str | None = None  # new_group, init_process_group
     init_method: str | None = None  # init_process_group
+    store: str | None = None  # init_process_group: in place of init_method
+    said_rank: int | None = None  # init_process_group: its argument rank
+    said_world: int | None = None  # init_process_group: its argument world_size
     device_id: int | None = None  # init_process_group: the GPU of an eager start
     wait_all_ranks: bool = False  # monitored_barrier
     code: int = 0  # exit's code

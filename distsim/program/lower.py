@@ -15,6 +15,7 @@ from distsim.errors import Problem, ScenarioErrors
 from distsim.expr import Expression
 from distsim.findings.record import Finding, Place
 from distsim.program.assemble import Shelf
+from distsim.program.entrance import startup_findings, startup_of
 from distsim.program.faults import link_faults, rank_faults
 from distsim.program.names import Names
 from distsim.program.records import Code, Program, TensorSpec
@@ -49,6 +50,9 @@ def lower(scenario: Scenario) -> Program:
         seed=scenario.seed, jitter=scenario.jitter, names=names.world,
     )  # fmt: skip
     program.faults = rank_faults(scenario, program, names)
+    program.startup = startup_of(scenario, program, names)
+    if program.startup is not None:
+        program.findings = (*startup_findings(program, program.startup), *program.findings)
     return program
 
 

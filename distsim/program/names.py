@@ -155,11 +155,11 @@ class Names:
         """Is this an axis or a group that exists from the start? (Else a new_group step makes it.)"""
         return handle == "world" or handle in self.scenario.mesh or handle in self.scenario.groups
 
-    def made_group(self, count: int, name: str, ranks: tuple[int, ...], step: Op) -> int:
+    def made_group(self, count: int, name: str, ranks: tuple[int, ...], step: Op, timeout_ns: int | None) -> int:
         """The group of a rank's ``count``-th new_group call; ranks that name the same members at the same count share it."""
         key = (count, ranks)
         if key not in self._made:
-            self._made[key] = self.shelf.group(name, ranks, getattr(step, "backend", None), getattr(step, "timeout", None))
+            self._made[key] = self.shelf.group(name, ranks, getattr(step, "backend", None), timeout_ns)
         return self._made[key]
 
     def _axis_groups(self, axes: tuple[str, ...], name: str, backend: str | None, timeout_ns: int | None) -> Vec:

@@ -22,6 +22,7 @@ from distsim.findings.record import Finding, Place
 from distsim.ops.base import Op
 from distsim.ops.records import Buffer, Call, Group
 from distsim.ops.table import OPS
+from distsim.startup.records import StartUp
 
 T = TypeVar("T")
 IntVector = NDArray[np.int64]
@@ -220,6 +221,8 @@ class Program:
     jitter: float = 0.0
     #: Every name an expression may use, over all ranks of the world: rank, node, axes, vars, …
     names: Mapping[str, Any] = field(default_factory=dict)
+    #: What becomes of init_process_group, where the file says anything of it that is worth a look; None: all ranks meet.
+    startup: StartUp | None = None
 
     def names_of(self, rank: int) -> dict[str, Any]:
         """The names of expressions with their values on one rank."""

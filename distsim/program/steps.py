@@ -15,7 +15,7 @@ from distsim.program.assemble import Draft, Flaw, Requests, narrow, vec_key
 from distsim.program.autoshape import auto_shape
 from distsim.program.handles import Handle
 from distsim.program.names import has_bool
-from distsim.program.records import BoolVector, CodeCall, Site, Vec
+from distsim.program.records import BoolVector, CodeCall, Numbers, Site, Vec, Written
 from distsim.program.resolver import Here, Indices, Resolver
 from distsim.program.transpose import transposed
 from distsim.scenario.entries import Entry, Step
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 #: Fields of `Call` that a local step fills, and where it has them.
 _LOCAL_FIELDS = {"name": "name", "time_ns": "time", "flops": "flops", "mem_bytes": "bytes", "queue": "on", "dtype": "dtype",
                  "stream": "stream", "code": "code", "message": "message"}  # fmt: skip
+
+
+_AMOUNTS = {"time": "a duration (in ns)", "flops": "a count", "bytes": "a count"}
 
 
 class StepLowering(Resolver):
@@ -149,7 +152,7 @@ class StepLowering(Resolver):
                 draft.fields[name] = self._splits(here, getattr(op, name), name)
         if "input_splits" in draft.fields and op.output_splits is None:
             self._transpose(here, draft)
-        self._torch_arguments(op, draft)
+        self._torch_arguments(here, draft)
         if hasattr(op, "tensor"):
             draft.fields.update(inputs=self._buffers_of(here, op.tensor))
             draft.fields["outputs"] = draft.fields["inputs"]
@@ -167,16 +170,27 @@ class StepLowering(Resolver):
         if lists[0] is not None:
             draft.fields["output_splits"] = tuple(narrow(np.array(column, dtype=np.int64)) for column in zip(*lists, strict=True))
 
-    def _torch_arguments(self, op: Op, draft: Draft) -> None:
+    def _torch_arguments(self, here: Here, draft: Draft) -> None:
         """What only a real run uses."""
+        op = here.step.op
         for name, source in (
             ("timeout_ns", "timeout"),
             ("backend", "backend"),
             ("init_method", "init_method"),
             ("wait_all_ranks", "wait_all_ranks"),
         ):
-            if getattr(op, source, None) is not None:
-                draft.fields[name] = getattr(op, source)
+            if (value := getattr(op, source, None)) is not None:
+                draft.fields[name] = self._timeout(here, value) if source == "timeout" else value
+
+    def _timeout(self, here: Here, value: Written) -> int:
+        """In ns; ranks that wait for different times are laid out by themselves."""
+        found = self._value(here, value)
+        if isinstance(found, np.ndarray):
+            self._split(_whole(found))
+        whole = int(_whole(found))
+        if whole <= 0:
+            self.walker.names.problem(here.step, f"timeout: expected a timeout above zero, as `10 s`, found {whole} ns")
+        return whole
 
     def _root(self, here: Here, draft: Draft, op: Op) -> Vec:
         side = draft.row.root_field
@@ -244,8 +258,10 @@ class StepLowering(Resolver):
             value = getattr(op, source, None)
             if value is not None and value != "":
                 fields[name] = self._integer(here, value, source) if source == "code" else self._value(here, value)
-        for name, source in (("flops", "flops"), ("mem_bytes", "bytes")):
+        for name, source in (("time_ns", "time"), ("flops", "flops"), ("mem_bytes", "bytes")):
             self._check_amount(here, fields.get(name, 0), source)
+        if "time_ns" in fields:
+            fields["time_ns"] = _whole(fields["time_ns"])
         for name in ("reads", "writes", "adds"):
             if getattr(op, name, ()):
                 fields[name] = self._buffers_of(here, getattr(op, name))
@@ -259,13 +275,30 @@ class StepLowering(Resolver):
         found = np.asarray(amount)
         if found.dtype == np.bool_ or not bool(np.all(found >= 0)):
             self.walker.names.problem(
-                here.step, f"{what}: expected a count of zero or more, found {np.ravel(found)[np.argmin(found)]}"
+                here.step, f"{what}: expected {_AMOUNTS[what]} of zero or more, found {np.ravel(found)[np.argmin(found)]}"
             )
+
+    def _init_arguments(self, here: Here, op: Any, draft: Draft) -> None:
+        """init_process_group's own: texts and time-outs per rank, numbers by expression."""
+        for name in ("init_method", "store", "timeout_ns"):
+            given = getattr(op, name.removesuffix("_ns"))
+            if isinstance(given, PerRank):
+                values = [given.get(rank) for rank in self.walker.builder.ranks]
+                if len(set(values)) > 1:
+                    self._split([values.index(value) for value in values])
+                draft.fields[name] = values[0]
+            elif name == "store" and given is not None:
+                draft.fields[name] = given
+        for name, source in (("said_rank", "rank"), ("said_world", "world_size"), ("device_id", "device_id")):
+            if getattr(op, source) is not None:
+                draft.fields[name] = self._integer(here, getattr(op, source), source)
 
     def _group_step(self, here: Here, draft: Draft) -> None:
         draft.group = 0
-        self._torch_arguments(here.step.op, draft)
+        self._torch_arguments(here, draft)
         op = draft.row.op
+        if op == "init_process_group":
+            self._init_arguments(here, here.step.op, draft)
         if op == "init_process_group":
             if self._ready:
                 draft.invalid.append(
@@ -298,10 +331,15 @@ class StepLowering(Resolver):
             return
         count = -1 if op.use_local_synchronization else self._new_groups
         self._new_groups += not op.use_local_synchronization
-        gid = self.walker.names.made_group(count, op.name, tuple(sorted(int(m) for m in members)), op)
+        gid = self.walker.names.made_group(count, op.name, tuple(sorted(int(m) for m in members)), op, draft.fields.get("timeout_ns"))
         self._bound[op.name] = gid
         if op.use_local_synchronization:
             draft.group = gid
+
+
+def _whole(ns: Numbers) -> Vec:
+    """Nanoseconds, rounded to the nearest."""
+    return np.rint(ns).astype(np.int64) if isinstance(ns, np.ndarray) else round(ns)
 
 
 def _coded(reason: str) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
 from distsim.program.records import Program
+from distsim.real import stores
 from distsim.real.job import LOOPBACK, Job
 from distsim.real.rendezvous import listen, serve
 
@@ -43,20 +44,36 @@ class Groups:
         options, world = self.program.options, self.program.groups[0]
         call = call or Call(op="init_process_group", rank=self.rank, group=world)
         timeout_ns = call.timeout_ns or options.get("timeout_ns") or self.job.group_timeout_ns
-        method = call.init_method or options.get("init_method") or self.job.init_method
+        failing = self.program.startup is not None and self.program.startup.failed and not self.generation
+        method = call.init_method or (None if call.store else options.get("init_method") or self.job.init_method)
+        if failing:
+            method = self._as_written(call)
         if self.generation:  # the store still has the last world's keys
             method = Path(self.job.directory, f"again-{self.generation}").as_uri()
         self.generation += 1
-        self._serve(method)
+        if method is not None and not failing:
+            self._serve(method)
+        store = stores.served(self.dist, self.program, self.rank) if failing else None
+        if store is not None:
+            method = None
+        elif call.store is not None:
+            store = stores.made(self.dist, call, timeout_ns)
         backend = self.job.backend
         eager = self.job.backend == "nccl" and options.get("init") == "eager"
-        device = self.job.devices.of(self.job.local_rank(self.rank)) if eager else None
+        device = self.job.devices.of(self.job.local_rank(self.rank)) if eager else call.device_id
         call = replace(call, timeout_ns=timeout_ns, backend=backend, init_method=method, device_id=device)
-        OPS["init_process_group"].torch_call(self.dist, call, {}, None)
+        if store is not None:
+            call = replace(call, store=call.store or method or "tcp", **stores.said(self.program, self.rank, call))
+        OPS["init_process_group"].torch_call(self.dist, call, {}, store)
         self.connected = True
         for group in used_groups(self.program):
             if group.id not in self._by_step:
                 self._new(group)
+
+    def _as_written(self, call: Call) -> str | None:
+        """The init_method of a start-up that fails: as the file says it, nothing else."""
+        entrance = self.program.startup.entrance(self.rank) if self.program.startup is not None else None
+        return entrance.init_method if entrance is not None else call.init_method
 
     def _serve(self, method: str) -> None:
         """A store for the ranks at a tcp:// address where the launcher's is not. Rank 0 serves it, on a machine's loopback by itself:

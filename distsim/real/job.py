@@ -11,6 +11,7 @@ from pathlib import Path
 from distsim.program.records import Program
 from distsim.real.compute_load import Prices
 from distsim.real.device import Devices, variables
+from distsim.startup.address import VARIABLES
 
 #: Names of folders of runs in the temporary folder begin so; the launcher's pid follows, and the next run removes what a killed one left.
 FOLDER_PREFIX = "distsim-run-"
@@ -71,7 +72,7 @@ class Job:
         return Path(self.directory, "bulletin")
 
     def environment(self, rank: int) -> dict[str, str]:
-        """What torchrun would set (torch.distributed.run, "Environment Variables"), and the back ends' own."""
+        """What torchrun would set (torch.distributed.run, "Environment Variables"), and the back ends' own. "": not set."""
         program = self.program
         quiet = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         loopback = quiet if self.master_addr in LOOPBACK else {}
@@ -86,7 +87,12 @@ class Job:
             "MASTER_ADDR": self.master_addr, "MASTER_PORT": self.master_port, "OMP_NUM_THREADS": self.threads,
             "TORCHELASTIC_USE_AGENT_STORE": self.agent_store,
         }  # fmt: skip
-        return {name: str(value) for name, value in found.items()} | loopback | self.switches()
+        usual = {name: str(value) for name, value in found.items()}
+        entrance = self.program.startup.entrance(rank) if self.program.startup is not None else None
+        if entrance is not None:  # the start-up fails: as the file has it
+            own = {name: entrance.env.get(name, "") for name in VARIABLES}
+            usual |= own | dict(entrance.env) | {"TORCHELASTIC_USE_AGENT_STORE": str(entrance.agent)}
+        return usual | loopback | self.switches()
 
     def switches(self) -> dict[str, str]:
         """Variables that the devices and the back end of the run want."""

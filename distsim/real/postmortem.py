@@ -22,6 +22,7 @@ from distsim.standstill import Blocked, Need, RankEnd, RankStatus, Standstill
 CONSEQUENCES = (
     "Connection closed by peer", "Connection reset by peer", "Application timeout caused pair closure", "Broken pipe",
     "Timed out waiting", "Wait timeout", "recv, 0 bytes", "Socket Timeout", "Read error", "remote worker", "ncclRemoteError",
+    "wait timeout after", "waiting for clients", "The client socket has timed out", "connectFullMesh failed",
 )  # fmt: skip
 
 #: Those of them that a rank's own timeout has, or its group's.
@@ -57,6 +58,9 @@ def postmortem(
     left = Standstill(waited, clear, whole.unreceived)
     mismatches, odd = _mismatches(simulation, ends)
     late = tuple(f for f in simulation.findings if f.code == "DS804") if any(map(_timed_out, ends)) else ()
+    if program.startup is not None and program.startup.failed and any(end.status != "ended" for end in ends):
+        start = tuple(f for f in simulation.findings if f.code.startswith("DS12"))
+        return Postmortem(whole, start, tuple(sorted({rank for cause in program.startup.causes for rank in cause.ranks})))
     return Postmortem(whole, (*mismatches, *late, *diagnose(program, left)), culprits(ends, left, odd) or _late(found, ends))
 
 
@@ -228,6 +232,8 @@ def differences(simulation: Simulation, outcome: str, ends: Sequence[RankEnd]) -
     if outcome != simulation.outcome and not same_kind:
         found.append(f"the outcome is {outcome}, simulated {simulation.outcome}")
     crashed = {e.rank for e in ends if e.status == "crashed"} & {e.rank for e in run.standstill.ends if e.status == "crashed"}
+    startup = simulation.program.startup
+    apart = {r for r, e in startup.endings.items() if e.status == "apart"} if startup is not None else set()
     otherwise: dict[tuple[str, str], list[int]] = {}
     for real, simulated in zip(ends, run.standstill.ends, strict=True):
         here, there = _kind(real), _kind(simulated)
@@ -235,7 +241,7 @@ def differences(simulation: Simulation, outcome: str, ends: Sequence[RankEnd]) -
             continue  # how far the others get beside a process that dies is a race too
         if here != there:
             otherwise.setdefault((here, there), []).append(real.rank)
-        elif here == "stuck" and real.position != simulated.position:
+        elif here == "stuck" and real.position != simulated.position and real.rank not in apart:
             found.append(f"rank {real.rank} is stuck in call {real.position}, simulated in call {simulated.position}")
     found += [f"{some_ranks(ranks)}: {_WORDS[here]}, simulated: {_WORDS[there]}" for (here, there), ranks in otherwise.items()]
     return tuple(found)

@@ -22,6 +22,7 @@ from distsim.real.launcher import METHODS, ElasticLauncher, Launcher
 from distsim.real.memory import check_memory
 from distsim.real.plan import ExternalRank, for_real
 from distsim.real.record import RealRun, Session, Wish
+from distsim.real.scenery import scenery
 from distsim.real.watch import Watch, Watched
 from distsim.scenario import Scenario
 from distsim.simulation import Simulation, simulate
@@ -86,7 +87,8 @@ def run_simulated(
             f"can't write into {tempfile.gettempdir()}: {fault.strerror}", "set TMPDIR to another folder"
         ) from None
     try:
-        return _run(session)
+        with scenery(simulation.scenario, session.address):
+            return _run(session)
     finally:
         shutil.rmtree(session.directory, ignore_errors=True)
 
@@ -173,10 +175,18 @@ def _run(session: Session) -> tuple[RealRun | None, int]:
 
 def _door(session: Session) -> socket.socket | None:
     """The store's port, taken before anything starts; None where somebody else serves the store."""
+    startup = session.simulation.program.startup
+    failing = startup is not None and startup.failed
+    if failing and session.hosts > 1:
+        raise UsageError("a start-up that fails is run for real by one launcher", "leave out --nnodes, and other launchers")
+    if failing and startup is not None and not startup.entrances[0].agent:
+        return None  # a rank serves the store, or none does
     if session.number or (session.started and session.started.agent_store) or session.launcher == "elastic":
         return None
     alone = session.hosts == 1
-    door, port = rendezvous.listen(session.address, session.port, may_move=alone and session.wish.master_port is None)
+    door, port = rendezvous.listen(
+        session.address, session.port, may_move=alone and not failing and session.wish.master_port is None
+    )
     if port != session.port:
         session.notes.append(f"port {session.port} is taken; {port} was used")
         session.port = port

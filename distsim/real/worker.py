@@ -74,7 +74,10 @@ def _become_child(job: Job, rank: int, board: Board) -> None:
     stack = os.open(job.stack(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     faulthandler.enable(stack, all_threads=False)
     faulthandler.register(signal.SIGUSR1, stack, all_threads=False)
-    os.environ.update(job.environment(rank))
+    wanted = job.environment(rank)
+    os.environ.update(wanted)
+    for variable in [name for name, value in wanted.items() if not value]:
+        del os.environ[variable]
     for variable, value in defaults(job.backend, job.devices).items():
         os.environ.setdefault(variable, value)
 
@@ -117,7 +120,8 @@ def _work(job: Job, rank: int, board: Board) -> int:
 
 def _is_early(job: Job, board: Board) -> bool:
     """The program has not begun, and nobody is missing who the scenario says is."""
-    absent = any(fault.kind == "absent" for fault in job.program.faults)
+    startup = job.program.startup
+    absent = any(fault.kind == "absent" for fault in job.program.faults) or (startup is not None and startup.failed)
     return board.words[Word.PHASE] == Phase.LOADING or (board.words[Word.PHASE] == Phase.CONNECTING and not absent)
 
 

@@ -16,7 +16,9 @@ from pydantic import ValidationError
 
 from distsim.expr import parse
 from distsim.names import listing
+from distsim.ops.fields import expression
 from distsim.profiles import DEFAULT_BACKEND
+from distsim.quantities import Kind, has_units, kind_of, quantity
 from distsim.scenario.document import Document, Path
 from distsim.scenario.problems import Problems, shown
 from distsim.scenario.scalars import MAX_WORLD, integer
@@ -190,6 +192,21 @@ def _constants(data: Mapping[Any, Any], context: Context) -> dict[str, Any]:
             if expression.names <= found.keys():
                 found[str(name)] = expression.evaluate(found)
     return found
+
+
+def known_quantities(data: Mapping[Any, Any]) -> dict[str, Any]:
+    """What parts that are no steps may use in quantities: ``names`` that are the same on every rank, and the ``kinds`` among them."""
+    context = _context(data, set(), "")
+    names: dict[str, Any] = {} if context is None else _constants({**data, "vars": None}, context)
+    kinds: dict[str, Kind] = {}
+    given = data.get("vars")
+    for name, value in given.items() if isinstance(given, Mapping) else ():
+        with suppress(ValueError):
+            found = quantity(value) if isinstance(value, str) and has_units(value) else expression(value)
+            if found.names <= names.keys():
+                names[str(name)] = found.evaluate(names)
+                kinds[str(name)] = kind_of(found, kinds) or None
+    return {"names": names, "kinds": kinds}
 
 
 def _names(data: Mapping[Any, Any]) -> Iterator[str]:

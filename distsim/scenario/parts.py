@@ -9,7 +9,20 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from distsim import units
 from distsim.expr import Expression
-from distsim.ops.fields import DtypeField, FieldError, Gather, SelectorField, ValueField, expression, per_rank, plain, shape
+from distsim.fields import Schema, tell
+from distsim.ops.fields import (
+    DtypeField,
+    FieldError,
+    Gather,
+    PerRank,
+    SelectorField,
+    ValueField,
+    expression,
+    per_rank,
+    plain,
+    shape,
+)
+from distsim.ops.patterns import expression_schema, per_rank_schema
 from distsim.profiles import PROFILES
 from distsim.scenario.problems import shown
 from distsim.scenario.scalars import (
@@ -31,9 +44,9 @@ from distsim.scenario.scalars import (
     listed,
     wrong,
 )  # fmt: skip
+from distsim.scenario.words import WORDS
 
-_EXPRESSION_SCHEMA = {"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "string"}]}
-_SHAPE_SCHEMA = {"anyOf": [{"const": "auto"}, {"type": "array"}]}
+_SHAPE_SCHEMA: Schema = {"anyOf": [{"const": "auto"}, {"type": "array", "items": per_rank_schema(expression_schema())}]}
 _machine = integer(1, MAX_WORLD)
 Machine = Annotated[int, *field(_machine, {"type": "integer", "minimum": 1, "maximum": MAX_WORLD})]
 
@@ -42,6 +55,11 @@ class Part(BaseModel):
     """A mapping of the file. Frozen; unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, arbitrary_types_allowed=True, populate_by_name=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
+        """The fields get their descriptions."""
+        tell(cls, WORDS, cls.__name__.removeprefix("_"))
 
     def plain(self) -> dict[str, Any]:
         """What a file would say: the keys that were given."""
@@ -70,7 +88,7 @@ class GroupDecl(Part):
 
     ranks: Ranks | None = None
     axes: Names | None = None
-    by: Annotated[Expression | None, *field(expression, _EXPRESSION_SCHEMA)] = None
+    by: Annotated[Expression | None, *field(expression, expression_schema())] = None
     backend: Backend | None = None
     timeout_ns: Timeout | None = Field(default=None, alias="timeout")
 
@@ -101,7 +119,7 @@ class TensorDecl(Part):
     shape: Annotated[Any, *field(_shape, _SHAPE_SCHEMA)] = None
     dtype: DtypeField = "float32"
     value: ValueField = None
-    copies: Annotated[Any, *field(per_rank(expression), _EXPRESSION_SCHEMA)] = expression(1)
+    copies: Annotated[Any, *field(per_rank(expression), per_rank_schema(expression_schema()))] = expression(1)
     like: Text | None = None
 
     @model_validator(mode="after")
@@ -132,6 +150,9 @@ class MemoryDecl(Part):
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "gathered")
 
 
+_NUMBERS = {"x-def": "numbers"}
+
+
 def _factor(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
         raise wrong("a factor above 0, as 1.3", value)
@@ -160,8 +181,40 @@ else:  # and what each back end's sends may run ahead by
     Options = create_model("Options", __base__=_Options, __doc__=_Options.__doc__, **_BUFFERS)
 
 
+LAUNCHERS = ("torchrun", "elastic", "mp.spawn", "mp.Process", "srun", "mpirun")
+_port = integer(1, 65535, "a port, an integer")
+Ports = Annotated[tuple[int, ...], *field(listed(_port, "a list of ports"), {"type": "array", "items": {"type": "integer"}})]
+
+
+def _variable(value: Any) -> str:
+    """A variable's value; "" stands for one that is not set."""
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise wrong("a text, a number, or null for a variable that is not set", value)
+    return str(value)
+
+
+def _environment(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise wrong("a mapping of variables to values, as `{MASTER_ADDR: node0, RANK: null}`", value)
+    gather = Gather()
+    for name in value:
+        gather.take(name, text_key, name)
+    found = {name: gather.take(name, per_rank(_variable), given) for name, given in value.items()}
+    gather.done()
+    return found
+
+
+def _plain_environment(env: dict[str, Any]) -> dict[str, Any]:
+    def one(value: Any) -> Any:
+        return value.written(one) if isinstance(value, PerRank) else value or None
+
+    return {name: one(value) for name, value in env.items()}
+
+
 class Launch(Part):
-    """How the ranks are started: the environment that torchrun gives them."""
+    """How the ranks are started: the environment that their launcher gives them."""
 
     master_addr: Text = "127.0.0.1"
     master_port: Annotated[int, *field(integer(1, 65535), {"type": "integer", "minimum": 1, "maximum": 65535})] = 29500
@@ -171,8 +224,20 @@ class Launch(Part):
     omp_threads: Count = 1
     #: multiprocessing's start method.
     start: Annotated[str, *field(choice("spawn", "fork", "forkserver"), {"enum": ["spawn", "fork", "forkserver"]})] = "spawn"
+    #: What starts the ranks. It decides which variables they find, and whether its agent serves the store or rank 0 does.
+    by: Annotated[str | None, *field(choice(*LAUNCHERS), {"enum": list(LAUNCHERS)})] = None
+    #: Variables that ranks find, in place of the launcher's; null: not set. A number may be an expression (`RANK: rank`).
+    env: Annotated[dict[str, Any], *field(_environment, {"type": "object"}, _plain_environment)] = Field(default_factory=dict)
+    #: Names or addresses of the machines, in order; no other name resolves.
+    hosts: Names = ()
+    #: Ports that something else listens on.
+    ports_taken: Ports = ()
+    #: Rendezvous files that an earlier run has left.
+    files_left: Names = ()
 
 
+#: Classes of links: between machines, inside one, and the kinds of those (`distsim.cluster`).
+LINKS = ("nic", "network", "inter", "intra", "nvlink", "pcie", "shm")
 _KINDS = ("kill", "raise", "exit", "slow", "late", "absent")
 
 
@@ -182,12 +247,12 @@ class FaultDecl(Part):
     kind: Annotated[str, *field(choice(*_KINDS), {"enum": list(_KINDS)})]
     rank: Rank | None = None
     ranks: SelectorField = None
-    link: Text | None = None
+    link: Annotated[str | None, *field(choice(*LINKS), {"enum": list(LINKS)})] = None
     nodes: Ranks | None = None
     iteration: Natural | None = None
     before_call: Natural | None = None
     at_ns: Duration | None = Field(default=None, alias="at")
-    factor: Annotated[float, *field(_factor, {"type": "number", "exclusiveMinimum": 0})] = 1.0
+    factor: Annotated[float, *field(_factor, {"type": "number", "exclusiveMinimum": 0, "maximum": 1e6})] = 1.0
     #: Exit status of the kind `exit`.
     code: Annotated[int, *field(integer(0, 255), {"type": "integer", "minimum": 0, "maximum": 255})] = 1
     #: How much later than the others a rank of the kind `late` starts.
@@ -293,6 +358,15 @@ def _plain_values(values: dict[str, Any]) -> dict[str, Any]:
 _depends = choice("buffering", "schedule")
 
 
+_OUTCOME_SCHEMA = {
+    "anyOf": [
+        {"enum": list(OUTCOMES)},
+        {"type": "object", "propertyNames": {"enum": [*PROFILES]}, "additionalProperties": {"enum": list(OUTCOMES)}},
+    ]
+}
+_CODES = {"type": "array", "items": {"type": "string", "pattern": "^DS[0-9]{3}$"}}
+
+
 class Expect(Part):
     """What must come out. What is left out is not checked (`model_fields_set`); ``depends_on: null`` says: on nothing."""
 
@@ -300,12 +374,12 @@ class Expect(Part):
     depends_on: Annotated[
         str | None, *field(lambda v: None if v is None else _depends(v), {"enum": ["buffering", "schedule", None]})
     ] = None
-    outcome: Annotated[Any, *field(_outcomes, {"anyOf": [{"enum": list(OUTCOMES)}, {"type": "object"}]}, lambda v: v)] = None
+    outcome: Annotated[Any, *field(_outcomes, _OUTCOME_SCHEMA, lambda v: v)] = None
     ranks: Ranks | None = None
     core: Ranks | None = None
     findings: Annotated[
-        tuple[str, ...] | None, *field(listed(_code, "a list of codes"), {"type": "array", "items": {"type": "string"}})
+        tuple[str, ...] | None, *field(listed(_code, "a list of codes"), _CODES)
     ] = None
-    values: Annotated[dict[str, Any], *field(_values, {"type": "object"}, _plain_values)] = Field(default_factory=dict)
+    values: Annotated[dict[str, Any], *field(_values, {"type": "object", "additionalProperties": _NUMBERS}, _plain_values)] = Field(default_factory=dict)
     makespan: Bounds | None = None
     iteration: Bounds | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import PurePath
 from typing import Any, TypeVar
@@ -13,9 +13,10 @@ from distsim.errors import UsageError
 from distsim.expr import Expression
 from distsim.names import listing, near
 from distsim.ops.fields import PerRank, expression
-from distsim.profiles import DEFAULT_BACKEND, PROFILES
+from distsim.quantities import has_units, quantity
 from distsim.scenario.document import Document, Path
-from distsim.scenario.expansion import expand_data
+from distsim.scenario.expansion import expand_data, known_quantities
+from distsim.scenario.form import KEYS, File, parser
 from distsim.scenario.parts import (
     MEMORY_PARTS,
     Expect,
@@ -29,19 +30,13 @@ from distsim.scenario.parts import (
     World,
 )
 from distsim.scenario.problems import Problems, shown
-from distsim.scenario.scalars import MAX_WORLD, choice, fraction, integer, text
+from distsim.scenario.scalars import MAX_WORLD, integer
 from distsim.scenario.scope import Scope
-from distsim.scenario.steps import MAX_ROUNDS, MAX_TIMES, StepReader
+from distsim.scenario.steps import MAX_ROUNDS, StepReader
 from distsim.scenario.tensors import resolve
 from distsim.scenario.validation import note_errors
 
 P = TypeVar("P", bound=Part)
-
-KEYS = (
-    "name", "about", "world", "backend", "cluster", "mesh", "vars", "groups", "tensors", "memory", "program", "iterations", "options",
-    "launch", "faults", "seed", "jitter", "expect",
-)  # fmt: skip
-
 
 def read(document: Document, problems: Problems) -> dict[str, Any]:
     """The fields of a `Scenario`. Raises ScenarioErrors with all problems, in order of place."""
@@ -59,6 +54,7 @@ def read(document: Document, problems: Problems) -> dict[str, Any]:
 class _Reader:
     def __init__(self, document: Document, problems: Problems, data: Mapping[Any, Any]) -> None:
         self.document, self.problems, self.data = document, problems, data
+        self.known = known_quantities(data)
 
     def fields(self) -> dict[str, Any]:
         for key in self.data:
@@ -67,17 +63,17 @@ class _Reader:
         world = self.world()
         size = world.size if world else None
         found: dict[str, Any] = {
-            "name": self.scalar("name", _name, PurePath(self.document.file).stem or "scenario"),
-            "about": self.scalar("about", text, ""),
+            "name": self.scalar("name", PurePath(self.document.file).stem or "scenario"),
+            "about": self.scalar("about"),
             "world": world,
-            "backend": self.scalar("backend", choice(*PROFILES), DEFAULT_BACKEND),
+            "backend": self.scalar("backend"),
             "cluster": self.cluster(),
             "mesh": self.mesh(size),
-            "iterations": self.scalar("iterations", integer(1, MAX_TIMES), 1),
+            "iterations": self.scalar("iterations"),
             "options": self.part("options", Options, {}),
             "launch": self.part("launch", Launch, {}),
-            "seed": self.scalar("seed", integer(0, 2**53), 0),
-            "jitter": self.scalar("jitter", fraction, 0.0),
+            "seed": self.scalar("seed"),
+            "jitter": self.scalar("jitter"),
             "expect": self.part("expect", Expect, None),
         }
         self.program(found, size)
@@ -85,11 +81,12 @@ class _Reader:
         return {key: value for key, value in found.items() if value is not None or key in ("cluster", "expect")}
 
     # --- single values ---
-    def scalar(self, key: str, parse: Callable[[Any], Any], default: Any) -> Any:
+    def scalar(self, key: str, default: Any = None) -> Any:
+        default = File.model_fields[key].default if default is None else default
         if key not in self.data:
             return default
         try:
-            return parse(self.data[key])
+            return parser(key)(self.data[key])
         except ValueError as error:
             self.problems.error((key,), error)
             return default
@@ -107,7 +104,7 @@ class _Reader:
             self.problems.add(path, f"expected a mapping, found {shown(value)}")
             return None
         try:
-            return model.model_validate(dict(value))
+            return model.model_validate(dict(value), context=self.known)
         except ValidationError as errors:
             note_errors(self.problems, errors, path, model, name=name or str(path[-1]))
             return None
@@ -215,7 +212,7 @@ class _Reader:
         found = {}
         for name, value in self.named("vars").items():
             try:
-                found[name] = expression(value)
+                found[name] = variable(value)
             except ValueError as error:
                 self.problems.error(("vars", name), error)
                 found[name] = expression(0)
@@ -289,10 +286,9 @@ class _Reader:
             self.problems.add(path, f"rank {strange[0]} is outside the world of {size} ranks (0 to {size - 1 if size else 0})")
 
 
-def _name(value: Any) -> str:
-    if not text(value).strip():
-        raise ValueError("expected a name, found an empty text")
-    return text(value)
+def variable(value: Any) -> Expression:
+    """A var: a number, an expression, or a quantity with its unit. Raises ValueError."""
+    return quantity(value) if isinstance(value, str) and has_units(value) else expression(value)
 
 
 def _has_bool(numbers: object) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import PlainSerializer, PlainValidator, ValidationInfo, WithJsonSchema
 
 from distsim import units
 from distsim.names import near
 from distsim.ops.fields import each, plain
+from distsim.ops.patterns import quantity_schema
 from distsim.profiles import PROFILES
+from distsim.quantities import read_quantity
 from distsim.scenario.problems import shown
 
 
@@ -98,15 +100,35 @@ Number = Annotated[float, *field(number, {"type": "number", "minimum": 0})]
 Fraction = Annotated[float, *field(fraction, {"type": "number", "minimum": 0, "exclusiveMaximum": 1})]
 Count = Annotated[int, *field(integer(1, 10**6), {"type": "integer", "minimum": 1, "maximum": 10**6})]
 Natural = Annotated[int, *field(integer(0, 2**53), {"type": "integer", "minimum": 0})]
-Rank = Annotated[int, *field(integer(0, MAX_WORLD, "a rank, an integer"), {"type": "integer", "minimum": 0})]
+Rank = Annotated[int, *field(integer(0, MAX_WORLD, "a rank, an integer"), {"type": "integer", "minimum": 0, "maximum": MAX_WORLD})]
 Ranks = Annotated[
     tuple[int, ...],
     *field(
-        listed(integer(0, MAX_WORLD, "a rank, an integer"), "a list of ranks"), {"type": "array", "items": {"type": "integer"}}
+        listed(integer(0, MAX_WORLD, "a rank, an integer"), "a list of ranks"),
+        {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_WORLD}},
     ),
 ]
 Names = Annotated[tuple[str, ...], *field(listed(text, "a list of names"), {"type": "array", "items": _TEXT})]
 Backend = Annotated[str, *field(choice(*PROFILES), {"enum": [*PROFILES]})]
-Duration = Annotated[int, *field(units.parse_duration_ns, _TEXT, units.duration_text)]
-Timeout = Annotated[int, *field(units.parse_timeout_ns, _TEXT, units.duration_text)]
-Size = Annotated[int, *field(units.parse_size_bytes, _TEXT, units.size_text)]
+
+
+def quantity_field(kind: str, least: int = 0) -> Any:
+    """What Annotated needs after the type of a quantity that is the same on every rank: by its unit, or by an expression.
+
+    The validation's context has the names that are known (``names``) and what the quantities among them are (``kinds``).
+    """
+
+    def parse(value: Any, info: ValidationInfo) -> int:
+        context = info.context or {}
+        found = round(read_quantity(value, kind, context.get("names", {}), context.get("kinds", {})))
+        if found < least:
+            raise ValueError(f"expected a timeout above zero, as `10 s`, found {shown(value)}")
+        return found
+
+    write = units.size_text if kind == "a size" else units.duration_text
+    return (PlainValidator(parse), PlainSerializer(lambda n: None if n is None else write(n)), WithJsonSchema(quantity_schema(kind)))
+
+
+Duration = Annotated[int, *quantity_field("a duration")]
+Timeout = Annotated[int, *quantity_field("a duration", least=1)]
+Size = Annotated[int, *quantity_field("a size")]

@@ -11,6 +11,7 @@ from distsim.expr import Expression, ExpressionError
 from distsim.names import listing, near
 from distsim.ops.base import Op
 from distsim.ops.fields import Inline, PerRank, Ref
+from distsim.quantities import Kind, Quantity, kind_of
 from distsim.scenario.document import Path
 from distsim.scenario.entries import Block, Entry, Repeat, Selector, Step
 from distsim.scenario.problems import Problems, shown
@@ -24,6 +25,8 @@ VALUE_WORDS = ("index", "copy")
 ITERATION = "iteration"
 RESERVED = (*BASE, *GROUP_WORDS, *VALUE_WORDS, ITERATION, "all", "min", "max", "true", "false", "world", "else")
 _INDEX = "an index of a repeat"
+#: Fields that take what they count with its unit as well.
+_COUNTED = {"bytes": "a size", "flops": "floating-point operations"}
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -54,6 +57,8 @@ class Scope:
         self.names: dict[str, None] = dict.fromkeys(BASE)
         #: What is the same number on every rank.
         self.constants: dict[str, Any] = {} if world_size is None else {"world_size": world_size}
+        #: The vars that are quantities, and what they measure.
+        self.kinds: dict[str, Kind] = {}
         #: What rank 0 sees.
         self.sample: dict[str, Any] = {**dict.fromkeys(BASE, 0), "world_size": world_size or 1}
 
@@ -84,6 +89,9 @@ class Scope:
             self.define(name, "a var", ("vars", name))
             self.names[name] = None
             self.fold(name, value)
+            with suppress(ExpressionError):  # noted where it stands
+                if kind := kind_of(value, self.kinds):
+                    self.kinds[name] = kind
 
     def fold(self, name: str, value: Expression) -> None:
         """A var's value, where it is the same on every rank, and rank 0's."""
@@ -130,7 +138,21 @@ class Scope:
         """Every name that an expression uses must be known here."""
         self._expression(value, path, 0, more, later)
 
+    def _units(self, value: Expression, path: Path, shift: int) -> None:
+        """Units fit each other, and what comes out is what the field takes."""
+        try:
+            if isinstance(value, Quantity):
+                return value.check(self.kinds)
+            kind = kind_of(value, self.kinds)
+        except ExpressionError as error:
+            return self.problems.add(path, str(error), offset=shift + error.offset)
+        counted = _COUNTED.get(path[-1], "a number")
+        if kind not in (None, "", counted) and path[0] != "vars":
+            self.problems.add(path, f"expected {counted}, but {value.text} is {kind}", offset=shift)
+
     def _expression(self, value: Expression, path: Path, shift: int, more: Collection[str], later: Collection[str] = ()) -> None:
+        if isinstance(value, Quantity) or self.kinds:
+            self._units(value, path, shift)
         for name, offset in value.offsets:
             if name in self.names or name in more:
                 continue
@@ -246,7 +268,7 @@ class Scope:
                 return False
             return value.name in (self.handles if row.kind == "wait" else self.tensors) or name == "handle"
         if kind is Expression:
-            return not value.names or (row.op != "assign" and all(n in self.names or n in more for n in value.names))
+            return not value.names or (not self.kinds and row.op != "assign" and all(n in self.names or n in more for n in value.names))
         return kind in (str, int, float, bool)
 
     def _uses(self, row: type[Op], name: str, value: Any, path: Path, more: list[str]) -> None:

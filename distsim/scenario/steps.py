@@ -14,15 +14,14 @@ from distsim.ops.fields import expression, per_rank, selector
 from distsim.ops.table import ALIASES, OPS
 from distsim.scenario.document import Path
 from distsim.scenario.entries import Block, Entry, Repeat, Selector, Step
+from distsim.scenario.form import IN_A_BATCH, MAX_TIMES
 from distsim.scenario.problems import Problems, shown
 from distsim.scenario.validation import note_errors
 from distsim.strategies import STRATEGIES
 
-MAX_TIMES = 10**6
 #: Rounds of nested repeats, multiplied.
 MAX_ROUNDS = 10**7
 _parse_times = per_rank(expression)
-_IN_A_BATCH = ("isend", "irecv")
 
 
 class StepReader:
@@ -180,7 +179,7 @@ class StepReader:
         row = row_of(name)
         if row is None and not batch:
             return None  # a strategy that could not be expanded; why is noted
-        if row is None or (batch and row.op not in _IN_A_BATCH):
+        if row is None or (batch and row.op not in IN_A_BATCH):
             self.problems.add(here, f"a batch holds isend and irecv only, found {name}", at_key=bool(key))
             return None
         fields, paths = self.fields(row, name, value, here)
@@ -264,7 +263,7 @@ def bad_times(times: Any, rounds: int) -> str | None:
 
 def _no_such_step(name: object) -> str:
     known = [*OPS, *ALIASES, *STRATEGIES, "repeat", "ranks", "steps"]
-    return f"unknown step {shown(name)}{near(name, known)}"
+    return f"unknown step {shown(name)}{near(name, known) or '; `distsim explain` lists the operations there are'}"
 
 
 #: What people write who know another library.

@@ -15,7 +15,7 @@ from distsim.strategies.fields import choice
 _EXPECTED = {
     "string_type": "a text", "bool_type": "true or false", "bool_parsing": "true or false", "int_type": "an integer",
     "int_parsing": "an integer", "float_type": "a number", "float_parsing": "a number", "list_type": "a list",
-    "tuple_type": "a list", "dict_type": "a mapping",
+    "tuple_type": "a list", "dict_type": "a mapping", "invalid_key": "a text as the key",
 }  # fmt: skip
 
 

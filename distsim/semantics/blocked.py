@@ -21,6 +21,7 @@ class _Told:
         self.run, self.linked = run, run.linked
         self._missing: dict[int, tuple[int, ...]] = {}
         self._launches: dict[int, dict[int, Launch]] = {}
+        self._launch_of: dict[int, dict[int, Launch]] = {}
 
     def standstill(self) -> Standstill:
         ends, blocked = [], []
@@ -83,6 +84,7 @@ class _Told:
         unit: Unit = self.linked.unit_of[host.rank]
         if id(unit) not in self._launches:
             self._launches[id(unit)] = {launch.row: launch for launch in unit.launches}
+            self._launch_of[id(unit)] = {part.row: launch for launch in unit.launches for part in launch.parts}
         return self._launches[id(unit)]
 
     def _has_begun(self, host: Thread, launch: Launch) -> bool:
@@ -101,8 +103,8 @@ class _Told:
         """The open parts that have begun and stand before a row's launch, over all launches between."""
         host = self.run.hosts[rank]
         launches = self._launches_of(host)
-        unit_row = next(row for row, launch in launches.items() if any(p.row == i - host.base for p in launch.parts))
-        seen, found, todo = set[int](), list[int](), list(launches[unit_row].after)
+        launch = self._launch_of[id(self.linked.unit_of[rank])][i - host.base]
+        seen, found, todo = set[int](), list[int](), list(launch.after)
         while todo:
             row = todo.pop()
             if row in seen or self.run.ended[host.base + row] >= 0:
@@ -137,4 +139,5 @@ class _Told:
 def host_position(linked: Linked, host: Thread) -> int:
     """The call that a host is in, or its end."""
     _, row, _ = host.steps[host.pc] if host.pc < len(host.steps) else (END, -1, ())
-    return len(linked.program.code(host.rank).calls) if row < 0 else linked.place(host.base + row)[1]
+    code = linked.program.code(host.rank)
+    return len(code.calls) if row < 0 else linked.positions(code)[row]

@@ -32,6 +32,8 @@ from distsim.standstill import RankStatus
 
 #: Operations that only take time.
 WORK = ("compute", "assign", "sleep")
+#: Kinds of calls that a rank makes with others.
+_TOGETHER = ("p2p", "collective", "batch", "group")
 #: Faults that end a rank, with the status and the words of its end.
 _ENDS: dict[str, tuple[RankStatus, str]] = {
     "kill": ("killed", "killed by a fault"), "exit": ("ended", "exit {} by a fault"),
@@ -72,17 +74,36 @@ class Compiler:
         self.out: list[Instruction] = []
         self.numbers: dict[Hashable, int] = {}
         self.meets = 0
+        self.has_started = self.apart = False  # apart: in a group that is not that of the others
         self.made: set[int] = set()  # positions of the calls that this unit makes
         self.fatal = {f.position: f for f in program.faults if f.rank == self.rank and f.at_ns is None and f.kind in _ENDS}
 
     def run(self) -> Unit:
         end = len(self.code.calls)
         if not any(call.op == "init_process_group" for call in self.code.calls):
-            self.meet(0, gathering=Gathering(("init",)))
+            if not self._gets_in(0):
+                self.unit.instructions = self.out
+                return self.unit
+            if not self.apart:
+                self.meet(0, gathering=Gathering(("init",)))
         if all(self._call(k) for k in self.code.positions(self.vector_row)) and not self._fault(end):
             self.finish(end)
         self.unit.instructions = self.out
         return self.unit
+
+    def _gets_in(self, position: int) -> bool:
+        """Does the rank come through its first init_process_group (`Program.startup`)? Where it does, and not to the others, it stands
+        still in its first communication."""
+        ending = self.program.startup.ending(self.rank) if self.program.startup is not None and not self.has_started else None
+        self.has_started = True
+        if ending is None or ending.status == "absent":
+            return True
+        if ending.status == "raises":
+            self.out.append(Leave(position, "raised", f"{ending.error}: {ending.text}"))
+        elif ending.status == "waits":
+            self.out.append(Stuck(position, ending.needs, ending.missing))
+        self.apart = ending.status == "apart"
+        return self.apart
 
     def finish(self, position: int) -> None:
         """The end of the program. Handles go with it: some back ends end a process that drops a request it has not waited for."""
@@ -105,6 +126,13 @@ class Compiler:
         wrong = self.wrong(position, call)
         if wrong is not None and wrong[0] != "goes on":
             return self._react(position, *wrong)
+        if call.op == "init_process_group" and not self._gets_in(position):
+            return False
+        if self.apart and OPS[call.op].kind in _TOGETHER:
+            self.out.append(
+                Wait(position) if call.op == "init_process_group" else Stuck(position, (), "its group is another one")
+            )
+            return call.op == "init_process_group"
         self.odd = wrong is not None and wrong[1][:5] not in ("DS102", "DS105")
         goes_on = self.compile(position, call)
         for distance in call.drops if goes_on else ():  # Python makes the call before it rebinds the name

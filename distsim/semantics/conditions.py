@@ -17,7 +17,7 @@ from distsim.cost import CostModel
 from distsim.ops.table import OPS
 from distsim.semantics.durations import durations_ns
 from distsim.semantics.form import PartKind
-from distsim.semantics.link import NEVER_COMES, IntArray, Linked
+from distsim.semantics.link import NEVER_COMES, IntArray, Linked, early_rows
 
 BoolArray = NDArray[np.bool_]
 #: More bytes than any program sends: a back end that buffers so many knows no window.
@@ -183,7 +183,7 @@ class Conditions:
         there."""
         found: dict[int, tuple[int, ...]] = {}
         unfit, said = set(self.never.tolist()), self.linked.signature
-        for instance in self._early_instances():
+        for instance in np.unique(self.linked.instance[early_rows(self.linked)]).tolist():
             rows = self.linked.rows_of[instance].tolist()
             of = {int(self.linked.rank[row]): row for row in rows if row not in self.withdrawn}
             for row in rows:
@@ -193,13 +193,6 @@ class Conditions:
                 if instance in unfit and any(said[of[rank]] != said[row] for rank in ranks if rank in of):
                     found[row] = (*found[row], NEVER_COMES)
         return found
-
-    def _early_instances(self) -> list[int]:
-        linked, needs = self.linked, self.linked.profile.needs
-        ops = {part.call.op for _, part, _ in linked.parts(PartKind.COLLECTIVE)}
-        early = {op for op in ops if any(needs(op, n, 0, me) is not None for n in (2, 4) for me in range(n))}
-        rows = [rows for _, part, rows in linked.parts(PartKind.COLLECTIVE) if part.call.op in early] if early else []
-        return np.unique(linked.instance[np.concatenate(rows)]).tolist() if rows else []
 
 
 def _without(linked: Linked, withdrawn: Sequence[int]) -> IntArray:

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from distsim.semantics.form import Instruction, Launch, Leave, Lock, Meet, Part, PartKind, Post, Stuck, Sync, Unit, Wait
 
-#: Steps of a host: hand over and go on, or hand over and wait (the even and the odd ones), …
-POST, MESSAGE, JOIN, COLLECTIVE, WORK, WAIT, WAIT_EACH, MEET, ISSUE, AWAIT_ENDS, END, NEVER = range(12)
-#: … and of a stream: begin a launch once the host has handed it over and all before it have ended, and end it.
-BEGIN, FINISH = range(12, 14)
+#: Steps of a host: hand over and go on (POST, JOIN), or hand over and wait (the next ones), … and of a stream: BEGIN a launch once the
+#: host has handed it over (ISSUE) and all before it have ended, and FINISH it. The driver asks for the first ones most often.
+POST, MESSAGE, WAIT, FINISH, WORK, ISSUE, BEGIN, JOIN, COLLECTIVE, WAIT_EACH, MEET, AWAIT_ENDS, END, NEVER = range(14)
 
 #: (step, row, rows): see `flatten`.
 Step = tuple[int, int, tuple[int, ...]]

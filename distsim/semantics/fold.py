@@ -10,6 +10,7 @@ processors, STOC 1980.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,8 +20,9 @@ from distsim.semantics.link import IntArray, Linked
 
 #: Classes are worth their while where they hold at least so many ranks on average.
 WORTH = 8
-#: Rounds of refinement after which a program counts as one that does not fold.
-ROUNDS = 8
+#: Rounds of refinement after which a program counts as one that does not fold; and rounds in a row in which the largest class loses a
+#: few ranks at most, as a chain does in which each rank needs the next.
+ROUNDS, CHAIN = 8, 3
 
 
 @dataclass(eq=False)
@@ -51,6 +53,12 @@ def fold(linked: Linked, conditions: Conditions, *, worth: int = WORTH, rounds: 
     return _Refinement(linked, conditions, linked.program.world_size // worth).run(rounds)
 
 
+def _is_chain(largest: list[int]) -> bool:
+    """Sizes of the largest class, round by round: has it crumbled at the edge only?"""
+    last = largest[-CHAIN - 1 :]
+    return len(last) > CHAIN and all(0 < a - b <= a // 16 for a, b in pairwise(last))
+
+
 class _Refinement:
     def __init__(self, linked: Linked, conditions: Conditions, most: int) -> None:
         self.linked, self.conditions, self.most = linked, conditions, most
@@ -64,8 +72,9 @@ class _Refinement:
     def run(self, rounds: int) -> Folded | None:
         members = [np.array(unit.ranks, dtype=np.int64) for unit in self.linked.units]
         units = list(self.linked.units)
+        largest = [len(self.of)]
         for _ in range(rounds):
-            if len(members) > self.most:
+            if len(members) > self.most or (rounds <= ROUNDS and _is_chain(largest)):
                 return None
             for number, ranks in enumerate(members):
                 self.of[ranks] = number
@@ -75,6 +84,7 @@ class _Refinement:
                 classes = [Class(i, u, r, self.base[r]) for i, (u, r) in enumerate(zip(units, members, strict=True))]
                 return Folded(classes, self.of, *kinds)
             units, members = [unit for unit, _ in split], [ranks for _, ranks in split]
+            largest.append(max(map(len, members)))
         return None
 
     # --- collectives ---
@@ -118,10 +128,10 @@ class _Refinement:
         table = np.concatenate([*self._columns(index, kinds), self._meets(ranks, kinds)])
         if (table == table[:, :1]).all():
             return [(unit, ranks)]
-        _, which = np.unique(table, axis=1, return_inverse=True)
-        which = which.reshape(-1)
-        order = dict.fromkeys(which.tolist())  # the pieces in the order of their first ranks
-        return [(unit, ranks[which == piece]) for piece in order]
+        pieces: dict[bytes, list[int]] = {}  # in the order of their first ranks
+        for k, column in enumerate(np.ascontiguousarray(table.T)):
+            pieces.setdefault(column.tobytes(), []).append(k)
+        return [(unit, ranks[those]) for those in pieces.values()]
 
     def _columns(self, index: IntArray, kinds: IntArray) -> list[IntArray]:
         """What must be equal within a class, by part and rank."""
@@ -149,6 +159,5 @@ class _Refinement:
         return np.array([known.setdefault(one, len(known)) for one in said], dtype=np.int64).reshape(index.shape)
 
     def _meets(self, ranks: IntArray, kinds: IntArray) -> IntArray:
-        return np.array(
-            [[kinds[instance] for instance in self.linked.meets[rank]] for rank in ranks.tolist()], dtype=np.int64
-        ).T.reshape(-1, len(ranks))
+        meets = [self.linked.meets[rank] for rank in ranks.tolist()]
+        return kinds[np.array(meets, dtype=np.int64).T.reshape(-1, len(ranks))]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-import numpy as np
-
-from distsim.ops.table import OPS
-from distsim.semantics.form import ODD, Drop, Leave, Lock, Meet, PartKind, Post, Stuck, Unit, Wait
-from distsim.semantics.link import IntArray, Linked
+from distsim.semantics.form import Drop, Leave, Lock, Meet, PartKind, Post, Stuck, Unit, Wait
+from distsim.semantics.link import Linked
+from distsim.semantics.misfits import Misfits
 
 
-def why_ordered(linked: Linked, shared_links: bool = False) -> str | None:
-    """The reason why the order of events must be followed, None where it does not matter. ``shared_links``: messages queue on cards."""
+def why_ordered(linked: Linked, shared_links: bool = False, misfits: Misfits | None = None) -> str | None:
+    """The reason why the order of events must be followed, None where it does not matter. ``shared_links``: messages queue on cards.
+    ``misfits``: those of the program, if they are at hand."""
     if shared_links:
         return "links are shared"
     if linked.open_boxes.size:
@@ -21,7 +20,8 @@ def why_ordered(linked: Linked, shared_links: bool = False) -> str | None:
         return "a rank fails"
     if any(fault.kind == "absent" for fault in linked.program.faults) and linked.profile.peer_death == "raises":
         return "a rank is missing"
-    return next((why for unit in linked.units if (why := _of_unit(linked, unit)) is not None), None) or misfit(linked)
+    why = next((why for unit in linked.units if (why := _of_unit(linked, unit)) is not None), None)
+    return why or (misfits or Misfits(linked)).why_ordered()
 
 
 def _of_unit(linked: Linked, unit: Unit) -> str | None:
@@ -84,47 +84,3 @@ def leaves_open(linked: Linked) -> bool:
             if any(part.row not in waited for launch in unit.launches for part in launch.parts if part.kind is not PartKind.WORK):
                 return True
     return False
-
-
-def misfit(linked: Linked) -> str | None:
-    """Do calls that may meet differ?"""
-    if bad_pairs(linked).size:
-        return "messages do not fit"
-    odd, uneven = bad_instances(linked)
-    return "collectives do not fit" if odd.size or uneven.size else None
-
-
-def bad_pairs(linked: Linked) -> IntArray:
-    """The receives whose message, if both come, is not what they expect."""
-    receives = np.flatnonzero((linked.kind == PartKind.RECEIVE) & (linked.mate >= 0))
-    sends = linked.mate[receives]
-    differ = (linked.signature[receives] != linked.signature[sends]) | (linked.tag[receives] != linked.tag[sends])
-    found: IntArray = receives[differ]
-    return found
-
-
-def bad_instances(
-    linked: Linked,
-) -> tuple[IntArray, IntArray]:
-    """(instances whose calls differ in what they say, instances of pairwise calls whose parts may not fit one another)."""
-    rows = np.flatnonzero((linked.kind == PartKind.COLLECTIVE) & (linked.instance >= 0))
-    count = len(linked.members)
-    low, high = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
-    np.minimum.at(low, linked.instance[rows], linked.signature[rows])
-    np.maximum.at(high, linked.instance[rows], linked.signature[rows])
-    unlike = np.flatnonzero((low < high) | ((low == ODD) & (high == ODD)))
-    return unlike, np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *_uneven(linked)]))
-
-
-def _uneven(linked: Linked) -> list[IntArray]:
-    """The instances of calls that agree pair by pair, and whose parts are not all of one size."""
-    known: dict[int, bool] = {}
-    found = []
-    for unit, part, rows in linked.parts(PartKind.COLLECTIVE):
-        if OPS[part.call.op].pairwise:
-            if id(part.call) not in known:
-                agreed = OPS[part.call.op].agreement(linked.program.resolve(unit.ranks[0], part.call))
-                known[id(part.call)] = "numel" not in agreed or isinstance(part.call.signature, np.ndarray)
-            if known[id(part.call)]:
-                found.append(linked.instance[rows])
-    return found

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,10 +65,11 @@ class Linked:
         self._spaces.number()
         self._number_instances(keys)
 
-    def under(self, profile: Profile) -> Linked:
-        """The same under a profile that compiles programs alike, and differs in whom a row waits for."""
+    def under(self, profile: Profile | None = None, **options: Any) -> Linked:
+        """The same under a profile, or with options, that compile programs alike, and differ in whom a row waits for."""
         other = copy(self)
-        other.profile = profile
+        other.profile = profile or self.profile
+        other.program = replace(self.program, options={**self.program.options, **options})
         return other
 
     # --- columns ---
@@ -213,10 +216,11 @@ class Linked:
         """(rank, position, part) of a row."""
         rank = int(self.rank[row])
         code = self.program.code(rank)
-        position = self._positions(code)[row - self.base[rank]]
+        position = self.positions(code)[row - self.base[rank]]
         return rank, position, row - self.base[rank] - code.offsets[position] - 1
 
-    def _positions(self, code: Code) -> list[int]:
+    def positions(self, code: Code) -> list[int]:
+        """The call of each row of a code."""
         found = self._position_lists.get(id(code))
         if found is None:
             found = [p for p, call in enumerate(code.calls) for _ in range(1 + len(call.parts))]
@@ -270,6 +274,17 @@ class Linked:
             return f"group {group}"
         peer = _one(code.ports[queue.port].peer, vector_row)
         return f"pair {min(rank, peer)}-{max(rank, peer)} of {group}"
+
+
+def early_rows(linked: Linked) -> IntArray:
+    """Rows of collectives whose operation may let some members go before all have come."""
+    needs, known, found = linked.profile.needs, dict[str, bool](), [np.zeros(0, dtype=np.int64)]
+    for _, part, rows in linked.parts(PartKind.COLLECTIVE):
+        op = part.call.op
+        if op not in known:
+            known[op] = any(needs(op, n, 0, me) is not None for n in (2, 3, 4) for me in range(n))
+        found += [rows] if known[op] else []
+    return np.concatenate(found)
 
 
 def _one(value: Vec, vector_row: int) -> int:

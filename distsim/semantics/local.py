@@ -15,14 +15,13 @@ from distsim.semantics.flat import (
     AWAIT_ENDS,
     BEGIN,
     COLLECTIVE,
-    END,
+    FINISH,
     ISSUE,
     JOIN,
     MEET,
     MESSAGE,
     NEVER,
     POST,
-    WAIT,
     WAIT_EACH,
     WORK,
     Step,
@@ -205,7 +204,7 @@ class LocalClocks(Progress):
     def _go(self, thread: Thread, ready: list[Thread]) -> int | None:
         """Run a thread until it needs what is not there; the key of that, None at its end."""
         posted, returned, need, lag, room, parked = self.posted, self.returned, self.need, self.lag, self.room, self.parked
-        steps, base, t = thread.steps, thread.base, thread.clock
+        steps, base, t, ended = thread.steps, thread.base, thread.clock, self.ended
         key: int | None = None
         for pc in range(thread.pc, len(steps)):
             step, row, rows = steps[pc]
@@ -218,7 +217,7 @@ class LocalClocks(Progress):
                 if step == POST:
                     continue
                 rows = (row,)
-            if step <= MESSAGE or step == WAIT:
+            if step <= FINISH:
                 for r in rows:
                     i = base + r
                     n = need[i]
@@ -233,17 +232,29 @@ class LocalClocks(Progress):
                             break
                 if key is not None:
                     break  # since it waits for this one, the others before it being done
-                if row >= 0:
+                if step == FINISH:
+                    i = base + row
+                    ended[i] = t
+                    self._rouse(4 * i + 1, ready)
+                elif row >= 0:
                     returned[base + row] = t
             elif step == WORK:
                 i = base + row
                 posted[i] = t
                 t += self.price[i]
-                self.ended[i] = t
+                ended[i] = t
                 if thread.is_host:
                     returned[i] = t
-                elif 4 * i + 1 in parked:
-                    ready += parked.pop(4 * i + 1)
+                else:
+                    self._rouse(4 * i + 1, ready)
+            elif step == ISSUE:
+                i = base + row
+                self.issued[i] = t
+                self._rouse(4 * i + 2, ready)
+            elif step == BEGIN:
+                key, t = self._begin(base, row, rows, t)
+                if key is not None:
+                    break
             else:
                 key, later = self._step(thread, step, row, rows, t, ready)
                 if key is not None:
@@ -261,10 +272,7 @@ class LocalClocks(Progress):
         base = thread.base
         i = base + row
         key: int | None = None
-        if step == ISSUE:
-            self.issued[i] = t
-            self._rouse(4 * i + 2, ready)
-        elif step in (JOIN, COLLECTIVE):
+        if step in (JOIN, COLLECTIVE):
             if self.posted[i] < 0:
                 self.posted[i] = t
                 self._rouse(4 * i, ready)
@@ -273,10 +281,6 @@ class LocalClocks(Progress):
                 key, t = self.done(i, t)
                 if key is None:
                     self.returned[i] = t
-        elif step == BEGIN:
-            if self.issued[i] < 0:
-                return 4 * i + 2, t
-            key, t = self._after(base, rows, max(t, self.issued[i]))
         elif step == MEET:
             key, t = self._meet(thread, rows[0], t, ready)
             if key is None and row >= 0:
@@ -287,10 +291,8 @@ class LocalClocks(Progress):
                 self.returned[i] = t
             for r in rows[1:] if step == WAIT_EACH and key is None else ():
                 self.waited[base + r] = t
-        elif step in (NEVER, END):
-            key = -1 if step == NEVER else None
         else:
-            key, t = self._finish(i, base, rows, t, ready)
+            key = -1 if step == NEVER else None
         return key, t
 
     def _rouse(self, key: int, ready: list[Thread]) -> None:
@@ -313,6 +315,11 @@ class LocalClocks(Progress):
             self._come(instance, t, ready)
         return (4 * instance + 3, t) if self.missing[instance] else (None, max(t, self.latest[instance]))
 
+    def _begin(self, base: int, row: int, rows: tuple[int, ...], t: int) -> tuple[int | None, int]:
+        """A stream comes to a launch: the host has handed it over, and those before it have ended."""
+        issued = self.issued[base + row]
+        return self._after(base, rows, max(t, issued)) if issued >= 0 else (4 * (base + row) + 2, t)
+
     def _after(self, base: int, rows: tuple[int, ...], t: int) -> tuple[int | None, int]:
         """Launches that must have ended."""
         for r in rows:
@@ -320,14 +327,4 @@ class LocalClocks(Progress):
             if end < 0:
                 return 4 * (base + r) + 1, t
             t = max(t, end)
-        return None, t
-
-    def _finish(self, i: int, base: int, rows: tuple[int, ...], t: int, ready: list[Thread]) -> tuple[int | None, int]:
-        """A stream's launch ends with the last of its parts."""
-        for r in rows:
-            key, t = self.done(base + r, t)
-            if key is not None:
-                return key, t
-        self.ended[i] = t
-        self._rouse(4 * i + 1, ready)
         return None, t

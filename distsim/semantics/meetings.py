@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from distsim.match import ANY
-from distsim.ops.records import Call
 from distsim.ops.table import OPS
-from distsim.profiles.record import Meeting, Mishap
+from distsim.profiles.record import Mishap
 from distsim.semantics.form import ODD, PartKind
+from distsim.semantics.misfits import judge
 from distsim.semantics.state import DUE, JAMMED, RUNNING, Listener, Mismatched, State
 from distsim.semantics.tasks import Tables
 
@@ -225,34 +225,11 @@ class Meetings(Tables):
 
     # --- what does not fit ---
     def _judge(self, rows: tuple[int, ...], instance: int, out: Listener) -> Mishap | None:
-        """Do calls that met differ, in what, and what comes of it."""
-        calls, is_message = tuple(self.call(row) for row in rows), instance < 0
-        fields = differences(calls, is_message, is_message or len(rows) == len(self.members[instance]))
-        if is_message and self.tag[rows[0]] != self.tag[rows[1]]:
-            fields += ("tag",)
-        if any(self.signature[row] == ODD for row in rows):
-            out.mismatched(Mismatched(rows, ("splits",), "wrong-data", instance, ()))
-            return Mishap("wrong-data")
-        if not fields:
+        """What comes of calls that met, if they differ."""
+        found = judge(self, rows, instance)
+        if found is None:
             return None
-        nbytes = tuple(self.nbytes[row] for row in rows)
-        mishap = self.profile.mismatch(Meeting(fields, calls, nbytes, is_message))
+        fields, mishap = found
         out.mismatched(Mismatched(rows, fields, mishap.outcome, instance, mishap.crash))
         self.doomed += mishap.crash
         return mishap
-
-
-def differences(calls: tuple[Call, ...], is_message: bool, complete: bool) -> tuple[str, ...]:
-    """The words in which calls that met differ (`agreement` of their rows).
-
-    Of operations that agree pair by pair (all_to_all) the sizes are compared when all are there.
-    """
-    said = [OPS[c.op].agreement(c) if is_message else {"op": c.op, **OPS[c.op].agreement(c)} for c in calls]
-    names = dict.fromkeys(name for words in said for name in words)
-    fields = tuple(name for name in names if any(words.get(name) != said[0].get(name) for words in said))
-    row = OPS[calls[0].op]
-    if not row.pairwise or "op" in fields:
-        return fields
-    uneven = complete and ("numel" in fields or "numel" not in said[0])
-    fields = tuple(name for name in fields if name not in ("numel", "splits"))
-    return (*fields, "splits") if uneven and row.cross_faults(sorted(calls, key=lambda c: c.group_rank)) else fields

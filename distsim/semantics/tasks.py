@@ -27,8 +27,8 @@ from distsim.semantics.form import (
     Unit,
     Wait,
 )  # fmt: skip
-from distsim.semantics.free import bad_instances
-from distsim.semantics.link import Linked
+from distsim.semantics.link import Linked, early_rows
+from distsim.semantics.misfits import bad_instances
 
 #: Kinds of step.
 POST, WAIT, SYNC, MEET, STUCK, LOCK, DROP, LEAVE = range(8)
@@ -190,14 +190,7 @@ class Tables:
     @cached_property
     def early_rows(self) -> frozenset[int]:
         """Rows of collectives whose operation may let some members go before all have come."""
-        needs, known, found = self.profile.needs, dict[str, bool](), set[int]()
-        for _, part, rows in self.linked.parts(PartKind.COLLECTIVE):
-            op = part.call.op
-            if op not in known:
-                known[op] = any(needs(op, n, 0, me) is not None for n in (2, 3, 4) for me in range(n))
-            if known[op]:
-                found.update(rows.tolist())
-        return frozenset(found)
+        return frozenset(early_rows(self.linked).tolist())
 
     def root(self, row: int) -> int:
         return max(int(self.linked.root[row]), 0)

@@ -26,6 +26,8 @@ _Array = NDArray[np.int64]
 def compile_units(program: Program, profile: Profile) -> list[Unit]:
     """All units of a program under a profile, in the order of their first ranks."""
     struck = {f.rank for f in program.faults if f.kind not in ("slow", "late")}
+    if program.startup is not None and program.startup.failed:
+        struck |= set(program.startup.endings)
     found = [unit for number, code in enumerate(program.codes) for unit in _units_of(number, code, profile, struck)]
     shared = Shared(unlike_groups(program, profile))
     compiler = DeviceCompiler if profile.device else Compiler

@@ -11,7 +11,9 @@ from typing import ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from distsim.fields import tell
 from distsim.names import listing, near
+from distsim.strategies.words import WORDS
 
 #: Plain data of an entry, or of a declaration, as a YAML file has it.
 Entry = dict[str, object]
@@ -131,6 +133,12 @@ class Strategy(BaseModel):
     first_field: ClassVar[str | None] = None
     #: What a real run does otherwise than PyTorch's own class; empty where it is the same.
     for_real: ClassVar[str] = ""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
+        """The fields get their descriptions."""
+        if "name" in cls.__dict__:
+            tell(cls, WORDS, cls.name)
 
     def refuse(self, context: Context) -> list[Refusal]:
         """Why this layout can't be: (path of the field, sentence), before anything is expanded. Empty where nothing is wrong."""

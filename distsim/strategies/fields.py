@@ -152,27 +152,46 @@ def _group(value: object) -> Group:
     return tuple(_axis(item) for item in value) if isinstance(value, list | tuple) and value else _axis(value)
 
 
-_NUMBER = {"anyOf": [{"type": "number"}, {"type": "string"}]}
-_TEXT = {"type": "string"}
-_LIST = {"type": "array"}
+_FORMULA: dict[str, object] = {"x-def": "formula"}
+_NUMBER: dict[str, object] = {"anyOf": [{"type": "number"}, _FORMULA]}
+_SIZES: dict[str, object] = {"type": "array", "minItems": 1, "items": _NUMBER}
+_PRICE: dict[str, object] = {
+    "type": "object", "additionalProperties": False, "oneOf": [{"required": ["time"]}, {"anyOf": [{"required": ["flops"]}, {"required": ["bytes"]}]}],
+    "properties": {"time": {"x-def": "duration"}, "flops": {}, "bytes": {}, "dtype": {}},
+}  # fmt: skip
+_COST = {"anyOf": [{"x-def": "duration"}, _PRICE, {"type": "array", "items": {"x-def": "entry"}}]}
 
-Count = Annotated[int, PlainValidator(integer(1)), WithJsonSchema(_NUMBER)]
-Natural = Annotated[int, PlainValidator(integer(0)), WithJsonSchema(_NUMBER)]
-Amount = Annotated[float, PlainValidator(_amount), WithJsonSchema(_NUMBER)]
-PriceField = Annotated[Price, PlainValidator(price), WithJsonSchema({"anyOf": [_TEXT, {"type": "object"}]})]
-CostField = Annotated[Cost, PlainValidator(cost), WithJsonSchema({"anyOf": [_TEXT, {"type": "object"}, _LIST]})]
+
+def _counted(low: int) -> dict[str, object]:
+    return {"anyOf": [{"type": "integer", "minimum": low, "maximum": MOST}, _FORMULA]}
+
+
+Count = Annotated[int, PlainValidator(integer(1)), WithJsonSchema(_counted(1))]
+Natural = Annotated[int, PlainValidator(integer(0)), WithJsonSchema(_counted(0))]
+Amount = Annotated[float, PlainValidator(_amount), WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1e15}, _FORMULA]})]
+PriceField = Annotated[Price, PlainValidator(price), WithJsonSchema({"anyOf": [{"x-def": "duration"}, _PRICE]})]
+CostField = Annotated[Cost, PlainValidator(cost), WithJsonSchema(_COST)]
 Dtype = Annotated[str, PlainValidator(_dtype), WithJsonSchema({"enum": list(DTYPES)})]
 #: The shapes of a layer's parameters.
-Params = Annotated[tuple[tuple[int, ...], ...], PlainValidator(_shapes), WithJsonSchema({"anyOf": [*_NUMBER["anyOf"], _LIST]})]
-Shape = Annotated[tuple[int, ...], PlainValidator(_sizes), WithJsonSchema(_LIST)]
+Params = Annotated[
+    tuple[tuple[int, ...], ...],
+    PlainValidator(_shapes),
+    WithJsonSchema({"anyOf": [_counted(1), {"type": "array", "minItems": 1, "items": {"anyOf": [_counted(1), _SIZES]}}]}),
+]
+Shape = Annotated[tuple[int, ...], PlainValidator(_sizes), WithJsonSchema(_SIZES)]
 #: An integer per rank; `else` is the rest.
 PerRank = Annotated[
-    dict[int | str, int], PlainValidator(_per_rank), WithJsonSchema({"anyOf": [*_NUMBER["anyOf"], {"type": "object"}]})
+    dict[int | str, int],
+    PlainValidator(_per_rank),
+    WithJsonSchema(
+        {"anyOf": [_counted(0), {"type": "object", "propertyNames": {"pattern": "^([0-9]+|else)$"}, "additionalProperties": _counted(0)}]}
+    ),
 ]
+_AXIS: dict[str, object] = {"x-def": "name"}
 #: One axis of the mesh or a group's name.
-Axis = Annotated[str, PlainValidator(_axis), WithJsonSchema(_TEXT)]
+Axis = Annotated[str, PlainValidator(_axis), WithJsonSchema(_AXIS)]
 #: The same, or a list of axes.
-Axes = Annotated[Group, PlainValidator(_group), WithJsonSchema({"anyOf": [_TEXT, _LIST]})]
+Axes = Annotated[Group, PlainValidator(_group), WithJsonSchema({"anyOf": [_AXIS, {"type": "array", "minItems": 1, "items": _AXIS}]})]
 
 
 # --- Pydantic's errors in the words of a scenario file, for fields that a strategy validates itself ---

@@ -1,0 +1,162 @@
+"""A scenario's start-up: what each of its processes brings to init_process_group, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from distsim.errors import ScenarioErrors
+from distsim.expr import ExpressionError, parse
+from distsim.findings.record import Finding, Place
+from distsim.ops.records import Call
+from distsim.profiles import PROFILES
+from distsim.program.names import Names
+from distsim.program.records import Program, at
+from distsim.scenario.model import Scenario
+from distsim.scenario.parts import Launch
+from distsim.startup.address import VARIABLES, address
+from distsim.startup.meeting import start_up
+from distsim.startup.records import Address, Cause, Entrance, StartUp, Surroundings
+from distsim.startup.where import is_loopback
+
+OP = "init_process_group"
+#: Launchers whose agent serves the store, and those that set the four variables.
+_AGENTS = ("torchrun", "elastic")
+_SETTERS = ("", "torchrun", "elastic")
+_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+_SAID = ("env", "hosts", "ports_taken", "files_left", "by")
+
+
+def startup_of(scenario: Scenario, program: Program, names: Names) -> StartUp | None:
+    """What becomes of the first init_process_group; None where the file says nothing of it that could matter."""
+    if not _worth_a_look(scenario, program):
+        return None
+    brought = entrances(scenario, program, names)
+    found = start_up(brought, surroundings(scenario))
+    if not found.failed:
+        _same_numbers(brought, names)
+    return found
+
+
+def _same_numbers(brought: list[Entrance], names: Names) -> None:
+    """A start-up of other numbers than the file counts by would run the steps of one rank under another's name."""
+    for entrance in brought:
+        here = address(entrance)
+        if isinstance(here, Address) and here.kind != "mpi" and here.rank != entrance.rank and not entrance.absent:
+            names.problem(("program",), f"process {entrance.rank} says that it is rank {here.rank}, and all numbers are there once; a file "
+                          "counts processes by these numbers: write `rank: rank`")  # fmt: skip
+
+
+def full_startup(scenario: Scenario, program: Program) -> StartUp:
+    """The same for any program, for a picture."""
+    return program.startup or start_up(entrances(scenario, program, Names(scenario)), surroundings(scenario))
+
+
+def _worth_a_look(scenario: Scenario, program: Program) -> bool:
+    if scenario.options.init_method is not None or any(getattr(scenario.launch, name) for name in _SAID):
+        return True
+    told = ("init_method", "store", "said_rank", "said_world", "device_id")
+    return any(call.op == OP and any(name in call.fields for name in told) for code in program.codes for call in code.calls)
+
+
+def surroundings(scenario: Scenario) -> Surroundings:
+    """What the file says of its machines. Where it lists no hosts, `launch.master_addr` is the first one."""
+    launch = scenario.launch
+    listed = {host: node for node, host in enumerate(launch.hosts)}
+    first = {} if launch.hosts or is_loopback(launch.master_addr) else {launch.master_addr: 0}
+    return Surroundings(
+        scenario.world.size, listed | first, bool(launch.hosts), tuple(launch.ports_taken), tuple(launch.files_left)
+    )
+
+
+def entrances(scenario: Scenario, program: Program, names: Names) -> list[Entrance]:
+    """What every process brings."""
+    absent = {f.rank for f in program.faults if f.kind == "absent"}
+    explicit = any(call.op == OP for code in program.codes for call in code.calls)
+    environment = _Environment(scenario, names, explicit)
+    found = []
+    for rank in range(program.world_size):
+        call = _first(program, rank)
+        method = call.init_method if call else None
+        if method is None and (call is None or call.store is None):
+            method = scenario.options.init_method
+        implied = not explicit and method is not None and not method.startswith("env:")
+        backend = scenario.backend
+        timeout = (call.timeout_ns if call else None) or scenario.options.timeout_ns or PROFILES[backend].timeout_ns
+        found.append(Entrance(
+            rank, program.node(rank), backend, int(timeout), method, call.store if call else None,
+            _or(rank if implied else None, call.said_rank if call else None),
+            _or(program.world_size if implied else None, call.said_world if call else None),
+            call.device_id if call else None, environment.of(rank), scenario.launch.by in _AGENTS and method in (None, "env://"),
+            scenario.launch.by or "", rank in absent,
+        ))  # fmt: skip
+    return found
+
+
+def _or(implied: int | None, said: int | None) -> int:
+    return said if said is not None else -1 if implied is None else implied
+
+
+def _first(program: Program, rank: int) -> Call | None:
+    """The rank's first init_process_group as it is written; None where it is implied."""
+    code = program.code(rank)
+    for position in code.positions(program.row_of[rank]):
+        if code.calls[position].op == OP:
+            return program.resolve(rank, code.calls[position])
+    return None
+
+
+class _Environment:
+    """The variables that start-up reads, for every rank."""
+
+    def __init__(self, scenario: Scenario, names: Names, explicit: bool) -> None:
+        self.scenario, self.names, self.explicit = scenario, names, explicit
+        self.launch: Launch = scenario.launch
+
+    def of(self, rank: int) -> dict[str, str]:
+        own = {}
+        for name, given in self.launch.env.items():
+            value = given.get(rank) if hasattr(given, "get") else given
+            if value is not None:
+                own[name] = self._number(value, rank) if name in _NUMBERS else value
+        return {name: value for name, value in ({**self._launchers(rank), **own}).items() if value and name in (*VARIABLES, *own)}
+
+    def _launchers(self, rank: int) -> Mapping[str, str]:
+        """What the launcher sets. A program that leaves its start to distsim gets all of it from whatever launcher."""
+        if self.explicit and (self.launch.by or "") not in _SETTERS:
+            return {}
+        return {"RANK": str(rank), "WORLD_SIZE": str(self.scenario.world.size), "MASTER_ADDR": first_host(self.scenario),
+                "MASTER_PORT": str(self.launch.master_port)}  # fmt: skip
+
+    def _number(self, text: str, rank: int) -> str:
+        """The value of an expression; any other text as it stands."""
+        try:
+            value = self.names.evaluate(parse(text), self.names.world, ("launch", "env"))
+        except (ExpressionError, ScenarioErrors, ValueError):
+            return text
+        return str(int(at(value, rank)))  # type: ignore[call-overload]
+
+
+def first_host(scenario: Scenario) -> str:
+    """The address of machine 0: `launch.master_addr`, else the first of `launch.hosts`; for several machines without either a stand-in."""
+    launch = scenario.launch
+    if "master_addr" in launch.model_fields_set or (scenario.world.nodes == 1 and not launch.hosts):
+        return launch.master_addr
+    return launch.hosts[0] if launch.hosts else "HOST0"
+
+
+def startup_findings(program: Program, startup: StartUp) -> tuple[Finding, ...]:
+    """DS121 to DS129, at the call where it is written."""
+    return tuple(_finding(program, cause, "error") for cause in startup.causes) + tuple(
+        _finding(program, cause, "warning") for cause in startup.remarks
+    )
+
+
+def _finding(program: Program, cause: Cause, severity: str) -> Finding:
+    places: dict[Place, None] = {}
+    for rank in cause.ranks:
+        code = program.code(rank)
+        for call in code.calls:
+            if call.op == OP:
+                places[program.sites[call.site].place(rank)] = None
+                break
+    return Finding(cause.code, severity, cause.message, cause.ranks, cause.ranks, (cause.help,), tuple(places)[:1])  # type: ignore[arg-type]

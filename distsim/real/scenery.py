@@ -1,0 +1,62 @@
+"""What the file says that a failing start-up meets: ports that something else has, files that an earlier run has left."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+
+from distsim.errors import EnvironmentFault
+from distsim.real.rendezvous import listen
+from distsim.scenario import Scenario
+
+_HOST = "127.0.0.1"
+_EARLIER_S = 60
+
+
+@contextmanager
+def scenery(scenario: Scenario, address: str) -> Iterator[None]:
+    """Ports held and files written while the run lasts. Raises EnvironmentFault for what this machine does not let one do."""
+    doors: list[socket.socket] = []
+    left: list[Path] = []
+    try:
+        doors.extend(listen(address, port, may_move=False)[0] for port in scenario.launch.ports_taken)
+        left.extend(_left(Path(name), scenario.world.size) for name in scenario.launch.files_left)
+        yield
+    finally:
+        for door in doors:
+            door.close()
+        for path in left:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _left(path: Path, world_size: int) -> Path:
+    """A file as a run leaves it that was killed: its processes met there, and are gone."""
+    if not path.parent.is_dir():
+        raise EnvironmentFault(f"there is no folder {path.parent} for {path}", "name a file in a folder that exists")
+    if path.exists():
+        raise EnvironmentFault(f"{path} is there already, and files_left would write it", "remove it, or name another one")
+    context = get_context("spawn" if os.name == "nt" else "fork")
+    earlier = [context.Process(target=_meet, args=(str(path), rank, world_size), daemon=True) for rank in range(world_size)]
+    for process in earlier:
+        process.start()
+    for process in earlier:
+        process.join(_EARLIER_S)
+        if process.is_alive():
+            process.kill()
+    return path
+
+
+def _meet(path: str, rank: int, world_size: int) -> None:
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(path, world_size)
+    limit = timedelta(seconds=_EARLIER_S)
+    dist.init_process_group("gloo", store=dist.PrefixStore("default_pg", store), rank=rank, world_size=world_size, timeout=limit)
+    os._exit(0)

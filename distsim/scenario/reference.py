@@ -1,0 +1,207 @@
+"""Every key of a scenario file with its type, unit, default and example: read from the models, for pages and `distsim explain`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from distsim import units
+from distsim.ops.patterns import KINDS
+from distsim.ops.table import ALIASES, OPS
+from distsim.scenario.form import PARTS, Block, File, Repeat
+from distsim.scenario.parts import Bounds
+from distsim.scenario.schema import schema, written
+from distsim.strategies import STRATEGIES
+
+#: What stands between a key and the keys of what it holds.
+_INSIDE = {"groups": ".NAME", "tensors": ".NAME", "memory": ".NAME", "faults": "[]"}
+_TYPES = {"string": "a text", "integer": "an integer", "number": "a number", "boolean": "true or false", "object": "a mapping",
+          "array": "a list", "null": "nothing"}  # fmt: skip
+
+
+class Key(NamedTuple):
+    """One key. ``path`` is where it stands (`tensors.NAME.shape`), ``default`` and ``example`` as a file has them; "" is none."""
+
+    path: str
+    about: str
+    kind: str
+    unit: str
+    default: str
+    example: str
+    required: bool
+
+    @property
+    def name(self) -> str:
+        return re.split(r"[.\]]", self.path)[-1]
+
+
+@cache
+def keys() -> dict[str, Key]:
+    """Every key by its path, in the order of the file; the fields of steps stand under ``operation.field``."""
+    return {key.path: key for key in (*_top(), *_steps())}
+
+
+def _top() -> Iterator[Key]:
+    from distsim.cluster import Cluster
+    whole = schema()
+    for name, info in File.model_fields.items():
+        yield _key(name, info, whole["properties"][name])
+        if name in PARTS:
+            yield from _part(name + _INSIDE.get(name, ""), PARTS[name], whole)
+        elif name == "cluster":
+            yield from _cluster("cluster", Cluster, "cluster", whole)
+        elif name == "program":
+            entry = whole["$defs"]["entry"]["else"]["properties"]
+            yield from (_key(f"program[].{key}", info, entry[key]) for key, info in Block.model_fields.items())
+            found = (_key(f"program[].repeat.{k}", i, entry["repeat"]["properties"][k]) for k, i in Repeat.model_fields.items())
+            yield from found
+
+
+def _part(path: str, model: type[BaseModel], whole: Mapping[str, Any]) -> Iterator[Key]:
+    properties = whole["$defs"][model.__name__]["properties"]
+    for name, info in model.model_fields.items():
+        written_name = info.alias or name
+        yield _key(f"{path}.{written_name}", info, properties[written_name])
+        if model.__name__ == "Expect" and name in ("makespan", "iteration"):
+            yield from _part(f"{path}.{name}", Bounds, whole)
+
+
+def _cluster(path: str, model: type[BaseModel], definition: str, whole: Mapping[str, Any]) -> Iterator[Key]:
+    properties = whole["$defs"][definition]["properties"]
+    if definition == "cluster":
+        yield Key("cluster.preset", properties["preset"]["description"], _kind(properties["preset"]), "", "", "dgx-h100", False)
+    for name, info in model.model_fields.items():
+        written_name = info.alias or name
+        yield _key(f"{path}.{written_name}", info, properties[written_name])
+        inner = info.annotation
+        if written_name == "measured":
+            inner = inner.__args__[0]  # type: ignore[union-attr]  # tuple[Curve, ...]
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _cluster(f"{path}.{written_name}" + "[]" * (written_name == "measured"), inner, inner.__name__, whole)
+
+
+def _steps() -> Iterator[Key]:
+    definitions = schema()["$defs"]
+    for name, row in {**OPS, **STRATEGIES}.items():
+        properties = definitions[f"{name}_fields"]["then"]["properties"]
+        for field, info in row.model_fields.items():
+            written_name = info.alias or field
+            yield _key(f"{name}.{written_name}", info, properties[written_name])
+
+
+def _key(path: str, info: FieldInfo, property: Mapping[str, Any]) -> Key:
+    needed = info.is_required()
+    default = "" if needed else _default(info, property)
+    example = written(info.examples[0]) if info.examples else ""
+    return Key(path, info.description or "", _kind(property), _unit(property), default, example, needed)
+
+
+def _default(info: FieldInfo, property: Mapping[str, Any]) -> str:
+    if "default" in property:
+        return written(property["default"])
+    found = info.get_default(call_default_factory=True, validated_data={})
+    source = getattr(found, "source", found)
+    return "" if source is None or source in ("", (), {}) else written(source)
+
+
+# --- words for a schema ---
+def _kind(schema: Mapping[str, Any]) -> str:
+    """A type in words: `an integer from 1 to 65535, or …`."""
+    return ", or ".join(kind for kind in dict.fromkeys(_kinds(schema)) if kind != "nothing")
+
+
+def _kinds(schema: Mapping[str, Any]) -> Iterator[str]:
+    if "$ref" in schema:
+        yield _REFERENCES.get(schema["$ref"].rpartition("/")[2], "a mapping")
+    for one in schema.get("anyOf", ()):
+        yield from _kinds(one)
+    if "enum" in schema:
+        yield _choices(schema["enum"])
+    if "const" in schema:
+        yield f"`{schema['const']}`"
+    given = schema.get("type")
+    for kind in [given] if isinstance(given, str) else given or ():
+        yield _typed(kind, schema)
+
+
+_REFERENCES = {
+    "selector": "a rank, a list of ranks, or a condition", "value": "numbers or expressions, nested in lists",
+    "expected": "a number, a list of numbers, or `?`", "numbers": "numbers, alone or by rank", "preset": "the name of a preset",
+    "entry": "an entry", "name": "a name", "reference": "a name, or name@index", "condition": "an expression",
+    "expression": "a number or an expression", "tensor": "a name, name@index, or {shape, dtype}", "dtype": "a dtype of torch",
+    **{word: f"{kind} with its unit, or an expression" for kind, word in KINDS.items()},
+    "size_count": "a size with its unit, or an expression", "flops_count": "a count with its unit, or an expression",
+}  # fmt: skip
+
+
+def _choices(words: list[Any]) -> str:
+    shown = [f"`{written(word)}`" for word in words]
+    return " | ".join(shown) if len(shown) <= 16 else f"{' | '.join(shown[:3])} and {len(shown) - 3} more"
+
+
+def _typed(kind: str, schema: Mapping[str, Any]) -> str:
+    if kind == "array":
+        items = schema.get("items", {})
+        return f"a list of {_several(_kind(items))}" if items else "a list"
+    if kind == "object" and "else" in str(schema.get("propertyNames", "")):
+        return "by rank: `{0: …, else: …}`"
+    low, high = schema.get("minimum"), schema.get("maximum")
+    bounds = f" from {low} to {high}" if high is not None and low is not None else f" of at least {low}" if low is not None else ""
+    return _TYPES[kind] + bounds
+
+
+def _several(words: str) -> str:
+    """`an integer` as `integers`."""
+    words = words.partition(", or by rank")[0]
+    return re.sub(r"\ba name, or name@index", "names, or name@index", re.sub(r"^an? (\w+)", r"\1s", words.replace("entry", "entrie")))
+
+
+def _unit(schema: Mapping[str, Any]) -> str:
+    """The units that a quantity may have."""
+    measured = {word: kind for kind, word in KINDS.items()}
+    for word in _linked(schema):
+        if kind := measured.get(word.removesuffix("_count")):
+            return " ".join(name for name, unit in units.FAMILY_OF.items() if unit.kind == kind and not name.startswith("μ"))
+    return str(schema.get("x-unit", ""))
+
+
+def _linked(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Names of the definitions that a value may be."""
+    if "$ref" in schema:
+        yield schema["$ref"].rpartition("/")[2]
+    for one in schema.get("anyOf", ()):
+        yield from _linked(one)
+
+
+def key_of(path: str) -> Key | None:
+    """The key that a person means by a path: `SCENARIO.world.nodes`, `tensors.x.shape`, `program[2].send.dst`, `all_reduce.async`."""
+    known = keys()
+    words = [word for word in re.split(r"[.\[\]]+", path.strip()) if word and not word.isdigit()]
+    if words and words[0].lower() in ("scenario", "file"):
+        words = words[1:]
+    if words and words[0] == "program" and len(words) > 2:
+        step = next((k for k, word in enumerate(words) if k and ALIASES.get(word, word) in {**OPS, **STRATEGIES}), None)
+        words = words[step:] if step is not None else words
+    words = [ALIASES.get(word, word) if k == 0 else word for k, word in enumerate(words)]
+    by_words = {tuple(re.split(r"[.\[\]]+", key)): key for key in known}
+    for given in _readings(words):
+        for found in ((*given,), (*given[:1], "", *given[1:])):
+            if tuple(w for w in found) in by_words:
+                return known[by_words[found]]
+    return None
+
+
+def _readings(words: list[str]) -> Iterator[list[str]]:
+    """The words as they are, and with the second one standing for a name."""
+    yield words
+    if len(words) >= 2 and words[0] in ("groups", "tensors", "memory"):
+        yield [words[0], "NAME", *words[2:]]
+        yield [words[0], "NAME", *words[1:]]
+
+
+__all__ = ["Key", "key_of", "keys", "written"]

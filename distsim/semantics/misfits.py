@@ -1,0 +1,168 @@
+"""Calls that meet and do not fit: in what they differ, and what a back end makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from distsim.ops.records import Call
+from distsim.ops.table import OPS
+from distsim.profiles.record import Meeting, Mishap, Profile
+from distsim.semantics.form import ODD, PartKind
+from distsim.semantics.link import IntArray, Linked, early_rows
+
+#: Calls of one meeting that differ in more ways are left to the order of events.
+MOST_KINDS = 8
+
+
+class Rows(Protocol):
+    """What is known of rows: a `Linked` program, or the tables made of it."""
+
+    profile: Profile
+    members: list[tuple[int, ...]]
+
+    @property
+    def signature(self) -> Sequence[int] | IntArray: ...
+    @property
+    def tag(self) -> Sequence[int] | IntArray: ...
+    @property
+    def nbytes(self) -> Sequence[int] | IntArray: ...
+    def call(self, row: int) -> Call: ...
+
+
+class Misfit(NamedTuple):
+    """Rows that met and differ: in which fields, and the profile's word for what follows."""
+
+    rows: tuple[int, ...]
+    fields: tuple[str, ...]
+    outcome: str
+
+
+def judge(of: Rows, rows: Sequence[int], instance: int) -> tuple[tuple[str, ...], Mishap] | None:
+    """In what calls that met differ, and what comes of it; None where they fit. ``instance``: of a collective, -1 for a send and its
+    receive. Of a collective ``rows`` may be those that have come so far."""
+    if any(of.signature[row] == ODD for row in rows):
+        return ("splits",), Mishap("wrong-data")
+    calls, is_message = tuple(of.call(row) for row in rows), instance < 0
+    fields = differences(calls, is_message, is_message or len(rows) == len(of.members[instance]))
+    if is_message and of.tag[rows[0]] != of.tag[rows[1]]:
+        fields += ("tag",)
+    if not fields:
+        return None
+    return fields, of.profile.mismatch(Meeting(fields, calls, tuple(int(of.nbytes[row]) for row in rows), is_message))
+
+
+def differences(calls: tuple[Call, ...], is_message: bool, complete: bool) -> tuple[str, ...]:
+    """The words in which calls that met differ (`agreement` of their rows).
+
+    Of operations that agree pair by pair (all_to_all) the sizes are compared when all are there.
+    """
+    said = [OPS[c.op].agreement(c) if is_message else {"op": c.op, **OPS[c.op].agreement(c)} for c in calls]
+    names = dict.fromkeys(name for words in said for name in words)
+    fields = tuple(name for name in names if any(words.get(name) != said[0].get(name) for words in said))
+    row = OPS[calls[0].op]
+    if not row.pairwise or "op" in fields:
+        return fields
+    uneven = complete and ("numel" in fields or "numel" not in said[0])
+    fields = tuple(name for name in fields if name not in ("numel", "splits"))
+    return (*fields, "splits") if uneven and row.cross_faults(sorted(calls, key=lambda c: c.group_rank)) else fields
+
+
+class Misfits:
+    """The meetings of a linked program in which calls may differ. Where ``why_ordered`` is None all of them go on as if they fitted, in
+    whatever order they come; what came of them is told by `met`."""
+
+    def __init__(self, linked: Linked) -> None:
+        self.linked = linked
+        self.receives = bad_pairs(linked)
+        self.instances = np.union1d(*bad_instances(linked))
+        self.early = frozenset(early_rows(linked).tolist())
+        self._judged: dict[tuple[int, ...], tuple[tuple[str, ...], Mishap] | None] = {}
+        self._pairs: dict[tuple[object, ...], tuple[tuple[str, ...], Mishap] | None] = {}
+
+    def why_ordered(self) -> str | None:
+        """The reason why the order of events must be followed: what does not fit ends a process, or halts others."""
+        if any(found is not None and found[1].crash for _, found in self._messages(self.receives.tolist())):
+            return "messages do not fit"
+        return None if all(map(self._goes_on, self.instances.tolist())) else "collectives do not fit"
+
+    def met(self, posted: Sequence[int] | IntArray) -> Iterator[Misfit]:
+        """What met and differs, of the rows that were posted: messages by their receives, then collectives."""
+        here = [row for row in self.receives.tolist() if posted[row] >= 0 and posted[self.linked.mate[row]] >= 0]
+        for rows, found in self._messages(here):
+            if found is not None:
+                yield Misfit(rows, found[0], found[1].outcome)
+        for instance in self.instances.tolist():
+            came = [row for row in self.linked.rows_of[instance].tolist() if posted[row] >= 0]
+            whole = len(came) == len(self.linked.members[instance])
+            if whole or len(set(self.linked.signature[came].tolist())) > 1:
+                found = self._judge(tuple(came), instance)
+                if found is not None:
+                    yield Misfit(tuple(came), found[0], found[1].outcome)
+
+    def _judge(self, rows: tuple[int, ...], instance: int) -> tuple[tuple[str, ...], Mishap] | None:
+        if rows not in self._judged:
+            self._judged[rows] = judge(self.linked, rows, instance)
+        return self._judged[rows]
+
+    def _messages(self, receives: Iterable[int]) -> Iterator[tuple[tuple[int, int], tuple[tuple[str, ...], Mishap] | None]]:
+        """(send and receive, what comes of them); those of one code that say the same are judged once."""
+        linked = self.linked
+        for receive in receives:
+            rows = int(linked.mate[receive]), receive
+            key = tuple((id(linked.code_call(row)), *(int(c[row]) for c in (linked.signature, linked.tag, linked.nbytes)))
+                        for row in rows)  # fmt: skip
+            if key not in self._pairs:
+                self._pairs[key] = judge(linked, rows, -1)
+            yield rows, self._pairs[key]
+
+    def _goes_on(self, instance: int) -> bool:
+        """Neither all calls of a collective nor any two that differ stop anybody, and nobody leaves before all have come."""
+        linked, rows = self.linked, tuple(self.linked.rows_of[instance].tolist())
+        if not self.early.isdisjoint(rows):
+            return False
+        kinds = {(int(linked.signature[row]), int(linked.nbytes[row])): row for row in rows}
+        if len(kinds) > MOST_KINDS:
+            return False
+        for those in (rows, *combinations(kinds.values(), 2)):
+            found = self._judge(those, instance)
+            if found is not None and (found[1].crash or found[1].hangs):
+                return False
+        return True
+
+
+def bad_pairs(linked: Linked) -> IntArray:
+    """The receives whose message, if both come, is not what they expect."""
+    receives = np.flatnonzero((linked.kind == PartKind.RECEIVE) & (linked.mate >= 0))
+    sends = linked.mate[receives]
+    differ = (linked.signature[receives] != linked.signature[sends]) | (linked.tag[receives] != linked.tag[sends])
+    found: IntArray = receives[differ]
+    return found
+
+
+def bad_instances(linked: Linked) -> tuple[IntArray, IntArray]:
+    """(instances whose calls differ in what they say, instances of pairwise calls whose parts may not fit one another)."""
+    rows = np.flatnonzero((linked.kind == PartKind.COLLECTIVE) & (linked.instance >= 0))
+    count = len(linked.members)
+    low, high = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
+    np.minimum.at(low, linked.instance[rows], linked.signature[rows])
+    np.maximum.at(high, linked.instance[rows], linked.signature[rows])
+    unlike = np.flatnonzero((low < high) | ((low == ODD) & (high == ODD)))
+    return unlike, np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *_uneven(linked)]))
+
+
+def _uneven(linked: Linked) -> list[IntArray]:
+    """The instances of calls that agree pair by pair, and whose parts are not all of one size."""
+    known: dict[int, bool] = {}
+    found = []
+    for unit, part, rows in linked.parts(PartKind.COLLECTIVE):
+        if OPS[part.call.op].pairwise:
+            if id(part.call) not in known:
+                agreed = OPS[part.call.op].agreement(linked.program.resolve(unit.ranks[0], part.call))
+                known[id(part.call)] = "numel" not in agreed or isinstance(part.call.signature, np.ndarray)
+            if known[id(part.call)]:
+                found.append(linked.instance[rows])
+    return found

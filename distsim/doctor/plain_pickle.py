@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 #: Opcodes that are carried out at most.
-MOST_STEPS: Final = 20_000_000
+MOST_STEPS: Final = 8_000_000
+#: Values that wait at a time to become part of a list or dict.
+_DEEPEST: Final = 200_000
 _LONGEST_NUMBER: Final = 16
 
 
@@ -42,7 +44,7 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        data, table = self.data, _TABLE
+        data, table, stack = self.data, _TABLE, self.stack
         for _ in range(MOST_STEPS):
             code = data[self.at]
             self.at += 1
@@ -52,6 +54,8 @@ class _Machine:
             if step is None:
                 raise NotPlain(_refusal(code))
             step(self)
+            if len(stack) > _DEEPEST:
+                raise NotPlain("it piles up more values than any dump")
         raise NotPlain(f"it takes more than {MOST_STEPS:,} steps")
 
     def pop(self) -> Any:
@@ -177,16 +181,8 @@ def _new_dict(m: _Machine) -> None:
     m.push(made)
 
 
-def _discard(m: _Machine) -> None:
-    m.stack.pop()
-
-
-def _discard_to_mark(m: _Machine) -> None:
-    m.since_mark()
-
-
 _STEPS: dict[int, Callable[[_Machine], None]] = {
-    0x80: _proto, 0x95: _frame, 0x28: lambda m: m.push(_Mark()), 0x30: _discard, 0x31: _discard_to_mark,
+    0x80: _proto, 0x95: _frame, 0x28: lambda m: m.push(_Mark()),
     0x4E: lambda m: m.push(None), 0x88: lambda m: m.push(True), 0x89: lambda m: m.push(False),
     0x4B: lambda m: m.push(m.number("B")), 0x4D: lambda m: m.push(m.number("H")), 0x4A: lambda m: m.push(m.number("i")),
     0x49: _int_line, 0x4C: lambda m: m.push(m.digits(m.line())), 0x46: lambda m: m.push(float(m.line())),

@@ -9,6 +9,7 @@ import typer
 from distsim.cli import (
     bench,
     calibrate,
+    capture,
     check,
     clusters,
     compare,
@@ -66,6 +67,7 @@ app.command("run")(run.command)
 app.command("replay")(replay.command)
 app.command("compare")(compare.command)
 app.command("doctor")(doctor.command)
+app.command("capture")(capture.command)
 app.command("bench")(bench.command)
 app.command("calibrate")(calibrate.command)
 app.command("render")(render.command)

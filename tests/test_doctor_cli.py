@@ -21,6 +21,7 @@ from distsim.doctor import examine, read_evidence
 from distsim.doctor.live import rank_of, ranks_of
 from distsim.doctor.smallest import smallest_scenario
 from distsim.errors import DistsimError, UsageError
+from distsim.real.board import Board, Phase
 from distsim.scenario import loads
 from distsim.simulation import simulate
 from distsim.views.doctorview import doctor_text
@@ -61,11 +62,10 @@ def test_dumps_of_a_job_in_which_nobody_waits_end_with_status_0(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("width", [40, 57, 80, 200])
-@pytest.mark.parametrize("given", [*HANGS[:6], *THREADS], ids=lambda p: p.stem)
-def test_no_line_is_wider_than_asked_but_for_words_that_are(given: Path, width: int) -> None:
-    text = doctor_text(examine(read_evidence([str(given)])), width)
+def test_no_line_is_wider_than_asked_but_for_words_that_are(width: int) -> None:
+    texts = [doctor_text(examine(read_evidence([str(given)])), width) for given in (*HANGS[:6], *THREADS)]
 
-    wide = [line for line in text.splitlines() if len(line) > width]
+    wide = [line for text in texts for line in text.splitlines() if len(line) > width]
     assert [line for line in wide if len(line.split()) > 1] == []
 
 
@@ -164,6 +164,30 @@ def test_a_trace_of_distsim_is_evidence(tmp_path: Path) -> None:
 
     assert found.main is not None
     assert (found.main.kind, found.culprits, found.main.number) == ("behind", (1,), 2)
+
+
+def test_a_trace_that_was_cut_anywhere_is_read_up_to_its_last_whole_line(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parent.parent / "traces" / "collectives_gloo_2.jsonl").read_text()
+    head = text.index("\n") + 1
+    (tmp_path / "t.jsonl").write_text(text[: head + (len(text) - head) * 2 // 3])
+
+    evidence = read_evidence([str(tmp_path / "t.jsonl")])
+
+    assert evidence.files[0].problem.startswith("cut: read up to line ")
+    assert len(evidence.ranks[0].calls) > 5
+
+
+def test_the_progress_board_of_a_rank_is_evidence(tmp_path: Path) -> None:
+    board = Board(tmp_path / "board_rank_1", create=True)
+    board.step(Phase.RAISED, 3, 10)
+    board.say("ValueError: the batch is empty")
+    board.close()
+
+    found = examine(read_evidence([str(tmp_path)]))
+
+    assert found.evidence.files[0].kind == "a distsim board"
+    assert found.main is not None
+    assert (found.main.title, found.culprits) == ("rank 1 raised ValueError: the batch is empty before the others hung", (1,))
 
 
 # --- live ranks ---

@@ -16,6 +16,7 @@ from distsim.doctor import Diagnosis, examine, read_evidence
 from distsim.doctor.sources import rank_of_name
 
 ROOT = Path(__file__).resolve().parent.parent
+SAMPLES = ROOT.parent / "shared" / "samples"
 HANGS = sorted((ROOT / "tests" / "data" / "doctor" / "hangs").glob("*.zip"))
 
 
@@ -107,3 +108,23 @@ def test_an_archive_is_read_as_the_files_in_it(tmp_path: Path) -> None:
     assert packed.main is not None
     assert unpacked.main is not None
     assert packed.main.title == unpacked.main.title
+
+
+@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples of other tools' files lie beside the project, and not here")
+@pytest.mark.parametrize("part", ["flight-recorder", "kineto", "nccl-tests", "pytorch-et"])
+def test_every_sample_of_another_tool_is_read_or_known_to_be_no_evidence(part: str) -> None:
+    files = read_evidence([str(SAMPLES / part)]).files
+
+    assert [(file.path, file.problem) for file in files if file.problem] == []
+
+
+@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples of other tools' files lie beside the project, and not here")
+def test_of_the_sample_dumps_the_one_that_lacks_a_rank_is_told_and_the_good_one_is_not_accused() -> None:
+    def told(name: str) -> Diagnosis:
+        return examine(read_evidence([str(SAMPLES / "flight-recorder" / f"gloo-torch2.13-{name}")]))
+
+    missing = told("missing").main
+    assert missing is not None
+    assert missing.title.startswith("rank 3 is behind, at call 1: ranks 0-2 wait for it in all_reduce, call 2")
+    assert told("ok").causes == []
+    assert told("ring_recv_first").causes == []

@@ -56,6 +56,7 @@ def test_a_pickle_that_calls_something_is_refused_and_calls_nothing(tmp_path: Pa
         b"\x80\x02\x72\xff\xff\xff\xff.",  # memo at 4 billion, of an empty stack
         b"\x80\x02}(" + b"K\x01" * 3 + b"u.",  # a dict with an odd number of items
         b"\x80\x02" + b"(" * 1000 + b".",
+        b"\x80\x02" + b"]" * 300_000 + b".",
         b"\x80\x02" + b"]" * 100 + b"a" * 200 + b".",
         b"\x80\x02cos\nsystem\n(S'true'\ntR.",
         b"\x80\x02\x82\x01.",  # the extension registry

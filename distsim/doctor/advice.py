@@ -26,7 +26,7 @@ def advice(evidence: Evidence, whole: Standing, absent: tuple[int, ...], main: C
                      f"rank_{ranges(wanted[:1])}.txt`")  # fmt: skip
     if not recorded and not settled:
         found.append("Flight Recorder dumps of all ranks, from the next run: TORCH_FR_BUFFER_SIZE=20000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 "
-                     "TORCH_FR_DUMP_TEMP_FILE=/shared/fr_rank_ (before torch 2.9: TORCH_NCCL_TRACE_BUFFER_SIZE, "
+                     "TORCH_FR_DUMP_TEMP_FILE=/shared/fr_rank_ (older versions: TORCH_NCCL_TRACE_BUFFER_SIZE, "
                      "TORCH_NCCL_DEBUG_INFO_TEMP_FILE); then `distsim doctor /shared`")  # fmt: skip
     if recorded and not settled and not any(e.messages for e in evidence.ranks.values()):
         found.append(

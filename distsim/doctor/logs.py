@@ -35,7 +35,7 @@ _GROUP = re.compile(
 )
 _OWN_RANK = re.compile(r"\[Rank (\d{1,7})\]")
 _WORK = re.compile(
-    r"WorkNCCL\(SeqNum=(?P<number>\d+),\s*OpType=(?P<op>\w+)(?:,\s*NumelIn=(?P<in>\d+))?(?:,\s*NumelOut=(?P<out>\d+))?"
+    r"WorkNCCL\((?:SeqNum=(?P<number>\d+)|\.\.\.),\s*OpType=(?P<op>\w+)(?:,\s*NumelIn=(?P<in>\d+))?(?:,\s*NumelOut=(?P<out>\d+))?"
 )
 _LAST = re.compile(
     r"last enqueued(?: NCCL)? work: (?P<enqueued>-?\d+),? *last completed(?: NCCL)? work: (?P<completed>-?\d+)", re.IGNORECASE
@@ -102,6 +102,9 @@ class LogReader:
             pending = ""
             if "WorkNCCL(" in line and ")" not in line.split("WorkNCCL(", 1)[1] and len(line) < 2000:
                 pending = line.rstrip()  # wrapped by a terminal
+                continue
+            if line.endswith("collective operation timeout:"):
+                pending = f"{line} "
                 continue
             self._line(line)
         if pending:
@@ -183,8 +186,8 @@ class LogReader:
         self.ranks.add(who)
         self.evidence.rank(who, self.source)
         if work is not None:
-            self._works[who, int(work["number"])] = (family(work["op"]), "")
-            self._last_work = (who, int(work["number"]))
+            self._works[who, _number(work)] = (family(work["op"]), "")
+            self._last_work = (who, _number(work))
         sure = bool(group and (group["guid"] or group["desc"] == "default_pg")) and (label is not None or default)
         key = self._group(group, sure)
         if last is not None:
@@ -229,7 +232,7 @@ class LogReader:
         op = family(work["op"])
         sizes = int(work["in"] or -1), int(work["out"] or -1)
         self.evidence.call(Call(
-            who, key, int(work["number"]), op, "waiting", op in ("send", "recv"), None, True, None, *sizes, order=self._order,
+            who, key, _number(work), op, "waiting", op in ("send", "recv"), None, True, None, *sizes, order=self._order,
             source=self.source,
         ))  # fmt: skip
 
@@ -316,6 +319,11 @@ class LogReader:
         self.ranks.add(rank)
         follows = any(word in text for word in FOLLOWS)
         self.evidence.end(rank, End("raised", text[:300], follows, tuple(reversed(trace.frames)), source=self.source))
+
+
+def _number(work: re.Match[str]) -> int:
+    """The call's number, -1 where whoever pasted it left it out."""
+    return int(work["number"]) if work["number"] else -1
 
 
 def prefix(line: str) -> tuple[int | None, int | None, str]:

@@ -32,14 +32,14 @@ def _communicator(evidence: Evidence, comm: dict[str, Any], source: str) -> set[
     size = _count(comm.get("size"))
     key = evidence.group(f"comm {comm.get('hash')}", "", tuple(range(size)) if 0 < size < MOST_RANKS else None, size=size)
     totals: dict[int, dict[str, int]] = {}
-    for rank in comm.get("ranks") or []:
+    for rank in _items(comm.get("ranks")):
         number = _count(rank.get("rank"), -1) if isinstance(rank, dict) else -1
         counts = rank.get("collective_counts") if isinstance(rank, dict) else None
         if 0 <= number < MOST_RANKS and isinstance(counts, dict):
             totals[number] = {str(k): _count(v) for k, v in counts.items()}
             evidence.rank(number, source)
             evidence.status(number, key, sum(totals[number].values()), -1, source)
-    for rank in comm.get("missing_ranks") or []:
+    for rank in _items(comm.get("missing_ranks")):
         number = _count(rank.get("rank"), -1) if isinstance(rank, dict) else -1
         if 0 <= number < MOST_RANKS:
             dead = isinstance(rank.get("status"), dict) and bool(rank["status"].get("considered_dead"))
@@ -55,6 +55,10 @@ def _differing(evidence: Evidence, key: str, kind: str, counts: dict[int, int], 
         behind = tuple(sorted(r for r, n in counts.items() if n < high))
         text = f"on {evidence.groups[key].shown}: at {kind} {low} where others are at {high}"
         evidence.said.append(Said("NCCL RAS", behind, text, source))
+
+
+def _items(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else []
 
 
 def _count(value: Any, otherwise: int = 0) -> int:
@@ -111,7 +115,7 @@ def _kineto_call(evidence: Evidence, args: dict[str, Any], rank: int, order: int
 
 def read_trace_rows(evidence: Evidence, trace: Trace, source: str) -> set[int]:
     """A recording: numbered as torch numbers, collectives by group and messages by rank."""
-    members = {str(name): tuple(ranks) for name, ranks in trace.header.get("groups", ())}
+    members = {str(name): tuple(r for r in ranks if type(r) is int) for name, ranks in trace.header.get("groups", ())}
     named = [str(name) for name, _ in trace.header.get("groups", ())]
     evidence.world = max(evidence.world, trace.world_size)
     numbers: dict[tuple[int, str, bool], int] = {}

@@ -11,16 +11,17 @@ from collections.abc import Callable
 from typing import Any, Final
 
 #: Opcodes that are carried out at most.
-MOST_STEPS: Final = 20_000_000
+MOST_STEPS: Final = 8_000_000
+#: Values that wait at a time to become part of a list or dict.
+_DEEPEST: Final = 200_000
 _LONGEST_NUMBER: Final = 16
+#: Steps between two looks at how much has piled up.
+_ROUND: Final = 50_000
+_U32: Final = struct.Struct("<I").unpack_from
 
 
 class NotPlain(ValueError):
     """The pickle is cut, damaged, too large, or builds something that is no plain data."""
-
-
-class _Mark:
-    """Where a list of arguments begins on the stack."""
 
 
 def loads(data: bytes) -> Any:
@@ -36,29 +37,59 @@ def loads(data: bytes) -> Any:
 
 
 class _Machine:
+    """``stack`` holds what came since the last mark, ``below`` the stacks under it."""
+
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
         self.stack: list[Any] = []
+        self.below: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        data, table = self.data, _TABLE
-        for _ in range(MOST_STEPS):
-            code = data[self.at]
-            self.at += 1
-            if code == 0x2E:  # STOP
-                return self.pop()
-            step = table[code]
-            if step is None:
-                raise NotPlain(_refusal(code))
-            step(self)
+        """Carry out opcodes to STOP; the frequent ones here, the others by the table."""
+        data, at, stack, below, memo, end = self.data, 0, self.stack, self.below, self.memo, len(self.data)
+        for _ in range(MOST_STEPS // _ROUND):
+            for _ in range(_ROUND):
+                code = data[at]
+                at += 1
+                if code == 0x68:  # BINGET
+                    stack.append(memo[data[at]])
+                    at += 1
+                elif code == 0x71:  # BINPUT
+                    memo[data[at]] = stack[-1]
+                    at += 1
+                elif code == 0x4B:  # BININT1
+                    stack.append(data[at])
+                    at += 1
+                elif code == 0x58:  # BINUNICODE
+                    start, at = at + 4, at + 4 + _U32(data, at)[0]
+                    if at > end:
+                        raise NotPlain("it is cut short: a length goes beyond its end")
+                    stack.append(data[start:at].decode("utf-8", "replace"))
+                elif code == 0x6A:  # LONG_BINGET
+                    stack.append(memo[_U32(data, at)[0]])
+                    at += 4
+                elif code == 0x72:  # LONG_BINPUT
+                    memo[_U32(data, at)[0]] = stack[-1]
+                    at += 4
+                elif code == 0x28:  # MARK
+                    below.append(stack)
+                    stack = []
+                elif code == 0x2E:  # STOP
+                    return stack[-1]
+                else:
+                    step = _TABLE[code]
+                    if step is None:
+                        raise NotPlain(_refusal(code))
+                    self.at, self.stack = at, stack
+                    step(self)
+                    at, stack = self.at, self.stack
+            if len(stack) + len(below) > _DEEPEST:
+                raise NotPlain("it piles up more values than any dump")
         raise NotPlain(f"it takes more than {MOST_STEPS:,} steps")
 
     def pop(self) -> Any:
-        value = self.stack.pop()
-        if isinstance(value, _Mark):
-            raise NotPlain("it is damaged")
-        return value
+        return self.stack.pop()
 
     def take(self, count: int) -> bytes:
         if count < 0 or self.at + count > len(self.data):
@@ -75,13 +106,9 @@ class _Machine:
         return self.data[start:end]
 
     def since_mark(self) -> list[Any]:
-        stack = self.stack
-        for at in range(len(stack) - 1, -1, -1):
-            if isinstance(stack[at], _Mark):
-                found = stack[at + 1 :]
-                del stack[at:]
-                return found
-        raise NotPlain("it is damaged")
+        """What came since the last mark; the stack under it is the stack again."""
+        items, self.stack = self.stack, self.below.pop()
+        return items
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
@@ -89,10 +116,7 @@ class _Machine:
     def set_items(self, target: Any, items: list[Any]) -> None:
         if not isinstance(target, dict) or len(items) % 2:
             raise NotPlain("it is damaged")
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            if not isinstance(key, (str, int, float, bytes, type(None))):
-                raise NotPlain("a key is neither text nor number")
-            target[key] = value
+        target.update(zip(items[::2], items[1::2], strict=True))  # a key that can't be one raises TypeError
 
     def extend(self, target: Any, items: list[Any]) -> None:
         if not isinstance(target, list):
@@ -130,8 +154,6 @@ def _int_line(m: _Machine) -> None:
 
 
 def _put(m: _Machine, key: int) -> None:
-    if isinstance(m.stack[-1], _Mark):
-        raise NotPlain("it is damaged")
     m.memo[key] = m.stack[-1]
 
 
@@ -177,22 +199,14 @@ def _new_dict(m: _Machine) -> None:
     m.push(made)
 
 
-def _discard(m: _Machine) -> None:
-    m.stack.pop()
-
-
-def _discard_to_mark(m: _Machine) -> None:
-    m.since_mark()
-
-
 _STEPS: dict[int, Callable[[_Machine], None]] = {
-    0x80: _proto, 0x95: _frame, 0x28: lambda m: m.push(_Mark()), 0x30: _discard, 0x31: _discard_to_mark,
+    0x80: _proto, 0x95: _frame,
     0x4E: lambda m: m.push(None), 0x88: lambda m: m.push(True), 0x89: lambda m: m.push(False),
-    0x4B: lambda m: m.push(m.number("B")), 0x4D: lambda m: m.push(m.number("H")), 0x4A: lambda m: m.push(m.number("i")),
+    0x4D: lambda m: m.push(m.number("H")), 0x4A: lambda m: m.push(m.number("i")),
     0x49: _int_line, 0x4C: lambda m: m.push(m.digits(m.line())), 0x46: lambda m: m.push(float(m.line())),
     0x8A: lambda m: m.push(m.long(m.number("B"))), 0x8B: lambda m: m.push(m.long(m.number("i"))),
     0x47: lambda m: m.push(struct.unpack(">d", m.take(8))[0]),
-    0x58: lambda m: _text(m, m.number("I")), 0x8C: lambda m: _text(m, m.number("B")), 0x8D: lambda m: _text(m, m.number("Q")),
+    0x8C: lambda m: _text(m, m.number("B")), 0x8D: lambda m: _text(m, m.number("Q")),
     0x55: lambda m: _text(m, m.number("B")), 0x54: lambda m: _text(m, m.number("i")),
     0x56: lambda m: m.push(m.line().decode("raw-unicode-escape")), 0x42: lambda m: m.push(m.take(m.number("I"))),
     0x43: lambda m: m.push(m.take(m.number("B"))), 0x8E: lambda m: m.push(m.take(m.number("Q"))),
@@ -200,8 +214,7 @@ _STEPS: dict[int, Callable[[_Machine], None]] = {
     0x64: _new_dict, 0x74: lambda m: m.push(tuple(m.since_mark())),
     0x85: lambda m: _tuple(m, 1), 0x86: lambda m: _tuple(m, 2), 0x87: lambda m: _tuple(m, 3),
     0x73: _set_item, 0x75: _set_items, 0x61: _append, 0x65: _append_items,
-    0x70: lambda m: _put(m, m.digits(m.line())), 0x71: lambda m: _put(m, m.number("B")), 0x72: lambda m: _put(m, m.number("I")),
+    0x70: lambda m: _put(m, m.digits(m.line())),
     0x94: lambda m: _put(m, len(m.memo)), 0x67: lambda m: m.push(m.memo[m.digits(m.line())]),
-    0x68: lambda m: m.push(m.memo[m.number("B")]), 0x6A: lambda m: m.push(m.memo[m.number("I")]),
 }  # fmt: skip
 _TABLE: tuple[Callable[[_Machine], None] | None, ...] = tuple(_STEPS.get(code) for code in range(256))

@@ -79,9 +79,9 @@ def _parts(whole: Standing, main: Cause) -> list[_Part]:
                     _append(own[other], _answer(wait, other))
     for rank in chosen:
         for wait in whole.ranks[rank].waits[:1] if rank in whole.ranks else ():
-            other = next((r for r in own if r != rank), None)
-            if wait.open_ended and not wait.call.p2p and other is not None and main.kind == "circle":
-                _append(own[other], _answer(wait, other))
+            another = next((r for r in own if r != rank), None)
+            if wait.open_ended and not wait.call.p2p and another is not None and main.kind == "circle":
+                _append(own[another], _answer(wait, another))
     absent = [r for w in waiting for x in whole.ranks[w].waits for r in x.silent if r not in own][:1]
     return [_Part(r, tuple(calls)) for r, calls in sorted(own.items())] + [_Part(r, ()) for r in absent]
 

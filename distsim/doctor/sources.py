@@ -26,6 +26,7 @@ MOST_BYTES: Final = 128 << 20
 _MOST_UNPACKED: Final = 64 << 20
 #: Packed data that grows by more is no dump.
 _MOST_GROWTH: Final = 120
+_PIECE: Final = 1 << 14
 _MOST_FILES: Final = 20_000
 _LONGEST_LINE: Final = 20_000
 _BOARD_BYTES: Final = 16 * 8 + 1024
@@ -133,13 +134,17 @@ def _bytes(path: str) -> bytes:
 def _unpacked(data: bytes) -> bytes:
     """Gzip, as far as it goes: a file that was cut gives what is whole. Refused where it grows beyond reason."""
     machine = zlib.decompressobj(31)
-    bound = min(_MOST_UNPACKED, max(len(data) * _MOST_GROWTH, 1 << 20))
+    parts, made = [], 0
     try:
-        found = machine.decompress(data, bound)
+        for start in range(0, len(data), _PIECE):
+            bound = min(_MOST_UNPACKED, max((start + _PIECE) * _MOST_GROWTH, 1 << 20))
+            parts.append(machine.decompress(data[start : start + _PIECE], bound - made + 1))
+            made += len(parts[-1])
+            if made > bound:
+                raise Refused(f"it unpacks to more than {bound >> 20} MiB from {(start + _PIECE) >> 10} KiB")
     except zlib.error:
         raise Refused("it is damaged gzip") from None
-    if machine.unconsumed_tail:
-        raise Refused(f"it unpacks to more than {bound >> 20} MiB from {len(data) >> 10} KiB")
+    found = b"".join(parts)
     return found
 
 
@@ -234,13 +239,24 @@ def _several(evidence: Evidence, parsed: Any, shown: str) -> tuple[str, set[int]
 
 
 def _trace(evidence: Evidence, path: str, shown: str) -> tuple[str, set[int], str]:
-    from distsim.trace_io import read_trace
+    from distsim.trace_io import parse_trace, read_trace
 
     try:
-        trace = read_trace(path)
+        return "a distsim trace", others.read_trace_rows(evidence, read_trace(path), shown), ""
     except UsageError as fault:
-        raise Refused(fault.message) from None
-    return "a distsim trace", others.read_trace_rows(evidence, trace, shown), ""
+        refusal = fault
+    lines = _bytes(path).decode("utf-8", "replace").splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith("\n")]
+    try:  # a recording whose writer was killed: what is whole of it
+        header = {key: value for key, value in json.loads(whole[0]).items() if key != "calls"}
+        trace = parse_trace([f"{json.dumps(header)}\n", *whole[1:]], shown)
+    except (UsageError, ValueError, IndexError, AttributeError):
+        raise Refused(refusal.message) from None
+    return (
+        "a distsim trace",
+        others.read_trace_rows(evidence, trace, shown),
+        f"cut: read up to line {len(whole)}, its last whole one",
+    )
 
 
 def _text(evidence: Evidence, data: bytes, rank: int | None, shown: str) -> tuple[str, set[int], str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from distsim.doctor.causes import Cause
 from distsim.doctor.chains import doing, same_call
-from distsim.doctor.records import Frame
+from distsim.doctor.records import Frame, Grade
 from distsim.doctor.standing import Stand, Standing, Wait, finished
 from distsim.doctor.words import call_text, may_hide_a_wait, verb, who
 
@@ -165,11 +165,12 @@ def by_stack(whole: Standing) -> list[Cause]:
     ]
     lines += [((s.rank,), "host code" if not may_hide_a_wait(s.frame) else "host code, or a wait that a stack does not show", s.frame)
               for s in outside]  # fmt: skip
-    counts = sum(len(r) for r in inside.values())
-    if outside and len(outside) < counts:
+    within = tuple(sorted(r for ranks in inside.values() for r in ranks))
+    if outside:
         ranks = tuple(s.rank for s in outside)
-        title = f"{counts} ranks are in communication, {who(ranks)} {verb(ranks, 'is', 'are')} not"
-        return [Cause("stacks", "suspected", title, (), ranks, lines, ["stacks do not tell groups and call numbers: no proof"])]
+        title = f"{who(within)} {verb(within, 'is', 'are')} in communication, {who(ranks)} {verb(ranks, 'is', 'are')} not"
+        grade: Grade = "suspected" if len(ranks) <= len(within) else "unknown"
+        return [Cause("stacks", grade, title, (), ranks, lines, ["stacks do not tell groups and call numbers: no proof"])]
     if len(inside) > 1:
         parts = "; ".join(f"{who(r)} in {op} at {at}" for (op, at), r in sorted(inside.items(), key=lambda kv: -len(kv[1])))
         return [Cause("stacks", "suspected", f"ranks stand in different calls: {parts}", (), tuple(whole.ranks), lines,

@@ -29,6 +29,8 @@ from distsim.cost.tuning import Array, Form, Part
 SHARPNESS: Final = 8.0
 #: Sizes of a curve: four an octave, 1 byte to 16 TiB.
 GRID: Final[Array] = np.exp2(np.arange(0, 44 * 4 + 1) / 4.0)
+#: ns that rounding may bring forth, so that one size costs the same alone and among many.
+_SPECK: Final = 1e-4
 _LOG_GRID: Final[list[float]] = np.log(GRID).tolist()
 
 
@@ -148,4 +150,9 @@ def curve(kind: Kind, at: Setting) -> PriceCurve:
 
 def ns(kind: Kind, at: Setting, nbytes: int) -> int:
     """The price in ns, rounded up."""
-    return ceil(1000.0 * curve(kind, at).at(nbytes))
+    return ceil(1000.0 * curve(kind, at).at(nbytes) - _SPECK)
+
+
+def many_ns(kind: Kind, at: Setting, nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`ns` of many sizes at once."""
+    return np.ceil(1000.0 * curve(kind, at).many(nbytes) - _SPECK).astype(np.int64)

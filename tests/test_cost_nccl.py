@@ -145,7 +145,8 @@ def test_what_somebody_describes_has_a_wider_band_than_a_preset() -> None:
 
 
 def test_a_key_of_a_preset_is_set_from_the_command_line() -> None:
-    text = "world: {nodes: 2, ranks_per_node: 8}\nbackend: nccl\ncluster: dgx-h100\ntensors: {x: {shape: [4096, 4096]}}\nprogram:\n  - all_reduce: {tensor: x}\n"
+    text = "world: {nodes: 2, ranks_per_node: 8}\nbackend: nccl\ncluster: dgx-h100\ntensors: {x: {shape: [4096, 4096]}}\n"
+    text += "program:\n  - all_reduce: {tensor: x}\n"
     narrow, wide = (simulate(loads(text, sets=(f"cluster.nics.bandwidth={rate} GB/s",))) for rate in (5, 100))
 
     assert narrow.cost.cluster.nics.bytes_per_ns == 5

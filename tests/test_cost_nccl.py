@@ -23,6 +23,8 @@ from distsim.cost.told import told
 from distsim.ops.table import OPS
 from distsim.scenario import loads
 from distsim.simulation import simulate
+from distsim.views.bandline import makespan_band
+from distsim.views.text import report
 
 ROOT = Path(__file__).resolve().parent.parent
 GPUS = [name for name in PRESETS if preset(name).collectives == "nccl"]
@@ -132,6 +134,19 @@ def test_a_price_is_told_as_terms_that_add_up(op: str) -> None:
         assert candidate.us == pytest.approx(sum(t.us for t in candidate.terms) + candidate.moving_us)
     assert found.bound_ns <= found.ns <= 1000 * found.candidates[0].us * 1.01 + 1
     assert found.band.low < 1 < found.band.high
+
+
+def test_the_band_reaches_the_makespan_and_compute_of_a_given_time_is_known() -> None:
+    """A second of compute beside a small reduction: nearly no band; the reduction alone: that of a node at its size."""
+    text = "world: 8\nbackend: nccl\ncluster: dgx-a100\ntensors: {x: {shape: [1024, 1024]}}\nprogram:\n"
+    alone = simulate(loads(text + "  - all_reduce: {tensor: x}\n"))
+    beside = simulate(loads(text + "  - compute: {name: f, time: 1 s}\n  - all_reduce: {tensor: x}\n"))
+    bands = [makespan_band(s.cost, s.program, s.timeline) for s in (alone, beside)]
+
+    assert bands[0] == (int(0.65 * alone.makespan_ns), int(1.4 * alone.makespan_ns))
+    assert bands[1] is not None
+    assert 0.999 * beside.makespan_ns < bands[1][0] < beside.makespan_ns < bands[1][1] < 1.001 * beside.makespan_ns
+    assert " If the prices on the critical path err alike, it takes " in " ".join(report(alone).split())
 
 
 def test_what_somebody_describes_has_a_wider_band_than_a_preset() -> None:

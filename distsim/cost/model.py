@@ -89,6 +89,7 @@ class CostModel:
         self.link_faults = tuple(link_faults)
         check_names(cluster)
         self._p2p: dict[tuple[int, int, int], int] = {}
+        self._by_class: dict[tuple[LinkClass, int], int] = {}  # of messages under NCCL, where links are sound
         self._prices: dict[tuple[str, tuple[int, ...], int, int | None], int] = {}
         self._placements: dict[tuple[int, ...], Placement] = {}
         self._loads: dict[tuple[Placement, RoundsOf, int], Load] = {}
@@ -171,7 +172,11 @@ class CostModel:
 
     def _p2p_ns(self, src: int, dst: int, nbytes: int) -> int:
         if self.nccl and src != dst:
-            return self._nccl_ns("send", self.placement((src, dst)), nbytes)
+            key = (self.link_class(src, dst), nbytes)
+            price = None if self.link_faults else self._by_class.get(key)
+            if price is None:
+                price = self._by_class[key] = self._nccl_ns("send", self.placement((src, dst)), nbytes)
+            return price
         return self.p2p_latency_ns(src, dst) + ceil(nbytes / self.bytes_per_ns(src, dst))
 
     def _nccl_ns(self, kind: Kind, place: Placement, nbytes: int) -> int:

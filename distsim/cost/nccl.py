@@ -37,7 +37,8 @@ _LOG_GRID: Final[list[float]] = np.log(GRID).tolist()
 def forms(kind: Kind, at: Setting, nbytes: Array) -> tuple[Form, ...]:
     """Every form that may run an operation, with what its launch costs."""
     if kind in PAIRWISE:
-        found, launch = tuple(messages.forms(kind, at, nbytes)), (Part("launch", 1.0, "launch"),)
+        found = tuple(messages.forms(kind, at, nbytes))
+        launch: tuple[Part, ...] = (Part("launch", 1.0, "launch"),)
     else:
         found = tuning.forms(kind, at, nbytes)
         launch = (Part("launch", 1.0, "launch"), Part("launch, driven", at.driven - 1.0, "GPUs of one process"))
@@ -123,9 +124,7 @@ class PriceCurve:
 
     def at(self, nbytes: int) -> float:
         """us for so many bytes."""
-        if nbytes <= 1:
-            return float(self.us[0])
-        x = log(nbytes)
+        x = log(max(nbytes, 1))
         i = bisect_right(_LOG_GRID, x)
         if i >= len(_LOG_GRID):
             return float(self.us[-1]) * nbytes / float(GRID[-1])

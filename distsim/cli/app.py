@@ -9,9 +9,11 @@ import typer
 from distsim.cli import (
     bench,
     calibrate,
+    capture,
     check,
     clusters,
     compare,
+    doctor,
     expand,
     explain,
     new,
@@ -64,6 +66,8 @@ app.command("check")(check.command)
 app.command("run")(run.command)
 app.command("replay")(replay.command)
 app.command("compare")(compare.command)
+app.command("doctor")(doctor.command)
+app.command("capture")(capture.command)
 app.command("bench")(bench.command)
 app.command("calibrate")(calibrate.command)
 app.command("render")(render.command)

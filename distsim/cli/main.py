@@ -22,7 +22,7 @@ def main() -> None:
     """Run the command line and end the process with its exit status."""
     try:
         process.ready_streams()
-        if not {"--real", "bench"} & set(sys.argv[1:]):  # those start processes, which take what memory they need
+        if not {"--real", "bench", "capture"} & set(sys.argv[1:]):  # those start processes, which take what memory they need
             process.end_on_interrupt()
             process.bound_memory()
         status = _status()

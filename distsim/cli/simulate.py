@@ -68,7 +68,7 @@ def command(given: SimulateOptions) -> None:
     from distsim.simulation import simulate
 
     traces, file = given.trace or (), given.file
-    writers = [_writer(path) for path in traces]
+    writers = [trace_writer(path) for path in traces]
     with phases(file != "-") as tell:
         tell(f"reading {file}")
         scenario = read_scenario(file, given.sets)
@@ -99,7 +99,7 @@ def status(simulation: Simulation, strict: bool = False) -> int:
     return int(errors or leaks or simulation.outcome != "completes")
 
 
-def _writer(path: Path) -> Callable[[Simulation, Path], None]:
+def trace_writer(path: Path) -> Callable[[Simulation, Path], None]:
     """How a trace is written, by the file's name. Raises UsageError for a name that says neither, before anything runs."""
     from distsim.errors import UsageError
     from distsim.output import is_stream

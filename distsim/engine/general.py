@@ -139,7 +139,7 @@ class _Engine:
             hosts.waiting[rank] = True
             return
         steps, ends, pc, now, lock, base = rules.steps[rank], state.ends, state.pc, self.now, rules.locked[rank], rules.base[rank]
-        entered, here, follows = hosts.entered[rank], hosts.position[rank], self.open_sources
+        entered, here, follows, arrivals = hosts.entered[rank], hosts.position[rank], self.open_sources, self.arrivals
         while ends[rank] is None:
             op, instruction, task, position, rows = steps[pc[rank]]
             if position != here:
@@ -156,7 +156,7 @@ class _Engine:
                 rules.post(state, rank, task, self)  # type: ignore[arg-type]
                 if rules.doomed:
                     rules.abort(state, self)
-                if self.at_once or follows:
+                if self.at_once or (follows and (arrivals.fresh or arrivals.changed)):
                     self._follow_up()
                 if self.deadlines is not None:
                     self.deadlines.enqueued(rank, base + task.row, now)  # type: ignore[union-attr]
@@ -171,7 +171,7 @@ class _Engine:
                     if lock:
                         rules.next_of_worker(state, rank, self)
                         rules.abort(state, self)
-                    if follows or self.at_once:
+                    if self.at_once or (follows and (arrivals.fresh or arrivals.changed)):
                         self._follow_up()
                     hosts.blocked[rank] = False
                     continue
@@ -262,7 +262,7 @@ class _Engine:
                     self.rules.finish(self.state, row, self)
                 rows += self.at_once[::-1]
                 self.at_once.clear()
-        if self.open_sources:
+        if self.open_sources and (self.arrivals.fresh or self.arrivals.changed):
             self._see_to_receives()
 
     def _see_to_receives(self) -> None:
@@ -274,9 +274,7 @@ class _Engine:
                 if send >= 0:
                     self.rules.take(self.state, send, self)
                     self._follow_up()
-        if arrivals.changed:
-            arrivals.look()
-        if arrivals.offered and self.take_at != self.now:
+        if self.take_at != self.now and arrivals.may_take(self.now):
             self.take_at = self.now
             self.put(self.now, self._take)
 

@@ -133,7 +133,7 @@ class _Environment:
             value = self.names.evaluate(parse(text), self.names.world, ("launch", "env"))
         except (ExpressionError, ScenarioErrors, ValueError):
             return text
-        return str(int(at(value, rank)))  # type: ignore[call-overload]
+        return str(int(at(value, rank)))
 
 
 def first_host(scenario: Scenario) -> str:
@@ -145,7 +145,7 @@ def first_host(scenario: Scenario) -> str:
 
 
 def startup_findings(program: Program, startup: StartUp) -> tuple[Finding, ...]:
-    """DS121 to DS129, at the call where it is written."""
+    """DS121 to DS129 and DS706, at the call where it is written."""
     return tuple(_finding(program, cause, "error") for cause in startup.causes) + tuple(
         _finding(program, cause, "warning") for cause in startup.remarks
     )

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 
 from distsim.errors import EnvironmentFault
 from distsim.real.rendezvous import listen
@@ -41,8 +42,9 @@ def _left(path: Path, world_size: int) -> Path:
         raise EnvironmentFault(f"there is no folder {path.parent} for {path}", "name a file in a folder that exists")
     if path.exists():
         raise EnvironmentFault(f"{path} is there already, and files_left would write it", "remove it, or name another one")
-    context = get_context("spawn" if os.name == "nt" else "fork")
-    earlier = [context.Process(target=_meet, args=(str(path), rank, world_size), daemon=True) for rank in range(world_size)]
+    earlier = [
+        get_context("fork").Process(target=_meet, args=(str(path), rank, world_size), daemon=True) for rank in range(world_size)
+    ]
     for process in earlier:
         process.start()
     for process in earlier:
@@ -53,8 +55,9 @@ def _left(path: Path, world_size: int) -> Path:
 
 
 def _meet(path: str, rank: int, world_size: int) -> None:
-    import torch.distributed as dist
+    import torch.distributed
 
+    dist: ModuleType = torch.distributed
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(path, world_size)
     limit = timedelta(seconds=_EARLIER_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,14 +55,21 @@ def loads(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> Scenario
 
 
 def _text(file: str) -> str:
-    return _decoded(_read(file, file), file)
+    text = _decoded(_read(file, file), file)
+    if file.endswith(".py") or _PYTHON.match(text):
+        raise _failed(file, "a Python program; expected a scenario, YAML", f"run it: `distsim capture --nproc 2 -- python {file}`")
+    return text
+
+
+#: How a Python program starts: its first line that is no comment, or the line that names its interpreter.
+_PYTHON = re.compile(r"#!.*python|(?:\s*(?:#.*)?\n)*(?:import \w|from [\w.]+ import |@?def \w|class \w)")
 
 
 def _read(source: str | int, file: str) -> bytes:
     try:
         return read_bytes(source)
     except FileNotFoundError:
-        raise _failed(file, "no such file", _near_file(file)) from None
+        raise _failed(file, "no such file", _near_file(file) or "see how it is spelt; `distsim new FILE` writes a starter") from None
     except IsADirectoryError:
         raise _failed(file, "this is a directory; expected a scenario file", "name a file in it") from None
     except TimeoutError as error:
@@ -73,14 +81,14 @@ def _read(source: str | int, file: str) -> bytes:
 
 def _decoded(data: bytes, file: str) -> str:
     if b"\0" in data:
-        raise _failed(file, "a binary file; expected a scenario, YAML in UTF-8")
+        raise _failed(file, "a binary file; expected a scenario, YAML in UTF-8", "name a text file; `distsim new FILE` writes a starter")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
         message = f"the byte 0x{data[error.start]:02x} is not UTF-8; expected a scenario, YAML in UTF-8"
-        raise ScenarioErrors((Problem(file, line, column, message),)) from None
+        raise ScenarioErrors((Problem(file, line, column, message, "", "save the file as UTF-8"),)) from None
 
 
 def _near_file(file: str) -> str:

@@ -36,12 +36,12 @@ def causes_of(
 
 
 def remarks_of(entrances: Iterable[Entrance]) -> tuple[Cause, ...]:
-    """What MPI ignores (DS128)."""
+    """What MPI ignores (DS706)."""
     said = tuple(e.rank for e in entrances if e.backend == "mpi" and (e.said_rank != -1 or e.said_world != -1))
     if not said:
         return ()
     text = "rank and world_size are given, and mpi ignores them: both come from its launcher"
-    return (Cause("DS128", said, text, "leave them out, and start the ranks with mpirun or srun"),)
+    return (Cause("DS706", said, text, "leave them out, and start the ranks with mpirun or srun"),)
 
 
 def alone_under_mpi(entrance: Entrance) -> bool:

@@ -111,7 +111,7 @@ class _Meeting:
             here, place, limit = self.addresses[rank], self.places[rank], self.entrances[rank].timeout_ns
             if here.kind == "tcp" and place not in self.stores:
                 if here.port in self.around.ports_taken and place.node is not None:
-                    missing = "an answer of the program that has the port; none of torch's time-outs ends this wait"
+                    missing = "an answer of the port's program; none of torch's time-outs ends this wait"
                     self.endings[rank] = Ending("waits", "", "", 0, (), missing)
                 else:
                     text = f"The client socket has timed out after {limit // 10**6}ms while trying to connect to"
@@ -154,7 +154,9 @@ class _Meeting:
         left = [r for r in self._left() if self.addresses[r].kind != "mpi"]
         for rank in left:
             here = self.addresses[rank]
-            if not 0 <= here.rank < here.world_size:
+            if self.entrances[rank].backend == "nccl":  # at first use of a communicator, rank 0's id is the only key
+                keys.setdefault(self.places[rank], {})[here.rank] = rank
+            elif not 0 <= here.rank < here.world_size:
                 which = f"rank >= 0. {here.rank} vs 0" if here.rank < 0 else f"rank < size. {here.rank} vs {here.world_size}"
                 self.endings[rank] = Ending("raises", "RuntimeError", f"enforce fail: {which}")
                 self._say(rank, "raises", f"says rank {here.rank} of {here.world_size}")
@@ -180,6 +182,11 @@ class _Meeting:
             missing = f"ranks of the earlier run, whose addresses {here.path} still holds"
             self.endings[rank] = Ending("waits", "RuntimeError", text, _TRIES * limit, (), missing)
             self._say(rank, "waits", "gets an address of the earlier run")
+            return
+        if self.entrances[rank].backend == "nccl":
+            outside = not 0 <= here.rank < here.world_size
+            if lacking is not None or outside:
+                self.endings[rank] = Ending("apart", missing="a communicator that never comes about")
             return
         if lacking is None:
             self._say(rank, "gets", f"keys 0 to {here.world_size - 1}")

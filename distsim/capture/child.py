@@ -1,0 +1,122 @@
+"""A process of the program: the script runs in it as Python would run it, and how it ends is told to the hub."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from distsim.capture.client import Client
+from distsim.capture.members import Failure
+from distsim.capture.sites import NOWHERE, Sites
+from distsim.capture.wire import Regions
+
+#: prctl(2): the signal that a process gets when its parent ends.
+_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Target:
+    """What runs: a file, or with ``module`` a module's name; or a function of Python."""
+
+    name: str
+    args: tuple[str, ...] = ()
+    module: bool = False
+    function: Callable[[], object] | None = None
+    home: str = ""
+
+
+def die_with_parent() -> None:
+    """A process that nobody is there for any more ends."""
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+
+
+def run_child(target: Target, environment: Mapping[str, str], address: str, regions: Regions) -> int:
+    """The life of a rank. Returns its exit status."""
+    die_with_parent()
+    os.register_at_fork(after_in_child=die_with_parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends all
+    os.environ.update(environment)
+    client = Client(address, regions, Sites(target.home or ("" if target.module else target.name)))
+    from distsim.capture.patches import lay
+    from distsim.capture.spawn import lay_spawn
+
+    lay(client)
+    lay_spawn(client)
+    return guarded(client, lambda: _run(target))
+
+
+def guarded(client: Client, work: Callable[[], object]) -> int:
+    """Run it, tell the hub how it ended, return the status."""
+    end = Failure("ended")
+    try:
+        work()
+    except BaseException as error:
+        end = failure_of(client, error)
+        _tell(client, error, end)
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if client.joined:
+        client.ask(["end", *end])
+    return end.code
+
+
+def failure_of(client: Client, error: BaseException) -> Failure:
+    """How a process ends that leaves by this exception."""
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        place = client.sites.of_traceback(error) if code else NOWHERE
+        return Failure("exited" if code else "ended", code, str(error.code or ""), place)
+    first = traceback.format_exception_only(error)[-1].strip()
+    return Failure("raised", 1, first, client.sites.of_traceback(error), "".join(traceback.format_exception(_trimmed(error))))
+
+
+def _tell(client: Client, error: BaseException, end: Failure) -> None:
+    """What Python prints of it, with the rank before each line as torch does."""
+    text = end.trace
+    if isinstance(error, SystemExit):
+        text = f"{error.code}\n" if error.code is not None and not isinstance(error.code, int) else ""
+    rank = f"[rank{client.rank}]: " if client.rank >= 0 and end.trace else ""
+    with suppress(OSError, ValueError):
+        sys.stderr.write("".join(f"{rank}{line}" for line in text.splitlines(keepends=True)))
+
+
+def _trimmed(error: BaseException) -> BaseException:
+    """Without the frames of distsim and runpy above the script."""
+    trace = error.__traceback__
+    while trace is not None and ("distsim" in trace.tb_frame.f_code.co_filename or "runpy" in trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return error.with_traceback(trace) if trace is not None else error
+
+
+def _run(target: Target) -> object:
+    import runpy
+
+    if target.function is not None:
+        return target.function()
+    sys.argv = [target.name, *target.args]
+    if target.module:
+        sys.path.insert(0, os.getcwd())
+        return runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(target.name)))
+    return runpy.run_path(target.name, run_name="__main__")
+
+
+def environment_of(rank: int, ranks: int, local: int, nodes: int) -> dict[str, str]:
+    """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
+    named: Sequence[tuple[str, Any]] = (
+        ("RANK", rank), ("LOCAL_RANK", rank % local), ("GROUP_RANK", rank // local), ("ROLE_RANK", rank), ("ROLE_NAME", "default"),
+        ("WORLD_SIZE", ranks), ("LOCAL_WORLD_SIZE", local), ("GROUP_WORLD_SIZE", nodes), ("ROLE_WORLD_SIZE", ranks),
+        ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", 29500), ("TORCHELASTIC_RESTART_COUNT", 0), ("TORCHELASTIC_MAX_RESTARTS", 0),
+        ("TORCHELASTIC_RUN_ID", "distsim"), ("TORCHELASTIC_USE_AGENT_STORE", "False"),
+    )  # fmt: skip
+    return {name: str(value) for name, value in named}

@@ -1,0 +1,185 @@
+"""A rank's side of the hub: one line out, on which calls keep their order, and a line for the answers of each thread."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from distsim.capture.sites import Sites, Where
+from distsim.capture.wire import Arena, Blobs, Frames, Piece, Regions, connect, frame
+
+#: What is collected before a thread asks for an answer; more goes at once.
+_MOST_HELD: Final = 64
+
+Answer = tuple[list[Any], Blobs]
+
+
+class HubGone(RuntimeError):
+    """The hub has ended; so does the rank."""
+
+
+class _Line(threading.local):
+    """The answering line of this thread."""
+
+    def __init__(self) -> None:
+        self.socket: socket.socket | None = None
+        self.token = 0
+        self.frames = Frames()
+
+
+class Client:
+    """One process. ``rank``: its global rank, -1 before it is known; its region of shared memory has that number."""
+
+    def __init__(self, address: str, regions: Regions, sites: Sites) -> None:
+        self.address, self.regions, self.sites = address, regions, sites
+        self.rank = -1
+        self.arena: Arena | None = None
+        self.on_notice: Callable[[list[Any], Blobs], None] | None = None
+        self._reset()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()
+        self._out: socket.socket | None = None
+        self._held: list[bytes] = []
+        self._line = _Line()
+        self._sockets: list[socket.socket] = []
+        self._known: dict[Where, int] = {}
+        self._tokens = itertools.count(1)
+        self.numbers = itertools.count(1)
+        self.groups: dict[object, int] = {}
+
+    def _forked(self) -> None:
+        """A child is no rank until it says so; its parent's lines are not its own."""
+        for line in self._sockets:
+            line.close()
+        self.rank, self.arena = -1, None
+        self._reset()
+
+    # --- joining ---
+    @property
+    def joined(self) -> bool:
+        return self._out is not None
+
+    def join(self, rank: int, world: int) -> None:
+        """Become a rank of the program. Raises RuntimeError where the hub has no place for it."""
+        if self._out is None:
+            self._out = self._open()
+            self._out.sendall(frame(["out", os.getpid()]))
+            self._listen()
+        if rank >= 0 and self.rank < 0:
+            self.rank = rank
+            self.arena = Arena(self.regions, rank) if rank < len(self.regions.maps) else None
+            self.ask(["rank", rank, world])
+
+    def _open(self) -> socket.socket:
+        line = connect(self.address)
+        self._sockets.append(line)
+        return line
+
+    def _answers(self) -> _Line:
+        """This thread's line, open."""
+        line = self._line
+        if line.socket is None:
+            line.socket, line.token = self._open(), next(self._tokens)
+            line.socket.sendall(frame(["line", os.getpid(), line.token, threading.get_native_id(), line.socket.fileno()]))
+            self._read(line)
+        return line
+
+    def _read(self, line: _Line) -> Answer:
+        assert line.socket is not None
+        while True:
+            data = line.socket.recv(1 << 18)
+            if not data:
+                os._exit(1)  # the hub is gone, and with it everybody whom this rank could meet
+            for message, blob in line.frames.feed(data):
+                return message, Blobs(blob)
+
+    # --- saying ---
+    def hold(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
+        """Say it with the next thing that is said: nobody waits for it."""
+        with self._lock:
+            self._held.append(frame(message, blobs))
+            if len(self._held) > _MOST_HELD:
+                self.flush()
+
+    def say(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
+        """Say it now."""
+        with self._lock:
+            self._held.append(frame(message, blobs))
+            self.flush()
+
+    def flush(self) -> None:
+        with self._lock:
+            if self._out is not None and self._held:
+                held, self._held = b"".join(self._held), []
+                try:
+                    self._out.sendall(held)
+                except OSError:
+                    os._exit(1)
+
+    def ask(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> Answer:
+        """Say it and wait for the answer. Raises what the hub answers with."""
+        line = self._answers()
+        self.say(["ask", line.token, *message], blobs)
+        answer, found = self._read(line)
+        if answer[0] == "raise":
+            raise _error(answer[1], answer[2])
+        return answer, found
+
+    def site(self, depth: int = 3) -> int:
+        """The number of the call site, told to the hub once."""
+        where = self.sites.where(depth)
+        number = self._known.get(where)
+        if number is None:
+            with self._lock:
+                number = self._known[where] = len(self._known) + 1
+                self.hold(["site", number, *where])
+        return number
+
+    # --- notices ---
+    def _listen(self) -> None:
+        started = threading.Event()
+        threading.Thread(target=self._notices, args=(started,), name="distsim", daemon=True).start()
+        started.wait()
+
+    def _notices(self, started: threading.Event) -> None:
+        line = self._open()
+        line.sendall(frame(["notices", os.getpid(), threading.get_native_id(), line.fileno()]))
+        started.set()
+        frames = Frames()
+        while data := line.recv(1 << 18):
+            for message, blob in frames.feed(data):
+                if message[0] == "threads":
+                    self.say(["threads", self.idle_threads()])
+                elif message[0] == "done" and self.on_notice is not None:
+                    self.on_notice(message, Blobs(blob))
+                self.say(["heard"])
+
+    def idle_threads(self) -> list[int]:
+        """Native ids of daemon threads in which no line of the user's is running."""
+        frames = sys._current_frames()
+        return [t.native_id or 0 for t in threading.enumerate()
+                if t.daemon and t.native_id and not self.sites.is_busy(frames.get(t.ident or 0))]  # fmt: skip
+
+    # --- payloads ---
+    def region_piece(self, count: int) -> tuple[int, Piece] | None:
+        """(address, piece) of room in this rank's region; None where the payload travels in the frame."""
+        if self.arena is None or (offset := self.arena.take(count)) is None:
+            return None
+        return self.arena.address(offset), [self.arena.region, offset, count]
+
+
+def _error(kind: str, text: str) -> BaseException:
+    if kind == "store":
+        from torch.distributed import DistStoreError
+
+        return DistStoreError(text)
+    if kind == "refused":
+        return SystemExit(text)
+    return RuntimeError(text)

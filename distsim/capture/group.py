@@ -1,0 +1,262 @@
+"""A process group of the hub: every operation that torch's Python and C++ ask of one, as a call with its call site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from distsim.capture.client import Client
+from distsim.capture.tensors import Unsupported, dtype_of, give
+from distsim.capture.work import Request, Works
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Opts = Any
+
+
+def reduction(opts: Opts) -> str:
+    """The reduce op as distsim names it. Raises Unsupported for one that it does not know."""
+    op = opts.reduceOp if hasattr(opts, "reduceOp") else opts
+    name = str(getattr(getattr(op, "op", op), "name", op)).rsplit(".", 1)[-1].lower()
+    if name == "premul_sum":
+        raise Unsupported("distsim capture does not support ReduceOp.PREMUL_SUM")
+    return name
+
+
+def _sync(opts: Opts) -> bool:
+    return opts is not None and getattr(opts, "asyncOp", True) is False
+
+
+class GroupMethods:
+    """What a `ProcessGroup` of the hub does. `patches` lays it over torch's class."""
+
+    client: Client
+    number: int
+    members: list[int]
+    me: int
+    title: str
+    told_backend: str
+    make_work: Callable[[Request, Sequence[Tensor]], Any]
+
+    # --- what torch asks of every group ---
+    def rank(self) -> int:
+        return self.me
+
+    def size(self) -> int:
+        return len(self.members)
+
+    def name(self) -> str:
+        return self.told_backend
+
+    _get_backend_name = name
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """What C++ is told: under the name of a back end it would look for that one's own class (`reducer`, `logger`)."""
+        return "distsim"
+
+    @property
+    def group_name(self) -> str:
+        return self.title
+
+    @property
+    def group_desc(self) -> str:
+        return self.__dict__.get("desc", "")
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self.title
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self.group_desc
+
+    def _set_group_name(self, name: str) -> None:
+        self.title = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self.__dict__["desc"] = desc
+
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc  # noqa: N815
+
+    @property
+    def _device_types(self) -> list[Any]:
+        import torch
+
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
+
+    @property
+    def options(self) -> Any:
+        return self.__dict__.setdefault("held_options", type("Options", (), {"_timeout": timedelta(minutes=30)})())
+
+    def _get_backend(self, device: object) -> Any:
+        return self
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
+
+    def _nothing(self, *args: object, **kwargs: object) -> None:
+        """Asked for by torch, of no meaning here."""
+
+    abort = shutdown = set_timeout = setTimeout = _set_sequence_number_for_group = _wait_for_pending_works = _nothing  # noqa: N815
+    _set_default_timeout = _add_ephemeral_timeout = _register_on_completion_hook = eager_connect_single_device = _nothing
+    _enable_collectives_timing = perform_nocolor_split = _nothing
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0
+
+    # --- saying a call ---
+    def call(
+        self, op: str, ins: Sequence[Tensor], outs: Sequence[Tensor], opts: Opts = None, *, peer: int = -1, tag: int = 0,
+        given: Sequence[Tensor] | None = None, taken: Sequence[Tensor] | None = None, kept: bool = False, **extra: object,
+    ) -> Any:  # fmt: skip
+        """Make a call: ``ins`` and ``outs`` are its buffers, ``given`` those whose numbers travel, ``taken`` those that get some.
+
+        ``peer`` is a global rank: the other side, or the root. Returns torch's Work.
+        """
+        client, is_sync = self.client, _sync(opts)
+        some = [*ins, *outs]
+        if extra.get("reduce_op") is not None and any(t.is_sparse for t in some):
+            raise Unsupported(f"distsim capture does not support sparse tensors in {op}")
+        pieces, blobs = give(client, ins if given is None else given, op)
+        request = Request(client, next(client.numbers), outs if taken is None else taken, kept)
+        dtype = dtype_of(some[0]) if some else "uint8"
+        facts = [[list(t.shape) for t in ins], [list(t.shape) for t in outs], dtype, extra]
+        message = ["call", request.number, client.site(4), self.number, op, peer, tag, not is_sync, kept, facts, pieces]
+        work = self.make_work(request, outs)
+        batch = self.__dict__.get("batch")
+        if batch is not None:
+            batch.append((message, blobs, work))
+        elif is_sync and not kept:
+            request.waited = True
+            request.take(*client.ask(message, blobs))
+        elif op == "irecv":
+            client.hold(message, blobs)
+        else:
+            client.say(message, blobs)
+            request.waited = request.done = is_sync
+        return work
+
+    # --- messages ---
+    def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> Any:  # noqa: N803
+        return self.call("isend", tensors, (), peer=self._global(dstRank), tag=tag, kept=True)
+
+    def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int = 0) -> Any:  # noqa: N803
+        return self.call("irecv", (), tensors, peer=self._global(srcRank), tag=tag)
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Any:
+        return self.call("irecv", (), tensors, tag=tag)
+
+    def _global(self, rank: int) -> int:
+        if not 0 <= rank < len(self.members):
+            raise ValueError(f"Invalid rank {rank}: the group has ranks 0 to {len(self.members) - 1}")
+        return self.members[rank]
+
+    # --- a batch as one unit ---
+    def start_batch(self) -> None:
+        self.__dict__["batch"] = []
+
+    def end_batch(self) -> list[Any]:
+        """Hand all of it over at once. Returns the works."""
+        held = self.__dict__.pop("batch", None) or []
+        for message, blobs, _ in held:
+            self.client.hold([*message, held[0][0][1]], blobs)
+        self.client.flush()
+        return [work for _, _, work in held]
+
+    def _start_coalescing(self, device: object) -> None:
+        self.start_batch()
+
+    def _end_coalescing(self, device: object) -> Any:
+        works = self.end_batch()
+        return works[0] if len(works) == 1 else Works(works)
+
+    # --- collectives in which all play the same part ---
+    def allreduce(self, tensors: Any, opts: Opts = None, timeout: object = None) -> Any:
+        tensors = _listed(tensors)
+        return self.call("all_reduce", tensors[:1], tensors[:1], opts, reduce_op=reduction(opts) if opts is not None else "sum")
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Opts = None) -> Any:
+        return self.call("all_reduce_coalesced", tensors, tensors, opts, reduce_op=reduction(opts))
+
+    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Opts = None) -> Any:
+        outs, ins = output_tensors, _listed(input_tensors)
+        return self.call("all_gather", ins[:1], outs[0] if isinstance(outs[0], list | tuple) else outs, opts)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Opts = None) -> Any:
+        return self.call("all_gather_into_tensor", [input], [output], opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Opts = None) -> Any:
+        return self.call("all_gather_into_tensor_coalesced", inputs, outputs, opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def allgather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Opts = None) -> Any:
+        works = [self.call("all_gather", [one], outs, None) for one, outs in zip(inputs, zip(*outputs, strict=True), strict=True)]
+        if _sync(opts):
+            Works(works).wait()
+        return works[0] if len(works) == 1 else Works(works)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Opts = None, timeout: object = None) -> Any:
+        ins = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
+        return self.call("reduce_scatter", ins, _listed(outputs)[:1], opts, reduce_op=reduction(opts))
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Opts = None) -> Any:
+        return self.call("reduce_scatter_tensor", [input], [output], opts, reduce_op=reduction(opts))
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Opts = None) -> Any:
+        return self.call("reduce_scatter_tensor_coalesced", inputs, outputs, opts, reduce_op=reduction(opts))
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Opts = None
+    ) -> Any:
+        splits = {"output_splits": list(output_splits), "input_splits": list(input_splits)}
+        return self.call("all_to_all_single", [input], [output], opts, **splits)
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Opts = None) -> Any:
+        return self.call("all_to_all", inputs, outputs, opts)
+
+    def barrier(self, opts: Opts = None, timeout: object = None) -> Any:
+        return self.call("barrier", (), (), opts)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        limit = None if timeout is None else round(timeout.total_seconds() * 1e9)
+        sync = type("Opts", (), {"asyncOp": False})
+        self.call("monitored_barrier", (), (), sync, timeout_ns=limit, wait_all_ranks=wait_all_ranks)
+
+    # --- collectives with a root ---
+    def broadcast(self, tensors: Any, opts: Opts = None, timeout: object = None) -> Any:
+        tensors = _listed(tensors)[:1]
+        root = opts.rootRank if hasattr(opts, "rootRank") else int(opts or 0)
+        mine = root == self.me
+        taken = () if mine else tensors
+        return self.call("broadcast", tensors, tensors, opts, peer=self._global(root), kept=mine, given=tensors if mine else (),
+                         taken=taken)  # fmt: skip
+
+    def reduce(self, tensors: Any, opts: Opts = None, *_: object) -> Any:
+        tensors, mine = _listed(tensors)[:1], opts.rootRank == self.me
+        return self.call("reduce", tensors, tensors, opts, peer=self._global(opts.rootRank), kept=not mine,
+                         taken=tensors if mine else (), reduce_op=reduction(opts))  # fmt: skip
+
+    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Opts = None) -> Any:
+        outs = outputs[0] if outputs and isinstance(outputs[0], list | tuple) else outputs
+        mine = opts.rootRank == self.me
+        return self.call("gather", inputs[:1], outs if mine else (), opts, peer=self._global(opts.rootRank), kept=not mine)
+
+    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Opts = None) -> Any:
+        ins = inputs[0] if inputs and isinstance(inputs[0], list | tuple) else inputs
+        mine = opts.rootRank == self.me
+        return self.call("scatter", ins if mine else (), outputs[:1], opts, peer=self._global(opts.rootRank))
+
+
+def _listed(tensors: Any) -> list[Any]:
+    return list(tensors) if isinstance(tensors, list | tuple) else [tensors]

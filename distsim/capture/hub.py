@@ -1,0 +1,369 @@
+"""The hub: hears all ranks, lets calls meet, tells waits when they end, and knows when nothing can go on."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from distsim.capture.data import Side
+from distsim.capture.matching import Matching, Posted
+from distsim.capture.members import Event, Failure, Line, Member, Question
+from distsim.capture.stall import look
+from distsim.capture.store import Shelf
+from distsim.capture.wire import Blobs, Regions, frame
+from distsim.profiles.record import Profile
+
+#: Seconds of silence after which the hub looks whether all are stuck; it doubles up to the second number.
+_SOON: Final = 0.002
+_LATER: Final = 0.1
+#: As many answers "not yet" in a row, to ranks that only ask, are a standstill.
+_MOST_POLLS: Final = 400
+#: Seconds after which threads are asked whether a line of the user's runs in them.
+_ASK_THREADS: Final = 1.0
+
+
+class Hub:
+    """``profile``: whose rules say which messages meet; ``choose`` takes another once the first group's back end is known."""
+
+    def __init__(
+        self, listener: socket.socket, regions: Regions, profile: Profile, choose: Callable[[str], Profile] | None = None
+    ) -> None:
+        self.choose = choose
+        self.listener, self.matching, self.shelf = listener, Matching(regions, profile), Shelf()
+        self.members: dict[int, Member] = {}  # by pid
+        self.ranks: dict[int, Member] = {}
+        self.world = 0
+        self.progress = 0
+        self.polls = 0
+        self._epoll = select.epoll()
+        self._lines: dict[int, Line] = {}
+        self._meetings: dict[int, list[tuple[Member, int]]] = defaultdict(list)
+        self._epoll.register(listener.fileno(), select.EPOLLIN)
+        self._asked_threads = 0
+        self._handlers: dict[str, Callable[[Member, list[Any], Blobs, Question | None], None]] = {
+            "call": self._call, "wait": self._wait, "waited": self._event, "dropped": self._dropped, "poll": self._poll,
+            "future": self._future, "store": self._store, "meet": self._meet, "mark": self._event, "rank": self._rank,
+            "site": self._site, "group": self._group, "read": self._read, "heard": self._heard, "threads": self._threads,
+            "end": self._end, "ended": self._event,
+        }  # fmt: skip
+
+    def expect(self, pid: int, rank: int) -> None:
+        """A process that was started; ``rank``: which one it is, -1 where it starts the ranks itself."""
+        self.members[pid] = Member(pid, planned=rank)
+
+    # --- the loop ---
+    def run(self, deadline_s: float | None = None, reap: Callable[[], None] = lambda: None) -> str:
+        """Until all have ended ("ended"), nothing can go on ("stalled"), or time is over ("late")."""
+        pause, started, quiet_since = _SOON, time.monotonic(), time.monotonic()
+        while True:
+            heard = self._poll_lines(pause)
+            if heard:
+                pause, quiet_since = _SOON, time.monotonic()
+                continue
+            reap()
+            if self._all_ended():
+                return "ended"
+            if self._is_still(time.monotonic() - quiet_since):
+                if not self._decide():
+                    self._stand()
+                    return "stalled"
+                pause, quiet_since = _SOON, time.monotonic()
+            elif deadline_s is not None and time.monotonic() - started > deadline_s:
+                return "late"
+            else:
+                pause = min(pause * 1.5, _LATER)
+
+    def _poll_lines(self, wait_s: float) -> bool:
+        ready = self._epoll.poll(wait_s)
+        for fd, _ in ready:
+            if fd == self.listener.fileno():
+                self._accept()
+            elif fd in self._lines:
+                self._hear(self._lines[fd])
+        return bool(ready)
+
+    def _accept(self) -> None:
+        sock, _ = self.listener.accept()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        self._lines[sock.fileno()] = Line(sock)
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+
+    def _hear(self, line: Line) -> None:
+        try:
+            data = line.socket.recv(1 << 18, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close(line)
+            return
+        for message, blob in line.frames.feed(data):
+            if line.member is None:
+                self._introduce(line, message)
+            else:
+                self._take(line.member, message, Blobs(blob))
+
+    def _close(self, line: Line) -> None:
+        self._epoll.unregister(line.socket.fileno())
+        del self._lines[line.socket.fileno()]
+        line.socket.close()
+        if line.member is not None and line.kind == "out":
+            line.member.gone = True
+
+    def _introduce(self, line: Line, message: list[Any]) -> None:
+        line.kind, pid = message[0], message[1]
+        member = line.member = self.members.setdefault(pid, Member(pid))
+        if line.kind == "line":
+            line.tid, line.remote = message[3], message[4]
+            member.lines[message[2]] = line
+            line.send(frame(["ok"]))
+        elif line.kind == "notices":
+            line.tid, line.remote = message[2], message[3]
+            member.notices = line
+
+    def _take(self, member: Member, message: list[Any], blobs: Blobs) -> None:
+        question = None
+        if message[0] == "ask":
+            question = Question(member.lines[message[1]])
+            question.line.owed = question
+            message = message[2:]
+        verb = message[0]
+        if verb not in ("poll", "heard", "site", "threads"):
+            self.progress += 1
+            self.polls = 0
+        self._handlers[verb](member, message, blobs, question)
+
+    # --- what ranks say ---
+    def _rank(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
+        rank, world = message[1], message[2]
+        assert question is not None
+        fault = ""
+        if self.world not in (0, world):
+            fault = f"rank {rank} says that the world has {world} ranks, others said {self.world}"
+        elif not 0 <= rank < world:
+            fault = f"rank {rank} is outside a world of {world}"
+        elif rank in self.ranks and self.ranks[rank] is not member and not self.ranks[rank].ended:
+            fault = f"two processes say that they are rank {rank}"
+        if fault:
+            question.refuse("error", f"distsim capture: {fault}")
+            return
+        self.world = world
+        member.rank = rank
+        self.ranks[rank] = member
+        question.answer(["ok"])
+
+    def _site(self, member: Member, message: list[Any], *_: object) -> None:
+        member.sites[message[1]] = tuple(message[2:])
+
+    def _group(self, member: Member, message: list[Any], *_: object) -> None:
+        number, facts = message[1], message[2:]
+        key = (facts[0], tuple(facts[1]))
+        count = member.made[key] = member.made.get(key, 0) + 1
+        member.teams[number] = self.matching.team(facts, count)
+        if self.choose is not None:
+            self.matching.profile, self.choose = self.choose(facts[2]), None
+            self.matching.matcher.specific_first = self.matching.profile.specific_first
+
+    def _call(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
+        _, number, site, group, op, peer, tag, is_async, _, facts, pieces, *batch = message
+        payloads = [blobs.take(p[0]) if len(p) == 1 else p for p in pieces]
+        call = Posted(member.rank, number, op, member.teams[group], peer, tag, Side(payloads, facts))
+        call.limit_ns = facts[3].get("timeout_ns")
+        member.calls[number] = call
+        member.events.append(Event(number, "call", site, call=call, is_async=is_async, batch=batch[0] if batch else 0))
+        if question is not None:
+            self._await(member, call, question, site)
+        for done in self.matching.post(call):
+            self._tell(done)
+
+    def _await(self, member: Member, call: Posted, question: Question, site: int) -> None:
+        question.call, question.site, question.limit_ns = call, site, call.limit_ns
+        member.waiting[call.number] = question
+
+    def _wait(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
+        _, number, site, target, limit = message
+        member.events.append(Event(number, "wait", site, targets=(target,)))
+        call = member.calls[target]
+        assert question is not None
+        self._await(member, call, question, site)
+        question.limit_ns = limit
+        if call.done:
+            self._tell(call)
+
+    def _tell(self, call: Posted) -> None:
+        """A call is done: whoever waits for it goes on."""
+        member = self.ranks[call.rank]
+        question = member.waiting.pop(call.number, None)
+        if question is not None:
+            question.result(call)
+            self.matching.forget(call)
+        elif call.number in member.futures and member.notices is not None:
+            member.futures.discard(call.number)
+            member.unheard += 1
+            member.notices.result(call, "done")
+            self.matching.forget(call)
+
+    def _event(self, member: Member, message: list[Any], *_: object) -> None:
+        kind = message[0]
+        if kind == "mark":
+            _, number, site, op, group, facts = message
+            member.events.append(Event(number, op, site, team=member.teams.get(group), facts=facts))
+        else:
+            member.events.append(Event(message[1], "wait", message[2], targets=tuple(message[3])))
+
+    def _dropped(self, member: Member, message: list[Any], *_: object) -> None:
+        member.events.append(Event(message[1], "drop", 0, targets=(message[2],)))
+        call = member.calls.get(message[2])
+        if call is not None:
+            self.matching.release(call)
+
+    def _read(self, member: Member, message: list[Any], *_: object) -> None:
+        self.matching.release(member.calls[message[1]])
+
+    def _poll(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
+        call = member.calls[message[1]]
+        assert question is not None
+        if call.done:
+            self.polls = 0
+            question.result(call)
+        else:
+            question.poll, question.site = call, message[3]
+            member.waiting[message[2]] = question
+
+    def _future(self, member: Member, message: list[Any], *_: object) -> None:
+        _, target, number, site, in_backward = message
+        member.futures.add(target)
+        if in_backward:
+            member.events.append(Event(number, "future", site, targets=(target,)))
+        if member.calls[target].done:
+            self._tell(member.calls[target])
+
+    def _heard(self, member: Member, *_: object) -> None:
+        member.unheard -= 1
+
+    def _threads(self, member: Member, message: list[Any], *_: object) -> None:
+        member.idle = frozenset(message[1])
+
+    def _store(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
+        _, number, site, verb, space, *given = message
+        assert question is not None
+        if verb == "wait":
+            question.keys, question.space, question.site, question.limit_ns = given[0], space, site, given[1]
+            member.waiting[number] = question
+        else:
+            question.answer(["ok", self.shelf.do(verb, space, given)])
+        self._serve_store()
+
+    def _serve_store(self) -> None:
+        for member in self.members.values():
+            for number, question in list(member.waiting.items()):
+                if question.keys is not None and (found := self.shelf.found(question.space, question.keys)) is not None:
+                    del member.waiting[number]
+                    question.answer(["ok", found])
+
+    def _meet(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
+        """The world comes to be: all its ranks wait for each other, each time."""
+        _, number, site, op, parties, facts = message
+        member.events.append(Event(number, op, site, facts=facts))
+        assert question is not None
+        count = member.made[op] = member.made.get(op, 0) + 1
+        question.site, question.meeting = site, op
+        member.waiting[number] = question
+        there = self._meetings[count]
+        there.append((member, number))
+        if {m.rank for m, _ in there} >= set(parties):
+            for other, asked in there:
+                other.waiting.pop(asked).answer(["ok"])
+
+    def _end(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
+        """A process says how it ends."""
+        _, how, code, text, site, trace = message
+        member.ended = Failure(how, code, text, tuple(site), trace)
+        if question is not None:
+            question.answer(["ok"])
+
+    # --- standstill ---
+    def _living(self) -> list[Member]:
+        """Who counts: the ranks once all are there, else every process that was started."""
+        if self.world and len(self.ranks) == self.world:
+            return [m for m in self.ranks.values() if not m.over]
+        return [m for m in self.members.values() if not m.over]
+
+    def _all_ended(self) -> bool:
+        return bool(self.members) and all(m.over for m in self.members.values())
+
+    def _is_still(self, quiet_s: float) -> bool:
+        living = self._living()
+        if not living or not all(m.is_waiting() for m in living):
+            return False
+        if quiet_s > _ASK_THREADS * (1 + self._asked_threads) and self._asked_threads < 20:
+            self._asked_threads += 1
+            for member in living:
+                member.ask_threads()
+        looks = [look(m.pid, m.remotes(), m.idle) for m in living]
+        if any(found is None for found in looks):
+            return False
+        if self._poll_lines(0.0005):
+            return False
+        return looks == [look(m.pid, m.remotes(), m.idle) for m in living] and all(m.is_waiting() for m in living)
+
+    def _decide(self) -> bool:
+        """All stand still: let the one thing happen that time would bring about. False where there is none."""
+        taken = self.matching.take_any()
+        if taken:
+            for call in taken:
+                self._tell(call)
+            return True
+        polling = sorted((m.rank, n) for m in self._living() for n, q in m.waiting.items() if q.poll is not None)
+        if polling and self.polls < _MOST_POLLS:
+            self.polls += 1
+            self.ranks[polling[0][0]].waiting.pop(polling[0][1]).answer(["not yet"])
+            return True
+        limited = sorted((q.limit_ns, m.rank, n) for m in self._living() for n, q in m.waiting.items() if q.limit_ns is not None)
+        if not limited:
+            return False
+        limit_ns, rank, number = limited[0]
+        question = self.ranks[rank].waiting.pop(number)
+        if question.keys is not None:
+            question.refuse("store", f"wait timeout after {limit_ns // 10**6}ms, keys: {', '.join(question.keys)}")
+        else:
+            question.refuse("error", self._too_late(question, rank, limit_ns))
+        return True
+
+    def _stand(self) -> None:
+        """Who asks again and again whether a call is done waits for it."""
+        for member in self.ranks.values():
+            for number, question in member.waiting.items():
+                if question.poll is not None:
+                    member.events.append(Event(number, "wait", question.site, targets=(question.poll.number,)))
+
+    def _too_late(self, question: Question, rank: int, limit_ns: int) -> str:
+        """What gloo says of a wait that outlasts its time-out."""
+        call = question.call
+        if call is not None and call.op == "monitored_barrier" and call.gathering is not None:
+            missing = [r for k, r in enumerate(call.team.ranks) if k not in call.gathering.there]
+            return f"Rank {missing[0] if missing else rank} failed to pass monitoredBarrier in {limit_ns // 10**6} ms"
+        return f"Timed out waiting {limit_ns // 10**6}ms for {call.op if call is not None else 'operation'} to complete"
+
+    def close(self) -> None:
+        for line in list(self._lines.values()):
+            with suppress(OSError):
+                line.socket.close()
+        self._epoll.close()
+        self.listener.close()
+
+
+def listen(name: str) -> tuple[socket.socket, str]:
+    """A socket that has no file: it ends with its process."""
+    address = f"\0distsim-{os.getpid()}-{name}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(address)
+    listener.listen(512)
+    return listener, address

@@ -1,0 +1,125 @@
+"""From a captured run to what `simulate` says of it, and to what only the run itself knows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from distsim.capture.launch import Captured, backend_named
+from distsim.capture.members import Member, Place
+from distsim.capture.program import program_of
+from distsim.capture.recorded import BLOCKING
+from distsim.capture.sites import NOWHERE, text_of
+from distsim.capture.words import spoken
+from distsim.cluster import Cluster
+from distsim.collection import no_collection
+from distsim.program.records import Program
+from distsim.scenario import Scenario
+from distsim.simulation import Simulation, cost_model, simulate_program
+
+#: What a rank waits for that is no call.
+KEY = "a key of the store"
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where a rank is when all is over. ``state``: ended, raised, exited, killed, waits, runs."""
+
+    rank: int
+    state: str
+    what: str
+    place: Place
+
+    @property
+    def source(self) -> str:
+        """The text of the line."""
+        return text_of(self.place[0], self.place[1])
+
+
+@dataclass(frozen=True)
+class Judged:
+    """``simulation``: the calls under the back end's rules. ``calls``: how many the ranks made."""
+
+    captured: Captured
+    simulation: Simulation
+    stands: tuple[Stand, ...]
+    calls: int
+
+    @property
+    def outcome(self) -> str:
+        return self.simulation.outcome
+
+    @property
+    def unseen(self) -> tuple[Stand, ...]:
+        """Ranks that stand in something that no rule of a back end knows."""
+        return tuple(s for s in self.stands if s.state == "waits" and s.what.startswith(KEY))
+
+
+def _outcome(captured: Captured, simulation: Simulation) -> str:
+    """The simulation's, unless the run came to no end for a reason that is no call."""
+    if captured.ended == "late":
+        return "undecided"
+    return "hangs" if simulation.outcome == "completes" and captured.ended == "stalled" else simulation.outcome
+
+
+def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapping[str, Any] | Cluster | None = None) -> Judged:
+    """What the back end makes of the captured calls. ``backend``: None takes the one that the script asked for."""
+    with no_collection():
+        chosen = backend or asked_backend(captured)
+        file = shown(captured)
+        program = program_of(captured, chosen, os.path.basename(file), file)
+        nodes = captured.wish.nodes
+        world: Any = {"nodes": nodes, "ranks_per_node": program.local_size} if nodes > 1 else program.world_size
+        scenario = Scenario(name=program.name, world=world, backend=chosen, program=[], file=file)
+        simulation = simulate_program(scenario, program, cost_model(scenario, program, cluster), with_values=False)
+    made = sum(bool(program.sites[call.site].line) for code in program.codes for call in code.calls)
+    found = replace(simulation, findings=spoken(simulation.findings))
+    if _outcome(captured, simulation) != simulation.outcome:  # what no rule knows of held a rank, or time ran out
+        found = replace(found, outcome=_outcome(captured, simulation), verdict=None)
+    return Judged(captured, found, stands(captured, program), made)
+
+
+def asked_backend(captured: Captured) -> str:
+    """The back end of the world's group, as its lowest rank asked for it."""
+    teams = (t for m in captured.ranks.values() for t in m.teams.values() if t.is_world)
+    return backend_named(next((t.backend for t in teams), "gloo"))
+
+
+def shown(captured: Captured) -> str:
+    return captured.wish.target.name
+
+
+def stands(captured: Captured, program: Program) -> tuple[Stand, ...]:
+    """Where each rank came to."""
+    planned = {m.planned: m for m in captured.others if m.planned >= 0}
+    found = []
+    for rank in range(program.world_size):
+        member = captured.ranks.get(rank) or planned.get(rank)
+        found.append(_stand(rank, member))
+    return tuple(found)
+
+
+def _stand(rank: int, member: Member | None) -> Stand:
+    if member is None:
+        return Stand(rank, "absent", "never called init_process_group", NOWHERE)
+    if member.ended is not None:
+        return Stand(rank, member.ended.how, member.ended.text, member.ended.place)
+    if member.waiting:
+        question = member.waiting[min(member.waiting)]
+        place = member.sites.get(question.site, NOWHERE)
+        if question.keys is not None:
+            return Stand(rank, "waits", f"{KEY}: {', '.join(question.keys)}", place)
+        call = question.call or question.poll
+        what = BLOCKING.get(call.op, call.op) if call is not None else question.meeting
+        return Stand(rank, "waits", what, place)
+    if member.futures:
+        number = min(member.futures)
+        return Stand(rank, "waits", BLOCKING.get(member.calls[number].op, member.calls[number].op), _place_of(member, number))
+    last = member.events[-1] if member.events else None
+    return Stand(rank, "runs", "its own code", member.sites.get(last.site, NOWHERE) if last is not None else NOWHERE)
+
+
+def _place_of(member: Member, number: int) -> Place:
+    return next((member.sites.get(e.site, NOWHERE) for e in member.events if e.number == number), NOWHERE)

@@ -1,0 +1,82 @@
+"""What a rank that stands still would have done later, as far as others wait for it.
+
+A captured program ends where its ranks stand; what would have come is not known. Of a rank that stands itself, others' waits are no
+fault of its: it is taken to come to all of them, after the call in which it stands. So the diagnosis speaks of who holds whom, and not
+of calls that are missing. A rank that has ended comes to nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+from distsim.capture.data import Side
+from distsim.capture.matching import Posted
+from distsim.capture.members import Event, Member
+from distsim.capture.recorded import Step
+from distsim.capture.sites import NOWHERE
+from distsim.ops.table import OPS
+
+
+def open_calls(member: Member) -> list[Posted]:
+    """What a rank waits for and has not got."""
+    asked = [q.call or q.poll for q in member.waiting.values()]
+    found = {c.number: c for c in asked if c is not None and not c.done}
+    found |= {n: member.calls[n] for n in member.futures if not member.calls[n].done}
+    return [found[n] for n in sorted(found)]
+
+
+def later_steps(members: Sequence[Member]) -> dict[int, list[Step]]:
+    """By rank: the calls that it is taken to make after the one in which it stands."""
+    standing = {rank: open_calls(m) for rank, m in enumerate(members) if m.ended is None and (m.waiting or m.futures)}
+    found: dict[int, list[Step]] = {rank: [] for rank in standing}
+    seen: set[tuple[int, int]] = set()
+    for rank, calls in standing.items():
+        for call in calls:
+            if OPS[call.op].kind == "p2p":
+                if call.peer in standing:
+                    found[call.peer].append(Step("send", NOWHERE, (_send(call, rank),)))
+            else:
+                for other in _missing(call):
+                    if other in standing and (id(call.gathering), other) not in seen:
+                        seen.add((id(call.gathering), other))
+                        found[other].append(Step(call.op, NOWHERE, (_same(call, other),)))
+    for rank, step in _meetings(members, standing):
+        found[rank].append(step)
+    return found
+
+
+def _send(call: Posted, receiver: int) -> Posted:
+    return Posted(
+        call.peer, -call.number, "isend", call.team, receiver, call.tag, Side((), [call.side.outs, [], call.side.dtype, {}])
+    )
+
+
+def _missing(call: Posted) -> list[int]:
+    there = call.gathering.there if call.gathering is not None else {}
+    return [rank for k, rank in enumerate(call.team.ranks) if k not in there]
+
+
+def _same(call: Posted, rank: int) -> Posted:
+    """The call as another member makes it. Its root has a list where the others have none."""
+    side, n = call.side, len(call.team.ranks)
+    ins, outs = side.ins, side.outs
+    if call.op == "scatter":
+        ins = outs * n if rank == call.peer else []
+    elif call.op == "gather":
+        outs = ins * n if rank == call.peer else []
+    elif call.op == "all_to_all_single" and side.extra.get("input_splits"):
+        ins = outs = [[prod(ins[0])]]
+    extra = {k: v for k, v in side.extra.items() if not k.endswith("_splits")}
+    return replace(call, rank=rank, number=-call.number, side=Side((), [ins, outs, side.dtype, extra]), outs=None)
+
+
+def _meetings(members: Sequence[Member], standing: dict[int, list[Posted]]) -> Iterator[tuple[int, Step]]:
+    """init_process_group, where others stand in it."""
+    events = {q.meeting: next(e for e in reversed(m.events) if e.number == n)
+              for m in members for n, q in m.waiting.items() if q.meeting}  # fmt: skip
+    for op, event in events.items():
+        for rank in standing:
+            if not any(q.meeting == op for q in members[rank].waiting.values()):
+                yield rank, Step(op, NOWHERE, event=Event(0, op, 0, team=event.team, facts=event.facts))

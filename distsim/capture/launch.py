@@ -1,0 +1,199 @@
+"""The parent: loads what all need, forks the ranks, is their hub until nothing can go on, and leaves no process behind."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distsim.capture.child import Target, environment_of, run_child
+from distsim.capture.hub import Hub, listen
+from distsim.capture.members import Failure, Member
+from distsim.capture.wire import Regions
+from distsim.profiles import PROFILES
+from distsim.profiles.record import Profile
+
+#: Ranks that a script which starts them itself may have.
+_MOST_SPAWNED = 64
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How a program is captured. ``ranks``: 0 starts one process, which starts the ranks itself.
+
+    ``backend``: whose rules choose between messages; None takes the one that the script asks for, of which the hub knows only then.
+    """
+
+    target: Target
+    ranks: int = 0
+    nodes: int = 1
+    backend: str | None = None
+    timeout_s: float | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    keep_output: bool = False
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What came of it. ``ended``: "ended", "stalled" or "late". ``ranks``: by rank, those who joined.
+
+    ``outputs``: what they wrote, where it was kept.
+    """
+
+    wish: Wish
+    ended: str
+    world: int
+    ranks: Mapping[int, Member]
+    others: tuple[Member, ...]
+    outputs: Mapping[int, str] = field(default_factory=dict)
+
+
+def capture(wish: Wish) -> Captured:
+    """Run a program under the hub. The caller has imported what its ranks need."""
+    regions = Regions(max(wish.ranks, 1) if wish.ranks else _MOST_SPAWNED)
+    listener, address = listen(os.urandom(4).hex())
+    hub = Hub(listener, regions, PROFILES[wish.backend or "gloo"], None if wish.backend else _profile)
+    parent = _Parent(hub)
+    _adopt()
+    try:
+        for rank in range(max(wish.ranks, 1)):
+            parent.start(wish, rank, address, regions)
+        ended = hub.run(wish.timeout_s, parent.reap)
+    finally:
+        parent.end_all()
+        hub.close()
+    others = tuple(m for m in hub.members.values() if m.rank < 0)
+    return Captured(wish, ended, hub.world or wish.ranks, dict(sorted(hub.ranks.items())), others, parent.written())
+
+
+def _profile(asked: str) -> Profile:
+    return PROFILES[backend_named(asked)]
+
+
+def backend_named(asked: str) -> str:
+    """A back end that distsim knows, of what a script asks for: ``cpu:gloo,cuda:nccl`` runs on the CPU here."""
+    if ":" in asked:
+        pairs = dict(pair.split(":", 1) for pair in asked.split(","))
+        asked = pairs.get("cpu", next(iter(pairs.values())))
+    return asked if asked in PROFILES else "gloo"
+
+
+class _Parent:
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self.before = set(_descendants(os.getpid(), set()))
+        self.started: list[int] = []
+        self.open: set[int] = set()
+        self.outputs: dict[int, int] = {}
+
+    def start(self, wish: Wish, rank: int, address: str, regions: Regions) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        if wish.keep_output:
+            self.outputs[rank] = os.memfd_create(f"rank {rank}")
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                self.hub.close()
+                status = self._child(wish, rank, address, regions)
+            finally:
+                os._exit(status)
+        self.started.append(pid)
+        self.open.add(pid)
+        self.hub.expect(pid, rank if wish.ranks else -1)
+
+    def _child(self, wish: Wish, rank: int, address: str, regions: Regions) -> int:
+        environment = dict(wish.environment)
+        if wish.ranks:
+            environment |= environment_of(rank, wish.ranks, wish.ranks // wish.nodes, wish.nodes)
+            environment |= {"DISTSIM_RANKS": str(wish.ranks)}
+        if wish.keep_output:
+            _write_to(self.outputs[rank])
+        faulthandler.enable()
+        return run_child(wish.target, environment, address, regions)
+
+    def written(self) -> dict[int, str]:
+        """What the ranks wrote, where it was kept."""
+        found = {}
+        for rank, fd in self.outputs.items():
+            os.lseek(fd, 0, os.SEEK_SET)
+            with os.fdopen(fd, encoding="utf-8", errors="replace") as file:
+                found[rank] = file.read()
+        return found
+
+    def reap(self) -> None:
+        """Note who has ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.open.discard(pid)
+            member = self.hub.members.get(pid)
+            if member is not None:
+                member.gone = True
+                member.ended = member.ended or _failure(os.waitstatus_to_exitcode(status))
+
+    def end_all(self) -> None:
+        """End every process that descends from this capture, and wait for them."""
+        for _ in range(50):
+            found = set(self.open) | set(_descendants(os.getpid(), self.before))
+            for pid in found:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            self._wait(found)
+            if not found:
+                return
+
+    def _wait(self, pids: set[int]) -> None:
+        for pid in pids:
+            with suppress(OSError):
+                os.waitpid(pid, 0)
+            self.open.discard(pid)
+
+
+def _write_to(fd: int) -> None:
+    """Let this process write there."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(fd, number)
+        setattr(sys, name, os.fdopen(number, "w", buffering=1, encoding="utf-8", closefd=False))
+
+
+def _failure(code: int) -> Failure:
+    if code < 0:
+        with suppress(ValueError):
+            return Failure("killed", code, signal.Signals(-code).name)
+        return Failure("killed", code, f"signal {-code}")
+    return Failure("exited" if code else "ended", code)
+
+
+def _adopt() -> None:
+    """Become the parent of processes whose own parent ends (prctl(2), PR_SET_CHILD_SUBREAPER), to end them as well."""
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+
+
+def _descendants(root: int, others: set[int]) -> list[int]:
+    """Processes below ``root``, but for ``others`` and those below them."""
+    parents: dict[int, int] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    found = []
+    for pid in parents:
+        above = pid
+        while above in parents and above != root and above not in others:
+            above = parents[above]
+        if above == root and pid != root:
+            found.append(pid)
+    return found

@@ -1,0 +1,218 @@
+"""Who meets whom among calls of running ranks, under the most permissive reading of the contract.
+
+A message is buffered, so its sender never waits. The k-th collective of a group meets the k-th; a member may go on as soon as those
+have come whose data end with it. What does not fit never meets. All that a back end adds, `distsim.semantics` judges afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from distsim.capture.data import Mover, Payload, Side
+from distsim.capture.wire import Regions, free
+from distsim.match import ANY, Matcher
+from distsim.ops.table import OPS
+from distsim.profiles.record import Profile
+
+
+@dataclass(eq=False)
+class Team:
+    """A process group as ranks share it. ``generation``: how many of this name and these ranks a rank had made before."""
+
+    name: str
+    ranks: tuple[int, ...]
+    backend: str
+    generation: int
+    timeout_ns: int | None = None
+    title: str = ""
+    is_world: bool = False
+    calls: dict[int, Gathering] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)  # collectives of each rank
+
+
+@dataclass(eq=False)
+class Posted:
+    """A call that a rank made. ``outs``: what it gets, once that is settled."""
+
+    rank: int
+    number: int
+    op: str
+    team: Team
+    peer: int
+    tag: int
+    side: Side
+    outs: list[list[Payload]] | None = None
+    source: int = -1
+    gathering: Gathering | None = None
+    origin: Posted | None = None  # of a receive: the send that it took
+    limit_ns: int | None = None
+    waits: bool = False  # its rank is in a wait for it
+
+    @property
+    def done(self) -> bool:
+        return self.outs is not None
+
+
+@dataclass(eq=False)
+class Gathering:
+    """One collective: who has come, by group rank."""
+
+    there: dict[int, Posted] = field(default_factory=dict)
+    reduced: dict[Hashable, list[list[Payload]]] = field(default_factory=dict)
+    readers: int = 0
+    settled: int = 0
+
+
+class Matching:
+    """The state. ``settle`` returns the calls that are done now."""
+
+    def __init__(self, regions: Regions, profile: Profile) -> None:
+        self.regions, self.profile, self.mover = regions, profile, Mover(regions)
+        self.matcher = Matcher(profile.specific_first)
+        self.items: list[Posted] = []
+        self.teams: dict[Hashable, Team] = {}
+
+    def team(self, facts: Sequence[Any], generation: int) -> Team:
+        """The group of a name, its ranks and how often this rank made it. ``facts``: as `patches` says them."""
+        name, ranks, backend, timeout_ns, title, is_world = facts
+        key = (name, tuple(ranks), generation)
+        if key not in self.teams:
+            self.teams[key] = Team(name, tuple(ranks), backend, generation, timeout_ns, title, is_world)
+        return self.teams[key]
+
+    def post(self, call: Posted) -> list[Posted]:
+        """Add a call. Returns all that are done by it."""
+        return self._message(call) if OPS[call.op].kind == "p2p" else self._collective(call)
+
+    # --- messages ---
+    def _box(self, call: Posted, receiver: int) -> Hashable:
+        return (id(call.team), receiver, call.tag if self.profile.tags else 0)
+
+    def _message(self, call: Posted) -> list[Posted]:
+        item = len(self.items)
+        self.items.append(call)
+        if call.op == "isend":
+            box = self._box(call, call.peer)
+            self.matcher.send(box, call.rank, item)
+            call.outs = []
+            return [call, *self._meetings(box)]
+        box = self._box(call, call.rank)
+        self.matcher.receive(box, call.peer if call.peer >= 0 else ANY, item)
+        if call.peer < 0 and len(call.team.ranks) == 2:  # only one can be meant
+            return [*self._takes(box), *self._meetings(box)]
+        return self._meetings(box)
+
+    def _meetings(self, box: Hashable) -> list[Posted]:
+        found: list[Posted] = []
+        place = self.matcher.boxes.get(box)
+        while place is not None:
+            pairs = (self.matcher.meet(box, sender) for sender in sorted(place.sends))
+            pair = next((p for p in pairs if p is not None), None)
+            if pair is None:
+                break
+            found.append(self._hand_over(*pair))
+            place = self.matcher.boxes.get(box)
+        return found
+
+    def _takes(self, box: Hashable) -> list[Posted]:
+        if box not in self.matcher.boxes or not (takes := self.matcher.takes_of(box)):
+            return []
+        return [self._hand_over(*self.matcher.take(box, min(self.items[t.send].rank for t in takes)))]
+
+    def take_any(self) -> list[Posted]:
+        """At a standstill: the receive from any source of the lowest rank takes the message of the lowest."""
+        open_boxes = [box for box in self.matcher.boxes if self.matcher.takes_of(box)]
+        if not open_boxes:
+            return []
+        receiver = {box: self.items[self.matcher.takes_of(box)[0].receive].rank for box in open_boxes}
+        box = min(open_boxes, key=lambda b: (receiver[b], self.matcher.takes_of(b)[0].receive))
+        return [*self._takes(box), *self._meetings(box)]
+
+    def _hand_over(self, send: int, receive: int) -> Posted:
+        giver, taker = self.items[send], self.items[receive]
+        taker.outs, taker.source, taker.origin = [[giver.side.payloads[0]]], giver.rank, giver
+        return taker
+
+    # --- collectives ---
+    def _collective(self, call: Posted) -> list[Posted]:
+        team = call.team
+        k = team.counts.get(call.rank, 0)
+        team.counts[call.rank] = k + 1
+        gathering = call.gathering = team.calls.setdefault(k, Gathering())
+        gathering.there[team.ranks.index(call.rank)] = call
+        done = [c for me, c in sorted(gathering.there.items()) if not c.done and self._may_go(c, me)]
+        for each in done:
+            self._settle(each)
+        if gathering.settled == len(team.ranks):
+            del team.calls[k]
+        return done
+
+    def _may_go(self, call: Posted, me: int) -> bool:
+        """All have come whose data end here, with a call that fits."""
+        team, there = call.team, call.gathering.there if call.gathering else {}
+        root = team.ranks.index(call.peer) if call.peer in team.ranks else 0
+        needed = OPS[call.op].takes_from(len(team.ranks), root, me)
+        others = range(len(team.ranks)) if needed is None else needed
+        return all(k in there and fits(call, there[k]) for k in others)
+
+    def _settle(self, call: Posted) -> None:
+        gathering, team = call.gathering, call.team
+        assert gathering is not None
+        me, root = team.ranks.index(call.rank), team.ranks.index(call.peer) if call.peer in team.ranks else 0
+        key = 0 if call.op.startswith("all_reduce") else (me,)
+        if key not in gathering.reduced:
+            sides: list[Any] = [gathering.there[k].side if k in gathering.there else None for k in range(len(team.ranks))]
+            gathering.reduced[key] = self.mover.outputs(call.op, sides, me, root)
+        call.outs = gathering.reduced[key]
+        gathering.settled += 1
+        gathering.readers += is_shared(call.outs)
+        self._tidy(gathering, len(team.ranks))
+
+    # --- memory ---
+    def release(self, call: Posted) -> None:
+        """A rank has read its result, or will never."""
+        if call.origin is not None:
+            for payload in call.origin.side.payloads:
+                if not isinstance(payload, bytes):
+                    free(self.regions, payload)
+        elif call.gathering is not None and call.done and is_shared(call.outs or []):
+            call.gathering.readers -= 1
+            self._tidy(call.gathering, len(call.team.ranks))
+
+    def forget(self, call: Posted) -> None:
+        """Its result was told: small ones need not be kept."""
+        if call.origin is not None and not is_shared(call.outs or []):
+            call.origin.side.payloads, call.origin = (), None
+        if not is_shared(call.outs or []):
+            call.outs = []
+
+    def _tidy(self, gathering: Gathering, size: int) -> None:
+        if gathering.settled < size or gathering.readers:
+            return
+        for call in list(gathering.there.values()):
+            for payload in call.side.payloads:
+                if not isinstance(payload, bytes):
+                    free(self.regions, payload)
+            call.side.payloads, call.gathering = (), None
+
+
+def is_shared(outs: Sequence[Sequence[Payload]]) -> bool:
+    """Does a result lie in shared memory, in part?"""
+    return any(not isinstance(p, bytes) for out in outs for p in out)
+
+
+def fits(one: Posted, other: Posted) -> bool:
+    """Can two calls of a collective be one? What they must agree on is what the operation's row says."""
+    if one.op != other.op or one.peer != other.peer:
+        return False
+    row, mine, theirs = OPS[one.op], one.side, other.side
+    if row.gives == "none":
+        return True
+    if mine.dtype != theirs.dtype or mine.extra.get("reduce_op") != theirs.extra.get("reduce_op"):
+        return False
+    if one.op in ("all_to_all", "all_to_all_single", "all_gather") or (row.root_field is not None and not row.reduces):
+        return True
+    return [prod(s) for s in mine.ins] == [prod(s) for s in theirs.ins]

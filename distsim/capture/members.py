@@ -1,0 +1,131 @@
+"""Records of the hub: a process, its lines, what it asked, what it said it did."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from distsim.capture.matching import Posted, Team
+from distsim.capture.wire import Frames, frame
+
+Place = tuple[str, int, str, str]
+
+
+class Failure(NamedTuple):
+    """How a process ended: ``how`` is ended, raised, exited or killed."""
+
+    how: str
+    code: int = 0
+    text: str = ""
+    place: Place = ("", 0, "", "")
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a rank did, in the order of ``number``. ``targets``: the calls that a wait or a drop is about."""
+
+    number: int
+    kind: str
+    site: int
+    call: Posted | None = None
+    is_async: bool = False
+    batch: int = 0
+    targets: tuple[int, ...] = ()
+    team: Team | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Line:
+    """A connection. ``remote``: its descriptor on the other side, where thread ``tid`` reads it."""
+
+    socket: socket.socket
+    kind: str = ""
+    member: Member | None = None
+    tid: int = 0
+    remote: int = -1
+    owed: Question | None = None
+    frames: Frames = field(default_factory=Frames)
+
+    def send(self, data: bytes) -> None:
+        with suppress(OSError):  # the rank has ended; its end is told elsewhere
+            self.socket.sendall(data)
+
+    def result(self, call: Posted, verb: str = "result") -> None:
+        outs, blobs = carried(call.outs or [])
+        self.send(frame([verb, outs, call.source, call.number], blobs))
+
+
+@dataclass(eq=False)
+class Question:
+    """A thread that waits for an answer, and for what."""
+
+    line: Line
+    call: Posted | None = None
+    poll: Posted | None = None
+    keys: Sequence[str] | None = None
+    space: str = ""
+    meeting: str = ""
+    site: int = 0
+    limit_ns: int | None = None
+
+    def answer(self, message: Sequence[object]) -> None:
+        self.line.owed = None
+        self.line.send(frame(message))
+
+    def result(self, call: Posted) -> None:
+        self.line.owed = None
+        self.line.result(call)
+
+    def refuse(self, kind: str, text: str) -> None:
+        self.answer(["raise", kind, text])
+
+
+@dataclass(eq=False)
+class Member:
+    """A process of the program."""
+
+    pid: int
+    rank: int = -1
+    planned: int = -1
+    lines: dict[int, Line] = field(default_factory=dict)
+    notices: Line | None = None
+    unheard: int = 0
+    idle: frozenset[int] = frozenset()
+    sites: dict[int, Place] = field(default_factory=dict)
+    teams: dict[int, Team] = field(default_factory=dict)
+    made: dict[Any, int] = field(default_factory=dict)
+    calls: dict[int, Posted] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    waiting: dict[int, Question] = field(default_factory=dict)
+    futures: set[int] = field(default_factory=set)
+    ended: Failure | None = None
+    gone: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.gone
+
+    def is_waiting(self) -> bool:
+        """It waits for the hub in some thread, and has read all that was said to it."""
+        return self.unheard == 0 and (bool(self.futures) or any(line.owed is not None for line in self.lines.values()))
+
+    def remotes(self) -> set[int]:
+        """Descriptors on which a wait is one for the hub: of lines that are owed an answer, and that of notices."""
+        found = {line.remote for line in self.lines.values() if line.owed is not None}
+        return found | ({self.notices.remote} if self.notices is not None else set())
+
+    def ask_threads(self) -> None:
+        if self.notices is not None:
+            self.unheard += 1
+            self.notices.send(frame(["threads"]))
+
+
+def carried(outs: Sequence[Sequence[Any]]) -> tuple[list[list[list[int]]], list[bytes]]:
+    """A result as a frame carries it, and the bytes beside it."""
+    blobs = [payload for out in outs for payload in out if isinstance(payload, bytes)]
+    return [[[len(p)] if isinstance(p, bytes) else p for p in out] for out in outs], blobs

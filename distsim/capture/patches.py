@@ -1,0 +1,254 @@
+"""What of torch.distributed is replaced in a rank: where groups and stores come from, and what would leave the hub unseen.
+
+Each patch says why. They are laid before the script is loaded; functions of torch that the script imports by name are these.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+from urllib.parse import parse_qsl, urlparse
+
+from distsim.capture.client import Client
+from distsim.capture.group import GroupMethods
+from distsim.capture.store import StoreMethods
+from distsim.capture.work import Futures, Request, WorkMethods
+
+#: The name under which torch knows the hub's groups; scripts see the back end that they asked for.
+BACKEND = "distsim"
+
+
+class Patches:
+    """The patched torch.distributed of one process."""
+
+    def __init__(self, client: Client) -> None:
+        import torch.distributed
+        import torch.distributed.distributed_c10d as c10d
+
+        self.client, self.c10d, self.dist = client, c10d, torch.distributed
+        self.futures = Futures(client, self._in_cpp)
+        self.work_type = type("HubWork", (WorkMethods, c10d.Work), {})
+        self.group_type = type("HubGroup", (GroupMethods, torch.distributed.ProcessGroup), {})
+        self.store_type = type("HubStore", (StoreMethods, torch.distributed.Store), {})
+        self.kept_works: deque[object] = deque(maxlen=256)
+        self.kept: list[object] = []  # torch keeps only the C++ half of a Python store, and dies without the other
+        self.explicit: timedelta | None = None
+        self.asked, self.title, self.is_world = "gloo", "", False
+
+    def lay(self) -> None:
+        """Replace them all."""
+        c10d, dist = self.c10d, self.dist
+        dist.Backend.register_backend(BACKEND, self._make_group, extended_api=True, devices=["cpu", "cuda"])
+        self._helper = c10d._new_process_group_helper
+        c10d._new_process_group_helper = self._new_group_helper  # all groups are made here: they become the hub's
+        c10d.rendezvous = self._rendezvous  # no TCP store: waits in one would be unseen
+        c10d._store_based_barrier = lambda *args, **kwargs: None  # the hub's own meeting stands for it
+        self._everywhere("init_process_group", self._init)  # who begins, with which time-out
+        self._everywhere("new_group", self._wrapped_new_group("new_group"))
+        c10d._new_group_with_tag = self._wrapped_new_group("_new_group_with_tag")  # all variants: who calls, for which ranks
+        self._everywhere("destroy_process_group", self._destroy)
+        self._everywhere("batch_isend_irecv", self._batch)  # torch's own loop would hide where a batch ends
+        for name in ("is_nccl_available", "is_gloo_available", "is_mpi_available"):
+            self._everywhere(name, lambda: True)  # judged by their rules, without their libraries
+        for name in ("TCPStore", "FileStore"):
+            setattr(dist, name, self._store_maker(name))
+        c10d.TCPStore = dist.TCPStore
+        default = c10d._get_default_timeout  # nccl's own is in its library
+        c10d._get_default_timeout = lambda backend: timedelta(minutes=10) if str(backend) == "nccl" else default(backend)
+        join = sys.modules.get("torch.distributed.algorithms.join") or import_module("torch.distributed.algorithms.join")
+        join.Join.notify_join_context = staticmethod(self._keeping(join.Join.notify_join_context))
+
+    def _everywhere(self, name: str, function: Callable[..., Any]) -> None:
+        """In both modules in which torch keeps the name."""
+        for module in (self.c10d, self.dist):
+            if hasattr(module, name):
+                setattr(module, name, function)
+        for attribute in ("__doc__", "__name__", "__module__"):
+            value = getattr(getattr(self, "_" + name, None), attribute, None)
+            if value is not None and not hasattr(function, "__self__"):
+                setattr(function, attribute, value)
+
+    # --- stores ---
+    def _store(self, space: str, limit: timedelta | None = None) -> Any:
+        store = self.store_type()
+        store.client, store.space, store.limit = self.client, space, limit
+        self.kept.append(store)
+        return store
+
+    def _store_maker(self, kind: str) -> Callable[..., Any]:
+        def make(*args: Any, **kwargs: Any) -> Any:
+            host = kwargs.get("host_name", args[0] if args else "")
+            port = kwargs.get("port", args[1] if len(args) > 1 else 0)
+            return self._store(f"{kind} {host}:{port}", kwargs.get("timeout"))
+
+        return make
+
+    def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        """Rank and world as the URL, the arguments or the environment have them."""
+        asked = dict(parse_qsl(urlparse(url).query))
+        rank = int(asked.get("rank", rank if rank >= 0 else _environment("RANK")))
+        world_size = int(asked.get("world_size", world_size if world_size > 0 else _environment("WORLD_SIZE")))
+        self.client.join(rank, world_size)
+        yield self._store("world"), rank, world_size
+
+    # --- groups ---
+    def _make_group(self, options: Any, _: object = None) -> Any:
+        ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+        group = self.group_type(options.group_rank, options.group_size)
+        group.client, group.members, group.me = self.client, ranks, options.group_rank
+        group.title, group.told_backend = str(options.group_id), self.asked
+        group.make_work = self._make_work
+        group.number = len(self.client.groups) + 1
+        self.client.groups[group.title, group.number] = group.number
+        explicit = self.explicit
+        limit = None if explicit is None else round(explicit.total_seconds() * 1e9)
+        title = self.title if self.title not in ("", "undefined") else f"group {group.title}"
+        self.client.hold(["group", group.number, group.title, ranks, self.asked, limit, title, self.is_world])
+        return group
+
+    def _make_work(self, request: Request, results: Sequence[Any]) -> Any:
+        work = self.work_type()
+        work.request, work.results, work.futures = request, results, self.futures
+        return work
+
+    def _new_group_helper(
+        self, group_size: int, group_rank: int, ranks: list[int], backend: Any, store: Any, group_name: Any, **kwargs: Any
+    ) -> Any:
+        """The original, with the hub's back end; the script is told the one that it asked for."""
+        self.asked = str(backend) if str(backend) != "undefined" else "gloo"
+        kwargs |= {"device_id": None, "backend_options": None}
+        self.title, self.is_world = str(kwargs.get("group_desc") or ""), not ranks
+        if not ranks:
+            self.client.join(group_rank, group_size)
+        found = self._helper(group_size, group_rank, ranks, self.dist.Backend(BACKEND), store, group_name, **kwargs)
+        group = found[0]
+        if isinstance(group, GroupMethods):
+            asked = self.dist.Backend(self.asked)
+            self.c10d._world.pg_map[group] = (asked, self.c10d._world.pg_map[group][1])
+            self.c10d._world.pg_backend_config[group] = str(self.c10d.BackendConfig(asked))
+        return found
+
+    # --- what the program says of groups ---
+    def _init(self, *args: Any, **kwargs: Any) -> None:
+        client, c10d = self.client, self.c10d
+        kwargs.pop("device_id", None)
+        timeout = kwargs.get("timeout", args[2] if len(args) > 2 else None)
+        self.explicit = timeout
+        site = client.site()
+        try:
+            self._originals["init_process_group"](*args, **kwargs)
+        finally:
+            self.explicit = None
+        group = c10d._get_default_group()
+        facts = {"backend": group.told_backend, "timeout_ns": _ns(timeout)}
+        self.client.ask(["meet", next(self.client.numbers), site, "init_process_group", group.members, facts])
+
+    def _wrapped_new_group(self, name: str) -> Callable[..., Any]:
+        original = self._originals[name]
+
+        def new_group(*args: Any, **kwargs: Any) -> Any:
+            if name == "new_group":  # it hands on to the other
+                return original(*args, **kwargs)
+            return self._new_group(original, *args, **kwargs)
+
+        return new_group
+
+    def _new_group(self, original: Callable[..., Any], ranks: Any = None, timeout: Any = None, backend: Any = None,
+                   *args: Any, **kwargs: Any) -> Any:  # fmt: skip
+        site = self.client.site(5)
+        world = self.c10d._get_default_group()
+        members = sorted(ranks) if ranks is not None else list(range(world.size()))
+        local = bool(kwargs.get("use_local_synchronization"))
+        self.explicit = timeout
+        try:
+            group = original(ranks, timeout, backend, *args, **kwargs)
+        finally:
+            self.explicit = None
+        if not local or world.rank() in members:
+            facts = {
+                "ranks": members,
+                "timeout_ns": _ns(timeout),
+                "backend": str(backend) if backend else None,
+                "local_sync": local,
+            }
+            number = group.number if isinstance(group, GroupMethods) else 0
+            self.client.say(["mark", next(self.client.numbers), site, "new_group", number, facts])
+        return group
+
+    def _destroy(self, group: Any = None) -> None:
+        site = self.client.site()
+        number = getattr(group, "number", 0)
+        self._originals["destroy_process_group"](group)
+        self.client.say(["mark", next(self.client.numbers), site, "destroy_process_group", number, {}])
+
+    # --- batches ---
+    def _batch(self, p2p_op_list: list[Any]) -> list[Any]:
+        self.c10d._check_p2p_op_list(p2p_op_list)
+        group = p2p_op_list[0].group or self.c10d._get_default_group()
+        if not isinstance(group, GroupMethods):
+            return self._originals["batch_isend_irecv"](p2p_op_list)  # type: ignore[no-any-return]
+        group.start_batch()
+        try:
+            for one in p2p_op_list:
+                key = "group_dst" if one.op is self.dist.isend else "group_src"
+                one.op(one.tensor, group=one.group, tag=one.tag, **{key: one.group_peer})
+        finally:
+            works = group.end_batch()
+        return works
+
+    @property
+    def _originals(self) -> dict[str, Callable[..., Any]]:
+        held: dict[str, Callable[..., Any]] = self.__dict__.setdefault("originals", {})
+        if not held:
+            names = ("init_process_group", "new_group", "_new_group_with_tag", "destroy_process_group", "batch_isend_irecv")
+            held |= {name: getattr(self.c10d, name) for name in names}
+        return held
+
+    def _keeping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """C++ waits for this work, whose Python half must live as long."""
+
+        def notify_join_context(joinable: Any) -> Any:
+            work = original(joinable)
+            self.kept_works.append(work)
+            return work
+
+        return notify_join_context
+
+    def _in_cpp(self) -> bool:
+        """Is the future one that C++ waits for: asked for by the reducer, or inside a backward pass?"""
+        frame: Any = sys._getframe(2)
+        if "get_future" not in frame.f_code.co_names:
+            return True
+        own = False
+        while frame is not None:
+            own = own or self.client.sites.is_own(frame.f_code.co_filename)
+            if frame.f_code.co_name == "_engine_run_backward":
+                return True
+            frame = frame.f_back
+        return not own
+
+
+def _environment(name: str) -> int:
+    if name not in os.environ:
+        raise ValueError(
+            f"Error initializing torch.distributed using env:// rendezvous: environment variable {name} expected, but not set"
+        )
+    return int(os.environ[name])
+
+
+def _ns(timeout: timedelta | None) -> int | None:
+    return None if timeout is None else round(timeout.total_seconds() * 1e9)
+
+
+def lay(client: Client) -> ModuleType:
+    """Patch torch.distributed of this process and return it."""
+    patches = Patches(client)
+    _ = patches._originals
+    patches.lay()
+    return patches.dist

@@ -1,0 +1,93 @@
+"""What a script will import, imported once before its ranks part: most of a short run's time goes into imports."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+#: Modules of the script's own folder that are followed, to find what they import.
+_MOST_FILES = 200
+
+
+def names_in(file: Path) -> Iterator[str]:
+    """Modules that a file imports when it is loaded, in order; not those that functions import."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return
+    waiting: list[ast.AST] = list(tree.body)
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module
+        elif isinstance(node, ast.If | ast.Try | ast.With):
+            waiting = [*ast.iter_child_nodes(node), *waiting]
+
+
+def installed(script: str) -> list[str]:
+    """Modules outside the script's folder that it, or files beside it, import."""
+    folder = Path(script).resolve().parent
+    waiting, seen, found = [Path(script)], set(), []
+    while waiting and len(seen) < _MOST_FILES:
+        file = waiting.pop(0)
+        if file in seen:
+            continue
+        seen.add(file)
+        for name in names_in(file):
+            beside = folder.joinpath(*name.split("."))
+            own = next((p for p in (beside.with_suffix(".py"), beside / "__init__.py") if p.exists()), None)
+            if own is not None:
+                waiting.append(own)
+            elif name not in found:
+                found.append(name)
+    return found
+
+
+#: Installed packages that say nothing about training.
+_PLAIN = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
+#: What torch imports by itself when a model is first wrapped, or an optimizer makes its first step.
+_LATE = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "torch.distributed.tensor", "torch.utils.data")
+
+
+def preload(script: str) -> None:
+    """Import torch, and what the script imports of installed packages. What fails fails again in the ranks, where it is told."""
+    import torch.distributed  # noqa: F401
+
+    names = installed(script)
+    with suppress(OSError):
+        trains = any(name.startswith(("torch.nn", "torch.optim")) or name.split(".")[0] not in _PLAIN for name in names)
+        late = _LATE if trains or b"nn." in Path(script).read_bytes() else ()
+        names = [*names, *late]
+    for name in names:
+        if name.split(".")[0] in ("__main__", "__future__", "distsim") or name in sys.modules:
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                importlib.import_module(name)
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+
+
+def file_of(module: str) -> str:
+    """The file of a module that is run by name; empty where there is none."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.submodule_search_locations:
+            spec = importlib.util.find_spec(f"{module}.__main__")
+    except (ImportError, ValueError, AttributeError):
+        return ""
+    finally:
+        sys.path.remove(os.getcwd())
+    return (spec.origin or "") if spec is not None else ""

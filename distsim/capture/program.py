@@ -1,0 +1,183 @@
+"""A captured run as a `Program`, which all of distsim takes."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Hashable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from distsim.capture.data import Side
+from distsim.capture.later import later_steps
+from distsim.capture.launch import Captured, backend_named
+from distsim.capture.matching import Posted
+from distsim.capture.members import Member, Place
+from distsim.capture.recorded import Step, steps_of, teams_in_order
+from distsim.ops.records import DTYPE_BYTES, Group
+from distsim.ops.table import OPS
+from distsim.program.assemble import CodeBuilder, Draft, Requests, Shelf
+from distsim.program.records import BufferVec, Code, CodeCall, Fault, Program, Site
+
+#: Dtypes that distsim has no name for, as one of the same width.
+_LIKE = {"uint16": "int16", "uint32": "int32", "uint64": "int64", "float8_e4m3fnuz": "float8_e4m3fn",
+         "float8_e5m2fnuz": "float8_e5m2", "float8_e8m0fnu": "uint8", "complex32": "float32"}  # fmt: skip
+
+
+def program_of(captured: Captured, backend: str, name: str, file: str) -> Program:
+    """The program that the ranks ran, under the rules of ``backend``."""
+    return _Builder(captured, backend).build(name, file)
+
+
+class _Builder:
+    def __init__(self, captured: Captured, backend: str) -> None:
+        self.captured, self.backend = captured, backend
+        self.size = captured.world
+        self.shelf = Shelf(self.size, backend)
+        started = {m.planned: m for m in captured.others if m.planned >= 0}
+        self.members = [captured.ranks.get(r) or started.get(r) or Member(0, r) for r in range(self.size)]
+        self.team_numbers = self._groups()
+
+    def _groups(self) -> dict[int, int]:
+        world = tuple(range(self.size))
+        numbers: dict[int, int] = {}
+        for team in teams_in_order(self.members):
+            if team.ranks == world and team.is_world:
+                numbers[id(team)] = 0
+                continue
+            numbers[id(team)] = len(self.shelf.groups)
+            self.shelf.groups.append(
+                Group(len(self.shelf.groups), team.title, team.ranks, self._own(team.backend), team.timeout_ns)
+            )
+        return numbers
+
+    def _own(self, backend: str) -> str | None:
+        """A group's own back end, where it is another than the program's."""
+        known = backend_named(backend)
+        worlds = {backend_named(t.backend) for m in self.members for t in m.teams.values() if t.is_world}
+        return known if known not in worlds else None
+
+    def build(self, name: str, file: str) -> Program:
+        codes, faults = [], []
+        later = later_steps(self.members)
+        for rank, member in enumerate(self.members):
+            code = _Rank(self, rank).code([*steps_of(member), *later.get(rank, ())])
+            codes.append(code)
+            if member.ended is not None and member.ended.how == "killed":
+                faults.append(Fault(rank, "kill", position=len(code.calls)))
+        nodes = self.captured.wish.nodes
+        return Program(
+            name=name, file=file, world_size=self.size, nodes=nodes, local_size=-(-self.size // nodes), backend=self.backend,
+            options={}, sites=self.shelf.sites, groups=self.shelf.groups, tensors={}, codes=codes, code_of=list(range(self.size)),
+            row_of=[0] * self.size, findings=self.shelf.findings(), faults=tuple(faults),
+        )  # fmt: skip
+
+
+class _Rank:
+    """Builds one rank's code."""
+
+    def __init__(self, owner: _Builder, rank: int) -> None:
+        self.owner, self.rank = owner, rank
+        self.builder = CodeBuilder(owner.shelf, [rank])
+        self.at: dict[int, int] = {}  # number of a posted call -> position
+        self.known: dict[Hashable, CodeCall] = {}
+
+    def code(self, steps: Sequence[Step]) -> Code:
+        for step in steps:
+            here = len(self.builder.calls)
+            back = [here - self.at[n] for n in step.waits if n in self.at]
+            if step.op == "wait" and not back:
+                continue
+            drops = [here - self.at[n] for n in step.drops if n in self.at]
+            for call in step.calls:
+                self.at[call.number] = here
+            requests = Requests(waits=tuple(dict.fromkeys(back)), drops=tuple(drops), handled=step.is_async and step.handled)
+            self.builder.append(self._made(step, requests))
+        return self.builder.finish()
+
+    def _made(self, step: Step, requests: Requests) -> CodeCall:
+        """The call; equal calls are one object."""
+        key = (
+            (step.op, step.place, step.is_async, requests, tuple(_key(c) for c in step.calls)) if step.event is None else id(step)
+        )
+        if key not in self.known or step.failure is not None:
+            self.known[key] = self.builder.make(self._draft(step), requests)
+        return self.known[key]
+
+    def _site(self, place: Place, op: str) -> int:
+        file, line = place[0], place[1]
+        text = linecache.getline(file, line) if line else ""
+        return self.owner.shelf.site(Site(file, line, len(text) - len(text.lstrip()) + 1 if line else 0, op))
+
+    def _draft(self, step: Step) -> Draft:
+        row, site = OPS[step.op], self._site(step.place, step.op)
+        draft = Draft(row, site, self._group(step), is_async=step.is_async)
+        if row.kind == "batch":
+            draft.parts = tuple(self.builder.make(self._message(c, c.op, step)) for c in step.calls)
+        elif row.kind == "p2p":
+            return self._message(step.calls[0], step.op, step)
+        elif row.kind == "collective":
+            draft.fields = _collective(step.calls[0])
+        elif step.op == "new_group" and step.event is not None:
+            facts = step.event.facts
+            team = step.event.team
+            draft.fields = {"name": team.title if team is not None else _name(self.owner, facts), "ranks": tuple(facts["ranks"]),
+                            "timeout_ns": facts["timeout_ns"], "local_sync": facts["local_sync"]}  # fmt: skip
+        elif step.op == "init_process_group" and step.event is not None:
+            draft.fields = {"timeout_ns": step.event.facts["timeout_ns"], "backend": self.owner.backend}
+        elif step.failure is not None:
+            draft.fields = {"code": step.failure.code} if step.op == "exit" else {"message": step.failure.text[:200]}
+        return draft
+
+    def _group(self, step: Step) -> int:
+        if step.op == "new_group":
+            return 0
+        team = step.calls[0].team if step.calls else step.event.team if step.event is not None else None
+        return self.owner.team_numbers.get(id(team), 0)
+
+    def _message(self, call: Posted, op: str, step: Step) -> Draft:
+        draft = Draft(OPS[op], self._site(step.place, op), self.owner.team_numbers[id(call.team)])
+        draft.peer, draft.tag, draft.is_async = call.peer, call.tag, OPS[op].nonblocking
+        buffer = _buffers(call.side.ins or call.side.outs, call.side.dtype)[:1]
+        draft.fields = {"inputs": buffer, "outputs": buffer}
+        return draft
+
+
+def _name(owner: _Builder, facts: Mapping[str, Any]) -> str:
+    """Of a group that this rank is no member of: the name that its members know."""
+    ranks = tuple(facts["ranks"])
+    return next((g.name for g in owner.shelf.groups[1:] if g.ranks == ranks), f"ranks {list(ranks)}")
+
+
+def _key(call: Posted) -> Hashable:
+    side = call.side
+    return (call.op, id(call.team), call.peer, call.tag, str(side.ins), str(side.outs), side.dtype, str(side.extra))
+
+
+def _buffers(shapes: Sequence[Sequence[int]], dtype: str) -> tuple[BufferVec, ...]:
+    known = dtype if dtype in DTYPE_BYTES else _LIKE.get(dtype, "uint8")
+    return tuple(BufferVec("", 0, tuple(shape), known) for shape in shapes)
+
+
+def _collective(call: Posted) -> dict[str, object]:
+    """The fields of a collective, by its row."""
+    row, side = OPS[call.op], call.side
+    fields: dict[str, object] = {k: side.extra[k] for k in ("timeout_ns", "wait_all_ranks", "reduce_op") if k in side.extra}
+    if row.root_field is not None:
+        fields["root"] = call.peer
+    if row.gives == "none":
+        return fields
+    if call.op == "all_to_all_single":
+        return fields | _exchange(side)
+    fields["inputs"], fields["outputs"] = _buffers(side.ins, side.dtype), _buffers(side.outs, side.dtype)
+    return fields
+
+
+def _exchange(side: Side) -> dict[str, object]:
+    """Splits count rows in torch, elements here."""
+    fields: dict[str, object] = {}
+    for name, shape in (("input", side.ins[0]), ("output", side.outs[0])):
+        splits = side.extra.get(f"{name}_splits")
+        if splits:
+            fields[f"{name}_splits"] = tuple(k * prod(shape[1:]) for k in splits)
+        fields[f"{name}s"] = _buffers([[prod(shape)]], side.dtype)
+    return fields

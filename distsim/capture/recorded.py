@@ -1,0 +1,168 @@
+"""What a rank did, call by call, as the calls of a program: requests with their waits, batches as one, blocking calls as such."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from distsim.capture.matching import Posted, Team
+from distsim.capture.members import Event, Failure, Member, Place
+from distsim.capture.sites import NOWHERE
+
+#: Blocking calls by what they are when somebody waits at once.
+BLOCKING = {"isend": "send", "irecv": "recv"}
+
+
+@dataclass
+class Step:
+    """A call of the program. ``calls``: what was posted (several: a batch). ``waits`` and ``drops`` are numbers of earlier calls."""
+
+    op: str
+    place: Place
+    calls: tuple[Posted, ...] = ()
+    is_async: bool = False
+    handled: bool = True
+    waits: tuple[int, ...] = ()
+    drops: list[int] = field(default_factory=list)
+    event: Event | None = None
+    failure: Failure | None = None
+
+
+def teams_in_order(members: Sequence[Member]) -> list[Team]:
+    """Every group that a call used or a rank made, in the order in which ranks came to them, rank by rank."""
+    found: dict[int, Team] = {}
+    for member in members:
+        for team in member.teams.values():
+            found.setdefault(id(team), team)
+    return list(found.values())
+
+
+def steps_of(member: Member) -> list[Step]:
+    """The program of one rank. It ends in the call in which the rank stands, if it does."""
+    events = _with_backward_waits(member)
+    batches = _whole_batches(events)
+    steps: list[Step] = []
+    for chunk in _chunks(events, batches):
+        _add(member, steps, chunk)
+    return steps + _ending(member)
+
+
+def _chunks(events: Sequence[Event], batches: set[int]) -> Iterator[list[Event]]:
+    """Events that are one call: a batch, the waits of one batch, or one event."""
+    parts = {e.number: e.batch for e in events if e.batch in batches}
+    held: list[Event] = []
+    key: object = None
+    for event in events:
+        own = _key(event, parts)
+        if held and (own is None or own != key):
+            yield held
+            held = []
+        held.append(event)
+        key = own
+    if held:
+        yield held
+
+
+def _key(event: Event, parts: dict[int, int]) -> object:
+    if event.kind == "call" and event.number in parts:
+        return "batch", parts[event.number]
+    if event.kind == "wait" and event.targets[0] in parts:
+        return "wait", parts[event.targets[0]]
+    return None
+
+
+def _whole_batches(events: Sequence[Event]) -> set[int]:
+    """Batches whose messages are all waited for in one go, or not at all: they are one call with one request."""
+    sizes: dict[int, set[int]] = {}
+    batch_of: dict[int, int] = {}
+    for event in events:
+        if event.batch:
+            sizes.setdefault(event.batch, set()).add(event.number)
+            batch_of[event.number] = event.batch
+    runs: dict[int, list[set[int]]] = {}
+    last = 0
+    for event in events:
+        batch = batch_of.get(event.targets[0], 0) if event.kind == "wait" else 0
+        if batch:
+            run = runs.setdefault(batch, [])
+            if last != batch:
+                run.append(set())
+            run[-1] |= set(event.targets)
+        if event.kind != "drop":
+            last = batch
+    return {b for b, numbers in sizes.items() if len(runs.get(b, [])) <= 1 or runs[b][0] == numbers}
+
+
+def _with_backward_waits(member: Member) -> list[Event]:
+    """Events in order, with the waits that torch's C++ makes at the end of a backward pass for what was called in it."""
+    open_ones: list[Event] = []
+    found: list[Event] = []
+    ordered = sorted((e for e in member.events), key=lambda e: e.number)
+    inside = {t for e in ordered if e.kind == "future" for t in e.targets}
+    for event in ordered:
+        if event.kind == "future":
+            open_ones.append(event)
+            continue
+        if event.kind == "call" and event.number not in inside and open_ones:
+            found += [_as_wait(e) for e in open_ones]
+            open_ones = []
+        found.append(event)
+    raised = member.ended is not None and member.ended.how == "raised"
+    return found if raised else found + [_as_wait(e) for e in open_ones]
+
+
+def _as_wait(event: Event) -> Event:
+    return Event(event.number, "wait", event.site, targets=event.targets)
+
+
+def _add(member: Member, steps: list[Step], chunk: Sequence[Event]) -> None:
+    first = chunk[0]
+    place = member.sites.get(first.site, NOWHERE)
+    last = steps[-1] if steps else None
+    if first.kind == "drop":
+        _drop(steps, first.targets[0])
+    elif first.kind == "wait":
+        targets = tuple(t for e in chunk for t in e.targets)
+        if (
+            last is not None
+            and last.is_async
+            and last.calls
+            and {c.number for c in last.calls} == set(targets)
+            and _same(last, place)
+        ):
+            last.is_async, last.op = False, BLOCKING.get(last.op, last.op)
+        else:
+            steps.append(Step("wait", place, waits=targets))
+    elif first.kind == "call":
+        calls = tuple(e.call for e in chunk if e.call is not None)
+        op = "batch_isend_irecv" if first.batch and _is_batch(chunk) else calls[0].op
+        steps.append(Step(op, place, calls, is_async=first.is_async))
+    else:
+        steps.append(Step(first.kind, place, event=first))
+
+
+def _is_batch(chunk: Sequence[Event]) -> bool:
+    return len(chunk) > 1 or chunk[0].batch != 0
+
+
+def _same(step: Step, place: Place) -> bool:
+    return step.place[:2] == place[:2]
+
+
+def _drop(steps: list[Step], number: int) -> None:
+    """A request that nobody can wait for any more: at once, or later, by the next call."""
+    for back, step in enumerate(reversed(steps)):
+        if step.is_async and any(c.number == number for c in step.calls):
+            if back == 0:
+                step.handled = False
+            else:
+                steps[-1].drops.append(number)
+            return
+
+
+def _ending(member: Member) -> list[Step]:
+    """A rank that raised or left with a status does so in its last call."""
+    ended = member.ended
+    if ended is None or ended.how not in ("raised", "exited"):
+        return []
+    return [Step("fail" if ended.how == "raised" else "exit", ended.place, failure=ended)]

@@ -1,0 +1,108 @@
+"""Where in the user's own files a call was made, and through which library."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import site
+import sys
+import sysconfig
+import threading
+from types import FrameType
+from typing import Final
+
+#: Files of torch and of distsim that only hand a call on; they are no "via".
+_MERE: Final = (
+    "distributed_c10d.py",
+    "c10d_logger.py",
+    "_functional_collectives.py",
+    "_ops.py",
+    "_contextlib.py",
+    "contextlib.py",
+)
+
+#: File, line, function and the library's frame in between ("" where the script calls by itself).
+Where = tuple[str, int, str, str]
+NOWHERE: Final[Where] = ("", 0, "", "")
+
+
+def library_folders() -> tuple[str, ...]:
+    """Folders whose files nobody wrote for this program: the standard library, installed packages, distsim itself."""
+    paths = sysconfig.get_paths()
+    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib") if name in paths}
+    found |= {*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}
+    found |= {path for path in sys.path if path.rstrip(os.sep).endswith(("site-packages", "dist-packages"))}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.__file__:
+        found.add(os.path.dirname(torch.__file__))
+    return tuple(sorted({os.path.join(folder, "") for folder in found} | {os.path.realpath(f) + os.sep for f in found}))
+
+
+class Sites:
+    """Call sites of one process. ``main`` is the user's file wherever it lies."""
+
+    def __init__(self, main: str = "") -> None:
+        self.main = os.path.abspath(main) if main else ""
+        self._folders = library_folders()
+        self._own: dict[str, bool] = {}
+        self._here = os.getcwd()
+
+    def is_own(self, file: str) -> bool:
+        """Did the user write this file?"""
+        known = self._own.get(file)
+        if known is None:
+            path = os.path.abspath(file)
+            known = path == self.main or not (file.startswith("<") or path.startswith(self._folders))
+            self._own[file] = known
+        return known
+
+    def where(self, depth: int = 2) -> Where:
+        """The innermost frame of the user's; of a thread that has none, that of the main thread."""
+        found = self._from(sys._getframe(depth))
+        if found is NOWHERE and threading.current_thread() is not threading.main_thread():
+            main = sys._current_frames().get(threading.main_thread().ident or 0)
+            found = self._from(main) if main is not None else found
+        return found
+
+    def _from(self, frame: FrameType | None) -> Where:
+        via: FrameType | None = None
+        while frame is not None:
+            code = frame.f_code
+            if self.is_own(code.co_filename):
+                return (self.shown(code.co_filename), frame.f_lineno, code.co_name, _via(via))
+            if via is None and not code.co_filename.endswith(_MERE) and "distsim" not in code.co_filename:
+                via = frame
+            frame = frame.f_back
+        return NOWHERE
+
+    def of_traceback(self, error: BaseException) -> Where:
+        """Where an exception left the user's code."""
+        found, trace = NOWHERE, error.__traceback__
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if self.is_own(code.co_filename):
+                found = (self.shown(code.co_filename), trace.tb_lineno, code.co_name, "")
+            trace = trace.tb_next
+        return found
+
+    def shown(self, file: str) -> str:
+        """A path as the user would type it from here."""
+        path = os.path.abspath(file)
+        return os.path.relpath(path, self._here) if path.startswith(self._here + os.sep) else path
+
+    def is_busy(self, frame: FrameType | None) -> bool:
+        """Is a frame of the user's on this stack?"""
+        return frame is not None and self._from(frame) is not NOWHERE
+
+
+def _via(frame: FrameType | None) -> str:
+    if frame is None:
+        return ""
+    parts = frame.f_code.co_filename.split(os.sep)
+    start = next((k + 1 for k in range(len(parts) - 1, -1, -1) if parts[k] in ("site-packages", "dist-packages")), len(parts) - 1)
+    return f"{os.sep.join(parts[start:])}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+def text_of(file: str, line: int) -> str:
+    """The source text of a line, without what surrounds it."""
+    return linecache.getline(file, line).strip() if line else ""

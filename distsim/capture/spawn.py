@@ -1,0 +1,71 @@
+"""Scripts that start their ranks themselves: `mp.spawn` and `mp.Process` leave by fork, so that their processes stay patched."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from distsim.capture.client import Client
+from distsim.capture.members import Failure
+
+
+def lay_spawn(client: Client) -> None:
+    """Replace the start methods of `multiprocessing` and of torch's in this process."""
+    import multiprocessing
+    import multiprocessing.context as context
+
+    import torch.multiprocessing
+
+    fork = multiprocessing.get_context("fork")
+
+    class Forked(fork.Process):  # type: ignore[name-defined,misc]
+        """A process that tells the hub how it ended."""
+
+        def run(self) -> None:
+            from distsim.capture.child import failure_of
+
+            try:
+                super().run()
+            except BaseException as error:
+                if client.joined:
+                    hidden = error.__context__ if isinstance(error, SystemExit) else None  # torch's wrapper leaves by sys.exit
+                    client.ask(["end", *failure_of(client, hidden or error)])
+                raise
+            if client.joined:
+                client.ask(["end", *Failure("ended")])
+
+    for module in (multiprocessing, torch.multiprocessing):
+        module.Process = Forked  # type: ignore[attr-defined]
+    for kind in (context.SpawnContext, context.ForkServerContext, context.ForkContext):
+        kind.Process = Forked  # type: ignore[misc,assignment]
+    original = torch.multiprocessing.spawn
+    spawn = _spawn(original, client)
+    torch.multiprocessing.spawn = spawn  # type: ignore[assignment]
+    sys.modules["torch.multiprocessing.spawn"].spawn = spawn  # type: ignore[attr-defined]
+    torch.multiprocessing.start_processes = _by_fork(torch.multiprocessing.start_processes)
+    sys.modules["torch.multiprocessing.spawn"].start_processes = torch.multiprocessing.start_processes  # type: ignore[attr-defined]
+
+
+def _by_fork(original: Callable[..., Any]) -> Callable[..., Any]:
+    def start_processes(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False,
+                        start_method: str = "fork", **_: Any) -> Any:  # fmt: skip
+        return original(fn, args, nprocs, join, daemon, "fork")
+
+    return start_processes
+
+
+def _spawn(original: Callable[..., Any], client: Client) -> Callable[..., Any]:
+    def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False,
+              start_method: str = "spawn") -> Any:  # fmt: skip
+        """In a rank that was started as one, run its share; else fork the ranks."""
+        ranks = os.environ.get("DISTSIM_RANKS")
+        if ranks is None or client.joined:
+            return sys.modules["torch.multiprocessing.spawn"].start_processes(fn, args, nprocs, join, daemon)
+        if int(ranks) != nprocs:
+            raise SystemExit(f"the script spawns {nprocs} processes itself: leave --nproc out, or give --nproc {nprocs}")
+        fn(int(os.environ["RANK"]), *args)
+        return None
+
+    return spawn

@@ -1,0 +1,178 @@
+"""Requests of a rank: `Work` and futures whose waits end when the hub says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from distsim.capture.client import Client
+from distsim.capture.tensors import get
+from distsim.capture.wire import Blobs, Piece
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.futures import Future
+
+#: torch's "no time-out given" (`kNoTimeout`).
+_NONE = timedelta(0)
+
+
+@dataclass
+class Request:
+    """A call whose answer is to come. ``number``: the call's own. ``kept``: it needs nobody, so nobody has to be asked."""
+
+    client: Client
+    number: int
+    outs: Sequence[Tensor]
+    kept: bool = False
+    done: bool = False
+    source: int = -1
+    future: Any = None
+    waited: bool = False
+    lock: Any = field(default_factory=threading.Lock)
+
+    def take(self, answer: Sequence[Any], blobs: Blobs) -> None:
+        """Put what came where it belongs."""
+        with self.lock:
+            if self.done:
+                return
+            self.done = True
+            outs: list[list[Piece]] = answer[1]
+            self.source = answer[2]
+            for tensor, pieces in zip(self.outs, outs, strict=False):
+                get(self.client, tensor, pieces, blobs)
+        if any(len(piece) == 3 for pieces in outs for piece in pieces):
+            self.client.say(["read", self.number])
+
+    def wait(self, timeout: timedelta | None = None, depth: int = 4) -> None:
+        """Wait, and say so: a wait is a call of the program."""
+        if self.done and self.waited:
+            return
+        number, site = next(self.client.numbers), self.client.site(depth)
+        self.waited = True
+        if self.kept or self.done:
+            self.done = True
+            self.client.hold(["waited", number, site, [self.number]])
+            return
+        limit = None if not timeout else round(timeout.total_seconds() * 1e9)
+        self.take(*self.client.ask(["wait", number, site, self.number, limit]))
+
+    def poll(self) -> bool:
+        if not self.done and not self.kept:
+            answer, blobs = self.client.ask(["poll", self.number, next(self.client.numbers), self.client.site(4)])
+            if answer[0] == "result":
+                self.take(answer, blobs)
+        return self.done or self.kept
+
+
+class WorkMethods:
+    """What a `Work` of the hub does. `types` lays it over torch's class."""
+
+    request: Request
+    results: Sequence[Tensor]
+    futures: Futures
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self.request.wait(None if timeout is None or timeout <= _NONE else timeout)
+        return True
+
+    def synchronize(self) -> None:
+        self.request.wait()
+
+    def block_current_stream(self) -> None:
+        self.request.wait()
+
+    def is_completed(self) -> bool:
+        return self.request.poll()
+
+    def is_success(self) -> bool:
+        return self.request.poll()
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[Tensor]:
+        return list(self.results)
+
+    def source_rank(self) -> int:
+        return self.request.source
+
+    def _source_rank(self) -> int:
+        return self.request.source
+
+    def get_future(self) -> Future[Any]:
+        return self.futures.of(self.request, list(self.results))
+
+    getFuture = get_future  # noqa: N815 - the name that torch's C++ asks for
+
+    def __del__(self) -> None:
+        request = self.request
+        if not request.waited and request.future is None and request.client.joined:
+            request.client.hold(["dropped", next(request.client.numbers), request.number])
+
+
+class Works:
+    """Work of several calls as one."""
+
+    def __init__(self, parts: Sequence[WorkMethods]) -> None:
+        self.parts = parts
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        for part in self.parts:
+            part.request.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return all(part.is_completed() for part in self.parts)
+
+
+class Futures:
+    """Futures of one process; a thread of its own sets them when the hub says that a call is done."""
+
+    def __init__(self, client: Client, in_cpp: Callable[[], bool]) -> None:
+        self.client, self.in_cpp = client, in_cpp
+        self._open: dict[int, tuple[Request, list[Tensor], Any]] = {}
+        client.on_notice = self._done
+
+    def of(self, request: Request, results: list[Tensor]) -> Future[Any]:
+        if request.future is not None:
+            return request.future  # type: ignore[no-any-return]
+        future = request.future = future_type(self)(request)
+        if request.done or request.kept:
+            future.set_result(results)
+            self.client.hold(["waited", next(self.client.numbers), self.client.site(4), [request.number]])
+            request.waited = True
+        else:
+            self._open[request.number] = (request, results, future)
+            self.client.say(["future", request.number, next(self.client.numbers), self.client.site(4), self.in_cpp()])
+        return future  # type: ignore[no-any-return]
+
+    def _done(self, message: list[Any], blobs: Blobs) -> None:
+        request, results, future = self._open.pop(message[3])
+        request.take(message, blobs)
+        future.set_result(results)
+
+
+def future_type(owner: Futures) -> Callable[[Request], Any]:
+    """torch's Future, with a wait that is a call of the program when Python makes it."""
+    import torch
+
+    known = owner.__dict__.get("type")
+    if known is None:
+
+        def wait(self: Any) -> Any:
+            request = self.request
+            if not request.waited:
+                request.waited = True
+                request.client.say(["waited", next(request.client.numbers), request.client.site(3), [request.number]])
+            return torch.futures.Future.wait(self)
+
+        def start(self: Any, request: Request) -> None:
+            torch.futures.Future.__init__(self)
+            self.request = request
+
+        known = owner.__dict__["type"] = type("HubFuture", (torch.futures.Future,), {"wait": wait, "__init__": start})
+    return known  # type: ignore[no-any-return]

@@ -1,0 +1,104 @@
+"""`distsim capture`: an unmodified script of torch.distributed, run on forked processes, judged by the rules of a back end."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distsim.cli import console
+from distsim.cli.options import BackendOption, ClusterOption
+from distsim.cli.simulate import Format, FormatOption, Traces
+
+if TYPE_CHECKING:
+    from distsim.capture.command import Command
+    from distsim.capture.launch import Wish
+
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="-- COMMAND", help="As you would type it: python train.py …, torchrun … train.py.")
+]
+Nproc = Annotated[int | None, typer.Option("--nproc", metavar="N", help="Ranks of a node; left out, the script starts them.")]
+Nnodes = Annotated[int | None, typer.Option("--nnodes", metavar="M", help="Nodes, for the cluster's prices and LOCAL_RANK.")]
+Limit = Annotated[str | None, typer.Option("--timeout", metavar="D", help="End it after so long, if it still runs: 30 s, 5 min.")]
+Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
+
+
+def command(
+    words: Words = None,
+    nproc: Nproc = None,
+    nnodes: Nnodes = None,
+    backend: BackendOption = None,
+    cluster: ClusterOption = None,
+    trace: Traces = None,
+    format: FormatOption = Format.text,
+    timeout: Limit = None,
+    strict: Strict = False,
+) -> None:
+    """Run a script on N ranks without network or GPU, and judge what it calls.
+
+    Its calls are matched by the rules of the back end that it asks for, or of another. A hang is known, not timed out.
+
+    \b
+    Example: distsim capture --nproc 4 -- python train.py --epochs 1
+    Example: distsim capture --backend nccl -- torchrun --nproc-per-node 2 train.py
+    Example: distsim capture --nproc 2 --trace run.jsonl -- -m package.train
+    """
+    from distsim.capture.command import parse
+    from distsim.capture.judge import judge
+    from distsim.capture.launch import capture
+    from distsim.capture.preload import preload
+    from distsim.cli.simulate import status, trace_writer
+
+    wish = _wish(parse(words or ()), nproc, nnodes, backend and str(backend), timeout)
+    writers = [trace_writer(path) for path in trace or ()]
+    _need_torch()
+    preload(wish.target.home or wish.target.name)
+    captured = capture(wish)
+    if not captured.world:
+        console.note(_no_ranks(captured.others[0].ended.how if captured.others and captured.others[0].ended else "ended"))
+        raise typer.Exit(1 if captured.others and captured.others[0].ended and captured.others[0].ended.code else 0)
+    judged = judge(captured, backend=backend and str(backend), cluster=cluster)
+    for path, write in zip(trace or (), writers, strict=True):
+        write(judged.simulation, path)
+    from distsim.views.captureview import capture_json, capture_text
+
+    sys.stdout.flush()
+    console.out(console.to_json(capture_json(judged)) if format is Format.json else capture_text(judged))
+    raise typer.Exit(int(judged.outcome != "completes") or status(judged.simulation, strict))
+
+
+def _wish(found: Command, nproc: int | None, nnodes: int | None, backend: str | None, timeout: str | None) -> Wish:
+    from distsim.capture.launch import Wish
+    from distsim.errors import UsageError
+    from distsim.units import parse_duration_ns
+
+    nodes = nnodes or found.nodes or 1
+    each = nproc or found.ranks or (1 if found.nodes else 0)
+    if each < 0 or nodes < 1 or each * nodes > _MOST_RANKS:
+        raise UsageError(f"{each} ranks on each of {nodes} nodes", f"take 1 to {_MOST_RANKS} ranks in all")
+    if nodes > 1 and not each:
+        raise UsageError("--nnodes says nothing without --nproc", "give both: --nnodes 2 --nproc 4")
+    limit_s = None if timeout is None else parse_duration_ns(timeout) / 1e9
+    return Wish(found.target, each * nodes, nodes, backend, limit_s)
+
+
+#: Ranks of one capture: each is a process.
+_MOST_RANKS = 1024
+
+
+def _need_torch() -> None:
+    from importlib.util import find_spec
+
+    from distsim.errors import EnvironmentFault
+
+    if find_spec("torch") is None:
+        raise EnvironmentFault(
+            "torch is not installed here, so no script of torch.distributed runs", "pip install 'distsim[real]'"
+        )
+
+
+def _no_ranks(how: str) -> str:
+    """Nobody called init_process_group."""
+    hint = "did it expect a launcher? give --nproc N, which sets RANK and WORLD_SIZE as torchrun does"
+    return f"no rank called init_process_group, so there is nothing to judge; the script {how}\n  help: {hint}"

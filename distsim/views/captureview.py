@@ -1,0 +1,80 @@
+"""A captured run as text in 80 columns, and as JSON: what `simulate` says of its calls, and where in the script ranks came to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distsim.capture.judge import Judged, Stand
+from distsim.views.jsonview import simulation_json
+from distsim.views.tables import cut, folded, ranks_words
+from distsim.views.text import report
+
+SCHEMA_VERSION = 1
+#: Groups of ranks that stand alike which are shown.
+_MOST = 16
+
+
+def capture_text(judged: Judged) -> str:
+    """The whole report."""
+    simulated = report(judged.simulation)
+    head, _, rest = simulated.partition("\n\n")
+    sections = [head, "\n".join(_captured(judged)), "\n".join(_stands(judged)), rest]
+    return "\n\n".join(section for section in sections if section)
+
+
+def _captured(judged: Judged) -> list[str]:
+    captured = judged.captured
+    ended = {
+        "ended": "all ranks came to their end", "stalled": "then nothing could go on",
+        "late": "and it was still running when its time was over",
+    }[captured.ended]  # fmt: skip
+    lines = folded(
+        f"captured from {' '.join((captured.wish.target.name, *captured.wish.target.args))}: {judged.calls} calls; {ended}"
+    )
+    if captured.ended == "late":
+        lines += folded("undecided: a process was still running, so nobody knows what it would have done", "  ")
+    for stand in judged.unseen:
+        lines += folded(f"rank {stand.rank} waits for {stand.what}, which nobody sets", "  ")
+    return lines
+
+
+def _stands(judged: Judged) -> list[str]:
+    """Where ranks are, alike ones together; nothing where all ended."""
+    if all(s.state == "ended" for s in judged.stands):
+        return []
+    groups: dict[object, list[Stand]] = {}
+    for stand in judged.stands:
+        groups.setdefault((stand.state, stand.what, stand.place), []).append(stand)
+    lines = ["Where ranks came to"]
+    for alike in list(groups.values())[:_MOST]:
+        lines += _stand(alike[0], [s.rank for s in alike])
+    if len(groups) > _MOST:
+        lines.append(f"  … and {len(groups) - _MOST} more")
+    return lines
+
+
+def _stand(stand: Stand, ranks: Sequence[int]) -> list[str]:
+    words = {"waits": f"waits in {stand.what}", "runs": f"runs {stand.what}", "killed": f"was killed by {stand.what}"}
+    what = words.get(stand.state, f"{stand.state} {stand.what}".strip())
+    lines = folded(f"{ranks_words(ranks)}: {what}", "  ", "    ")
+    file, line, function, via = stand.place
+    if line:
+        lines += folded(f"{file}:{line} in {function}", "    ", "      ")
+        if stand.source:
+            lines.append(f"      {cut(stand.source, 72)}")
+        if via:
+            lines += folded(f"via {via}", "      ")
+    return lines
+
+
+def capture_json(judged: Judged) -> dict[str, object]:
+    """What `distsim capture --format json` prints: the keys of `simulate --format json`, and ``captured``."""
+    captured = judged.captured
+    ranks = [
+        {"rank": s.rank, "state": s.state, "what": s.what, "file": s.place[0], "line": s.place[1], "function": s.place[2],
+         "via": s.place[3], "source": s.source}
+        for s in judged.stands
+    ]  # fmt: skip
+    told = {"target": captured.wish.target.name, "args": list(captured.wish.target.args), "ended": captured.ended,
+            "calls": judged.calls, "ranks": ranks}  # fmt: skip
+    return {**simulation_json(judged.simulation), "outcome": judged.outcome, "captured": told}

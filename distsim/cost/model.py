@@ -256,7 +256,7 @@ class CostModel:
         place, chosen = self.placement(ranks), self.cluster.algorithms.get(brings_about(row), "")
         kind = kind_of(row)
         if self.nccl and not chosen and kind is not None:
-            return self._nccl_ns(kind, place, nbytes or 4 * (row.busbw_factor(2) == 0))
+            return self._nccl_ns(kind, place, nbytes if row.busbw_factor(2) else 4)
         every = tuple(row.algorithms.values())
         named = every if chosen == CHEAPEST else (row.algorithms[chosen],) if chosen else every[:1]
         best = min(self.flat_ns(row, ranks, nbytes, root, algorithm) for algorithm in named or (None,))

@@ -9,7 +9,7 @@ import numpy as np
 from distsim.cluster import PRESETS
 from distsim.cost import nccl
 from distsim.cost.band import Band, band_of
-from distsim.cost.loads import Row
+from distsim.cost.loads import Row, brings_about
 from distsim.cost.model import CostModel
 from distsim.cost.on_gpus import kind_of, setting
 from distsim.cost.setting import Kind, Setting
@@ -54,7 +54,7 @@ class Told(NamedTuple):
 
 def told(cost: CostModel, row: type[Row], ranks: tuple[int, ...], nbytes: int) -> Told | None:
     """The price of an operation among these ranks; None where the cluster or the operation is not priced by NCCL's forms."""
-    kind: Kind | None = "send" if not row.algorithms and row.busbw_factor(2) == 1 else kind_of(row)
+    kind: Kind | None = "send" if not brings_about(row) and row.busbw_factor(2) == 1 else kind_of(row)
     if not cost.nccl or kind is None or len(ranks) < 2:
         return None
     at = setting(cost.cluster, cost.placement(ranks))

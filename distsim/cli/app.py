@@ -16,6 +16,7 @@ from distsim.cli import (
     doctor,
     expand,
     explain,
+    learn,
     new,
     render,
     replay,
@@ -76,4 +77,5 @@ app.command("test")(test.command)
 app.command("expand")(expand.command)
 app.command("schema")(schema.command)
 app.command("clusters")(clusters.command)
+app.command("learn")(learn.command)
 app.command("new")(new.command)

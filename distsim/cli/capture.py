@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, ClusterOption
+from distsim.cli.options import BackendOption, ClusterOption, taking
 from distsim.cli.simulate import Format, FormatOption, Traces
 
 if TYPE_CHECKING:
@@ -24,17 +25,23 @@ Limit = Annotated[str | None, typer.Option("--timeout", metavar="D", help="End i
 Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
 
 
-def command(
-    words: Words = None,
-    nproc: Nproc = None,
-    nnodes: Nnodes = None,
-    backend: BackendOption = None,
-    cluster: ClusterOption = None,
-    trace: Traces = None,
-    format: FormatOption = Format.text,
-    timeout: Limit = None,
-    strict: Strict = False,
-) -> None:
+@dataclass(frozen=True)
+class CaptureOptions:
+    """The arguments of `capture`."""
+
+    words: Words = None
+    nproc: Nproc = None
+    nnodes: Nnodes = None
+    backend: BackendOption = None
+    cluster: ClusterOption = None
+    trace: Traces = None
+    format: FormatOption = Format.text
+    timeout: Limit = None
+    strict: Strict = False
+
+
+@taking(CaptureOptions)
+def command(given: CaptureOptions) -> None:
     """Run a script on N ranks without network or GPU, and judge what it calls.
 
     Its calls are matched by the rules of the back end that it asks for, or of another. A hang is known, not timed out.
@@ -50,22 +57,23 @@ def command(
     from distsim.capture.preload import preload
     from distsim.cli.simulate import status, trace_writer
 
-    wish = _wish(parse(words or ()), nproc, nnodes, backend and str(backend), timeout)
-    writers = [trace_writer(path) for path in trace or ()]
+    backend = given.backend and str(given.backend)
+    wish = _wish(parse(given.words or ()), given.nproc, given.nnodes, backend, given.timeout)
+    writers = [trace_writer(path) for path in given.trace or ()]
     _need_torch()
     preload(wish.target.home or wish.target.name)
     captured = capture(wish)
     if not captured.world:
         console.note(_no_ranks(captured.others[0].ended.how if captured.others and captured.others[0].ended else "ended"))
         raise typer.Exit(1 if captured.others and captured.others[0].ended and captured.others[0].ended.code else 0)
-    judged = judge(captured, backend=backend and str(backend), cluster=cluster)
-    for path, write in zip(trace or (), writers, strict=True):
+    judged = judge(captured, backend=backend, cluster=given.cluster)
+    for path, write in zip(given.trace or (), writers, strict=True):
         write(judged.simulation, path)
     from distsim.views.captureview import capture_json, capture_text
 
     sys.stdout.flush()
-    console.out(console.to_json(capture_json(judged)) if format is Format.json else capture_text(judged))
-    raise typer.Exit(int(judged.outcome != "completes") or status(judged.simulation, strict))
+    console.out(console.to_json(capture_json(judged)) if given.format is Format.json else capture_text(judged))
+    raise typer.Exit(int(judged.outcome != "completes") or status(judged.simulation, given.strict))
 
 
 def _wish(found: Command, nproc: int | None, nnodes: int | None, backend: str | None, timeout: str | None) -> Wish:

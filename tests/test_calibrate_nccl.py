@@ -51,6 +51,35 @@ def test_the_columns_of_single_iterations_give_the_spread() -> None:
     assert [p.spread for p in found] == [pytest.approx(0.067, abs=0.001)] * 2
 
 
+BEFORE = {
+    "mpirun --tag-output": "[1,0]<stdout>:", "mpirun with a blank": "[1,0]<stdout> ", "srun --label": " 0: ",
+    "time": "2026-01-02T03:04:05.678Z ", "time in brackets": "[2026-01-02 03:04:05] ", "pod": "worker-0 | ", "quoted": "> ",
+    "colour": "\x1b[32m", "two of them": "[1,0]<stdout>: 0: ",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BEFORE)
+def test_what_launchers_put_before_a_line_is_passed_over(what: str) -> None:
+    """With warnings of other ranks in between."""
+    noise = "[1,3]<stderr>:NCCL WARN something\nnode1:71:93 [1] NCCL INFO Channel 00/24\nWARNING: a deprecated option\n"
+    text = "".join(BEFORE[what] + line + "\n" for line in (HEAD + PLAIN + rows()).splitlines())
+
+    assert from_nccl_log(noise + text.replace(DEVICES, DEVICES + noise) + noise, "x")[0] == EXPECTED
+
+
+def test_several_runs_in_one_text_are_told_apart() -> None:
+    """By what each says it measures, or by the line that was typed before it."""
+    second = "# Avg bus bandwidth    : 3\n$ ./build/all_reduce_perf -b 1K\n" + HEAD.partition("\n")[2] + PLAIN + rows()
+
+    found, _ = from_nccl_log(HEAD + PLAIN + rows() + second, "x")
+
+    assert found == (*EXPECTED, *(p._replace(op="all_reduce") for p in EXPECTED))
+
+
+def test_a_run_that_broke_off_before_its_first_row_does_not_spoil_the_others() -> None:
+    assert from_nccl_log(HEAD + PLAIN + rows() + HEAD + PLAIN, "x")[0] == EXPECTED
+
+
 def test_groups_that_ran_side_by_side_count_by_their_own_ranks() -> None:
     split = HEAD.replace("Rank  2 Group  0", "Rank  2 Group  1").replace("Rank  3 Group  0", "Rank  3 Group  1")
 

@@ -170,6 +170,14 @@ def _weighted(log_ratio: Array, weight: Array, rows: NDArray[np.bool_]) -> tuple
     return low, high
 
 
+def write(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _off(d: fit.Data, log_us: Array) -> Array:
+    return np.asarray(np.abs(np.exp(log_us) / d.us - 1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", action="store_true", help="a line for each table as well")
@@ -181,7 +189,6 @@ def main() -> None:
     if asked.fit:
         sys.stdout.write(fit.module(x))
         return
-    write = lambda text: sys.stdout.write(text + "\n")  # noqa: E731
     write(f"{'errors in %, mean / median':34} {'tables':>3} {'all':>8}      to 64 KiB      to 16 MiB      above")
     write(
         line(
@@ -191,9 +198,8 @@ def main() -> None:
     front = [(t, t.nbytes, np.abs(priced(t, cluster_of(t)) / t.us - 1)) for t in every]
     write(line("constants as they come (in sample)", front))
     by_table, by_system = left_out(d, x, lambda t: t.id), left_out(d, x, lambda t: t.system)
-    error = lambda log_us: np.abs(np.exp(log_us) / d.us - 1)  # noqa: E731
-    write(line("fitted without the scored table", split(d, error(by_table))))
-    write(line("fitted without the scored system", split(d, error(by_system))))
+    write(line("fitted without the scored table", split(d, _off(d, by_table))))
+    write(line("fitted without the scored system", split(d, _off(d, by_system))))
     write(line("measured at every fourth size", ((t, *_fourth(t)) for t in every if len(t.us) > 8)))
     write(line("measured at two rank counts", ((t, t.nbytes, off) for t, off in thirds(every))))
     for known in (True, False):
@@ -201,7 +207,7 @@ def main() -> None:
         write(f"90 % band of systems left out holds {share:.0f} % of {rows} times, of {'known' if known else 'new'} classes")
     write("quantiles .05 and .95 of measured over predicted, systems left out, by size:\n" + quantiles(d, by_system))
     if asked.tables:
-        for (table, _, off), (_, _, out) in zip(front, split(d, error(by_system)), strict=True):
+        for (table, _, off), (_, _, out) in zip(front, split(d, _off(d, by_system)), strict=True):
             write(f"  {table.id:42} {100 * off.mean():5.1f} in sample, {100 * out.mean():5.1f} without its system")
     write(f"in {time.perf_counter() - start:.0f} s")
 

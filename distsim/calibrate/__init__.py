@@ -1,6 +1,7 @@
 """A cluster's file from measurements: `distsim bench` here, recorded traces, or what nccl-tests wrote.
 
-Two things are fitted. A few parameters (what a call costs, latency and bandwidth per class of link, on CPUs the combining of what came)
+Two things are fitted. A few parameters (what a call costs, latency and bandwidth per class of link, on CPUs the combining of
+what came)
 say what nobody measured. The measured times themselves go into the file beside them and correct the model where it was measured.
 The fit is judged by predicting each measured size from the others.
 """

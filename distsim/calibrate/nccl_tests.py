@@ -1,6 +1,7 @@
 """What nccl-tests writes: the text that its programs print, and the JSON file of ``-J``.
 
-Format: src/util.cu of nccl-tests (writeResultHeader, writeBenchmarkLineBody, writePerIterReport, writeDeviceReport, and the JSON next to
+Format: src/util.cu of nccl-tests (writeResultHeader, writeBenchmarkLineBody, writePerIterReport, writeDeviceReport, and the
+JSON next to
 them), versions 1 to 3 of the JSON, and the older texts that lack columns.
 """
 
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from distsim.calibrate.pasted import plain, runs
 from distsim.calibrate.points import Point
 from distsim.errors import UsageError
 
@@ -26,7 +28,9 @@ _PROGRAMS = {
     "reduce": "reduce",
 }  # fmt: skip
 _RANK = re.compile(r"^#\s+Rank\s+\d+\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s*(.*)$")
-_STARTING = re.compile(r"^# Collective test starting: (\S+)", re.MULTILINE)
+_STARTING = re.compile(r"^# Collective test starting: (\S+)")
+#: The program's name in a line that was typed.
+_TYPED = re.compile(r"\b(\w+_perf)\b")
 #: -S puts the time of day behind a row.
 _STAMP = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
 _REMEDY = "give the text that all_reduce_perf and its like print, or the file of their -J"
@@ -53,13 +57,22 @@ class _Row(NamedTuple):
 def from_nccl_log(text: str, file: str, op: str | None = None) -> tuple[tuple[Point, ...], str]:
     """(out-of-place times, the GPU's name) of an output of nccl-tests, text or JSON. Lines of others in the text are passed over.
 
-    The operation is told by ``op``, else by the output itself (since 2.17 it names its program), else by the file's name.
+    A text may hold several runs, with what launchers put before their lines. The operation is told by ``op``, else by the
+    output itself (since 2.17
+    it names its program, or the line that was typed stands in it), else by the file's name.
     Raises UsageError for what is no such output, or has times of the CPU.
     """
     if text.lstrip().startswith("{"):
-        program, devices, rows = _of_json(text, file)
-    else:
-        program, devices, rows = _of_text(text, file)
+        return _measured(*_of_json(text, file), file, op)
+    lines = plain(text)
+    rows = [k for k, line in enumerate(lines) if _row(line, 4) or _row(line, 8)]
+    parts = [_of_text(run, file) for run in runs(lines, rows)]
+    every = [_measured(*part, file, op) for part in ([p for p in parts if p[2]] or parts[:1])]
+    return tuple(point for points, _ in every for point in points), every[0][1]
+
+
+def _measured(program: str, devices: list[_Device], rows: list[_Row], file: str, op: str | None) -> tuple[tuple[Point, ...], str]:
+    """(points, the GPU's name) of one run."""
     name = op or _operation(program) or _operation(PurePath(file).stem)
     if name is None:
         raise UsageError(f"{file}: its name does not tell the operation that it measures", "add --op, as --op all_reduce")
@@ -83,10 +96,10 @@ def _operation(name: str) -> str | None:
 # --- text ---
 
 
-def _of_text(text: str, file: str) -> tuple[str, list[_Device], list[_Row]]:
-    lines = text.splitlines()
+def _of_text(lines: list[str], file: str) -> tuple[str, list[_Device], list[_Row]]:
     devices = [_Device(int(m[1] or 0), m[2], m[3].strip()) for line in lines if (m := _RANK.match(line.rstrip()))]
-    starting = _STARTING.search(text)
+    starting = next((m[1] for line in lines if (m := _STARTING.match(line))), "")
+    typed = next((m[1] for line in lines if (m := _TYPED.search(line))), "")
     wide, rows = False, []
     for line in lines:
         if line.startswith("#") and "busbw" in line:
@@ -95,7 +108,7 @@ def _of_text(text: str, file: str) -> tuple[str, list[_Device], list[_Row]]:
                 raise UsageError(f"{file} has times of the CPU (-C), not of the operation", "measure without -C")
         elif (row := _row(line, 8 if wide else 4)) is not None:
             rows.append(row)
-    return starting[1] if starting else "", devices, rows
+    return starting or typed, devices, rows
 
 
 def _row(line: str, width: int) -> _Row | None:

@@ -34,7 +34,8 @@ def from_bench(found: Bench) -> tuple[Point, ...]:
 
 
 def from_trace(trace: Trace) -> tuple[Point, ...]:
-    """Medians over the calls that met: from when the last one was there to the last finish. Calls that other work delayed are in it too."""
+    """Medians over the calls that met: from when the last one was there to the last finish. Calls that other work delayed are
+    in it too."""
     met: dict[int, list[TraceCall]] = defaultdict(list)
     for call in trace.rows():
         if call.match >= 0 and call.op in OPS and OPS[call.op].kind in ("p2p", "collective"):

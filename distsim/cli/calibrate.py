@@ -27,6 +27,11 @@ OpOption = Annotated[
 ]
 
 
+#: A word of a GPU's name -> the preset whose machines have it; longer words first.
+_FITTING = {
+    "GB200": "gb200-nvl72", "GH200": "gh200", "B200": "dgx-b200", "H200": "dgx-h200", "H100": "dgx-h100", "H800": "dgx-h100",
+    "A100-PCI": "a100-pcie", "V100": "dgx1-v100", "MI300X": "mi300x", "L40S": "l40s-pcie", "L4": "l4-pcie",
+}  # fmt: skip
 #: Larger logs are none of nccl-tests.
 _MOST = 64 * 2**20
 
@@ -82,4 +87,4 @@ def _read(source: Path, op: str | None) -> tuple[tuple[Point, ...], str | None]:
     if text.lstrip().startswith("{") and f'"{FORMAT}"' in text[:200]:
         return from_bench(from_json(text, str(source))), None
     points, device = from_nccl_log(text, str(source), op)
-    return points, "dgx-h100" if any(word in device for word in ("H100", "H200", "H800")) else "dgx-a100"
+    return points, next((preset for word, preset in _FITTING.items() if word in device), "dgx-a100")

@@ -40,6 +40,8 @@ def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
         merged = _merge(_preset_data(base), data)
         if data and "name" not in data:
             merged["name"] = f"{base}, changed"
+        if data and "error_band" not in data:
+            merged["error_band"] = f"{merged['error_band']}; wider where a preset is changed"
         data = merged
     try:
         return Cluster.model_validate(data)

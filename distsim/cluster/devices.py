@@ -47,12 +47,12 @@ B200: Final = _gpu(
     "NVIDIA B200 180 GB", "blackwell", _peaks(2250, 75, 37, 4500, 4500), ("7700 GB/s", "180 GB"), 0.55, "NVIDIA DGX B200 data sheet",
 )  # fmt: skip
 GB200: Final = _gpu(
-    "NVIDIA GB200 (one of two GPUs) 186 GB", "blackwell", _peaks(2500, 80, 40, 5000, 5000), ("8000 GB/s", "186 GB"), 0.55,
+    "NVIDIA GB200 186 GB", "blackwell", _peaks(2500, 80, 40, 5000, 5000), ("8000 GB/s", "186 GB"), 0.55,
     "NVIDIA GB200 NVL72 data sheet",
 )  # fmt: skip
 #: 654 of 1307 TFLOP/s in bf16 is what AMD measures as achievable (rocm.blogs.amd.com, "Measuring Max-Achievable FLOPs").
 MI300X: Final = _gpu(
-    "AMD Instinct MI300X 192 GB", "cdna3", _peaks(1307, 163.4, 163.4, 2615, 2615), ("5300 GB/s", "192 GB"), 0.5,
+    "AMD MI300X 192 GB", "cdna3", _peaks(1307, 163.4, 163.4, 2615, 2615), ("5300 GB/s", "192 GB"), 0.5,
     "AMD MI300X data sheet; efficiency: AMD's max-achievable FLOPs",
 )  # fmt: skip
 L40S: Final = _gpu(

@@ -123,7 +123,11 @@ _CPU_CLUSTERS: Final[dict[str, Data]] = {
             "efficiency": 0.94,  # TCP payload at an MTU of 1500: 1448 of 1538 bytes on the wire
             "source": "IEEE 802.3ae; TCP framing",
         },
-        "network": {"latency": "30 us", "source": "published Gloo sweeps: 15 to 60 us per step over 10 to 40 GbE"},
+        "network": {
+            "latency": "30 us",
+            "transport": "tcp",
+            "source": "published Gloo sweeps: 15 to 60 us per step over 10 to 40 GbE",
+        },
         "call_overhead": "20 us",  # a Gloo call's hand-over to a worker thread and back
         "collectives": "flat",
     },
@@ -139,7 +143,11 @@ _CPU_CLUSTERS: Final[dict[str, Data]] = {
             "efficiency": 0.57,  # 2.8 of 5 GB/s on 40 GbE with Gloo: the loop thread, not the wire
             "source": "IEEE 802.3by; efficiency from the Gloo project's 4 x 40 GbE sweep",
         },
-        "network": {"latency": "25 us", "source": "published Gloo sweeps: 15 to 60 us per step over 10 to 40 GbE"},
+        "network": {
+            "latency": "25 us",
+            "transport": "tcp",
+            "source": "published Gloo sweeps: 15 to 60 us per step over 10 to 40 GbE",
+        },
         "call_overhead": "20 us",  # as cpu-10gbe
         "collectives": "flat",
     },

@@ -7,9 +7,14 @@ times the bands hold.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from distsim.cluster import PRESETS
+from distsim.cost.on_gpus import setting
 from distsim.cost.setting import Setting
+
+if TYPE_CHECKING:
+    from distsim.cost.model import CostModel
 
 
 class Band(NamedTuple):
@@ -37,3 +42,15 @@ def band_of(at: Setting, nbytes: int, known: bool | None = None) -> Band:
         known = (at.architecture, at.nodes > 1, at.link if at.nodes == 1 else at.transport) in KNOWN
     low, high = (_ONE if at.nodes == 1 else _SEVERAL)[(nbytes >= 1 << 16) + (nbytes > 1 << 24)]
     return Band(low, high, True) if known else Band(low**_NEW, high**_NEW, False)
+
+
+#: Of compute that is priced by FLOP and bytes: nine of ten of 121 published training steps, sources weighing alike, measured over
+#: simulated (`benchmarks/training_steps.py`).
+COMPUTED: Final = (0.85, 1.4)
+
+
+def several(cost: CostModel, ranks: int) -> tuple[float, float]:
+    """(low, high) of a communication among ranks that may be anywhere, of 64 KiB to 16 MiB; wider where a preset is changed."""
+    at = setting(cost.cluster, cost.placement((0, max(ranks - 1, 1))))
+    band = band_of(at, 1 << 20, None if cost.name in PRESETS else False)
+    return band.low, band.high

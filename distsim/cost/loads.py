@@ -20,7 +20,6 @@ class Row(Protocol):
     """The columns of an operation's row that a price needs; see `distsim.ops.base.Op`."""
 
     op: ClassVar[str]
-    kind: ClassVar[str]
     algorithms: ClassVar[Mapping[str, Algorithm]]
 
     @classmethod

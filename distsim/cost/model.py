@@ -26,6 +26,9 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil, inf, log2, sqrt
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from distsim.cluster.measured import Correction, blended
 from distsim.cluster.model import Cluster, Curve
 from distsim.cluster.placement import Placement
@@ -86,6 +89,7 @@ class CostModel:
         self.link_faults = tuple(link_faults)
         check_names(cluster)
         self._p2p: dict[tuple[int, int, int], int] = {}
+        self._by_class: dict[tuple[LinkClass, int], int] = {}  # of messages under NCCL, where links are sound
         self._prices: dict[tuple[str, tuple[int, ...], int, int | None], int] = {}
         self._placements: dict[tuple[int, ...], Placement] = {}
         self._loads: dict[tuple[Placement, RoundsOf, int], Load] = {}
@@ -168,7 +172,11 @@ class CostModel:
 
     def _p2p_ns(self, src: int, dst: int, nbytes: int) -> int:
         if self.nccl and src != dst:
-            return self._nccl_ns("send", self.placement((src, dst)), nbytes)
+            key = (self.link_class(src, dst), nbytes)
+            price = None if self.link_faults else self._by_class.get(key)
+            if price is None:
+                price = self._by_class[key] = self._nccl_ns("send", self.placement((src, dst)), nbytes)
+            return price
         return self.p2p_latency_ns(src, dst) + ceil(nbytes / self.bytes_per_ns(src, dst))
 
     def _nccl_ns(self, kind: Kind, place: Placement, nbytes: int) -> int:
@@ -209,6 +217,14 @@ class CostModel:
             self._prices[key] = price
         return price
 
+    def collectives_ns(self, row: type[Row], ranks: tuple[int, ...], nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """`collective_ns` of many sizes at once; a million take a fraction of a second on clusters with ``collectives: nccl``."""
+        kind = kind_of(row)
+        plain = self.nccl and kind is not None and len(ranks) > 1 and not self.cluster.measured and not self.cluster.algorithms
+        if not plain or kind is None or self.call_overhead_ns != LAUNCH_NS or nbytes.min(initial=1) < 1:
+            return np.array([self.collective_ns(row, ranks, int(size), ranks[0]) for size in nbytes], dtype=np.int64)
+        return nccl.many_ns(kind, setting(self.cluster, self.placement(ranks)), nbytes)
+
     # --- measured times ---
 
     def _corrected(self, price: int, op: str, group: int, nodes: int, nbytes: int, row: type[Row] | None) -> int:
@@ -240,7 +256,7 @@ class CostModel:
         place, chosen = self.placement(ranks), self.cluster.algorithms.get(brings_about(row), "")
         kind = kind_of(row)
         if self.nccl and not chosen and kind is not None:
-            return self._nccl_ns(kind, place, nbytes or 4 * (row.busbw_factor(2) == 0))
+            return self._nccl_ns(kind, place, nbytes if row.busbw_factor(2) else 4)
         every = tuple(row.algorithms.values())
         named = every if chosen == CHEAPEST else (row.algorithms[chosen],) if chosen else every[:1]
         best = min(self.flat_ns(row, ranks, nbytes, root, algorithm) for algorithm in named or (None,))

@@ -29,13 +29,16 @@ from distsim.cost.tuning import Array, Form, Part
 SHARPNESS: Final = 8.0
 #: Sizes of a curve: four an octave, 1 byte to 16 TiB.
 GRID: Final[Array] = np.exp2(np.arange(0, 44 * 4 + 1) / 4.0)
+#: ns that rounding may bring forth, so that one size costs the same alone and among many.
+_SPECK: Final = 1e-4
 _LOG_GRID: Final[list[float]] = np.log(GRID).tolist()
 
 
 def forms(kind: Kind, at: Setting, nbytes: Array) -> tuple[Form, ...]:
     """Every form that may run an operation, with what its launch costs."""
     if kind in PAIRWISE:
-        found, launch = tuple(messages.forms(kind, at, nbytes)), (Part("launch", 1.0, "launch"),)
+        found = tuple(messages.forms(kind, at, nbytes))
+        launch: tuple[Part, ...] = (Part("launch", 1.0, "launch"),)
     else:
         found = tuning.forms(kind, at, nbytes)
         launch = (Part("launch", 1.0, "launch"), Part("launch, driven", at.driven - 1.0, "GPUs of one process"))
@@ -121,9 +124,7 @@ class PriceCurve:
 
     def at(self, nbytes: int) -> float:
         """us for so many bytes."""
-        if nbytes <= 1:
-            return float(self.us[0])
-        x = log(nbytes)
+        x = log(max(nbytes, 1))
         i = bisect_right(_LOG_GRID, x)
         if i >= len(_LOG_GRID):
             return float(self.us[-1]) * nbytes / float(GRID[-1])
@@ -148,4 +149,9 @@ def curve(kind: Kind, at: Setting) -> PriceCurve:
 
 def ns(kind: Kind, at: Setting, nbytes: int) -> int:
     """The price in ns, rounded up."""
-    return ceil(1000.0 * curve(kind, at).at(nbytes))
+    return ceil(1000.0 * curve(kind, at).at(nbytes) - _SPECK)
+
+
+def many_ns(kind: Kind, at: Setting, nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`ns` of many sizes at once."""
+    return np.ceil(1000.0 * curve(kind, at).many(nbytes) - _SPECK).astype(np.int64)

@@ -31,7 +31,7 @@ def setting(cluster: Cluster, place: Placement) -> Setting:
     """Where a group sits. Cards count as many as its ranks on a node can use, one each; two ranks that share a card share its
     rate."""
     known = place.setting
-    if known is None:
+    if not isinstance(known, Setting):
         known = place.setting = _setting(cluster, place)
     return known
 

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distsim.cluster import PRESETS
 from distsim.cost import nccl
 from distsim.cost.band import Band, band_of
-from distsim.cost.loads import Row
+from distsim.cost.loads import Row, brings_about
 from distsim.cost.model import CostModel
 from distsim.cost.on_gpus import kind_of, setting
 from distsim.cost.setting import Kind, Setting
@@ -53,17 +54,26 @@ class Told(NamedTuple):
 
 def told(cost: CostModel, row: type[Row], ranks: tuple[int, ...], nbytes: int) -> Told | None:
     """The price of an operation among these ranks; None where the cluster or the operation is not priced by NCCL's forms."""
-    kind: Kind | None = "send" if row.kind == "p2p" else kind_of(row)
+    kind: Kind | None = "send" if not brings_about(row) and row.busbw_factor(2) == 1 else kind_of(row)
     if not cost.nccl or kind is None or len(ranks) < 2:
         return None
     at = setting(cost.cluster, cost.placement(ranks))
-    size, known = np.array([float(max(nbytes, 1))]), nccl.constants_at(at)
-    found = [_candidate(nccl.told(form, known, size), dict(known)) for form in nccl.forms(kind, at, size)]
+    size, constants = np.array([float(max(nbytes, 1))]), nccl.constants_at(at)
+    found = [_candidate(nccl.told(form, constants, size), dict(constants)) for form in nccl.forms(kind, at, size)]
     ns = cost.p2p_ns(ranks[0], ranks[-1], nbytes) if kind == "send" else cost.collective_ns(row, ranks, nbytes, ranks[0])
     busbw = row.busbw_factor(len(ranks)) * nbytes / ns
+    known = None if cost.name in PRESETS else False  # what somebody describes was not compared with anything
     every = tuple(sorted(found, key=lambda c: c.us))
     return Told(
-        kind, at, nbytes, ns, nccl.bound_ns(kind, at, nbytes), busbw, every, band_of(at, nbytes), bool(cost.cluster.measured)
+        kind,
+        at,
+        nbytes,
+        ns,
+        nccl.bound_ns(kind, at, nbytes),
+        busbw,
+        every,
+        band_of(at, nbytes, known),
+        bool(cost.cluster.measured),
     )
 
 

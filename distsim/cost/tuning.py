@@ -204,7 +204,7 @@ def _in_switch(kind: Kind, at: Setting, nbytes: Array) -> Iterator[Form]:
     assert isinstance(hop, float)
     if at.nodes == 1:
         gbs = inside if kind == "all_reduce" else inside * at.n / (at.n - 1)
-        parts = (Part("hop, NVLS", hop, "through the switch"),)
+        parts: tuple[Part, ...] = (Part("hop, NVLS", hop, "through the switch"),)
         powers = (("bandwidth, NVLS", 1.0),) if kind == "all_reduce" else (("bandwidth, NVLS gather", 1.0),)
         yield Form("NVLS", "Simple", parts, gbs * np.ones_like(nbytes), powers)
     elif kind == "all_reduce":

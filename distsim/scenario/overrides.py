@@ -25,6 +25,8 @@ def apply(document: Document, root: Any, sets: Sequence[str]) -> Any:
         if not _is_mapping(root):
             return root
         keys = _keys(root, name)
+        if keys[0] == "cluster" and len(keys) > 1:
+            _open_preset(root)
         node = _value(document, text, len(text) - len(value))
         _put(root, keys, node, text)
         document.overrides[id(node)] = (text, len(text) - len(value))
@@ -85,6 +87,15 @@ def _inside(keys: list[str], here: Any, text: str) -> str:
     return f"a preset is changed as a mapping: `--set 'cluster={{preset: {here.value}, {value[1:]}'`"
 
 
+def _open_preset(root: Any) -> None:
+    """`cluster: dgx-h100` as `cluster: {preset: dgx-h100}`, so that a key of it can be set. A file's name stays: it has its own keys."""
+    for k, (key_node, node) in enumerate(root.value):
+        if _is(key_node, "cluster") and node.id == "scalar" and not str(plain_scalar(node)).endswith((".yaml", ".yml")):
+            opened = mapping_node(node)
+            opened.value.append((scalar_node("preset", node), node))
+            root.value[k] = (key_node, opened)
+
+
 def _item(here: Any, key: str, above: list[str]) -> int:
     if not key.isascii() or not key.isdigit() or len(key) > 9 or int(key) >= len(here.value):
         size = len(here.value)
@@ -103,7 +114,7 @@ def _enter(here: Any, key: str, keys: list[str], depth: int, node: Any) -> Any:
             return node if last else value_node
     if depth == 0 and key not in KEYS:
         raise UsageError(f"--set {'.'.join(keys)}: unknown key {key} (known: {listing(KEYS, 20)}){near(key, KEYS)}", _REMEDY)
-    if not last and not (depth == 0 and key in _OPEN):
+    if not last and not (depth == 0 and key in _OPEN) and not (depth and keys[0] == "cluster"):
         known = _names(here)
         above = ".".join(keys[:depth]) or "the file"
         raise UsageError(f"--set {'.'.join(keys)}: {above} has no key {key} (has: {listing(known)}){near(key, known)}", _REMEDY)

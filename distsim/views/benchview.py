@@ -82,13 +82,11 @@ def cluster_table(clusters: Sequence[Cluster]) -> str:
             c.device.name,
             f"{c.intra.kind} {c.intra.bytes_per_ns:g} GB/s",
             f"{c.nics.count} x {c.nics.bytes_per_ns:g} GB/s",
-            show_ns(c.inter_latency_ns),
+            c.network.transport,
         )
         for c in clusters
     ]
-    return "\n".join(
-        table(("cluster", "device", "inside a node", "between nodes", "latency"), rows, left=(0, 1, 2, 3), indent="")
-    )
+    return "\n".join(table(("cluster", "device", "inside a node", "between nodes", "net"), rows, left=(0, 1, 2, 3, 4), indent=""))
 
 
 def cluster_yaml(cluster: Cluster) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from distsim.check.memory import held
 from distsim.findings.record import Finding
+from distsim.views.bandline import makespan_band
 from distsim.views.values import values_json
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def simulation_json(simulation: Simulation) -> dict[str, object]:
         "memory": _memory(simulation),
         "values": values_json(simulation.values),
         "findings": [finding_json(f) for f in simulation.findings],
+        "makespan_band_ns": makespan_band(cost, simulation.program, timeline),
         "cost_model": {"name": cost.name, "source": cost.source, "error_band": cost.error_band},
     }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.check.memory import held
 from distsim.units import show_bytes, show_ns
+from distsim.views.bandline import band_line
 from distsim.views.findings import findings_lines, verdict_words
 from distsim.views.tables import cells, cut, folded, page_width, ranks_text, table
 from distsim.views.values import values_lines
@@ -37,7 +38,7 @@ def report(simulation: Simulation) -> str:
         _titled("Critical path", _critical_path(timeline.critical_path, timeline.makespan_ns, file)),
         memory_lines(held(simulation.scenario, simulation.program), simulation.cost.cluster),
         _titled("Values at the end", values_lines(simulation.values)),
-        folded(f"Times by the cost model of {simulation.cost.name}: {simulation.cost.error_band}."),
+        folded(band_line(simulation)),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 

@@ -109,8 +109,7 @@ def main(target: Path) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if left := lay_out(folder):
-            print("no chapter has", *left)
-            return 1
+            sys.exit(f"no chapter has {', '.join(left)}: give it a place in CHAPTERS")
         (folder / "zensical.toml").write_text(config(), encoding="utf-8")
         done = subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=folder, check=False)
         if done.returncode == 0:

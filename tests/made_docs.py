@@ -1,7 +1,7 @@
 """What pages show is made: outputs of commands, texts of scenarios. `python tests/made_docs.py [PAGE…]` writes them anew.
 
-A ```console frame begins with ``$ `` and a command of a shell, in which `distsim` is this checkout's; what follows is its standard output
-at 80 columns. A ```yaml frame that begins with ``# scenarios/….yaml`` holds that file. A ```python frame that begins with ``# 4 ranks`` runs
+A ```console frame begins with ``$ `` and a command of a shell, in which `distsim` is this checkout's; what follows is its standard
+output at 80 columns. A ```yaml frame that begins with ``# scenarios/….yaml`` holds that file. A ```python frame that begins with ``# 4 ranks`` runs
 on so many.
 """
 
@@ -17,7 +17,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "learn").glob("*.md")))
 #: What a reader of a python frame is told to write before and after it.
-BEFORE = 'import torch\nimport torch.distributed as dist\ndist.init_process_group("gloo")\nrank, world_size = dist.get_rank(), dist.get_world_size()\n'
+BEFORE = """import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+"""
 AFTER = "dist.destroy_process_group()\n"
 _CONSOLE = re.compile(r"```console\n\$ ([^\n]+)\n(?:.*?\n)??```", re.DOTALL)
 _YAML = re.compile(r"```yaml\n# (scenarios/[\w/]+\.yaml)\n.*?```", re.DOTALL)

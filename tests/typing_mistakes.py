@@ -24,7 +24,7 @@ STEPS = (
     "  - send: {tensor: x, dst: rank + 1) % 4}", "  - send: {tensor: x, dst: min(rank + 1, 3)}", "  - send: {tensor: x, dst: rank / 2}",
     "  - send: {tensor: x, dst: 2 ** rank}", "  - send: {tensor: x, dst: next_rank}", "  - send: {tensor: x, dest: 1}",
     "  - send: {tensor: x, to: 1}", "  - send: {tensor: x, dst: 1, group_dst: 1}", "  - send: {tensor: x, dst: 1, tag: 4294967296}",
-    "  - send: {tensor: x, dst: 1, tag: -2}", "  - recv: {tensor: x, from: 0}", "  - recv: {tensor: x, src: 0, group_src: 0}",
+    "  - send: {tensor: x, dst: 1, tag: 1.5}", "  - recv: {tensor: x, from: 0}", "  - recv: {tensor: x, src: 0, group_src: 0}",
     "  - recv: {tensor: x, src: 0, async_op: true}", "  - all_reduce: {tensor: x, async_op: true}", "  - all_reduce: {tensor: x, async: yes}",
     "  - all_reduce: {tensor: x, as: h}", "  - all_reduce: {tensor: x, op: mean}", "  - all_reduce: {tensor: x, op: SUMM}",
     "  - all_reduce: {tensor: x, op: ReduceOp.AVERAGE}", "  - all_reduce: {tensor: x, group: pp}", "  - all_reduce: {tensor: x, group: [dp, pp]}",

@@ -286,7 +286,7 @@ class Scope:
                 continue
             if isinstance(found, bool) or found != int(found):
                 self.problems.add((*path, *way), f"expected {_INTEGERS[name]}, an integer, found {shown(found)}")
-            elif found < 0 or found >= 2**31:
+            elif found >= 2**31 or (found < 0 and name != "tag"):  # a negative tag is a finding (DS112)
                 self.problems.add((*path, *way), f"expected {_INTEGERS[name]} from 0 to 2147483647 (32 bits), found {int(found)}")
 
     def _uses(self, row: type[Op], name: str, value: Any, path: Path, more: list[str]) -> None:

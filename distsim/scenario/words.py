@@ -114,7 +114,7 @@ WORDS: dict[str, Told] = {
     "Cluster.nics": Told("The network cards of a machine.", {"count": 8}),
     "Cluster.network": Told("What lies between the cards.", {"oversubscription": 2}),
     "Cluster.call_overhead": Told("What a communication call costs before its first byte moves.", "8 us"),
-    "Cluster.collectives": Told("How collectives are carried out: by NCCL's algorithms and protocols (nccl), over every card (rails), or as Gloo does (flat).", "rails"),
+    "Cluster.collectives": Told("By NCCL's algorithms and protocols (nccl), over every card (rails), or as Gloo does (flat).", "rails"),
     "Cluster.algorithms": Told("The algorithm that is priced, by what the operation brings about, or `cheapest`.", {"all_reduce": "ring"}),
     "Cluster.shared_links": Told("Messages that cross a card at the same time share it.", True),
     "Cluster.crossing": Told("On flat clusters: how much of a message's moving time a process is taken up by it, 0 to 4.", 1.0),

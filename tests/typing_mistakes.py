@@ -19,7 +19,7 @@ STEPS = (
     "  - sned: {tensor: x, dst: 1}", "  - send: {tensr: x, dst: 1}", "  - send: {tensor: xx, dst: 1}", "  - send: {tensor: x}",
     "  - send: {tensor: x, dst: 1, dst: 2}", "  - send: {tensor: x, dst:1}", "  - send:{tensor: x, dst: 1}", "  - send(x, 1)",
     "  - dist.send(x, dst=1)", "  - all_reduce(x, op=ReduceOp.SUM, async_op=True)", "  - send: x, 1", "  - send: [x, 1]",
-    "  - send: {tensor: x, dst: -1}", "  - send: {tensor: x, dst: 1.5}", "  - send: {tensor: x, dst: true}",
+    "  - send: {tensor: x, dst: 4294967296}", "  - send: {tensor: x, dst: 1.5}", "  - send: {tensor: x, dst: true}",
     "  - send: {tensor: x, dst: one}", "  - send: {tensor: x, dst: rank +}", "  - send: {tensor: x, dst: (rank + 1}",
     "  - send: {tensor: x, dst: rank + 1) % 4}", "  - send: {tensor: x, dst: min(rank + 1, 3)}", "  - send: {tensor: x, dst: rank / 2}",
     "  - send: {tensor: x, dst: 2 ** rank}", "  - send: {tensor: x, dst: next_rank}", "  - send: {tensor: x, dest: 1}",

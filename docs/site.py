@@ -89,7 +89,11 @@ def _linked(source: Path, target: Path, sources: dict[Path, Path], pages: Path) 
 
 
 def _way(page: Path, to: Path) -> str:
-    return Path(*[".."] * (len(page.parent.parts) - _common(page.parent, to))).joinpath(*to.parts[_common(page.parent, to) :]).as_posix()
+    return (
+        Path(*[".."] * (len(page.parent.parts) - _common(page.parent, to)))
+        .joinpath(*to.parts[_common(page.parent, to) :])
+        .as_posix()
+    )
 
 
 def _common(a: Path, b: Path) -> int:

@@ -1,8 +1,8 @@
 """What pages show is made: outputs of commands, texts of scenarios. `python tests/made_docs.py [PAGE…]` writes them anew.
 
 A ```console frame begins with ``$ `` and a command of a shell, in which `distsim` is this checkout's; what follows is its standard
-output at 80 columns. A ```yaml frame that begins with ``# scenarios/….yaml`` holds that file. A ```python frame that begins with ``# 4 ranks`` runs
-on so many.
+output at 80 columns. A ```yaml frame that begins with ``# scenarios/….yaml`` holds that file. A ```python frame that begins with
+``# 4 ranks`` runs on so many.
 """
 
 from __future__ import annotations

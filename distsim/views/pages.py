@@ -28,9 +28,8 @@ def operation_page(row: type[Op]) -> str:
         sections += [("Bytes", _bytes(row)), ("Rounds", _rounds(row))]
     sections += [("Good to know" if i == 0 else "", note) for i, note in enumerate(words.notes)]
     also = f"  also written {', '.join(row.aliases)}\n" if row.aliases else ""
-    head = f"{row.op}  ({_kind(row)})\n{also}" + fill(
-        words.signature, page_width(), initial_indent="  ", subsequent_indent="      "
-    )
+    name = "\n".join(folded(f"{row.op}  ({_kind(row)})", "", "  "))
+    head = f"{name}\n{also}" + fill(words.signature, page_width(), initial_indent="  ", subsequent_indent="      ")
     sections.append(("torch's names", _torch_words(row)))
     body = "".join(f"\n\n{title}\n{_text(text)}" if title else f"\n{_text(text)}" for title, text in sections if text)
     return f"{head}{body}\n\nIn a scenario\n" + indent(words.example.rstrip(), "  ")

@@ -125,7 +125,7 @@ _WIDTHS = (
     ("ranks", 12, 40, True), ("n", 12, 40, True),
     ("ranks", 24, 40, False), ("n", 16, 40, False), ("n", 12, 40, False), ("n", 8, 40, False), ("n", 8, 28, False),
     ("n", 6, 16, False),
-    ("n", 6, 10, None),
+    ("n", 5, 8, None),
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 from distsim import units
 from distsim.expr import Env, Expression, ExpressionError, parse, tree
@@ -48,16 +49,19 @@ class Quantity(Expression):
     _tree: ast.expr = field(compare=False, repr=False, kw_only=True)
     _kinds: Mapping[str, str] = field(compare=False, repr=False, kw_only=True)
     _start: int = field(default=0, compare=False, repr=False, kw_only=True)
+    _written: str = field(default="", compare=False, repr=False, kw_only=True)
 
     def kind_found(self, known: Mapping[str, Kind]) -> Kind:
         """What comes out, given what each name is (left out: a number). Raises ExpressionError where units don't fit."""
-        return _Kinds({**known, **self._kinds}, self.text, self._start).of(self._tree)
+        return _Kinds({**known, **self._kinds}, self._written, self._start).of(self._tree)
 
     def check(self, known: Mapping[str, Kind]) -> None:
         """Raise ExpressionError unless what comes out is what must."""
         found = self.kind_found(known)
         if self.kind not in (ANY, found) and found != _ZERO:
-            raise ExpressionError(f"expected {self.kind}, as `{EXAMPLES[self.kind]}`, but {self.text} is {_told(found)}", self._start)
+            raise ExpressionError(
+                f"expected {self.kind}, as `{EXAMPLES[self.kind]}`, but {self.text} is {_told(found)}", self._start
+            )
 
     def __reduce__(self) -> tuple[object, ...]:
         return quantity, (self.source, self.kind)
@@ -96,14 +100,14 @@ def quantity(value: object, kind: str = ANY) -> Quantity:
     names = frozenset(name for name, _ in offsets)
     made = Quantity(
         source, source, names, None if names else _evaluated(inner, letters, {}), offsets, lambda env: _evaluated(inner, letters, env),
-        kind=kind, _tree=found, _kinds=kinds, _start=start,
+        kind=kind, _tree=found, _kinds=kinds, _start=start, _written=text,
     )  # fmt: skip
     if not names:
         made.check({})
     return made
 
 
-def _evaluated(inner: Expression, letters: Mapping[str, int | float], env: Env) -> object:
+def _evaluated(inner: Expression, letters: Mapping[str, int | float], env: Env) -> Any:
     return inner.evaluate({**env, **letters})
 
 
@@ -224,4 +228,16 @@ def bounded(value: object, kind: str, text: object) -> int | float:
     return value
 
 
-__all__ = ["ANY", "EXAMPLES", "EXPRESSION_LIKE", "Kind", "Quantity", "bounded", "expression_of", "has_units", "kind_of", "quantity", "read_quantity"]
+__all__ = [
+    "ANY",
+    "EXAMPLES",
+    "EXPRESSION_LIKE",
+    "Kind",
+    "Quantity",
+    "bounded",
+    "expression_of",
+    "has_units",
+    "kind_of",
+    "quantity",
+    "read_quantity",
+]

@@ -44,23 +44,11 @@ def run(
     ``init``: make the process group before it and destroy it afterwards. ``timeout``: seconds of real time that it may run; hangs need
     none. Raises RanksFailed with the report where a rank raised or the program does not complete, unless ``check`` is false.
     """
-    from distsim.capture.child import Target
+    from distsim.capture.function import target_of
     from distsim.capture.judge import judge
     from distsim.capture.launch import Wish, capture
 
-    _load_torch()
-
-    def work() -> None:
-        import torch.distributed as dist
-
-        if init:
-            dist.init_process_group(backend)
-        function(*args, **(kwargs or {}))
-        if init and dist.is_initialized():
-            dist.destroy_process_group()
-
-    name = getattr(function, "__qualname__", "function")
-    target = Target(name, function=work, home=_file_of(function))
+    target = target_of(function, backend, args, kwargs or {}, init)
     judged = judge(capture(Wish(target, nproc, backend=backend, timeout_s=timeout, keep_output=True)), backend=backend)
     failed = [s for s in judged.stands if s.state in ("raised", "exited", "killed")]
     if check and (failed or judged.outcome != "completes"):
@@ -80,16 +68,6 @@ def failure_text(judged: Judged) -> str:
 def outputs(judged: Judged) -> dict[int, str]:
     """What each rank wrote to its standard output and error."""
     return {rank: text for rank, text in sorted(judged.captured.outputs.items()) if text}
-
-
-def _load_torch() -> None:
-    """Once, in the parent: the ranks are its forks."""
-    import torch.distributed  # noqa: F401
-
-
-def _file_of(function: Callable[..., object]) -> str:
-    code = getattr(function, "__code__", None)
-    return code.co_filename if code is not None else ""
 
 
 # --- the plugin ---

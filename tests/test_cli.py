@@ -28,7 +28,13 @@ def test_help_lists_exactly_the_commands_that_exist(cli):
     found = cli("--help")
 
     assert found.returncode == 0
-    assert re.findall(r"^  (\w+)  ", found.stdout.partition("Commands:")[2], re.MULTILINE) == list(COMMANDS)
+    assert sorted(re.findall(r"^  ([a-z]+)  ", found.stdout.partition("Predict:")[2], re.MULTILINE)) == sorted(COMMANDS)
+    assert re.findall(r"^(\w[\w ]+):$", found.stdout, re.MULTILINE)[-4:] == [
+        "Predict",
+        "Run for real",
+        "Write scenarios",
+        "Look up",
+    ]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -93,12 +93,12 @@ class Mover:
         for k in range(len(sides[0].payloads)):
             each = length(sides[0].payloads[k]) // n
             found.append([self._reduced([part(s.payloads[k], me * each, each) for s in sides], sides[0])])
-        return found  # type: ignore[return-value]
+        return found
 
     def _reduced(self, payloads: Sequence[Payload], side: Side) -> Payload:
         first = payloads[0]
         held = bytearray(first) if isinstance(first, bytes) else None
-        total = self._tensor(held if held is not None else first, side)  # type: ignore[arg-type]
+        total = self._tensor(held if held is not None else first, side)
         if total.numel():
             reduce_into(total, [self._tensor(p, side) for p in payloads[1:]], str(side.extra.get("reduce_op") or "sum"))
         return bytes(held) if held is not None else first

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from distsim.capture.client import Client
@@ -62,7 +64,7 @@ class GroupMethods:
 
     @property
     def group_desc(self) -> str:
-        return self.__dict__.get("desc", "")
+        return str(self.__dict__.get("desc", ""))
 
     def getGroupName(self) -> str:  # noqa: N802
         return self.title
@@ -109,7 +111,8 @@ class GroupMethods:
     # --- saying a call ---
     def call(
         self, op: str, ins: Sequence[Tensor], outs: Sequence[Tensor], opts: Opts = None, *, peer: int = -1, tag: int = 0,
-        given: Sequence[Tensor] | None = None, taken: Sequence[Tensor] | None = None, kept: bool = False, **extra: object,
+        given: Sequence[Tensor] | None = None, taken: Sequence[Tensor] | None = None, kept: bool = False, shown: bool = True,
+        **extra: object,
     ) -> Any:  # fmt: skip
         """Make a call: ``ins`` and ``outs`` are its buffers, ``given`` those whose numbers travel, ``taken`` those that get some.
 
@@ -124,6 +127,8 @@ class GroupMethods:
         dtype = dtype_of(some[0]) if some else "uint8"
         facts = [[list(t.shape) for t in ins], [list(t.shape) for t in outs], dtype, extra]
         message = ["call", request.number, client.site(4), self.number, op, peer, tag, not is_sync, kept, facts, pieces]
+        if shown and torch_profiles():
+            show_in_profile(f"{self.told_backend}:{op.removeprefix('i') if op in ('isend', 'irecv') else op}", ins or outs)
         work = self.make_work(request, outs)
         batch = self.__dict__.get("batch")
         if batch is not None:
@@ -195,7 +200,12 @@ class GroupMethods:
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Opts = None) -> Any:
-        works = [self.call("all_gather", [one], outs, None) for one, outs in zip(inputs, zip(*outputs, strict=True), strict=True)]
+        if torch_profiles():
+            show_in_profile(f"{self.told_backend}:all_gather", inputs)
+        works = [
+            self.call("all_gather", [one], outs, None, shown=False)
+            for one, outs in zip(inputs, zip(*outputs, strict=True), strict=True)
+        ]
         if _sync(opts):
             Works(works).wait()
         return works[0] if len(works) == 1 else Works(works)
@@ -217,7 +227,7 @@ class GroupMethods:
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Opts = None
     ) -> Any:
-        splits = {"output_splits": list(output_splits), "input_splits": list(input_splits)}
+        splits: dict[str, Any] = {"output_splits": list(output_splits), "input_splits": list(input_splits)}
         return self.call("all_to_all_single", [input], [output], opts, **splits)
 
     alltoall_base = all_to_all_single
@@ -248,14 +258,28 @@ class GroupMethods:
                          taken=tensors if mine else (), reduce_op=reduction(opts))  # fmt: skip
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Opts = None) -> Any:
-        outs = outputs[0] if outputs and isinstance(outputs[0], list | tuple) else outputs
+        outs: Any = outputs[0] if outputs and isinstance(outputs[0], list | tuple) else outputs
         mine = opts.rootRank == self.me
         return self.call("gather", inputs[:1], outs if mine else (), opts, peer=self._global(opts.rootRank), kept=not mine)
 
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Opts = None) -> Any:
-        ins = inputs[0] if inputs and isinstance(inputs[0], list | tuple) else inputs
+        ins: Any = inputs[0] if inputs and isinstance(inputs[0], list | tuple) else inputs
         mine = opts.rootRank == self.me
         return self.call("scatter", ins if mine else (), outputs[:1], opts, peer=self._global(opts.rootRank))
+
+
+def torch_profiles() -> bool:
+    autograd: Any = import_module("torch.autograd")
+    return bool(autograd._profiler_enabled())
+
+
+def show_in_profile(name: str, tensors: Sequence[Tensor]) -> None:
+    """The event that torch's profiler would have of a call. It ends on another thread, as that of a back end's worker does."""
+    autograd: Any = import_module("torch.autograd")
+    event = autograd._record_function_with_args_enter(name, *tensors)
+    ends = threading.Thread(target=autograd._record_function_with_args_exit, args=(event,))
+    ends.start()
+    ends.join()
 
 
 def _listed(tensors: Any) -> list[Any]:

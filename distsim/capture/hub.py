@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from distsim.capture.data import Side
+from distsim.capture.limits import limit_of, too_late
 from distsim.capture.matching import Matching, Posted
 from distsim.capture.members import Event, Failure, Line, Member, Question
 from distsim.capture.stall import look
@@ -22,6 +23,8 @@ from distsim.profiles.record import Profile
 #: Seconds of silence after which the hub looks whether all are stuck; it doubles up to the second number.
 _SOON: Final = 0.002
 _LATER: Final = 0.1
+#: Seconds of silence after which what time would decide is decided, although some process is busy with something else.
+_LONG: Final = 1.0
 #: As many answers "not yet" in a row, to ranks that only ask, are a standstill.
 _MOST_POLLS: Final = 400
 #: Seconds after which threads are asked whether a line of the user's runs in them.
@@ -41,6 +44,7 @@ class Hub:
         self.world = 0
         self.progress = 0
         self.polls = 0
+        self.stood: dict[int, Member] | None = None
         self._epoll = select.epoll()
         self._lines: dict[int, Line] = {}
         self._meetings: dict[int, list[tuple[Member, int]]] = defaultdict(list)
@@ -73,6 +77,8 @@ class Hub:
                 if not self._decide():
                     self._stand()
                     return "stalled"
+                pause, quiet_since = _SOON, time.monotonic()
+            elif time.monotonic() - quiet_since > _LONG and self._go_on():
                 pause, quiet_since = _SOON, time.monotonic()
             elif deadline_s is not None and time.monotonic() - started > deadline_s:
                 return "late"
@@ -326,16 +332,42 @@ class Hub:
             self.polls += 1
             self.ranks[polling[0][0]].waiting.pop(polling[0][1]).answer(["not yet"])
             return True
-        limited = sorted((q.limit_ns, m.rank, n) for m in self._living() for n, q in m.waiting.items() if q.limit_ns is not None)
-        if not limited:
-            return False
-        limit_ns, rank, number = limited[0]
+        limited = sorted(
+            (limit, m.rank, n)
+            for m in self._living()
+            for n, q in m.waiting.items()
+            if (limit := limit_of(q, self.matching.profile)) is not None
+        )
+        for limit_ns, rank, number in limited:
+            if limit_ns == limited[0][0]:
+                self._expire(limit_ns, rank, number)
+        return bool(limited)
+
+    def _go_on(self) -> bool:
+        """Some process is busy for long: who needs no more than time goes on. Time-outs pass that are over on the clock."""
+        taken = self.matching.take_any()
+        for call in taken:
+            self._tell(call)
+        polling = [(m, n) for m in self._living() for n, q in m.waiting.items() if q.poll is not None]
+        for member, number in polling:
+            member.waiting.pop(number).answer(["not yet"])
+        late = [
+            (limit, m.rank, n) for m in self._living() for n, q in m.waiting.items()
+            if (limit := limit_of(q, self.matching.profile)) is not None and (time.monotonic() - q.since) * 1e9 > limit
+        ]  # fmt: skip
+        for limit, rank, number in late:
+            self._expire(limit, rank, number)
+        return bool(taken or polling or late)
+
+    def _expire(self, limit_ns: int, rank: int, number: int) -> None:
+        """A time-out passes. How all stood before is kept: that is what there is to explain."""
+        if self.stood is None:
+            self.stood = {r: m.as_it_stands() for r, m in self.ranks.items()}
         question = self.ranks[rank].waiting.pop(number)
         if question.keys is not None:
             question.refuse("store", f"wait timeout after {limit_ns // 10**6}ms, keys: {', '.join(question.keys)}")
         else:
-            question.refuse("error", self._too_late(question, rank, limit_ns))
-        return True
+            question.refuse("error", too_late(question, rank, limit_ns))
 
     def _stand(self) -> None:
         """Who asks again and again whether a call is done waits for it."""
@@ -343,14 +375,6 @@ class Hub:
             for number, question in member.waiting.items():
                 if question.poll is not None:
                     member.events.append(Event(number, "wait", question.site, targets=(question.poll.number,)))
-
-    def _too_late(self, question: Question, rank: int, limit_ns: int) -> str:
-        """What gloo says of a wait that outlasts its time-out."""
-        call = question.call
-        if call is not None and call.op == "monitored_barrier" and call.gathering is not None:
-            missing = [r for k, r in enumerate(call.team.ranks) if k not in call.gathering.there]
-            return f"Rank {missing[0] if missing else rank} failed to pass monitoredBarrier in {limit_ns // 10**6} ms"
-        return f"Timed out waiting {limit_ns // 10**6}ms for {call.op if call is not None else 'operation'} to complete"
 
     def close(self) -> None:
         for line in list(self._lines.values()):

@@ -42,7 +42,7 @@ class Wish:
 class Captured:
     """What came of it. ``ended``: "ended", "stalled" or "late". ``ranks``: by rank, those who joined.
 
-    ``outputs``: what they wrote, where it was kept.
+    ``outputs``: what they wrote, where it was kept. ``stood``: the ranks before the first time-out passed.
     """
 
     wish: Wish
@@ -51,6 +51,13 @@ class Captured:
     ranks: Mapping[int, Member]
     others: tuple[Member, ...]
     outputs: Mapping[int, str] = field(default_factory=dict)
+    stood: Mapping[int, Member] | None = None
+
+    @property
+    def judged_ranks(self) -> Mapping[int, Member]:
+        """The ranks as they are to be judged: where a time-out ended one, as all stood before."""
+        late = any(m.ended is not None and m.ended.how == "raised" for m in self.ranks.values())
+        return self.stood if self.stood is not None and late else self.ranks
 
 
 def capture(wish: Wish) -> Captured:
@@ -68,7 +75,7 @@ def capture(wish: Wish) -> Captured:
         parent.end_all()
         hub.close()
     others = tuple(m for m in hub.members.values() if m.rank < 0)
-    return Captured(wish, ended, hub.world or wish.ranks, dict(sorted(hub.ranks.items())), others, parent.written())
+    return Captured(wish, ended, hub.world or wish.ranks, dict(sorted(hub.ranks.items())), others, parent.written(), hub.stood)
 
 
 def _profile(asked: str) -> Profile:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from distsim.capture.matching import Posted, Team
@@ -72,6 +73,7 @@ class Question:
     meeting: str = ""
     site: int = 0
     limit_ns: int | None = None
+    since: float = field(default_factory=time.monotonic)
 
     def answer(self, message: Sequence[object]) -> None:
         self.line.owed = None
@@ -109,6 +111,10 @@ class Member:
     @property
     def over(self) -> bool:
         return self.gone
+
+    def as_it_stands(self) -> Member:
+        """A copy that stays as this one is now."""
+        return replace(self, events=list(self.events), waiting=dict(self.waiting), futures=set(self.futures))
 
     def is_waiting(self) -> bool:
         """It waits for the hub in some thread, and has read all that was said to it."""

@@ -28,18 +28,17 @@ class Patches:
     """The patched torch.distributed of one process."""
 
     def __init__(self, client: Client) -> None:
-        import torch.distributed
-        import torch.distributed.distributed_c10d as c10d
-
-        self.client, self.c10d, self.dist = client, c10d, torch.distributed
+        dist: Any = import_module("torch.distributed")
+        c10d: Any = import_module("torch.distributed.distributed_c10d")
+        self.client, self.c10d, self.dist = client, c10d, dist
         self.futures = Futures(client, self._in_cpp)
         self.work_type = type("HubWork", (WorkMethods, c10d.Work), {})
-        self.group_type = type("HubGroup", (GroupMethods, torch.distributed.ProcessGroup), {})
-        self.store_type = type("HubStore", (StoreMethods, torch.distributed.Store), {})
+        self.group_type = type("HubGroup", (GroupMethods, dist.ProcessGroup), {})
+        self.store_type = type("HubStore", (StoreMethods, dist.Store), {})
         self.kept_works: deque[object] = deque(maxlen=256)
         self.kept: list[object] = []  # torch keeps only the C++ half of a Python store, and dies without the other
         self.explicit: timedelta | None = None
-        self.asked, self.title, self.is_world = "gloo", "", False
+        self.asked, self.title, self.is_world, self.is_mpi = "gloo", "", False, False
 
     def lay(self) -> None:
         """Replace them all."""
@@ -121,7 +120,7 @@ class Patches:
         self, group_size: int, group_rank: int, ranks: list[int], backend: Any, store: Any, group_name: Any, **kwargs: Any
     ) -> Any:
         """The original, with the hub's back end; the script is told the one that it asked for."""
-        self.asked = str(backend) if str(backend) != "undefined" else "gloo"
+        self.asked = "mpi" if self.is_mpi else str(backend) if str(backend) != "undefined" else "gloo"
         kwargs |= {"device_id": None, "backend_options": None}
         self.title, self.is_world = str(kwargs.get("group_desc") or ""), not ranks
         if not ranks:
@@ -140,14 +139,23 @@ class Patches:
         kwargs.pop("device_id", None)
         timeout = kwargs.get("timeout", args[2] if len(args) > 2 else None)
         self.explicit = timeout
+        args, kwargs = self._without_mpi(args, kwargs)
         site = client.site()
         try:
             self._originals["init_process_group"](*args, **kwargs)
         finally:
-            self.explicit = None
+            self.explicit, self.is_mpi = None, False
         group = c10d._get_default_group()
         facts = {"backend": group.told_backend, "timeout_ns": _ns(timeout)}
         self.client.ask(["meet", next(self.client.numbers), site, "init_process_group", group.members, facts])
+
+    def _without_mpi(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """torch asks an MPI library for rank and world; there is none, so they come as for gloo."""
+        named = kwargs.get("backend", args[0] if args else None)
+        self.is_mpi = str(named).lower() == "mpi"
+        if not self.is_mpi:
+            return args, kwargs
+        return args[1:] and ("gloo", *args[1:]), {**kwargs, **({} if args[1:] else {"backend": "gloo"})}
 
     def _wrapped_new_group(self, name: str) -> Callable[..., Any]:
         original = self._originals[name]

@@ -36,7 +36,8 @@ def names_in(file: Path) -> Iterator[str]:
 def installed(script: str) -> list[str]:
     """Modules outside the script's folder that it, or files beside it, import."""
     folder = Path(script).resolve().parent
-    waiting, seen, found = [Path(script)], set(), []
+    waiting, found = [Path(script)], list[str]()
+    seen: set[Path] = set()
     while waiting and len(seen) < _MOST_FILES:
         file = waiting.pop(0)
         if file in seen:

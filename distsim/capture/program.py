@@ -34,7 +34,7 @@ class _Builder:
         self.size = captured.world
         self.shelf = Shelf(self.size, backend)
         started = {m.planned: m for m in captured.others if m.planned >= 0}
-        self.members = [captured.ranks.get(r) or started.get(r) or Member(0, r) for r in range(self.size)]
+        self.members = [captured.judged_ranks.get(r) or started.get(r) or Member(0, r) for r in range(self.size)]
         self.team_numbers = self._groups()
 
     def _groups(self) -> dict[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from distsim.capture.client import Client
@@ -16,8 +17,7 @@ def lay_spawn(client: Client) -> None:
     import multiprocessing
     import multiprocessing.context as context
 
-    import torch.multiprocessing
-
+    torch_mp: Any = import_module("torch.multiprocessing")
     fork = multiprocessing.get_context("fork")
 
     class Forked(fork.Process):  # type: ignore[name-defined,misc]
@@ -36,16 +36,12 @@ def lay_spawn(client: Client) -> None:
             if client.joined:
                 client.ask(["end", *Failure("ended")])
 
-    for module in (multiprocessing, torch.multiprocessing):
-        module.Process = Forked  # type: ignore[attr-defined]
-    for kind in (context.SpawnContext, context.ForkServerContext, context.ForkContext):
-        kind.Process = Forked  # type: ignore[misc,assignment]
-    original = torch.multiprocessing.spawn
-    spawn = _spawn(original, client)
-    torch.multiprocessing.spawn = spawn  # type: ignore[assignment]
-    sys.modules["torch.multiprocessing.spawn"].spawn = spawn  # type: ignore[attr-defined]
-    torch.multiprocessing.start_processes = _by_fork(torch.multiprocessing.start_processes)
-    sys.modules["torch.multiprocessing.spawn"].start_processes = torch.multiprocessing.start_processes  # type: ignore[attr-defined]
+    places: list[Any] = [multiprocessing, torch_mp, context.SpawnContext, context.ForkServerContext, context.ForkContext]
+    for place in places:
+        place.Process = Forked
+    spawning: Any = sys.modules["torch.multiprocessing.spawn"]
+    torch_mp.spawn = spawning.spawn = _spawn(client)
+    torch_mp.start_processes = spawning.start_processes = _by_fork(spawning.start_processes)
 
 
 def _by_fork(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +52,7 @@ def _by_fork(original: Callable[..., Any]) -> Callable[..., Any]:
     return start_processes
 
 
-def _spawn(original: Callable[..., Any], client: Client) -> Callable[..., Any]:
+def _spawn(client: Client) -> Callable[..., Any]:
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False,
               start_method: str = "spawn") -> Any:  # fmt: skip
         """In a rank that was started as one, run its share; else fork the ranks."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from distsim.cli import (
     bench,
@@ -16,6 +17,7 @@ from distsim.cli import (
     doctor,
     expand,
     explain,
+    learn,
     new,
     render,
     replay,
@@ -25,8 +27,31 @@ from distsim.cli import (
     test,
 )
 
+#: What the commands are for: title -> their names, as `distsim --help` lists them.
+GROUPS = {
+    "Predict": ("simulate", "check", "test", "render"),
+    "Run for real": ("run", "replay", "compare", "bench", "calibrate"),
+    "Write scenarios": ("new", "expand", "schema"),
+    "Look up": ("explain", "clusters"),
+}
+
+
+class _Grouped(TyperGroup):
+    """Lists the commands by what they are for."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        named = {name for names in GROUPS.values() for name in names}
+        rest = tuple(name for name in self.commands if name not in named)
+        for title, names in (*GROUPS.items(), ("More", rest)):
+            rows = [(name, self.commands[name].get_short_help_str(limit=60)) for name in names if name in self.commands]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
 app = typer.Typer(
     name="distsim",
+    cls=_Grouped,
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # main() turns exceptions into messages
     rich_markup_mode=None,  # plain help answers in a fraction of the time
@@ -59,6 +84,10 @@ def distsim(
     Exit status: 0 clean; 1 findings or an outcome other than `completes`;
     2 bad input or usage; 3 a fault of distsim; 4 a fault of the surroundings.
     """
+    from distsim.cli.console import columns
+    from distsim.views.tables import set_width
+
+    set_width(columns())
 
 
 app.command("simulate")(simulate.command)
@@ -76,4 +105,5 @@ app.command("test")(test.command)
 app.command("expand")(expand.command)
 app.command("schema")(schema.command)
 app.command("clusters")(clusters.command)
+app.command("learn")(learn.command)
 app.command("new")(new.command)

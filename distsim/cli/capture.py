@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,7 @@ from distsim.cli.simulate import Format, FormatOption, Traces
 if TYPE_CHECKING:
     from distsim.capture.command import Command
     from distsim.capture.launch import Wish
+    from distsim.simulation import Simulation
 
 Words = Annotated[
     list[str] | None, typer.Argument(metavar="-- COMMAND", help="As you would type it: python train.py …, torchrun … train.py.")
@@ -22,6 +24,10 @@ Words = Annotated[
 Nproc = Annotated[int | None, typer.Option("--nproc", metavar="N", help="Ranks of a node; left out, the script starts them.")]
 Nnodes = Annotated[int | None, typer.Option("--nnodes", metavar="M", help="Nodes, for the cluster's prices and LOCAL_RANK.")]
 Limit = Annotated[str | None, typer.Option("--timeout", metavar="D", help="End it after so long, if it still runs: 30 s, 5 min.")]
+ScenarioFile = Annotated[
+    Path | None,
+    typer.Option("-o", metavar="S.yaml", help="Write the calls as a scenario: loops, and one program for equal ranks."),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
 
 
@@ -38,6 +44,7 @@ class CaptureOptions:
     format: FormatOption = Format.text
     timeout: Limit = None
     strict: Strict = False
+    scenario: ScenarioFile = None
 
 
 @taking(CaptureOptions)
@@ -59,6 +66,7 @@ def command(given: CaptureOptions) -> None:
 
     backend = given.backend and str(given.backend)
     wish = _wish(parse(given.words or ()), given.nproc, given.nnodes, backend, given.timeout)
+    _check_scenario_name(given.scenario)
     writers = [trace_writer(path) for path in given.trace or ()]
     _need_torch()
     preload(wish.target.home or wish.target.name)
@@ -69,6 +77,8 @@ def command(given: CaptureOptions) -> None:
     judged = judge(captured, backend=backend, cluster=given.cluster)
     for path, write in zip(given.trace or (), writers, strict=True):
         write(judged.simulation, path)
+    if given.scenario is not None:
+        _write_scenario(judged.simulation, given.scenario)
     from distsim.views.captureview import capture_json, capture_text
 
     sys.stdout.flush()
@@ -93,6 +103,20 @@ def _wish(found: Command, nproc: int | None, nnodes: int | None, backend: str | 
 
 #: Ranks of one capture: each is a process.
 _MOST_RANKS = 1024
+
+
+def _check_scenario_name(file: Path | None) -> None:
+    from distsim.errors import UsageError
+
+    if file is not None and file.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"-o {file}: a scenario's file ends in .yaml", f"-o {file.with_suffix('.yaml')}")
+
+
+def _write_scenario(simulation: Simulation, file: Path) -> None:
+    from distsim.compact import compact
+    from distsim.output import write_file
+
+    write_file(file, [compact(simulation.run.trace).text])
 
 
 def _need_torch() -> None:

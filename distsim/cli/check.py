@@ -56,12 +56,15 @@ def command(
     """
     from distsim.checking import MAX_STATES, CheckResult, check_file
     from distsim.cli.progress import watched
+    from distsim.cli.traced import check_trace, is_trace
     from distsim.errors import OUT_OF_BOUNDS, Problem, out_of_bounds
 
     bound = MAX_STATES if max_states is None else max_states
 
     def checked(path: str) -> CheckResult:
         try:
+            if is_trace(path):
+                return check_trace(path, backend=backend and str(backend), max_states=bound)
             return check_file(path, sets=sets or (), backend=backend, max_states=bound, strict=strict, max_calls=max_calls)
         except OUT_OF_BOUNDS as error:
             refused = out_of_bounds(error, "")

@@ -75,6 +75,17 @@ def _failed(error: OSError) -> NoReturn:
     ) from None
 
 
+def columns() -> int | None:
+    """How wide the terminal is that is written to, or what COLUMNS says; None where nobody says."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isascii() and given.isdigit() and int(given):
+        return int(given)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
+
+
 def coloured(stream: TextIO) -> bool:
     """https://no-color.org: any non-empty NO_COLOR switches colour off."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -108,4 +119,4 @@ def to_json(record: object) -> str:
     return visible_json(text).replace("##[", "##\\u005b")
 
 
-__all__ = ["HIGHLIGHTS", "coloured", "note", "out", "out_bytes", "to_json", "write_file"]
+__all__ = ["HIGHLIGHTS", "coloured", "columns", "note", "out", "out_bytes", "to_json", "write_file"]

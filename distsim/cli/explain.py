@@ -1,4 +1,4 @@
-"""`distsim explain`: a finding, an operation or the back ends on a page."""
+"""`distsim explain`: a finding, an operation, a key of the scenario file or the back ends on a page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import typer
 from distsim.cli import console
 
 Name = Annotated[
-    str | None, typer.Argument(metavar="NAME", help="A finding's code, an operation or `backends`; left out: all names.")
+    str | None,
+    typer.Argument(
+        metavar="NAME", help="A finding's code, an operation, a key of the file, `scenario`, `expressions` or `backends`."
+    ),
 ]
 ClusterOption = Annotated[
     str | None,
@@ -25,10 +28,12 @@ PerNode = Annotated[
 def command(
     name: Name = None, cluster: ClusterOption = None, nbytes: Bytes = "16 MiB", ranks: Ranks = 8, per_node: PerNode = 8
 ) -> None:
-    """Explain a finding (DS301), an operation (all_gather), or the back ends; with --cluster, an operation's price.
+    """Explain a finding (DS301), an operation (all_gather), a key of the file (world.nodes); with --cluster, a price.
 
     \b
     Example: distsim explain all_gather
+    Example: distsim explain tensors.x.shape
+    Example: distsim explain all_reduce.async
     Example: distsim explain backends
     Example: distsim explain all_reduce --cluster dgx-h100 --bytes 16MiB --ranks 64
     """
@@ -68,22 +73,30 @@ def price_page(name: str | None, cluster: str, nbytes: str, ranks: int, per_node
 
 
 def page(name: str) -> str:
-    """The page of a finding, of an operation, or of the back ends. Raises UsageError, with the nearest name, for any other word."""
+    """The page of a finding, an operation, a key, or the back ends. Raises UsageError, with the nearest name, for any other word."""
     from distsim.errors import UsageError
     from distsim.findings.codes import CODES, explain
     from distsim.names import near
     from distsim.ops.table import ALIASES, OPS
+    from distsim.scenario.reference import key_of, keys
     from distsim.strategies import STRATEGIES
+    from distsim.views.formatpage import expressions_page, key_page, scenario_page
     from distsim.views.pages import backends_page, operation_page, strategy_page
 
     if name == "backends":
         return backends_page()
+    if name.lower() in ("scenario", "file"):
+        return scenario_page()
+    if name == "expressions":
+        return expressions_page()
     if name.upper() in CODES:
         return explain(name)
     if name in STRATEGIES:
         return strategy_page(STRATEGIES[name])
     row = OPS.get(ALIASES.get(name, name))
     if row is None:
-        known = [*OPS, *ALIASES, *STRATEGIES, *CODES, "backends"]
+        if (key := key_of(name)) is not None:
+            return key_page(key)
+        known = [*OPS, *ALIASES, *STRATEGIES, *CODES, "backends", "scenario", "expressions", *keys()]
         raise UsageError(f"nothing is called {name}{near(name, known)}", "`distsim explain` lists all names")
     return operation_page(row)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distsim.cli.console import note, write_file
+
+if TYPE_CHECKING:
+    from distsim.ops.base import Op
 
 GENERATED = "<!-- Written by `python -m distsim.cli.reference`; change the source, not this page. -->"
 
@@ -68,7 +71,41 @@ def _operations() -> Iterator[str]:
             if text
         )
         yield from words.notes
+        yield _beside_torch(row)
         yield f"```yaml\n{words.example.rstrip()}\n```"
+        if name in PICTURES:
+            yield f"![{name}: what each rank holds before and after](../viz/{name}_op.svg)"
+
+
+#: Operations that the gallery has a picture of.
+PICTURES = ("all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter", "send")
+
+
+def _beside_torch(row: type[Op]) -> str:
+    """The fields of the file, each with torch's argument where that is called otherwise."""
+    from distsim.ops.words import torch_names
+    from distsim.scenario.reference import keys
+
+    fields = {info.alias or key for key, info in row.model_fields.items()}
+    if not fields:
+        return "It has no fields."
+    other: dict[str, str] = {}
+    for argument, field in torch_names(row.op, fields).items():
+        if argument in row.words.signature:
+            other.setdefault(field, argument)
+    lines = ["| field | torch | says | default |", "|---|---|---|---|"]
+    for field in fields_in_order(row):
+        key = keys()[f"{row.op}.{field}"]
+        torch = other.get(field, field if f"{field}=" in row.words.signature or f"{field}," in row.words.signature else "")
+        default = "needed" if key.required else f"`{key.default}`" if key.default else ""
+        lines.append(f"| `{field}` | {f'`{torch}`' if torch else ''} | {key.about} | {default} |")
+    return "\n".join(lines)
+
+
+def fields_in_order(row: type[Op]) -> list[str]:
+    """What must stand first, then what may."""
+    found = sorted(row.model_fields.items(), key=lambda item: not item[1].is_required())
+    return [info.alias or key for key, info in found]
 
 
 def backends_manual() -> str:
@@ -78,12 +115,31 @@ def backends_manual() -> str:
     return f"# Back ends\n\n{GENERATED}\n\n`distsim explain backends` prints the same.\n\n```text\n{backends_page()}\n```\n"
 
 
+def format_page() -> str:
+    """docs/format.md: every key of the scenario file."""
+    from distsim.views.formatpage import format_manual
+
+    title, *rest = format_manual()
+    return "\n\n".join((title, GENERATED, *rest)) + "\n"
+
+
+def schema_file() -> str:
+    """docs/scenario.schema.json: the schema, on one line."""
+    import json
+
+    from distsim.scenario import json_schema
+
+    return json.dumps(json_schema(), ensure_ascii=False) + "\n"
+
+
 #: File in docs/ -> its text.
 PAGES: dict[str, Callable[[], str]] = {
     "backends.md": backends_manual,
     "cli.md": cli_page,
     "findings.md": findings_page,
+    "format.md": format_page,
     "operations.md": operations_page,
+    "scenario.schema.json": schema_file,
 }
 
 

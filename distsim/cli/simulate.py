@@ -65,23 +65,32 @@ def command(given: SimulateOptions) -> None:
     Example: distsim simulate scenarios/hybrid.yaml --trace hybrid.json
     """
     from distsim.cli.progress import phases
-    from distsim.simulation import simulate
 
     traces, file = given.trace or (), given.file
     writers = [trace_writer(path) for path in traces]
     with phases(file != "-") as tell:
         tell(f"reading {file}")
-        scenario = read_scenario(file, given.sets)
-        simulation = simulate(
-            scenario, backend=given.backend, cluster=given.cluster, with_verdict=not given.no_verdict,
-            with_values=False if given.no_values else None, schedule=_order(given.schedule, file), max_calls=given.max_calls, tell=tell,
-        )  # fmt: skip
+        simulation = _simulated(given, tell)
         tell("the report")
         for path, write in zip(traces, writers, strict=True):
             write(simulation, path)
         report = _report(simulation, given.format)
     console.out(report)
     raise typer.Exit(status(simulation, given.strict))
+
+
+def _simulated(given: SimulateOptions, tell: Callable[[str], None]) -> Simulation:
+    """Of a scenario, or of the calls that a trace tells of."""
+    from distsim.cli.traced import is_trace, simulate_trace
+    from distsim.simulation import simulate
+
+    file, backend = given.file, given.backend
+    if is_trace(file):
+        return simulate_trace(file, backend=backend and str(backend), cluster=given.cluster)
+    return simulate(
+        read_scenario(file, given.sets), backend=backend, cluster=given.cluster, with_verdict=not given.no_verdict,
+        with_values=False if given.no_values else None, schedule=_order(given.schedule, file), max_calls=given.max_calls, tell=tell,
+    )  # fmt: skip
 
 
 def _order(schedule: Path | None, file: str) -> Schedule | None:

@@ -118,16 +118,16 @@ class _Engine:
 
     def _instant(self, entries: list[Entry]) -> None:
         self.now = self.clock.now
-        state, finish = self.state, self.rules.finish
-        phase = state.phase
+        finish, state, host = self.rules.finish, self.state, self._host
+        phase, arrivals = state.phase, self.arrivals
         for entry in entries:
             if type(entry) is not int:
                 entry()  # type: ignore[operator]
             elif entry < 0:
-                self._host(~entry)
+                host(~entry)
             elif phase[entry] == DUE:
                 finish(state, entry, self)
-                if self.at_once or self.open_sources:
+                if self.at_once or arrivals.fresh or arrivals.changed:
                     self._follow_up()
 
     # --- hosts ---
@@ -307,10 +307,9 @@ class _Engine:
 
     def done(self, row: int, /) -> None:
         self.finished[row] = now = self.now
-        rank = self.rank_of[row]
-        waiting = self.hosts.waiting
-        if waiting[rank]:
-            waiting[rank] = False
+        rank, hosts = self.rank_of[row], self.hosts
+        if hosts.waiting[rank] and (hosts.open[rank] in (row, -1) or self.state.losses):
+            hosts.waiting[rank] = False
             self.put(now, ~rank)
         if self.deadlines is not None and self.rules.is_launch(row):
             self.deadlines.done(rank, self.now)

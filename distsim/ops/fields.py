@@ -98,7 +98,6 @@ def dtype(value: object) -> str:
     return _dtype(name if isinstance(name, str) and name in DTYPE_BYTES else value)
 
 
-
 def shape(value: object) -> tuple[Expression | PerRank[Expression], ...]:
     if not isinstance(value, (list, tuple)):
         raise wrong("a list of sizes, as [8, 1024]", value)
@@ -187,6 +186,8 @@ RefList = Annotated[tuple[Ref, ...], *_field(listed(ref), {"type": "array", "ite
 HandleField = Annotated[Ref | None, *_field(ref, _REF)]
 #: Ref, or a tuple of Refs; ``all`` is Ref("all").
 WaitField = Annotated[Ref | tuple[Ref, ...], *_field(many(ref), {"anyOf": [_REF, {"type": "array", "items": _REF}]})]
+
+
 def _timed(parse_one: Callable[[object], int]) -> Parser[int | Expression]:
     """A duration with its unit, or an expression with units, as `(rank + 1) * 1 ms`."""
 
@@ -245,7 +246,9 @@ def _is_number(text: str) -> bool:
 
 
 _flops = _amount(
-    units.parse_flops, "floating-point operations", "a count with its unit, as `2 TFLOP`, or an expression, as `2 * width * width`"
+    units.parse_flops,
+    "floating-point operations",
+    "a count with its unit, as `2 TFLOP`, or an expression, as `2 * width * width`",
 )
 _bytes = _amount(units.parse_size_bytes, "a size", "a size with its unit, as `4 MiB`, or an expression, as `4 B * width`")
 _DURATION = per_rank_schema(quantity_schema("a duration"))
@@ -295,7 +298,10 @@ def _group(value: object) -> str | tuple[str, ...]:
 
 
 #: A group's or axis' name, or a tuple of axes (the flattened sub-mesh).
-GroupField = Annotated[str | tuple[str, ...] | None, *_field(_group, {"anyOf": [name_schema(), {"type": "array", "minItems": 1, "items": name_schema()}]})]
+GroupField = Annotated[
+    str | tuple[str, ...] | None,
+    *_field(_group, {"anyOf": [name_schema(), {"type": "array", "minItems": 1, "items": name_schema()}]}),
+]
 
 
 def selector(value: object) -> tuple[int, ...] | Expression:
@@ -316,18 +322,25 @@ def selector(value: object) -> tuple[int, ...] | Expression:
 
 
 _RANK: Schema = {"type": "integer", "minimum": 0}
+
+
 def _rank(value: int) -> int:
     if value < 0:
         raise wrong("a rank of zero or more", value)
     return value
 
 
-SELECTOR: Schema = {"description": "Who: a rank, a list of ranks, or a condition.", "anyOf": [_RANK, {"type": "array", "items": _RANK}, text_expression()]}
+SELECTOR: Schema = {
+    "description": "Who: a rank, a list of ranks, or a condition.",
+    "anyOf": [_RANK, {"type": "array", "items": _RANK}, text_expression()],
+}
 #: Selector: a tuple of ranks | Expression; None (left out) selects all.
 SelectorField = Annotated[tuple[int, ...] | Expression | None, *_field(selector, {"x-def": "selector"})]
 
 
-_OPS = {name: name for name in REDUCE_OPS} | {f"{p}{n.upper()}": n for n in REDUCE_OPS for p in ("", "ReduceOp.", "dist.ReduceOp.")}
+_OPS = {name: name for name in REDUCE_OPS} | {
+    f"{p}{n.upper()}": n for n in REDUCE_OPS for p in ("", "ReduceOp.", "dist.ReduceOp.")
+}
 
 
 def _reduce_op(value: object) -> str:

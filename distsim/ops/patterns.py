@@ -15,8 +15,6 @@ WORD = "[A-Za-z_\u0080-\uffff][A-Za-z0-9_\u0080-\uffff]*"
 _NUMBER = r"[+]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?"
 
 
-
-
 def _grammar(units_text: str = "") -> str:
     """Operands with operators between them; whether parentheses close is beyond a pattern."""
     number = rf"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?{units_text}(?![A-Za-z0-9_.])"

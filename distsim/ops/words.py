@@ -14,7 +14,7 @@ WORDS: dict[str, Told] = {
     "output": Told("Where this rank gets: a tensor, or where torch takes a list one with a leading axis of the group's size.", "all_x"),
     "all_gather.output": Told("Room for everybody's input: a tensor with a leading axis of the group's size, or a list of names.", "all_x"),
     "all_to_all.input": Told("One part for each rank: a tensor with a leading axis of the group's size, or a list of names.", "parts"),
-    "all_to_all.output": Told("Room for one part of each rank: a tensor with a leading axis of the group's size, or a list of names.", "got"),
+    "all_to_all.output": Told("Room for one part of each rank: with a leading axis of the group's size, or a list of names.", "got"),
     "reduce_scatter.input": Told("One part for each rank: a tensor with a leading axis of the group's size, or a list of names.", "parts"),
     "gather.output": Told("Room on `dst` for everybody's input; the other ranks need none.", "all_x"),
     "scatter.input": Told("One part for each rank, on `src`; the other ranks need none.", "parts"),
@@ -38,7 +38,7 @@ WORDS: dict[str, Told] = {
     "wait_all_ranks": Told("Wait for everybody, and name all ranks that are missing, not the first alone.", True),
     "ops": Told("The isend and irecv steps of the batch, in the list's order.", [{"isend": {"tensor": "x", "dst": 1}}]),
     "handles": Told("The handle to wait for, a list of them, or `all`: every request that is open.", "h"),
-    "value": Told("What the tensor holds then: a number that fills it, an expression over tensors, rank and index, or a list.", "2 * x + rank"),
+    "value": Told("What the tensor holds then: a number, an expression over tensors, rank and index, or a list.", "2 * x + rank"),
     "time": Told("How long it takes.", "3 ms"),
     "flops": Told("Floating-point operations, which the cluster's device prices.", "2 TFLOP"),
     "bytes": Told("Bytes that are read and written in the device's memory, which the device prices.", "4 B * width"),
@@ -52,6 +52,10 @@ WORDS: dict[str, Told] = {
     "message": Told("The exception's text.", "out of memory"),
     "backend": Told("The back end of the group: gloo, nccl, mpi; left out, the scenario's.", "gloo"),
     "init_method": Told("Where the ranks meet: `env://`, `tcp://host:port` or `file:///path`.", "env://"),
+    "store": Told("In place of init_method: `tcp://host:port`, `file:///path`, or `hash` (one of this process alone).", "hash"),
+    "rank": Told("Which number the process says it has; left out, env:// reads RANK.", "rank"),
+    "world_size": Told("How many ranks it says there are; left out, env:// reads WORLD_SIZE.", "world_size"),
+    "device_id": Told("The index of its GPU, which makes nccl's communicators at once.", "local_rank"),
     "ranks": Told("Global ranks of the members; left out: all. torch sorts them.", [0, 1]),
     "use_local_synchronization": Told("Only the members make the call and wait for each other.", True),
 }  # fmt: skip
@@ -65,7 +69,7 @@ TORCH: dict[str, str] = {
     "gather.tensor": "input", "gather.gather_list": "output",
     "scatter.tensor": "output", "scatter.scatter_list": "input",
     "wait.timeout": "", "barrier.timeout": "", "device_ids": "", "pg_options": "", "group_desc": "", "group_name": "",
-    "device_id": "", "timeout": "", "async_ops": "async", "inputs": "input", "outputs": "output", "tensors": "tensor",
+    "timeout": "", "async_ops": "async", "inputs": "input", "outputs": "output", "tensors": "tensor",
     "reduceOp": "op", "reduce_op": "op", "seconds": "time",
 }  # fmt: skip
 

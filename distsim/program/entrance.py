@@ -18,6 +18,8 @@ from distsim.startup.meeting import start_up
 from distsim.startup.records import Address, Cause, Entrance, StartUp, Surroundings
 from distsim.startup.where import is_loopback
 
+#: Ranks of a world whose start-up is worked out where a rank is absent and the file says nothing else of it.
+_MOST_WITHOUT = 4096
 OP = "init_process_group"
 #: Launchers whose agent serves the store, and those that set the four variables.
 _AGENTS = ("torchrun", "elastic")
@@ -52,6 +54,8 @@ def full_startup(scenario: Scenario, program: Program) -> StartUp:
 
 
 def _worth_a_look(scenario: Scenario, program: Program) -> bool:
+    if program.world_size <= _MOST_WITHOUT and any(fault.kind == "absent" for fault in program.faults):
+        return True
     if scenario.options.init_method is not None or any(getattr(scenario.launch, name) for name in _SAID):
         return True
     told = ("init_method", "store", "said_rank", "said_world", "device_id")

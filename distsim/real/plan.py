@@ -86,6 +86,8 @@ def plan(scenario: Scenario, command: tuple[str, ...], backend: str, device: str
         address == FIRST_HOST
     )
     notes += for_real(scenario)
+    if launch.env:
+        notes.append(f"launch.env of the file gives ranks {', '.join(launch.env)} otherwise than the launcher does")
     by = launch.by or ""
     lines = (*_torchrun(scenario, command, address, gpu), *_elastic(scenario, command, address, gpu),
              *_others(scenario, command, address, gpu))  # fmt: skip

@@ -12,16 +12,24 @@ from pathlib import Path
 from types import ModuleType
 
 from distsim.errors import EnvironmentFault
-from distsim.real.rendezvous import listen
+from distsim.real.rendezvous import check_file, listen
 from distsim.scenario import Scenario
+from distsim.startup.address import address as address_of
+from distsim.startup.records import Address, StartUp
 
 _HOST = "127.0.0.1"
 _EARLIER_S = 60
 
 
 @contextmanager
-def scenery(scenario: Scenario, address: str) -> Iterator[None]:
-    """Ports held and files written while the run lasts. Raises EnvironmentFault for what this machine does not let one do."""
+def scenery(scenario: Scenario, startup: StartUp | None, address: str) -> Iterator[None]:
+    """Ports held and files written while the run lasts; files that ranks meet in are gone afterwards.
+
+    Raises EnvironmentFault for what this machine does not let one do.
+    """
+    fresh = sorted({Path(path) for path in _files(startup) if path not in scenario.launch.files_left})
+    for path in fresh:
+        check_file(path.as_uri())
     doors: list[socket.socket] = []
     left: list[Path] = []
     try:
@@ -31,9 +39,17 @@ def scenery(scenario: Scenario, address: str) -> Iterator[None]:
     finally:
         for door in doors:
             door.close()
-        for path in left:
+        for path in (*left, *fresh):
             with suppress(OSError):
                 path.unlink()
+
+
+def _files(startup: StartUp | None) -> Iterator[str]:
+    """The files that ranks are told to meet in."""
+    for entrance in startup.entrances if startup is not None else ():
+        here = address_of(entrance)
+        if isinstance(here, Address) and here.kind == "file":
+            yield here.path
 
 
 def _left(path: Path, world_size: int) -> Path:

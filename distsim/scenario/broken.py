@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _CLOSES = {"[": "]", "{": "}"}
-_TOKEN = re.compile(r"""(?P<comment>(?:^|(?<=\s))\#.*)|(?P<double>"(?:\\.|[^"\\])*")|(?P<single>'(?:''|[^'])*')|(?P<open>[\[{])|(?P<close>[\]}])"""
-                    r"""|(?P<quote>(?:(?<=[\s\[{,:])|^)["'])""", re.MULTILINE)  # fmt: skip
+_TOKEN = re.compile(
+    r"""(?P<comment>(?:^|(?<=\s))\#.*)
+    |(?P<double>"(?:\\.|[^"\\])*")
+    |(?P<single>'(?:\'\'|[^'])*')
+    |(?P<open>[\[{])|(?P<close>[\]}])
+    |(?P<quote>(?:(?<=[\s\[{,:])|^)["'])""",
+    re.MULTILINE | re.VERBOSE,
+)
 
 
 class Fault(NamedTuple):
@@ -89,7 +95,6 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip(" "))
 
 
-
 def _indents(lines: Sequence[str], at: int) -> Fault | None:
     """The first line, up to the error's, whose indentation fits none of the lines that it could belong to."""
     levels: list[int] = []
@@ -130,7 +135,7 @@ def _under_a_value(lines: Sequence[str], number: int, blanks: int, level: int) -
 def misplaced_colon(lines: Sequence[str], number: int, column: int) -> Fault | None:
     """A second `key: ` on a line, a key under a line that is no key."""
     line = lines[number - 1]
-    keys = [match for match in re.finditer(r"([\w.-]+):(?=\s|$)", line[: column + 1])]
+    keys = list(re.finditer(r"([\w.-]+):(?=\s|$)", line[: column + 1]))
     if len(keys) > 1 and "{" not in line:
         first, rest = keys[0][1], line[keys[0].end() :].strip()
         if first in ("about", "name", "message", "fail"):
@@ -139,7 +144,9 @@ def misplaced_colon(lines: Sequence[str], number: int, column: int) -> Fault | N
     above = lines[number - 2].strip() if number > 1 else ""
     glued = re.fullmatch(r"(?:- )?([\w.-]+):(\S+)", above)
     if glued:
-        return Fault(number - 1, lines[number - 2].index(":") + 1, "a blank is missing after the colon", f"write `{glued[1]}: {glued[2]}`")
+        return Fault(
+            number - 1, lines[number - 2].index(":") + 1, "a blank is missing after the colon", f"write `{glued[1]}: {glued[2]}`"
+        )
     if re.fullmatch(r"[\w.-]+", above):
         return Fault(number - 1, _indent(lines[number - 2]) + 1, f"a colon is missing after {above}", f"write `{above}:`")
     return None

@@ -19,8 +19,9 @@ _KINDS = {
 }  # fmt: skip
 #: The models of a cluster file, by the name of their definition; those of a preset's changes need no key.
 CLUSTER_MODELS: dict[str, type[BaseModel]] = {model.__name__: model for model in (Device, Link, Nics, Network, Curve)}
-for _model in (Cluster, *CLUSTER_MODELS.values()):
-    tell(_model, WORDS, _model.__name__)
+tell(Cluster, WORDS, "Cluster")
+for _name, _model in CLUSTER_MODELS.items():
+    tell(_model, WORDS, _name)
 
 
 def cluster_schema(name: str = "Cluster") -> dict[str, Any]:
@@ -60,7 +61,7 @@ def _value(annotation: Any, metadata: list[Any]) -> Schema:
     kind = next((_KINDS[m.func] for m in metadata if isinstance(m, BeforeValidator) and m.func in _KINDS), None)
     if kind is not None:
         return quantity_schema(kind)
-    arguments = getattr(annotation, "__args__", ())
+    arguments: tuple[Any, ...] = getattr(annotation, "__args__", ())
     name = getattr(annotation, "__name__", "")
     if name == "dict":
         return {"type": "object", "additionalProperties": _nested(arguments[1])}

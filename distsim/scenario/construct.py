@@ -140,7 +140,9 @@ class _Constructor:
 
     def put(self, result: Map, key_node: Any, build: Any) -> None:
         if key_node.id != "scalar":
-            self.problem(key_node, f"a key must be a name or an integer, found a {key_node.id}", "write the mapping out, key by key")
+            self.problem(
+                key_node, f"a key must be a name or an integer, found a {key_node.id}", "write the mapping out, key by key"
+            )
             return
         key = self.scalar(key_node)
         key = visible(key, one_line=True) if isinstance(key, str) else key

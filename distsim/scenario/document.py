@@ -255,7 +255,7 @@ def _yaml_problem(document: Document, error: yaml.MarkedYAMLError) -> Problem:
     elif "\\t" in what or "\t" in document.line(line)[:column]:
         hint = "indent with blanks; YAML takes no tabs there"
     elif (glued := _GLUED.search(document.line(line)[:column])) is not None:
-        column, what = glued.end(1) + 1, f"a blank is missing after the colon: write `{glued[1]}: {glued[2]}`"
+        column, what, hint = glued.end(1) + 1, "a blank is missing after the colon", f"write `{glued[1]}: {glued[2]}`"
     elif "undefined alias" in what:
         hint = "an alias `*name` repeats what an anchor `&name` marks before it; quote a text that starts with `*`"
     elif (found := diagnosed(document.lines, line, column, what)) is not None:

@@ -57,7 +57,9 @@ def loads(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> Scenario
 def _text(file: str) -> str:
     text = _decoded(_read(file, file), file)
     if file.endswith(".py") or _PYTHON.match(text):
-        raise _failed(file, "a Python program; expected a scenario, YAML", f"run it: `distsim capture --nproc 2 -- python {file}`")
+        raise _failed(
+            file, "a Python program; expected a scenario, YAML", f"run it: `distsim capture --nproc 2 -- python {file}`"
+        )
     return text
 
 
@@ -69,7 +71,9 @@ def _read(source: str | int, file: str) -> bytes:
     try:
         return read_bytes(source)
     except FileNotFoundError:
-        raise _failed(file, "no such file", _near_file(file) or "see how it is spelt; `distsim new FILE` writes a starter") from None
+        raise _failed(
+            file, "no such file", _near_file(file) or "see how it is spelt; `distsim new FILE` writes a starter"
+        ) from None
     except IsADirectoryError:
         raise _failed(file, "this is a directory; expected a scenario file", "name a file in it") from None
     except TimeoutError as error:
@@ -81,7 +85,9 @@ def _read(source: str | int, file: str) -> bytes:
 
 def _decoded(data: bytes, file: str) -> str:
     if b"\0" in data:
-        raise _failed(file, "a binary file; expected a scenario, YAML in UTF-8", "name a text file; `distsim new FILE` writes a starter")
+        raise _failed(
+            file, "a binary file; expected a scenario, YAML in UTF-8", "name a text file; `distsim new FILE` writes a starter"
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

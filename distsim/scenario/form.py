@@ -22,7 +22,12 @@ MAX_TIMES = 10**6
 #: What a batch may hold.
 IN_A_BATCH = ("isend", "irecv")
 ENTRIES: Schema = {"type": "array", "items": {"x-def": "entry"}}
-_RANKS: Schema = {"type": "array", "minItems": 1, "uniqueItems": True, "items": {"type": "integer", "minimum": 0, "maximum": MAX_WORLD}}
+_RANKS: Schema = {
+    "type": "array",
+    "minItems": 1,
+    "uniqueItems": True,
+    "items": {"type": "integer", "minimum": 0, "maximum": MAX_WORLD},
+}
 
 
 def _name(value: Any) -> str:

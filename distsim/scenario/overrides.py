@@ -70,7 +70,19 @@ def _put(root: Any, keys: list[str], node: Any, text: str) -> None:
         elif _is_mapping(here):
             here = _enter(here, key, keys, depth, node)
         else:
-            raise UsageError(f"--set {text}: {'.'.join(keys[:depth])} has no keys, it is `{here.value}`", _REMEDY)
+            raise UsageError(
+                f"--set {text}: {'.'.join(keys[:depth])} has no keys, it is `{here.value}`", _inside(keys, here, text)
+            )
+
+
+def _inside(keys: list[str], here: Any, text: str) -> str:
+    """What to do where a text has no keys: a preset is changed as a mapping."""
+    if keys[0] != "cluster" or len(keys) < 2:
+        return _REMEDY
+    value = text.partition("=")[2].strip()
+    for key in reversed(keys[1:]):
+        value = f"{{{key}: {value}}}"
+    return f"a preset is changed as a mapping: `--set 'cluster={{preset: {here.value}, {value[1:]}'`"
 
 
 def _item(here: Any, key: str, above: list[str]) -> int:

@@ -377,9 +377,9 @@ class Expect(Part):
     outcome: Annotated[Any, *field(_outcomes, _OUTCOME_SCHEMA, lambda v: v)] = None
     ranks: Ranks | None = None
     core: Ranks | None = None
-    findings: Annotated[
-        tuple[str, ...] | None, *field(listed(_code, "a list of codes"), _CODES)
-    ] = None
-    values: Annotated[dict[str, Any], *field(_values, {"type": "object", "additionalProperties": _NUMBERS}, _plain_values)] = Field(default_factory=dict)
+    findings: Annotated[tuple[str, ...] | None, *field(listed(_code, "a list of codes"), _CODES)] = None
+    values: Annotated[dict[str, Any], *field(_values, {"type": "object", "additionalProperties": _NUMBERS}, _plain_values)] = (
+        Field(default_factory=dict)
+    )
     makespan: Bounds | None = None
     iteration: Bounds | None = None

@@ -38,6 +38,7 @@ from distsim.scenario.validation import note_errors
 
 P = TypeVar("P", bound=Part)
 
+
 def read(document: Document, problems: Problems) -> dict[str, Any]:
     """The fields of a `Scenario`. Raises ScenarioErrors with all problems, in order of place."""
     data = document.root

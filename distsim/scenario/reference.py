@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from distsim import units
 from distsim.ops.patterns import KINDS
+from distsim.ops.records import DTYPE_BYTES
 from distsim.ops.table import ALIASES, OPS
 from distsim.scenario.form import PARTS, Block, File, Repeat
 from distsim.scenario.parts import Bounds
@@ -48,6 +49,7 @@ def keys() -> dict[str, Key]:
 
 def _top() -> Iterator[Key]:
     from distsim.cluster import Cluster
+
     whole = schema()
     for name, info in File.model_fields.items():
         yield _key(name, info, whole["properties"][name])
@@ -129,11 +131,12 @@ def _kinds(schema: Mapping[str, Any]) -> Iterator[str]:
         yield _typed(kind, schema)
 
 
+_DTYPES = f"a dtype of torch ({', '.join(DTYPE_BYTES)})"
 _REFERENCES = {
     "selector": "a rank, a list of ranks, or a condition", "value": "numbers or expressions, nested in lists",
     "expected": "a number, a list of numbers, or `?`", "numbers": "numbers, alone or by rank", "preset": "the name of a preset",
     "entry": "an entry", "name": "a name", "reference": "a name, or name@index", "condition": "an expression",
-    "expression": "a number or an expression", "tensor": "a name, name@index, or {shape, dtype}", "dtype": "a dtype of torch",
+    "expression": "a number or an expression", "tensor": "a name, name@index, or {shape, dtype}", "dtype": _DTYPES,
     **{word: f"{kind} with its unit, or an expression" for kind, word in KINDS.items()},
     "size_count": "a size with its unit, or an expression", "flops_count": "a count with its unit, or an expression",
 }  # fmt: skip
@@ -151,14 +154,18 @@ def _typed(kind: str, schema: Mapping[str, Any]) -> str:
     if kind == "object" and "else" in str(schema.get("propertyNames", "")):
         return "by rank: `{0: …, else: …}`"
     low, high = schema.get("minimum"), schema.get("maximum")
-    bounds = f" from {low} to {high}" if high is not None and low is not None else f" of at least {low}" if low is not None else ""
+    bounds = (
+        f" from {low} to {high}" if high is not None and low is not None else f" of at least {low}" if low is not None else ""
+    )
     return _TYPES[kind] + bounds
 
 
 def _several(words: str) -> str:
     """`an integer` as `integers`."""
     words = words.partition(", or by rank")[0]
-    return re.sub(r"\ba name, or name@index", "names, or name@index", re.sub(r"^an? (\w+)", r"\1s", words.replace("entry", "entrie")))
+    return re.sub(
+        r"\ba name, or name@index", "names, or name@index", re.sub(r"^an? (\w+)", r"\1s", words.replace("entry", "entrie"))
+    )
 
 
 def _unit(schema: Mapping[str, Any]) -> str:
@@ -184,7 +191,7 @@ def key_of(path: str) -> Key | None:
     words = [word for word in re.split(r"[.\[\]]+", path.strip()) if word and not word.isdigit()]
     if words and words[0].lower() in ("scenario", "file"):
         words = words[1:]
-    if words and words[0] == "program":
+    if len(words) > 1 and words[0] == "program":
         steps = [k for k, word in enumerate(words) if k and ALIASES.get(word, word) in {**OPS, **STRATEGIES}]
         repeats = [k for k, word in enumerate(words) if word == "repeat"]
         words = words[steps[-1] :] if steps else ["program", *words[repeats[-1] if repeats else len(words) - 1 :]]

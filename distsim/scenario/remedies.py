@@ -9,14 +9,21 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from distsim.ops.table import ALIASES, OPS
 from distsim.quantities import has_units
+from distsim.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from distsim.scenario.reference import Key
 
 #: Messages (as a regular expression) -> the remedy, with the groups of the match.
 _BY_CAUSE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
-    (r"unknown (?:key|field|step) '?([^';]+)'?.*did you mean ([\w.]+)\?", "write `{2}` in place of `{1}`"),
+    (r"found the unit .*did you mean (\S+)\?", "write the unit as `{1}`"),
+    (r"expected true or false", "write `true` or `false`"),
+    (r"in quotes is a number", "leave the quotes out: a rank is named by its number"),
+    (r"expected either `(\w+)`.* or `(\w+)`|found both", "give one of them, and not both"),
+    (r"expected `async: true` beside `as`", "add `async: true`"),
+    (r"unknown (?:key|field|step) '?([^';]+?)'?(?: in [^;]*| beside [^;]*)?[;,].*did you mean ([\w.]+)\?", "write `{2}` in place of `{1}`"),
     (r"did you mean ([\w./-]+)\?$", "write `{1}`"),
     (r"torch calls it avg", "write `op: avg`"),
     (r"it compares with `==`", "write `==` to compare"),
@@ -27,6 +34,11 @@ _BY_CAUSE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"allowed are numbers, names.*$", "use arithmetic, comparisons, min and max alone; `distsim explain expressions` shows what there is"),
     (r"write (`[^`]+`)", "write {1}"),
     (r"put a dash before (\w+)", "`- {1}: …` on a line of its own is a second entry"),
+    (r"^repeat needs|expected `repeat:", "as `repeat: {{times: 4, index: m, steps: [barrier]}}`"),
+    (r"this entry does nothing", "add what they do: `steps: [barrier]`, or an operation"),
+    (r": swap them$", "give `at_most` the larger of the two"),
+    (r"needs its `(\w+)`, as (.*)$", "add `{1}: {2}`"),
+    (r"expected one of `ranks`, `axes` and `by`", "give one of the three, as `{{ranks: [0, 1]}}`"),
     (r"^(\S+) needs `(\w+)`", "needed"),
     (r"unknown tensor (\w+)", "declare it: `tensors: {{{1}: {{shape: [4]}}}}`"),
     (r"unknown group (\w+)", "an axis of `mesh` is a group; or declare it: `groups: {{{1}: [0, 1]}}`"),
@@ -107,7 +119,33 @@ def _needed(match: re.Match[str], key: Key | None) -> str:
     return f"add `{match[2]}: {found.example}`" if found is not None and found.example else f"add `{match[2]}: …`"
 
 
+def _is_step(words: list[str]) -> bool:
+    """Does the path end with an operation or a strategy?"""
+    return words[0] == "program" and (words[-1] in OPS or words[-1] in ALIASES or words[-1] in STRATEGIES) and len(words) > 1
+
+
+def _by_step(name: str, message: str) -> str:
+    """An operation's example, and its page."""
+    from distsim.scenario.schema import written
+
+    row = OPS.get(ALIASES.get(name, name))
+    page = f"`distsim explain {name}` has its fields"
+    if message.startswith("unknown"):
+        return f"leave it out; {page}"
+    if row is None:
+        return page
+    if row.first_field is not None and "expected" in message and "`" + row.first_field not in message:
+        info = next(i for k, i in row.model_fields.items() if (i.alias or k) == row.first_field)
+        return f"as `{name}: {written(next(iter(info.examples or ()), '…'))}`; {page}"
+    return f"as `{row.words.example.splitlines()[0].removeprefix('- ')}`; {page}"
+
+
 def _by_key(path: tuple[str | int, ...], key: Key | None, message: str) -> str:
+    words = [str(part) for part in path if not isinstance(part, int)]
+    if words and _is_step(words):
+        return _by_step(words[-1], message)
+    if len(words) > 1 and message.startswith("unknown field") and _is_step(words[:-1]):
+        return _by_step(words[-2], message)
     if key is None:
         return "`distsim explain scenario` lists the keys of the file"
     if message.startswith("unknown key"):
@@ -126,7 +164,7 @@ def _key(path: tuple[str | int, ...]) -> Key | None:
     from distsim.scenario.reference import key_of
 
     words = [str(part) for part in path if not isinstance(part, int)]
-    while words:
+    while words and not _is_step(words):
         found = key_of(".".join(words))
         if found is not None:
             return found

@@ -100,7 +100,9 @@ Number = Annotated[float, *field(number, {"type": "number", "minimum": 0})]
 Fraction = Annotated[float, *field(fraction, {"type": "number", "minimum": 0, "exclusiveMaximum": 1})]
 Count = Annotated[int, *field(integer(1, 10**6), {"type": "integer", "minimum": 1, "maximum": 10**6})]
 Natural = Annotated[int, *field(integer(0, 2**53), {"type": "integer", "minimum": 0})]
-Rank = Annotated[int, *field(integer(0, MAX_WORLD, "a rank, an integer"), {"type": "integer", "minimum": 0, "maximum": MAX_WORLD})]
+Rank = Annotated[
+    int, *field(integer(0, MAX_WORLD, "a rank, an integer"), {"type": "integer", "minimum": 0, "maximum": MAX_WORLD})
+]
 Ranks = Annotated[
     tuple[int, ...],
     *field(
@@ -126,7 +128,11 @@ def quantity_field(kind: str, least: int = 0) -> Any:
         return found
 
     write = units.size_text if kind == "a size" else units.duration_text
-    return (PlainValidator(parse), PlainSerializer(lambda n: None if n is None else write(n)), WithJsonSchema(quantity_schema(kind)))
+    return (
+        PlainValidator(parse),
+        PlainSerializer(lambda n: None if n is None else write(n)),
+        WithJsonSchema(quantity_schema(kind)),
+    )
 
 
 Duration = Annotated[int, *quantity_field("a duration")]

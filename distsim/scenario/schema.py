@@ -24,7 +24,7 @@ from distsim.ops.table import ALIASES, OPS
 from distsim.ops.words import torch_names
 from distsim.scenario.cluster_form import CLUSTER_MODELS, cluster_schema
 from distsim.scenario.form import IN_A_BATCH, PARTS, Block, File, Repeat
-from distsim.scenario.parts import Bounds
+from distsim.scenario.parts import Bounds, Part
 from distsim.scenario.shapes import entry_shape, shape_of
 from distsim.strategies import STRATEGIES
 from distsim.strategies.base import Strategy
@@ -48,7 +48,8 @@ def _made() -> dict[str, Any]:
         "preset": {"enum": list(PRESETS)}, "cluster": cluster_schema(),
         **{name: cluster_schema(name) for name in CLUSTER_MODELS},
     }  # fmt: skip
-    for part in (*PARTS.values(), Bounds):
+    parts: list[type[Part]] = [*PARTS.values(), Bounds]
+    for part in parts:
         definitions[part.__name__] = _shaped(_model(part), part.__name__)
     definitions |= {"entry": _entry(), "message": _message()}
     definitions |= {_fields_of(op): _step(row) for op, row in OPS.items()}
@@ -162,7 +163,11 @@ def _step(row: type[Op]) -> dict[str, Any]:
 
 def _other_word(op: str, name: str, field: str) -> dict[str, Any]:
     """A name of torch that nothing fits; editors show the file's word."""
-    said = f"unknown field {name} in {op}; did you mean {field}?" if field else f"torch's {name} has no counterpart in {op}; leave it out"
+    said = (
+        f"unknown field {name} in {op}; did you mean {field}?"
+        if field
+        else f"torch's {name} has no counterpart in {op}; leave it out"
+    )
     return {"not": {}, "errorMessage": said, "deprecationMessage": said, "doNotSuggest": True, "description": said}
 
 
@@ -179,7 +184,7 @@ _SHORT = ("layers", "model")
 
 def _short(key: str, property: dict[str, Any]) -> dict[str, Any]:
     """One layer for a list of them, a preset's name for a model."""
-    said = {word: property.pop(word) for word in ("description", "examples") if word in property}
+    said: dict[str, Any] = {word: property.pop(word) for word in ("description", "examples") if word in property}
     if property.get("type") == "array":
         return {"anyOf": [{**property, "minItems": 1}, property["items"]], **said}
     return {"anyOf": [{"type": "string"}, property], **said} if key == "model" else {**property, **said}

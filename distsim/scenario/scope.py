@@ -149,7 +149,7 @@ class Scope:
             kind = kind_of(value, self.kinds)
         except ExpressionError as error:
             return self.problems.add(path, str(error), offset=shift + error.offset)
-        counted = _COUNTED.get(path[-1], "a number")
+        counted = _COUNTED.get(str(path[-1]), "a number")
         if kind not in (None, "", counted) and path[0] != "vars":
             self.problems.add(path, f"expected {counted}, but {value.text} is {kind}", offset=shift)
 
@@ -273,7 +273,9 @@ class Scope:
                 return False
             return value.name in (self.handles if row.kind == "wait" else self.tensors) or name == "handle"
         if kind is Expression:
-            return not value.names or (not self.kinds and row.op != "assign" and all(n in self.names or n in more for n in value.names))
+            return not value.names or (
+                not self.kinds and row.op != "assign" and all(n in self.names or n in more for n in value.names)
+            )
         return kind in (str, int, float, bool)
 
     def _constants(self, name: str, value: Any, path: Path) -> None:

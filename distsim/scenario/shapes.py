@@ -77,7 +77,12 @@ def _step_shapes(row: type[Op]) -> list[Schema]:
 
 def entry_shape() -> dict[str, Any]:
     """One thing to do in an entry, with or without `ranks`."""
-    return {"minProperties": 1, "if": _has("ranks"), "then": {"minProperties": 2, "maxProperties": 2}, "else": {"maxProperties": 1}}
+    return {
+        "minProperties": 1,
+        "if": _has("ranks"),
+        "then": {"minProperties": 2, "maxProperties": 2},
+        "else": {"maxProperties": 1},
+    }
 
 
 __all__ = ["entry_shape", "shape_of"]

@@ -37,7 +37,9 @@ class StepReader:
         if isinstance(value, Step | Block | Repeat):
             value = [value]
         if isinstance(value, str) and value.startswith("-"):
-            self.problems.add(path, "a blank is missing after the dash", f"write `- {value[1:].split()[0] if value[1:].split() else ''}`")
+            self.problems.add(
+                path, "a blank is missing after the dash", f"write `- {value[1:].split()[0] if value[1:].split() else ''}`"
+            )
             return ()
         if isinstance(value, str) and _swallowed(value):
             self.problems.add(path, _SWALLOWED, "put the dashes of a list in one column, one before each entry")

@@ -7,6 +7,7 @@ counts them up to its own world size (time-out and 1 s), then each sets its key 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -54,18 +55,18 @@ class _Meeting:
         self._exchange()
         endings = dict(sorted(self.endings.items()))
         kind, where, server = self._store()
-        causes = causes_of(self.entrances, self.around, self.refused, self.addresses, self.places, self.clashing, endings)
+        causes, waits = causes_of(self.entrances, self.around, self.refused, self.addresses, self.places, self.clashing, endings)
         remarks = remarks_of(self.entrances.values())
-        return StartUp(kind, where, server, endings, tuple(self.events), causes, remarks, tuple(self.entrances.values()))
+        return StartUp(kind, where, server, endings, tuple(self.events), causes, remarks, tuple(self.entrances.values()), waits)
 
     def _store(self) -> tuple[StoreKind, str, str]:
         """(kind, where, who serves it) of the store that most name first."""
         if not self.addresses:
             return "tcp", "nowhere", "nobody"
-        named = list(self.addresses.values())
-        first = max(named, key=lambda a: (sum(a.text == b.text for b in named), -named.index(a)))
-        places = [self.places[r] for r, a in self.addresses.items() if a == first or a.text == first.text]
-        store = self.stores.get(places[0])
+        named = Counter(a.text for a in self.addresses.values())
+        most = named.most_common(1)[0][0]
+        rank, first = next((r, a) for r, a in self.addresses.items() if a.text == most)
+        store = self.stores.get(self.places[rank])
         if first.kind != "tcp":
             server = {"file": "a file", "hash": "each process", "mpi": "MPI's launcher"}[first.kind]
         else:

@@ -155,8 +155,9 @@ def _group(value: object) -> Group:
 _FORMULA: dict[str, object] = {"x-def": "formula"}
 _NUMBER: dict[str, object] = {"anyOf": [{"type": "number"}, _FORMULA]}
 _SIZES: dict[str, object] = {"type": "array", "minItems": 1, "items": _NUMBER}
+_PRICED = {"anyOf": [{"required": ["flops"]}, {"required": ["bytes"]}]}
 _PRICE: dict[str, object] = {
-    "type": "object", "additionalProperties": False, "oneOf": [{"required": ["time"]}, {"anyOf": [{"required": ["flops"]}, {"required": ["bytes"]}]}],
+    "type": "object", "additionalProperties": False, "oneOf": [{"required": ["time"]}, _PRICED],
     "properties": {"time": {"x-def": "duration"}, "flops": {}, "bytes": {}, "dtype": {}},
 }  # fmt: skip
 _COST = {"anyOf": [{"x-def": "duration"}, _PRICE, {"type": "array", "items": {"x-def": "entry"}}]}
@@ -168,7 +169,9 @@ def _counted(low: int) -> dict[str, object]:
 
 Count = Annotated[int, PlainValidator(integer(1)), WithJsonSchema(_counted(1))]
 Natural = Annotated[int, PlainValidator(integer(0)), WithJsonSchema(_counted(0))]
-Amount = Annotated[float, PlainValidator(_amount), WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1e15}, _FORMULA]})]
+Amount = Annotated[
+    float, PlainValidator(_amount), WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1e15}, _FORMULA]})
+]
 PriceField = Annotated[Price, PlainValidator(price), WithJsonSchema({"anyOf": [{"x-def": "duration"}, _PRICE]})]
 CostField = Annotated[Cost, PlainValidator(cost), WithJsonSchema(_COST)]
 Dtype = Annotated[str, PlainValidator(_dtype), WithJsonSchema({"enum": list(DTYPES)})]
@@ -184,14 +187,21 @@ PerRank = Annotated[
     dict[int | str, int],
     PlainValidator(_per_rank),
     WithJsonSchema(
-        {"anyOf": [_counted(0), {"type": "object", "propertyNames": {"pattern": "^([0-9]+|else)$"}, "additionalProperties": _counted(0)}]}
+        {
+            "anyOf": [
+                _counted(0),
+                {"type": "object", "propertyNames": {"pattern": "^([0-9]+|else)$"}, "additionalProperties": _counted(0)},
+            ]
+        }
     ),
 ]
 _AXIS: dict[str, object] = {"x-def": "name"}
 #: One axis of the mesh or a group's name.
 Axis = Annotated[str, PlainValidator(_axis), WithJsonSchema(_AXIS)]
 #: The same, or a list of axes.
-Axes = Annotated[Group, PlainValidator(_group), WithJsonSchema({"anyOf": [_AXIS, {"type": "array", "minItems": 1, "items": _AXIS}]})]
+Axes = Annotated[
+    Group, PlainValidator(_group), WithJsonSchema({"anyOf": [_AXIS, {"type": "array", "minItems": 1, "items": _AXIS}]})
+]
 
 
 # --- Pydantic's errors in the words of a scenario file, for fields that a strategy validates itself ---

@@ -34,7 +34,12 @@ def key_page(key: Key) -> str:
 
 def _facts(key: Key) -> tuple[tuple[str, str], ...]:
     default = "needed" if key.required else key.default or "left out"
-    return (("type", key.kind.replace("`", "")), ("unit", key.unit), ("default", default), ("example", f"{key.name}: {key.example}"))
+    return (
+        ("type", key.kind.replace("`", "")),
+        ("unit", key.unit),
+        ("default", default),
+        ("example", f"{key.name}: {key.example}"),
+    )
 
 
 def _inside(path: str, outer: str) -> bool:
@@ -52,7 +57,7 @@ def scenario_page() -> str:
     """The top level of the file, key by key."""
     top = [key for key in keys().values() if "." not in key.path]
     return "\n".join([
-        "A scenario file", *folded("One YAML file says who is there and what each rank does. Its keys:", "  "), "", *_list(top), "",
+        "scenario: the file", *folded("One YAML file says who is there and what each rank does. Its keys:", "  "), "", *_list(top), "",
         *folded("`distsim explain world.nodes` and the like say more, `distsim explain all_reduce.op` of a step's field, "
                 "`distsim explain expressions` of what may stand for a number."),
     ])  # fmt: skip
@@ -64,7 +69,7 @@ def expressions_page() -> str:
     if max(map(len, rows)) > page_width():
         rows = [line for words in WORDS for line in folded(f"{words[0]} ({words[1]}): {words[2]}", "  ", "    ")]
     return "\n".join([
-        "Expressions", *folded("Wherever a number, a quantity or a condition may stand: + - * // %, comparisons, and or not, "
+        "expressions", *folded("Wherever a number, a quantity or a condition may stand: + - * // %, comparisons, and or not, "
                                "a if c else b, min and max, with Python's meaning.", "  "),
         *folded("A number with its unit is a quantity: `(rank + 1) * 1 ms`, `4 B * width * width`, `2 * 25 GB/s`. Units are checked: only "
                 "equals are added and compared. A var may be a quantity.", "  "), "", "Words", *rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from textwrap import fill, indent
 
@@ -9,6 +10,7 @@ from distsim.findings.codes import CODES
 from distsim.ops.base import Op
 from distsim.ops.records import DTYPE_BYTES, REDUCE_OPS
 from distsim.ops.table import OPS
+from distsim.ops.words import torch_names
 from distsim.profiles import SUPPORT, reductions
 from distsim.profiles.support import Device, complex_text
 from distsim.strategies.base import Strategy
@@ -26,9 +28,20 @@ def operation_page(row: type[Op]) -> str:
         sections += [("Bytes", _bytes(row)), ("Rounds", _rounds(row))]
     sections += [("Good to know" if i == 0 else "", note) for i, note in enumerate(words.notes)]
     also = f"  also written {', '.join(row.aliases)}\n" if row.aliases else ""
-    head = f"{row.op}  ({_kind(row)})\n{also}" + fill(words.signature, page_width(), initial_indent="  ", subsequent_indent="      ")
+    head = f"{row.op}  ({_kind(row)})\n{also}" + fill(
+        words.signature, page_width(), initial_indent="  ", subsequent_indent="      "
+    )
+    sections.append(("torch's names", _torch_words(row)))
     body = "".join(f"\n\n{title}\n{_text(text)}" if title else f"\n{_text(text)}" for title, text in sections if text)
     return f"{head}{body}\n\nIn a scenario\n" + indent(words.example.rstrip(), "  ")
+
+
+def _torch_words(row: type[Op]) -> str:
+    """What the file calls arguments of torch that it calls otherwise."""
+    fields = {info.alias or key for key, info in row.model_fields.items()}
+    signature = re.findall(r"\w+", row.words.signature)
+    pairs = [(name, field) for name, field in torch_names(row.op, fields).items() if field and name in signature]
+    return ", ".join(f"{name} is `{field}`" for name, field in pairs) + " in a file." if pairs else ""
 
 
 def strategy_page(row: type[Strategy]) -> str:
@@ -77,12 +90,19 @@ def index_page() -> str:
     """Every name that `distsim explain` knows, with a line on each."""
     from distsim.strategies import STRATEGIES
 
-    strategies = table(("", ""), [(name, cut(row.about, max(20, page_width() - 26))) for name, row in STRATEGIES.items()], left=(0, 1))
-    operations = table(("", ""), [(name, cut(row.words.after, max(20, page_width() - 26))) for name, row in OPS.items()], left=(0, 1))
+    strategies = table(
+        ("", ""), [(name, cut(row.about, max(20, page_width() - 26))) for name, row in STRATEGIES.items()], left=(0, 1)
+    )
+    operations = table(
+        ("", ""), [(name, cut(row.words.after, max(20, page_width() - 26))) for name, row in OPS.items()], left=(0, 1)
+    )
     findings = table(("", ""), [(code, info.title) for code, info in CODES.items()], left=(0, 1))
     more = table(("", ""), [("backends", "what works on gloo, nccl and mpi, and which to choose")], left=(0, 1))
     known = ["Operations", *operations[1:], "", "Training strategies", *strategies[1:], ""]
-    return "\n".join([*known, "Findings", *findings[1:], "", "Back ends", *more[1:]])
+    pages = (("scenario", "its keys; `world.nodes`, `tensors.x.shape`, `all_reduce.op` is one each"),
+             ("expressions", "what may stand for a number"))  # fmt: skip
+    keys = ["", "The scenario file", *table(("", ""), pages, left=(0, 1))[1:]]
+    return "\n".join([*known, "Findings", *findings[1:], "", "Back ends", *more[1:], *keys])
 
 
 # --- which operation, dtype and reduction works where, and which back end to choose ---

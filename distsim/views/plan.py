@@ -19,7 +19,7 @@ def plan_text(plan: Plan) -> str:
         ["Every rank", f"  WORLD_SIZE={plan.world_size} MASTER_ADDR={plan.master_addr} MASTER_PORT={plan.master_port}"],
         ["Each rank", *_ranks(plan)],
         *_lines(plan),
-        ["By sbatch: save this as a file, and give it to sbatch", *(f"  {line}" for line in plan.script)] if plan.script else [],
+        ["By sbatch: save this as a file, and give it to sbatch", *_script(plan)] if plan.script else [],
         ["Set by the launcher itself", *_sets(plan)],
         [line for note in plan.notes for line in folded(note)],
     ]
@@ -54,6 +54,11 @@ def _lines(plan: Plan) -> list[list[str]]:
             text.append(f"  … and so on to machine {len(mine) - 1}")
         sections.append(text)
     return sections
+
+
+def _script(plan: Plan) -> list[str]:
+    """The script at the margin, as sbatch reads it."""
+    return [*plan.script[:-1], *typed(tuple(shlex.split(plan.script[-1])), page_width(), "")]
 
 
 def _sets(plan: Plan) -> list[str]:

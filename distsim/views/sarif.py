@@ -33,6 +33,7 @@ def check_sarif(results: Sequence[CheckResult], version: str, not_covered: Seque
     about = f"Verdicts on torch.distributed programs. Not covered: {'; '.join(not_covered)}." if not_covered else "Verdicts."
     driver = {
         "name": "distsim",
+        "informationUri": "urn:distsim:check",
         "semanticVersion": version,
         "fullDescription": {"text": about},
         "rules": [_rule(CODES[code]) for code in codes],
@@ -93,11 +94,14 @@ def _who(place: Place) -> str:
 
 
 def _location(place: Place | None, file: str) -> dict[str, object]:
-    """A physical location; without a region where nothing was written."""
-    at: dict[str, object] = {"artifactLocation": {"uri": uri(place.file if place is not None and place.file else file)}}
-    if place is not None and place.line:
-        at["region"] = {"startLine": place.line, "startColumn": max(place.column, 1)}
-    return {"physicalLocation": at}
+    """A physical location; what speaks of the file as a whole stands at its first line."""
+    name = place.file if place is not None and place.file else file
+    return _physical(name, place.line if place is not None else 0, place.column if place is not None else 0)
+
+
+def _physical(file: str, line: int, column: int) -> dict[str, object]:
+    region = {"startLine": line, "startColumn": max(column, 1)} if line else {"startLine": 1, "startColumn": 1, "endLine": 1}
+    return {"physicalLocation": {"artifactLocation": {"uri": uri(file)}, "region": region}}
 
 
 def uri(file: str) -> str:
@@ -107,11 +111,8 @@ def uri(file: str) -> str:
 
 
 def _notification(problem: Problem) -> dict[str, object]:
-    at: dict[str, object] = {"artifactLocation": {"uri": uri(problem.file)}}
-    if problem.line:
-        at["region"] = {"startLine": problem.line, "startColumn": max(problem.column, 1)}
     text = problem.message + (f"\nhelp: {problem.hint}" if problem.hint else "")
-    return {"level": "error", "message": {"text": text}, "locations": [{"physicalLocation": at}]}
+    return {"level": "error", "message": {"text": text}, "locations": [_physical(problem.file, problem.line, problem.column)]}
 
 
 # --- GitHub ---

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextvars import ContextVar
 from itertools import pairwise
 from unicodedata import category, east_asian_width
 
 #: Columns of a report that no terminal asks for; how narrow and how wide they may be.
 WIDTH, NARROWEST, WIDEST = 80, 40, 200
-_asked = WIDTH
+_ASKED: ContextVar[int] = ContextVar("columns", default=WIDTH)
 
 
 def page_width() -> int:
     """Columns that there are: 80, or what `set_width` was told."""
-    return _asked
+    return _ASKED.get()
 
 
 def set_width(columns: int | None) -> None:
     """Lay everything out for so many columns, from 40 to 200; None: 80."""
-    global _asked
-    _asked = WIDTH if columns is None else max(NARROWEST, min(WIDEST, columns))
+    _ASKED.set(WIDTH if columns is None else max(NARROWEST, min(WIDEST, columns)))
 
 
 def cells(text: str) -> int:

@@ -97,7 +97,7 @@ def _ranks(ranks: Sequence[RankTimes], ends: Sequence[RankEnd]) -> list[str]:
     if len(rows) > MOST_RANKS:
         rows.sort(key=lambda row: (row.times.finished_ns >= 0, -row.times.finished_ns, row.ranks[0]))
     for shown in _RANK_COLUMNS:  # the first that fits
-        found = [("rank", "compute", "exposed", "waiting", "idle", "finished")]
+        found: list[tuple[str, ...]] = [("rank", "compute", "exposed", "waiting", "idle", "finished")]
         found += [(ranks_text(r.ranks), *shares(r.times), r.finished) for r in rows]
         header, *rest = [[row[i] for i in shown] for row in found]
         lines = table(header, rest)
@@ -117,12 +117,14 @@ def shares(r: RankTimes) -> tuple[str, ...]:
     return tuple(show_ns(ns) if ns else "-" for ns in (r.compute_ns, r.exposed_comm_ns, r.waiting_ns, r.idle_ns))
 
 
-#: Titles of the column of group sizes, widths of those of group names and operations, and whether algbw is shown, from the most
-#: comfortable on.
+#: Titles of the column of group sizes, widths of those of group names and operations, and whether algbw is shown (and bytes, which go
+#: last), from the most comfortable on.
 _WIDTHS = (
-    ("ranks", 80, 60, True), ("ranks", 40, 40, True), ("ranks", 24, 40, True), ("ranks", 16, 40, True), ("ranks", 12, 40, True), ("n", 12, 40, True),
+    ("ranks", 80, 60, True), ("ranks", 40, 40, True), ("ranks", 24, 40, True), ("ranks", 16, 40, True),
+    ("ranks", 12, 40, True), ("n", 12, 40, True),
     ("ranks", 24, 40, False), ("n", 16, 40, False), ("n", 12, 40, False), ("n", 8, 40, False), ("n", 8, 28, False),
-    ("n", 6, 16, False), ("n", 4, 10, False),
+    ("n", 6, 16, False),
+    ("n", 6, 10, None),
 )  # fmt: skip
 
 
@@ -134,7 +136,7 @@ def _collectives(found: Sequence[CollectiveTimes]) -> list[str]:
         found = _sisters(found, equal=False)
     once = {4} if all(c.calls == 1 for c in found) else set()
     for ranks, width, op, algbw in _WIDTHS:  # the first that fits
-        hidden = once if algbw else once | {6}
+        hidden = once if algbw else once | {6} if algbw is not None else once | {2, 3, 6}
         titles = ("operation", "group", ranks, "bytes", "calls", "time", "algbw", "busbw")
         header, *rest = [
             [c for i, c in enumerate(row) if i not in hidden] for row in (titles, *(_row(c, width, op) for c in found))

@@ -7,6 +7,8 @@ Two ways, of which `prepare` takes the first that works here: real CUDA tensors,
 from __future__ import annotations
 
 import ctypes
+import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +19,9 @@ from distsim.capture.cuda.build import NoBuild, library
 if TYPE_CHECKING:
     import torch
 
+#: Files beside a script that are looked at, and bytes of each.
+_MOST_FILES: Final = 200
+_MOST_BYTES: Final = 1 << 20
 REAL: Final = "cuda over CPU memory"
 SPELLED: Final = "cuda spelled cpu"
 
@@ -61,6 +66,24 @@ def prepare(environ: Mapping[str, str] | None = None) -> Layer:
     return Layer(REAL, f"built for this torch, kept in {path.parent}", _loaded[0])
 
 
+def asks_for_cuda(script: str | os.PathLike[str]) -> bool:
+    """Does a script, or a Python file beside it, say ``cuda``? False where nothing can be read."""
+    folder = os.path.dirname(os.path.abspath(script))
+    try:
+        beside = sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".py"))[:_MOST_FILES]
+    except OSError:
+        return False
+    return any(_says_cuda(file) for file in (os.fspath(script), *beside))
+
+
+def _says_cuda(file: str) -> bool:
+    try:
+        with open(file, "rb") as lines:
+            return re.search(rb"\bcuda\b", lines.read(_MOST_BYTES)) is not None
+    except OSError:
+        return False
+
+
 def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a CPU tensor, detached; a tensor of the CPU is itself."""
     import torch
@@ -81,4 +104,4 @@ def from_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return found
 
 
-__all__ = ["REAL", "SPELLED", "Layer", "as_cpu", "from_cpu", "prepare"]
+__all__ = ["REAL", "SPELLED", "Layer", "as_cpu", "asks_for_cuda", "from_cpu", "prepare"]

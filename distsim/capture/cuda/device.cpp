@@ -3,7 +3,25 @@
 // A fallback under the CUDA key shows every CUDA tensor of a call to the CPU's kernel as a CPU tensor on the same memory, and gives what
 // comes back as CUDA tensors: an argument as itself, a view of one as a view, new memory as new memory. The rest are the parts that
 // torch looks for by name: guard, allocators, hooks, DDP's timer, and operators that exist for CUDA alone.
-#include <ATen/ATen.h>
+#define AT_PER_OPERATOR_HEADERS
+#include <ATen/core/Tensor.h>
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/rsub.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/chunk.h>
+#include <ATen/ops/sum.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/CUDAHooksInterface.h>

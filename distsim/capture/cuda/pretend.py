@@ -63,7 +63,8 @@ def properties() -> Properties:
     return Properties(
         name="distsim (CPU memory)", major=8, minor=0, total_memory=_TOTAL_BYTES, multi_processor_count=108, is_integrated=0,
         is_multi_gpu_board=0, max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32, regs_per_multiprocessor=65536,
-        shared_memory_per_block=49152, shared_memory_per_multiprocessor=167936, shared_memory_per_block_optin=166912, L2_cache_size=41943040,
+        shared_memory_per_block=49152, shared_memory_per_multiprocessor=167936, shared_memory_per_block_optin=166912,
+        L2_cache_size=41943040,
         gcnArchName="sm_80", uuid="00000000-0000-0000-0000-000000000000", pci_bus_id=0, pci_device_id=0, pci_domain_id=0,
         clock_rate=1410000, memory_clock_rate=1593000, memory_bus_width=5120,
     )  # fmt: skip
@@ -115,7 +116,8 @@ def _statistics(device: Device) -> Callable[..., dict[str, Any]]:
                 kinds[f"{kind}_{name}" if name else kind] = {pool: dict(amount) for pool in ("all", "small_pool", "large_pool")}
         for kind in ("oversize_allocations", "oversize_segments"):
             kinds[kind] = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
-        return {**kinds, "max_split_size": -1, "num_alloc_retries": 0, "num_ooms": 0, "num_sync_all_streams": 0, "num_device_alloc": 0, "num_device_free": 0}
+        none = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
+        return {**kinds, "max_split_size": -1, **dict.fromkeys(none, 0)}
 
     return stats
 
@@ -226,7 +228,12 @@ def patches(device: Device) -> list[Patch]:
     table = {patch.name: patch.value for patch in found}
     return [
         *found,
-        Patch("torch._C", "_cuda_memoryStats", _statistics(device), "torch.cuda.memory_allocated and its kin, which training loops log"),
+        Patch(
+            "torch._C",
+            "_cuda_memoryStats",
+            _statistics(device),
+            "torch.cuda.memory_allocated and its kin, which training loops log",
+        ),
         Patch("torch._C", "_cuda_resetPeakMemoryStats", reset, "torch.cuda.reset_peak_memory_stats"),
         Patch("torch._C", "_CudaDeviceProperties", Properties, "the type of a device's properties"),
         Patch("torch._C", "_has_cuda", True, "torch.backends.cuda.is_built"),
@@ -236,8 +243,15 @@ def patches(device: Device) -> list[Patch]:
         Patch("torch.cuda", "_CudaDeviceProperties", Properties, "looked up when torch.cuda was imported"),
         Patch("torch.cuda", "_is_in_bad_fork", fixed(False), "looked up when torch.cuda was imported"),
         Patch("torch.cuda", "_exchange_device", table["_cuda_exchangeDevice"], "looked up when torch.cuda was imported"),
-        Patch("torch.cuda", "_maybe_exchange_device", table["_cuda_maybeExchangeDevice"], "looked up when torch.cuda was imported"),
-        Patch("torch.cuda.graphs", "_cuda_isCurrentStreamCapturing", fixed(False), "optimizers ask whether a graph is being captured"),
+        Patch(
+            "torch.cuda", "_maybe_exchange_device", table["_cuda_maybeExchangeDevice"], "looked up when torch.cuda was imported"
+        ),
+        Patch(
+            "torch.cuda.graphs",
+            "_cuda_isCurrentStreamCapturing",
+            fixed(False),
+            "optimizers ask whether a graph is being captured",
+        ),
         Patch("torch.cuda", "utilization", fixed(0), "asks NVML, which is not there"),
         Patch("torch.cuda", "temperature", fixed(0), "asks NVML, which is not there"),
         Patch("torch.cuda", "power_draw", fixed(0), "asks NVML, which is not there"),

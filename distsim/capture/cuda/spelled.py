@@ -21,11 +21,11 @@ def install(count: int) -> None:
         _installed[0].count = count
         return
     device = Device(count)
-    for patch in [*patches(device), *_places(), *_idle_classes()]:
+    for patch in [*patches(device), *_places(), *_indices(device), *_idle_classes()]:
         put(patch)
     torch.cuda._initialized = True
     torch.cuda._cached_device_count = None
-    torch.cuda.default_generators = tuple(torch.default_generator for _ in range(count))
+    setattr(torch.cuda, "default_generators", (torch.default_generator,) * count)  # noqa: B010 - its type says one
     _mode().__enter__()
     _installed.append(device)
 
@@ -83,7 +83,9 @@ def _places() -> list[Patch]:
     """Where devices are named outside of torch functions."""
     import torch
 
-    plain_to, plain_ddp, plain_autocast = torch.nn.Module.to, torch.nn.parallel.DistributedDataParallel.__init__, torch.amp.autocast.__init__
+    plain_to: Any = torch.nn.Module.to
+    plain_autocast: Any = torch.amp.autocast.__init__
+    plain_ddp: Any = torch.nn.parallel.DistributedDataParallel.__init__
 
     def moved(self: Any, *args: Any, **more: Any) -> Any:
         return self
@@ -110,8 +112,24 @@ def _places() -> list[Patch]:
         Patch("torch:Tensor", "pin_memory", pinned, "a CPU's torch has no memory to pin"),
         Patch("torch.nn:Module", "cuda", module_moved, "model.cuda()"),
         Patch("torch.nn:Module", "to", module_to, "model.to(local_rank): a bare number is a GPU's"),
-        Patch("torch.nn.parallel:DistributedDataParallel", "__init__", ddp, "device_ids must not be given for modules of the CPU"),
+        Patch(
+            "torch.nn.parallel:DistributedDataParallel", "__init__", ddp, "device_ids must not be given for modules of the CPU"
+        ),
         Patch("torch.amp:autocast", "__init__", autocast, 'torch.autocast("cuda", …)'),
+    ]
+
+
+def _indices(device: Device) -> list[Patch]:
+    """The number in what names a device: torch's own function refuses one of the CPU, which all devices are here."""
+
+    def index(named: Any, optional: bool = False, allow_cpu: bool = False) -> int:
+        if isinstance(named, str) and named.startswith("cuda:"):
+            return int(named[5:])
+        return named if isinstance(named, int) else device.get()
+
+    reason = "scripts hand devices to torch.cuda.set_device and its kin"
+    return [
+        Patch(where, "_get_device_index", index, reason) for where in ("torch.cuda", "torch.cuda._utils", "torch.cuda.memory")
     ]
 
 

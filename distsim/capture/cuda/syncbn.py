@@ -54,7 +54,14 @@ def element(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor,
 
 
 def backward_reduce(
-    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, for_input: bool, for_weight: bool, for_bias: bool
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    for_input: bool,
+    for_weight: bool,
+    for_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Sums of the gradient, and of it times the centred input, by channel; gradients of weight and bias."""
     wide = grad.to(mean.dtype)
@@ -79,7 +86,8 @@ def register() -> None:
     """Give torch these as the kernels of its device."""
     import torch
 
-    library = torch.library.Library("aten", "IMPL")
+    make: Any = torch.library.Library
+    library = make("aten", "IMPL")
     for name, kernel in (
         ("batch_norm_stats", stats), ("batch_norm_gather_stats_with_counts", gather_stats), ("batch_norm_elemt", element),
         ("batch_norm_backward_reduce", backward_reduce), ("batch_norm_backward_elemt", backward_element),

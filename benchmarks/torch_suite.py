@@ -1,0 +1,107 @@
+"""torch's own tests of torch.distributed (`torch.testing._internal.distributed.distributed_test`) on the hub, 4 ranks, as back end gloo.
+
+    python benchmarks/torch_suite.py [pattern]
+
+Each test runs on four forked ranks. Prints a line for each that fails, and how many pass, are skipped by torch, and fail.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+import unittest
+from collections import Counter
+from datetime import timedelta
+
+RANKS = 4
+FOLDER = tempfile.mkdtemp(prefix="torch-suite-")
+os.environ |= {
+    "BACKEND": "gloo", "WORLD_SIZE": str(RANKS), "TEMP_DIR": FOLDER, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533",
+    "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "",
+}  # fmt: skip
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch.testing._internal.common_distributed import TEST_SKIPS  # noqa: E402
+from torch.testing._internal.distributed import distributed_test as suite  # noqa: E402
+
+from distsim.capture.child import Target  # noqa: E402
+from distsim.capture.launch import Captured, Wish, capture  # noqa: E402
+
+SKIPS = {skip.exit_code for skip in TEST_SKIPS.values()}
+
+
+class Suite(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc,valid-type]
+    """The tests, whose processes somebody else starts."""
+
+    def _spawn_processes(self) -> None:
+        """Nothing: the ranks are there."""
+
+
+def fresh_folder() -> None:
+    """What a test finds in TEMP_DIR."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    for name in ("barrier", "test_dir", "init_dir"):
+        os.makedirs(os.path.join(FOLDER, name))
+    suite.Barrier.barrier_id = 0
+
+
+def one(name: str) -> str:
+    """passed, skipped, or why not."""
+    fresh_folder()
+
+    def work() -> None:
+        case = Suite(name)
+        case.rank, case.file_name = int(os.environ["RANK"]), os.path.join(FOLDER, "file")
+        seconds = suite.CUSTOM_PG_TIMEOUT.get(name, suite.default_pg_timeout)
+        dist.init_process_group(
+            init_method="env://", backend="gloo", world_size=RANKS, rank=case.rank, timeout=timedelta(seconds=seconds)
+        )
+        case._barrier()
+        getattr(case, name)()
+        case._barrier()
+        dist.destroy_process_group()
+
+    target = Target(name, function=work, home=suite.__file__)
+    return outcome(capture(Wish(target, RANKS, backend="gloo", timeout_s=60, keep_output=True)))
+
+
+def outcome(captured: Captured) -> str:
+    members = [*captured.ranks.values(), *captured.others]
+    ends = [m.ended for m in members]
+    if captured.ended != "ended":
+        return captured.ended
+    if any(e is not None and e.code in SKIPS for e in ends):
+        return "skipped"
+    failed = next((e for e in ends if e is None or e.how != "ended"), None)
+    if failed is None:
+        return "passed" if all(e is not None for e in ends) else "no end"
+    return "skipped" if "SkipTest" in failed.text else f"{failed.how}: {failed.text[:110]}"
+
+
+def main() -> None:
+    pattern = re.compile(sys.argv[1] if len(sys.argv) > 1 else "")
+    names = [n for n in unittest.TestLoader().getTestCaseNames(Suite) if pattern.search(n)]
+    told: Counter[str] = Counter()
+    began = time.perf_counter()
+    for name in names:
+        if getattr(getattr(Suite, name), "__unittest_skip__", False):
+            told["skipped"] += 1
+            continue
+        found = one(name)
+        told[found if found in ("passed", "skipped") else "failed"] += 1
+        if found not in ("passed", "skipped"):
+            print(f"{name}: {found}", flush=True)
+        if "-v" in sys.argv:
+            print(name, found, flush=True)
+    print(dict(told), f"{time.perf_counter() - began:.0f} s of {len(names)} tests")
+    shutil.rmtree(FOLDER, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

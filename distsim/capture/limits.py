@@ -1,0 +1,31 @@
+"""Time-outs of waits: how long one may last, and what is raised when it lasts longer."""
+
+from __future__ import annotations
+
+from distsim.capture.members import Question
+from distsim.profiles.record import Profile
+
+
+def limit_of(question: Question, profile: Profile) -> int | None:
+    """A wait's own time-out in ns; else that of its group, where the script gave one and the back end then raises."""
+    if question.limit_ns is not None or question.call is None:
+        return question.limit_ns
+    return question.call.team.timeout_ns if profile.timed_out == "raises" else None
+
+
+def too_late(question: Question, rank: int, limit_ns: int) -> str:
+    """What gloo says of a wait that outlasts its time-out (ProcessGroupGloo.cpp, unbound_buffer.cc)."""
+    call, ms = question.call, limit_ns // 10**6
+    if call is None or call.op != "monitored_barrier" or call.gathering is None:
+        return f"[distsim] Timed out waiting {ms}ms for {call.op if call is not None else 'operation'} to complete"
+    there, ranks = call.gathering.there, call.team.ranks
+    if rank == ranks[0]:
+        missing = [r for k, r in enumerate(ranks) if k not in there]
+        named = missing if call.side.extra.get("wait_all_ranks") else missing[:1]
+        return f"Rank{'s' * (len(named) > 1)} {', '.join(map(str, named))} failed to pass monitoredBarrier in {ms} ms"
+    if 0 not in there:
+        return f"Rank {rank} timed out in monitoredBarrier after {ms} ms."
+    return (
+        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank"
+        f" {ranks[0]}. Please check rank {ranks[0]} logs for faulty rank."
+    )

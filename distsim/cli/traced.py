@@ -1,0 +1,59 @@
+"""Traces where a scenario is expected: the calls that a trace tells of, judged as a scenario's are, at the places that it names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distsim.checking import CheckResult
+    from distsim.simulation import Simulation
+
+
+def is_trace(file: str) -> bool:
+    return file.endswith(".jsonl")
+
+
+def check_trace(file: str, *, backend: str | None, max_states: int) -> CheckResult:
+    """What `check` says of a trace's calls. A file that can't be read is no exception but a result with ``errors``."""
+    from dataclasses import replace
+
+    from distsim.checking import CheckResult, check_program
+    from distsim.errors import Problem, UsageError
+    from distsim.replay import program_of
+    from distsim.trace_io import read_trace
+
+    try:
+        trace = read_trace(file)
+        chosen = _backend(file, backend or trace.header.get("backend"))
+        program = program_of(trace, backend=chosen, resolve=False).program
+    except UsageError as error:
+        return CheckResult(file, (Problem(file, 0, 0, error.message.removeprefix(f"{file}: "), hint=error.remedy),))
+    return replace(check_program(program, max_states=max_states), file=file)
+
+
+def simulate_trace(file: str, *, backend: str | None, cluster: str | None) -> Simulation:
+    """What `simulate` says of a trace's calls. Raises UsageError for a file that is no trace."""
+    from distsim.cli.replay import read_cluster
+    from distsim.replay import program_of
+    from distsim.scenario import Scenario
+    from distsim.simulation import cost_model, simulate_program
+    from distsim.trace_io import read_trace
+
+    trace = read_trace(file)
+    chosen = _backend(file, backend or trace.header.get("backend"))
+    program = program_of(trace, backend=chosen, resolve=False).program
+    world = {"nodes": program.nodes, "ranks_per_node": program.local_size} if program.nodes > 1 else program.world_size
+    scenario = Scenario(name=program.name, world=world, backend=chosen, program=[], file=program.file or file)
+    named = cluster or (None if backend else trace.header.get("prices"))
+    prices = cost_model(scenario, program, read_cluster(named) if isinstance(named, str) else named)
+    return simulate_program(scenario, program, prices, with_values=False)
+
+
+def _backend(file: str, named: object) -> str:
+    from distsim.errors import UsageError
+    from distsim.profiles import DEFAULT_BACKEND, PROFILES
+
+    chosen = str(named or DEFAULT_BACKEND)
+    if chosen not in PROFILES:
+        raise UsageError(f"{file}: the trace is of back end `{chosen}`, which has no profile", "name one with --backend")
+    return chosen

@@ -1,0 +1,179 @@
+"""Unmodified programs on the hub: the numbers are right, what hangs is named with its line, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import capture_programs as programs
+
+from distsim import testing
+from distsim.capture.command import parse
+from distsim.capture.judge import Judged
+from distsim.capture.preload import installed
+from distsim.capture.sites import text_of
+from distsim.capture.stall import is_known
+from distsim.errors import UsageError
+from distsim.trace_io import trace_lines
+
+pytestmark = pytest.mark.skipif(not is_known(), reason="standstill is told from Linux's /proc")
+
+
+def lines_of(judged: Judged, code: str) -> set[str]:
+    """The source text at the places of a finding."""
+    return {text_of(p.file, p.line) for f in judged.simulation.findings if f.code == code for p in f.places}
+
+
+@pytest.mark.parametrize(
+    "program", [programs.every_collective, programs.messages_and_groups, programs.ddp, programs.alive_for_a_while]
+)
+def test_what_is_right_gives_the_right_numbers_and_completes(program):
+    ranks = 2 if program is programs.alive_for_a_while else 4
+
+    judged = testing.run(program, ranks)
+
+    assert (judged.outcome, judged.captured.ended) == ("completes", "ended")
+
+
+@pytest.mark.parametrize("name", programs.FAULTS)
+def test_a_planted_fault_is_named_with_its_ranks_and_the_line_of_the_script(name):
+    fault = programs.FAULTS[name]
+
+    judged = testing.run(fault.program, fault.ranks, check=False)
+
+    verdict = judged.simulation.verdict
+    assert verdict is not None
+    assert verdict.verdict == fault.verdict
+    assert not fault.core or set(verdict.core or verdict.culprits) >= set(fault.core)
+    assert any(line.startswith(fault.line) for line in lines_of(judged, fault.code)), lines_of(judged, fault.code)
+
+
+def test_the_rules_are_those_of_the_back_end_that_is_asked_for():
+    """Two sends that come first hang on gloo at every size; mpi buffers small ones."""
+    outcomes = {b: testing.run(programs.both_send_first, 2, backend=b, check=False).outcome for b in ("gloo", "mpi")}
+
+    assert outcomes == {"gloo": "hangs", "mpi": "completes"}
+
+
+def test_twice_the_same_bytes_of_trace_even_where_a_receive_takes_any_source():
+    def traced() -> str:
+        return "".join(trace_lines(testing.run(programs.any_source, 4).simulation.run.trace))
+
+    assert traced() == traced()
+
+
+def test_a_failure_of_one_rank_is_told_with_its_traceback_and_what_it_wrote():
+    with pytest.raises(testing.RanksFailed) as failed:
+        testing.run(programs.raises, 2)
+
+    assert "rank 1 raised" in str(failed.value)
+    assert 'raise ValueError("bad batch")' in str(failed.value)
+    assert "ValueError: bad batch" in testing.outputs(failed.value.judged)[1]
+
+
+# --- the command ---
+HANGS = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+print("here is", rank, flush=True)
+dist.recv(torch.ones(1), 1 - rank)
+dist.send(torch.ones(1), 1 - rank)
+"""
+
+
+def start(folder: Path, *words: str, **options: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "distsim", *words]
+    return subprocess.Popen(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def test_the_command_names_the_line_and_writes_a_trace_that_check_takes(tmp_path):
+    (tmp_path / "train.py").write_text(HANGS)
+
+    command = start(tmp_path, "capture", "--nproc", "2", "--trace", "t.jsonl", "-o", "s.yaml", "--", "python", "train.py")
+    out, err = command.communicate(timeout=120)
+    checked = start(tmp_path, "check", "s.yaml")
+    text, _ = checked.communicate(timeout=120)
+
+    assert command.returncode == checked.returncode == 1, err
+    assert "DS301: ranks 0 → 1 → 0 wait for each other" in out
+    assert "train.py:5" in out
+    assert "dist.recv(torch.ones(1), 1 - rank)" in out
+    assert '"file": "train.py", "line": 5' in (tmp_path / "t.jsonl").read_text()
+    assert "DS301" in text
+
+
+def test_ctrl_c_leaves_no_process(tmp_path):
+    """The ranks stand in a sleep; the parent gets the signal alone."""
+    (tmp_path / "train.py").write_text(HANGS.replace("dist.recv", "import time; time.sleep(600); dist.recv"))
+    command = start(tmp_path, "capture", "--nproc", "2", "--", "python", "train.py", start_new_session=True)
+    assert command.stdout is not None
+    seen = [command.stdout.readline(), command.stdout.readline()]
+    ranks = [int(p.name) for p in Path("/proc").glob("[0-9]*") if parent_of(p) == command.pid]
+
+    command.send_signal(signal.SIGINT)
+    command.communicate(timeout=30)
+
+    assert sorted(seen) == ["here is 0\n", "here is 1\n"]
+    assert len(ranks) == 2
+    assert command.returncode == 130
+    assert [pid for pid in ranks if os.path.exists(f"/proc/{pid}")] == []
+
+
+def parent_of(folder: Path) -> int:
+    try:
+        return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
+# --- parts ---
+@pytest.mark.parametrize(
+    ("words", "ranks", "nodes"),
+    [("python train.py --x 1", None, None), ("python3.11 -u train.py", None, None), ("train.py", None, None), ("-m train", None, None),
+     ("torchrun --nproc_per_node=4 train.py", 4, None), ("torchrun --standalone --nnodes 2 --nproc-per-node 4 train.py a b", 4, 2),
+     ("python -m torch.distributed.run --nproc-per-node 2 -m train", 2, None),
+     ("accelerate launch --cpu --num_processes 4 train.py", 4, None)],
+)  # fmt: skip
+def test_a_command_line_is_read_as_its_launcher_reads_it(words, ranks, nodes, tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+    found = parse(words.split())
+
+    assert (found.target.name.removesuffix(".py"), found.ranks, found.nodes) == ("train", ranks, nodes)
+
+
+@pytest.mark.parametrize("words", ["", "python", "python -c 1", "nothing.py", "-m nothing_at_all", "torchrun"])
+def test_what_starts_no_program_is_refused_with_an_example(words):
+    with pytest.raises(UsageError):
+        parse(words.split())
+
+
+def test_only_installed_modules_are_loaded_before_the_ranks_part(tmp_path):
+    (tmp_path / "own.py").write_text("import json\nraise SystemExit('never run here')")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import own\nfrom torch import nn\ntry:\n    import numpy as np\nexcept ImportError: pass\ndef f():\n    import late"
+    )
+
+    assert installed(str(script)) == ["torch", "numpy", "json"]
+
+
+@pytest.mark.parametrize("command", ["check", "simulate", "run"])
+def test_a_python_file_in_place_of_a_scenario_is_answered_with_the_line_to_type(command, tmp_path):
+    (tmp_path / "train.py").write_text(HANGS)
+    (tmp_path / "train").write_text("# a comment\n" + HANGS)
+
+    for name in ("train.py", "train"):
+        asked = start(tmp_path, command, name)
+        out, err = asked.communicate(timeout=60)
+        assert asked.returncode == 2
+        assert f"distsim capture --nproc 2 -- python {name}" in out + err

@@ -1,0 +1,88 @@
+"""One source for the format: every key has its words in the model, and schema, pages, hover texts and `distsim explain` say the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distsim.cli.explain import page
+from distsim.cli.reference import PAGES
+from distsim.ops.table import OPS
+from distsim.scenario import json_schema
+from distsim.scenario.form import PARTS, File
+from distsim.scenario.reference import key_of, keys
+from distsim.scenario.schema import hover
+from distsim.strategies import STRATEGIES
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def test_every_key_says_what_it_is_its_type_and_an_example() -> None:
+    found = keys()
+
+    assert {
+        "world.nodes",
+        "tensors.NAME.copies",
+        "faults[].kind",
+        "all_reduce.async",
+        "program[].ranks",
+        "cluster.nics.bandwidth",
+    } <= found.keys()
+    assert [
+        key.path
+        for key in found.values()
+        if not (key.about and key.kind and (key.example or key.path.startswith("cluster.measured")))
+    ] == []
+    assert [key.path for key in found.values() if not key.about.endswith(".")] == []
+
+
+def test_every_quantity_says_its_units() -> None:
+    assert [key.path for key in keys().values() if "with its unit" in key.kind and not key.unit] == []
+    assert keys()["sleep.time"].unit == "ns us µs ms s min h"
+
+
+def test_schema_pages_and_explain_say_what_the_models_say() -> None:
+    """The description of each Pydantic field, word for word."""
+    schema, manual = json_schema(), PAGES["format.md"]()
+    owners = [("", File, schema["properties"])]
+    owners += [(f"{name}.", part, schema["$defs"][part.__name__]["properties"]) for name, part in PARTS.items()]
+    steps = {**OPS, **STRATEGIES}
+    owners += [(f"{name}.", row, schema["$defs"][f"{name}_fields"]["then"]["properties"]) for name, row in steps.items()]
+    for prefix, model, properties in owners:
+        for field, info in model.model_fields.items():
+            written = info.alias or field
+            key = key_of(f"{prefix}{written}")
+            assert key is not None, f"{prefix}{written}"
+            assert info.description == key.about
+            bare = {**properties[written], "description": info.description}
+            assert properties[written]["description"] == hover(written, bare)
+            assert info.description.replace("|", "\\|") in manual
+            told = page(key.path)
+            if key.path in told.split("\n")[0]:
+                assert " ".join(info.description.split()) in " ".join(told.split())
+
+
+@pytest.mark.parametrize("name", ["format.md", "operations.md", "scenario.schema.json"])
+def test_the_pages_made_of_the_models_are_fresh(name: str) -> None:
+    """`python -m distsim.cli.reference` writes them."""
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name]()
+
+
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [
+        ("SCENARIO.world.nodes", "world.nodes"),
+        ("scenario.faults[0].kind", "faults[].kind"),
+        ("tensors.grad.shape", "tensors.NAME.shape"),
+        ("program[3].steps[1].send.dst", "send.dst"),
+        ("program[0].repeat.times", "program[].repeat.times"),
+        ("all_gather_single.output", "all_gather_into_tensor.output"),
+        ("expect.makespan.at_most", "expect.makespan.at_most"),
+    ],
+)
+def test_a_key_is_found_by_the_path_that_a_person_writes(written: str, path: str) -> None:
+    key = key_of(written)
+
+    assert key is not None
+    assert key.path == path

@@ -1,0 +1,68 @@
+"""Reports at 40 to 200 columns: nothing stands out on the right, wide characters count twice, and room is used where there is some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distsim.cli.explain import page
+from distsim.scenario import load, loads
+from distsim.simulation import Simulation, simulate
+from distsim.views.tables import cells, cut, folded, set_width, table
+from distsim.views.text import report
+
+ROOT = Path(__file__).resolve().parent.parent / "scenarios"
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Simulation]:
+    wide = "world: 2\nname: 通信の例\ntensors: {勾配: {shape: [2], value: rank}}\nprogram:\n"
+    wide += "  - compute: {name: 順伝播, time: 3 ms}\n  - all_reduce: {tensor: 勾配}\n"
+    return [simulate(load(ROOT / "hybrid.yaml")), simulate(load(ROOT / "ring_of_four.yaml")), simulate(loads(wide, "f.yaml"))]
+
+
+@pytest.fixture(autouse=True)
+def _plain_width() -> Iterator[None]:
+    yield
+    set_width(None)
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
+def test_no_line_of_a_report_is_wider_than_the_page(columns: int, runs: list[Simulation]) -> None:
+    """But for a single word that is wider than the page, as a path, which nobody could copy in halves."""
+    set_width(columns)
+    for text in [*map(report, runs), page("scatter"), page("world"), page("expressions"), page("scenario")]:
+        wide = [line for line in text.splitlines() if cells(line) > columns and len(line.split()) > 1]
+        assert [line for line in wide if not line.lstrip().startswith(("- ", "at "))] == []
+
+
+def test_at_120_columns_no_column_is_dropped(runs: list[Simulation]) -> None:
+    set_width(120)
+    text = report(runs[0])
+
+    assert all(word in text for word in ("algbw", "busbw", "exposed", "waiting", "idle", "finished", "share", "where"))
+
+
+def test_wide_characters_take_two_columns_and_combining_ones_none() -> None:
+    assert [cells(text) for text in ("abc", "勾配", "e\u0301", "→", "")] == [3, 4, 1, 1, 0]
+    rows = table(("name", "n"), [("勾配", "1"), ("grad", "2")])
+    assert len({cells(row) for row in rows}) == 1
+    assert cells(cut("勾配勾配勾配", 6)) <= 6
+
+
+def test_lines_are_broken_at_blanks_and_words_stay_whole() -> None:
+    set_width(40)
+    word = "x" * 60
+
+    assert folded(f"a {word} b") == ["a", word, "b"]
+    assert all(cells(line) <= 40 for line in folded("勾配 " * 40))
+
+
+@pytest.mark.parametrize(("asked", "given"), [(10, 40), (1000, 200), (None, 80), (97, 97)])
+def test_widths_stay_between_40_and_200(asked: int | None, given: int) -> None:
+    from distsim.views.tables import page_width
+
+    set_width(asked)
+    assert page_width() == given

@@ -142,7 +142,9 @@ def attempt(uv: str, python: str, away: Path, artifact: Path, result: Result, fo
     binaries, column = environment / "bin", "install"
     try:
         ran(uv, "venv", "--quiet", "--no-project", "--python", python, environment, cwd=folder)
-        how = ("--quiet", "--resolution", RESOLUTIONS[result.resolution], "--python", binaries / "python")
+        # The lowest that has a wheel for this Python: what must be built from source first says nothing of distsim.
+        wheels = ("--only-binary", ":all:", *(("--no-binary", "distsim") if result.source == "sdist" else ()))
+        how = ("--quiet", *wheels, "--resolution", RESOLUTIONS[result.resolution], "--python", binaries / "python")
         # Named beside the artifact: only what is named counts as direct, and so is taken at its lower bound.
         ran(uv, "pip", "install", *how, artifact, *requirements(), *test_tools(), cwd=folder)
         result.versions = versions(uv, binaries / "python", folder)
@@ -192,8 +194,9 @@ def page(results: Sequence[Result], missing: Sequence[str]) -> Iterator[str]:
     yield "# Pythons and dependencies"
     yield ""
     yield "Written by `python tests/matrix.py`: wheel and sdist, each installed in a clean environment with the lowest and the newest"
-    yield "dependencies that `pyproject.toml` allows. `simulate` must give `scenarios/hybrid.out`, `check` the exit statuses of README.md,"
-    yield f"`render` a picture; on the wheel {len(TESTS)} quick test files run as well."
+    yield "dependencies that `pyproject.toml` allows (the lowest: that have a wheel for this Python). `simulate` must give"
+    yield "`scenarios/hybrid.out`, `check` the exit statuses of README.md, `render` a picture; on the wheel"
+    yield f"{len(TESTS)} quick test files run as well."
     yield ""
     yield f"| Python | from | dependencies | {' | '.join(COLUMNS)} |"
     yield f"|---|---|---|{'---|' * len(COLUMNS)}"

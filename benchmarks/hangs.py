@@ -39,6 +39,13 @@ RING = """
 TRAINING = f"""{RING}
   - all_reduce: {{tensor: x}}
   - barrier:"""
+REPEATED = """
+  - repeat:
+      times: 20
+      steps:
+        - isend: {tensor: x, dst: (rank + 1) % world_size, as: s}
+        - irecv: {tensor: y, src: (rank - 1) % world_size, as: r}
+        - wait: [s, r]"""
 PAIRS = """
   - ranks: rank % 2 == 0
     steps:
@@ -54,6 +61,8 @@ KINDS: dict[str, tuple[str, str]] = {
     "a member makes no call": (TRAINING, TRAINING.replace("- barrier:", f"- ranks: {ODD}\n    steps:\n      - barrier:")),
     "a member makes another call": (TRAINING, TRAINING.replace(
         "- all_reduce: {tensor: x}", f"- ranks: {ODD}\n    steps:\n      - all_reduce: {{tensor: x}}")),
+    "a member leaves a call out after twenty exchanges": (f"{REPEATED}\n  - all_reduce: {{tensor: x}}\n  - barrier:",
+        f"{REPEATED}\n  - ranks: {ODD}\n    steps:\n      - all_reduce: {{tensor: x}}\n  - barrier:"),
     "sizes differ": (TRAINING, TRAINING.replace("all_reduce: {tensor: x}", "all_reduce: {tensor: z}")),
     "a ring sends first": (RING, """
   - send: {tensor: x, dst: (rank + 1) % world_size}

@@ -96,9 +96,10 @@ class Matcher:
             return []
         number, item = open_any[0]
         return [Take(item, sends[0]) for sender, sends in sorted(place.sends.items())
-                if sends and not self._named_first(place, sender, number)]  # fmt: skip
+                if sends and not self.named_first(place, sender, number)]  # fmt: skip
 
-    def _named_first(self, place: Box, sender: int, number: int) -> bool:
+    def named_first(self, place: Box, sender: int, number: int) -> bool:
+        """A receive that names the sender goes before the open one of this number."""
         named = place.receives.get(sender, ())
         return any(self.specific_first or n < number for n, _ in named[:1])
 

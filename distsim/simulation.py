@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from distsim.check.backends import backend_findings
 from distsim.check.diagnose import diagnose
@@ -77,51 +77,45 @@ def _untold(_: str) -> None:
     """Nobody watches."""
 
 
-def simulate(
-    scenario: Scenario,
-    *,
-    backend: str | None = None,
-    cluster: str | Mapping[str, Any] | Cluster | None = None,
-    with_verdict: bool = True,
-    with_values: bool | None = None,
-    ordered: bool = False,
-    schedule: Schedule | None = None,
-    max_calls: int | None = None,
-    tell: Callable[[str], None] = _untold,
-) -> Simulation:
+class How(TypedDict, total=False):
+    """What `simulate` may be told besides the scenario."""
+
+    backend: str | None
+    cluster: str | Mapping[str, Any] | Cluster | None
+    with_verdict: bool
+    with_values: bool | None
+    ordered: bool
+    schedule: Schedule | None
+    max_calls: int | None
+    tell: Callable[[str], None]
+
+
+def simulate(scenario: Scenario, **how: Unpack[How]) -> Simulation:
     """Simulate a scenario under the file's back end and cluster, or under others.
 
-    ``with_values``: None works them out where the program is small. ``ordered`` runs the time-ordered engine even where the fast
-    one is exact. ``schedule``: the order of events that a check wrote; receives from any source take the messages it names.
-    ``max_calls``: calls that may be simulated, in place of the limits of `distsim.program.limits`.
+    ``with_verdict``: True where nothing is said. ``with_values``: None works them out where the program is small. ``ordered`` runs the
+    time-ordered engine even where the fast one is exact. ``schedule``: the order of events that a check wrote; receives from any source
+    take the messages it names. ``max_calls``: calls that may be simulated, in place of the limits of `distsim.program.limits`.
     ``tell`` is called with what is done next, in words. Raises ScenarioErrors and UsageError.
     """
     with no_collection():
-        bounded_world(scenario, max_calls)
-        return _simulate(scenario, backend, cluster, with_verdict, with_values, ordered, schedule, max_calls, tell)
+        bounded_world(scenario, how.get("max_calls"))
+        return _simulate(scenario, how)
 
 
-def _simulate(
-    scenario: Scenario,
-    backend: str | None,
-    cluster: str | Mapping[str, Any] | Cluster | None,
-    with_verdict: bool,
-    with_values: bool | None,
-    ordered: bool,
-    schedule: Schedule | None,
-    max_calls: int | None,
-    tell: Callable[[str], None],
-) -> Simulation:
+def _simulate(scenario: Scenario, how: How) -> Simulation:
+    tell, backend, schedule = how.get("tell", _untold), how.get("backend"), how.get("schedule")
     tell("every rank's calls")
     if backend is not None and backend != scenario.backend:
         scenario = scenario.model_copy(update={"backend": str(backend)})
     program = lower(scenario)
-    bounded_program(program, max_calls)
-    cost = cost_model(scenario, program, cluster)
+    bounded_program(program, how.get("max_calls"))
+    cost = cost_model(scenario, program, how.get("cluster"))
     follow = {(*r[:2], r[2]): (*s[:2], s[2]) for r, s in schedule.sender_of.items()} if schedule is not None else None
     return simulate_program(
-        scenario, program, cost, with_verdict=with_verdict, with_values=with_values, ordered=ordered, follow=follow, tell=tell
-    )
+        scenario, program, cost, with_verdict=how.get("with_verdict", True), with_values=how.get("with_values"),
+        ordered=how.get("ordered", False), follow=follow, tell=tell,
+    )  # fmt: skip
 
 
 def simulate_program(

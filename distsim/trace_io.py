@@ -148,10 +148,8 @@ def parse_trace(lines: Iterable[str], file: str = "<trace>") -> Trace:
                 f"{file}:{most + 2}: more calls than the {most:,} that the header announces or distsim reads", _REMEDY
             )
     if calls is not None and calls != reader.count:
-        raise UsageError(
-            f"{file}:{number}: the file is cut short: its header announces {calls} calls, {reader.count} are there",
-            "write the trace again",
-        )
+        said = f"the file is cut short: its header announces {calls} calls, {reader.count} are there"
+        raise UsageError(f"{file}:{number}: {said}", "write the trace again")
     trace = reader.trace()
     _check_size(trace, file)
     return trace
@@ -205,32 +203,35 @@ def _check_facts(header: Mapping[str, Any], file: str) -> None:
         raise UsageError(f"{file}:1: `{wrong}` in the header is not as distsim writes it", _REMEDY)
 
 
-def _is_link_fault(fault: Any) -> bool:
+def _is_link_fault(fault: object) -> bool:
     return (
         isinstance(fault, list) and len(fault) == 3 and isinstance(fault[0], str) and isinstance(fault[1], list)
         and isinstance(fault[2], (int, float)) and not isinstance(fault[2], bool)
     )  # fmt: skip
 
 
-def _is(value: Any, kind: type) -> bool:
+def _is(value: object, kind: type) -> bool:
     """true is no number."""
     return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
-def _is_end(end: Any) -> bool:
+def _is_end(end: object) -> bool:
     return isinstance(end, list) and len(end) == 3 and type(end[0]) is type(end[2]) is int and isinstance(end[1], str)
 
 
-def _is_option(given: Any) -> bool:
+def _is_option(given: object) -> bool:
     return isinstance(given, dict) and _is_count(given.get("timeout_ns")) and isinstance(given.get("backend", ""), str)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return value is None or (type(value) is int and 0 <= value < 2**62)
 
 
-def _is_group(group: Any) -> bool:
-    return isinstance(group, list) and len(group) == 2 and isinstance(group[0], str) and isinstance(group[1], list)
+def _is_group(group: object) -> bool:
+    return (
+        isinstance(group, list) and len(group) == 2 and isinstance(group[0], str) and isinstance(group[1], list)
+        and all(type(rank) is int and rank >= 0 for rank in group[1])
+    )  # fmt: skip
 
 
 @dataclass

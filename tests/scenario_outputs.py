@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from distsim.cli.app import app
 
 ROOT = Path(__file__).resolve().parent.parent
-SCENARIOS = sorted(ROOT.glob("scenarios/*.yaml"))
+SCENARIOS = [*sorted(ROOT.glob("scenarios/*.yaml")), *sorted(ROOT.glob("scenarios/startup/*.yaml"))]
 
 
 def output_of(path: Path) -> str:

@@ -44,13 +44,17 @@ def record(path: Path) -> dict[str, dict[str, Any]]:
     """How every process of a scenario comes out, by rank."""
     folder = Path(tempfile.mkdtemp(prefix="startup-"))
     port, other = _free_ports(2)
-    text = path.read_text(encoding="utf-8").replace(PORT, str(port)).replace("29501", str(other)).replace(FILE, str(folder / "meet"))
+    text = (
+        path.read_text(encoding="utf-8").replace(PORT, str(port)).replace("29501", str(other)).replace(FILE, str(folder / "meet"))
+    )
     scenario = loads(text, str(path))
     brought = full_startup(scenario, lower(scenario)).entrances
     around = surroundings(scenario)
     doors = [_listen(taken) for taken in around.ports_taken]
     for _ in around.files_left:
-        left = [Entrance(r, 0, "gloo", 3 * 10**9, f"file://{folder / 'meet'}", None, r, len(brought)) for r in range(len(brought))]
+        left = [
+            Entrance(r, 0, "gloo", 3 * 10**9, f"file://{folder / 'meet'}", None, r, len(brought)) for r in range(len(brought))
+        ]
         _run(left, folder, {})
     try:
         names = {str(port): PORT, str(other): "29501", str(folder / "meet"): FILE}

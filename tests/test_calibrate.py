@@ -99,16 +99,30 @@ def test_what_was_not_measured_follows_the_nearest_curve_and_the_model() -> None
     assert cost.collective_ns(OPS["broadcast"], (0, 1), 1 << 20) == bare.collective_ns(OPS["broadcast"], (0, 1), 1 << 20)
 
 
-def test_a_curve_that_falls_is_smoothed() -> None:
+def test_at_a_measured_size_the_price_is_the_measured_time_where_times_fall_as_well() -> None:
     measured = [
         Point("send", 2, 2, 1, 4096, 400_000),
         Point("send", 2, 2, 1, 8192, 100_000),
         Point("send", 2, 2, 1, 16384, 500_000),
     ]
 
-    (curve,) = calibrate(measured, preset("cpu-10gbe"), "here", "a test").cluster.measured
+    cost = CostModel(calibrate(measured, preset("cpu-10gbe"), "here", "a test").cluster, 2, 2)
 
-    assert list(curve.times.values()) == pytest.approx([200_000, 200_000, 500_000], rel=1e-3)
+    assert [cost.p2p_ns(0, 1, nbytes) for nbytes in (4096, 8192, 16384)] == pytest.approx([400_000, 100_000, 500_000], abs=1)
+
+
+def test_two_measured_rank_counts_tell_of_a_third_between_them() -> None:
+    """Twice the model's time on two ranks, four times on eight: on four the mean of the two in logarithms."""
+    base, row = preset("dgx-a100"), OPS["all_reduce"]
+    bare = CostModel(base, 8, 8)
+
+    def measured(n: int, times: int) -> Point:
+        return Point("all_reduce", n, n, 1, 1 << 20, times * CostModel(base, n, n).collective_ns(row, tuple(range(n)), 1 << 20))
+
+    found = calibrate([measured(2, 2), measured(8, 4)], base, "here", "a test").cluster
+    price = CostModel(found, 4, 4).collective_ns(row, (0, 1, 2, 3), 1 << 20)
+
+    assert price == pytest.approx(8**0.5 * bare.collective_ns(row, (0, 1, 2, 3), 1 << 20), rel=0.001)
 
 
 def test_the_error_is_told_and_stored_in_the_file(tmp_path: Path) -> None:

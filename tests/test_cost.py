@@ -78,8 +78,10 @@ def test_no_collective_beats_the_bandwidth_bound(where: Any, name: str, op: str,
 @given(placements, clusters, sizes)
 @settings(max_examples=150, deadline=None)
 def test_an_all_reduce_costs_at_least_an_all_gather(where: Any, name: str, nbytes: int) -> None:
+    """By latency and bandwidth alone; NCCL has trees for small all_reduce and none for all_gather, so there large buffers only."""
     (nodes, local_size), group = where
     cost = model(name, nodes, local_size)
+    nbytes = max(nbytes, 1 << 29) if cost.nccl and len(group) > 1 else nbytes
 
     reduced, gathered = (cost.collective_ns(OPS[op], group, nbytes) for op in ("all_reduce", "all_gather_into_tensor"))
 
@@ -96,7 +98,8 @@ def test_one_rank_alone_pays_the_overhead_only(name: str) -> None:
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all_single"])
 @pytest.mark.parametrize(("name", "nodes"), [("dgx-a100", 1), ("dgx-h100", 1), ("dgx-a100", 2), ("dgx-h100", 10)])
 def test_large_buffers_reach_the_ring_bandwidth(op: str, name: str, nodes: int) -> None:
-    """busbw within 10 % of the narrower of link and cards; an all_to_all crosses nodes on one card per rank."""
+    """busbw within 15 % of the narrower of link and cards as NCCL counts them, and no more than a data sheet's, but where a switch reduces;
+    an all_to_all crosses nodes on one card per rank."""
     cost, row, nbytes = model(name, nodes), OPS[op], 1 << 36
     cluster = cost.cluster
     busbw = row.busbw_factor(nodes * 8) * nbytes / cost.collective_ns(row, ranks(cost), nbytes, 0)
@@ -104,7 +107,8 @@ def test_large_buffers_reach_the_ring_bandwidth(op: str, name: str, nodes: int) 
     if nodes > 1 and op == "all_to_all_single":
         ring = cluster.rank_inter_bytes_per_ns * (nodes * 8 - 1) / (nodes * 8 - 8)
 
-    assert 0.9 * ring <= busbw <= 1.01 * ring
+    switched = op == "all_reduce" and name == "dgx-h100"
+    assert 0.85 * ring <= busbw <= ring * (1.75 if switched else 1.05)
 
 
 def test_two_levels_beat_a_flat_ring_for_small_buffers_on_many_nodes() -> None:
@@ -133,7 +137,8 @@ def test_links_are_classed_by_node() -> None:
 
     assert [cost.link_class(1, other) for other in (1, 3, 4)] == ["self", "intra", "inter"]
     assert cost.p2p_ns(0, 1, 1 << 20) < cost.p2p_ns(0, 4, 1 << 20)
-    assert cost.p2p_ns(0, 1, 0) == cost.call_overhead_ns + cost.cluster.intra.latency_ns
+    rails = model("dgx-a100", 2, 4, collectives="rails")
+    assert rails.p2p_ns(0, 1, 0) == rails.call_overhead_ns + rails.cluster.intra.latency_ns
 
 
 def test_messages_between_nodes_name_the_cards_they_occupy() -> None:
@@ -223,7 +228,8 @@ def test_the_algorithm_that_a_cluster_names_is_priced_by_its_own_schedule(op: st
 @pytest.mark.parametrize("op", [*dict.fromkeys(op for op, *_ in TEXTBOOK)])
 def test_the_cheapest_is_the_least_of_the_named_ones_and_of_what_is_taken_unasked(cluster: str, op: str) -> None:
     def price(nbytes: int, **algorithms: str) -> int:
-        cost = model(cluster, 2, 8, algorithms=algorithms)
+        form = "flat" if cluster.startswith("cpu") else "rails"
+        cost = model(cluster, 2, 8, algorithms=algorithms, collectives=form)
         return cost.collective_ns(OPS[op], ranks(cost), nbytes, 0)
 
     for nbytes in (0, 1 << 10, 1 << 20, 1 << 28):

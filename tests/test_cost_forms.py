@@ -25,6 +25,9 @@ class Slow(NamedTuple):
 
 
 def model(name: str = "dgx-a100", nodes: int = 1, local_size: int = 8, faults: Any = (), **changes: Any) -> CostModel:
+    """A cluster priced by latency and bandwidth alone: on GPUs with ``collectives: rails``."""
+    if name.startswith("dgx"):
+        changes = {"collectives": "rails", **changes}
     return CostModel(cluster_from({"preset": name, **changes}), nodes * local_size, local_size, faults)
 
 

@@ -19,9 +19,11 @@ from distsim.cluster import cluster_from
 from distsim.cost import CostModel
 from distsim.engine import Run, run
 from distsim.ops.table import OPS
-from distsim.profiles import PROFILES, READINGS
+from distsim.profiles import PROFILES, READINGS, default_cluster
 from distsim.program.build import build_program
+from distsim.program.lower import lower
 from distsim.program.records import Program
+from distsim.scenario import loads
 from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
 from distsim.simulation import _ended
@@ -140,3 +142,31 @@ def test_engine_one_pass_driver_and_a_naive_simulator_agree_on_who_is_stuck(read
 
     assert Contract(layout, CallIndex(layout)).run(reading).standstill().stuck == naive
     assert run(program, READINGS[reading], CostModel(cluster_from("cpu-10gbe"), size, 2)).standstill.stuck == naive
+
+
+MISFITS = {
+    "a barrier meets all_reduces": "[{ranks: rank != 2, steps: [{all_reduce: {tensor: x}}]}, {barrier: }]",
+    "a message of another type": "[{ranks: 0, steps: [{send: {tensor: x, dst: 1}}]}, "
+                                 "{ranks: 1, steps: [{recv: {tensor: n, src: 0}}]}, {barrier: }]",
+    "sums and maxima": "[{ranks: 0, steps: [{all_reduce: {tensor: x}}]}, {ranks: rank > 0, steps: [{all_reduce: {tensor: x, op: max}}]}]",
+    "roots differ": "[{broadcast: {tensor: x, src: rank % 2}}, {barrier: }]",
+    "sizes differ": "[{all_reduce: {tensor: z}}, {barrier: }]",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", sorted(PROFILES))
+@pytest.mark.parametrize("kind", MISFITS)
+def test_what_does_not_fit_is_told_alike_by_both_engines(kind: str, backend: str) -> None:
+    """Outcome, who met and in what they differ, times and standstill, be the order of events followed or not."""
+    tensors = "{x: {shape: [4]}, n: {shape: [4], dtype: int32}, z: {shape: [4 + rank % 2]}}"
+    program = lower(loads(f"name: misfit\nworld: 4\nbackend: {backend}\ntensors: {tensors}\nprogram: {MISFITS[kind]}\n"))
+    cost = CostModel(default_cluster(backend), 4, program.local_size)
+
+    one, other = run(program, PROFILES[backend], cost), run(program, PROFILES[backend], cost, ordered=True)
+
+    assert (one.outcome, one.standstill, one.makespan_ns) == (other.outcome, other.standstill, other.makespan_ns)
+    assert sorted((sorted(rows), sorted(f)) for rows, f in one.mismatches) == sorted(
+        (sorted(r), sorted(f)) for r, f in other.mismatches
+    )
+    assert one.trace["finished_ns"].tolist() == other.trace["finished_ns"].tolist()
+    assert one.path == "fast" or kind in ("roots differ", "sizes differ", "a barrier meets all_reduces")

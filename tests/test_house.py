@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "distsim"
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill"}
@@ -23,12 +24,32 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 def functions(path: Path) -> Iterator[tuple[str, int]]:
     """Name and length of every function, its docstring not counted."""
     for node in nodes(path):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(node, FUNCTION):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if ast.get_docstring(node) is not None:
                 doc = node.body[0]
                 lines -= (doc.end_lineno or doc.lineno) - doc.lineno + 1
             yield node.name, lines
+
+
+def taken(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    """All parameters but `self`."""
+    held = function.args
+    named = [*held.posonlyargs, *held.args, *held.kwonlyargs, *(one for one in (held.vararg, held.kwarg) if one is not None)]
+    return named[1:] if named and named[0].arg in ("self", "cls") else named
+
+
+def parameters(path: Path) -> Iterator[tuple[str, int]]:
+    """Name and number of parameters of every function."""
+    return ((node.name, len(taken(node))) for node in nodes(path) if isinstance(node, FUNCTION))
+
+
+def hints(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
+    return [hint for hint in (*(one.annotation for one in taken(function)), function.returns) if hint is not None]
+
+
+def is_any(hint: ast.expr) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(hint))
 
 
 def called_names(path: Path) -> set[str]:
@@ -63,6 +84,25 @@ def test_nineteen_of_twenty_functions_have_at_most_25_lines():
     lengths = sorted(lines for path in MODULES for _, lines in functions(path))
 
     assert lengths[int(len(lengths) * 0.95)] <= 25
+
+
+def test_a_function_has_at_most_8_parameters():
+    """But for `Group.call` of a capture, which has the arguments of torch's own calls."""
+    capture = PACKAGE / "capture" / "group.py"
+
+    assert (
+        where({path: [(name, n) for name, n in parameters(path) if n > (10 if path == capture else 8)] for path in MODULES}) == {}
+    )
+
+
+def test_what_programs_operations_and_rules_are_handed_has_a_type():
+    """No `Any` in a signature of these rooms."""
+    typed = [path for path in MODULES if path.relative_to(PACKAGE).parts[0] in ("semantics", "program", "ops", "cost")]
+
+    assert (
+        where({path: [f.name for f in nodes(path) if isinstance(f, FUNCTION) and any(map(is_any, hints(f)))] for path in typed})
+        == {}
+    )
 
 
 def test_only_the_command_line_prints():

@@ -134,8 +134,14 @@ program:
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="no /proc/net here")
 @pytest.mark.parametrize(
     "way",
-    [{}, {"init": "tcp"}, {"init": "tcp://127.0.0.1:{port}"}, pytest.param({"launcher": "spawn"}, marks=pytest.mark.slow)],
-    ids=["fork", "tcp", "a store of the user's", "spawn"],
+    [
+        {},
+        {"init": "tcp"},
+        {"init": "tcp://127.0.0.1:{port}"},
+        pytest.param({"launcher": "spawn"}, marks=pytest.mark.slow),
+        pytest.param({"launcher": "elastic"}, marks=pytest.mark.slow),
+    ],
+    ids=["fork", "tcp", "a store of the user's", "spawn", "elastic"],
 )
 def test_a_run_on_one_machine_can_be_reached_by_loopback_alone(way: dict[str, str]):
     """Also the store that rank 0 serves at an address of the user's, which torch would open to every network."""

@@ -143,13 +143,14 @@ def test_one_wrong_thing_is_one_problem_at_its_place(name: str) -> None:
     assert hint in problem.hint + problem.message
 
 
-def test_the_rendered_problem_has_place_line_and_caret() -> None:
+def test_the_rendered_problem_has_place_line_caret_and_help() -> None:
     problem = only(HEAD + "  - send: {tensor: xx, dst: 1}\n")
 
     assert problem.render().splitlines() == [
         "f.yaml:5:20: unknown tensor xx; declared are x, y; did you mean x?",
         "    - send: {tensor: xx, dst: 1}",
         "                     ^",
+        "  help: write `x`",
     ]
 
 
@@ -188,9 +189,9 @@ def test_one_problem_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "column", "message"),
     [
-        ("name: [a\nworld: 4\n", 2, 6, "did not find expected ',' or ']'"),
-        ("name: 'a\n", 2, 1, "unexpected end of stream"),
-        ("a: b: c\n", 1, 5, "mapping values are not allowed"),
+        ("name: [a\nworld: 4\n", 1, 7, "`[` is not closed"),
+        ("name: 'a\n", 1, 7, "the quote ' is not closed"),
+        ("a: b: c\n", 1, 5, "two keys on one line, a and b"),
         ("name: x\nworld:\n\tnodes: 1\n", 3, 1, "cannot start any token"),
         ("name: *x\n", 1, 7, "undefined alias"),
         ("a: 1\n---\nb: 2\n", 2, 1, "holds one document"),

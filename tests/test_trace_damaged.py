@@ -46,6 +46,7 @@ def header(**changed: Any) -> list[str]:
         ("link_faults", [["nic", 2]]),
         ("group_options", {"1": {"timeout_ns": "x"}}),
         ("groups", [["world"]]),
+        ("groups", [["world", [0, [1]]]]),
     ],
 )
 def test_a_header_that_makes_no_sense_is_refused_by_name(key: str, value: Any) -> None:

@@ -78,9 +78,13 @@ _NET_BANDWIDTH = _Parameter(lambda c: c.nics.attained, lambda c, x: _part(c, "ni
 def calibrate(points: Iterable[Point], base: Cluster, name: str, source: str) -> Calibration:
     """Fit ``base`` to measured points. Raises UsageError when there are none.
 
-    Latency, bandwidth and overhead minimise the logarithm of predicted over measured time, with less weight on outliers, over groups
-    that have the machine for themselves. ``error_band`` of the cluster tells how well sizes left out were predicted. A flat cluster
-    gets ``shared_links``: one thread of a process moves all its bytes, so what is under way at once hinders each other, as much as
+    Latency, bandwidth and overhead minimise the logarithm of predicted over measured time, with less weight on outliers, over
+    groups
+    that have the machine for themselves; under ``collectives: nccl`` the pooled constants of `distsim.cost.constants` stay, and
+    the measured
+    times alone correct them. ``error_band`` of the cluster tells how well sizes left out were predicted. A flat cluster
+    gets ``shared_links``: one thread of a process moves all its bytes, so what is under way at once hinders each other, as much
+    as
     messages that cross were measured to (`Cluster.crossing`).
     """
     every = pooled(points)
@@ -89,7 +93,8 @@ def calibrate(points: Iterable[Point], base: Cluster, name: str, source: str) ->
         raise UsageError(
             "there is nothing to calibrate from: no call met another in these files", "`distsim bench --out FILE` measures"
         )
-    bare = _fitted(found, base.model_copy(update={"measured": ()}))
+    plain = base.model_copy(update={"measured": ()})
+    bare = plain if base.collectives == "nccl" else _fitted(found, plain)
     curves = _curves(found)
     left_out = _left_out(bare, found, curves)
     model = {p: abs(price(CostModel(bare, *_world(p)), p) / p.ns - 1) for p in found}
@@ -151,7 +156,8 @@ def _fitted(points: Sequence[Point], base: Cluster) -> Cluster:
 
 
 def _crossing(points: Sequence[Point], cluster: Cluster) -> float:
-    """How much longer two messages that cross take than one, as a share of the moving time; median over sizes that are mostly moving."""
+    """How much longer two messages that cross take than one, as a share of the moving time; median over sizes that are mostly
+    moving."""
     both = [p for p in points if OPS[p.op].kind == "batch"]
     fewest = min((p.ranks for p in both), default=0)
     shares = []
@@ -164,7 +170,7 @@ def _crossing(points: Sequence[Point], cluster: Cluster) -> float:
 
 
 def _curves(points: Sequence[Point]) -> tuple[Curve, ...]:
-    """Measured times by circumstance, made to grow with the size: what falls is noise, and gets the (geometric) mean of its like."""
+    """Measured times by circumstance, as they were measured: some fall with the size, where another protocol sets in."""
     found: dict[tuple[str, int, int, int], dict[int, int]] = defaultdict(dict)
     for point in points:
         found[point[:4]][point.nbytes] = point.ns
@@ -173,21 +179,7 @@ def _curves(points: Sequence[Point]) -> tuple[Curve, ...]:
 
 def _curve(key: tuple[str, int, int, int], times: dict[int, int]) -> Curve:
     op, group, ranks, nodes = key
-    sizes = sorted(times)
-    grown = [round(exp(x)) for x in _growing([log(times[size]) for size in sizes])]
-    return Curve.model_construct(op=op, group=group, ranks=ranks, nodes=nodes, times=dict(zip(sizes, grown, strict=True)))
-
-
-def _growing(values: Sequence[float]) -> list[float]:
-    """The nearest sequence that never falls: pool adjacent violators (Ayer, Brunk, Ewing, Reid, Silverman 1955)."""
-    blocks: list[tuple[float, int]] = []
-    for value in values:
-        mean, count = value, 1
-        while blocks and blocks[-1][0] > mean:
-            before, n = blocks.pop()
-            mean, count = (mean * count + before * n) / (count + n), count + n
-        blocks.append((mean, count))
-    return [mean for mean, count in blocks for _ in range(count)]
+    return Curve.model_construct(op=op, group=group, ranks=ranks, nodes=nodes, times=dict(sorted(times.items())))
 
 
 def _left_out(bare: Cluster, points: Sequence[Point], curves: Sequence[Curve]) -> dict[Point, float]:

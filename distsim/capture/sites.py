@@ -58,7 +58,10 @@ class Sites:
 
     def where(self, depth: int = 2) -> Where:
         """The innermost frame of the user's; of a thread that has none, that of the main thread."""
-        found = self._from(sys._getframe(depth))
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(depth - 1):  # a device's autograd thread has no Python below the call
+            frame = frame.f_back if frame is not None else None
+        found = self._from(frame)
         if found is NOWHERE and threading.current_thread() is not threading.main_thread():
             main = sys._current_frames().get(threading.main_thread().ident or 0)
             found = self._from(main) if main is not None else found

@@ -271,7 +271,8 @@ class _Diagnosis:
         parts = [self.counterparts.of(r, n, self._gone_in(r, n)[0]) for r, n in zip(ranks[:SHOWN], needs, strict=False)]
         lines = [self._row(r, n, self._lacks(p)) for r, n, p in zip(ranks, needs, parts, strict=False)]
         lines += [self._end_row(rank) for rank in gone[:SHOWN]]
-        more = like_this(len(ranks) - len(parts))
+        more = [*like_this(len(ranks) - len(parts))]
+        more += self.program.startup.waits if status == "absent" and self.program.startup is not None else ()
         advice = self._other_group([p for p in parts[:1] if p is not None]) or advise_gone(
             status, parts[0], gone, self.ends[gone[0]].message
         )

@@ -98,14 +98,24 @@ def _collective(program: Program, where: CallIndex, mismatch: Mismatch) -> Findi
     order = ", although they make the same calls in another order" if mismatch.order else ""
     head = f"call {mismatch.number + 1} of {'new_group' if name == 'new_group' else f'group {name}'} differs in {what}{order}"
     calls = _minority_first(mismatch)
-    rows = [(f"rank {r}", call_words(program.call(r, p)), where_text(program.place(r, p)), _values(mismatch, (r, p, part)))
-            for r, p, part in calls[:SHOWN]]  # fmt: skip
-    more = [f"  … and {len(calls) - SHOWN} more"] if len(calls) > SHOWN else []
+    rows, left = _alike(program, mismatch, calls)
+    more = [f"  … and {left} more"] if left else []
     more += [f"  {mismatch.note}"] if mismatch.note else []
     more += [f"  {mismatch.later} later call{'s' if mismatch.later > 1 else ''} of it differ too"] if mismatch.later else []
     help_lines = _collective_help(program, where, mismatch, aspect)
     return Finding(code, "error", "\n".join([head, *columns(rows), *more]), ranks, mismatch.minority, help_lines,
-                   tuple(dict.fromkeys(program.place(r, p) for r, p, _ in calls[:SHOWN])))  # fmt: skip
+                   tuple(dict.fromkeys(program.place(r, p) for r, p, _ in calls)))  # fmt: skip
+
+
+def _alike(program: Program, mismatch: Mismatch, calls: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[str, ...]], int]:
+    """A row for the calls that read the same, in the order of the first of them; how many calls have no row."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    index = {call: i for i, call in enumerate(mismatch.calls)}
+    for rank, position, part in calls:
+        told = call_words(program.call(rank, position)), where_text(program.place(rank, position))
+        groups.setdefault((*told, _values(mismatch, index[rank, position, part])), []).append(rank)
+    rows = [(some_ranks(sorted(ranks)), *told) for told, ranks in groups.items()]
+    return rows[:SHOWN], sum(map(len, list(groups.values())[SHOWN:]))
 
 
 def number_words(aspects: Iterable[str]) -> str:
@@ -124,9 +134,8 @@ def _minority_first(mismatch: Mismatch) -> list[tuple[int, int, int]]:
     return [mismatch.calls[i] for i in ranked]
 
 
-def _values(mismatch: Mismatch, call: tuple[int, int, int]) -> str:
-    """What this call says of the aspects that its own words don't show."""
-    i = mismatch.calls.index(call)
+def _values(mismatch: Mismatch, i: int) -> str:
+    """What its i-th call says of the aspects that the call's own words don't show."""
     if "op" in mismatch.aspects:
         return ""
     shown = {k: v[i] for k, v in mismatch.aspects.items() if k in ("numel", "dtype")}

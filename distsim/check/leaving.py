@@ -56,7 +56,7 @@ class _Held:
     def open_rows(self) -> list[int]:
         """What a leaver has posted and never saw finished, and whose partners come."""
         found = []
-        for rank in self.leavers if all(self.whole.hosts[r].ended for r in self.leavers) else ():
+        for rank in (r for r in self.leavers if self.whole.hosts[r].ended):
             waited = {row for i in self.linked.unit_of[rank].instructions if isinstance(i, Wait) for row in i.rows}
             posted = [p.row for i in self.linked.unit_of[rank].instructions if isinstance(i, Post) for p in i.launch.parts]
             base = self.linked.base[rank]
@@ -80,16 +80,17 @@ class _Held:
         return [other for other in mates if other >= 0 and self.whole.posted[other] >= 0]
 
     def is_possible(self, rows: tuple[int, ...]) -> bool:
-        """All leavers get to their end while somebody is held back from each of these rows, and all other open rows are met by then."""
+        """Their leavers get to their end while somebody is held back from each of these rows; other open rows of who has left are met by
+        then."""
         others = [row for row in self.open_rows() if row not in rows]
         held: list[int] = []
         for row in rows:
-            held += next(([p] for p in self._partners(row) if self._reaches([*held, p], others)), [])
+            held += next(([p] for p in self._partners(row) if self._reaches(rows, [*held, p], others)), [])
             if not any(p in held for p in self._partners(row)):
                 return False
-        return self._reaches(held, others)
+        return self._reaches(rows, held, others)
 
-    def _reaches(self, held: list[int], others: list[int]) -> bool:
+    def _reaches(self, rows: tuple[int, ...], held: list[int], others: list[int]) -> bool:
         course = course_of(self.linked, self.conditions)
         for row in held:
             host = course.hosts[int(self.linked.rank[row])]
@@ -97,5 +98,6 @@ class _Held:
             if at is not None:  # else it is held back before
                 host.steps = [*host.steps[:at], (NEVER, row - host.base, ())]
         left = LocalClocks(course).run()
-        met = all(any(left.posted[p] >= 0 for p in self._partners(row)) for row in others)
-        return met and all(left.hosts[rank].ended for rank in self.leavers)
+        rank = self.linked.rank
+        met = all(any(left.posted[p] >= 0 for p in self._partners(row)) for row in others if left.hosts[int(rank[row])].ended)
+        return met and all(left.hosts[int(rank[row])].ended for row in rows)

@@ -14,21 +14,39 @@ from distsim.units import show_bytes
 
 #: Ranks (or lines) shown one by one; further ones are summarised.
 SHOWN = 8
+#: So many numbers in a row are written as a stretch, `0-3`.
+FOLDED = 4
 
 
 def some_ranks(ranks: Iterable[int], shown: int = SHOWN) -> str:
-    """`rank 3`, `ranks 0, 1 and 2`, or `ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1016 more`."""
+    """`rank 3`, `ranks 0, 1 and 2`, `ranks 0-516 and 518-1023`, or `ranks 0, 2, 4, 6, 8, 10, 12, 14 and 504 more`."""
     numbers = list(ranks)
     return f"rank{'' if len(numbers) == 1 else 's'} {number_list(numbers, shown)}"
 
 
 def number_list(numbers: Sequence[int], shown: int = SHOWN) -> str:
-    """`3`, `0, 1 and 2`, or `0, 1, 2, 3, 4, 5, 6, 7 and 1016 more`."""
-    if len(numbers) > shown:
-        return f"{', '.join(map(str, numbers[:shown]))} and {len(numbers) - shown} more"
-    if len(numbers) < 2:
-        return "".join(map(str, numbers))
-    return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    """`3`, `0, 1 and 2`, `0-516 and 518-1023`, or `0, 2, 4, 6, 8, 10, 12, 14 and 504 more`; stretches of four or more are folded."""
+    stretches = _stretches(numbers)
+    words = [str(a) if a == b else f"{a}-{b}" for a, b in stretches]
+    if len(words) > shown:
+        left = sum(b - a + 1 for a, b in stretches[shown:])
+        return f"{', '.join(words[:shown])} and {left} more"
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _stretches(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of each stretch of at least `FOLDED` numbers in a row; every other number for itself."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    for i in range(1, len(numbers) + 1):
+        if i < len(numbers) and numbers[i] == numbers[i - 1] + 1:
+            continue
+        stretch = numbers[start:i]
+        found += [(stretch[0], stretch[-1])] if len(stretch) >= FOLDED else [(n, n) for n in stretch]
+        start = i
+    return found
 
 
 def plural(count: int, word: str) -> str:

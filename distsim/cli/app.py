@@ -13,8 +13,10 @@ from distsim.cli import (
     check,
     clusters,
     compare,
+    doctor,
     expand,
     explain,
+    learn,
     new,
     render,
     replay,
@@ -65,6 +67,7 @@ app.command("check")(check.command)
 app.command("run")(run.command)
 app.command("replay")(replay.command)
 app.command("compare")(compare.command)
+app.command("doctor")(doctor.command)
 app.command("capture")(capture.command)
 app.command("bench")(bench.command)
 app.command("calibrate")(calibrate.command)
@@ -74,4 +77,5 @@ app.command("test")(test.command)
 app.command("expand")(expand.command)
 app.command("schema")(schema.command)
 app.command("clusters")(clusters.command)
+app.command("learn")(learn.command)
 app.command("new")(new.command)

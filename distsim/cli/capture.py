@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, ClusterOption
+from distsim.cli.options import BackendOption, ClusterOption, taking
 from distsim.cli.simulate import Format, FormatOption, Traces
 
 if TYPE_CHECKING:
@@ -30,18 +31,24 @@ ScenarioFile = Annotated[
 Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
 
 
-def command(
-    words: Words = None,
-    nproc: Nproc = None,
-    nnodes: Nnodes = None,
-    backend: BackendOption = None,
-    cluster: ClusterOption = None,
-    trace: Traces = None,
-    format: FormatOption = Format.text,
-    timeout: Limit = None,
-    strict: Strict = False,
-    scenario: ScenarioFile = None,
-) -> None:
+@dataclass(frozen=True)
+class CaptureOptions:
+    """The arguments of `capture`."""
+
+    words: Words = None
+    nproc: Nproc = None
+    nnodes: Nnodes = None
+    backend: BackendOption = None
+    cluster: ClusterOption = None
+    trace: Traces = None
+    format: FormatOption = Format.text
+    timeout: Limit = None
+    strict: Strict = False
+    scenario: ScenarioFile = None
+
+
+@taking(CaptureOptions)
+def command(given: CaptureOptions) -> None:
     """Run a script on N ranks without network or GPU, and judge what it calls.
 
     Its calls are matched by the rules of the back end that it asks for, or of another. A hang is known, not timed out.
@@ -57,25 +64,26 @@ def command(
     from distsim.capture.preload import preload
     from distsim.cli.simulate import status, trace_writer
 
-    wish = _wish(parse(words or ()), nproc, nnodes, backend and str(backend), timeout)
-    _check_scenario_name(scenario)
-    writers = [trace_writer(path) for path in trace or ()]
+    backend = given.backend and str(given.backend)
+    wish = _wish(parse(given.words or ()), given.nproc, given.nnodes, backend, given.timeout)
+    _check_scenario_name(given.scenario)
+    writers = [trace_writer(path) for path in given.trace or ()]
     _need_torch()
     preload(wish.target.home or wish.target.name)
     captured = capture(wish)
     if not captured.world:
         console.note(_no_ranks(captured.others[0].ended.how if captured.others and captured.others[0].ended else "ended"))
         raise typer.Exit(1 if captured.others and captured.others[0].ended and captured.others[0].ended.code else 0)
-    judged = judge(captured, backend=backend and str(backend), cluster=cluster)
-    for path, write in zip(trace or (), writers, strict=True):
+    judged = judge(captured, backend=backend, cluster=given.cluster)
+    for path, write in zip(given.trace or (), writers, strict=True):
         write(judged.simulation, path)
-    if scenario is not None:
-        _write_scenario(judged.simulation, scenario)
+    if given.scenario is not None:
+        _write_scenario(judged.simulation, given.scenario)
     from distsim.views.captureview import capture_json, capture_text
 
     sys.stdout.flush()
-    console.out(console.to_json(capture_json(judged)) if format is Format.json else capture_text(judged))
-    raise typer.Exit(int(judged.outcome != "completes") or status(judged.simulation, strict))
+    console.out(console.to_json(capture_json(judged)) if given.format is Format.json else capture_text(judged))
+    raise typer.Exit(int(judged.outcome != "completes") or status(judged.simulation, given.strict))
 
 
 def _wish(found: Command, nproc: int | None, nnodes: int | None, backend: str | None, timeout: str | None) -> Wish:

@@ -11,18 +11,60 @@ from distsim.cli import console
 Name = Annotated[
     str | None, typer.Argument(metavar="NAME", help="A finding's code, an operation or `backends`; left out: all names.")
 ]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="NAME", help="Tell an operation's price here, term by term: a preset or a file."),
+]
+Bytes = Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Of that price: the buffer, as nccl-tests counts.")]
+Ranks = Annotated[int, typer.Option("--ranks", metavar="N", min=2, max=1 << 17, help="Of that price: how many ranks take part.")]
+PerNode = Annotated[
+    int, typer.Option("--ranks-per-node", metavar="N", min=1, max=1 << 17, help="Of that price: ranks on a machine.")
+]
 
 
-def command(name: Name = None) -> None:
-    """Explain a finding (DS301), an operation (all_gather), or the back ends.
+def command(
+    name: Name = None, cluster: ClusterOption = None, nbytes: Bytes = "16 MiB", ranks: Ranks = 8, per_node: PerNode = 8
+) -> None:
+    """Explain a finding (DS301), an operation (all_gather), or the back ends; with --cluster, an operation's price.
 
     \b
     Example: distsim explain all_gather
     Example: distsim explain backends
+    Example: distsim explain all_reduce --cluster dgx-h100 --bytes 16MiB --ranks 64
     """
     from distsim.views.pages import index_page
 
+    if cluster is not None:
+        console.out(price_page(name, cluster, nbytes, ranks, per_node))
+        return
     console.out(index_page() if name is None else page(name))
+
+
+def price_page(name: str | None, cluster: str, nbytes: str, ranks: int, per_node: int) -> str:
+    """The price of an operation, term by term. Raises UsageError for another word, and for what is not priced by NCCL's forms."""
+    from distsim.cli.replay import read_cluster
+    from distsim.cluster import cluster_from
+    from distsim.cost import CostModel
+    from distsim.cost.told import told
+    from distsim.errors import UsageError
+    from distsim.names import near
+    from distsim.ops.table import ALIASES, OPS
+    from distsim.units import parse_size_bytes
+    from distsim.views.priceview import price_text
+
+    row = OPS.get(ALIASES.get(name or "", name or ""))
+    if row is None or row.kind not in ("collective", "p2p"):
+        raise UsageError(f"no operation is called {name}{near(name, OPS)}", "as `distsim explain all_reduce --cluster dgx-h100`")
+    try:
+        size = parse_size_bytes(nbytes)
+    except ValueError as fault:
+        raise UsageError(f"--bytes: {fault}", "as --bytes 16MiB") from None
+    cost = CostModel(cluster_from(read_cluster(cluster) or cluster), ranks, min(per_node, ranks))
+    found = told(cost, row, (0, ranks - 1) if row.kind == "p2p" else tuple(range(ranks)), size)
+    if found is None:
+        remedy = "GPU presets have `collectives: nccl`; others are priced by their schedule, see `distsim explain " + row.op + "`"
+        raise UsageError(f"{row.op} has no forms to choose among on {cost.name}", remedy)
+    return price_text(row.op, cost.name, found)
 
 
 def page(name: str) -> str:

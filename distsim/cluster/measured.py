@@ -1,8 +1,12 @@
 """Measured durations that a cluster's file may carry, and how they correct the model's prices.
 
-At a measured size the price is the measured time. Between two of them the ratio of measured to modelled time is interpolated in the
-logarithms of both, and beyond the ends it stays as it is there; so the model keeps the say about sizes and group sizes that
-nobody measured. Joining every fourth size of a sweep like this misses the others by 8 % (57 open nccl-tests tables).
+At a measured size the price is the measured time. Between two of them the ratio of measured to modelled time is interpolated in
+the
+logarithms of both, and beyond the ends it stays as it is there; so the model keeps the say about sizes that nobody measured. So
+it is in
+the number of ranks: between two measured ones the logarithm of the ratio is interpolated, beyond them half of the trend is
+believed.
+How far off that is: `benchmarks/accuracy/run.py`.
 """
 
 from __future__ import annotations
@@ -48,4 +52,38 @@ def nearest(curves: Sequence[Curve], op: str, group: int, ranks: int, nodes: int
     return min(found, key=distance, default=None)
 
 
-__all__ = ["Correction", "nearest"]
+#: How much of the trend from one rank count to another is believed beyond them.
+_BELIEVED = 0.5
+
+
+def blended(curves: Sequence[Curve], op: str, group: int, ranks: int, nodes: int) -> list[tuple[Curve, float]]:
+    """(curve, weight) of those that tell about a group that fills its nodes: the two measured rank counts next to it, where
+    there are two.
+
+    Their weights add up to 1; beyond both of them one is negative. Else the nearest alone, and nothing where the operation has
+    no curve.
+    """
+    one = nearest(curves, op, group, ranks, nodes)
+    if one is None or one.group == group:
+        return [] if one is None else [(one, 1.0)]
+    across = nodes > 1
+    alike = {
+        c.group: c
+        for c in curves
+        if c.op == op and (c.nodes > 1) == across and c.group == c.ranks * c.nodes and (not across or c.ranks == ranks)
+    }
+    alike |= {one.group: one} if one.group == one.ranks * one.nodes else {}
+    if group != ranks * nodes or one.group not in alike or len(alike) < 2:
+        return [(one, 1.0)]
+    two = sorted(sorted(alike), key=lambda n: abs(log(n / group)))[:2]
+    around = [max((n for n in alike if n < group), default=0), min((n for n in alike if n > group), default=0)]
+    low, high = around if all(around) else sorted(two)
+    share = log(group / low) / log(high / low)
+    if share > 1:
+        share = 1 + _BELIEVED * (share - 1)
+    elif share < 0:
+        share *= _BELIEVED
+    return [(alike[low], 1 - share), (alike[high], share)]
+
+
+__all__ = ["Correction", "blended", "nearest"]

@@ -50,6 +50,9 @@ class Device(_Part):
     peak: dict[str, FlopRate]
     memory_bytes_per_ns: Bandwidth = Field(alias="memory_bandwidth")
     memory_nbytes: Size = Field(alias="memory_size")
+    #: Generation, by NCCL's tables: volta (V100), ampere (A100), ada (L4, L40S), hopper (H100, H200, GH200), blackwell (B200),
+    #: cdna3 (MI300X).
+    architecture: Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna3", ""] = ""
     launch_ns: Duration = Field(default=0, alias="launch")  # one kernel
     compute_efficiency: Efficiency = 1.0  # share of peak that a large matrix product reaches
     memory_efficiency: Efficiency = 1.0
@@ -65,10 +68,13 @@ class Device(_Part):
 class Link(_Part):
     """The way between two ranks of a node: per rank and direction. ``latency`` is one hop, one message."""
 
-    kind: Literal["nvlink", "pcie", "shm"]
+    kind: Literal["nvlink", "xgmi", "pcie", "shm"]
     latency_ns: Duration = Field(alias="latency")
     bytes_per_ns: Bandwidth = Field(alias="bandwidth")
-    efficiency: Efficiency = 1.0  # share of the data sheet's bandwidth that a ring reaches
+    efficiency: Efficiency = 1.0  # share of the data sheet's bandwidth that a ring reaches; under nccl, that NCCL counts on
+    switch: bool = True  # whether links meet in a switch (which can reduce, from H100 on), or go from GPU to GPU
+    peer_access: bool = True  # whether GPUs reach each other over PCIe, or stage through the host's memory
+    domain: int | None = Field(default=None, ge=1, le=1 << 20)  # ranks that these links join across machines (NVL72: 72)
     source: str = ""
 
     @property
@@ -93,17 +99,23 @@ class Nics(_Part):
 
 
 class Network(_Part):
-    """What lies between the cards. ``oversubscription`` 2: half of a node's card bandwidth gets through."""
+    """What lies between the cards. ``oversubscription`` 2: half of a node's card bandwidth gets through. ``reduces``: its
+    switches can
+    reduce (SHARP), and NCCL is told to use that (CollNet)."""
 
     latency_ns: Duration = Field(alias="latency")
     oversubscription: float = Field(default=1.0, ge=1)
+    transport: Literal["ib", "roce", "efa", "slingshot", "tcpx", "tcp"] = "ib"
+    reduces: bool = False
     source: str = ""
 
 
 class Curve(_Part):
-    """Measured: how long an operation takes, by its bytes as nccl-tests counts them, from the last rank's arrival to the last one's end.
+    """Measured: how long an operation takes, by its bytes as nccl-tests counts them, from the last rank's arrival to the last
+    one's end.
 
-    ``group`` ranks in each group, ``ranks`` on each node, all of them busy at once; ``nodes`` that a group spans. ``send`` stands for
+    ``group`` ranks in each group, ``ranks`` on each node, all of them busy at once; ``nodes`` that a group spans. ``send``
+    stands for
     every message.
     """
 
@@ -118,12 +130,19 @@ class Cluster(_Part):
     """Everything a cost model needs to know about the machines.
 
     ``call_overhead``: what a communication call costs before its first byte moves (a kernel, a protocol's start).
-    ``collectives``: ``rails`` as NCCL does (rings through every card,
-    two-level algorithms, pipelined chains), ``flat`` as Gloo does (the row's schedule in the order of group ranks).
+    ``collectives``: ``nccl`` by NCCL's algorithms and protocols, `distsim.cost.nccl` (needs the device's ``architecture``);
+    ``rails`` by
+    latency and bandwidth alone (rings through every card, two-level algorithms, pipelined chains), ``flat`` as Gloo does (the
+    row's
+    schedule in the order of group ranks).
+    ``gpus_per_process``: how many GPUs one process drives; torch.distributed drives one (nccl-tests' ``-g``).
+    ``host``: the CPU's maker, by which NCCL chooses between nodes.
     ``shared_links``: messages that cross the same card, or on flat clusters the same process, at the same time share it.
-    ``crossing``: on flat clusters with shared links, how much of a message's moving time a process is taken up by it: at 1 messages
+    ``crossing``: on flat clusters with shared links, how much of a message's moving time a process is taken up by it: at 1
+    messages
     that cross a process take turns, at 0 they do not hinder each other.
-    ``reduce_bandwidth``: at which a rank combines what came with what it has, on a CPU (None: hidden behind transfers, as on a GPU).
+    ``reduce_bandwidth``: at which a rank combines what came with what it has, on a CPU (None: hidden behind transfers, as on a
+    GPU).
     ``algorithms``: by what they bring about (all_gather and all_gather_into_tensor are one), the algorithm that is priced, or
     ``cheapest``; see `distsim.cost`.
     ``measured``: see `Curve`.
@@ -137,7 +156,9 @@ class Cluster(_Part):
     nics: Nics
     network: Network
     call_overhead_ns: Duration = Field(default=0, alias="call_overhead")
-    collectives: Literal["rails", "flat"] = "rails"
+    collectives: Literal["nccl", "rails", "flat"] = "rails"
+    gpus_per_process: int = Field(default=1, ge=1, le=64)
+    host: Literal["intel", "amd", "arm"] = "intel"
     algorithms: dict[str, str] = Field(default_factory=dict)
     shared_links: bool = False
     crossing: float = Field(default=1.0, ge=0, le=4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +31,17 @@ class Placement:
         sizes = set(counts.values())
         #: Ranks per node, None where nodes differ.
         self.per_node = sizes.pop() if len(sizes) == 1 else None
+        #: Most ranks on one node.
+        self.most, self.least = max(counts.values()), min(counts.values())
+        #: What `distsim.cost` made of it, kept.
+        self.setting: Any = None
         self.worst_intra = max(slow_intra[node] for node in counts)
         self._node = np.array(nodes, dtype=np.int64)
         self._intra_cost = np.array([slow_intra[node] for node in nodes]) / cluster.intra.attained
         self._inter_cost = np.array([slow_inter[node] for node in nodes]) / cluster.rank_inter_bytes_per_ns
         self._cards = cluster.nics.count
         slowest = max(slow_inter[node] for node in counts)
+        self.worst_inter = slowest
         rails = min(cluster.nics.count, min(counts.values()))
         intra, rank_inter = cluster.intra.attained / self.worst_intra, cluster.rank_inter_bytes_per_ns / slowest
         #: One rail's share when every rank of a node sends at once.

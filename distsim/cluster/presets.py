@@ -1,116 +1,122 @@
 """Clusters that come with distsim, as data: each number beside its source.
 
-Data-sheet figures are the vendors'; efficiencies and latencies come from published nccl-tests and Gloo sweeps. A ring's busbw
-over the data sheet's: NVLink .78 (A100), .81 (H100), HDR and NDR InfiniBand .91 to .98. None of these was measured on your
-machines: that is what ``error_band`` says.
+Data-sheet figures are the vendors'. On GPUs ``efficiency`` is what NCCL counts of a data sheet's bandwidth before it chooses
+(src/graph/topo.h): 20 of
+25 GB/s a link on NVLink 2 and 3, 20.6 on NVLink 4, 40.1 of 50 on NVLink 5, 12 of 16 GB/s over PCIe 3 (doubled with each
+generation), 12 of 12.5
+GB/s on a card of 100 Gbit/s; what of that is reached stands in `distsim.cost.constants`. None of these was measured on your
+machines: see
+`distsim.cost.band` for how far off they are.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Mean error over 51 open nccl-tests tables of A100 and H100 systems; their median above 64 MiB; 64 KiB to 16 MiB.
-_GPU_BAND = "+-37 % (14 % above 64 MiB, 65 % from 64 KiB to 16 MiB)"
+from distsim.cluster import devices
+from distsim.cluster.devices import CPU, LOOPBACK, Data
+
 _CPU_BAND = "+-40 % (a guess: TCP stacks and hosts differ more than links do)"
+_ONE_CARD = "a guess: one 100 Gbit/s card"
+_NCCL = "NCCL topo.h and tuning.cc"
+#: Nine of ten measured times of systems that were left out of the fit (`distsim.cost.band`).
+_GPU_BAND = "nine of ten measured times are 0.65 to 1.4 of what is told on one node, 0.7 to 2.1 on several"
+_NEW_BAND = (
+    "nine of ten measured times are 0.4 to 2 of what is told on one node, 0.5 to 4 on several (few or no published tables)"
+)
+_MEASURED = ("volta", "ampere", "hopper")
 
-_A100: Final[dict[str, object]] = {
-    "name": "NVIDIA A100 SXM 80 GB",
-    "peak": {  # NVIDIA A100 data sheet, dense; float32 through TF32 tensor cores is 156, plain float32 19.5
-        "bfloat16": "312 TFLOP/s", "float16": "312 TFLOP/s", "float32": "19.5 TFLOP/s", "float64": "19.5 TFLOP/s",
-        "int8": "624 TFLOP/s",
-    },
-    "memory_bandwidth": "2039 GB/s",  # A100 data sheet, HBM2e
-    "memory_size": "80 GB",  # A100 data sheet
-    "launch": "4 us",  # a kernel from the host's call to its start; CUDA micro-benchmarks give 3 to 5 us
-    "compute_efficiency": 0.6,  # large GEMMs reach .6 to .8 of the dense peak; Megatron-LM (SC'21) reports .52 end to end
-    "memory_efficiency": 0.85,  # STREAM-like kernels on HBM2e
-    "source": "NVIDIA A100 data sheet; efficiencies: Megatron-LM (SC'21)",
-}  # fmt: skip
 
-_H100: Final[dict[str, object]] = {
-    "name": "NVIDIA H100 SXM 80 GB",
-    "peak": {  # NVIDIA H100 data sheet, dense (half of the figures with sparsity)
-        "bfloat16": "989 TFLOP/s", "float16": "989 TFLOP/s", "float32": "67 TFLOP/s", "float64": "67 TFLOP/s",
-        "float8_e4m3fn": "1979 TFLOP/s", "float8_e5m2": "1979 TFLOP/s", "int8": "1979 TFLOP/s",
-    },
-    "memory_bandwidth": "3350 GB/s",  # H100 data sheet, HBM3
-    "memory_size": "80 GB",  # H100 data sheet
-    "launch": "4 us",  # as A100
-    "compute_efficiency": 0.55,  # published bf16 training runs reach .42 of peak end to end, large GEMMs .55 to .75
-    "memory_efficiency": 0.85,  # as A100
-    "source": "NVIDIA H100 data sheet; efficiencies: published training runs",
-}  # fmt: skip
+def _nvlink(generation: int, **more: object) -> Data:
+    """A GPU's links together, per direction (NVIDIA's data sheets)."""
+    sheet, counted = {2: ("150 GB/s", 0.8), 3: ("300 GB/s", 0.8), 4: ("450 GB/s", 0.824), 5: ("900 GB/s", 0.802)}[generation]
+    return {
+        "kind": "nvlink", "latency": "0.6 us", "bandwidth": sheet, "efficiency": counted,
+        "source": f"NVLink {generation}; {_NCCL}", **more,
+    }  # fmt: skip
 
-_CPU: Final[dict[str, object]] = {
-    "name": "one CPU socket",
-    "peak": {"float32": "1.28 TFLOP/s", "float64": "0.64 TFLOP/s"},  # 16 cores x 2.5 GHz x 32 (AVX2: 2 FMA x 8 float32)
-    "memory_bandwidth": "204.8 GB/s",  # 8 channels of DDR4-3200
-    "memory_size": "256 GB",
-    "compute_efficiency": 0.7,  # blocked GEMM in a BLAS
-    "memory_efficiency": 0.7,  # STREAM triad over the channels' peak
-    "source": "16 cores at 2.5 GHz with AVX2, 8 channels of DDR4-3200",
-}  # fmt: skip
 
-#: Loopback TCP between processes of one machine, as Gloo uses it.
-_LOOPBACK: Final[dict[str, object]] = {
-    "kind": "shm",
-    "latency": "15 us",  # Gloo's wake-up per step, lower end of published 15 to 60 us
-    "bandwidth": "1.6 GB/s",  # one Gloo loop thread per process carries 1 to 1.6 GB/s, loopback too
-    "efficiency": 0.8,  # the middle of that range
-    "source": "published Gloo sweeps (one loop thread per process)",
-}  # fmt: skip
+def _pcie(generation: int, **more: object) -> Data:
+    """16 lanes, per direction."""
+    sheet = {3: "16 GB/s", 4: "32 GB/s", 5: "64 GB/s"}[generation]
+    return {
+        "kind": "pcie", "latency": "1 us", "bandwidth": sheet, "efficiency": 0.75, "switch": False,
+        "source": f"PCIe {generation}.0 x16; {_NCCL}", **more,
+    }  # fmt: skip
 
-PRESETS: Final[dict[str, dict[str, object]]] = {
-    "dgx-a100": {
-        "name": "dgx-a100",
-        "source": "NVIDIA DGX A100 data sheet; NCCL tuning.cc; published nccl-tests tables",
-        "error_band": _GPU_BAND,
-        "device": _A100,
-        "intra": {
-            "kind": "nvlink",
-            "latency": "0.8 us",  # small all_reduce: 8, 12, 18 us on 2, 4, 8 GPUs (open nccl-tests tables)
-            "bandwidth": "300 GB/s",  # NVLink 3: 12 links x 25 GB/s per direction
-            "efficiency": 0.78,  # 227 to 235 GB/s busbw at large sizes on 8 GPUs
-            "source": "A100 data sheet (NVLink 3); efficiency from open nccl-tests tables",
+
+def _nics(count: int, gbits: int, source: str) -> Data:
+    return {"count": count, "latency": "1 us", "bandwidth": f"{gbits} Gbit/s", "efficiency": 0.96, "source": source}
+
+
+def _cluster(name: str, device: Data, intra: Data, nics: Data, transport: str, source: str, **more: object) -> Data:
+    """Of GPUs. A hop through the network takes 4 us (NCCL tuning.cc: ring, LL128), a call's launch 2.6 us
+    (`distsim.cost.constants`)."""
+    band = _GPU_BAND if device["architecture"] in _MEASURED and transport == "ib" and intra["kind"] == "nvlink" else _NEW_BAND
+    return {
+        "name": name, "source": source, "error_band": band, "device": device, "intra": intra, "nics": nics,
+        "network": {"latency": "4 us", "transport": transport, "source": "NCCL tuning.cc, ring, network, LL128"},
+        "call_overhead": "2.6 us", "collectives": "nccl", **more,
+    }  # fmt: skip
+
+
+_GPU_CLUSTERS: Final = (
+    _cluster(
+        "dgx1-v100", devices.V100, _nvlink(2, switch=False), _nics(4, 100, "DGX-1 data sheet: 4 x EDR"), "ib",
+        "NVIDIA DGX-1 data sheet: 8 GPUs in a cube mesh, 6 links each",
+    ),
+    _cluster("dgx2-v100", devices.V100, _nvlink(2), _nics(8, 100, "DGX-2 data sheet: 8 x EDR"), "ib", "DGX-2 data sheet: 16 GPUs"),
+    _cluster("dgx-a100", devices.A100, _nvlink(3), _nics(8, 200, "DGX A100 data sheet: 8 x HDR"), "ib",
+        "NVIDIA DGX A100 data sheet", host="amd",
+    ),
+    _cluster("dgx-h100", devices.H100, _nvlink(4), _nics(8, 400, "DGX H100 data sheet: 8 x NDR"), "ib", "DGX H100 data sheet"),
+    _cluster("dgx-h200", devices.H200, _nvlink(4), _nics(8, 400, "DGX H200 data sheet: 8 x NDR"), "ib", "DGX H200 data sheet"),
+    _cluster("dgx-b200", devices.B200, _nvlink(5), _nics(8, 400, "DGX B200 data sheet: 8 x NDR"), "ib", "DGX B200 data sheet"),
+    _cluster(
+        "gb200-nvl72", devices.GB200, _nvlink(5, domain=72), _nics(4, 400, "GB200 NVL72 data sheet: 4 x 400 Gbit/s a tray"), "ib",
+        "NVIDIA GB200 NVL72 data sheet: 18 trays of 4 GPUs, one NVLink domain", host="arm",
+    ),
+    _cluster(
+        "gh200", devices.GH200, _nvlink(4), _nics(1, 400, "TACC Vista: NDR, one GH200 a node"), "ib",
+        "NVIDIA GH200 data sheet; TACC Vista's user guide", host="arm",
+    ),
+    _cluster(
+        "mi300x", devices.MI300X,
+        {
+            "kind": "xgmi", "latency": "0.6 us", "bandwidth": "448 GB/s", "efficiency": 0.75, "switch": False,
+            "source": "7 links of 64 GB/s, of which about 48 are usable (AMD: rocm.blogs.amd.com, RCCL bandwidth on MI300X)",
         },
-        "nics": {
-            "count": 8,  # DGX A100 data sheet: 8 single-port ConnectX-6 for compute
-            "latency": "1 us",  # ConnectX-6 data sheet: below 1 us
-            "bandwidth": "200 Gbit/s",  # HDR InfiniBand
-            "efficiency": 0.95,  # 188.5 of 200 GB/s at 2 x 8 GPUs
-            "source": "DGX A100 data sheet (8 x HDR)",
-        },
-        "network": {"latency": "4 us", "source": "NCCL tuning.cc, ring, network, LL128"},
-        "call_overhead": "6.6 us",  # NCCL tuning.cc, ring, LL: base latency
-    },
-    "dgx-h100": {
-        "name": "dgx-h100",
-        "source": "NVIDIA DGX H100 data sheet; NCCL tuning.cc; published nccl-tests tables",
-        "error_band": _GPU_BAND,
-        "device": _H100,
-        "intra": {
-            "kind": "nvlink",
-            "latency": "0.6 us",  # NCCL tuning.cc, ring, NVLink, LL
-            "bandwidth": "450 GB/s",  # NVLink 4: 18 links x 25 GB/s per direction
-            "efficiency": 0.81,  # 362 to 367 GB/s busbw of rings at large sizes (NVLS all_reduce: 1.07, not modelled)
-            "source": "H100 data sheet (NVLink 4); efficiency from open nccl-tests tables",
-        },
-        "nics": {
-            "count": 8,  # DGX H100 data sheet: 8 ConnectX-7 for compute
-            "latency": "1 us",  # as ConnectX-6
-            "bandwidth": "400 Gbit/s",  # NDR InfiniBand
-            "efficiency": 0.92,  # 46 of 50 GB/s for one pair of cards
-            "source": "DGX H100 data sheet (8 x NDR)",
-        },
-        "network": {"latency": "4 us", "source": "NCCL tuning.cc, ring, network, LL128"},
-        "call_overhead": "6.6 us",  # NCCL tuning.cc, ring, LL: base latency
-    },
+        _nics(8, 400, "usual for 8 x MI300X: 8 x 400 Gbit/s RoCE"), "roce", "AMD MI300X platform data sheet", host="amd",
+    ),
+    _cluster("a100-pcie", devices.A100_PCIE, _pcie(4), _nics(1, 100, _ONE_CARD), "roce", "NVIDIA A100 PCIe data sheet"),
+    _cluster("l40s-pcie", devices.L40S, _pcie(4), _nics(1, 100, _ONE_CARD), "roce", "NVIDIA L40S data sheet"),
+    _cluster("l4-pcie", devices.L4, _pcie(4), _nics(1, 100, _ONE_CARD), "tcp", "NVIDIA L4 data sheet"),
+    _cluster("aws-p4d", devices.A100_40, _nvlink(3), _nics(4, 100, "AWS: 4 x 100 Gbit/s EFA"), "efa", "AWS EC2 P4d page"),
+    _cluster(
+        "aws-p5", devices.H100, _nvlink(4), _nics(8, 400, "AWS: 3200 Gbit/s EFA, 4 x 100 a GPU, told as one card"), "efa",
+        "AWS EC2 P5 page", host="amd",
+    ),
+    _cluster(
+        "gcp-a3-high", devices.H100, _nvlink(4), _nics(4, 200, "Google Cloud: 4 x 200 Gbit/s for GPUs"), "tcpx",
+        "Google Cloud, A3 High machine types (GPUDirect-TCPX)",
+    ),
+    _cluster(
+        "gcp-a3-mega", devices.H100, _nvlink(4), _nics(8, 200, "Google Cloud: 8 x 200 Gbit/s for GPUs"), "tcpx",
+        "Google Cloud, A3 Mega machine types (GPUDirect-TCPXO)",
+    ),
+    _cluster(
+        "azure-nd-h100-v5", devices.H100, _nvlink(4), _nics(8, 400, "Azure: 8 x 400 Gbit/s NDR"), "ib",
+        "Microsoft Azure, ND H100 v5 series",
+    ),
+)  # fmt: skip
+
+_CPU_CLUSTERS: Final[dict[str, Data]] = {
     "cpu-10gbe": {
         "name": "cpu-10gbe",
         "source": "10 Gbit Ethernet, TCP, published Gloo sweeps",
         "error_band": _CPU_BAND,
-        "device": _CPU,
-        "intra": _LOOPBACK,
+        "device": CPU,
+        "intra": LOOPBACK,
         "nics": {
             "count": 1,
             "bandwidth": "10 Gbit/s",  # IEEE 802.3ae
@@ -125,8 +131,8 @@ PRESETS: Final[dict[str, dict[str, object]]] = {
         "name": "cpu-25gbe",
         "source": "25 Gbit Ethernet, TCP, published Gloo sweeps",
         "error_band": _CPU_BAND,
-        "device": _CPU,
-        "intra": _LOOPBACK,
+        "device": CPU,
+        "intra": LOOPBACK,
         "nics": {
             "count": 1,
             "bandwidth": "25 Gbit/s",  # IEEE 802.3by
@@ -138,3 +144,5 @@ PRESETS: Final[dict[str, dict[str, object]]] = {
         "collectives": "flat",
     },
 }
+
+PRESETS: Final[dict[str, Data]] = {str(cluster["name"]): cluster for cluster in _GPU_CLUSTERS} | _CPU_CLUSTERS

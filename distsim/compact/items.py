@@ -220,4 +220,4 @@ def _tensor(buffer: BufferVec, values: _Values) -> Spec:
 
 def _plain(value: object) -> int:
     """A number of a code of one rank."""
-    return int(value.flat[0]) if hasattr(value, "flat") else int(value)  # type: ignore[attr-defined, call-overload, no-any-return]
+    return int(value.flat[0]) if hasattr(value, "flat") else int(value)  # type: ignore[call-overload]

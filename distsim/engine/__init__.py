@@ -60,8 +60,8 @@ def _fast(done: Progress, cost: CostModel, columns: Columns, misfits: Sequence[M
     outcome = worst_of(left, (misfit.outcome for misfit in misfits))
     makespan = max((*(end.at_ns for end in left.ends), int(np.max(columns.finished, initial=0))), default=0)
     trace = build_trace(
-        linked.program, columns, left, profile=linked.profile.name, outcome=outcome, makespan_ns=makespan, cluster=cost.name,
-        queues=linked.queue_names(), prices=cost.cluster.to_mapping(),
+        linked.program, columns, left, profile=linked.profile.name, outcome=outcome, makespan_ns=makespan, cluster=cost.cluster,
+        queues=linked.queue_names(),
     )  # fmt: skip
     return Run(linked.program, linked.profile.name, outcome, trace, left, makespan,
                mismatches=tuple((misfit.rows, misfit.fields) for misfit in misfits))  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from heapq import heappop, heappush
 
 from distsim.errors import UsageError
-from distsim.match import ANY, Take
+from distsim.match import ANY
 from distsim.program.records import Program
 from distsim.semantics.moves import Rules
 from distsim.semantics.state import State
@@ -24,7 +24,7 @@ class Arrivals:
     """When messages arrive, and what the open receives may take of them; looked at again only for boxes that have changed.
 
     ``arrived``: of a message row, when its data, or the notice of it, is at the receiver; -1 while it is not on its way. ``fresh``:
-    receives from any source that were posted just now. ``offered``: boxes in which a receive may take something.
+    receives from any source that were posted just now. ``changed``: boxes to be looked at.
     """
 
     def __init__(self, rules: Rules, state: State, follow: Follow) -> None:
@@ -34,21 +34,19 @@ class Arrivals:
         self.arrived = [-1] * rules.linked.rows
         self.fresh: list[int] = []
         self.changed: dict[int, None] = {}
-        self.offered: dict[int, None] = {}
         self._best: dict[int, _Best] = {}
         self._heap: list[tuple[_Best, int]] = []
 
-    def look(self) -> None:
-        """See again to the boxes that have changed. ``offered``: messages that have arrived or not, allowed or not."""
+    def may_take(self, now: int) -> bool:
+        """Some receive may take what is there; it may also have taken it."""
+        self._look()
+        return bool(self._heap) and self._heap[0][0][0] <= now
+
+    def _look(self) -> None:
+        """See again to the boxes that have changed."""
         while self.changed:
             box, _ = self.changed.popitem()
-            takes = self._takes_of(box)
-            if not takes:
-                self.offered.pop(box, None)
-                self._best.pop(box, None)
-                continue
-            self.offered[box] = None
-            best = min([self._rank(take) for take in takes if self._allowed(take)], default=None)
+            best = self._best_of(box)
             if best is None:
                 self._best.pop(box, None)
             elif self._best.get(box) != best:
@@ -57,7 +55,7 @@ class Arrivals:
 
     def first(self, now: int) -> int:
         """The message that is taken first (at one instant: that of the lowest rank), -1 while none is there."""
-        self.look()
+        self._look()
         heap = self._heap
         while heap and self._best.get(heap[0][1]) != heap[0][0]:
             heappop(heap)  # of a box that has changed since
@@ -65,27 +63,31 @@ class Arrivals:
 
     def waiting_for(self, receive: int, now: int) -> int:
         """What was there before a receive, the first to arrive; -1 where nothing was."""
-        there = [take for take in self._takes_of(self.rules.box[receive])
-                 if take.receive == receive and self.arrived[take.send] < now and self._allowed(take)]  # fmt: skip
-        return min((self._rank(take) for take in there), default=(0, 0, 0, -1))[3]
+        best = self._best_of(self.rules.box[receive])
+        return best[3] if best is not None and best[2] == receive and best[0] < now else -1
 
     def check(self) -> None:
         """Raise where a receive still waits for a message that its schedule names, although it could take another."""
         for take in self.state.matcher.takes() if self.follow else ():
-            if not self._allowed(take):
+            if self.follow.get(take.receive, take.send) != take.send:
                 rank = self.rules.rank_of[take.receive]
                 raise UsageError(f"the schedule does not fit: rank {rank} never gets the message that it must take", _ANEW)
 
-    def _takes_of(self, box: int) -> list[Take]:
-        place = self.state.matcher.boxes.get(box)
-        return self.state.matcher.takes_of(box) if place is not None and ANY in place.receives and place.sends else []
-
-    def _allowed(self, take: Take) -> bool:
-        """The schedule, if there is one, lets the receive take this message."""
-        return self.follow.get(take.receive, take.send) == take.send
-
-    def _rank(self, take: Take) -> _Best:
-        return self.arrived[take.send], self.rules.rank_of[take.send], take.receive, take.send
+    def _best_of(self, box: int) -> _Best | None:
+        """What the oldest receive from any source of a box takes first, of what the schedule, if there is one, lets it take."""
+        place, arrived = self.state.matcher.boxes.get(box), self.arrived
+        if place is None or ANY not in place.receives:
+            return None
+        number, receive = place.receives[ANY][0]
+        named, only = len(place.receives) > 1, self.follow.get(receive)
+        best: _Best | None = None
+        for sender, sends in place.sends.items():
+            send = sends[0]
+            if (only is not None and send != only) or (named and self.state.matcher.named_first(place, sender, number)):
+                continue
+            if best is None or (arrived[send], sender) < best[:2]:
+                best = (arrived[send], sender, receive, send)
+        return best
 
 
 def _row_of(program: Program, base: list[int], call: CallKey) -> int:

@@ -118,16 +118,16 @@ class _Engine:
 
     def _instant(self, entries: list[Entry]) -> None:
         self.now = self.clock.now
-        state, finish = self.state, self.rules.finish
-        phase = state.phase
+        finish, state, host = self.rules.finish, self.state, self._host
+        phase, arrivals = state.phase, self.arrivals
         for entry in entries:
             if type(entry) is not int:
                 entry()  # type: ignore[operator]
             elif entry < 0:
-                self._host(~entry)
+                host(~entry)
             elif phase[entry] == DUE:
                 finish(state, entry, self)
-                if self.at_once or self.open_sources:
+                if self.at_once or arrivals.fresh or arrivals.changed:
                     self._follow_up()
 
     # --- hosts ---
@@ -139,7 +139,7 @@ class _Engine:
             hosts.waiting[rank] = True
             return
         steps, ends, pc, now, lock, base = rules.steps[rank], state.ends, state.pc, self.now, rules.locked[rank], rules.base[rank]
-        entered, here, follows = hosts.entered[rank], hosts.position[rank], self.open_sources
+        entered, here, follows, arrivals = hosts.entered[rank], hosts.position[rank], self.open_sources, self.arrivals
         while ends[rank] is None:
             op, instruction, task, position, rows = steps[pc[rank]]
             if position != here:
@@ -156,7 +156,7 @@ class _Engine:
                 rules.post(state, rank, task, self)  # type: ignore[arg-type]
                 if rules.doomed:
                     rules.abort(state, self)
-                if self.at_once or follows:
+                if self.at_once or (follows and (arrivals.fresh or arrivals.changed)):
                     self._follow_up()
                 if self.deadlines is not None:
                     self.deadlines.enqueued(rank, base + task.row, now)  # type: ignore[union-attr]
@@ -171,7 +171,7 @@ class _Engine:
                     if lock:
                         rules.next_of_worker(state, rank, self)
                         rules.abort(state, self)
-                    if follows or self.at_once:
+                    if self.at_once or (follows and (arrivals.fresh or arrivals.changed)):
                         self._follow_up()
                     hosts.blocked[rank] = False
                     continue
@@ -262,7 +262,7 @@ class _Engine:
                     self.rules.finish(self.state, row, self)
                 rows += self.at_once[::-1]
                 self.at_once.clear()
-        if self.open_sources:
+        if self.open_sources and (self.arrivals.fresh or self.arrivals.changed):
             self._see_to_receives()
 
     def _see_to_receives(self) -> None:
@@ -274,9 +274,7 @@ class _Engine:
                 if send >= 0:
                     self.rules.take(self.state, send, self)
                     self._follow_up()
-        if arrivals.changed:
-            arrivals.look()
-        if arrivals.offered and self.take_at != self.now:
+        if self.take_at != self.now and arrivals.may_take(self.now):
             self.take_at = self.now
             self.put(self.now, self._take)
 
@@ -309,10 +307,9 @@ class _Engine:
 
     def done(self, row: int, /) -> None:
         self.finished[row] = now = self.now
-        rank = self.rank_of[row]
-        waiting = self.hosts.waiting
-        if waiting[rank]:
-            waiting[rank] = False
+        rank, hosts = self.rank_of[row], self.hosts
+        if hosts.waiting[rank] and (hosts.open[rank] in (row, -1) or self.state.losses):
+            hosts.waiting[rank] = False
             self.put(now, ~rank)
         if self.deadlines is not None and self.rules.is_launch(row):
             self.deadlines.done(rank, self.now)

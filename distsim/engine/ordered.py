@@ -15,8 +15,8 @@ def run_ordered(program: Program, profile: Profile, cost: CostModel, follow: Fol
     left = simulate_in_order(program, profile, cost, follow)
     outcome = outcome_of(program, left)
     trace = build_trace(
-        program, left.columns, left.standstill, profile=profile.name, outcome=outcome, makespan_ns=left.end_ns, cluster=cost.name,
-        queues=left.queues, prices=cost.cluster.to_mapping(),
+        program, left.columns, left.standstill, profile=profile.name, outcome=outcome, makespan_ns=left.end_ns, cluster=cost.cluster,
+        queues=left.queues,
     )  # fmt: skip
     mismatches = tuple((rows, fields) for rows, fields, _ in left.mismatches)
     return Run(program, profile.name, outcome, trace, left.standstill, left.end_ns, mismatches=mismatches, path="ordered",

@@ -142,19 +142,24 @@ class _Under:
         self.none_waits = False
         self._known: dict[bytes, ProfileOutcome] = {}
 
-    def outcome(self, **options: int) -> ProfileOutcome:
+    def outcome(self, **options: Any) -> ProfileOutcome:
         """What it comes to with these options. All buffers that hold the same sends, with room for all of them, are one."""
         linked = self.linked.under(**options)
-        conditions = Conditions(linked, self.cost)
+        conditions = self._conditions(linked)
+        if conditions.has_room:
+            return _outcome(linked, self.end(conditions), self.cost, self.max_states)
         buffered = conditions.ahead.tobytes()
-        found = self._known.get(buffered) or _outcome(linked, self.end(conditions), self.cost, self.max_states)
-        if not conditions.has_room:
-            self._known[buffered] = found
-        return found
+        if buffered not in self._known:
+            self._known[buffered] = _outcome(linked, self.end(conditions), self.cost, self.max_states)
+        return self._known[buffered]
+
+    def _conditions(self, linked: Linked) -> Conditions:
+        """Priced where that is needed; a program that is not free of order may have calls that have no price."""
+        return Conditions(linked, None if self.ordered else self.cost)
 
     def end(self, conditions: Conditions | None = None) -> End:
         """One run, by the fastest way that is exact."""
-        found = conditions or Conditions(self.linked, self.cost)
+        found = conditions or self._conditions(self.linked)
         return (None if self.ordered else self._free_end(found)) or _ordered_end(found.linked, self.cost)
 
     def _free_end(self, conditions: Conditions) -> End | None:

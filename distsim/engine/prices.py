@@ -11,6 +11,7 @@ import numpy as np
 from distsim.cost import CostModel
 from distsim.ops.table import OPS
 from distsim.semantics.durations import durations_ns
+from distsim.semantics.form import PartKind
 from distsim.semantics.tasks import Tables
 
 
@@ -23,7 +24,8 @@ class Prices:
         self.busy: dict[str, int] = {}
         self.delays: dict[int, int] = {}  # of collectives, by instance
         self._classes, self._messages = _classes(tables)
-        self._collectives: dict[tuple[str, int, int, int | None], int] = {}
+        self._kinds, self._collectives = _kinds(tables)
+        self._asked: dict[tuple[str, int, int, int | None], int] = {}
         self._work: dict[Hashable, Any] = {}
 
     def work_ns(self, row: int) -> int:
@@ -57,22 +59,25 @@ class Prices:
 
     def collective_ns(self, row: int, now: int) -> int:
         """How long a collective takes whose members are there, for one of them."""
-        tables = self.tables
-        op, instance = OPS[tables.part(row).call.op], tables.instance[row]
+        kind = self._kinds[row]
+        price = self._collectives[kind]
+        if price < 0:
+            price = self._collectives[kind] = self._price(row, self.tables.nbytes[row])
+        if not self.shared or OPS[self.tables.part(row).call.op].kind != "collective":
+            return price
+        instance = self.tables.instance[row]
+        return price + self._delay(instance, self.tables.members[instance], price - self._price(row, 0), now)
+
+    def _price(self, row: int, nbytes: int) -> int:
+        """Of a collective that moves so many bytes, in place of its own."""
+        op, members = OPS[self.tables.part(row).call.op], self.tables.members[self.tables.instance[row]]
         if op.kind != "collective":
             return 0
-        members, nbytes = tables.members[instance], tables.nbytes[row]
-        root = members[tables.root(row)] if op.root_field is not None else None
-        price = self._asked(op, members, nbytes, root)
-        if not self.shared:
-            return price
-        return price + self._delay(instance, members, price - self._asked(op, members, 0, root), now)
-
-    def _asked(self, op: Any, members: tuple[int, ...], nbytes: int, root: int | None) -> int:
+        root = members[self.tables.root(row)] if op.root_field is not None else None
         key = (op.op, id(members), nbytes, root)
-        if key not in self._collectives:
-            self._collectives[key] = self.cost.collective_ns(op, members, nbytes, root)
-        return self._collectives[key]
+        if key not in self._asked:
+            self._asked[key] = self.cost.collective_ns(op, members, nbytes, root)
+        return self._asked[key]
 
     def _delay(self, instance: int, members: tuple[int, ...], moving_ns: int, now: int) -> int:
         """How long a collective waits until its members have moved what they took on before. The first member to start decides."""
@@ -91,3 +96,18 @@ def _classes(tables: Tables) -> tuple[list[int], list[int]]:
     ends = linked.rank * (size + 1) + np.minimum(linked.peer, size - 1) + 1
     classes, of = np.unique(ends * len(sizes) + size_of.reshape(-1), return_inverse=True)
     return of.reshape(-1).tolist(), [-1] * len(classes)
+
+
+def _kinds(tables: Tables) -> tuple[list[int], list[int]]:
+    """(of each collective the number of its kind: the same operation, members, size and root; the price of each kind, -1 while nobody
+    has asked)."""
+    linked, names, groups = tables.linked, dict[str, int](), dict[int, int]()
+    op = np.full(linked.rows, -1, dtype=np.int64)
+    for _, part, rows in linked.parts(PartKind.COLLECTIVE):
+        op[rows] = names.setdefault(part.call.op, len(names))
+    of_instance = np.array([groups.setdefault(id(members), len(groups)) for members in linked.members], dtype=np.int64)
+    rows = np.flatnonzero(op >= 0)
+    columns = np.stack([op[rows], of_instance[linked.instance[rows]], linked.nbytes[rows], linked.root[rows]], axis=1)
+    kinds, of = np.unique(columns, axis=0, return_inverse=True)
+    op[rows] = of.reshape(-1)
+    return op.tolist(), [-1] * len(kinds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.cluster import Cluster
 from distsim.findings.record import Finding
 from distsim.ops.checks import part_sizes
 from distsim.ops.records import DTYPE_BYTES, Call, Group
@@ -76,12 +77,12 @@ _GONE = ("killed", "raised", "crashed", "absent")
 
 
 def build_trace(
-    program: Program, columns: Columns, standstill: Standstill, *, profile: str, outcome: str, makespan_ns: int, cluster: str,
-    queues: Queues | None = None, prices: Mapping[str, Any] | None = None,
+    program: Program, columns: Columns, standstill: Standstill, *, profile: str, outcome: str, makespan_ns: int,
+    cluster: str | Cluster, queues: Queues | None = None,
 ) -> Trace:  # fmt: skip
     """The columns of a run as a trace: what the program says of each call, beside its times.
 
-    ``queues``: of rows that ran on one. ``prices``: the cluster that gave the times, as its file has it.
+    ``queues``: of rows that ran on one. ``cluster``: what gave the times, or the name of what did.
     """
     table = _Tables()
     for group in program.groups:
@@ -115,10 +116,11 @@ def build_trace(
     header = {
         "schema_version": TRACE_SCHEMA_VERSION, "source": "simulated", "name": program.name, "file": program.file,
         "world_size": program.world_size, "nodes": program.nodes, "local_size": program.local_size, "backend": profile,
-        "cluster": cluster, "outcome": outcome, "makespan_ns": makespan_ns, "complete": outcome == "completes",
+        "cluster": cluster if isinstance(cluster, str) else cluster.name,
+        "outcome": outcome, "makespan_ns": makespan_ns, "complete": outcome == "completes",
         "groups": [[g.name, list(g.ranks)] for g in program.groups], "group_options": _group_options(program.groups),
         "mesh": dict(program.mesh),
-        "options": dict(program.options), "prices": None if prices is None else dict(prices),
+        "options": dict(program.options), "prices": None if isinstance(cluster, str) else dict(cluster.to_mapping()),
         "link_faults": [[f.link, list(f.nodes), f.factor] for f in program.link_faults],
         "ends": [[end.rank, end.status, end.at_ns] for end in standstill.ends if end.status in _GONE],
     }  # fmt: skip

@@ -94,7 +94,7 @@ STARTUP: tuple[CodeInfo, ...] = (
         _init("", "launch: {env: {RANK: {1: null}}}\n"),
     ),
     CodeInfo(
-        "DS128",
+        "DS706",
         "numbers that mpi ignores",
         "warning",
         None,

@@ -52,6 +52,10 @@ WORDS: dict[str, Told] = {
     "message": Told("The exception's text.", "out of memory"),
     "backend": Told("The back end of the group: gloo, nccl, mpi; left out, the scenario's.", "gloo"),
     "init_method": Told("Where the ranks meet: `env://`, `tcp://host:port` or `file:///path`.", "env://"),
+    "store": Told("In place of init_method: `tcp://host:port` (a TCPStore), `file:///path` (a FileStore) or `hash` (a HashStore).", "hash"),
+    "rank": Told("Which number the process says it has; left out, env:// reads RANK.", "rank"),
+    "world_size": Told("How many ranks it says there are; left out, env:// reads WORLD_SIZE.", "world_size"),
+    "device_id": Told("The index of its GPU, which makes nccl's communicators at once.", "local_rank"),
     "ranks": Told("Global ranks of the members; left out: all. torch sorts them.", [0, 1]),
     "use_local_synchronization": Told("Only the members make the call and wait for each other.", True),
 }  # fmt: skip

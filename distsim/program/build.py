@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from distsim.ops.base import Op
 from distsim.ops.records import Call
@@ -11,9 +11,19 @@ from distsim.ops.table import OPS
 from distsim.profiles import DEFAULT_BACKEND
 from distsim.program.assemble import CodeBuilder, Draft, Flaw, Requests, Shelf
 from distsim.program.handles import Handles
-from distsim.program.records import BufferVec, Code, CodeCall, Program, Site, TensorSpec
+from distsim.program.records import BufferVec, Code, CodeCall, Fault, LinkFault, Program, Site, TensorSpec
 
 Plain = Mapping[str, Any]
+
+
+class More(TypedDict, total=False):
+    """What a built program may have besides; see `Program`."""
+
+    faults: tuple[Fault, ...]
+    link_faults: tuple[LinkFault, ...]
+    seed: int
+    jitter: float
+    mesh: Mapping[str, int]
 
 
 def build_program(
@@ -23,9 +33,9 @@ def build_program(
     groups: Mapping[str, Sequence[int]] | None = None,
     nodes: int = 1,
     backend: str = DEFAULT_BACKEND,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     name: str = "built",
-    **more: Any,
+    **more: Unpack[More],
 ) -> Program:
     """Each rank becomes a code of its own.
 

@@ -18,6 +18,8 @@ from distsim.startup.meeting import start_up
 from distsim.startup.records import Address, Cause, Entrance, StartUp, Surroundings
 from distsim.startup.where import is_loopback
 
+#: Ranks of a world whose start-up is worked out where a rank is absent and the file says nothing else of it.
+_MOST_WITHOUT = 4096
 OP = "init_process_group"
 #: Launchers whose agent serves the store, and those that set the four variables.
 _AGENTS = ("torchrun", "elastic")
@@ -52,6 +54,8 @@ def full_startup(scenario: Scenario, program: Program) -> StartUp:
 
 
 def _worth_a_look(scenario: Scenario, program: Program) -> bool:
+    if program.world_size <= _MOST_WITHOUT and any(fault.kind == "absent" for fault in program.faults):
+        return True
     if scenario.options.init_method is not None or any(getattr(scenario.launch, name) for name in _SAID):
         return True
     told = ("init_method", "store", "said_rank", "said_world", "device_id")
@@ -133,7 +137,7 @@ class _Environment:
             value = self.names.evaluate(parse(text), self.names.world, ("launch", "env"))
         except (ExpressionError, ScenarioErrors, ValueError):
             return text
-        return str(int(at(value, rank)))  # type: ignore[call-overload]
+        return str(int(at(value, rank)))
 
 
 def first_host(scenario: Scenario) -> str:
@@ -145,7 +149,7 @@ def first_host(scenario: Scenario) -> str:
 
 
 def startup_findings(program: Program, startup: StartUp) -> tuple[Finding, ...]:
-    """DS121 to DS129, at the call where it is written."""
+    """DS121 to DS129 and DS706, at the call where it is written."""
     return tuple(_finding(program, cause, "error") for cause in startup.causes) + tuple(
         _finding(program, cause, "warning") for cause in startup.remarks
     )

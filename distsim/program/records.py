@@ -224,7 +224,7 @@ class Program:
     #: What becomes of init_process_group, where the file says anything of it that is worth a look; None: all ranks meet.
     startup: StartUp | None = None
 
-    def names_of(self, rank: int) -> dict[str, Any]:
+    def names_of(self, rank: int) -> dict[str, object]:
         """The names of expressions with their values on one rank."""
         return {name: at(value, rank) for name, value in self.names.items()}
 

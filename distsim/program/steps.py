@@ -270,7 +270,7 @@ class StepLowering(Resolver):
             if fields["writes"][0].dtype != "bool" and has_bool(op.value):
                 self.walker.names.problem(here.step, f"value: {op.tensor} holds numbers; expected numbers, found true or false")
 
-    def _check_amount(self, here: Here, amount: Any, what: str) -> None:
+    def _check_amount(self, here: Here, amount: object, what: str) -> None:
         """An expression's count may come out as no count."""
         found = np.asarray(amount)
         if found.dtype == np.bool_ or not bool(np.all(found >= 0)):
@@ -278,7 +278,7 @@ class StepLowering(Resolver):
                 here.step, f"{what}: expected {_AMOUNTS[what]} of zero or more, found {np.ravel(found)[np.argmin(found)]}"
             )
 
-    def _init_arguments(self, here: Here, op: Any, draft: Draft) -> None:
+    def _init_arguments(self, here: Here, op: object, draft: Draft) -> None:
         """init_process_group's own: texts and time-outs per rank, numbers by expression."""
         for name in ("init_method", "store", "timeout_ns"):
             given = getattr(op, name.removesuffix("_ns"))
@@ -331,7 +331,9 @@ class StepLowering(Resolver):
             return
         count = -1 if op.use_local_synchronization else self._new_groups
         self._new_groups += not op.use_local_synchronization
-        gid = self.walker.names.made_group(count, op.name, tuple(sorted(int(m) for m in members)), op, draft.fields.get("timeout_ns"))
+        gid = self.walker.names.made_group(
+            count, op.name, tuple(sorted(int(m) for m in members)), op, draft.fields.get("timeout_ns")
+        )
         self._bound[op.name] = gid
         if op.use_local_synchronization:
             draft.group = gid

@@ -63,7 +63,8 @@ class Groups:
         device = self.job.devices.of(self.job.local_rank(self.rank)) if eager else call.device_id
         call = replace(call, timeout_ns=timeout_ns, backend=backend, init_method=method, device_id=device)
         if store is not None:
-            call = replace(call, store=call.store or method or "tcp", **stores.said(self.program, self.rank, call))
+            rank, size = stores.said(self.program, self.rank, call)
+            call = replace(call, store=call.store or "tcp", said_rank=rank, said_world=size)
         OPS["init_process_group"].torch_call(self.dist, call, {}, store)
         self.connected = True
         for group in used_groups(self.program):

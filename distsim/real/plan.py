@@ -36,7 +36,10 @@ class CommandLine(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a scenario is started. ``sets``: (launcher, what it sets by itself)."""
+    """How a scenario is started. ``sets``: (launcher, what it sets by itself). ``by``: the launcher that the file asks for, else "".
+
+    ``script``: a whole batch script for Slurm, where that is asked for or several machines are meant.
+    """
 
     name: str
     world_size: int
@@ -49,6 +52,8 @@ class Plan(NamedTuple):
     lines: tuple[CommandLine, ...]
     sets: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    by: str = ""
+    script: tuple[str, ...] = ()
 
 
 #: What each launcher sets (torch.distributed.run, "Environment Variables"; srun(1), "OUTPUT ENVIRONMENT VARIABLES";
@@ -57,6 +62,9 @@ SETS = (
     ("distsim", "all of them, in each rank's process"),
     ("torchrun", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT, OMP_NUM_THREADS=1 where it is unset; "
                  "not NODE_RANK, not CUDA_VISIBLE_DEVICES"),
+    ("elastic", "the same as torchrun; ranks are given out anew at each restart, so RANK need not be what it was; the first machine "
+                "to come serves the store"),
+    ("mp.spawn", "nothing: the function gets its number as its first argument (mp.Process: what args holds)"),
     ("srun", "SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NODEID, which distsim reads; with --gpus-per-task also "
              "CUDA_VISIBLE_DEVICES; not MASTER_ADDR, not MASTER_PORT"),
     ("mpirun", "OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK, which distsim reads; not MASTER_ADDR, not MASTER_PORT"),
@@ -68,7 +76,8 @@ def plan(scenario: Scenario, command: tuple[str, ...], backend: str, device: str
     gpu = device == "cuda" or (device == "auto" and backend == "nccl")
     launch, world = scenario.launch, scenario.world
     many = world.nodes > 1
-    address = FIRST_HOST if many and launch.master_addr in LOOPBACK else launch.master_addr
+    first = launch.hosts[0] if launch.hosts and "master_addr" not in launch.model_fields_set else launch.master_addr
+    address = FIRST_HOST if many and first in LOOPBACK else first
     ranks = tuple(
         RankPlan(r, r // world.ranks_per_node, r % world.ranks_per_node, _device(scenario, gpu, r % world.ranks_per_node))
         for r in range(world.size)
@@ -77,9 +86,50 @@ def plan(scenario: Scenario, command: tuple[str, ...], backend: str, device: str
         address == FIRST_HOST
     )
     notes += for_real(scenario)
-    lines = (*_torchrun(scenario, command, address, gpu), *_others(scenario, command, address, gpu))
+    if launch.env:
+        notes.append(f"launch.env of the file gives ranks {', '.join(launch.env)} otherwise than the launcher does")
+    by = launch.by or ""
+    lines = (*_torchrun(scenario, command, address, gpu), *_elastic(scenario, command, address, gpu),
+             *_others(scenario, command, address, gpu))  # fmt: skip
+    if by:
+        lines = _of(by, lines, scenario, command)
+    script = batch_script(scenario, command, gpu) if by == "srun" or (not by and many) else ()
+    sets = tuple(one for one in SETS if not by or one[0] in (by, "mp.spawn" if by == "mp.Process" else ""))
     return Plan(scenario.name, world.size, world.nodes, world.ranks_per_node, backend, address, launch.master_port, ranks, lines,
-                SETS, tuple(notes))  # fmt: skip
+                sets, tuple(notes), by, script)  # fmt: skip
+
+
+def _of(by: str, lines: tuple[CommandLine, ...], scenario: Scenario, command: tuple[str, ...]) -> tuple[CommandLine, ...]:
+    """The lines of one launcher. multiprocessing's are distsim's own, with the start method."""
+    if by not in ("mp.spawn", "mp.Process"):
+        return tuple(line for line in lines if line.launcher == by)
+    method = "spawn" if by == "mp.spawn" else scenario.launch.start
+    own = tuple(line for line in lines if line.launcher == "distsim")
+    return tuple(CommandLine("distsim", line.node, (*line.words, "--launcher", method)) for line in own)
+
+
+def batch_script(scenario: Scenario, command: tuple[str, ...], gpu: bool) -> tuple[str, ...]:
+    """The lines of a script for sbatch(1): the tasks, the first machine's name as MASTER_ADDR, one srun. Each task finds its number in
+    SLURM_PROCID, which distsim reads, and its GPUs in CUDA_VISIBLE_DEVICES, which Slurm sets.
+    """
+    world, launch = scenario.world, scenario.launch
+    asked = [f"--job-name={scenario.name}", f"--nodes={world.nodes}", f"--ntasks-per-node={world.ranks_per_node}",
+             f"--cpus-per-task={launch.omp_threads}", *([f"--gpus-per-node={world.ranks_per_node}"] if gpu else []),
+             "--time=00:10:00", "--output=%x-%j.out"]  # fmt: skip
+    address = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+    exports = [f"export MASTER_ADDR={address}", f"export MASTER_PORT={launch.master_port}",
+               f"export OMP_NUM_THREADS={launch.omp_threads}"]  # fmt: skip
+    return ("#!/bin/bash", *(f"#SBATCH {option}" for option in asked), "set -euo pipefail", *exports,
+            f"srun --kill-on-bad-exit=1 distsim {shlex.join(command)}")  # fmt: skip
+
+
+def _elastic(scenario: Scenario, command: tuple[str, ...], address: str, gpu: bool) -> list[CommandLine]:
+    """The same line on every machine: the rendezvous gives out the machines' numbers."""
+    world = scenario.world
+    words = [*_environment(scenario, gpu), "torchrun", f"--nproc_per_node={world.ranks_per_node}", f"--nnodes={world.nodes}",
+             "--rdzv_backend=c10d", f"--rdzv_endpoint={address}:{scenario.launch.master_port}", f"--rdzv_id={scenario.name}",
+             "--max_restarts=0", "-m", "distsim", *command]  # fmt: skip
+    return [CommandLine("elastic", None, tuple(words))]
 
 
 def for_real(scenario: Scenario) -> list[str]:

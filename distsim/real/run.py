@@ -87,7 +87,7 @@ def run_simulated(
             f"can't write into {tempfile.gettempdir()}: {fault.strerror}", "set TMPDIR to another folder"
         ) from None
     try:
-        with scenery(simulation.scenario, session.address):
+        with scenery(simulation.scenario, simulation.program.startup, session.address):
             return _run(session)
     finally:
         shutil.rmtree(session.directory, ignore_errors=True)

@@ -9,18 +9,27 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 
 from distsim.errors import EnvironmentFault
-from distsim.real.rendezvous import listen
+from distsim.real.rendezvous import check_file, listen
 from distsim.scenario import Scenario
+from distsim.startup.address import address as address_of
+from distsim.startup.records import Address, StartUp
 
 _HOST = "127.0.0.1"
 _EARLIER_S = 60
 
 
 @contextmanager
-def scenery(scenario: Scenario, address: str) -> Iterator[None]:
-    """Ports held and files written while the run lasts. Raises EnvironmentFault for what this machine does not let one do."""
+def scenery(scenario: Scenario, startup: StartUp | None, address: str) -> Iterator[None]:
+    """Ports held and files written while the run lasts; files that ranks meet in are gone afterwards.
+
+    Raises EnvironmentFault for what this machine does not let one do.
+    """
+    fresh = sorted({Path(path) for path in _files(startup) if path not in scenario.launch.files_left})
+    for path in fresh:
+        check_file(path.as_uri())
     doors: list[socket.socket] = []
     left: list[Path] = []
     try:
@@ -30,9 +39,17 @@ def scenery(scenario: Scenario, address: str) -> Iterator[None]:
     finally:
         for door in doors:
             door.close()
-        for path in left:
+        for path in (*left, *fresh):
             with suppress(OSError):
                 path.unlink()
+
+
+def _files(startup: StartUp | None) -> Iterator[str]:
+    """The files that ranks are told to meet in."""
+    for entrance in startup.entrances if startup is not None else ():
+        here = address_of(entrance)
+        if isinstance(here, Address) and here.kind == "file":
+            yield here.path
 
 
 def _left(path: Path, world_size: int) -> Path:
@@ -41,8 +58,9 @@ def _left(path: Path, world_size: int) -> Path:
         raise EnvironmentFault(f"there is no folder {path.parent} for {path}", "name a file in a folder that exists")
     if path.exists():
         raise EnvironmentFault(f"{path} is there already, and files_left would write it", "remove it, or name another one")
-    context = get_context("spawn" if os.name == "nt" else "fork")
-    earlier = [context.Process(target=_meet, args=(str(path), rank, world_size), daemon=True) for rank in range(world_size)]
+    earlier = [
+        get_context("fork").Process(target=_meet, args=(str(path), rank, world_size), daemon=True) for rank in range(world_size)
+    ]
     for process in earlier:
         process.start()
     for process in earlier:
@@ -53,8 +71,9 @@ def _left(path: Path, world_size: int) -> Path:
 
 
 def _meet(path: str, rank: int, world_size: int) -> None:
-    import torch.distributed as dist
+    import torch.distributed
 
+    dist: ModuleType = torch.distributed
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(path, world_size)
     limit = timedelta(seconds=_EARLIER_S)

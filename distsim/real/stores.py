@@ -62,13 +62,10 @@ def _tcp(dist: ModuleType, host: str, port: int, world: int, serves: bool, limit
     return found
 
 
-def said(program: Program, rank: int, call: Call) -> dict[str, int]:
+def said(program: Program, rank: int, call: Call) -> tuple[int, int]:
     """Rank and world size of a call that is given a store, as its init_method would have had them."""
     entrance = program.startup.entrance(rank) if program.startup is not None else None
     here = address(entrance) if entrance is not None else None
     if isinstance(here, Address):
-        return {"said_rank": here.rank, "said_world": here.world_size}
-    return {
-        "said_rank": -1 if call.said_rank is None else call.said_rank,
-        "said_world": -1 if call.said_world is None else call.said_world,
-    }
+        return here.rank, here.world_size
+    return -1 if call.said_rank is None else call.said_rank, -1 if call.said_world is None else call.said_world

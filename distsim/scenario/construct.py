@@ -12,6 +12,7 @@ from typing import Any
 from distsim.output import visible
 from distsim.scenario.document import MAX_ALIASED, Document, Map, Seq, plain_scalar
 from distsim.scenario.problems import Problems, shown
+from distsim.scenario.remedies import remedy
 
 _MISSING_BLANK = re.compile(r"([A-Za-z_]\w*):(\S.*)", re.DOTALL)
 _TAGS = ("", "tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
@@ -46,7 +47,7 @@ class _Constructor:
         from distsim.errors import Problem
 
         spot = self.document.spot_of(node, self.document.overrides.get(id(node)), shift)
-        self.problems.keep(Problem(spot.file, spot.line, spot.column, message, spot.source_line, hint))
+        self.problems.keep(Problem(spot.file, spot.line, spot.column, message, spot.source_line, hint or remedy((), message)))
 
     def build(self, node: Any) -> Any:
         self.left -= 1
@@ -63,7 +64,7 @@ class _Constructor:
         if node.tag not in _TAGS:
             self.problem(node, f"a tag ({shown(node.tag)}) is not allowed in a scenario", "leave it out")
         if id(node) in self.open:
-            self.problem(node, "an alias (`*name`) stands inside what it repeats")
+            self.problem(node, "an alias (`*name`) stands inside what it repeats", "write that part out")
             raise _Bomb
         self.open.add(id(node))
         value = self.mapping(node) if kind == "mapping" else self.sequence(node)
@@ -139,7 +140,7 @@ class _Constructor:
 
     def put(self, result: Map, key_node: Any, build: Any) -> None:
         if key_node.id != "scalar":
-            self.problem(key_node, f"a key must be a name or an integer, found a {key_node.id}")
+            self.problem(key_node, f"a key must be a name or an integer, found a {key_node.id}", "write the mapping out, key by key")
             return
         key = self.scalar(key_node)
         key = visible(key, one_line=True) if isinstance(key, str) else key

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from distsim.errors import Problem, ScenarioErrors
+from distsim.scenario.broken import diagnosed
 
 Path = tuple[str | int, ...]
 
@@ -231,11 +232,13 @@ def compose(document: Document) -> Any:
             if isinstance(error.character, int)
             else str(error.reason)
         )
-        raise ScenarioErrors((Problem(document.file, line, column, text, document.line(line)),)) from None
+        hint = "delete it, or write it as an escape in double quotes"
+        raise ScenarioErrors((Problem(document.file, line, column, text, document.line(line), hint),)) from None
     except TooDeep as error:
         spot = document.spot_of(error.args[0])
         message = f"nested deeper than {MAX_DEPTH} levels"
-        raise ScenarioErrors((Problem(spot.file, spot.line, spot.column, message, spot.source_line),)) from None
+        hint = "close the brackets, or write it flatter"
+        raise ScenarioErrors((Problem(spot.file, spot.line, spot.column, message, spot.source_line, hint),)) from None
     if node is None or (isinstance(node, yaml.ScalarNode) and node.value == "" and node.tag != _STR):
         hint = "`distsim new` writes a starter scenario"
         raise ScenarioErrors((Problem(document.file, 1, 1, "the file is empty; expected a scenario", "", hint),))
@@ -253,12 +256,16 @@ def _yaml_problem(document: Document, error: yaml.MarkedYAMLError) -> Problem:
         hint = "indent with blanks; YAML takes no tabs there"
     elif (glued := _GLUED.search(document.line(line)[:column])) is not None:
         column, what = glued.end(1) + 1, f"a blank is missing after the colon: write `{glued[1]}: {glued[2]}`"
-    elif "mapping values are not allowed" in what:
-        hint = "quote a text that holds a colon and a blank; a key stands on a line of its own or inside { }"
     elif "undefined alias" in what:
         hint = "an alias `*name` repeats what an anchor `&name` marks before it; quote a text that starts with `*`"
+    elif (found := diagnosed(document.lines, line, column, what)) is not None:
+        line, column, what, hint = found
+    elif "mapping values are not allowed" in what:
+        hint = "quote a text that holds a colon and a blank; a key stands on a line of its own or inside { }"
     elif error.context and error.context_mark and error.context_mark.line + 1 != line:
-        hint = f"{error.context} in line {error.context_mark.line + 1}"
+        hint = f"see line {error.context_mark.line + 1} as well: {error.context}"
+    else:
+        hint = "see the line before as well; quote a text that holds one of : # { [ or starts with a sign"
     return Problem(document.file, line, column, f"broken YAML: {what}", document.line(line), hint)
 
 

@@ -29,6 +29,8 @@ from distsim.strategies.base import Context, Expansion, Strategy
 #: Names that no strategy may invent.
 _WORDS = frozenset({"rank", "world_size", "node", "local_rank", "group_rank", "group_size", "index", "copy", "iteration", "all", "min",
                     "max", "true", "false", "world", "else"})  # fmt: skip
+#: Layers, micro-batches and the like of a strategy; each becomes calls.
+MOST_PARTS = 20_000
 _DECLARED = ("tensors", "groups", "vars", "memory")
 
 
@@ -114,6 +116,8 @@ class _Expander:
         if made is None or self.context is None:
             return {"steps": []}
         context = self.context._replace(taken=frozenset(self.taken))
+        if not self.counted(made, here):
+            return {"steps": []}
         refusals = made.refuse(context)
         for way, sentence in refusals:
             self.problems.add((*here, *way), sentence)
@@ -144,6 +148,17 @@ class _Expander:
                 return self.entries(value, path)
             return [self.inside(item, (*path, k)) for k, item in enumerate(value)]
         return {key: self.inside(item, (*path, key)) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+    def counted(self, made: Strategy, here: Path) -> bool:
+        """What is laid out one by one is not too many."""
+        layers = getattr(made, "layers", 0)
+        counts = {"layers": sum(one.count for one in layers) if isinstance(layers, tuple) else layers}
+        counts |= {key: getattr(made, key, None) for key in ("micro_batches", "accumulate", "chunks", "pairs")}
+        for key, count in counts.items():
+            if isinstance(count, int) and count > MOST_PARTS:
+                self.problems.add((*here, key), f"{key} comes to {count}; at most {MOST_PARTS} are laid out one by one")
+                return False
+        return True
 
     def keep(self, expansion: Expansion) -> dict[str, Any]:
         for key in _DECLARED:

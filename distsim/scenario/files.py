@@ -71,7 +71,7 @@ def _read(source: str | int, file: str) -> bytes:
     try:
         return read_bytes(source)
     except FileNotFoundError:
-        raise _failed(file, "no such file", _near_file(file)) from None
+        raise _failed(file, "no such file", _near_file(file) or "see how it is spelt; `distsim new FILE` writes a starter") from None
     except IsADirectoryError:
         raise _failed(file, "this is a directory; expected a scenario file", "name a file in it") from None
     except TimeoutError as error:
@@ -83,14 +83,14 @@ def _read(source: str | int, file: str) -> bytes:
 
 def _decoded(data: bytes, file: str) -> str:
     if b"\0" in data:
-        raise _failed(file, "a binary file; expected a scenario, YAML in UTF-8")
+        raise _failed(file, "a binary file; expected a scenario, YAML in UTF-8", "name a text file; `distsim new FILE` writes a starter")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
         message = f"the byte 0x{data[error.start]:02x} is not UTF-8; expected a scenario, YAML in UTF-8"
-        raise ScenarioErrors((Problem(file, line, column, message),)) from None
+        raise ScenarioErrors((Problem(file, line, column, message, "", "save the file as UTF-8"),)) from None
 
 
 def _near_file(file: str) -> str:

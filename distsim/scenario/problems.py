@@ -57,6 +57,10 @@ def problem(
 ) -> Problem:
     """A problem with the value at a path; without a text to point at, with the path in place of a line."""
     spot = document.spot(path, at_key, offset)
+    if not hint:
+        from distsim.scenario.remedies import remedy
+
+        hint = remedy(path, message)
     if spot is None:
         return Problem(document.file, 0, 0, message, "", hint, path_text(path))
     return Problem(spot.file, spot.line, spot.column, message, spot.source_line, hint)

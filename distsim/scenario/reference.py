@@ -184,16 +184,22 @@ def key_of(path: str) -> Key | None:
     words = [word for word in re.split(r"[.\[\]]+", path.strip()) if word and not word.isdigit()]
     if words and words[0].lower() in ("scenario", "file"):
         words = words[1:]
-    if words and words[0] == "program" and len(words) > 2:
-        step = next((k for k, word in enumerate(words) if k and ALIASES.get(word, word) in {**OPS, **STRATEGIES}), None)
-        words = words[step:] if step is not None else words
+    if words and words[0] == "program":
+        steps = [k for k, word in enumerate(words) if k and ALIASES.get(word, word) in {**OPS, **STRATEGIES}]
+        repeats = [k for k, word in enumerate(words) if word == "repeat"]
+        words = words[steps[-1] :] if steps else ["program", *words[repeats[-1] if repeats else len(words) - 1 :]]
     words = [ALIASES.get(word, word) if k == 0 else word for k, word in enumerate(words)]
-    by_words = {tuple(re.split(r"[.\[\]]+", key)): key for key in known}
+    by_words = _by_words()
     for given in _readings(words):
         for found in ((*given,), (*given[:1], "", *given[1:])):
             if tuple(w for w in found) in by_words:
                 return known[by_words[found]]
     return None
+
+
+@cache
+def _by_words() -> dict[tuple[str, ...], str]:
+    return {tuple(re.split(r"[.\[\]]+", path)): path for path in keys()}
 
 
 def _readings(words: list[str]) -> Iterator[list[str]]:

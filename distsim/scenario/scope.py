@@ -25,6 +25,9 @@ VALUE_WORDS = ("index", "copy")
 ITERATION = "iteration"
 RESERVED = (*BASE, *GROUP_WORDS, *VALUE_WORDS, ITERATION, "all", "min", "max", "true", "false", "world", "else")
 _INDEX = "an index of a repeat"
+#: Fields that torch takes as integers.
+_INTEGERS = {"dst": "a rank", "src": "a rank", "group_dst": "a group rank", "group_src": "a group rank", "assume_src": "a rank",
+             "tag": "a tag", "input_splits": "rows", "output_splits": "rows"}  # fmt: skip
 #: Fields that take what they count with its unit as well.
 _COUNTED = {"bytes": "a size", "flops": "floating-point operations"}
 
@@ -248,9 +251,11 @@ class Scope:
             value = getattr(op, name, None)
             if value is None or name not in op.model_fields_set or name == "ops":
                 continue  # the steps of a batch are entries of the walk
+            key = info.alias or name
+            if name in _INTEGERS:
+                self._constants(name, value, self._field_path(step, key))
             if self._plainly_known(row, name, value, more):
                 continue
-            key = info.alias or name
             if name == "group":
                 self._group(value, self._field_path(step, key))
             elif row.op == "assign" and name == "value":
@@ -270,6 +275,17 @@ class Scope:
         if kind is Expression:
             return not value.names or (not self.kinds and row.op != "assign" and all(n in self.names or n in more for n in value.names))
         return kind in (str, int, float, bool)
+
+    def _constants(self, name: str, value: Any, path: Path) -> None:
+        """Plain numbers are what torch takes there: ranks and tags of zero or more, within 32 bits; no true or false."""
+        for way, leaf in leaves(value):
+            found = getattr(leaf, "constant", None)
+            if found is None:
+                continue
+            if isinstance(found, bool) or found != int(found):
+                self.problems.add((*path, *way), f"expected {_INTEGERS[name]}, an integer, found {shown(found)}")
+            elif found < 0 or found >= 2**31:
+                self.problems.add((*path, *way), f"expected {_INTEGERS[name]} from 0 to 2147483647 (32 bits), found {int(found)}")
 
     def _uses(self, row: type[Op], name: str, value: Any, path: Path, more: list[str]) -> None:
         for way, leaf in leaves(value):

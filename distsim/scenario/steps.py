@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -12,6 +13,7 @@ from distsim.names import listing, near
 from distsim.ops.base import Op
 from distsim.ops.fields import expression, per_rank, selector
 from distsim.ops.table import ALIASES, OPS
+from distsim.ops.words import torch_names
 from distsim.scenario.document import Path
 from distsim.scenario.entries import Block, Entry, Repeat, Selector, Step
 from distsim.scenario.form import IN_A_BATCH, MAX_TIMES
@@ -34,6 +36,12 @@ class StepReader:
         """A list of entries; ``rounds``: how often the repeats around it run it."""
         if isinstance(value, Step | Block | Repeat):
             value = [value]
+        if isinstance(value, str) and value.startswith("-"):
+            self.problems.add(path, "a blank is missing after the dash", f"write `- {value[1:].split()[0] if value[1:].split() else ''}`")
+            return ()
+        if isinstance(value, str) and _swallowed(value):
+            self.problems.add(path, _SWALLOWED, "put the dashes of a list in one column, one before each entry")
+            return ()
         if not isinstance(value, list | tuple):
             self.problems.add(path, f"expected a list of entries, each after a dash, found {shown(value)}")
             return ()
@@ -90,6 +98,10 @@ class StepReader:
         name, colon, rest = text.partition(":")
         if colon and (name in OPS or name in ALIASES):
             self.problems.add(path, f"a blank is missing after the colon: write `{name}: {rest.strip()}`", offset=len(name))
+        elif _swallowed(text):
+            self.problems.add(path, _SWALLOWED, "put the dashes of a list in one column")
+        elif (call := _CALL.fullmatch(text)) is not None:
+            self.problems.add(path, f"{call[1]} is written as a call; a step is a mapping", _as_mapping(call[1], call[2]))
         elif text == "repeat":
             self.problems.add(path, "repeat needs `times` and `steps`")
         else:
@@ -217,11 +229,7 @@ class StepReader:
             known = fields_of(row)
             for key in value:
                 if key not in known:
-                    self.problems.add(
-                        (*here, key),
-                        f"unknown field {key} in {name}; it has {listing(known)}{_near_field(key, known)}",
-                        at_key=True,
-                    )
+                    self.strange_field(row, name, key, here)
             return dict(value), {}
         if first is None:
             message = f"expected the fields of {name} as a mapping, found {shown(value)}"
@@ -229,6 +237,22 @@ class StepReader:
             self.problems.add(here, message, hint)
             return None, {}
         return {first: value}, {first: here}
+
+    def strange_field(self, row: type[Op], name: str, key: Any, here: Path) -> None:
+        """A field that an operation does not have: torch's word for another one, a misspelt one, or none."""
+        known = fields_of(row)
+        meant = torch_names(row.op, set(known)).get(key) if isinstance(key, str) else None
+        message = f"unknown field {key} in {name}; it has {listing(known, 20)}"
+        hint = ""
+        if meant == "":
+            hint = f"torch's {key} has no counterpart in a file: leave it out"
+        elif meant is not None:
+            example = next(iter(row.model_fields[known[meant]].examples or ()), "…")
+            message += f"; did you mean {meant}?"
+            hint = f"torch's {key} is `{meant}` in a file: `{meant}: {str(example).lower() if example is True else example}`"
+        else:
+            message += _near_field(key, known)
+        self.problems.add((*here, key), message, hint, at_key=True)
 
     def place(self, path: Path, *key: str | int) -> tuple[int, int]:
         mark = self.problems.document.mark((*path, *key), at_key=bool(key))
@@ -261,6 +285,34 @@ def bad_times(times: Any, rounds: int) -> str | None:
     return None
 
 
+#: `send(x, 1)`, as it stands in Python.
+_CALL = re.compile(r"(?:(?:torch\.)?(?:distributed|dist)\.)?([A-Za-z_]\w*)\((.*)\)?", re.DOTALL)
+_SWALLOWED = "a second entry stands in this one: its dash is indented further than the one before"
+
+
+def _swallowed(text: str) -> bool:
+    """Is a text of several lines made of what was meant as several entries?"""
+    return " - " in text
+
+
+def _as_mapping(name: str, arguments: str) -> str:
+    """The mapping that a call stands for: arguments in the order of torch's signature."""
+    row = row_of(name)
+    if row is None:
+        return "write `- name: {field: value}`; `distsim explain` lists the steps"
+    order = [word.strip().partition("=")[0] for word in row.words.signature.partition("(")[2].rpartition(")")[0].split(",")]
+    names, known = torch_names(row.op, set(fields_of(row))), fields_of(row)
+    found = {}
+    for k, given in enumerate(part.strip() for part in arguments.rstrip(")").split(",") if part.strip()):
+        word, equals, value = given.partition("=")
+        key, value = (word.strip(), value.strip()) if equals else (order[k] if k < len(order) else "", given)
+        key = names.get(key, key)
+        if key in known:
+            found[key] = value.removeprefix("dist.").lower() if value in ("True", "False") else value
+    body = ", ".join(f"{key}: {value}" for key, value in found.items())
+    return f"write `- {row.op}: {{{body}}}`" if body else f"write `- {row.op}`"
+
+
 def _no_such_step(name: object) -> str:
     known = [*OPS, *ALIASES, *STRATEGIES, "repeat", "ranks", "steps"]
     return f"unknown step {shown(name)}{near(name, known) or '; `distsim explain` lists the operations there are'}"
@@ -269,7 +321,7 @@ def _no_such_step(name: object) -> str:
 #: What people write who know another library.
 _OTHER_WORDS = {
     "to": "dst", "dest": "dst", "from": "src", "source": "src", "root": "src", "peer": "dst", "handle": "as", "reduce_op": "op",
-    "is_async": "async", "async_op": "async",
+    "is_async": "async", "async_": "async", "time_ns": "time", "duration": "time", "file": "init_method",
 }  # fmt: skip
 
 

@@ -68,6 +68,13 @@ WORDS: dict[str, Told] = {
     "Launch.visible_devices": Told("CUDA_VISIBLE_DEVICES of each machine.", [0, 1, 2, 3]),
     "Launch.omp_threads": Told("OMP_NUM_THREADS of each rank.", 4),
     "Launch.start": Told("multiprocessing's start method.", "spawn"),
+    "Launch.by": Told("What starts the ranks: it decides which variables they find, and whether its agent or rank 0 serves the store.",
+                      "mp.spawn"),
+    "Launch.env": Told("Variables that ranks find in place of the launcher's, by rank where they differ; `null`: not set.",
+                       {"MASTER_ADDR": "node0", "RANK": "rank"}),
+    "Launch.hosts": Told("Names or addresses of the machines, in order; no other name resolves.", ["node0", "node1"]),
+    "Launch.ports_taken": Told("Ports that something else listens on.", [29500]),
+    "Launch.files_left": Told("Rendezvous files that an earlier run has left.", ["/shared/meet"]),
     # --- faults ---
     "FaultDecl.kind": Told("What happens: killed, an exception, an exit, slow, late at the start, or never there.", "kill"),
     "FaultDecl.rank": Told("The rank that is hit.", 3),

@@ -61,7 +61,10 @@ class _Told:
 
     def _not_met(self, host: Thread, number: int) -> tuple[int, ...]:
         instance = host.meets[number]
-        return tuple(r for r in self.linked.members[instance] if r not in self.run.came.get(instance, ()))
+        if instance not in self._missing:
+            came = frozenset(self.run.came.get(instance, ()))
+            self._missing[instance] = tuple(r for r in self.linked.members[instance] if r not in came)
+        return self._missing[instance]
 
     def _waited_for(self, host: Thread, at: Step, position: int) -> list[int]:
         """The open rows that a host waits for, launches by their parts."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
 from distsim.match import ANY
 from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
 from distsim.profiles.record import Profile, Reaction
 from distsim.profiles.support import SHAPED
-from distsim.program.records import CodeCall, Program, at
+from distsim.program.records import CodeCall, Program, Vec, at
 from distsim.semantics.creation import Made, made_groups
 from distsim.semantics.form import (
     Drop,
@@ -85,7 +84,7 @@ class Compiler:
                 self.unit.instructions = self.out
                 return self.unit
             if not self.apart:
-                self.meet(0, gathering=Gathering(("init",)))
+                self.meet(Meet(0, gathering=Gathering(("init",))))
         if all(self._call(k) for k in self.code.positions(self.vector_row)) and not self._fault(end):
             self.finish(end)
         self.unit.instructions = self.out
@@ -167,10 +166,10 @@ class Compiler:
     def _leave(self, position: int, call: CodeCall) -> Leave:
         if call.op == "exit":
             return Leave(position, "ended", f"exit {self.value(call.fields.get('code', 0))}")
-        return Leave(position, "raised", str(self.value(call.fields.get("message", "")) or "failed"))
+        return Leave(position, "raised", str(at(call.fields.get("message", ""), self.vector_row) or "failed"))
 
     # --- what a call is ---
-    def value(self, vec: Any) -> Any:
+    def value(self, vec: Vec) -> int:
         return at(vec, self.vector_row)
 
     def row(self, position: int, part: int = -1) -> int:
@@ -253,8 +252,9 @@ class Compiler:
         return Part(self.row(position), position, -1, PartKind.WORK, call)
 
     # --- kinds of call ---
-    def meet(self, position: int, **what: Any) -> None:
-        self.out.append(Meet(position, self.meets, **what))
+    def meet(self, meet: Meet) -> None:
+        """Add a meeting, with its number."""
+        self.out.append(meet._replace(number=self.meets))
         self.meets += 1
 
     def post(self, position: int, part: Part, wait: bool, queue: Queue | None = None) -> None:
@@ -340,9 +340,8 @@ class Compiler:
         self.numbers["new_group"] = number + (not resolved.local_sync)
         if parties == "named" and unlike is not None:
             there = members if unlike.lost else unlike.holders
-            self.meet(
-                position, gathering=Gathering(("new_group", number), there), of_group=made[0], uneven=True, lost=unlike.lost
-            )
+            gathering = Gathering(("new_group", number), there)
+            self.meet(Meet(position, gathering=gathering, of_group=made[0], uneven=True, lost=unlike.lost))
             self.alias |= dict.fromkeys(made, Group(-1 - unlike.name, resolved.name, unlike.holders))
             return
         key: Hashable = ("new_group", number, members)

@@ -8,10 +8,9 @@ follows is open (inferred). Receives first on both sides stand still in any case
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
 from distsim.ops.table import OPS
-from distsim.program.records import Code, CodeCall, Program, at
+from distsim.program.records import Code, CodeCall, Program, Vec, at
 
 #: (communicator, peer) -> the directions of the first launch between the two.
 _First = dict[tuple[Hashable, int], frozenset[str]]
@@ -63,5 +62,5 @@ class _Contacts:
         for key, way in ways.items():
             self.found.setdefault(key, frozenset(way))
 
-    def _at(self, value: Any) -> int:
+    def _at(self, value: Vec) -> int:
         return int(at(value, self.row))

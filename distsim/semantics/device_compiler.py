@@ -7,20 +7,20 @@ The host hands launches to streams and goes on. A launch starts when all of ``af
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
 from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
-from distsim.program.records import CodeCall
-from distsim.semantics.compiler import Compiler
+from distsim.profiles.record import Profile
+from distsim.program.records import CodeCall, Program
+from distsim.semantics.compiler import Compiler, Shared
 from distsim.semantics.creation import made_groups
-from distsim.semantics.form import Launch, Part, PartKind, Post, Queue, Stuck, Sync, Wait
+from distsim.semantics.form import Launch, Meet, Part, PartKind, Post, Queue, Stuck, Sync, Unit, Wait
 
 #: The default stream: compute and blocking collectives run on it unless they name another.
 CURRENT = Queue("current", name="current", is_stream=True)
 
 
-def stream_of(name: Any) -> Queue:
+def stream_of(name: object) -> Queue:
     """The stream of a call's ``queue``, or of the one that `wait_stream` names."""
     return Queue(("stream", str(name)), name=str(name), is_stream=True) if name else CURRENT
 
@@ -32,8 +32,8 @@ class DeviceCompiler(Compiler):
     newest row of each communicator, for that one ends after those before it.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, program: Program, profile: Profile, unit: Unit, shared: Shared) -> None:
+        super().__init__(program, profile, unit, shared)
         options = self.program.options
         self.eager = options.get("init") == "eager"
         self.blocking_wait = bool(options.get("blocking_wait"))
@@ -76,7 +76,7 @@ class DeviceCompiler(Compiler):
             others = tuple(r for r in self.program.groups[group].ranks if r != self.rank)
             self.out.append(Stuck(position, others, "the ranks made different groups", self.contended[group]))
         elif not self.eager:
-            self.meet(position, group=comm.group, port=comm.port, of_group=group)
+            self.meet(Meet(position, group=comm.group, port=comm.port, of_group=group))
 
     # --- streams ---
     def held(self, stream: Hashable) -> dict[int, None]:

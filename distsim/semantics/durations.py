@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 
 from distsim.cost import CostModel
-from distsim.program.records import Code, CodeCall, Program, at
+from distsim.program.records import Code, CodeCall, Program, Vec, at
 
 
 def duration_ns(program: Program, cost: CostModel, rank: int, position: int) -> int:
@@ -30,7 +29,7 @@ def duration_ns(program: Program, cost: CostModel, rank: int, position: int) -> 
     return base if factor == 1.0 else round(base * factor)
 
 
-def durations_ns(program: Program, cost: CostModel, code: Code, position: int) -> Any:
+def durations_ns(program: Program, cost: CostModel, code: Code, position: int) -> Vec:
     """The durations of a call for all ranks of a code: one number where they are equal. Vec."""
     call = code.calls[position]
     varied = call.op == "compute" and (program.jitter or any(f.kind == "slow" for f in program.faults))
@@ -39,7 +38,7 @@ def durations_ns(program: Program, cost: CostModel, code: Code, position: int) -
     return np.array([duration_ns(program, cost, rank, position) for rank in code.ranks], dtype=np.int64)
 
 
-def _base_ns(cost: CostModel, call: CodeCall, ranks: int) -> Any:
+def _base_ns(cost: CostModel, call: CodeCall, ranks: int) -> Vec:
     """Time as the file says, or by the device's roofline. Vec."""
     time, flops, size = (call.fields.get(name, 0) for name in ("time_ns", "flops", "mem_bytes"))
     dtype = call.fields.get("dtype") or "float32"

@@ -136,7 +136,7 @@ class Meet(NamedTuple):
     """
 
     position: int
-    number: int
+    number: int = 0
     gathering: Gathering | None = None
     group: int = -1
     port: int = -1

@@ -12,7 +12,6 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +64,7 @@ class Linked:
         self._spaces.number()
         self._number_instances(keys)
 
-    def under(self, profile: Profile | None = None, **options: Any) -> Linked:
+    def under(self, profile: Profile | None = None, **options: object) -> Linked:
         """The same under a profile, or with options, that compile programs alike, and differ in whom a row waits for."""
         other = copy(self)
         other.profile = profile or self.profile

@@ -248,15 +248,11 @@ class LocalClocks(Progress):
                 else:
                     self._rouse(4 * i + 1, ready)
             elif step == ISSUE:
-                i = base + row
-                self.issued[i] = t
-                self._rouse(4 * i + 2, ready)
-            elif step == BEGIN:
-                key, t = self._begin(base, row, rows, t)
-                if key is not None:
-                    break
+                self.issued[base + row] = t
+                self._rouse(4 * (base + row) + 2, ready)
             else:
-                key, later = self._step(thread, step, row, rows, t, ready)
+                go_on = self._begin if step == BEGIN else self._step
+                key, later = go_on(thread, step, row, rows, t, ready)
                 if key is not None:
                     break
                 t = later
@@ -315,10 +311,12 @@ class LocalClocks(Progress):
             self._come(instance, t, ready)
         return (4 * instance + 3, t) if self.missing[instance] else (None, max(t, self.latest[instance]))
 
-    def _begin(self, base: int, row: int, rows: tuple[int, ...], t: int) -> tuple[int | None, int]:
+    def _begin(
+        self, thread: Thread, step: int, row: int, rows: tuple[int, ...], t: int, ready: list[Thread]
+    ) -> tuple[int | None, int]:
         """A stream comes to a launch: the host has handed it over, and those before it have ended."""
-        issued = self.issued[base + row]
-        return self._after(base, rows, max(t, issued)) if issued >= 0 else (4 * (base + row) + 2, t)
+        i = thread.base + row
+        return self._after(thread.base, rows, max(t, self.issued[i])) if self.issued[i] >= 0 else (4 * i + 2, t)
 
     def _after(self, base: int, rows: tuple[int, ...], t: int) -> tuple[int | None, int]:
         """Launches that must have ended."""

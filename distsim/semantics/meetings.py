@@ -89,7 +89,8 @@ class Meetings(Tables):
     def settle_box(self, state: State, box: int, out: Listener) -> None:
         """A receive of a box that is open to any source is gone: messages of other senders may now be settled."""
         place = state.matcher.boxes.get(box)
-        for sender in sorted(place.sends) if place is not None else ():
+        named = place is not None and len(place.receives) > (ANY in place.receives)
+        for sender in sorted(place.sends) if place is not None and named else ():
             self._meet_messages(state, box, sender, out)
         out.touched(box)
 

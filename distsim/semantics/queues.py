@@ -37,11 +37,18 @@ class Queues(Meetings):
             state.phase[row] = RUNNING
             if not out.quiet:
                 out.started(row)
-            if self.kind[row] == _WORK:
+            kind = self.kind[row]
+            if kind == _WORK:
                 state.phase[row] = DUE
                 out.due(row)
-            else:
+            elif state.closed:
                 self.arrive(state, row, out)
+            elif kind == _SEND:
+                self._send(state, row, out)
+            elif kind == _RECEIVE:
+                self._receive(state, row, out)
+            else:
+                self._join(state, row, out)
             return
         state.phase[row] = QUEUED
         if task.unit:
@@ -116,7 +123,8 @@ class Queues(Meetings):
         phase, state.phase[row] = state.phase[row], CLOSED
         out.cancelled(row)
         if self.part_of[row] is not None and phase == DUE:
-            self._cut(state, row)
+            if self.profile.support is not None:  # under a reading nothing takes time: what has met is done
+                self._cut(state, row)
         elif self.part_of[row] is not None and phase == RUNNING:
             if self.kind[row] == _COLLECTIVE:
                 self._take_back(state, row)

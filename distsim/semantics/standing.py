@@ -13,8 +13,8 @@ from distsim.standstill import Blocked, Need, RankEnd, Standstill
 
 def standstill(rules: Rules, state: State) -> Standstill:
     """What a state that has stopped leaves behind. Ranks that have not ended are blocked at their present call."""
-    rows = _begun(rules, state)
-    blocked = tuple(_blocked(rules, state, rank, rows.get(rank, [])) for rank, end in enumerate(state.ends) if end is None)
+    rows, met = _begun(rules, state), dict[tuple[int, int], tuple[int, ...]]()
+    blocked = tuple(_blocked(rules, state, rank, rows.get(rank, []), met) for rank, end in enumerate(state.ends) if end is None)
     ends = []
     for rank, end in enumerate(state.ends):
         position = rules.position(state, rank)
@@ -49,12 +49,22 @@ def _waited_for(rules: Rules, state: State, rank: int, begun: list[int]) -> list
     return [base + part for row in rows for part in rules.task(row).parts if state.phase[base + part]]
 
 
-def _blocked(rules: Rules, state: State, rank: int, begun: list[int]) -> Blocked:
+def _not_met(rules: Rules, state: State, rank: int, meet: Meet, known: dict[tuple[int, int], tuple[int, ...]]) -> tuple[int, ...]:
+    """Whom a rank still expects; one tuple for all who expect the same."""
+    instance, members = rules.meeting(rank, meet)
+    if meet.lost:
+        return tuple(r for r in members if r >= 0 and r != rank)
+    key = instance, id(members)
+    if key not in known:
+        there = frozenset(state.meets.get(instance, ()))
+        known[key] = tuple(r for r in members if r >= 0 and r not in there)
+    return known[key]
+
+
+def _blocked(rules: Rules, state: State, rank: int, begun: list[int], met: dict[tuple[int, int], tuple[int, ...]]) -> Blocked:
     instruction: Instruction = rules.instruction(state, rank)
     if isinstance(instruction, Meet):
-        instance, members = rules.meeting(rank, instruction)
-        there = state.meets.get(instance, [])
-        missing = tuple(r for r in members if r >= 0 and r != rank and (instruction.lost or r not in there))
+        missing = _not_met(rules, state, rank, instruction, met)
         return Blocked(rank, instruction.position, (Need(instruction.position, -1, missing),))
     if isinstance(instruction, Stuck):
         return Blocked(rank, instruction.position, (Need(instruction.position, -1, instruction.ranks),))

@@ -71,7 +71,7 @@ def _arguments(entrance: Entrance) -> None:
     if entrance.device is not None and entrance.backend != "nccl":
         _no("ValueError", "device_id is an int, but no accelerator support is found from the current compilation. Please use a "
             "different compiled version that supports your accelerator.", "DS129",
-            f"device_id {entrance.device} is given, and {entrance.backend} runs on the CPU here",
+            f"device_id is given, and {entrance.backend} runs on the CPU here",
             "device_id makes nccl's communicators at once; leave it out on a CPU")  # fmt: skip
 
 

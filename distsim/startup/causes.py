@@ -19,9 +19,10 @@ def causes_of(
     places: Mapping[int, Place],
     clashing: Sequence[int],
     endings: Mapping[int, Ending],
-) -> tuple[Cause, ...]:
-    """The causes, the plainest first; empty where every process that comes gets through."""
+) -> tuple[tuple[Cause, ...], tuple[str, ...]]:
+    """The causes, the plainest first, empty where every process that comes gets through; and who waits for what, in lines."""
     told = _Causes(entrances, around, addresses, places, endings)
+    lines = told.waiting()
     found = [
         *told.refusals(refused),
         *told.ports(clashing),
@@ -31,17 +32,16 @@ def causes_of(
         *told.worlds(),
         *told.apart(),
     ]
-    waiting = tuple(r for r, e in endings.items() if e.status == "waits")
-    return tuple(told.with_waiting(cause, waiting) for cause in found)
+    return tuple(cause._replace(message="\n".join((cause.message, *lines))) for cause in found), lines
 
 
 def remarks_of(entrances: Iterable[Entrance]) -> tuple[Cause, ...]:
-    """What MPI ignores (DS128)."""
+    """What MPI ignores (DS706)."""
     said = tuple(e.rank for e in entrances if e.backend == "mpi" and (e.said_rank != -1 or e.said_world != -1))
     if not said:
         return ()
     text = "rank and world_size are given, and mpi ignores them: both come from its launcher"
-    return (Cause("DS128", said, text, "leave them out, and start the ranks with mpirun or srun"),)
+    return (Cause("DS706", said, text, "leave them out, and start the ranks with mpirun or srun"),)
 
 
 def alone_under_mpi(entrance: Entrance) -> bool:
@@ -71,9 +71,10 @@ class _Causes:
                  places: Mapping[int, Place], endings: Mapping[int, Ending]) -> None:  # fmt: skip
         self.entrances, self.around, self.addresses, self.places, self.endings = entrances, around, addresses, places, endings
 
-    def with_waiting(self, cause: Cause, waiting: tuple[int, ...]) -> Cause:
-        """The cause, with who waits behind it and by which time-out torch ends that."""
+    def waiting(self) -> tuple[str, ...]:
+        """Who waits for what, and by which time-out torch ends that."""
         lines = []
+        waiting = [rank for rank, ending in self.endings.items() if ending.status == "waits"]
         groups: dict[tuple[str, str, str, int], list[int]] = {}
         for rank in waiting:
             ending = self.endings[rank]
@@ -87,7 +88,7 @@ class _Causes:
             lines.append(
                 f"  {_ranks(apart)} may come through, and then stand{'s' * (len(apart) == 1)} still in the first communication"
             )
-        return cause._replace(message="\n".join((cause.message, *lines)))
+        return tuple(lines)
 
     def refusals(self, refused: Mapping[int, Refusal]) -> list[Cause]:
         groups: dict[Refusal, list[int]] = {}

@@ -7,6 +7,7 @@ counts them up to its own world size (time-out and 1 s), then each sets its key 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -54,18 +55,18 @@ class _Meeting:
         self._exchange()
         endings = dict(sorted(self.endings.items()))
         kind, where, server = self._store()
-        causes = causes_of(self.entrances, self.around, self.refused, self.addresses, self.places, self.clashing, endings)
+        causes, waits = causes_of(self.entrances, self.around, self.refused, self.addresses, self.places, self.clashing, endings)
         remarks = remarks_of(self.entrances.values())
-        return StartUp(kind, where, server, endings, tuple(self.events), causes, remarks, tuple(self.entrances.values()))
+        return StartUp(kind, where, server, endings, tuple(self.events), causes, remarks, tuple(self.entrances.values()), waits)
 
     def _store(self) -> tuple[StoreKind, str, str]:
         """(kind, where, who serves it) of the store that most name first."""
         if not self.addresses:
             return "tcp", "nowhere", "nobody"
-        named = list(self.addresses.values())
-        first = max(named, key=lambda a: (sum(a.text == b.text for b in named), -named.index(a)))
-        places = [self.places[r] for r, a in self.addresses.items() if a == first or a.text == first.text]
-        store = self.stores.get(places[0])
+        named = Counter(a.text for a in self.addresses.values())
+        most = named.most_common(1)[0][0]
+        rank, first = next((r, a) for r, a in self.addresses.items() if a.text == most)
+        store = self.stores.get(self.places[rank])
         if first.kind != "tcp":
             server = {"file": "a file", "hash": "each process", "mpi": "MPI's launcher"}[first.kind]
         else:
@@ -111,7 +112,7 @@ class _Meeting:
             here, place, limit = self.addresses[rank], self.places[rank], self.entrances[rank].timeout_ns
             if here.kind == "tcp" and place not in self.stores:
                 if here.port in self.around.ports_taken and place.node is not None:
-                    missing = "an answer of the program that has the port; none of torch's time-outs ends this wait"
+                    missing = "an answer of the port's program; none of torch's time-outs ends this wait"
                     self.endings[rank] = Ending("waits", "", "", 0, (), missing)
                 else:
                     text = f"The client socket has timed out after {limit // 10**6}ms while trying to connect to"
@@ -154,7 +155,9 @@ class _Meeting:
         left = [r for r in self._left() if self.addresses[r].kind != "mpi"]
         for rank in left:
             here = self.addresses[rank]
-            if not 0 <= here.rank < here.world_size:
+            if self.entrances[rank].backend == "nccl":  # at first use of a communicator, rank 0's id is the only key
+                keys.setdefault(self.places[rank], {})[here.rank] = rank
+            elif not 0 <= here.rank < here.world_size:
                 which = f"rank >= 0. {here.rank} vs 0" if here.rank < 0 else f"rank < size. {here.rank} vs {here.world_size}"
                 self.endings[rank] = Ending("raises", "RuntimeError", f"enforce fail: {which}")
                 self._say(rank, "raises", f"says rank {here.rank} of {here.world_size}")
@@ -180,6 +183,11 @@ class _Meeting:
             missing = f"ranks of the earlier run, whose addresses {here.path} still holds"
             self.endings[rank] = Ending("waits", "RuntimeError", text, _TRIES * limit, (), missing)
             self._say(rank, "waits", "gets an address of the earlier run")
+            return
+        if self.entrances[rank].backend == "nccl":
+            outside = not 0 <= here.rank < here.world_size
+            if lacking is not None or outside:
+                self.endings[rank] = Ending("apart", missing="a communicator that never comes about")
             return
         if lacking is None:
             self._say(rank, "gets", f"keys 0 to {here.world_size - 1}")

@@ -110,7 +110,7 @@ class Cause(NamedTuple):
 class StartUp:
     """A start-up. ``where``: the store's address in words; ``server``: who opens it. ``causes``: empty where all come through.
 
-    ``remarks``: what torch warns about. ``entrances``: what it was made of, by rank.
+    ``remarks``: what torch warns about. ``entrances``: what it was made of, by rank. ``waits``: who waits for what, in lines.
     """
 
     kind: StoreKind
@@ -121,6 +121,7 @@ class StartUp:
     causes: tuple[Cause, ...] = ()
     remarks: tuple[Cause, ...] = ()
     entrances: tuple[Entrance, ...] = ()
+    waits: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:

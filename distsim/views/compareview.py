@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from distsim.compare import Cause, Comparison, Parting, RankShares
 from distsim.units import show_bytes, show_ns
-from distsim.views.tables import WIDTH, cut, folded, table
+from distsim.views.tables import cut, folded, page_width, table
 
 SCHEMA_VERSION = 1
 #: Lines of each table.
@@ -110,14 +110,14 @@ def _fitted(
     header: Sequence[str], rows: Sequence[tuple[str, ...]], left: Sequence[int], narrower: Sequence[int]
 ) -> list[str]:  # fmt: skip
     """A table in 80 columns: those numbered in ``narrower`` give way, the first one first."""
-    over = max(map(len, table(header, rows, left))) - WIDTH
+    over = max(map(len, table(header, rows, left))) - page_width()
     for column in narrower:
         if over > 0:
             most = max(len(row[column]) for row in rows)
             width = max(most - over, len(header[column]), 6)
             rows = [(*row[:column], cut(row[column], width), *row[column + 1 :]) for row in rows]
             over -= most - width
-    return [cut(line, WIDTH) for line in table(header, rows, left)]
+    return [cut(line, page_width()) for line in table(header, rows, left)]
 
 
 def _more(count: int) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distsim.check.verdict import Verdict
 from distsim.findings.record import Finding, Place
-from distsim.views.tables import WIDTH, folded, ranks_text, ranks_words
+from distsim.views.tables import folded, page_width, ranks_text, ranks_words
 
 #: Findings and places of one finding that are shown; the rest is counted.
 MOST_FINDINGS = 20
@@ -66,4 +66,4 @@ def _place(file: str, line: int, column: int, op: str, ranks: list[int], main: s
     where = f"{file}:{line}:{column}" if line else file or main
     who = f"  {ranks_words(ranks)}" if ranks else ""
     text = f"  at {where}  {op}{who}".rstrip()
-    return [text] if len(text) <= WIDTH else folded(text.strip(), "  ", "    ")
+    return [text] if len(text) <= page_width() else folded(text.strip(), "  ", "    ")

@@ -12,7 +12,7 @@ from distsim.ops.table import OPS
 from distsim.profiles import SUPPORT, reductions
 from distsim.profiles.support import Device, complex_text
 from distsim.strategies.base import Strategy
-from distsim.views.tables import WIDTH, cut, folded, table
+from distsim.views.tables import cut, folded, page_width, table
 
 #: Group sizes that a page shows the bus bandwidth factor and the rounds for.
 SIZES = (2, 4, 8, 64)
@@ -26,7 +26,7 @@ def operation_page(row: type[Op]) -> str:
         sections += [("Bytes", _bytes(row)), ("Rounds", _rounds(row))]
     sections += [("Good to know" if i == 0 else "", note) for i, note in enumerate(words.notes)]
     also = f"  also written {', '.join(row.aliases)}\n" if row.aliases else ""
-    head = f"{row.op}  ({_kind(row)})\n{also}" + fill(words.signature, WIDTH, initial_indent="  ", subsequent_indent="      ")
+    head = f"{row.op}  ({_kind(row)})\n{also}" + fill(words.signature, page_width(), initial_indent="  ", subsequent_indent="      ")
     body = "".join(f"\n\n{title}\n{_text(text)}" if title else f"\n{_text(text)}" for title, text in sections if text)
     return f"{head}{body}\n\nIn a scenario\n" + indent(words.example.rstrip(), "  ")
 
@@ -42,7 +42,7 @@ def strategy_page(row: type[Strategy]) -> str:
 
 
 def _text(text: str) -> str:
-    return fill(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    return fill(text, page_width(), initial_indent="  ", subsequent_indent="  ")
 
 
 def _kind(row: type[Op]) -> str:
@@ -77,8 +77,8 @@ def index_page() -> str:
     """Every name that `distsim explain` knows, with a line on each."""
     from distsim.strategies import STRATEGIES
 
-    strategies = table(("", ""), [(name, cut(row.about, WIDTH - 26)) for name, row in STRATEGIES.items()], left=(0, 1))
-    operations = table(("", ""), [(name, cut(row.words.after, WIDTH - 26)) for name, row in OPS.items()], left=(0, 1))
+    strategies = table(("", ""), [(name, cut(row.about, max(20, page_width() - 26))) for name, row in STRATEGIES.items()], left=(0, 1))
+    operations = table(("", ""), [(name, cut(row.words.after, max(20, page_width() - 26))) for name, row in OPS.items()], left=(0, 1))
     findings = table(("", ""), [(code, info.title) for code, info in CODES.items()], left=(0, 1))
     more = table(("", ""), [("backends", "what works on gloo, nccl and mpi, and which to choose")], left=(0, 1))
     known = ["Operations", *operations[1:], "", "Training strategies", *strategies[1:], ""]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from distsim.real.plan import Plan, typed
-from distsim.views.tables import WIDTH, folded, table
+from distsim.views.tables import folded, page_width, table
 
 #: More ranks than this are shown by the first and the last ones.
 MOST_RANKS = 16
@@ -19,6 +19,7 @@ def plan_text(plan: Plan) -> str:
         ["Every rank", f"  WORLD_SIZE={plan.world_size} MASTER_ADDR={plan.master_addr} MASTER_PORT={plan.master_port}"],
         ["Each rank", *_ranks(plan)],
         *_lines(plan),
+        ["By sbatch: save this as a file, and give it to sbatch", *_script(plan)] if plan.script else [],
         ["Set by the launcher itself", *_sets(plan)],
         [line for note in plan.notes for line in folded(note)],
     ]
@@ -33,7 +34,8 @@ def _ranks(plan: Plan) -> list[str]:
     return [*lines[: MOST_RANKS - 3], f"  … {len(rows) - MOST_RANKS + 1} more …", *lines[-3:]]
 
 
-_TITLES = {"distsim": "By distsim itself", "torchrun": "By torchrun", "srun": "By srun, once for all machines",
+_TITLES = {"distsim": "By distsim itself", "torchrun": "By torchrun",
+           "elastic": "By torchrun's elastic rendezvous, the same line on every machine", "srun": "By srun, once for all machines",
            "mpirun": "By mpirun, once for all machines"}  # fmt: skip
 #: Machines whose lines are written out; they differ in --node_rank alone.
 _MOST_NODES = 4
@@ -43,13 +45,20 @@ def _lines(plan: Plan) -> list[list[str]]:
     sections = []
     for launcher, title in _TITLES.items():
         mine = [line for line in plan.lines if line.launcher == launcher]
+        if not mine:
+            continue
         text = [f"{title}{', one line per machine' if len(mine) > 1 else ''}"]
         for line in mine[:_MOST_NODES]:
-            text += typed(line.words, WIDTH, "  ")
+            text += typed(line.words, page_width(), "  ")
         if len(mine) > _MOST_NODES:
             text.append(f"  … and so on to machine {len(mine) - 1}")
         sections.append(text)
     return sections
+
+
+def _script(plan: Plan) -> list[str]:
+    """The script at the margin, as sbatch reads it."""
+    return [*plan.script[:-1], *typed(tuple(shlex.split(plan.script[-1])), page_width(), "")]
 
 
 def _sets(plan: Plan) -> list[str]:
@@ -67,5 +76,5 @@ def plan_json(plan: Plan) -> dict[str, object]:
             for r in plan.ranks
         ],
         "commands": [{"launcher": c.launcher, "node": c.node, "command": shlex.join(c.words)} for c in plan.lines],
-        "launcher_sets": dict(plan.sets), "notes": list(plan.notes),
+        "launcher_sets": dict(plan.sets), "notes": list(plan.notes), "by": plan.by or None, "script": list(plan.script),
     }  # fmt: skip

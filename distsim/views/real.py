@@ -13,7 +13,7 @@ from distsim.standstill import RankEnd
 from distsim.units import show_ns
 from distsim.views.findings import findings_lines
 from distsim.views.jsonview import finding_json
-from distsim.views.tables import WIDTH, cut, folded, ranks_words, table
+from distsim.views.tables import cut, folded, page_width, ranks_words, table
 
 #: Frames of a stack, lines of a failed rank's output, buffers, that are shown; JSON has all.
 _FRAMES, _OUTPUT, _BUFFERS = 3, 3, 8
@@ -76,7 +76,7 @@ def _ranks(run: RealRun) -> list[str]:
     )
     width = max(map(len, lines)) + 2
     texts = ["message" if any(e.message for e in ends) else "", *(e.message for e in ends)]
-    return [f"{line:<{width}}{cut(text, WIDTH - width)}".rstrip() for line, text in zip(lines, texts, strict=True)]
+    return [f"{line:<{width}}{cut(text, max(8, page_width() - width))}".rstrip() for line, text in zip(lines, texts, strict=True)]
 
 
 def _call(run: RealRun, end: RankEnd) -> tuple[str, str]:

@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
-from textwrap import wrap
+from unicodedata import category, east_asian_width
 
-#: Columns of every report.
-WIDTH = 80
+#: Columns of a report that no terminal asks for; how narrow and how wide they may be.
+WIDTH, NARROWEST, WIDEST = 80, 40, 200
+_asked = WIDTH
+
+
+def page_width() -> int:
+    """Columns that there are: 80, or what `set_width` was told."""
+    return _asked
+
+
+def set_width(columns: int | None) -> None:
+    """Lay everything out for so many columns, from 40 to 200; None: 80."""
+    global _asked
+    _asked = WIDTH if columns is None else max(NARROWEST, min(WIDEST, columns))
+
+
+def cells(text: str) -> int:
+    """Columns that a text takes on a terminal: wide characters (East Asian Width W, F) two, combining ones none.
+
+    Source: Unicode UAX #11; general categories Mn, Me and Cf take no column.
+    """
+    if text.isascii():
+        return len(text)
+    wide = (2 if east_asian_width(c) in "WF" else 0 if category(c) in ("Mn", "Me", "Cf") else 1 for c in text)
+    return sum(wide)
+
+
+def _padded(text: str, columns: int, left: bool) -> str:
+    blanks = " " * (columns - cells(text))
+    return text + blanks if left else blanks + text
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,), indent: str = "  ") -> list[str]:
     """Aligned lines with two blanks between columns; the columns numbered in ``left`` are flush left, the others right."""
     lines = [header, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    cells = [
-        [text.ljust(w) if i in left else text.rjust(w) for i, (text, w) in enumerate(zip(line, widths, strict=True))]
-        for line in lines
-    ]
-    return [(indent + "  ".join(line)).rstrip() for line in cells]
+    widths = [max(cells(line[i]) for line in lines) for i in range(len(header))]
+    padded = [[_padded(text, w, i in left) for i, (text, w) in enumerate(zip(line, widths, strict=True))] for line in lines]
+    return [(indent + "  ".join(line)).rstrip() for line in padded]
 
 
 def ranks_text(ranks: Sequence[int], limit: int = 4) -> str:
@@ -58,11 +84,31 @@ def runs_of(ranks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def folded(text: str, indent: str = "", further: str | None = None) -> list[str]:
-    """The text in lines of at most 80 columns, broken at blanks alone; ``further`` indents the later ones (else as the first)."""
+    """The text in lines of at most `page_width` columns, broken at blanks; ``further`` indents the later ones (else as the first).
+
+    A word that is wider than a line stands on one of its own: nobody can copy half a path.
+    """
     later = indent if further is None else further
-    return wrap(text, WIDTH, initial_indent=indent, subsequent_indent=later, break_on_hyphens=False, break_long_words=False)
+    lines: list[str] = []
+    now = indent
+    for word in _words(text):
+        if cells(now) + cells(word.rstrip()) > page_width() and now.strip():
+            lines.append(now.rstrip())
+            now = later + word.lstrip()
+        else:
+            now += word
+    return [*lines, now.rstrip()] if now.strip() else lines
+
+
+def _words(text: str) -> list[str]:
+    """Words, each with the blanks that follow it."""
+    return re.findall(r"\S+\s*|^\s+", text.expandtabs().replace("\n", " "))
 
 
 def cut(text: str, width: int) -> str:
-    """The text, shortened to ``width`` characters with a final ``…`` where it is longer."""
-    return text if len(text) <= width else text[: width - 1] + "…"
+    """The text, shortened to ``width`` columns with a final ``…`` where it is wider."""
+    if cells(text) <= width:
+        return text
+    while cells(text) > width - 1:
+        text = text[: min(len(text) - 1, width - 1)]
+    return text + "…"

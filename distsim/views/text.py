@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from distsim.check.memory import held
 from distsim.units import show_bytes, show_ns
 from distsim.views.findings import findings_lines, verdict_words
-from distsim.views.tables import WIDTH, cut, folded, ranks_text, table
+from distsim.views.tables import cells, cut, folded, page_width, ranks_text, table
 from distsim.views.values import values_lines
 
 if TYPE_CHECKING:
@@ -76,6 +76,10 @@ def _verdict(simulation: Simulation) -> str:
     return text if verdict.complete else text + " so far (the search is not complete)"
 
 
+#: Columns of the table of ranks, from the most comfortable on.
+_RANK_COLUMNS = ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 5), (0, 1, 3, 5), (0, 3, 5))
+
+
 class _RankLine(NamedTuple):
     ranks: list[int]
     times: RankTimes
@@ -92,11 +96,14 @@ def _ranks(ranks: Sequence[RankTimes], ends: Sequence[RankEnd]) -> list[str]:
     rows = list(groups.values())
     if len(rows) > MOST_RANKS:
         rows.sort(key=lambda row: (row.times.finished_ns >= 0, -row.times.finished_ns, row.ranks[0]))
-    lines = table(
-        ("rank", "compute", "exposed", "waiting", "idle", "finished"),
-        [(ranks_text(r.ranks), *shares(r.times), r.finished) for r in rows],
-    )
-    return [*_shortened(lines, MOST_RANKS), LEGEND]
+    for shown in _RANK_COLUMNS:  # the first that fits
+        found = [("rank", "compute", "exposed", "waiting", "idle", "finished")]
+        found += [(ranks_text(r.ranks), *shares(r.times), r.finished) for r in rows]
+        header, *rest = [[row[i] for i in shown] for row in found]
+        lines = table(header, rest)
+        if max(map(cells, lines)) <= page_width():
+            break
+    return [*_shortened(lines, MOST_RANKS), *folded(LEGEND.strip(), "  ")]
 
 
 def finished(r: RankTimes, status: str = "ended") -> str:
@@ -113,8 +120,9 @@ def shares(r: RankTimes) -> tuple[str, ...]:
 #: Titles of the column of group sizes, widths of those of group names and operations, and whether algbw is shown, from the most
 #: comfortable on.
 _WIDTHS = (
-    ("ranks", 24, 40, True), ("ranks", 16, 40, True), ("ranks", 12, 40, True), ("n", 12, 40, True),
+    ("ranks", 80, 60, True), ("ranks", 40, 40, True), ("ranks", 24, 40, True), ("ranks", 16, 40, True), ("ranks", 12, 40, True), ("n", 12, 40, True),
     ("ranks", 24, 40, False), ("n", 16, 40, False), ("n", 12, 40, False), ("n", 8, 40, False), ("n", 8, 28, False),
+    ("n", 6, 16, False), ("n", 4, 10, False),
 )  # fmt: skip
 
 
@@ -129,15 +137,15 @@ def _collectives(found: Sequence[CollectiveTimes]) -> list[str]:
         hidden = once if algbw else once | {6}
         titles = ("operation", "group", ranks, "bytes", "calls", "time", "algbw", "busbw")
         header, *rest = [
-            [c for i, c in enumerate(row) if i not in hidden] for row in (titles, *(_cells(c, width, op) for c in found))
+            [c for i, c in enumerate(row) if i not in hidden] for row in (titles, *(_row(c, width, op) for c in found))
         ]
         lines = table(header, rest, left=(0, 1))
-        if max(map(len, lines)) <= WIDTH:
+        if max(map(cells, lines)) <= page_width():
             break
     return _shortened(lines, MOST_COLLECTIVES)
 
 
-def _cells(c: CollectiveTimes, width: int, op: int) -> tuple[str, ...]:
+def _row(c: CollectiveTimes, width: int, op: int) -> tuple[str, ...]:
     sizes = (str(c.n), show_bytes(c.nbytes), str(c.calls))
     return (cut(c.op, op), cut(c.group, width), *sizes, show_ns(c.duration_ns), _rate(c.algbw), _rate(c.busbw))
 
@@ -171,11 +179,23 @@ def _rate(gb_per_s: float) -> str:
     return f"{gb_per_s * 1e6:.3g} kB/s" if gb_per_s else "-"
 
 
+#: Width of what happens, and the columns that are shown, from the most comfortable on.
+_PATHS = (
+    (64, (0, 1, 2, 3, 4, 5)), (32, (0, 1, 2, 3, 4, 5)), (20, (0, 1, 2, 3, 4, 5)), (20, (1, 2, 3, 4, 5)), (16, (1, 3, 4, 5)),
+    (10, (1, 3, 4, 5)),
+)  # fmt: skip
+
+
 def _critical_path(path: Sequence[Segment], makespan_ns: int, file: str) -> list[str]:
     if not path:
         return []
-    rows = [(*spans(s, makespan_ns), cut(what(s), 32), _where(s, file)) for s in path]
-    return _shortened(table(("from", "takes", "share", "rank", "what", "where"), rows, left=(4, 5)), MOST_SEGMENTS)
+    for words, shown in _PATHS:  # the first that fits
+        rows = [(*spans(s, makespan_ns), cut(what(s), words), _where(s, file)) for s in path]
+        header = ("from", "takes", "share", "rank", "what", "where")
+        lines = table([header[i] for i in shown], [[row[i] for i in shown] for row in rows], [shown.index(4), len(shown) - 1])
+        if max(map(cells, lines)) <= page_width():
+            break
+    return _shortened(lines, MOST_SEGMENTS)
 
 
 def spans(s: Segment, makespan_ns: int) -> tuple[str, str, str, str]:
@@ -221,13 +241,13 @@ def memory_lines(found: Sequence[Held], cluster: Cluster) -> list[str]:
     room = cluster.device.memory_nbytes
     kinds = [kind for kind in _kinds(found) if any(one.parts.get(kind) for one in found)]
     rows = sorted(_merged(found), key=lambda row: (-row[1].total, row[0]))
-    cells = [
+    sizes = [
         [*(_size(one.parts.get(kind, 0)) for kind in kinds), show_bytes(one.total), _share_of(one.total, room)] for _, one in rows
     ]
     heads: tuple[dict[str, str], ...] = ({}, _SHORT)
     for words in heads:
-        lines = table([*(words.get(kind, kind) for kind in kinds), "total", "%"], cells, left=())
-        narrow = WIDTH - 2 - max(map(len, lines))
+        lines = table([*(words.get(kind, kind) for kind in kinds), "total", "%"], sizes, left=())
+        narrow = max(4, page_width() - 2 - max(map(len, lines)))
         if narrow >= _LEAST_RANKS:
             break
     labels = table(["ranks"], [[cut(label, narrow)] for label, _ in rows])

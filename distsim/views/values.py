@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.trace_values import HeaderValues, Kept, header_values, number, packed
-from distsim.views.tables import WIDTH, cut, ranks_words
+from distsim.views.tables import cut, page_width, ranks_words
 
 if TYPE_CHECKING:
     from distsim.simulation import Simulation
@@ -32,7 +32,7 @@ def values_lines(values: Values | None) -> list[str]:
     lines = [
         cut(
             f"  {cut(label if i == 0 else '', width).ljust(width)}  {text}  ({ranks_words(ranks)})",
-            WIDTH,
+            page_width(),
         )
         for label, texts in known.items()
         for i, (text, ranks) in enumerate(texts.items())

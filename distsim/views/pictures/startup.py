@@ -133,7 +133,7 @@ class _Startup:
         for column, rank in enumerate(self.shown, 1):
             ending = self._ending(rank)
             if ending.status == "raises" and rank not in registered:
-                self._red(column, "raises at once", ending.error, *_short(ending.text))
+                self._red(column, "raises at once", ending.error, *self._why(rank))
         self.row += any(item.row == row_of_refusals for item in self.items)
         for column, rank in enumerate(self.shown, 1):
             ending = self._ending(rank)
@@ -150,6 +150,9 @@ class _Startup:
             self.arrows.append(Arrow(caller, Anchor(0, self.row), said, RED if lost else BLUE, dashed=lost, words=words))
             self.row += 1
 
+    def _why(self, rank: int) -> tuple[str, ...]:
+        return _short(next((e.text for e in self.found.events if e.rank == rank and e.kind == "raises"), ""))
+
     def _said(self, rank: int) -> int:
         here = self._address(rank)
         return here.rank if here is not None else rank
@@ -157,11 +160,13 @@ class _Startup:
     def _exchange(self) -> None:
         """set: each rank's address under its number; get waits until the key is there."""
         setters = [rank for rank in self.shown if any(e.rank == rank and e.kind == "sets" for e in self.found.events)]
-        if not setters or self.kind in ("mpi", "hash"):
+        if not setters or self.kind in ("mpi", "hash") or self.program.backend == "nccl":  # nccl has one key, at first use
             return
         for column, rank in enumerate(self.shown, 1):
             if rank in setters:
-                caller = self._item(column, (Text(f"set key {self._said(rank)}", bold=True), Text("its own address", size=SMALL)), WHITE, GREY)
+                caller = self._item(
+                    column, (Text(f"set key {self._said(rank)}", bold=True), Text("its own address", size=SMALL)), WHITE, GREY
+                )
                 self.arrows.append(Arrow(caller, Anchor(0, self.row), "", BLUE, words=f"set key {self._said(rank)}: its address"))
         self.row += 1
 
@@ -172,13 +177,13 @@ class _Startup:
         for column, rank in enumerate(self.shown, 1):
             ending = self._ending(rank)
             if ending.status == "waits" or (rank not in self.absent and not self.found.failed):
-                missing = clipped(ending.missing, 34) if ending.missing else who(self.absent)
+                missing = clipped(ending.missing.partition(";")[0], 34) if ending.missing else who(self.absent)
                 until = f"torch raises after {ending.after_ns / 1e9:g} s" if ending.after_ns else "for ever"
                 self._red(column, "waits", f"for {missing}", until if self.program.startup else "until its timeout")
             elif ending.status == "apart":
                 self._red(column, "in a group apart", "its first communication", "never ends")
             elif ending.status == "raises" and any(e.rank == rank and e.kind == "registers" for e in self.found.events):
-                self._red(column, "raises", ending.error, *_short(ending.text))
+                self._red(column, "raises", ending.error, *self._why(rank))
         self.row += 1
 
     def _lacks(self) -> tuple[str, ...]:
@@ -201,7 +206,7 @@ class _Startup:
             "file": f"all {world} ranks are here: each reads the file until it has the others' keys",
             "mpi": f"all {world} ranks are here: mpirun started them together, no store is needed",
         }.get(self.kind, f"all {world} ranks are here")
-        self._band(everyone, met, PALE, GREY)
+        self._band(everyone, met if self.program.backend != "nccl" else f"all {world} ranks are here", PALE, GREY)
         eager = self.program.options.get("init") == "eager"
         if self.program.backend == "gloo":
             self._band(ranks, "every pair of ranks connects, at once", WHITE, GREY, dashed=True)
@@ -210,6 +215,7 @@ class _Startup:
         if self.program.backend == "nccl":
             when = "at once (init: eager)" if eager else "at first use, of a group or of a pair (init: lazy)"
             self._band(ranks, f"NCCL communicators are made {when}", WHITE, GREY, dashed=True)
+            self._band(everyone, "for each, its rank 0 sets an id as a key, and its other ranks get it", WHITE, GREY, dashed=True)
 
     def _groups(self, ranks: tuple[int, ...]) -> None:
         groups = self.program.groups[1:]
@@ -230,9 +236,8 @@ class _Startup:
 
 
 def _short(text: str) -> tuple[str, ...]:
-    """What matters of an error's text, in two short lines."""
-    plain = text.removeprefix("Error initializing torch.distributed using ").replace("environment variable ", "")
-    words, lines = plain.split(), [""]
+    """A sentence in two short lines."""
+    words, lines = text.split(), [""]
     for word in words:
         if len(lines[-1]) + len(word) + 1 > _WORDS and lines[-1]:
             lines.append("")

@@ -10,7 +10,8 @@ clusters with ``collectives: rails`` the cheapest of these is taken, as NCCL cho
 - two levels: reduce_scatter inside a node, all_reduce per rail, all_gather inside, for groups with equally many ranks per node;
 - a pipelined chain for broadcast and reduce.
 
-``algorithms`` of a cluster names another choice: one algorithm of `distsim.schedules`, or the cheapest of them all. Left out, flat
+``algorithms`` of a cluster names another choice: one algorithm of `distsim.schedules`, or the cheapest of them all. Left out,
+flat
 clusters take the first, for Gloo takes the same at every size, and clusters with rails the cheapest of the forms above.
 
 Times that were measured on the cluster correct all of these, see `distsim.cluster.measured`.
@@ -21,17 +22,21 @@ nccl-tests doc/PERFORMANCE.md for bytes and busbw. Operations come in as rows; t
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil, inf, log2, sqrt
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from distsim.cluster.measured import Correction, nearest
+from distsim.cluster.measured import Correction, blended
 from distsim.cluster.model import Cluster, Curve
-from distsim.cluster.placement import Placement, RoundLoad
+from distsim.cluster.placement import Placement
+from distsim.cost import nccl
+from distsim.cost.constants import LAUNCH_NS
+from distsim.cost.loads import CHEAPEST, Load, Row, brings_about, check_names, load_of, written_load
+from distsim.cost.on_gpus import kind_of, over_domains, setting
+from distsim.cost.setting import Kind
 from distsim.errors import UsageError
 from distsim.names import listing, near
-from distsim.schedules import ALGORITHMS, Algorithm, Round, RoundsOf
+from distsim.schedules import Algorithm, Round, RoundsOf
 
 LinkClass = Literal["self", "intra", "inter"]
 
@@ -47,23 +52,6 @@ class SlowLink(Protocol):
     def factor(self) -> float: ...
 
 
-class Row(Protocol):
-    """The columns of an operation's row that a price needs; see `distsim.ops.base.Op`."""
-
-    op: ClassVar[str]
-    algorithms: ClassVar[Mapping[str, Algorithm]]
-
-    @classmethod
-    def single(cls) -> str: ...
-
-    @classmethod
-    def schedule(cls, n: int, root: int) -> list[Round]: ...
-    @classmethod
-    def chunk_nbytes(cls, n: int, nbytes: int) -> int: ...
-    @classmethod
-    def busbw_factor(cls, n: int) -> float: ...
-
-
 class NicLink(NamedTuple):
     """One direction of one network card, for sharing among messages in flight."""
 
@@ -73,15 +61,6 @@ class NicLink(NamedTuple):
 
 #: The operation whose measured times stand for every message.
 _MESSAGE = "send"
-#: The word for "whichever is cheapest" in place of an algorithm's name.
-CHEAPEST = "cheapest"
-
-
-class Load(NamedTuple):
-    """A whole schedule: its rounds by what they ask of the links, and how many chunks a rank combines, one after the other."""
-
-    rounds: tuple[tuple[RoundLoad, int], ...]
-    combined: int
 
 
 class CostModel:
@@ -92,10 +71,11 @@ class CostModel:
     """
 
     def __init__(self, cluster: Cluster, world_size: int, local_size: int, link_faults: Sequence[SlowLink] = ()) -> None:
-        self.cluster = cluster
+        self.machine_size = max(local_size, 1)
+        self.cluster, self.local_size = over_domains(cluster, self.machine_size)
         self.world_size = world_size
-        self.local_size = max(local_size, 1)
         self.name, self.source, self.error_band = cluster.name, cluster.source, cluster.error_band
+        self.nccl = cluster.collectives == "nccl"
         self.call_overhead_ns = cluster.call_overhead_ns  # of a communication call, part of its price
         self.launch_ns = cluster.device.launch_ns  # of a kernel priced by roofline, part of its price
         nodes = -(-max(world_size, 1) // self.local_size)
@@ -104,12 +84,12 @@ class CostModel:
         for fault in link_faults:
             self._slow_down(fault, nodes)
         self.link_faults = tuple(link_faults)
-        _check_names(cluster)
+        check_names(cluster)
         self._p2p: dict[tuple[int, int, int], int] = {}
         self._prices: dict[tuple[str, tuple[int, ...], int, int | None], int] = {}
         self._placements: dict[tuple[int, ...], Placement] = {}
         self._loads: dict[tuple[Placement, RoundsOf, int], Load] = {}
-        self._corrections: dict[tuple[str, int, int], Correction | None] = {}
+        self._corrections: dict[tuple[str, int, int], list[tuple[Correction, float]]] = {}
         self._references: dict[tuple[int, int], CostModel] = {}
 
     # --- links ---
@@ -121,7 +101,7 @@ class CostModel:
             message = f"cluster {self.name} has no link `{fault.link}`{near(fault.link, known)}"
             raise UsageError(message, f"links of this cluster: {listing(known)}")
         factors = self._slow_inter if fault.link in inter else self._slow_intra
-        for node in fault.nodes or range(nodes):
+        for node in {node * self.machine_size // self.local_size for node in fault.nodes} or range(nodes):
             if 0 <= node < nodes:
                 factors[node] *= fault.factor
 
@@ -151,7 +131,8 @@ class CostModel:
     def nics_of(self, src: int, dst: int) -> tuple[NicLink, ...]:
         """What a message occupies: the card's direction out of the sender's node, and into the receiver's; inside a node nothing.
 
-        A rank uses the card of its local rank, modulo their number. With ``collectives: flat`` a message inside a node occupies the
+        A rank uses the card of its local rank, modulo their number. With ``collectives: flat`` a message inside a node occupies
+        the
         one thread of each process that moves bytes (gloo: tcp/loop.cc). For engines that share links (`Cluster.shared_links`).
         """
         if self.link_class(src, dst) != "inter":
@@ -165,7 +146,8 @@ class CostModel:
         )
 
     def loops_of(self, ranks: Sequence[int], bytes_per_ns: float = 1.0) -> tuple[NicLink, ...]:
-        """The threads that move the bytes of these ranks, where they are shared; empty on a cluster with ``collectives: rails``."""
+        """The threads that move the bytes of these ranks, where they are shared; empty on a cluster with ``collectives:
+        rails``."""
         if self.cluster.collectives != "flat":
             return ()
         crossing = self.cluster.crossing
@@ -178,11 +160,25 @@ class CostModel:
         key = (src, dst, nbytes)
         price = self._p2p.get(key)
         if price is None:
-            price = self.p2p_latency_ns(src, dst) + ceil(nbytes / self.bytes_per_ns(src, dst))
+            price = self._p2p_ns(src, dst, nbytes)
             if self.cluster.measured:
                 price = self._corrected(price, _MESSAGE, 2, 1 if self.link_class(src, dst) == "intra" else 2, nbytes, None)
             self._p2p[key] = price
         return price
+
+    def _p2p_ns(self, src: int, dst: int, nbytes: int) -> int:
+        if self.nccl and src != dst:
+            return self._nccl_ns("send", self.placement((src, dst)), nbytes)
+        return self.p2p_latency_ns(src, dst) + ceil(nbytes / self.bytes_per_ns(src, dst))
+
+    def _nccl_ns(self, kind: Kind, place: Placement, nbytes: int) -> int:
+        """NCCL's price; a ``call_overhead`` other than the launch of `distsim.cost.constants` makes all of them as much
+        dearer."""
+        at = setting(self.cluster, place)
+        other = self.call_overhead_ns - LAUNCH_NS
+        return (
+            nccl.ns(kind, at, nbytes) if not other else max(nccl.ns(kind, at, nbytes) + other, nccl.bound_ns(kind, at, nbytes), 1)
+        )
 
     def p2p_latency_ns(self, src: int, dst: int) -> int:
         """The part of a message's price that does not depend on its size."""
@@ -209,7 +205,7 @@ class CostModel:
         if price is None:
             price = self._collective_ns(row, ranks, nbytes, 0 if root is None else ranks.index(root))
             if self.cluster.measured and len(ranks) > 1:
-                price = self._corrected(price, row.single(), len(ranks), self._placement(ranks).nodes, nbytes, row)
+                price = self._corrected(price, row.single(), len(ranks), self.placement(ranks).nodes, nbytes, row)
             self._prices[key] = price
         return price
 
@@ -219,10 +215,12 @@ class CostModel:
         """A modelled price times what measured and modelled times differ by there."""
         key = (op, group, nodes)
         if key not in self._corrections:
-            curve = nearest(self.cluster.measured, op, group, min(self.local_size, self.world_size), nodes)
-            self._corrections[key] = None if curve is None else Correction(curve, self._modelled(curve, row))
-        correction = self._corrections[key]
-        return price if correction is None else ceil(price * correction.factor(nbytes))
+            found = blended(self.cluster.measured, op, group, min(self.local_size, self.world_size), nodes)
+            self._corrections[key] = [(Correction(curve, self._modelled(curve, row)), weight) for curve, weight in found]
+        factor = 1.0
+        for correction, weight in self._corrections[key]:
+            factor *= correction.factor(nbytes) ** weight
+        return ceil(price * factor - 1e-6) if self._corrections[key] else price
 
     def _modelled(self, curve: Curve, row: type[Row] | None) -> Callable[[int], float]:
         """What the model alone says of a measured curve's sizes, in the circumstances of the measurement."""
@@ -239,7 +237,10 @@ class CostModel:
     def _collective_ns(self, row: type[Row], ranks: tuple[int, ...], nbytes: int, root: int) -> int:
         if len(ranks) < 2:
             return self.call_overhead_ns
-        place, chosen = self._placement(ranks), self.cluster.algorithms.get(_brings_about(row), "")
+        place, chosen = self.placement(ranks), self.cluster.algorithms.get(brings_about(row), "")
+        kind = kind_of(row)
+        if self.nccl and not chosen and kind is not None:
+            return self._nccl_ns(kind, place, nbytes or 4 * (row.busbw_factor(2) == 0))
         every = tuple(row.algorithms.values())
         named = every if chosen == CHEAPEST else (row.algorithms[chosen],) if chosen else every[:1]
         best = min(self.flat_ns(row, ranks, nbytes, root, algorithm) for algorithm in named or (None,))
@@ -251,15 +252,16 @@ class CostModel:
 
     def schedule_ns(self, rounds: Iterable[Round], chunk_nbytes: int, ranks: tuple[int, ...]) -> int:
         """The price of rounds as they are written: each as long as its dearest transfer. The measure for every closed form."""
-        written = _written(self._placement(ranks), list(rounds))
+        written = written_load(self.placement(ranks), list(rounds))
         return self.call_overhead_ns + ceil(self._load_ns(written, chunk_nbytes))
 
     def flat_ns(
         self, row: type[Row], ranks: tuple[int, ...], nbytes: int, root: int = 0, algorithm: Algorithm | None = None
     ) -> int:
-        """A schedule in the order of group ranks (``root`` is a group rank), the row's own if no algorithm is named; by closed form
+        """A schedule in the order of group ranks (``root`` is a group rank), the row's own if no algorithm is named; by closed
+        form
         where there is one."""
-        n, place = len(ranks), self._placement(ranks)
+        n, place = len(ranks), self.placement(ranks)
         algorithm = algorithm or next(iter(row.algorithms.values()), None) or Algorithm(row.schedule, "whole")
         chunk = algorithm.chunk_nbytes(n, nbytes)
         return self.call_overhead_ns + ceil(self._load_ns(self._load_of(place, algorithm, root), chunk))
@@ -268,7 +270,10 @@ class CostModel:
         """No schedule can be faster: busbw factor x bytes over the fastest link that a rank of the group has."""
         if len(ranks) < 2:
             return 0
-        return int(row.busbw_factor(len(ranks)) * nbytes / self._placement(ranks).fastest)
+        kind = kind_of(row)
+        if self.nccl and kind is not None:
+            return nccl.bound_ns(kind, setting(self.cluster, self.placement(ranks)), nbytes)
+        return int(row.busbw_factor(len(ranks)) * nbytes / self.placement(ranks).fastest)
 
     # --- forms beside the flat one; each gives ns without the call's overhead, or None where it does not apply ---
 
@@ -315,7 +320,7 @@ class CostModel:
 
     # --- loads ---
 
-    def _placement(self, ranks: tuple[int, ...]) -> Placement:
+    def placement(self, ranks: tuple[int, ...]) -> Placement:
         """Where the ranks sit; groups that sit alike share one. Nodes count by first use, unless faults tell them apart."""
         nodes = tuple(r // self.local_size for r in ranks)
         if not self.link_faults:
@@ -330,7 +335,7 @@ class CostModel:
         """What a schedule asks of the links, kept."""
         key = (place, algorithm.rounds, root)
         if key not in self._loads:
-            self._loads[key] = _load_of(place, algorithm, root)
+            self._loads[key] = load_of(place, algorithm, root)
         return self._loads[key]
 
     def _load_ns(self, load: Load, chunk_nbytes: int) -> float:
@@ -342,45 +347,3 @@ class CostModel:
             total += count * max(intra, inter)
         rate = self.cluster.reduce_bytes_per_ns  # None: combining hides behind the transfers
         return total if rate is None else total + load.combined * chunk_nbytes / rate
-
-
-def _load_of(place: Placement, algorithm: Algorithm, root: int) -> Load:
-    if algorithm.shape == "all pairs":
-        return Load(((place.all_pairs_load(), 1),), 0)
-    if algorithm.rotations is None:
-        return _written(place, algorithm.rounds(place.n, root))
-    rotations = algorithm.rotations(place.n)
-    rounds = _together((place.rotation_load(r.distance, r.chunks), r.rounds) for r in rotations)
-    return Load(rounds, sum(r.rounds * r.chunks for r in rotations if r.reduce))
-
-
-def _written(place: Placement, rounds: Sequence[Round]) -> Load:
-    """Of rounds as they are written."""
-    combined = Counter(t.dst for round_ in rounds for t in round_ if t.reduce)
-    loads = ((place.round_load([t.src for t in round_], [t.dst for t in round_]), 1) for round_ in rounds)
-    return Load(_together(loads), max(combined.values(), default=0))
-
-
-def _together(loads: Iterable[tuple[RoundLoad, int]]) -> tuple[tuple[RoundLoad, int], ...]:
-    """Equal rounds counted together, in order of first use."""
-    counts: Counter[RoundLoad] = Counter()
-    for load, times in loads:
-        counts[load] += times
-    return tuple(counts.items())
-
-
-def _brings_about(row: type[Row]) -> str:
-    """What the row's algorithms are algorithms of."""
-    return next((algorithm.of for algorithm in row.algorithms.values()), "")
-
-
-def _check_names(cluster: Cluster) -> None:
-    """Raises UsageError where ``algorithms`` names what there is not."""
-    for of, name in cluster.algorithms.items():
-        known = ALGORITHMS.get(of)
-        if known is None:
-            message = f"cluster {cluster.name} has `algorithms` for `{of}`, which has none{near(of, ALGORITHMS)}"
-            raise UsageError(message, f"those that have are {listing(ALGORITHMS)}")
-        if name != CHEAPEST and name not in known:
-            message = f"cluster {cluster.name}: {of} has no algorithm `{name}`{near(name, (*known, CHEAPEST))}"
-            raise UsageError(message, f"it has {listing(known)}, or `{CHEAPEST}` for the least of their prices")

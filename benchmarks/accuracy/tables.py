@@ -1,0 +1,100 @@
+"""The published nccl-tests tables of `nccl_tables.csv`, each in the setting that it was measured in.
+
+Columns: `table_id`, `source` (where it was published), `system`, `gpu`, nodes and ranks, the data sheet's bandwidths
+(`intra_bw_GBps` of a GPU,
+`inter_bw_GBps_per_node` of all cards of a node; per direction), `nccl_version`, `launch`, `collective`, `bytes` as nccl-tests
+counts them,
+`place`, `time_us` as printed. Times out of place are scored; sizes of 0 are left out.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.cost.setting import Kind, Setting
+
+HERE = Path(__file__).resolve().parent
+KINDS: dict[str, Kind] = {
+    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "broadcast": "broadcast",
+    "alltoall": "all_to_all", "sendrecv": "send",
+}  # fmt: skip
+#: What NCCL counts of a data sheet's bandwidth (src/graph/topo.h): 20 of 25 GB/s a link of NVLink 2 and 3, 20.6 of NVLink 4; 12
+#: of 16 GB/s on PCIe 3
+#: (doubled with each generation); 12 of 12.5 GB/s on a card of 100 Gbit/s.
+NVLINK = {"volta": 0.8, "ampere": 0.8, "hopper": 0.824}
+PCIE, NIC = 0.75, 0.96
+
+
+class Table(NamedTuple):
+    """``rings``: the run was told to use rings alone."""
+
+    id: str
+    system: str
+    kind: Kind
+    at: Setting
+    nbytes: NDArray[np.float64]
+    us: NDArray[np.float64]
+    rings: bool = False
+
+    @property
+    def family(self) -> tuple[str, bool, str]:
+        """The class of systems that a table belongs to: architecture, several nodes, the way."""
+        return (self.at.architecture, self.at.nodes > 1, self.at.link if self.at.nodes == 1 else self.at.transport)
+
+
+def architecture(gpu: str) -> str:
+    return (
+        "hopper"
+        if gpu.startswith("H100")
+        else "volta"
+        if gpu.startswith("V100")
+        else "ada"
+        if gpu.startswith("RTX 4")
+        else "ampere"
+    )
+
+
+def _transport(link: str) -> str:
+    return next((word for word, mark in (("efa", "EFA"), ("slingshot", "Slingshot")) if mark in link), "ib")
+
+
+def _driven(launch: str) -> int:
+    return int(launch.split("-g ")[1].rstrip(")")) if "-g " in launch else 1
+
+
+def setting(row: dict[str, str]) -> Setting:
+    """A row's system as NCCL sees it. A boundary that one rank crosses has one card."""
+    arch, n, nodes, g = architecture(row["gpu"]), int(row["nranks"]), int(row["nodes"]), int(row["gpus_per_node"])
+    link = row["inter_link"]
+    sheet = float(row["intra_bw_GBps"])
+    across = float(row["inter_bw_GBps_per_node"]) if nodes > 1 else 0.0
+    cards = 1 if nodes == 1 or g == 1 else int(link.split("x")[0]) if link.split("x")[0].isdigit() else 8
+    nvlink = "NVLink" in row["intra_link"]
+    return Setting(
+        arch, n, nodes, g, sheet * (NVLINK[arch] if nvlink else PCIE), across * NIC, across * NIC / max(cards, g if cards < g else 1),
+        sheet, across or float("inf"), "nvlink" if nvlink else "pcie", "without P2P" not in row["notes"], "NVSwitch" in row["intra_link"],
+        _transport(link), _driven(row["launch"]),
+    )  # fmt: skip
+
+
+def tables(path: Path = HERE / "nccl_tables.csv") -> list[Table]:
+    """Every table, in the order of the file."""
+    found: dict[str, list[dict[str, str]]] = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["place"] == "out" and row["time_us"] and float(row["time_us"]) > 0 and int(row["bytes"]) > 0:
+                found.setdefault(row["table_id"], []).append(row)
+    return [_table(name, rows) for name, rows in found.items()]
+
+
+def _table(name: str, rows: list[dict[str, str]]) -> Table:
+    first = rows[0]
+    nbytes, us = (np.array([float(row[key]) for row in rows]) for key in ("bytes", "time_us"))
+    return Table(
+        name, first["system"], KINDS[first["collective"]], setting(first), nbytes, us, "NCCL_ALGO=RING" in first["notes"]
+    )

@@ -1,0 +1,272 @@
+"""What torch.cuda asks of its C half, answered without CUDA. Every answer has a reason; each name has a function of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
+
+#: Memory of a device in `torch.cuda.mem_get_info` and its properties: that of an A100 (NVIDIA data sheet, 80 GB).
+_TOTAL_BYTES: Final = 80 * 10**9
+#: nccl's version as torch packs it: major, minor, patch. That of torch 2.8's wheels.
+NCCL_VERSION: Final = (2 << 32) | (27 << 16) | 3
+#: Kinds of memory statistics, in bytes and as counts.
+_BYTES: Final = ("allocated", "reserved", "active", "inactive_split", "requested")
+_COUNTS: Final = ("allocation", "segment", "active", "inactive_split")
+CUDA_VERSION: Final = "12.8"
+
+
+class Patch(NamedTuple):
+    """``where``: a dotted module, or ``module:Class``; ``name``: what is put there. ``reason``: who would fail without it."""
+
+    where: str
+    name: str
+    value: Any
+    reason: str
+
+
+@dataclass
+class Device:
+    """The state behind the answers. The extension keeps its own; this one is for `SPELLED`."""
+
+    count: int = 1
+    index: int = 0
+    stream: int = 0
+
+    def get(self) -> int:
+        return self.index
+
+    def set(self, index: int) -> None:
+        if index >= 0:
+            self.index = index
+
+    def get_stream(self, index: int) -> int:
+        return self.stream
+
+    def set_stream(self, index: int, stream: int) -> None:
+        self.stream = stream
+
+    def memory(self) -> tuple[int, int, int]:
+        """Bytes in use, the most so far, allocations so far."""
+        return 0, 0, 0
+
+    def reset_peak(self) -> None:
+        """The most so far is what is in use."""
+
+
+class Properties(SimpleNamespace):
+    """What `torch.cuda.get_device_properties` gives: capability 8.0, so that code for newer cards is not chosen."""
+
+
+def properties() -> Properties:
+    return Properties(
+        name="distsim (CPU memory)", major=8, minor=0, total_memory=_TOTAL_BYTES, multi_processor_count=108, is_integrated=0,
+        is_multi_gpu_board=0, max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32, regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152, shared_memory_per_multiprocessor=167936, shared_memory_per_block_optin=166912,
+        L2_cache_size=41943040,
+        gcnArchName="sm_80", uuid="00000000-0000-0000-0000-000000000000", pci_bus_id=0, pci_device_id=0, pci_domain_id=0,
+        clock_rate=1410000, memory_clock_rate=1593000, memory_bus_width=5120,
+    )  # fmt: skip
+
+
+class Runtime:
+    """torch.cuda.cudart(): calls that succeed and do nothing."""
+
+    class cudaError:  # noqa: N801 - torch's name
+        success = 0
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def cudaMemGetInfo(self, index: int) -> tuple[int, int]:  # noqa: N802
+        return _TOTAL_BYTES - self._device.memory()[0], _TOTAL_BYTES
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if not name.startswith("cuda"):
+            raise AttributeError(name)
+        return lambda *args, **more: 0
+
+
+def nothing() -> Callable[..., None]:
+    """A new function that takes anything and does nothing: two names must not share one, or dynamo complains of a duplicate."""
+
+    def ignored(*args: Any, **more: Any) -> None:
+        return None
+
+    return ignored
+
+
+def fixed(value: Any) -> Callable[..., Any]:
+    """A new function that always answers the same."""
+
+    def answer(*args: Any, **more: Any) -> Any:
+        return value
+
+    return answer
+
+
+def _statistics(device: Device) -> Callable[..., dict[str, Any]]:
+    def stats(*args: Any) -> dict[str, Any]:
+        now, most, times = device.memory()
+        kinds: dict[str, Any] = {}
+        for name, amounts in (("bytes", (now, most)), ("", (times, times))):
+            amount = {"current": amounts[0], "peak": amounts[1], "allocated": amounts[1], "freed": amounts[1] - amounts[0]}
+            for kind in _BYTES if name else _COUNTS:
+                kinds[f"{kind}_{name}" if name else kind] = {pool: dict(amount) for pool in ("all", "small_pool", "large_pool")}
+        for kind in ("oversize_allocations", "oversize_segments"):
+            kinds[kind] = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+        none = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
+        return {**kinds, "max_split_size": -1, **dict.fromkeys(none, 0)}
+
+    return stats
+
+
+def _streams(device: Device) -> dict[str, tuple[Callable[..., Any], str]]:
+    def current(index: int) -> tuple[int, int, int]:
+        return device.get_stream(index), index, 1  # 1: DeviceType::CUDA
+
+    def default(index: int) -> tuple[int, int, int]:
+        return 0, index, 1
+
+    def raw(index: int) -> int:
+        return device.get_stream(index)
+
+    def choose(stream_id: int, device_index: int, device_type: int) -> None:
+        device.set(device_index)
+        device.set_stream(device_index, stream_id)
+
+    return {
+        "_cuda_getCurrentStream": (current, "torch.cuda.current_stream, which DDP, FSDP and autograd code ask for"),
+        "_cuda_getDefaultStream": (default, "torch.cuda.default_stream"),
+        "_cuda_getCurrentRawStream": (raw, "dynamo's device interface imports it by name"),
+        "_cuda_setStream": (choose, "torch.cuda.stream(…) and set_stream"),
+    }
+
+
+def _devices(device: Device) -> dict[str, tuple[Callable[..., Any], str]]:
+    def count() -> int:
+        return device.count
+
+    def get() -> int:
+        return device.get()
+
+    def choose(index: int) -> None:
+        if index >= device.count:
+            raise RuntimeError("CUDA error: invalid device ordinal")  # torch's own words
+        device.set(index)
+
+    def exchange(index: int) -> int:
+        before = device.get()
+        device.set(index)
+        return before
+
+    def maybe(index: int) -> int:
+        before = device.get()
+        device.set(index)
+        return before
+
+    return {
+        "_cuda_getDeviceCount": (count, "torch.cuda.device_count and is_available: scripts choose their path by it"),
+        "_cuda_getDevice": (get, "torch.cuda.current_device"),
+        "_cuda_setDevice": (choose, "torch.cuda.set_device(local_rank), nearly every script's first line"),
+        "_cuda_exchangeDevice": (exchange, "with torch.cuda.device(…)"),
+        "_cuda_maybeExchangeDevice": (maybe, "with torch.cuda.device(…) where the index may be -1"),
+    }
+
+
+#: Functions of torch._C that do nothing here, and why somebody calls them.
+_IDLE: Final = {
+    "_cuda_init": "torch.cuda.init, at the first use of a device",
+    "_cuda_synchronize": "torch.cuda.synchronize: the CPU has done its work when a call returns",
+    "_cuda_emptyCache": "torch.cuda.empty_cache: there is no cache",
+    "_cuda_ipc_collect": "torch.cuda.ipc_collect",
+    "_cuda_sleep": "torch.cuda._sleep, with which tests make a device busy",
+    "_cuda_setMemoryFraction": "torch.cuda.set_per_process_memory_fraction",
+    "_cuda_resetAccumulatedMemoryStats": "torch.cuda.reset_accumulated_memory_stats",
+    "_cuda_resetPeakHostMemoryStats": "torch.cuda.reset_peak_host_memory_stats",
+    "_cuda_resetAccumulatedHostMemoryStats": "torch.cuda.reset_accumulated_host_memory_stats",
+    "_cuda_record_memory_history": "torch.cuda.memory._record_memory_history",
+    "_cuda_record_memory_history_legacy": "torch.cuda.memory._record_memory_history, the old way",
+    "_cuda_attach_out_of_memory_observer": "memory reports of Lightning and torchtitan",
+    "_cuda_set_sync_debug_mode": "torch.cuda.set_sync_debug_mode",
+    "_cuda_clearCublasWorkspaces": "torch.cuda.graphs and tests",
+    "_cuda_cudaCachingAllocator_enable": "torch.cuda.caching_allocator_enable",
+    "_cuda_lock_mutex": "torch.cuda.FreeMutex",
+    "_cuda_unlock_mutex": "torch.cuda.FreeMutex",
+}
+#: Functions of torch._C with one answer: the answer, and who asks.
+_FIXED: Final[dict[str, tuple[Any, str]]] = {
+    "_cuda_isInBadFork": (False, "ranks are forked, and there is nothing that a fork breaks"),
+    "_cuda_canDeviceAccessPeer": (True, "torch.cuda.can_device_access_peer"),
+    "_cuda_getArchFlags": ("sm_80", "torch.cuda.get_arch_list"),
+    "_cuda_getCurrentBlasHandle": (0, "torch.cuda.current_blas_handle"),
+    "_cuda_getCurrentSolverHandle": (0, "torch.cuda.current_solver_handle"),
+    "_cuda_get_sync_debug_mode": (0, "torch.cuda.get_sync_debug_mode"),
+    "_cuda_getAllocatorBackend": ("native", "torch.cuda.get_allocator_backend"),
+    "_cuda_cudaCachingAllocator_is_enabled": (True, "torch.cuda.caching_allocator_disabled"),
+    "_cuda_getMemoryFraction": (1.0, "torch.cuda.get_per_process_memory_fraction"),
+    "_cuda_hostMemoryStats": ({}, "torch.cuda.host_memory_stats"),
+    "_cuda_memorySnapshot": ({"segments": [], "device_traces": []}, "torch.cuda.memory_snapshot"),
+    "_nccl_version": (NCCL_VERSION, "torch.cuda.nccl.version, by which Lightning and transformers choose"),
+    "_nccl_version_suffix": (b"", "torch.cuda.nccl.version"),
+}
+
+
+def patches(device: Device) -> list[Patch]:
+    """Everything that both layers put in place."""
+
+    def reset(*args: Any) -> None:
+        device.reset_peak()
+
+    def of_device(index: int) -> Properties:
+        return properties()
+
+    found = [Patch("torch._C", name, value, reason) for name, (value, reason) in (_devices(device) | _streams(device)).items()]
+    found += [Patch("torch._C", name, nothing(), reason) for name, reason in _IDLE.items()]
+    found += [Patch("torch._C", name, fixed(value), reason) for name, (value, reason) in _FIXED.items()]
+    table = {patch.name: patch.value for patch in found}
+    return [
+        *found,
+        Patch(
+            "torch._C",
+            "_cuda_memoryStats",
+            _statistics(device),
+            "torch.cuda.memory_allocated and its kin, which training loops log",
+        ),
+        Patch("torch._C", "_cuda_resetPeakMemoryStats", reset, "torch.cuda.reset_peak_memory_stats"),
+        Patch("torch._C", "_CudaDeviceProperties", Properties, "the type of a device's properties"),
+        Patch("torch._C", "_has_cuda", True, "torch.backends.cuda.is_built"),
+        Patch("torch.version", "cuda", CUDA_VERSION, "libraries read CUDA's version to choose what they import"),
+        Patch("torch.cuda", "_cudart", Runtime(device), "torch.cuda's lazy start, mem_get_info and pinning by cudaHostRegister"),
+        Patch("torch.cuda", "_get_device_properties", of_device, "get_device_properties: torch's C half defines it at its start"),
+        Patch("torch.cuda", "_CudaDeviceProperties", Properties, "looked up when torch.cuda was imported"),
+        Patch("torch.cuda", "_is_in_bad_fork", fixed(False), "looked up when torch.cuda was imported"),
+        Patch("torch.cuda", "_exchange_device", table["_cuda_exchangeDevice"], "looked up when torch.cuda was imported"),
+        Patch(
+            "torch.cuda", "_maybe_exchange_device", table["_cuda_maybeExchangeDevice"], "looked up when torch.cuda was imported"
+        ),
+        Patch(
+            "torch.cuda.graphs",
+            "_cuda_isCurrentStreamCapturing",
+            fixed(False),
+            "optimizers ask whether a graph is being captured",
+        ),
+        Patch("torch.cuda", "utilization", fixed(0), "asks NVML, which is not there"),
+        Patch("torch.cuda", "temperature", fixed(0), "asks NVML, which is not there"),
+        Patch("torch.cuda", "power_draw", fixed(0), "asks NVML, which is not there"),
+    ]
+
+
+def place(patch: Patch) -> Any:
+    """The module or class that the patch is for."""
+    import importlib
+
+    module, _, owner = patch.where.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, owner) if owner else found
+
+
+def put(patch: Patch) -> None:
+    """Set it, wherever it is."""
+    setattr(place(patch), patch.name, patch.value)

@@ -1,0 +1,245 @@
+"""What a script computes, counted as it runs: FLOP and bytes of each operator, priced by a cluster's roofline.
+
+FLOP by the formulas of `torch.utils.flop_counter` (a multiply and an add are two), with those that it lacks: attention on the CPU,
+grouped products, fused LSTMs, products with vectors. Bytes: what an operator reads and what it writes, each tensor once; views move
+none. Kernels are kept apart, because a roofline holds for one kernel: a step's price is the sum of its kernels' prices, launch included.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from distsim.cluster import Cluster, cluster_from
+from distsim.cost import CostModel
+
+if TYPE_CHECKING:
+    import torch
+
+#: Operators that make room and write nothing.
+_EMPTY: Final = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted", "lift_fresh")
+#: Operators without a kernel of their own.
+_FREE: Final = ("detach", "alias", "_local_scalar_dense", "is_same_size", "resize_", "set_", "record_stream", "lift_fresh_copy")
+
+
+class Kernel(NamedTuple):
+    """One operator's work: ``flops``, ``nbytes`` read and written, and the dtype that it computes in."""
+
+    flops: int
+    nbytes: int
+    dtype: str
+
+
+class Stretch(NamedTuple):
+    """What was computed between two points: each kind of kernel, and how often."""
+
+    kernels: tuple[tuple[Kernel, int], ...] = ()
+
+    @property
+    def flops(self) -> int:
+        return sum(kernel.flops * count for kernel, count in self.kernels)
+
+    @property
+    def bytes(self) -> int:
+        return sum(kernel.nbytes * count for kernel, count in self.kernels)
+
+    @property
+    def dtype(self) -> str:
+        """In which most FLOP were done; float32 where there were none."""
+        by_dtype: Counter[str] = Counter()
+        for kernel, count in self.kernels:
+            by_dtype[kernel.dtype] += kernel.flops * count
+        return by_dtype.most_common(1)[0][0] if by_dtype.total() else "float32"
+
+    @property
+    def launches(self) -> int:
+        return sum(count for _, count in self.kernels)
+
+
+class Counted:
+    """The count while it goes on. ``take`` may be called from any thread."""
+
+    def __init__(self, site: Callable[[], str] | None) -> None:
+        self._site, self._lock = site, threading.Lock()
+        self._now: Counter[Kernel] = Counter()
+        self._sites: dict[str, Counter[Kernel]] = {}
+
+    def add(self, kernel: Kernel) -> None:
+        where = self._site() if self._site is not None else None
+        with self._lock:
+            self._now[kernel] += 1
+            if where is not None:
+                self._sites.setdefault(where, Counter())[kernel] += 1
+
+    def take(self) -> Stretch:
+        """What was computed since the last time, or since the beginning."""
+        with self._lock:
+            found, self._now = self._now, Counter()
+        return Stretch(tuple(found.items()))
+
+    def sites(self) -> dict[str, Stretch]:
+        """All of it, by call site, where `counting` was given a ``site``."""
+        with self._lock:
+            return {where: Stretch(tuple(kernels.items())) for where, kernels in self._sites.items()}
+
+
+@contextmanager
+def counting(site: Callable[[], str] | None = None) -> Iterator[Counted]:
+    """Count what torch computes inside; backward passes of other threads included. ``site`` names who calls, for `Counted.sites`."""
+    counted = Counted(site)
+    with _mode(counted):
+        yield counted
+
+
+def duration_ns(stretch: Stretch, cluster: Cluster | str | Mapping[str, object]) -> int:
+    """How long one rank's device takes, kernel by kernel: see `distsim.cost.CostModel.compute_ns`."""
+    model = CostModel(cluster if isinstance(cluster, Cluster) else cluster_from(cluster), 1, 1)
+    return sum(model.compute_ns(0, kernel.flops, kernel.nbytes, kernel.dtype) * count for kernel, count in stretch.kernels)
+
+
+# --- counting ---
+
+
+def _mode(counted: Counted) -> Any:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode as Untyped
+
+    mode: Any = Untyped
+
+    kinds: dict[Any, _Kind] = {}
+    _formulas()  # now, because imports fail inside of some of torch's questions
+
+    class Count(mode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if getattr(func, "namespace", "prim") == "prim":  # a question about a tensor, from where nothing may go wrong
+                return func(*args, **kwargs)
+            kind = kinds.get(func)
+            if kind is None:
+                kind = kinds[func] = _kind(func)
+            if kind.composite and torch.is_inference_mode_enabled():
+                with self:
+                    found = func.decompose(*args, **kwargs)
+                if found is not NotImplemented:
+                    return found
+            out = func(*args, **kwargs)
+            if not kind.free:
+                counted.add(_kernel(kind, out, args, kwargs))
+            return out
+
+    return Count()
+
+
+class _Kind(NamedTuple):
+    """``free``: no kernel runs. ``formula``: FLOP, of the arguments and the result. ``inplace``: a result is an argument."""
+
+    free: bool
+    formula: Callable[..., int] | None
+    composite: bool
+
+
+def _kind(func: Any) -> _Kind:
+    import torch
+
+    if not isinstance(func, torch._ops.OpOverload):
+        return _Kind(True, None, False)
+    name = func._schema.name.partition("::")[2]
+    results = func._schema.returns
+    view = bool(results) and all(r.alias_info is not None and not r.alias_info.is_write for r in results)
+    free = view or not results or name in _EMPTY or name in _FREE or func._schema.name.startswith(("c10d", "_c10d", "distsim::"))
+    composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return _Kind(free, _formulas().get(func._overloadpacket), composite)
+
+
+def _kernel(kind: _Kind, out: Any, args: Any, kwargs: Any) -> Kernel:
+    read, written = list(_tensors((*args, *kwargs.values()))), list(_tensors((out,)))
+    flops = int(kind.formula(*args, **kwargs, out_val=out)) if kind.formula is not None else 0
+    nbytes = sum(_nbytes(t) for t in read) + sum(_nbytes(t) for t in written)
+    first = next((t for t in (*written, *read) if t.is_floating_point() or t.is_complex()), None)
+    return Kernel(flops, nbytes, "float32" if first is None else str(first.dtype).removeprefix("torch."))
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    import torch
+
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _nbytes(t: torch.Tensor) -> int:
+    """Bytes that a kernel touches: an axis that was expanded lies in memory once."""
+    if t.layout is not _strided():
+        return 0
+    return prod(n for n, step in zip(t.shape, t.stride(), strict=True) if step or n == 0) * t.element_size()
+
+
+def _strided() -> Any:
+    import torch
+
+    return torch.strided
+
+
+_known: Final[dict[Any, Callable[..., int]]] = {}
+
+
+def _formulas() -> dict[Any, Callable[..., int]]:
+    """FLOP of operators, of torch and of ours."""
+    if not _known:
+        import torch
+        from torch.utils import flop_counter
+
+        known: Any = flop_counter
+
+        aten = torch.ops.aten
+
+        def attention(q: Any, k: Any, v: Any, *args: Any, **more: Any) -> int:
+            return int(known.sdpa_flop_count(q.shape, k.shape, v.shape))
+
+        def attention_backward(grad: Any, q: Any, k: Any, v: Any, *args: Any, **more: Any) -> int:
+            return int(known.sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape))
+
+        _known.update(known.flop_registry)
+        _known.update({
+            aten._scaled_dot_product_flash_attention_for_cpu: attention,
+            aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
+            aten.mv: _vector, aten.dot: _vector, aten.vdot: _vector, aten.addmv: _added_vector, aten.addbmm: _added_products,
+            aten._grouped_mm: _grouped, aten.mkldnn_rnn_layer: _lstm, aten.mkldnn_rnn_layer_backward: _lstm_backward,
+        })  # fmt: skip
+    return _known
+
+
+def _vector(a: Any, b: Any, **more: Any) -> int:
+    return 2 * int(a.numel())
+
+
+def _added_vector(x: Any, a: Any, b: Any, *args: Any, **more: Any) -> int:
+    return 2 * int(a.numel())
+
+
+def _added_products(x: Any, a: Any, b: Any, *args: Any, **more: Any) -> int:
+    return 2 * int(a.numel()) * int(b.shape[-1])
+
+
+def _grouped(a: Any, b: Any, *args: Any, **more: Any) -> int:
+    """A product for each group of rows, or of columns: together as many as in one product of a with one of b's."""
+    return 2 * int(a.numel()) * int(b.shape[-1])
+
+
+def _lstm(x: Any, w_in: Any, w_hidden: Any, *args: Any, **more: Any) -> int:
+    """Each step of each sequence is multiplied with both weights."""
+    return 2 * int(x.shape[0]) * int(x.shape[1]) * (int(w_in.numel()) + int(w_hidden.numel()))
+
+
+def _lstm_backward(x: Any, w_in: Any, w_hidden: Any, *args: Any, **more: Any) -> int:
+    """The products of the forward pass, for the gradients of inputs and of weights."""
+    return 2 * _lstm(x, w_in, w_hidden)
+
+
+__all__ = ["Counted", "Kernel", "Stretch", "counting", "duration_ns"]

@@ -1,0 +1,120 @@
+"""`distsim doctor`: from what a hung job left to its cause."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distsim.cli import console
+from distsim.cli.simulate import Format, FormatOption
+
+if TYPE_CHECKING:
+    from distsim.doctor import Diagnosis, Evidence
+
+#: Left out and not on a terminal, a report has so many columns.
+_COLUMNS = 100
+
+Paths = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="PATH…", help="Dumps, logs, stacks, traces; folders of them. Each is recognised by what it holds."),
+]
+Pids = Annotated[list[int] | None, typer.Option("--pid", metavar="PID", help="Take the stack of a live rank. Repeatable.")]
+Torchrun = Annotated[
+    int | None, typer.Option("--torchrun", metavar="PID", help="Take the stacks of all ranks that this launcher started.")
+]
+View = Annotated[str | None, typer.Option("--view", metavar="VIEW", help="waitfor: who waits for whom, as a picture.")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="F", help="F.yaml: the smallest scenario with this standstill; F.svg: the picture."),
+]
+Width = Annotated[int | None, typer.Option("--width", metavar="N", min=40, max=200, help="Columns of the report.")]
+
+
+def command(
+    paths: Paths = None,
+    pid: Pids = None,
+    torchrun: Torchrun = None,
+    format: FormatOption = Format.text,
+    view: View = None,
+    output: Output = None,
+    width: Width = None,
+) -> None:
+    """Say why a job hangs, from what it left: who waits for whom, who is behind or went another way, and at which line.
+
+    Takes Flight Recorder dumps, logs of torch and NCCL, py-spy and faulthandler stacks, RAS reports, Kineto and distsim's traces, of
+    all ranks or of some. A rank is called the culprit only where the records prove it. Live ranks are only looked at.
+
+    \b
+    Example: distsim doctor dumps/ train.log stacks/
+    Example: distsim doctor --torchrun 4711
+    Example: distsim doctor dumps/ -o hang.yaml
+    """
+    from distsim.doctor import examine
+    from distsim.errors import UsageError
+
+    if not paths and not pid and torchrun is None:
+        raise UsageError("nothing was named to look at", "`distsim doctor dumps/ train.log`, or --pid PID of a live rank")
+    if view not in (None, "waitfor"):
+        raise UsageError(f"there is no view {view}", "there is waitfor")
+    found = examine(_evidence(paths or [], pid or [], torchrun))
+    if output is not None:
+        _write(found, output)
+    if view is not None and output is None:
+        console.out(str(_picture(found, "svg")).rstrip("\n"))
+    else:
+        _report(found, format, width)
+    raise typer.Exit(int(bool(found.causes)))
+
+
+def _evidence(paths: list[str], pids: list[int], torchrun: int | None) -> Evidence:
+    from distsim.doctor.live import add_live
+    from distsim.doctor.sources import read_evidence
+
+    evidence = read_evidence(paths)
+    if pids or torchrun is not None:
+        add_live(evidence, pids, torchrun)
+        evidence.settle()
+    return evidence
+
+
+def _report(found: Diagnosis, format: Format, width: int | None) -> None:
+    import sys
+
+    from distsim.views.doctorview import doctor_json, doctor_text
+
+    if format is Format.json:
+        console.out(console.to_json(doctor_json(found)))
+        return
+    columns = width or (shutil.get_terminal_size((_COLUMNS, 24)).columns if sys.stdout.isatty() else _COLUMNS)
+    console.out(doctor_text(found, columns))
+
+
+def _write(found: Diagnosis, output: Path) -> None:
+    from distsim.doctor.smallest import smallest_scenario
+    from distsim.errors import UsageError
+
+    suffix = output.suffix.lower()
+    if suffix in (".yaml", ".yml"):
+        console.write_file(output, smallest_scenario(found))
+    elif suffix in (".svg", ".png", ".pdf", ".dot"):
+        console.write_file(output, _picture(found, suffix[1:]))
+    else:
+        raise UsageError(
+            f"-o {output}: what is to be written there?", "F.yaml for a scenario; F.svg, .png, .pdf or .dot for the picture"
+        )
+    console.note(f"wrote {output}")
+
+
+def _picture(found: Diagnosis, fmt: str) -> str | bytes:
+    from distsim.views.doctorview import doctor_picture
+    from distsim.views.drawing.dot import dot, drawn
+
+    picture = doctor_picture(found)
+    text = dot(picture)
+    if fmt == "dot":
+        return text
+    image = drawn(text, fmt, picture.engine)
+    return image.decode() if fmt == "svg" else image

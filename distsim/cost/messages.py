@@ -1,0 +1,66 @@
+"""Sends and receives as NCCL schedules them: no tuning table, channels for each peer.
+
+Source: NCCL v2.30.7, src/enqueue.cc. A message gets few channels until each would carry more than a part, then twice as many,
+and so on; so
+the time grows with the bytes up to one part, stays there, and grows again once the link is full. LL up to 16 KiB a channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from distsim.cost.setting import Kind, Setting
+from distsim.cost.tuning import Array, Form, Part
+
+#: GB/s of the channels that a peer starts with, and the bytes beyond which it gets more: 12 to 18 GB/s up to 3 MiB on 2, 4 and
+#: 8 A100, 82 up to
+#: 64 MiB on 8 H100 (open nccl-tests tables). For all_to_all a peer starts with half of H100's channels.
+_CHANNEL: Final = {"volta": (17.5, 3 << 20), "ampere": (17.5, 3 << 20), "ada": (17.5, 3 << 20)}
+_CHANNEL_LATER: Final = (82.0, 64 << 20)
+_LL_SHARE: Final = 0.5  # of what is sent, half is flags
+
+
+def forms(kind: Kind, at: Setting, nbytes: Array) -> Iterator[Form]:
+    """LL and Simple for a message, or for the messages that make up an exchange among all."""
+    local, remote = (
+        (0, 1) if kind == "send" and at.nodes > 1 else (1, 0) if kind == "send" else (at.per_node - 1, at.n - at.per_node)
+    )
+    share = 1.0 if kind == "send" else 1.0 / at.n  # of the bytes, to each peer
+    seconds_inside = local * share / at.intra_gbs
+    seconds_between = remote * share / at.nic_gbs if remote else 0.0
+    if kind in ("gather", "scatter") and remote:  # one rank's card against all
+        seconds_between = remote * share / at.nic_gbs
+    wide = 1.0 / max(seconds_inside, seconds_between)
+    narrow = "x" if seconds_between > seconds_inside else ""
+    exchange = (Part("launch, pairs", at.driven * (at.driven - 1), "each pair, one process"),) if kind == "all_to_all" else ()
+    common = (
+        Part("message", 1.0, "a group of sends and receives"),
+        Part("launch, sends", at.driven - 1, "GPUs of one process"),
+        *exchange,
+        Part("peer inside", max(local - 1, 0), f"{local} peers inside"),
+        Part("peer between", max(remote - 1, 0), f"{remote} peers between nodes"),
+    )
+    for protocol, inside, between in (("LL", 0.6, 2.7), ("Simple", 3.4, 14.0)):
+        hop = (
+            Part(f"hop between, {protocol}", between, "a hop between nodes")
+            if remote
+            else Part(f"hop inside, {protocol}", inside, "a hop")
+        )
+        start = (Part("start, Simple", 1.0, "start of Simple"),) if protocol == "Simple" else ()
+        gbs = wide * np.ones_like(nbytes)
+        if not remote and at.link == "nvlink":
+            gbs = np.minimum(gbs, _stair(kind, at, nbytes * share) / share)
+        gbs = gbs * (_LL_SHARE if protocol == "LL" else 1.0)
+        power = "bandwidth, message LL" if protocol == "LL" else f"bandwidth, message{narrow}"
+        yield Form("pairs" if kind != "send" else "message", protocol, (*common, hop, *start), gbs, ((power, 1.0),))
+
+
+def _stair(kind: Kind, at: Setting, nbytes: Array) -> Array:
+    """GB/s that one peer's channels carry at these sizes."""
+    rate, part = _CHANNEL.get(at.architecture, _CHANNEL_LATER)
+    if kind != "send" and at.architecture not in _CHANNEL:
+        rate, part = rate / 2, part // 2
+    return rate * np.maximum(nbytes / part, 1.0)

@@ -1,0 +1,49 @@
+"""A cluster and a group on it as NCCL sees them."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from distsim.cluster.model import Cluster
+from distsim.cluster.placement import Placement
+from distsim.cost.loads import Row, brings_about
+from distsim.cost.setting import Kind, Setting
+
+
+def over_domains(cluster: Cluster, machine_size: int) -> tuple[Cluster, int]:
+    """(cluster, ranks per node), where machines that NVLink joins count as one node with all their cards (NVL72)."""
+    machines = (cluster.intra.domain or 0) // machine_size
+    if machines < 2:
+        return cluster, machine_size
+    nics = cluster.nics.model_copy(update={"count": cluster.nics.count * machines})
+    return cluster.model_copy(update={"nics": nics}), machines * machine_size
+
+
+def kind_of(row: type[Row]) -> Kind | None:
+    """What NCCL runs for an operation; a barrier is an all_reduce of one element (torch's ProcessGroupNCCL)."""
+    name = brings_about(row)
+    if name == "barrier":
+        return "all_reduce"
+    return name if name in get_args(Kind) else None  # type: ignore[return-value]
+
+
+def setting(cluster: Cluster, place: Placement) -> Setting:
+    """Where a group sits. Cards count as many as its ranks on a node can use, one each; two ranks that share a card share its
+    rate."""
+    known = place.setting
+    if known is None:
+        known = place.setting = _setting(cluster, place)
+    return known
+
+
+def _setting(cluster: Cluster, place: Placement) -> Setting:
+    intra, nics, network, between = cluster.intra, cluster.nics, cluster.network, place.worst_inter
+    cards = min(nics.count, place.least)
+    one, sheet = cluster.rank_inter_bytes_per_ns / between, nics.bytes_per_ns / network.oversubscription / between
+    return Setting(
+        cluster.device.architecture or "ampere", place.n, place.nodes, place.most, intra.attained / place.worst_intra,
+        one * cards if place.nodes > 1 else 0.0, one * min(1.0, nics.count / place.most) if place.nodes > 1 else 0.0,
+        intra.bytes_per_ns / place.worst_intra, sheet * cards if place.nodes > 1 else float("inf"),
+        "pcie" if intra.kind == "pcie" else "nvlink", intra.peer_access, intra.switch, network.transport, cluster.gpus_per_process,
+        "amd" if cluster.host == "amd" else "intel", network.reduces,
+    )  # fmt: skip

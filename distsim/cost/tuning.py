@@ -1,0 +1,243 @@
+"""What NCCL holds its algorithms to cost: the tables by which it chooses among them, as formulas over all sizes at once.
+
+Figures: NCCL v2.30.7, src/graph/tuning.cc (latencies in us, bandwidths in GB/s), src/graph/topo.h. A form's time is the sum of
+its latencies
+and ``bytes / bandwidth``. These tables rank; what the chosen form really costs is `distsim.cost.constants`' to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import floor, log2
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.cost.setting import Kind, Setting
+
+Array = NDArray[np.float64]
+
+PROTOCOLS: Final = ("LL", "LL128", "Simple")
+_BASE: Final = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4), "pat": (8.0, 8.0, 8.0)}
+_HOP: Final = {
+    "nvlink": {"tree": (0.6, 1.25, 4.0), "ring": (0.6, 1.9, 3.4), "nvls": 25.0, "pat": 4.0, "collnet": 3.7},
+    "pcie": {"tree": (1.0, 1.9, 4.0), "ring": (1.0, 2.5, 5.7), "nvls": 0.0, "pat": 4.0, "collnet": 3.7},
+    "network": {"tree": (5.0, 8.5, 14.0), "ring": (2.7, 4.0, 14.0), "nvls": 18.0, "nvls_tree": 20.9, "pat": 14.0, "collnet": 31.0},
+}  # fmt: skip
+#: By architecture, of one node, two, more; across nodes LL's limit goes by the CPU instead.
+_LL_MAX: Final = {"volta": 39.0, "ampere": 87.7, "ada": 87.7, "hopper": 141.0, "blackwell": 282.0, "cdna3": 141.0}
+_LL_MAX_ACROSS: Final = {"intel": (39.0, 20.4), "amd": (22.5, 19.0), "hopper": (45.0, 35.0), "blackwell": (90.0, 70.0)}
+_TREE_128: Final = {"volta": 20.0, "ampere": 20.0, "ada": 20.0, "hopper": 36.7, "blackwell": 55.6, "cdna3": 36.7}
+#: Channels of a ring: NCCL's search doubles 12 paths of NVLink; 2 over PCIe.
+_CHANNELS: Final = {"volta": 12, "ampere": 24, "ada": 8, "hopper": 24, "blackwell": 32, "cdna3": 32}
+_NVLS_EFFICIENCY: Final = {"hopper": 0.85, "blackwell": 0.74}
+#: Correction of a tree's bandwidth by floor(log2(bytes / 64)).
+_TREE_BY_SIZE: Final = {
+    "LL": (1, 1, 1, 1, .9, .8, .7, .7, .7, .7, .6, .5, .4, .4, .5, .6, .7, .8, .9, 1, 1, 1, 1),
+    "LL128": (1, 1, 1, 1, 1, .9, .8, .8, .8, .7, .6, .6, .6, .6, .6, .6, .8, .9, .9, .9, .9, 1, 1),
+    "Simple": (.9, .9, .9, .9, .9, .9, .9, .8, .7, .6, .6, .5, .5, .5, .5, .6, .7, .8, .7, .7, .8, .9, .9),
+}  # fmt: skip
+#: The "plateau" of rings between nodes: Simple's latency there.
+_PLATEAU: Final = 1.4
+
+
+class Part(NamedTuple):
+    """Latency of a form: ``us`` times the constant of that name, where ``over`` says which links it is spent on."""
+
+    constant: str
+    us: float | Array
+    what: str
+
+
+class Form(NamedTuple):
+    """An algorithm in a protocol. ``gbs``: algorithm bandwidth at each size; ``powers``: the constants that it reaches of it."""
+
+    algorithm: str
+    protocol: str
+    parts: tuple[Part, ...]
+    gbs: Array
+    powers: tuple[tuple[str, float], ...]
+
+
+def steps(kind: Kind, n: int) -> int:
+    """Steps of a ring, as NCCL counts them."""
+    return {"all_reduce": 2 * (n - 1), "all_gather": n - 1, "reduce_scatter": n - 1}.get(kind, n)
+
+
+def forms(kind: Kind, at: Setting, nbytes: Array) -> tuple[Form, ...]:
+    """Every form that NCCL would weigh for a collective, for these sizes (whole buffers, as nccl-tests counts)."""
+    found = [*_rings(kind, at, nbytes)]
+    if kind == "all_reduce":
+        found += [*_trees(at, nbytes), *_in_switch(kind, at, nbytes), *_collnet(at, nbytes)]
+    elif kind in ("all_gather", "reduce_scatter"):
+        found += [*_in_switch(kind, at, nbytes), *_pat(at, nbytes)]
+    return tuple(found)
+
+
+def _protocols(at: Setting) -> tuple[str, ...]:
+    """LL128 needs stores of 128 bytes that arrive whole: NVLink inside; alone on its node a GPU has none to pass."""
+    whole = at.link == "nvlink" and (at.per_node > 1 or at.nodes == 1) and at.architecture != "cdna3"
+    return PROTOCOLS if whole else ("LL", "Simple")
+
+
+def _hop(at: Setting, algorithm: str, protocol: str) -> tuple[float, float]:
+    """(inside, between nodes) us of a hop."""
+    inside = _HOP["nvlink" if at.link == "nvlink" else "pcie"][algorithm]
+    across = _HOP["network"]["tree" if at.per_node == 1 and algorithm == "ring" else algorithm]
+    k = PROTOCOLS.index(protocol)
+    return inside[k], across[k]  # type: ignore[index]
+
+
+def ring_gbs(at: Setting) -> float:
+    """busbw of a ring over all links and cards."""
+    return min([at.intra_gbs] * (at.per_node > 1 or at.nodes == 1) + [at.inter_gbs] * (at.nodes > 1))
+
+
+def _narrow(at: Setting) -> str:
+    """``x`` where the cards are narrower than the links."""
+    return "x" if at.nodes > 1 and (at.per_node == 1 or at.inter_gbs < at.intra_gbs) else ""
+
+
+def _ll_gbs(at: Setting, total: float) -> float:
+    if at.nodes == 1:
+        return min(_LL_MAX.get(at.architecture, 87.7), total / 2)
+    row = at.architecture if at.architecture in _LL_MAX_ACROSS else at.cpu
+    return min(_LL_MAX_ACROSS.get(row, (39.0, 20.4))[at.nodes > 2], total / 2)
+
+
+def channels(at: Setting) -> int:
+    """Channels of a ring."""
+    return _CHANNELS.get(at.architecture, 16) if at.link == "nvlink" else 4
+
+
+#: Threads of a channel's block, and the bytes for each of them below which NCCL leaves channels out.
+_THREADS: Final = {"LL": (512, 8), "LL128": (640, 8), "Simple": (512, 64)}
+
+
+def _started(at: Setting, nbytes: Array, protocol: str, times: int) -> Iterator[Part]:
+    """What each channel's block costs to start: few for small messages, then all of them (``calculateNumChannels``,
+    enqueue.cc)."""
+    threads, each = _THREADS[protocol]
+    wanted = nbytes / (threads * each * (times if protocol == "LL" else 1))
+    together = 4 if at.architecture in ("hopper", "blackwell") else 1  # blocks of a cluster start as one (NCCL_CGA_CLUSTER_SIZE)
+    count = np.clip(wanted, 1.0, float(channels(at))) / together
+    yield Part("channel, driven" if at.driven > 1 else "channel", count, "a block for each channel")
+
+
+def _rings(kind: Kind, at: Setting, nbytes: Array) -> Iterator[Form]:
+    n, total, count = at.n, ring_gbs(at), steps(kind, at.n)
+    rooted = kind in ("broadcast", "reduce")
+    across = {"all_reduce": 2 * (at.nodes - 1)}.get(kind, at.nodes - 1)
+    for protocol in _protocols(at):
+        inside, between = _hop(at, "ring", protocol)
+        posted = 0.0 if at.nodes == 1 else (2.0 if at.cpu == "amd" else 1.0) * (3 if protocol == "Simple" else 1)
+        hops = max(count - across, 0) if not rooted else max(min(at.per_node, n) - 1, 0)
+        bus = {"LL": _ll_gbs(at, total), "LL128": 0.92 * total, "Simple": total}[protocol]
+        plateau = _PLATEAU if kind == "all_reduce" and protocol == "Simple" and at.nodes > 1 else 1.0
+        parts = [
+            *_start("ring", protocol, at),
+            *_started(at, nbytes, protocol, at.n),
+            Part(f"hop inside, {protocol}", hops * max(inside, posted) * plateau, f"{hops} hops inside"),
+            Part(f"hop between, {protocol}", across * between * plateau, f"{across} hops between nodes"),
+        ]
+        gbs = bus * (n / count if not rooted else 1.0) * np.ones_like(nbytes)
+        yield Form("ring", protocol, tuple(parts), gbs, _reached(protocol, at, 0.0 if rooted else 1.0))
+
+
+def _reached(protocol: str, at: Setting, rings: float = 1.0) -> tuple[tuple[str, float], ...]:
+    """Which constants a protocol's bandwidth is multiplied by, and how often."""
+    around = rings * float(np.log((at.n - 1) / at.n))
+    if protocol == "Simple":
+        return (f"bandwidth, Simple{_narrow(at)}", 1.0), ("ring, Simple", around), *_crowded(at)
+    return (f"bandwidth, {protocol}", 1.0), ("ring, LL", around)
+
+
+def _crowded(at: Setting) -> tuple[tuple[str, float], ...]:
+    """Many nodes meet in the network: a power of one constant for each doubling beyond two."""
+    return (("crowd", max(log2(at.nodes) - 1, 0.0)),) if at.nodes > 2 else ()
+
+
+def _start(algorithm: str, protocol: str, at: Setting) -> Iterator[Part]:
+    base = _BASE[algorithm][PROTOCOLS.index(protocol)]
+    yield Part("base", base, f"base of {algorithm} {protocol}")
+    if protocol == "Simple":
+        yield Part("start, Simple", 1.0, "start of Simple")
+    if protocol == "LL128":
+        yield Part("start, LL128", 1.0, "start of LL128")
+    if protocol == "Simple" and at.nodes > 1:
+        yield Part("start, Simple between", 1.0, "start of Simple between nodes")
+
+
+def _trees(at: Setting, nbytes: Array) -> Iterator[Form]:
+    """Double binary trees: chains inside, trees between nodes; on two nodes each moves the buffer once."""
+    total = at.intra_gbs if at.nodes == 1 else min(at.intra_gbs, at.inter_gbs) if at.per_node > 1 else at.inter_gbs
+    wide = min(0.92 * at.intra_gbs / 2, at.inter_gbs) if at.nodes == 2 and at.per_node > 1 else 0.92 * total / 2
+    if at.nodes == 2 and at.per_node == 1:
+        wide = 0.92 * at.inter_gbs
+    for protocol in _protocols(at):
+        inside, between = _hop(at, "tree", protocol)
+        limit = {
+            "LL": min(wide / 3.8 * 2, _ll_gbs(at, total)) / 2,
+            "LL128": min(wide * (7 / 9 if at.nodes == 1 else 120 / 128), channels(at) * _TREE_128.get(at.architecture, 20.0) / 2),
+            "Simple": wide,
+        }[protocol]
+        levels = floor(log2(at.nodes))
+        parts = (
+            *_start("tree", protocol, at),
+            *_started(at, nbytes, protocol, 1),
+            Part(f"hop inside, {protocol}", 2 * (at.per_node - 1) * inside, f"{2 * (at.per_node - 1)} hops inside"),
+            Part(f"hop between, {protocol}", 2 * levels * between, f"{2 * levels} hops between nodes"),
+        )
+        gbs = limit * np.interp(np.log2(np.maximum(nbytes, 1) / 64), np.arange(23), _TREE_BY_SIZE[protocol])
+        powers = (*_reached(protocol, at), ("tree", 1.0), *((("two nodes", 1.0),) if at.nodes == 2 else ()))
+        yield Form("tree", protocol, parts, gbs, powers)
+
+
+def _in_switch(kind: Kind, at: Setting, nbytes: Array) -> Iterator[Form]:
+    """NVLS: the switch reduces and multiplies; between nodes a tree of switches."""
+    efficiency = _NVLS_EFFICIENCY.get(at.architecture)
+    if efficiency is None or not at.switch or at.link != "nvlink" or at.per_node < 3:
+        return
+    inside = efficiency * at.intra_gbs
+    hop = _HOP["nvlink"]["nvls"]
+    assert isinstance(hop, float)
+    if at.nodes == 1:
+        gbs = inside if kind == "all_reduce" else inside * at.n / (at.n - 1)
+        parts = (Part("hop, NVLS", hop, "through the switch"),)
+        powers = (("bandwidth, NVLS", 1.0),) if kind == "all_reduce" else (("bandwidth, NVLS gather", 1.0),)
+        yield Form("NVLS", "Simple", parts, gbs * np.ones_like(nbytes), powers)
+    elif kind == "all_reduce":
+        levels = 2 * floor(log2(at.nodes))
+        gbs = min(inside, at.inter_gbs / (1 if at.nodes == 2 else 2))
+        parts = (
+            Part("hop, NVLS", hop, "through the switch"),
+            Part("hop between, NVLS", levels * 20.9, f"{levels} hops between nodes"),
+        )
+        powers = (("bandwidth, NVLS tree", 1.0), *((("two nodes", 1.0),) if at.nodes == 2 else ()), *_crowded(at))
+        yield Form("NVLS tree", "Simple", parts, gbs * np.ones_like(nbytes), powers)
+
+
+def _collnet(at: Setting, nbytes: Array) -> Iterator[Form]:
+    """CollNet: the network's switches reduce (SHARP), so that each card moves the buffer's share once."""
+    if not at.reducing or at.nodes < 2:
+        return
+    parts = (
+        Part("hop inside, Simple", 2 * 3.7 * (1 + 0.2 * (at.per_node - 1)), "into the node and out of it"),
+        Part("hop between, Simple", 31.0, "through the network's switches"),
+    )
+    gbs = min(0.85 * at.intra_gbs, at.inter_gbs)
+    yield Form("CollNet", "Simple", parts, gbs * np.ones_like(nbytes), (("bandwidth, Simplex", 1.0),))
+
+
+def _pat(at: Setting, nbytes: Array) -> Iterator[Form]:
+    """Parallel trees with aggregation: one GPU on each node."""
+    if at.per_node > 1 or at.nodes < 2 or at.architecture == "cdna3":
+        return
+    parts = (
+        *_start("pat", "Simple", at),
+        Part("hop between, Simple", floor(log2(at.nodes)) * 14.0 / 3.5, f"{floor(log2(at.nodes))} levels between nodes"),
+        Part("base", 2.8 * at.n, "of each rank"),
+    )
+    gbs = 0.75 * ring_gbs(at) * at.n / (at.n - 1) * np.ones_like(nbytes)
+    yield Form("PAT", "Simple", parts, gbs, (("bandwidth, Simplex", 1.0), *_crowded(at)))

@@ -1,0 +1,222 @@
+"""Who waits for whom, to its end: circles, and those who are waited for and wait for nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distsim.doctor.causes import Cause, Line
+from distsim.doctor.standing import Stand, Standing, Wait
+from distsim.doctor.words import call_text, may_hide_a_wait, source_line, verb, who
+
+# --- circles ---
+
+
+def edges(whole: Standing) -> dict[int, dict[int, Wait]]:
+    """Rank -> rank it waits for, as the records prove it."""
+    return {rank: {m: w for w in stand.waits for m in w.missing} for rank, stand in whole.ranks.items() if stand.waits}
+
+
+def circles(whole: Standing) -> list[Cause]:
+    """Ranks that wait for each other in a ring: the shortest one of each knot."""
+    graph = edges(whole)
+    rings: list[list[int]] = []
+    for start in sorted(graph):
+        if any(start in ring for ring in rings):
+            continue
+        ring = _ring(graph, start)
+        if ring:
+            rings.append(ring)
+    pairs = _pairs_of_one(graph, rings)
+    if pairs is not None:
+        return [_two_camps(whole, graph, *pairs)]
+    return [_circle(whole, graph, ring) for ring in rings] or _closed(whole, graph) or _all_receive(whole)
+
+
+def _closed(whole: Standing, graph: dict[int, dict[int, Wait]]) -> list[Cause]:
+    """A rank in a call of a group whose members nobody named, while all others wait for it: whoever they are, it is a circle."""
+    everybody = set(whole.ranks)
+    if len(everybody) < max(whole.evidence.world, 2):
+        return []
+    for rank, stand in whole.ranks.items():
+        wait = next((w for w in stand.waits if w.open_ended and w.call.number >= 0 and not w.call.p2p), None)
+        if (
+            wait is None
+            or not whole.evidence.groups[wait.call.group].sure
+            or whole.evidence.groups[wait.call.group].members is not None
+        ):
+            continue
+        others = sorted(everybody - {rank})
+        theirs = [graph[o][rank] for o in others if rank in graph.get(o, {})]
+        if len(theirs) < len(others):
+            continue
+        title = f"rank {rank} is in {call_text(whole.evidence, wait.call)}, and all whom it may wait for there wait for it in " \
+                f"{call_text(whole.evidence, theirs[0].call)}: a circle, of groups entered in different orders"  # fmt: skip
+        lines: list[Line] = [((rank,), call_text(whole.evidence, wait.call), wait.frame)]
+        lines.append((tuple(others), call_text(whole.evidence, theirs[0].call), theirs[0].frame))
+        return [Cause("circle", "proved", title, (), (rank, *others), lines, ["the dumps do not name the members of that group"])]
+    return []
+
+
+def _pairs_of_one(graph: dict[int, dict[int, Wait]], rings: list[list[int]]) -> tuple[int, list[int]] | None:
+    """Circles of two that share one rank, the others all in the same call: then it is one against the many."""
+    common = set.intersection(*(set(r) for r in rings)) if len(rings) > 1 and all(len(r) == 2 for r in rings) else set()
+    if len(common) != 1:
+        return None
+    one = common.pop()
+    many = sorted(r for ring in rings for r in ring if r != one)
+    first = graph[many[0]][one]
+    same = all(same_call(graph[r][one], first) and graph[r][one].call.op == first.call.op for r in many)
+    return (one, many) if same else None
+
+
+def _two_camps(whole: Standing, graph: dict[int, dict[int, Wait]], one: int, many: list[int]) -> Cause:
+    mine, theirs = graph[one][many[0]], graph[many[0]][one]
+    title = f"rank {one} and {who(many)} wait for each other: rank {one} is in {call_text(whole.evidence, mine.call)}, the others in " \
+            f"{call_text(whole.evidence, theirs.call)}"  # fmt: skip
+    lines = [
+        ((one,), call_text(whole.evidence, mine.call), mine.frame),
+        (tuple(many), call_text(whole.evidence, theirs.call), theirs.frame),
+    ]
+    ranks = tuple(sorted([one, *many]))
+    return Cause("circle", "proved", title, ranks, ranks, lines)
+
+
+def _ring(graph: dict[int, dict[int, Wait]], start: int) -> list[int]:
+    """The shortest way from a rank back to itself, by breadth."""
+    before: dict[int, int] = {}
+    queue = [start]
+    for rank in queue:
+        for other in sorted(graph.get(rank, {})):
+            if other == start:
+                way = [rank]
+                while way[-1] != start:
+                    way.append(before[way[-1]])
+                return way[::-1]
+            if other in graph and other not in before:
+                before[other] = rank
+                queue.append(other)
+    return []
+
+
+def _circle(whole: Standing, graph: dict[int, dict[int, Wait]], ring: list[int]) -> Cause:
+    steps = [(rank, graph[rank][ring[(i + 1) % len(ring)]]) for i, rank in enumerate(ring)]
+    lines = [((rank,), call_text(whole.evidence, wait.call), wait.frame) for rank, wait in steps]
+    way = " -> ".join(str(r) for r in [*ring[:12], ring[0]])
+    calls = [wait.call for _, wait in steps]
+    tags = {c.tag for c in calls if c.tag is not None}
+    if len(ring) == 2 and {c.op for c in calls} == {"send", "recv"} and len(tags) == 2 and all(c.tag is not None for c in calls):
+        a, b = calls
+        text = f"a send and a receive do not meet: {a.op} of rank {a.rank} has tag {a.tag}, {b.op} of rank {b.rank} tag {b.tag}"
+        return Cause("tags", "proved", text, (), tuple(ring), lines)
+    if all(c.p2p for c in calls):
+        what = "each is in a message that meets another only later"
+    elif any(c.p2p for c in calls):
+        what = "messages and collectives come in different orders"
+    else:
+        what = (
+            "they enter calls of several groups in different orders" if len({c.group for c in calls}) > 1 else "their calls cross"
+        )
+    return Cause("circle", "proved", f"{who(ring)} wait for each other in a circle ({way}): {what}", tuple(sorted(ring)),
+                 tuple(sorted(ring)), lines)  # fmt: skip
+
+
+def _all_receive(whole: Standing) -> list[Cause]:
+    """Stacks without locals do not name the peer; where all are in receives, none can send."""
+    stands = list(whole.ranks.values())
+    kinds = {w.call.op for s in stands for w in s.waits}
+    complete = len(stands) >= max(whole.evidence.world, 2) and all(s.waits for s in stands)
+    if not complete or kinds not in ({"recv"}, {"send"}):
+        return []
+    op = kinds.pop()
+    ranks = tuple(sorted(whole.ranks))
+    lines = [((s.rank,), op, s.frame) for s in stands]
+    text = f"every rank is in a {op}, so nobody {'sends' if op == 'recv' else 'receives'}"
+    return [Cause("circle", "proved", text, ranks, ranks, lines[:8])]
+
+
+# --- behind ---
+
+
+def behind(whole: Standing, absent: tuple[int, ...]) -> list[Cause]:
+    """Who is waited for and waits for nobody: at the end of all chains."""
+    graph = edges(whole)
+    awaited: dict[int, Wait] = {}
+    for rank in sorted(graph):
+        for other, wait in graph[rank].items():
+            if other not in graph and other in whole.ranks:
+                awaited.setdefault(other, wait)
+    if not awaited:
+        return []
+    by_call: dict[tuple[str, int, int | None], list[int]] = {}
+    for rank, wait in awaited.items():
+        by_call.setdefault((wait.call.group, wait.call.number, wait.call.peer), []).append(rank)
+    causes = [_behind(whole, ranks, awaited[ranks[0]], absent) for ranks in by_call.values()]
+    return sorted(causes, key=lambda c: (not c.culprits, len(c.ranks), c.ranks))
+
+
+def _behind(whole: Standing, ranks: list[int], wait: Wait, absent: tuple[int, ...]) -> Cause:
+    """Ranks that have not come to a call which others are in."""
+    call, evidence = wait.call, whole.evidence
+    inside = tuple(r for r, s in whole.ranks.items() if any(same_call(w, wait) for w in s.waits))
+    text = call_text(evidence, call)
+    stands = [whole.ranks[r] for r in ranks]
+    numbers = {r: whole.last(r, call.group) for r in ranks}
+    last = next(iter(numbers.values())) if len(set(numbers.values())) == 1 else None
+    at = f", at call {last}" if last is not None and call.number >= 0 else ""
+    are = verb(ranks, "is", "are")
+    title = (
+        f"{who(ranks)} {are} behind{at}: {who(inside)} {verb(inside, 'waits', 'wait')} for {verb(ranks, 'it', 'them')} in {text}"
+    )
+    if call.p2p:
+        title = f"{who(ranks)} {verb(ranks, 'does', 'do')} not answer: rank {wait.rank} is in {text}"
+    certain = all(_certain(whole, s, absent) for s in stands)
+    minor = len(ranks) * 2 < len(ranks) + len(inside)
+    shown_by_stack = all(s.place is not None and s.place.frame is not None for s in stands)
+    culprits = tuple(ranks) if certain and (minor or (shown_by_stack and len(ranks) <= len(inside))) else ()
+    lines: list[Line] = [((s.rank,), doing(s), s.frame) for s in stands if s.frame is not None]
+    lines.append((inside or (wait.rank,), call.op or "waits", wait.frame))
+    details = list(_why(whole, stands, ranks, culprits, minor))
+    return Cause("behind", "proved", title, culprits, tuple(ranks), lines, details, call.group, call.number)
+
+
+def same_call(one: Wait, other: Wait) -> bool:
+    if one.call.p2p or other.call.p2p:
+        return one is other
+    return (one.call.group, one.call.number) == (other.call.group, other.call.number)
+
+
+def _certain(whole: Standing, stand: Stand, absent: tuple[int, ...]) -> bool:
+    """Is it the end of the chain, and not itself in a wait that nothing recorded?"""
+    given = whole.evidence.ranks[stand.rank]
+    if stand.end is not None:
+        return not stand.end.follows
+    if stand.place is not None and stand.place.frame is not None:
+        return given.messages or not may_hide_a_wait(stand.place.frame)
+    return given.messages or (not given.recorded and bool(given.status))
+
+
+def doing(stand: Stand) -> str:
+    if stand.end is not None:
+        return stand.end.text
+    if stand.place is None:
+        return "its last known line"
+    return "waits for its device" if stand.place.op == "synchronize" else "host code"
+
+
+def _why(whole: Standing, stands: list[Stand], ranks: list[int], culprits: tuple[int, ...], minor: bool) -> Iterator[str]:
+    """What keeps them, as far as it is known."""
+    for stand in stands[:4]:
+        text = source_line(stand.frame)
+        shown = f": {text}" if text else ""
+        if stand.end is not None and stand.end.clean:
+            yield f"rank {stand.rank} came to the end of its program: it makes a call fewer, or the others make one more"
+        elif stand.place is None:
+            yield f"rank {stand.rank}'s record says that it has not come there; what keeps it is not in what I was given: take its stack"
+        elif stand.place.op == "synchronize":
+            yield f"rank {stand.rank} waits for its device{shown}; the kernel before it is slow or hangs"
+        elif may_hide_a_wait(stand.place.frame) and not whole.evidence.ranks[stand.rank].messages:
+            yield f"rank {stand.rank} is in host code, or in a wait that neither its stack nor its recording shows{shown}"
+        else:
+            yield f"rank {stand.rank} is in host code, in no communication: it is the code there that hangs or takes its time{shown}"
+    if not culprits and not minor:
+        yield "as many ranks are behind as wait: they may leave out a call, or the others make one too many; I cannot tell which"

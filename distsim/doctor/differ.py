@@ -1,0 +1,201 @@
+"""Where ranks part: calls of one number that do not fit each other, and the first call at which one goes another way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from distsim.doctor.ops import SAME_IN, SAME_OUT
+from distsim.doctor.records import Call
+from distsim.doctor.stacks import user_frame
+from distsim.doctor.standing import Standing, partner
+
+#: By how many calls one rank's calls may be shifted against another's.
+_MOST_SHIFT = 16
+
+
+class Party(NamedTuple):
+    """Ranks that do the same: what, and one call of theirs to show it."""
+
+    ranks: tuple[int, ...]
+    text: str
+    call: Call
+
+
+class Clash(NamedTuple):
+    """A call that its members make differently. ``what``: kind, size or dtype. The largest party comes first."""
+
+    group: str
+    number: int
+    what: str
+    parties: tuple[Party, ...]
+
+    @property
+    def odd(self) -> tuple[int, ...]:
+        """Who differs from a clear majority: two thirds or more of those seen, at least two ranks; else nobody."""
+        total, first = sum(len(p.ranks) for p in self.parties), len(self.parties[0].ranks)
+        if first < 2 or first * 3 < total * 2:
+            return ()
+        return tuple(sorted(r for p in self.parties[1:] for r in p.ranks))
+
+
+class Parting(NamedTuple):
+    """One rank against the others: from call ``number`` on it is shifted. ``extra``: it makes these calls and they do not; else the
+    other way round.
+    """
+
+    rank: int
+    group: str
+    number: int
+    calls: int
+    extra: bool
+    call: Call
+
+
+def size_of(call: Call) -> int:
+    """The elements that all members must agree on, -1 unknown or free."""
+    if call.op in SAME_IN:
+        return call.elements_in
+    return call.elements_out if call.op in SAME_OUT else -1
+
+
+def by_number(whole: Standing, group: str) -> dict[int, dict[int, Call]]:
+    """Number of a collective -> rank -> its call."""
+    found: dict[int, dict[int, Call]] = {}
+    for rank, given in whole.evidence.ranks.items():
+        if rank in whole.evidence.disputed:
+            continue
+        for call in given.calls:
+            if call.group == group and not call.p2p and call.number >= 0 and call.op:
+                found.setdefault(call.number, {})[rank] = call
+    return found
+
+
+def first_clash(whole: Standing, group: str) -> Clash | None:
+    """The first call on a group that does not fit."""
+    for number, calls in sorted(by_number(whole, group).items()):
+        if len(calls) < 2:
+            continue
+        for what, say in _ASPECTS:
+            said = {rank: text for rank, call in calls.items() if (text := say(call))}
+            if what == "dtype" and any(c.op == "barrier" for c in calls.values()):
+                continue
+            if len(set(said.values())) > 1:
+                return Clash(group, number, what, _parties(calls, said))
+    return None
+
+
+def _kind_text(call: Call) -> str:
+    return call.op
+
+
+def _dtype_text(call: Call) -> str:
+    return call.dtype
+
+
+def _size_text(call: Call) -> str:
+    size = size_of(call)
+    return f"{size:,} elements" if size >= 0 and call.op != "barrier" else ""
+
+
+#: What the members of a call must agree on, the gravest first.
+_ASPECTS: tuple[tuple[str, Callable[[Call], str]], ...] = (("kind", _kind_text), ("size", _size_text), ("dtype", _dtype_text))
+
+
+def _parties(calls: dict[int, Call], said: dict[int, str]) -> tuple[Party, ...]:
+    groups: dict[str, list[int]] = {}
+    for rank, text in sorted(said.items()):
+        groups.setdefault(text, []).append(rank)
+    parties = [Party(tuple(ranks), text, calls[ranks[0]]) for text, ranks in groups.items()]
+    return tuple(sorted(parties, key=lambda p: (-len(p.ranks), p.ranks)))
+
+
+def message_clash(whole: Standing) -> tuple[Call, Call] | None:
+    """Two messages that met and differ in size or dtype."""
+    for given in whole.evidence.ranks.values():
+        for call in given.calls:
+            if not call.p2p or call.op != "send" or call.state != "waiting":
+                continue
+            other = partner(whole, call)
+            if other is None:
+                continue
+            mine, theirs = call.elements_in, max(other.elements_out, other.elements_in)
+            if (mine >= 0 and theirs >= 0 and mine != theirs) or (call.dtype and other.dtype and call.dtype != other.dtype):
+                return call, other
+    return None
+
+
+# --- who went another way ---
+
+
+def line_of(call: Call) -> str:
+    frame = user_frame(call.frames)
+    return frame.place if frame is not None and frame.line else ""
+
+
+def _sign(call: Call) -> tuple[str, int, str]:
+    return call.op, size_of(call), line_of(call)
+
+
+def partings(whole: Standing, group: str) -> list[Parting]:
+    """Ranks whose calls on a group, after some left out or some too many, go on as those of the others do.
+
+    Told by operation, size and the line of the call, against what most ranks do; a mere branch (other lines, same calls) is none.
+    """
+    calls = by_number(whole, group)
+    ranks = sorted({r for at in calls.values() for r in at})
+    if len(ranks) < 2:
+        return []
+    lines = {rank: {n: _sign(at[rank]) for n, at in calls.items() if rank in at} for rank in ranks}
+    if not any(sign[2] for signs in lines.values() for sign in signs.values()):
+        return []
+    found = []
+    for rank in ranks:
+        others = [r for r in ranks if r != rank]
+        parting = _parting(rank, lines, others, calls, group)
+        if parting is not None:
+            found.append(parting)
+    return found
+
+
+def _parting(
+    rank: int,
+    lines: dict[int, dict[int, tuple[str, int, str]]],
+    others: Sequence[int],
+    calls: dict[int, dict[int, Call]],
+    group: str,
+) -> Parting | None:
+    reference = _agreed(lines, others)
+    mine = lines[rank]
+    numbers = sorted(n for n in mine if n in reference)
+    start = next((n for n in numbers if mine[n] != reference[n]), None)
+    if start is None:
+        return None
+    for shift in range(1, _MOST_SHIFT + 1):
+        if _follows(mine, reference, start, shift) and _is_new(mine, reference, start, shift):
+            return Parting(rank, group, start, shift, True, calls[start][rank])
+        if _follows(reference, mine, start, shift) and _is_new(reference, mine, start, shift):
+            shown = next(calls[start][r] for r in others if r in calls[start])
+            return Parting(rank, group, start, shift, False, shown)
+    return None
+
+
+def _agreed(lines: dict[int, dict[int, tuple[str, int, str]]], others: Sequence[int]) -> dict[int, tuple[str, int, str]]:
+    """What all the others do at each number; the number is left out where they do not agree."""
+    found: dict[int, tuple[str, int, str]] = {}
+    for number in sorted({n for r in others for n in lines[r]}):
+        said = {lines[r][number] for r in others if number in lines[r]}
+        if len(said) == 1:
+            found[number] = said.pop()
+    return found
+
+
+def _follows(longer: dict[int, tuple[str, int, str]], other: dict[int, tuple[str, int, str]], start: int, shift: int) -> bool:
+    """Without ``shift`` calls from ``start`` on, does ``longer`` go on as ``other``? At least one call must say so."""
+    common = [n for n in other if n >= start and n + shift in longer]
+    return bool(common) and all(longer[n + shift] == other[n] for n in common)
+
+
+def _is_new(longer: dict[int, tuple[str, int, str]], other: dict[int, tuple[str, int, str]], start: int, shift: int) -> bool:
+    """The calls in between are of lines that the other does not have there: else a loop would look like a shift."""
+    return all(longer.get(n) != other.get(start) for n in range(start, start + shift))

@@ -1,0 +1,136 @@
+"""All evidence on one table: what every file said, by rank and by group, with its contradictions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from distsim.doctor.records import MOST_CALLS, Call, End, FileRead, Group, Mismatched, RankEvidence, Said, Stack, Status
+
+#: Ranks above are taken for damage.
+MOST_RANKS = 1 << 20
+
+
+@dataclass
+class Evidence:
+    """``ranks``: of whom something is there. ``world``: how many ranks the job has, 0 unknown."""
+
+    ranks: dict[int, RankEvidence] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    files: list[FileRead] = field(default_factory=list)
+    said: list[Said] = field(default_factory=list)
+    mismatched: list[Mismatched] = field(default_factory=list)
+    disputes: list[str] = field(default_factory=list)
+    disputed: set[int] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+    world: int = 0
+    orphans: list[Stack] = field(default_factory=list)  # stacks of processes whose rank nobody said
+
+    def rank(self, rank: int, source: str) -> RankEvidence:
+        """The record of a rank, made at its first mention."""
+        if not 0 <= rank < MOST_RANKS:
+            raise ValueError(f"no rank {rank}")
+        found = self.ranks.setdefault(rank, RankEvidence(rank))
+        found.sources[source] = None
+        return found
+
+    def group(self, name: str, desc: str = "", members: tuple[int, ...] | None = None, sure: bool = True, size: int = 0) -> str:
+        """The key of a group, by its name in all processes."""
+        key = name
+        known = self.groups.get(key)
+        if known is None:
+            self.groups[key] = Group(key, name, desc, members, sure, size)
+            return key
+        if desc and desc != "undefined" and known.desc in ("", "undefined"):
+            known.desc = desc
+        if members is not None and known.members is not None and set(members) != set(known.members):
+            self._members_differ(known, members)
+        elif members is not None and known.members is None:
+            known.members = members
+        known.sure, known.size = known.sure and sure, max(known.size, size)
+        return key
+
+    def _members_differ(self, known: Group, members: tuple[int, ...]) -> None:
+        text = f"files name different members of {known.shown}: {list(known.members or ())} and {list(members)}"
+        if text not in self.disputes:
+            self.disputes.append(text)
+        known.sure = False
+
+    def call(self, call: Call) -> None:
+        self.rank(call.rank, call.source.split("#")[0]).calls.append(call)
+
+    def status(self, rank: int, group: str, enqueued: int, completed: int, source: str) -> None:
+        """How far a rank is; of several reports the furthest holds. Numbers that nobody can have reached are left out."""
+        found = self.rank(rank, source).status.setdefault(group, Status())
+        if 0 <= enqueued < MOST_CALLS:
+            found.enqueued = max(found.enqueued, enqueued)
+        if 0 <= completed < MOST_CALLS:
+            found.completed = max(found.completed, completed)
+        if source not in found.sources:
+            found.sources.append(source)
+
+    def stack(self, rank: int | None, stack: Stack) -> None:
+        if rank is None:
+            self.orphans.append(stack)
+        else:
+            self.rank(rank, stack.source).stacks.append(stack)
+
+    def end(self, rank: int, end: End) -> None:
+        ends = self.rank(rank, end.source).ends
+        if (end.kind, end.text) not in [(e.kind, e.text) for e in ends]:
+            ends.append(end)
+
+    def settle(self) -> None:
+        """Put calls in order, drop what was said twice, note what two files say differently, and infer what they imply."""
+        for evidence in self.ranks.values():
+            self._settle_rank(evidence)
+        default = next((g for g in self.groups.values() if g.desc == "default_pg" or g.name in ("0", "world")), None)
+        if default is not None and default.members is None and self.world:
+            default.members = tuple(range(self.world))
+        members = [m for g in self.groups.values() if g.members for m in g.members]
+        self.world = max(self.world, max(members, default=-1) + 1)
+        for number, group in enumerate(self.groups.values()):
+            if group.sure and group.members and any(m >= MOST_RANKS for m in group.members):
+                group.members = None
+            group.size = max(group.size, len(group.members or ()), number * 0)
+
+    def _settle_rank(self, evidence: RankEvidence) -> None:
+        by_number: dict[tuple[str, int, bool], Call] = {}
+        others: list[Call] = []
+        for call in evidence.calls:
+            key = (call.group, call.number, call.p2p)
+            before = by_number.get(key)
+            if call.number < 0 or call.p2p or before is None:
+                if call.number >= 0 and not call.p2p:
+                    by_number[key] = call
+                else:
+                    others.append(call)
+            elif before.op != call.op and self.groups[call.group].sure:
+                self._dispute(before, call)
+            else:
+                by_number[key] = merged(before, call)
+        evidence.calls = sorted([*by_number.values(), *others], key=lambda c: (c.order, c.at_ns, c.number))
+
+    def _dispute(self, one: Call, other: Call) -> None:
+        self.disputed.add(one.rank)
+        self.disputes.append(
+            f"call {one.number} of rank {one.rank} on {self.groups[one.group].shown} is {one.op} in {one.source} and {other.op} in "
+            f"{other.source}: two jobs, or two ranks with one number; I cannot tell which is right"
+        )
+
+
+def merged(one: Call, other: Call) -> Call:
+    """One call that two files tell of: what either knows; done where one of them saw it done."""
+    states = {one.state, other.state}
+    state = next((s for s in ("done", "waiting", "over") if s in states), "unknown")
+    return replace(
+        one,
+        state=state,  # type: ignore[arg-type]
+        started=one.started or other.started,
+        sizes=one.sizes if one.sizes is not None else other.sizes,
+        elements_in=max(one.elements_in, other.elements_in),
+        elements_out=max(one.elements_out, other.elements_out),
+        dtype=one.dtype or other.dtype,
+        frames=one.frames or other.frames,
+        at_ns=one.at_ns or other.at_ns,
+        order=max(one.order, other.order),
+    )

@@ -1,0 +1,120 @@
+"""The analysis: what the evidence proves of why nothing moves, what it only suggests, and what is to be collected next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from distsim.doctor import causes, chains, undecided
+from distsim.doctor.advice import advice
+from distsim.doctor.causes import Cause
+from distsim.doctor.evidence import Evidence
+from distsim.doctor.standing import Standing, finished, standing
+from distsim.doctor.words import call_text, who
+
+
+@dataclass
+class Diagnosis:
+    """``causes``: the main one first. ``culprits`` of the main one: ranks that the records prove it of; often nobody."""
+
+    evidence: Evidence
+    standing: Standing
+    causes: list[Cause] = field(default_factory=list)
+    common: list[str] = field(default_factory=list)
+    absent: tuple[int, ...] = ()
+    collect: list[str] = field(default_factory=list)
+
+    @property
+    def main(self) -> Cause | None:
+        return self.causes[0] if self.causes else None
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        return self.causes[0].culprits if self.causes else ()
+
+
+def examine(evidence: Evidence) -> Diagnosis:
+    """The diagnosis of what was given."""
+    whole = standing(evidence)
+    found = Diagnosis(evidence, whole)
+    found.absent = _absent(evidence)
+    found.causes = _ordered(whole, found.absent)
+    found.common = _common(whole)
+    found.collect = advice(evidence, whole, found.absent, found.main)
+    return found
+
+
+def _absent(evidence: Evidence) -> tuple[int, ...]:
+    """Ranks of the job of whom nothing was given."""
+    members = {m for g in evidence.groups.values() if g.members for m in g.members} | set(range(min(evidence.world, 1 << 16)))
+    return tuple(sorted(members - set(evidence.ranks)))
+
+
+def _ordered(whole: Standing, absent: tuple[int, ...]) -> list[Cause]:
+    """All causes that the evidence shows, that which explains the others first."""
+    crashes = causes.crashes(whole)
+    parted = causes.parted(whole)
+    clashes = causes.clashes(whole, parted)
+    circles = chains.circles(whole)
+    named = [*crashes, *clashes, *parted, *causes.said_mismatch(whole), *causes.messages(whole), *circles]
+    clashing = {r for c in clashes for r in c.ranks}
+    if crashes and clashes and set(crashes[0].culprits) & clashing and crashes[0].of_library:
+        named = [*clashes, *crashes, *parted, *circles]  # torch raised because they did not fit
+    behind = chains.behind(whole, absent)
+    found = [*named, *behind]
+    if any(c.grade == "proved" for c in behind):  # suspicions come after what is proved
+        found.sort(key=lambda c: c.grade != "proved")
+    if not found:
+        found = [
+            *undecided.passed(whole),
+            *undecided.reported(whole),
+            *undecided.silent(whole, absent),
+            *undecided.all_there(whole),
+            *undecided.by_stack(whole),
+        ]
+        found = found or undecided.open_waits(whole) or undecided.follows(whole)
+    else:
+        found += undecided.reported(whole)
+    return _distinct(found)
+
+
+def _distinct(found: list[Cause]) -> list[Cause]:
+    """One bug, one cause: what says the same again is left out, and so is a circle of those who merely wait behind a proved cause."""
+    kept: list[Cause] = []
+    for cause in found:
+        if any(cause.title == other.title for other in kept):
+            continue
+        if (
+            kept
+            and kept[0].grade == "proved"
+            and cause.kind in ("circle", "behind", "messages")
+            and kept[0].kind not in ("behind", "circle")
+        ):
+            continue
+        if kept and cause.kind == "parted" and any(k.kind == "clash" and k.group == cause.group for k in kept):
+            continue
+        kept.append(cause)
+    return kept
+
+
+def _common(whole: Standing) -> list[str]:
+    """Of each group on which somebody waits: the last call that all of whom something is known have finished, or else made."""
+    found = []
+    for group in dict.fromkeys(
+        w.call.group for s in whole.ranks.values() for w in s.waits if w.call.number >= 0 and not w.call.p2p
+    ):
+        members = [m for m in whole.members(group) if whole.last(m, group) is not None]
+        if len(members) < 2 or not whole.evidence.groups[group].sure:
+            continue
+        ended = [finished(whole, m, group) for m in members]
+        made = min(whole.last(m, group) or 0 for m in members)
+        number, word = (min(ended), "finished") if min(ended) >= 0 else (made, "made")
+        calls = (
+            c for e in whole.evidence.ranks.values() for c in e.calls if (c.group, c.number, c.p2p) == (group, number, False)
+        )
+        shown = next(calls, None)
+        group_text = whole.evidence.groups[group].shown
+        what = (
+            call_text(whole.evidence, shown) if shown else f"call {number} of {group_text}" if number else f"none on {group_text}"
+        )
+        found.append(f"{word} by all of {who(members)}: {what}")
+    return found

@@ -1,0 +1,218 @@
+"""Flight Recorder dumps, as pickles and as JSON, of nccl and gloo, from 2.0 to today's version.
+
+Keys and quirks: PyTorch's FlightRecorder; gloo leaves ``state`` at scheduled for ever, and its ``pg_config`` is wrong with two groups.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from distsim.doctor.evidence import MOST_RANKS, Evidence
+from distsim.doctor.ops import family
+from distsim.doctor.records import MOST_CALLS, NOWHERE, Call, Frame, State
+
+#: Frames of a call that are kept.
+_MOST_FRAMES = 64
+_P2P = re.compile(r"^(send|recv)\s+(\d+)?\s*(?:->|<-)\s*(\d+|\?)$")
+
+
+def is_dump(data: object) -> bool:
+    """Does this look like a dump's top level?"""
+    return (
+        isinstance(data, dict)
+        and isinstance(data.get("version"), str)
+        and ("entries" in data or "pg_status" in data or "pg_config" in data)
+    )
+
+
+def read_dump(evidence: Evidence, data: dict[str, Any], rank: int, source: str) -> str:
+    """Take a dump of a rank into the evidence; what could not be read of it, or nothing."""
+    entries = data.get("entries") or []
+    if not isinstance(entries, list):
+        return "its entries are no list"
+    evidence.rank(rank, source).recorded = True
+    if entries and isinstance(entries[0], dict) and _whole(entries[0], "record_id") > 0:
+        evidence.rank(rank, source).lapped = True
+    gloo = any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict))
+    evidence.rank(rank, source).messages = bool(entries) and not gloo
+    named = _named_groups(evidence, data, entries)
+    pairs = {str(e.get("pg_id")): key for e in entries if isinstance(e, dict) and (key := _group(evidence, e, named)) is not None}
+    status = data.get("pg_status") if isinstance(data.get("pg_status"), dict) else {}
+    idle = _idle(status, entries)
+    unread = 0
+    for order, entry in enumerate(entries):
+        call = _call(evidence, entry, rank, source, named, idle, order) if isinstance(entry, dict) else None
+        if call is None:
+            unread += 1
+        else:
+            evidence.call(call)
+    _take_status(evidence, rank, status, pairs, entries, source)
+    return f"{unread} of its entries are damaged" if unread else ""
+
+
+def _named_groups(evidence: Evidence, data: dict[str, Any], entries: list[Any]) -> dict[str, tuple[int, ...]]:
+    """Members by a group's name, where the dump is to be believed; the empty name stands for the only group there is."""
+    config = data.get("pg_config")
+    found: dict[str, tuple[int, ...]] = {}
+    for key, given in config.items() if isinstance(config, dict) else ():
+        members = _ranks(given.get("ranks")) if isinstance(given, dict) else None
+        if members is None:
+            continue
+        name = str(given.get("name") or key)
+        if name:
+            found[name] = members
+            evidence.group(name, str(given.get("desc") or ""), members)
+            continue
+        names = {_name(e)[0] for e in entries if isinstance(e, dict)}
+        if len(names) == 1 and members:
+            found[names.pop()] = members
+    return found
+
+
+def _ranks(given: Any) -> tuple[int, ...] | None:
+    """``"[0, 1]"`` or a list; None where nothing is said."""
+    if isinstance(given, str):
+        parts = re.findall(r"\d{1,9}", given)[:MOST_RANKS]
+    elif isinstance(given, (list, tuple)):
+        parts = [p for p in given if isinstance(p, int) and not isinstance(p, bool)]
+    else:
+        return None
+    members = tuple(int(p) for p in parts)
+    return members if members and max(members) < MOST_RANKS else None
+
+
+def _name(entry: dict[str, Any]) -> tuple[str, str]:
+    given = entry.get("process_group")
+    if isinstance(given, (list, tuple)) and len(given) == 2 and all(isinstance(p, str) for p in given):
+        return given[0], given[1]
+    return (f"pg {entry.get('pg_id')}" if isinstance(entry.get("pg_id"), int) else ""), ""
+
+
+def _group(evidence: Evidence, entry: dict[str, Any], named: dict[str, tuple[int, ...]]) -> str | None:
+    name, desc = _name(entry)
+    sure = isinstance(entry.get("process_group"), (list, tuple))
+    return evidence.group(name, desc, named.get(name), sure) if name else None
+
+
+def _idle(status: Any, entries: list[Any]) -> set[str]:
+    """Local numbers of groups on which all that was enqueued is completed: gloo's ``retired`` comes a little later."""
+    found = set()
+    for key, given in status.items():
+        enqueued, completed = _whole(given, "last_enqueued_collective"), _whole(given, "last_completed_collective")
+        if enqueued > 0 and enqueued == completed:
+            found.add(str(key))
+    return found if any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict)) else set()
+
+
+def _whole(given: Any, key: str) -> int:
+    value = given.get(key) if isinstance(given, dict) else None
+    try:
+        number = int(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return NOWHERE
+    return number if 0 <= number < MOST_CALLS else NOWHERE
+
+
+def _call(
+    evidence: Evidence,
+    entry: dict[str, Any],
+    rank: int,
+    source: str,
+    named: dict[str, tuple[int, ...]],
+    idle: set[str],
+    order: int,
+) -> Call | None:
+    text = entry.get("profiling_name")
+    group = _group(evidence, entry, named)
+    if not isinstance(text, str) or group is None:
+        return None
+    backend, _, rest = text.rpartition(":")
+    message = _P2P.match(rest)
+    p2p = bool(entry.get("is_p2p")) or message is not None
+    number = _whole(entry, "p2p_seq_id" if p2p else "collective_seq_id")
+    if not p2p and number < 0:
+        number = _whole(entry, "seq_id")  # before version 2.2
+    sizes = _sizes(entry.get("input_sizes"))
+    return Call(
+        rank, group, number, message[1] if message else family(rest), _state(entry, backend, idle), p2p,
+        _peer(message, evidence.groups[group].members), entry.get("state") == "started", sizes, _elements(sizes),
+        _elements(_sizes(entry.get("output_sizes"))), _dtype(entry), _frames(entry.get("frames")),
+        max(_whole(entry, "time_created_ns"), 0) if _whole(entry, "time_created_ns") < 2**62 else 0, order, source,
+        batched=rest == "coalesced",
+    )  # fmt: skip
+
+
+def _state(entry: dict[str, Any], backend: str, idle: set[str]) -> State:
+    state, retired = entry.get("state"), bool(entry.get("retired"))
+    if state == "completed":
+        return "done"
+    if "gloo" in backend:
+        if retired:
+            return "over"
+        return "over" if str(entry.get("pg_id")) in idle else "waiting"
+    return "waiting" if state in ("scheduled", "started") else "unknown"
+
+
+def _peer(message: re.Match[str] | None, members: tuple[int, ...] | None) -> int | None:
+    """The other global rank of a message: the text has ranks of the group, receiver left in ``recv 3<-0``."""
+    if message is None or message[3] == "?":
+        return None
+    local = int(message[3])
+    if members is None:
+        return local
+    return members[local] if local < len(members) else None
+
+
+def _sizes(given: Any) -> tuple[tuple[int, ...], ...] | None:
+    if not isinstance(given, (list, tuple)) or len(given) > 65536:
+        return None
+    found = []
+    for shape in given:
+        if (
+            not isinstance(shape, (list, tuple))
+            or len(shape) > 64
+            or not all(type(n) is int and 0 <= n < MOST_CALLS for n in shape)
+        ):
+            return None
+        found.append(tuple(shape))
+    return tuple(found)
+
+
+def _elements(sizes: tuple[tuple[int, ...], ...] | None) -> int:
+    if sizes is None:
+        return NOWHERE
+    total = 0
+    for shape in sizes:
+        product = 1
+        for n in shape:
+            product *= n
+        total += product
+    return total
+
+
+def _dtype(entry: dict[str, Any]) -> str:
+    given = entry.get("input_dtypes") or entry.get("output_dtypes")
+    return str(given[0])[:40] if isinstance(given, (list, tuple)) and given else ""
+
+
+def _frames(given: Any) -> tuple[Frame, ...]:
+    if not isinstance(given, (list, tuple)):
+        return ()
+    return tuple(
+        Frame(str(frame.get("name", ""))[:200], str(frame.get("filename", ""))[:400], frame["line"])
+        for frame in given[:_MOST_FRAMES]
+        if isinstance(frame, dict) and isinstance(frame.get("line"), int)
+    )
+
+
+def _take_status(evidence: Evidence, rank: int, status: Any, pairs: dict[str, str], entries: list[Any], source: str) -> None:
+    """The counters of nccl. Those of gloo count messages too, so there the entries alone speak."""
+    if any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict)):
+        return
+    for key, given in status.items():
+        group = pairs.get(str(key))
+        if group is not None:
+            evidence.status(
+                rank, group, _whole(given, "last_enqueued_collective"), _whole(given, "last_completed_collective"), source
+            )

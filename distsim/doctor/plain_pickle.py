@@ -1,0 +1,207 @@
+"""Pickles of plain data, and of nothing else: no class is looked up, no function called, no size trusted.
+
+A machine of its own for the few opcodes that write lists, dicts, tuples, texts and numbers (protocols 0 to 5, as listed in the
+standard library's pickletools). Any other opcode, a GLOBAL above all, ends the reading.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+#: Opcodes that are carried out at most.
+MOST_STEPS: Final = 20_000_000
+_LONGEST_NUMBER: Final = 16
+
+
+class NotPlain(ValueError):
+    """The pickle is cut, damaged, too large, or builds something that is no plain data."""
+
+
+class _Mark:
+    """Where a list of arguments begins on the stack."""
+
+
+def loads(data: bytes) -> Any:
+    """The plain data in a pickle. Raises NotPlain, whatever else the bytes hold."""
+    try:
+        return _Machine(data).run()
+    except NotPlain:
+        raise
+    except (IndexError, struct.error):
+        raise NotPlain("it is cut short or damaged") from None
+    except (TypeError, ValueError, KeyError, OverflowError):
+        raise NotPlain("it is damaged") from None
+
+
+class _Machine:
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self) -> Any:
+        data, table = self.data, _TABLE
+        for _ in range(MOST_STEPS):
+            code = data[self.at]
+            self.at += 1
+            if code == 0x2E:  # STOP
+                return self.pop()
+            step = table[code]
+            if step is None:
+                raise NotPlain(_refusal(code))
+            step(self)
+        raise NotPlain(f"it takes more than {MOST_STEPS:,} steps")
+
+    def pop(self) -> Any:
+        value = self.stack.pop()
+        if isinstance(value, _Mark):
+            raise NotPlain("it is damaged")
+        return value
+
+    def take(self, count: int) -> bytes:
+        if count < 0 or self.at + count > len(self.data):
+            raise NotPlain("it is cut short: a length goes beyond its end")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def number(self, form: str) -> int:
+        return int(struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))[0])
+
+    def line(self) -> bytes:
+        end = self.data.index(b"\n", self.at)
+        self.at, start = end + 1, self.at
+        return self.data[start:end]
+
+    def since_mark(self) -> list[Any]:
+        stack = self.stack
+        for at in range(len(stack) - 1, -1, -1):
+            if isinstance(stack[at], _Mark):
+                found = stack[at + 1 :]
+                del stack[at:]
+                return found
+        raise NotPlain("it is damaged")
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def set_items(self, target: Any, items: list[Any]) -> None:
+        if not isinstance(target, dict) or len(items) % 2:
+            raise NotPlain("it is damaged")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if not isinstance(key, (str, int, float, bytes, type(None))):
+                raise NotPlain("a key is neither text nor number")
+            target[key] = value
+
+    def extend(self, target: Any, items: list[Any]) -> None:
+        if not isinstance(target, list):
+            raise NotPlain("it is damaged")
+        target.extend(items)
+
+    def long(self, length: int) -> int:
+        if length > _LONGEST_NUMBER:
+            raise NotPlain("a number of too many digits")
+        return int.from_bytes(self.take(length), "little", signed=True)
+
+    def digits(self, text: bytes) -> int:
+        if len(text) > 40:
+            raise NotPlain("a number of too many digits")
+        return int(text.rstrip(b"L"))
+
+
+def _refusal(code: int) -> str:
+    names = {
+        0x63: "GLOBAL", 0x93: "STACK_GLOBAL", 0x52: "REDUCE", 0x62: "BUILD", 0x69: "INST", 0x6F: "OBJ", 0x81: "NEWOBJ",
+        0x92: "NEWOBJ_EX", 0x50: "PERSID", 0x51: "BINPERSID", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4",
+    }  # fmt: skip
+    if code in names:
+        return f"it would load or call Python code ({names[code]}); a Flight Recorder dump holds plain data only"
+    return f"it holds what no Flight Recorder dump does (opcode 0x{code:02x})"
+
+
+def _text(m: _Machine, length: int) -> None:
+    m.push(m.take(length).decode("utf-8", "replace"))
+
+
+def _int_line(m: _Machine) -> None:
+    text = m.line()
+    m.push({b"00": False, b"01": True}[text] if text in (b"00", b"01") else m.digits(text))
+
+
+def _put(m: _Machine, key: int) -> None:
+    if isinstance(m.stack[-1], _Mark):
+        raise NotPlain("it is damaged")
+    m.memo[key] = m.stack[-1]
+
+
+def _tuple(m: _Machine, count: int) -> None:
+    if count > len(m.stack):
+        raise NotPlain("it is damaged")
+    items = tuple(m.pop() for _ in range(count))[::-1]
+    m.push(items)
+
+
+def _frame(m: _Machine) -> None:
+    m.take(8)
+
+
+def _proto(m: _Machine) -> None:
+    if m.take(1)[0] > 5:
+        raise NotPlain("its protocol is newer than 5")
+
+
+def _set_item(m: _Machine) -> None:
+    value, key = m.pop(), m.pop()
+    m.set_items(m.stack[-1], [key, value])
+
+
+def _append(m: _Machine) -> None:
+    value = m.pop()
+    m.extend(m.stack[-1], [value])
+
+
+def _set_items(m: _Machine) -> None:
+    items = m.since_mark()
+    m.set_items(m.stack[-1], items)
+
+
+def _append_items(m: _Machine) -> None:
+    items = m.since_mark()
+    m.extend(m.stack[-1], items)
+
+
+def _new_dict(m: _Machine) -> None:
+    made: dict[Any, Any] = {}
+    m.set_items(made, m.since_mark())
+    m.push(made)
+
+
+def _discard(m: _Machine) -> None:
+    m.stack.pop()
+
+
+def _discard_to_mark(m: _Machine) -> None:
+    m.since_mark()
+
+
+_STEPS: dict[int, Callable[[_Machine], None]] = {
+    0x80: _proto, 0x95: _frame, 0x28: lambda m: m.push(_Mark()), 0x30: _discard, 0x31: _discard_to_mark,
+    0x4E: lambda m: m.push(None), 0x88: lambda m: m.push(True), 0x89: lambda m: m.push(False),
+    0x4B: lambda m: m.push(m.number("B")), 0x4D: lambda m: m.push(m.number("H")), 0x4A: lambda m: m.push(m.number("i")),
+    0x49: _int_line, 0x4C: lambda m: m.push(m.digits(m.line())), 0x46: lambda m: m.push(float(m.line())),
+    0x8A: lambda m: m.push(m.long(m.number("B"))), 0x8B: lambda m: m.push(m.long(m.number("i"))),
+    0x47: lambda m: m.push(struct.unpack(">d", m.take(8))[0]),
+    0x58: lambda m: _text(m, m.number("I")), 0x8C: lambda m: _text(m, m.number("B")), 0x8D: lambda m: _text(m, m.number("Q")),
+    0x55: lambda m: _text(m, m.number("B")), 0x54: lambda m: _text(m, m.number("i")),
+    0x56: lambda m: m.push(m.line().decode("raw-unicode-escape")), 0x42: lambda m: m.push(m.take(m.number("I"))),
+    0x43: lambda m: m.push(m.take(m.number("B"))), 0x8E: lambda m: m.push(m.take(m.number("Q"))),
+    0x5D: lambda m: m.push([]), 0x7D: lambda m: m.push({}), 0x29: lambda m: m.push(()), 0x6C: lambda m: m.push(m.since_mark()),
+    0x64: _new_dict, 0x74: lambda m: m.push(tuple(m.since_mark())),
+    0x85: lambda m: _tuple(m, 1), 0x86: lambda m: _tuple(m, 2), 0x87: lambda m: _tuple(m, 3),
+    0x73: _set_item, 0x75: _set_items, 0x61: _append, 0x65: _append_items,
+    0x70: lambda m: _put(m, m.digits(m.line())), 0x71: lambda m: _put(m, m.number("B")), 0x72: lambda m: _put(m, m.number("I")),
+    0x94: lambda m: _put(m, len(m.memo)), 0x67: lambda m: m.push(m.memo[m.digits(m.line())]),
+    0x68: lambda m: m.push(m.memo[m.number("B")]), 0x6A: lambda m: m.push(m.memo[m.number("I")]),
+}  # fmt: skip
+_TABLE: tuple[Callable[[_Machine], None] | None, ...] = tuple(_STEPS.get(code) for code in range(256))

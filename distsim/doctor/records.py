@@ -1,0 +1,153 @@
+"""The records of evidence: what one rank was seen to do, by which file, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+#: How far a call came. ``over``: it ended, well or by a timeout, and the record does not say which (Gloo).
+State = Literal["waiting", "done", "over", "unknown"]
+#: ``proved``: the records say so. ``suspected``: they fit it. ``unknown``: they can't tell.
+Grade = Literal["proved", "suspected", "unknown"]
+
+NOWHERE = -1
+#: Counters that are larger were never written (older watchdogs print uninitialised words).
+MOST_CALLS = 1 << 48
+
+
+class Frame(NamedTuple):
+    """A line of a stack. ``values``: arguments and locals, as the tool printed them."""
+
+    name: str
+    file: str
+    line: int
+    values: Mapping[str, str] = {}
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a rank. ``number`` counts a group's collectives (torch's sequence number), -1 where nobody said it.
+
+    ``peer`` is the other rank of a message (a global rank), None for any or unknown. ``started``: the device was at it.
+    Sizes are elements per tensor; ``elements_in``/``elements_out`` their sums, -1 unknown.
+    """
+
+    rank: int
+    group: str
+    number: int
+    op: str
+    state: State
+    p2p: bool = False
+    peer: int | None = None
+    started: bool = False
+    sizes: tuple[tuple[int, ...], ...] | None = None
+    elements_in: int = NOWHERE
+    elements_out: int = NOWHERE
+    dtype: str = ""
+    frames: tuple[Frame, ...] = ()
+    at_ns: int = 0
+    order: int = 0
+    source: str = ""
+    tag: int | None = None
+    batched: bool = False
+
+
+@dataclass(slots=True)
+class Status:
+    """How far a rank is on a group: numbers of its last calls, -1 unknown."""
+
+    enqueued: int = NOWHERE
+    completed: int = NOWHERE
+    sources: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A thread of a rank, innermost frame first."""
+
+    thread: str
+    main: bool
+    frames: tuple[Frame, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a rank's process ended. ``follows``: because of others, or of waiting; it names no culprit."""
+
+    kind: Literal["raised", "killed", "exited"]
+    text: str
+    follows: bool
+    frames: tuple[Frame, ...] = ()
+    at: str = ""
+    source: str = ""
+    clean: bool = False
+
+
+@dataclass(slots=True)
+class Group:
+    """A group of ranks. ``sure``: named by what is equal in all processes (GUID, hash, members), not by a local number."""
+
+    key: str
+    name: str
+    desc: str = ""
+    members: tuple[int, ...] | None = None
+    sure: bool = True
+    size: int = 0
+
+    @property
+    def shown(self) -> str:
+        if not self.name:
+            return "a group that the lines do not name"
+        if self.desc == "default_pg" or self.name in ("0", "world"):
+            return "the default group"
+        desc = f" ({self.desc})" if self.desc and self.desc not in ("undefined", self.name) else ""
+        return f"group {self.name}{desc}"
+
+
+@dataclass(slots=True)
+class RankEvidence:
+    """All that is known of a rank."""
+
+    rank: int
+    calls: list[Call] = field(default_factory=list)
+    status: dict[str, Status] = field(default_factory=dict)
+    stacks: list[Stack] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
+    sources: dict[str, None] = field(default_factory=dict)
+    recorded: bool = False  # a Flight Recorder dump, or something as complete, is there
+    lapped: bool = False  # its ring buffer has dropped the oldest calls
+    messages: bool = False  # its recording has sends and receives too
+
+
+class FileRead(NamedTuple):
+    """A file that was given: what it is, whose, and what could not be read of it."""
+
+    path: str
+    kind: str
+    ranks: tuple[int, ...]
+    problem: str = ""
+
+
+class Said(NamedTuple):
+    """What a tool concluded itself: a desync report, a mismatch found by torch, RAS. ``ranks`` it names, ``text`` in short."""
+
+    tool: str
+    ranks: tuple[int, ...]
+    text: str
+    source: str
+
+
+class Mismatched(NamedTuple):
+    """Torch's own comparison (TORCH_DISTRIBUTED_DEBUG=DETAIL): two ranks and what each called."""
+
+    rank: int
+    call: str
+    other: int
+    other_call: str
+    source: str

@@ -1,0 +1,258 @@
+"""Files and folders that were given: read within bounds, recognised by what they hold, handed to their readers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from distsim.doctor import archives, others, plain_pickle
+from distsim.doctor.evidence import MOST_RANKS, Evidence
+from distsim.doctor.flight import is_dump, read_dump
+from distsim.doctor.logs import LogReader
+from distsim.doctor.nccl import is_ras, read_ras
+from distsim.doctor.records import FileRead
+from distsim.doctor.stacks import is_pyspy_json, read_pyspy_json
+from distsim.errors import UsageError
+from distsim.output import visible
+
+#: Bytes of one file, and of one unpacked.
+MOST_BYTES: Final = 128 << 20
+_MOST_UNPACKED: Final = 64 << 20
+#: Packed data that grows by more is no dump.
+_MOST_GROWTH: Final = 120
+_MOST_FILES: Final = 20_000
+_LONGEST_LINE: Final = 20_000
+_BOARD_BYTES: Final = 16 * 8 + 1024
+_SUFFIXES = (".py", ".pyc", ".so", ".pt", ".bin", ".safetensors", ".png", ".svg", ".yaml", ".yml", ".lock")
+_RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_LAST_NUMBER = re.compile(r"(\d{1,7})(?:\.[A-Za-z]\w*)*$")
+
+
+class Refused(Exception):
+    """A file that is not read, and why."""
+
+
+def read_evidence(paths: Sequence[str]) -> Evidence:
+    """All that the files say. Raises UsageError for a path that is not there; a file that can't be read is listed with its problem."""
+    evidence = Evidence()
+    for path in _files(paths) if paths else ():
+        shown = visible(path, one_line=True)
+        try:
+            data = _bytes(path)
+            members = list(archives.members(data)) if archives.is_archive(data) else [("", data)]
+        except (Refused, archives.NotUnpacked) as refusal:
+            evidence.files.append(FileRead(shown, "not read", (), str(refusal)))
+        except OSError as fault:
+            evidence.files.append(FileRead(shown, "not read", (), f"the system says: {fault.strerror}"))
+        else:
+            for name, part in members:
+                _take(evidence, path, part, f"{shown}/{visible(name, one_line=True)}" if name else shown, name or path)
+    evidence.settle()
+    return evidence
+
+
+def _take(evidence: Evidence, path: str, data: bytes, shown: str, name: str) -> None:
+    try:
+        kind, ranks, problem = _read(evidence, path, data, shown, name)
+    except Refused as refusal:
+        kind, ranks, problem = "not read", set(), str(refusal)
+    except RecursionError:
+        kind, ranks, problem = "not read", set(), "it is nested too deeply"
+    evidence.files.append(FileRead(shown, kind, tuple(sorted(ranks)), problem))
+
+
+def _files(paths: Sequence[str]) -> list[str]:
+    found: dict[str, None] = {}
+    for path in paths:
+        if not os.path.exists(path):
+            raise UsageError(
+                f"there is no {visible(path, one_line=True)}", "name dumps, logs and stacks, or the folder that holds them"
+            )
+        if os.path.isdir(path):
+            inside = sorted(
+                str(p) for p in Path(path).rglob("*") if p.is_file() and not p.name.startswith(".") and p.suffix not in _SUFFIXES
+            )
+            found |= dict.fromkeys(inside)
+        else:
+            found[path] = None
+    if not found:
+        raise UsageError(
+            f"nothing to read in {', '.join(visible(p, one_line=True) for p in paths)}", "name dumps, logs and stacks"
+        )
+    if len(found) > _MOST_FILES:
+        raise UsageError(f"{len(found)} files are more than {_MOST_FILES}", "name the folder of one job's dumps")
+    return list(found)
+
+
+def _read(evidence: Evidence, path: str, data: bytes, shown: str, name: str) -> tuple[str, set[int], str]:
+    rank = rank_of_name(name)
+    if not data.strip():
+        return "empty", set(), "nothing is in it"
+    if len(data) == _BOARD_BYTES and (board := _board(data, rank)) is not None:
+        others.read_board(evidence, board, shown)
+        return "a distsim board", {board.rank}, ""
+    if data[:1] == b"\x80" and data[1:2] in b"\x00\x01\x02\x03\x04\x05":
+        return _pickle(evidence, data, rank, shown)
+    head = data.lstrip()[:1]
+    if head in (b"{", b"["):
+        parsed = _json(data)
+        if parsed is not None:
+            return _parsed(evidence, parsed, rank, path, shown)
+        if b'"format": "distsim-trace"' in data[:200]:
+            return _trace(evidence, path, shown)
+    if data.count(b"\0", 0, 4096) > 8:
+        raise Refused("it is neither text nor a dump of plain data")
+    return _text(evidence, data, rank, shown)
+
+
+def _bytes(path: str) -> bytes:
+    """What a file holds, unpacked; refused by its size before it is read."""
+    status = os.stat(path)
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode)):
+        raise Refused("it is no file")
+    if status.st_size > MOST_BYTES:
+        raise Refused(f"{status.st_size >> 20} MiB are more than the {MOST_BYTES >> 20} that a dump or a log may have; cut it: "
+                      "`grep -aE 'NCCL|Rank|rank[0-9]' LOG > short.log`")  # fmt: skip
+    with open(path, "rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise Refused(f"more than {MOST_BYTES >> 20} MiB came from it")
+    if data[:2] == b"\x1f\x8b":
+        return _unpacked(data)
+    if data[:4] in (b"BZh9", b"\xfd7zX", b"\x28\xb5\x2f\xfd"):
+        raise Refused("it is packed in a way that I do not read: unpack it")
+    return data
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Gzip, as far as it goes: a file that was cut gives what is whole. Refused where it grows beyond reason."""
+    machine = zlib.decompressobj(31)
+    bound = min(_MOST_UNPACKED, max(len(data) * _MOST_GROWTH, 1 << 20))
+    try:
+        found = machine.decompress(data, bound)
+    except zlib.error:
+        raise Refused("it is damaged gzip") from None
+    if machine.unconsumed_tail:
+        raise Refused(f"it unpacks to more than {bound >> 20} MiB from {len(data) >> 10} KiB")
+    return found
+
+
+def rank_of_name(path: str) -> int | None:
+    """Whose file it is, by its name: ``nccl_trace_rank_3``, ``rank3.log``, ``stack.3.txt``; else by its folder, as torchrun lays logs."""
+    name = os.path.basename(path)
+    found = _RANK.search(name) or _LAST_NUMBER.search(
+        re.sub(r"(\.(txt|log|json|gz|err|out|pickle|pkl|jsonl|dump|stack))+$", "", name)
+    )
+    if found is None and name in ("stdout.log", "stderr.log"):
+        found = re.fullmatch(r"(\d{1,7})", os.path.basename(os.path.dirname(path)))
+    return int(found[1]) if found and int(found[1]) < MOST_RANKS else None
+
+
+def _board(data: bytes, rank: int | None) -> Any:
+    from distsim.real.board import seen
+
+    if rank is None:
+        return None
+    try:
+        return seen(data, rank)
+    except ValueError:
+        return None
+
+
+def _pickle(evidence: Evidence, data: bytes, rank: int | None, shown: str) -> tuple[str, set[int], str]:
+    try:
+        found = plain_pickle.loads(data)
+    except plain_pickle.NotPlain as fault:
+        raise Refused(f"this pickle is refused: {fault}") from None
+    if not is_dump(found):
+        raise Refused("this pickle is no Flight Recorder dump")
+    return _dump(evidence, found, rank, shown)
+
+
+def _dump(evidence: Evidence, found: dict[str, Any], rank: int | None, shown: str) -> tuple[str, set[int], str]:
+    if rank is None:
+        raise Refused("a Flight Recorder dump does not say whose it is, and its name has no rank: call it `…_rank_N`")
+    problem = read_dump(evidence, found, rank, shown)
+    return f"Flight Recorder {visible(str(found['version'])[:12], one_line=True)}", {rank}, problem
+
+
+def _json(data: bytes) -> Any:
+    """JSON, with the missing comma of NCCL 2.28's RAS put in; None where it is none."""
+    for repaired in (False, True):
+        text = data.decode("utf-8", "replace")
+        try:
+            return json.loads(re.sub(r"\}(\s*)\{", r"},\1{", text) if repaired else text)
+        except ValueError:
+            if b'"communicators"' not in data[:4096]:
+                return None
+    return None
+
+
+def _parsed(evidence: Evidence, parsed: Any, rank: int | None, path: str, shown: str) -> tuple[str, set[int], str]:
+    if is_dump(parsed):
+        return _dump(evidence, parsed, rank, shown)
+    if is_pyspy_json(parsed):
+        for stack in read_pyspy_json(parsed, shown):
+            evidence.stack(rank, stack)
+        return "py-spy stacks", set() if rank is None else {rank}, "" if rank is not None else "its name has no rank"
+    if others.is_ras_json(parsed):
+        return "NCCL RAS", others.read_ras_json(evidence, parsed, shown), ""
+    if others.is_kineto(parsed):
+        who = others.read_kineto(evidence, parsed, rank, shown)
+        return (
+            "a Kineto trace",
+            set() if who is None else {who},
+            "" if who is not None else "it does not say which rank it is from",
+        )
+    if isinstance(parsed, dict) and parsed.get("format") == "distsim-trace":
+        return _trace(evidence, path, shown)
+    return _several(evidence, parsed, shown)
+
+
+def _several(evidence: Evidence, parsed: Any, shown: str) -> tuple[str, set[int], str]:
+    """Dumps of many ranks in one file: a list in order of ranks, or an object by rank."""
+    if isinstance(parsed, dict) and isinstance(parsed.get("nodes"), list) and "schema" in parsed:
+        return "a PyTorch execution trace, which tells nothing of a hang", set(), ""
+    if isinstance(parsed, dict) and any(str(k).startswith("pytorch.wait_counter") for k in parsed):
+        return "torch's wait counters, which name no call", set(), ""
+    items: Iterable[tuple[Any, Any]] = enumerate(parsed) if isinstance(parsed, list) else parsed.items()
+    ranks = set()
+    for key, item in items:
+        number = re.fullmatch(r"(?:rank[_ ]?)?(\d{1,6})", str(key))
+        if is_dump(item) and number is not None:
+            read_dump(evidence, item, int(number[1]), f"{shown}#{key}")
+            ranks.add(int(number[1]))
+    if not ranks:
+        raise Refused("it is JSON, and none that I know: no Flight Recorder dump, py-spy, RAS or Kineto")
+    return "Flight Recorder", ranks, ""
+
+
+def _trace(evidence: Evidence, path: str, shown: str) -> tuple[str, set[int], str]:
+    from distsim.trace_io import read_trace
+
+    try:
+        trace = read_trace(path)
+    except UsageError as fault:
+        raise Refused(fault.message) from None
+    return "a distsim trace", others.read_trace_rows(evidence, trace, shown), ""
+
+
+def _text(evidence: Evidence, data: bytes, rank: int | None, shown: str) -> tuple[str, set[int], str]:
+    text = data.decode("utf-8", "replace")
+    lines = text.split("\n")
+    reader = LogReader(evidence, shown, rank)
+    reader.read(line[:_LONGEST_LINE] for line in lines)
+    if is_ras(text):
+        reader.ranks |= read_ras(evidence, lines, shown)
+        reader.found.add("an NCCL RAS report")
+    if not reader.found and re.search(r"^# +nThreads? |^# nccl-tests", text, re.MULTILINE):
+        return "results of nccl-tests, which tell nothing of a hang", set(), ""
+    if not reader.found:
+        return "text", reader.ranks, "no line of torch or NCCL, no stack and no error is in it"
+    return ", ".join(sorted(reader.found)), reader.ranks, ""

@@ -1,0 +1,266 @@
+"""Where every rank stands, and whom it waits for: edges that the records prove, and those that lead to ranks nobody told of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from distsim.doctor.evidence import Evidence
+from distsim.doctor.ops import NEEDS_ALL, P2P
+from distsim.doctor.records import Call, End, Frame, RankEvidence
+from distsim.doctor.stacks import Place, is_library, place_of, user_frame
+
+#: Calls of torch in which every rank of the job must be, whoever the new group's members are.
+_MEETINGS = ("new_group", "new_subgroups", "init_process_group", "init_device_mesh")
+
+
+class Wait(NamedTuple):
+    """A rank is in a call. ``missing``: members whose records say that they are not; ``silent``: members of whom nothing is known."""
+
+    rank: int
+    call: Call
+    missing: tuple[int, ...]
+    silent: tuple[int, ...]
+    frame: Frame | None
+    open_ended: bool = False  # the peers or members are not known
+
+
+@dataclass
+class Stand:
+    """A rank at the end of what is known of it."""
+
+    rank: int
+    waits: tuple[Wait, ...] = ()
+    place: Place | None = None
+    end: End | None = None
+
+    @property
+    def frame(self) -> Frame | None:
+        """The line of the user's code at which it stands."""
+        if self.place is not None and self.place.frame is not None:
+            return self.place.frame
+        return next((w.frame for w in self.waits if w.frame is not None), None)
+
+
+@dataclass
+class Standing:
+    """All ranks that something is known of, and how far each is on each group."""
+
+    evidence: Evidence
+    ranks: dict[int, Stand] = field(default_factory=dict)
+
+    def last(self, rank: int, group: str) -> int | None:
+        """The number of the last call that a rank made on a group; None where its records do not say."""
+        given = self.evidence.ranks.get(rank)
+        return None if given is None else last_of(given, group)
+
+    def members(self, group: str) -> tuple[int, ...]:
+        """Who belongs to a group, as far as anybody said."""
+        known = self.evidence.groups.get(group)
+        if known is not None and known.members is not None:
+            return known.members
+        return tuple(
+            sorted(r for r, e in self.evidence.ranks.items() if group in e.status or any(c.group == group for c in e.calls))
+        )
+
+    def behind(self, group: str, number: int) -> tuple[int, ...]:
+        return tuple(m for m in self.members(group) if (n := self.last(m, group)) is not None and n < number)
+
+
+def last_of(given: RankEvidence, group: str) -> int | None:
+    """The last number on a group, from the calls and the counters; 0 where a whole recording has none."""
+    numbers = [c.number for c in given.calls if c.group == group and not c.p2p]
+    status = given.status.get(group)
+    if status is not None and status.enqueued >= 0:
+        numbers.append(status.enqueued)
+    if numbers:
+        return max(numbers)
+    return 0 if given.recorded and not given.lapped else None
+
+
+def finished(whole: Standing, rank: int, group: str) -> int:
+    """The last call that a rank is known to have finished on a group, -1 unknown."""
+    given = whole.evidence.ranks.get(rank)
+    if given is None:
+        return -1
+    status = given.status.get(group)
+    done = [c.number for c in given.calls if c.group == group and not c.p2p and c.state == "done"]
+    return max([status.completed if status else -1, *done])
+
+
+def standing(evidence: Evidence) -> Standing:
+    """Where everybody stands."""
+    whole = Standing(evidence)
+    for rank in sorted(evidence.ranks):
+        whole.ranks[rank] = Stand(rank, place=_place(evidence.ranks[rank]), end=_end(evidence.ranks[rank]))
+    for rank, stand in whole.ranks.items():
+        stand.waits = tuple(_waits(whole, rank, stand))
+    return whole
+
+
+def _end(given: RankEvidence) -> End | None:
+    """How it ended; what followed from nobody else before what did."""
+    return min(given.ends, key=lambda e: (e.follows, e.clean), default=None)
+
+
+def _place(given: RankEvidence) -> Place | None:
+    """Where the main thread is. A thread in a collective speaks for the rank where no main thread was shown."""
+    places = [(stack, place_of(stack)) for stack in given.stacks]
+    main = [(s, p) for s, p in places if s.main and p.frame is not None and not _idle(s.frames)]
+    chosen = main or [(s, p) for s, p in places if p.op]
+    if not chosen:
+        return None
+    best = max(chosen, key=lambda sp: (bool(sp[1].op), sp[1].peer is not None, len(sp[0].frames)))[1]
+    whole = next((p.frame for _, p in chosen if p.frame and best.frame and _longer(p.frame, best.frame)), best.frame)
+    return best._replace(frame=whole)
+
+
+def _longer(one: Frame, other: Frame) -> bool:
+    """The same line, with more of its path."""
+    return one.line == other.line and one.file.endswith("/" + other.file)
+
+
+def _idle(frames: tuple[Frame, ...]) -> bool:
+    """Threads that serve: pools, watchers, the debug server."""
+    return all(is_library(f.file) for f in frames) and len(frames) <= 3
+
+
+def _waits(whole: Standing, rank: int, stand: Stand) -> Iterable[Wait]:
+    given = whole.evidence.ranks[rank]
+    pending = pending_calls(whole, given)
+    for call in pending:
+        yield _message(whole, call, stand) if call.p2p else _collective(whole, call, stand)
+    if (
+        pending
+        or stand.place is None
+        or stand.place.op not in (*P2P, *NEEDS_ALL, *_MEETINGS, "broadcast", "reduce", "gather", "scatter")
+    ):
+        return
+    yield _from_stack(whole, rank, stand.place)
+
+
+def pending_calls(whole: Standing, given: RankEvidence) -> list[Call]:
+    """The first call of each group that is not done; where the device says at which it is, those alone."""
+    found: dict[tuple[str, bool, int | None], Call] = {}
+    for call in given.calls:
+        if call.state == "waiting" or (call.state == "over" and _timed_out(whole, given, call)):
+            found.setdefault((call.group, call.p2p, call.peer if call.p2p else None), call)
+    for group, status in given.status.items():
+        if 0 <= status.completed < status.enqueued and (group, False, None) not in found and not _unnamed(given, group):
+            number = status.completed + 1
+            seen = next((c for c in given.calls if (c.group, c.number, c.p2p) == (group, number, False)), None)
+            op = seen.op if seen else ""
+            blank = Call(given.rank, group, number, op, "waiting", order=1 << 40, source=status.sources[0])
+            found[group, False, None] = replace(seen, state="waiting") if seen else blank
+    calls = sorted(found.values(), key=lambda c: c.order)
+    return [c for c in calls if c.started] or calls
+
+
+def _unnamed(given: RankEvidence, group: str) -> bool:
+    """A status without a group's name says nothing that a call without one does not say."""
+    return group == "" and any(c.group == "" for c in given.calls)
+
+
+def _timed_out(whole: Standing, given: RankEvidence, call: Call) -> bool:
+    """A call of gloo that ended, nobody says how: by a timeout, where a member has not come to it."""
+    return call.op in NEEDS_ALL and call.number == last_of(given, call.group) and bool(whole.behind(call.group, call.number))
+
+
+def _collective(whole: Standing, call: Call, stand: Stand) -> Wait:
+    group = whole.evidence.groups[call.group]
+    members = whole.members(call.group)
+    missing = [m for m in whole.behind(call.group, call.number) if m != call.rank]
+    missing += [m for m in members if m != call.rank and m not in missing and _queued(whole, m, call)]
+    ended = [m for m in members if m != call.rank and _gone(whole, m) and m not in missing and whole.last(m, call.group) is None]
+    silent = tuple(
+        m for m in members if m not in missing and m not in ended and m != call.rank and whole.last(m, call.group) is None
+    )
+    sure = tuple(sorted({*missing, *ended})) if group.sure else ()
+    frame = user_frame(call.frames) or (stand.place.frame if stand.place else None)
+    return Wait(call.rank, call, sure, silent, frame, open_ended=not group.sure or (group.members is None and not missing))
+
+
+def _gone(whole: Standing, rank: int) -> bool:
+    given = whole.evidence.ranks.get(rank)
+    return given is not None and any(e.kind in ("killed", "raised") for e in given.ends)
+
+
+def _queued(whole: Standing, member: int, call: Call) -> bool:
+    """It has enqueued the call, and its device is still at an earlier one of another group."""
+    given = whole.evidence.ranks.get(member)
+    if given is None:
+        return False
+    own = next((c for c in given.calls if (c.group, c.number, c.p2p) == (call.group, call.number, False)), None)
+    if own is None or own.state != "waiting" or own.started:
+        return False
+    return any(c.started and c.state == "waiting" and c.group != call.group for c in given.calls)
+
+
+def _message(whole: Standing, call: Call, stand: Stand) -> Wait:
+    """A message meets the message that its peer has open the other way round, in order."""
+    frame = user_frame(call.frames) or (stand.place.frame if stand.place else None)
+    peer = call.peer
+    if peer is None:
+        return Wait(call.rank, call, (), (), frame, open_ended=True)
+    given = whole.evidence.ranks.get(peer)
+    if given is None or not (given.recorded or given.stacks):
+        return Wait(call.rank, call, (), (peer,), frame)
+    if not given.recorded:
+        return Wait(call.rank, call, (), (), frame, open_ended=True)
+    return Wait(call.rank, call, () if meets(whole, call) else (peer,), (), frame)
+
+
+def partner(whole: Standing, call: Call) -> Call | None:
+    """The message of the peer that meets this one, if it was posted."""
+    if call.peer is None or call.peer not in whole.evidence.ranks:
+        return None
+    mine = [c for c in whole.evidence.ranks[call.rank].calls if _open(c, call.op, call.peer, call.group)]
+    other = "recv" if call.op == "send" else "send"
+    theirs = [c for c in whole.evidence.ranks[call.peer].calls if _open(c, other, call.rank, call.group)]
+    at = next((i for i, c in enumerate(mine) if c.order == call.order and c.number == call.number), 0)
+    return theirs[at] if at < len(theirs) else None
+
+
+def _open(call: Call, op: str, peer: int, group: str) -> bool:
+    return call.p2p and call.op == op and call.state == "waiting" and call.group == group and call.peer in (peer, None)
+
+
+def meets(whole: Standing, call: Call) -> bool:
+    """Has the peer posted the other half, and is its device not at something else?"""
+    other = partner(whole, call)
+    if other is None:
+        return False
+    busy = [c for c in whole.evidence.ranks[other.rank].calls if c.state == "waiting" and c.started]
+    return other.started or not busy
+
+
+def _from_stack(whole: Standing, rank: int, place: Place) -> Wait:
+    """What only the stack tells: gloo records no messages, and many jobs record nothing."""
+    group = next((k for k, g in whole.evidence.groups.items() if g.desc == "default_pg" or g.name in ("0", "world")), "")
+    key = group if place.whole_group else ""
+    p2p = place.op in P2P
+    call = Call(
+        rank, key, -1, place.op, "waiting", p2p, place.peer if place.whole_group else None, source="its stack", tag=place.tag
+    )
+    if place.op in _MEETINGS:
+        seen = {r: s.place for r, s in whole.ranks.items() if s.place is not None and r != rank}
+        elsewhere = tuple(r for r, p in seen.items() if p.op != place.op)
+        unseen = tuple(r for r in range(min(whole.evidence.world, 1 << 16)) if r not in whole.ranks)
+        return Wait(rank, call, elsewhere, unseen, place.frame, open_ended=not elsewhere and not unseen)
+    if not p2p or call.peer is None:
+        return Wait(rank, call, (), (), place.frame, open_ended=True)
+    other = whole.ranks.get(call.peer)
+    if other is None:
+        return Wait(rank, call, (), (call.peer,), place.frame)
+    away = other.place is not None or other.end is not None or whole.evidence.ranks[call.peer].recorded
+    return Wait(rank, call, (call.peer,) if away and not _answers(other, call) else (), (), place.frame, open_ended=not away)
+
+
+def _answers(other: Stand, call: Call) -> bool:
+    """Is the peer in the other half of this message?"""
+    place = other.place
+    want = "recv" if call.op == "send" else "send"
+    if place is None or place.op != want or place.peer not in (call.rank, None):
+        return False
+    return place.tag is None or call.tag is None or place.tag == call.tag

@@ -1,0 +1,179 @@
+"""Standstills in which nobody is seen to be behind: what is known all the same, and what other tools concluded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from distsim.doctor.causes import Cause
+from distsim.doctor.chains import doing, same_call
+from distsim.doctor.records import Frame
+from distsim.doctor.standing import Stand, Standing, Wait, finished
+from distsim.doctor.words import call_text, may_hide_a_wait, verb, who
+
+# --- nobody is behind ---
+
+
+def passed(whole: Standing) -> list[Cause]:
+    """A rank stands in a call which another member has finished: what met there did not belong together, or it left early."""
+    found = []
+    for rank, stand in whole.ranks.items():
+        for wait in stand.waits:
+            call = wait.call
+            if call.p2p or call.number < 0 or not whole.evidence.groups[call.group].sure:
+                continue
+            after = tuple(m for m in whole.members(call.group) if m != rank and finished(whole, m, call.group) >= call.number)
+            if not after:
+                continue
+            title = f"rank {rank} is still in {call_text(whole.evidence, call)}, which {who(after)} {verb(after, 'has', 'have')} finished"
+            details = ["a call that needs everybody can't end on one and not on another, unless their calls were others (other order, "
+                       "size or group), or the connection broke between them; who is wrong, this does not tell"]  # fmt: skip
+            lines = [((rank,), call.op or "a call", wait.frame)]
+            found.append(Cause("passed", "suspected", title, (), (rank, *after), lines, details, call.group, call.number))
+    return found[:4]
+
+
+def silent(whole: Standing, absent: tuple[int, ...]) -> list[Cause]:
+    """All of whom something is known stand in one call; whoever is missing was not given."""
+    found: dict[tuple[str, int], list[Wait]] = {}
+    for stand in whole.ranks.values():
+        for wait in stand.waits:
+            found.setdefault((wait.call.group, wait.call.number), []).append(wait)
+    causes = []
+    for (group, number), waits in found.items():
+        unknown = tuple(sorted({r for w in waits for r in w.silent}))
+        if group and not whole.evidence.groups[group].sure:
+            unknown = ()
+        if not unknown:
+            continue
+        inside = tuple(sorted({w.rank for w in waits}))
+        title = f"{who(inside)} {verb(inside, 'waits', 'wait')} in {call_text(whole.evidence, waits[0].call)}; {who(unknown)} " \
+                f"{verb(unknown, 'is', 'are')} not in what I was given"  # fmt: skip
+        lines = [(inside, waits[0].call.op, waits[0].frame)]
+        causes.append(Cause("silent", "unknown", title, (), inside, lines,
+                            [f"whether {verb(unknown, 'it is', 'they are')} behind, gone, or only {verb(unknown, 'its', 'their')} files "
+                             "are missing, nothing here tells"], group, number))  # fmt: skip
+    return sorted(causes, key=lambda c: (c.number, c.group))
+
+
+def follows(whole: Standing) -> list[Cause]:
+    """Errors that come of another rank's end, or of waiting for it, and nothing else."""
+    ended = [s for s in whole.ranks.values() if s.end is not None and s.end.follows]
+    if not ended:
+        return []
+    ranks = tuple(s.rank for s in ended)
+    text = ended[0].end.text if ended[0].end else ""
+    title = f"{who(ranks)} failed because of another rank: {text[:160]}"
+    lines = _stands(whole, ranks)
+    return [
+        Cause(
+            "follows",
+            "unknown",
+            title,
+            (),
+            ranks,
+            lines,
+            ["the cause is with a rank that ended, or never came, before: see its log"],
+        )
+    ]
+
+
+def open_waits(whole: Standing) -> list[Cause]:
+    """Ranks in a call of which nothing says who else belongs to it."""
+    found: dict[tuple[str, int, str], list[Wait]] = {}
+    for stand in whole.ranks.values():
+        for wait in stand.waits:
+            if wait.open_ended and not wait.missing and not wait.silent and wait.call.source != "its stack":
+                found.setdefault((wait.call.group, wait.call.number, wait.call.op), []).append(wait)
+    if not found:
+        return []
+    parts = [f"{who(w.rank for w in waits)} {verb([w.rank for w in waits], 'waits', 'wait')} in {call_text(whole.evidence, waits[0].call)}"
+             for waits in found.values()]  # fmt: skip
+    hidden = f"; and {len(parts) - 4} more" if len(parts) > 4 else ""
+    lines = [(tuple(w.rank for w in waits), waits[0].call.op or "a call", waits[0].frame) for waits in found.values()]
+    ranks = tuple(sorted({w.rank for waits in found.values() for w in waits}))
+    unsure = any(not whole.evidence.groups[group].sure for group, _, _ in found)
+    details = ["who else belongs to it, and how far they are, these files do not say"]
+    details += (
+        ["the lines name no group, or a number that differs between processes: calls of two ranks may be of two groups"]
+        if unsure
+        else []
+    )
+    return [Cause("waits", "unknown", "; ".join(parts[:4]) + hidden, (), ranks, lines, details)]
+
+
+def all_there(whole: Standing) -> list[Cause]:
+    """Every member is in the call, the calls fit, and it is not done: then it is the communication that hangs."""
+    found = []
+    for stand in whole.ranks.values():
+        for wait in stand.waits:
+            group = whole.evidence.groups.get(wait.call.group)
+            if wait.missing or wait.silent or wait.open_ended or group is None or group.members is None or not group.sure:
+                continue
+            inside = tuple(r for r in group.members if any(same_call(w, wait) for w in whole.ranks[r].waits))
+            if wait.call.p2p or len(inside) < len(group.members):
+                continue
+            text = call_text(whole.evidence, wait.call)
+            title = f"all {len(inside)} members are in {text}, and their calls fit: the communication itself hangs"
+            details = ["no rank is to blame by these records: look at the network, at the errors of NCCL and "
+                       "the driver (NCCL_DEBUG=WARN, dmesg), at a device kernel before the call"]  # fmt: skip
+            found.append(Cause("communication", "proved", title, (), inside, [(inside, wait.call.op, wait.frame)], details,
+                               wait.call.group, wait.call.number))  # fmt: skip
+    return found[:1]
+
+
+def reported(whole: Standing) -> list[Cause]:
+    """What other tools concluded, in their name."""
+    found = []
+    for said in whole.evidence.said:
+        if said.tool == "monitored_barrier":
+            known = [r for r in said.ranks if r in whole.ranks and whole.ranks[r].waits]
+            title = f"{who(said.ranks)} did not come to a monitored_barrier in its time"
+            found.append(Cause("behind", "proved", title, () if known else said.ranks, said.ranks, _stands(whole, said.ranks)))
+        elif said.ranks:
+            detail = "its numbers mix the groups of a job, so I do not take it for proof" if "desync" in said.tool else \
+                "it lists the smaller party and counts each communicator by itself: a hint, no proof of who is wrong"  # fmt: skip
+            if "does not answer" in said.text or "dead" in said.text:
+                detail = "a process that does not answer has ended, is stopped, or its machine is gone: look there first"
+            found.append(Cause("reported", "suspected", f"{said.tool} says: {who(said.ranks)} {said.text}", (), said.ranks,
+                               _stands(whole, said.ranks), [detail]))  # fmt: skip
+    return found[:6]
+
+
+def _stands(whole: Standing, ranks: Iterable[int]) -> list[tuple[tuple[int, ...], str, Frame | None]]:
+    return [
+        ((r,), doing(whole.ranks[r]), whole.ranks[r].frame)
+        for r in ranks
+        if r in whole.ranks and whole.ranks[r].frame is not None
+    ]
+
+
+def by_stack(whole: Standing) -> list[Cause]:
+    """Stacks alone: who is in a collective, who is elsewhere. A stack names no group, so this proves little."""
+    inside: dict[tuple[str, str], list[int]] = {}
+    outside: list[Stand] = []
+    for stand in whole.ranks.values():
+        if stand.place is None or stand.place.frame is None:
+            continue
+        if stand.place.op:
+            inside.setdefault((stand.place.op, stand.place.frame.place), []).append(stand.rank)
+        else:
+            outside.append(stand)
+    if not inside:
+        return []
+    lines = [
+        (tuple(ranks), op, whole.ranks[ranks[0]].frame) for (op, _), ranks in sorted(inside.items(), key=lambda kv: -len(kv[1]))
+    ]
+    lines += [((s.rank,), "host code" if not may_hide_a_wait(s.frame) else "host code, or a wait that a stack does not show", s.frame)
+              for s in outside]  # fmt: skip
+    counts = sum(len(r) for r in inside.values())
+    if outside and len(outside) < counts:
+        ranks = tuple(s.rank for s in outside)
+        title = f"{counts} ranks are in communication, {who(ranks)} {verb(ranks, 'is', 'are')} not"
+        return [Cause("stacks", "suspected", title, (), ranks, lines, ["stacks do not tell groups and call numbers: no proof"])]
+    if len(inside) > 1:
+        parts = "; ".join(f"{who(r)} in {op} at {at}" for (op, at), r in sorted(inside.items(), key=lambda kv: -len(kv[1])))
+        return [Cause("stacks", "suspected", f"ranks stand in different calls: {parts}", (), tuple(whole.ranks), lines,
+                      ["if they are of one group, they do not fit; stacks do not tell groups"])]  # fmt: skip
+    (op, at), same = next(iter(inside.items()))
+    return [Cause("stacks", "unknown", f"{who(same)} {verb(same, 'is', 'are')} in {op} at {at}; nobody I was given is elsewhere", (),
+                  tuple(same), lines)]  # fmt: skip

@@ -1,0 +1,69 @@
+"""What pages show is made: outputs of commands, texts of scenarios. `python tests/made_docs.py [PAGE…]` writes them anew.
+
+A ```console frame begins with ``$ `` and a command of a shell, in which `distsim` is this checkout's; what follows is its standard output
+at 80 columns. A ```yaml frame that begins with ``# scenarios/….yaml`` holds that file. A ```python frame that begins with ``# 4 ranks`` runs
+on so many.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "learn").glob("*.md")))
+#: What a reader of a python frame is told to write before and after it.
+BEFORE = 'import torch\nimport torch.distributed as dist\ndist.init_process_group("gloo")\nrank, world_size = dist.get_rank(), dist.get_world_size()\n'
+AFTER = "dist.destroy_process_group()\n"
+_CONSOLE = re.compile(r"```console\n\$ ([^\n]+)\n(?:.*?\n)??```", re.DOTALL)
+_YAML = re.compile(r"```yaml\n# (scenarios/[\w/]+\.yaml)\n.*?```", re.DOTALL)
+_PYTHON = re.compile(r"```python\n# (\d+) ranks\n(.*?)```", re.DOTALL)
+
+
+def output(command: str, columns: int = 80) -> str:
+    """What a shell's command prints; nothing on standard error may go unseen where it prints nothing else."""
+    with tempfile.TemporaryDirectory() as folder:
+        tool = Path(folder, "distsim")
+        tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m distsim "$@"\n', encoding="utf-8")
+        tool.chmod(0o755)
+        environment = {**os.environ, "COLUMNS": str(columns), "PYTHONPATH": str(ROOT), "NO_COLOR": "1",
+                       "PATH": f"{folder}:{os.environ['PATH']}"}  # fmt: skip
+        done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, cwd=ROOT, env=environment, check=False,
+                              timeout=900)  # fmt: skip
+    return done.stdout or done.stderr
+
+
+def fresh(page: str) -> str:
+    """A page with its files and outputs as they are today."""
+
+    def scenario(match: re.Match[str]) -> str:
+        text = (ROOT / match[1]).read_text(encoding="utf-8").strip("\n")
+        head = "" if text.startswith(f"# {match[1]}") else f"# {match[1]}\n"
+        return f"```yaml\n{head}{text}\n```"
+
+    def console(match: re.Match[str]) -> str:
+        return f"```console\n$ {match[1]}\n" + output(match[1]).rstrip("\n") + "\n```"
+
+    return _CONSOLE.sub(console, _YAML.sub(scenario, page))
+
+
+def scripts(page: str) -> dict[int, str]:
+    """The python frames of a page as one script for each number of ranks."""
+    found: dict[int, str] = {}
+    for ranks, code in _PYTHON.findall(page):
+        found[int(ranks)] = found.get(int(ranks), BEFORE) + code
+    return {ranks: code + AFTER for ranks, code in found.items()}
+
+
+def refresh(names: list[str]) -> None:
+    for path in PAGES:
+        if not names or path.stem in names:
+            path.write_text(fresh(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    refresh(sys.argv[1:])

@@ -1,0 +1,218 @@
+"""Scripts that ask for CUDA have it over CPU memory, or as the CPU by another name; which of the two is chosen and said."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distsim.capture import cuda
+from distsim.capture.cuda import build
+from distsim.capture.cuda.build import NoBuild
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parent.parent
+TRAINS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import distsim.capture.cuda as dc
+layer = dc.prepare({"PATH": "/nowhere", "XDG_CACHE_HOME": sys.argv[2]})
+layer.install(2)
+import torch
+assert (layer.name, torch.cuda.device_count(), torch.cuda.is_available()) == (dc.SPELLED, 2, True), layer
+torch.cuda.set_device("cuda:1")
+device = torch.device("cuda", 1)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).to(device).cuda().to(1)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+scaler = torch.amp.GradScaler("cuda")
+one = torch.ones(2, 4)
+for x in (torch.ones(2, 4, device="cuda"), one.cuda(non_blocking=True), one.to("cuda:0"), one.to(0), one.pin_memory()):
+    with torch.autocast("cuda", dtype=torch.bfloat16), torch.cuda.stream(torch.cuda.Stream()):
+        loss = model(x).float().sum()
+    loss.backward()
+    torch.cuda.synchronize()
+optimizer.step()
+assert isinstance(device, torch.device) and model[0].weight.device == device and torch.cuda.memory_allocated() == 0
+event = torch.cuda.Event(enable_timing=True)
+event.record()
+assert dc.as_cpu(x) is x and dc.from_cpu(x) is x
+print("trained", layer.reason)
+"""
+
+
+#: The command line of `distsim capture`, with the device in place before torch is there.
+CAPTURE = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import distsim.capture.cuda as dc
+layer = dc.prepare()
+assert layer.name == dc.REAL, layer
+layer.install(2)
+from distsim.cli.main import main
+sys.argv[1:1] = ["capture"]
+main()
+"""
+SCRIPT = """
+import os, torch, torch.nn as nn, torch.distributed as dist
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1)))
+model = nn.parallel.DistributedDataParallel(model.cuda(), device_ids=[rank])
+assert next(model.parameters()).device == torch.device("cuda", rank)
+optimizer, scaler = torch.optim.AdamW(model.parameters(), fused=True), torch.amp.GradScaler("cuda")
+torch.manual_seed(rank)
+for _ in range(2):
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss = model(torch.randn(4, 8, device="cuda")).float().pow(2).mean()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+x = torch.full((3,), float(rank), device="cuda")
+dist.all_reduce(x)
+assert x.tolist() == [1, 1, 1] and x.is_cuda
+dist.destroy_process_group()
+"""
+
+
+def in_a_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=900, check=False)
+
+
+def builds() -> bool:
+    """Is there what a build needs? (A wheel with CUDA kernels, or no compiler: then the other layer is right.)"""
+    try:
+        build.find_compiler(os.environ)
+    except NoBuild:
+        return False
+    return not build.find_torch().has_cuda
+
+
+@pytest.mark.skipif(not builds(), reason="no compiler, or a torch with CUDA kernels")
+def test_a_device_over_cpu_memory_does_what_a_gpu_does() -> None:
+    """57 checks (tests/cuda_checks.py): devices that must not be mixed, views, out=, convolutions, recurrent cells, attention, autocast
+    and scaler, optimizers, checkpoints, generators, streams, memory, pinning, forked processes, and that each patch has its reason."""
+    done = in_a_process(str(ROOT / "tests" / "cuda_checks.py"))
+
+    assert done.stdout, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["layer"], found["failed"]) == (cuda.REAL, {})
+    assert found["held"] >= 57
+
+
+@pytest.mark.skipif(not builds(), reason="no compiler, or a torch with CUDA kernels")
+def test_a_ddp_script_for_nccl_is_captured_with_cuda_tensors(tmp_path: Path) -> None:
+    """DDP with SyncBatchNorm, autocast, GradScaler and a fused optimizer: its calls are issued by the device's autograd thread."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+
+    done = in_a_process("-c", CAPTURE, str(ROOT), "--nproc", "2", "--", "python", str(script))
+
+    assert "verdict ok" in done.stdout, done.stdout + done.stderr[-2000:]
+    assert "all ranks came to their end" in done.stdout
+
+
+def test_a_script_asks_for_cuda_where_it_or_a_file_beside_it_says_so(tmp_path: Path) -> None:
+    plain, other = tmp_path / "train.py", tmp_path / "model.py"
+    plain.write_text("import torch\nx = 'barracuda'\n", encoding="utf-8")
+
+    assert not cuda.asks_for_cuda(plain)
+    other.write_text("device = 'cuda'\n", encoding="utf-8")
+    assert cuda.asks_for_cuda(plain)
+    assert not cuda.asks_for_cuda(tmp_path / "nowhere" / "train.py")
+
+
+def test_without_a_compiler_cuda_is_spelled_cpu_and_a_training_script_runs(tmp_path: Path) -> None:
+    done = in_a_process("-c", TRAINS, str(ROOT), str(tmp_path))
+
+    assert done.stdout.startswith("trained there is no C++ compiler"), done.stderr[-2000:]
+    assert list(tmp_path.iterdir()) == []
+
+
+def torch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *libraries: str) -> None:
+    """A torch with these libraries and no headers in place of the installed one."""
+    folder = tmp_path / "torch"
+    (folder / "lib").mkdir(parents=True)
+    for name in ("__init__.py", *(f"lib/{library}" for library in libraries)):
+        (folder / name).touch()
+    (folder / "version.py").write_text("__version__ = '9.9.0+test'\n", encoding="utf-8")
+    spec: Any = type("Spec", (), {"origin": str(folder / "__init__.py")})
+    monkeypatch.setattr(build.importlib.util, "find_spec", lambda name: spec)
+
+
+def test_a_wheel_with_cuda_kernels_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_folder(tmp_path, monkeypatch, "libtorch_cuda.so")
+
+    with pytest.raises(NoBuild, match=r"torch 9\.9\.0\+test brings CUDA kernels"):
+        build.library({"XDG_CACHE_HOME": str(tmp_path)})
+
+
+def test_a_torch_without_headers_gives_the_other_layer_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_folder(tmp_path, monkeypatch)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(cuda, "_loaded", [])
+
+    layer = cuda.prepare({"XDG_CACHE_HOME": str(tmp_path)})
+
+    assert (layer.name, layer.reason) == (cuda.SPELLED, "torch 9.9.0+test is installed without its headers")
+
+
+def test_torch_that_was_imported_before_keeps_the_devices_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_loaded", [])
+    monkeypatch.setitem(sys.modules, "torch", sys)
+
+    assert cuda.prepare().reason.startswith("torch was imported before")
+
+
+def test_a_compiler_that_fails_leaves_nothing_behind_and_its_first_error_is_told(tmp_path: Path) -> None:
+    broken = tmp_path / "g++"
+    broken.write_text("#!/bin/sh\necho 'x.cpp:1: error: no such thing' >&2\nexit 1\n", encoding="utf-8")
+    broken.chmod(0o755)
+    cache = tmp_path / "cache"
+
+    with pytest.raises(NoBuild, match=r"could not build it: .*no such thing"):
+        build._build(str(broken), build.find_torch(), cache / "device.so")
+    assert list(cache.iterdir()) == []
+
+
+def test_what_was_built_but_does_not_load_is_not_kept(tmp_path: Path) -> None:
+    """A "compiler" that writes something that is no library."""
+    broken = tmp_path / "g++"
+    broken.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho nonsense > "$2"\n', encoding="utf-8")
+    broken.chmod(0o755)
+    cache = tmp_path / "cache"
+
+    with pytest.raises(NoBuild, match="what was built does not run"):
+        build._build(str(broken), build.find_torch(), cache / "device.so")
+    assert list(cache.iterdir()) == []
+
+
+def test_a_built_extension_is_taken_from_the_cache(tmp_path: Path) -> None:
+    """With no compiler at all, once it is there; another version of torch or of the source has a name of its own."""
+    torch = build.find_torch()
+    if torch.has_cuda:
+        pytest.skip("this torch brings CUDA kernels")
+    key = build._key(build.SOURCE.read_bytes(), torch)
+    kept = build.cache_folder({"XDG_CACHE_HOME": str(tmp_path)}) / f"device-{torch.version.replace('+', '_')}-{key}.so"
+    kept.parent.mkdir()
+    kept.touch()
+
+    assert build.library({"XDG_CACHE_HOME": str(tmp_path), "PATH": "/nowhere"}) == kept
+    assert build._key(b"other", torch) != key != build._key(build.SOURCE.read_bytes(), torch._replace(version="other"))
+
+
+def test_a_compiler_that_is_named_and_not_there_is_said() -> None:
+    with pytest.raises(NoBuild, match="CXX names nothing-of-this-name"):
+        build.find_compiler({"CXX": "nothing-of-this-name"})
+
+
+def test_the_cache_lies_where_the_user_says() -> None:
+    assert build.cache_folder({"XDG_CACHE_HOME": "/some/where"}) == Path("/some/where/distsim")
+    assert build.cache_folder({"XDG_CACHE_HOME": "relative"}) == Path.home() / ".cache" / "distsim"

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Opts = Any
+#: Names of events in a profile, where they differ.
+_PROFILED = {"isend": "send", "irecv": "recv"}
 
 
 def reduction(opts: Opts) -> str:
@@ -128,7 +130,9 @@ class GroupMethods:
         facts = [[list(t.shape) for t in ins], [list(t.shape) for t in outs], dtype, extra]
         message = ["call", request.number, client.site(4), self.number, op, peer, tag, not is_sync, kept, facts, pieces]
         if shown and torch_profiles():
-            show_in_profile(f"{self.told_backend}:{op.removeprefix('i') if op in ('isend', 'irecv') else op}", ins or outs)
+            show_in_profile(
+                f"{self.told_backend}:{_PROFILED.get(op, op) if peer >= 0 or op != 'irecv' else 'recvAnySource'}", ins or outs
+            )
         work = self.make_work(request, outs)
         batch = self.__dict__.get("batch")
         if batch is not None:

@@ -15,7 +15,7 @@ from distsim.capture.data import Side
 from distsim.capture.limits import limit_of, too_late
 from distsim.capture.matching import Matching, Posted
 from distsim.capture.members import Event, Failure, Line, Member, Question
-from distsim.capture.stall import look
+from distsim.capture.stall import SLEEPS, alive_in, look
 from distsim.capture.store import Shelf
 from distsim.capture.wire import Blobs, Regions, frame
 from distsim.profiles.record import Profile
@@ -23,8 +23,8 @@ from distsim.profiles.record import Profile
 #: Seconds of silence after which the hub looks whether all are stuck; it doubles up to the second number.
 _SOON: Final = 0.002
 _LATER: Final = 0.1
-#: Seconds of silence after which what time would decide is decided, although some process is busy with something else.
-_LONG: Final = 1.0
+#: Seconds of silence after which what time would decide is decided, although some process is not done with its sleeps.
+_LONG: Final = 0.3
 #: As many answers "not yet" in a row, to ranks that only ask, are a standstill.
 _MOST_POLLS: Final = 400
 #: Seconds after which threads are asked whether a line of the user's runs in them.
@@ -78,7 +78,7 @@ class Hub:
                     self._stand()
                     return "stalled"
                 pause, quiet_since = _SOON, time.monotonic()
-            elif time.monotonic() - quiet_since > _LONG and self._go_on():
+            elif time.monotonic() - quiet_since > _LONG and self._only_sleeps() and self._go_on():
                 pause, quiet_since = _SOON, time.monotonic()
             elif deadline_s is not None and time.monotonic() - started > deadline_s:
                 return "late"
@@ -343,8 +343,12 @@ class Hub:
                 self._expire(limit_ns, rank, number)
         return bool(limited)
 
+    def _only_sleeps(self) -> bool:
+        """Nobody computes, reads or waits for a child: all stand, or sleep from one look at something to the next."""
+        return all(set(alive_in(m.pid, m.remotes())) <= SLEEPS for m in self._living())
+
     def _go_on(self) -> bool:
-        """Some process is busy for long: who needs no more than time goes on. Time-outs pass that are over on the clock."""
+        """Who needs no more than time goes on. Time-outs pass that are over on the clock."""
         taken = self.matching.take_any()
         for call in taken:
             self._tell(call)

@@ -19,6 +19,8 @@ def too_late(question: Question, rank: int, limit_ns: int) -> str:
     if call is None or call.op != "monitored_barrier" or call.gathering is None:
         return f"[distsim] Timed out waiting {ms}ms for {call.op if call is not None else 'operation'} to complete"
     there, ranks = call.gathering.there, call.team.ranks
+    if rank == ranks[0] and not ms:
+        return f"Rank {rank} timed out in monitoredBarrier after 0 ms."
     if rank == ranks[0]:
         missing = [r for k, r in enumerate(ranks) if k not in there]
         named = missing if call.side.extra.get("wait_all_ranks") else missing[:1]

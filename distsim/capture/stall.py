@@ -16,6 +16,8 @@ from typing import Final
 _CALLS: Final = {"x86_64": (45, 202), "aarch64": (207, 98)}
 _PRIVATE: Final = 128
 _WAITS: Final = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET
+#: What a thread that sleeps is in, as `alive_in` says it.
+SLEEPS: Final = frozenset({"nanosleep", "clock_nanosleep"})
 
 #: What one look at a process gave: for each thread what it waits in and how often it was switched; None where one is alive.
 Look = tuple[tuple[int, str, str], ...] | None

@@ -321,12 +321,15 @@ def test_slices_of_a_thread_nest_and_times_run_forward(trace: Trace) -> None:
             assert all(s >= end or t <= start or (s >= start and t <= end) for s, t in spans[a + 1 :])
 
 
-def test_waiting_is_a_slice_of_its_own_and_a_call_that_never_returns_says_so() -> None:
-    stuck = make([{"peer": 1, "posted_ns": 100, "returned_ns": NEVER}], makespan_ns=700)
-    (call, wait) = (e for e in _events(stuck) if e["ph"] == "X")
+def test_waiting_is_a_slice_of_its_own_and_a_call_that_never_returns_stays_open_and_red() -> None:
+    """It is begun and never ended; where the recording ends, an event across all ranks tells how."""
+    stuck = make([{"peer": 1, "posted_ns": 100, "returned_ns": NEVER, "started_ns": NEVER, "finished_ns": NEVER}],
+                 makespan_ns=700, until_ns=2000, outcome="hangs")  # fmt: skip
+    (call, wait, end) = (e for e in _events(stuck) if e["ph"] != "M")
 
-    assert (call["name"], call["ts"], call["dur"]) == ("send (never returns)", 0.1, 0.6)
-    assert (wait["name"], wait["cat"]) == ("waits for rank 1", "wait")
+    assert (call["ph"], call["name"], call["ts"], call["cname"]) == ("B", "send (never returns)", 0.1, "terrible")
+    assert (wait["ph"], wait["name"], wait["cat"], wait["cname"]) == ("B", "waits for rank 1", "wait", "terrible")
+    assert (end["ph"], end["s"], end["ts"], end["name"]) == ("i", "g", 2.0, "partial: it hangs")
 
 
 def test_slices_carry_bytes_group_match_and_bandwidth() -> None:

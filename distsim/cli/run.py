@@ -228,8 +228,10 @@ def check_trace_name(path: Path) -> None:
         return
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} for the trace", "name a file in a folder that exists")
-    if path.suffix not in (".jsonl", ".json"):
-        raise UsageError(f"{path} is no name for a trace", "end it in .jsonl (distsim's own form) or .json (for Perfetto)")
+    if not path.name.endswith((".jsonl", ".json", ".jsonl.gz", ".json.gz")):
+        raise UsageError(
+            f"{path} is no name for a trace", "end it in .jsonl (distsim's own form) or .json (for Perfetto), with .gz or without"
+        )
     try:
         with tempfile.TemporaryFile(dir=path.parent):  # what can't be written later is said now
             pass
@@ -241,10 +243,11 @@ def check_trace_name(path: Path) -> None:
 
 def write_trace(path: Path, trace: Trace) -> None:
     """Write a trace in the form that the file's name asks for."""
-    from distsim.trace_io import trace_lines
+    from distsim.trace_io import packed, trace_lines
     from distsim.views.chrome import chrome_trace
 
-    console.write_file(path, chrome_trace(trace) if path.suffix == ".json" else trace_lines(trace))
+    is_chrome = path.name.endswith((".json", ".json.gz"))
+    console.write_file(path, packed(path, chrome_trace(trace) if is_chrome else trace_lines(trace)))
 
 
 def _report(run: RealRun, format: Format) -> str:

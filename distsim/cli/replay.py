@@ -10,7 +10,7 @@ import typer
 
 from distsim.cli import console
 from distsim.cli.options import ClusterOption, taking
-from distsim.cli.run import RealBackend, RealOptions, check_trace_name, deliver, tell_refused, write_trace
+from distsim.cli.run import RealBackend, RealOptions, check_trace_name, deliver, recorded_in, tell_refused, write_trace
 from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def command(given: ReplayOptions, how: RealOptions) -> None:
     if given.output is not None:
         check_trace_name(given.output)
     if given.real:
-        raise typer.Exit(_for_real(given, how.wish(given.backend), factors))
+        raise typer.Exit(_for_real(given, recorded_in(how.wish(given.backend), given.output), factors))
     _alone([*how.given(), *(["--backend auto"] if given.backend is RealBackend.auto else [])])
     raise typer.Exit(_simulated(given, factors))
 

@@ -134,7 +134,7 @@ def command(given: RunOptions, how: RealOptions) -> None:
     wish = how.wish(given.backend)
     scenario = read_scenario(given.file, given.sets)
     if given.real:
-        raise typer.Exit(_run(scenario, wish, given.trace, given.format))
+        raise typer.Exit(_run(scenario, recorded_in(wish, given.trace), given.trace, given.format))
     scenario = _started_as(scenario, how)
     console.out(_plan(scenario, _words(given, how), given.backend, how.device, given.format))
 
@@ -202,8 +202,25 @@ def deliver(path: Path | None, trace: Trace, report: Callable[[], str]) -> None:
         try:
             if path is not None:
                 write_trace(path, trace)
+                _remove_partial(path)
         finally:
             console.out(report())
+
+
+def recorded_in(wish: Wish, trace: Path | None) -> Wish:
+    """The wish, with the file beside which the recording is written as it goes."""
+    from dataclasses import replace
+
+    return replace(wish, trace=str(trace)) if trace is not None else wish
+
+
+def _remove_partial(path: Path) -> None:
+    """The whole recording is there, so what was written of it while it was under way is not needed."""
+    from distsim.real.under_way import partial_of
+
+    partial = partial_of(path)
+    if partial is not None:
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager

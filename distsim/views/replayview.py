@@ -51,7 +51,7 @@ def _simulated(found: Replay) -> str:
     if found.source.header.get("cut"):
         return f"what is left of its calls takes {show_ns(found.makespan_ns)}, which says nothing of the rest"
     if found.run.outcome in ("completes", "wrong-data"):
-        return f"simulated, all its calls would be done in {show_ns(found.makespan_ns)}, which the run did not come to"
+        return f"simulated, its calls take {show_ns(found.makespan_ns)}, those that it never made no time of their own"
     return f"simulated, the same calls end so: {found.run.outcome}, after {show_ns(found.makespan_ns)}"
 
 

@@ -49,7 +49,7 @@ def _escape(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
-def write_file(path: str | os.PathLike[str], data: str | bytes | Iterable[str]) -> None:
+def write_file(path: str | os.PathLike[str], data: str | bytes | Iterable[str | bytes]) -> None:
     """Write a file whole or not at all; what is no regular file is written into.
 
     Raises UsageError where the folder is not there or may not be written, EnvironmentFault where the disk is full.
@@ -89,7 +89,7 @@ def _remedy(error: OSError) -> str:
     return "name a file in a folder that exists and may be written"
 
 
-def _pieces(data: str | bytes | Iterable[str]) -> Iterable[str | bytes]:
+def _pieces(data: str | bytes | Iterable[str | bytes]) -> Iterable[str | bytes]:
     return [data] if isinstance(data, str | bytes) else data
 
 

@@ -47,7 +47,9 @@ def run(
     from distsim.capture.function import target_of
     from distsim.capture.judge import judge
     from distsim.capture.launch import Wish, capture
+    from distsim.profiles import DEFAULT_BACKEND
 
+    backend = backend or DEFAULT_BACKEND
     target = target_of(function, backend, args, kwargs or {}, init)
     judged = judge(capture(Wish(target, nproc, backend=backend, timeout_s=timeout, keep_output=True)), backend=backend)
     failed = [s for s in judged.stands if s.state in ("raised", "exited", "killed")]

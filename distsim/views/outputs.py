@@ -62,13 +62,14 @@ _CALL = {
     "part": "int",
     "op": "text",
     "line": "int",
+    "iteration": "int",
     "posted_ns": "int",
     "finished_ns": "int",
     "returned_ns": "int",
 }
 _COMPARE: dict[str, Any] = {
     "schema_version": "version", "a": "text", "b": "text", "same": "flag", "tolerance": "number", "makespan_ns": ["int"],
-    "outcome": ["text"], "aligned": "int", "only_a": "int", "only_b": "int", "worst_ns": "int", "values": "any",
+    "outcome": ["text"], "aligned": "int", "only_a": "int", "only_b": "int", "worst_ns": "int", "values": "any", "stopped": "any",
     "partings": [{"kind": "text", "rank": "int", "text": "text", "a?": _CALL, "b?": _CALL, "tensor*": "text", "element*": "int?",
                   "numbers*": "any"}],
     "causes": ["any"], "ops": ["any"],

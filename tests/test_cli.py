@@ -19,7 +19,7 @@ from distsim.simulation import simulate
 
 HEAVY = ("torch", "networkx", "scipy", "pygraphviz", "graphviz", "simpy", "numpy", "yaml", "pydantic", "rich", "ml_dtypes")
 COMMANDS = (
-    *("simulate", "check", "run", "replay", "compare", "doctor", "bench", "calibrate"),
+    *("simulate", "check", "shrink", "run", "replay", "compare", "doctor", "bench", "calibrate"),
     *("render", "explain", "test", "expand", "schema", "clusters", "new"),
 )
 

@@ -23,13 +23,14 @@ from distsim.cli import (
     replay,
     run,
     schema,
+    shrink,
     simulate,
     test,
 )
 
 #: What the commands are for: title -> their names, as `distsim --help` lists them.
 GROUPS = {
-    "Predict": ("simulate", "check", "test", "render"),
+    "Predict": ("simulate", "check", "shrink", "test", "render"),
     "Run for real": ("run", "replay", "compare", "bench", "calibrate"),
     "Write scenarios": ("new", "expand", "schema"),
     "Look up": ("explain", "clusters"),
@@ -92,6 +93,7 @@ def distsim(
 
 app.command("simulate")(simulate.command)
 app.command("check")(check.command)
+app.command("shrink")(shrink.command)
 app.command("run")(run.command)
 app.command("replay")(replay.command)
 app.command("compare")(compare.command)

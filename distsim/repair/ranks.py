@@ -81,7 +81,8 @@ def _fields(fields: Data, rank: int) -> Data:
     found = {}
     for name, value in fields.items():
         if name in _PEERS:
-            found[name] = _by_rank(value, rank) if isinstance(value, dict) else _number(value, rank)
+            named = _by_rank(value, rank) if isinstance(value, dict) else value
+            found[name] = {k: _number(v, rank) for k, v in named.items()} if isinstance(named, dict) else _number(named, rank)
         elif name == "ops" and isinstance(value, list):
             found[name] = _entries(value, rank)
         elif name in ("ranks", "members") and isinstance(value, list):

@@ -119,7 +119,8 @@ def shrink_scenario(scenario: Scenario, *, backend: str | None = None, most: int
     best = search.smallest(start)
     text = _text(best, scenario, wanted)
     after = loads(text)
-    return Shrunk(text, wanted, (program.call_count, lower(after).call_count), (program.world_size, after.world.size), search.tried, search.whole)  # fmt: skip
+    calls, ranks = (program.call_count, lower(after).call_count), (program.world_size, after.world.size)
+    return Shrunk(text, wanted, calls, ranks, search.tried, search.whole)
 
 
 def _fails_with(scenario: Scenario, wanted: Failure, max_states: int) -> bool:

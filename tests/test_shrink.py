@@ -30,22 +30,23 @@ def test_the_smallest_scenario_has_the_verdict_cause_and_outcome_of_the_whole_in
     small = loads(found.text)
     assert failure_of(check(small)) == failure_of(check(whole)) == found.failure
     assert found.calls == (lower(whole).call_count, lower(small).call_count)
-    assert found.calls[1] <= 12 and found.calls[1] <= found.calls[0]
+    assert found.calls[1] <= min(12, found.calls[0])
     assert found.whole
 
 
-def test_a_loop_of_a_thousand_rounds_on_eight_ranks_becomes_the_two_calls_that_clash() -> None:
+def test_a_loop_of_many_rounds_on_eight_ranks_becomes_the_two_calls_that_clash() -> None:
     """Loops are unrolled to what is needed, ranks that do nothing for it are gone, sizes are one element."""
     whole = loads(
         "name: long\nworld: 8\nbackend: gloo\ntensors: {x: {shape: [1000, 1000]}, y: {shape: [5]}}\nprogram:\n"
-        "- repeat: {times: 1000, steps: [{all_reduce: {tensor: x}}, {compute: 1 ms}]}\n"
+        "- repeat: {times: 125, steps: [{all_reduce: {tensor: x}}, {compute: 1 ms}]}\n"
         "- {all_reduce: {tensor: y}, ranks: [0, 1, 2, 3, 4, 6, 7]}\n- {barrier: , ranks: 5}\n- barrier\n"
     )
 
     found = shrink_scenario(whole)
 
-    assert found.ranks == (8, 2) and found.calls == (16_016, 2)
-    assert "repeat" not in found.text and "1000" not in found.text
+    assert (found.ranks, found.calls) == ((8, 2), (2_016, 2))
+    assert "repeat" not in found.text
+    assert "1000" not in found.text
 
 
 def test_what_does_not_fail_is_refused_and_the_back_end_on_which_it_would_is_named(root: Path) -> None:
@@ -54,13 +55,14 @@ def test_what_does_not_fail_is_refused_and_the_back_end_on_which_it_would_is_nam
     with pytest.raises(UsageError) as refused:
         shrink_scenario(whole)
 
-    assert "does not fail under gloo" in refused.value.message and "--backend nccl" in str(refused.value.remedy)
+    assert "does not fail under gloo" in refused.value.message
+    assert "--backend nccl" in str(refused.value.remedy)
 
 
 def test_a_bound_on_the_tries_is_kept_and_said(root: Path) -> None:
     found = shrink_scenario(load(str(root / "scenarios/zoo/z01_ring_recv_first.yaml")), most=5)
 
-    assert found.tried == 5 and not found.whole
+    assert (found.tried, found.whole) == (5, False)
 
 
 def test_a_rank_in_the_middle_leaves_with_its_messages_and_the_rest_close_up() -> None:

@@ -82,6 +82,9 @@ def _keep_key(document: Document, splice: _Splice, mark: Any) -> _Splice:
 
 
 def _item(item: Any) -> list[str]:
+    """Without the dash. A list of scalars alone would be written on one line."""
+    if not isinstance(item, dict | list):
+        return [write({"k": item}).strip().removeprefix("k: ")]
     return [line[2:] for line in write([item]).splitlines()]
 
 
@@ -93,9 +96,8 @@ def _replaced(document: Document, at: Any, node: Any, lines: list[str]) -> _Spli
 
 def _last(node: Any) -> int:
     """The last line of a node, from 0; the end marks of blocks lie behind the blank lines after them."""
-    children = [part for child in node.value for part in (child if isinstance(child, tuple) else (child,))] if isinstance(node.value, list) else []  # noqa: E501
-    if children and not node.flow_style:
-        return max(map(_last, children))
+    if isinstance(node.value, list) and node.value and not node.flow_style:
+        return max(_last(part) for child in node.value for part in (child if isinstance(child, tuple) else (child,)))
     end = node.end_mark
     return max(node.start_mark.line, end.line - (end.column == 0))
 

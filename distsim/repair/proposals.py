@@ -17,6 +17,8 @@ _STARTED: Final = {"send": "isend", "recv": "irecv"}
 _ALIKE: Final = ("tag", "group", "op", "src", "dst", "group_src", "group_dst", "tensor", "input", "output")
 #: The kind of a proposal that leaves out a call; no repair has two of them.
 LEAVES_OUT: Final = 3
+#: In a program of at most so many steps all of them are changed, those that the findings name first.
+_FEW: Final = 24
 #: How far a step is moved.
 _FAR: Final = 8
 
@@ -32,9 +34,12 @@ class Proposal(NamedTuple):
 def proposals(data: Data, lines: dict[Path, int], places: frozenset[int]) -> Iterator[Proposal]:
     """``lines``: of each step, by its path. ``places``: the lines that the findings name; the steps there are changed."""
     paths = [path for path in lines if _op(_at(data, path))]
-    named = [path for path in paths if lines[path] in places] or paths[:_FAR]
+    named = [path for path in paths if lines[path] in places]
+    if len(paths) <= _FEW or not named:
+        named += [path for path in paths if path not in named][:_FEW]
     yield from _batches(data, paths)
-    yield from _later(data, named)
+    yield from _later(data, paths, named)
+    yield from _waits_last(data, paths)
     yield from _moves(data, named)
     yield from _arguments(data, named)
     yield from _declared(data, named)
@@ -125,7 +130,11 @@ def _runs(data: Data, paths: list[Path]) -> Iterator[list[Path]]:
     for path in [*paths, None]:
         entry = None if path is None else _at(data, path)
         fits = path is not None and _op(entry) in _STARTED
-        if fits and path is not None and (not run or (path[-1] == int(run[-1][-1]) + 1 and _ranks(entry) == _ranks(_at(data, run[-1])))):
+        if (
+            fits
+            and path is not None
+            and (not run or (path[-1] == int(run[-1][-1]) + 1 and _ranks(entry) == _ranks(_at(data, run[-1]))))
+        ):
             run.append(path)
             continue
         if len(run) > 1:
@@ -143,13 +152,14 @@ def _batched(data: Data, runs: list[list[Path]]) -> Data:
     return found
 
 
-def _later(data: Data, named: list[Path]) -> Iterator[Proposal]:
+def _later(data: Data, paths: list[Path], named: list[Path]) -> Iterator[Proposal]:
     """Sends, or receives, are started here and waited for at the end of their list."""
     for op, started in _STARTED.items():
-        chosen = [path for path in named if _op(_at(data, path)) == op]
+        everywhere = [path for path in paths if _op(_at(data, path)) == op]
+        chosen = [path for path in named if path in everywhere]
         if not chosen:
             continue
-        yield Proposal(0, f"{started} in place of {op}, waited for at the end", _started(data, chosen))
+        yield Proposal(0, f"{started} in place of {op}, waited for at the end", _started(data, everywhere))
         for path in chosen if len(chosen) > 1 else ():
             yield Proposal(0, f"{started} in place of one {op}, waited for at the end", _started(data, [path]))
 
@@ -162,6 +172,18 @@ def _started(data: Data, paths: list[Path]) -> Data:
         within[int(path[-1])] = _step(_STARTED[_op(entry)], {**_fields(entry), "as": handle}, _ranks(entry))
         within.append(_step("wait", {"handles": [handle]}, _ranks(entry)))
     return found
+
+
+def _waits_last(data: Data, paths: list[Path]) -> Iterator[Proposal]:
+    """Every request is waited for at the end of its list."""
+    found, moved = copy.deepcopy(data), False
+    for where in _in_lists([path for path in paths if _op(_at(data, path)) == "wait"]):
+        within = _at(found, where)
+        ordered = sorted(within, key=lambda entry: _op(entry) == "wait")
+        moved = moved or ordered != within
+        within[:] = ordered
+    if moved:
+        yield Proposal(0, "wait for the requests at the end", found)
 
 
 def _moves(data: Data, named: list[Path]) -> Iterator[Proposal]:

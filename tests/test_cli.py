@@ -20,7 +20,7 @@ from distsim.simulation import simulate
 HEAVY = ("torch", "networkx", "scipy", "pygraphviz", "graphviz", "simpy", "numpy", "yaml", "pydantic", "rich", "ml_dtypes")
 COMMANDS = (
     *("simulate", "check", "run", "replay", "compare", "bench", "calibrate"),
-    *("capture", "doctor", "learn"),
+    *("capture", "doctor", "shrink", "learn"),
     *("render", "explain", "test", "expand", "schema", "clusters", "new"),
 )
 

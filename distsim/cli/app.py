@@ -32,8 +32,9 @@ from distsim.cli import (
 GROUPS = {
     "Predict": ("simulate", "check", "shrink", "test", "render"),
     "Run for real": ("run", "replay", "compare", "bench", "calibrate"),
+    "Find the cause": ("capture", "doctor"),
     "Write scenarios": ("new", "expand", "schema"),
-    "Look up": ("explain", "clusters"),
+    "Look up": ("explain", "clusters", "learn"),
 }
 
 

@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 _KINDS = ("order", "arguments", "calls added", "a call left out: look whether it is needed")
 
 
-def propose(results: list[CheckResult], backend: str | None, output: Path | None) -> None:
-    """Print the repairs of each file that fails, the best with its patch; all best patches go into ``output``."""
+def propose(results: list[CheckResult], backend: str | None) -> None:
+    """Print the repairs of each file that fails, the best with its patch."""
     from distsim.repair.fixes import fixes
 
-    patches = []
     for result in results:
         if result.verdict is None or result.status() == 0:
             continue
@@ -27,10 +26,6 @@ def propose(results: list[CheckResult], backend: str | None, output: Path | None
             continue
         found = fixes(Path(result.file).read_text(encoding="utf-8"), result.file, backend=backend)
         console.out(_told(result.file, found).rstrip("\n"))
-        patches += [found[0].patch] if found else []
-    if output is not None and patches:
-        console.write_file(output, "".join(patches))
-        console.note(f"wrote {output}; `patch -p1 < {output}` applies it")
 
 
 def _told(file: str, found: tuple[Fix, ...]) -> str:

@@ -23,7 +23,8 @@ _SHARES = {"compute_ns": "int", "exposed_comm_ns": "int", "waiting_ns": "int", "
 _SIMULATE: dict[str, Any] = {
     "schema_version": "version", "file": "text", "name": "text", "outcome": "outcome", "possible": ["outcome"], "verdict": "verdict?",
     "complete": "flag?", "depends_on": "text?", "verdict_ranks?": ["int"], "core?": ["int"], "profile": "text", "world_size": "int",
-    "makespan_ns": "int", "iteration_ns": "int?", "ranks": [{"rank": "int", **_SHARES, "finished_ns": "int?"}],
+    "makespan_ns": "int", "makespan_band_ns?": ["int"], "iteration_ns": "int?",
+    "ranks": [{"rank": "int", **_SHARES, "finished_ns": "int?"}],
     "critical_path": [{"rank": "int", "op": "text", "name": "text", "why": "text", "start_ns": "int", "end_ns": "int", "calls": "int",
                        **_PLACE}],
     "collectives": [{"op": "text", "group": "text", "group_size": "int", "nbytes": "int", "calls": "int", "duration_ns": "int",
@@ -45,6 +46,7 @@ _PLAN: dict[str, Any] = {
     "schema_version": "version", "name": "text", "backend": "text", "world_size": "int", "nodes": "int",
     "ranks": [{"rank": "int", "device": "text?", "env": {"{}": "any"}}],
     "commands": [{"launcher": "text", "node": "int?", "command": "text"}], "launcher_sets": {"{}": "text"}, "notes": ["text"],
+    "by": "text?", "script": ["text"],
 }  # fmt: skip
 _REAL: dict[str, Any] = {
     "schema_version": "version", "file": "text", "name": "text", "outcome": "outcome?", "reason": "text", "backend": "text",

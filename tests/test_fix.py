@@ -43,7 +43,10 @@ def test_nothing_is_proposed_for_what_is_right_and_no_repair_empties_a_program(r
 
 
 def test_a_patch_keeps_every_other_line_with_its_comment() -> None:
-    text = "world: 2 # two\nprogram: # all\n  # first\n  - barrier # a\n  - ranks: 0 # b\n    steps:\n      - compute: 1 ms # c\n      - barrier\n# end\n"
+    text = (
+        "world: 2 # two\nprogram: # all\n  # first\n  - barrier # a\n  - ranks: 0 # b\n"
+        "    steps:\n      - compute: 1 ms # c\n      - barrier\n# end\n"
+    )
     document = Document("x.yaml", text)
     document.node = compose(document)
     document.root = construct(document, document.node, Problems(document))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, MaxCalls, Sets
+from distsim.cli.options import BackendOption, MaxCalls, Sets, taking
 
 if TYPE_CHECKING:
     from distsim.checking import CheckResult
@@ -33,21 +34,27 @@ MaxStates = Annotated[
     typer.Option("--max-states", metavar="N", min=1, help="Bound of the search over orders of events (200000)."),
 ]
 Fix = Annotated[bool, typer.Option("--fix", help="Propose repairs, each checked again and priced; prints a patch.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="P", help="With --fix: where the best patch is written.")]
+Patch = Annotated[Path | None, typer.Option("-o", metavar="F.patch", help="With --fix: write the patches there.")]
 Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
 
 
-def command(
-    files: Paths,
-    format: FormatOption = Format.text,
-    max_states: MaxStates = None,
-    backend: BackendOption = None,
-    strict: Strict = False,
-    max_calls: MaxCalls = None,
-    sets: Sets = None,
-    fix: Fix = False,
-    output: Output = None,
-) -> None:
+@dataclass(frozen=True)
+class CheckOptions:
+    """The arguments of `check`."""
+
+    files: Paths
+    format: FormatOption = Format.text
+    max_states: MaxStates = None
+    backend: BackendOption = None
+    strict: Strict = False
+    max_calls: MaxCalls = None
+    sets: Sets = None
+    fix: Fix = False
+    patch: Patch = None
+
+
+@taking(CheckOptions)
+def command(given: CheckOptions) -> None:
     """Check scenarios: verdict, findings, and each back end's outcome.
 
     The verdict covers every reading of what blocks and every order of events. A file that can't be read is reported, and the
@@ -57,42 +64,46 @@ def command(
     \b
     Example: distsim check scenarios/ring_of_four.yaml
     Example: distsim check scenarios/ --format sarif > findings.sarif
+    Example: distsim check scenarios/ring_of_four.yaml --fix
     """
     from distsim.checking import MAX_STATES, CheckResult, check_file
     from distsim.cli.progress import watched
     from distsim.cli.traced import check_trace, is_trace
     from distsim.errors import OUT_OF_BOUNDS, Problem, out_of_bounds
 
-    bound = MAX_STATES if max_states is None else max_states
+    _fixable(given)
+    bound = MAX_STATES if given.max_states is None else given.max_states
+    backend = given.backend
 
     def checked(path: str) -> CheckResult:
         try:
             if is_trace(path):
                 return check_trace(path, backend=backend and str(backend), max_states=bound)
-            return check_file(path, sets=sets or (), backend=backend, max_states=bound, strict=strict, max_calls=max_calls)
+            return check_file(
+                path, sets=given.sets or (), backend=backend, max_states=bound, strict=given.strict, max_calls=given.max_calls
+            )
         except OUT_OF_BOUNDS as error:
             refused = out_of_bounds(error, "")
             return CheckResult(path, (Problem(path, 0, 0, refused.message, hint=refused.remedy),))
 
-    results = [checked(path) for path in watched(expanded(files), "checking")]
-    text = _report(results, format)
+    results = [checked(path) for path in watched(expanded(given.files), "checking")]
+    text = _report(results, given.format)
     if text:
-        console.out(text, commands=format is Format.github)
-    if fix or output is not None:
+        console.out(text, commands=given.format is Format.github)
+    if given.fix:
         from distsim.cli.fix import propose
 
-        _fixable(fix, format, sets)
-        propose(results, backend and str(backend), output)
+        propose(results, backend and str(backend), given.patch)
     raise typer.Exit(max((result.status() for result in results), default=0))
 
 
-def _fixable(fix: bool, format: Format, sets: list[str] | None) -> None:
+def _fixable(given: CheckOptions) -> None:
     from distsim.errors import UsageError
 
-    if not fix:
-        raise UsageError("-o is for the patch of --fix", "add --fix, or leave it out")
-    if format is not Format.text or sets:
+    if given.fix and (given.format is not Format.text or given.sets):
         raise UsageError("--fix changes the file and prints text", "leave out --format and --set")
+    if given.patch is not None and not given.fix:
+        raise UsageError(f"-o {given.patch} is for the patches of --fix", "add --fix, or leave it out")
 
 
 def expanded(paths: list[str]) -> list[str]:

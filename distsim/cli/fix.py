@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 _KINDS = ("order", "arguments", "calls added", "a call left out: look whether it is needed")
 
 
-def propose(results: list[CheckResult], backend: str | None, output: Path | None) -> None:
-    """Print the repairs of each file that fails, the best with its patch; all best patches go into ``output``."""
+def propose(results: list[CheckResult], backend: str | None, file: Path | None) -> None:
+    """Print the repairs of each file that fails, the best with its patch; all best patches go to ``file``, if there is one."""
     from distsim.repair.fixes import fixes
 
     patches = []
@@ -26,11 +26,11 @@ def propose(results: list[CheckResult], backend: str | None, output: Path | None
             console.note(f"{result.file}: no file to repair")
             continue
         found = fixes(Path(result.file).read_text(encoding="utf-8"), result.file, backend=backend)
+        patches += [fix.patch for fix in found[:1]]
         console.out(_told(result.file, found).rstrip("\n"))
-        patches += [found[0].patch] if found else []
-    if output is not None and patches:
-        console.write_file(output, "".join(patches))
-        console.note(f"wrote {output}; `patch -p1 < {output}` applies it")
+    if file is not None and patches:
+        console.write_file(file, "".join(patches))
+        console.note(f"wrote {file}; now `git apply {file}` or `patch -p1 < {file}`")
 
 
 def _told(file: str, found: tuple[Fix, ...]) -> str:

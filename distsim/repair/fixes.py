@@ -62,7 +62,8 @@ def fixes(text: str, file: str, *, backend: str | None = None, most: int = MOST)
         return ()
     states, tried, seen = [first], 0, {text}
     for _ in range(_STEPS):
-        left, good = [], []
+        left: list[_State] = []
+        good: list[_State] = []
         for state in states:
             for changed, proposal in _changed(state, file):
                 if changed in seen or tried >= most:

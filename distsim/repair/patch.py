@@ -84,7 +84,7 @@ def _keep_key(document: Document, splice: _Splice, mark: Any) -> _Splice:
 def _item(item: Any) -> list[str]:
     """Without the dash. A list of scalars alone would be written on one line."""
     if not isinstance(item, dict | list):
-        return [write({"k": item}).strip().removeprefix("k: ")]
+        return [write({"k": item, "z": [[]]}).splitlines()[0].removeprefix("k: ")]
     return [line[2:] for line in write([item]).splitlines()]
 
 
@@ -99,7 +99,7 @@ def _last(node: Any) -> int:
     if isinstance(node.value, list) and node.value and not node.flow_style:
         return max(_last(part) for child in node.value for part in (child if isinstance(child, tuple) else (child,)))
     end = node.end_mark
-    return max(node.start_mark.line, end.line - (end.column == 0))
+    return int(max(node.start_mark.line, end.line - (end.column == 0)))
 
 
 __all__ = ["diff", "patched"]

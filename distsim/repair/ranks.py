@@ -92,7 +92,7 @@ def _fields(fields: Data, rank: int) -> Data:
     return found
 
 
-def _by_rank(values: Data, rank: int) -> Data:
+def _by_rank(values: dict[Any, Any], rank: int) -> dict[Any, Any]:
     """What a field says rank by rank, `{0: …, 1: …}`."""
     if not any(isinstance(key, int) for key in values):
         return values

@@ -51,8 +51,8 @@ def world_size(data: Data) -> int:
 
 def _worlds(data: Data) -> Iterator[Data]:
     """Fewer ranks: an axis of the mesh is shorter, a rank is gone and those after it are called one less."""
-    size, mesh = world_size(data), data.get("mesh")
-    for axis, length in mesh.items() if isinstance(mesh, dict) else ():
+    size, mesh = world_size(data), data.get("mesh") or {}
+    for axis, length in mesh.items():
         for shorter in _less(length, 1):
             yield {**data, "mesh": {**mesh, axis: shorter}, "world": size // length * shorter}
     if not isinstance(data["world"], int) or mesh:

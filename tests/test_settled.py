@@ -43,11 +43,13 @@ def test_both_engines_tell_a_settled_scenario_alike(path: Path) -> None:
     assert fast.trace["finished_ns"].tolist() == ordered.trace["finished_ns"].tolist()
 
 
-def test_a_check_sees_a_timeout_that_messages_outlast() -> None:
+@pytest.mark.parametrize("path", cases("transfers_outlast_timeout", "launches_outlast_timeout"))
+def test_a_check_sees_a_timeout_that_runs_out(path: Path) -> None:
     """As the simulation does."""
-    scenario = load(str(next(path for path in SETTLED if path.stem == "transfers_outlast_timeout")))
+    scenario = load(str(path))
+    program = lower(scenario)
 
-    assert outcome_under(lower(scenario), PROFILES["gloo"]).outcome == simulate(scenario).outcome
+    assert outcome_under(program, PROFILES[program.backend]).outcome == simulate(scenario).outcome
 
 
 def test_leaving_with_a_request_open_may_end_in_two_ways() -> None:

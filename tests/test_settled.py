@@ -72,3 +72,16 @@ def test_every_settled_scenario_is_in_the_table() -> None:
     text = (Path(__file__).parent.parent / "docs" / "semantics.md").read_text(encoding="utf-8")
 
     assert [path.stem for path in SETTLED if f"`{path.stem}`" not in text] == []
+
+
+def test_calls_that_differ_on_too_many_ranks_are_refused_with_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight roots of eight members are 64 comparisons; where two sizes differ they are 16."""
+    from distsim.errors import UsageError
+    from distsim.scenario import loads
+
+    monkeypatch.setattr("distsim.semantics.misfits.MOST_COMPARED", 60)
+    text = "name: n\nworld: 8\nbackend: nccl\ntensors: {x: {shape: ['4 + (rank == 3)']}}\nprogram:\n  - "
+
+    with pytest.raises(UsageError, match="64 comparisons"):
+        simulate(loads(text + "broadcast: {tensor: {shape: [4]}, src: rank}\n"))
+    assert simulate(loads(text + "all_reduce: {tensor: x}\n")).outcome != "completes"

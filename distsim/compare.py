@@ -17,7 +17,7 @@ import numpy as np
 
 from distsim.ops.table import OPS
 from distsim.timeline import path_pieces, rank_times
-from distsim.trace import Trace, TraceCall
+from distsim.trace import Stop, Trace, TraceCall, is_partial, stops
 from distsim.trace_values import EPSILON, Difference, Number, differs
 
 Kind = Literal["call", "met", "value", "time"]
@@ -113,6 +113,26 @@ class Comparison:
     ranks: tuple[RankShares, ...]
     worst_ns: int  # the largest difference between the ends of two aligned calls
     values: ValueCounts
+    stopped: str = ""  # "A" or "B": the run that did not come to its end, where the other did
+
+    @property
+    def stops(self) -> tuple[Stop, ...]:
+        """Where the ranks of the run that stopped stand, the cause first."""
+        return stops(self.a if self.stopped == "A" else self.b) if self.stopped else ()
+
+    @property
+    def told(self) -> tuple[Parting, ...]:
+        """The partings that do not follow from one run's having stopped: not that its calls come to no end, or were never made."""
+        side = {"A": 0, "B": 1}.get(self.stopped)
+        return self.partings if side is None else tuple(p for p in self.partings if not self._follows(p, side))
+
+    def _follows(self, parting: Parting, side: int) -> bool:
+        trace, row = ((self.a, parting.a), (self.b, parting.b))[side]
+        if row < 0:  # only the other run has it
+            return bool(trace.header.get("cut")) and parting.kind == "call"
+        if parting.kind == "value":
+            return True
+        return bool(trace["posted_ns"][row] < 0 or max(trace["finished_ns"][row], trace["returned_ns"][row]) < 0)
 
     @property
     def same(self) -> bool:
@@ -147,19 +167,13 @@ def compare(a: Trace, b: Trace, tolerance: float = 0.0) -> Comparison:
     found.sort(key=lambda p: (p.at_ns < 0, p.at_ns, order[p.kind], p.rank, p.a, p.b))
     worst = max((abs(x - y) for x, y in ends), default=0)
     return Comparison(
-        a,
-        b,
-        tolerance,
-        tuple(pairs),
-        tuple(only_a),
-        tuple(only_b),
-        tuple(found),
-        _causes(a, b),
-        _ops(rows, pairs),
-        _ranks(a, b),
-        worst,
-        counts,
-    )
+        a, b, tolerance, tuple(pairs), tuple(only_a), tuple(only_b), tuple(found), _causes(a, b), _ops(rows, pairs), _ranks(a, b), worst,
+        counts, _stopped(a, b),
+    )  # fmt: skip
+
+
+def _stopped(a: Trace, b: Trace) -> str:
+    return {(True, False): "A", (False, True): "B"}.get((is_partial(a), is_partial(b)), "")
 
 
 # --- alignment ---

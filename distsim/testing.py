@@ -36,7 +36,7 @@ class RanksFailed(AssertionError):
 
 
 def run(
-    function: Callable[..., object], nproc: int = 2, *, backend: str = "gloo", args: Sequence[object] = (),
+    function: Callable[..., object], nproc: int = 2, *, backend: str | None = None, args: Sequence[object] = (),
     kwargs: Mapping[str, Any] | None = None, init: bool = True, timeout: float | None = 60.0, check: bool = True,
 ) -> Judged:  # fmt: skip
     """Run a function on ``nproc`` ranks and judge what it called by the rules of ``backend``.
@@ -47,7 +47,9 @@ def run(
     from distsim.capture.function import target_of
     from distsim.capture.judge import judge
     from distsim.capture.launch import Wish, capture
+    from distsim.profiles import DEFAULT_BACKEND
 
+    backend = backend or DEFAULT_BACKEND
     target = target_of(function, backend, args, kwargs or {}, init)
     judged = judge(capture(Wish(target, nproc, backend=backend, timeout_s=timeout, keep_output=True)), backend=backend)
     failed = [s for s in judged.stands if s.state in ("raised", "exited", "killed")]
@@ -93,7 +95,7 @@ def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
     given = {"nproc": 2, **({"nproc": marker.args[0]} if marker.args else {}), **marker.kwargs}
     given["nproc"] = given.pop("n", given["nproc"])
     params = getattr(getattr(pyfuncitem, "callspec", None), "params", {})
-    given["backend"] = params.get(_BACKEND, given.get("backend", "gloo"))
+    given["backend"] = params.get(_BACKEND, given.get("backend"))
     named = pyfuncitem._fixtureinfo.argnames
     values = {name: pyfuncitem.funcargs[name] for name in named}
     try:

@@ -76,7 +76,9 @@ class Trace:
     ``header`` keys: schema_version, source ("simulated" or "recorded"), name, file, world_size, nodes, local_size,
     backend, cluster, outcome, makespan_ns, complete, groups: [[name, [ranks…]], …], group_options (number of the group ->
     timeout_ns, backend, where it has its own), mesh; of a simulated run also prices (the cluster as its file has it), options and
-    link_faults, which a replay needs. ``values``, where known: see `distsim.trace_values`.
+    link_faults, which a replay needs. ``values``, where known: see `distsim.trace_values`. Of a recording that did not come to its end
+    also reason (see `distsim.real.record.RealRun`, and "under way"), until_ns (how long it was watched), said (rank -> its last words)
+    and culprits; of a file that was cut, cut: {calls, read}.
     """
 
     header: Mapping[str, Any]
@@ -126,3 +128,91 @@ class Trace:
         """Which rows are calls of these operations."""
         wanted = [i for i, op in enumerate(self.tables["op"]) if op in names]
         return np.isin(self.columns["op"], wanted)
+
+
+# --- how a run ended ---
+
+#: Outcomes of runs all of whose ranks came to their ends.
+_ENDED: Final = ("completes", "wrong-data", "undefined")
+#: Statuses of ranks that are the cause before any that merely got no further.
+_DEAD: Final = ("killed", "crashed", "absent")
+#: Calls in which a rank waits for nobody.
+_ALONE: Final = ("compute", "sleep", "assign")
+
+
+class Stop(NamedTuple):
+    """Where a rank got no further. ``row``: of its last call, -1 before the first; ``inside``: in that call, not behind it.
+
+    ``status``: as in `distsim.standstill.RankStatus`; "blocked" for whoever just got no further. ``said``: an error's words.
+    """
+
+    rank: int
+    status: str
+    row: int
+    inside: bool
+    at_ns: int
+    said: str = ""
+
+
+def is_partial(trace: Trace) -> bool:
+    """Whether the trace is of a run that did not come to its end, or its file was cut."""
+    outcome = trace.header.get("outcome")
+    if trace.header.get("cut") or trace.header.get("reason") in ("interrupted", "under way"):
+        return True
+    return outcome not in _ENDED and not (outcome is None and trace.header.get("complete", True))
+
+
+def stops(trace: Trace) -> tuple[Stop, ...]:
+    """The ranks that did not come to their end, the cause first: whom the recording blames, the dead, those who were at work alone, then
+    by time. Empty for a run that came to its end; of a file that was cut, only ranks that are known to stand."""
+    if trace.header.get("outcome") in _ENDED or not is_partial(trace):
+        return ()
+    last, reached = _last_calls(trace)
+    gone = {rank: (status, at_ns) for rank, status, at_ns in trace.header.get("ends") or ()}
+    said, is_cut = trace.header.get("said") or {}, bool(trace.header.get("cut"))
+    found = []
+    for rank in range(trace.world_size):
+        row = last[rank]
+        inside = row >= 0 and int(trace["returned_ns"][row]) < 0
+        open_row = row if inside else reached.get(rank, -1)
+        status, at_ns = gone.get(rank, ("blocked", -1))
+        if rank in gone or open_row >= 0 or (not is_cut and not _is_through(trace, rank, row)):
+            row = open_row if open_row >= 0 else row
+            found.append(Stop(rank, status, row, open_row >= 0, max(at_ns, _posted(trace, row)), str(said.get(str(rank), ""))))
+    blamed = set(trace.header.get("culprits") or ())
+    return tuple(
+        sorted(found, key=lambda s: (s.rank not in blamed, s.status not in _DEAD, not _at_work(trace, s), s.at_ns, s.rank))
+    )
+
+
+def _posted(trace: Trace, row: int) -> int:
+    return int(trace["posted_ns"][row]) if row >= 0 else 0
+
+
+def _at_work(trace: Trace, stop: Stop) -> bool:
+    """In a call of its own, or between two calls: nothing holds it up but itself."""
+    return stop.row >= 0 and (not stop.inside or trace.text("op", int(trace["op"][stop.row])) in _ALONE)
+
+
+def _last_calls(trace: Trace) -> tuple[list[int], dict[int, int]]:
+    """(the row of each rank's last call that was posted, -1; by rank the first row whose work was never done though its host went on)."""
+    whole = trace["part"] < 0
+    rank, posted = trace["rank"], trace["posted_ns"] >= 0
+    last = np.full(trace.world_size, -1, dtype=np.int64)
+    made = np.flatnonzero(whole & posted)
+    np.maximum.at(last, rank[made], made)
+    left = posted & (trace["finished_ns"] < 0) & (trace["returned_ns"] >= 0) & (trace["handle"] == trace["position"]) & whole
+    reached: dict[int, int] = {}
+    for row in np.flatnonzero(left).tolist():
+        reached.setdefault(int(rank[row]), row)
+    return last.tolist(), reached
+
+
+def _is_through(trace: Trace, rank: int, row: int) -> bool:
+    """Whether a rank has made its last call: none that it has not posted follows."""
+    after = row + 1
+    while after < len(trace) and int(trace["rank"][after]) == rank and int(trace["part"][after]) >= 0:
+        after += 1
+    if row < 0:
+        return not bool((trace["rank"] == rank).any())
+    return after >= len(trace) or int(trace["rank"][after]) != rank

@@ -15,7 +15,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs" / "learn").glob("*.md")))
+README = ROOT / "README.md"
+PAGES = (README, *sorted((ROOT / "docs" / "learn").glob("*.md")))
 #: What a reader of a python frame is told to write before and after it.
 BEFORE = """import torch
 import torch.distributed as dist
@@ -23,7 +24,9 @@ dist.init_process_group("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 """
 AFTER = "dist.destroy_process_group()\n"
-_CONSOLE = re.compile(r"```console\n\$ ([^\n]+)\n(?:.*?\n)??```", re.DOTALL)
+#: An output may end in this line: its first two paragraphs are shown.
+CUT = "[…]"
+_CONSOLE = re.compile(r"```console\n\$ ([^\n]+)\n((?:.*?\n)??)```", re.DOTALL)
 _YAML = re.compile(r"```yaml\n# (scenarios/[\w/]+\.yaml)\n.*?```", re.DOTALL)
 _PYTHON = re.compile(r"```python\n# (\d+) ranks\n(.*?)```", re.DOTALL)
 
@@ -50,7 +53,10 @@ def fresh(page: str) -> str:
         return f"```yaml\n{head}{text}\n```"
 
     def console(match: re.Match[str]) -> str:
-        return f"```console\n$ {match[1]}\n" + output(match[1]).rstrip("\n") + "\n```"
+        printed = output(match[1]).rstrip("\n")
+        if match[2].rstrip("\n").endswith(CUT):
+            printed = "\n\n".join(printed.split("\n\n")[:2]) + f"\n{CUT}"
+        return f"```console\n$ {match[1]}\n{printed}\n```"
 
     return _CONSOLE.sub(console, _YAML.sub(scenario, page))
 

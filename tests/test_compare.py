@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -15,7 +16,7 @@ from distsim.cost import CostModel
 from distsim.engine import run
 from distsim.profiles import PROFILES
 from distsim.program.build import build_program
-from distsim.scenario import load
+from distsim.scenario import load, loads
 from distsim.simulation import simulate
 from distsim.trace import Trace
 from distsim.trace_io import read_trace
@@ -137,6 +138,35 @@ def test_another_outcome_is_a_difference() -> None:
     assert not found.same
     assert "hangs" in compare_text(found, NAMES)
     assert [p.kind for p in found.partings] == ["call", "met", "time"] or {p.kind for p in found.partings} >= {"call"}
+
+
+def test_a_run_that_stopped_beside_one_that_did_not_begins_with_where_and_folds_what_follows() -> None:
+    """The cause is the rank at work alone, though those that wait for it have waited for less long than it works."""
+    text = "world: 3\niterations: 20\ntensors: {x: {shape: [256]}}\nprogram:\n  - compute: {name: step, time: 1 ms}\n  - all_reduce: x\n"
+    good = simulate(loads(text), backend="gloo", with_values=False).run.trace
+    columns = {name: column.copy() for name, column in good.columns.items()}
+    late = columns["iteration"] > 15
+    mine = (columns["rank"] == 0) & (columns["iteration"] == 15)
+    waits = (columns["rank"] > 0) & (columns["iteration"] == 15) & (columns["nbytes"] > 0)
+    for name in ("posted_ns", "returned_ns", "started_ns", "finished_ns"):
+        columns[name][late | (mine & (columns["nbytes"] > 0))] = -1
+        if name in ("returned_ns", "finished_ns"):
+            columns[name][mine | waits] = -1
+    bad = Trace({**good.header, "outcome": "hangs", "complete": False, "makespan_ns": 20_000_000}, good.tables, columns)
+
+    found = compare(bad, good)
+    told = compare_text(found, NAMES)
+
+    first = " ".join(told.split("\nA: ")[0].split())
+    assert (
+        first == "A stopped in iteration 15: rank 0 in step, line 5; since then ranks 1 and 2 in all_reduce, line 6, iteration 15"
+    )
+    assert "differences that follow from where A stopped are not listed" in told
+    assert "partial: it hangs, after" in told
+    assert {p.a for p in found.told} <= set(np.flatnonzero(columns["finished_ns"] >= 0).tolist())
+    given = compare_json(compare(good, bad), NAMES)["stopped"]
+    assert isinstance(given, dict)
+    assert (given["run"], given["stops"][0]["rank"], given["stops"][0]["iteration"]) == ("B", 0, 15)
 
 
 def test_the_json_says_what_the_text_says() -> None:

@@ -17,7 +17,9 @@ from distsim.schedules import binomial_parent
 
 GLOO, NCCL, MPI = PROFILES["gloo"], PROFILES["nccl"], PROFILES["mpi"]
 PACKAGE = Path(distsim.__file__).parent
-NAMING = {"profiles", "ops", "findings", "bench.py", "real", "strategies", "views", "cli"}
+#: `cost`, `cluster` and `calibrate` mean the library whose algorithms are priced; `capture`, `doctor` and `startup` read what torch says.
+NAMING = {"profiles", "ops", "findings", "bench.py", "real", "strategies", "views", "cli",
+          "cost", "cluster", "calibrate", "capture", "doctor", "startup"}  # fmt: skip
 PAIR = Group(0, "world", (0, 1))
 
 
@@ -31,7 +33,7 @@ def test_a_back_ends_name_stands_in_its_own_file_and_in_the_rows_of_operations()
     named = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in sorted(PACKAGE.rglob("*.py"))
-        if path.relative_to(PACKAGE).parts[0] not in NAMING
+        if path.relative_to(PACKAGE).parts[0] not in NAMING and path.name != "words.py"  # texts of the reference
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and node.value in PROFILES
     ]

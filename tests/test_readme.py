@@ -1,55 +1,37 @@
-"""The README's outputs are real: every ```console block is run. `python tests/test_readme.py` writes them again."""
+"""What the README and the lessons show is made (tests/made_docs.py), what they link to is there, and their python runs."""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
-#: A block's output may end in this line: the rest of the real output is left out there.
-CUT = "[…]"
+import pytest
+from conftest import Cli
+from made_docs import PAGES, README, ROOT, fresh, scripts
+
+LESSONS = [path for path in PAGES if path != README]
 
 
-def output(command: str) -> str:
-    """What a command line that starts with ``distsim`` prints."""
-    environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
-    run = [sys.executable, "-m", *shlex.split(command)]
-    return subprocess.run(run, capture_output=True, text=True, cwd=ROOT, env=environment, check=False, timeout=900).stdout
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_files_and_outputs_on_a_page_are_what_the_commands_print(path: Path):
+    text = path.read_text(encoding="utf-8")
 
-
-def fresh(readme: str) -> str:
-    """The README with its scenario and its outputs as they are today."""
-
-    def block(match: re.Match[str]) -> str:
-        command, shown = match.groups()
-        real = output(command).rstrip("\n").split("\n")
-        if shown.rstrip("\n").endswith(CUT):
-            paragraphs = "\n".join(real).split("\n\n")
-            real = [*"\n\n".join(paragraphs[:2]).split("\n"), CUT]
-        return f"```console\n$ {command}\n" + "\n".join(real) + "\n```"
-
-    scenario = (ROOT / "scenarios" / "hybrid.yaml").read_text(encoding="utf-8").rstrip("\n")
-    readme = re.sub(r"```yaml\n.*?\n```", lambda _: f"```yaml\n{scenario}\n```", readme, count=1, flags=re.DOTALL)
-    return re.sub(r"```console\n\$ ([^\n]+)\n(.*?)\n```", block, readme, flags=re.DOTALL)
-
-
-def test_the_scenario_and_the_outputs_in_the_readme_are_what_the_commands_print():
-    text = README.read_text(encoding="utf-8")
-
-    assert text.count("```console") >= 3
     assert fresh(text) == text
 
 
-def test_every_file_that_the_readme_links_to_is_there():
-    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README.read_text(encoding="utf-8"))
+def test_the_readme_shows_what_commands_print():
+    assert README.read_text(encoding="utf-8").count("```console") >= 3
 
-    assert len(links) > 5
-    assert [link for link in links if not (ROOT / link).exists()] == []
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_every_file_that_a_page_links_to_is_there(path: Path):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text(encoding="utf-8"))
+
+    assert links
+    assert [link for link in links if not (path.parent / link).exists()] == []
 
 
 def test_every_python_block_of_the_readme_runs():
@@ -65,5 +47,13 @@ def test_every_python_block_of_the_readme_runs():
         assert found.stdout
 
 
-if __name__ == "__main__":
-    README.write_text(fresh(README.read_text(encoding="utf-8")), encoding="utf-8")
+def test_the_python_of_a_lesson_runs_on_its_ranks_and_hangs_nowhere(tmp_path: Path, cli: Cli):
+    pytest.importorskip("torch")
+    found = [(path, ranks, code) for path in LESSONS for ranks, code in scripts(path.read_text(encoding="utf-8")).items()]
+
+    assert len(found) >= 5
+    for path, ranks, code in found:
+        file = tmp_path / f"{path.stem}_{ranks}.py"
+        file.write_text(code, encoding="utf-8")
+        done = cli("capture", "--nproc", ranks, "--", "python", file)
+        assert (done.returncode, "completes" in done.stdout) == (0, True), f"{path.name}\n{done.stdout}{done.stderr}"

@@ -17,7 +17,9 @@ from real_runs import ROOT, children, deaf, folders, run, scenario, until, writt
 
 from distsim.real import run as real
 from distsim.real.board import Board, Phase
-from distsim.trace_io import parse_trace, trace_lines
+from distsim.trace import is_partial
+from distsim.trace_io import parse_trace, read_trace, trace_lines
+from distsim.views.ending import how_it_ended
 from distsim.views.real import real_text
 
 pytest.importorskip("torch")
@@ -141,10 +143,14 @@ def test_a_launcher_that_is_ended_takes_its_ranks_with_it(number: signal.Signals
         launcher.kill()
 
     until(lambda: processes_of(marker) == [])
+    left = read_trace(f"{trace}.partial") if number == signal.SIGKILL else read_trace(trace)
+    assert is_partial(left)
+    assert how_it_ended(left).startswith("partial: it")
     if number != signal.SIGKILL:
         assert launcher.returncode == 4
         assert "ended from outside" in text
         assert list(tmp_path.glob("distsim-run-*")) == []
+        assert not Path(f"{trace}.partial").exists()
         assert not parse_trace(trace.read_text().splitlines(keepends=True)).header["complete"]
 
 

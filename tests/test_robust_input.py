@@ -207,7 +207,7 @@ def test_ctrl_c_ends_a_simulation_at_any_moment_quietly(after_s: float, tmp_path
     """Within a second of processor time; how long the machine makes it wait for that is not its matter."""
     file = tmp_path / "big.yaml"
     ring = (ROOT / "benchmarks" / "ring.yaml").read_text(encoding="utf-8")
-    file.write_text(ring.replace("backend: gloo", "backend: nccl").replace("rounds: 100", "rounds: 1500"), encoding="utf-8")
+    file.write_text(ring.replace("src: (rank - 1) % world_size, ", "").replace("rounds: 100", "rounds: 500"), encoding="utf-8")
     command = [sys.executable, "-m", "distsim", "simulate", str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         wait_until_it_is_ours(process.pid, after_s)
@@ -218,7 +218,8 @@ def test_ctrl_c_ends_a_simulation_at_any_moment_quietly(after_s: float, tmp_path
             time.sleep(0.02)
         said = process.communicate()
 
-    assert (process.returncode, *said) == (130, "", "")
+    assert process.returncode in (130, -signal.SIGINT)  # a shell says 130 of both; the second while the interpreter itself starts
+    assert said == ("", "")
 
 
 def wait_until_it_is_ours(pid: int, cpu: float) -> None:

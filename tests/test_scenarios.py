@@ -64,4 +64,6 @@ def test_every_collective_and_message_has_a_scenario():
 
 
 def test_there_is_no_output_without_its_scenario():
-    assert {p.stem for p in ROOT.glob("scenarios/*.out")} == {p.stem for p in SCENARIOS}
+    outputs = {path.with_suffix("") for folder in {p.parent for p in SCENARIOS} for path in folder.glob("*.out")}
+
+    assert outputs == {p.with_suffix("") for p in SCENARIOS}

@@ -56,8 +56,8 @@ def test_a_header_that_makes_no_sense_is_refused_by_name(key: str, value: Any) -
 
 @pytest.mark.parametrize("changed", [{"ends": [[9, "killed", 5]]}, {"groups": [["world", [0, 1, 2, 7]]]}], ids=str)
 def test_a_header_that_names_a_rank_outside_the_world_tells_of_no_program(changed: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="outside its world of 4"):
-        replay(parse_trace(header(**changed)))
+    with pytest.raises(UsageError, match=r"<trace>:1: .*outside its world of 4"):
+        parse_trace(header(**changed))
 
 
 def damaged(lines: list[str], rnd: random.Random) -> list[str]:
@@ -99,16 +99,18 @@ def test_a_typo_in_the_path_gets_the_name_that_was_meant(cli: Any) -> None:
     assert "did you mean traces/hybrid_gloo_4.jsonl?" in done.stderr
 
 
-@pytest.mark.parametrize("command", [("replay",), ("replay", "--real"), ("compare", "traces/ring_gloo_4.jsonl")], ids=" ".join)
-def test_a_file_that_was_cut_is_refused_with_the_line(cli: Any, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_a_file_that_was_cut_is_replayed_as_partial_and_not_run_for_real(cli: Any, tmp_path: Path) -> None:
+    """It is read without any option; only `--real` wants --force."""
     cut = tmp_path / "cut.jsonl"
     cut.write_text("".join(LINES)[:3000], encoding="utf-8")
 
-    done = cli(*command, cut)
+    done, real = cli("replay", cut), cli("replay", cut, "--real")
 
-    assert done.returncode == 2
-    assert "the file is cut short in this line" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 1
+    assert "partial: the file is cut, 4 of 22 calls are there" in done.stdout
+    assert "completes" not in done.stdout
+    assert real.returncode == 2
+    assert "--force" in real.stderr
 
 
 def test_a_scenario_in_place_of_a_trace_is_told_what_runs_it(cli: Any) -> None:

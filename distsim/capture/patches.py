@@ -257,6 +257,6 @@ def _ns(timeout: timedelta | None) -> int | None:
 def lay(client: Client) -> ModuleType:
     """Patch torch.distributed of this process and return it."""
     patches = Patches(client)
-    _ = patches._originals
     patches.lay()
-    return patches.dist
+    dist: ModuleType = patches.dist
+    return dist

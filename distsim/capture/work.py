@@ -175,4 +175,4 @@ def future_type(owner: Futures) -> Callable[[Request], Any]:
             self.request = request
 
         known = owner.__dict__["type"] = type("HubFuture", (torch.futures.Future,), {"wait": wait, "__init__": start})
-    return known  # type: ignore[no-any-return]
+    return known

@@ -23,6 +23,7 @@ from distsim.cli import (
     replay,
     run,
     schema,
+    shrink,
     simulate,
     test,
 )
@@ -31,8 +32,9 @@ from distsim.cli import (
 GROUPS = {
     "Predict": ("simulate", "check", "test", "render"),
     "Run for real": ("run", "replay", "compare", "bench", "calibrate"),
+    "Find the cause": ("capture", "doctor", "shrink"),
     "Write scenarios": ("new", "expand", "schema"),
-    "Look up": ("explain", "clusters"),
+    "Look up": ("explain", "clusters", "learn"),
 }
 
 
@@ -92,6 +94,7 @@ def distsim(
 
 app.command("simulate")(simulate.command)
 app.command("check")(check.command)
+app.command("shrink")(shrink.command)
 app.command("run")(run.command)
 app.command("replay")(replay.command)
 app.command("compare")(compare.command)

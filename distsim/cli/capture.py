@@ -55,7 +55,7 @@ def command(given: CaptureOptions) -> None:
 
     \b
     Example: distsim capture --nproc 4 -- python train.py --epochs 1
-    Example: distsim capture --backend nccl -- torchrun --nproc-per-node 2 train.py
+    Example: distsim capture --backend nccl -- torchrun --nproc-per-node 2 t.py
     Example: distsim capture --nproc 2 --trace run.jsonl -- -m package.train
     """
     from distsim.capture.command import parse

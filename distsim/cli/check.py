@@ -32,6 +32,8 @@ MaxStates = Annotated[
     int | None,
     typer.Option("--max-states", metavar="N", min=1, help="Bound of the search over orders of events (200000)."),
 ]
+Fix = Annotated[bool, typer.Option("--fix", help="Propose repairs, each checked again and priced; prints a patch.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="P", help="With --fix: where the best patch is written.")]
 Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
 
 
@@ -43,6 +45,8 @@ def command(
     strict: Strict = False,
     max_calls: MaxCalls = None,
     sets: Sets = None,
+    fix: Fix = False,
+    output: Output = None,
 ) -> None:
     """Check scenarios: verdict, findings, and each back end's outcome.
 
@@ -74,7 +78,21 @@ def command(
     text = _report(results, format)
     if text:
         console.out(text, commands=format is Format.github)
+    if fix or output is not None:
+        from distsim.cli.fix import propose
+
+        _fixable(fix, format, sets)
+        propose(results, backend and str(backend), output)
     raise typer.Exit(max((result.status() for result in results), default=0))
+
+
+def _fixable(fix: bool, format: Format, sets: list[str] | None) -> None:
+    from distsim.errors import UsageError
+
+    if not fix:
+        raise UsageError("-o is for the patch of --fix", "add --fix, or leave it out")
+    if format is not Format.text or sets:
+        raise UsageError("--fix changes the file and prints text", "leave out --format and --set")
 
 
 def expanded(paths: list[str]) -> list[str]:

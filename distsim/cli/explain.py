@@ -19,10 +19,8 @@ ClusterOption = Annotated[
     typer.Option("--cluster", metavar="NAME", help="Tell an operation's price here, term by term: a preset or a file."),
 ]
 Bytes = Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Of that price: the buffer, as nccl-tests counts.")]
-Ranks = Annotated[int, typer.Option("--ranks", metavar="N", min=2, max=1 << 17, help="Of that price: how many ranks take part.")]
-PerNode = Annotated[
-    int, typer.Option("--ranks-per-node", metavar="N", min=1, max=1 << 17, help="Of that price: ranks on a machine.")
-]
+Ranks = Annotated[int, typer.Option("--ranks", metavar="N", min=2, max=1 << 17, help="Of that price: how many take part.")]
+PerNode = Annotated[int, typer.Option("--ranks-per-node", metavar="N", min=1, max=1 << 17, help="Of it: ranks on a machine.")]
 
 
 def command(
@@ -35,7 +33,7 @@ def command(
     Example: distsim explain tensors.x.shape
     Example: distsim explain all_reduce.async
     Example: distsim explain backends
-    Example: distsim explain all_reduce --cluster dgx-h100 --bytes 16MiB --ranks 64
+    Example: distsim explain all_reduce --cluster dgx-h100 --ranks 64
     """
     from distsim.views.pages import index_page
 

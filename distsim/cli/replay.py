@@ -10,13 +10,14 @@ import typer
 
 from distsim.cli import console
 from distsim.cli.options import ClusterOption, taking
-from distsim.cli.run import RealBackend, RealOptions, check_trace_name, deliver, tell_refused, write_trace
+from distsim.cli.run import RealBackend, RealOptions, check_trace_name, deliver, recorded_in, tell_refused, write_trace
 from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
     from distsim.real.run import Wish
     from distsim.replay import Scale
+    from distsim.trace import Trace
 
 TraceFile = Annotated[
     Path, typer.Argument(metavar="TRACE", help="A trace, as `simulate --trace F.jsonl` and `run --real` write it.")
@@ -68,7 +69,7 @@ def command(given: ReplayOptions, how: RealOptions) -> None:
     if given.output is not None:
         check_trace_name(given.output)
     if given.real:
-        raise typer.Exit(_for_real(given, how.wish(given.backend), factors))
+        raise typer.Exit(_for_real(given, recorded_in(how.wish(given.backend), given.output), factors))
     _alone([*how.given(), *(["--backend auto"] if given.backend is RealBackend.auto else [])])
     raise typer.Exit(_simulated(given, factors))
 
@@ -111,7 +112,7 @@ def _simulated(given: ReplayOptions, scale: Scale) -> int:
         write_trace(given.output, found.trace)
     in_json = given.format is Format.json
     console.out(console.to_json(replay_json(found, str(trace))) if in_json else replay_text(found, str(trace)))
-    return int(found.run.outcome != "completes")
+    return int(found.outcome != "completes")
 
 
 def _for_real(given: ReplayOptions, wish: Wish, scale: Scale) -> int:
@@ -127,6 +128,8 @@ def _for_real(given: ReplayOptions, wish: Wish, scale: Scale) -> int:
     from distsim.views.replayview import real_replay_json, real_replay_lines
 
     trace, format, source = given.trace, given.format, read_trace(given.trace)
+    if not wish.force:
+        _refuse_cut(trace, source)
     started = external_rank(os.environ, wish.master_addr or "127.0.0.1", wish.master_port or 29500)
     backend = chosen_backend(wish, str(source.header.get("backend") or "gloo"), source.world_size, started)
     ready = prepared(source, str(trace), backend=backend, cluster=read_cluster(given.cluster), scale=scale)
@@ -146,6 +149,15 @@ def _for_real(given: ReplayOptions, wish: Wish, scale: Scale) -> int:
         lambda: console.to_json(real_replay_json(done, source, str(trace))) if format is Format.json else real_text(done),
     )
     return status
+
+
+def _refuse_cut(file: Path, source: Trace) -> None:
+    """Raises UsageError for a trace whose last calls are missing: ranks that made them would wait for ranks that don't."""
+    from distsim.errors import UsageError
+    from distsim.views.ending import how_it_ended
+
+    if source.header.get("cut") or source.header.get("reason") == "under way":
+        raise UsageError(f"{file} is not run: {how_it_ended(source)}", "--force runs the calls that are there")
 
 
 def _scale(given: list[str] | None) -> Scale:

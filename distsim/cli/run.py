@@ -134,7 +134,7 @@ def command(given: RunOptions, how: RealOptions) -> None:
     wish = how.wish(given.backend)
     scenario = read_scenario(given.file, given.sets)
     if given.real:
-        raise typer.Exit(_run(scenario, wish, given.trace, given.format))
+        raise typer.Exit(_run(scenario, recorded_in(wish, given.trace), given.trace, given.format))
     scenario = _started_as(scenario, how)
     console.out(_plan(scenario, _words(given, how), given.backend, how.device, given.format))
 
@@ -202,8 +202,25 @@ def deliver(path: Path | None, trace: Trace, report: Callable[[], str]) -> None:
         try:
             if path is not None:
                 write_trace(path, trace)
+                _remove_partial(path)
         finally:
             console.out(report())
+
+
+def recorded_in(wish: Wish, trace: Path | None) -> Wish:
+    """The wish, with the file beside which the recording is written as it goes."""
+    from dataclasses import replace
+
+    return replace(wish, trace=str(trace)) if trace is not None else wish
+
+
+def _remove_partial(path: Path) -> None:
+    """The whole recording is there, so what was written of it while it was under way is not needed."""
+    from distsim.real.under_way import partial_of
+
+    partial = partial_of(path)
+    if partial is not None:
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -228,8 +245,10 @@ def check_trace_name(path: Path) -> None:
         return
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} for the trace", "name a file in a folder that exists")
-    if path.suffix not in (".jsonl", ".json"):
-        raise UsageError(f"{path} is no name for a trace", "end it in .jsonl (distsim's own form) or .json (for Perfetto)")
+    if not path.name.endswith((".jsonl", ".json", ".jsonl.gz", ".json.gz")):
+        raise UsageError(
+            f"{path} is no name for a trace", "end it in .jsonl (distsim's own form) or .json (for Perfetto), with .gz or without"
+        )
     try:
         with tempfile.TemporaryFile(dir=path.parent):  # what can't be written later is said now
             pass
@@ -241,10 +260,11 @@ def check_trace_name(path: Path) -> None:
 
 def write_trace(path: Path, trace: Trace) -> None:
     """Write a trace in the form that the file's name asks for."""
-    from distsim.trace_io import trace_lines
+    from distsim.trace_io import packed, trace_lines
     from distsim.views.chrome import chrome_trace
 
-    console.write_file(path, chrome_trace(trace) if path.suffix == ".json" else trace_lines(trace))
+    is_chrome = path.name.endswith((".json", ".json.gz"))
+    console.write_file(path, packed(path, chrome_trace(trace) if is_chrome else trace_lines(trace)))
 
 
 def _report(run: RealRun, format: Format) -> str:

@@ -114,28 +114,31 @@ def trace_writer(path: Path) -> Callable[[Simulation, Path], None]:
     from distsim.output import is_stream
 
     writers = {".jsonl": _write_native, ".json": _write_chrome}
+    ending = Path(path.name.removesuffix(".gz")).suffix
     if is_stream(path):
-        return writers.get(path.suffix, _write_native)
+        return writers.get(ending, _write_native)
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent} for the trace", "name a file in a folder that exists")
-    if path.suffix not in writers:
+    if ending not in writers:
         raise UsageError(f"{path} is no name for a trace", "end it in .jsonl (distsim's own form) or .json (for Perfetto)")
-    return writers[path.suffix]
+    return writers[ending]
 
 
 def _write_native(simulation: Simulation, path: Path) -> None:
     from distsim.trace import Trace
-    from distsim.trace_io import trace_lines
+    from distsim.trace_io import packed, trace_lines
     from distsim.views.values import values_header
 
     trace = simulation.run.trace
-    console.write_file(path, trace_lines(Trace({**trace.header, **values_header(simulation)}, trace.tables, trace.columns)))
+    whole = Trace({**trace.header, **values_header(simulation)}, trace.tables, trace.columns)
+    console.write_file(path, packed(path, trace_lines(whole)))
 
 
 def _write_chrome(simulation: Simulation, path: Path) -> None:
+    from distsim.trace_io import packed
     from distsim.views.chrome import chrome_trace
 
-    console.write_file(path, chrome_trace(simulation.run.trace))
+    console.write_file(path, packed(path, chrome_trace(simulation.run.trace)))
 
 
 def _report(simulation: Simulation, format: Format) -> str:

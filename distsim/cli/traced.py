@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def is_trace(file: str) -> bool:
-    return file.endswith(".jsonl")
+    return file.endswith((".jsonl", ".jsonl.gz", ".jsonl.partial", ".jsonl.gz.partial"))
 
 
 def check_trace(file: str, *, backend: str | None, max_states: int) -> CheckResult:

@@ -13,7 +13,7 @@ from distsim.compact.groups import Families, families_of, inferred_mesh
 from distsim.compact.items import Item, Itemizer
 from distsim.compact.write import Writer, flow, text
 from distsim.errors import UsageError
-from distsim.profiles import PROFILES
+from distsim.profiles import DEFAULT_BACKEND, PROFILES
 from distsim.program.records import Fault, Program
 from distsim.replay import program_of
 from distsim.scenario.parts import Options
@@ -44,7 +44,7 @@ def compact(trace: Trace, *, name: str = "", exact: bool | None = None, resolve:
         raise UsageError("the trace has no calls, so there is no program to write", "record one that has")
     simulated = trace.header.get("source") == "simulated"
     exact = simulated if exact is None else exact
-    backend = str(trace.header.get("backend") or "gloo")
+    backend = str(trace.header.get("backend") or DEFAULT_BACKEND)
     if backend not in PROFILES:
         raise UsageError(f"the trace is of back end `{backend}`, which has no profile", f"distsim knows {', '.join(PROFILES)}")
     rebuilt = program_of(trace, backend=backend, resolve=not simulated if resolve is None else resolve)

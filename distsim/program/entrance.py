@@ -43,7 +43,7 @@ def _same_numbers(brought: list[Entrance], names: Names) -> None:
     """A start-up of other numbers than the file counts by would run the steps of one rank under another's name."""
     for entrance in brought:
         here = address(entrance)
-        if isinstance(here, Address) and here.kind != "mpi" and here.rank != entrance.rank and not entrance.absent:
+        if isinstance(here, Address) and here.kind != "launcher" and here.rank != entrance.rank and not entrance.absent:
             names.problem(("program",), f"process {entrance.rank} says that it is rank {here.rank}, and all numbers are there once; a file "
                           "counts processes by these numbers: write `rank: rank`")  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,7 +113,8 @@ def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mappi
     if running:
         left = Postmortem(left.standstill, (), ())  # it was getting on: who waited for whom just then says nothing
     outcome = "" if running else outcome_of(left.standstill.ends, got.buffers, simulation.outcome)
-    traces = [_trace(session, job, got, k, left.standstill, outcome) for k in sorted(got.tables) or [0]]
+    end = _end(watched, left, running, outcome, start_ns)
+    traces = [_trace(session, job, got, k, left.standstill, outcome, end) for k in sorted(got.tables) or [0]]
     counted = traces[1:] if len(traces) > 1 and len(traces) == job.repeats else traces
     ordered = sorted(counted, key=lambda t: t.makespan_ns)
     trace = ordered[(len(ordered) - 1) // 2] if outcome == "completes" else traces[-1]
@@ -124,6 +126,14 @@ def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mappi
         {r: text for r, text in got.outputs.items() if r in bad and text.strip()}, got.overhead_ns, got.error_ns,
         session.wish.timeout_ns, tuple(session.notes),
     )  # fmt: skip
+
+
+def _end(watched: Watched, left: Postmortem, running: bool, outcome: str, start_ns: int) -> dict[str, object]:
+    """What the header says of a run that did not come to its end: why it was over, when, and whom to blame."""
+    if outcome in ("completes", "wrong-data") and watched.reason == "done":
+        return {}
+    until_ns = max(time.monotonic_ns() - start_ns, 0) if start_ns else 0
+    return {"reason": watched.reason, "until_ns": until_ns, "culprits": [] if running else list(left.culprits)}
 
 
 def _sources(program: Program, got: _Gathered) -> dict[Request, int]:
@@ -138,7 +148,9 @@ def _sources(program: Program, got: _Gathered) -> dict[Request, int]:
     return found
 
 
-def _trace(session: Session, job: Job, got: _Gathered, repetition: int, left: Standstill, outcome: str) -> Trace:
+def _trace(
+    session: Session, job: Job, got: _Gathered, repetition: int, left: Standstill, outcome: str, end: Mapping[str, object]
+) -> Trace:  # fmt: skip
     import torch
 
     device = {"times": "device", "device_clock_error_ns": got.device_error_ns} if job.devices.kind == "cuda" else {}
@@ -146,6 +158,6 @@ def _trace(session: Session, job: Job, got: _Gathered, repetition: int, left: St
         "backend": session.backend, **device, "cluster": "", "launcher": session.launcher, "torch": torch.__version__,
         "repetition": repetition, "clock_error_ns": got.error_ns, "recording_ns_per_call": got.overhead_ns,
         "compute": "busy" if job.busy else "asleep", "cores": os.cpu_count(),
-        **(header_values(got.kept) if session.simulation.values is not None else {}),
+        **(header_values(got.kept) if session.simulation.values is not None else {}), **end,
     }  # fmt: skip
     return merged(job.program, got.tables.get(repetition, {}), left, outcome, header)

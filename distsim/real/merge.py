@@ -43,8 +43,10 @@ def merged(
     makespan_ns = max((int(max(c, default=0)) for c in (columns.returned, columns.finished, columns.posted)), default=0)
     trace = build_trace(program, columns, left, profile=str(header["backend"]), outcome=outcome,
                         makespan_ns=max(makespan_ns, 0), cluster=str(header["cluster"]))  # fmt: skip
-    complete = not left.blocked and all(end.status == "ended" for end in left.ends)
-    return Trace({**trace.header, **header, "source": "recorded", "complete": complete}, trace.tables, trace.columns)
+    complete = bool(left.ends) and not left.blocked and all(end.status == "ended" for end in left.ends)
+    said = {str(end.rank): end.message for end in left.ends if end.message and end.status != "ended"}
+    facts = {**trace.header, **header, "source": "recorded", "complete": complete, **({"said": said} if said else {})}
+    return Trace(facts, trace.tables, trace.columns)
 
 
 def _take(columns: Columns, rank: int, rank_times: RankTimes, sources: dict[int, int], launched: dict[int, int]) -> None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class Wish:
     """How a run is wanted. ``launcher``: None takes fork, or spawn for GPUs. ``init``: env, tcp, file, or a URL of torch's.
 
-    ``device``: auto (GPUs for nccl, else the CPU), cpu or cuda.
+    ``device``: auto (GPUs for nccl, else the CPU), cpu or cuda. ``trace``: the file of the recording, beside which it is written as it
+    goes.
     """
 
     backend: str | None = None
@@ -37,6 +38,7 @@ class Wish:
     master_port: int | None = None
     force: bool = False
     device: str = "auto"
+    trace: str | None = None
 
 
 @dataclass

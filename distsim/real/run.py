@@ -23,6 +23,7 @@ from distsim.real.memory import check_memory
 from distsim.real.plan import ExternalRank, for_real
 from distsim.real.record import RealRun, Session, Wish
 from distsim.real.scenery import scenery
+from distsim.real.under_way import written_as_it_goes
 from distsim.real.watch import Watch, Watched
 from distsim.scenario import Scenario
 from distsim.simulation import Simulation, simulate
@@ -163,7 +164,8 @@ def _run(session: Session) -> tuple[RealRun | None, int]:
             launcher.start(job, present)  # before the store: a process with threads should not fork
             watch.coordinator = coordinator = _coordinator(session, door, lambda: watch.interrupted)
             before = coordinator.offset("start")
-            watched = watch.run()
+            with written_as_it_goes(session, job, watch.starts):
+                watched = watch.run()
             clean = watched.reason == "done"
             after = coordinator.offset("end")
             left = gather.record(session, job, watched, (before, after))

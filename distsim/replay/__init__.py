@@ -22,7 +22,7 @@ from distsim.replay.program import UNSCALED, Rebuilt, Scale, nodes_of, program_o
 from distsim.scenario import Scenario
 from distsim.simulation import Simulation, simulate_program
 from distsim.timeline import Timeline, timeline
-from distsim.trace import TIMES, Trace
+from distsim.trace import TIMES, Trace, is_partial
 
 #: Keys of a header that tell of the program, and stay those of the trace; all others are the run's. A replay works out no values.
 _OF_PROGRAM = ("name", "file", "world_size", "nodes", "local_size", "groups", "group_options", "mesh", "options", "link_faults")
@@ -49,6 +49,11 @@ class Replay:
     def makespan_ns(self) -> int:
         return self.run.makespan_ns
 
+    @property
+    def outcome(self) -> str:
+        """The run's; of a trace that did not come to its end "partial" where the run did, or says nothing of how the rest would end."""
+        return _outcome(self.source, self.run.outcome)
+
 
 def replay(
     trace: Trace, *, cluster: ClusterWish = None, backend: str | None = None, scale: Scale = UNSCALED, ordered: bool = False
@@ -66,6 +71,11 @@ def replay(
     cost = _cost(trace, cluster, rebuilt.program)
     done = run(rebuilt.program, PROFILES[chosen], cost, ordered=ordered)
     return Replay(trace, rebuilt.program, done, cost, _as_source(trace, rebuilt, done.trace))
+
+
+def _outcome(source: Trace, outcome: str) -> str:
+    unknown = source.header.get("cut") or not source.header.get("outcome") or outcome in ("completes", "wrong-data")
+    return "partial" if is_partial(source) and unknown else outcome
 
 
 def _backend_of(trace: Trace, wanted: str | None) -> str:
@@ -98,6 +108,9 @@ def _as_source(source: Trace, rebuilt: Rebuilt, done: Trace) -> Trace:
     columns["match"][order] = match
     kept_facts = {name: source.header[name] for name in _OF_PROGRAM if name in source.header}
     run_facts = {name: value for name, value in done.header.items() if name not in _OF_PROGRAM}
+    if done.header["source"] == "simulated" and is_partial(source):
+        run_facts |= {"outcome": _outcome(source, str(done.header.get("outcome"))), "complete": False}
+        run_facts |= {"cut": source.header["cut"]} if source.header.get("cut") else {}
     return Trace({**kept_facts, **run_facts}, {**source.tables, "queue": done.tables["queue"]}, columns)
 
 

@@ -40,7 +40,7 @@ def _no(error: str, text: str, code: str, cause: str, help_text: str) -> NoRetur
 def _address(entrance: Entrance) -> Address:
     _arguments(entrance)
     if entrance.backend == "mpi":
-        return Address("mpi", "", 0, "", entrance.rank, -1)
+        return Address("launcher", "", 0, "", entrance.rank, -1)
     if entrance.store is not None:
         return _of_store(entrance)
     method = entrance.init_method if entrance.init_method is not None else "env://"

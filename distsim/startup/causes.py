@@ -167,7 +167,7 @@ class _Causes:
         found = []
         said: dict[int, list[int]] = {}
         for rank, here in self.addresses.items():
-            if here.kind != "mpi":
+            if here.kind != "launcher":
                 said.setdefault(here.rank, []).append(rank)
         for number, ranks in said.items():
             if len(ranks) > 1:
@@ -175,7 +175,7 @@ class _Causes:
                 advice = "every process needs a number of its own, 0 to world_size - 1"
                 found.append(Cause("DS124", tuple(ranks), text + self._raised(ranks), advice))
         for rank, here in self.addresses.items():
-            if here.kind != "mpi" and not 0 <= here.rank < max(here.world_size, 1):
+            if here.kind != "launcher" and not 0 <= here.rank < max(here.world_size, 1):
                 text = f"rank {rank} says that it is rank {here.rank} of {here.world_size}; numbers run from 0 to {here.world_size - 1}"
                 advice = "count ranks from 0; RANK is the number over all machines"
                 found.append(Cause("DS124", (rank,), text + self._raised([rank]), advice))
@@ -187,10 +187,10 @@ class _Causes:
 
     def worlds(self) -> list[Cause]:
         """World sizes that differ, or that are not the number of processes."""
-        sizes = Counter(a.world_size for a in self.addresses.values() if a.kind != "mpi")
+        sizes = Counter(a.world_size for a in self.addresses.values() if a.kind != "launcher")
         if len(sizes) > 1:
             usual = sizes.most_common()[0][0]
-            odd = tuple(r for r, a in self.addresses.items() if a.world_size != usual and a.kind != "mpi")
+            odd = tuple(r for r, a in self.addresses.items() if a.world_size != usual and a.kind != "launcher")
             theirs = ", ".join(str(n) for n in sorted({self.addresses[r].world_size for r in odd}))
             text = f"world sizes differ: {_ranks(odd)} say{'s' * (len(odd) == 1)} {theirs}, the others {usual}"
             return [Cause("DS125", odd, text + self._raised(odd), "give every process one and the same world_size")]

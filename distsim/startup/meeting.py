@@ -68,7 +68,7 @@ class _Meeting:
         rank, first = next((r, a) for r, a in self.addresses.items() if a.text == most)
         store = self.stores.get(self.places[rank])
         if first.kind != "tcp":
-            server = {"file": "a file", "hash": "each process", "mpi": "MPI's launcher"}[first.kind]
+            server = {"file": "a file", "hash": "each process", "launcher": "MPI's launcher"}[first.kind]
         else:
             server = "nobody" if store is None else "the launcher's agent" if store.owner is None else f"rank {store.owner}"
         return first.kind, first.text, server
@@ -152,7 +152,7 @@ class _Meeting:
     def _exchange(self) -> None:
         """Each sets its key and gets those of its world; a key that nobody sets is waited for."""
         keys: dict[Place, dict[int, int]] = {}
-        left = [r for r in self._left() if self.addresses[r].kind != "mpi"]
+        left = [r for r in self._left() if self.addresses[r].kind != "launcher"]
         for rank in left:
             here = self.addresses[rank]
             if self.entrances[rank].backend == "nccl":  # at first use of a communicator, rank 0's id is the only key
@@ -166,7 +166,7 @@ class _Meeting:
                 self._say(rank, "sets", f"key {here.rank}: my address")
         gone, lacking = self._gone(), dict[tuple[Place, int], int | None]()
         for rank in self._left():
-            if self.addresses[rank].kind != "mpi":
+            if self.addresses[rank].kind != "launcher":
                 place, world = self.places[rank], self.addresses[rank].world_size
                 if (place, world) not in lacking:
                     lacking[place, world] = next((number for number in range(world) if number not in keys[place]), None)
@@ -203,7 +203,7 @@ class _Meeting:
 
     def _apart(self) -> None:
         """Who came through where others did not, or in a world of another size, has a group that fits nobody's."""
-        sizes = {self.addresses[r].world_size for r in self.addresses if self.addresses[r].kind != "mpi"}
+        sizes = {self.addresses[r].world_size for r in self.addresses if self.addresses[r].kind != "launcher"}
         failed = any(e.status not in ("passes", "absent") for e in self.endings.values()) or len(sizes) > 1
         failed = failed or any(map(alone_under_mpi, self.entrances.values()))
         for rank, ending in self.endings.items():

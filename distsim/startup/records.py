@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 #: How a process comes out of init_process_group. "waits": nothing that may still happen frees it; torch raises once its time-out is
 #: over. "apart": it returns, in a group that is not that of the others, and stands still in its first communication.
 Status = Literal["passes", "raises", "waits", "apart", "absent"]
-StoreKind = Literal["tcp", "file", "hash", "mpi"]
+StoreKind = Literal["tcp", "file", "hash", "launcher"]
 
 
 @dataclass(frozen=True)

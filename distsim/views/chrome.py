@@ -2,7 +2,8 @@
 
 A process per rank, a thread for its host and one per queue; what overlaps on a queue gets further threads, as slices of one
 thread must nest. Calls of the host, waits and transfers are complete events (``X``); arrows (``s``, ``t``, ``f``) run from send
-to receive and through the members of a collective, with the id of their match. Times are microseconds. Format: "Trace Event
+to receive and through the members of a collective, with the id of their match. What never ended is begun (``B``) and not ended: it
+stays open to the end, in red, where an instant event (``i``) tells how the run ended. Times are microseconds. Format: "Trace Event
 Format" (Chromium project).
 """
 
@@ -15,8 +16,11 @@ from typing import Final, NamedTuple
 
 from distsim.ops.table import OPS
 from distsim.trace import Trace, TraceCall
+from distsim.views.ending import how_it_ended
 
 HOST: Final = 0
+#: A reserved name of the format's colours.
+_RED: Final = "terrible"
 _ON_QUEUE: Final = ("compute", "assign")
 _WAITS: Final = ("wait", "wait_stream", "synchronize")
 _KINDS: Final = {name: row.kind for name, row in OPS.items()}
@@ -40,11 +44,13 @@ class _Slice(NamedTuple):
     name: str
     category: str
     args: dict[str, object]
+    open: bool = False
 
 
 def chrome_trace(trace: Trace) -> str:
     """The trace as JSON text, one event per line. The same trace gives the same text."""
-    makespan = trace.makespan_ns
+    ended = how_it_ended(trace)
+    makespan = max(trace.makespan_ns, int(trace.header.get("until_ns") or 0) if ended else 0)
     slices: list[_Slice] = []
     work: list[tuple[TraceCall, int]] = []  # calls with a slice on a queue, and the slice's number
     for call in trace.rows():
@@ -57,8 +63,11 @@ def chrome_trace(trace: Trace) -> str:
     threads = _threads(slices)
     events = [_event(piece, threads) for piece in slices]
     events += _arrows(slices, work, threads)
+    events += [_end(ended, makespan)] if ended else []
     events.sort(key=lambda event: event.order)
     facts = {key: trace.header[key] for key in ("name", "backend", "cluster", "outcome", "source") if key in trace.header}
+    if ended:
+        facts |= {"outcome": "partial" if facts.get("outcome") == "completes" else facts.get("outcome"), "ended": ended}
     lines = ",\n".join(json.dumps(e, ensure_ascii=False) for e in [*_names(trace, threads), *(event.json for event in events)])
     return f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(facts, ensure_ascii=False)}, "traceEvents": [\n{lines}\n]}}\n'
 
@@ -78,15 +87,16 @@ def _host_slices(call: TraceCall, makespan: int) -> Iterator[_Slice]:
     if call.posted_ns < 0 or call.op in _ON_QUEUE or call.part >= 0:
         return
     stuck = call.returned_ns < 0
-    end = makespan if stuck else call.returned_ns
-    if end <= call.posted_ns:
+    end = max(makespan, call.posted_ns) if stuck else call.returned_ns
+    if end <= call.posted_ns and not stuck:
         return
     name = f"{call.op} (never returns)" if stuck else call.op
     category = "wait" if call.op in _WAITS else "sleep" if call.op == "sleep" else "call"
-    yield _Slice(call.rank, ("host", 0), call.posted_ns, end, name, category, _args(call))
+    yield _Slice(call.rank, ("host", 0), call.posted_ns, end, name, category, _args(call), stuck)
     met = call.started_ns if call.started_ns >= 0 else end
-    if category == "call" and call.posted_ns < met <= end and _meets(call):
-        yield _Slice(call.rank, ("host", 0), call.posted_ns, met, f"waits for {_whom(call)}", "wait", {})
+    waits_on = stuck and call.started_ns < 0
+    if category == "call" and (waits_on or call.posted_ns < met <= end) and _meets(call):
+        yield _Slice(call.rank, ("host", 0), call.posted_ns, met, f"waits for {_whom(call)}", "wait", {}, waits_on)
 
 
 def _queue_slice(trace: Trace, call: TraceCall, makespan: int) -> _Slice | None:
@@ -96,11 +106,12 @@ def _queue_slice(trace: Trace, call: TraceCall, makespan: int) -> _Slice | None:
         return None
     end = call.finished_ns if call.finished_ns >= 0 else makespan
     way = {"send": f" to {_whom(call)}", "recv": f" from {_whom(call)}"}.get(_DIRECTION.get(call.op) or "", "")
-    name = (call.name or call.op) if computes else call.op + way
+    name = ((call.name or call.op) if computes else call.op + way) + ("" if call.finished_ns >= 0 else " (never ends)")
     args = _args(call) | ({} if computes else _rates(trace, call, end))
     category = "compute" if computes else "collective" if _joins(call) else "message"
     queue = call.queue if computes or call.queue not in ("", "host") else "comm"
-    return _Slice(call.rank, (queue or "compute", 0), call.started_ns, max(end, call.started_ns), name, category, args)
+    start, stays = call.started_ns, call.finished_ns < 0
+    return _Slice(call.rank, (queue or "compute", 0), start, max(end, start), name, category, args, stays)
 
 
 def _joins(call: TraceCall) -> bool:
@@ -194,8 +205,20 @@ def _meta(what: str, pid: int, tid: int, **args: object) -> Json:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
 
 
+def _end(told: str, at_ns: int) -> _Event:
+    """Where the recording ends, across all ranks."""
+    return _Event((at_ns, 0, HOST, 0, "i"), {
+        "ph": "i", "s": "g", "name": told, "cat": "end", "pid": 0, "tid": HOST, "ts": at_ns / 1000, "cname": _RED,
+    })  # fmt: skip
+
+
 def _event(piece: _Slice, threads: Ids) -> _Event:
     tid, dur_ns = threads[piece.rank, piece.thread], piece.end_ns - piece.start_ns
+    if piece.open:
+        return _Event((piece.start_ns, piece.rank, tid, -dur_ns, "B"), {
+            "ph": "B", "name": piece.name, "cat": piece.category, "pid": piece.rank, "tid": tid, "ts": piece.start_ns / 1000,
+            "cname": _RED, "args": piece.args,
+        })  # fmt: skip
     return _Event((piece.start_ns, piece.rank, tid, -dur_ns, "X"), {
         "ph": "X", "name": piece.name, "cat": piece.category, "pid": piece.rank, "tid": tid,
         "ts": piece.start_ns / 1000, "dur": dur_ns / 1000, "args": piece.args,

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from distsim.compare import Cause, Comparison, Parting, RankShares
+from distsim.trace import Trace
 from distsim.units import show_bytes, show_ns
+from distsim.views.ending import ending_json, how_it_ended, stood, stop_lines
 from distsim.views.tables import cut, folded, page_width, table
 
 SCHEMA_VERSION = 1
@@ -21,8 +23,30 @@ _WHY = {"compute": "computing", "transfer": "moving", "sleep": "asleep", "wait":
 
 def compare_text(found: Comparison, names: tuple[str, str]) -> str:
     """The report. ``names``: what the two runs are called."""
-    sections = [[*_head(found, names), *_values(found)], _partings(found), _causes(found), _ops(found), _ranks(found)]
+    sections = [
+        [*_stop(found), *_head(found, names), *_values(found)],
+        _partings(found),
+        _causes(found),
+        _ops(found),
+        _ranks(found),
+    ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _stop(found: Comparison) -> list[str]:
+    """Where one run stopped that the other passed: the cause, and who has come no further since."""
+    if not found.stopped:
+        return []
+    trace, stops = (found.a if found.stopped == "A" else found.b), found.stops
+    if not stops:
+        return folded(f"{found.stopped} is {how_it_ended(trace)}")
+    first = stops[0]
+    same = [s for s in stops if stood(trace, s) == stood(trace, first)]
+    at = f" in iteration {trace['iteration'][first.row]}" if first.row >= 0 and trace["iteration"].max() > 0 else ""
+    rest = stop_lines(trace, [s._replace(said="") for s in stops if s not in same])
+    where = stop_lines(trace, same)[0].replace(at.replace(" in ", ", "), "", 1)
+    since = f"; since then {'; '.join(rest)}" if rest else ""
+    return folded(f"{found.stopped} stopped{at}: {where}{since}", further="  ")
 
 
 def _head(found: Comparison, names: tuple[str, str]) -> list[str]:
@@ -31,9 +55,14 @@ def _head(found: Comparison, names: tuple[str, str]) -> list[str]:
         verdict = "the same" if found.tolerance == 0 else f"the same within {_percent(found.tolerance)} of A's makespan"
     else:
         verdict = "they differ"
-    sides = [f"{x}: {cut(name, 44)}, {outcome or 'outcome unknown'} in {show_ns(ns)}"
-             for x, name, outcome, ns in zip("AB", names, found.outcomes, (a_ns, b_ns), strict=True)]  # fmt: skip
+    sides = [f"{x}: {cut(name, 44)}, {_ended(t, outcome)} {show_ns(ns)}"
+             for x, name, outcome, ns, t in zip("AB", names, found.outcomes, (a_ns, b_ns), (found.a, found.b), strict=True)]  # fmt: skip
     return [*(line for side in sides for line in folded(side, further="   ")), *folded(f"{_longer(a_ns, b_ns)}; {verdict}")]
+
+
+def _ended(trace: Trace, outcome: str) -> str:
+    told = how_it_ended(trace).partition(";")[0]
+    return f"{told}, after" if told else f"{outcome or 'outcome unknown'} in"
 
 
 def _values(found: Comparison) -> list[str]:
@@ -66,11 +95,16 @@ def _percent(share: float) -> str:
 def _partings(found: Comparison) -> list[str]:
     if not found.partings:
         return []
-    counts = Counter(p.kind for p in found.partings)
+    shown = found.told
+    hidden = len(found.partings) - len(shown)
+    rest = folded(f"{hidden} differences that follow from where {found.stopped} stopped are not listed") if hidden else []
+    if not shown:
+        return rest
+    counts = Counter(p.kind for p in shown)
     title = f"Where they part ({', '.join(f'{n} {_WORDS[kind]}' for kind, n in counts.items())})"
-    chosen = _chosen(found.partings)
+    chosen = _chosen(shown)
     told = [line for parting in chosen for line in folded(_parting(found, parting), indent="  ", further="    ")]
-    return [*folded(title), *told, *_more(len(found.partings) - len(chosen))]
+    return [*folded(title), *told, *_more(len(shown) - len(chosen)), *rest]
 
 
 def _chosen(partings: tuple[Parting, ...]) -> list[Parting]:
@@ -91,7 +125,9 @@ def _parting(found: Comparison, p: Parting) -> str:
 def _where(found: Comparison, p: Parting) -> str:
     trace, row = (found.a, p.a) if p.a >= 0 else (found.b, p.b)
     place = trace.text("place", int(trace["place"][row]))
-    return f" (line {place.line})" if place.line else ""
+    iteration = [f"iteration {trace['iteration'][row]}"] if trace["iteration"].max() > 0 else []
+    parts = [*([f"line {place.line}"] if place.line else []), *iteration]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _causes(found: Comparison) -> list[str]:
@@ -180,6 +216,9 @@ def compare_json(found: Comparison, names: tuple[str, str]) -> dict[str, object]
         "only_b": len(found.only_b),
         "worst_ns": found.worst_ns,
         "values": found.values._asdict(),
+        "stopped": {"run": found.stopped, **(ending_json(found.a if found.stopped == "A" else found.b) or {})}
+        if found.stopped
+        else None,
         "partings": [_parting_json(found, p) for p in found.partings],
         "causes": [{**c._asdict(), "delta_ns": c.delta_ns} for c in found.causes],
         "ops": [o._asdict() for o in found.ops],
@@ -189,8 +228,9 @@ def compare_json(found: Comparison, names: tuple[str, str]) -> dict[str, object]
 
 def _parting_json(found: Comparison, p: Parting) -> dict[str, object]:
     calls = [None if row < 0 else trace.row(row) for trace, row in ((found.a, p.a), (found.b, p.b))]
-    sides = [None if c is None else {"position": c.position, "part": c.part, "op": c.op, "line": c.place.line, "posted_ns": c.posted_ns,
-                                     "finished_ns": c.finished_ns, "returned_ns": c.returned_ns} for c in calls]  # fmt: skip
+    sides = [None if c is None else {"position": c.position, "part": c.part, "op": c.op, "line": c.place.line,
+                                     "iteration": c.iteration, "posted_ns": c.posted_ns, "finished_ns": c.finished_ns,
+                                     "returned_ns": c.returned_ns} for c in calls]  # fmt: skip
     value = {
         "tensor": p.tensor,
         "element": p.element if p.element >= 0 else None,

@@ -41,9 +41,13 @@ def simulation_json(simulation: Simulation) -> dict[str, object]:
         "memory": _memory(simulation),
         "values": values_json(simulation.values),
         "findings": [finding_json(f) for f in simulation.findings],
-        "makespan_band_ns": makespan_band(cost, simulation.program, timeline),
+        "makespan_band_ns": _band(makespan_band(cost, simulation.program, timeline)),
         "cost_model": {"name": cost.name, "source": cost.source, "error_band": cost.error_band},
     }
+
+
+def _band(band: tuple[int, int] | None) -> list[int] | None:
+    return None if band is None else list(band)
 
 
 def finding_json(finding: Finding) -> Mapping[str, object]:

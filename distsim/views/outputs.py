@@ -23,7 +23,8 @@ _SHARES = {"compute_ns": "int", "exposed_comm_ns": "int", "waiting_ns": "int", "
 _SIMULATE: dict[str, Any] = {
     "schema_version": "version", "file": "text", "name": "text", "outcome": "outcome", "possible": ["outcome"], "verdict": "verdict?",
     "complete": "flag?", "depends_on": "text?", "verdict_ranks?": ["int"], "core?": ["int"], "profile": "text", "world_size": "int",
-    "makespan_ns": "int", "iteration_ns": "int?", "ranks": [{"rank": "int", **_SHARES, "finished_ns": "int?"}],
+    "makespan_ns": "int", "makespan_band_ns?": ["int"], "iteration_ns": "int?",
+    "ranks": [{"rank": "int", **_SHARES, "finished_ns": "int?"}],
     "critical_path": [{"rank": "int", "op": "text", "name": "text", "why": "text", "start_ns": "int", "end_ns": "int", "calls": "int",
                        **_PLACE}],
     "collectives": [{"op": "text", "group": "text", "group_size": "int", "nbytes": "int", "calls": "int", "duration_ns": "int",
@@ -45,6 +46,7 @@ _PLAN: dict[str, Any] = {
     "schema_version": "version", "name": "text", "backend": "text", "world_size": "int", "nodes": "int",
     "ranks": [{"rank": "int", "device": "text?", "env": {"{}": "any"}}],
     "commands": [{"launcher": "text", "node": "int?", "command": "text"}], "launcher_sets": {"{}": "text"}, "notes": ["text"],
+    "by": "text?", "script": ["text"],
 }  # fmt: skip
 _REAL: dict[str, Any] = {
     "schema_version": "version", "file": "text", "name": "text", "outcome": "outcome?", "reason": "text", "backend": "text",
@@ -60,13 +62,14 @@ _CALL = {
     "part": "int",
     "op": "text",
     "line": "int",
+    "iteration": "int",
     "posted_ns": "int",
     "finished_ns": "int",
     "returned_ns": "int",
 }
 _COMPARE: dict[str, Any] = {
     "schema_version": "version", "a": "text", "b": "text", "same": "flag", "tolerance": "number", "makespan_ns": ["int"],
-    "outcome": ["text"], "aligned": "int", "only_a": "int", "only_b": "int", "worst_ns": "int", "values": "any",
+    "outcome": ["text"], "aligned": "int", "only_a": "int", "only_b": "int", "worst_ns": "int", "values": "any", "stopped": "any",
     "partings": [{"kind": "text", "rank": "int", "text": "text", "a?": _CALL, "b?": _CALL, "tensor*": "text", "element*": "int?",
                   "numbers*": "any"}],
     "causes": ["any"], "ops": ["any"],

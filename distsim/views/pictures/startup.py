@@ -72,7 +72,7 @@ class _Startup:
         server = {"rank 0": "on rank 0", "nobody": "that nobody serves"}.get(self.found.server, f"of {self.found.server}")
         about = {
             "tcp": ("TCP store", f"a key-value table {server}"), "file": ("file store", "ranks append keys, all read them"),
-            "hash": ("hash store", "a table in each process"), "mpi": ("MPI", "its launcher knows all ranks"),
+            "hash": ("hash store", "a table in each process"), "launcher": ("MPI", "its launcher knows all ranks"),
         }[self.kind]  # fmt: skip
         lines = (Text(about[0], bold=True), Text(self.master, size=SMALL), Text(about[1], size=SMALL))
         store = Participant(lines, "store", RED_FILL if self.found.server == "nobody" else PALE, self.found.server == "nobody")
@@ -125,7 +125,7 @@ class _Startup:
 
     def _register(self) -> None:
         """Who refuses stops here; who serves the store opens it; one rank after the other says that it is there."""
-        if self.kind in ("mpi", "hash"):
+        if self.kind in ("launcher", "hash"):
             return
         registered = {event.rank for event in self.found.events if event.kind == "registers"}
         opened = {event.rank for event in self.found.events if event.kind == "opens"}
@@ -160,7 +160,7 @@ class _Startup:
     def _exchange(self) -> None:
         """set: each rank's address under its number; get waits until the key is there."""
         setters = [rank for rank in self.shown if any(e.rank == rank and e.kind == "sets" for e in self.found.events)]
-        if not setters or self.kind in ("mpi", "hash") or self.program.backend == "nccl":  # nccl has one key, at first use
+        if not setters or self.kind in ("launcher", "hash") or self.program.backend == "nccl":  # nccl has one key, at first use
             return
         for column, rank in enumerate(self.shown, 1):
             if rank in setters:
@@ -204,7 +204,7 @@ class _Startup:
         met = {
             "tcp": f"all {world} ranks are here: each gets the others' keys (get waits for one that is not set yet)",
             "file": f"all {world} ranks are here: each reads the file until it has the others' keys",
-            "mpi": f"all {world} ranks are here: mpirun started them together, no store is needed",
+            "launcher": f"all {world} ranks are here: mpirun started them together, no store is needed",
         }.get(self.kind, f"all {world} ranks are here")
         self._band(everyone, met if self.program.backend != "nccl" else f"all {world} ranks are here", PALE, GREY)
         eager = self.program.options.get("init") == "eager"

@@ -1,0 +1,1 @@
+"""Scenarios that fail, made small (`shrink`) and made right (`fixes`)."""

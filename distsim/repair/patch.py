@@ -1,0 +1,105 @@
+"""A file's text with some of its data changed: lines of what stays are left as they are, with their comments."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from distsim.scenario.document import Document, Map, Seq, write
+
+
+class _Splice(NamedTuple):
+    """Lines ``start`` to ``stop`` (from 0, the last excluded) become ``lines``."""
+
+    start: int
+    stop: int
+    lines: list[str]
+
+
+def patched(document: Document, data: Any) -> str:
+    """The document's text with ``data`` in place of its root."""
+    lines = list(document.lines)
+    for splice in sorted(_splices(document, document.root, data), reverse=True):
+        lines[splice.start : splice.stop] = splice.lines
+    return "\n".join(lines)
+
+
+def diff(before: str, after: str, file: str) -> str:
+    """As `patch -p1` takes it; empty where nothing changed."""
+    return "".join(difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"a/{file}", f"b/{file}"))
+
+
+def _splices(document: Document, old: Any, new: Any) -> Iterator[_Splice]:
+    if isinstance(old, Map):
+        pairs = {key.value: (key, value) for key, value in old.node.value}
+        for key, value in new.items():
+            if old[key] == value:
+                continue
+            if _opens(old[key], value):
+                yield from _splices(document, old[key], value)
+            else:
+                at, node = pairs[str(key)]
+                yield _replaced(document, at, node, write({key: value}).splitlines())
+    else:
+        yield from _items(document, old, new)
+
+
+def _opens(old: Any, new: Any) -> bool:
+    """Are both written over several lines, so that parts of them can be changed?"""
+    if isinstance(old, Map) and isinstance(new, dict):
+        return not old.node.flow_style and list(old) == list(new)
+    return isinstance(old, Seq) and isinstance(new, list) and bool(old) and bool(new) and not old.node.flow_style
+
+
+def _items(document: Document, old: Seq, new: list[Any]) -> Iterator[_Splice]:
+    matcher = difflib.SequenceMatcher(None, [json.dumps(x) for x in old], [json.dumps(x) for x in new], autojunk=False)
+    indent = " " * old.node.start_mark.column
+    for tag, a, b, c, d in matcher.get_opcodes():
+        if tag == "equal":
+            continue
+        if b - a == d - c:
+            for k in range(b - a):
+                if _opens(old[a + k], new[c + k]):
+                    yield from _splices(document, old[a + k], new[c + k])
+                else:
+                    node = old.nodes[a + k]
+                    yield _replaced(document, node, node, _item(new[c + k]))
+            continue
+        start = _last(old.nodes[a - 1]) + 1 if a else old.nodes[0].start_mark.line
+        stop = _last(old.nodes[b - 1]) + 1 if b > a else start
+        lines = [indent + ("- " if k == 0 else "  ") + line for item in new[c:d] for k, line in enumerate(_item(item))]
+        yield _keep_key(document, _Splice(start, stop, lines), old.node.start_mark)
+
+
+def _keep_key(document: Document, splice: _Splice, mark: Any) -> _Splice:
+    """A list that begins on the line of what holds it, `- - x`, keeps what stands before it."""
+    before = document.lines[mark.line][: mark.column]
+    if splice.start == mark.line and before.strip() and splice.lines:
+        return splice._replace(lines=[before + splice.lines[0].lstrip(), *splice.lines[1:]])
+    return splice
+
+
+def _item(item: Any) -> list[str]:
+    """Without the dash. A list of scalars alone would be written on one line."""
+    if not isinstance(item, dict | list):
+        return [write({"k": item}).strip().removeprefix("k: ")]
+    return [line[2:] for line in write([item]).splitlines()]
+
+
+def _replaced(document: Document, at: Any, node: Any, lines: list[str]) -> _Splice:
+    line, column = at.start_mark.line, at.start_mark.column
+    first = document.lines[line][:column] + lines[0]
+    return _Splice(line, _last(node) + 1, [first, *(" " * column + rest for rest in lines[1:])])
+
+
+def _last(node: Any) -> int:
+    """The last line of a node, from 0; the end marks of blocks lie behind the blank lines after them."""
+    if isinstance(node.value, list) and node.value and not node.flow_style:
+        return max(_last(part) for child in node.value for part in (child if isinstance(child, tuple) else (child,)))
+    end = node.end_mark
+    return max(node.start_mark.line, end.line - (end.column == 0))
+
+
+__all__ = ["diff", "patched"]

@@ -1,0 +1,102 @@
+"""A scenario, as plain data, without one of its ranks: those after it are called one less."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+Data = dict[str, Any]
+
+#: Fields of a call that name a global rank.
+_PEERS: Final = ("src", "dst", "peer", "root", "assume_src")
+
+
+def without_rank(data: Data, rank: int) -> Data:
+    """The file without a rank, its own calls and the messages that name it by number. Expressions are left as they are."""
+    found = dict(data)
+    if isinstance(data.get("groups"), dict):
+        found["groups"] = {name: _group(group, rank) for name, group in data["groups"].items()}
+    if isinstance(data.get("faults"), list):
+        found["faults"] = [f for f in (_fault(fault, rank) for fault in data["faults"]) if f is not None]
+    found["program"] = _entries(data["program"], rank)
+    return found
+
+
+def _number(value: Any, rank: int) -> Any:
+    return value - 1 if isinstance(value, int) and not isinstance(value, bool) and value > rank else value
+
+
+def _ranks(value: Any, rank: int) -> Any:
+    """A selector without the rank; None where nobody is left."""
+    if isinstance(value, list):
+        left = [_number(r, rank) for r in value if r != rank]
+        return (left if len(left) > 1 else left[0]) if left else None
+    return None if value == rank else _number(value, rank)
+
+
+def _group(group: Any, rank: int) -> Any:
+    if isinstance(group, list):
+        return [_number(r, rank) for r in group if r != rank]
+    if isinstance(group, dict) and isinstance(group.get("ranks"), list):
+        return {**group, "ranks": [_number(r, rank) for r in group["ranks"] if r != rank]}
+    return group
+
+
+def _fault(fault: Data, rank: int) -> Data | None:
+    found = dict(fault)
+    for key in ("rank", "ranks"):
+        if key in fault:
+            left = _ranks(fault[key], rank)
+            if left is None:
+                return None
+            found[key] = left
+    return found
+
+
+def _entries(entries: list[Any], rank: int) -> list[Any]:
+    return [e for e in (_entry(entry, rank) for entry in entries) if e is not None]
+
+
+def _entry(entry: Any, rank: int) -> Any:
+    if not isinstance(entry, dict):
+        return entry
+    found = dict(entry)
+    if "ranks" in entry:
+        left = _ranks(entry["ranks"], rank)
+        if left is None:
+            return None
+        found["ranks"] = left
+    for key, value in entry.items():
+        if key == "steps":
+            found[key] = _entries(value, rank)
+        elif key == "repeat":
+            found[key] = {**value, "steps": _entries(value["steps"], rank)}
+        elif key != "ranks" and isinstance(value, dict):
+            if any(value.get(peer) == rank for peer in _PEERS if not isinstance(value.get(peer), bool)):
+                return None
+            found[key] = _fields(value, rank)
+    return found
+
+
+def _fields(fields: Data, rank: int) -> Data:
+    found = {}
+    for name, value in fields.items():
+        if name in _PEERS:
+            named = _by_rank(value, rank) if isinstance(value, dict) else value
+            found[name] = {k: _number(v, rank) for k, v in named.items()} if isinstance(named, dict) else _number(named, rank)
+        elif name == "ops" and isinstance(value, list):
+            found[name] = _entries(value, rank)
+        elif name in ("ranks", "members") and isinstance(value, list):
+            found[name] = [_number(r, rank) for r in value if r != rank]
+        else:
+            found[name] = _by_rank(value, rank) if isinstance(value, dict) and "shape" not in value else value
+    return found
+
+
+def _by_rank(values: Data, rank: int) -> Data:
+    """What a field says rank by rank, `{0: …, 1: …}`."""
+    if not any(isinstance(key, int) for key in values):
+        return values
+    return {_number(key, rank): value for key, value in values.items() if key != rank}
+
+
+__all__ = ["without_rank"]

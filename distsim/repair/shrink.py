@@ -1,0 +1,148 @@
+"""Delta debugging of scenarios: leave out whatever a failure can do without (Zeller and Hildebrandt, doi:10.1109/32.988498)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from distsim.checking import MAX_STATES, CheckResult, check
+from distsim.errors import OUT_OF_BOUNDS, DistsimError, UsageError
+from distsim.program.lower import lower
+from distsim.repair.smaller import Data, candidates
+from distsim.scenario import Scenario, loads
+from distsim.scenario.document import write
+from distsim.scenario.dump import to_data
+
+#: Smaller scenarios that are tried before the smallest so far is taken.
+MOST: Final = 3000
+#: Smaller scenarios are small: a search over more orders of events than this is not worth its time.
+_STATES: Final = 20_000
+
+
+class Failure(NamedTuple):
+    """What stays the same: the verdict, the first finding's code ("" where there is none), the outcome under the back end."""
+
+    verdict: str
+    cause: str
+    outcome: str
+
+    def __str__(self) -> str:
+        cause = f", {self.cause} first" if self.cause else ""
+        return f"verdict {self.verdict}{cause}, {self.outcome}"
+
+
+class Shrunk(NamedTuple):
+    """``text``: the scenario. ``calls``: of all ranks, before and after; ``ranks`` likewise. ``whole``: nothing more can be left out,
+    else the bound on ``tried`` was hit."""
+
+    text: str
+    failure: Failure
+    calls: tuple[int, int]
+    ranks: tuple[int, int]
+    tried: int
+    whole: bool
+
+
+def shrink(data: Data, shows: Callable[[Data], bool], most: int = 600) -> Data:
+    """A smaller scenario that still ``shows`` it; after at most so many trials. What raises a DistsimError shows nothing."""
+    return _Search(shows, most).smallest(data)
+
+
+class _Search:
+    """``tried`` of ``most`` so far; ``whole``: the last search ended because nothing more could be left out."""
+
+    def __init__(self, shows: Callable[[Data], bool], most: int) -> None:
+        self.shows, self.most, self.tried, self.whole = shows, most, 0, False
+
+    def smallest(self, data: Data) -> Data:
+        """Go on where something could be left out, and begin anew until a whole pass leaves out nothing."""
+        skip, changed = 0, False
+        while self.tried < self.most:
+            found = self._next(data, skip)
+            if found is not None:
+                (skip, data), changed = found, True
+            elif changed and self.tried < self.most:
+                skip, changed = 0, False
+            else:
+                break
+        self.whole = self.tried < self.most
+        return data
+
+    def _next(self, data: Data, skip: int) -> tuple[int, Data] | None:
+        for k, candidate in enumerate(candidates(data)):
+            if k < skip:
+                continue
+            if self.tried >= self.most:
+                return None
+            self.tried += 1
+            if self._holds(candidate):
+                return k, candidate
+        return None
+
+    def _holds(self, data: Data) -> bool:
+        try:
+            return self.shows(data)
+        except (DistsimError, *OUT_OF_BOUNDS):  # no scenario any more
+            return False
+
+
+def failure_of(result: CheckResult) -> Failure:
+    """What a checked scenario fails with. Raises UsageError for one that does not fail under its back end."""
+    assert result.verdict is not None
+    own = result.profiles[result.backend].outcome
+    if result.status() == 0:
+        others = [name for name, o in result.profiles.items() if o.outcome != "completes"]
+        hint = f"`--backend {others[0]}` takes that one's rules" if others else "there is nothing to make small"
+        worse = f", though {' and '.join(others)} does not complete it" if others else ""
+        raise UsageError(f"{result.file} does not fail under {result.backend}{worse}", hint)
+    cause = result.findings[0].code if result.findings else ""
+    return Failure(result.verdict.verdict, cause, own)
+
+
+def shrink_scenario(scenario: Scenario, *, backend: str | None = None, most: int = MOST, max_states: int = MAX_STATES) -> Shrunk:
+    """The smallest scenario found with the same verdict, first finding and outcome under its back end (or ``backend``).
+
+    Steps, ranks, loops, declarations, fields and sizes are left out or made smaller one after the other; each smaller scenario is
+    checked anew. Raises UsageError for a scenario that does not fail, ScenarioErrors.
+    """
+    if backend is not None and backend != scenario.backend:
+        scenario = scenario.model_copy(update={"backend": str(backend)})
+    program = lower(scenario)
+    wanted = failure_of(check(scenario, max_states=max_states))
+    bound = min(max_states, _STATES)
+
+    def shows(data: Data) -> bool:
+        return _fails_with(loads(write(data)), wanted, bound)
+
+    search = _Search(shows, most)
+    start = to_data(scenario, flat=True)
+    best = search.smallest(start)
+    text = _text(best, scenario, wanted)
+    after = loads(text)
+    calls, ranks = (program.call_count, lower(after).call_count), (program.world_size, after.world.size)
+    return Shrunk(text, wanted, calls, ranks, search.tried, search.whole)
+
+
+def _fails_with(scenario: Scenario, wanted: Failure, max_states: int) -> bool:
+    result = check(scenario, max_states=max_states)
+    found = result.findings[0].code if result.findings else ""
+    assert result.verdict is not None
+    return result.status() != 0 and (result.verdict.verdict, found, result.profiles[result.backend].outcome) == wanted
+
+
+def _calls(data: Data) -> int:
+    return lower(loads(write(data))).call_count
+
+
+def _text(data: Data, scenario: Scenario, wanted: Failure) -> str:
+    """The file, with what comes of it as `expect`."""
+    expect: dict[str, Any] = {"verdict": wanted.verdict, "outcome": {scenario.backend: wanted.outcome}}
+    if wanted.cause:
+        expect["findings"] = [wanted.cause]
+    rest = {key: value for key, value in data.items() if key not in ("name", "expect", "about")}
+    return "# Written by distsim shrink: as few calls as fail in the same way.\n" + write(
+        {"name": f"{scenario.name}_small", **rest, "expect": expect}
+    )
+
+
+__all__ = ["MOST", "Failure", "Shrunk", "failure_of", "shrink", "shrink_scenario"]

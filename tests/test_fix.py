@@ -1,0 +1,68 @@
+"""`distsim check --fix`: what it proposes checks ok, and its patch changes nothing else of the file."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distsim.checking import check
+from distsim.repair.fixes import fixes
+from distsim.repair.patch import patched
+from distsim.scenario import loads
+from distsim.scenario.construct import construct
+from distsim.scenario.document import Document, compose
+from distsim.scenario.problems import Problems
+
+#: Faulty scenarios and the words that the first repair must hold.
+_REPAIRED = {
+    "z02_both_send_first": "batch_isend_irecv", "z01_ring_recv_first": "batch_isend_irecv", "z08_roots_differ": "one root for all",
+    "f15_buckets_in_another_order": "all_reduce", "f12_save_on_rank_0": "on all ranks", "z03_tag_mismatch": "the same tag",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _REPAIRED)
+def test_the_first_repair_checks_ok_under_every_reading_and_completes_on_every_back_end(name: str, root: Path) -> None:
+    text = (root / f"scenarios/zoo/{name}.yaml").read_text()
+
+    best = fixes(text, f"{name}.yaml")[0]
+
+    result = check(loads(best.text))
+    assert result.verdict is not None
+    assert (result.verdict.verdict, result.status()) == ("ok", 0)
+    assert best.completes == ("gloo", "nccl", "mpi")
+    assert best.makespan_ns > 0
+    assert _REPAIRED[name] in best.words[0]
+
+
+def test_nothing_is_proposed_for_what_is_right_and_no_repair_empties_a_program(root: Path) -> None:
+    assert fixes((root / "scenarios/zoo/z02_repaired.yaml").read_text(), "x.yaml") == ()
+    assert fixes("world: 2\ntensors: {x: {shape: [1]}}\nprogram:\n  - recv: {tensor: x, src: 1 - rank}\n", "x.yaml") == ()
+
+
+def test_a_patch_keeps_every_other_line_with_its_comment() -> None:
+    text = "world: 2 # two\nprogram: # all\n  # first\n  - barrier # a\n  - ranks: 0 # b\n    steps:\n      - compute: 1 ms # c\n      - barrier\n# end\n"
+    document = Document("x.yaml", text)
+    document.node = compose(document)
+    document.root = construct(document, document.node, Problems(document))
+
+    changed = patched(
+        document, {"world": 2, "program": ["barrier", {"ranks": 0, "steps": [{"compute": "1 ms"}, "barrier", "barrier"]}]}
+    )
+
+    assert changed == text.replace("      - barrier\n", "      - barrier\n      - barrier\n")
+
+
+def test_the_patch_that_is_written_applies(cli: Any, root: Path, tmp_path: Path) -> None:
+    """`patch -p1` makes a file of it that checks ok."""
+    text = (root / "scenarios/zoo/z02_both_send_first.yaml").read_text()
+    (tmp_path / "a.yaml").write_text(text)
+
+    found = cli("check", "a.yaml", "--fix", "-o", "a.patch", cwd=tmp_path)
+
+    assert found.returncode == 1
+    assert "batch_isend_irecv" in found.stdout
+    subprocess.run(["git", "apply", "a.patch"], cwd=tmp_path, check=True)
+    assert cli("check", "a.yaml", cwd=tmp_path).returncode == 0

@@ -30,7 +30,7 @@ from distsim.simulation import simulate
 from distsim.standstill import Standstill
 
 RANKS = (64, 128, 256, 512, 1024, 2048)
-TENSORS = "{x: {shape: [1048576]}, y: {like: x}, z: {shape: [1024 + rank % 2]}}"
+TENSORS = "{x: {shape: [1048576]}, y: {like: x}, z: {shape: [1024 + rank % 2]}, w: {shape: [1024 + (rank == 3)]}}"
 #: Steps of an exchange with both neighbours, of a step of training, and of an exchange between two ranks each.
 RING = """
   - isend: {tensor: x, dst: (rank + 1) % world_size, as: s}
@@ -75,6 +75,8 @@ KINDS: dict[str, tuple[str, str]] = {
     "a rank is killed": (TRAINING, f"{TRAINING}\niterations: 2\nfaults: [{{rank: 7, iteration: 1, kind: kill}}]"),
     "half of the ranks leave early": (TRAINING, TRAINING.replace(
         "- barrier:", "- ranks: rank < world_size // 2\n    steps:\n      - all_reduce: {tensor: x}")),
+    "each rank names another root": (TRAINING, TRAINING.replace("all_reduce: {tensor: x}", "broadcast: {tensor: x, src: rank}")),
+    "one rank's size differs": (TRAINING, TRAINING.replace("all_reduce: {tensor: x}", "all_reduce: {tensor: w}")),
     "a pipeline waits for its first": (
         "\n  - ranks: rank > 0\n    steps:\n      - recv: {tensor: y, src: rank - 1}"
         "\n  - ranks: rank < world_size - 1\n    steps:\n      - send: {tensor: x, dst: rank + 1}",

@@ -43,11 +43,13 @@ def test_both_engines_tell_a_settled_scenario_alike(path: Path) -> None:
     assert fast.trace["finished_ns"].tolist() == ordered.trace["finished_ns"].tolist()
 
 
-def test_a_check_sees_a_timeout_that_messages_outlast() -> None:
+@pytest.mark.parametrize("path", cases("transfers_outlast_timeout", "launches_outlast_timeout"))
+def test_a_check_sees_a_timeout_that_runs_out(path: Path) -> None:
     """As the simulation does."""
-    scenario = load(str(next(path for path in SETTLED if path.stem == "transfers_outlast_timeout")))
+    scenario = load(str(path))
+    program = lower(scenario)
 
-    assert outcome_under(lower(scenario), PROFILES["gloo"]).outcome == simulate(scenario).outcome
+    assert outcome_under(program, PROFILES[program.backend]).outcome == simulate(scenario).outcome
 
 
 def test_leaving_with_a_request_open_may_end_in_two_ways() -> None:
@@ -70,3 +72,16 @@ def test_every_settled_scenario_is_in_the_table() -> None:
     text = (Path(__file__).parent.parent / "docs" / "semantics.md").read_text(encoding="utf-8")
 
     assert [path.stem for path in SETTLED if f"`{path.stem}`" not in text] == []
+
+
+def test_calls_that_differ_on_too_many_ranks_are_refused_with_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight roots of eight members are 64 comparisons; where two sizes differ they are 16."""
+    from distsim.errors import UsageError
+    from distsim.scenario import loads
+
+    monkeypatch.setattr("distsim.semantics.misfits.MOST_COMPARED", 60)
+    text = "name: n\nworld: 8\nbackend: nccl\ntensors: {x: {shape: ['4 + (rank == 3)']}}\nprogram:\n  - "
+
+    with pytest.raises(UsageError, match="64 comparisons"):
+        simulate(loads(text + "broadcast: {tensor: {shape: [4]}, src: rank}\n"))
+    assert simulate(loads(text + "all_reduce: {tensor: x}\n")).outcome != "completes"

@@ -136,7 +136,7 @@ class _Engine:
         state, rules, hosts = self.state, self.rules, self.hosts
         phase, stopped = state.phase, hosts.open[rank]
         if stopped >= 0 and phase[stopped] and not state.losses:
-            hosts.waiting[rank] = True
+            hosts.waiting.add(rank)
             return
         steps, ends, pc, now, lock, base = rules.steps[rank], state.ends, state.pc, self.now, rules.locked[rank], rules.base[rank]
         entered, here, follows, arrivals = hosts.entered[rank], hosts.position[rank], self.open_sources, self.arrivals
@@ -223,12 +223,18 @@ class _Engine:
             hosts.blocked[rank], hosts.since[rank] = True, self.now
             if self.deadlines is not None:
                 self.deadlines.blocked(rank, self.now, instruction, row)
-        hosts.open[rank], hosts.waiting[rank] = row, True
+        hosts.open[rank] = row
+        hosts.waiting.add(rank)
 
     def _rouse(self, rank: int) -> None:
-        if self.hosts.waiting[rank]:
-            self.hosts.waiting[rank] = False
+        if rank in self.hosts.waiting:
+            self.hosts.waiting.discard(rank)
             self.put(self.now, ~rank)
+
+    def _rouse_all(self) -> None:
+        for rank in sorted(self.hosts.waiting):
+            self.put(self.now, ~rank)
+        self.hosts.waiting.clear()
 
     def _strike(self, rank: int, kind: str, code: int) -> None:
         """A fault at a time."""
@@ -248,8 +254,7 @@ class _Engine:
             self._follow_up()
         else:
             self.rules.close(self.state, rank, outcome)
-        for other in range(self.program.world_size):
-            self._rouse(other)
+        self._rouse_all()
 
     # --- what follows from a choice ---
     def _follow_up(self) -> None:
@@ -308,8 +313,8 @@ class _Engine:
     def done(self, row: int, /) -> None:
         self.finished[row] = now = self.now
         rank, hosts = self.rank_of[row], self.hosts
-        if hosts.waiting[rank] and (hosts.open[rank] in (row, -1) or self.state.losses):
-            hosts.waiting[rank] = False
+        if rank in hosts.waiting and (hosts.open[rank] in (row, -1) or self.state.losses):
+            hosts.waiting.discard(rank)
             self.put(now, ~rank)
         if self.deadlines is not None and self.rules.is_launch(row):
             self.deadlines.done(rank, self.now)
@@ -346,8 +351,8 @@ class _Engine:
 
     def ended(self, rank: int, gone: bool, /) -> None:
         self.hosts.since[rank] = self.now
-        for other in range(self.program.world_size) if gone else ():
-            self._rouse(other)
+        if gone:
+            self._rouse_all()
 
     def cancelled(self, row: int, /) -> None:
         """Its end is never written down."""

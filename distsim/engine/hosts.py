@@ -11,13 +11,14 @@ from distsim.semantics.link import IntArray, Linked
 
 class Hosts:
     """By rank: the call that a host is in (``position``), when it came to each of its calls (``entered``), when it blocked, or ended
-    (``since``); whether it is ``blocked``, waits to be roused (``waiting``), lets others go first (``yielded``), and the row that it was
-    last seen waiting for (``open``)."""
+    (``since``); whether it is ``blocked``, lets others go first (``yielded``), and the row that it was
+    last seen waiting for (``open``). ``waiting``: those who wait to be roused."""
 
     def __init__(self, size: int) -> None:
         self.position, self.open = [-1] * size, [-1] * size
         self.since = [0] * size
-        self.blocked, self.waiting, self.yielded = ([False] * size for _ in range(3))
+        self.waiting: set[int] = set()
+        self.blocked, self.yielded = ([False] * size for _ in range(2))
         self.entered: list[list[int]] = [[] for _ in range(size)]
 
     def write(self, linked: Linked, columns: Columns) -> None:

@@ -25,6 +25,7 @@ from distsim.semantics.contacts import bad_contacts
 from distsim.semantics.form import Drop
 from distsim.semantics.free import leaves_open, why_ordered
 from distsim.semantics.link import Linked
+from distsim.semantics.local import Progress
 from distsim.semantics.misfits import Misfits
 from distsim.standstill import Standstill
 
@@ -121,11 +122,12 @@ _FINE = End(Standstill((), ()), frozenset())
 
 def _surely(program: Program, profile: Profile, cost: CostModel) -> bool:
     """It completes on a device whatever the options: it does with one launch at a time, no buffers and meetings at first use, and
-    whatever is laxer completes too. (Messages in batches and outside may meet under eager init; then this says nothing.)"""
+    whatever is laxer completes too, and no later. (Messages in batches and outside may meet under eager init; then this says nothing.
+    Nor does it where this run goes on for longer than a timeout: a laxer one enqueues earlier, and its clocks start earlier, 2.4.)"""
     if any(call.op == "new_group" for code in program.codes for call in code.distinct_calls(parts=False)):
         return False  # a meeting under eager init alone
     under = _Under(_with(program, init="lazy", buffsize=_NOTHING, serial=True), profile, cost)
-    return not under.linked.mixes_batches and not under.ordered and under.end() is _FINE
+    return not under.linked.mixes_batches and not under.ordered and under.fine_before_any_timeout()
 
 
 class _Under:
@@ -162,12 +164,21 @@ class _Under:
         found = conditions or self._conditions(self.linked)
         return (None if self.ordered else self._free_end(found)) or _ordered_end(found.linked, self.cost)
 
+    def fine_before_any_timeout(self) -> bool:
+        """Of a program that is free of order: all goes well, and all is over before the shortest timeout."""
+        done = go(self.linked, self._conditions(self.linked))
+        return not may_outlast(done) and self._end_of(done) is _FINE
+
     def _free_end(self, conditions: Conditions) -> End | None:
         """How a program ends that is free of order; None where a wait may outlast its timeout."""
         linked = conditions.linked
         done = go(linked, conditions)
         if may_outlast(done) and outlasts(linked.program, linked.profile, fill(done)):
             return None
+        return self._end_of(done)
+
+    def _end_of(self, done: Progress) -> End:
+        linked = done.linked
         end = End(standstill(done), _notes(linked, self.misfits.met(done.posted)))
         wrong = bool(end.standstill.blocked or end.notes)
         self.none_waits = wrong and not end.standstill.unreceived

@@ -38,6 +38,8 @@ class Group:
 
     def group_rank(self, rank: int) -> int:
         """The group rank of a global rank, -1 when it is no member (torch.distributed.get_group_rank)."""
+        if 0 <= rank < len(self.ranks) and self.ranks[rank] == rank:  # the world, among others
+            return rank
         return self.ranks.index(rank) if rank in self.ranks else -1
 
 

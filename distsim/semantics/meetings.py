@@ -8,7 +8,7 @@ from distsim.profiles.record import Mishap
 from distsim.semantics.form import ODD, PartKind
 from distsim.semantics.misfits import judge
 from distsim.semantics.state import DUE, JAMMED, RUNNING, Listener, Mismatched, State
-from distsim.semantics.tasks import Tables
+from distsim.semantics.tasks import Tables, place_in
 
 _SEND, _RECEIVE, _WORK = int(PartKind.SEND), int(PartKind.RECEIVE), int(PartKind.WORK)
 
@@ -197,7 +197,7 @@ class Meetings(Tables):
             running = [one for one in there.values() if phase[one] == RUNNING]
         else:
             rank = self.rank_of[row]
-            who = near[self.members[self.instance[row]].index(rank)]
+            who = near[place_in(self.members[self.instance[row]], rank)]
             members = self.members[self.instance[row]]
             others = {members[j] for j in who} if len(who) < len(there) else None
             running = [one for of, one in there.items()
@@ -219,10 +219,11 @@ class Meetings(Tables):
         return differ or "numel" not in op.agreement(self.call(first))
 
     def _jam(self, state: State, there: dict[int, int]) -> None:
-        for rank, row in there.items():
+        came = tuple(sorted(there))
+        for row in there.values():
             if state.phase[row] in (RUNNING, JAMMED):
                 state.phase[row] = JAMMED
-                state.jams[row] = tuple(sorted(r for r in there if r != rank))
+                state.jams[row] = came
 
     # --- what does not fit ---
     def _judge(self, rows: tuple[int, ...], instance: int, out: Listener) -> Mishap | None:

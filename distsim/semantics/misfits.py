@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from distsim.errors import UsageError
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.profiles.record import Meeting, Mishap, Profile
@@ -31,6 +32,12 @@ class Rows(Protocol):
     @property
     def nbytes(self) -> Sequence[int] | IntArray: ...
     def call(self, row: int) -> Call: ...
+
+
+#: So many comparisons of differing calls of a collective are made: some tens of seconds (15 us each on one core of a server, measured
+#: by `benchmarks/hangs.py check`).
+MOST_COMPARED = 1 << 22
+_COMPARE_US = 15
 
 
 class Misfit(NamedTuple):
@@ -79,6 +86,7 @@ class Misfits:
         self.linked = linked
         self.receives = bad_pairs(linked)
         self.instances = np.union1d(*bad_instances(linked))
+        refuse_too_many(linked, self.instances.tolist())
         self.early = frozenset(early_rows(linked).tolist())
         self._judged: dict[tuple[int, ...], tuple[tuple[str, ...], Mishap] | None] = {}
         self._pairs: dict[tuple[object, ...], tuple[tuple[str, ...], Mishap] | None] = {}
@@ -132,6 +140,20 @@ class Misfits:
             if found is not None and (found[1].crash or found[1].hangs):
                 return False
         return True
+
+
+def refuse_too_many(linked: Linked, instances: Iterable[int]) -> None:
+    """Raise UsageError where calls differ in so many ways that comparing each with all who came before has no end: the number of
+    different calls times that of the members, over all collectives (`MOST_COMPARED`)."""
+    compared = sum(len(np.unique(linked.signature[rows])) * len(rows) for rows in map(linked.rows_of.__getitem__, instances)
+                   if len(rows) ** 2 > MOST_COMPARED)  # fmt: skip
+    if compared > MOST_COMPARED:
+        seconds = compared * _COMPARE_US / 1e6
+        raise UsageError(
+            f"calls of one collective differ from rank to rank: {compared:,} comparisons, about {seconds / 60:,.0f} minutes, "
+            f"where {MOST_COMPARED:,} are allowed",
+            "let the members agree (root, sizes, dtype, operation), or look at the same program with fewer ranks: `world:`",
+        )
 
 
 def bad_pairs(linked: Linked) -> IntArray:

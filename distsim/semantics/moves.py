@@ -242,8 +242,8 @@ class Rules(Queues):
         """Whoever finds all whom it expects there goes on; nobody leaves before."""
         assert isinstance(meet, Meet)
         instance, expected = self.meeting(rank, meet)
-        there = state.meets.setdefault(instance, [])
-        there.append(rank)
+        there = state.meets.setdefault(instance, {})
+        there[rank] = None
         if not meet.uneven and len(there) < len(expected):
             return
         open_still, all_there = False, frozenset(there)
@@ -281,8 +281,7 @@ class Rules(Queues):
         state.ends[rank] = leave
         out.ended(rank, leave.gone)
         for there in state.meets.values():
-            if rank in there:
-                there.remove(rank)
+            there.pop(rank, None)
         if leave.gone:
             state.losses = True
             for row in range(self.base[rank], self.base[rank + 1]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from distsim.ops.table import OPS
 from distsim.semantics.form import PartKind
 from distsim.semantics.meetings import Meetings
@@ -154,7 +156,7 @@ class Queues(Meetings):
     def lacking(self, state: State, row: int) -> tuple[tuple[int, ...], bool]:
         """Whom a running row waits for: (global ranks, whether any one of them is enough)."""
         if row in state.jams:
-            return state.jams[row], False
+            return tuple(r for r in state.jams[row] if r != self.rank_of[row]), False
         kind = self.kind[row]
         if kind == _RECEIVE and self.peer[row] < 0:
             return tuple(r for r in self.program.groups[self.group[row]].ranks if r != self.rank_of[row]), True
@@ -179,6 +181,19 @@ class Queues(Meetings):
             task = self.task(row)
             ahead = state.queues[self.rank_of[row] * self.most_queues + task.queue] if task.queue >= 0 else []
             return any(self.broken(state, other) for other in ahead if state.phase[other] != QUEUED)
-        ranks, any_one = self.lacking(state, row)
+        if self.kind[row] == _RECEIVE and self.peer[row] < 0 and row not in state.jams:
+            return False
         group = self.group[row]
-        return not any_one and any(((end := state.ends[r]) is not None and end.gone) or (r, group) in state.closed for r in ranks)
+        return any(
+            ((end := state.ends[r]) is not None and end.gone) or (r, group) in state.closed for r in self._lacked(state, row)
+        )
+
+    def _lacked(self, state: State, row: int) -> Iterator[int]:
+        """Whom a running row waits for, all of them, one by one: mostly the first is enough to know."""
+        me = self.rank_of[row]
+        if row in state.jams:
+            return (r for r in state.jams[row] if r != me)
+        if self.kind[row] != _COLLECTIVE:
+            return iter((self.peer[row],))
+        there = state.there.get(self.instance[row], {})
+        return (r for r in self.needs(row) if r not in there)

@@ -151,7 +151,7 @@ class State:
     open: list[int]
     phase: bytearray
     queues: dict[int, list[int]]
-    meets: dict[int, list[int]]
+    meets: dict[int, dict[int, None]]
     sends: dict[int, list[int]]
     receives: dict[int, list[int]]
     there: dict[int, dict[int, int]]
@@ -164,8 +164,9 @@ class State:
 
     def copy(self) -> State:
         return State(
-            self.pc[:], self.ends[:], self.open[:], self.phase[:], _copied(self.queues), _copied(self.meets), _copied(self.sends),
-            _copied(self.receives), {k: v.copy() for k, v in self.there.items()}, self.ahead.copy(), self.jams.copy(),
+            self.pc[:], self.ends[:], self.open[:], self.phase[:], _copied(self.queues),
+            {k: v.copy() for k, v in self.meets.items()}, _copied(self.sends), _copied(self.receives),
+            {k: v.copy() for k, v in self.there.items()}, self.ahead.copy(), self.jams.copy(),
             self.mates.copy(), self.closed.copy(), self.matcher.copy(), self.losses,
         )  # fmt: skip
 

@@ -113,6 +113,7 @@ class Tables:
         self.open_boxes = frozenset(linked.open_boxes.tolist())
         self.lock, self.sees_death = self.profile.lock, self.profile.peer_death == "raises"
         self._compile(linked)
+        self._calls: dict[int, Call] = {}
         self._needs: dict[tuple[str, int, int, int], tuple[int, ...] | None] = {}
         self._near: dict[tuple[str, int, int], tuple[frozenset[int], ...] | None] = {}
 
@@ -162,7 +163,10 @@ class Tables:
         return self.part(row).call
 
     def call(self, row: int) -> Call:
-        return self.program.resolve(self.rank_of[row], self.part(row).call)
+        """Resolved once: calls that differ are compared with every one that comes later."""
+        if row not in self._calls:
+            self._calls[row] = self.program.resolve(self.rank_of[row], self.part(row).call)
+        return self._calls[row]
 
     # --- whom a collective needs ---
     @cached_property
@@ -211,7 +215,7 @@ class Tables:
     def needs(self, row: int) -> tuple[int, ...]:
         """The ranks that must have come before a row is done."""
         members = self.members[self.instance[row]]
-        op, me = self.part(row).call.op, members.index(self.rank_of[row])
+        op, me = self.part(row).call.op, place_in(members, self.rank_of[row])
         key = (op, len(members), self.root(row), me)
         if key not in self._needs:
             needed = self.profile.needs(*key)
@@ -224,3 +228,8 @@ class Tables:
         instance = self.linked.meets[rank][meet.number]
         own = meet.gathering.members if meet.gathering is not None else ()
         return instance, own or self.members[instance]
+
+
+def place_in(members: tuple[int, ...], rank: int) -> int:
+    """The group rank of a member."""
+    return rank if rank < len(members) and members[rank] == rank else members.index(rank)

@@ -39,6 +39,8 @@ class Patches:
         self.kept: list[object] = []  # torch keeps only the C++ half of a Python store, and dies without the other
         self.explicit: timedelta | None = None
         self.asked, self.title, self.is_world, self.is_mpi = "gloo", "", False, False
+        names = ("init_process_group", "new_group", "_new_group_with_tag", "destroy_process_group", "batch_isend_irecv")
+        self._originals: dict[str, Callable[..., Any]] = {name: getattr(c10d, name) for name in names}  # as they are before `lay`
 
     def lay(self) -> None:
         """Replace them all."""
@@ -209,14 +211,6 @@ class Patches:
         finally:
             works = group.end_batch()
         return works
-
-    @property
-    def _originals(self) -> dict[str, Callable[..., Any]]:
-        held: dict[str, Callable[..., Any]] = self.__dict__.setdefault("originals", {})
-        if not held:
-            names = ("init_process_group", "new_group", "_new_group_with_tag", "destroy_process_group", "batch_isend_irecv")
-            held |= {name: getattr(self.c10d, name) for name in names}
-        return held
 
     def _keeping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """C++ waits for this work, whose Python half must live as long."""

@@ -125,13 +125,17 @@ def _write_scenario(simulation: Simulation, file: Path) -> None:
     write_file(file, [compact(simulation.run.trace).text])
 
 
+#: torch counts the devices of a machine in 8 bits with a sign (c10/core/Device.h).
+_MOST_DEVICES = 127
+
+
 def _devices(cuda: bool | None, file: str, wish: Wish) -> None:
     """Let torch have a GPU for each rank of a node, where the script asks for some. Before torch is loaded."""
     from distsim.capture.cuda import REAL, asks_for_cuda, prepare
 
     if cuda or (cuda is None and asks_for_cuda(file)):
-        layer = prepare()
-        layer.install(max(1, wish.ranks // wish.nodes))
+        layer, each = prepare(), max(1, wish.ranks // wish.nodes)
+        layer.install(min(each, _MOST_DEVICES))
         if layer.name != REAL:
             console.note(f"{layer.name}: {layer.reason}")
 

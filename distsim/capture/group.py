@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distsim.capture.client import Client
 from distsim.capture.tensors import Unsupported, dtype_of, give
@@ -18,6 +18,21 @@ if TYPE_CHECKING:
 Opts = Any
 #: Names of events in a profile, where they differ.
 _PROFILED = {"isend": "send", "irecv": "recv"}
+
+
+class Flow(NamedTuple):
+    """Which numbers of a call travel: ``given`` and ``taken``, None for all of its inputs and outputs.
+
+    ``kept``: it needs nobody, so its rank goes on at once. ``shown``: it is an event of torch's profiler.
+    """
+
+    given: Sequence[Tensor] | None = None
+    taken: Sequence[Tensor] | None = None
+    kept: bool = False
+    shown: bool = True
+
+
+PLAIN = Flow()
 
 
 def reduction(opts: Opts) -> str:
@@ -113,13 +128,13 @@ class GroupMethods:
     # --- saying a call ---
     def call(
         self, op: str, ins: Sequence[Tensor], outs: Sequence[Tensor], opts: Opts = None, *, peer: int = -1, tag: int = 0,
-        given: Sequence[Tensor] | None = None, taken: Sequence[Tensor] | None = None, kept: bool = False, shown: bool = True,
-        **extra: object,
+        flow: Flow = PLAIN, **extra: object,
     ) -> Any:  # fmt: skip
-        """Make a call: ``ins`` and ``outs`` are its buffers, ``given`` those whose numbers travel, ``taken`` those that get some.
+        """Make a call: ``ins`` and ``outs`` are its buffers, ``flow`` says which of their numbers travel.
 
         ``peer`` is a global rank: the other side, or the root. Returns torch's Work.
         """
+        given, taken, kept, shown = flow
         client, is_sync = self.client, _sync(opts)
         some = [*ins, *outs]
         if extra.get("reduce_op") is not None and any(t.is_sparse for t in some):
@@ -149,7 +164,7 @@ class GroupMethods:
 
     # --- messages ---
     def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> Any:  # noqa: N803
-        return self.call("isend", tensors, (), peer=self._global(dstRank), tag=tag, kept=True)
+        return self.call("isend", tensors, (), peer=self._global(dstRank), tag=tag, flow=Flow(kept=True))
 
     def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int = 0) -> Any:  # noqa: N803
         return self.call("irecv", (), tensors, peer=self._global(srcRank), tag=tag)
@@ -207,7 +222,7 @@ class GroupMethods:
         if torch_profiles():
             show_in_profile(f"{self.told_backend}:all_gather", inputs)
         works = [
-            self.call("all_gather", [one], outs, None, shown=False)
+            self.call("all_gather", [one], outs, None, flow=Flow(shown=False))
             for one, outs in zip(inputs, zip(*outputs, strict=True), strict=True)
         ]
         if _sync(opts):
@@ -252,19 +267,20 @@ class GroupMethods:
         tensors = _listed(tensors)[:1]
         root = opts.rootRank if hasattr(opts, "rootRank") else int(opts or 0)
         mine = root == self.me
-        taken = () if mine else tensors
-        return self.call("broadcast", tensors, tensors, opts, peer=self._global(root), kept=mine, given=tensors if mine else (),
-                         taken=taken)  # fmt: skip
+        flow = Flow(given=tensors if mine else (), taken=() if mine else tensors, kept=mine)
+        return self.call("broadcast", tensors, tensors, opts, peer=self._global(root), flow=flow)
 
     def reduce(self, tensors: Any, opts: Opts = None, *_: object) -> Any:
         tensors, mine = _listed(tensors)[:1], opts.rootRank == self.me
-        return self.call("reduce", tensors, tensors, opts, peer=self._global(opts.rootRank), kept=not mine,
-                         taken=tensors if mine else (), reduce_op=reduction(opts))  # fmt: skip
+        flow, root = Flow(taken=tensors if mine else (), kept=not mine), self._global(opts.rootRank)
+        return self.call("reduce", tensors, tensors, opts, peer=root, flow=flow, reduce_op=reduction(opts))
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Opts = None) -> Any:
         outs: Any = outputs[0] if outputs and isinstance(outputs[0], list | tuple) else outputs
         mine = opts.rootRank == self.me
-        return self.call("gather", inputs[:1], outs if mine else (), opts, peer=self._global(opts.rootRank), kept=not mine)
+        return self.call(
+            "gather", inputs[:1], outs if mine else (), opts, peer=self._global(opts.rootRank), flow=Flow(kept=not mine)
+        )
 
     def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Opts = None) -> Any:
         ins: Any = inputs[0] if inputs and isinstance(inputs[0], list | tuple) else inputs

@@ -24,6 +24,9 @@ Words = Annotated[
 Nproc = Annotated[int | None, typer.Option("--nproc", metavar="N", help="Ranks of a node; left out, the script starts them.")]
 Nnodes = Annotated[int | None, typer.Option("--nnodes", metavar="M", help="Nodes, for the cluster's prices and LOCAL_RANK.")]
 Limit = Annotated[str | None, typer.Option("--timeout", metavar="D", help="End it after so long, if it still runs: 30 s, 5 min.")]
+Cuda = Annotated[
+    bool | None, typer.Option("--cuda/--no-cuda", help="GPUs over this memory; left out: where the script speaks of cuda.")
+]
 ScenarioFile = Annotated[
     Path | None,
     typer.Option("-o", metavar="S.yaml", help="Write the calls as a scenario: loops, and one program for equal ranks."),
@@ -45,6 +48,7 @@ class CaptureOptions:
     timeout: Limit = None
     strict: Strict = False
     scenario: ScenarioFile = None
+    cuda: Cuda = None
 
 
 @taking(CaptureOptions)
@@ -69,7 +73,9 @@ def command(given: CaptureOptions) -> None:
     _check_scenario_name(given.scenario)
     writers = [trace_writer(path) for path in given.trace or ()]
     _need_torch()
-    preload(wish.target.home or wish.target.name)
+    file = wish.target.home or wish.target.name
+    _devices(given.cuda, file, wish)
+    preload(file)
     captured = capture(wish)
     if not captured.world:
         console.note(_no_ranks(captured.others[0].ended.how if captured.others and captured.others[0].ended else "ended"))
@@ -117,6 +123,21 @@ def _write_scenario(simulation: Simulation, file: Path) -> None:
     from distsim.output import write_file
 
     write_file(file, [compact(simulation.run.trace).text])
+
+
+#: torch counts the devices of a machine in 8 bits with a sign (c10/core/Device.h).
+_MOST_DEVICES = 127
+
+
+def _devices(cuda: bool | None, file: str, wish: Wish) -> None:
+    """Let torch have a GPU for each rank of a node, where the script asks for some. Before torch is loaded."""
+    from distsim.capture.cuda import REAL, asks_for_cuda, prepare
+
+    if cuda or (cuda is None and asks_for_cuda(file)):
+        layer, each = prepare(), max(1, wish.ranks // wish.nodes)
+        layer.install(min(each, _MOST_DEVICES))
+        if layer.name != REAL:
+            console.note(f"{layer.name}: {layer.reason}")
 
 
 def _need_torch() -> None:

@@ -205,8 +205,7 @@ def test_the_command_writes_a_scenario_that_gives_the_same_time(cli: Any, tmp_pa
 
     made = cli("replay", trace, "-o", file)
     again = cli("simulate", file)
-    first = cli("simulate", "scenarios/pipeline_1f1b.yaml")
 
     assert made.returncode == again.returncode == 0
-    assert again.stdout.split("\n")[0] == first.stdout.split("\n")[0] == "pipeline_1f1b: completes in 165.2 ms; verdict ok"
+    assert again.stdout.splitlines()[0] == before.stdout.splitlines()[0]
     assert cli("replay", trace, "-o", tmp_path / "s.txt").returncode == 2

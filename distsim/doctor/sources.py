@@ -239,24 +239,15 @@ def _several(evidence: Evidence, parsed: Any, shown: str) -> tuple[str, set[int]
 
 
 def _trace(evidence: Evidence, path: str, shown: str) -> tuple[str, set[int], str]:
-    from distsim.trace_io import parse_trace, read_trace
+    from distsim.trace_io import read_trace
 
     try:
-        return "a distsim trace", others.read_trace_rows(evidence, read_trace(path), shown), ""
-    except UsageError as fault:
-        refusal = fault
-    lines = _bytes(path).decode("utf-8", "replace").splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith("\n")]
-    try:  # a recording whose writer was killed: what is whole of it
-        header = {key: value for key, value in json.loads(whole[0]).items() if key != "calls"}
-        trace = parse_trace([f"{json.dumps(header)}\n", *whole[1:]], shown)
-    except (UsageError, ValueError, IndexError, AttributeError):
+        trace = read_trace(path)
+    except UsageError as refusal:
         raise Refused(refusal.message) from None
-    return (
-        "a distsim trace",
-        others.read_trace_rows(evidence, trace, shown),
-        f"cut: read up to line {len(whole)}, its last whole one",
-    )
+    cut = trace.header.get("cut")  # a recording whose writer was killed: what is whole of it
+    problem = f"cut: read up to line {cut['read'] + 1}, its last whole one" if cut else ""
+    return "a distsim trace", others.read_trace_rows(evidence, trace, shown), problem
 
 
 def _text(evidence: Evidence, data: bytes, rank: int | None, shown: str) -> tuple[str, set[int], str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, ClusterOption, taking
+from distsim.cli.options import BackendOption, ClusterOption, check_scenario_name, taking
 from distsim.cli.simulate import Format, FormatOption, Traces
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def command(given: CaptureOptions) -> None:
 
     backend = given.backend and str(given.backend)
     wish = _wish(parse(given.words or ()), given.nproc, given.nnodes, backend, given.timeout)
-    _check_scenario_name(given.scenario)
+    check_scenario_name(given.scenario)
     writers = [trace_writer(path) for path in given.trace or ()]
     _need_torch()
     file = wish.target.home or wish.target.name
@@ -109,13 +109,6 @@ def _wish(found: Command, nproc: int | None, nnodes: int | None, backend: str | 
 
 #: Ranks of one capture: each is a process.
 _MOST_RANKS = 1024
-
-
-def _check_scenario_name(file: Path | None) -> None:
-    from distsim.errors import UsageError
-
-    if file is not None and file.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"-o {file}: a scenario's file ends in .yaml", f"-o {file.with_suffix('.yaml')}")
 
 
 def _write_scenario(simulation: Simulation, file: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 import typer
@@ -69,3 +70,11 @@ def read_scenario(file: str, sets: list[str] | None) -> Scenario:
 
         note("reading a scenario from the terminal; Ctrl-D ends it")
     return load_stdin(tuple(sets or ()))
+
+
+def check_scenario_name(file: Path | None) -> None:
+    """Raises UsageError where a scenario that is to be written has another ending than a scenario's."""
+    from distsim.errors import UsageError
+
+    if file is not None and file.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"-o {file}: a scenario's file ends in .yaml", f"-o {file.with_suffix('.yaml')}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import ClusterOption, taking
+from distsim.cli.options import ClusterOption, check_scenario_name, taking
 from distsim.cli.run import RealBackend, RealOptions, check_trace_name, deliver, recorded_in, tell_refused, write_trace
 from distsim.cli.simulate import Format, FormatOption
 
@@ -80,8 +80,7 @@ def _write_scenario(trace: Path, file: Path) -> None:
     from distsim.output import write_file
     from distsim.trace_io import read_trace
 
-    if file.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"-o {file}: a scenario's file ends in .yaml", f"-o {file.with_suffix('.yaml')}")
+    check_scenario_name(file)
     try:
         write_file(file, [compact(read_trace(trace)).text])
     except UsageError as error:

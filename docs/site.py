@@ -24,7 +24,7 @@ CHAPTERS = {
               "learn/machines", "learn/data_parallel", "learn/ddp", "learn/fsdp", "learn/hybrid", "learn/pipeline", "learn/deadlocks"),
     "Diagnose": ("check", "capture", "testing", "doctor", "real", "traces"),
     "Plan": ("strategies", "transformer", "clusters"),
-    "Reference": ("scenario", "format", "startup", "operations", "findings", "backends", "cli"),
+    "Reference": ("look_up", "scenario", "format", "startup", "operations", "findings", "backends", "cli"),
     "How it works": ("architecture", "semantics", "extending", "matrix"),
 }  # fmt: skip
 _CONFIG = """[project]

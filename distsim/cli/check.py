@@ -147,7 +147,7 @@ def _text(results: list[CheckResult]) -> str:
 
     for result in results:
         for problem in result.errors:
-            console.note(problem.render())
+            console.note(problem.render(console.note_columns()))
     if len(results) > 1:
         console.note(check_summary(results))
     return check_text(results, NOT_COVERED)

@@ -78,9 +78,9 @@ def page(name: str) -> str:
     from distsim.ops.table import ALIASES, OPS
     from distsim.scenario.reference import key_of, keys
     from distsim.strategies import STRATEGIES
-    from distsim.views.tables import page_width
     from distsim.views.formatpage import expressions_page, key_page, scenario_page
     from distsim.views.pages import backends_page, operation_page, strategy_page
+    from distsim.views.tables import page_width
 
     if name == "backends":
         return backends_page()

@@ -19,7 +19,7 @@ from distsim.scenario.problems import Problems
 #: Faulty scenarios and the words that the first repair must hold.
 _REPAIRED = {
     "z02_both_send_first": "batch_isend_irecv", "z01_ring_recv_first": "batch_isend_irecv", "z08_roots_differ": "one root for all",
-    "f15_buckets_in_another_order": "all_reduce", "f12_save_on_rank_0": "on all ranks", "z03_tag_mismatch": "the same tag",
+    "f15_buckets_in_another_order": "all_reduce", "f12_save_on_rank_0": "on all ranks", "z03_tag_mismatch": "the tag of its other side",
 }  # fmt: skip
 
 

@@ -1,0 +1,79 @@
+"""How many faulty programs `distsim check --fix` repairs: those of tests/data/agreed that deadlock or mismatch, each as a scenario.
+
+    python benchmarks/repairs.py [--only dl0001,…] [--texts DIR]
+
+A program counts as repaired where a changed file checks `ok` under every reading and completes under the program's back end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from distsim.compact.align import Entry, Step  # noqa: E402
+from distsim.compact.fit import Names  # noqa: E402
+from distsim.compact.groups import families_of  # noqa: E402
+from distsim.compact.items import Itemizer  # noqa: E402
+from distsim.compact.write import Writer, text  # noqa: E402
+from distsim.cost import CostModel  # noqa: E402
+from distsim.engine import run  # noqa: E402
+from distsim.profiles import PROFILES, default_cluster  # noqa: E402
+from distsim.program.build import build_program  # noqa: E402
+from distsim.repair.fixes import fixes  # noqa: E402
+from distsim.replay import program_of  # noqa: E402
+from tests.agreed import Case, load_cases  # noqa: E402
+
+FAULTS = ("deadlock", "mismatch")
+
+
+def scenario_of(case: Case) -> str:
+    """The program as a file, each rank with steps of its own."""
+    program = build_program(case["world_size"], case["programs"], groups=case["groups"], name=case["id"])
+    cost = CostModel(default_cluster(program.backend), program.world_size, program.local_size, program.link_faults)
+    trace = run(program, PROFILES[program.backend], cost).trace
+    rebuilt = program_of(trace, backend=program.backend, resolve=False)
+    families = families_of(rebuilt.program, {})
+    itemizer = Itemizer(rebuilt, trace, families)
+    bare = {
+        r: [item._replace(form=item.form._replace(source="")) for item in itemizer.items(r)] for r in range(program.world_size)
+    }
+    entries: list[Entry] = [Step(item.form, {r: item.ints}, {r: item.times}) for r, mine in bare.items() for item in mine]
+    head = {"name": case["id"], "world": program.world_size, "backend": program.backend, "groups": families.declared}
+    body = Writer(families, Names.of(program.world_size, families.mesh), True).program(entries)
+    return "\n".join([*(f"{key}: {text(value)}" for key, value in head.items() if value), "program:", *body]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", help="ids, with commas")
+    parser.add_argument("--texts", type=Path, help="write each program and its repair here")
+    given = parser.parse_args()
+    only = set(given.only.split(",")) if given.only else None
+    chosen = [case for case in load_cases() if case["expect"]["verdict"] in FAULTS and (only is None or case["id"] in only)]
+    found: Counter[tuple[str, bool]] = Counter()
+    for case in chosen:
+        file = scenario_of(case)
+        begun, verdict = time.process_time(), case["expect"]["verdict"]
+        best = fixes(file, f"{case['id']}.yaml")
+        found[verdict, bool(best)] += 1
+        said = "; then ".join(best[0].words) if best else "NONE"
+        print(f"{case['id']:8} {case['category'][:24]:24} {verdict:9} {time.process_time() - begun:5.1f} s  {said}", flush=True)
+        if given.texts is not None:
+            given.texts.mkdir(parents=True, exist_ok=True)
+            (given.texts / f"{case['id']}.yaml").write_text(file)
+            if best:
+                (given.texts / f"{case['id']}.patch").write_text(best[0].patch)
+    for verdict in FAULTS:
+        good, bad = found[verdict, True], found[verdict, False]
+        if good + bad:
+            print(f"{verdict}: {good} of {good + bad} repaired, {100 * good / (good + bad):.0f} %")
+
+
+if __name__ == "__main__":
+    main()

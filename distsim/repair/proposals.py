@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from distsim.ops.table import OPS
 from distsim.repair.messages import other_sides, pairs, peers
+from distsim.repair.missing import elsewhere, for_all, goes_on
 from distsim.repair.steps import (
     Data,
     Path,
@@ -75,9 +76,8 @@ def proposals(data: Data, fault: Fault) -> Iterator[Proposal]:
     yield from islice(_moves(data, named), _MOST)
     yield from () if fault.mismatch else chain(*said[1:])
     yield from _of(1, peers(data, calls))
-    yield from _for_all(data, paths)
-    yield from islice(_missing(data, named), _MOST)
-    yield from _of(2, other_sides(data, calls))
+    for changes in (goes_on(data), for_all(data, paths), elsewhere(data, named), other_sides(data, calls)):
+        yield from _of(2, changes)
     for path in calls:
         where = f"line {lines[path]}" if path in lines else "of the batch"
         yield Proposal(LEAVES_OUT, f"leave out {op_of(at(data, path))}, {where}", with_entries(data, path, []))
@@ -219,29 +219,6 @@ def _declared(data: Data, named: list[Path]) -> Iterator[Proposal]:
                     tensor = {k: v for k, v in mine.items() if k != key} | ({key: theirs[key]} if key in theirs else {})
                     changed = {**data, "tensors": {**declared, one: tensor}}
                     yield Proposal(1, f"the tensor {one} with the {key} of {other}", changed)
-
-
-def _for_all(data: Data, paths: list[Path]) -> Iterator[Proposal]:
-    """A call that some ranks alone make is made by all."""
-    for path in paths:
-        entry = at(data, path)
-        if ranks_of(entry) is not None and OPS[op_of(entry)].kind != "p2p":
-            changed = {key: value for key, value in entry.items() if key != "ranks"}
-            yield Proposal(2, f"{op_of(entry)} on all ranks", with_entries(data, path, [changed]))
-
-
-def _missing(data: Data, named: list[Path]) -> Iterator[Proposal]:
-    """A collective that one list has stands in another list of steps too."""
-    lists = [path[:-1] for path in steps_of(data)]
-    for path in named:
-        entry = at(data, path)
-        if OPS[op_of(entry)].kind == "p2p":
-            continue
-        for where in dict.fromkeys(lists):
-            for k in reversed(range(len(at(data, where)) + 1)) if where != path[:-1] else ():
-                found = copy.deepcopy(data)
-                at(found, where).insert(k, copy.deepcopy(entry))
-                yield Proposal(2, f"{op_of(entry)} on the other ranks as well", found)
 
 
 __all__ = ["LEAVES_OUT", "Fault", "Proposal", "proposals"]

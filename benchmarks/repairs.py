@@ -16,37 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from distsim.compact.align import Entry, Step  # noqa: E402
-from distsim.compact.fit import Names  # noqa: E402
-from distsim.compact.groups import families_of  # noqa: E402
-from distsim.compact.items import Itemizer  # noqa: E402
-from distsim.compact.write import Writer, text  # noqa: E402
-from distsim.cost import CostModel  # noqa: E402
-from distsim.engine import run  # noqa: E402
-from distsim.profiles import PROFILES, default_cluster  # noqa: E402
-from distsim.program.build import build_program  # noqa: E402
 from distsim.repair.fixes import fixes  # noqa: E402
-from distsim.replay import program_of  # noqa: E402
-from tests.agreed import Case, load_cases  # noqa: E402
+from tests.agreed import load_cases, scenario_of  # noqa: E402
 
 FAULTS = ("deadlock", "mismatch")
-
-
-def scenario_of(case: Case) -> str:
-    """The program as a file, each rank with steps of its own."""
-    program = build_program(case["world_size"], case["programs"], groups=case["groups"], name=case["id"])
-    cost = CostModel(default_cluster(program.backend), program.world_size, program.local_size, program.link_faults)
-    trace = run(program, PROFILES[program.backend], cost).trace
-    rebuilt = program_of(trace, backend=program.backend, resolve=False)
-    families = families_of(rebuilt.program, {})
-    itemizer = Itemizer(rebuilt, trace, families)
-    bare = {
-        r: [item._replace(form=item.form._replace(source="")) for item in itemizer.items(r)] for r in range(program.world_size)
-    }
-    entries: list[Entry] = [Step(item.form, {r: item.ints}, {r: item.times}) for r, mine in bare.items() for item in mine]
-    head = {"name": case["id"], "world": program.world_size, "backend": program.backend, "groups": families.declared}
-    body = Writer(families, Names.of(program.world_size, families.mesh), True).program(entries)
-    return "\n".join([*(f"{key}: {text(value)}" for key, value in head.items() if value), "program:", *body]) + "\n"
 
 
 def main() -> None:

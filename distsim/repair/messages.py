@@ -72,14 +72,12 @@ def other_sides(data: Data, named: list[Path]) -> Iterator[tuple[str, Data]]:
         entry = at(data, path)
         if not is_message(entry):
             continue
-        fields, mine = fields_of(entry), owners(data, path)
+        fields, mine, op = fields_of(entry), owners(data, path), _OTHER[op_of(entry)]
         peer = fields.get(_PEER[op_of(entry)])
         where = list_of(data, peer) if isinstance(peer, int) else None
-        if where is None or len(mine) != 1:
-            continue
-        op = _OTHER[op_of(entry)]
-        said = {_PEER[op]: mine[0], **{key: fields[key] for key in _SAME if key in fields}}
-        yield from _inserted(data, path, where, op, said, int(peer))
+        if isinstance(peer, int) and where is not None and len(mine) == 1:
+            said: Data = {key: fields[key] for key in _SAME if key in fields}
+            yield from _inserted(data, path, where, op, {_PEER[op]: mine[0], **said}, peer)
 
 
 def _inserted(data: Data, path: Path, where: Path, op: str, said: Data, peer: int) -> Iterator[tuple[str, Data]]:

@@ -65,7 +65,9 @@ class Course(NamedTuple):
     streams: list[Thread]
 
 
-def course_of(linked: Linked, conditions: Conditions, *, plain: bool = True, steps: Mapping[int, Threads] | None = None) -> Course:
+def course_of(
+    linked: Linked, conditions: Conditions, *, plain: bool = True, steps: Mapping[int, Threads] | None = None
+) -> Course:
     """The course of all ranks of a program. ``plain``: columns as lists, which a loop reads faster. ``steps``: what `steps_of` gave for
     the program, for whoever runs it more than once."""
     hosts, streams = _threads(linked, steps or steps_of(linked))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -20,7 +21,9 @@ from distsim.real.board import Board, Phase
 from distsim.trace import is_partial
 from distsim.trace_io import parse_trace, read_trace, trace_lines
 from distsim.views.ending import how_it_ended
+from distsim.views.outputs import output_schema
 from distsim.views.real import real_text
+from tests.json_schema import Schema
 
 pytest.importorskip("torch")
 
@@ -210,6 +213,18 @@ def test_a_program_that_hangs_is_refused_with_the_diagnosis(cli: Cli):
     assert done.returncode == 1
     assert "DS301" in done.stdout
     assert "--force" in done.stderr
+
+
+@pytest.mark.parametrize("force", [(), ("--force", "--timeout", "1 s")], ids=["refused", "forced"])
+def test_the_json_of_a_run_that_fails_has_its_schema(cli: Cli, force: tuple[str, ...]):
+    """Closed, for a run that is refused, and for one that stood still, with stacks and places."""
+    done = cli("run", "scenarios/head_to_head_sends.yaml", "--real", "--backend", "gloo", "--format", "json", *force)
+    report = json.loads(done.stdout)
+
+    assert done.returncode == 1
+    assert (report["schema_version"], report["findings"][0]["code"], "refused" in report) == (1, "DS301", not force)
+    assert list(Schema(output_schema("run", closed=True)).faults(report)) == []
+    assert force == () or all(rank["stack"] for rank in report["ranks"])
 
 
 def test_nccl_without_a_gpu_is_offered_gloo_by_name(cli: Cli):

@@ -12,12 +12,18 @@ A family is a module `wrapped_<family>` with `CASES`. A recording is compact: th
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+#: Seconds until the recording of a family is given up.
+LIMIT_S = 900
 HERE = Path(__file__).parent
 DATA = HERE / "data"
 DOC = HERE.parent / "docs" / "same_calls.md"
@@ -25,6 +31,8 @@ FAMILIES = {
     "fsdp": "fully_shard (FSDP2)",
     "ddp": "DistributedDataParallel",
     "nested": "fully_shard around transformer blocks, with adapters",
+    "tp": "Tensor parallelism (DTensor)",
+    "pipeline": "Pipelines",
 }
 IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
             "torch.distributed.checkpoint", "torch.distributed.optim", "torch._dynamo")  # fmt: skip
@@ -96,18 +104,76 @@ def text_of(call: dict[str, Any]) -> str:
     return " ".join(words) + (" async" if call["async"] and call["op"] not in ("send", "recv") else "")
 
 
-# --- commands ---
-def record(family: str, names: Iterable[str]) -> dict[str, Any]:
+# --- recording ---
+def _play(rank: int, size: int, names: list[str], family: str, folder: Path) -> None:
+    """One process: joins once, then runs every configuration of so many ranks; nothing of the way between them is kept."""
+    import torch
+    import torch.distributed as dist
+    import torch_recorder
+
+    log: list[dict[str, Any]] = []
+    torch_recorder._number_batches(log)
+    dist.Backend.register_backend("recorder", torch_recorder._backend(log), extended_api=True, devices=["cpu"])
+    dist.init_process_group("recorder", init_method=f"file://{folder}/store", rank=rank, world_size=size,
+                            timeout=timedelta(seconds=LIMIT_S))  # fmt: skip
+    torch.set_num_threads(1)
+    for name in names:
+        dist.barrier()
+        log.clear()
+        torch.manual_seed(0)
+        try:
+            cases(family)[name].body(rank, size, log)
+        except Exception as error:  # the same on every rank, or the next barrier comes to nothing
+            sys.stderr.write(f"{name}, rank {rank}: {type(error).__name__}: {error}\n")
+            continue
+        first = min((call["batch"] for call in log if "batch" in call), default=1) - 1
+        kept = [{**call, "batch": call["batch"] - first} if "batch" in call else call for call in log]
+        (folder / f"{name}.{rank}.json").write_text(json.dumps(kept))
+
+
+def played(family: str, names: list[str]) -> dict[str, list[list[dict[str, Any]]]]:
+    """The calls of each rank of each configuration. Raises RuntimeError where a process fails or does not end in time."""
     import torch_recorder
 
     for module in IMPORTED:  # once, not in every process
         import_module(module)
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+    torch_recorder.LIMIT_S = LIMIT_S
     found = {}
-    for name in names:
+    for size in sorted({cases(family)[name].ranks for name in names}):
+        mine = [name for name in names if cases(family)[name].ranks == size]
+        with tempfile.TemporaryDirectory() as text:
+            folder = Path(text)
+            children = [_forked(rank, size, mine, family, folder) for rank in range(size)]
+            failed = torch_recorder._awaited(children)
+            done = [name for name in mine if all((folder / f"{name}.{rank}.json").exists() for rank in range(size))]
+            found |= {name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(size)] for name in done}
+            if failed:
+                sys.stdout.write(f"{family}: ranks {failed} failed after {done[-1:]}, before {[n for n in mine if n not in done][:1]}\n")
+    return found
+
+
+def _forked(rank: int, size: int, names: list[str], family: str, folder: Path) -> int:
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        _play(rank, size, names, family, folder)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+# --- commands ---
+def record(family: str, names: Iterable[str]) -> dict[str, Any]:
+    found = {name: packed(calls) for name, calls in played(family, list(names)).items()}
+    for name, data in found.items():
         case = cases(family)[name]
-        found[name] = packed(torch_recorder.record(case.ranks, case.body))
-        sys.stdout.write(f"{family} {name}: {first_difference(case, unpacked(found[name]), expanded(case)) or 'equal'}\n")
-        sys.stdout.flush()
+        sys.stdout.write(f"{family} {name}: {first_difference(case, unpacked(data), expanded(case)) or 'equal'}\n")
     return found
 
 

@@ -93,12 +93,14 @@ class Hooks:
         yield "post", number
 
     def _gradients(self) -> None:
-        """Where gradients begin: nothing before the first parameter that learns wants one."""
+        """Where gradients begin: nothing before the first parameter that learns wants one. A unit's own (its norms) come before those
+        inside it."""
         wants = self.settings.input_grad
         self.works: dict[tuple[str, int], bool] = {}
         for token, k in self.tokens:
             if token == "pre":
                 self.takes[k] = wants
+                wants = wants or (k > 0 and bool(self.units[k].inner and self.units[k].params))
             elif token == "post":
                 self.gives[k] = wants
             else:

@@ -76,7 +76,10 @@ class Layered(Strategy):
 
 def named_layers(fields: Iterable[LayerFields]) -> tuple[Layer, ...]:
     """Layers laid out one by one; equal or missing names are told apart by number."""
-    return tuple(Layer(name, one.params, one.forward, one.backward) for name, one in numbered(fields))
+    return tuple(
+        Layer(name, one.params, one.forward, one.backward, getattr(one, "frozen", ()), getattr(one, "dtype", None) or "")
+        for name, one in numbered(fields)
+    )
 
 
 def numbered(fields: Iterable[L], within: str = "") -> list[tuple[str, L]]:

@@ -164,7 +164,7 @@ def sequence_whole(fused: bool) -> Any:
 
 def twin(iterations: int = 2, mesh: Any = None, **fields: Any) -> dict[str, Any]:
     base = {"layers": 2, "pairs": 2, "columns": [3, 2], "batch": BATCH, "sequence": SEQUENCE, "hidden": HIDDEN, "dtype": "float32", **PRICE}
-    return {"mesh": mesh or {"dp": 1, "tp": 2}, "iterations": iterations, "program": [{"tensor_parallel": {**base, **fields}}]}
+    return {"mesh": mesh or {"dp": 1, "tp": 2}, "iterations": iterations, "program": [{"tensor_parallel": {k: v for k, v in {**base, **fields}.items() if v is not None}}]}
 
 
 CASES: dict[str, Case] = {
@@ -173,20 +173,20 @@ CASES: dict[str, Case] = {
     "fused": Case("the same with wq, wk, wv fused", 2, parallel(plain, fused=True), twin(columns=[1, 2]), SOFT),
     "plain_evaluate": Case("forward passes alone", 2, parallel(plain, evaluate=True), twin(backward=None), SOFT),
     "embedded": Case("embedding and output sharded by vocabulary, logits gathered", 2, parallel(plain, ends=True, loss="plain"),
-                     twin(vocabulary=VOCABULARY), SOFT),
+                     twin(ends={"vocabulary": VOCABULARY}), SOFT),
     "loss": Case("the same with loss_parallel", 2, parallel(plain_loss, ends=True, loss="parallel"),
-                 twin(vocabulary=VOCABULARY, loss_parallel=True), SOFT),
+                 twin(ends={"vocabulary": VOCABULARY, "loss_parallel": True}), SOFT),
     "embedded_evaluate": Case("embedding and output, forward passes alone", 2, parallel(plain, ends=True, evaluate=True),
-                              twin(vocabulary=VOCABULARY, backward=None), SOFT),
-    "sequence": Case("torchtitan's plan, the blocks alone", 2, parallel(sequence), twin(sequence_parallel=True), SOFT),
+                              twin(ends={"vocabulary": VOCABULARY}, backward=None), SOFT),
+    "sequence": Case("torchtitan's plan, the blocks alone", 2, parallel(sequence), twin(sequence_parallel=True, sequence=2 * SEQUENCE), SOFT),
     "sequence_fused": Case("the same with wq, wk, wv fused", 2, parallel(sequence, fused=True),
-                           twin(sequence_parallel=True, columns=[1, 2]), SOFT),
+                           twin(sequence_parallel=True, sequence=2 * SEQUENCE, columns=[1, 2]), SOFT),
     "sequence_whole": Case("torchtitan's plan with embedding and output, logits gathered", 2,
-                           parallel(sequence_whole, ends=True, loss="plain"), twin(sequence_parallel=True, vocabulary=VOCABULARY), SOFT),
+                           parallel(sequence_whole, ends=True, loss="plain"), twin(sequence_parallel=True, ends={"vocabulary": VOCABULARY}), SOFT),
     "sequence_loss": Case("torchtitan's plan whole, loss_parallel", 2, parallel(sequence, ends=True, loss="parallel"),
-                          twin(sequence_parallel=True, vocabulary=VOCABULARY, loss_parallel=True), SOFT),
+                          twin(sequence_parallel=True, ends={"vocabulary": VOCABULARY, "loss_parallel": True}), SOFT),
     "sequence_loss_4": Case("the same on 4 ranks", 4, parallel(sequence, ends=True, loss="parallel", tensor=4),
-                            twin(mesh={"dp": 1, "tp": 4}, sequence_parallel=True, vocabulary=VOCABULARY, loss_parallel=True), SOFT),
-    "clip": Case("columns and rows with clip_grad_norm_", 2, parallel(plain, clip=True), twin(), SOFT),
-    "fsdp": Case("columns and rows under fully_shard, clip_grad_norm_", 4, parallel(plain, shard=True, clip=True), twin(), SOFT),
+                            twin(mesh={"dp": 1, "tp": 4}, sequence_parallel=True, ends={"vocabulary": VOCABULARY, "loss_parallel": True}), SOFT),
+    "clip": Case("torchtitan's plan with clip_grad_norm_", 2, parallel(sequence, ends=True, loss="parallel", clip=True), twin(), SOFT),
+    "fsdp": Case("torchtitan's plan under fully_shard, clip_grad_norm_", 4, parallel(sequence, ends=True, loss="parallel", shard=True, clip=True), twin(), SOFT),
 }  # fmt: skip

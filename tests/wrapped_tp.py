@@ -167,6 +167,30 @@ def twin(iterations: int = 2, mesh: Any = None, **fields: Any) -> dict[str, Any]
     return {"mesh": mesh or {"dp": 1, "tp": 2}, "iterations": iterations, "program": [{"tensor_parallel": {k: v for k, v in {**base, **fields}.items() if v is not None}}]}
 
 
+def _over(op: str, numel: int, reduce_op: str = "sum") -> dict[str, Any]:
+    """A call over tp of so many elements on a rank, its part or its whole."""
+    part, whole = ({"shape": [n], "dtype": "float32"} for n in (numel, 2 * numel))
+    if op == "all_reduce":
+        return {op: {"tensor": part, "group": "tp", "op": reduce_op}}
+    names = {"input": part, "output": whole} if op == "all_gather_into_tensor" else {"input": whole, "output": part}
+    return {op: {**names, "group": "tp"}}
+
+
+GATHER, SCATTER, NORM = _over("all_gather_into_tensor", 128), _over("reduce_scatter_tensor", 128), _over("all_reduce", 16)
+#: A block's matrices, cut over tp: norms, wq, wk, wv, wo, w1, w3, w2.
+CUT = [[16], [16], [8, 16], [8, 16], [8, 16], [16, 8], [32, 16], [32, 16], [16, 32]]
+TWO_D = {
+    "mesh": {"dp": 2, "tp": 2},
+    "iterations": 2,
+    "program": [{"fsdp": {
+        "layers": {"params": CUT, "count": 2, "forward": [GATHER, SCATTER] * 2, "backward": [*[GATHER, SCATTER] * 2, NORM, NORM]},
+        "root": {"params": [[16, 16], [16], [16, 16]], "at": "both", "first_forward": [SCATTER], "first_backward": [GATHER, NORM],
+                 "forward": [GATHER, _over("all_reduce", 16, "max"), NORM, NORM], "backward": [SCATTER]},
+        "clip_grad_norm": True, "clip_over": "tp",
+    }}],
+}  # fmt: skip
+
+
 CASES: dict[str, Case] = {
     "plain": Case("wq, wk, wv, w1, w3 by columns, wo, w2 by rows", 2, parallel(plain), twin(), SOFT),
     "plain_4": Case("the same on 4 ranks", 4, parallel(plain, tensor=4), twin(mesh={"dp": 1, "tp": 4}), SOFT),
@@ -187,6 +211,6 @@ CASES: dict[str, Case] = {
                           twin(sequence_parallel=True, ends={"vocabulary": VOCABULARY, "loss_parallel": True}), SOFT),
     "sequence_loss_4": Case("the same on 4 ranks", 4, parallel(sequence, ends=True, loss="parallel", tensor=4),
                             twin(mesh={"dp": 1, "tp": 4}, sequence_parallel=True, ends={"vocabulary": VOCABULARY, "loss_parallel": True}), SOFT),
-    "clip": Case("torchtitan's plan with clip_grad_norm_", 2, parallel(sequence, ends=True, loss="parallel", clip=True), twin(), SOFT),
-    "fsdp": Case("torchtitan's plan under fully_shard, clip_grad_norm_", 4, parallel(sequence, ends=True, loss="parallel", shard=True, clip=True), twin(), SOFT),
+    "fsdp": Case("torchtitan's plan under fully_shard, clip_grad_norm_ over both axes", 4,
+                 parallel(sequence, ends=True, loss="parallel", shard=True, clip=True), TWO_D, SOFT),
 }  # fmt: skip

@@ -57,6 +57,9 @@ class RootFields(UnitFields):
     """The outermost module. ``at``: whether what it holds computes after the layers, before them (embeddings), or both."""
 
     at: Literal["last", "first", "both"] = "last"
+    #: What it does before the layers (after them, in the backward pass); left out, half of `forward` and `backward` where it does both.
+    first_forward: CostField | None = None
+    first_backward: CostField | None = None
 
 
 class Fsdp(Layered):
@@ -95,8 +98,10 @@ class Fsdp(Layered):
     accumulate: Count = 1
     #: set_requires_gradient_sync(False) before all micro-batches but the last; left out: under ZeRO 1.
     no_sync: StrictBool | None = None
-    #: clip_grad_norm_: one number is reduced before the optimizer.
+    #: clip_grad_norm_: a norm for each parameter is reduced before the optimizer.
     clip_grad_norm: StrictBool = False
+    #: Axes over which the norms are summed as well, as the matrices are cut there too.
+    clip_over: Axes | None = None
     optimizer: CostField | None = None
     #: Ranks that leave out the backward pass of one iteration: {1: 0}.
     skips_backward: PerRank = {}
@@ -122,7 +127,7 @@ class Fsdp(Layered):
         return next((axis for axis in ("dp_shard", "dp") if axis in context.mesh), None)
 
     def refuse(self, context: Context) -> list[Refusal]:
-        found = context.refused(shard=self.shard, replicate=self.replicate)
+        found = context.refused(shard=self.shard, replicate=self.replicate, clip_over=self.clip_over)
         if found:
             return found
         shard, replicate = (_axes(group) for group in (self.shard_group(context), self.replicate))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from distsim.strategies.base import Context, Entry, Expansion, Writer, block, compute, step, wait
+from distsim.strategies.base import Context, Cost, Entry, Expansion, Writer, block, compute, step, wait
 from distsim.strategies.fsdp_steps import Event, Hooks, Unit, hoisted
 from distsim.strategies.layers import shares
 
@@ -128,13 +128,22 @@ class FsdpWriter(Writer):
         unit, at = self.units[k], self.fsdp.settings.at
         price = unit.forward if word == "forward" else unit.backward
         if k == 0 and at == "both":
-            half = shares(price, 2)[again] if isinstance(price, Mapping) else price if again == (word == "backward") else []
-            price, fresh = half, fresh and again == 0
+            price, fresh = self.half(word, price, first=again == (word == "backward")), fresh and again == 0
         reads = [f"{self.p}_full_{self.number[k]}"] if k in self.number else []
         if word == "forward" or not unit.params:
             return [compute(f"{word} {unit.name}", price, reads=reads)]
         grads = [f"{self.p}_grads_{self.number[k]}"]
         return [compute(f"backward {unit.name}", price, reads=reads, writes=grads if fresh else [], adds=[] if fresh else grads)]
+
+    def half(self, word: str, price: Cost, first: bool) -> Cost:
+        """What the root does before the layers, or after them."""
+        root = self.fsdp.root
+        given = None if root is None else root.first_forward if word == "forward" else root.first_backward
+        if given is not None:
+            return given if first else price
+        if isinstance(price, Mapping):
+            return shares(price, 2)[1 - first]
+        return [] if first else price
 
     # --- gradients ---
     def reduce(self, k: int, first: bool, last: bool) -> list[Entry]:
@@ -183,7 +192,9 @@ class FsdpWriter(Writer):
         fsdp = self.fsdp
         if fsdp.clip_grad_norm:
             norms = sum(len(self.units[k].params) for k in self.learning)
-            found.append(self.call("all_reduce", tensor=self.tensor("norm", norms, "float32"), op="sum"))
+            name = self.tensor("norm", norms, "float32")
+            found.append(self.call("all_reduce", tensor=name, op="sum"))
+            found += [step("all_reduce", tensor=name, op="sum", group=fsdp.clip_over)] if fsdp.clip_over is not None else []
         if fsdp.optimizer is not None:
             reads, writes = ([f"{self.p}_{word}_{self.number[k]}" for k in self.learning] for word in ("grad", "shard"))
             found.append(compute("optimizer", fsdp.optimizer, reads=reads, writes=writes))

@@ -24,9 +24,9 @@ def bounded_world(scenario: Scenario, max_calls: int | None) -> None:
 def bounded_program(program: Program, max_calls: int | None) -> None:
     """Raise UsageError for a program of more calls than commands take; ``max_calls`` is what the user allows instead."""
     limit = MAX_CALLS if max_calls is None else max_calls
-    if program.call_count > limit:
-        said = f"{program.call_count:,} calls on {program.world_size:,} ranks"
-        _refuse(program.file, said, program.call_count, program.world_size, f"{limit:,} calls", program.call_count)
+    calls, ranks = program.present_calls, len(program.present)
+    if calls > limit:
+        _refuse(program.file, f"{calls:,} calls on {ranks:,} ranks", calls, ranks, f"{limit:,} calls", calls)
 
 
 def _refuse(file: str, said: str, calls: int, ranks: int, limit: str, needed: int) -> None:

@@ -7,7 +7,7 @@ calls asks `Program.call(rank, position)`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -243,6 +243,12 @@ class Program:
         """The ranks of a group whose calls are there."""
         ranks = self.groups[group].ranks
         return ranks if self.stands_for is None else tuple(rank for rank in ranks if self.stands_for[rank] == rank)
+
+    def alike(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """The ranks that these stand for, themselves included, ascending."""
+        if self.stands_for is None:
+            return tuple(sorted(ranks))
+        return tuple(np.flatnonzero(np.isin(self.stands_for, list(ranks))).tolist())
 
     def names_of(self, rank: int) -> dict[str, object]:
         """The names of expressions with their values on one rank."""

@@ -30,6 +30,8 @@ Ints = NDArray[np.int64]
 
 #: Rounds after which a program counts as one that does not fold: a chain loses a few ranks in each.
 ROUNDS = 64
+#: Operations that end a process.
+_ENDS = ("exit", "fail")
 #: Group ranks beside which a rule is tried, to see whether it goes by their places.
 _TRIED = 8
 
@@ -62,12 +64,12 @@ class Partition(NamedTuple):
     slots: Slots
 
 
-def partition(program: Program, cost: CostModel, profiles: Sequence[Profile], rounds: int = ROUNDS) -> Partition | None:
+def partition(program: Program, costs: Sequence[CostModel], profiles: Sequence[Profile], rounds: int = ROUNDS) -> Partition | None:
     """The classes of a program's ranks under some profiles; None where something in it cannot be told by classes.
 
-    ``cost``: whose prices must be equal. ``rounds`` bounds the refinement.
+    ``costs``: whose prices must be equal. ``rounds`` bounds the refinement.
     """
-    return _Refinement(program, cost, profiles).run(rounds) if _by_classes(program) else None
+    return _Refinement(program, costs, profiles).run(rounds) if _by_classes(program) else None
 
 
 def _by_classes(program: Program) -> bool:
@@ -80,7 +82,7 @@ def _by_classes(program: Program) -> bool:
             return False
         for call in code.distinct_calls():
             named = any(isinstance(call.fields.get(name), np.ndarray) for name in ("code", "message", "assume_src"))
-            if call.invalid is not None or OPS[call.op].kind == "group" or named or _fits_by_place(program, code, call):
+            if call.invalid is not None or OPS[call.op].kind == "group" or call.op in _ENDS or named or _fits_by_place(program, code, call):
                 return False
     return True
 
@@ -93,8 +95,8 @@ def _fits_by_place(program: Program, code: Code, call: CodeCall) -> bool:
 
 
 class _Refinement:
-    def __init__(self, program: Program, cost: CostModel, profiles: Sequence[Profile]) -> None:
-        self.program, self.cost, self.profiles = program, cost, profiles
+    def __init__(self, program: Program, costs: Sequence[CostModel], profiles: Sequence[Profile]) -> None:
+        self.program, self.costs, self.profiles = program, costs, profiles
         self.codes = [_Look(code) for code in program.codes]
         self.size = program.world_size
         self.ends = self._all_ends()
@@ -135,17 +137,17 @@ class _Refinement:
         """Of each entry: the ports that lead back, and how far it is."""
         groups = np.concatenate([np.zeros(0, np.int64), *(g for look in self.codes for _, g, _ in look.ports)])
         tags = np.concatenate([np.zeros(0, np.int64), *(t for look in self.codes for _, _, t in look.ports)])
-        found = [self._backs([]), self._backs([groups]), self._distance()]
+        found = [self._backs([]), self._backs([groups]), *map(self._distance, self.costs)]
         return [*found, self._backs([tags]), self._backs([groups, tags])] if any(look.tagged for look in self.codes) else found
 
-    def _distance(self) -> Ints:
+    def _distance(self, cost: CostModel) -> Ints:
         """By entry a number for what its messages cost."""
-        nodes = np.stack([end // self.cost.local_size for end in (self.ends.rank, self.ends.peer)], axis=1)
-        if not self.cost.link_faults:
+        nodes = np.stack([end // cost.local_size for end in (self.ends.rank, self.ends.peer)], axis=1)
+        if not cost.link_faults:
             return np.asarray(nodes[:, 0] != nodes[:, 1], dtype=np.int64)
         pairs, which = np.unique(nodes, axis=0, return_inverse=True)
-        ranks = [(a * self.cost.local_size, b * self.cost.local_size + (a == b)) for a, b in pairs.tolist()]
-        rates = [(self.cost.link_class(a, b), self.cost.bytes_per_ns(a, b)) for a, b in ranks]
+        ranks = [(a * cost.local_size, b * cost.local_size + (a == b)) for a, b in pairs.tolist()]
+        rates = [(cost.link_class(a, b), cost.bytes_per_ns(a, b)) for a, b in ranks]
         known: dict[Hashable, int] = {}
         numbers = [known.setdefault(rate, len(known)) for rate in rates]
         return np.array(numbers, dtype=np.int64)[which.reshape(-1)] if numbers else nodes[:, 0]
@@ -175,7 +177,7 @@ class _Refinement:
         """By group in use a number for what it costs and allows."""
         known: dict[Hashable, int] = {}
         groups = [self.program.groups[g] for g in self.slots.ids]
-        keys = [(id(self.cost.placement(g.ranks)), g.size, g.timeout_ns, g.backend, g.id == 0) for g in groups]
+        keys = [(*(id(cost.placement(g.ranks)) for cost in self.costs), g.size, g.timeout_ns, g.backend, g.id == 0) for g in groups]
         return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
 
     # --- colours ---

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from distsim.cost import CostModel
-from distsim.profiles import PROFILES, READINGS
+from distsim.profiles import READINGS
 from distsim.profiles.record import Profile
 from distsim.program.assemble import narrow
 from distsim.program.records import BufferVec, Code, CodeCall, Port, Program
@@ -25,13 +25,16 @@ from distsim.semantics.classes import Ints, Partition, partition
 WORTH = 2
 
 
-def section(program: Program, cost: CostModel, profiles: Sequence[Profile] | None = None, *, worth: float = WORTH) -> Program | None:
+class Unfold(Exception):
+    """What was asked of a section cannot be told by it: the order of events decides."""
+
+
+def section(program: Program, costs: Sequence[CostModel], profiles: Sequence[Profile], *, worth: float = WORTH) -> Program | None:
     """The program cut down to ranks that stand for all; None where that does not pay, or cannot be told.
 
-    ``profiles``: under which it must hold, all where nothing is said; the readings of the contract are always among them.
+    ``costs``, ``profiles``: under which it must hold; the readings of the contract are always among them.
     """
-    rules = [*(PROFILES.values() if profiles is None else profiles), *READINGS.values()]
-    classes = partition(program, cost, rules)
+    classes = partition(program, costs, [*profiles, *READINGS.values()])
     if classes is None or worth * (int(classes.of.max(initial=-1)) + 1) > program.world_size:
         return None
     kept = _kept(classes, program.world_size)

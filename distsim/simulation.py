@@ -154,7 +154,11 @@ def simulate_program(scenario: Scenario, program: Program, cost: CostModel, **mo
     judged = _judged(scenario, program, cost, result, more)
     wanted, tell = more.get("with_values") is not False, more.get("tell", _untold)
     tell("values")
-    return judged if not wanted or program.call_count > VALUES_CALLS else replace(judged, values=compute_values(program, result.trace))
+    return (
+        judged
+        if not wanted or program.call_count > VALUES_CALLS
+        else replace(judged, values=compute_values(program, result.trace))
+    )
 
 
 def _folded(scenario: Scenario, program: Program, cost: CostModel, more: More) -> Simulation | None:
@@ -170,7 +174,9 @@ def _folded(scenario: Scenario, program: Program, cost: CostModel, more: More) -
         return None
     if more.get("bounded"):
         bounded_program(part, more.get("max_calls"))
-    tell(f"{part.present_calls:,} calls on {len(part.present):,} ranks, which stand for {program.world_size:,}, in simulated time")
+    tell(
+        f"{part.present_calls:,} calls on {len(part.present):,} ranks, which stand for {program.world_size:,}, in simulated time"
+    )
     try:
         result = run(part, profile, cost)
         found = _judged(scenario, part, cost, result, more)

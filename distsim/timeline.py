@@ -261,9 +261,15 @@ def _alike_groups(section: Program, program: Program) -> dict[int, list[tuple[in
     return found
 
 
-def _every_group(times: Sequence[_Times], alike: Mapping[int, Sequence[tuple[int, int]]]) -> list[tuple[int, int, int, int, int, int]]:
+def _every_group(
+    times: Sequence[_Times], alike: Mapping[int, Sequence[tuple[int, int]]]
+) -> list[tuple[int, int, int, int, int, int]]:
     """The same of all groups, in the order in which they first started, at one time by their lowest ranks."""
-    told = [(one.began_ns, rank, i, one._replace(group=group)) for i, one in enumerate(times) for rank, group in alike.get(one.group, ())]
+    told = [
+        (one.began_ns, rank, i, one._replace(group=group))
+        for i, one in enumerate(times)
+        for rank, group in alike.get(one.group, ())
+    ]
     return [one[3][:6] for one in sorted(told, key=lambda one: one[:3])]
 
 

@@ -38,7 +38,11 @@ class LaterTrace(Trace):
 def whole_run(found: Run, program: Program, make: Callable[[], Trace]) -> Run:
     """A section's run as one of the whole ``program``. ``make``: how its trace is got, if it is wanted."""
     return replace(
-        found, program=program, trace=LaterTrace(make), standstill=whole_standstill(found.program, found.standstill), section=found
+        found,
+        program=program,
+        trace=LaterTrace(make),
+        standstill=whole_standstill(found.program, found.standstill),
+        section=found,
     )
 
 

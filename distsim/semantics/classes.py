@@ -64,7 +64,9 @@ class Partition(NamedTuple):
     slots: Slots
 
 
-def partition(program: Program, costs: Sequence[CostModel], profiles: Sequence[Profile], rounds: int = ROUNDS) -> Partition | None:
+def partition(
+    program: Program, costs: Sequence[CostModel], profiles: Sequence[Profile], rounds: int = ROUNDS
+) -> Partition | None:
     """The classes of a program's ranks under some profiles; None where something in it cannot be told by classes.
 
     ``costs``: whose prices must be equal. ``rounds`` bounds the refinement.
@@ -82,7 +84,13 @@ def _by_classes(program: Program) -> bool:
             return False
         for call in code.distinct_calls():
             named = any(isinstance(call.fields.get(name), np.ndarray) for name in ("code", "message", "assume_src"))
-            if call.invalid is not None or OPS[call.op].kind == "group" or call.op in _ENDS or named or _fits_by_place(program, code, call):
+            if (
+                call.invalid is not None
+                or OPS[call.op].kind == "group"
+                or call.op in _ENDS
+                or named
+                or _fits_by_place(program, code, call)
+            ):
                 return False
     return True
 
@@ -177,7 +185,9 @@ class _Refinement:
         """By group in use a number for what it costs and allows."""
         known: dict[Hashable, int] = {}
         groups = [self.program.groups[g] for g in self.slots.ids]
-        keys = [(*(id(cost.placement(g.ranks)) for cost in self.costs), g.size, g.timeout_ns, g.backend, g.id == 0) for g in groups]
+        keys = [
+            (*(id(cost.placement(g.ranks)) for cost in self.costs), g.size, g.timeout_ns, g.backend, g.id == 0) for g in groups
+        ]
         return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
 
     # --- colours ---
@@ -290,7 +300,11 @@ class _Look:
         if self.ports:
             peers, groups, tags = (np.stack([port[k] for port in self.ports], axis=1) for k in range(3))
             wide = np.int64(program.world_size)
-            for keys in (peers, peers + wide * groups, *((_joined(peers, tags), _joined(peers + wide * groups, tags)) if self.tagged else ())):
+            for keys in (
+                peers,
+                peers + wide * groups,
+                *((_joined(peers, tags), _joined(peers + wide * groups, tags)) if self.tagged else ()),
+            ):
                 yield _coincidences(keys).T
         if len(self.groups) > 1:
             yield _coincidences(np.stack(self.groups, axis=1)).T
@@ -310,13 +324,20 @@ class _Look:
             key = (roots.tobytes(), call.group)
             if key not in seen:
                 seen.add(key)
-                places = {pair: program.groups[pair[0]].group_rank(pair[1]) for pair in set(zip(groups.tolist(), roots.tolist(), strict=True))}
+                places = {
+                    pair: program.groups[pair[0]].group_rank(pair[1])
+                    for pair in set(zip(groups.tolist(), roots.tolist(), strict=True))
+                }
                 yield (roots == self.ranks).astype(np.int64)[None, :]
-                yield np.array([places[pair] for pair in zip(groups.tolist(), roots.tolist(), strict=True)], dtype=np.int64)[None, :]
+                yield np.array([places[pair] for pair in zip(groups.tolist(), roots.tolist(), strict=True)], dtype=np.int64)[
+                    None, :
+                ]
 
     def goes_by_place(self, profiles: Iterable[Profile]) -> bool:
         """Some operation of the code lets members go by where they stand in the group, beyond being its root or not."""
-        return any(_by_place(profile, op) for profile in profiles for op in {c.op for c in self.calls if OPS[c.op].kind == "collective"})
+        return any(
+            _by_place(profile, op) for profile in profiles for op in {c.op for c in self.calls if OPS[c.op].kind == "collective"}
+        )
 
 
 def _by_place(profile: Profile, op: str) -> bool:

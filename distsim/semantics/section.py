@@ -91,7 +91,7 @@ def cut(program: Program, kept: Ints, classes: Ints) -> Program:
     stands_for = first[classes]
     stands_for[kept] = kept
     codes, code_of, row_of = [], np.array(program.code_of), np.zeros(program.world_size, dtype=np.int64)
-    for number, code in enumerate(program.codes):
+    for code in program.codes:
         rows = np.flatnonzero(np.isin(code.ranks, kept))
         codes.append(_Cut(code, rows).code())
         row_of[np.array(code.ranks, dtype=np.int64)[rows]] = np.arange(len(rows))

@@ -27,7 +27,7 @@ from distsim.errors import UsageError
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES, default_cluster
-from distsim.program.limits import MAX_CALLS, bounded_program, bounded_world
+from distsim.program.limits import FOLDED_CALLS, MAX_CALLS, bounded_program, bounded_world
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import Scenario
@@ -164,7 +164,7 @@ def simulate_program(scenario: Scenario, program: Program, cost: CostModel, **mo
 def _folded(scenario: Scenario, program: Program, cost: CostModel, more: More) -> Simulation | None:
     """The simulation of ranks that stand for all; None where that does not pay, is not wanted, or where order decides."""
     wanted = more.get("fold")
-    if wanted is False or more.get("ordered") or more.get("follow") or (wanted is None and program.call_count <= VALUES_CALLS):
+    if wanted is False or more.get("ordered") or more.get("follow") or (wanted is None and program.call_count <= FOLDED_CALLS):
         return None
     tell = more.get("tell", _untold)
     tell(f"which of {program.world_size:,} ranks do the same")

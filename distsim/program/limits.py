@@ -10,6 +10,8 @@ from distsim.units import show_bytes, show_ns
 #: Calls of all ranks together, and ranks, that commands take without `--max-calls`.
 MAX_CALLS = 5_000_000
 MAX_RANKS = 1 << 17
+#: Programs of more calls are folded without being asked for: ranks that do the same are simulated once.
+FOLDED_CALLS = 20_000
 #: What a call and a rank take in a program that completes, roughly: bytes, and ns of one core.
 _CALL, _RANK = (400, 15_000), (3_000, 80_000)
 

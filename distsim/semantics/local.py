@@ -90,11 +90,14 @@ def steps_of(linked: Linked) -> dict[int, Threads]:
 
 
 def _threads(linked: Linked, steps: Mapping[int, Threads]) -> tuple[list[Thread], list[Thread]]:
-    hosts, streams = dict[int, Thread](), list[Thread]()
-    for rank, unit in enumerate(linked.unit_of):
+    nobody = Thread(-1, 0, [], [], 0, True)
+    nobody.ended = True
+    hosts, streams = [nobody] * linked.program.world_size, list[Thread]()
+    for rank in linked.program.present:
+        unit = linked.unit_of[rank]
         hosts[rank], more = threads_of(linked, steps[id(unit)], rank, linked.base[rank], linked.meets[rank], rank)
         streams += more
-    return [hosts[rank] for rank in range(linked.program.world_size)], streams
+    return hosts, streams
 
 
 def flatten_unit(linked: Linked, unit: Unit) -> Threads:
@@ -117,7 +120,7 @@ class Progress:
 
     By row, -1 where it never was: ``posted`` (there for others), ``issued`` (handed to a stream), ``returned`` (of calls that wait),
     ``ended`` (of launches and of own work), ``waited`` (of requests that are waited for one by one). By instance: how many are ``missing``,
-    when the ``latest`` came, who ``came`` to a meet. ``hosts``: by rank.
+    when the ``latest`` came, who ``came`` to a meet. ``hosts``: by rank; one that has ended where another rank stands for it.
     """
 
     def __init__(self, course: Course) -> None:

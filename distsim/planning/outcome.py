@@ -1,0 +1,106 @@
+"""What comes of one layout: its time, band and shares, what it holds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from distsim.cost import CostModel
+from distsim.cost.band import COMPUTED, several
+from distsim.planning.lane import LAUNCH, MEMORY, PRODUCTS, Prices
+from distsim.planning.lanes import Stuck
+from distsim.planning.layouts import Layout, Left, Question
+from distsim.planning.timed import NORM, PIPELINE, Cache, Step, Timed
+
+#: Words of `Outcome.shares` for what a step's time goes into: matrix products; what memory's bandwidth bounds; the host's launches; waiting
+#: for other stages; exposed communication by axis (`data`: gradients and parameters among replicas).
+_AXES = ("tp", "cp", "ep")
+
+
+class Outcome(NamedTuple):
+    """A layout that was timed. ``corners_ns``: the step with compute and communication at either end of their bands, from (low, low) to
+    (high, high). ``shares`` of the step add up to 1, the mean over ranks. ``held_nbytes``: the fullest rank's peak."""
+
+    layout: Layout
+    cluster: str
+    step_ns: int
+    corners_ns: tuple[int, ...]
+    shares: dict[str, float]
+    held_nbytes: int
+    memory: float  # share of the device's
+    tokens_s_gpu: float
+    mfu: float
+
+    @property
+    def band_ns(self) -> tuple[int, int]:
+        """If all prices err alike: the shortest and the longest step."""
+        return min(self.corners_ns), max(self.corners_ns)
+
+    @property
+    def bubble(self) -> float:
+        return self.shares.get(PIPELINE, 0.0)
+
+    @property
+    def exposed(self) -> float:
+        """Communication beside which nothing computes; messages between stages are in the bubble."""
+        return sum(share for word, share in self.shares.items() if word not in (PRODUCTS, MEMORY, LAUNCH, PIPELINE))
+
+    @property
+    def bound(self) -> str:
+        """What most of the step goes into."""
+        return max(self.shares, key=lambda word: self.shares[word])
+
+
+class Pricing:
+    """Prices on one cluster, shared by the layouts of a question."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.cost = CostModel(question.cluster, question.gpus, question.node)
+        self.caches: dict[tuple[float, float], Cache] = {}
+        calls = several(self.cost, question.gpus)
+        corners = [(c, k) for c in COMPUTED for k in calls]
+        self.corners = corners if self.cost.nccl and not question.cluster.measured else []
+        self._steps: dict[object, Step] = {}
+
+    def outcome(self, layout: Layout) -> Outcome | Left:
+        """A layout timed, or why it is left out: what it holds does not fit, or it hangs."""
+        question, room = self.question, self.question.cluster.device.memory_nbytes
+        timed = self.timed(layout, (1.0, 1.0))
+        held = max(timed.held())
+        if held > room:
+            return Left(layout, f"it does not fit: a rank holds {-(-100 * held // room)} % of the device's memory")
+        try:
+            step = self.step(layout, (1.0, 1.0))
+            corners = [self.step(layout, factors).makespan_ns for factors in self.corners] or [step.makespan_ns]
+        except Stuck as stuck:
+            return Left(layout, f"it hangs: stages {', '.join(map(str, stuck.ranks))} wait for each other")
+        seconds = step.makespan_ns / 1e9
+        peak = question.cluster.device.peak.get(question.base.dtype) or question.cluster.device.flop_per_ns(question.base.dtype)
+        return Outcome(
+            layout, question.cluster.name, step.makespan_ns, tuple(corners), _shares(step), held, held / room,
+            question.global_batch * question.tokens / seconds / layout.gpus,
+            question.flops / (layout.gpus * peak * step.makespan_ns),
+        )  # fmt: skip
+
+    def timed(self, layout: Layout, factors: tuple[float, float]) -> Timed:
+        prices = Prices(self.cost, layout.mesh, factors)
+        return Timed(self.question.fields(layout), self.question.context(layout), prices, self.caches.setdefault(factors, {}))
+
+    def step(self, layout: Layout, factors: tuple[float, float]) -> Step:
+        """The step; layouts that differ only in what they hold (ZeRO 1 and 2) share it."""
+        key = (layout._replace(zero=1) if layout.zero == 2 else layout, factors)
+        if key not in self._steps:
+            self._steps[key] = self.timed(layout, factors).step()
+        return self._steps[key]
+
+
+def _shares(step: Step) -> dict[str, float]:
+    """Shares of a step by what they go into, the largest first."""
+    found: dict[str, float] = {}
+    for kind, ns in step.spent.items():
+        word = kind if kind in (PRODUCTS, MEMORY, LAUNCH, PIPELINE, *_AXES) else "norm" if kind in (NORM, "world") else "data"
+        found[word] = found.get(word, 0.0) + ns / step.makespan_ns
+    return dict(sorted(((w, s) for w, s in found.items() if s), key=lambda item: (-item[1], item[0])))
+
+
+__all__ = ["Outcome", "Pricing"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from distsim.cost import CostModel
@@ -56,42 +57,65 @@ class Pricing:
     def __init__(self, question: Question) -> None:
         self.question = question
         self.cost = CostModel(question.cluster, question.gpus, question.node)
-        self.caches: dict[tuple[float, float], Cache] = {}
-        calls = several(self.cost, question.gpus)
-        corners = [(c, k) for c in COMPUTED for k in calls]
-        self.corners = corners if self.cost.nccl and not question.cluster.measured else []
+        self.cache: Cache = {}
+        self.schedules: Cache = {}
+        banded = self.cost.nccl and not question.cluster.measured
+        self.bands = (COMPUTED, several(self.cost, question.gpus)) if banded else ((1.0, 1.0), (1.0, 1.0))
         self._steps: dict[object, Step] = {}
 
     def outcome(self, layout: Layout) -> Outcome | Left:
         """A layout timed, or why it is left out: what it holds does not fit, or it hangs."""
         question, room = self.question, self.question.cluster.device.memory_nbytes
-        timed = self.timed(layout, (1.0, 1.0))
+        timed = self.timed(layout)
         held = max(timed.held())
         if held > room:
             return Left(layout, f"it does not fit: a rank holds {-(-100 * held // room)} % of the device's memory")
         try:
-            step = self.step(layout, (1.0, 1.0))
-            corners = [self.step(layout, factors).makespan_ns for factors in self.corners] or [step.makespan_ns]
+            step = self.step(layout, timed)
         except Stuck as stuck:
             return Left(layout, f"it hangs: stages {', '.join(map(str, stuck.ranks))} wait for each other")
-        seconds = step.makespan_ns / 1e9
+        seconds, shares = step.makespan_ns / 1e9, _shares(step)
         peak = question.cluster.device.peak.get(question.base.dtype) or question.cluster.device.flop_per_ns(question.base.dtype)
         return Outcome(
-            layout, question.cluster.name, step.makespan_ns, tuple(corners), _shares(step), held, held / room,
+            layout, question.cluster.name, step.makespan_ns, corners(step.makespan_ns, shares, self.bands), shares, held, held / room,
             question.global_batch * question.tokens / seconds / layout.gpus,
             question.flops / (layout.gpus * peak * step.makespan_ns),
         )  # fmt: skip
 
-    def timed(self, layout: Layout, factors: tuple[float, float]) -> Timed:
-        prices = Prices(self.cost, layout.mesh, factors)
-        return Timed(self.question.fields(layout), self.question.context(layout), prices, self.caches.setdefault(factors, {}))
+    def timed(self, layout: Layout, factors: tuple[float, float] = (1.0, 1.0)) -> Timed:
+        prices, plain = Prices(self.cost, layout.mesh, factors), factors == (1.0, 1.0)
+        cache = self.cache if plain else {}
+        return Timed(self.question.fields(layout), self.question.context(layout), prices, cache, self.schedules)
 
-    def step(self, layout: Layout, factors: tuple[float, float]) -> Step:
+    def step(self, layout: Layout, timed: Timed) -> Step:
         """The step; layouts that differ only in what they hold (ZeRO 1 and 2) share it."""
-        key = (layout._replace(zero=1) if layout.zero == 2 else layout, factors)
+        key = layout._replace(zero=1) if layout.zero == 2 else layout
         if key not in self._steps:
-            self._steps[key] = self.timed(layout, factors).step()
+            self._steps[key] = timed.step()
         return self._steps[key]
+
+
+def corners(step_ns: int, shares: Mapping[str, float], bands: tuple[tuple[float, float], tuple[float, float]]) -> tuple[int, ...]:
+    """The step with what computes and what communicates at either end of their bands, in every combination.
+
+    What a rank waits for other stages is taken to grow as its own work does: they do the same.
+    """
+    computes = shares.get(PRODUCTS, 0.0) + shares.get(MEMORY, 0.0)
+    fixed, waits = shares.get(LAUNCH, 0.0), shares.get(PIPELINE, 0.0)
+    moves = 1.0 - computes - fixed - waits
+    scale = step_ns / max(1.0 - waits, 1e-9)
+    return tuple(round(scale * (c * computes + k * moves + fixed)) for c in bands[0] for k in bands[1])
+
+
+def apart(a: Outcome, b: Outcome) -> bool:
+    """Does one of two layouts stay the faster, wherever in their bands the prices are?
+
+    On one cluster prices err alike for both; on two, each by itself.
+    """
+    if a.cluster != b.cluster:
+        return a.band_ns[1] < b.band_ns[0] or b.band_ns[1] < a.band_ns[0]
+    signs = {x < y for x, y in zip(a.corners_ns, b.corners_ns, strict=True)}
+    return len(signs) == 1 and a.corners_ns != b.corners_ns
 
 
 def _shares(step: Step) -> dict[str, float]:
@@ -103,4 +127,4 @@ def _shares(step: Step) -> dict[str, float]:
     return dict(sorted(((w, s) for w, s in found.items() if s), key=lambda item: (-item[1], item[0])))
 
 
-__all__ = ["Outcome", "Pricing"]
+__all__ = ["Outcome", "Pricing", "apart", "corners"]

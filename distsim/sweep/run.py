@@ -70,9 +70,8 @@ def sweep(asked: Sweep, tell: Tell = lambda done, whole: None) -> Swept:
     finally:
         table.close()
     keys = [asked.key(point) for point in chosen]
-    table.finish(keys)
-    rows = tuple({**table.rows[key], **_own(point)} for key, point in zip(keys, chosen, strict=True))
-    return Swept(tuple(chosen), rows, len(set(keys) - known), len(set(keys) & known))
+    rows = table.finish([(key, _own(point)) for key, point in zip(keys, chosen, strict=True)])
+    return Swept(tuple(chosen), tuple(rows), len(set(keys) - known), len(set(keys) & known))
 
 
 def _own(point: Point) -> dict[str, str]:

@@ -47,7 +47,7 @@ class Table:
             text = read_bytes(self.growing).decode("utf-8", "replace")
             whole = text[: text.rfind("\n") + 1]
             self._keep(list(csv.reader(io.StringIO(whole))), self.growing)
-        self._write(self.growing)  # without what was cut off
+        self._write(self.growing, self.rows.values())  # without what was cut off
         self.file = self.growing.open("a", encoding="utf-8", newline="")
 
     def _keep(self, lines: list[list[str]], path: Path) -> None:
@@ -68,26 +68,27 @@ class Table:
             self.file.write(_line(cells[name] for name in self.columns))
             self.file.flush()
 
-    def finish(self, order: Iterable[str]) -> None:
-        """Write the table in this order of keys; rows of other points stay, behind them. Raises as `write_file`."""
-        first = [key for key in dict.fromkeys(order) if key in self.rows]
-        self.rows = {key: self.rows[key] for key in [*first, *(k for k in self.rows if k not in set(first))]}
-        if self.path is None:
-            return
+    def finish(self, order: Sequence[tuple[str, Mapping[str, str]]]) -> list[dict[str, str]]:
+        """Write the table: a row for each key and what its point calls itself; rows of other points stay, behind them. Returns the rows
+        of the points. Raises as `write_file`."""
+        ours = [{**self.rows[key], **own} for key, own in order]
+        named = {key for key, _ in order}
+        whole = [*ours, *(row for key, row in self.rows.items() if key not in named)]
         self.close()
-        if self.path.suffix == ".csv":
-            self._write(self.path)
-        else:
-            write_file(self.path, _parquet(self.columns, self.rows.values()))
+        if self.path is not None and self.path.suffix == ".csv":
+            self._write(self.path, whole)
+        elif self.path is not None:
+            write_file(self.path, _parquet(self.columns, whole))
             self.growing.unlink(missing_ok=True)
+        return ours
 
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
             self.file = None
 
-    def _write(self, path: Path) -> None:
-        lines = [_line(self.columns), *(_line(row[name] for name in self.columns) for row in self.rows.values())]
+    def _write(self, path: Path, rows: Iterable[Mapping[str, str]]) -> None:
+        lines = [_line(self.columns), *(_line(row[name] for name in self.columns) for row in rows)]
         write_file(path, lines)
 
 

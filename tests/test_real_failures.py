@@ -157,6 +157,33 @@ def test_a_launcher_that_is_ended_takes_its_ranks_with_it(number: signal.Signals
         assert not parse_trace(trace.read_text().splitlines(keepends=True)).header["complete"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_a_launcher_killed_at_any_moment_leaves_a_trace_whose_replay_tells_the_end(seed: int, tmp_path: Path, cli: Cli):
+    """From the first call of a rank on, in a program of ten seconds; from the second second on it holds calls."""
+    name, value = "DISTSIM_TEST_MARK", f"{tmp_path.name}-{seed}-{os.getpid()}"
+    (tmp_path / "loop.yaml").write_text(LOOP.replace("iterations: 2000", "iterations: 500") + "  - sleep: 20 ms\n")
+    later_s = random.Random(seed).random() * 5
+    trace = tmp_path / "t.jsonl"
+    command = [sys.executable, "-m", "distsim", "run", str(tmp_path / "loop.yaml"), "--real", "--trace", str(trace)]
+    environment = {**os.environ, name: value, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    launcher = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: _stuck(tmp_path) > 0)
+        time.sleep(later_s)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    until(lambda: processes_of(f"{name}={value}") == [])
+
+    left = read_trace(f"{trace}.partial")
+    assert is_partial(left)
+    assert later_s < 2 or (left["posted_ns"] >= 0).any()
+    told = cli("replay", f"{trace}.partial")
+    assert how_it_ended(left) in " ".join(told.stdout.split())
+    assert "completes" not in told.stdout.splitlines()[0]
+
+
 def _stuck(folder: Path) -> int:
     count = 0
     for path in folder.glob("distsim-run-*/board-*"):

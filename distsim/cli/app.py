@@ -19,18 +19,21 @@ from distsim.cli import (
     explain,
     learn,
     new,
+    plan,
     render,
     replay,
     run,
     schema,
     shrink,
     simulate,
+    sweep,
     test,
 )
 
 #: What the commands are for: title -> their names, as `distsim --help` lists them.
 GROUPS = {
     "Predict": ("simulate", "check", "test", "render"),
+    "Plan": ("plan", "sweep"),
     "Run for real": ("run", "replay", "compare", "bench", "calibrate"),
     "Find the cause": ("capture", "doctor", "shrink"),
     "Write scenarios": ("new", "expand", "schema"),
@@ -105,6 +108,8 @@ def distsim(
 
 app.command("simulate")(simulate.command)
 app.command("check")(check.command)
+app.command("plan")(plan.command)
+app.command("sweep")(sweep.command)
 app.command("shrink")(shrink.command)
 app.command("run")(run.command)
 app.command("replay")(replay.command)

@@ -62,6 +62,21 @@ def loads(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> Scenario
         return scenario_of(read(document, problems), document)
 
 
+def text_of(path: str | os.PathLike[str]) -> str:
+    """The text of a scenario's file; `-` is standard input. Raises ScenarioErrors."""
+    return _decoded(_read(0, "<stdin>"), "<stdin>") if path == "-" else _text(os.fspath(path))
+
+
+def raw(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> dict[str, Any]:
+    """A scenario's data as written, with ``sets`` applied, nothing expanded or checked. Raises ScenarioErrors, UsageError."""
+    document = Document(visible(file, one_line=True), text)
+    document.node = apply(document, compose(document), sets)
+    problems = Problems(document)
+    data = construct(document, document.node, problems)
+    problems.raise_any()
+    return dict(data) if isinstance(data, dict) else {}
+
+
 def _text(file: str) -> str:
     text = _decoded(_read(file, file), file)
     if file.endswith(".py") or _PYTHON.match(text):

@@ -154,13 +154,16 @@ class Strategy(BaseModel):
 class Layer(NamedTuple):
     """One layer of a model, given by sizes and times.
 
-    ``params`` are the shapes of its parameters in the order of `module.parameters()`.
+    ``params`` are the shapes of the parameters that learn, in the order of `module.parameters()`, ``frozen`` those of the others;
+    ``dtype`` theirs, or empty: the model's.
     """
 
     name: str
     params: tuple[tuple[int, ...], ...]
     forward: Cost
     backward: Cost
+    frozen: tuple[tuple[int, ...], ...] = ()
+    dtype: str = ""
 
     @property
     def numel(self) -> int:

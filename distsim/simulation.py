@@ -261,10 +261,14 @@ def cost_model(scenario: Scenario, program: Program, cluster: str | Mapping[str,
     """The prices of a scenario's cluster: the one given, else the file's, else the back end's default."""
     chosen = cluster if cluster is not None else scenario.cluster
     if isinstance(chosen, str) and chosen not in PRESETS and Path(chosen).suffix in (".yaml", ".yml"):
-        beside = Path(scenario.file).parent / chosen
-        chosen = cluster_of_file(beside if beside.exists() else chosen)
+        chosen = cluster_of_file(cluster_path(chosen, Path(scenario.file).parent))
     found = default_cluster(program.backend) if chosen is None else cluster_from(chosen)
     return CostModel(found, program.world_size, program.local_size, program.link_faults)
+
+
+def cluster_path(name: str, folder: Path) -> Path:
+    """A cluster's file: looked for beside the scenario, then here."""
+    return folder / name if (folder / name).exists() else Path(name)
 
 
 def cluster_of_file(path: str | Path) -> Cluster:

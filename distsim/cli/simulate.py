@@ -12,6 +12,7 @@ import typer
 
 from distsim.cli import console
 from distsim.cli.options import BackendOption, ClusterOption, File, MaxCalls, Sets, read_scenario, taking
+from distsim.cli.whatif import WhatIfOptions
 
 if TYPE_CHECKING:
     from distsim.check.schedule import Schedule
@@ -55,16 +56,21 @@ class SimulateOptions:
     max_calls: MaxCalls = None
 
 
-@taking(SimulateOptions)
-def command(given: SimulateOptions) -> None:
+@taking(SimulateOptions, WhatIfOptions)
+def command(given: SimulateOptions, more: WhatIfOptions) -> None:
     """Simulate a scenario: outcome, verdict, findings, times, values.
 
     \b
     Example: distsim simulate scenarios/hybrid.yaml
     Example: distsim simulate scenarios/ring_of_four.yaml --backend mpi
     Example: distsim simulate scenarios/hybrid.yaml --trace hybrid.json
+    Example: distsim simulate scenarios/hybrid.yaml --cluster dgx-h100 --against scenarios/hybrid.yaml
+    Example: distsim simulate scenarios/hybrid.yaml --what-if
     """
+    from distsim.cli import whatif
     from distsim.cli.progress import phases
+
+    whatif.check(given, more)
 
     traces, file = given.trace or (), given.file
     writers = [trace_writer(path) for path in traces]
@@ -74,7 +80,7 @@ def command(given: SimulateOptions) -> None:
         tell("the report")
         for path, write in zip(traces, writers, strict=True):
             write(simulation, path)
-        report = _report(simulation, given.format)
+        report = whatif.answer(given, more, simulation, tell) if more.asked else _report(simulation, given.format)
     console.out(report)
     raise typer.Exit(status(simulation, given.strict))
 

@@ -41,6 +41,8 @@ Outputs = Annotated[
         "--output", "-o", metavar="F", help="F.csv, F.parquet: all layouts; F.svg: a plot; F.yaml: the best as a scenario."
     ),
 ]
+#: Fields of a step that layouts decide.
+_DECIDED = ("model", "micro_batch", "micro_batches", "zero", "recompute", "schedule", "chunks", "sequence")
 #: Endings of outputs.
 _ENDINGS = (".csv", ".parquet", ".svg", ".yaml", ".yml")
 
@@ -134,19 +136,12 @@ def _question(given: PlanOptions, gpus: int, cluster: str) -> Question:
     from distsim.planning.layouts import Question
 
     fields = _fields(given.sets or [])
-    decided = [
-        key
-        for key in fields
-        if key in ("model", "micro_batch", "micro_batches", "zero", "recompute", "schedule", "chunks", "sequence")
-    ]
+    decided = [key for key in fields if key in _DECIDED]
     if decided:
-        raise UsageError(
-            f"--set {decided[0]}: the layouts decide that",
-            "--only zero=1 looks at some values alone; --sequence has its own option",
-        )
-    return Question(
-        _model(given.model), gpus, given.global_batch, _cluster(cluster), given.sequence, given.ranks_per_node, fields, _choices(given.only or []),
-    )  # fmt: skip
+        remedy = "--only zero=1 looks at some values alone; --sequence has its own option"
+        raise UsageError(f"--set {decided[0]}: the layouts decide that", remedy)
+    model, choices = _model(given.model), _choices(given.only or [])
+    return Question(model, gpus, given.global_batch, _cluster(cluster), given.sequence, given.ranks_per_node, fields, choices)
 
 
 def _model(text: str) -> str | Mapping[str, Any]:

@@ -108,9 +108,10 @@ def _order(schedule: Path | None, file: str) -> Schedule | None:
 
 
 def status(simulation: Simulation, strict: bool = False) -> int:
-    """The exit status: 0 when the outcome is `completes` and no finding is an error (``strict``: nor a leak), else 1."""
+    """The exit status: 0 when the outcome is `completes`, no finding is an error (``strict``: nor a leak), and what ranks hold fits their
+    device (DS806); else 1."""
     leaks = strict and simulation.verdict is not None and simulation.verdict.verdict == "leak"
-    errors = any(finding.severity == "error" for finding in simulation.findings)
+    errors = any(finding.severity == "error" or finding.code == "DS806" for finding in simulation.findings)
     return int(errors or leaks or simulation.outcome != "completes")
 
 

@@ -75,7 +75,11 @@ class _Expander:
         self.added: dict[str, dict[str, Any]] = {key: {} for key in _DECLARED}
         self.taken = set(_WORDS) | set(_names(data))
         self.context = _context(data, self.taken, str(PurePath(problems.document.file).parent))
-        self.constants = {} if self.context is None else _constants(data, self.context)
+        known = known_quantities(data)
+        self.known = {
+            "names": {} if self.context is None else _constants(data, self.context),
+            "quantities": known["names"], "kinds": known["kinds"],
+        }  # fmt: skip
 
     def expanded(self) -> dict[Any, Any]:
         found = dict(self.data)
@@ -118,7 +122,7 @@ class _Expander:
         made = self.validated(STRATEGIES[name], value, here)
         if made is None or self.context is None:
             return {"steps": []}
-        context = self.context._replace(taken=frozenset(self.taken))
+        context = self.context._replace(taken=frozenset(self.taken), known=self.known)
         if not self.counted(made, here):
             return {"steps": []}
         refusals = made.refuse(context)
@@ -139,7 +143,7 @@ class _Expander:
             return None
         value = {key: self.inside(item, (*here, key)) for key, item in value.items()}
         try:
-            return model.model_validate(value, context={"names": self.constants})
+            return model.model_validate(value, context=self.known)
         except ValidationError as errors:
             note_errors(self.problems, errors, here, model, name=model.name)
             return None

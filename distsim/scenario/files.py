@@ -33,15 +33,23 @@ def load_stdin(sets: Sequence[str] = ()) -> Scenario:
 
 
 def load_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The plain mapping in a YAML file that is no scenario (a cluster's file). Raises ScenarioErrors."""
+    """The plain mapping in a cluster's file, with quantities by expression worked out. Raises ScenarioErrors."""
+    from distsim.scenario.cluster_quantities import worked_out
+
     document = Document(os.fspath(path), _text(os.fspath(path)))
     document.node = compose(document)
     problems = Problems(document)
-    data = construct(document, document.node, problems)
+    document.root = data = construct(document, document.node, problems)
     if not isinstance(data, dict):
         problems.add((), "expected a mapping of keys to values")
     problems.raise_any()
-    return dict(data)
+    found, errors = worked_out(dict(data))
+    for error in errors:
+        problems.add(
+            error.path, str(error), "a cluster's file knows numbers and units alone, as `4 * 25 GB/s`", offset=error.offset
+        )
+    problems.raise_any()
+    return found
 
 
 def loads(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> Scenario:

@@ -163,7 +163,11 @@ class _Reader:
 
     def inline_cluster(self, data: dict[str, Any]) -> dict[str, Any]:
         from distsim.cluster import cluster_from
+        from distsim.scenario.cluster_quantities import worked_out
 
+        data, errors = worked_out(data, self.known)
+        for found in errors:
+            self.problems.error(("cluster",), found)
         try:
             cluster_from(data)
         except UsageError as error:

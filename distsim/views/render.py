@@ -33,7 +33,9 @@ def render(name: str, fmt: str, subject: Subject) -> str | bytes:
         raise UsageError(f"the {name} is drawn as {only} only, not {fmt}", f"ask for --format {only}; any browser shows it")
     drawing = view.draw(subject)
     if isinstance(drawing, str):
-        return drawing
+        from distsim.views.drawing.convert import converted
+
+        return drawing if fmt == "svg" else converted(drawing, fmt)
     if fmt == "mermaid":
         from distsim.views.drawing.mermaid import flowchart, sequence
 

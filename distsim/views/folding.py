@@ -104,6 +104,11 @@ def fold_ranks(
     return tuple(sorted(lanes, key=lambda lane: lane.first))
 
 
+def alike_ranks(trace: Trace, ranks: Sequence[int], keep: NDArray[np.bool_] | None = None) -> list[tuple[int, ...]]:
+    """Ranks that make the same calls, whenever they make them: by class, in order of their lowest ranks."""
+    return sorted(_classes(np.asarray(ranks, dtype=np.int64), _signatures(trace, False, keep)))
+
+
 def _classes(ranks: Ints, signatures: Words) -> list[tuple[int, ...]]:
     """Ranks by their signature: the largest class first, of two that are as large the one with the lowest rank."""
     found: dict[int, list[int]] = {}

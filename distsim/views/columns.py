@@ -12,7 +12,6 @@ from distsim.trace import Trace
 from distsim.views.folding import alike_ranks, fold_steps
 from distsim.views.part import Part, chosen_ranks, group_numbers, told, window
 
-
 #: So many columns are drawn even if all ranks are alike: a collective is between several.
 _FEW = 4
 

@@ -45,7 +45,7 @@ class Example(NamedTuple):
 
 class View(NamedTuple):
     """``of``: what a person must name; ``uses``: parts of a subject that add to the picture. What draws itself as svg gives text.
-    ``of_trace``: a recording will do, no program is needed.
+    ``of_trace``: a recording will do, no program is needed. ``large``: an svg in place of it where there is too much for boxes, else None.
     """
 
     draw: Callable[[Subject], Picture | SequenceDiagram | str]
@@ -54,6 +54,7 @@ class View(NamedTuple):
     formats: tuple[str, ...] = FORMATS
     examples: tuple[Example, ...] = ()
     of_trace: bool = False
+    large: Callable[[Subject], str | None] | None = None
 
 
 def given(part: T | None, what: str) -> T:

@@ -21,6 +21,7 @@ from distsim.cli import (
     new,
     render,
     replay,
+    report,
     run,
     schema,
     shrink,
@@ -30,7 +31,7 @@ from distsim.cli import (
 
 #: What the commands are for: title -> their names, as `distsim --help` lists them.
 GROUPS = {
-    "Predict": ("simulate", "check", "test", "render"),
+    "Predict": ("simulate", "check", "test", "render", "report"),
     "Run for real": ("run", "replay", "compare", "bench", "calibrate"),
     "Find the cause": ("capture", "doctor", "shrink"),
     "Write scenarios": ("new", "expand", "schema"),
@@ -103,6 +104,7 @@ app.command("capture")(capture.command)
 app.command("bench")(bench.command)
 app.command("calibrate")(calibrate.command)
 app.command("render")(render.command)
+app.command("report")(report.command)
 app.command("explain")(explain.command)
 app.command("test")(test.command)
 app.command("expand")(expand.command)

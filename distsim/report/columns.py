@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from distsim.trace import Trace
 _PLAIN = ("op", "group", "peer", "dtype", "reduce_op", "place", "queue", "name", "part")
 
 
-def columns_of(trace: Trace, more: dict[str, Sequence[int]]) -> dict[str, Numbers]:
+def columns_of(trace: Trace, more: dict[str, Numbers]) -> dict[str, Numbers]:
     """Every column of the page's table of calls. ``more``: further columns of numbers from -1 on, one per row."""
     found = {"rank": np.bincount(trace["rank"], minlength=trace.world_size).astype(np.int64)}
     found |= {name: trace[name].astype(np.int64) + 1 for name in _PLAIN}
@@ -24,7 +24,7 @@ def columns_of(trace: Trace, more: dict[str, Sequence[int]]) -> dict[str, Number
     ended = trace["ended_by"].astype(np.int64)
     found["ended_by"] = np.where(ended < 0, 0, 1 + folded(ended - trace["position"]))
     found |= _times(trace)
-    return found | {name: np.asarray(numbers, dtype=np.int64) + 1 for name, numbers in more.items()}
+    return found | {name: numbers + 1 for name, numbers in more.items()}
 
 
 def _times(trace: Trace) -> dict[str, Numbers]:

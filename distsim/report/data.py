@@ -47,10 +47,11 @@ def page_data(runs: Sequence[Told], comparison: Comparison | None) -> str:
 
 def _run(told: Told, prefix: str, columns: dict[str, Numbers]) -> dict[str, Any]:
     """A run's facts; its columns go into ``columns``."""
-    trace, simulation, time = told.trace, told.simulation, timeline(told.trace)
-    head = facts(told, time) | {"tables": _tables(trace), "animations": animations(trace)}
-    more: dict[str, Sequence[int]] = {}
+    trace, simulation = told.trace, told.simulation
     own = simulation is not None and trace.columns is simulation.run.trace.columns
+    time = simulation.timeline if simulation is not None and own else timeline(trace)
+    head = facts(told, time) | {"tables": _tables(trace), "animations": animations(trace)}
+    more: dict[str, Numbers] = {}
     if simulation is not None and own:
         named = Named(simulation.program, trace)
         more |= {"tensor": named.tensor, "root": named.root}
@@ -60,8 +61,8 @@ def _run(told: Told, prefix: str, columns: dict[str, Numbers]) -> dict[str, Any]
             head["holdings"] = held.tables
             columns |= {prefix + name: numbers for name, numbers in held.columns.items()}
     if simulation is not None and simulation.cost.world_size >= trace.world_size:
-        priced = Priced(simulation.cost, trace, more.get("root", [-1] * len(trace)))
-        more["price"] = priced.price
+        priced = Priced(simulation.cost, trace, more.get("root", np.full(len(trace), -1)))
+        more["price"] = np.array(priced.price, dtype=np.int64)
         head |= {"prices": priced.prices, "curves": curves(simulation.cost, trace, time.collectives)}
     columns |= {prefix + name: numbers for name, numbers in columns_of(trace, more).items()}
     columns |= {prefix + name: numbers for name, numbers in _path(trace).items()}

@@ -17,19 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
-#: An 11th byte is never needed for 64 bits.
-_MOST_BYTES = 10
 
 
 def varints(numbers: Numbers) -> bytes:
     """Numbers of zero or more, one after the other."""
     values = numbers.astype(np.uint64)
-    pieces = np.empty((len(values), _MOST_BYTES), dtype=np.uint8)
+    most = max(1, -(-int(values.max(initial=0)).bit_length() // 7))
+    pieces = np.empty((len(values), most), dtype=np.uint8)
     used = np.ones(len(values), dtype=np.int64)
-    for k in range(_MOST_BYTES):
+    for k in range(most):
         pieces[:, k] = (values >> np.uint64(7 * k)) & np.uint64(127)
         used[pieces[:, k] > 0] = k + 1
-    at = np.arange(_MOST_BYTES)
+    at = np.arange(most)
     pieces[at[None, :] < (used - 1)[:, None]] |= 128
     found: bytes = pieces[at[None, :] < used[:, None]].tobytes()
     return found
@@ -55,4 +54,4 @@ def packed(head: Mapping[str, Any], columns: Mapping[str, Numbers]) -> str:
     listed = [[name, len(columns[name]), len(data)] for name, data in written.items()]
     text = json.dumps({**head, "columns": listed}, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode("ascii")
     whole = b"".join([len(text).to_bytes(4, "little"), text, *written.values()])
-    return base64.b64encode(zlib.compress(whole, 9)).decode("ascii")
+    return base64.b64encode(zlib.compress(whole, 6)).decode("ascii")

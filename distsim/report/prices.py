@@ -9,6 +9,7 @@ from distsim.cost import CostModel
 from distsim.cost.told import Candidate, told
 from distsim.ops.base import Op
 from distsim.ops.table import OPS
+from distsim.report.packing import Numbers
 from distsim.trace import Trace
 
 #: Prices that are told; a run with more different ones keeps those of its first calls.
@@ -20,20 +21,27 @@ _FEW_RANKS = 64
 class Priced:
     """``prices``: what the page shows; ``price``: a number for each row of the trace, -1 where nothing is told."""
 
-    def __init__(self, cost: CostModel, trace: Trace, roots: Sequence[int]) -> None:
+    def __init__(self, cost: CostModel, trace: Trace, roots: Numbers) -> None:
         self._cost, self._index = cost, dict[tuple[object, ...], int]()
+        self._known: dict[tuple[object, ...], int] = {}  # by what a row says, before it is looked up where its ranks sit
         self._groups: list[tuple[int, ...]] = [tuple(ranks) for _, ranks in trace.header.get("groups", ())]
         self.prices: list[dict[str, Any]] = []
         names = [OPS.get(op) for op in trace.tables["op"]]
         columns = (trace[n].tolist() for n in ("op", "rank", "group", "peer", "nbytes", "match"))
         self.price = [
             self._row(names[op] if op >= 0 else None, rank, group, peer, nbytes, root) if match >= 0 else -1
-            for (op, rank, group, peer, nbytes, match), root in zip(zip(*columns, strict=True), roots, strict=True)
+            for (op, rank, group, peer, nbytes, match), root in zip(zip(*columns, strict=True), roots.tolist(), strict=True)
         ]
 
     def _row(self, row: type[Op] | None, rank: int, group: int, peer: int, nbytes: int, root: int) -> int:
         if row is None or row.kind not in ("p2p", "collective"):
             return -1
+        said = (row.op, nbytes, (rank, peer) if row.kind == "p2p" else (group, root))
+        if said not in self._known:
+            self._known[said] = self._number(row, rank, group, peer, nbytes, root)
+        return self._known[said]
+
+    def _number(self, row: type[Op], rank: int, group: int, peer: int, nbytes: int, root: int) -> int:
         ends = self._ends(row, rank, group, peer)
         if ends is None:
             return -1
@@ -132,11 +140,11 @@ def _curve(cost: CostModel, ranks: tuple[int, ...], some: Sequence[Any]) -> dict
     factor = row.busbw_factor(len(ranks))
     algbw = [size / max(cost.collective_ns(row, ranks, size, ranks[0] if row.root_field else None), 1) for size in _SIZES]
     points: Mapping[tuple[int, float], Any] = {(c.nbytes, round(c.algbw, 6)): c for c in some}
-    found = told(cost, row, ranks, 1 << 20)
+    bands = [found.band for size in _SIZES if (found := told(cost, row, ranks, size)) is not None]
     return {
         "op": row.op, "n": len(ranks), "nodes": len({cost.node(r) for r in ranks}), "group": some[0].group, "factor": factor,
         "sizes": _SIZES,
         "algbw": [float(f"{x:.5g}") for x in algbw],
         "points": [[c.nbytes, float(f"{c.algbw:.5g}")] for c in points.values()],
-        "band": [found.band.low, found.band.high] if found else None,
+        "band": [[b.low for b in bands], [b.high for b in bands]] if bands else None,
     }  # fmt: skip

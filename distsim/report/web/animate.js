@@ -99,14 +99,15 @@ function tellRound(of, round) {
 function scene(of, held, moving) {
   const pieces = [...new Set([...held.flatMap((chunks) => [...chunks.keys()]), ...of.rounds.flat().map((t) => t[2])])].sort((a, b) => a - b);
   const across = of.chunking === "pair" ? of.n : Math.min(pieces.length, 8);
-  const middle = SIZE_OF_PICTURE / 2;
-  const radius = of.n < 3 ? 120 : middle - 78;
+  const size = of.n < 3 ? 300 : of.n < 5 ? 400 : SIZE_OF_PICTURE;
+  const middle = size / 2;
+  const radius = middle - 78;
   const at = held.map((_, rank) => {
     const angle = (2 * Math.PI * rank) / of.n - Math.PI / 2;
     return /** @type {[number, number]} */ ([middle + radius * Math.cos(angle), middle + radius * Math.sin(angle)]);
   });
   const most = Math.max(1, of.n);
-  return s("svg", { viewBox: `0 0 ${SIZE_OF_PICTURE} ${SIZE_OF_PICTURE}`, role: "img", class: "rounds", "aria-label": `${of.op} among ${of.n} ranks` },
+  return s("svg", { viewBox: `0 0 ${size} ${size}`, role: "img", class: "rounds", style: `max-width: ${size * 1.15}px`, "aria-label": `${of.op} among ${of.n} ranks` },
     s("defs", {}, s("marker", { id: "tip", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, s("path", { d: "M0 0L8 4L0 8z", class: "head" }))),
     ...pairsOf(moving).map(([src, dst, chunks]) => transfer(at[src], at[dst], chunks, middle)),
     ...held.map((chunks, rank) => rankBox(at[rank], rank, chunks, pieces, across, most)));

@@ -6,7 +6,7 @@ import { bandwidth, flightCurve } from "./curveview.js";
 import { runOf, unpack } from "./decode.js";
 import { detailsPanel } from "./details.js";
 import { button, h, replace, section } from "./dom.js";
-import { findingsList, sourceView } from "./findings.js";
+import { findingsList, firstPlace, sourceView } from "./findings.js";
 import { plural, shortened, showNs, showRanks } from "./format.js";
 import { groupsView, trafficView } from "./groupview.js";
 import { keysDialog, listen, listenKeys } from "./input.js";
@@ -32,7 +32,7 @@ function summary(model) {
         + `${band ? ` If the prices on the critical path err alike, it takes ${showNs(band[0])} to ${showNs(band[1])}.` : ""}`),
       head.profiles.length > 0 && h("ul", { class: "plain" }, ...head.profiles.map(([name, outcome, possible, ranks]) => h("li", {}, h("strong", {}, `${name} `),
         outcome, possible.length > 1 ? `, or ${possible.filter((o) => o !== outcome).join(", ")}` : "", ranks.length ? `; ranks ${showRanks(ranks)}` : ""))),
-      ...head.ended.map((line) => h("p", {}, line)));
+      head.source === "recorded" && head.ended.length > 0 && h("ul", { class: "plain" }, ...head.ended.map((line) => h("li", {}, line))));
   }));
 }
 
@@ -115,6 +115,8 @@ function body(model, timeline) {
   const find = searchBar(model);
   const toTimeline = () => document.getElementById("timeline")?.scrollIntoView({ block: "start" });
   const view = sourceView(model.data, (line) => { find.find(`line:${line}`); toTimeline(); });
+  const first = firstPlace(model);
+  if (first) view.show(first.file, first.line);
   const source = (/** @type {string} */ file, /** @type {number} */ line) => {
     if (view.show(file, line)) document.getElementById("findings")?.scrollIntoView({ block: "nearest" });
     find.find(`line:${line}`);

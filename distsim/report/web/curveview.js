@@ -34,12 +34,15 @@ function plot(model, label, make) {
   return box;
 }
 
+/** Round steps of bytes. */
+const BYTE_STEPS = Array.from({ length: 50 }, (_, k) => 2 ** k);
+
 /**
- * @param {string} label
+ * @param {string} label along the bottom; an axis at the side has none
  * @param {(value: number) => string} show
  */
 function axis(label, show) {
-  return { label, stroke: colour("--ink"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") }, size: 62, labelSize: 22,
+  return { ...(label ? { label, size: 34, labelSize: 20 } : { size: 78 }), stroke: colour("--ink"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") },
     font: "12px system-ui", labelFont: "12px system-ui", values: (/** @type {unknown} */ _, /** @type {(number | null)[]} */ values) => values.map((v) => (v === null ? "" : show(v))) };
 }
 
@@ -56,15 +59,17 @@ export function bandwidth(model, curves) {
   const chart = () => plot(model, "Bandwidth over size", (width) => ({
     options: {
       width, height: HEIGHT, scales: { x: { distr: 3, time: false, log: 2 }, y: { distr: 1, range: (/** @type {unknown} */ _, /** @type {number} */ _low, /** @type {number} */ high) => [0, high * 1.05] } },
-      axes: [{ ...axis("bytes of the buffer", showBytes), space: 70 }, axis(bus ? "busbw" : "algbw", (v) => `${v} GB/s`)],
+      axes: [{ ...axis("bytes of the buffer", showBytes), space: 70 }, axis("", (v) => `${v} GB/s`)],
       series: [{ label: "bytes", value: (/** @type {unknown} */ _, /** @type {number | null} */ v) => (v === null ? "-" : showBytes(v)) }, ...curves.flatMap((c, i) => [
         { label: curveName(c), stroke: colour(strokes[i]), width: 2, dash: DASHES[i], spanGaps: true, points: { show: false }, value: rate },
+        ...edges(c, strokes[i]),
         { label: "this run", stroke: colour(strokes[i]), fill: colour(strokes[i]), paths: () => null, points: { show: true, size: 9 }, value: rate }])],
     },
     data: [sizes, ...curves.flatMap((c) => {
       const model = new Map(c.sizes.map((size, i) => [size, c.algbw[i] * scaled(c)]));
       const own = new Map(c.points.map(([size, gbs]) => [size, gbs * scaled(c)]));
-      return [sizes.map((size) => model.get(size) ?? null), sizes.map((size) => own.get(size) ?? null)];
+      const within = (c.band ?? []).map((factors) => new Map(c.sizes.map((size, k) => [size, (c.algbw[k] * scaled(c)) / factors[k]])));
+      return [model, ...within, own].map((of) => sizes.map((size) => of.get(size) ?? null));
     })],
   }));
   const place = h("div", {}, chart());
@@ -77,8 +82,17 @@ export function bandwidth(model, curves) {
       } }, String(name));
     return element;
   }));
-  const band = curves.find((c) => c.band)?.band;
-  return h("div", {}, toggle, place, band && h("p", { class: "grey" }, `Lines: the model. Dots: this run. At 1 MiB nine of ten measured times are ${band[0].toFixed(2)} to ${band[1].toFixed(2)} times what it says.`));
+  const band = curves.some((c) => c.band) ? " Thin lines: between them lie nine of ten measured times." : "";
+  return h("div", {}, toggle, place, h("p", { class: "grey" }, `Lines: the model. Dots: this run.${band}`));
+}
+
+/**
+ * The band of a curve as two thin lines that the legend does not name.
+ * @param {Curve} c
+ * @param {string} stroke
+ */
+function edges(c, stroke) {
+  return (c.band ?? []).map((_, k) => ({ label: k ? "at least" : "at most", stroke: colour(stroke), width: 0.6, dash: [2, 2], spanGaps: true, points: { show: false }, value: rate }));
 }
 
 /** @param {Curve} c */
@@ -132,7 +146,7 @@ export function flightCurve(model) {
   const side = (/** @type {number} */ i) => (model.runs.length > 1 ? `${"AB"[i]}: ${shortened(model.runs[i].head.name, 30)}` : "in flight");
   return plot(model, "Bytes in flight over time", (width) => ({
     options: {
-      width, height: HEIGHT, scales: { x: { time: false } }, axes: [axis("time", (v) => (v ? showNs(v) : "0")), axis("bytes in flight", showBytes)],
+      width, height: HEIGHT, scales: { x: { time: false } }, axes: [axis("time", (v) => (v ? showNs(v) : "0")), { ...axis("", showBytes), incrs: BYTE_STEPS }],
       series: [{ label: "time", value: (/** @type {unknown} */ _, /** @type {number | null} */ v) => (v === null ? "-" : showNs(v)) }, ...columns.map((_, i) => ({
         label: side(i), stroke: colour(i ? "--series-2" : "--series-1"), fill: columns.length > 1 ? undefined : colour("--flight"), width: 1.5, dash: DASHES[i], points: { show: false },
         paths: stepped, value: (/** @type {unknown} */ _, /** @type {number | null} */ v) => (v === null ? "-" : showBytes(v)) }))],

@@ -1,8 +1,7 @@
 /** What lies over the lanes of the timeline: the axis, names, words, arrows, the critical path and what is chosen. */
 
 import { callWords, isCompute, opOf } from "./calls.js";
-import { colour } from "./dom.js";
-import { shortened, showMoment, showRanks } from "./format.js";
+import { showMoment, showRanks } from "./format.js";
 import { lowest, reaching } from "./lanes.js";
 import { ticks } from "./viewport.js";
 
@@ -81,16 +80,31 @@ export function drawWords(t, context, labels) {
     const place = t.lane(k);
     const marks = t.model.marks[run];
     if (right - left < WIDE || (marks && !marks[lane.row[i]])) continue;
-    const words = shortened(callWords(t.model.runs[run], lane.row[i]), Math.max(4, Math.floor((right - left - 8) / 6)));
+    const words = fitting(context, callWords(t.model.runs[run], lane.row[i]), right - left - 8);
+    if (!words) continue;
     const y = t.y(line) + place.top + place.height / 2 + 1;
     const long = Math.min(context.measureText(words).width, right - left - 8);
     if (lane.kind[i] > 0) {
-      context.fillStyle = colour("--label");
+      context.fillStyle = t.label ?? "";
       context.fillRect(left + 3, y - 7, long + 4, 13);
     }
-    context.fillStyle = lane.kind[i] > 0 ? t.ink ?? "" : colour("--compute-ink");
-    context.fillText(words, left + 5, y, right - left - 8);
+    context.fillStyle = lane.kind[i] > 0 ? t.ink ?? "" : t.inkOnCompute ?? "";
+    context.fillText(words, left + 5, y);
   }
+}
+
+/**
+ * As much of a text as there is room for; nothing where that is less than four letters.
+ * @param {CanvasRenderingContext2D} context
+ * @param {string} text
+ * @param {number} room
+ */
+function fitting(context, text, room) {
+  if (context.measureText(text).width <= room) return text;
+  const letters = [...text.slice(0, 200)];
+  let n = Math.min(letters.length, Math.floor(room / 4));
+  while (n > 3 && context.measureText(`${letters.slice(0, n).join("")}…`).width > room) n -= 1;
+  return n > 3 ? `${letters.slice(0, n).join("")}…` : "";
 }
 
 /**
@@ -140,31 +154,52 @@ function drawArrow(t, context, start, from, end, to) {
 }
 
 /**
- * The critical path as a line below what is on it.
+ * The critical path as a line below what is on it. Where its pieces are narrower than can be followed, it is a line below each rank that
+ * it is on, and does not jump.
  * @param {import("./timeline.js").Timeline} t
  * @param {CanvasRenderingContext2D} context
  */
 export function drawPath(t, context) {
+  context.strokeStyle = t.critical ?? "";
+  context.lineWidth = 2;
+  context.lineJoin = "round";
   t.model.runs.forEach((run, index) => {
-    const { start, end, rank, row } = run.path;
-    context.strokeStyle = t.critical ?? "";
-    context.lineWidth = 2;
-    context.lineJoin = "round";
+    const { start, end } = run.path;
+    const from = Math.max(0, lowest(end, t.view.from) - 1);
+    const to = lowest(start, t.view.to);
+    const scale = (t.box.clientWidth - t.gutter) / (t.view.to - t.view.from);
+    const zero = t.gutter - t.view.from * scale;
+    const dense = to - from > (t.box.clientWidth - t.gutter) / 8;
     context.beginPath();
-    let [lastX, lastY] = [-9, -9];
-    for (let i = Math.max(0, lowest(end, t.view.from) - 1); i < start.length && start[i] <= t.view.to; i += 1) {
-      const op = row[i] < 0 ? "" : opOf(run, row[i]);
-      const lane = t.lane(run.path.why[i] === 3 ? 2 : isCompute(op) || op === "sleep" ? 0 : 1);
-      const y = t.y(t.lineOf(index, rank[i])) + lane.top + lane.height;
-      const [x0, x1] = [t.x(start[i]), t.x(end[i])];
-      if (x1 - lastX < 0.5 && y === lastY) continue;
-      if (lastX < 0 && lastY < 0) context.moveTo(x0, y);
+    let [lastX, lastY] = [-Infinity, -1];
+    for (let i = from; i < to; i += 1) {
+      const x0 = zero + start[i] * scale;
+      const x1 = zero + end[i] * scale;
+      const y = pathY(t, index, i, dense);
+      if (dense && x1 - lastX < 1 && y === lastY) continue;
+      if (dense || lastY < 0) context.moveTo(dense && y === lastY ? lastX : x0, y);
       else context.lineTo(x0, y);
-      context.lineTo(x1, y);
+      context.lineTo(dense ? Math.max(x1, x0 + 1) : x1, y);
       [lastX, lastY] = [x1, y];
     }
     context.stroke();
   });
+}
+
+/**
+ * @param {import("./timeline.js").Timeline} t
+ * @param {number} index
+ * @param {number} i
+ * @param {boolean} dense
+ */
+function pathY(t, index, i, dense) {
+  const run = t.model.runs[index];
+  const { rank, row, why } = run.path;
+  const top = t.y(t.lineOf(index, rank[i]));
+  if (dense) return top + t.height - 3;
+  const op = row[i] < 0 ? "" : opOf(run, row[i]);
+  const lane = t.lane(why[i] === 3 && t.hosts ? 2 : isCompute(op) || op === "sleep" ? 0 : 1);
+  return top + lane.top + lane.height;
 }
 
 /**

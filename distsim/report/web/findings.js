@@ -1,6 +1,6 @@
 /** Findings, and beside them the file that they point to. */
 
-import { button, h, replace } from "./dom.js";
+import { button, h } from "./dom.js";
 import { plural, shortened, showRanks } from "./format.js";
 
 /** Places of a finding, and lines of a file around a place, that are shown at first. */
@@ -67,13 +67,13 @@ export function findingsList(model, source) {
  * @param {(file: string, line: number) => void} source
  */
 function one(model, index, finding, source) {
-  const [head, ...rest] = finding.message.split("\n");
+  const [head, ...rest] = finding.message.replaceAll(`${model.runs[index].head.file}:`, "line ").split("\n");
   const side = model.runs.length > 1 ? `${"AB"[index]} ` : "";
   const mark = { error: "✕", warning: "!", note: "i" }[finding.severity] ?? "";
   return h("article", { class: `finding ${finding.severity}` },
     h("h3", {}, h("span", { class: "mark", "aria-hidden": "true" }, mark), `${side}${finding.severity} ${finding.code}: `, h("bdi", {}, shortened(head, 400))),
     rest.length > 0 && h("pre", {}, rest.join("\n")), placesOf(model, index, finding, source),
-    ...finding.help.map((text) => h("p", { class: "help" }, h("strong", {}, "help "), text)));
+    ...finding.help.map((text) => h("p", { class: "help" }, h("strong", {}, "help "), text.replaceAll(`${model.runs[index].head.file}:`, "line "))));
 }
 
 /**
@@ -101,9 +101,9 @@ function placesOf(model, index, finding, source) {
 }
 
 /**
- * @param {Element} target
- * @param {Data} data
+ * The first line that a finding points to.
+ * @param {Model} model
  */
-export function noSource(target, data) {
-  if (!Object.keys(data.sources).length) replace(target);
+export function firstPlace(model) {
+  return model.runs.flatMap((run) => run.head.findings).flatMap((finding) => finding.places).find((place) => place.line > 0);
 }

@@ -113,5 +113,6 @@ function matrix(run, pairs) {
       return cell;
     })));
   grid.style.gridTemplateColumns = `repeat(${run.world}, 1fr)`;
+  grid.style.maxWidth = `${Math.min(26, 2 + 2 * run.world)}rem`;
   return h("figure", {}, grid, h("figcaption", {}, "Down: who sends, rank 0 on top. Across: who receives. The darker, the more bytes."));
 }

@@ -57,31 +57,29 @@ function spread(bins, start, end, width) {
 export function overview(model, timeline) {
   const canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "overview", "aria-hidden": "true", title: "The whole run: drag to move" }));
   const shares = sharesOf(model);
+  const strip = document.createElement("canvas");
+  /** What the strip was drawn for. */
+  let drawn = "";
   const draw = () => {
     const dots = window.devicePixelRatio || 1;
     const [width, height] = [canvas.clientWidth, canvas.clientHeight];
     const context = canvas.getContext("2d");
     if (!context || !width) return;
-    if (canvas.width !== Math.round(width * dots)) [canvas.width, canvas.height] = [Math.round(width * dots), Math.round(height * dots)];
-    context.setTransform(dots, 0, 0, dots, 0, 0);
-    context.fillStyle = colour("--canvas");
-    context.fillRect(0, 0, width, height);
-    for (let x = 0; x < width; x += 1) {
-      const bin = Math.min(BINS - 1, Math.floor((x / width) * BINS));
-      let top = height;
-      [["--compute", 0], ["--comm", 1], ["--wait", 2]].forEach(([name, k]) => {
-        const size = shares[Number(k)][bin] * (height - 2);
-        context.fillStyle = colour(String(name));
-        context.fillRect(x, top - size, 1, size);
-        top -= size;
-      });
+    const key = `${width} ${height} ${dots} ${timeline.back}`;
+    if (key !== drawn) {
+      [canvas.width, canvas.height] = [Math.round(width * dots), Math.round(height * dots)];
+      drawStrip(strip, shares, canvas.width, canvas.height);
+      drawn = key;
     }
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    context.drawImage(strip, 0, 0);
+    context.setTransform(dots, 0, 0, dots, 0, 0);
     const scale = width / (model.end * 1.02);
     const [left, right] = [timeline.view.from * scale, timeline.view.to * scale];
-    context.fillStyle = colour("--veil");
+    context.fillStyle = timeline.veil ?? "";
     context.fillRect(0, 0, left, height);
     context.fillRect(right, 0, width - right, height);
-    context.strokeStyle = colour("--accent");
+    context.strokeStyle = timeline.accent ?? "";
     context.lineWidth = 2;
     context.strokeRect(left + 1, 1, Math.max(right - left - 2, 2), height - 2);
   };
@@ -95,4 +93,30 @@ export function overview(model, timeline) {
   canvas.addEventListener("pointermove", go);
   timeline.after = draw;
   return canvas;
+}
+
+/**
+ * The strip without what is over it.
+ * @param {HTMLCanvasElement} strip
+ * @param {Float64Array[]} shares
+ * @param {number} width
+ * @param {number} height
+ */
+function drawStrip(strip, shares, width, height) {
+  [strip.width, strip.height] = [width, height];
+  const context = strip.getContext("2d");
+  if (!context) return;
+  context.fillStyle = colour("--canvas");
+  context.fillRect(0, 0, width, height);
+  const fills = ["--compute", "--comm", "--wait"].map(colour);
+  for (let x = 0; x < width; x += 1) {
+    const bin = Math.min(BINS - 1, Math.floor((x / width) * 1.02 * BINS));
+    let top = height;
+    fills.forEach((fill, k) => {
+      const size = (x / width) * 1.02 > 1 ? 0 : shares[k][bin] * (height - 2);
+      context.fillStyle = fill;
+      context.fillRect(x, top - size, 1, size);
+      top -= size;
+    });
+  }
 }

@@ -21,8 +21,8 @@ export function presentPanel(model) {
   model.on((what) => { if (what === "now" || what === "choice") draw(); });
   draw();
   return h("div", {}, h("p", { class: "bar-of-buttons" },
-    button("⏮", "To the start", () => model.look(0)), button("‹ step", "A step back in time (,)", () => model.step(-1)), clock,
-    button("step ›", "A step forward in time (.)", () => model.step(1)), button("⏭", "To the end", () => model.look(model.end))), body);
+    button("start", "To the start", () => model.look(0)), button("‹ step", "A step back in time (,)", () => model.step(-1)), clock,
+    button("step ›", "A step forward in time (.)", () => model.step(1)), button("end", "To the end", () => model.look(model.end))), body);
 }
 
 /**

@@ -3,7 +3,7 @@
  * Kinds are told apart by lightness and by hatching, so that neither colour nor a good screen is needed.
  */
 
-import { COMM, SLEEP, STUCK, WAIT } from "./calls.js";
+import { COMM, COMPUTE, SLEEP, STUCK, WAIT } from "./calls.js";
 import { reaching } from "./lanes.js";
 
 /** Kinds, one more for the beginning of a span, and as many for what a search leaves pale. */
@@ -30,6 +30,9 @@ function pixel(rgb) {
   return (0xff000000 | (Math.round(rgb[2]) << 16) | (Math.round(rgb[1]) << 8) | Math.round(rgb[0])) >>> 0;
 }
 
+/** Steps from nothing to the whole of a colour. */
+const STEPS = 255;
+
 /** A picture of lanes that are painted one by one. */
 export class Raster {
   /**
@@ -41,15 +44,17 @@ export class Raster {
   constructor(width, height, palette, dots) {
     this.width = width;
     this.height = height;
-    this.palette = palette;
     this.period = Math.max(6, Math.round(6 * dots));
     this.image = new ImageData(width, height);
     this.pixels = new Uint32Array(this.image.data.buffer);
+    /** Of each column: kind of what fills it, one more; 128 where a span begins; 0 where nothing fills it. */
     this.solid = new Uint8Array(width);
-    this.share = new Float32Array(width * KINDS * 2);
+    /** Of each column: the kind of what takes a part of it, one more; 255 where several do. */
     this.used = new Uint8Array(width);
+    this.share = new Float32Array(width * KINDS * 2);
     this.plain = new Uint32Array(width);
-    this.marked = new Uint32Array(width);
+    /** Columns that are hatched, and by which kind. */
+    this.hatched = new Int32Array(width);
     const { back, fill, mark } = palette;
     const pale = (/** @type {number[]} */ colour) => mixed(colour, back, 0.8);
     /** Colours of kinds, plain and then pale. */
@@ -57,6 +62,9 @@ export class Raster {
     this.fill = Uint32Array.from(this.fills, pixel);
     this.mark = Uint32Array.from([...mark, ...mark.map(pale)], pixel);
     this.back = pixel(back);
+    this.backColour = back;
+    /** A kind's colour over the background, by how much of a column it takes. */
+    this.faint = this.fills.map((colour) => Uint32Array.from({ length: STEPS + 1 }, (_, i) => pixel(mixed(back, colour, i / STEPS))));
   }
 
   clear() {
@@ -64,28 +72,58 @@ export class Raster {
   }
 
   /**
-   * Spans of a lane between two lines of the picture.
-   * @param {Lane} lane
+   * Lanes between two lines of the picture, each over the one before.
+   * @param {Lane[]} lanes
    * @param {View} view
    * @param {number} top
    * @param {number} height
    * @param {Uint8Array | null} found rows that a search found
    */
-  paint(lane, view, top, height, found) {
-    const { width, solid, used } = this;
-    const scale = width / (view.to - view.from);
-    const [from, to] = reaching(lane, view.from, view.to);
-    if (from >= to) return;
-    solid.fill(0);
-    used.fill(0);
-    for (let i = from; i < to; i += 1) {
-      const left = Math.max((lane.start[i] - view.from) * scale, 0);
-      const right = Math.min((lane.end[i] - view.from) * scale, width);
-      if (right <= left) continue;
-      const kind = lane.kind[i] + (found && !found[lane.row[i]] ? KINDS : 0);
-      this.span(left, right, kind, lane.start[i] >= view.from);
+  paint(lanes, view, top, height, found) {
+    const phase = Math.round(view.from * (this.width / (view.to - view.from))) % (2 * this.period);
+    let any = false;
+    this.plain.fill(this.back);
+    this.solid.fill(0);
+    for (const lane of lanes) {
+      const [from, to] = reaching(lane, view.from, view.to);
+      if (from >= to) continue;
+      any = true;
+      this.used.fill(0);
+      this.spans(lane, from, to, view, found);
+      this.blend();
     }
-    this.write(top, height, Math.round(view.from * scale) % (2 * this.period));
+    if (any) this.write(top, height, phase);
+  }
+
+  /**
+   * @param {Lane} lane
+   * @param {number} from
+   * @param {number} to
+   * @param {View} view
+   * @param {Uint8Array | null} found
+   */
+  spans(lane, from, to, view, found) {
+    const { width, used, share } = this;
+    const { start, end, kind: kinds, row } = lane;
+    const scale = width / (view.to - view.from);
+    const zero = view.from;
+    for (let i = from; i < to; i += 1) {
+      let left = (start[i] - zero) * scale;
+      let right = (end[i] - zero) * scale;
+      const begins = left >= 0;
+      if (!begins) left = 0;
+      if (right > width) right = width;
+      if (right <= left) continue;
+      const kind = kinds[i] + (found !== null && found[row[i]] === 0 ? KINDS : 0);
+      const x = left | 0;
+      if (x === (right | 0)) {
+        const at = x * KINDS * 2;
+        if (used[x] === 0) {
+          used[x] = kind + 1;
+          share[at + kind] = right - left;
+        } else this.add(x, kind, right - left);
+      } else this.span(left, right, kind, begins);
+    }
   }
 
   /**
@@ -95,86 +133,112 @@ export class Raster {
    * @param {boolean} begins whether its beginning is in the picture
    */
   span(left, right, kind, begins) {
-    const first = Math.floor(left);
-    const last = Math.min(Math.floor(right), this.width - 1);
-    if (first === last) {
-      this.part(first, kind, right - left);
-      return;
-    }
-    if (left > first) this.part(first, kind, first + 1 - left);
+    const first = left | 0;
+    const last = Math.min(right | 0, this.width);
+    if (left > first) this.add(first, kind, first + 1 - left);
     const whole = left > first ? first + 1 : first;
     const edge = begins && right - left >= 4 ? 1 : 0;
-    if (edge && whole < this.width) this.solid[whole] = 128 | (kind + 1);
+    if (edge && whole < last) this.solid[whole] = 128 | (kind + 1);
     if (whole + edge < last) this.solid.fill(kind + 1, whole + edge, last);
-    if (right > last && last < this.width) this.part(last, kind, right - last);
+    if (right > last && last < this.width) this.add(last, kind, right - last);
   }
 
   /**
+   * A part of a column.
    * @param {number} x
    * @param {number} kind
-   * @param {number} share
+   * @param {number} part
    */
-  part(x, kind, share) {
+  add(x, kind, part) {
     const at = x * KINDS * 2;
-    if (!this.used[x]) {
-      this.used[x] = 1;
-      this.share.fill(0, at, at + KINDS * 2);
+    if (this.used[x] === 0) {
+      this.used[x] = kind + 1;
+      this.share[at + kind] = part;
+    } else if (this.used[x] === kind + 1) this.share[at + kind] += part;
+    else this.mix(at, x, kind, part);
+  }
+
+  /**
+   * A further kind in a column.
+   * @param {number} at
+   * @param {number} x
+   * @param {number} kind
+   * @param {number} part
+   */
+  mix(at, x, kind, part) {
+    const { share, used } = this;
+    if (used[x] !== 255) {
+      const before = share[at + used[x] - 1];
+      share.fill(0, at, at + KINDS * 2);
+      share[at + used[x] - 1] = before;
+      used[x] = 255;
     }
-    this.share[at + kind] += share;
+    share[at + kind] += part;
+  }
+
+  /** What was gathered of a lane, over what is there already. */
+  blend() {
+    const { width, solid, used, plain, share } = this;
+    for (let x = 0; x < width; x += 1) {
+      const value = solid[x];
+      if (value !== 0) {
+        plain[x] = value & 128 ? this.mark[(value & 127) - 1] : this.fill[value - 1];
+        if (used[x] === 0) continue;
+      }
+      const one = used[x];
+      if (one === 0) continue;
+      if (one !== 255 && value === 0 && plain[x] === this.back) {
+        plain[x] = this.faint[one - 1][Math.min(STEPS, (share[x * KINDS * 2 + one - 1] * STEPS + 0.5) | 0)];
+      } else plain[x] = this.blended(x, one);
+      solid[x] = 0;
+    }
   }
 
   /**
    * @param {number} x
-   * @param {number[]} under
+   * @param {number} one
    */
-  blended(x, under) {
+  blended(x, one) {
     const at = x * KINDS * 2;
-    let [r, g, b] = under;
+    const { share, fills } = this;
+    const under = this.plain[x];
     let total = 0;
-    for (let kind = 0; kind < 2 * KINDS; kind += 1) total += this.share[at + kind];
+    for (let kind = 0; kind < 2 * KINDS; kind += 1) if (one === 255 || one === kind + 1) total += share[at + kind];
     const scale = total > 1 ? 1 / total : 1;
-    const rest = Math.max(0, 1 - total);
-    [r, g, b] = [r * rest, g * rest, b * rest];
+    const rest = total > 1 ? 0 : 1 - total;
+    let [r, g, b] = [(under & 255) * rest, ((under >> 8) & 255) * rest, ((under >> 16) & 255) * rest];
     for (let kind = 0; kind < 2 * KINDS; kind += 1) {
-      const share = this.share[at + kind] * scale;
-      if (!share) continue;
-      const rgb = this.fills[kind];
-      r += rgb[0] * share;
-      g += rgb[1] * share;
-      b += rgb[2] * share;
+      if (one !== 255 && one !== kind + 1) continue;
+      const part = share[at + kind] * scale;
+      r += fills[kind][0] * part;
+      g += fills[kind][1] * part;
+      b += fills[kind][2] * part;
     }
-    return pixel([r, g, b]);
+    return (0xff000000 | (b << 16) | (g << 8) | r) >>> 0;
   }
 
   /**
-   * Columns into the rows of the picture; what they leave free stays as it is.
+   * Columns into the rows of the picture.
    * @param {number} top
    * @param {number} height
    * @param {number} phase of the hatching, so that it moves with the time
    */
   write(top, height, phase) {
-    const { width, solid, used, plain, marked, pixels, period } = this;
-    const { back } = this.palette;
+    const { width, solid, plain, pixels, period, hatched } = this;
+    let count = 0;
     for (let x = 0; x < width; x += 1) {
       const value = solid[x];
-      if (value) {
-        const kind = (value & 127) - 1;
-        plain[x] = value & 128 ? this.mark[kind] : this.fill[kind];
-        marked[x] = this.mark[kind];
-      } else if (used[x]) plain[x] = this.blended(x, back);
+      if (value !== 0 && value < 128 && (value - 1) % KINDS !== COMPUTE) hatched[count++] = x;
     }
     const bottom = Math.min(top + height, this.height);
     const stripe = Math.max(1, period >> 2);
     for (let y = Math.max(top, 0); y < bottom; y += 1) {
       const line = y * width;
-      for (let x = 0; x < width; x += 1) {
-        const value = solid[x];
-        if (!value) {
-          if (used[x]) pixels[line + x] = plain[x];
-          continue;
-        }
-        const at = x + phase;
-        pixels[line + x] = isMarked(((value & 127) - 1) % KINDS, at, y, period, stripe) ? marked[x] : plain[x];
+      pixels.set(plain, line);
+      for (let i = 0; i < count; i += 1) {
+        const x = hatched[i];
+        const kind = solid[x] - 1;
+        if (isMarked(kind % KINDS, x + phase, y, period, stripe)) pixels[line + x] = this.mark[kind];
       }
     }
   }

@@ -10,8 +10,9 @@ import { around, clamped, panned, zoomed } from "./viewport.js";
 
 const TALLEST = 66;
 const LOWEST = 14;
-/** Share of a line's height for each lane, where they stand apart. */
+/** Share of a line's height for each lane, where they stand apart: with a host that waits, and with one that only enqueues. */
 const SHARES = [0.42, 0.36, 0.22];
+const SHARES_OF_DEVICES = [0.54, 0.46, 0];
 
 export class Timeline {
   /**
@@ -32,12 +33,14 @@ export class Timeline {
     this.scroll = 0;
     this.height = 0;
     this.gutter = 84;
+    /** Whether a host does anything that is to be seen. */
+    this.hosts = model.lanes.some((lanes) => lanes.some((three) => three[2].row.length > 0));
     this.showPath = true;
     this.showArrows = true;
     this.drawn = 0;
     this.lines = model.lines();
-    /** Number of the line of each rank of a run. @type {{of: unknown, line: Map<string, number>}} */
-    this.numbered = { of: null, line: new Map() };
+    /** Number of the line of each rank of a run. @type {{of: unknown, line: Int32Array[]}} */
+    this.numbered = { of: null, line: [] };
     /** @type {Raster | null} */
     this.raster = null;
     this.messages = model.runs.map((run, i) => messagesOf(run, model.walk(i)));
@@ -57,6 +60,10 @@ export class Timeline {
       back: rgb(colour("--canvas")), fill: names.map((name) => rgb(colour(`--${name}`))), mark: names.map((name) => rgb(colour(`--${name}-mark`))),
     };
     this.ink = colour("--ink");
+    this.back = colour("--canvas");
+    this.label = colour("--label");
+    this.veil = colour("--veil");
+    this.inkOnCompute = colour("--compute-ink");
     this.grey = colour("--grey");
     this.line = colour("--line");
     this.accent = colour("--accent");
@@ -94,8 +101,9 @@ export class Timeline {
     this.paint();
   }
 
-  /** The height of a line: all of them at once, where they can be told apart. */
+  /** The height of a line: all of them at once, where they can be told apart; few of them need less room. */
   fit() {
+    this.box.style.height = this.lines.length < 12 ? `${AXIS + 8 + this.lines.length * TALLEST}px` : "";
     const room = this.box.clientHeight - AXIS - 4;
     this.height = Math.min(Math.max(Math.floor(room / Math.max(this.lines.length, 1)), LOWEST), TALLEST);
     this.scrollTo(this.scroll);
@@ -176,10 +184,10 @@ export class Timeline {
    */
   lineOf(run, rank) {
     if (this.numbered.of !== this.lines) {
-      this.numbered = { of: this.lines, line: new Map() };
-      this.lines.forEach((line, i) => line.ranks.forEach((r) => this.numbered.line.set(`${line.run}:${r}`, i)));
+      this.numbered = { of: this.lines, line: this.model.runs.map((one) => new Int32Array(one.world)) };
+      this.lines.forEach((line, i) => line.ranks.forEach((r) => { this.numbered.line[line.run][r] = i; }));
     }
-    return this.numbered.line.get(`${run}:${rank}`) ?? 0;
+    return this.numbered.line[run][rank];
   }
 
   draw() {
@@ -230,8 +238,9 @@ export class Timeline {
   lane(lane) {
     const room = this.height - 3;
     if (this.height < APART) return { top: 0, height: room };
-    const before = SHARES.slice(0, lane).reduce((a, b) => a + b, 0);
-    return { top: Math.round(before * room), height: Math.round((before + SHARES[lane]) * room) - Math.round(before * room) - 1 };
+    const shares = this.hosts ? SHARES : SHARES_OF_DEVICES;
+    const before = shares.slice(0, lane).reduce((a, b) => a + b, 0);
+    return { top: Math.round(before * room), height: Math.round((before + shares[lane]) * room) - Math.round(before * room) - 1 };
   }
 
   /** First line that can be seen, and the one behind the last. */
@@ -249,7 +258,7 @@ export class Timeline {
   pixels(context, dots) {
     const width = this.canvas.width - Math.round(this.gutter * dots);
     const height = this.canvas.height - Math.round(AXIS * dots);
-    context.fillStyle = colour("--canvas");
+    context.fillStyle = this.back ?? "";
     context.fillRect(0, 0, this.canvas.width, this.canvas.height);
     /** @type {{run: number, lane: Lane, i: number, line: number, k: number}[]} */
     const labels = [];
@@ -259,12 +268,13 @@ export class Timeline {
     const { first, last } = this.seen();
     for (let line = first; line < last; line += 1) {
       const { run, ranks } = this.lines[line];
-      for (const k of [2, 1, 0]) {
-        const lane = this.model.lanes[run][ranks[0]][k];
+      const lanes = this.model.lanes[run][ranks[0]];
+      for (const k of this.height < APART ? [0] : [2, 1, 0]) {
         const place = this.lane(k);
         const top = Math.round((this.y(line) - AXIS + place.top + 1) * dots);
-        this.raster.paint(lane, this.view, top, Math.max(1, Math.round(place.height * dots)), this.model.marks[run]);
-        this.wide(lane, run, line, k, labels);
+        const over = this.height < APART ? [lanes[2], lanes[1], lanes[0]] : [lanes[k]];
+        this.raster.paint(over, this.view, top, Math.max(1, Math.round(place.height * dots)), this.model.marks[run]);
+        over.forEach((lane) => this.wide(lane, run, line, k, labels));
       }
     }
     context.putImageData(this.raster.image, Math.round(this.gutter * dots), Math.round(AXIS * dots));

@@ -11,7 +11,9 @@ interface Price {
 }
 interface Curve {
   op: string; n: number; nodes: number; group: string; factor: number; sizes: number[]; algbw: number[];
-  points: [number, number][]; band: [number, number] | null;
+  points: [number, number][];
+  /** Factors on a time, by size: the least and the most. */
+  band: [number[], number[]] | null;
 }
 interface Animation {
   op: string; algorithm: string; n: number; full: number; chunking: string;

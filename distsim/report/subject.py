@@ -41,16 +41,21 @@ class Told:
     note: str = ""
 
     def __post_init__(self) -> None:
-        if len(self.trace) > MOST_ROWS:
-            raise UsageError(
-                f"a report of {len(self.trace):,} calls is more than a browser holds ({MOST_ROWS:,})",
-                "report fewer iterations or ranks; `--trace run.json` writes the run for Perfetto",
-            )
+        _bounded(len(self.trace))
+
+
+def _bounded(calls: int) -> None:
+    if calls > MOST_ROWS:
+        raise UsageError(
+            f"a report of {calls:,} calls is more than a browser holds ({MOST_ROWS:,})",
+            "report fewer iterations or ranks; `--trace run.json` writes the run for Perfetto",
+        )
 
 
 def told_of(simulation: Simulation) -> Told:
     """A simulated run. Raises UsageError for one with more rows than `MOST_ROWS`."""
     scenario, run = simulation.scenario, simulation.run
+    _bounded(simulation.program.call_count)  # before every call of ranks that were simulated as one is worked out
     return Told(
         scenario.name or Path(scenario.file).name, scenario.file, run.trace, simulation.outcome, simulation.verdict,
         simulation.findings, simulation, run.standstill,

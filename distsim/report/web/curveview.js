@@ -66,10 +66,10 @@ export function bandwidth(model, curves) {
         { label: "this run", stroke: colour(strokes[i]), fill: colour(strokes[i]), paths: () => null, points: { show: true, size: 9 }, value: rate }])],
     },
     data: [sizes, ...curves.flatMap((c) => {
-      const model = new Map(c.sizes.map((size, i) => [size, c.algbw[i] * scaled(c)]));
+      const modelled = new Map(c.sizes.map((size, i) => [size, c.algbw[i] * scaled(c)]));
       const own = new Map(c.points.map(([size, gbs]) => [size, gbs * scaled(c)]));
       const within = (c.band ?? []).map((factors) => new Map(c.sizes.map((size, k) => [size, (c.algbw[k] * scaled(c)) / factors[k]])));
-      return [model, ...within, own].map((of) => sizes.map((size) => of.get(size) ?? null));
+      return [modelled, ...within, own].map((of) => sizes.map((size) => of.get(size) ?? null));
     })],
   }));
   const place = h("div", {}, chart());
@@ -147,7 +147,7 @@ export function flightCurve(model) {
   return plot(model, "Bytes in flight over time", (width) => ({
     options: {
       width, height: HEIGHT, scales: { x: { time: false } }, axes: [axis("time", (v) => (v ? showNs(v) : "0")), { ...axis("", showBytes), incrs: BYTE_STEPS }],
-      series: [{ label: "time", value: (/** @type {unknown} */ _, /** @type {number | null} */ v) => (v === null ? "-" : showNs(v)) }, ...columns.map((_, i) => ({
+      series: [{ label: "time", value: (/** @type {unknown} */ _, /** @type {number | null} */ v) => (v === null ? "-" : showNs(v)) }, ...columns.map((__, i) => ({
         label: side(i), stroke: colour(i ? "--series-2" : "--series-1"), fill: columns.length > 1 ? undefined : colour("--flight"), width: 1.5, dash: DASHES[i], points: { show: false },
         paths: stepped, value: (/** @type {unknown} */ _, /** @type {number | null} */ v) => (v === null ? "-" : showBytes(v)) }))],
     },

@@ -114,19 +114,19 @@ function match(model) {
 function price(model) {
   const { run: index, row } = model.chosen;
   const run = model.runs[index];
-  const told = run.head.prices?.[run.price[row]];
-  if (!told) return null;
+  const known = run.head.prices?.[run.price[row]];
+  if (!known) return null;
   const took = run.finished[row] >= 0 && run.started[row] >= 0 ? run.finished[row] - run.started[row] : -1;
-  const most = Math.max(told.ns, 1);
-  return h("section", {}, h("h4", {}, `Its price: ${showNs(told.ns)}`),
-    h("p", { class: "grey" }, `${told.form}; ${showBytes(told.nbytes)} among ${plural(told.n, "rank")} on ${plural(told.nodes, "machine")}`
-      + `${took >= 0 && took !== told.ns ? `; in this run ${showNs(took)}` : ""}`),
-    h("table", { class: "terms" }, h("tbody", {}, ...told.terms.map(([what, how, ns]) => h("tr", {}, h("th", { scope: "row" }, what),
+  const most = Math.max(known.ns, 1);
+  return h("section", {}, h("h4", {}, `Its price: ${showNs(known.ns)}`),
+    h("p", { class: "grey" }, `${known.form}; ${showBytes(known.nbytes)} among ${plural(known.n, "rank")} on ${plural(known.nodes, "machine")}`
+      + `${took >= 0 && took !== known.ns ? `; in this run ${showNs(took)}` : ""}`),
+    h("table", { class: "terms" }, h("tbody", {}, ...known.terms.map(([what, how, ns]) => h("tr", {}, h("th", { scope: "row" }, what),
       h("td", { class: "number" }, showNs(ns)), h("td", { class: "bar" }, bar(ns / most)), h("td", { class: "grey" }, how))))),
-    told.others.length > 0 && h("details", {}, h("summary", {}, `What else it could take (${told.others.length})`),
-      h("ul", { class: "plain" }, ...told.others.slice(0, MOST_FORMS).map(([form, ns]) => h("li", {}, `${form}: ${showNs(ns)}`)))),
-    told.band && h("p", { class: "grey" }, `Nine of ten measured times lie between ${showNs(told.band[0])} and ${showNs(told.band[1])}. `
-      + `No schedule can beat ${showNs(told.bound_ns ?? 0)} on these links.`));
+    known.others.length > 0 && h("details", {}, h("summary", {}, `What else it could take (${known.others.length})`),
+      h("ul", { class: "plain" }, ...known.others.slice(0, MOST_FORMS).map(([form, ns]) => h("li", {}, `${form}: ${showNs(ns)}`)))),
+    known.band && h("p", { class: "grey" }, `Nine of ten measured times lie between ${showNs(known.band[0])} and ${showNs(known.band[1])}. `
+      + `No schedule can beat ${showNs(known.bound_ns ?? 0)} on these links.`));
 }
 
 /** @param {number} share */

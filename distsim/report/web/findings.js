@@ -34,7 +34,7 @@ export function sourceView(data, onLine) {
   const show = (file, line) => {
     if (!(file in data.sources)) return false;
     if (body.dataset.file !== file) draw(file);
-    body.querySelectorAll(".marked").forEach((one) => one.classList.remove("marked"));
+    body.querySelectorAll(".marked").forEach((before) => before.classList.remove("marked"));
     const found = /** @type {HTMLElement | null} */ (body.querySelector(`[data-line="${line}"]`));
     if (found) {
       found.classList.add("marked");
@@ -56,7 +56,7 @@ export function findingsList(model, source) {
   all.sort((a, b) => order.indexOf(a.finding.severity) - order.indexOf(b.finding.severity));
   const more = model.runs.reduce((sum, run) => sum + run.head.more_findings, 0);
   if (!all.length) return h("p", { class: "none" }, "Nothing was found.");
-  return h("div", { class: "findings" }, ...all.map(({ finding, index }) => one(model, index, finding, source)),
+  return h("div", { class: "findings" }, ...all.map(({ finding, index }) => findingBox(model, index, finding, source)),
     more > 0 && h("p", { class: "grey" }, `and ${plural(more, "more finding")}; --format json has all`));
 }
 
@@ -66,7 +66,7 @@ export function findingsList(model, source) {
  * @param {Finding} finding
  * @param {(file: string, line: number) => void} source
  */
-function one(model, index, finding, source) {
+function findingBox(model, index, finding, source) {
   const [head, ...rest] = finding.message.replaceAll(`${model.runs[index].head.file}:`, "line ").split("\n");
   const side = model.runs.length > 1 ? `${"AB"[index]} ` : "";
   const mark = { error: "✕", warning: "!", note: "i" }[finding.severity] ?? "";

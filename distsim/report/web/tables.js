@@ -19,7 +19,7 @@ const MOST_ROWS = 40;
 /** @param {Cell} cell */
 function keyOf(cell) {
   if (Array.isArray(cell)) return cell[1];
-  return cell instanceof Node ? cell.textContent ?? "" : cell;
+  return typeof cell === "object" ? cell.textContent ?? "" : cell;
 }
 
 /** @param {Cell} cell */

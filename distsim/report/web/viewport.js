@@ -20,13 +20,13 @@ export function clamped(view, end) {
  * Zoom by a factor (above 1: closer) around a moment that stays where it is.
  * @param {View} view
  * @param {number} factor
- * @param {number} around
+ * @param {number} at
  * @param {number} end
  */
-export function zoomed(view, factor, around, end) {
+export function zoomed(view, factor, at, end) {
   const width = Math.max((view.to - view.from) / factor, NARROWEST);
-  const share = (around - view.from) / (view.to - view.from);
-  return clamped({ from: around - share * width, to: around + (1 - share) * width }, end);
+  const share = (at - view.from) / (view.to - view.from);
+  return clamped({ from: at - share * width, to: at + (1 - share) * width }, end);
 }
 
 /**

@@ -11,6 +11,7 @@ import typer
 
 from distsim.cli import console
 from distsim.cli.options import BackendOption, ClusterOption, check_scenario_name, taking
+from distsim.cli.report import ReportOption, check_report_name, report_simulation
 from distsim.cli.simulate import Format, FormatOption, Traces
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class CaptureOptions:
     backend: BackendOption = None
     cluster: ClusterOption = None
     trace: Traces = None
+    report: ReportOption = None
     format: FormatOption = Format.text
     timeout: Limit = None
     strict: Strict = False
@@ -71,6 +73,7 @@ def command(given: CaptureOptions) -> None:
     backend = given.backend and str(given.backend)
     wish = _wish(parse(given.words or ()), given.nproc, given.nnodes, backend, given.timeout)
     check_scenario_name(given.scenario)
+    check_report_name(given.report)
     writers = [trace_writer(path) for path in given.trace or ()]
     _need_torch()
     file = wish.target.home or wish.target.name
@@ -83,6 +86,7 @@ def command(given: CaptureOptions) -> None:
     judged = judge(captured, backend=backend, cluster=given.cluster)
     for path, write in zip(given.trace or (), writers, strict=True):
         write(judged.simulation, path)
+    report_simulation(given.report, judged.simulation)
     if given.scenario is not None:
         _write_scenario(judged.simulation, given.scenario)
     from distsim.views.captureview import capture_json, capture_text

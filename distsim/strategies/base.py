@@ -43,6 +43,8 @@ class Context(NamedTuple):
     groups: Mapping[str, object] = {}
     #: Where the scenario's file lies: files that a strategy names are looked for beside it.
     folder: str = ""
+    #: What fields validate with: names that are the same on every rank, as numbers and as quantities (`amounts`).
+    known: Mapping[str, object] = {}
 
     def size_of(self, group: Group | None) -> int:
         """Ranks in a group: None and `world` are all, else an axis, several axes, or a named group of the file."""

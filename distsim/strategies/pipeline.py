@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, WithJsonSchema, field_validator
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationInfo, WithJsonSchema, field_validator
 
 from distsim import units
 from distsim.names import listing, near, shown
 from distsim.reading import read_bytes
 from distsim.strategies.base import Context, Cost, Entry, Expansion, Refusal, Strategy, block, blocks, declared
-from distsim.strategies.fields import Axis, Count, Dtype, Shape, cost, keyed
+from distsim.strategies.fields import COST, Axis, Count, Dtype, Shape, cost, keyed
 from distsim.strategies.pipeline_actions import Schedule, computes, forwards, from_rows, parse_rows
 from distsim.strategies.pipeline_calls import calls_of, unmet
 from distsim.strategies.pipeline_data import DataFields, DataWriter, ShardedStages
@@ -34,14 +34,14 @@ _EVEN = ("interleaved_1f1b", "zb1p")
 StageCosts = dict[int | str, Cost]
 
 
-def _stage_costs(value: object) -> StageCosts:
+def _stage_costs(value: object, info: ValidationInfo) -> StageCosts:
     """`5 ms`, `{flops, bytes}`, a list of entries, or one of these per stage: `{0: 1 ms, else: 5 ms}`."""
     if isinstance(value, Mapping) and any(key == "else" or isinstance(key, int) for key in value):
-        return keyed(value, cost, "a stage or `else` as the key")
-    return {"else": cost(value)}
+        return keyed(value, lambda item: cost(item, info), "a stage or `else` as the key")
+    return {"else": cost(value, info)}
 
 
-_COSTS = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "array"}]}
+_COSTS = {"anyOf": [COST, {"type": "object", "propertyNames": {"pattern": "^([0-9]+|else)$"}, "additionalProperties": COST}]}
 StageCostsField = Annotated[StageCosts, PlainValidator(_stage_costs), WithJsonSchema(_COSTS)]
 
 

@@ -39,8 +39,8 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
 
-def run_child(target: Target, environment: Mapping[str, str], address: str, regions: Regions) -> int:
-    """The life of a rank. Returns its exit status."""
+def run_child(target: Target, environment: Mapping[str, str], address: str, regions: Regions, counts: bool = False) -> int:
+    """The life of a rank. ``counts``: what it computes is told too. Returns its exit status."""
     die_with_parent()
     os.register_at_fork(after_in_child=die_with_parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends all
@@ -51,7 +51,14 @@ def run_child(target: Target, environment: Mapping[str, str], address: str, regi
 
     lay(client)
     lay_spawn(client)
-    return guarded(client, lambda: _run(target))
+    return guarded(client, lambda: _counted(client, target) if counts else _run(target))
+
+
+def _counted(client: Client, target: Target) -> object:
+    from distsim.capture.price import counting
+
+    with counting() as client.counted:
+        return _run(target)
 
 
 def guarded(client: Client, work: Callable[[], object]) -> int:
@@ -66,6 +73,7 @@ def guarded(client: Client, work: Callable[[], object]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     if client.joined:
+        client.tell_computed(at_end=True)
         client.ask(["end", *end])
     return end.code
 

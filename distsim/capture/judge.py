@@ -13,11 +13,12 @@ from distsim.capture.program import program_of
 from distsim.capture.recorded import BLOCKING
 from distsim.capture.sites import NOWHERE, text_of
 from distsim.capture.words import spoken
-from distsim.cluster import Cluster
+from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.collection import no_collection
+from distsim.profiles import default_cluster
 from distsim.program.records import Program
 from distsim.scenario import Scenario
-from distsim.simulation import Simulation, cost_model, simulate_program
+from distsim.simulation import Simulation, cluster_of_file, cost_model, simulate_program
 
 #: What a rank waits for that is no call.
 KEY = "a key of the store"
@@ -69,16 +70,24 @@ def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapp
     with no_collection():
         chosen = backend or asked_backend(captured)
         file = shown(captured)
-        program = program_of(captured, chosen, os.path.basename(file), file)
+        priced = _cluster(chosen, cluster) if captured.wish.counts else None
+        program = program_of(captured, chosen, os.path.basename(file), file, priced)
         nodes = captured.wish.nodes
         world: Any = {"nodes": nodes, "ranks_per_node": program.local_size} if nodes > 1 else program.world_size
         scenario = Scenario(name=program.name, world=world, backend=chosen, program=[], file=file)
         simulation = simulate_program(scenario, program, cost_model(scenario, program, cluster), with_values=False)
-    made = sum(bool(program.sites[call.site].line) for code in program.codes for call in code.calls)
+    made = sum(bool(program.sites[call.site].line) and call.op != "compute" for code in program.codes for call in code.calls)
     found = replace(simulation, findings=spoken(simulation.findings))
     if _outcome(captured, simulation) != simulation.outcome:  # what no rule knows of held a rank, or time ran out
         found = replace(found, outcome=_outcome(captured, simulation), verdict=None)
     return Judged(captured, found, stands(captured, program), made)
+
+
+def _cluster(backend: str, asked: str | Mapping[str, Any] | Cluster | None) -> Cluster:
+    """Whose devices compute: those of the cluster that the calls are priced by."""
+    if isinstance(asked, str) and asked not in PRESETS and asked.endswith((".yaml", ".yml")):
+        return cluster_of_file(asked)
+    return default_cluster(backend) if asked is None else cluster_from(asked)
 
 
 def asked_backend(captured: Captured) -> str:

@@ -27,6 +27,7 @@ class Wish:
     """How a program is captured. ``ranks``: 0 starts one process, which starts the ranks itself.
 
     ``backend``: whose rules choose between messages; None takes the one that the script asks for, of which the hub knows only then.
+    ``counts``: count what is computed between calls, to be priced.
     """
 
     target: Target
@@ -36,6 +37,7 @@ class Wish:
     timeout_s: float | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     keep_output: bool = False
+    counts: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class _Parent:
         if wish.keep_output:
             _write_to(self.outputs[rank])
         faulthandler.enable()
-        return run_child(wish.target, environment, address, regions)
+        return run_child(wish.target, environment, address, regions, wish.counts)
 
     def written(self) -> dict[int, str]:
         """What the ranks wrote, where it was kept."""

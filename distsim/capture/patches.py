@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import wraps
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -62,6 +63,9 @@ class Patches:
         c10d.TCPStore = dist.TCPStore
         default = c10d._get_default_timeout  # nccl's own is in its library
         c10d._get_default_timeout = lambda backend: timedelta(minutes=10) if str(backend) == "nccl" else default(backend)
+        for place in ("torch.autograd", "torch.autograd.graph"):  # C++ waits for a pass's futures at its end
+            module = import_module(place)
+            module._engine_run_backward = self._backward(module._engine_run_backward)  # type: ignore[attr-defined]
         join = sys.modules.get("torch.distributed.algorithms.join") or import_module("torch.distributed.algorithms.join")
         join.Join.notify_join_context = staticmethod(self._keeping(join.Join.notify_join_context))
 
@@ -149,7 +153,7 @@ class Patches:
             self.explicit, self.is_mpi = None, False
         group = c10d._get_default_group()
         facts = {"backend": group.told_backend, "timeout_ns": _ns(timeout)}
-        self.client.ask(["meet", next(self.client.numbers), site, "init_process_group", group.members, facts])
+        self.client.ask(["meet", self.client.number(), site, "init_process_group", group.members, facts])
 
     def _without_mpi(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """torch asks an MPI library for rank and world; there is none, so they come as for gloo."""
@@ -188,14 +192,14 @@ class Patches:
                 "local_sync": local,
             }
             number = group.number if isinstance(group, GroupMethods) else 0
-            self.client.say(["mark", next(self.client.numbers), site, "new_group", number, facts])
+            self.client.say(["mark", self.client.number(), site, "new_group", number, facts])
         return group
 
     def _destroy(self, group: Any = None) -> None:
         site = self.client.site()
         number = getattr(group, "number", 0)
         self._originals["destroy_process_group"](group)
-        self.client.say(["mark", next(self.client.numbers), site, "destroy_process_group", number, {}])
+        self.client.say(["mark", self.client.number(), site, "destroy_process_group", number, {}])
 
     # --- batches ---
     def _batch(self, p2p_op_list: list[Any]) -> list[Any]:
@@ -221,6 +225,20 @@ class Patches:
             return work
 
         return notify_join_context
+
+    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Say where a backward pass in which futures were asked for has ended."""
+        client = self.client
+
+        @wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            found = original(*args, **kwargs)
+            if client.in_backward:
+                client.in_backward = False
+                client.hold(["mark", client.number(), client.site(), "backward", 0, {}])
+            return found
+
+        return run
 
     def _in_cpp(self) -> bool:
         """Is the future one that C++ waits for: asked for by the reducer, or inside a backward pass?"""

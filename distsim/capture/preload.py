@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import os
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 #: Modules of the script's own folder that are followed, to find what they import.
@@ -81,14 +81,15 @@ def preload(script: str) -> None:
 
 
 def file_of(module: str) -> str:
-    """The file of a module that is run by name; empty where there is none."""
-    sys.path.insert(0, os.getcwd())
-    try:
-        spec = importlib.util.find_spec(module)
-        if spec is not None and spec.submodule_search_locations:
-            spec = importlib.util.find_spec(f"{module}.__main__")
-    except (ImportError, ValueError, AttributeError):
-        return ""
-    finally:
-        sys.path.remove(os.getcwd())
+    """The file of a module that is run by name; empty where there is none. Imports nothing: torch must come after `cuda.prepare`."""
+    places: list[str] | None = [os.getcwd(), *sys.path]
+    spec = None
+    parts = module.split(".")
+    for k in range(len(parts)):
+        spec = PathFinder.find_spec(".".join(parts[: k + 1]), places)
+        if spec is None:
+            return ""
+        places = list(spec.submodule_search_locations or ())
+    if places:
+        spec = PathFinder.find_spec(f"{module}.__main__", places)
     return (spec.origin or "") if spec is not None else ""

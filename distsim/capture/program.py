@@ -12,7 +12,10 @@ from distsim.capture.later import later_steps
 from distsim.capture.launch import Captured, backend_named
 from distsim.capture.matching import Posted
 from distsim.capture.members import Member, Place
+from distsim.capture.price import Kernel, Stretch, priced_ns
 from distsim.capture.recorded import Step, steps_of, teams_in_order
+from distsim.cluster import Cluster
+from distsim.cost import CostModel
 from distsim.ops.records import DTYPE_BYTES, Group
 from distsim.ops.table import OPS
 from distsim.program.assemble import CodeBuilder, Draft, Requests, Shelf
@@ -23,14 +26,15 @@ _LIKE = {"uint16": "int16", "uint32": "int32", "uint64": "int64", "float8_e4m3fn
          "float8_e5m2fnuz": "float8_e5m2", "float8_e8m0fnu": "uint8", "complex32": "float32"}  # fmt: skip
 
 
-def program_of(captured: Captured, backend: str, name: str, file: str) -> Program:
-    """The program that the ranks ran, under the rules of ``backend``."""
-    return _Builder(captured, backend).build(name, file)
+def program_of(captured: Captured, backend: str, name: str, file: str, cluster: Cluster | None = None) -> Program:
+    """The program that the ranks ran, under the rules of ``backend``. ``cluster``: whose devices compute what was counted."""
+    return _Builder(captured, backend, cluster).build(name, file)
 
 
 class _Builder:
-    def __init__(self, captured: Captured, backend: str) -> None:
+    def __init__(self, captured: Captured, backend: str, cluster: Cluster | None) -> None:
         self.captured, self.backend = captured, backend
+        self.model = CostModel(cluster, 1, 1) if cluster is not None else None
         self.size = captured.world
         self.shelf = Shelf(self.size, backend)
         started = {m.planned: m for m in captured.others if m.planned >= 0}
@@ -70,6 +74,12 @@ class _Builder:
             options={}, sites=self.shelf.sites, groups=self.shelf.groups, tensors={}, codes=codes, code_of=list(range(self.size)),
             row_of=[0] * self.size, findings=self.shelf.findings(), faults=tuple(faults),
         )  # fmt: skip
+
+
+    def price(self, kernels: Sequence[Sequence[Any]]) -> int:
+        """Nanoseconds of what a rank counted; 0 where nobody said on which device."""
+        stretch = Stretch(tuple((Kernel(*kernel), count) for *kernel, count in kernels))
+        return priced_ns(stretch, self.model) if self.model is not None else 0
 
 
 class _Rank:
@@ -124,6 +134,8 @@ class _Rank:
                             "timeout_ns": facts["timeout_ns"], "local_sync": facts["local_sync"]}  # fmt: skip
         elif step.op == "init_process_group" and step.event is not None:
             draft.fields = {"timeout_ns": step.event.facts["timeout_ns"], "backend": self.owner.backend}
+        elif step.op == "compute" and step.event is not None:
+            draft.fields = {"time_ns": self.owner.price(step.event.facts["kernels"]), "name": "compute"}
         elif step.failure is not None:
             draft.fields = {"code": step.failure.code} if step.op == "exit" else {"message": step.failure.text[:200]}
         return draft

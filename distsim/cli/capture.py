@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +31,10 @@ ScenarioFile = Annotated[
     Path | None,
     typer.Option("-o", metavar="S.yaml", help="Write the calls as a scenario: loops, and one program for equal ranks."),
 ]
+Compute = Annotated[
+    bool | None,
+    typer.Option("--compute/--no-compute", help="Price what the script computes by the cluster's device; left out: with --cluster."),
+]
 Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
 
 
@@ -49,6 +53,7 @@ class CaptureOptions:
     strict: Strict = False
     scenario: ScenarioFile = None
     cuda: Cuda = None
+    compute: Compute = None
 
 
 @taking(CaptureOptions)
@@ -70,6 +75,7 @@ def command(given: CaptureOptions) -> None:
 
     backend = given.backend and str(given.backend)
     wish = _wish(parse(given.words or ()), given.nproc, given.nnodes, backend, given.timeout)
+    wish = replace(wish, counts=given.cluster is not None if given.compute is None else given.compute)
     check_scenario_name(given.scenario)
     writers = [trace_writer(path) for path in given.trace or ()]
     _need_torch()

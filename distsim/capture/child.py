@@ -7,11 +7,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from distsim.capture.client import Client
+from distsim.capture.fake import told
 from distsim.capture.members import Failure
 from distsim.capture.sites import NOWHERE, Sites
 from distsim.capture.wire import Regions
@@ -31,6 +32,13 @@ class Target:
     home: str = ""
 
 
+class Ways(NamedTuple):
+    """``counts``: what a rank computes is told too. ``fakes``: its tensors have sizes alone."""
+
+    counts: bool = False
+    fakes: bool = False
+
+
 def die_with_parent() -> None:
     """A process that nobody is there for any more ends."""
     import ctypes
@@ -39,8 +47,8 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
 
-def run_child(target: Target, environment: Mapping[str, str], address: str, regions: Regions, counts: bool = False) -> int:
-    """The life of a rank. ``counts``: what it computes is told too. Returns its exit status."""
+def run_child(target: Target, environment: Mapping[str, str], address: str, regions: Regions, ways: Ways = Ways()) -> int:  # noqa: B008 - frozen
+    """The life of a rank. Returns its exit status."""
     die_with_parent()
     os.register_at_fork(after_in_child=die_with_parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends all
@@ -51,13 +59,20 @@ def run_child(target: Target, environment: Mapping[str, str], address: str, regi
 
     lay(client)
     lay_spawn(client)
-    return guarded(client, lambda: _counted(client, target) if counts else _run(target))
+    return guarded(client, lambda: _in(ways, client, target))
 
 
-def _counted(client: Client, target: Target) -> object:
-    from distsim.capture.price import counting
+def _in(ways: Ways, client: Client, target: Target) -> object:
+    """Run the target with what was asked for around it."""
+    with ExitStack() as around:
+        if ways.fakes:
+            from distsim.capture.fake import faking
 
-    with counting() as client.counted:
+            around.enter_context(faking())
+        if ways.counts:
+            from distsim.capture.price import counting
+
+            client.counted = around.enter_context(counting())
         return _run(target)
 
 
@@ -72,6 +87,8 @@ def guarded(client: Client, work: Callable[[], object]) -> int:
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
+    if end.how != "ended" and not client.joined:  # before it was a rank; why must be known all the same
+        client.join(-1, -1)
     if client.joined:
         client.tell_computed(at_end=True)
         client.ask(["end", *end])
@@ -84,7 +101,7 @@ def failure_of(client: Client, error: BaseException) -> Failure:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         place = client.sites.of_traceback(error) if code else NOWHERE
         return Failure("exited" if code else "ended", code, str(error.code or ""), place)
-    first = traceback.format_exception_only(error)[-1].strip()
+    first = told(error) or traceback.format_exception_only(error)[-1].strip()
     return Failure("raised", 1, first, client.sites.of_traceback(error), "".join(traceback.format_exception(_trimmed(error))))
 
 

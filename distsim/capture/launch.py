@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distsim.capture.child import Target, environment_of, run_child
+from distsim.capture.child import Target, Ways, environment_of, run_child
 from distsim.capture.hub import Hub, listen
 from distsim.capture.members import Failure, Member
 from distsim.capture.wire import Regions
@@ -27,7 +27,6 @@ class Wish:
     """How a program is captured. ``ranks``: 0 starts one process, which starts the ranks itself.
 
     ``backend``: whose rules choose between messages; None takes the one that the script asks for, of which the hub knows only then.
-    ``counts``: count what is computed between calls, to be priced.
     """
 
     target: Target
@@ -37,7 +36,7 @@ class Wish:
     timeout_s: float | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     keep_output: bool = False
-    counts: bool = False
+    ways: Ways = Ways()
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class _Parent:
         if wish.keep_output:
             _write_to(self.outputs[rank])
         faulthandler.enable()
-        return run_child(wish.target, environment, address, regions, wish.counts)
+        return run_child(wish.target, environment, address, regions, wish.ways)
 
     def written(self) -> dict[int, str]:
         """What the ranks wrote, where it was kept."""

@@ -35,6 +35,7 @@ Compute = Annotated[
     bool | None,
     typer.Option("--compute/--no-compute", help="Price what the script computes by the cluster's device; left out: with --cluster."),
 ]
+Fake = Annotated[bool, typer.Option("--fake", help="Sizes in place of numbers: models larger than this machine.")]
 Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
 
 
@@ -54,6 +55,7 @@ class CaptureOptions:
     scenario: ScenarioFile = None
     cuda: Cuda = None
     compute: Compute = None
+    fake: Fake = False
 
 
 @taking(CaptureOptions)
@@ -67,6 +69,7 @@ def command(given: CaptureOptions) -> None:
     Example: distsim capture --backend nccl -- torchrun --nproc-per-node 2 t.py
     Example: distsim capture --nproc 2 --trace run.jsonl -- -m package.train
     """
+    from distsim.capture.child import Ways
     from distsim.capture.command import parse
     from distsim.capture.judge import judge
     from distsim.capture.launch import capture
@@ -75,7 +78,8 @@ def command(given: CaptureOptions) -> None:
 
     backend = given.backend and str(given.backend)
     wish = _wish(parse(given.words or ()), given.nproc, given.nnodes, backend, given.timeout)
-    wish = replace(wish, counts=given.cluster is not None if given.compute is None else given.compute)
+    priced = given.cluster is not None if given.compute is None else given.compute
+    wish = replace(wish, ways=Ways(counts=priced, fakes=given.fake))
     check_scenario_name(given.scenario)
     writers = [trace_writer(path) for path in given.trace or ()]
     _need_torch()

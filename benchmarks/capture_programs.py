@@ -53,7 +53,7 @@ PROGRAMS = (
     Foreign("torchtitan debug model, FSDP", "torchtitan", 2, TITAN),
     Foreign("torchtitan debug model, FSDP × TP", "torchtitan", 4, (*TITAN, "--parallelism.tensor_parallel_degree", "2")),
     Foreign("torchtitan debug model, PP", "torchtitan", 2, (*TITAN, "--parallelism.pipeline_parallel_degree", "2")),
-    Foreign("torchtune full fine-tune", "torchtune", 2, ("-m", "recipes.full_finetune_distributed", "--config", "torchtune.yaml")),
+    Foreign("torchtune full fine-tune", "torchtune", 2, ("recipes/full_finetune_distributed.py", "--config", "torchtune.yaml")),
     Foreign("megatron-core GPT, TP × PP", "megatron-core", 4, ("megatron_gpt.py",)),
     Foreign("ignite engine", "pytorch-ignite", 2, ("ignite_engine.py",)),
     Foreign("litgpt pretrain, FSDP", "litgpt", 2, ("litgpt_pretrain.py",)),
@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
 def run(program: Foreign, folder: Path, limit_s: int) -> Row:
     """Capture it from a folder of its own."""
-    words = [str(DRIVERS / w) if w.endswith(".py") else w for w in program.words if w != "accelerate"]
+    words = [path_of(w) if w.endswith(".py") else w for w in program.words if w != "accelerate"]
     command = [sys.executable, "-m", "distsim", "capture", "--cuda", "--nproc", str(program.ranks), "--timeout", f"{limit_s}s", "--format",
                "json", "--", *(words if words[0] == "-m" else ["python", *words])]  # fmt: skip
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -86,6 +86,13 @@ def run(program: Foreign, folder: Path, limit_s: int) -> Row:
     if told is None:
         return Row(program, 0, spent, f"no report, status {ended.returncode}")
     return Row(program, told["captured"]["calls"], spent, result(told))
+
+
+def path_of(name: str) -> str:
+    """A driver's, or with a folder that of a script which a package brings."""
+    if "/" not in name:
+        return str(DRIVERS / name)
+    return next((str(p) for p in (Path(folder) / name for folder in sys.path) if p.exists()), name)
 
 
 def report_in(output: str) -> dict | None:  # type: ignore[type-arg]

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from distsim.capture.launch import Captured, backend_named
+from distsim.capture.launch import Captured
 from distsim.capture.members import Member, Place
-from distsim.capture.program import program_of
+from distsim.capture.program import program_of, world_backend
 from distsim.capture.recorded import BLOCKING
 from distsim.capture.sites import NOWHERE, text_of
 from distsim.capture.words import spoken
@@ -75,7 +75,7 @@ def _outcome(captured: Captured, simulation: Simulation) -> str:
 def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapping[str, Any] | Cluster | None = None) -> Judged:
     """What the back end makes of the captured calls. ``backend``: None takes the one that the script asked for."""
     with no_collection():
-        chosen = backend or asked_backend(captured)
+        chosen = backend or world_backend(captured.ranks.values())
         file = shown(captured)
         priced = _cluster(chosen, cluster) if captured.wish.ways.counts else None
         program = program_of(captured, chosen, os.path.basename(file), file, priced)
@@ -96,12 +96,6 @@ def _cluster(backend: str, asked: str | Mapping[str, Any] | Cluster | None) -> C
     if isinstance(asked, str) and asked not in PRESETS and asked.endswith((".yaml", ".yml")):
         return cluster_of_file(asked)
     return default_cluster(backend) if asked is None else cluster_from(asked)
-
-
-def asked_backend(captured: Captured) -> str:
-    """The back end of the world's group, as its lowest rank asked for it."""
-    teams = (t for m in captured.ranks.values() for t in m.teams.values() if t.is_world)
-    return backend_named(next((t.backend for t in teams), "gloo"))
 
 
 def shown(captured: Captured) -> str:

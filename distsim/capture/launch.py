@@ -83,11 +83,11 @@ def _profile(asked: str) -> Profile:
     return PROFILES[backend_named(asked)]
 
 
-def backend_named(asked: str) -> str:
-    """A back end that distsim knows, of what a script asks for: ``cpu:gloo,cuda:nccl`` runs on the CPU here."""
+def backend_named(asked: str, on: str = "") -> str:
+    """A back end that distsim knows, of what a script asks for. ``on``: which of ``cpu:gloo,cuda:nccl``; "" is the CPU's."""
     if ":" in asked:
         pairs = dict(pair.split(":", 1) for pair in asked.split(","))
-        asked = pairs.get("cpu", next(iter(pairs.values())))
+        asked = pairs.get(on or "cpu", next(iter(pairs.values())))
     return asked if asked in PROFILES else "gloo"
 
 

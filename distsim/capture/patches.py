@@ -126,7 +126,7 @@ class Patches:
         self, group_size: int, group_rank: int, ranks: list[int], backend: Any, store: Any, group_name: Any, **kwargs: Any
     ) -> Any:
         """The original, with the hub's back end; the script is told the one that it asked for."""
-        self.asked = "mpi" if self.is_mpi else str(backend) if str(backend) != "undefined" else "gloo"
+        self.asked = "mpi" if self.is_mpi else str(backend) if str(backend) != "undefined" else _of_devices()
         kwargs |= {"device_id": None, "backend_options": None}
         self.title, self.is_world = str(kwargs.get("group_desc") or ""), not ranks
         if not ranks:
@@ -252,6 +252,12 @@ class Patches:
                 return True
             frame = frame.f_back
         return not own
+
+
+def _of_devices() -> str:
+    """What torch takes where no back end is named: one for each device that is there (`Backend.default_device_backend_map`)."""
+    cuda: Any = import_module("torch.cuda")
+    return "cpu:gloo,cuda:nccl" if cuda.is_available() else "gloo"
 
 
 def _environment(name: str) -> int:

@@ -11,10 +11,12 @@ import typer
 
 from distsim.cli import console
 from distsim.cli.options import BackendOption, ClusterOption, check_scenario_name, taking
-from distsim.cli.simulate import Format, FormatOption, Traces
+from distsim.cli.check import Format, FormatOption
+from distsim.cli.simulate import Traces
 
 if TYPE_CHECKING:
     from distsim.capture.command import Command
+    from distsim.capture.judge import Judged
     from distsim.capture.launch import Wish
     from distsim.simulation import Simulation
 
@@ -95,11 +97,22 @@ def command(given: CaptureOptions) -> None:
         write(judged.simulation, path)
     if given.scenario is not None:
         _write_scenario(judged.simulation, given.scenario)
+    sys.stdout.flush()
+    console.out(_report(judged, given.format))
+    raise typer.Exit(int(judged.outcome != "completes") or status(judged.simulation, given.strict))
+
+
+def _report(judged: Judged, format: Format) -> str:
     from distsim.views.captureview import capture_json, capture_text
 
-    sys.stdout.flush()
-    console.out(console.to_json(capture_json(judged)) if given.format is Format.json else capture_text(judged))
-    raise typer.Exit(int(judged.outcome != "completes") or status(judged.simulation, given.strict))
+    if format is Format.json:
+        return console.to_json(capture_json(judged))
+    if format is Format.text:
+        return capture_text(judged)
+    from distsim.checking import CheckResult
+    from distsim.cli.check import report_of
+
+    return report_of([CheckResult(judged.simulation.program.file, findings=judged.simulation.findings)], format)
 
 
 def _wish(found: Command, nproc: int | None, nnodes: int | None, backend: str | None, timeout: str | None) -> Wish:

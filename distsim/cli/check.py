@@ -87,7 +87,7 @@ def command(given: CheckOptions) -> None:
             return CheckResult(path, (Problem(path, 0, 0, refused.message, hint=refused.remedy),))
 
     results = [checked(path) for path in watched(expanded(given.files), "checking")]
-    text = _report(results, given.format)
+    text = report_of(results, given.format)
     if text:
         console.out(text, commands=given.format is Format.github)
     if given.fix:
@@ -122,7 +122,8 @@ def expanded(paths: list[str]) -> list[str]:
     return list(found)
 
 
-def _report(results: list[CheckResult], format: Format) -> str:
+def report_of(results: list[CheckResult], format: Format) -> str:
+    """The findings of files as text, or in a form for other tools."""
     from distsim.checking import NOT_COVERED
 
     if format is Format.json:

@@ -20,6 +20,7 @@ from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
 from distsim.semantics.local import Progress
 from distsim.semantics.misfits import Misfit, Misfits
+from distsim.semantics.section import Unfold
 
 __all__ = ["Run", "run"]
 
@@ -50,6 +51,8 @@ def _run(program: Program, profile: Profile, cost: CostModel, ordered: bool, fol
             columns = fill(done)
             if not outlasts(program, profile, columns):
                 return _fast(done, cost, columns, list(misfits.met(done.posted)))
+    if program.stands_for is not None:
+        raise Unfold
     from distsim.engine.ordered import run_ordered
 
     return run_ordered(program, profile, cost, follow)

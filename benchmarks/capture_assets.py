@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import random
+from contextlib import suppress
 from pathlib import Path
 
 _TORCHTUNE = """\
 output_dir: {root}/tuned
 tokenizer: {{_component_: torchtune.models.llama3.llama3_tokenizer, path: {root}/tokenizer.model, max_seq_len: 64}}
-dataset: {{_component_: torchtune.datasets.instruct_dataset, source: json, data_files: {root}/instructions.json, split: train, packed: false}}
+dataset: {{_component_: torchtune.datasets.instruct_dataset, source: json, data_files: {root}/instructions.json,
+  split: train, packed: false}}
 seed: 1
 shuffle: true
 model: {{_component_: torchtune.models.llama3_1.llama3_1, vocab_size: 128256, num_layers: 2, num_heads: 4, num_kv_heads: 2,
@@ -44,8 +46,10 @@ def make_assets(root: Path) -> None:
     def text(words: int) -> str:
         return " ".join("".join(rng.choices("abcdefghij", k=rng.randint(1, 6))) for _ in range(words))
 
-    _torchtitan(root, [text(300) for _ in range(200)])
-    _torchtune(root, [{"input": text(4), "output": text(4)} for _ in range(32)])
+    with suppress(ImportError):  # its programs say that it is missing
+        _torchtitan(root, [text(300) for _ in range(200)])
+    with suppress(ImportError):
+        _torchtune(root, [{"input": text(4), "output": text(4)} for _ in range(32)])
 
 
 def _torchtitan(root: Path, texts: list[str]) -> None:

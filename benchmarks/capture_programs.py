@@ -78,7 +78,9 @@ def run(program: Foreign, folder: Path, limit_s: int) -> Row:
     log = folder / f"{re.sub('[^a-zA-Z0-9]+', '-', program.name).lower()}.log"
     extra = {"ACCELERATE_USE_FSDP": "true"} if "accelerate" in program.words else {}
     with log.open("w") as errors:
-        ended = subprocess.run(command, cwd=folder, env=os.environ | ENVIRONMENT | extra, stdout=subprocess.PIPE, stderr=errors, text=True)
+        ended = subprocess.run(
+            command, cwd=folder, env=os.environ | ENVIRONMENT | extra, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     log.write_text(log.read_text(errors="replace") + ended.stdout)
     told = report_in(ended.stdout)
@@ -111,7 +113,7 @@ def report_in(output: str) -> dict | None:  # type: ignore[type-arg]
 def result(told: dict) -> str:  # type: ignore[type-arg]
     """ok, or the first cause."""
     errors = [f["code"] for f in told.get("findings", ()) if f["severity"] == "error"]
-    if told["outcome"] == "completes" and not errors:
+    if (told["outcome"], told["verdict"], errors) == ("completes", "ok", []):
         return "ok"
     failed = [r for r in told["captured"]["ranks"] if r["state"] in ("raised", "exited", "killed")]
     if failed:
@@ -127,11 +129,9 @@ def version(package: str) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    lines = ["| program | version | ranks | calls | CPU s | result |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        lines.append(f"| {row.program.name} | {version(row.program.package)} | {row.program.ranks} | {row.calls} | {row.cpu_s:.0f} |"
-                     f" {row.result} |")  # fmt: skip
-    return "\n".join(lines)
+    head = ["| program | version | ranks | calls | CPU s | result |", "|---|---|---|---|---|---|"]
+    told = [(p.name, version(p.package), p.ranks, calls, f"{cpu_s:.0f}", result) for p, calls, cpu_s, result in rows]
+    return "\n".join([*head, *(f"| {' | '.join(map(str, row))} |" for row in told)])
 
 
 def main() -> None:
@@ -143,13 +143,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = (given.keep or Path(scratch)).resolve()
         folder.mkdir(exist_ok=True, parents=True)
-        if not (folder / "model.pt").exists():
+        if not (folder / "tests").exists():
             subprocess.run([sys.executable, str(Path(__file__).with_name("capture_assets.py")), str(folder)], check=True)
         rows = []
         for program in PROGRAMS:
             if re.search(given.pattern, program.name):
                 rows.append(run(program, folder, given.timeout))
-                print(f"{program.name}: {rows[-1].result} ({rows[-1].calls} calls, {rows[-1].cpu_s:.0f} s)", file=sys.stderr, flush=True)
+                print(
+                    f"{program.name}: {rows[-1].result} ({rows[-1].calls} calls, {rows[-1].cpu_s:.0f} s)",
+                    file=sys.stderr,
+                    flush=True,
+                )
         print(table(rows))
 
 

@@ -15,7 +15,7 @@ net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Lin
 deepspeed.init_distributed()
 engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), config=config)
 torch.manual_seed(torch.distributed.get_rank())
-for step in range(3):
+for _ in range(3):
     x = torch.randn(4, 32, device=engine.device, dtype=torch.bfloat16)
     loss = engine(x).float().square().mean()
     engine.backward(loss)

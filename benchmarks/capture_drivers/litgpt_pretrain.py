@@ -30,6 +30,6 @@ if __name__ == "__main__":
         model_config=Config(name="tiny", block_size=16, n_layer=2, n_head=2, n_embd=32, padded_vocab_size=128),
         out_dir=Path(tempfile.mkdtemp()), precision="32-true", data=Random(), devices=2, logger_name="csv",
         train=TrainArgs(save_interval=None, log_interval=1, global_batch_size=8, micro_batch_size=2, max_tokens=192, tie_embeddings=False,
-                        lr_warmup_steps=1, max_seq_length=16),
+                        lr_warmup_steps=1, max_norm=1.0, max_seq_length=16),
         eval=EvalArgs(interval=2, max_iters=1, initial_validation=False), log=LogArgs(),
     )  # fmt: skip

@@ -57,9 +57,20 @@ def run_child(target: Target, environment: Mapping[str, str], address: str, regi
     from distsim.capture.patches import lay
     from distsim.capture.spawn import lay_spawn
 
+    _one_thread()
     lay(client)
     lay_spawn(client)
     return guarded(client, lambda: _in(ways, client, target))
+
+
+def _one_thread() -> None:
+    """As torchrun has it for several ranks. A fork has none of its parent's workers, and would wait for them for ever in the first
+    operation that is shared out."""
+    import torch
+
+    torch.set_num_threads(1)
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def _in(ways: Ways, client: Client, target: Target) -> object:

@@ -116,7 +116,9 @@ def _call(name: str, outs: Sequence[Any], args: Sequence[Any]) -> Any:
     plain = name.removesuffix("_").removesuffix("_out").removesuffix("_coalesced")
     ins = list(args[0]) if isinstance(args[0], list | tuple) else [args[0]]
     group = resolve(args[-1])
-    reducing = SimpleNamespace(reduceOp=SimpleNamespace(name=args[1])) if plain in ("all_reduce", "reduce_scatter_tensor") else None
+    reducing = (
+        SimpleNamespace(reduceOp=SimpleNamespace(name=args[1])) if plain in ("all_reduce", "reduce_scatter_tensor") else None
+    )
     if plain == "all_reduce":
         return group.allreduce_coalesced(outs, reducing) if "coalesced" in name else group.allreduce(outs, reducing)
     if plain == "all_gather_into_tensor":

@@ -36,7 +36,7 @@ class Wish:
     timeout_s: float | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     keep_output: bool = False
-    ways: Ways = Ways()
+    ways: Ways = field(default_factory=Ways)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, urlparse
 
 from distsim.capture.client import Client
 from distsim.capture.group import GroupMethods
+from distsim.capture.preload import have_all_backends
 from distsim.capture.store import StoreMethods
 from distsim.capture.work import Futures, Request, WorkMethods
 
@@ -56,8 +57,7 @@ class Patches:
         c10d._new_group_with_tag = self._wrapped_new_group("_new_group_with_tag")  # all variants: who calls, for which ranks
         self._everywhere("destroy_process_group", self._destroy)
         self._everywhere("batch_isend_irecv", self._batch)  # torch's own loop would hide where a batch ends
-        for name in ("is_nccl_available", "is_gloo_available", "is_mpi_available"):
-            self._everywhere(name, lambda: True)  # judged by their rules, without their libraries
+        have_all_backends()  # judged by their rules, without their libraries
         for name in ("TCPStore", "FileStore"):
             setattr(dist, name, self._store_maker(name))
         c10d.TCPStore = dist.TCPStore

@@ -85,7 +85,6 @@ class _Builder:
             row_of=[0] * self.size, findings=self.shelf.findings(), faults=tuple(faults),
         )  # fmt: skip
 
-
     def price(self, kernels: Sequence[Sequence[Any]]) -> int:
         """Nanoseconds of what a rank counted; 0 where nobody said on which device."""
         stretch = Stretch(tuple((Kernel(*kernel), count) for *kernel, count in kernels))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, ClusterOption, check_scenario_name, taking
 from distsim.cli.check import Format, FormatOption
+from distsim.cli.options import BackendOption, ClusterOption, check_scenario_name, taking
 from distsim.cli.simulate import Traces
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ ScenarioFile = Annotated[
 ]
 Compute = Annotated[
     bool | None,
-    typer.Option("--compute/--no-compute", help="Price what the script computes by the cluster's device; left out: with --cluster."),
+    typer.Option(
+        "--compute/--no-compute", help="Price what the script computes by the cluster's device; left out: with --cluster."
+    ),
 ]
 Fake = Annotated[bool, typer.Option("--fake", help="Sizes in place of numbers: models larger than this machine.")]
 Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]

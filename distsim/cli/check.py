@@ -101,7 +101,7 @@ def command(given: CheckOptions) -> None:
     results = [checked(path) for path in watched(files, "checking")]
     if given.report is not None:
         report_check(given.report, results[0], _simulated(given))
-    text = _report(results, given.format)
+    text = report_of(results, given.format)
     if text:
         console.out(text, commands=given.format is Format.github)
     if given.fix:
@@ -160,7 +160,8 @@ def expanded(paths: list[str]) -> list[str]:
     return list(found)
 
 
-def _report(results: list[CheckResult], format: Format) -> str:
+def report_of(results: list[CheckResult], format: Format) -> str:
+    """The findings of files as text, or in a form for other tools."""
     from distsim.checking import NOT_COVERED
 
     if format is Format.json:

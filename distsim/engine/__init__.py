@@ -10,6 +10,7 @@ from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine.deadlines import outlasts
 from distsim.engine.fill import fill
+from distsim.engine.overlap import shares
 from distsim.engine.record import Columns, Run, build_trace, worst_of
 from distsim.profiles import Profile
 from distsim.program.records import Program
@@ -33,7 +34,8 @@ def run(
 ) -> Run:
     """Simulate a program under a profile.
 
-    The fast engine runs where it is exact; ``ordered`` asks for the time-ordered one all the same. Both give the same times.
+    The fast engine runs where it is exact, and what it gives stands where nothing shared a link; ``ordered`` asks for the time-ordered
+    one all the same. Both give the same times.
     ``follow``: the message that each receive from any source must take, in place of the one that comes first. Raises UsageError
     where such a message never comes.
     """
@@ -45,10 +47,10 @@ def _run(program: Program, profile: Profile, cost: CostModel, ordered: bool, fol
     if not ordered and not follow:
         linked = Linked(program, profile)
         misfits = Misfits(linked)
-        if why_ordered(linked, cost.cluster.shared_links, misfits) is None:
+        if why_ordered(linked, misfits) is None:
             done = go(linked, Conditions(linked, cost))
             columns = fill(done)
-            if not outlasts(program, profile, columns):
+            if not outlasts(program, profile, columns) and not shares(done.conditions, columns, cost):
                 return _fast(done, cost, columns, list(misfits.met(done.posted)))
     from distsim.engine.ordered import run_ordered
 

@@ -183,12 +183,12 @@ def test_a_slow_link_inside_one_node_leaves_the_others_and_the_network_alone(lin
 
 
 def test_gloo_moves_bytes_of_a_process_in_one_thread_where_they_were_seen_to_hinder_each_other() -> None:
-    """At both ends of a message, by as much of its moving time as ``crossing`` says; NCCL's clusters have no such thread."""
+    """At both ends of a message and of each member; NCCL's clusters have no such thread."""
     half = Ports(model("cpu-10gbe", 2, 4, crossing=0.5))
     found = half.of_message(1, 2)
 
     assert [half.name(port) for port in found.ports[2:]] == ["rank 1 loop", "rank 2 loop"]
-    assert [weight * found.rate for weight in found.weights[2:]] == [0.5, 0.5]
+    assert found.weights == (1.0, 1.0, 0.0, 0.0)
     assert [half.name(port) for port in half.of_collective(OPS["all_reduce"], (0, 3)).ports[4:]] == ["rank 0 loop", "rank 3 loop"]
     for none in (model("cpu-10gbe", 2, 4), model("dgx-a100", 2, 4, crossing=0.5)):
         assert len(Ports(none).of_message(1, 2).ports) == 2

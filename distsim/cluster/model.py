@@ -140,8 +140,8 @@ class Cluster(_Part):
     ``gpus_per_process``: how many GPUs one process drives; torch.distributed drives one (nccl-tests' ``-g``).
     ``host``: the CPU's maker, by which NCCL chooses between nodes.
     ``shared_links``: transfers that cross a rank's link or a card at the same time share it, see `distsim.cost.sharing`.
-    ``crossing``: on flat clusters with shared links, how much of a transfer's moving time the one thread of a process is taken up by
-    it: at 1 two that cross a process take twice as long, at 0 they do not hinder each other.
+    ``crossing``: on flat clusters with shared links, by how much of its moving time a transfer hinders another that the same
+    process moves: at 1 two take twice as long, at 0 they do not hinder each other.
     ``reduce_bandwidth``: at which a rank combines what came with what it has, on a CPU (None: hidden behind transfers, as on a
     GPU).
     ``algorithms``: by what they bring about (all_gather and all_gather_into_tensor are one), the algorithm that is priced, or

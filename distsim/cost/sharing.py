@@ -1,8 +1,9 @@
 """Who takes up which links, and what each gets of them: max-min fair rates over links that transfers share.
 
-A *port* is one direction of a link: a rank's way to the others of its node, a network card, and on flat clusters the one thread that
-moves a process's bytes (gloo: tcp/loop.cc). While a transfer moves its bytes it takes up its busiest port whole, and the others by the
-bytes that it puts there; what its price has besides (launch, hops) takes up nothing. So n alike that share a port take n times as long.
+A *port* is one direction of a link: a rank's way to the others of its node, or a network card. While a transfer moves its bytes it
+takes up its busiest port whole, and the others by the bytes that it puts there; what its price has besides (launch, hops) takes up
+nothing. So n alike that share a port take n times as long. On flat clusters one thread moves a process's bytes (gloo: tcp/loop.cc): n
+that cross it are slowed down to 1 / (1 + (n - 1) crossing) each, by `Cluster.crossing`.
 
 Rates by progressive filling: all grow alike until a port is full or a transfer has what it can use (Bertsekas, Gallager, Data Networks,
 6.5.2: max-min flow control). Of a collective the bytes that must cross a port are those of the bandwidth bound, as nccl-tests counts
@@ -43,19 +44,21 @@ NOTHING = Demand((), (), 1.0)
 
 
 class Ports:
-    """The ports of a cluster, numbered: of rank r 2r out and 2r + 1 in, then its thread, then every node's cards. ``capacity`` in bytes
-    per ns by number, of a thread in shares of its time."""
+    """The ports of a cluster, numbered: of rank r 2r out and 2r + 1 in, then the ranks' threads, then every node's cards. ``capacity`` in
+    bytes per ns by number; a thread's is counted otherwise (``crossing``)."""
 
     def __init__(self, cost: CostModel) -> None:
         cluster, self.cost = cost.cluster, cost
         size, self.cards = max(cost.world_size, 1), cluster.nics.count
         nodes = -(-size // cost.local_size)
-        self.crossing = min(cluster.crossing, 1.0) if cluster.collectives == "flat" else 0.0
+        self.crossing = cluster.crossing if cluster.collectives == "flat" else 0.0
         self.threads, self.first_card = 2 * size, 3 * size
         node = np.arange(size) // cost.local_size
         inside = cluster.intra.attained / np.array([cost.slow_intra(n) for n in range(nodes)])
         card = cluster.rank_inter_bytes_per_ns / np.array([cost.slow_inter(n) for n in range(nodes)])
-        self.capacity: FloatArray = np.concatenate([np.repeat(inside[node], 2), np.ones(size), np.repeat(card, 2 * self.cards)])
+        self.capacity: FloatArray = np.concatenate(
+            [np.repeat(inside[node], 2), np.full(size, np.inf), np.repeat(card, 2 * self.cards)]
+        )
         #: Whether bytes for the network pass the way that ranks inside use as well.
         self.through_intra = cluster.intra.kind == "pcie"
         self._of_pair: dict[tuple[int, int], Demand] = {}
@@ -65,6 +68,10 @@ class Ports:
         """The port out of a rank's card; the next one goes in."""
         node, local = divmod(rank, self.cost.local_size)
         return self.first_card + 2 * (node * self.cards + local % self.cards)
+
+    def is_thread(self, port: int) -> bool:
+        """Whether it is the thread of a process."""
+        return self.threads <= port < self.first_card
 
     @property
     def shared_cards(self) -> bool:
@@ -96,7 +103,7 @@ class Ports:
         ports += [self.card(src), self.card(dst) + 1] if link == "inter" else []
         rate = float(min(self.capacity[port] for port in ports))
         threads = [self.threads + src, self.threads + dst] if self.crossing else []
-        return Demand((*ports, *threads), (*(1.0 for _ in ports), *(self.crossing / rate for _ in threads)), rate)
+        return Demand((*ports, *threads), (*(1.0 for _ in ports), *(0.0 for _ in threads)), rate)
 
     # --- collectives ---
     def of_collective(self, row: type[Row], ranks: tuple[int, ...]) -> Demand:
@@ -121,7 +128,7 @@ class Ports:
         busiest = max(ports, key=lambda port: asked[port] / self.capacity[port])
         rate, most = float(self.capacity[busiest]), asked[busiest]
         threads = [self.threads + rank for rank in ranks] if self.crossing else []
-        weights = (*(asked[port] / most for port in ports), *(self.crossing / rate for _ in threads))
+        weights = (*(asked[port] / most for port in ports), *(0.0 for _ in threads))
         return Demand((*ports, *threads), weights, rate)
 
     def _add_node(self, asked: dict[int, float], row: type[Row], name: str, mates: list[int], n: int, nodes: int) -> None:

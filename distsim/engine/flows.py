@@ -215,14 +215,20 @@ class Flows:
         return list(found)
 
     def _rate(self, flows: list[Flow]) -> None:
-        slower = self.slower[1]
-        limits = [flow.demand.rate / slower if flow.beside else flow.demand.rate for flow in flows]
+        limits = [self._limit(flow) for flow in flows]
         if len(flows) > 1:
             rates: Iterable[float] = fair_rates([flow.demand for flow in flows], self.ports.capacity, limits).tolist()
         else:
             rates = limits
         for flow, rate in zip(flows, rates, strict=True):
             self._set(flow, rate / flow.demand.rate)
+
+    def _limit(self, flow: Flow) -> float:
+        """What a transfer could use of its busiest port, beside work and others that its processes' threads move."""
+        slower, ports, now = self.slower[1] if flow.beside else 1.0, self.ports, self.clock.now
+        threads = [port for port in flow.demand.ports if ports.is_thread(port)] if ports.crossing else ()
+        crowd = max((sum(other.moves_at <= now for other in self._at_port[port]) for port in threads), default=1)
+        return flow.demand.rate / (slower * (1.0 + (crowd - 1) * ports.crossing))
 
     def _set(self, flow: Flow, speed: float) -> None:
         if flow.go_at(speed, self.clock.now):

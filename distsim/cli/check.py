@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, MaxCalls, Sets, taking
+from distsim.cli.options import BackendOption, MaxCalls, NoFold, Sets, taking
 
 if TYPE_CHECKING:
     from distsim.checking import CheckResult
@@ -48,6 +48,7 @@ class CheckOptions:
     backend: BackendOption = None
     strict: Strict = False
     max_calls: MaxCalls = None
+    no_fold: NoFold = False
     sets: Sets = None
     fix: Fix = False
     patch: Patch = None
@@ -80,7 +81,13 @@ def command(given: CheckOptions) -> None:
             if is_trace(path):
                 return check_trace(path, backend=backend and str(backend), max_states=bound)
             return check_file(
-                path, sets=given.sets or (), backend=backend, max_states=bound, strict=given.strict, max_calls=given.max_calls
+                path,
+                sets=given.sets or (),
+                backend=backend,
+                max_states=bound,
+                strict=given.strict,
+                max_calls=given.max_calls,
+                fold=False if given.no_fold else None,
             )
         except OUT_OF_BOUNDS as error:
             refused = out_of_bounds(error, "")

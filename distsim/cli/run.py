@@ -159,7 +159,8 @@ def _started_as(scenario: Scenario, how: RealOptions) -> Scenario:
     if world.size % nnodes:
         raise UsageError(f"{world.size} ranks can't be cut into --nnodes {nnodes}", "give a number that divides the world")
     cut = {"nodes": nnodes, "ranks_per_node": world.size // nnodes} if nnodes > 1 else {}
-    first = {"master_addr": how.master_addr or launch.master_addr, "master_port": how.master_port or launch.master_port}
+    asked = {"master_addr": how.master_addr, "master_port": how.master_port}
+    first = {key: value for key, value in asked.items() if value is not None}
     return scenario.model_copy(update={"world": world.model_copy(update=cut), "launch": launch.model_copy(update=first)})
 
 

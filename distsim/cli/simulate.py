@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, ClusterOption, File, MaxCalls, Sets, read_scenario, taking
+from distsim.cli.options import BackendOption, ClusterOption, File, MaxCalls, NoFold, Sets, read_scenario, taking
 
 if TYPE_CHECKING:
     from distsim.check.schedule import Schedule
@@ -53,6 +53,7 @@ class SimulateOptions:
     no_values: NoValues = False
     strict: Strict = False
     max_calls: MaxCalls = None
+    no_fold: NoFold = False
 
 
 @taking(SimulateOptions)
@@ -89,7 +90,8 @@ def _simulated(given: SimulateOptions, tell: Callable[[str], None]) -> Simulatio
         return simulate_trace(file, backend=backend and str(backend), cluster=given.cluster)
     return simulate(
         read_scenario(file, given.sets), backend=backend, cluster=given.cluster, with_verdict=not given.no_verdict,
-        with_values=False if given.no_values else None, schedule=_order(given.schedule, file), max_calls=given.max_calls, tell=tell,
+        with_values=False if given.no_values else None, schedule=_order(given.schedule, file), max_calls=given.max_calls,
+        fold=False if given.no_fold else None, tell=tell,
     )  # fmt: skip
 
 

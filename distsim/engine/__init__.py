@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,10 +22,13 @@ from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
 from distsim.semantics.local import Progress
 from distsim.semantics.misfits import Misfit, Misfits
+from distsim.semantics.section import Unfold
 
-__all__ = ["Run", "run"]
+__all__ = ["SHARED_CALLS", "Run", "run"]
 
 
+#: Programs of more calls are not followed in the order of time only because they share links: their prices stay those of each alone.
+SHARED_CALLS = 300_000
 #: A call, or a part of a batch: rank, position, part (-1: none).
 CallKey = tuple[int, int, int]
 
@@ -50,8 +54,11 @@ def _run(program: Program, profile: Profile, cost: CostModel, ordered: bool, fol
         if why_ordered(linked, misfits) is None:
             done = go(linked, Conditions(linked, cost))
             columns = fill(done)
-            if not outlasts(program, profile, columns) and not shares(done.conditions, columns, cost):
-                return _fast(done, cost, columns, list(misfits.met(done.posted)))
+            shared = shares(done.conditions, columns, cost)
+            if not outlasts(program, profile, columns) and (not shared or program.call_count > SHARED_CALLS):
+                return replace(_fast(done, cost, columns, list(misfits.met(done.posted))), alone=shared)
+    if program.stands_for is not None:
+        raise Unfold
     from distsim.engine.ordered import run_ordered
 
     return run_ordered(program, profile, cost, follow)

@@ -176,7 +176,7 @@ def outlasts(program: Program, profile: Profile, columns: Columns) -> bool:
     if end <= shortest:
         return False
     clocked = [_clocked(code.calls, profile.device) for code in program.codes]
-    for rank in range(program.world_size):
+    for rank in program.present:
         rows, (running, waiting) = slice(columns.base[rank], columns.base[rank + 1]), clocked[program.code_of[rank]]
         begun, left, done = posted[rows], returned[rows], finished[rows]
         done = np.where(done >= 0, done, end)

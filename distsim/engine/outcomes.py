@@ -28,6 +28,7 @@ from distsim.semantics.free import leaves_open, why_ordered
 from distsim.semantics.link import Linked
 from distsim.semantics.local import Progress
 from distsim.semantics.misfits import Misfits
+from distsim.semantics.section import Unfold
 from distsim.standstill import Standstill
 
 #: States that are looked at where a receive may take several senders, unless the caller says otherwise.
@@ -189,6 +190,8 @@ class _Under:
 
 
 def _ordered_end(linked: Linked, cost: CostModel) -> End:
+    if linked.program.stands_for is not None:
+        raise Unfold
     left = simulate_in_order(linked.program, linked.profile, cost, linked=linked)
     open_to = (Note("undefined", ("ranks",), left.undefined),) if left.undefined else ()
     return End(left.standstill, _notes(linked, left.mismatches).union(open_to))
@@ -206,6 +209,8 @@ def _outcome(linked: Linked, end: End, cost: CostModel, max_states: int) -> Prof
     possible, complete = {outcome}, True
     cancels = (profile.dropped == "cancels" and _drops(linked)) or (profile.peer_death == "raises" and leaves_open(linked))
     if cancels or (any_source(program) and profile.any_source):
+        if program.stands_for is not None:
+            raise Unfold
         ends = ends_of_orders(linked, max_states, cancels)
         possible |= {_judge(one)[0] for one in ends.ends}
         complete = ends.complete

@@ -36,6 +36,8 @@ def shares(conditions: Conditions, columns: Columns, cost: CostModel) -> bool:
     one_by_one = _one_by_one(linked, np.flatnonzero(busy), begin, end)
     if one_by_one and not ports.shared_cards:
         return False
+    if linked.program.stands_for is not None and ports.shared_cards:
+        return True  # those who have cards in common with the ranks of a section need not be there
     if not one_by_one and works and _beside_work(linked, transfers, begin, end):
         return True
     return _cross(linked, ports, np.flatnonzero(transfers), begin, end)

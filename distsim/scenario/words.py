@@ -30,6 +30,7 @@ WORDS: dict[str, Told] = {
     "File.faults": Told("What goes wrong: ranks that die, are slow or late, slow links.", [{"rank": 1, "kind": "kill", "at": "3 ms"}]),
     "File.seed": Told("Where chance starts from: the same seed, the same run.", 7),
     "File.jitter": Told("How much longer computes take by chance, each by its own draw: 0.1 is up to ten per cent.", 0.1),
+    "File.sweep": Told("What `distsim sweep` runs: every point of a grid.", {"grid": {"mesh.dp": [1, 2, 4]}}),
     "File.expect": Told("What must come out; `distsim test` compares.", {"verdict": "ok"}),
     # --- who is there ---
     "World.nodes": Told("Machines.", 2),
@@ -87,6 +88,11 @@ WORDS: dict[str, Told] = {
     "FaultDecl.factor": Told("How many times as long it takes: what is slow.", 1.3),
     "FaultDecl.code": Told("The exit status of the kind `exit`.", 1),
     "FaultDecl.delay": Told("How much later than the others a rank of the kind `late` starts.", "50 ms"),
+    # --- sweeps ---
+    "Sweep.grid": Told("Keys of the file (or vars), each with the values that it takes; every combination is a point.",
+                       {"mesh.dp": [1, 2, 4]}),
+    "Sweep.cluster": Told("Clusters, each of which every point is priced on.", ["dgx-a100", "dgx-h100"]),
+    "Sweep.budget": Told("Points that a guided search tries, where the grid is too large; left out: all.", 100),
     # --- expectations ---
     "Bounds.at_least": Told("It must take at least this.", "10 ms"),
     "Bounds.at_most": Told("It must take at most this.", "20 ms"),

@@ -77,6 +77,13 @@ def computes(row: Iterable[Action]) -> Iterator[Action]:
                 yield each
 
 
+def forwards(schedule: Schedule) -> Schedule:
+    """The schedule without its backward passes, as eval() runs it: messages stay where those of training put them."""
+    kept = ("F", "SEND_F", "RECV_F", "UNSHARD", "RESHARD")
+    rows = tuple(tuple(each for action in row for each in action.each if each.kind in kept) for row in schedule.rows)
+    return schedule._replace(rows=rows, issue="fill_drain" if schedule.issue == "one_f_one_b" else schedule.issue)
+
+
 # --- text ---
 def parse_action(text: str) -> Action:
     """An action from its text. Raises ValueError."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from distsim.strategies.pipeline_actions import Action, Schedule
+from distsim.strategies.pipeline_actions import Action, Schedule, computes
 
 
 class Message(NamedTuple):
@@ -88,7 +88,8 @@ class _RankCalls:
 
     # --- one stage per rank ---
     def fill_drain(self) -> None:
-        for way in "FB":
+        ways = "FB" if any(action.kind != "F" for action in computes(self.schedule.rows[self.rank])) else "F"
+        for way in ways:
             sent: tuple[Message, ...] = ()
             for m in range(self.schedule.micro_batches):
                 self.exchange(self.message(False, way, m))

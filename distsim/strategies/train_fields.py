@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, PlainValidator, StrictBool, WithJsonSchema, field_validator, model_validator
 
-from distsim import units
 from distsim.names import listing, near, shown
+from distsim.strategies.amounts import duration_ns
 from distsim.strategies.base import Context, Cost, Refusal, Strategy
 from distsim.strategies.fields import DTYPES, Amount, Axes, Axis, Count, Dtype, Natural
 from distsim.strategies.models import PRESETS, Architecture
@@ -20,7 +20,7 @@ _USUAL = {"tensor": "tp", "pipeline": "pp", "context": "cp", "experts": "ep"}
 
 
 #: ns, from a duration with its unit.
-Duration = Annotated[int, PlainValidator(units.parse_duration_ns), WithJsonSchema({"type": "string"})]
+Duration = Annotated[int, PlainValidator(duration_ns), WithJsonSchema({"x-def": "duration"})]
 
 
 def _fitting(size: int, ranks: int) -> str:

@@ -110,7 +110,7 @@ def _ways(linked: Linked, ports: Ports, rows: IntArray) -> tuple[BoolArray, Bool
     known: dict[int, tuple[bool, bool]] = {}
     of_instance = np.zeros((len(linked.members), 2), dtype=np.bool_)
     for instance in np.unique(linked.instance[rows[~messages]]).tolist():
-        members = linked.members[instance]
+        members = linked.whole[instance]
         if id(members) not in known:
             nodes = len({rank // size for rank in members})
             known[id(members)] = (len(members) > nodes, nodes > 1)

@@ -174,7 +174,7 @@ class _Reader:
             for line in error.message.splitlines():
                 place, _, message = line.partition(": ")
                 keys: Path = tuple(place.split(".")) if message and place.startswith("cluster") else ("cluster",)
-                self.problems.add(keys, message or line, error.remedy)
+                self.problems.add(keys, message or line, "" if message.startswith("expected") else error.remedy)
         return data
 
     def mesh(self, size: int | None) -> dict[str, int]:

@@ -64,8 +64,8 @@ class Look:
                 yield _coincidences(keys).T
         if len(self.groups) > 1:
             yield _coincidences(np.stack(self.groups, axis=1)).T
-        vectors = {id(v): v for call in self.calls for v in _vectors(call)}
-        for vector in vectors.values():
+        found = {id(v): v for call in self.calls for v in vectors(call) if v is not call.fields.get("root")}
+        for vector in found.values():
             yield _labels(vector)[None, :]
         yield from self._roots(program)
 
@@ -107,9 +107,9 @@ def _by_place(profile: Profile, op: str) -> bool:
     return False
 
 
-def _vectors(call: CodeCall) -> Iterator[NDArray[np.generic]]:
-    """All vectors of a call but its root, peers and groups."""
-    todo: list[object] = [call.nbytes, call.signature, *(value for name, value in call.fields.items() if name != "root")]
+def vectors(call: CodeCall) -> Iterator[NDArray[np.generic]]:
+    """All vectors of a call but its peers and groups."""
+    todo: list[object] = [call.nbytes, call.signature, *call.fields.values()]
     while todo:
         value = todo.pop()
         if isinstance(value, np.ndarray):

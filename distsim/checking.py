@@ -26,14 +26,16 @@ from distsim.check.verdict import Verdict, verdict_of
 from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine import Run, run
+from distsim.engine.folded import whole_standstill
 from distsim.engine.outcomes import ProfileOutcome, outcome_under
 from distsim.errors import Problem, ScenarioErrors, UsageError
 from distsim.findings.record import Finding
 from distsim.profiles import PROFILES, Profile, default_cluster
-from distsim.program.limits import bounded_program, bounded_world
+from distsim.program.limits import FOLDED_CALLS, MAX_CALLS, bounded_program, bounded_world
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import Scenario, load
+from distsim.semantics.section import Unfold, section
 from distsim.simulation import cost_model
 from distsim.units import show_bytes
 
@@ -79,12 +81,17 @@ class CheckResult:
 
 def check_file(
     path: str | Path, *, sets: Sequence[str] = (), backend: str | None = None, max_states: int = MAX_STATES, strict: bool = False,
-    max_calls: int | None = None,
+    max_calls: int | None = None, fold: bool | None = None,
 ) -> CheckResult:  # fmt: skip
     """Check a scenario file. A file that can't be read is no exception but a result with ``errors``."""
     try:
         return check(
-            load(str(path), sets=tuple(sets)), backend=backend, max_states=max_states, strict=strict, max_calls=max_calls
+            load(str(path), sets=tuple(sets)),
+            backend=backend,
+            max_states=max_states,
+            strict=strict,
+            max_calls=max_calls,
+            fold=fold,
         )
     except ScenarioErrors as error:
         return CheckResult(str(path), error.problems)
@@ -99,25 +106,66 @@ def check(
     max_states: int = MAX_STATES,
     strict: bool = False,
     max_calls: int | None = None,
+    fold: bool | None = None,
 ) -> CheckResult:
     """Check a scenario. ``backend`` takes the place of the file's; ``max_states`` bounds the search over orders of events;
-    ``strict`` makes leaks errors; ``max_calls`` stands for the limits of `distsim.program.limits`. Raises ScenarioErrors, UsageError."""
+    ``strict`` makes leaks errors; ``max_calls`` stands for the limits of `distsim.program.limits`; ``fold``: ranks that do the same are
+    looked at once, None: where the program is large. Raises ScenarioErrors, UsageError."""
     with no_collection():
         bounded_world(scenario, max_calls)
-        return _check(scenario, str(backend or scenario.backend), max_states, strict, max_calls)
+        return _check(scenario, str(backend or scenario.backend), max_states, strict, (max_calls, fold))
 
 
-def _check(scenario: Scenario, backend: str, max_states: int, strict: bool, max_calls: int | None) -> CheckResult:
+def _check(scenario: Scenario, backend: str, max_states: int, strict: bool, size: tuple[int | None, bool | None]) -> CheckResult:
     if backend != scenario.backend:
         scenario = scenario.model_copy(update={"backend": backend})
     program = lower(scenario)
-    bounded_program(program, max_calls)
     cost = cost_model(scenario, program)
-    found = check_program(program, cost=cost, max_states=max_states, more=memory_findings(scenario, program, cost.cluster))
+    more = memory_findings(scenario, program, cost.cluster)
+    found = _folded(program, cost, max_states, more, *size)
+    if found is None:
+        bounded_program(program, size[0])
+        found = check_program(program, cost=cost, max_states=max_states, more=more)
     if strict:
         strictly = tuple(replace(f, severity="error") if f.code.startswith("DS5") else f for f in found.findings)
         found = replace(found, findings=strictly)
     return found
+
+
+def _folded(
+    program: Program, cost: CostModel, max_states: int, more: tuple[Finding, ...], max_calls: int | None, fold: bool | None
+) -> CheckResult | None:
+    """What the ranks that stand for all tell; None where they cannot, or where there is more to say than that all is well."""
+    if fold is False or (fold is None and program.call_count <= FOLDED_CALLS):
+        return None
+    part = section(program, [cost, *_default_costs(program)], list(PROFILES.values()))
+    if part is None:
+        return None
+    bounded_program(part, max_calls)
+    try:
+        found = check_program(part, cost=cost, max_states=max_states, more=more)
+    except Unfold:
+        return None
+    if found.verdict is None or found.verdict.verdict != "ok" or set(found.findings) - {*more, *program.findings}:
+        small = program.call_count <= (MAX_CALLS if max_calls is None else max_calls)
+        return None if small else _of_all(part, found)
+    return _of_all(part, found)
+
+
+def _of_all(part: Program, found: CheckResult) -> CheckResult:
+    """What ranks that stand for all have told, said of all."""
+    verdict = found.verdict and replace(
+        found.verdict, ranks=part.alike(found.verdict.ranks), standstill=whole_standstill(part, found.verdict.standstill)
+    )
+    profiles = {name: replace(one, ranks=part.alike(one.ranks)) for name, one in found.profiles.items()}
+    findings = tuple(replace(one, ranks=part.alike(one.ranks)) for one in found.findings)
+    return replace(found, verdict=verdict, profiles=profiles, findings=findings)
+
+
+def _default_costs(program: Program) -> list[CostModel]:
+    """Where no cluster is named each back end's own prices count, where time decides anything."""
+    found = [default_cluster(name) for name in PROFILES]
+    return [CostModel(one, program.world_size, program.local_size, program.link_faults) for one in found]
 
 
 def check_program(

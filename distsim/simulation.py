@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -22,16 +22,19 @@ from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine import Run, run
+from distsim.engine.folded import whole_run, whole_standstill
 from distsim.errors import UsageError
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES, default_cluster
-from distsim.program.limits import bounded_program, bounded_world
+from distsim.program.limits import FOLDED_CALLS, MAX_CALLS, bounded_program, bounded_world
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import Scenario
+from distsim.semantics.section import Unfold, alike_groups, section, standing
 from distsim.standstill import Standstill
-from distsim.timeline import Timeline, timeline
+from distsim.timeline import Timeline, collective, critical_path, iteration_ns, meetings, rank_times, timeline
+from distsim.trace import Trace
 from distsim.values import Values, compute_values
 
 #: Values are worked out for programs of at most so many calls, unless asked for.
@@ -56,7 +59,8 @@ class Simulation:
     @cached_property
     def timeline(self) -> Timeline:
         """Where the time went."""
-        return timeline(self.run.trace)
+        part = self.run.section
+        return timeline(self.run.trace) if part is None else timeline_by_classes(part.trace, part.program, self.program)
 
     @property
     def makespan_ns(self) -> int:
@@ -87,6 +91,7 @@ class How(TypedDict, total=False):
     ordered: bool
     schedule: Schedule | None
     max_calls: int | None
+    fold: bool | None
     tell: Callable[[str], None]
 
 
@@ -96,6 +101,7 @@ def simulate(scenario: Scenario, **how: Unpack[How]) -> Simulation:
     ``with_verdict``: True where nothing is said. ``with_values``: None works them out where the program is small. ``ordered`` runs the
     time-ordered engine even where the fast one is exact. ``schedule``: the order of events that a check wrote; receives from any source
     take the messages it names. ``max_calls``: calls that may be simulated, in place of the limits of `distsim.program.limits`.
+    ``fold``: ranks that do the same are simulated once; None: where the program is large. It changes no figure.
     ``tell`` is called with what is done next, in words. Raises ScenarioErrors and UsageError.
     """
     with no_collection():
@@ -109,47 +115,119 @@ def _simulate(scenario: Scenario, how: How) -> Simulation:
     if backend is not None and backend != scenario.backend:
         scenario = scenario.model_copy(update={"backend": str(backend)})
     program = lower(scenario)
-    bounded_program(program, how.get("max_calls"))
     cost = cost_model(scenario, program, how.get("cluster"))
     follow = {(*r[:2], r[2]): (*s[:2], s[2]) for r, s in schedule.sender_of.items()} if schedule is not None else None
     return simulate_program(
         scenario, program, cost, with_verdict=how.get("with_verdict", True), with_values=how.get("with_values"),
-        ordered=how.get("ordered", False), follow=follow, tell=tell,
+        ordered=how.get("ordered", False), follow=follow, tell=tell, fold=how.get("fold"), max_calls=how.get("max_calls"),
+        bounded=True,
     )  # fmt: skip
 
 
-def simulate_program(
-    scenario: Scenario,
-    program: Program,
-    cost: CostModel,
-    *,
-    with_verdict: bool = True,
-    with_values: bool | None = None,
-    ordered: bool = False,
-    follow: Mapping[Any, Any] | None = None,
-    tell: Callable[[str], None] = _untold,
-) -> Simulation:
+def timeline_by_classes(trace: Trace, section: Program, program: Program) -> Timeline:
+    """The timeline of a whole program, from the trace of the ranks that stand for all (`distsim.semantics.section`)."""
+    end = trace.makespan_ns
+    times, alike = {one.rank: one for one in rank_times(trace, end)}, alike_groups(section, program)
+    ranks = tuple(times[of]._replace(rank=rank) for rank, of in enumerate(standing(section)))
+    told = [(one.began_ns, rank, i, one._replace(group=group))
+            for i, one in enumerate(meetings(trace)) for rank, group in alike.get(one.group, ())]  # fmt: skip
+    found = tuple(collective(trace, *one[3][:6]) for one in sorted(told, key=lambda one: one[:3]))
+    return Timeline(end, iteration_ns(trace), ranks, found, critical_path(trace, end))
+
+
+class More(TypedDict, total=False):
+    """What `simulate_program` may be told besides; see `How`."""
+
+    with_verdict: bool
+    with_values: bool | None
+    ordered: bool
+    follow: Mapping[Any, Any] | None
+    fold: bool | None
+    max_calls: int | None
+    bounded: bool
+    tell: Callable[[str], None]
+
+
+def simulate_program(scenario: Scenario, program: Program, cost: CostModel, **more: Unpack[More]) -> Simulation:
     """The same for a program that is there already: lowered from ``scenario``, or made of a trace, with what its file would say of it.
 
-    ``follow``: whose message receives from any source take. See `simulate` for the rest.
+    ``follow``: whose message receives from any source take. ``bounded``: refuse more calls than `distsim.program.limits` allows, or
+    ``max_calls``. See `simulate` for the rest.
     """
+    tell, most = more.get("tell", _untold), more.get("max_calls")
+    folded = _folded(scenario, program, cost, more)
+    if folded is not None and (_is_clear(folded, program) or program.call_count > (MAX_CALLS if most is None else most)):
+        return folded
+    if more.get("bounded"):
+        bounded_program(program, most)
     tell(f"{program.call_count:,} calls on {program.world_size:,} ranks in simulated time")
-    result = run(program, PROFILES[program.backend], cost, ordered=ordered, follow=follow)
-    tell("the verdict")
+    result = run(program, PROFILES[program.backend], cost, ordered=more.get("ordered", False), follow=more.get("follow"))
+    judged = _judged(scenario, program, cost, result, more)
+    wanted, tell = more.get("with_values") is not False, more.get("tell", _untold)
+    tell("values")
+    return (
+        judged
+        if not wanted or program.call_count > VALUES_CALLS
+        else replace(judged, values=compute_values(program, result.trace))
+    )
+
+
+def _folded(scenario: Scenario, program: Program, cost: CostModel, more: More) -> Simulation | None:
+    """The simulation of ranks that stand for all; None where that does not pay, is not wanted, or where order decides."""
+    wanted = more.get("fold")
+    if wanted is False or more.get("ordered") or more.get("follow") or (wanted is None and program.call_count <= FOLDED_CALLS):
+        return None
+    tell = more.get("tell", _untold)
+    tell(f"which of {program.world_size:,} ranks do the same")
+    profile = PROFILES[program.backend]
+    part = section(program, [cost], [profile])
+    if part is None:
+        return None
+    if more.get("bounded"):
+        bounded_program(part, more.get("max_calls"))
+    tell(
+        f"{part.present_calls:,} calls on {len(part.present):,} ranks, which stand for {program.world_size:,}, in simulated time"
+    )
+    try:
+        result = run(part, profile, cost)
+        found = _judged(scenario, part, cost, result, more)
+    except Unfold:
+        return None
+
+    def every_call() -> Trace:
+        bounded_program(program, more.get("max_calls"))
+        return run(program, profile, cost).trace
+
+    whole = whole_run(result, program, every_call)
+    verdict = found.verdict and replace(found.verdict, standstill=whole_standstill(part, found.verdict.standstill))
+    wide = tuple(replace(f, ranks=part.alike(f.ranks)) for f in found.findings)
+    values = None
+    if more.get("with_values") is not False and program.call_count <= VALUES_CALLS:
+        values = compute_values(program, whole.trace)
+    return replace(found, program=program, run=whole, verdict=verdict, findings=wide, values=values)
+
+
+def _is_clear(found: Simulation, program: Program) -> bool:
+    """All is well, and nothing is said that names single ranks of the section."""
+    well = found.outcome == "completes" and (found.verdict is None or found.verdict.verdict == "ok")
+    of_all = {*program.findings, *memory_findings(found.scenario, program, found.cost.cluster)}
+    return well and all(finding in of_all for finding in found.findings)
+
+
+def _judged(scenario: Scenario, program: Program, cost: CostModel, result: Run, more: More) -> Simulation:
+    """A run with its verdict and all that there is to say of it, but the values."""
+    more.get("tell", _untold)("the verdict")
     layout = build_layout(program)
-    verdict = verdict_of(program, layout=layout, ended=_ended(program, result)) if with_verdict else None
+    verdict = verdict_of(program, layout=layout, ended=_ended(program, result)) if more.get("with_verdict", True) else None
     swaps = (*name_swaps(program, result.trace, layout), *message_swaps(program, result.trace, layout))
     outcome = "wrong-data" if swaps and result.outcome == "completes" else result.outcome
     if outcome == "completes" and PROFILES[program.backend].device:
         from distsim.engine.outcomes import left_open
 
         outcome = "completes" if left_open(program, PROFILES[program.backend], cost) is None else "undefined"
-    wanted = with_values if with_values is not None else True
-    tell("values")
-    values = compute_values(program, result.trace) if wanted and program.call_count <= VALUES_CALLS else None
     of_contract = (*program.findings, *memory_findings(scenario, program, cost.cluster), *(verdict.findings if verdict else ()))
     found = fold_waits((*of_contract, *result.findings, *swaps), _of_backend(program, layout, result, verdict))
-    return Simulation(scenario, program, result, verdict, values, cost, tuple(dict.fromkeys(found)), outcome)
+    return Simulation(scenario, program, result, verdict, None, cost, tuple(dict.fromkeys(found)), outcome)
 
 
 def _ended(program: Program, result: Run) -> Standstill | None:
@@ -183,10 +261,14 @@ def cost_model(scenario: Scenario, program: Program, cluster: str | Mapping[str,
     """The prices of a scenario's cluster: the one given, else the file's, else the back end's default."""
     chosen = cluster if cluster is not None else scenario.cluster
     if isinstance(chosen, str) and chosen not in PRESETS and Path(chosen).suffix in (".yaml", ".yml"):
-        beside = Path(scenario.file).parent / chosen
-        chosen = cluster_of_file(beside if beside.exists() else chosen)
+        chosen = cluster_of_file(cluster_path(chosen, Path(scenario.file).parent))
     found = default_cluster(program.backend) if chosen is None else cluster_from(chosen)
     return CostModel(found, program.world_size, program.local_size, program.link_faults)
+
+
+def cluster_path(name: str, folder: Path) -> Path:
+    """A cluster's file: looked for beside the scenario, then here."""
+    return folder / name if (folder / name).exists() else Path(name)
 
 
 def cluster_of_file(path: str | Path) -> Cluster:

@@ -196,6 +196,23 @@ def iteration_ns(trace: Trace) -> int | None:
 
 def collective_times(trace: Trace) -> tuple[CollectiveTimes, ...]:
     """One row per (operation, group, bytes), in the order in which they first started."""
+    return tuple(collective(trace, *one[:6]) for one in meetings(trace))
+
+
+class Meetings(NamedTuple):
+    """All calls of an operation with one size on a group (numbers in the trace's tables): how many, how long, when the first began."""
+
+    op: int
+    group: int
+    nbytes: int
+    calls: int
+    total_ns: int
+    parties: int
+    began_ns: int
+
+
+def meetings(trace: Trace) -> tuple[Meetings, ...]:
+    """What met, by (operation, group, bytes), in the order in which they first started."""
     rows = np.flatnonzero(trace.ops(*_COLLECTIVES) & (trace["match"] >= 0) & (trace["finished_ns"] >= 0))
     if not len(rows):
         return ()
@@ -207,15 +224,15 @@ def collective_times(trace: Trace) -> tuple[CollectiveTimes, ...]:
     parties = np.diff(first, append=len(rows))
     seen: dict[tuple[int, int, int], list[int]] = {}
     order = np.argsort(began, kind="stable")
-    facts = (trace["op"][rows[first]], trace["group"][rows[first]], sizes, lasted, parties)
-    for op, group, nbytes, ns, n in zip(*(column[order].tolist() for column in facts), strict=True):
-        entry = seen.setdefault((op, group, nbytes), [0, 0, n])
+    facts = (trace["op"][rows[first]], trace["group"][rows[first]], sizes, lasted, parties, began)
+    for op, group, nbytes, ns, n, at in zip(*(column[order].tolist() for column in facts), strict=True):
+        entry = seen.setdefault((op, group, nbytes), [0, 0, n, at])
         entry[0] += 1
         entry[1] += ns
-    return tuple(_collective(trace, *key, *entry) for key, entry in seen.items())
+    return tuple(Meetings(*key, *entry) for key, entry in seen.items())
 
 
-def _collective(trace: Trace, op: int, group: int, nbytes: int, count: int, total_ns: int, parties: int) -> CollectiveTimes:
+def collective(trace: Trace, op: int, group: int, nbytes: int, count: int, total_ns: int, parties: int) -> CollectiveTimes:
     groups = trace.header.get("groups", ())
     n = len(groups[group][1]) if 0 <= group < len(groups) else parties
     name = trace.tables["op"][op]

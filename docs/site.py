@@ -18,13 +18,19 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)((?:#[^)]*)?\))")
-#: The chapters, and the pages of each in their order.
+#: More room for outputs of 80 columns; pictures keep the paper that they are drawn on.
+_CSS = """.md-grid { max-width: 76rem; }
+.md-typeset pre > code { font-size: .68rem; }
+.md-typeset img { background: #fff; border-radius: .2rem; }
+.md-typeset table:not([class]) code { white-space: nowrap; }
+"""
+#: The chapters, and the pages of each in their order; one that is not there yet is left out.
 CHAPTERS = {
     "Learn": ("learn/index", "learn/ranks", "learn/startup", "learn/messages", "learn/collectives", "learn/reductions", "learn/groups",
               "learn/machines", "learn/data_parallel", "learn/ddp", "learn/fsdp", "learn/hybrid", "learn/pipeline", "learn/deadlocks"),
-    "Diagnose": ("check", "capture", "testing", "doctor", "real", "traces"),
-    "Plan": ("strategies", "transformer", "clusters"),
-    "Reference": ("scenario", "format", "startup", "operations", "findings", "backends", "cli"),
+    "Diagnose": ("diagnose", "check", "capture", "doctor", "report", "testing", "real", "traces", "sharing"),
+    "Plan": ("plan", "planning", "strategies", "transformer", "clusters", "performance"),
+    "Reference": ("look_up", "scenario", "format", "startup", "operations", "findings", "backends", "cli"),
     "How it works": ("architecture", "semantics", "extending", "matrix"),
 }  # fmt: skip
 _CONFIG = """[project]
@@ -33,11 +39,26 @@ site_description = "Will it hang, how long does a step take, and is the answer t
 docs_dir = "pages"
 site_dir = "site"
 use_directory_urls = false
+extra_css = ["site.css"]
 nav = [{nav}]
 
 [project.theme]
 font = false
 features = ["navigation.tabs", "navigation.footer", "content.code.copy", "toc.follow"]
+
+[[project.theme.palette]]
+media = "(prefers-color-scheme)"
+toggle = {icon = "lucide/sun-moon", name = "As the system has it; now light"}
+
+[[project.theme.palette]]
+media = "(prefers-color-scheme: light)"
+scheme = "default"
+toggle = {icon = "lucide/sun", name = "Light; now dark"}
+
+[[project.theme.palette]]
+media = "(prefers-color-scheme: dark)"
+scheme = "slate"
+toggle = {icon = "lucide/moon", name = "Dark; now as the system has it"}
 
 [project.plugins.search]
 
@@ -62,6 +83,7 @@ def lay_out(folder: Path) -> list[str]:
     for source, target in sources.items():
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(_linked(source, target, sources, pages), encoding="utf-8")
+    (pages / "site.css").write_text(_CSS, encoding="utf-8")
     known = {page for chapter in CHAPTERS.values() for page in chapter}
     names = [path.relative_to(DOCS).with_suffix("").as_posix() for path in sources if path != ROOT / "README.md"]
     return [name for name in names if name not in known]

@@ -6,6 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+from distsim.compact.align import Entry, Step
+from distsim.compact.fit import Names
+from distsim.compact.groups import families_of
+from distsim.compact.items import Itemizer
+from distsim.compact.write import Writer, text
+from distsim.cost import CostModel
+from distsim.engine import run
+from distsim.profiles import PROFILES, default_cluster
+from distsim.program.build import build_program
+from distsim.replay import program_of
+
 CASES = Path(__file__).parent / "data" / "agreed" / "cases.txt"
 Case = dict[str, Any]
 Plain = dict[str, Any]
@@ -87,3 +98,20 @@ def read_words(words: list[str]) -> Plain:
             numel, _, dtype = word.partition(":")
             call.update(numel=int(numel), dtype=dtype or "float32")
     return call
+
+
+def scenario_of(case: Case) -> str:
+    """The program as a file, each rank with steps of its own."""
+    program = build_program(case["world_size"], case["programs"], groups=case["groups"], name=case["id"])
+    cost = CostModel(default_cluster(program.backend), program.world_size, program.local_size, program.link_faults)
+    trace = run(program, PROFILES[program.backend], cost).trace
+    rebuilt = program_of(trace, backend=program.backend, resolve=False)
+    families = families_of(rebuilt.program, {})
+    itemizer = Itemizer(rebuilt, trace, families)
+    bare = {
+        r: [item._replace(form=item.form._replace(source="")) for item in itemizer.items(r)] for r in range(program.world_size)
+    }
+    entries: list[Entry] = [Step(item.form, {r: item.ints}, {r: item.times}) for r, mine in bare.items() for item in mine]
+    head = {"name": case["id"], "world": program.world_size, "backend": program.backend, "groups": families.declared}
+    body = Writer(families, Names.of(program.world_size, families.mesh), True).program(entries)
+    return "\n".join([*(f"{key}: {text(value)}" for key, value in head.items() if value), "program:", *body]) + "\n"

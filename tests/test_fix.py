@@ -15,11 +15,12 @@ from distsim.scenario import loads
 from distsim.scenario.construct import construct
 from distsim.scenario.document import Document, compose
 from distsim.scenario.problems import Problems
+from tests.agreed import load_cases, scenario_of
 
 #: Faulty scenarios and the words that the first repair must hold.
 _REPAIRED = {
     "z02_both_send_first": "batch_isend_irecv", "z01_ring_recv_first": "batch_isend_irecv", "z08_roots_differ": "one root for all",
-    "f15_buckets_in_another_order": "all_reduce", "f12_save_on_rank_0": "on all ranks", "z03_tag_mismatch": "the same tag",
+    "f15_buckets_in_another_order": "all_reduce", "f12_save_on_rank_0": "on all ranks", "z03_tag_mismatch": "the tag of its other side",
 }  # fmt: skip
 
 
@@ -35,6 +36,25 @@ def test_the_first_repair_checks_ok_under_every_reading_and_completes_on_every_b
     assert best.completes == ("gloo", "nccl", "mpi")
     assert best.makespan_ns > 0
     assert _REPAIRED[name] in best.words[0]
+
+
+#: Agreed cases (tests/data/agreed) and what the first repair must say. `benchmarks/repairs.py` tries all of them.
+_CASES = {
+    "dl0012": "the tensor of its other side", "dl0026": "the tag of its other side", "dl0037": "ranks 1, 3: the collectives that",
+    "dl0134": "add the send on rank 0", "dl0136": "rank 0: the collectives that", "dl0016": "scatter after gather",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _CASES)
+def test_agreed_faults_are_repaired_by_what_was_left_out_or_said_wrongly(name: str) -> None:
+    case = next(case for case in load_cases() if case["id"] == name)
+
+    best = fixes(scenario_of(case), f"{name}.yaml")[0]
+
+    result = check(loads(best.text))
+    assert _CASES[name] in best.words[0]
+    assert result.verdict is not None
+    assert (result.verdict.verdict, result.status()) == ("ok", 0)
 
 
 def test_nothing_is_proposed_for_what_is_right_and_no_repair_empties_a_program(root: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,8 @@ from distsim.errors import ScenarioErrors
 from distsim.expr import ExpressionError
 from distsim.quantities import quantity, read_quantity
 from distsim.scenario import loads
-from distsim.simulation import simulate
+from distsim.scenario.dump import to_data
+from distsim.simulation import cluster_of_file, simulate
 
 
 @pytest.mark.parametrize(
@@ -137,3 +140,65 @@ def test_two_thousand_vars_cost_what_twice_a_thousand_do() -> None:
         counts.append(calls)
 
     assert counts[1] <= 2 * counts[0] + 10
+
+
+# --- clusters and strategies ---
+_LAYOUT = """
+world: 4
+mesh: {pp: 4}
+vars: {lanes: 4, step: 3 ms, m: 2, work: 2 GFLOP}
+cluster: {preset: dgx-a100, intra: {bandwidth: lanes * 25 GB/s, latency: step // 1000}}
+tensors: {x: {shape: [1024]}}
+program:
+  - pipeline:
+      schedule: 1f1b
+      micro_batches: 2 * m
+      forward: step
+      backward: {0: m * 2 ms, else: {flops: 2 * work, bytes: m * 4 MiB}}
+      activation: {shape: [4]}
+  - all_gather_object: {0: m * 1 KiB, else: 64 B}
+"""
+
+
+def test_a_cluster_s_quantities_may_be_expressions_over_what_all_ranks_know() -> None:
+    scenario = loads(_LAYOUT)
+
+    assert scenario.cluster == {"preset": "dgx-a100", "intra": {"bandwidth": "0.1 TB/s", "latency": "3 us"}}
+
+
+def test_a_strategy_s_times_and_sizes_may_be_expressions() -> None:
+    plain = _LAYOUT.replace("forward: step", "forward: 3 ms").replace("m * 2 ms", "4 ms").replace("2 * work", "4 GFLOP")
+    plain = plain.replace("m * 4 MiB", "8 MiB").replace("m * 1 KiB", "2 KiB")
+
+    assert to_data(loads(_LAYOUT)) == to_data(loads(plain))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("lanes * 25", "rank * 25", "rank is no number that is the same on every rank"),
+        ("step // 1000", "step // 1 GiB", "a duration divided by a size is no quantity"),
+        ("forward: step", "forward: step * rank", "rank is no number that is the same on every rank"),
+        ("forward: step", "forward: step * step", "a duration times a duration is no quantity"),
+        ("m * 1 KiB", "m * 1 ms", "expected a size, as `4 MiB`, but m * 1 ms is a duration"),
+        ("micro_batches: 2 * m", "micro_batches: step", "step is no number"),
+    ],
+)
+def test_what_can_not_be_there_is_refused_at_its_place(old: str, new: str, message: str) -> None:
+    text = _LAYOUT.replace(old, new)
+    with pytest.raises(ScenarioErrors, match=re.escape(message)) as caught:
+        loads(text)
+
+    line = next(n for n, line in enumerate(text.splitlines(), 1) if new in line)
+    assert [problem.line for problem in caught.value.problems] == [line]
+
+
+def test_a_cluster_s_own_file_knows_numbers_alone(tmp_path: Path) -> None:
+    file = tmp_path / "ours.yaml"
+    file.write_text("preset: dgx-a100\nintra: {bandwidth: 12 * 25 GB/s}\n", encoding="utf-8")
+    assert cluster_of_file(file).intra.bytes_per_ns == 300.0
+
+    file.write_text("preset: dgx-a100\nintra: {bandwidth: lanes * 25 GB/s}\n", encoding="utf-8")
+    with pytest.raises(ScenarioErrors, match="known here are no names") as caught:
+        cluster_of_file(file)
+    assert (caught.value.problems[0].line, caught.value.problems[0].column) == (2, 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -20,7 +21,9 @@ from distsim.real.board import Board, Phase
 from distsim.trace import is_partial
 from distsim.trace_io import parse_trace, read_trace, trace_lines
 from distsim.views.ending import how_it_ended
+from distsim.views.outputs import output_schema
 from distsim.views.real import real_text
+from tests.json_schema import Schema
 
 pytest.importorskip("torch")
 
@@ -154,6 +157,33 @@ def test_a_launcher_that_is_ended_takes_its_ranks_with_it(number: signal.Signals
         assert not parse_trace(trace.read_text().splitlines(keepends=True)).header["complete"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_a_launcher_killed_at_any_moment_leaves_a_trace_whose_replay_tells_the_end(seed: int, tmp_path: Path, cli: Cli):
+    """From the first call of a rank on, in a program of ten seconds; from the second second on it holds calls."""
+    name, value = "DISTSIM_TEST_MARK", f"{tmp_path.name}-{seed}-{os.getpid()}"
+    (tmp_path / "loop.yaml").write_text(LOOP.replace("iterations: 2000", "iterations: 500") + "  - sleep: 20 ms\n")
+    later_s = random.Random(seed).random() * 5
+    trace = tmp_path / "t.jsonl"
+    command = [sys.executable, "-m", "distsim", "run", str(tmp_path / "loop.yaml"), "--real", "--trace", str(trace)]
+    environment = {**os.environ, name: value, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    launcher = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: _stuck(tmp_path) > 0)
+        time.sleep(later_s)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    until(lambda: processes_of(f"{name}={value}") == [])
+
+    left = read_trace(f"{trace}.partial")
+    assert is_partial(left)
+    assert later_s < 2 or (left["posted_ns"] >= 0).any()
+    told = cli("replay", f"{trace}.partial")
+    assert how_it_ended(left) in " ".join(told.stdout.split())
+    assert "completes" not in told.stdout.splitlines()[0]
+
+
 def _stuck(folder: Path) -> int:
     count = 0
     for path in folder.glob("distsim-run-*/board-*"):
@@ -183,6 +213,18 @@ def test_a_program_that_hangs_is_refused_with_the_diagnosis(cli: Cli):
     assert done.returncode == 1
     assert "DS301" in done.stdout
     assert "--force" in done.stderr
+
+
+@pytest.mark.parametrize("force", [(), ("--force", "--timeout", "1 s")], ids=["refused", "forced"])
+def test_the_json_of_a_run_that_fails_has_its_schema(cli: Cli, force: tuple[str, ...]):
+    """Closed, for a run that is refused, and for one that stood still, with stacks and places."""
+    done = cli("run", "scenarios/head_to_head_sends.yaml", "--real", "--backend", "gloo", "--format", "json", *force)
+    report = json.loads(done.stdout)
+
+    assert done.returncode == 1
+    assert (report["schema_version"], report["findings"][0]["code"], "refused" in report) == (1, "DS301", not force)
+    assert list(Schema(output_schema("run", closed=True)).faults(report)) == []
+    assert force == () or all(rank["stack"] for rank in report["ranks"])
 
 
 def test_nccl_without_a_gpu_is_offered_gloo_by_name(cli: Cli):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from conftest import Cli
@@ -101,3 +102,11 @@ def test_a_scenario_of_data_parallel_says_that_devices_of_one_process_become_pro
     assert said in " ".join(cli("run", file).stdout.split())
     assert any(note.startswith(said) for note in json.loads(cli("run", file, "--format", "json").stdout)["notes"])
     assert plan(scenario("hybrid"), TWO, "gloo").notes == ()
+
+
+def test_the_first_of_the_hosts_is_the_master_s_address(cli: Cli, tmp_path: Path):
+    file = tmp_path / "two.yaml"
+    file.write_text("world: {nodes: 2, ranks_per_node: 1}\nlaunch: {hosts: [gpu1, gpu2]}\nprogram: [barrier]\n", encoding="utf-8")
+
+    assert "MASTER_ADDR=gpu1" in cli("run", file).stdout
+    assert "MASTER_ADDR=other" in cli("run", file, "--master-addr", "other").stdout

@@ -15,7 +15,9 @@ from distsim.real.record import RealRun
 from distsim.scenario import load
 from distsim.simulation import simulate
 from distsim.trace_io import parse_trace, read_trace, same_trace, trace_lines
+from distsim.views.outputs import output_schema
 from distsim.views.real import real_json, real_text
+from tests.json_schema import Schema
 
 pytest.importorskip("torch")
 
@@ -163,6 +165,7 @@ def test_the_command_writes_a_trace_and_prints_a_report(cli: Cli, tmp_path: Path
     report = json.loads(done.stdout)
 
     assert (done.returncode, report["outcome"], report["agrees"], report["complete"]) == (0, "completes", True, True)
+    assert list(Schema(output_schema("run", closed=True)).faults(report)) == []
     assert read_trace(target).header["source"] == "recorded"
 
 

@@ -39,11 +39,14 @@ def test_zero_2_keeps_the_layers_and_zero_1_the_gradients_too():
     assert kinds(fsdp(zero=1, accumulate=4)) == 3 * ["gather"] + 3 * ["scatter"]
 
 
-def test_the_root_is_gathered_first_kept_and_scattered_last():
+def test_the_root_is_gathered_first_kept_and_scattered_when_the_backward_pass_is_over():
+    """Recorded: units whose input wants no gradient are reduced then, the outermost first; here the root, then the first layer."""
     calls = meeting(fsdp(backend="gloo", root=ROOT))
     small = [k for k, (_, _, nbytes, _) in enumerate(calls) if nbytes == 4 * 4096]
+    behind = meeting(fsdp(backend="gloo", root=ROOT, input_grad=True))
 
-    assert small == [0, len(calls) - 1]
+    assert small == [0, len(calls) - 2]
+    assert [k for k, (_, _, nbytes, _) in enumerate(behind) if nbytes == 4 * 4096] == [0, len(behind) - 1]
     assert [calls[k][0] for k in small] == ["all_gather_into_tensor", "reduce_scatter_tensor"]
 
 

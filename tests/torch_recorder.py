@@ -78,7 +78,8 @@ class Recorder(dist.ProcessGroup):
 
     # --- collectives ---
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        self.note("all_reduce", tensors[0], opts)
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors  # Join hands one over as it is
+        self.note("all_reduce", tensors[0], opts, **({"reduce_op": "sum"} if opts is None else {}))
         return self._reduced(self.inner.allreduce, tensors, (tensors,), opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:

@@ -32,7 +32,7 @@ def _refused(program: Program, profile: Profile) -> list[Finding]:
             reason = profile.refuse(call)
             if reason:
                 key = (_refusal_code(call, profile), made.site, reason)
-                groups.setdefault(key, set()).update(code.ranks)
+                groups.setdefault(key, set()).update(program.alike(code.ranks))
                 said.setdefault(key, call)
     found = []
     for (number, site, reason), ranks in sorted(groups.items(), key=lambda item: item[0]):

@@ -146,7 +146,7 @@ class _Lanes:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.ranks: list[tuple[int, ...]] = [g.ranks for g in program.groups]
+        self.ranks: list[tuple[int, ...]] = [program.members(g.id) for g in program.groups]
         self.names: list[str] = [g.name for g in program.groups]
         self.lane_of: list[int] = []
         self.rank_of: list[int] = []

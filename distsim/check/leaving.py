@@ -9,6 +9,7 @@ reading is what that reading has not let go: a buffered send is done when it is 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import combinations
 
 from distsim.check.readings import Contract, Reading, Run, leavers
@@ -17,7 +18,7 @@ from distsim.semantics.conditions import Conditions
 from distsim.semantics.flat import COLLECTIVE, JOIN, MESSAGE, NEVER, POST
 from distsim.semantics.form import PartKind, Post, Wait
 from distsim.semantics.link import Linked
-from distsim.semantics.local import LocalClocks, Progress, course_of
+from distsim.semantics.local import LocalClocks, Progress, course_of, steps_of
 
 #: Steps that post a row.
 POSTS = (POST, MESSAGE, JOIN, COLLECTIVE)
@@ -31,7 +32,7 @@ def runs_of(contract: Contract, reading: Reading) -> Iterator[Run]:
     whole = go(linked, Conditions(linked, None))
     yield Run(contract, whole, reading)
     held = _Held(linked, whole)
-    for rows in _combinations(held.open_rows()):
+    for rows in _combinations(held.open_rows):
         if held.is_possible(rows):
             left = go(linked, Conditions(linked, None, withdrawn=rows))
             for row in rows:
@@ -51,8 +52,9 @@ class _Held:
 
     def __init__(self, linked: Linked, whole: Progress) -> None:
         self.linked, self.whole, self.leavers = linked, whole, leavers(linked)
-        self.conditions = Conditions(linked, None)
+        self.conditions, self.steps = Conditions(linked, None), steps_of(linked)
 
+    @cached_property
     def open_rows(self) -> list[int]:
         """What a leaver has posted and never saw finished, and whose partners come."""
         found = []
@@ -82,7 +84,7 @@ class _Held:
     def is_possible(self, rows: tuple[int, ...]) -> bool:
         """Their leavers get to their end while somebody is held back from each of these rows; other open rows of who has left are met by
         then."""
-        others = [row for row in self.open_rows() if row not in rows]
+        others = [row for row in self.open_rows if row not in rows]
         held: list[int] = []
         for row in rows:
             held += next(([p] for p in self._partners(row) if self._reaches(rows, [*held, p], others)), [])
@@ -91,7 +93,7 @@ class _Held:
         return self._reaches(rows, held, others)
 
     def _reaches(self, rows: tuple[int, ...], held: list[int], others: list[int]) -> bool:
-        course = course_of(self.linked, self.conditions)
+        course = course_of(self.linked, self.conditions, steps=self.steps)
         for row in held:
             host = course.hosts[int(self.linked.rank[row])]
             at = next((k for k, (step, r, _) in enumerate(host.steps) if step in POSTS and r == row - host.base), None)

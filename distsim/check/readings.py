@@ -25,6 +25,7 @@ from distsim.semantics.form import Leave
 from distsim.semantics.link import Linked
 from distsim.semantics.local import Progress
 from distsim.semantics.misfits import bad_instances, bad_pairs
+from distsim.semantics.section import Unfold
 from distsim.standstill import RankEnd, Standstill
 
 #: What blocks: a send waits for its receive and a collective for all (rendezvous); in rooted collectives a rank leaves when its own
@@ -64,6 +65,8 @@ class Contract:
     def misfits(self) -> Misfits:
         if self._misfits is None:
             unlike, uneven = bad_instances(self.linked)
+            if self.linked.program.stands_for is not None and (unlike.size or uneven.size):
+                raise Unfold
             receives = bad_pairs(self.linked)
             self._misfits = Misfits(tuple(receives.tolist()), tuple(np.union1d(unlike, uneven).tolist()))
         return self._misfits

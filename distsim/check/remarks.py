@@ -63,7 +63,7 @@ def _dropped(program: Program, profile: Profile) -> list[Finding]:
     """Messages whose request nobody can wait for any more, where the profile minds (semantics G4, 2.1)."""
     if profile.dropped == "nothing":
         return []
-    ends = tuple(RankEnd(r, "ended", len(program.code(r).calls)) for r in range(program.world_size))
+    ends = tuple(RankEnd(r, "ended", len(program.code(r).calls)) for r in program.present)
     found = []
     for leak in leaks(program, Standstill(ends, ())):
         call = program.call(leak.ranks[0], leak.position)

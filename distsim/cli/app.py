@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from distsim.cli import (
     bench,
@@ -19,18 +19,22 @@ from distsim.cli import (
     explain,
     learn,
     new,
+    plan,
     render,
     replay,
+    report,
     run,
     schema,
     shrink,
     simulate,
+    sweep,
     test,
 )
 
 #: What the commands are for: title -> their names, as `distsim --help` lists them.
 GROUPS = {
-    "Predict": ("simulate", "check", "test", "render"),
+    "Predict": ("simulate", "check", "test", "render", "report"),
+    "Plan": ("plan", "sweep"),
     "Run for real": ("run", "replay", "compare", "bench", "calibrate"),
     "Find the cause": ("capture", "doctor", "shrink"),
     "Write scenarios": ("new", "expand", "schema"),
@@ -45,19 +49,30 @@ class _Grouped(TyperGroup):
         named = {name for names in GROUPS.values() for name in names}
         rest = tuple(name for name in self.commands if name not in named)
         for title, names in (*GROUPS.items(), ("More", rest)):
-            rows = [(name, self.commands[name].get_short_help_str(limit=60)) for name in names if name in self.commands]
+            rows = [(name, self.commands[name].get_short_help_str(limit=400)) for name in names if name in self.commands]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
 
+_CONTEXT: Any = TyperCommand.context_class
+
+
+class _Narrow(_CONTEXT.formatter_class):  # type: ignore[misc]
+    """Where there is little room, what an option does stands below it, and no word is cut."""
+
+    def write_dl(self, rows: Any, col_max: int = 30, col_spacing: int = 2) -> None:
+        super().write_dl(rows, col_max if self.width >= 60 else 12, col_spacing)
+
+
+_CONTEXT.formatter_class = _Narrow
 app = typer.Typer(
     name="distsim",
     cls=_Grouped,
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # main() turns exceptions into messages
     rich_markup_mode=None,  # plain help answers in a fraction of the time
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 200},
 )
 
 
@@ -94,6 +109,8 @@ def distsim(
 
 app.command("simulate")(simulate.command)
 app.command("check")(check.command)
+app.command("plan")(plan.command)
+app.command("sweep")(sweep.command)
 app.command("shrink")(shrink.command)
 app.command("run")(run.command)
 app.command("replay")(replay.command)
@@ -103,6 +120,7 @@ app.command("capture")(capture.command)
 app.command("bench")(bench.command)
 app.command("calibrate")(calibrate.command)
 app.command("render")(render.command)
+app.command("report")(report.command)
 app.command("explain")(explain.command)
 app.command("test")(test.command)
 app.command("expand")(expand.command)

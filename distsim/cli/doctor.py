@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +12,6 @@ from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:
     from distsim.doctor import Diagnosis, Evidence
-
-#: Left out and not on a terminal, a report has so many columns.
-_COLUMNS = 100
 
 Paths = Annotated[
     list[str] | None,
@@ -81,15 +77,13 @@ def _evidence(paths: list[str], pids: list[int], torchrun: int | None) -> Eviden
 
 
 def _report(found: Diagnosis, format: Format, width: int | None) -> None:
-    import sys
-
     from distsim.views.doctorview import doctor_json, doctor_text
+    from distsim.views.tables import page_width
 
     if format is Format.json:
         console.out(console.to_json(doctor_json(found)))
         return
-    columns = width or (shutil.get_terminal_size((_COLUMNS, 24)).columns if sys.stdout.isatty() else _COLUMNS)
-    console.out(doctor_text(found, columns))
+    console.out(doctor_text(found, width or page_width()))
 
 
 def _write(found: Diagnosis, output: Path) -> None:

@@ -17,20 +17,25 @@ _KINDS = ("order", "arguments", "calls added", "a call left out: look whether it
 def propose(results: list[CheckResult], backend: str | None, file: Path | None) -> None:
     """Print the repairs of each file that fails, the best with its patch; all best patches go to ``file``, if there is one."""
     from distsim.repair.fixes import fixes
+    from distsim.repair.patch import diff
 
+    inside = all(Path(result.file).resolve().is_relative_to(Path.cwd()) for result in results)
     patches = []
     for result in results:
         if result.verdict is None or result.status() == 0:
             continue
-        if result.file == "-" or not Path(result.file).is_file():
+        path = Path(result.file)
+        if result.file == "-" or not path.is_file():
             console.note(f"{result.file}: no file to repair")
             continue
-        found = fixes(Path(result.file).read_text(encoding="utf-8"), result.file, backend=backend)
+        text, whole = path.read_text(encoding="utf-8"), path.resolve()
+        name = str(whole.relative_to(Path.cwd() if inside else whole.anchor))  # `patch` takes no absolute name
+        found = tuple(f._replace(patch=diff(text, f.text, name)) for f in fixes(text, result.file, backend=backend))
         patches += [fix.patch for fix in found[:1]]
         console.out(_told(result.file, found).rstrip("\n"))
     if file is not None and patches:
         console.write_file(file, "".join(patches))
-        console.note(f"wrote {file}; now `git apply {file}` or `patch -p1 < {file}`")
+        console.note(f"wrote {file}; now `patch -p1 {'' if inside else '-d / '}< {file}`{' or `git apply`' if inside else ''}")
 
 
 def _told(file: str, found: tuple[Fix, ...]) -> str:

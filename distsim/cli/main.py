@@ -42,7 +42,7 @@ def _status() -> str | int | None:
     from distsim.errors import OUT_OF_BOUNDS, DistsimError, out_of_bounds
 
     try:
-        app(prog_name="distsim")
+        app(prog_name="distsim", terminal_width=min(max(console.columns() or 80, 40), 200) - 2)
     except SystemExit as end:
         return end.code  # typer's own
     except DistsimError as error:
@@ -61,7 +61,7 @@ def _told(error: DistsimError) -> int:
 
     if isinstance(error, InternalError):
         return _own_fault(error)
-    console.note(str(error))
+    console.note(error.laid_out(console.note_columns()))
     return error.exit_code
 
 

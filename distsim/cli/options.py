@@ -30,6 +30,7 @@ BackendOption = Annotated[Backend | None, typer.Option("--backend", help="Whose 
 ClusterOption = Annotated[
     str | None, typer.Option("--cluster", metavar="NAME", help="What it costs: a preset or a file, in place of the file's.")
 ]
+NoFold = Annotated[bool, typer.Option("--no-fold", help="Every rank by itself, those that do the same as well.")]
 MaxCalls = Annotated[
     int | None, typer.Option("--max-calls", metavar="N", min=1, help="Calls that may be simulated (5000000, on 131072 ranks).")
 ]

@@ -39,6 +39,30 @@ def watched(items: Sequence[T], what: str) -> Iterator[T]:
 
 
 @contextmanager
+def counted(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Gives a function that says how many of how many are done, shown as a bar with the time left."""
+    if not console.coloured(sys.stderr):
+        yield lambda done, whole: None
+        return
+    from threading import Timer
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task(what, total=None)
+    start = Timer(PATIENCE_S, bar.start)
+    start.daemon = True
+    start.start()
+    try:
+        yield lambda done, whole: bar.update(task, completed=done, total=whole)
+    finally:
+        start.cancel()
+        bar.stop()
+
+
+@contextmanager
 def phases(shown: bool = True) -> Iterator[Callable[[str], None]]:
     """Gives a function that says what is being done, beside the time it has taken, for work whose length nobody knows."""
     if not shown or not console.coloured(sys.stderr):

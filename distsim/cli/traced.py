@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distsim.checking import CheckResult
     from distsim.simulation import Simulation
+    from distsim.trace import Trace
 
 
 def is_trace(file: str) -> bool:
@@ -28,6 +29,7 @@ def check_trace(file: str, *, backend: str | None, max_states: int) -> CheckResu
         program = program_of(trace, backend=chosen, resolve=False).program
     except UsageError as error:
         return CheckResult(file, (Problem(file, 0, 0, error.message.removeprefix(f"{file}: "), hint=error.remedy),))
+    _note_partial(file, trace)
     return replace(check_program(program, max_states=max_states), file=file)
 
 
@@ -42,11 +44,23 @@ def simulate_trace(file: str, *, backend: str | None, cluster: str | None) -> Si
     trace = read_trace(file)
     chosen = _backend(file, backend or trace.header.get("backend"))
     program = program_of(trace, backend=chosen, resolve=False).program
+    _note_partial(file, trace)
     world = {"nodes": program.nodes, "ranks_per_node": program.local_size} if program.nodes > 1 else program.world_size
     scenario = Scenario(name=program.name, world=world, backend=chosen, program=[], file=program.file or file)
     named = cluster or (None if backend else trace.header.get("prices"))
     prices = cost_model(scenario, program, read_cluster(named) if isinstance(named, str) else named)
     return simulate_program(scenario, program, prices, with_values=False)
+
+
+def _note_partial(file: str, trace: Trace) -> None:
+    from distsim.cli import console
+    from distsim.trace import is_partial
+
+    if is_partial(trace):
+        console.note(
+            f"{file}: the trace stops before its run did; judged are the calls it tells of. "
+            f"How the run ended: `distsim replay {file}`"
+        )
 
 
 def _backend(file: str, named: object) -> str:

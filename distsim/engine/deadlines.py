@@ -149,14 +149,17 @@ class Deadlines:
         return phase != CLOSED and (self.rules.profile.device or phase in (RUNNING, DUE, JAMMED))
 
 
-def may_outlast(run: Progress) -> bool:
-    """Can anything in a run last longer than the shortest timeout? Nothing takes longer than the last thing to begin and the dearest."""
+def may_outlast(run: Progress, shared: bool = False) -> bool:
+    """Can anything in a run last longer than the shortest timeout? Nothing takes longer than the last thing to begin and the dearest.
+    Where links are ``shared`` nothing takes longer than all of it, twice over, one after the other."""
     linked = run.linked
     if linked.profile.timed_out == "nothing":
         return False
     clocks = (run.posted, run.ended, run.returned, run.latest, [host.clock for host in run.hosts])
     end = max(int(np.max(np.asarray(column), initial=0)) for column in clocks)
-    return end + int(np.max(run.conditions.price, initial=0)) > _shortest_ns(linked.program, linked.profile)
+    prices = run.conditions.price
+    more = 2 * int(prices.sum()) if shared else int(np.max(prices, initial=0))
+    return end + more > _shortest_ns(linked.program, linked.profile)
 
 
 def _shortest_ns(program: Program, profile: Profile) -> int:
@@ -173,7 +176,7 @@ def outlasts(program: Program, profile: Profile, columns: Columns) -> bool:
     if end <= shortest:
         return False
     clocked = [_clocked(code.calls, profile.device) for code in program.codes]
-    for rank in range(program.world_size):
+    for rank in program.present:
         rows, (running, waiting) = slice(columns.base[rank], columns.base[rank + 1]), clocked[program.code_of[rank]]
         begun, left, done = posted[rows], returned[rows], finished[rows]
         done = np.where(done >= 0, done, end)

@@ -28,8 +28,7 @@ class Columns:
     """Times of every trace row, -1 where it never happened; the rows of rank r start at ``base[r]`` (see `Code.offsets`)."""
 
     def __init__(self, program: Program) -> None:
-        sizes = [program.code(rank).offsets[-1] for rank in range(program.world_size)]
-        self.base: list[int] = list(accumulate(sizes, initial=0))
+        self.base: list[int] = list(accumulate(program.rows(), initial=0))
         self.posted, self.returned, self.started, self.finished, self.waited, self.match = (
             np.full(self.base[-1], NEVER, dtype=np.int64) for _ in range(6)
         )
@@ -43,7 +42,8 @@ class Columns:
 class Run:
     """A finished simulation.
 
-    ``mismatches``: (rows of the trace that met, names of what differed).
+    ``mismatches``: (rows of the trace that met, names of what differed). ``alone``: what was under way at once shared links, which is not
+    counted.
     """
 
     program: Program
@@ -55,6 +55,8 @@ class Run:
     findings: tuple[Finding, ...] = ()
     mismatches: tuple[tuple[tuple[int, ...], tuple[str, ...]], ...] = ()
     path: str = "fast"  # which engine ran: "fast" or "ordered"
+    alone: bool = False
+    section: Run | None = None  # of a folded run: that of the ranks that stand for all
 
 
 @dataclass

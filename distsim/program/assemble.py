@@ -54,6 +54,8 @@ class Shelf:
         self._members: dict[int, frozenset[int]] = {}
         self._partition_of: dict[int, IntVector] = {}  # group id -> the group of every rank of the world
         self._tables: dict[Hashable, tuple[IntVector, IntVector, IntVector]] = {}
+        self._parts: dict[Hashable, list[IntVector]] = {}
+        self._sizes: dict[Hashable, Vec] = {}
 
     def site(self, site: Site) -> int:
         number = self._site_of.get(site)
@@ -79,9 +81,28 @@ class Shelf:
             return inside if group == 0 else inside & np.isin(ranks, self.groups[group].ranks)
         found = np.zeros(len(ranks), dtype=np.bool_)
         safe = np.where(inside, ranks, 0)
-        for part in {id(p): p for p in (self._partition_of.get(g) for g in group.tolist()) if p is not None}.values():
+        for part in self._parts_of(group):
             found |= part[safe] == group
         return found & inside
+
+    def _parts_of(self, group: IntVector) -> list[IntVector]:
+        """The partitions that some groups are of."""
+        key = vec_key(group)
+        if key not in self._parts:
+            those = (self._partition_of.get(g) for g in np.unique(group).tolist())
+            self._parts[key] = list({id(p): p for p in those if p is not None}.values())
+        return self._parts[key]
+
+    def sizes(self, group: Vec) -> Vec:
+        """How many ranks a group has; of several, one number each where they differ."""
+        if not isinstance(group, np.ndarray):
+            return self.groups[group].size
+        key = vec_key(group)
+        if key not in self._sizes:
+            values, which = np.unique(group, return_inverse=True)
+            each = np.array([self.groups[g].size for g in values.tolist()], dtype=np.int64)
+            self._sizes[key] = narrow(each[np.asarray(which).reshape(-1)])
+        return self._sizes[key]
 
     def global_ranks(self, group: Vec, group_ranks: IntVector) -> tuple[IntVector, BoolVector]:
         """Global ranks of group ranks, and which of these exist (where they don't, the rank is 0)."""
@@ -294,7 +315,7 @@ class CodeBuilder:
         nbytes, signature = np.zeros(len(self.ranks), dtype=np.int64), np.full(len(self.ranks), -1, dtype=np.int64)
         seen: dict[Hashable, tuple[int, int, str | None]] = {}
         vectors = _vectors(draft, self.vector)
-        sizes = _sizes(self.shelf, draft.group, len(self.ranks))
+        sizes = self.shelf.sizes(draft.group)
         code = Code(self.ranks, [], self.ports, self.groups)
         rows_left = rows[:1] if not vectors and isinstance(sizes, int) else rows
         for i in rows_left.tolist():
@@ -329,16 +350,6 @@ def fault_code(fault: str) -> tuple[str, str]:
 
 def _all_rows(invalid: list[Flaw]) -> bool:
     return any(np.all(mask) for mask, _, _ in invalid)
-
-
-def _sizes(shelf: Shelf, group: Vec, rows: int) -> Vec:
-    if not isinstance(group, np.ndarray):
-        return shelf.groups[group].size
-    sizes = {g: shelf.groups[g].size for g in set(group.tolist())}
-    if len(set(sizes.values())) == 1:
-        return int(next(iter(sizes.values())))
-    each: IntVector = np.array([sizes[g] for g in group.tolist()], dtype=np.int64)
-    return each
 
 
 def _vectors(draft: Draft, ranks: IntVector) -> list[NDArray[np.generic]]:

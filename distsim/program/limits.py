@@ -10,6 +10,8 @@ from distsim.units import show_bytes, show_ns
 #: Calls of all ranks together, and ranks, that commands take without `--max-calls`.
 MAX_CALLS = 5_000_000
 MAX_RANKS = 1 << 17
+#: Programs of more calls are folded without being asked for: ranks that do the same are simulated once.
+FOLDED_CALLS = 20_000
 #: What a call and a rank take in a program that completes, roughly: bytes, and ns of one core.
 _CALL, _RANK = (400, 15_000), (3_000, 80_000)
 
@@ -24,9 +26,9 @@ def bounded_world(scenario: Scenario, max_calls: int | None) -> None:
 def bounded_program(program: Program, max_calls: int | None) -> None:
     """Raise UsageError for a program of more calls than commands take; ``max_calls`` is what the user allows instead."""
     limit = MAX_CALLS if max_calls is None else max_calls
-    if program.call_count > limit:
-        said = f"{program.call_count:,} calls on {program.world_size:,} ranks"
-        _refuse(program.file, said, program.call_count, program.world_size, f"{limit:,} calls", program.call_count)
+    calls, ranks = program.present_calls, len(program.present)
+    if calls > limit:
+        _refuse(program.file, f"{calls:,} calls on {ranks:,} ranks", calls, ranks, f"{limit:,} calls", calls)
 
 
 def _refuse(file: str, said: str, calls: int, ranks: int, limit: str, needed: int) -> None:

@@ -7,7 +7,7 @@ calls asks `Program.call(rank, position)`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -150,6 +150,13 @@ class Code:
             if parts:
                 yield from call.parts
 
+    def call_count(self, times: IntVector | None = None) -> int:
+        """How many calls its ranks make, each rank counted ``times[rank]`` times."""
+        count = np.ones(len(self.ranks), dtype=np.int64) if times is None else times[list(self.ranks)]
+        if self.guards is None:
+            return len(self.calls) * int(count.sum())
+        return sum(int(count.sum() if mask is None else count[mask].sum()) for mask in self.guards)
+
     def positions(self, row: int) -> Iterator[int]:
         """The positions of the calls that this row really makes, in order."""
         if self.guards is None:
@@ -223,6 +230,25 @@ class Program:
     names: Mapping[str, Any] = field(default_factory=dict)
     #: What becomes of init_process_group, where the file says anything of it that is worth a look; None: all ranks meet.
     startup: StartUp | None = None
+    #: Of a program that is cut down to some of its ranks, by rank the one that stands for it; None: all ranks are there. Its codes hold
+    #: those ranks alone, its groups all of their members. See `distsim.semantics.section`.
+    stands_for: IntVector | None = None
+
+    @cached_property
+    def present(self) -> Sequence[int]:
+        """The ranks whose calls are there."""
+        return range(self.world_size) if self.stands_for is None else sorted(set(self.stands_for.tolist()))
+
+    def members(self, group: int) -> tuple[int, ...]:
+        """The ranks of a group whose calls are there."""
+        ranks = self.groups[group].ranks
+        return ranks if self.stands_for is None else tuple(rank for rank in ranks if self.stands_for[rank] == rank)
+
+    def alike(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """The ranks that these stand for, themselves included, ascending."""
+        if self.stands_for is None:
+            return tuple(sorted(ranks))
+        return tuple(np.flatnonzero(np.isin(self.stands_for, list(ranks))).tolist())
 
     def names_of(self, rank: int) -> dict[str, object]:
         """The names of expressions with their values on one rank."""
@@ -254,12 +280,19 @@ class Program:
 
     @cached_property
     def call_count(self) -> int:
-        """Calls of all ranks together."""
-        return (
-            sum(sum(1 for _ in c.positions(i)) for c in self.codes for i in range(len(c.ranks)))
-            if any(c.guards for c in self.codes)
-            else sum(len(c.calls) * len(c.ranks) for c in self.codes)
-        )
+        """Calls of all ranks together, of those too that others stand for."""
+        times = None if self.stands_for is None else np.bincount(self.stands_for, minlength=self.world_size)
+        return sum(c.call_count(times) for c in self.codes)
+
+    def rows(self) -> list[int]:
+        """How many rows each rank has in a trace; none where another stands for it."""
+        of = self.stands_for
+        return [self.code(r).offsets[-1] if of is None or of[r] == r else 0 for r in range(self.world_size)]
+
+    @cached_property
+    def present_calls(self) -> int:
+        """Calls of the ranks that are there."""
+        return sum(c.call_count() for c in self.codes)
 
 
 def resolve(code: Code, groups: Sequence[Group], row: int, call: CodeCall) -> Call:

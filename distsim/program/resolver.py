@@ -39,6 +39,7 @@ class Resolver:
         self._buffers: dict[Hashable, BufferVec] = {}
         self._group_named: dict[Hashable, dict[str, Vec]] = {}
         self._auto: dict[str, tuple[Vec, ...]] = {}
+        self._known: dict[object, Vec] = {}  # groups by handle
         self._bound: dict[str, int] = {}  # groups made by new_group steps on the way
 
     def _split(self, labels: Numbers | Sequence[int]) -> NoReturn:
@@ -82,8 +83,10 @@ class Resolver:
             return self._bound[handle]
         if isinstance(handle, str) and not self.walker.names.knows(handle):
             return -1
-        group = self.walker.names.group(handle)
-        return narrow(group[self.walker.ranks]) if isinstance(group, np.ndarray) else group
+        if handle not in self._known:
+            group = self.walker.names.group(handle)
+            self._known[handle] = narrow(group[self.walker.ranks]) if isinstance(group, np.ndarray) else group
+        return self._known[handle]
 
     def _unmade_group(self, here: Here, draft: Draft) -> bool:
         """A group that a new_group step makes, used before (or without) that step on this rank."""

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from distsim.check.verdict import Verdict, verdict_of
 from distsim.checking import CheckResult, check
 from distsim.errors import OUT_OF_BOUNDS, DistsimError
+from distsim.findings.record import Finding
+from distsim.program.lower import lower
 from distsim.repair.patch import diff, patched
-from distsim.repair.proposals import LEAVES_OUT, Data, Path, Proposal, proposals, steps_of
+from distsim.repair.proposals import LEAVES_OUT, Fault, Proposal, proposals
+from distsim.repair.steps import Data, Path, parts_of, steps_of
 from distsim.scenario import loads
 from distsim.scenario.construct import construct
 from distsim.scenario.document import Document, compose
 from distsim.scenario.problems import Problems
 from distsim.simulation import simulate
 
-#: Changed files that are checked, of all steps together.
-MOST: Final = 400
+#: Changed files that are checked, of all steps together; and calls of all of them, where that is less, but not under `_LEAST` files.
+MOST: Final = 1000
+_CALLS: Final = 150_000
+_LEAST: Final = 60
+#: Tried after the first repair that leaves out nothing.
+_MORE: Final = 25
 #: A repair is at most so many proposals one after the other, each tried on the best few of the files before.
 _STEPS: Final = 3
 _BEST: Final = 3
 #: Repairs that are shown.
 _SHOWN: Final = 3
-_STATES: Final = 20_000
+_STATES: Final = 2_000
 _LINE: Final = re.compile(r"\bline (\d+)")
 _ORDER: Final = ("ok", "leak", "race", "deadlock", "mismatch", "invalid")
 
@@ -41,50 +50,73 @@ class Fix(NamedTuple):
 
 
 class _State(NamedTuple):
+    """``result``: None where the verdict alone says already that the file is not right. ``calls``: of all ranks."""
+
     text: str
-    result: CheckResult
-    words: tuple[str, ...]
-    kind: int
+    verdict: Verdict
+    result: CheckResult | None
+    calls: int
+    words: tuple[str, ...] = ()
+    kind: int = 0
+
+    @property
+    def right(self) -> bool:
+        return self.result is not None and self.verdict.verdict == "ok" and self.result.status() == 0
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self.verdict.findings if self.result is None else self.result.findings
 
     @property
     def worth(self) -> tuple[int, int, int]:
         """Less is nearer to a program that is right."""
-        assert self.result.verdict is not None
-        verdict = self.result.verdict
-        return len(verdict.ranks), _ORDER.index(verdict.verdict), len(self.result.findings)
+        return len(self.verdict.ranks), _ORDER.index(self.verdict.verdict), len(self.findings)
 
 
 def fixes(text: str, file: str, *, backend: str | None = None, most: int = MOST) -> tuple[Fix, ...]:
     """Repairs that check `ok` and complete under the file's back end (or ``backend``), the best first: on more back ends, less
-    intrusive, sooner done. Empty where none was found, or nothing fails. Raises ScenarioErrors."""
-    first = _State(text, check(loads(text, file), backend=backend), (), 0)
-    if _right(first.result):
+    intrusive, sooner done. Empty where none was found, nothing fails, or the file can't be read."""
+    first = _judged(text, file, backend)
+    if first is None or first.right:
         return ()
-    states, tried, seen = [first], 0, {text}
+    search = _Search(file, backend, min(most, max(_LEAST, _CALLS // max(first.calls, 1))), {text})
+    states = [first]
     for _ in range(_STEPS):
-        left: list[_State] = []
-        good: list[_State] = []
-        for state in states:
-            for changed, proposal in _changed(state, file):
-                if changed in seen or tried >= most:
-                    continue
-                seen.add(changed)
-                tried += 1
-                result = _checked(changed, file, backend)
-                if result is None or result.verdict is None:
-                    continue
-                after = _State(changed, result, (*state.words, proposal.words), max(state.kind, proposal.kind))
-                (good if _right(result) else left).append(after)
-                if len(good) >= 3 * _SHOWN:
-                    break
-        if good:
-            return tuple(sorted((_fix(s, text, file, backend) for s in good), key=_order)[:_SHOWN])
+        left = [after for state in states for after in search.after(state)]
+        if search.good:
+            return tuple(sorted((_fix(s, text, file, backend) for s in search.good), key=_order)[:_SHOWN])
         states = sorted(left, key=lambda s: s.worth)[:_BEST]
     return ()
 
 
-def _right(result: CheckResult) -> bool:
-    return result.verdict is not None and result.verdict.verdict == "ok" and result.status() == 0
+@dataclass
+class _Search:
+    """What was tried. ``most``: files that may still be; ``good``: those that are right."""
+
+    file: str
+    backend: str | None
+    most: int
+    seen: set[str]
+    good: list[_State] = field(default_factory=list)
+
+    def after(self, state: _State) -> list[_State]:
+        """Files one proposal on that are not right yet."""
+        left: list[_State] = []
+        for changed, proposal in _changed(state, self.file):
+            if self.most <= 0 or len(self.good) >= 3 * _SHOWN:
+                break
+            if changed in self.seen:
+                continue
+            self.seen.add(changed)
+            self.most -= 1
+            after = _judged(changed, self.file, self.backend)
+            if after is None:
+                continue
+            after = after._replace(words=(*state.words, proposal.words), kind=max(state.kind, proposal.kind))
+            (self.good if after.right else left).append(after)
+            if after.right and after.kind < LEAVES_OUT:
+                self.most = min(self.most, _MORE)
+        return left
 
 
 def _order(fix: Fix) -> tuple[int, int, int, int]:
@@ -96,12 +128,14 @@ def _changed(state: _State, file: str) -> Iterator[tuple[str, Proposal]]:
     document = _document(state.text, file)
     root: Data = document.root
     lines: dict[Path, int] = {}
-    for path in steps_of(root):
+    steps = steps_of(root)
+    for path in (*steps, *parts_of(root, steps)):
         mark = document.mark(path)
         lines[path] = mark.line + 1 if mark is not None else 0
-    found = [f for f in state.result.findings if f.severity != "note"]
+    found = [f for f in state.findings if f.severity != "note"]
     places = {p.line for f in found for p in f.places} | {int(n) for f in found for n in _LINE.findall(f.message)}
-    for proposal in proposals(_plain(root), lines, frozenset(places)):
+    fault = Fault(lines, frozenset(places), frozenset(state.verdict.culprits), state.verdict.verdict == "mismatch")
+    for proposal in proposals(_plain(root), fault):
         if proposal.data["program"] and not proposal.kind == state.kind == LEAVES_OUT:
             yield patched(document, proposal.data), proposal
 
@@ -124,14 +158,20 @@ def _document(text: str, file: str) -> Document:
     return document
 
 
-def _checked(text: str, file: str, backend: str | None) -> CheckResult | None:
+def _judged(text: str, file: str, backend: str | None) -> _State | None:
+    """The back ends are asked only where the verdict is ok. None for a file that is refused."""
     try:
-        return check(loads(text, file), backend=backend, max_states=_STATES)
+        scenario = loads(text, file)
+        program = lower(scenario)
+        verdict = verdict_of(program, _STATES)
+        whole = check(scenario, backend=backend, max_states=_STATES) if verdict.verdict == "ok" else None
     except (DistsimError, *OUT_OF_BOUNDS):
         return None
+    return _State(text, verdict, whole, program.call_count)
 
 
 def _fix(state: _State, before: str, file: str, backend: str | None) -> Fix:
+    assert state.result is not None
     done = simulate(loads(state.text, file), backend=backend, with_verdict=False, with_values=False)
     completes = tuple(name for name, o in state.result.profiles.items() if o.possible == ("completes",))
     return Fix(state.kind, state.words, completes, done.makespan_ns, state.text, diff(before, state.text, file))

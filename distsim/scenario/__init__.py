@@ -3,7 +3,7 @@
 from typing import Any
 
 from distsim.scenario.entries import Block, Entry, Repeat, Step
-from distsim.scenario.files import load, load_mapping, load_stdin, loads
+from distsim.scenario.files import load, load_mapping, load_stdin, loads, raw, text_of
 from distsim.scenario.model import Scenario
 
 __all__ = [
@@ -17,7 +17,9 @@ __all__ = [
     "load_mapping",
     "load_stdin",
     "loads",
+    "raw",
     "starter",
+    "text_of",
 ]
 
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from distsim import units
 from distsim.cluster import PRESETS, Cluster, Curve, Device, Link, Network, Nics
 from distsim.fields import Schema, tell
 from distsim.ops.patterns import quantity_schema
+from distsim.scenario.cluster_quantities import measure
 from distsim.scenario.words import WORDS
 
-_KINDS = {
-    units.parse_duration_ns: "a duration", units.parse_size_bytes: "a size", units.parse_bandwidth: "a bandwidth",
-    units.parse_flop_rate: "a rate of floating-point operations",
-}  # fmt: skip
 #: The models of a cluster file, by the name of their definition; those of a preset's changes need no key.
 CLUSTER_MODELS: dict[str, type[BaseModel]] = {model.__name__: model for model in (Device, Link, Nics, Network, Curve)}
 tell(Cluster, WORDS, "Cluster")
@@ -58,9 +54,9 @@ def _property(info: FieldInfo) -> dict[str, Any]:
 
 def _value(annotation: Any, metadata: list[Any]) -> Schema:
     """The schema of a field's value, by its validators and its annotation."""
-    kind = next((_KINDS[m.func] for m in metadata if isinstance(m, BeforeValidator) and m.func in _KINDS), None)
-    if kind is not None:
-        return quantity_schema(kind)
+    measured = measure(metadata)
+    if measured is not None:
+        return quantity_schema(measured.kind)
     arguments: tuple[Any, ...] = getattr(annotation, "__args__", ())
     name = getattr(annotation, "__name__", "")
     if name == "dict":

@@ -43,6 +43,8 @@ def to_data(scenario: Scenario, flat: bool = False) -> dict[str, Any]:
     if scenario.faults:
         data["faults"] = [_chooses(fault) for fault in scenario.faults]
     data |= {key: value for key in ("seed", "jitter") if (value := getattr(scenario, key))}
+    if scenario.sweep is not None:
+        data["sweep"] = scenario.sweep.plain()
     if scenario.expect is not None:
         data["expect"] = scenario.expect.plain()
     return data

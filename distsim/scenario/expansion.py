@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from math import prod
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -25,6 +25,9 @@ from distsim.scenario.scalars import MAX_WORLD, integer
 from distsim.scenario.validation import note_errors
 from distsim.strategies import STRATEGIES
 from distsim.strategies.base import Context, Expansion, Strategy
+
+if TYPE_CHECKING:
+    from distsim.scenario.model import Scenario
 
 #: Names that no strategy may invent.
 _WORDS = frozenset({"rank", "world_size", "node", "local_rank", "group_rank", "group_size", "index", "copy", "iteration", "all", "min",
@@ -72,7 +75,11 @@ class _Expander:
         self.added: dict[str, dict[str, Any]] = {key: {} for key in _DECLARED}
         self.taken = set(_WORDS) | set(_names(data))
         self.context = _context(data, self.taken, str(PurePath(problems.document.file).parent))
-        self.constants = {} if self.context is None else _constants(data, self.context)
+        known = known_quantities(data)
+        self.known = {
+            "names": {} if self.context is None else _constants(data, self.context),
+            "quantities": known["names"], "kinds": known["kinds"],
+        }  # fmt: skip
 
     def expanded(self) -> dict[Any, Any]:
         found = dict(self.data)
@@ -115,7 +122,7 @@ class _Expander:
         made = self.validated(STRATEGIES[name], value, here)
         if made is None or self.context is None:
             return {"steps": []}
-        context = self.context._replace(taken=frozenset(self.taken))
+        context = self.context._replace(taken=frozenset(self.taken), known=self.known)
         if not self.counted(made, here):
             return {"steps": []}
         refusals = made.refuse(context)
@@ -136,7 +143,7 @@ class _Expander:
             return None
         value = {key: self.inside(item, (*here, key)) for key, item in value.items()}
         try:
-            return model.model_validate(value, context={"names": self.constants})
+            return model.model_validate(value, context=self.known)
         except ValidationError as errors:
             note_errors(self.problems, errors, here, model, name=model.name)
             return None
@@ -206,6 +213,23 @@ def _constants(data: Mapping[Any, Any], context: Context) -> dict[str, Any]:
             expression = value if hasattr(value, "evaluate") else parse(value)
             if expression.names <= found.keys():
                 found[str(name)] = expression.evaluate(found)
+    return found
+
+
+def made_strategies(scenario: Scenario) -> list[tuple[Strategy, Context]]:
+    """The strategies of a scenario as their fields say, each with what it may know; those inside others are left out."""
+    data = scenario.written
+    context = _context(data, set(), "") if isinstance(data, Mapping) else None
+    if context is None:
+        return []
+    names, found = _constants(data, context), []
+    for item in _strategies(data.get("program")):
+        if isinstance(item, Mapping):
+            word = next(key for key in item if key in STRATEGIES)
+            value, model = item[word], STRATEGIES[word]
+            fields = value if isinstance(value, Mapping) else {model.first_field: value}
+            with suppress(ValidationError):
+                found.append((model.model_validate(dict(fields), context={"names": names}), context))
     return found
 
 

@@ -33,15 +33,23 @@ def load_stdin(sets: Sequence[str] = ()) -> Scenario:
 
 
 def load_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The plain mapping in a YAML file that is no scenario (a cluster's file). Raises ScenarioErrors."""
+    """The plain mapping in a cluster's file, with quantities by expression worked out. Raises ScenarioErrors."""
+    from distsim.scenario.cluster_quantities import worked_out
+
     document = Document(os.fspath(path), _text(os.fspath(path)))
     document.node = compose(document)
     problems = Problems(document)
-    data = construct(document, document.node, problems)
+    document.root = data = construct(document, document.node, problems)
     if not isinstance(data, dict):
         problems.add((), "expected a mapping of keys to values")
     problems.raise_any()
-    return dict(data)
+    found, errors = worked_out(dict(data))
+    for error in errors:
+        problems.add(
+            error.path, str(error), "a cluster's file knows numbers and units alone, as `4 * 25 GB/s`", offset=error.offset
+        )
+    problems.raise_any()
+    return found
 
 
 def loads(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> Scenario:
@@ -52,6 +60,21 @@ def loads(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> Scenario
         problems = Problems(document)
         document.root = construct(document, document.node, problems)
         return scenario_of(read(document, problems), document)
+
+
+def text_of(path: str | os.PathLike[str]) -> str:
+    """The text of a scenario's file; `-` is standard input. Raises ScenarioErrors."""
+    return _decoded(_read(0, "<stdin>"), "<stdin>") if path == "-" else _text(os.fspath(path))
+
+
+def raw(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> dict[str, Any]:
+    """A scenario's data as written, with ``sets`` applied, nothing expanded or checked. Raises ScenarioErrors, UsageError."""
+    document = Document(visible(file, one_line=True), text)
+    document.node = apply(document, compose(document), sets)
+    problems = Problems(document)
+    data = construct(document, document.node, problems)
+    problems.raise_any()
+    return dict(data) if isinstance(data, dict) else {}
 
 
 def _text(file: str) -> str:

@@ -15,7 +15,7 @@ from distsim.ops.fields import expression
 from distsim.ops.patterns import WORD, expression_schema, name_schema, per_rank_schema, quantity_schema
 from distsim.profiles import DEFAULT_BACKEND, PROFILES
 from distsim.quantities import EXAMPLES
-from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, MemoryDecl, Options, Part, TensorDecl, World
+from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, MemoryDecl, Options, Part, Sweep, TensorDecl, World
 from distsim.scenario.scalars import MAX_WORLD, choice, field, fraction, integer, text, wrong
 
 MAX_TIMES = 10**6
@@ -72,6 +72,7 @@ class File(Part):
     faults: Annotated[Any, WithJsonSchema({"type": "array", "items": _of(FaultDecl)})] = None
     seed: Annotated[int, *field(integer(0, 2**53), {"type": "integer", "minimum": 0, "maximum": 2**53})] = 0
     jitter: Annotated[float, *field(fraction, {"type": "number", "minimum": 0, "exclusiveMaximum": 1})] = 0.0
+    sweep: Annotated[Any, WithJsonSchema(_of(Sweep))] = None
     expect: Annotated[Any, WithJsonSchema(_of(Expect))] = None
 
 
@@ -96,7 +97,7 @@ class Repeat(Part):
 #: Mappings of the file that hold parts: key -> the part.
 PARTS: dict[str, type[Part]] = {
     "world": World, "groups": GroupDecl, "tensors": TensorDecl, "memory": MemoryDecl, "options": Options, "launch": Launch,
-    "faults": FaultDecl, "expect": Expect,
+    "faults": FaultDecl, "sweep": Sweep, "expect": Expect,
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from distsim.errors import Problem
 from distsim.expr import Expression
 from distsim.scenario.document import Document, Path
 from distsim.scenario.entries import Entry
-from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, MemoryDecl, Options, TensorDecl, World
+from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, MemoryDecl, Options, Sweep, TensorDecl, World
 from distsim.scenario.problems import Problems, problem
 from distsim.scenario.read import read
 
@@ -45,6 +45,7 @@ class Scenario(BaseModel):
     faults: tuple[FaultDecl, ...]
     seed: int
     jitter: float
+    sweep: Sweep | None
     expect: Expect | None
     file: str
     _document: Document = PrivateAttr(default_factory=lambda: Document("<python>"))
@@ -72,6 +73,11 @@ class Scenario(BaseModel):
         from distsim.scenario.expansion import strategies_of
 
         return strategies_of(self._document.root)
+
+    @property
+    def written(self) -> Any:
+        """What the file says, as plain data, before strategies become calls."""
+        return self._document.root
 
     def problem(self, path: Path, message: str, offset: int | None = None) -> Problem:
         """A problem that shows later, at the value at ``path`` (`Step.path` and the keys below it)."""

@@ -26,6 +26,7 @@ from distsim.scenario.parts import (
     MemoryDecl,
     Options,
     Part,
+    Sweep,
     TensorDecl,
     World,
 )
@@ -75,11 +76,12 @@ class _Reader:
             "launch": self.part("launch", Launch, {}),
             "seed": self.scalar("seed"),
             "jitter": self.scalar("jitter"),
+            "sweep": self.part("sweep", Sweep, None),
             "expect": self.part("expect", Expect, None),
         }
         self.program(found, size)
         found["file"] = self.document.file
-        return {key: value for key, value in found.items() if value is not None or key in ("cluster", "expect")}
+        return {key: value for key, value in found.items() if value is not None or key in ("cluster", "sweep", "expect")}
 
     # --- single values ---
     def scalar(self, key: str, default: Any = None) -> Any:
@@ -161,7 +163,11 @@ class _Reader:
 
     def inline_cluster(self, data: dict[str, Any]) -> dict[str, Any]:
         from distsim.cluster import cluster_from
+        from distsim.scenario.cluster_quantities import worked_out
 
+        data, errors = worked_out(data, self.known)
+        for found in errors:
+            self.problems.error(("cluster",), found)
         try:
             cluster_from(data)
         except UsageError as error:

@@ -26,7 +26,8 @@ class _Told:
     def standstill(self) -> Standstill:
         ends, blocked = [], []
         absent = {f.rank for f in self.linked.program.faults if f.kind == "absent"}
-        for rank, host in enumerate(self.run.hosts):
+        for rank in self.linked.program.present:
+            host = self.run.hosts[rank]
             if rank in absent:
                 ends.append(RankEnd(rank, "absent", 0))
             elif host.ended:

@@ -135,7 +135,7 @@ class Conditions:
                 columns = (linked.instance[rows], linked.nbytes[rows], linked.root[rows])
                 prices = []
                 for instance, nbytes, place in zip(*(column.tolist() for column in columns), strict=True):
-                    members = linked.members[instance]
+                    members = linked.whole[instance]
                     root = members[max(place, 0)] if op.root_field is not None else None
                     what = (op.op, id(members), nbytes, root)
                     if what not in asked:

@@ -19,14 +19,15 @@ _First = dict[tuple[Hashable, int], frozenset[str]]
 def bad_contacts(program: Program, eager: bool) -> tuple[tuple[int, int], ...]:
     """Pairs of ranks whose first contact on some communicator is a send on both sides, the lower rank first."""
     calls = [_messages(code) for code in program.codes]
-    ranks = range(program.world_size)
-    first = [_Contacts(program, program.code(r), program.row_of[r], eager, calls[program.code_of[r]]).found for r in ranks]
+    first = {
+        r: _Contacts(program, program.code(r), program.row_of[r], eager, calls[program.code_of[r]]).found for r in program.present
+    }
     sends = frozenset({"send"})
     found = {
         (rank, peer)
-        for rank, contacts in enumerate(first)
+        for rank, contacts in first.items()
         for (comm, peer), ways in contacts.items()
-        if rank < peer < program.world_size and ways == sends and first[peer].get((comm, rank)) == sends
+        if rank < peer and peer in first and ways == sends and first[peer].get((comm, rank)) == sends
     }
     return tuple(sorted(found))
 

@@ -50,7 +50,7 @@ class Folded:
 
 def fold(linked: Linked, conditions: Conditions, *, worth: int = WORTH, rounds: int = ROUNDS) -> Folded | None:
     """The coarsest stable classes that refine the units; None where folding does not pay."""
-    return _Refinement(linked, conditions, linked.program.world_size // worth).run(rounds)
+    return _Refinement(linked, conditions, len(linked.program.present) // worth).run(rounds)
 
 
 def _is_chain(largest: list[int]) -> bool:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from distsim.match import ANY
 from distsim.ops.records import Call
 from distsim.profiles.record import Profile
-from distsim.program.records import Code, CodeCall, Program, Vec
+from distsim.program.records import Code, CodeCall, Program, Vec, at
 from distsim.semantics.form import ODD, Launch, Meet, Part, PartKind, Unit
 from distsim.semantics.units import compile_units
 
@@ -36,6 +36,7 @@ class Linked:
     ``kind`` (`PartKind`), ``rank``, ``peer`` (global; -1 any source), ``tag``, ``nbytes``, ``signature``, ``group`` (id), ``channel``
     (one direction between two ranks, where order is kept), ``box`` (where a message's receive is looked for: one receiver and tag),
     ``instance`` (of a collective), ``root`` (group rank). ``parts[r]``, ``launches[r]``: a rank's, by row counted from its first.
+    ``members[i]``: who comes to instance i; ``whole[i]``: all members of its group, those too whom others stand for.
     ``meets[r]``: the instance of each of a rank's meets.
     """
 
@@ -43,11 +44,11 @@ class Linked:
         self.program, self.profile = program, profile
         self.units = compile_units(program, profile)
         size = program.world_size
-        self.unit_of: list[Unit] = [self.units[0]] * size
+        self.unit_of: list[Unit] = [self.units[0]] * size  # of ranks whose calls are there
         for unit in self.units:
             for rank in unit.ranks:
                 self.unit_of[rank] = unit
-        sizes = [program.code(rank).offsets[-1] for rank in range(size)]
+        sizes = program.rows()
         self.base: list[int] = list(accumulate(sizes, initial=0))
         self.rows = self.base[-1]
         self.rank = np.repeat(np.arange(size, dtype=np.int64), sizes)
@@ -95,7 +96,7 @@ class Linked:
     def _add_collectives(self, unit: Unit, parts: list[tuple[Part, IntArray]], keys: _Keys) -> None:
         for part, rows in parts:
             if part.gathering is not None:
-                members = part.gathering.members or tuple(range(self.program.world_size))
+                members = part.gathering.members or tuple(self.program.present)
                 keys.gather(part.gathering.key, members, rows)
                 continue
             if part.call.fields.get("root") is None and part.real is None:
@@ -128,11 +129,14 @@ class Linked:
         self.instance[rows] = np.cumsum(fresh) - 1
         starts = np.flatnonzero(fresh)
         groups = self.program.groups
-        self.members: list[tuple[int, ...]] = [groups[g].ranks for g in group[starts].tolist()]
+        present = {g: self.program.members(g) for g in np.unique(group[starts]).tolist()}
+        self.members: list[tuple[int, ...]] = [present[g] for g in group[starts].tolist()]
+        self.whole: list[tuple[int, ...]] = [groups[g].ranks for g in group[starts].tolist()]
         for (_, members), gathered in keys.gathered.items():
             for part in gathered:
                 self.instance[part] = len(self.members)
             self.members.append(members)
+            self.whole.append(members)
         self._meet_instances(keys)
 
     def _meet_instances(self, keys: _Keys) -> None:
@@ -155,12 +159,12 @@ class Linked:
     def gathering_of(self, meet: Meet, rank: int, vector_row: int) -> tuple[Hashable, tuple[int, ...]]:
         """The key under which a rank meets others, and whom it expects."""
         if meet.gathering is not None:
-            return meet.gathering.key, meet.gathering.members or tuple(range(self.program.world_size))
+            return meet.gathering.key, meet.gathering.members or tuple(self.program.present)
         code = self.program.code(rank)
-        group = _one(code.groups[meet.group], vector_row)
+        group = at(code.groups[meet.group], vector_row)
         if meet.port < 0:
-            return ("communicator", group), self.program.groups[group].ranks
-        peer = _one(code.ports[meet.port].peer, vector_row)
+            return ("communicator", group), self.program.members(group)
+        peer = at(code.ports[meet.port].peer, vector_row)
         pair = (min(rank, peer), max(rank, peer))
         return ("pair", group, *pair), pair
 
@@ -241,10 +245,14 @@ class Linked:
 
     def needs(self, row: int) -> tuple[int, ...] | None:
         """The ranks that must have come to a collective's row before it is done; None: all members."""
-        members = self.members[int(self.instance[row])]
+        members = self.whole[int(self.instance[row])]
         rank, op = int(self.rank[row]), self.code_call(row).op
         needed = self.profile.needs(op, len(members), max(int(self.root[row]), 0), members.index(rank))
-        return None if needed is None else tuple(members[i] for i in sorted(needed))
+        if needed is None:
+            return None
+        ranks = tuple(members[i] for i in sorted(needed))
+        of = self.program.stands_for
+        return ranks if of is None else tuple(one for one in ranks if of[one] == one)
 
     def queue_names(self) -> tuple[IntArray, list[str]]:
         """For each row the number of the queue that it ran on, -1 where none; and the queues' names."""
@@ -268,10 +276,10 @@ class Linked:
         assert queue is not None
         if queue.group < 0:
             return queue.name
-        group = self.program.groups[_one(code.groups[queue.group], vector_row)].name
+        group = self.program.groups[at(code.groups[queue.group], vector_row)].name
         if queue.port < 0:
             return f"group {group}"
-        peer = _one(code.ports[queue.port].peer, vector_row)
+        peer = at(code.ports[queue.port].peer, vector_row)
         return f"pair {min(rank, peer)}-{max(rank, peer)} of {group}"
 
 
@@ -284,10 +292,6 @@ def early_rows(linked: Linked) -> IntArray:
             known[op] = any(needs(op, n, 0, me) is not None for n in (2, 3, 4) for me in range(n))
         found += [rows] if known[op] else []
     return np.concatenate(found)
-
-
-def _one(value: Vec, vector_row: int) -> int:
-    return int(value[vector_row]) if isinstance(value, np.ndarray) else value
 
 
 def _values(code: Code, calls: list[CodeCall], rows: IntArray) -> Iterable[tuple[str, IntArray]]:

@@ -65,9 +65,12 @@ class Course(NamedTuple):
     streams: list[Thread]
 
 
-def course_of(linked: Linked, conditions: Conditions, *, plain: bool = True) -> Course:
-    """The course of all ranks of a program. ``plain``: columns as lists, which a loop reads faster."""
-    hosts, streams = _threads(linked)
+def course_of(
+    linked: Linked, conditions: Conditions, *, plain: bool = True, steps: Mapping[int, Threads] | None = None
+) -> Course:
+    """The course of all ranks of a program. ``plain``: columns as lists, which a loop reads faster. ``steps``: what `steps_of` gave for
+    the program, for whoever runs it more than once."""
+    hosts, streams = _threads(linked, steps or steps_of(linked))
     missing = [len(members) for members in linked.members]
     for instance in conditions.never.tolist():
         missing[instance] += 1
@@ -81,13 +84,20 @@ def course_of(linked: Linked, conditions: Conditions, *, plain: bool = True) -> 
     )  # fmt: skip
 
 
-def _threads(linked: Linked) -> tuple[list[Thread], list[Thread]]:
-    hosts, streams = dict[int, Thread](), list[Thread]()
-    steps = {id(unit): flatten_unit(linked, unit) for unit in linked.units}
-    for rank, unit in enumerate(linked.unit_of):
+def steps_of(linked: Linked) -> dict[int, Threads]:
+    """The steps of each unit's threads, by the unit's identity."""
+    return {id(unit): flatten_unit(linked, unit) for unit in linked.units}
+
+
+def _threads(linked: Linked, steps: Mapping[int, Threads]) -> tuple[list[Thread], list[Thread]]:
+    nobody = Thread(-1, 0, [], [], 0, True)
+    nobody.ended = True
+    hosts, streams = [nobody] * linked.program.world_size, list[Thread]()
+    for rank in linked.program.present:
+        unit = linked.unit_of[rank]
         hosts[rank], more = threads_of(linked, steps[id(unit)], rank, linked.base[rank], linked.meets[rank], rank)
         streams += more
-    return [hosts[rank] for rank in range(linked.program.world_size)], streams
+    return hosts, streams
 
 
 def flatten_unit(linked: Linked, unit: Unit) -> Threads:
@@ -110,7 +120,7 @@ class Progress:
 
     By row, -1 where it never was: ``posted`` (there for others), ``issued`` (handed to a stream), ``returned`` (of calls that wait),
     ``ended`` (of launches and of own work), ``waited`` (of requests that are waited for one by one). By instance: how many are ``missing``,
-    when the ``latest`` came, who ``came`` to a meet. ``hosts``: by rank.
+    when the ``latest`` came, who ``came`` to a meet. ``hosts``: by rank; one that has ended where another rank stands for it.
     """
 
     def __init__(self, course: Course) -> None:

@@ -14,6 +14,7 @@ from distsim.ops.table import OPS
 from distsim.profiles.record import Meeting, Mishap, Profile
 from distsim.semantics.form import ODD, PartKind
 from distsim.semantics.link import IntArray, Linked, early_rows
+from distsim.semantics.section import Unfold
 
 #: Calls of one meeting that differ in more ways are left to the order of events.
 MOST_KINDS = 8
@@ -86,6 +87,8 @@ class Misfits:
         self.linked = linked
         self.receives = bad_pairs(linked)
         self.instances = np.union1d(*bad_instances(linked))
+        if linked.program.stands_for is not None and self.instances.size:
+            raise Unfold  # what comes of it goes by how many say what, and where they stand
         refuse_too_many(linked, self.instances.tolist())
         self.early = frozenset(early_rows(linked).tolist())
         self._judged: dict[tuple[int, ...], tuple[tuple[str, ...], Mishap] | None] = {}

@@ -43,6 +43,8 @@ class Context(NamedTuple):
     groups: Mapping[str, object] = {}
     #: Where the scenario's file lies: files that a strategy names are looked for beside it.
     folder: str = ""
+    #: What fields validate with: names that are the same on every rank, as numbers and as quantities (`amounts`).
+    known: Mapping[str, object] = {}
 
     def size_of(self, group: Group | None) -> int:
         """Ranks in a group: None and `world` are all, else an axis, several axes, or a named group of the file."""
@@ -152,13 +154,16 @@ class Strategy(BaseModel):
 class Layer(NamedTuple):
     """One layer of a model, given by sizes and times.
 
-    ``params`` are the shapes of its parameters in the order of `module.parameters()`.
+    ``params`` are the shapes of the parameters that learn, in the order of `module.parameters()`, ``frozen`` those of the others;
+    ``dtype`` theirs, or empty: the model's.
     """
 
     name: str
     params: tuple[tuple[int, ...], ...]
     forward: Cost
     backward: Cost
+    frozen: tuple[tuple[int, ...], ...] = ()
+    dtype: str = ""
 
     @property
     def numel(self) -> int:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 from distsim.strategies.base import Entry, Group, Layer, Writer, wait, waits
 from distsim.strategies.fields import DTYPES
 
+#: Bytes of an element, of parameters and of buffers.
+SIZES = {**DTYPES, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 #: dist._DEFAULT_FIRST_BUCKET_BYTES.
 FIRST_BYTES = 2**20
 #: DDP's bucket_cap_mb, in bytes, where it is not given.
@@ -23,15 +25,17 @@ BROADCAST_BYTES = 250 * 2**20
 
 
 class Param(NamedTuple):
-    """One parameter: its number in `module.parameters()`, its layer, its elements."""
+    """One parameter: its number in `module.parameters()`, its layer, its elements, its shape; ``dtype`` empty: the model's."""
 
     number: int
     layer: int
     numel: int
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
 
 
 class Bucket(NamedTuple):
-    """Parameters that travel together."""
+    """Parameters that travel together, all of one dtype."""
 
     params: tuple[Param, ...]
 
@@ -40,39 +44,50 @@ class Bucket(NamedTuple):
         return sum(p.numel for p in self.params)
 
     @property
+    def dtype(self) -> str:
+        return self.params[0].dtype
+
+    @property
     def layers(self) -> frozenset[int]:
         return frozenset(p.layer for p in self.params)
 
 
-def parameters(model: Sequence[Layer]) -> list[Param]:
-    """All parameters in the model's order."""
-    shapes = [(k, shape) for k, layer in enumerate(model) for shape in layer.params]
-    return [Param(number, k, prod(shape)) for number, (k, shape) in enumerate(shapes)]
+def parameters(model: Sequence[Layer], frozen: bool = False) -> list[Param]:
+    """All parameters that learn in the model's order; with ``frozen`` the others too, each layer's after its own."""
+    shapes = [(k, layer.dtype, shape) for k, layer in enumerate(model) for shape in layer.params + (layer.frozen if frozen else ())]
+    return [Param(number, k, prod(shape), shape, dtype) for number, (k, dtype, shape) in enumerate(shapes)]
 
 
-def assign(params: Iterable[Param], itemsize: int, limits: Sequence[int | None]) -> list[Bucket]:
-    """Fill buckets in order; one is closed as soon as it holds its limit or more. The last limit goes on; None is no limit."""
+def assign(params: Iterable[Param], itemsize: int, limits: Sequence[int | None], ordered: bool = False) -> list[Bucket]:
+    """Fill buckets in order, those of each dtype apart; one is closed as soon as it holds its limit or more.
+
+    The last limit goes on; None is no limit. ``ordered``: by the first parameter of each, as where no order of gradients is given.
+    """
     found: list[Bucket] = []
-    held: list[Param] = []
-    nbytes = 0
+    held: dict[str, list[Param]] = {}
+    nbytes: dict[str, int] = {}
+    closed: dict[str, int] = {}
     for param in params:
-        held.append(param)
-        nbytes += param.numel * itemsize
-        limit = limits[min(len(found), len(limits) - 1)]
-        if limit is not None and nbytes >= limit:
-            found.append(Bucket(tuple(held)))
-            held, nbytes = [], 0
-    return [*found, Bucket(tuple(held))] if held else found
+        key = param.dtype
+        held.setdefault(key, []).append(param)
+        nbytes[key] = nbytes.get(key, 0) + param.numel * (SIZES[key] if key else itemsize)
+        limit = limits[min(closed.get(key, 0), len(limits) - 1)]
+        if limit is not None and nbytes[key] >= limit:
+            found.append(Bucket(tuple(held.pop(key))))
+            nbytes[key] = 0
+            closed[key] = closed.get(key, 0) + 1
+    found += [Bucket(tuple(rest)) for rest in reversed(held.values())]
+    return sorted(found, key=lambda bucket: min(p.number for p in bucket.params)) if ordered else found
 
 
 def initial(params: Sequence[Param], itemsize: int, cap: int | None, find_unused: bool) -> list[Bucket]:
     """The buckets of the first iteration, in the order of their reduction.
 
-    Without find_unused_parameters there is a single one, as the order of the gradients is not known yet; with it, buckets are filled in
-    the model's order and reduced from the last to the first, for ever.
+    Without find_unused_parameters there is a single one of each dtype, as the order of the gradients is not known yet; with it, buckets
+    are filled in the model's order and reduced from the last to the first, for ever.
     """
     limits: list[int | None] = limits_of(cap) if find_unused else [None]
-    return assign(params, itemsize, limits)[::-1]
+    return assign(params, itemsize, limits, ordered=True)[::-1]
 
 
 def rebuilt(params: Sequence[Param], itemsize: int, cap: int | None) -> list[Bucket]:
@@ -137,8 +152,12 @@ class Replicas(Writer):
         return self.messages(self.params)
 
     def messages(self, state: Sequence[Param]) -> list[str]:
-        parts = assign(state, self.itemsize, [BROADCAST_BYTES])
-        return [self.tensor(f"weights_{k}", part.numel) for k, part in enumerate(parts)]
+        return self.parted("weights", state)
+
+    def parted(self, word: str, state: Sequence[Param]) -> list[str]:
+        """Tensors of what _broadcast_coalesced sends: each dtype apart, 250 MiB at most."""
+        parts = assign(state, self.itemsize, [BROADCAST_BYTES], ordered=True)
+        return [self.tensor(f"{word}_{k}", part.numel, part.dtype or None) for k, part in enumerate(parts)]
 
     def built(self, dims: int) -> list[Entry]:
         """All ranks must have as many parameters, of the same shapes and strides (``dims`` numbers each); then all get rank 0's weights."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, cast
 
 from pydantic import BaseModel, PlainValidator, ValidationInfo, WithJsonSchema
 from pydantic_core import ErrorDetails
 
-from distsim import units
 from distsim.expr import ExpressionError, parse
 from distsim.names import listing, near, shown
+from distsim.strategies.amounts import written
 from distsim.strategies.base import Cost, Group, Price
 
 T = TypeVar("T")
@@ -102,30 +102,30 @@ def _per_rank(value: object, info: ValidationInfo) -> dict[int | str, int]:
 _COMPUTE = ("time", "flops", "bytes", "dtype")
 
 
-def price(value: object) -> Price:
+def price(value: object, info: ValidationInfo) -> Price:
     """What a compute step takes as its price: a time, or flops and bytes."""
     if isinstance(value, str):
-        units.parse_duration_ns(value)
-        return {"time": value}
+        return {"time": cast("str", written("a duration", value, info))}
     if not isinstance(value, Mapping):
         raise ValueError(f"expected a duration as 3 ms, or `{{flops, bytes}}`, found {shown(value)}")
     for key in value:
         if key not in _COMPUTE:
             raise ValueError(f"unknown key {key}; expected {listing(_COMPUTE)}{near(key, _COMPUTE)}")
+    found = dict(value)
     if "time" in value:
-        units.parse_duration_ns(value["time"])
+        found["time"] = written("a duration", value["time"], info)
     if ("time" in value) == ("flops" in value or "bytes" in value):
         raise ValueError("expected either `time`, or `flops` and `bytes` that the cluster's device prices")
-    for key, parsed in (("flops", units.parse_flops), ("bytes", units.parse_size_bytes)):
+    for key, kind in (("flops", "floating-point operations"), ("bytes", "a size")):
         if isinstance(value.get(key), str):
-            parsed(value[key])
-    return dict(value)
+            found[key] = written(kind, value[key], info)
+    return found
 
 
-def cost(value: object) -> Cost:
+def cost(value: object, info: ValidationInfo) -> Cost:
     """A price, or the entries that stand in its place."""
     if not isinstance(value, list | tuple):
-        return price(value)
+        return price(value, info)
     for item in value:
         if not isinstance(item, str | Mapping):
             raise ValueError(f"expected entries of a program, each after a dash, found {shown(item)}")
@@ -158,9 +158,11 @@ _SIZES: dict[str, object] = {"type": "array", "minItems": 1, "items": _NUMBER}
 _PRICED = {"anyOf": [{"required": ["flops"]}, {"required": ["bytes"]}]}
 _PRICE: dict[str, object] = {
     "type": "object", "additionalProperties": False, "oneOf": [{"required": ["time"]}, _PRICED],
-    "properties": {"time": {"x-def": "duration"}, "flops": {}, "bytes": {}, "dtype": {}},
+    "properties": {
+        "time": {"x-def": "duration"}, "flops": {"x-def": "flops_count"}, "bytes": {"x-def": "size_count"}, "dtype": {"x-def": "dtype"},
+    },
 }  # fmt: skip
-_COST = {"anyOf": [{"x-def": "duration"}, _PRICE, {"type": "array", "items": {"x-def": "entry"}}]}
+COST = {"anyOf": [{"x-def": "duration"}, _PRICE, {"type": "array", "items": {"x-def": "entry"}}]}
 
 
 def _counted(low: int) -> dict[str, object]:
@@ -173,7 +175,7 @@ Amount = Annotated[
     float, PlainValidator(_amount), WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1e15}, _FORMULA]})
 ]
 PriceField = Annotated[Price, PlainValidator(price), WithJsonSchema({"anyOf": [{"x-def": "duration"}, _PRICE]})]
-CostField = Annotated[Cost, PlainValidator(cost), WithJsonSchema(_COST)]
+CostField = Annotated[Cost, PlainValidator(cost), WithJsonSchema(COST)]
 Dtype = Annotated[str, PlainValidator(_dtype), WithJsonSchema({"enum": list(DTYPES)})]
 #: The shapes of a layer's parameters.
 Params = Annotated[

@@ -1,7 +1,6 @@
-"""Fully sharded data parallelism (FSDP2's fully_shard, ZeRO 1 to 3): fields of `fsdp:`, what they refuse, the calls in PyTorch's order.
+"""Fully sharded data parallelism (FSDP2's fully_shard, ZeRO 1 to 3): fields of `fsdp:` and what they refuse.
 
-Sources, torch 2.13, `torch/distributed/fsdp/_fully_shard/`: `_fsdp_state.py` (_pre_forward, _pre_backward), `_fsdp_param_group.py`
-(unshard, post_backward, _backward_prefetch), `_fsdp_collectives.py` (foreach_all_gather, foreach_reduce).
+The hooks are in `distsim.strategies.fsdp_steps`, the calls in `distsim.strategies.fsdp_calls`.
 
 PyTorch issues blocking calls inside streams of its own. Gradients are reduced so under nccl: each reduce_scatter on one stream, HSDP's
 all_reduce after it on another. What a gather waits for is an event between two others on its stream; so under nccl gathers are
@@ -12,14 +11,16 @@ no streams: all calls block, each where PyTorch calls it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
+from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema, field_validator
 
-from distsim.strategies.base import Context, Entry, Expansion, Group, Layer, Refusal, Writer, block, compute, step, wait
-from distsim.strategies.fields import Axes, CostField, Count, Dtype, PerRank, integer
-from distsim.strategies.layers import Layered, LayerFields, named_layers
+from distsim.names import shown
+from distsim.strategies.base import Context, Expansion, Group, Refusal
+from distsim.strategies.fields import Axes, CostField, Count, Dtype, Natural, PerRank, integer
+from distsim.strategies.fsdp_calls import FsdpWriter, part_of
+from distsim.strategies.fsdp_steps import Settings, Unit
+from distsim.strategies.layers import Layered, TrainedFields, numbered
 
 
 def _stage(value: object, info: ValidationInfo) -> int:
@@ -32,6 +33,35 @@ def _stage(value: object, info: ValidationInfo) -> int:
 Stage = Annotated[int, PlainValidator(_stage), WithJsonSchema({"enum": [1, 2, 3]})]
 
 
+def _reshard(value: object, info: ValidationInfo) -> bool | int:
+    return value if isinstance(value, bool) else integer(1, "true, false or a number of ranks")(value, info)
+
+
+Reshard = Annotated[bool | int, PlainValidator(_reshard), WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "number"}]})]
+
+
+class UnitFields(TrainedFields):
+    """A layer that is wrapped. ``inner``: units inside it, which compute before what it holds itself."""
+
+    inner: tuple[UnitFields, ...] = ()
+    #: fully_shard's argument for this unit; left out, that of all.
+    reshard_after_forward: Reshard | None = None
+
+    @field_validator("inner", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: object) -> object:
+        return [value] if isinstance(value, dict) else value
+
+
+class RootFields(UnitFields):
+    """The outermost module. ``at``: whether what it holds computes after the layers, before them (embeddings), or both."""
+
+    at: Literal["last", "first", "both"] = "last"
+    #: What it does before the layers (after them, in the backward pass); left out, half of `forward` and `backward` where it does both.
+    first_forward: CostField | None = None
+    first_backward: CostField | None = None
+
+
 class Fsdp(Layered):
     """Every rank keeps a shard of each layer; layers are gathered when they are needed, gradients scattered as they come."""
 
@@ -40,6 +70,7 @@ class Fsdp(Layered):
         "fully_shard of each layer: all_gather before forward and again before backward, reduce_scatter of the gradients after it."
     )
 
+    layers: tuple[UnitFields, ...]
     #: The ranks that share one copy of the model; left out: the axis `dp_shard` or `dp` where the mesh has one, else all ranks.
     shard: Axes | None = None
     #: HSDP: the axis along which sharded copies are repeated; their gradients are reduced once more.
@@ -47,15 +78,30 @@ class Fsdp(Layered):
     #: 3 gathers layers again for the backward pass, 2 keeps them, 1 keeps gradients whole too until the last micro-batch.
     zero: Stage = 3
     #: What the outermost module holds itself: gathered first, kept through the backward pass, reduced last.
-    root: LayerFields | None = None
+    root: RootFields | None = None
+    #: fully_shard's argument: true, false, or the number of ranks among which layers stay spread; left out, by `zero`.
+    reshard_after_forward: Reshard | None = None
+    #: false: set_reshard_after_backward(False) before all micro-batches but the last.
+    reshard_after_backward: StrictBool | None = None
+    #: HSDP: set_requires_all_reduce(False) before all micro-batches but the last.
+    all_reduce_late: StrictBool = False
+    #: The model's input wants a gradient, so that the first layer is reduced as soon as it is done.
+    input_grad: StrictBool = False
+    #: Units that are gathered ahead by hand (set_modules_to_forward_prefetch, set_modules_to_backward_prefetch).
+    forward_prefetch: Natural = 0
+    backward_prefetch: Natural = 0
+    #: Forward passes alone, under no_grad.
+    evaluate: StrictBool = False
     #: MixedPrecisionPolicy: what is gathered, what is reduced.
     param_dtype: Dtype | None = None
     reduce_dtype: Dtype | None = None
     accumulate: Count = 1
     #: set_requires_gradient_sync(False) before all micro-batches but the last; left out: under ZeRO 1.
     no_sync: StrictBool | None = None
-    #: clip_grad_norm_: one number is reduced before the optimizer.
+    #: clip_grad_norm_: a norm for each parameter is reduced before the optimizer.
     clip_grad_norm: StrictBool = False
+    #: Axes over which the norms are summed as well, as the matrices are cut there too.
+    clip_over: Axes | None = None
     optimizer: CostField | None = None
     #: Ranks that leave out the backward pass of one iteration: {1: 0}.
     skips_backward: PerRank = {}
@@ -65,13 +111,23 @@ class Fsdp(Layered):
         """Gradients are reduced once an iteration."""
         return self.zero == 1 if self.no_sync is None else self.no_sync
 
+    @property
+    def frees(self) -> bool:
+        """Layers are freed after each backward pass."""
+        return self.zero != 1 if self.reshard_after_backward is None else self.reshard_after_backward
+
+    @property
+    def settings(self) -> Settings:
+        at = "last" if self.root is None else self.root.at
+        return Settings(at, self.input_grad, self.forward_prefetch, self.backward_prefetch)
+
     def shard_group(self, context: Context) -> Group | None:
         if self.shard is not None:
             return self.shard
         return next((axis for axis in ("dp_shard", "dp") if axis in context.mesh), None)
 
     def refuse(self, context: Context) -> list[Refusal]:
-        found = context.refused(shard=self.shard, replicate=self.replicate)
+        found = context.refused(shard=self.shard, replicate=self.replicate, clip_over=self.clip_over)
         if found:
             return found
         shard, replicate = (_axes(group) for group in (self.shard_group(context), self.replicate))
@@ -79,6 +135,7 @@ class Fsdp(Layered):
             found.append((("replicate",), "sharded and repeated copies lie on different axes of the mesh: name one for each"))
         if context.size_of(self.shard_group(context)) == 1:
             found.append((("shard",), "the group has a single rank: there is nothing to shard"))
+        found += self._refuse_parts(context)
         n = context.world_size
         strange = [rank for rank in self.skips_backward if not isinstance(rank, int) or rank >= n]
         if "else" in strange:
@@ -88,148 +145,50 @@ class Fsdp(Layered):
         ]
         return found
 
+    def _refuse_parts(self, context: Context) -> list[Refusal]:
+        """reshard_after_forward as an int: a factor of the ranks that share the model, which lie on an axis."""
+        ranks, group = context.size_of(self.shard_group(context)), self.shard_group(context)
+        asked = [(("reshard_after_forward",), self.reshard_after_forward)]
+        asked += [(("layers", k, "reshard_after_forward"), one.reshard_after_forward) for k, one in enumerate(self.layers)]
+        sizes = [(way, size) for way, size in asked if size is not None and not isinstance(size, bool)]
+        last = context.size_of(_axes(group)[-1:] or None) if all(axis in context.mesh for axis in _axes(group)) else 1
+        return [
+            (way, f"reshard_after_forward as a number is a factor of the {ranks} ranks that share the model, found {size}")
+            for way, size in sizes
+            if ranks % size or (size != ranks and last % size)
+        ]
+
+    # --- the units ---
+    def whole(self, context: Context) -> Unit:
+        """The root with all units inside it."""
+        ranks = context.size_of(self.shard_group(context))
+        given = self.zero == 3 if self.reshard_after_forward is None else self.reshard_after_forward
+        inner = units(self.layers, ranks, given)
+        if self.root is None:
+            return Unit("root", (), (), {}, {}, False, inner)
+        made = units([self.root.model_copy(update={"name": self.root.name or "root", "count": 1})], ranks, False)
+        return Unit(**{**vars(made[0]), "inner": inner})
+
+    def part_of(self, context: Context, size: int) -> str:
+        """Who shares a layer between its passes: a number for each set of ranks."""
+        return part_of(context, next(iter(_axes(self.shard_group(context))[-1:]), None), size)
+
     def expand(self, context: Context) -> Expansion:
-        return FsdpWriter(self, context).expansion()
+        return FsdpWriter(self, context, self.whole(context)).expansion()
+
+
+def units(fields: Sequence[UnitFields], ranks: int, given: bool | int, within: str = "") -> tuple[Unit, ...]:
+    """Units laid out one by one. A number of all ranks is true, a number of one is false, as fully_shard has it."""
+    found = []
+    for name, one in numbered(fields, within):
+        asked = given if one.reshard_after_forward is None else one.reshard_after_forward
+        reshard = asked if isinstance(asked, bool) else asked > 1 if asked in (1, ranks) else asked
+        inner = units(one.inner, ranks, given, f"{name} ")
+        found.append(Unit(name, one.params, one.frozen, one.forward, one.backward, reshard, inner))
+    return tuple(found)
 
 
 def _axes(group: Group | None) -> tuple[str, ...]:
     return () if group is None else (group,) if isinstance(group, str) else group
 
 
-class FsdpWriter(Writer):
-    """Writes one model's entries. Units are gathered as one: the root's own parameters, if any, then the layers."""
-
-    def __init__(self, fsdp: Fsdp, context: Context) -> None:
-        super().__init__(context.prefix("fsdp"), fsdp.dtype, fsdp.shard_group(context))
-        self.fsdp, self.n = fsdp, context.size_of(self.group)
-        self.copies = 1 if fsdp.replicate is None else context.size_of(fsdp.replicate)
-        self.free = context.backend == "nccl"
-        root = () if fsdp.root is None else named_layers([fsdp.root.model_copy(update={"name": fsdp.root.name or "root"})])
-        self.root = 0 if root else -1
-        self.units: tuple[Layer, ...] = (*root, *fsdp.model)
-        self.declare()
-
-    def expansion(self) -> Expansion:
-        steps: list[Entry] = []
-        for micro in range(self.fsdp.accumulate):
-            first, last = micro == 0, micro == self.fsdp.accumulate - 1
-            steps += self.forward(gathers=first or self.fsdp.zero > 1)
-            backward = self.backward(first, last or not self.fsdp.late)
-            steps.append(block(backward, self.present())) if self.fsdp.skips_backward else steps.extend(backward)
-        return Expansion(steps + self.update(), self.tensors)
-
-    def present(self) -> str:
-        """Everybody but the ranks that skip this backward pass."""
-        skips = [f"rank == {rank} and iteration == {k}" for rank, k in self.fsdp.skips_backward.items()]
-        return f"not ({' or '.join(skips)})"
-
-    # --- tensors ---
-    def declare(self) -> None:
-        """Shards are cut along the first axis of each parameter and padded to equal lengths (_get_dim0_padded_size)."""
-        fsdp, n = self.fsdp, self.n
-        gathered, reduced = fsdp.param_dtype or fsdp.dtype, fsdp.reduce_dtype or fsdp.param_dtype or fsdp.dtype
-        for k, unit in enumerate(self.units):
-            rows = sum(-(-shape[0] // n) * prod(shape[1:]) for shape in unit.params)
-            for word, numel, dtype in (
-                ("shard", rows, gathered), ("full", rows * n, gathered), ("grads", rows * n, reduced), ("grad", rows, reduced),
-            ):  # fmt: skip
-                self.tensor(f"{word}_{k}", numel, dtype)
-            if fsdp.accumulate > 1 and not fsdp.late:
-                self.tensor(f"more_{k}", rows, reduced)
-
-    def gather(self, k: int) -> list[Entry]:
-        handle = {"async_": True, "as_": f"{self.p}_gathered@{k}"} if self.free else {}
-        return [self.call("all_gather_into_tensor", input=f"{self.p}_shard_{k}", output=f"{self.p}_full_{k}", **handle)]
-
-    def gathered(self, k: int) -> list[Entry]:
-        return [wait(f"{self.p}_gathered@{k}")] if self.free else []
-
-    def scatter(self, k: int, into: str) -> list[Entry]:
-        """The average of the gradients, cut up, one of n parts for each rank; then, HSDP, of that part over all copies of the model."""
-        whole, part = f"{self.p}_grads_{k}", f"{self.p}_{into}_{k}"
-        found = self.behind("current", "reduce_scatter")
-        found.append(self.call("reduce_scatter_tensor", input=whole, output=part, op="avg", **self.on("reduce_scatter")))
-        if self.copies > 1:
-            found += self.behind("reduce_scatter", "all_reduce")
-            found.append(step("all_reduce", tensor=part, op="avg", **self.on("all_reduce"), group=self.fsdp.replicate))
-        return found
-
-    def on(self, stream: str) -> dict[str, str]:
-        return {"on": f"{self.p}_{stream}"} if self.free else {}
-
-    def behind(self, stream: str, other: str = "current") -> list[Entry]:
-        """The other stream goes on when this one has done what it holds."""
-        waited = {"stream": stream if stream == "current" else f"{self.p}_{stream}"}
-        waiting = {} if other == "current" else self.on(other)
-        return [{"wait_stream": {**waited, **waiting}}] if self.free else []
-
-    # --- passes ---
-    def forward(self, gathers: bool) -> list[Entry]:
-        """Under nccl two units are under way ahead of the one that computes: the next copy-in overlaps the current all_gather."""
-        found: list[Entry] = []
-        count, ahead = len(self.units), 2 if self.free else 0
-        if gathers:
-            for k in range(min(ahead, count)):
-                found += self.gather(k)
-        for k in range(count):
-            if gathers and not self.free:
-                found += self.gather(k)
-            if gathers:
-                found += self.gathered(k)
-            if gathers and self.free and k + ahead < count:
-                found += self.gather(k + ahead)
-            if k != self.root:
-                found.append(self.work("forward", k))
-        return found + ([self.work("forward", self.root)] if self.root >= 0 else [])
-
-    def work(self, word: str, k: int, fresh: bool = True) -> Entry:
-        unit, grads = self.units[k], [f"{self.p}_grads_{k}"]
-        reads = [f"{self.p}_full_{k}"]
-        if word == "forward":
-            return compute(f"forward {unit.name}", unit.forward, reads=reads)
-        return compute(
-            f"backward {unit.name}", unit.backward, reads=reads, writes=grads if fresh else [], adds=[] if fresh else grads
-        )
-
-    def backward(self, first: bool, reduces: bool) -> list[Entry]:
-        """From the last layer to the first; while one computes, the next is gathered (_backward_prefetch) and the last one reduced."""
-        order = ([self.root] if self.root >= 0 else []) + [k for k in reversed(range(len(self.units))) if k != self.root]
-        again = [k for k in order if self.fsdp.zero == 3 and k != self.root]
-        into = "grad" if first or self.fsdp.late else "more"
-        found: list[Entry] = []
-        reduced = False
-        for i, k in enumerate(order):
-            if k in again and i == 0:
-                found += self.gather(k)
-            found += self.gathered(k) if k in again else []
-            if i + 1 < len(order) and order[i + 1] in again:
-                found += self.gather(order[i + 1])
-            found.append(self.work("backward", k, fresh=first or not self.fsdp.late))
-            if reduces and k != self.root:
-                found += self.reduce(k, into, reduced)
-                reduced = True
-        if reduces and self.root >= 0:
-            found += self.reduce(self.root, into, reduced)
-        return found + (self.finish(order, into) if reduces else [])
-
-    def reduce(self, k: int, into: str, reduced: bool) -> list[Entry]:
-        """One reduce_scatter is in flight at a time: the compute stream waits for the last one's input before the next (post_backward)."""
-        return [*(self.behind("reduce_scatter") if reduced else []), *self.scatter(k, into)]
-
-    def finish(self, order: Sequence[int], into: str) -> list[Entry]:
-        """The end of the backward pass waits for what is still reduced (finalize_backward)."""
-        found = self.behind("all_reduce" if self.copies > 1 else "reduce_scatter")
-        if into == "more":
-            found += [
-                {"assign": {"tensor": f"{self.p}_grad_{k}", "value": f"{self.p}_grad_{k} + {self.p}_more_{k}"}} for k in order
-            ]
-        return found
-
-    def update(self) -> list[Entry]:
-        found: list[Entry] = []
-        if self.fsdp.clip_grad_norm:
-            found.append(self.call("all_reduce", tensor=self.tensor("norm", 1, "float32"), op="sum"))
-        if self.fsdp.optimizer is not None:
-            words = {word: [f"{self.p}_{word}_{k}" for k in range(len(self.units))] for word in ("grad", "shard")}
-            found.append(compute("optimizer", self.fsdp.optimizer, reads=words["grad"], writes=words["shard"]))
-        return found

@@ -119,7 +119,7 @@ class Hybrid(Strategy):
         model: type[PlainPipeline | Pipeline] = PlainPipeline if self.plain else Pipeline
         fields = {**self.pipeline, **({"forward": [], "backward": []} if self.parts and not self.plain else {})}
         try:
-            made = model.model_validate(fields, context={"names": {}})
+            made = model.model_validate(fields, context=dict(context.known))
         except ValidationError as errors:
             return [(("pipeline", *error["loc"]), sentence(error, model, "pipeline")) for error in errors.errors()]
         found = _refused_plain(made, context) if isinstance(made, PlainPipeline) else made.refuse(context)
@@ -170,11 +170,11 @@ class HybridWriter(Writer):
             done = [compute("gradients", {"time": "0 ns"}, writes=[self.gradient])] if isinstance(self.f.gradient, int) else []
             return Expansion([*self.forward, *self.backward, *done])
         if self.f.plain:
-            return Expansion(self._plain(PlainPipeline.model_validate(self.f.pipeline)))
+            return Expansion(self._plain(PlainPipeline.model_validate(self.f.pipeline, context=dict(self.context.known))))
         given = {"forward": self.forward, "backward": self.backward} if self.f.parts else {}
         own = {} if self.gradient is None else {"gradient": self.gradient}
         context = self.context._replace(tensors={**self.context.tensors, **self.tensors})
-        return Pipeline.model_validate({**self.f.pipeline, **given, **own}, context={"names": {}}).expand(context)
+        return Pipeline.model_validate({**self.f.pipeline, **given, **own}, context=dict(context.known)).expand(context)
 
     # --- stages by hand ---
     def _plain(self, pipe: PlainPipeline) -> list[Entry]:

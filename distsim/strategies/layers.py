@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
@@ -11,6 +12,9 @@ from distsim import units
 from distsim.names import shown
 from distsim.strategies.base import Context, Entry, Expansion, Layer, Price, Strategy, Writer
 from distsim.strategies.fields import DTYPES, CostField, Count, Dtype, Params, PriceField
+
+
+L = TypeVar("L", bound="LayerFields")
 
 
 class LayerFields(BaseModel):
@@ -24,6 +28,25 @@ class LayerFields(BaseModel):
     forward: CostField
     backward: CostField
     count: Count = 1
+
+
+class TrainedFields(LayerFields):
+    """A layer some of whose parameters may not learn: ``frozen``, beside those that do. ``dtype``: of its parameters."""
+
+    params: Params = ()
+    frozen: Params = ()
+    forward: CostField = ()
+    backward: CostField = ()
+
+    @model_validator(mode="after")
+    def _holds_something(self) -> TrainedFields:
+        given = self.model_fields_set
+        missing = [key for key in ("forward", "backward") if key not in given]
+        if not given & {"inner"} and not given & {"params", "frozen"}:
+            raise ValueError("a layer needs `params`, or `frozen` parameters, or both")
+        if missing and not given & {"inner"}:
+            raise ValueError(f"a layer needs `{missing[0]}`: a time, or {{flops, bytes}}")
+        return self
 
 
 class Layered(Strategy):
@@ -53,13 +76,21 @@ class Layered(Strategy):
 
 def named_layers(fields: Iterable[LayerFields]) -> tuple[Layer, ...]:
     """Layers laid out one by one; equal or missing names are told apart by number."""
-    found: list[Layer] = []
+    return tuple(
+        Layer(name, one.params, one.forward, one.backward, getattr(one, "frozen", ()), getattr(one, "dtype", None) or "")
+        for name, one in numbered(fields)
+    )
+
+
+def numbered(fields: Iterable[L], within: str = "") -> list[tuple[str, L]]:
+    """Each layer with its name, `count` equal ones one by one."""
+    found: list[tuple[str, L]] = []
     for one in fields:
         for k in range(one.count):
             word = one.name or "layer"
             name = f"{word} {k}" if one.name and one.count > 1 else word if one.name else f"layer {len(found)}"
-            found.append(Layer(name, one.params, one.forward, one.backward))
-    return tuple(found)
+            found.append((within + name, one))
+    return found
 
 
 # --- one layer, alone or in a stage ---

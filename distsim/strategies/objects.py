@@ -9,31 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 
-from distsim import units
+from distsim.strategies.amounts import size_bytes
 from distsim.strategies.base import Context, Expansion, Refusal, Strategy, Writer
 from distsim.strategies.fields import Axes, Natural, by_rank
 
 
-def _sizes(value: object) -> tuple[int, ...]:
+def _sizes(value: object, info: ValidationInfo) -> tuple[int, ...]:
     """Bytes of each object; a lone size is one object."""
     if isinstance(value, list | tuple) and not value:
         raise ValueError("expected at least one object, found an empty list")
-    return tuple(units.parse_size_bytes(item) for item in (value if isinstance(value, list | tuple) else [value]))
+    return tuple(size_bytes(item, info) for item in (value if isinstance(value, list | tuple) else [value]))
 
 
-def _size_by_rank(value: object) -> dict[int | str, int]:
+def _size_by_rank(value: object, info: ValidationInfo) -> dict[int | str, int]:
     if isinstance(value, Mapping) and not value:
         raise ValueError("expected at least one rank or `else` in a per-rank mapping, found none")
-    return by_rank(value, units.parse_size_bytes)
+    return by_rank(value, lambda item: size_bytes(item, info))
 
 
-_ONE = {"anyOf": [{"type": "string"}, {"type": "array"}]}
+_SIZE = {"x-def": "size"}
+_ONE = {"anyOf": [_SIZE, {"type": "array", "minItems": 1, "items": _SIZE}]}
+_EACH = {"type": "object", "minProperties": 1, "propertyNames": {"pattern": "^([0-9]+|else)$"}, "additionalProperties": _SIZE}
 Sizes = Annotated[tuple[int, ...], PlainValidator(_sizes), WithJsonSchema(_ONE)]
-SizeByRank = Annotated[
-    dict[int | str, int], PlainValidator(_size_by_rank), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})
-]
+SizeByRank = Annotated[dict[int | str, int], PlainValidator(_size_by_rank), WithJsonSchema({"anyOf": [_SIZE, _EACH]})]
 
 
 class _Objects(Strategy):

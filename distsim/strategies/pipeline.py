@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, WithJsonSchema, field_validator
+from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationInfo, WithJsonSchema, field_validator
 
 from distsim import units
 from distsim.names import listing, near, shown
 from distsim.reading import read_bytes
 from distsim.strategies.base import Context, Cost, Entry, Expansion, Refusal, Strategy, block, blocks, declared
-from distsim.strategies.fields import Axis, Count, Dtype, Shape, cost, keyed
-from distsim.strategies.pipeline_actions import Schedule, computes, from_rows, parse_rows
+from distsim.strategies.fields import COST, Axis, Count, Dtype, Shape, cost, keyed
+from distsim.strategies.pipeline_actions import Schedule, computes, forwards, from_rows, parse_rows
 from distsim.strategies.pipeline_calls import calls_of, unmet
 from distsim.strategies.pipeline_data import DataFields, DataWriter, ShardedStages
 from distsim.strategies.pipeline_ddp import DdpStages
@@ -34,14 +34,14 @@ _EVEN = ("interleaved_1f1b", "zb1p")
 StageCosts = dict[int | str, Cost]
 
 
-def _stage_costs(value: object) -> StageCosts:
+def _stage_costs(value: object, info: ValidationInfo) -> StageCosts:
     """`5 ms`, `{flops, bytes}`, a list of entries, or one of these per stage: `{0: 1 ms, else: 5 ms}`."""
     if isinstance(value, Mapping) and any(key == "else" or isinstance(key, int) for key in value):
-        return keyed(value, cost, "a stage or `else` as the key")
-    return {"else": cost(value)}
+        return keyed(value, lambda item: cost(item, info), "a stage or `else` as the key")
+    return {"else": cost(value, info)}
 
 
-_COSTS = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "array"}]}
+_COSTS = {"anyOf": [COST, {"type": "object", "propertyNames": {"pattern": "^([0-9]+|else)$"}, "additionalProperties": COST}]}
 StageCostsField = Annotated[StageCosts, PlainValidator(_stage_costs), WithJsonSchema(_COSTS)]
 
 
@@ -85,6 +85,10 @@ class Pipeline(Strategy):
     #: Before the first micro-batch: true as PyTorch does it without shapes given, `vote` as it does with them.
     shapes_exchange: bool | Literal["vote"] = False
     defer_pp_recv: bool = False
+    #: Forward passes alone, as schedule.eval() runs them.
+    evaluate: bool = False
+    #: 1f1b with Megatron-LM's calls, which go with fewer micro-batches than stages as well; PyTorch refuses those.
+    megatron: bool = False
     #: Activations carry 1000 * stage + micro-batch, gradients the same below zero, so that values show who got what.
     numbered: bool = False
 
@@ -120,7 +124,11 @@ class Pipeline(Strategy):
                 "a split backward computes weight gradients apart from autograd's accumulation, where DDP's hooks are: take fsdp"
             )
             found.append((("data_parallel", "style"), sentence))
-        return [*found, *self._refused_costs(made)]
+        if self.megatron and (named is None or _NAMES[_plain(named)] != "1f1b"):
+            found.append((("megatron",), "Megatron-LM's calls are laid out for 1f1b"))
+        if self.data_parallel is not None and (self.evaluate or self.megatron):
+            found.append((("data_parallel",), "data parallelism of stages has PyTorch's calls for it, and no gradients in forward passes alone: leave it out"))
+        return [*found, *([] if self.evaluate else self._refused_costs(made))]
 
     def _named(self) -> str | None:
         """The schedule's name as asked for; None where it is a file or its lines."""
@@ -148,9 +156,10 @@ class Pipeline(Strategy):
             stages = "one stage" if high == 1 else "two stages"
             remedy = "; interleaved_1f1b, looped_bfs and zb1p take any number" if high == 1 else ""
             found.append((("chunks",), f"{name} has {stages} per rank, found chunks: {chunks}{remedy}"))
-        least = {"1f1b": ranks, "dualpipe_v": 2 * ranks}.get(name, 1)
+        least = {"1f1b": 1 if self.megatron or self.evaluate else ranks, "dualpipe_v": 2 * ranks}.get(name, 1)
         if count < least:
             message = f"{name} needs at least as many micro-batches as stages, found {count} for {least} stages"
+            message += "; Megatron-LM runs it so: megatron: true" if name == "1f1b" else ""
             found.append((("micro_batches",), message))
         elif name in _EVEN and not per_round(ranks, count):
             rounds = count // ranks
@@ -193,11 +202,14 @@ class Pipeline(Strategy):
         if named is not None:
             name = _NAMES[_plain(named)]
             schedule = BUILDERS[name](ranks, self.micro_batches or 0, self._chunks(name))
+            if self.megatron and name == "1f1b":
+                schedule = schedule._replace(issue="megatron")
         else:
             schedule = from_rows(parse_rows(self._lines(context)), self.micro_batches)
             if schedule.ranks != ranks:
                 raise ValueError(f"the schedule is for {schedule.ranks} ranks, the axis {self.axis} has {ranks}")
-        return with_messages(schedule, self.defer_pp_recv)
+        found = with_messages(schedule, self.defer_pp_recv)
+        return forwards(found) if self.evaluate else found
 
     def _lines(self, context: Context) -> Sequence[str]:
         if isinstance(self.schedule, list):
@@ -215,7 +227,7 @@ class Pipeline(Strategy):
     def costs(self, schedule: Schedule) -> dict[tuple[str, int], Cost]:
         """What each kind of action costs on each stage."""
         found: dict[tuple[str, int], Cost] = {}
-        split = _splits(schedule) or self.backward is None
+        split = not self.evaluate and (_splits(schedule) or self.backward is None)
         for stage in range(schedule.stages):
             found["F", stage] = _at(self.forward, stage)
             if self.backward is not None:
@@ -247,7 +259,8 @@ class Pipeline(Strategy):
     def _before(self, writer: RankWriter) -> list[Entry]:
         if not self.shapes_exchange:
             return []
-        told = shapes(writer, self.activation.shape, self.activation.dtype) if self.shapes_exchange is True else []
+        ways = "F" if self.evaluate else "FB"
+        told = shapes(writer, self.activation.shape, self.activation.dtype, ways) if self.shapes_exchange is True else []
         return [*vote(writer), *told]
 
     def _tensors(self, prefix: str, chunks: int, micro_batches: int, context: Context) -> tuple[list[str], dict[str, Entry]]:

@@ -144,6 +144,6 @@ class ShardedStages(DataWriter):
         return [self.call("reduce_scatter_tensor", input=whole, output=part, op="avg") for whole, part in units]
 
 
-def last_of(schedule: Schedule, rank: int, stage: int) -> int:
-    """The micro-batch of a stage's last backward, the one that PyTorch counts as the last (backward_counter)."""
-    return [a.micro_batch for a in computes(schedule.rows[rank]) if a.stage == stage and a.kind in "BW"][-1]
+def last_of(schedule: Schedule, rank: int) -> dict[int, int]:
+    """The micro-batch of each stage's last backward, the one that PyTorch counts as the last (backward_counter)."""
+    return {a.stage: a.micro_batch for a in computes(schedule.rows[rank]) if a.kind in "BW"}

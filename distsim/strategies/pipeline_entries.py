@@ -140,7 +140,7 @@ class RankWriter:
         self.axis, self.prefix = layout.axis, layout.prefix
         self.chunk = {stage: c for c, stage in enumerate(self.schedule.stages_of(rank))}
         self.data: DataWriter | None = None  # not yet: the exchange of shapes comes before
-        self.last = {stage: last_of(self.schedule, rank, stage) for stage in self.chunk}
+        self.last = last_of(self.schedule, rank)
         self.begun: set[tuple[int, str]] = set()  # stages whose first forward (F) and first backward (B) are written
         self.coming: set[int] = set()  # stages whose parameters are on their way
 
@@ -229,7 +229,7 @@ class RankWriter:
             self.begun |= {(stage, "F")} if first else set()
             hooks = self.data is not None and self.data.sharded and self.schedule.issue != "runtime"
             return (self.data.first_forward(self.chunk[stage], usual) if self.data and first and hooks else usual), (), False
-        last = self.last[stage] == m
+        last = self.last.get(stage) == m
         if self.data is None:
             cost = self.layout.costs.get(("L", stage), usual) if last else usual
             return cost, (((self.layout.gradients[self.chunk[stage]],), None),), False

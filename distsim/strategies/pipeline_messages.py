@@ -107,15 +107,17 @@ def _with_silent(row: Sequence[Action], micro_batches: int) -> list[Action]:
 def _coming(row: Sequence[Action]) -> list[list[int]]:
     """For each place of a row the next distinct stages from there on: three, or more where the third is one of a pair."""
     found: list[list[int]] = []
-    enough = min(_ACTIVE_STAGES, len({each.stage for action in row for each in action.each}))
-    for k in range(len(row)):
-        soon: list[int] = []
-        for j in range(k, len(row)):
-            soon += [s for s in dict.fromkeys(each.stage for each in row[j].each) if s not in soon]
-            if len(soon) >= enough:
-                break
-        found.append(soon)
-    return found
+    ahead: list[int] = []  # all stages from here on, the next first
+    place: dict[int, int] = {}  # of a stage, where it comes next
+    for k in range(len(row) - 1, -1, -1):
+        stages = list(dict.fromkeys(each.stage for each in row[k].each))
+        place |= dict.fromkeys(stages, k)
+        ahead = stages + [s for s in ahead if s not in stages]
+        count = min(_ACTIVE_STAGES, len(ahead))
+        while count < len(ahead) and place[ahead[count]] == place[ahead[count - 1]]:
+            count += 1
+        found.append(ahead[:count])
+    return found[::-1]
 
 
 # --- late receives ---

@@ -28,14 +28,16 @@ def vote(writer: RankWriter) -> list[Entry]:
     return found
 
 
-def shapes(writer: RankWriter, shape: Sequence[int], dtype: str) -> list[Entry]:
+def shapes(writer: RankWriter, shape: Sequence[int], dtype: str, ways: str = "FB") -> list[Entry]:
     """Forward and backward of one micro-batch with the shapes told from stage to stage: each as an object, its length first.
 
     The lengths and the objects are batches of one. The two runs of the model cost what they cost later; nothing is added to the
-    gradients.
+    gradients. ``ways`` F: without gradients, nothing is told back.
     """
     found: list[Entry] = []
     for stage, way in _both_ways(writer.schedule, writer.rank):
+        if way not in ways:
+            continue
         payload = declared(object_nbytes(shape, dtype, way), "uint8")
         for sends in (False, True):
             found += _run(writer, stage, way) if sends else []

@@ -3,18 +3,42 @@
 Sources: Shoeybi et al., Megatron-LM (arXiv 1909.08053), section 3: one all_reduce per pair in the forward pass and one in the backward
 pass; Korthikanti et al. (arXiv 2205.05198), section 4.2: sequence parallelism puts an all_gather before and a reduce_scatter after each
 pair. torch 2.13 does the same with ColwiseParallel, RowwiseParallel and SequenceParallel (`torch/distributed/tensor/parallel/style.py`);
-the gathered input is kept for the backward pass, so that it is not gathered again.
+the gathered input is kept for the backward pass, so that it is not gathered again. DTensor's backward pass reduces the input's gradient
+once for each matrix of columns (wq, wk, wv; w1, w3), Megatron-LM's once for the fused one. Embedding and output are cut by vocabulary:
+sums after the first, and for the loss three reductions (the largest logit, the sum of exponentials, the target's logit:
+`torch/distributed/tensor/parallel/loss.py`) in the place of gathered logits. Recorded in tests/wrapped_tp.py.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import StrictBool
+from pydantic import BaseModel, ConfigDict, PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
 
-from distsim.strategies.base import Context, Entry, Price, Refusal, compute
-from distsim.strategies.fields import Axis, Count, Dtype, Natural
+from distsim.strategies.base import Context, Entry, Expansion, Price, Refusal, compute
+from distsim.strategies.fields import Axis, CostField, Count, Dtype, Natural, PriceField, integer
 from distsim.strategies.layers import LayerStrategy, LayerWriter, shares
+
+
+def _columns(value: object, info: ValidationInfo) -> tuple[int, ...]:
+    """`1`, or a number for each pair, as [3, 2]."""
+    return tuple(integer(1)(n, info) for n in (value if isinstance(value, list | tuple) else [value]))
+
+
+_NUMBERS = {"anyOf": [{"type": "number"}, {"type": "array", "minItems": 1, "items": {"type": "number"}}]}
+Columns = Annotated[tuple[int, ...], PlainValidator(_columns), WithJsonSchema(_NUMBERS)]
+
+
+class EndsFields(BaseModel):
+    """Embedding and output, both cut by vocabulary. ``forward`` and ``backward`` price the output's product on one rank."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    vocabulary: Count
+    #: The loss is computed from each rank's part of the logits; else they are gathered.
+    loss_parallel: StrictBool = False
+    forward: PriceField = {"time": "0 ns"}
+    backward: PriceField = {"time": "0 ns"}
 
 
 class TensorParallel(LayerStrategy):
@@ -36,6 +60,11 @@ class TensorParallel(LayerStrategy):
     ffn: Natural = 0
     dtype: Dtype = "bfloat16"
     sequence_parallel: StrictBool = False
+    #: Matrices by columns in each pair whose input's gradients are reduced one by one (DTensor); 1: fused, or summed before (Megatron).
+    columns: Columns = (1,)
+    ends: EndsFields | None = None
+    #: What is done between the forward and the backward pass.
+    between: CostField = ()
 
     def refuse(self, context: Context) -> list[Refusal]:
         unknown = context.unknown_group(self.axis, "axis")
@@ -43,14 +72,29 @@ class TensorParallel(LayerStrategy):
             return [(("axis",), unknown)]
         n = context.size_of(self.axis)
         cut = ["hidden", "heads", "ffn", *(["sequence"] if self.sequence_parallel else [])]
-        return [
+        found: list[Refusal] = [
             ((key,), f"{key} {getattr(self, key)} does not divide among the {n} ranks of {self.axis}")
             for key in cut
             if getattr(self, key) % n
         ]
+        if len(self.columns) not in (1, self.pairs):
+            found.append((("columns",), f"expected one number, or one for each of the {self.pairs} pairs, found {len(self.columns)}"))
+        if self.ends is not None and self.ends.vocabulary % n:
+            found.append((("ends", "vocabulary"), f"vocabulary {self.ends.vocabulary} does not divide among the {n} ranks of {self.axis}"))
+        return found
 
     def writer(self, context: Context) -> TensorWriter:
         return TensorWriter(self, context)
+
+    def expand(self, context: Context) -> Expansion:
+        writer = self.writer(context)
+        there, back = self.passes(writer)
+        if self.ends is not None and self.forward is not None:
+            there = [*writer.embedded(), *there, *writer.logits(self.ends)]
+        if self.ends is not None and self.backward is not None:
+            back = [*writer.logits_backward(self.ends), *back, *writer.embedded_backward()]
+        between = [compute("between", self.between)] if self.between else []
+        return Expansion([*there, *between, *back], writer.tensors)
 
 
 class TensorWriter(LayerWriter):
@@ -66,6 +110,8 @@ class TensorWriter(LayerWriter):
             words |= {"part": part, "whole": whole, "grad_part": part, "grad_whole": whole}
         for word, shape in words.items():
             self.tensor(word, shape)
+        for k in range(1, 1 if fields.sequence_parallel else max(fields.columns)):
+            self.tensor(f"grad_{k}", whole)
 
     def forward(self, price: Price) -> list[Entry]:
         """Per pair: the columns need the whole input, the rows give sums of which every rank has one part."""
@@ -78,16 +124,61 @@ class TensorWriter(LayerWriter):
         """The same the other way round: gradients of the rows' output are needed whole, those of the columns' input are sums."""
         found: list[Entry] = []
         for k, share in reversed(list(enumerate(shares(price, self.f.pairs)))):
-            found += self._pair(f"backward {k}" if self.f.pairs > 1 else "backward", share, ("grad_part", "grad_whole", "grad"))
+            name, columns = f"backward {k}" if self.f.pairs > 1 else "backward", self.f.columns[k % len(self.f.columns)]
+            if columns == 1 or self.f.sequence_parallel:
+                found += self._pair(name, share, ("grad_part", "grad_whole", "grad"))
+                continue
+            for c, part in enumerate(shares(share, columns)):
+                found += self.summed(f"{name}, matrix {c}", part, f"{self.p}_grad_{c}" if c else f"{self.p}_grad")
         return found
+
+    def summed(self, name: str, price: Price, tensor: str) -> list[Entry]:
+        """A product of which every rank has one part of the sum."""
+        reduced = [self.call("all_reduce", tensor=tensor, op="sum")] if self.n > 1 else []
+        return [compute(name, price, writes=[tensor]), *reduced]
+
+    # --- embedding, output, loss ---
+    def embedded(self) -> list[Entry]:
+        """Each rank looks up the tokens of its part of the vocabulary; the rest are zeros."""
+        out, part = f"{self.p}_out", f"{self.p}_part"
+        found: list[Entry] = [compute("embedding", {"time": "0 ns"}, writes=[out])]
+        if self.n > 1 and self.f.sequence_parallel:
+            return [*found, self.call("reduce_scatter_tensor", input=out, output=part, op="sum")]
+        return found + ([self.call("all_reduce", tensor=out, op="sum")] if self.n > 1 else [])
+
+    def embedded_backward(self) -> list[Entry]:
+        """The gradient of the whole sequence, for the rows that each rank has."""
+        if self.n == 1 or not self.f.sequence_parallel:
+            return []
+        return [self.call("all_gather_into_tensor", input=f"{self.p}_grad_part", output=f"{self.p}_grad_whole")]
+
+    def logits(self, ends: EndsFields) -> list[Entry]:
+        f, tokens = self.f, self.f.batch * self.f.sequence
+        part = self.tensor("logits", [f.sequence, f.batch, ends.vocabulary // self.n])
+        found: list[Entry] = []
+        if self.n > 1 and f.sequence_parallel:
+            found.append(self.call("all_gather_into_tensor", input=f"{self.p}_part", output=f"{self.p}_whole"))
+        found.append(compute("output", ends.forward, reads=[f"{self.p}_out"], writes=[part]))
+        if self.n == 1:
+            return found
+        if not ends.loss_parallel:
+            whole = self.tensor("all_logits", [self.n, f.sequence, f.batch, ends.vocabulary // self.n])
+            return [*found, self.call("all_gather_into_tensor", input=part, output=whole)]
+        names = [self.tensor(f"loss_{word}", tokens, "float32") for word in ("largest", "exponentials", "target")]
+        found.append(compute("loss", {"time": "0 ns"}, reads=[part], writes=names))
+        return found + [self.call("all_reduce", tensor=name, op="sum" if k else "max") for k, name in enumerate(names)]
+
+    def logits_backward(self, ends: EndsFields) -> list[Entry]:
+        grad, part = f"{self.p}_grad", f"{self.p}_grad_part"
+        found: list[Entry] = [compute("output backward", ends.backward, writes=[grad])]
+        if self.n > 1 and self.f.sequence_parallel:
+            return [*found, self.call("reduce_scatter_tensor", input=grad, output=part, op="sum")]
+        return found + ([self.call("all_reduce", tensor=grad, op="sum")] if self.n > 1 else [])
 
     def _pair(self, name: str, price: Price, words: tuple[str, str, str]) -> list[Entry]:
         part, whole, out = (f"{self.p}_{word}" for word in words)
         if not self.f.sequence_parallel:
-            return [
-                compute(name, price, writes=[out]),
-                *([self.call("all_reduce", tensor=out, op="sum")] if self.n > 1 else []),
-            ]
+            return self.summed(name, price, out)
         if self.n == 1:
             return [compute(name, price, writes=[out])]
         return [

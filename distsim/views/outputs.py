@@ -31,7 +31,9 @@ _SIMULATE: dict[str, Any] = {
                      "algbw": "number", "busbw": "number"}],
     "memory": [{"name": "text", "ranks": ["int"], "parts_nbytes": {"{}": "int"}, "total_nbytes": "int", "device": "text",
                 "device_nbytes": "int", "fits": "flag"}],
-    "values": "any", "findings": [_FINDING], "cost_model": {"name": "text", "source": "text", "error_band": "text"},
+    "values": "any", "findings": [_FINDING],
+    "figures?": {"step_ns": "int", "tokens": "int", "tokens_s_gpu": "number", "mfu": "number", "shares": {"{}": "number"}},
+    "cost_model": {"name": "text", "source": "text", "error_band": "text"},
 }  # fmt: skip
 _CHECKED: dict[str, Any] = {
     "file": "text", "verdict": "verdict", "complete": "flag", "explored": "int", "depends_on": "text?", "ranks": ["int"], "core": ["int"],
@@ -53,9 +55,9 @@ _REAL: dict[str, Any] = {
     "launcher": "text", "world_size": "int", "makespans_ns": ["int"], "simulated": {"outcome": "outcome", "makespan_ns": "int"},
     "agrees": "flag?", "differences": ["text"], "culprits": ["int"],
     "ranks": [{"rank": "int", "status": "text", "position": "int", "at_ns": "int", "message": "text", "op": "text?", "file": "text?",
-               "line": "int?", "stack": "any", "output": "any"}],
+               "line": "int?", "stack": "text?", "output": "text?"}],
     "findings": [_FINDING], "values": [{"rank": "int", "tensor": "text", "state": "text", "detail": "text"}],
-    "recording_ns_per_call": "number", "clock_error_ns": "any", "complete": "flag", "notes": ["text"],
+    "recording_ns_per_call": "number", "clock_error_ns": "number?", "complete": "flag", "notes": ["text"],
 }  # fmt: skip
 _CALL = {
     "position": "int",
@@ -76,12 +78,14 @@ _COMPARE: dict[str, Any] = {
     "ranks": [{"rank": "int", "compute_ns": ["int"], "exposed_ns": ["int"], "waiting_ns": ["int"], "idle_ns": ["int"]}],
 }  # fmt: skip
 _WORDS: dict[str, dict[str, Any]] = {
-    "version": {"const": VERSION}, "outcome": {"enum": list(OUTCOMES)}, "verdict": {"enum": list(VERDICTS)},
+    "version": {"const": VERSION}, "true": {"const": True}, "outcome": {"enum": list(OUTCOMES)}, "verdict": {"enum": list(VERDICTS)},
     "code": {"enum": list(CODES)}, "severity": {"enum": ["error", "warning", "note"]},
 }  # fmt: skip
+#: `run --real` of what the simulation says will fail, without --force.
+_REFUSED = {"refused": "true", **_SIMULATE}
 #: Command -> what it prints; of several forms one fits.
 OUTPUTS: dict[str, tuple[Any, ...]] = {
-    "simulate": (_SIMULATE,), "check": ({"schema_version": "version", "files": [(_CHECKED, _UNREAD)]},), "run": (_PLAN, _REAL),
+    "simulate": (_SIMULATE,), "check": ({"schema_version": "version", "files": [(_CHECKED, _UNREAD)]},), "run": (_PLAN, _REAL, _REFUSED),
     "compare": (_COMPARE,),
 }  # fmt: skip
 

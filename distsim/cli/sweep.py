@@ -1,0 +1,121 @@
+"""`distsim sweep`: every point of a grid, on all cores or a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distsim.cli import console
+from distsim.cli.options import BackendOption, File, MaxCalls, Sets, taking
+from distsim.cli.simulate import Format, FormatOption
+
+if TYPE_CHECKING:
+    from distsim.sweep.run import Sweep
+
+Grid = Annotated[
+    list[str] | None, typer.Option("--grid", metavar="KEY=A,B", help="A var or a key of the file, and its values. Repeatable.")
+]
+Clusters = Annotated[
+    str | None, typer.Option("--cluster", metavar="A,B", help="Clusters: presets or files, in place of the file's.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="F.csv", help="Keep the rows there as they come (.csv, .parquet); go on from it."),
+]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes; left out: one a core.")]
+Address = Annotated[
+    str | None, typer.Option("--address", metavar="ADDR", help="Workers elsewhere: tcp://… of a Dask scheduler, or ray://….")
+]
+Budget = Annotated[int | None, typer.Option("--budget", metavar="N", min=1, help="A guided search that tries N points (Optuna).")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Where the guided search starts.")]
+Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows that the table shows.")]
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Who computes, and what is tried."""
+
+    jobs: Jobs = None
+    address: Address = None
+    budget: Budget = None
+    seed: Seed = 0
+    top: Top = 15
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """The arguments of `sweep`."""
+
+    file: File
+    grid: Grid = None
+    cluster: Clusters = None
+    output: Output = None
+    format: FormatOption = Format.text
+    backend: BackendOption = None
+    sets: Sets = None
+    max_calls: MaxCalls = None
+
+
+@taking(SweepOptions, Workers)
+def command(given: SweepOptions, workers: Workers) -> None:
+    """Simulate a scenario at every point of a grid; the fastest first.
+
+    Without --grid and --cluster the grid is the file's `sweep:`. Equal points are computed once, and those that the output has already
+    not again. Ends with 0 when a point completes, else with 1.
+
+    \b
+    Example: distsim sweep scenarios/hybrid.yaml --grid backend=gloo,nccl --cluster dgx-a100,dgx-h100
+    Example: distsim sweep train.yaml --grid 'mesh={dp: 2, tp: 4},{dp: 4, tp: 2}' -o train.csv
+    """
+    from distsim.cli.progress import counted
+    from distsim.sweep.run import sweep
+    from distsim.views.sweepview import sweep_json, sweep_text
+
+    with counted("simulating") as tell:
+        found = sweep(_asked(given, workers), tell)
+    console.out(console.to_json(sweep_json(found)) if given.format is Format.json else sweep_text(found, workers.top))
+    raise typer.Exit(int(not any(row["outcome"] == "completes" for row in found.rows)))
+
+
+def _asked(given: SweepOptions, workers: Workers) -> Sweep:
+    """Raises UsageError where neither the command nor the file has a grid."""
+    from distsim.errors import UsageError
+    from distsim.scenario import text_of
+    from distsim.sweep.points import parse_grid
+    from distsim.sweep.run import Sweep, values_of
+
+    text = text_of(given.file)
+    grid, clusters = parse_grid(given.grid or ()), names_of(given.cluster)
+    budget = workers.budget
+    if not grid and not clusters:
+        block = _block(text, given.file, given.sets)
+        grid, clusters, budget = (
+            values_of(block.get("grid") or {}),
+            tuple(block.get("cluster") or ()),
+            budget or block.get("budget"),
+        )
+    if not grid and not clusters:
+        raise UsageError(
+            f"{given.file}: there is nothing to sweep", "add --grid mesh.dp=1,2,4 or --cluster a,b, or `sweep:` in the file"
+        )
+    file = "<stdin>" if given.file == "-" else given.file
+    return Sweep(
+        text, file, grid, clusters, tuple(given.sets or ()), given.backend and str(given.backend), given.max_calls, given.output,
+        workers.jobs, workers.address, budget, workers.seed,
+    )  # fmt: skip
+
+
+def _block(text: str, file: str, sets: list[str] | None) -> dict[str, object]:
+    """The file's `sweep:`, checked. Raises ScenarioErrors."""
+    from distsim.scenario import loads
+
+    found = loads(text, file, tuple(sets or ())).sweep
+    return {} if found is None else found.model_dump()
+
+
+def names_of(text: str | None) -> tuple[str, ...]:
+    """`a,b` as names."""
+    return tuple(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))

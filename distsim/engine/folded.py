@@ -1,0 +1,55 @@
+"""The run of a section told of all ranks: each has the times of the rank that stands for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+
+from distsim.engine.record import Run
+from distsim.program.records import Program
+from distsim.standstill import Standstill
+from distsim.trace import Trace
+
+
+class LaterTrace(Trace):
+    """The trace of all ranks' calls, made when somebody first looks at it."""
+
+    def __init__(self, make: Callable[[], Trace]) -> None:
+        self._make = make
+
+    @cached_property
+    def _whole(self) -> Trace:
+        return self._make()
+
+    @cached_property
+    def header(self):  # type: ignore[no-untyped-def, override]
+        return self._whole.header
+
+    @cached_property
+    def tables(self):  # type: ignore[no-untyped-def, override]
+        return self._whole.tables
+
+    @cached_property
+    def columns(self):  # type: ignore[no-untyped-def, override]
+        return self._whole.columns
+
+
+def whole_run(found: Run, program: Program, make: Callable[[], Trace]) -> Run:
+    """A section's run as one of the whole ``program``. ``make``: how its trace is got, if it is wanted."""
+    return replace(
+        found,
+        program=program,
+        trace=LaterTrace(make),
+        standstill=whole_standstill(found.program, found.standstill),
+        section=found,
+    )
+
+
+def whole_standstill(section: Program, left: Standstill | None) -> Standstill | None:
+    """How all ranks ended. Of ranks that are blocked, those that stand for others tell what they wait for."""
+    if section.stands_for is None or left is None:
+        return left
+    ends = {end.rank: end for end in left.ends}
+    told = tuple(replace(ends[of], rank=rank) for rank, of in enumerate(section.stands_for.tolist()))
+    return Standstill(told, left.blocked, left.unreceived)

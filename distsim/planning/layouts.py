@@ -1,0 +1,225 @@
+"""The layouts of a training step on so many GPUs, and those that can't be, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from distsim.cluster import Cluster
+from distsim.errors import UsageError
+from distsim.names import listing, near
+from distsim.strategies.base import Context
+from distsim.strategies.models import PRESETS, Architecture
+from distsim.strategies.train import Transformer
+from distsim.strategies.transformer import MicroBatch, step_flops
+
+#: Axes of the mesh from the outermost in, as Megatron-LM lays them out (`distsim.strategies.hybrid.ORDERS`).
+AXES = ("pp", "dp", "ep", "cp", "tp")
+#: A context rank keeps at least so many tokens of a sequence, unless sizes of `cp` are asked for.
+_LEAST_TOKENS = 8192
+
+
+class Layout(NamedTuple):
+    """One way to lay a step out. ``chunks`` above 1: an interleaved schedule."""
+
+    gpus: int
+    tp: int = 1
+    pp: int = 1
+    chunks: int = 1
+    cp: int = 1
+    ep: int = 1
+    zero: int = 1
+    recompute: str = "none"
+    micro_batch: int = 1
+
+    @property
+    def dp(self) -> int:
+        """Replicas, but for those among which experts are dealt out."""
+        return self.gpus // (self.tp * self.pp * self.cp * self.ep)
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The axes of more than one rank."""
+        found = {axis: int(getattr(self, axis)) for axis in AXES}
+        return {axis: size for axis, size in found.items() if size > 1} or {"dp": 1}
+
+    def label(self) -> str:
+        """`dp8 tp4 pp2x2 z1 b2 full`: two replicas … and two stages a rank, ZeRO 1, micro-batches of 2, all recomputed."""
+        axes = [f"{axis}{getattr(self, axis)}" for axis in ("dp", "tp", "cp", "ep") if getattr(self, axis) > 1]
+        pipe = [f"pp{self.pp}" + (f"x{self.chunks}" if self.chunks > 1 else "")] if self.pp > 1 else []
+        again = [] if self.recompute == "none" else [self.recompute]
+        return " ".join([*axes, *pipe, f"z{self.zero}", f"b{self.micro_batch}", *again])
+
+
+class Left(NamedTuple):
+    """A layout that is left out, and why."""
+
+    layout: Layout
+    reason: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be laid out. ``model``: a preset's name, or sizes as `transformer: {model: …}` takes them; ``step``: further fields of it.
+
+    ``choices``: the values of a `Layout`'s fields that are looked at; those that are left out are chosen by the model and the machines.
+    Raises UsageError for a model or a field that is none.
+    """
+
+    model: str | Mapping[str, Any]
+    gpus: int
+    global_batch: int
+    cluster: Cluster
+    sequence: int | None = None
+    per_node: int = 8
+    step: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    #: What was refused, by what it hinges on.
+    refusals: dict[object, str | None] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.fields(Layout(1))  # is it a model?
+
+    @cached_property
+    def base(self) -> Transformer:
+        return self.fields(Layout(1))
+
+    @property
+    def architecture(self) -> Architecture:
+        return self.base.model.architecture()
+
+    @property
+    def tokens(self) -> int:
+        """Of a sequence."""
+        return self.base.sequence or self.architecture.sequence
+
+    @property
+    def node(self) -> int:
+        """Ranks of a machine; links that join several machines count as one."""
+        return min(self.per_node, self.gpus)
+
+    def fields(self, layout: Layout) -> Transformer:
+        """The `transformer:` entry of a layout."""
+        step: dict[str, Any] = {**self.step_of(layout), "model": self.model if isinstance(self.model, str) else dict(self.model)}
+        try:
+            return Transformer.model_validate(step)
+        except ValidationError as errors:
+            raise _wrong(self.model, errors) from None
+
+    def step_of(self, layout: Layout) -> dict[str, Any]:
+        """The fields that a layout decides, and those that were given."""
+        replicas = layout.dp * layout.ep * layout.micro_batch
+        found: dict[str, Any] = {
+            "micro_batch": layout.micro_batch, "micro_batches": max(self.global_batch // replicas, 1) if layout.gpus > 1 else 1,
+            "zero": layout.zero, "recompute": layout.recompute,
+        }  # fmt: skip
+        if self.sequence is not None:
+            found["sequence"] = self.sequence
+        if layout.pp > 1:
+            found["schedule"] = "1f1b" if layout.chunks == 1 else "interleaved_1f1b"
+            found |= {"chunks": layout.chunks} if layout.chunks > 1 else {}
+        return {**found, **self.step}
+
+    def context(self, layout: Layout) -> Context:
+        return Context(layout.gpus, min(self.node, layout.gpus), layout.mesh, "nccl", 1, {}, frozenset())
+
+    def scenario(self, layout: Layout, cluster: str | Mapping[str, Any]) -> dict[str, Any]:
+        """The layout as the plain data of a scenario file."""
+        nodes = max(layout.gpus // self.node, 1)
+        world = {"nodes": nodes, "ranks_per_node": layout.gpus // nodes} if nodes > 1 else layout.gpus
+        model = self.model if isinstance(self.model, str) else dict(self.model)
+        step = {"model": model, **self.step_of(layout)}
+        name = f"{model if isinstance(model, str) else 'model'} {layout.label()}"
+        return {"name": name, "world": world, "backend": "nccl", "cluster": cluster, "mesh": layout.mesh,
+                "program": [{"transformer": step}]}  # fmt: skip
+
+    @cached_property
+    def flops(self) -> int:
+        """Model FLOPs of a step: three passes over every matrix, all scores counted, nothing recomputed (PaLM, arXiv:2204.02311, appendix
+        B: 6 N + 12 L H Q T per token)."""
+        return step_flops(MicroBatch(self.architecture, 1, self.tokens), self.global_batch)
+
+
+def layouts(question: Question) -> Iterator[Layout | Left]:
+    """Every layout of a question's choices, in a fixed order. What can't be comes with its reason."""
+    axes = ("tp", "pp", "cp", "ep")
+    for sizes in product(*(_sizes(question, axis) for axis in axes)):
+        if question.gpus % prod(sizes):
+            continue
+        layout = Layout(question.gpus, **dict(zip(axes, sizes, strict=True)))
+        for rest in product(*(_values(question, word, layout) for word in ("chunks", "micro_batch", "zero", "recompute"))):
+            chunks, micro_batch, zero, recompute = rest
+            one = layout._replace(chunks=chunks, micro_batch=micro_batch, zero=zero, recompute=recompute)
+            reason = refused(question, one)
+            yield one if reason is None else Left(one, reason)
+
+
+def refused(question: Question, layout: Layout) -> str | None:
+    """Why a layout can't be; None where it can."""
+    one = layout.dp * layout.ep * layout.micro_batch
+    if question.global_batch % one:
+        whole = f"{layout.dp * layout.ep} replicas" + (f" x {layout.micro_batch} sequences" if layout.micro_batch > 1 else "")
+        return f"the global batch of {question.global_batch} is not divisible by {whole}"
+    count = question.global_batch // one
+    if layout.pp > 1 and layout.chunks > 1 and count % layout.pp:
+        return f"{count} micro-batches are no multiple of the {layout.pp} ranks of an interleaved pipeline"
+    enough = min(count, layout.pp)  # what else a schedule asks of their number is asked of as many as fill the pipeline
+    alike = layout._replace(micro_batch=1, recompute="none", zero=3 if layout.zero == 3 else 1)
+    key = (alike, enough if layout.pp > 1 else 1)
+    if key not in question.refusals:
+        train = question.fields(layout).model_copy(update={"micro_batches": key[1]})
+        found = train.refuse(question.context(layout))
+        question.refusals[key] = found[0][1] if found else None
+    return question.refusals[key]
+
+
+def _sizes(question: Question, axis: str) -> Sequence[int]:
+    """Sizes of an axis that divide the GPUs."""
+    model = question.architecture
+    if axis in question.choices:
+        return question.choices[axis]
+    if axis == "tp":
+        return [n for n in _divisors(question.gpus) if n <= question.node and model.heads % n == 0 and model.kv_heads % n == 0]
+    if axis == "pp":
+        return [n for n in _divisors(question.gpus) if n <= model.layers + 2]
+    if axis == "cp":
+        return [n for n in _divisors(question.gpus) if n == 1 or question.tokens // n >= _LEAST_TOKENS]
+    return [n for n in _divisors(question.gpus) if n == 1 or (model.experts and model.experts % n == 0)]
+
+
+def _values(question: Question, word: str, layout: Layout) -> Sequence[Any]:
+    """What else may be chosen for a mesh."""
+    if word in question.choices:
+        return question.choices[word] if word != "chunks" or layout.pp > 1 else (1,)
+    if word == "chunks":
+        layers = question.architecture.layers
+        return (1, *(c for c in (2, 4) if layout.pp > 1 and layout.pp * c <= layers))
+    if word == "micro_batch":
+        return (1, 2, 4, 8)
+    if word == "zero":
+        return (1, 2) if layout.pp > 1 else (1, 2, 3)
+    return ("none", "full")
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _wrong(model: object, errors: ValidationError) -> UsageError:
+    first = errors.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if isinstance(model, str) and model not in PRESETS and where.startswith("model"):
+        said = f"unknown model {model}; presets are {listing(PRESETS)}{near(model, PRESETS)}"
+        return UsageError(said, "or sizes, as '{layers: 32, hidden: 4096, heads: 32, ffn: 14336, vocabulary: 128256}'")
+    known = [key for key in Transformer.model_fields if key != "model"]
+    hint = f"a step has {listing(known, 40)}{near(where, known)}" if first["type"] == "extra_forbidden" else ""
+    return UsageError(f"{where}: {str(first['msg']).removeprefix('Value error, ')}", hint)
+
+
+__all__ = ["AXES", "Layout", "Left", "Question", "layouts", "refused"]

@@ -1,0 +1,147 @@
+"""What comes of one layout: its time, band and shares, what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from distsim.cost import CostModel
+from distsim.cost.band import COMPUTED, several
+from distsim.planning.lane import LAUNCH, MEMORY, PRODUCTS, Prices
+from distsim.planning.lanes import Stuck
+from distsim.planning.layouts import Layout, Left, Question
+from distsim.planning.timed import NORM, PIPELINE, Cache, Step, Timed
+
+#: Words of `Outcome.shares` for what a step's time goes into: matrix products; what memory's bandwidth bounds; the host's launches; waiting
+#: for other stages; exposed communication by axis (`data`: gradients and parameters among replicas).
+_AXES = ("tp", "cp", "ep")
+
+
+class Part(NamedTuple):
+    """What of a step goes into one kind of price, and that price's band."""
+
+    word: str
+    ns: int
+    low: float
+    high: float
+
+
+class Outcome(NamedTuple):
+    """A layout that was timed. ``shares`` of the step add up to 1, the mean over ranks; ``parts`` are those without the waiting, each grown
+    by its part of it. ``held_nbytes``: the fullest rank's peak."""
+
+    layout: Layout
+    cluster: str
+    step_ns: int
+    parts: tuple[Part, ...]
+    shares: dict[str, float]
+    held_nbytes: int
+    memory: float  # share of the device's
+    tokens_s_gpu: float
+    mfu: float
+
+    @property
+    def band_ns(self) -> tuple[int, int]:
+        """If all prices err alike: the shortest and the longest step."""
+        return round(sum(p.ns * p.low for p in self.parts)), round(sum(p.ns * p.high for p in self.parts))
+
+    @property
+    def bubble(self) -> float:
+        return self.shares.get(PIPELINE, 0.0)
+
+    @property
+    def exposed(self) -> float:
+        """Communication beside which nothing computes; messages between stages are in the bubble."""
+        return sum(share for word, share in self.shares.items() if word not in (PRODUCTS, MEMORY, LAUNCH, PIPELINE))
+
+    @property
+    def bound(self) -> str:
+        """What most of the step goes into."""
+        return max(self.shares, key=lambda word: self.shares[word])
+
+
+class Pricing:
+    """Prices on one cluster, shared by the layouts of a question."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.cost = CostModel(question.cluster, question.gpus, question.node)
+        self.cache: Cache = {}
+        self.schedules: Cache = {}
+        banded = self.cost.nccl and not question.cluster.measured
+        self.bands = (COMPUTED, several(self.cost, question.gpus)) if banded else ((1.0, 1.0), (1.0, 1.0))
+        self._steps: dict[object, Step] = {}
+
+    def outcome(self, layout: Layout) -> Outcome | Left:
+        """A layout timed, or why it is left out: what it holds does not fit, or it hangs."""
+        question, room = self.question, self.question.cluster.device.memory_nbytes
+        timed = self.timed(layout)
+        held = max(timed.held())
+        if held > room:
+            return Left(layout, f"it does not fit: a rank holds {-(-100 * held // room)} % of the device's memory")
+        try:
+            step = self.step(layout, timed)
+        except Stuck as stuck:
+            return Left(layout, f"it hangs: stages {', '.join(map(str, stuck.ranks))} wait for each other")
+        seconds, shares = step.makespan_ns / 1e9, _shares(step)
+        peak = question.cluster.device.peak.get(question.base.dtype) or question.cluster.device.flop_per_ns(question.base.dtype)
+        return Outcome(
+            layout, question.cluster.name, step.makespan_ns, parts_of(step.makespan_ns, shares, self.bands), shares, held, held / room,
+            question.global_batch * question.tokens / seconds / layout.gpus,
+            question.flops / (layout.gpus * peak * step.makespan_ns),
+        )  # fmt: skip
+
+    def timed(self, layout: Layout, factors: tuple[float, float] = (1.0, 1.0)) -> Timed:
+        prices, plain = Prices(self.cost, layout.mesh, factors), factors == (1.0, 1.0)
+        cache = self.cache if plain else {}
+        return Timed(self.question.fields(layout), self.question.context(layout), prices, cache, self.schedules)
+
+    def step(self, layout: Layout, timed: Timed) -> Step:
+        """The step; layouts that differ only in what they hold (ZeRO 1 and 2) share it."""
+        key = layout._replace(zero=1) if layout.zero == 2 else layout
+        if key not in self._steps:
+            self._steps[key] = timed.step()
+        return self._steps[key]
+
+
+def parts_of(
+    step_ns: int, shares: Mapping[str, float], bands: tuple[tuple[float, float], tuple[float, float]]
+) -> tuple[Part, ...]:
+    """A step as what it goes into, each with the band of its price. ``bands``: of what computes, and of what communicates.
+
+    What a rank waits for other stages is dealt out over the others: they do the same.
+    """
+    scale = step_ns / max(1.0 - shares.get(PIPELINE, 0.0), 1e-9)
+    found = []
+    for word, share in shares.items():
+        if word != PIPELINE:
+            band = bands[0] if word in (PRODUCTS, MEMORY) else (1.0, 1.0) if word == LAUNCH else bands[1]
+            found.append(Part(word, round(scale * share), *band))
+    return tuple(found)
+
+
+def apart(a: Outcome, b: Outcome) -> bool:
+    """Does one of two layouts stay the faster, wherever in their bands the prices are?
+
+    On one cluster a price errs alike for both, and each kind of price by itself; on two, both err by themselves.
+    """
+    if a.cluster != b.cluster:
+        return a.band_ns[1] < b.band_ns[0] or b.band_ns[1] < a.band_ns[0]
+    bands = {part.word: (part.low, part.high) for part in (*a.parts, *b.parts)}
+    ours, theirs = ({part.word: part.ns for part in one.parts} for one in (a, b))
+    more = {word: ours.get(word, 0) - theirs.get(word, 0) for word in bands}
+    most = sum(max(n * factor for factor in bands[word]) for word, n in more.items())
+    least = sum(min(n * factor for factor in bands[word]) for word, n in more.items())
+    return most < 0 or least > 0
+
+
+def _shares(step: Step) -> dict[str, float]:
+    """Shares of a step by what they go into, the largest first."""
+    found: dict[str, float] = {}
+    for kind, ns in step.spent.items():
+        word = kind if kind in (PRODUCTS, MEMORY, LAUNCH, PIPELINE, *_AXES) else "norm" if kind in (NORM, "world") else "data"
+        found[word] = found.get(word, 0.0) + ns / step.makespan_ns
+    return dict(sorted(((w, s) for w, s in found.items() if s), key=lambda item: (-item[1], item[0])))
+
+
+__all__ = ["Outcome", "Pricing", "Part", "apart", "parts_of"]

@@ -1,0 +1,114 @@
+"""The points of a grid, and what tells two of them apart: the content of the scenario that each comes to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from distsim import __version__
+from distsim.errors import ScenarioErrors, UsageError
+from distsim.names import listing
+from distsim.scenario import raw
+from distsim.simulation import cluster_path
+
+#: Keys of a file that change nothing of what comes out.
+_SILENT = ("name", "about", "expect", "sweep", "launch")
+_OPENING, _CLOSING = "[{(", "]})"
+
+
+class Point(NamedTuple):
+    """``values``: of the grid's names, as they were given; ``cluster``: in place of the file's."""
+
+    values: tuple[tuple[str, str], ...]
+    cluster: str | None = None
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        return tuple(f"{name}={value}" for name, value in self.values)
+
+
+def parse_grid(given: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """`name=a,b` texts as names and values; commas in brackets and quotes part nothing. Raises UsageError."""
+    found: dict[str, tuple[str, ...]] = {}
+    for text in given:
+        name, equals, values = text.partition("=")
+        parts = tuple(part.strip() for part in _parted(values))
+        if not equals or not name.strip() or not all(parts):
+            raise UsageError(f"--grid {text}: expected a name and its values", "as --grid mesh.dp=1,2,4")
+        if name.strip() in found:
+            raise UsageError(f"--grid {text}: {name.strip()} is given twice", "give all its values at once")
+        found[name.strip()] = tuple(dict.fromkeys(parts))
+    return found
+
+
+def _parted(text: str) -> list[str]:
+    parts, depth, quote = [""], 0, ""
+    for c in text:
+        if quote:
+            quote = "" if c == quote else quote
+        elif c in "'\"":
+            quote = c
+        depth += (c in _OPENING) - (c in _CLOSING) if not quote else 0
+        if c == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return parts
+
+
+def points(grid: Mapping[str, Sequence[str]], clusters: Sequence[str] = ()) -> list[Point]:
+    """All points, the last name changing fastest; clusters change slowest."""
+    rows = list(product(*([(name, value) for value in values] for name, values in grid.items())))
+    return [Point(tuple(row), cluster) for cluster in clusters or (None,) for row in rows]
+
+
+def key_of(text: str, file: str, point: Point, sets: Sequence[str] = (), more: object = None) -> str:
+    """A hash of what a point comes to: the file's data with everything set, the cluster's content, the version of distsim.
+
+    Of a file that can't be read: of the texts. ``more``: what else decides the result.
+    """
+    try:
+        data: Any = {k: v for k, v in raw(text, file, (*sets, *point.sets)).items() if k not in _SILENT}
+    except (ScenarioErrors, UsageError):
+        data = [text, *sets, *point.sets]
+    cluster = point.cluster if point.cluster is not None else data.get("cluster") if isinstance(data, dict) else None
+    if isinstance(data, dict):
+        data["cluster"] = cluster
+    beside = _contents(data, Path(file).parent)
+    whole = json.dumps([__version__, data, beside, more], sort_keys=True, default=str, ensure_ascii=True)
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+
+
+def _contents(data: Any, folder: Path) -> list[str]:
+    """Hashes of the files that data name: clusters and schedules."""
+    if isinstance(data, Mapping):
+        return [one for value in data.values() for one in _contents(value, folder)]
+    if isinstance(data, list | tuple):
+        return [one for value in data for one in _contents(value, folder)]
+    if not isinstance(data, str) or not data.endswith((".yaml", ".yml", ".json", ".csv")):
+        return []
+    path = cluster_path(data, folder)
+    return [hashlib.sha256(path.read_bytes()).hexdigest()] if path.is_file() else [data]
+
+
+def check_names(text: str, file: str, grid: Mapping[str, Sequence[str]], sets: Sequence[str]) -> None:
+    """Raises UsageError where a name of the grid leads nowhere in the file, before anything runs."""
+    for name, values in grid.items():
+        try:
+            raw(text, file, (*sets, f"{name}={values[0]}"))
+        except UsageError as error:
+            said = error.message.replace("--set", "--grid", 1)
+            raise UsageError(said, error.remedy.replace("--set", "--grid")) from None
+
+
+def grid_words(grid: Mapping[str, Sequence[str]], clusters: Sequence[str]) -> str:
+    """The grid in a line."""
+    words = [f"{name} {listing(values, 8)}" for name, values in grid.items()]
+    return "; ".join([*words, *([f"cluster {listing(clusters, 8)}"] if clusters else [])])
+
+
+__all__ = ["Point", "check_names", "grid_words", "key_of", "parse_grid", "points"]

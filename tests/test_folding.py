@@ -1,0 +1,114 @@
+"""Folded equals unfolded: every time of every rank, outcome, verdict and timeline (`tests.folding`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from distsim.errors import UsageError
+from distsim.scenario import Scenario, load, loads
+from distsim.simulation import simulate
+from tests.folding import Compared, compared
+from tests.spmd import program
+
+ROOT = Path(__file__).parent.parent
+QUICK, MANY = 200, 2_000
+
+DATA_PARALLEL = """
+world: {nodes: 8, ranks_per_node: 8}
+backend: nccl
+cluster: dgx-a100
+mesh: {dp: 8, pp: 2, tp: 4}
+program:
+  - {recv: {tensor: {shape: [4096]}, group: pp, group_src: 0}, ranks: pp == 1}
+  - compute: {name: forward, time: 3 ms}
+  - all_reduce: {tensor: {shape: [4096]}, group: tp}
+  - {send: {tensor: {shape: [4096]}, group: pp, group_dst: 1}, ranks: pp == 0}
+  - all_reduce: {tensor: {shape: [1000000]}, group: dp}
+"""
+
+
+def _random(seeds: range) -> dict[int, Compared]:
+    return {seed: compared(Scenario(**program(seed))) for seed in seeds}
+
+
+def _of_random(found: dict[int, Compared]) -> None:
+    told = {seed: one.differences for seed, one in found.items() if one.differences}
+    folded = [one for one in found.values() if one.folded]
+
+    assert told == {}
+    assert len(folded) > len(found) // 8
+    assert Counter(one.outcome for one in folded)["hangs"] > 0
+
+
+def test_random_programs_of_many_ranks_come_to_the_same_folded() -> None:
+    """With slow and late ranks and slow links among them; a good part of them folds, and some of those stand still."""
+    _of_random(_random(range(QUICK)))
+
+
+@pytest.mark.slow
+def test_two_thousand_random_programs_come_to_the_same_folded() -> None:
+    _of_random(_random(range(10_000, 10_000 + MANY)))
+
+
+def test_the_scenarios_come_to_the_same_folded() -> None:
+    files = sorted((ROOT / "scenarios").glob("*.yaml"))
+    found = {path.stem: compared(load(str(path))) for path in files}
+
+    assert {name: one.differences for name, one in found.items() if one.differences} == {}
+    assert sum(one.folded for one in found.values()) > 5
+
+
+def test_one_replica_stands_for_all_and_every_rank_keeps_its_times() -> None:
+    scenario = loads(DATA_PARALLEL)
+    folded, whole = simulate(scenario, fold=True), simulate(scenario, fold=False)
+
+    assert folded.run.section is not None
+    assert list(folded.run.section.program.present) == [0, 4]
+    assert folded.timeline == whole.timeline
+    assert folded.verdict == whole.verdict
+    assert folded.findings == whole.findings
+    assert folded.run.standstill == whole.run.standstill
+    assert len(folded.run.trace) == len(whole.run.trace)
+
+
+def test_a_slow_rank_keeps_its_replica_and_its_groups_apart_and_no_more() -> None:
+    scenario = loads(DATA_PARALLEL + "faults: [{kind: slow, rank: 37, factor: 2}]\n")
+    one = compared(scenario)
+
+    assert one.differences == ()
+    assert one.folded
+    assert 4 < one.kept <= 16
+
+
+def test_where_each_rank_is_another_nothing_folds() -> None:
+    """A message travels down all ranks: each gets it later than the one before."""
+    chain = """
+world: 16
+backend: gloo
+program:
+  - {recv: {tensor: {shape: [64]}, src: rank - 1}, ranks: rank > 0}
+  - {send: {tensor: {shape: [64]}, dst: rank + 1}, ranks: rank < 15}
+"""
+    assert not compared(loads(chain)).folded
+
+
+def test_what_does_not_fold_and_is_too_large_is_refused_with_an_estimate() -> None:
+    text = (
+        "world: 4096\nbackend: gloo\nseed: 1\njitter: 0.1\nprogram:\n  - repeat: {times: 2000, steps: [compute: {time: 1 us}]}\n"
+    )
+    with pytest.raises(UsageError, match="8,192,000 calls on 4,096 ranks: about"):
+        simulate(loads(text))
+
+
+def test_a_large_program_folds_by_itself_and_says_the_same() -> None:
+    """One iteration of a pipeline on 1024 ranks: eight of them stand for the others."""
+    scenario = load(str(ROOT / "benchmarks" / "pipeline.yaml"), ["mesh.dp=16", "world=128"])
+    folded, whole = simulate(scenario), simulate(scenario, fold=False)
+
+    assert folded.run.section is not None
+    assert len(folded.run.section.program.present) == 8
+    assert folded.timeline == whole.timeline
+    assert (folded.outcome, folded.verdict, folded.findings) == (whole.outcome, whole.verdict, whole.findings)

@@ -101,7 +101,7 @@ def command(given: CheckOptions) -> None:
     results = [checked(path) for path in watched(files, "checking")]
     if given.report is not None:
         report_check(given.report, results[0], _simulated(given))
-    text = _report(results, given.format)
+    text = report_of(results, given.format)
     if text:
         console.out(text, commands=given.format is Format.github)
     if given.fix:
@@ -160,7 +160,8 @@ def expanded(paths: list[str]) -> list[str]:
     return list(found)
 
 
-def _report(results: list[CheckResult], format: Format) -> str:
+def report_of(results: list[CheckResult], format: Format) -> str:
+    """The findings of files as text, or in a form for other tools."""
     from distsim.checking import NOT_COVERED
 
     if format is Format.json:
@@ -185,7 +186,7 @@ def _text(results: list[CheckResult]) -> str:
 
     for result in results:
         for problem in result.errors:
-            console.note(problem.render())
+            console.note(problem.render(console.note_columns()))
     if len(results) > 1:
         console.note(check_summary(results))
     return check_text(results, NOT_COVERED)

@@ -15,7 +15,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema, field_validator
 
-from distsim.names import shown
 from distsim.strategies.base import Context, Expansion, Group, Refusal
 from distsim.strategies.fields import Axes, CostField, Count, Dtype, Natural, PerRank, integer
 from distsim.strategies.fsdp_calls import FsdpWriter, part_of
@@ -190,5 +189,3 @@ def units(fields: Sequence[UnitFields], ranks: int, given: bool | int, within: s
 
 def _axes(group: Group | None) -> tuple[str, ...]:
     return () if group is None else (group,) if isinstance(group, str) else group
-
-

@@ -42,7 +42,8 @@ class Columns:
 class Run:
     """A finished simulation.
 
-    ``mismatches``: (rows of the trace that met, names of what differed).
+    ``mismatches``: (rows of the trace that met, names of what differed). ``alone``: what was under way at once shared links, which is not
+    counted.
     """
 
     program: Program
@@ -54,6 +55,7 @@ class Run:
     findings: tuple[Finding, ...] = ()
     mismatches: tuple[tuple[tuple[int, ...], tuple[str, ...]], ...] = ()
     path: str = "fast"  # which engine ran: "fast" or "ordered"
+    alone: bool = False
     section: Run | None = None  # of a folded run: that of the ranks that stand for all
 
 

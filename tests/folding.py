@@ -16,8 +16,8 @@ from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import Scenario
 from distsim.semantics.section import Unfold, section
-from distsim.simulation import cost_model
-from distsim.timeline import timeline, timeline_by_classes
+from distsim.simulation import cost_model, timeline_by_classes
+from distsim.timeline import timeline
 from distsim.trace import Trace
 
 _ROWS = ("position", "part", "op", "nbytes", "posted_ns", "returned_ns", "started_ns", "finished_ns", "waited_ns")

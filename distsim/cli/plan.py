@@ -22,19 +22,27 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help="A preset (llama3-8b
 Gpus = Annotated[str, typer.Option("--gpus", metavar="N,M", help="How many GPUs there are.")]
 Cluster = Annotated[str, typer.Option("--cluster", metavar="A,B", help="Which: presets or files.")]
 Batch = Annotated[int, typer.Option("--global-batch", metavar="N", min=1, help="Sequences of a step, whatever the layout.")]
-Sequence = Annotated[int | None, typer.Option("--sequence", metavar="N", min=1, help="Tokens of a sequence; left out: the model's.")]
+Sequence = Annotated[
+    int | None, typer.Option("--sequence", metavar="N", min=1, help="Tokens of a sequence; left out: the model's.")
+]
 PerNode = Annotated[int, typer.Option("--ranks-per-node", metavar="N", min=1, help="GPUs of a machine.")]
 Only = Annotated[
     list[str] | None,
-    typer.Option("--only", metavar="KEY=A,B", help="Look at these values only: tp, pp, chunks, cp, ep, zero, recompute, micro_batch."),
+    typer.Option(
+        "--only", metavar="KEY=A,B", help="Look at these values only: tp, pp, chunks, cp, ep, zero, recompute, micro_batch."
+    ),
 ]
 Steps = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A field of `transformer:`, as launch=0 ns. Repeatable.")
 ]
 Outputs = Annotated[
     list[Path] | None,
-    typer.Option("--output", "-o", metavar="F", help="F.csv, F.parquet: all layouts; F.svg: a plot; F.yaml: the best as a scenario."),
+    typer.Option(
+        "--output", "-o", metavar="F", help="F.csv, F.parquet: all layouts; F.svg: a plot; F.yaml: the best as a scenario."
+    ),
 ]
+#: Fields of a step that layouts decide.
+_DECIDED = ("model", "micro_batch", "micro_batches", "zero", "recompute", "schedule", "chunks", "sequence")
 #: Endings of outputs.
 _ENDINGS = (".csv", ".parquet", ".svg", ".yaml", ".yml")
 
@@ -128,12 +136,12 @@ def _question(given: PlanOptions, gpus: int, cluster: str) -> Question:
     from distsim.planning.layouts import Question
 
     fields = _fields(given.sets or [])
-    decided = [key for key in fields if key in ("model", "micro_batch", "micro_batches", "zero", "recompute", "schedule", "chunks", "sequence")]
+    decided = [key for key in fields if key in _DECIDED]
     if decided:
-        raise UsageError(f"--set {decided[0]}: the layouts decide that", "--only zero=1 looks at some values alone; --sequence has its own option")
-    return Question(
-        _model(given.model), gpus, given.global_batch, _cluster(cluster), given.sequence, given.ranks_per_node, fields, _choices(given.only or []),
-    )  # fmt: skip
+        remedy = "--only zero=1 looks at some values alone; --sequence has its own option"
+        raise UsageError(f"--set {decided[0]}: the layouts decide that", remedy)
+    model, choices = _model(given.model), _choices(given.only or [])
+    return Question(model, gpus, given.global_batch, _cluster(cluster), given.sequence, given.ranks_per_node, fields, choices)
 
 
 def _model(text: str) -> str | Mapping[str, Any]:
@@ -170,7 +178,9 @@ def _choices(given: list[str]) -> dict[str, tuple[Any, ...]]:
         name, _, values = text.partition("=")
         words = names_of(values)
         if name not in known or not words:
-            raise UsageError(f"--only {text}: expected one of {listing(known)} and its values{near(name, known)}", "as --only tp=1,2")
+            raise UsageError(
+                f"--only {text}: expected one of {listing(known)} and its values{near(name, known)}", "as --only tp=1,2"
+            )
         if name == "recompute":
             wrong = [word for word in words if word not in ("none", "selective", "full")]
             found[name] = words

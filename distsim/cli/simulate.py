@@ -12,6 +12,8 @@ import typer
 
 from distsim.cli import console
 from distsim.cli.options import BackendOption, ClusterOption, File, MaxCalls, NoFold, Sets, read_scenario, taking
+from distsim.cli.report import ReportOption, check_report_name, report_simulation
+from distsim.cli.whatif import WhatIfOptions
 
 if TYPE_CHECKING:
     from distsim.check.schedule import Schedule
@@ -44,6 +46,7 @@ class SimulateOptions:
 
     file: File
     trace: Traces = None
+    report: ReportOption = None
     format: FormatOption = Format.text
     backend: BackendOption = None
     cluster: ClusterOption = None
@@ -56,26 +59,33 @@ class SimulateOptions:
     no_fold: NoFold = False
 
 
-@taking(SimulateOptions)
-def command(given: SimulateOptions) -> None:
+@taking(SimulateOptions, WhatIfOptions)
+def command(given: SimulateOptions, more: WhatIfOptions) -> None:
     """Simulate a scenario: outcome, verdict, findings, times, values.
 
     \b
     Example: distsim simulate scenarios/hybrid.yaml
     Example: distsim simulate scenarios/ring_of_four.yaml --backend mpi
     Example: distsim simulate scenarios/hybrid.yaml --trace hybrid.json
+    Example: distsim simulate scenarios/hybrid.yaml --cluster dgx-h100 --against scenarios/hybrid.yaml
+    Example: distsim simulate scenarios/hybrid.yaml --what-if
     """
+    from distsim.cli import whatif
     from distsim.cli.progress import phases
+
+    whatif.check(given, more)
 
     traces, file = given.trace or (), given.file
     writers = [trace_writer(path) for path in traces]
+    check_report_name(given.report)
     with phases(file != "-") as tell:
         tell(f"reading {file}")
         simulation = _simulated(given, tell)
         tell("the report")
         for path, write in zip(traces, writers, strict=True):
             write(simulation, path)
-        report = _report(simulation, given.format)
+        report_simulation(given.report, simulation)
+        report = whatif.answer(given, more, simulation, tell) if more.asked else _report(simulation, given.format)
     console.out(report)
     raise typer.Exit(status(simulation, given.strict))
 
@@ -104,9 +114,10 @@ def _order(schedule: Path | None, file: str) -> Schedule | None:
 
 
 def status(simulation: Simulation, strict: bool = False) -> int:
-    """The exit status: 0 when the outcome is `completes` and no finding is an error (``strict``: nor a leak), else 1."""
+    """The exit status: 0 when the outcome is `completes`, no finding is an error (``strict``: nor a leak), and what ranks hold fits their
+    device (DS806); else 1."""
     leaks = strict and simulation.verdict is not None and simulation.verdict.verdict == "leak"
-    errors = any(finding.severity == "error" for finding in simulation.findings)
+    errors = any(finding.severity == "error" or finding.code == "DS806" for finding in simulation.findings)
     return int(errors or leaks or simulation.outcome != "completes")
 
 

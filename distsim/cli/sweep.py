@@ -18,9 +18,12 @@ if TYPE_CHECKING:
 Grid = Annotated[
     list[str] | None, typer.Option("--grid", metavar="KEY=A,B", help="A var or a key of the file, and its values. Repeatable.")
 ]
-Clusters = Annotated[str | None, typer.Option("--cluster", metavar="A,B", help="Clusters: presets or files, in place of the file's.")]
+Clusters = Annotated[
+    str | None, typer.Option("--cluster", metavar="A,B", help="Clusters: presets or files, in place of the file's.")
+]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="F.csv", help="Keep the rows there as they come (.csv, .parquet); go on from it.")
+    Path | None,
+    typer.Option("--output", "-o", metavar="F.csv", help="Keep the rows there as they come (.csv, .parquet); go on from it."),
 ]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes; left out: one a core.")]
 Address = Annotated[
@@ -89,9 +92,15 @@ def _asked(given: SweepOptions, workers: Workers) -> Sweep:
     budget = workers.budget
     if not grid and not clusters:
         block = _block(text, given.file, given.sets)
-        grid, clusters, budget = values_of(block.get("grid") or {}), tuple(block.get("cluster") or ()), budget or block.get("budget")
+        grid, clusters, budget = (
+            values_of(block.get("grid") or {}),
+            tuple(block.get("cluster") or ()),
+            budget or block.get("budget"),
+        )
     if not grid and not clusters:
-        raise UsageError(f"{given.file}: there is nothing to sweep", "add --grid mesh.dp=1,2,4 or --cluster a,b, or `sweep:` in the file")
+        raise UsageError(
+            f"{given.file}: there is nothing to sweep", "add --grid mesh.dp=1,2,4 or --cluster a,b, or `sweep:` in the file"
+        )
     file = "<stdin>" if given.file == "-" else given.file
     return Sweep(
         text, file, grid, clusters, tuple(given.sets or ()), given.backend and str(given.backend), given.max_calls, given.output,

@@ -17,7 +17,6 @@ from distsim.ops.checks import part_sizes
 from distsim.ops.records import DTYPE_BYTES, Call, Group
 from distsim.ops.table import OPS
 from distsim.program.records import Code, CodeCall, Program
-from distsim.semantics.link import rows_of_ranks
 from distsim.standstill import Standstill
 from distsim.trace import NEVER, TRACE_SCHEMA_VERSION, Trace
 
@@ -29,7 +28,7 @@ class Columns:
     """Times of every trace row, -1 where it never happened; the rows of rank r start at ``base[r]`` (see `Code.offsets`)."""
 
     def __init__(self, program: Program) -> None:
-        self.base: list[int] = list(accumulate(rows_of_ranks(program), initial=0))
+        self.base: list[int] = list(accumulate(program.rows(), initial=0))
         self.posted, self.returned, self.started, self.finished, self.waited, self.match = (
             np.full(self.base[-1], NEVER, dtype=np.int64) for _ in range(6)
         )

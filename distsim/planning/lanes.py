@@ -90,7 +90,7 @@ class Lanes:
         #: What is posted: message -> when its rank was ready for it; and when what met has ended.
         self.ready: dict[Message, int] = {}
         self.ended: dict[Message, int] = {}
-        self.left = {s: schedule.micro_batches for s in range(schedule.stages)}
+        self.left = dict.fromkeys(range(schedule.stages), schedule.micro_batches)
         #: Communicator -> when each host came to its first use of it (N8).
         self.met: dict[tuple[int, ...], dict[int, int]] = {}
         #: Sends of a channel in their order, and how many of them have left; where the back end buffers.

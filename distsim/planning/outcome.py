@@ -17,14 +17,23 @@ from distsim.planning.timed import NORM, PIPELINE, Cache, Step, Timed
 _AXES = ("tp", "cp", "ep")
 
 
+class Part(NamedTuple):
+    """What of a step goes into one kind of price, and that price's band."""
+
+    word: str
+    ns: int
+    low: float
+    high: float
+
+
 class Outcome(NamedTuple):
-    """A layout that was timed. ``corners_ns``: the step with compute and communication at either end of their bands, from (low, low) to
-    (high, high). ``shares`` of the step add up to 1, the mean over ranks. ``held_nbytes``: the fullest rank's peak."""
+    """A layout that was timed. ``shares`` of the step add up to 1, the mean over ranks; ``parts`` are those without the waiting, each grown
+    by its part of it. ``held_nbytes``: the fullest rank's peak."""
 
     layout: Layout
     cluster: str
     step_ns: int
-    corners_ns: tuple[int, ...]
+    parts: tuple[Part, ...]
     shares: dict[str, float]
     held_nbytes: int
     memory: float  # share of the device's
@@ -34,7 +43,7 @@ class Outcome(NamedTuple):
     @property
     def band_ns(self) -> tuple[int, int]:
         """If all prices err alike: the shortest and the longest step."""
-        return min(self.corners_ns), max(self.corners_ns)
+        return round(sum(p.ns * p.low for p in self.parts)), round(sum(p.ns * p.high for p in self.parts))
 
     @property
     def bubble(self) -> float:
@@ -77,7 +86,7 @@ class Pricing:
         seconds, shares = step.makespan_ns / 1e9, _shares(step)
         peak = question.cluster.device.peak.get(question.base.dtype) or question.cluster.device.flop_per_ns(question.base.dtype)
         return Outcome(
-            layout, question.cluster.name, step.makespan_ns, corners(step.makespan_ns, shares, self.bands), shares, held, held / room,
+            layout, question.cluster.name, step.makespan_ns, parts_of(step.makespan_ns, shares, self.bands), shares, held, held / room,
             question.global_batch * question.tokens / seconds / layout.gpus,
             question.flops / (layout.gpus * peak * step.makespan_ns),
         )  # fmt: skip
@@ -95,27 +104,35 @@ class Pricing:
         return self._steps[key]
 
 
-def corners(step_ns: int, shares: Mapping[str, float], bands: tuple[tuple[float, float], tuple[float, float]]) -> tuple[int, ...]:
-    """The step with what computes and what communicates at either end of their bands, in every combination.
+def parts_of(
+    step_ns: int, shares: Mapping[str, float], bands: tuple[tuple[float, float], tuple[float, float]]
+) -> tuple[Part, ...]:
+    """A step as what it goes into, each with the band of its price. ``bands``: of what computes, and of what communicates.
 
-    What a rank waits for other stages is taken to grow as its own work does: they do the same.
+    What a rank waits for other stages is dealt out over the others: they do the same.
     """
-    computes = shares.get(PRODUCTS, 0.0) + shares.get(MEMORY, 0.0)
-    fixed, waits = shares.get(LAUNCH, 0.0), shares.get(PIPELINE, 0.0)
-    moves = 1.0 - computes - fixed - waits
-    scale = step_ns / max(1.0 - waits, 1e-9)
-    return tuple(round(scale * (c * computes + k * moves + fixed)) for c in bands[0] for k in bands[1])
+    scale = step_ns / max(1.0 - shares.get(PIPELINE, 0.0), 1e-9)
+    found = []
+    for word, share in shares.items():
+        if word != PIPELINE:
+            band = bands[0] if word in (PRODUCTS, MEMORY) else (1.0, 1.0) if word == LAUNCH else bands[1]
+            found.append(Part(word, round(scale * share), *band))
+    return tuple(found)
 
 
 def apart(a: Outcome, b: Outcome) -> bool:
     """Does one of two layouts stay the faster, wherever in their bands the prices are?
 
-    On one cluster prices err alike for both; on two, each by itself.
+    On one cluster a price errs alike for both, and each kind of price by itself; on two, both err by themselves.
     """
     if a.cluster != b.cluster:
         return a.band_ns[1] < b.band_ns[0] or b.band_ns[1] < a.band_ns[0]
-    signs = {x < y for x, y in zip(a.corners_ns, b.corners_ns, strict=True)}
-    return len(signs) == 1 and a.corners_ns != b.corners_ns
+    bands = {part.word: (part.low, part.high) for part in (*a.parts, *b.parts)}
+    ours, theirs = ({part.word: part.ns for part in one.parts} for one in (a, b))
+    more = {word: ours.get(word, 0) - theirs.get(word, 0) for word in bands}
+    most = sum(max(n * factor for factor in bands[word]) for word, n in more.items())
+    least = sum(min(n * factor for factor in bands[word]) for word, n in more.items())
+    return most < 0 or least > 0
 
 
 def _shares(step: Step) -> dict[str, float]:
@@ -127,4 +144,4 @@ def _shares(step: Step) -> dict[str, float]:
     return dict(sorted(((w, s) for w, s in found.items() if s), key=lambda item: (-item[1], item[0])))
 
 
-__all__ = ["Outcome", "Pricing", "apart", "corners"]
+__all__ = ["Outcome", "Pricing", "Part", "apart", "parts_of"]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from distsim import __version__
 from distsim.cluster import Cluster
 from distsim.planning.layouts import Layout, Left, Question, layouts
-from distsim.planning.outcome import Outcome, Pricing, apart
+from distsim.planning.outcome import Outcome, Part, Pricing, apart
 from distsim.sweep.backends import cores, finished
 from distsim.sweep.guided import proposed
 from distsim.sweep.table import Table
@@ -23,7 +23,7 @@ _CHUNK = 12
 _WORTH = 60
 COLUMNS = (
     "cluster", "gpus", "tp", "pp", "chunks", "cp", "ep", "dp", "zero", "recompute", "micro_batch", "status", "step_ns", "low_ns", "high_ns",
-    "tokens_s_gpu", "mfu", "memory", "bubble", "exposed", "bound", "held_nbytes", "shares", "corners_ns", "reason",
+    "tokens_s_gpu", "mfu", "memory", "bubble", "exposed", "bound", "held_nbytes", "shares", "parts", "reason",
 )  # fmt: skip
 Tell = Callable[[int, int], None]
 
@@ -72,7 +72,7 @@ class How:
     seed: int = 0
 
 
-def plan(questions: Sequence[Question], how: How = How(), tell: Tell = lambda done, whole: None) -> Plan:  # noqa: B008 - frozen
+def plan(questions: Sequence[Question], how: How = How(), tell: Tell = lambda done, whole: None) -> Plan:
     """Time every layout of the questions (several numbers of GPUs, several clusters) and rank them.
 
     Raises UsageError and EnvironmentFault as the table and the back ends do.
@@ -197,7 +197,7 @@ def row_of(question: Question, one: Outcome | Left) -> dict[str, object]:
     return {
         **row, "status": "ok", "step_ns": one.step_ns, "low_ns": low, "high_ns": high, "tokens_s_gpu": one.tokens_s_gpu, "mfu": one.mfu,
         "memory": one.memory, "bubble": one.bubble, "exposed": one.exposed, "bound": one.bound, "held_nbytes": one.held_nbytes,
-        "shares": json.dumps(one.shares), "corners_ns": json.dumps(one.corners_ns),
+        "shares": json.dumps(one.shares), "parts": json.dumps(one.parts),
     }  # fmt: skip
 
 
@@ -205,9 +205,9 @@ def _from_row(layout: Layout, row: Mapping[str, str]) -> Outcome | Left:
     if row["status"] != "ok":
         return Left(layout, row["reason"])
     shares: dict[str, Any] = json.loads(row["shares"])
-    corners: list[int] = json.loads(row["corners_ns"])
+    parts = tuple(Part(*part) for part in json.loads(row["parts"]))
     numbers = [float(row[name]) for name in ("memory", "tokens_s_gpu", "mfu")]
-    return Outcome(layout, row["cluster"], int(row["step_ns"]), tuple(corners), shares, int(row["held_nbytes"]), *numbers)
+    return Outcome(layout, row["cluster"], int(row["step_ns"]), parts, shares, int(row["held_nbytes"]), *numbers)
 
 
 def _keep(table: Table, questions: Sequence[Question], found: Found) -> None:

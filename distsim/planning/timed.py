@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 from distsim import units
@@ -137,7 +138,7 @@ class Timed(TrainWriter):
         last = {s: self._pieces(s) for s in stages} if early else None
         forward, backward = ({s: self._pass(word, s) for s in stages} for word in ("forward", "backward"))
         nbytes, ranks = self.one.boundary_numel * DTYPE_BYTES[self.train.dtype], self.schedule.rank_of
-        pairs = {pair for a, b in zip(ranks, ranks[1:], strict=False) for pair in ((a, b), (b, a)) if a != b}
+        pairs = {pair for a, b in pairwise(ranks) for pair in ((a, b), (b, a)) if a != b}
         ahead = BUFFER.limit({}) // nbytes
         return Work(forward, backward, last, {(a, b): self._message(a, b, nbytes) for a, b in pairs}, ahead)
 
@@ -153,9 +154,7 @@ class Timed(TrainWriter):
         if key not in self.cache:
             head = 1 if word == "head forward" else 2
             made = {"forward": self.layer_forward, "backward": self.layer_backward}
-            self.cache[key] = self.measured(
-                made[word]() if word in made else [self.priced(word, head * self.one.head_flops)]
-            )
+            self.cache[key] = self.measured(made[word]() if word in made else [self.priced(word, head * self.one.head_flops)])
         return cast("Measured", self.cache[key])
 
     def measured(self, entries: Sequence[Entry]) -> Measured:
@@ -189,9 +188,7 @@ class Timed(TrainWriter):
     def sent(self, weights: Weights) -> tuple[tuple[str, int], ...]:
         """Gradients on their way: (dense or expert, ns)."""
         words = [word for word, elements, group in self.kinds(weights) if elements and group is not None]
-        return tuple(
-            (word, self.measured([entry]).device_ns) for word, entry in zip(words, self.reduce(weights), strict=True)
-        )
+        return tuple((word, self.measured([entry]).device_ns) for word, entry in zip(words, self.reduce(weights), strict=True))
 
     # --- after the last micro-batch ---
     def _end(self, rank: Rank, stages: Sequence[int], spent: Counter[str]) -> None:
@@ -207,7 +204,9 @@ class Timed(TrainWriter):
         if self.tied:
             tied = next(entry for entry in self.embeddings((0,)) if "all_reduce" in entry)
             pair, members = (ranks[0], ranks[-1]), self.prices.members(self.train.axis("pipeline", self.context))
-            self._meet(pair, self.prices.met("all_reduce", cast("dict[str, Any]", tied["all_reduce"]), (members[0], members[-1])), spent)
+            self._meet(
+                pair, self.prices.met("all_reduce", cast("dict[str, Any]", tied["all_reduce"]), (members[0], members[-1])), spent
+            )
         for entry in self.norm():
             self._meet(ranks, self.measured([entry]).device_ns, spent)
 

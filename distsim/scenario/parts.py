@@ -306,7 +306,10 @@ def _some(value: Any) -> Any:
 class Sweep(Part):
     """What `distsim sweep` runs: every point of a grid."""
 
-    grid: Annotated[dict[str, Any], *field(_grid, {"type": "object", "minProperties": 1, "additionalProperties": {"type": "array", "minItems": 1}})] = (  # noqa: E501
+    grid: Annotated[
+        dict[str, Any],
+        *field(_grid, {"type": "object", "minProperties": 1, "additionalProperties": {"type": "array", "minItems": 1}}),
+    ] = (  # noqa: E501
         Field(default_factory=dict)
     )
     cluster: Names = ()

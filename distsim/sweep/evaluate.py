@@ -14,8 +14,8 @@ from distsim.sweep.points import Point
 
 #: Columns of the table besides those of the grid. ``status``: `ok`, or `refused` with the ``reason``: the point can't be.
 COLUMNS = (
-    "status", "outcome", "verdict", "makespan_ns", "low_ns", "high_ns", "iteration_ns", "tokens_s_gpu", "mfu", "bubble", "exposed", "memory",
-    "findings", "reason",
+    "status", "outcome", "verdict", "makespan_ns", "low_ns", "high_ns", "iteration_ns", "tokens_s_gpu", "mfu", "bubble", "exposed",
+    "memory", "findings", "reason",
 )  # fmt: skip
 
 

@@ -18,7 +18,9 @@ def proposed(
     best; None: it can't be). The same seed and scores propose the same. Raises EnvironmentFault without Optuna."""
     optuna = _needed("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=max(budget // 4, 8)))
+    study = optuna.create_study(
+        sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=max(budget // 4, 8))
+    )
     distributions = {name: optuna.distributions.CategoricalDistribution(list(values)) for name, values in space.items()}
     tried: dict[tuple[str, ...], float | None] = {}
     stale = 0

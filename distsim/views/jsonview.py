@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from distsim.check.memory import held
+from distsim.figures import figures
 from distsim.findings.record import Finding
 from distsim.views.bandline import makespan_band
 from distsim.views.values import values_json
@@ -42,8 +43,19 @@ def simulation_json(simulation: Simulation) -> dict[str, object]:
         "values": values_json(simulation.values),
         "findings": [finding_json(f) for f in simulation.findings],
         "makespan_band_ns": _band(makespan_band(cost, simulation.program, timeline)),
+        "figures": _figures(simulation),
         "cost_model": {"name": cost.name, "source": cost.source, "error_band": cost.error_band},
     }
+
+
+def _figures(simulation: Simulation) -> dict[str, object] | None:
+    """Of a transformer's step; null for other programs."""
+    found = figures(simulation)
+    if found is None:
+        return None
+    shares = {kind: round(share, 6) for kind, share in found.shares.items()}
+    return {"step_ns": found.step_ns, "tokens": found.tokens, "tokens_s_gpu": round(found.tokens_s_gpu, 3), "mfu": round(found.mfu, 6),
+            "shares": shares}  # fmt: skip
 
 
 def _band(band: tuple[int, int] | None) -> list[int] | None:

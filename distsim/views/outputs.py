@@ -31,7 +31,9 @@ _SIMULATE: dict[str, Any] = {
                      "algbw": "number", "busbw": "number"}],
     "memory": [{"name": "text", "ranks": ["int"], "parts_nbytes": {"{}": "int"}, "total_nbytes": "int", "device": "text",
                 "device_nbytes": "int", "fits": "flag"}],
-    "values": "any", "findings": [_FINDING], "cost_model": {"name": "text", "source": "text", "error_band": "text"},
+    "values": "any", "findings": [_FINDING],
+    "figures?": {"step_ns": "int", "tokens": "int", "tokens_s_gpu": "number", "mfu": "number", "shares": {"{}": "number"}},
+    "cost_model": {"name": "text", "source": "text", "error_band": "text"},
 }  # fmt: skip
 _CHECKED: dict[str, Any] = {
     "file": "text", "verdict": "verdict", "complete": "flag", "explored": "int", "depends_on": "text?", "ranks": ["int"], "core": ["int"],

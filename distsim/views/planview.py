@@ -13,8 +13,8 @@ from distsim.views.tables import cells, cut, folded, page_width, table
 SCHEMA_VERSION = 1
 #: Columns, from the most comfortable on.
 _COLUMNS = (
-    (0, 1, 2, 3, 4, 5, 6, 7, 8, 9), (0, 1, 2, 3, 5, 6, 7, 8, 9), (0, 1, 2, 3, 6, 7, 8, 9), (0, 1, 2, 3, 6, 7, 8), (0, 1, 2, 6, 7), (0, 1, 2, 6),
-    (0, 1, 2),
+    (0, 1, 2, 3, 4, 5, 6, 7, 8, 9), (0, 1, 2, 3, 5, 6, 7, 8, 9), (0, 1, 2, 3, 6, 7, 8, 9), (0, 1, 2, 3, 6, 7, 8),
+    (0, 1, 2, 6, 7), (0, 1, 2, 6), (0, 1, 2),
 )  # fmt: skip
 #: What a step goes into, as people call what bounds it.
 _BOUNDS = {"products": "FLOPs", "memory": "HBM", "launch": "host", "pipeline": "bubble", "data": "dp"}
@@ -33,7 +33,11 @@ def plan_text(plan: Plan, shown: int) -> str:
 
 def _legend(plan: Plan) -> list[str]:
     tied = sum(one.tied for one in plan.ranked)
-    ties = f"may be as fast as the first, within the band of prices: {tied - 1} layouts" if tied > 1 else "none may be as fast as the first"
+    ties = (
+        f"may be as fast as the first, within the band of prices: {tied - 1} layouts"
+        if tied > 1
+        else "none may be as fast as the first"
+    )
     front = "no other is faster and holds less" + (" on as few GPUs" if len({q.gpus for q in plan.questions}) > 1 else "")
     return [
         f"=: {ties}; *: {front}",
@@ -85,7 +89,11 @@ def _left(plan: Plan) -> list[str]:
     reasons = Counter(reason_kind(one.reason) for one in plan.left)
     rows = [(str(count), reason) for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))]
     nearest = min((one.reason for one in plan.left if one.reason.startswith("it does not fit")), key=_percent, default="")
-    near = [f"  the nearest that does not fit holds {_percent(nearest)} % of the device's memory"] if nearest and not plan.ranked else []
+    near = (
+        [f"  the nearest that does not fit holds {_percent(nearest)} % of the device's memory"]
+        if nearest and not plan.ranked
+        else []
+    )
     return ["Left out", *(line for count, reason in rows for line in folded(f"{count:>5}  {reason}", "  ", " " * 9)), *near]
 
 
@@ -156,7 +164,10 @@ def plan_svg(plan: Plan) -> str:
     axes = [
         f'<text x="{_WIDE / 2}" y="{_HIGH - 10}" text-anchor="middle">memory of the fullest rank, % of {show_bytes(room)}</text>',
         f'<text x="14" y="{_HIGH / 2}" text-anchor="middle" transform="rotate(-90 14 {_HIGH / 2})">step time</text>',
-        *(f'<text x="{_LEFT + k * (_WIDE - _LEFT - 20) / 4}" y="{_HIGH - 30}" text-anchor="middle">{25 * k}</text>' for k in range(5)),
+        *(
+            f'<text x="{_LEFT + k * (_WIDE - _LEFT - 20) / 4}" y="{_HIGH - 30}" text-anchor="middle">{25 * k}</text>'
+            for k in range(5)
+        ),
         f'<text x="{_LEFT - 6}" y="{_HIGH - _UNDER}" text-anchor="end">{show_ns(least)}</text>',
         f'<text x="{_LEFT - 6}" y="28" text-anchor="end">{show_ns(most)}</text>',
     ]

@@ -59,7 +59,10 @@ def _refused(rows: Sequence[dict[str, str]], names: Sequence[str], shown: int) -
     reasons: dict[str, list[str]] = {}
     for row in rows:
         reasons.setdefault(row["reason"], []).append(" ".join(f"{name}={row[name]}" for name in names))
-    lines = [f"{'; '.join(points[:3])}{f' and {len(points) - 3} more' if len(points) > 3 else ''}: {why}" for why, points in reasons.items()]
+    lines = [
+        f"{'; '.join(points[:3])}{f' and {len(points) - 3} more' if len(points) > 3 else ''}: {why}"
+        for why, points in reasons.items()
+    ]
     more = [f"  … {len(lines) - shown} more …"] if len(lines) > shown else []
     return ["Can't be", *(line for text in lines[:shown] for line in folded(text, "  ", "    ")), *more]
 

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.check.memory import held
+from distsim.figures import figures
 from distsim.units import show_bytes, show_ns
 from distsim.views.bandline import band_line
 from distsim.views.findings import findings_lines, verdict_words
 from distsim.views.tables import cells, cut, folded, page_width, ranks_text, table
 from distsim.views.values import values_lines
+from distsim.views.whatifview import figures_lines
 
 if TYPE_CHECKING:
     from distsim.check.memory import Held
@@ -55,6 +57,7 @@ def _head(simulation: Simulation) -> list[str]:
         *folded(f"{scenario.name or scenario.file}: {_outcome(simulation)}{_verdict(simulation)}"),
         *folded(scenario.about),
         *folded(f"{ranks} on {machines}, back end {simulation.run.profile}, cluster {simulation.cost.name}"),
+        *figures_lines(figures(simulation)),
     ]
 
 

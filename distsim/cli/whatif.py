@@ -1,0 +1,111 @@
+"""What `simulate` answers beside its report: another scenario beside it, faster resources, the path by kind, many draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distsim.cli.options import read_scenario
+
+if TYPE_CHECKING:
+    from distsim.cli.simulate import SimulateOptions
+    from distsim.simulation import Simulation
+
+Against = Annotated[
+    str | None,
+    typer.Option("--against", metavar="B", help="Beside the scenario B, without the --set of A: one table of differences."),
+]
+WhatIf = Annotated[bool, typer.Option("--what-if", help="Every resource twice as fast, in turn; the critical path by kind.")]
+Draws = Annotated[
+    int | None, typer.Option("--draws", metavar="N", min=2, help="As many runs with seeds from the file's on: the spread.")
+]
+Stragglers = Annotated[
+    str | None,
+    typer.Option("--stragglers", metavar="SHARExFACTOR", help="With --draws: ranks that are slow by chance, as 1%x1.3."),
+]
+
+
+@dataclass(frozen=True)
+class WhatIfOptions:
+    """The further questions of `simulate`."""
+
+    against: Against = None
+    what_if: WhatIf = False
+    draws: Draws = None
+    stragglers: Stragglers = None
+
+    @property
+    def asked(self) -> bool:
+        return self.against is not None or self.what_if or self.draws is not None
+
+
+def check(given: SimulateOptions, more: WhatIfOptions) -> None:
+    """Raises UsageError for what does not go together, before anything runs."""
+    from distsim.cli.traced import is_trace
+    from distsim.errors import UsageError
+
+    if more.stragglers is not None and more.draws is None:
+        raise UsageError("--stragglers: one run has no spread", "add --draws 100")
+    if more.asked and str(given.format) == "json":
+        raise UsageError("--against, --what-if and --draws print text", "leave out --format json")
+    if more.asked and is_trace(given.file):
+        raise UsageError(f"{given.file} is a trace: what if is asked of scenarios", "`distsim replay` runs it on other clusters")
+
+
+def answer(given: SimulateOptions, more: WhatIfOptions, simulation: Simulation, tell: Callable[[str], None]) -> str:
+    """The texts of what was asked."""
+    parts = []
+    if more.against is not None:
+        parts.append(_beside(given, more.against, simulation))
+    if more.what_if:
+        parts += _faster(simulation, tell)
+    if more.draws is not None:
+        parts.append(_spread(given, more.draws, more.stragglers, tell))
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _beside(given: SimulateOptions, other: str, simulation: Simulation) -> list[str]:
+    from distsim.simulation import simulate
+    from distsim.views.whatifview import difference_lines
+    from distsim.whatif import differences
+
+    same = given.file == other
+    found = simulate(
+        read_scenario(other, None), backend=given.backend, cluster=None if same else given.cluster, with_values=False
+    )
+    mine = " ".join([given.file, *(given.sets or ())]) if same else given.file
+    return difference_lines(differences(found, simulation), (other, mine))
+
+
+def _faster(simulation: Simulation, tell: Callable[[str], None]) -> list[list[str]]:
+    from distsim.views.whatifview import path_lines, speed_lines
+    from distsim.whatif import path_by_kind, speed_ups
+
+    if not simulation.makespan_ns or simulation.outcome != "completes":
+        return []
+    return [path_lines(path_by_kind(simulation)), speed_lines(list(speed_ups(simulation, tell)), simulation.makespan_ns)]
+
+
+def _spread(given: SimulateOptions, count: int, stragglers: str | None, tell: Callable[[str], None]) -> list[str]:
+    from distsim.errors import UsageError
+    from distsim.simulation import simulate
+    from distsim.views.whatifview import spread_lines
+    from distsim.whatif import draws, parse_stragglers, spread
+
+    slow = None if stragglers is None else parse_stragglers(stragglers)
+    scenario = read_scenario(given.file, given.sets)
+    if slow is None and not scenario.jitter:
+        raise UsageError("--draws: nothing in the scenario is left to chance", "add --set jitter=0.1, or --stragglers 1%x1.3")
+    times = []
+    for k, one in enumerate(draws(scenario, count, slow)):
+        tell(f"draw {k + 1} of {count}")
+        found = simulate(one, backend=given.backend, cluster=given.cluster, with_verdict=False, with_values=False)
+        if found.outcome != "completes":
+            return [f"the draw with seed {one.seed} {found.outcome}: there is no spread"]
+        times.append(found.makespan_ns)
+    told = [f"jitter up to {100 * scenario.jitter:g} %"] if scenario.jitter else []
+    told += [f"{100 * slow.share:g} % of the ranks {slow.factor:g} times as long"] if slow is not None else []
+    return spread_lines(spread(times), f" ({', '.join(told)})")

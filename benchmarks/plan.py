@@ -28,7 +28,9 @@ def main(wanted: int) -> None:
     found = [one for _, chunk in _chunks([asked], [(0, layout) for layout in chosen]) for one in evaluate(Chunk(*chunk))]
     took = time.process_time() - start
     fit = [one for one in found if isinstance(one, Outcome)]
-    print(f"{len(found)} checked, {len(fit)} of them fit and were timed, in {took:.1f} s of CPU: {took / len(found):.3f} s a layout, ")
+    print(
+        f"{len(found)} checked, {len(fit)} of them fit and were timed, in {took:.1f} s of CPU: {took / len(found):.3f} s a layout, "
+    )
     print(f"  {took / max(len(fit), 1):.3f} s for each that fits")
     best = min(fit, key=lambda one: one.step_ns)
     print(f"the fastest: {best.layout.label()}, {best.step_ns / 1e9:.3f} s, MFU {best.mfu:.1%}")

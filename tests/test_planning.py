@@ -70,7 +70,9 @@ def test_few_micro_batches_stand_for_many_exactly(pp: int, chunks: int, count: i
 def test_what_a_steps_time_goes_into_adds_up_and_agrees_with_the_simulation() -> None:
     asked = question(SMALL, 16, 32, sequence=4096)
     found = Pricing(asked).outcome(Layout(16, tp=2, pp=4))
-    told = figures(simulate(Scenario(**asked.scenario(Layout(16, tp=2, pp=4), "dgx-h100")), with_values=False, with_verdict=False))
+    told = figures(
+        simulate(Scenario(**asked.scenario(Layout(16, tp=2, pp=4), "dgx-h100")), with_values=False, with_verdict=False)
+    )
 
     assert isinstance(found, Outcome)
     assert told is not None
@@ -159,7 +161,11 @@ def test_the_front_is_what_nobody_beats(found: list[Outcome]) -> None:
         return one.step_ns, one.held_nbytes, one.layout.gpus
 
     front = {key(one) for one in pareto(found)}
-    best = {key(a) for a in found if not any(key(b) != key(a) and all(x <= y for x, y in zip(key(b), key(a), strict=True)) for b in found)}
+    best = {
+        key(a)
+        for a in found
+        if not any(key(b) != key(a) and all(x <= y for x, y in zip(key(b), key(a), strict=True)) for b in found)
+    }
     assert front == best
 
 
@@ -188,7 +194,20 @@ def test_a_guided_plan_tries_no_more_than_its_budget() -> None:
 
 
 class TestCommand:
-    WORDS = ("--gpus", "8", "--cluster", "dgx-h100", "--global-batch", "16", "--only", "recompute=none", "--only", "micro_batch=1", "-j", "1")
+    WORDS = (
+        "--gpus",
+        "8",
+        "--cluster",
+        "dgx-h100",
+        "--global-batch",
+        "16",
+        "--only",
+        "recompute=none",
+        "--only",
+        "micro_batch=1",
+        "-j",
+        "1",
+    )
 
     def test_the_best_layout_is_a_scenario_that_takes_as_long(self, cli: Cli, tmp_path: Path) -> None:
         best, plot = tmp_path / "best.yaml", tmp_path / "plan.svg"

@@ -37,7 +37,9 @@ def test_a_grid_has_every_combination_once_in_order(grid: dict[str, list[str]], 
     found = points(parse_grid(f"{name}={','.join(values)}" for name, values in grid.items()), clusters)
 
     assert len(set(found)) == len(found) == prod(map(len, grid.values())) * max(len(clusters), 1)
-    assert [tuple(value for _, value in one.values) for one in found[: prod(map(len, grid.values()))]] == list(product(*grid.values()))
+    assert [tuple(value for _, value in one.values) for one in found[: prod(map(len, grid.values()))]] == list(
+        product(*grid.values())
+    )
 
 
 def test_commas_in_brackets_and_quotes_part_nothing() -> None:
@@ -202,7 +204,10 @@ class TestCommand:
         assert [line[0] for line in lines if line[2:3] == ["completes"]] == ["1", "1", "2", "2", "3", "3"]
         assert max(map(len, done.stdout.splitlines())) <= 80
 
-    @pytest.mark.parametrize(("words", "status"), [((), 2), (("--grid", "n=1", "--backend", "gloo"), 0), (("--grid", "n=-1"), 1), (("--grid", "nn=1"), 2)])
+    @pytest.mark.parametrize(
+        ("words", "status"),
+        [((), 2), (("--grid", "n=1", "--backend", "gloo"), 0), (("--grid", "n=-1"), 1), (("--grid", "nn=1"), 2)],
+    )
     def test_it_ends_with_1_where_no_point_completes_and_with_2_where_there_is_none(
         self, cli: Cli, tmp_path: Path, words: tuple[str, ...], status: int
     ) -> None:
@@ -217,7 +222,9 @@ class TestCommand:
         words = [sys.executable, "-m", "distsim", "sweep", file, *GRID, "-o", table, "-j", "1"]
         with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
             end = time.monotonic() + LIMIT_S
-            while time.monotonic() < end and process.poll() is None and not (table.exists() and table.read_text().count("\n") > 2):
+            while (
+                time.monotonic() < end and process.poll() is None and not (table.exists() and table.read_text().count("\n") > 2)
+            ):
                 time.sleep(0.01)
             process.send_signal(signal.SIGINT)
             told = process.communicate(timeout=LIMIT_S)[1]

@@ -23,7 +23,9 @@ def done(text: str) -> Simulation:
     return simulate(loads(text), with_values=False)
 
 
-@pytest.mark.parametrize("name", ["hybrid.yaml", "two_machines.yaml", "strategies/pipeline_1f1b.yaml", "strategies/transformer_small.yaml"])
+@pytest.mark.parametrize(
+    "name", ["hybrid.yaml", "two_machines.yaml", "strategies/pipeline_1f1b.yaml", "strategies/transformer_small.yaml"]
+)
 def test_the_critical_path_by_kind_adds_up_to_the_makespan(name: str) -> None:
     found = simulate(load(SCENARIOS / name), with_values=False)
     rows = path_by_kind(found)
@@ -116,4 +118,3 @@ class TestCommand:
         assert told.stdout.startswith("3 draws (50 % of the ranks 2 times as long): mean ")
         for words in (("--draws", "3"), ("--stragglers", "1%x2"), ("--what-if", "--format", "json")):
             assert cli("simulate", self.HYBRID, *words).returncode == 2
-

@@ -15,6 +15,7 @@ All take positional arguments only, so that they survive simpy, which rebuilds e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import ClassVar
 
 #: Longer source lines are cut around the caret.
@@ -44,21 +45,34 @@ class Problem:
             return f"{self.file}:{self.line}:{self.column}"
         return f"{self.file}: {self.path}" if self.path else self.file
 
-    def render(self) -> str:
-        """The place and the message, the source line, a caret under the place, the advice: at most four lines."""
-        lines = [f"{self.place}: {self.message}"]
+    def render(self, width: int | None = None) -> str:
+        """The place and the message, the source line, a caret under the place, the advice.
+
+        ``width``: columns that there are; None: each a line of its own, however long, as other programs read them.
+        """
+        lines = _folded(f"{self.place}: {self.message}", width)
         if self.line and self.source_line.strip():
-            text, caret = _window(self.source_line, self.column)
+            text, caret = _window(self.source_line, self.column, _WIDEST_LINE if width is None else min(_WIDEST_LINE, width - 2))
             lines += [f"  {text}", f"  {caret}^"]
         if self.hint:
-            lines.append(f"  help: {self.hint}")
+            lines += _folded(f"  help: {self.hint}", width)
         return "\n".join(lines)
 
 
-def _window(line: str, column: int) -> tuple[str, str]:
+def _folded(text: str, width: int | None) -> list[str]:
+    """Lines of at most so many columns, broken at blanks; a word that is wider stands on one of its own. None: as it is."""
+    if width is None:
+        return [text]
+    return [
+        line for part in text.splitlines() for line in wrap(part, width, subsequent_indent="    ", break_long_words=False,
+                                                            break_on_hyphens=False)
+    ]  # fmt: skip
+
+
+def _window(line: str, column: int, widest: int = _WIDEST_LINE) -> tuple[str, str]:
     """The part of a line around a column, and the blanks that put a caret under it. Tabs stay tabs in both."""
-    start = max(0, column - 1 - _WIDEST_LINE * 3 // 4) if len(line) > _WIDEST_LINE else 0
-    before, text = line[start : column - 1], line[start : start + _WIDEST_LINE]
+    start = max(0, column - 1 - widest * 3 // 4) if len(line) > widest else 0
+    before, text = line[start : column - 1], line[start : start + widest]
     visible = "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
     return visible, "".join("\t" if c == "\t" else " " for c in before)
 
@@ -67,6 +81,10 @@ class DistsimError(Exception):
     """Anything that distsim raises on purpose."""
 
     exit_code: ClassVar[int] = 3
+
+    def laid_out(self, width: int | None) -> str:
+        """The text for a terminal of so many columns; None: nobody says."""
+        return "\n".join(_folded(str(self), width))
 
 
 class UserError(DistsimError):
@@ -83,7 +101,11 @@ class ScenarioErrors(UserError):
         self.problems = problems
 
     def __str__(self) -> str:
-        return "\n".join(problem.render() for problem in self.problems)
+        return self.laid_out(None)
+
+    def laid_out(self, width: int | None) -> str:
+        """Each problem for a terminal of so many columns."""
+        return "\n".join(problem.render(width) for problem in self.problems)
 
 
 class UsageError(UserError):

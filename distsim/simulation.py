@@ -31,9 +31,9 @@ from distsim.program.limits import FOLDED_CALLS, MAX_CALLS, bounded_program, bou
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import Scenario
-from distsim.semantics.section import Unfold, section
+from distsim.semantics.section import Unfold, alike_groups, section, standing
 from distsim.standstill import Standstill
-from distsim.timeline import Timeline, timeline, timeline_by_classes
+from distsim.timeline import Timeline, collective, critical_path, iteration_ns, meetings, rank_times, timeline
 from distsim.trace import Trace
 from distsim.values import Values, compute_values
 
@@ -122,6 +122,17 @@ def _simulate(scenario: Scenario, how: How) -> Simulation:
         ordered=how.get("ordered", False), follow=follow, tell=tell, fold=how.get("fold"), max_calls=how.get("max_calls"),
         bounded=True,
     )  # fmt: skip
+
+
+def timeline_by_classes(trace: Trace, section: Program, program: Program) -> Timeline:
+    """The timeline of a whole program, from the trace of the ranks that stand for all (`distsim.semantics.section`)."""
+    end = trace.makespan_ns
+    times, alike = {one.rank: one for one in rank_times(trace, end)}, alike_groups(section, program)
+    ranks = tuple(times[of]._replace(rank=rank) for rank, of in enumerate(standing(section)))
+    told = [(one.began_ns, rank, i, one._replace(group=group))
+            for i, one in enumerate(meetings(trace)) for rank, group in alike.get(one.group, ())]  # fmt: skip
+    found = tuple(collective(trace, *one[3][:6]) for one in sorted(told, key=lambda one: one[:3]))
+    return Timeline(end, iteration_ns(trace), ranks, found, critical_path(trace, end))
 
 
 class More(TypedDict, total=False):

@@ -13,7 +13,7 @@ So the four add up to the makespan, exactly. Everything is worked out on the tra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from distsim.findings.record import Place
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES
-from distsim.program.records import Program
 from distsim.trace import NEVER, NOWHERE, Trace
 
 Ints = NDArray[np.int64]
@@ -89,16 +88,6 @@ def timeline(trace: Trace, makespan_ns: int | None = None) -> Timeline:
     """Measure a run. ``makespan_ns`` overrides the trace's (a longer one adds idle or waiting time at the end)."""
     end = max(makespan_ns or 0, trace.makespan_ns)
     return Timeline(end, iteration_ns(trace), rank_times(trace, end), collective_times(trace), critical_path(trace, end))
-
-
-def timeline_by_classes(trace: Trace, section: Program, program: Program) -> Timeline:
-    """The timeline of a whole program, from the trace of the ranks that stand for all (`distsim.semantics.section`)."""
-    end, times = trace.makespan_ns, dict[int, RankTimes]()
-    times = {one.rank: one for one in rank_times(trace, end)}
-    assert section.stands_for is not None
-    ranks = tuple(times[of]._replace(rank=rank) for rank, of in enumerate(section.stands_for.tolist()))
-    found = _every_group(_by_group(trace), _alike_groups(section, program))
-    return Timeline(end, iteration_ns(trace), ranks, tuple(_collective(trace, *key) for key in found), critical_path(trace, end))
 
 
 # --- ranks ---
@@ -207,11 +196,11 @@ def iteration_ns(trace: Trace) -> int | None:
 
 def collective_times(trace: Trace) -> tuple[CollectiveTimes, ...]:
     """One row per (operation, group, bytes), in the order in which they first started."""
-    return tuple(_collective(trace, *one[:6]) for one in _by_group(trace))
+    return tuple(collective(trace, *one[:6]) for one in meetings(trace))
 
 
-class _Times(NamedTuple):
-    """All calls of an operation with one size on a group: how many, how long together, by how many ranks; when the first began."""
+class Meetings(NamedTuple):
+    """All calls of an operation with one size on a group (numbers in the trace's tables): how many, how long, when the first began."""
 
     op: int
     group: int
@@ -222,7 +211,8 @@ class _Times(NamedTuple):
     began_ns: int
 
 
-def _by_group(trace: Trace) -> tuple[_Times, ...]:
+def meetings(trace: Trace) -> tuple[Meetings, ...]:
+    """What met, by (operation, group, bytes), in the order in which they first started."""
     rows = np.flatnonzero(trace.ops(*_COLLECTIVES) & (trace["match"] >= 0) & (trace["finished_ns"] >= 0))
     if not len(rows):
         return ()
@@ -239,41 +229,10 @@ def _by_group(trace: Trace) -> tuple[_Times, ...]:
         entry = seen.setdefault((op, group, nbytes), [0, 0, n, at])
         entry[0] += 1
         entry[1] += ns
-    return tuple(_Times(*key, *entry) for key, entry in seen.items())
+    return tuple(Meetings(*key, *entry) for key, entry in seen.items())
 
 
-def _alike_groups(section: Program, program: Program) -> dict[int, list[tuple[int, int]]]:
-    """By group of the ranks that stand for all: (lowest rank, group) of each group of the program that it stands for."""
-    assert section.stands_for is not None
-    there = np.asarray(section.row_of)
-    lowest: dict[int, tuple[int, int]] = {}
-    for code, cut in zip(program.codes, section.codes, strict=True):
-        ranks = np.array(code.ranks, dtype=np.int64)
-        for ids, own in zip(code.groups, cut.groups, strict=True):
-            ours = np.broadcast_to(np.asarray(ids), len(ranks))
-            theirs = np.broadcast_to(np.asarray(own), len(cut.ranks))[there[ranks]]
-            groups, first = np.unique(ours, return_index=True)
-            for group, rank, of in zip(groups.tolist(), ranks[first].tolist(), theirs[first].tolist(), strict=True):
-                lowest[group] = min(lowest.get(group, (rank, of)), (rank, of))
-    found: dict[int, list[tuple[int, int]]] = {}
-    for group, (rank, of) in lowest.items():
-        found.setdefault(of, []).append((rank, group))
-    return found
-
-
-def _every_group(
-    times: Sequence[_Times], alike: Mapping[int, Sequence[tuple[int, int]]]
-) -> list[tuple[int, int, int, int, int, int]]:
-    """The same of all groups, in the order in which they first started, at one time by their lowest ranks."""
-    told = [
-        (one.began_ns, rank, i, one._replace(group=group))
-        for i, one in enumerate(times)
-        for rank, group in alike.get(one.group, ())
-    ]
-    return [one[3][:6] for one in sorted(told, key=lambda one: one[:3])]
-
-
-def _collective(trace: Trace, op: int, group: int, nbytes: int, count: int, total_ns: int, parties: int) -> CollectiveTimes:
+def collective(trace: Trace, op: int, group: int, nbytes: int, count: int, total_ns: int, parties: int) -> CollectiveTimes:
     groups = trace.header.get("groups", ())
     n = len(groups[group][1]) if 0 <= group < len(groups) else parties
     name = trace.tables["op"][op]

@@ -133,7 +133,7 @@ def surely(case: Case) -> Answers | None:
     """The one form without prices: in no time."""
     linked = case.linked
     if (
-        why_ordered(linked, case.cost.cluster.shared_links) is not None
+        why_ordered(linked) is not None
         or case.outcome.outcome == "undefined"
         or case.run.findings
         or case.run.mismatches

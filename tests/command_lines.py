@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,4 +63,4 @@ def _joined(body: str) -> list[str]:
 
 if __name__ == "__main__":
     for one in [*frames(), *spans()]:
-        print(f"{one.page:20} {'…' if one.span else ' '} {one.text}")
+        sys.stdout.write(f"{one.page:20} {'…' if one.span else ' '} {one.text}\n")

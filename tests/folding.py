@@ -16,8 +16,8 @@ from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import Scenario
 from distsim.semantics.section import Unfold, section
-from distsim.simulation import cost_model
-from distsim.timeline import timeline, timeline_by_classes
+from distsim.simulation import cost_model, timeline_by_classes
+from distsim.timeline import timeline
 from distsim.trace import Trace
 
 _ROWS = ("position", "part", "op", "nbytes", "posted_ns", "returned_ns", "started_ns", "finished_ns", "waited_ns")
@@ -34,17 +34,20 @@ class Compared(NamedTuple):
 
 
 def compared(scenario: Scenario) -> Compared:
-    """Both ways to run a scenario, under its own back end."""
+    """Both ways to run a scenario, under its own back end; where what shares links does not fold, with links that nobody shares."""
     program = lower(scenario)
     cost = cost_model(scenario, program)
     part = section(program, [cost], [PROFILES[program.backend]], worth=1.0)
     if part is None or len(part.present) == program.world_size:
         return Compared(False, program.world_size, program.world_size, "", ())
-    try:
-        found = tuple(_differences(program, part, cost))
-    except Unfold:
-        return Compared(False, program.world_size, program.world_size, "", ())
-    return Compared(True, program.world_size, len(part.present), found[0], found[1:])
+    alone = cost.cluster.model_copy(update={"shared_links": False})
+    for prices in (cost, cost_model(scenario, program, alone)):
+        try:
+            found = tuple(_differences(program, part, prices))
+        except Unfold:
+            continue
+        return Compared(True, program.world_size, len(part.present), found[0], found[1:])
+    return Compared(False, program.world_size, program.world_size, "", ())
 
 
 def _differences(program: Program, part: Program, cost: CostModel) -> list[str]:

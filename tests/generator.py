@@ -99,7 +99,7 @@ class _Maker:
         if "links" not in self.on or self.random.random() < 0.5:
             return None
         preset = "dgx-a100" if self.backend == "nccl" else "cpu-10gbe"
-        return self.random.choice((preset, {"preset": preset, "shared_links": True}))
+        return self.random.choice((preset, {"preset": preset, "shared_links": False}))
 
     def _faults(self, calls: Calls) -> list[Mapping]:
         random, found = self.random, list[Mapping]()

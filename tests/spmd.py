@@ -144,7 +144,7 @@ class _Maker:
             return tuple(f"rank + (({axis} + {n} + {k}) % {n} - {axis}) * {wide}" for k in (by, -by))  # type: ignore[return-value]
         if choice < 0.8:
             return f"(rank + {by}) % world_size", f"(rank + world_size - {by}) % world_size"
-        mirror = f"world_size - 1 - rank" if choice < 0.9 else f"rank + ({n} - 1 - 2 * {axis}) * {wide}"
+        mirror = "world_size - 1 - rank" if choice < 0.9 else f"rank + ({n} - 1 - 2 * {axis}) * {wide}"
         return mirror, mirror
 
     def _shift(self) -> Entry:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from distsim.cluster import PRESETS, cluster_from, preset
 from distsim.cost import CostModel
+from distsim.cost.sharing import Ports
 from distsim.errors import UsageError
 from distsim.ops.base import Op
 from distsim.ops.table import OPS
@@ -141,12 +142,15 @@ def test_links_are_classed_by_node() -> None:
     assert rails.p2p_ns(0, 1, 0) == rails.call_overhead_ns + rails.cluster.intra.latency_ns
 
 
-def test_messages_between_nodes_name_the_cards_they_occupy() -> None:
+def test_messages_between_nodes_take_up_cards_and_those_inside_the_links_of_both_ranks() -> None:
     cost = CostModel(cluster_from({"preset": "dgx-a100", "nics": {"count": 2}}), 8, 4)
+    ports = Ports(cost)
 
-    assert cost.nics_of(0, 1) == ()
-    assert [link.id for link in cost.nics_of(1, 6)] == ["node 0 nic 1 out", "node 1 nic 0 in"]
-    assert {link.bytes_per_ns for link in cost.nics_of(1, 6)} == {cost.cluster.rank_inter_bytes_per_ns}
+    inside, across = ports.of_message(0, 1), ports.of_message(1, 6)
+    assert [ports.name(port) for port in inside.ports] == ["rank 0 link out", "rank 1 link in"]
+    assert [ports.name(port) for port in across.ports] == ["node 0 nic 1 out", "node 1 nic 0 in"]
+    assert (inside.rate, across.rate) == (cost.cluster.intra.attained, cost.cluster.rank_inter_bytes_per_ns)
+    assert ports.of_message(3, 3).ports == ()
 
 
 def test_the_cards_of_a_node_are_shared_by_its_ranks() -> None:

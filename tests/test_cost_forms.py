@@ -10,6 +10,7 @@ import pytest
 
 from distsim.cluster import cluster_from
 from distsim.cost import CostModel
+from distsim.cost.sharing import Ports
 from distsim.ops.base import Op
 from distsim.ops.table import OPS
 from distsim.schedules import Algorithm, chain_reduce
@@ -166,7 +167,8 @@ def test_a_slow_network_slows_both_directions_of_its_node_and_nothing_inside(lin
 
     assert [slow.bytes_per_ns(*ends) for ends in ((8, 16), (16, 8), (0, 8), (0, 16))] == [rate / 6, rate / 6, rate / 6, rate / 4]
     assert slow.bytes_per_ns(8, 9) == sound.bytes_per_ns(8, 9)
-    assert [card.bytes_per_ns for card in slow.nics_of(8, 16)] == [rate / 6, rate]
+    out, into = Ports(slow).of_message(8, 16).ports
+    assert Ports(slow).capacity[[out, into]].tolist() == [rate / 6, rate]
     assert model("dgx-a100", 3, faults=[Slow(link, (), 2.0)]).bytes_per_ns(8, 16) == rate / 2
 
 
@@ -180,21 +182,16 @@ def test_a_slow_link_inside_one_node_leaves_the_others_and_the_network_alone(lin
     assert slow.collective_ns(OPS["all_reduce"], (8, 9), 1 << 34) > 2 * slow.collective_ns(OPS["all_reduce"], (0, 1), 1 << 34)
 
 
-def test_gloo_moves_bytes_of_a_process_in_one_thread() -> None:
-    """Both ends of a message inside a node, and nothing of a message to oneself; NCCL's clusters have no such thread."""
-    flat, rails = model("cpu-10gbe", 2, 4), model("dgx-a100", 2, 4)
+def test_gloo_moves_bytes_of_a_process_in_one_thread_where_they_were_seen_to_hinder_each_other() -> None:
+    """At both ends of a message and of each member; NCCL's clusters have no such thread."""
+    half = Ports(model("cpu-10gbe", 2, 4, crossing=0.5))
+    found = half.of_message(1, 2)
 
-    assert [loop.id for loop in flat.nics_of(1, 2)] == ["rank 1 loop", "rank 2 loop"]
-    assert flat.nics_of(1, 1) == () == rails.nics_of(1, 2)
-    assert [loop.id for loop in flat.loops_of((0, 3))] == ["rank 0 loop", "rank 3 loop"]
-    assert rails.loops_of((0, 3)) == ()
-
-
-def test_a_thread_that_is_half_taken_up_lets_twice_as_much_cross() -> None:
-    half, none = (model("cpu-10gbe", 1, 4, shared_links=True, crossing=crossing) for crossing in (0.5, 0))
-
-    assert [loop.bytes_per_ns for loop in half.loops_of((0, 3), 8.0)] == [16.0, 16.0]
-    assert [loop.bytes_per_ns for loop in none.loops_of((2,), 8.0)] == [float("inf")]
+    assert [half.name(port) for port in found.ports[2:]] == ["rank 1 loop", "rank 2 loop"]
+    assert found.weights == (1.0, 1.0, 0.0, 0.0)
+    assert [half.name(port) for port in half.of_collective(OPS["all_reduce"], (0, 3)).ports[4:]] == ["rank 0 loop", "rank 3 loop"]
+    for none in (model("cpu-10gbe", 2, 4), model("dgx-a100", 2, 4, crossing=0.5)):
+        assert len(Ports(none).of_message(1, 2).ports) == 2
 
 
 def test_ranks_alone_on_their_nodes_meet_over_the_network() -> None:

@@ -49,7 +49,7 @@ def test_the_report_begins_with_the_cause_and_ends_with_status_1(behind: Path) -
     result = run(behind)
 
     assert result.exit_code == 1
-    assert result.output.startswith(
+    assert " ".join(result.output.split()).startswith(
         "rank 2 is behind, at call 1: ranks 0, 1 and 3 wait for it in all_reduce, call 2 of the default group"
     )
     assert "ranks 0, 1 and 3: all_reduce at job/train.py:12 in train" in result.output

@@ -182,13 +182,23 @@ def test_eager_messages_are_taken_in_the_order_in_which_their_data_arrives() -> 
     assert run.left.columns.match[run.row(0, 0)] == run.left.columns.match[run.row(1, 1)]
 
 
-def test_messages_share_a_card_first_come_first_served() -> None:
+def test_messages_that_cross_a_card_at_once_share_it_evenly() -> None:
     ranks = [[to(2 + r, numel=10**6)] for r in range(2)] + [[to(r, "recv", numel=10**6)] for r in range(2)]
     alone, shared = Run("gloo", *ranks, nodes=2), Run("gloo", *ranks, nodes=2, shared=True)
     price = alone.cost.p2p_ns(0, 2, 4 * 10**6)
-    busy = max(4 * 10**6 / card.bytes_per_ns for card in alone.cost.nics_of(0, 2))
+    moving = price - alone.cost.p2p_ns(0, 2, 0)
     assert [alone.times(r, 0)[2] for r in (0, 1)] == [price, price]
-    assert [shared.times(r, 0)[2] for r in (0, 1)] == [price, price + -int(-busy // 1)]
+    assert [shared.times(r, 0)[2] for r in (0, 1)] == [price + moving, price + moving]
+
+
+def test_a_message_that_comes_later_slows_the_one_under_way_and_has_the_card_for_itself_at_the_end() -> None:
+    later = 10**6
+    ranks = [[to(2, numel=10**6)], [work(later), to(3, numel=10**6)]] + [[to(r, "recv", numel=10**6)] for r in range(2)]
+    run = Run("gloo", *ranks, nodes=2, shared=True)
+    price, start = run.cost.p2p_ns(0, 2, 4 * 10**6), run.cost.p2p_ns(0, 2, 0)
+    left = price - later - start  # of the first, when the second's bytes begin to move
+    assert run.times(0, 0)[2] == price + left
+    assert run.times(1, 1)[2] == later + price + left
 
 
 def test_late_rank_makes_the_others_wait_in_init_process_group() -> None:

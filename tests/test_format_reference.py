@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from distsim.cli.explain import page
 from distsim.cli.reference import PAGES
 from distsim.ops.table import OPS
+from distsim.ops.torch_calls import TORCH_CALLS
 from distsim.scenario import json_schema
 from distsim.scenario.form import PARTS, File
 from distsim.scenario.reference import key_of, keys
@@ -86,3 +90,32 @@ def test_a_key_is_found_by_the_path_that_a_person_writes(written: str, path: str
 
     assert key is not None
     assert key.path == path
+
+
+def test_each_operation_s_page_has_torch_s_call_beside_the_file_s_form() -> None:
+    """The call is Python that torch takes, makes the operation that the file's example makes, and every argument fits its signature."""
+    dist = pytest.importorskip("torch.distributed")
+    page = PAGES["operations.md"]()
+    assert list(TORCH_CALLS) == list(OPS)
+    for name, code in TORCH_CALLS.items():
+        chapter = page[page.index(f"\n## {name}\n") :].split("\n## ")[1]
+        assert f"```yaml\n{OPS[name].words.example.rstrip()}\n```\n\n```python\n{code}\n```" in chapter
+        calls = [
+            node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        ]
+        made = [
+            (node, node.func.attr) for node in calls if isinstance(node.func.value, ast.Name) and node.func.value.id == "dist"
+        ]
+        for node, called in made:
+            inspect.signature(getattr(dist, called)).bind(*node.args, **{one.arg: one.value for one in node.keywords if one.arg})
+        if OPS[name].kind in ("p2p", "collective", "group") and "coalesced" not in name:
+            assert name in [called for _, called in made]
+
+
+def test_every_operation_that_moves_data_has_a_picture() -> None:
+    page, gallery = PAGES["operations.md"](), DOCS.parent / "viz"
+    for name, row in OPS.items():
+        chapter = page[page.index(f"\n## {name}\n") :].split("\n## ")[1]
+        drawn = re.findall(r"\((\.\./viz/\w+\.svg)\)", chapter)
+        assert bool(drawn) == (row.kind in ("p2p", "collective", "batch") and "barrier" not in name), name
+        assert all((gallery / Path(one).name).exists() for one in drawn)

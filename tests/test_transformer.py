@@ -11,10 +11,44 @@ from distsim.strategies.models import PRESETS
 from distsim.strategies.pipeline_schedules import gpipe, interleaved, one_f_one_b, zb1p
 from distsim.strategies.transformer import MicroBatch, step_flops
 
-#: Parameter counts as published: paper tables and model cards, in units of 1e9.
-PUBLISHED = {"gpt3-175b": 175.0, "llama3-8b": 8.03, "llama3-70b": 70.6, "llama3-405b": 405.0, "mixtral-8x7b": 46.7}
+#: Parameter counts as published: paper tables and model cards, in units of 1e9. Llama 4 without its vision tower of 0.87, Gemma 3 as the
+#: sum of its embedding and other parameters, without it too.
+PUBLISHED = {
+    "gpt3-175b": 175.0, "llama3-8b": 8.03, "llama3-70b": 70.6, "llama3-405b": 405.0, "mixtral-8x7b": 46.7,
+    "llama3.1-8b": 8.03, "llama3.1-70b": 70.6, "llama3.1-405b": 405.0, "llama3.3-70b": 70.6,
+    "llama4-scout": 108.64 - 0.87, "llama4-maverick": 401.58 - 0.87, "qwen3-8b": 8.2, "qwen3-14b": 14.8, "qwen3-32b": 32.8,
+    "qwen3-30b-a3b": 30.5, "qwen3-235b-a22b": 235.0, "deepseek-v3": 671.0, "mixtral-8x22b": 141.0, "gemma3-4b": 0.675 + 3.209,
+    "gemma3-12b": 1.012 + 10.759, "gemma3-27b": 1.416 + 25.6, "gpt-oss-20b": 20.91, "gpt-oss-120b": 116.83, "vit-l-16": 0.307,
+    "vit-h-14": 0.632, "dit-xl-2": 0.675,
+}  # fmt: skip
 #: The same to the last one: `num_parameters()` of the published checkpoints.
-EXACT = {"llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800, "mixtral-8x7b": 46_702_792_704}
+EXACT = {
+    "llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800, "mixtral-8x7b": 46_702_792_704,
+    "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264, "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560, "mixtral-8x22b": 140_630_071_296,
+}  # fmt: skip
+#: Parameters that a token meets, as published; gpt-oss counts no embedding among them (arXiv:2508.10925, table 1).
+ACTIVE = {
+    "llama4-scout": 17, "llama4-maverick": 17, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22, "deepseek-v3": 37, "mixtral-8x22b": 39,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_active_parameters_are_the_published_ones_in_their_digits(name: str) -> None:
+    assert isclose(PRESETS[name].active_parameters, ACTIVE[name] * 1e9, rel_tol=0.02)
+
+
+@pytest.mark.parametrize(("name", "active"), [("gpt-oss-20b", 3.61), ("gpt-oss-120b", 5.13)])
+def test_active_parameters_of_gpt_oss_are_those_of_its_card(name: str, active: float) -> None:
+    model = PRESETS[name]
+    assert isclose(model.active_parameters - model.embedding_parameters, active * 1e9, rel_tol=0.005)
+
+
+def test_a_deepseek_stage_without_experts_weighs_what_its_layers_do() -> None:
+    """All stages together hold the model: the first three layers are dense."""
+    model = PRESETS["deepseek-v3"]
+    dense = 3 * (model.dense_parameters - model.layer_parameters)
+    assert model.parameters == model.embedding_parameters + model.head_parameters + 61 * model.layer_parameters + dense
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from math import atan2, pi
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +13,14 @@ from views_made import box, cell_text, made, recv, ring, send, texts, wait, work
 from distsim.ops.table import OPS
 from distsim.program.build import build_program
 from distsim.program.records import Fault
+from distsim.scenario import loads
+from distsim.simulation import simulate
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
 from distsim.views.drawing.mermaid import sequence
 from distsim.views.drawing.palette import PALE, RED, RED_FILL
 from distsim.views.drawing.records import Picture, text_width
 from distsim.views.drawing.sequence import SequenceDiagram, place
+from distsim.views.part import part_of
 from distsim.views.pictures.dataflow import dataflow_diagram
 from distsim.views.pictures.groups import groups_picture
 from distsim.views.pictures.op import op_picture
@@ -156,15 +161,50 @@ def test_the_core_is_taken_from_the_verdict_where_there_is_one():
     assert "cause: rank 2" in waitfor_picture(program, run.standstill, (2,)).subtitle
 
 
-def test_a_thousand_waiting_ranks_are_bounded_with_the_cause_first():
-    n = 1000
-    calls = {r: [*([send(1 - r)] if r < 2 else []), {"op": "barrier"}] for r in range(n)}
-    program, run = made(n, calls)
-    picture = waitfor_picture(program, run.standstill)
+_STUCK = """
+name: stuck
+world: 1000
+backend: gloo
+tensors: {x: {shape: [1000000]}}
+program:
+  - ranks: rank < 3
+    steps: [{send: {tensor: x, dst: (rank + 1) % 3}}, {recv: {tensor: x, src: (rank + 2) % 3}}]
+  - all_reduce: {tensor: x}
+"""
 
-    assert {"rank0", "rank1"} <= {node.id for node in picture.nodes}
-    assert len(picture.nodes) < 40
-    assert any("more ranks that wait" in note for note in picture.notes)
+
+def test_a_thousand_waiting_ranks_fold_to_the_circle_and_those_behind_it():
+    done = simulate(loads(_STUCK), with_verdict=False)
+    picture = waitfor_picture(done.program, done.run.standstill)
+
+    assert {node.id for node in picture.nodes} == {"rank0", "rank1", "rank2", "rank3"}
+    assert texts(box(picture, "rank3"))[:2] == ["997 ranks wait behind it", "ranks 3-999"]
+    assert {(e.tail, e.head) for e in picture.edges if e.tail == "rank3"} == {("rank3", f"rank{r}") for r in range(3)}
+
+
+@pytest.mark.parametrize("n", [3, 4, 8, 12, 1024])
+def test_a_circle_is_drawn_as_one_and_folded_where_it_is_long(n: int):
+    """All ranks lie on it in order, none touches another, and every rank is drawn or counted."""
+    program, run = ring(n)
+    picture = waitfor_picture(program, run.standstill)
+    places = [node.at for node in picture.nodes]
+
+    assert picture.engine == "neato"
+    assert all(at is not None for at in places)
+    turns = [atan2(at[0], -at[1]) % (2 * pi) for at in places if at is not None]
+    assert [node.id for _, node in sorted(zip(turns, picture.nodes, strict=True), key=lambda t: t[0])] == [
+        x.id for x in picture.nodes
+    ]
+    assert {(e.tail, e.head) for e in picture.edges} == set(pairwise([*(x.id for x in picture.nodes), "rank0"]))
+    assert (len(picture.nodes), "1013 more" in str(picture.nodes)) == (min(n, 12), n > 12)
+
+
+def test_chosen_ranks_are_drawn_with_those_they_wait_for_and_the_others_are_counted():
+    program, run = ring(64)
+    picture = waitfor_picture(program, run.standstill, part=part_of("7"))
+
+    assert {node.id for node in picture.nodes} == {"rank7", "rank8"}
+    assert "62 more ranks wait and were not chosen" in picture.notes
 
 
 def test_a_run_that_ends_says_that_nobody_waits():
@@ -247,9 +287,10 @@ def test_a_large_program_is_bounded_and_the_rest_is_counted():
     calls = {r: [work(), *([{"op": "barrier"}] * 200)] for r in range(64)}
     columns = dataflow_diagram(*made(64, calls))
 
-    assert len(columns.columns) == 12
+    assert [column.short for column in columns.columns] == [f"rank {r}" for r in range(4)]
     assert len(columns.bands) < 50
-    assert columns.notes[0] == "and 52 more ranks, not drawn"
+    assert columns.notes[0] == "60 ranks are alike to one that is drawn"
+    assert "and 60 alike: 4-63" in [line.text for line in columns.columns[0].lines]
     assert "after them are not" in columns.notes[1]
 
 

@@ -66,3 +66,31 @@ def test_widths_stay_between_40_and_200(asked: int | None, given: int) -> None:
 
     set_width(asked)
     assert page_width() == given
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120, 200])
+def test_refusals_follow_the_terminal_and_the_caret_stays_under_its_place(columns: int) -> None:
+    from distsim.errors import ScenarioErrors
+
+    broken = "world: 4\nprogram:\n  - all_reduce: {tensor: x, opp: sum, group: " + "g" * 90 + "}\n  - send: {tensr: x, dst: 1}\n"
+    with pytest.raises(ScenarioErrors) as caught:
+        loads(broken, "a_file_of_mine.yaml")
+    for problem in caught.value.problems:
+        lines = problem.render(columns).split("\n")
+        assert [line for line in lines if cells(line) > columns and len(line.split()) > 1] == []
+        caret = next(k for k, line in enumerate(lines) if line.strip() == "^")
+        place = lines[caret].index("^")
+        assert lines[caret - 1][place:].startswith(broken.split("\n")[problem.line - 1][problem.column - 1 :][:3])
+        assert " ".join(problem.render(columns).split()).count("help:") == 1
+        assert problem.render().count("\n") <= 3
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_the_page_of_a_finding_follows_the_terminal(columns: int) -> None:
+    from distsim.findings.codes import CODES
+
+    set_width(columns)
+    for code in CODES:
+        text = page(code).partition("A scenario that has it")[0]
+        assert [line for line in text.splitlines() if cells(line) > columns and len(line.split()) > 1] == []
+    assert max(map(cells, page("DS301").partition("A scenario")[0].splitlines())) > columns - 20

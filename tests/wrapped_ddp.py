@@ -103,11 +103,7 @@ def compress(name: str) -> Callable[[Any], None]:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         plain = getattr(default_hooks, f"{name}_compress_hook" if name != "allreduce" else "allreduce_hook")
-
-        def hook(state: Any, bucket: Any) -> Any:  # by its own name bf16's is refused without NCCL
-            return plain(state, bucket)
-
-        net.register_comm_hook(None, hook)
+        net.register_comm_hook(None, lambda state, bucket: plain(state, bucket))  # by its own name bf16's is refused without NCCL
 
     return register
 

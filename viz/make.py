@@ -1,6 +1,6 @@
 """Draws the gallery: `python viz/make.py` renders the examples of every view into this folder and writes README.md and sources.json.
 
-sources.json holds a digest of each picture's source (the DOT text, or the svg of a timeline, which distsim writes itself); the layout
+sources.json holds a digest of each picture's source (the DOT text, or the svg where distsim writes that itself); the layout
 engine's own output depends on the machine's fonts and is not compared.
 """
 
@@ -51,7 +51,8 @@ def picture(shown: Shown, fmt: str) -> str:
 
 def digest(shown: Shown) -> str:
     """Changes when the picture's content does, on any machine."""
-    return sha256(picture(shown, "svg" if shown.view == "timeline" else "dot").encode()).hexdigest()[:16]
+    fmt = "dot" if "dot" in view_of(shown.view).formats else "svg"
+    return sha256(picture(shown, fmt).encode()).hexdigest()[:16]
 
 
 def readme() -> str:

@@ -82,10 +82,9 @@ def calibrate(points: Iterable[Point], base: Cluster, name: str, source: str) ->
     groups
     that have the machine for themselves; under ``collectives: nccl`` the pooled constants of `distsim.cost.constants` stay, and
     the measured
-    times alone correct them. ``error_band`` of the cluster tells how well sizes left out were predicted. A flat cluster
-    gets ``shared_links``: one thread of a process moves all its bytes, so what is under way at once hinders each other, as much
-    as
-    messages that cross were measured to (`Cluster.crossing`).
+    times alone correct them. ``error_band`` of the cluster tells how well sizes left out were predicted. On a flat
+    cluster one thread of a process moves all its bytes, so what is under way at once hinders each other, as much as messages that
+    cross were measured to (`Cluster.crossing`).
     """
     every = pooled(points)
     found = tuple(p for p in every if OPS[p.op].kind != "batch")
@@ -105,8 +104,7 @@ def calibrate(points: Iterable[Point], base: Cluster, name: str, source: str) ->
     band = f"+-{median:.0%} median, {worst:.0%} worst of {len(shares)} sizes left out; runs spread by {spread:.0%}".replace(
         "%", " %"
     )
-    cluster = bare.model_copy(update={"measured": curves, "name": name, "source": source, "error_band": band,
-                                     "shared_links": base.shared_links or base.collectives == "flat"})  # fmt: skip
+    cluster = bare.model_copy(update={"measured": curves, "name": name, "source": source, "error_band": band})
     cluster = cluster.model_copy(update={"crossing": _crossing(every, cluster)})
     return Calibration(
         cluster_from(cluster.to_mapping()), errors, median, worst, float(np.median(list(model.values()))), spread, len(found)

@@ -7,11 +7,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from distsim.capture.client import Client
+from distsim.capture.fake import told
 from distsim.capture.members import Failure
 from distsim.capture.sites import NOWHERE, Sites
 from distsim.capture.wire import Regions
@@ -31,6 +32,13 @@ class Target:
     home: str = ""
 
 
+class Ways(NamedTuple):
+    """``counts``: what a rank computes is told too. ``fakes``: its tensors have sizes alone."""
+
+    counts: bool = False
+    fakes: bool = False
+
+
 def die_with_parent() -> None:
     """A process that nobody is there for any more ends."""
     import ctypes
@@ -39,7 +47,7 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
 
 
-def run_child(target: Target, environment: Mapping[str, str], address: str, regions: Regions) -> int:
+def run_child(target: Target, environment: Mapping[str, str], address: str, regions: Regions, ways: Ways = Ways()) -> int:  # noqa: B008 - frozen
     """The life of a rank. Returns its exit status."""
     die_with_parent()
     os.register_at_fork(after_in_child=die_with_parent)
@@ -49,9 +57,34 @@ def run_child(target: Target, environment: Mapping[str, str], address: str, regi
     from distsim.capture.patches import lay
     from distsim.capture.spawn import lay_spawn
 
+    _one_thread()
     lay(client)
     lay_spawn(client)
-    return guarded(client, lambda: _run(target))
+    return guarded(client, lambda: _in(ways, client, target))
+
+
+def _one_thread() -> None:
+    """As torchrun has it for several ranks. A fork has none of its parent's workers, and would wait for them for ever in the first
+    operation that is shared out."""
+    import torch
+
+    torch.set_num_threads(1)
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def _in(ways: Ways, client: Client, target: Target) -> object:
+    """Run the target with what was asked for around it."""
+    with ExitStack() as around:
+        if ways.fakes:
+            from distsim.capture.fake import faking
+
+            around.enter_context(faking())
+        if ways.counts:
+            from distsim.capture.price import counting
+
+            client.counted = around.enter_context(counting())
+        return _run(target)
 
 
 def guarded(client: Client, work: Callable[[], object]) -> int:
@@ -65,7 +98,10 @@ def guarded(client: Client, work: Callable[[], object]) -> int:
     with suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
+    if end.how != "ended" and not client.joined:  # before it was a rank; why must be known all the same
+        client.join(-1, -1)
     if client.joined:
+        client.tell_computed(at_end=True)
         client.ask(["end", *end])
     return end.code
 
@@ -76,7 +112,7 @@ def failure_of(client: Client, error: BaseException) -> Failure:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         place = client.sites.of_traceback(error) if code else NOWHERE
         return Failure("exited" if code else "ended", code, str(error.code or ""), place)
-    first = traceback.format_exception_only(error)[-1].strip()
+    first = told(error) or traceback.format_exception_only(error)[-1].strip()
     return Failure("raised", 1, first, client.sites.of_traceback(error), "".join(traceback.format_exception(_trimmed(error))))
 
 

@@ -8,10 +8,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from distsim.capture.sites import Sites, Where
 from distsim.capture.wire import Arena, Blobs, Frames, Piece, Regions, connect, frame
+
+if TYPE_CHECKING:
+    from distsim.capture.price import Counted
 
 #: What is collected before a thread asks for an answer; more goes at once.
 _MOST_HELD: Final = 64
@@ -40,6 +43,7 @@ class Client:
         self.rank = -1
         self.arena: Arena | None = None
         self.on_notice: Callable[[list[Any], Blobs], None] | None = None
+        self.counted: Counted | None = None
         self._reset()
         os.register_at_fork(after_in_child=self._forked)
 
@@ -51,7 +55,8 @@ class Client:
         self._sockets: list[socket.socket] = []
         self._known: dict[Where, int] = {}
         self._tokens = itertools.count(1)
-        self.numbers = itertools.count(1)
+        self._numbers = itertools.count(1)
+        self.in_backward = False  # futures were asked for that C++ waits for when the pass ends
         self.groups: dict[object, int] = {}
 
     def _forked(self) -> None:
@@ -59,6 +64,8 @@ class Client:
         for line in self._sockets:
             line.close()
         self.rank, self.arena = -1, None
+        if self.counted is not None:
+            self.counted.take()
         self._reset()
 
     # --- joining ---
@@ -131,6 +138,23 @@ class Client:
         if answer[0] == "raise":
             raise _error(answer[1], answer[2])
         return answer, found
+
+    def number(self) -> int:
+        """The next number in the order of what this rank does; what it computed until now has the one before."""
+        if self.counted is not None and self.rank >= 0:
+            self.tell_computed()
+        return next(self._numbers)
+
+    def aside(self) -> int:
+        """A number for what may come at any time, as the end of a request that nobody holds."""
+        return next(self._numbers)
+
+    def tell_computed(self, at_end: bool = False) -> None:
+        """Say what was computed since the last time, if anything was. ``at_end``: there is no script any more whose line it could have."""
+        stretch = self.counted.take() if self.counted is not None else None
+        if stretch is not None and stretch.kernels:
+            kernels = [[*kernel, count] for kernel, count in stretch.kernels]
+            self.hold(["mark", next(self._numbers), 0 if at_end else self.site(4), "compute", 0, {"kernels": kernels}])
 
     def site(self, depth: int = 3) -> int:
         """The number of the call site, told to the hub once."""

@@ -139,8 +139,10 @@ class GroupMethods:
         some = [*ins, *outs]
         if extra.get("reduce_op") is not None and any(t.is_sparse for t in some):
             raise Unsupported(f"distsim capture does not support sparse tensors in {op}")
+        if ":" in self.told_backend and some:  # a back end for each device
+            extra["on"] = some[0].device.type
         pieces, blobs = give(client, ins if given is None else given, op)
-        request = Request(client, next(client.numbers), outs if taken is None else taken, kept)
+        request = Request(client, client.number(), outs if taken is None else taken, kept)
         dtype = dtype_of(some[0]) if some else "uint8"
         facts = [[list(t.shape) for t in ins], [list(t.shape) for t in outs], dtype, extra]
         message = ["call", request.number, client.site(4), self.number, op, peer, tag, not is_sync, kept, facts, pieces]

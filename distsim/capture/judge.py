@@ -7,18 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from distsim.capture.launch import Captured, backend_named
+from distsim.capture.launch import Captured
 from distsim.capture.members import Member, Place
-from distsim.capture.program import program_of
+from distsim.capture.program import program_of, world_backend
 from distsim.capture.recorded import BLOCKING
 from distsim.capture.sites import NOWHERE, text_of
 from distsim.capture.words import spoken
-from distsim.cluster import Cluster
+from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.collection import no_collection
+from distsim.profiles import default_cluster
 from distsim.program.records import Program
 from distsim.scenario import Scenario
-from distsim.simulation import Simulation, cost_model, simulate_program
+from distsim.simulation import Simulation, cluster_of_file, cost_model, simulate_program
 
+#: Steps of a rank that it does not call.
+_NO_CALLS = ("compute", "fail", "exit")
 #: What a rank waits for that is no call.
 KEY = "a key of the store"
 
@@ -61,30 +64,38 @@ def _outcome(captured: Captured, simulation: Simulation) -> str:
     """The simulation's, unless the run came to no end for a reason that is no call."""
     if captured.ended == "late":
         return "undecided"
-    return "hangs" if simulation.outcome == "completes" and captured.ended == "stalled" else simulation.outcome
+    if simulation.outcome != "completes":
+        return simulation.outcome
+    ends = {m.ended.how for m in (*captured.ranks.values(), *captured.others) if m.ended is not None}
+    if "raised" in ends or "exited" in ends:  # outside of all calls, as on an import
+        return "raises"
+    return "crashes" if "killed" in ends else "hangs" if captured.ended == "stalled" else "completes"
 
 
 def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapping[str, Any] | Cluster | None = None) -> Judged:
     """What the back end makes of the captured calls. ``backend``: None takes the one that the script asked for."""
     with no_collection():
-        chosen = backend or asked_backend(captured)
+        chosen = backend or world_backend(captured.ranks.values())
         file = shown(captured)
-        program = program_of(captured, chosen, os.path.basename(file), file)
+        priced = _cluster(chosen, cluster) if captured.wish.ways.counts else None
+        program = program_of(captured, chosen, os.path.basename(file), file, priced)
         nodes = captured.wish.nodes
         world: Any = {"nodes": nodes, "ranks_per_node": program.local_size} if nodes > 1 else program.world_size
         scenario = Scenario(name=program.name, world=world, backend=chosen, program=[], file=file)
         simulation = simulate_program(scenario, program, cost_model(scenario, program, cluster), with_values=False)
-    made = sum(bool(program.sites[call.site].line) for code in program.codes for call in code.calls)
+    made = sum(bool(program.sites[call.site].line) and call.op not in _NO_CALLS for code in program.codes for call in code.calls)
     found = replace(simulation, findings=spoken(simulation.findings))
-    if _outcome(captured, simulation) != simulation.outcome:  # what no rule knows of held a rank, or time ran out
-        found = replace(found, outcome=_outcome(captured, simulation), verdict=None)
+    outcome, verdict = _outcome(captured, simulation), simulation.verdict
+    if outcome != simulation.outcome or (outcome != "completes" and verdict is not None and verdict.verdict == "ok"):
+        found = replace(found, outcome=outcome, verdict=None)  # what no rule knows of ended a rank or held it, or time ran out
     return Judged(captured, found, stands(captured, program), made)
 
 
-def asked_backend(captured: Captured) -> str:
-    """The back end of the world's group, as its lowest rank asked for it."""
-    teams = (t for m in captured.ranks.values() for t in m.teams.values() if t.is_world)
-    return backend_named(next((t.backend for t in teams), "gloo"))
+def _cluster(backend: str, asked: str | Mapping[str, Any] | Cluster | None) -> Cluster:
+    """Whose devices compute: those of the cluster that the calls are priced by."""
+    if isinstance(asked, str) and asked not in PRESETS and asked.endswith((".yaml", ".yml")):
+        return cluster_of_file(asked)
+    return default_cluster(backend) if asked is None else cluster_from(asked)
 
 
 def shown(captured: Captured) -> str:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distsim.capture.child import Target, environment_of, run_child
+from distsim.capture.child import Target, Ways, environment_of, run_child
 from distsim.capture.hub import Hub, listen
 from distsim.capture.members import Failure, Member
 from distsim.capture.wire import Regions
@@ -36,6 +36,7 @@ class Wish:
     timeout_s: float | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     keep_output: bool = False
+    ways: Ways = field(default_factory=Ways)
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,11 @@ def _profile(asked: str) -> Profile:
     return PROFILES[backend_named(asked)]
 
 
-def backend_named(asked: str) -> str:
-    """A back end that distsim knows, of what a script asks for: ``cpu:gloo,cuda:nccl`` runs on the CPU here."""
+def backend_named(asked: str, on: str = "") -> str:
+    """A back end that distsim knows, of what a script asks for. ``on``: which of ``cpu:gloo,cuda:nccl``; "" is the CPU's."""
     if ":" in asked:
         pairs = dict(pair.split(":", 1) for pair in asked.split(","))
-        asked = pairs.get("cpu", next(iter(pairs.values())))
+        asked = pairs.get(on or "cpu", next(iter(pairs.values())))
     return asked if asked in PROFILES else "gloo"
 
 
@@ -123,7 +124,7 @@ class _Parent:
         if wish.keep_output:
             _write_to(self.outputs[rank])
         faulthandler.enable()
-        return run_child(wish.target, environment, address, regions)
+        return run_child(wish.target, environment, address, regions, wish.ways)
 
     def written(self) -> dict[int, str]:
         """What the ranks wrote, where it was kept."""

@@ -29,8 +29,8 @@ class Team:
     timeout_ns: int | None = None
     title: str = ""
     is_world: bool = False
-    calls: dict[int, Gathering] = field(default_factory=dict)
-    counts: dict[int, int] = field(default_factory=dict)  # collectives of each rank
+    calls: dict[tuple[str, int], Gathering] = field(default_factory=dict)
+    counts: dict[tuple[str, int], int] = field(default_factory=dict)  # collectives by device and rank
 
 
 @dataclass(eq=False)
@@ -50,6 +50,11 @@ class Posted:
     origin: Posted | None = None  # of a receive: the send that it took
     limit_ns: int | None = None
     waits: bool = False  # its rank is in a wait for it
+
+    @property
+    def on(self) -> str:
+        """The device of its tensors, where its group has a back end for each; calls on different ones never meet."""
+        return str(self.side.extra.get("on", ""))
 
     @property
     def done(self) -> bool:
@@ -89,7 +94,7 @@ class Matching:
 
     # --- messages ---
     def _box(self, call: Posted, receiver: int) -> Hashable:
-        return (id(call.team), receiver, call.tag if self.profile.tags else 0)
+        return (id(call.team), receiver, call.tag if self.profile.tags else 0, call.on)
 
     def _message(self, call: Posted) -> list[Posted]:
         item = len(self.items)
@@ -139,15 +144,15 @@ class Matching:
     # --- collectives ---
     def _collective(self, call: Posted) -> list[Posted]:
         team = call.team
-        k = team.counts.get(call.rank, 0)
-        team.counts[call.rank] = k + 1
-        gathering = call.gathering = team.calls.setdefault(k, Gathering())
+        k = team.counts.get((call.on, call.rank), 0)
+        team.counts[call.on, call.rank] = k + 1
+        gathering = call.gathering = team.calls.setdefault((call.on, k), Gathering())
         gathering.there[team.ranks.index(call.rank)] = call
         done = [c for me, c in sorted(gathering.there.items()) if not c.done and self._may_go(c, me)]
         for each in done:
             self._settle(each)
         if gathering.settled == len(team.ranks):
-            del team.calls[k]
+            del team.calls[call.on, k]
         return done
 
     def _may_go(self, call: Posted, me: int) -> bool:

@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import wraps
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ from urllib.parse import parse_qsl, urlparse
 
 from distsim.capture.client import Client
 from distsim.capture.group import GroupMethods
+from distsim.capture.preload import have_all_backends
 from distsim.capture.store import StoreMethods
 from distsim.capture.work import Futures, Request, WorkMethods
 
@@ -55,13 +57,15 @@ class Patches:
         c10d._new_group_with_tag = self._wrapped_new_group("_new_group_with_tag")  # all variants: who calls, for which ranks
         self._everywhere("destroy_process_group", self._destroy)
         self._everywhere("batch_isend_irecv", self._batch)  # torch's own loop would hide where a batch ends
-        for name in ("is_nccl_available", "is_gloo_available", "is_mpi_available"):
-            self._everywhere(name, lambda: True)  # judged by their rules, without their libraries
+        have_all_backends()  # judged by their rules, without their libraries
         for name in ("TCPStore", "FileStore"):
             setattr(dist, name, self._store_maker(name))
         c10d.TCPStore = dist.TCPStore
         default = c10d._get_default_timeout  # nccl's own is in its library
         c10d._get_default_timeout = lambda backend: timedelta(minutes=10) if str(backend) == "nccl" else default(backend)
+        for place in ("torch.autograd", "torch.autograd.graph"):  # C++ waits for a pass's futures at its end
+            module = import_module(place)
+            module._engine_run_backward = self._backward(module._engine_run_backward)  # type: ignore[attr-defined]
         join = sys.modules.get("torch.distributed.algorithms.join") or import_module("torch.distributed.algorithms.join")
         join.Join.notify_join_context = staticmethod(self._keeping(join.Join.notify_join_context))
 
@@ -122,7 +126,7 @@ class Patches:
         self, group_size: int, group_rank: int, ranks: list[int], backend: Any, store: Any, group_name: Any, **kwargs: Any
     ) -> Any:
         """The original, with the hub's back end; the script is told the one that it asked for."""
-        self.asked = "mpi" if self.is_mpi else str(backend) if str(backend) != "undefined" else "gloo"
+        self.asked = "mpi" if self.is_mpi else str(backend) if str(backend) != "undefined" else _of_devices()
         kwargs |= {"device_id": None, "backend_options": None}
         self.title, self.is_world = str(kwargs.get("group_desc") or ""), not ranks
         if not ranks:
@@ -149,7 +153,7 @@ class Patches:
             self.explicit, self.is_mpi = None, False
         group = c10d._get_default_group()
         facts = {"backend": group.told_backend, "timeout_ns": _ns(timeout)}
-        self.client.ask(["meet", next(self.client.numbers), site, "init_process_group", group.members, facts])
+        self.client.ask(["meet", self.client.number(), site, "init_process_group", group.members, facts])
 
     def _without_mpi(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """torch asks an MPI library for rank and world; there is none, so they come as for gloo."""
@@ -188,14 +192,14 @@ class Patches:
                 "local_sync": local,
             }
             number = group.number if isinstance(group, GroupMethods) else 0
-            self.client.say(["mark", next(self.client.numbers), site, "new_group", number, facts])
+            self.client.say(["mark", self.client.number(), site, "new_group", number, facts])
         return group
 
     def _destroy(self, group: Any = None) -> None:
         site = self.client.site()
         number = getattr(group, "number", 0)
         self._originals["destroy_process_group"](group)
-        self.client.say(["mark", next(self.client.numbers), site, "destroy_process_group", number, {}])
+        self.client.say(["mark", self.client.number(), site, "destroy_process_group", number, {}])
 
     # --- batches ---
     def _batch(self, p2p_op_list: list[Any]) -> list[Any]:
@@ -222,6 +226,20 @@ class Patches:
 
         return notify_join_context
 
+    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Say where a backward pass in which futures were asked for has ended."""
+        client = self.client
+
+        @wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            found = original(*args, **kwargs)
+            if client.in_backward:
+                client.in_backward = False
+                client.hold(["mark", client.number(), client.site(), "backward", 0, {}])
+            return found
+
+        return run
+
     def _in_cpp(self) -> bool:
         """Is the future one that C++ waits for: asked for by the reducer, or inside a backward pass?"""
         frame: Any = sys._getframe(2)
@@ -234,6 +252,12 @@ class Patches:
                 return True
             frame = frame.f_back
         return not own
+
+
+def _of_devices() -> str:
+    """What torch takes where no back end is named: one for each device that is there (`Backend.default_device_backend_map`)."""
+    cuda: Any = import_module("torch.cuda")
+    return "cpu:gloo,cuda:nccl" if cuda.is_available() else "gloo"
 
 
 def _environment(name: str) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import os
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 #: Modules of the script's own folder that are followed, to find what they import.
 _MOST_FILES = 200
@@ -59,10 +60,18 @@ _PLAIN = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
 _LATE = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "torch.distributed.tensor", "torch.utils.data")
 
 
+def have_all_backends() -> None:
+    """Let torch say that it has every back end: some packages ask once, when they are imported."""
+    dist: Any = importlib.import_module("torch.distributed")
+    c10d = importlib.import_module("torch.distributed.distributed_c10d")
+    for name in ("is_nccl_available", "is_gloo_available", "is_mpi_available"):
+        for module in (dist, c10d):
+            setattr(module, name, lambda: True)
+
+
 def preload(script: str) -> None:
     """Import torch, and what the script imports of installed packages. What fails fails again in the ranks, where it is told."""
-    import torch.distributed  # noqa: F401
-
+    have_all_backends()
     names = installed(script)
     with suppress(OSError):
         trains = any(name.startswith(("torch.nn", "torch.optim")) or name.split(".")[0] not in _PLAIN for name in names)
@@ -81,14 +90,15 @@ def preload(script: str) -> None:
 
 
 def file_of(module: str) -> str:
-    """The file of a module that is run by name; empty where there is none."""
-    sys.path.insert(0, os.getcwd())
-    try:
-        spec = importlib.util.find_spec(module)
-        if spec is not None and spec.submodule_search_locations:
-            spec = importlib.util.find_spec(f"{module}.__main__")
-    except (ImportError, ValueError, AttributeError):
-        return ""
-    finally:
-        sys.path.remove(os.getcwd())
+    """The file of a module that is run by name; empty where there is none. Imports nothing: torch must come after `cuda.prepare`."""
+    places: list[str] | None = [os.getcwd(), *sys.path]
+    spec = None
+    parts = module.split(".")
+    for k in range(len(parts)):
+        spec = PathFinder.find_spec(".".join(parts[: k + 1]), places)
+        if spec is None:
+            return ""
+        places = list(spec.submodule_search_locations or ())
+    if places:
+        spec = PathFinder.find_spec(f"{module}.__main__", places)
     return (spec.origin or "") if spec is not None else ""

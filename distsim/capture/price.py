@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -97,7 +98,11 @@ def counting(site: Callable[[], str] | None = None) -> Iterator[Counted]:
 
 def duration_ns(stretch: Stretch, cluster: Cluster | str | Mapping[str, object]) -> int:
     """How long one rank's device takes, kernel by kernel: see `distsim.cost.CostModel.compute_ns`."""
-    model = CostModel(cluster if isinstance(cluster, Cluster) else cluster_from(cluster), 1, 1)
+    return priced_ns(stretch, CostModel(cluster if isinstance(cluster, Cluster) else cluster_from(cluster), 1, 1))
+
+
+def priced_ns(stretch: Stretch, model: CostModel) -> int:
+    """`duration_ns` by a cost model that is there already."""
     return sum(model.compute_ns(0, kernel.flops, kernel.nbytes, kernel.dtype) * count for kernel, count in stretch.kernels)
 
 
@@ -118,6 +123,8 @@ def _mode(counted: Counted) -> Any:
             kwargs = kwargs or {}
             if getattr(func, "namespace", "prim") == "prim":  # a question about a tensor, from where nothing may go wrong
                 return func(*args, **kwargs)
+            if any(_wraps(t) for t in types):  # what it makes of its parts is what is computed
+                return NotImplemented
             kind = kinds.get(func)
             if kind is None:
                 kind = kinds[func] = _kind(func)
@@ -132,6 +139,14 @@ def _mode(counted: Counted) -> Any:
             return out
 
     return Count()
+
+
+def _wraps(kind: type) -> bool:
+    """Is this a tensor that computes with other tensors: a DTensor, one that waits for a collective, a quantized one?"""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not issubclass(kind, FakeTensor)
 
 
 class _Kind(NamedTuple):
@@ -192,10 +207,13 @@ _known: Final[dict[Any, Callable[..., int]]] = {}
 def _formulas() -> dict[Any, Callable[..., int]]:
     """FLOP of operators, of torch and of ours."""
     if not _known:
-        import torch
-        from torch.utils import flop_counter
+        import logging
 
-        known: Any = flop_counter
+        import torch
+
+        logger = logging.getLogger("torch.utils.flop_counter")
+        logger.setLevel(logging.ERROR)  # else it says of each rank that there is no Triton
+        known: Any = import_module("torch.utils.flop_counter")
 
         aten = torch.ops.aten
 

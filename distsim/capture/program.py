@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
 from distsim.capture.data import Side
 from distsim.capture.later import later_steps
 from distsim.capture.launch import Captured, backend_named
-from distsim.capture.matching import Posted
+from distsim.capture.matching import Posted, Team
 from distsim.capture.members import Member, Place
+from distsim.capture.price import Kernel, Stretch, priced_ns
 from distsim.capture.recorded import Step, steps_of, teams_in_order
+from distsim.cluster import Cluster
+from distsim.cost import CostModel
 from distsim.ops.records import DTYPE_BYTES, Group
 from distsim.ops.table import OPS
 from distsim.program.assemble import CodeBuilder, Draft, Requests, Shelf
@@ -23,38 +26,49 @@ _LIKE = {"uint16": "int16", "uint32": "int32", "uint64": "int64", "float8_e4m3fn
          "float8_e5m2fnuz": "float8_e5m2", "float8_e8m0fnu": "uint8", "complex32": "float32"}  # fmt: skip
 
 
-def program_of(captured: Captured, backend: str, name: str, file: str) -> Program:
-    """The program that the ranks ran, under the rules of ``backend``."""
-    return _Builder(captured, backend).build(name, file)
+def program_of(captured: Captured, backend: str, name: str, file: str, cluster: Cluster | None = None) -> Program:
+    """The program that the ranks ran, under the rules of ``backend``. ``cluster``: whose devices compute what was counted."""
+    return _Builder(captured, backend, cluster).build(name, file)
+
+
+def world_backend(members: Iterable[Member]) -> str:
+    """The back end of the world's group, as its lowest rank asked for it; of one for each device, that of the GPUs if they are used."""
+    there = list(members)
+    asked = next((t.backend for m in there for t in m.teams.values() if t.is_world), "gloo")
+    devices = {c.on for m in there for c in m.calls.values()} if ":" in asked else set()
+    return backend_named(asked, "cuda" if "cuda" in devices else "cpu")
 
 
 class _Builder:
-    def __init__(self, captured: Captured, backend: str) -> None:
+    def __init__(self, captured: Captured, backend: str, cluster: Cluster | None) -> None:
         self.captured, self.backend = captured, backend
+        self.model = CostModel(cluster, 1, 1) if cluster is not None else None
         self.size = captured.world
         self.shelf = Shelf(self.size, backend)
         started = {m.planned: m for m in captured.others if m.planned >= 0}
         self.members = [captured.judged_ranks.get(r) or started.get(r) or Member(0, r) for r in range(self.size)]
         self.team_numbers = self._groups()
 
-    def _groups(self) -> dict[int, int]:
-        world = tuple(range(self.size))
-        numbers: dict[int, int] = {}
+    def _groups(self) -> dict[tuple[int, str], int]:
+        """By team and back end: the number of its group. A group with a back end for each device is one group for each that is used."""
+        world, main = tuple(range(self.size)), world_backend(self.members)
+        used: dict[int, set[str]] = {}
+        for call in (c for m in self.members for c in m.calls.values()):
+            used.setdefault(id(call.team), set()).add(backend_named(call.team.backend, call.on))
+        numbers: dict[tuple[int, str], int] = {}
         for team in teams_in_order(self.members):
-            if team.ranks == world and team.is_world:
-                numbers[id(team)] = 0
-                continue
-            numbers[id(team)] = len(self.shelf.groups)
-            self.shelf.groups.append(
-                Group(len(self.shelf.groups), team.title, team.ranks, self._own(team.backend), team.timeout_ns)
-            )
+            for backend in sorted(used.get(id(team)) or {main if team.is_world else backend_named(team.backend)}):
+                if team.ranks == world and team.is_world and backend == main:
+                    numbers[id(team), backend] = 0
+                    continue
+                numbers[id(team), backend] = number = len(self.shelf.groups)
+                own = backend if backend != main else None
+                self.shelf.groups.append(Group(number, team.title, team.ranks, own, team.timeout_ns))
         return numbers
 
-    def _own(self, backend: str) -> str | None:
-        """A group's own back end, where it is another than the program's."""
-        known = backend_named(backend)
-        worlds = {backend_named(t.backend) for m in self.members for t in m.teams.values() if t.is_world}
-        return known if known not in worlds else None
+    def number_of(self, team: Team | None, on: str = "") -> int:
+        """The group of a call; the world where there is none."""
+        return self.team_numbers.get((id(team), backend_named(team.backend, on)), 0) if team is not None else 0
 
     def build(self, name: str, file: str) -> Program:
         codes, faults = [], []
@@ -70,6 +84,11 @@ class _Builder:
             options={}, sites=self.shelf.sites, groups=self.shelf.groups, tensors={}, codes=codes, code_of=list(range(self.size)),
             row_of=[0] * self.size, findings=self.shelf.findings(), faults=tuple(faults),
         )  # fmt: skip
+
+    def price(self, kernels: Sequence[Sequence[Any]]) -> int:
+        """Nanoseconds of what a rank counted; 0 where nobody said on which device."""
+        stretch = Stretch(tuple((Kernel(*kernel), count) for *kernel, count in kernels))
+        return priced_ns(stretch, self.model) if self.model is not None else 0
 
 
 class _Rank:
@@ -124,6 +143,8 @@ class _Rank:
                             "timeout_ns": facts["timeout_ns"], "local_sync": facts["local_sync"]}  # fmt: skip
         elif step.op == "init_process_group" and step.event is not None:
             draft.fields = {"timeout_ns": step.event.facts["timeout_ns"], "backend": self.owner.backend}
+        elif step.op == "compute" and step.event is not None:
+            draft.fields = {"time_ns": self.owner.price(step.event.facts["kernels"]), "name": "compute"}
         elif step.failure is not None:
             draft.fields = {"code": step.failure.code} if step.op == "exit" else {"message": step.failure.text[:200]}
         return draft
@@ -131,11 +152,12 @@ class _Rank:
     def _group(self, step: Step) -> int:
         if step.op == "new_group":
             return 0
-        team = step.calls[0].team if step.calls else step.event.team if step.event is not None else None
-        return self.owner.team_numbers.get(id(team), 0)
+        if step.calls:
+            return self.owner.number_of(step.calls[0].team, step.calls[0].on)
+        return self.owner.number_of(step.event.team if step.event is not None else None)
 
     def _message(self, call: Posted, op: str, step: Step) -> Draft:
-        draft = Draft(OPS[op], self._site(step.place, op), self.owner.team_numbers[id(call.team)])
+        draft = Draft(OPS[op], self._site(step.place, op), self.owner.number_of(call.team, call.on))
         draft.peer, draft.tag, draft.is_async = call.peer, call.tag, OPS[op].nonblocking
         buffer = _buffers(call.side.ins or call.side.outs, call.side.dtype)[:1]
         draft.fields = {"inputs": buffer, "outputs": buffer}

@@ -103,10 +103,12 @@ def _with_backward_waits(member: Member) -> list[Event]:
         if event.kind == "future":
             open_ones.append(event)
             continue
-        if event.kind == "call" and event.number not in inside and open_ones:
+        over = event.kind == "backward"
+        if (over or (event.kind == "call" and event.number not in inside)) and open_ones:
             found += [_as_wait(e) for e in open_ones]
             open_ones = []
-        found.append(event)
+        if not over:
+            found.append(event)
     raised = member.ended is not None and member.ended.how == "raised"
     return found if raised else found + [_as_wait(e) for e in open_ones]
 

@@ -31,7 +31,7 @@ class StoreMethods:
     def _ask(self, verb: str, *given: object) -> Any:
         if not self.client.joined:
             self.client.join(-1, -1)
-        return self.client.ask(["store", next(self.client.numbers), self.client.site(4), verb, self.space, *given])[0]
+        return self.client.ask(["store", self.client.number(), self.client.site(4), verb, self.space, *given])[0]
 
     def set(self, key: str, value: Any) -> None:
         self._ask("set", key, _text(value))

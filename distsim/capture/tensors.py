@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distsim.capture.client import Client
+from distsim.capture.fake import is_fake
 from distsim.capture.wire import INLINE, Blobs, Piece
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ def give(client: Client, tensors: Sequence[Tensor], op: str) -> tuple[list[Piece
     pieces: list[Piece] = []
     blobs: list[bytes] = []
     for tensor in tensors:
+        if is_fake(tensor):
+            pieces.append([0])
+            blobs.append(b"")
+            continue
         dense = plain(tensor, op).contiguous()
         count = dense.numel() * dense.element_size()
         room = client.region_piece(count) if count > INLINE else None
@@ -60,6 +65,8 @@ def get(client: Client, tensor: Tensor, pieces: Sequence[Piece], blobs: Blobs) -
     """Fill a tensor with payloads, one behind the other. What is too much is left out, as what is too little stays as it was."""
     import torch
 
+    if is_fake(tensor):
+        return
     with torch.no_grad():
         dense = tensor.detach()
         target = dense if dense.is_contiguous() else dense.contiguous()

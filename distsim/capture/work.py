@@ -51,7 +51,7 @@ class Request:
         """Wait, and say so: a wait is a call of the program."""
         if self.done and self.waited:
             return
-        number, site = next(self.client.numbers), self.client.site(depth)
+        number, site = self.client.number(), self.client.site(depth)
         self.waited = True
         if self.kept or self.done:
             self.done = True
@@ -62,7 +62,7 @@ class Request:
 
     def poll(self) -> bool:
         if not self.done and not self.kept:
-            answer, blobs = self.client.ask(["poll", self.number, next(self.client.numbers), self.client.site(4)])
+            answer, blobs = self.client.ask(["poll", self.number, self.client.number(), self.client.site(4)])
             if answer[0] == "result":
                 self.take(answer, blobs)
         return self.done or self.kept
@@ -111,7 +111,7 @@ class WorkMethods:
     def __del__(self) -> None:
         request = self.request
         if not request.waited and request.future is None and request.client.joined:
-            request.client.hold(["dropped", next(request.client.numbers), request.number])
+            request.client.hold(["dropped", request.client.aside(), request.number])
 
 
 class Works:
@@ -143,11 +143,13 @@ class Futures:
         future = request.future = future_type(self)(request)
         if request.done or request.kept:
             future.set_result(results)
-            self.client.hold(["waited", next(self.client.numbers), self.client.site(4), [request.number]])
+            self.client.hold(["waited", self.client.number(), self.client.site(4), [request.number]])
             request.waited = True
         else:
             self._open[request.number] = (request, results, future)
-            self.client.say(["future", request.number, next(self.client.numbers), self.client.site(4), self.in_cpp()])
+            in_cpp = self.in_cpp()
+            self.client.in_backward |= in_cpp
+            self.client.say(["future", request.number, self.client.number(), self.client.site(4), in_cpp])
         return future  # type: ignore[no-any-return]
 
     def _done(self, message: list[Any], blobs: Blobs) -> None:
@@ -167,7 +169,7 @@ def future_type(owner: Futures) -> Callable[[Request], Any]:
             request = self.request
             if not request.waited:
                 request.waited = True
-                request.client.say(["waited", next(request.client.numbers), request.client.site(3), [request.number]])
+                request.client.say(["waited", request.client.number(), request.client.site(3), [request.number]])
             return torch.futures.Future.wait(self)
 
         def start(self: Any, request: Request) -> None:

@@ -58,7 +58,7 @@ def memory_findings(scenario: Scenario, program: Program, cluster: Cluster) -> t
     advice = "shard more, recompute activations, or take smaller micro-batches"
     return (
         *nobody,
-        Finding("DS806", "warning", message, ranks, ranks, (*table, *more, advice), (place,)),
+        Finding("DS806", "error", message, ranks, ranks, (*table, *more, advice), (place,)),
     )
 
 
@@ -74,7 +74,7 @@ def _tensors(scenario: Scenario, program: Program, cluster: Cluster) -> tuple[Fi
             found.append((float(np.max(nbytes)), tensor.name, ranks))
     return tuple(
         Finding(
-            "DS806", "warning",
+            "DS806", "error",
             f"the tensor {name} has {show_bytes(round(nbytes))}, {cluster.device.name} has {show_bytes(room)}",
             ranks, ranks, ("cut it, or give it fewer copies",), (_place_of(scenario, ("tensors", name), "tensor"),),
         )

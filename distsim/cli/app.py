@@ -22,6 +22,7 @@ from distsim.cli import (
     plan,
     render,
     replay,
+    report,
     run,
     schema,
     shrink,
@@ -32,7 +33,7 @@ from distsim.cli import (
 
 #: What the commands are for: title -> their names, as `distsim --help` lists them.
 GROUPS = {
-    "Predict": ("simulate", "check", "test", "render"),
+    "Predict": ("simulate", "check", "test", "render", "report"),
     "Plan": ("plan", "sweep"),
     "Run for real": ("run", "replay", "compare", "bench", "calibrate"),
     "Find the cause": ("capture", "doctor", "shrink"),
@@ -119,6 +120,7 @@ app.command("capture")(capture.command)
 app.command("bench")(bench.command)
 app.command("calibrate")(calibrate.command)
 app.command("render")(render.command)
+app.command("report")(report.command)
 app.command("explain")(explain.command)
 app.command("test")(test.command)
 app.command("expand")(expand.command)

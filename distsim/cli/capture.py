@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distsim.cli import console
+from distsim.cli.check import Format, FormatOption
 from distsim.cli.options import BackendOption, ClusterOption, check_scenario_name, taking
-from distsim.cli.simulate import Format, FormatOption, Traces
+from distsim.cli.report import ReportOption, check_report_name, report_simulation
+from distsim.cli.simulate import Traces
 
 if TYPE_CHECKING:
     from distsim.capture.command import Command
+    from distsim.capture.judge import Judged
     from distsim.capture.launch import Wish
     from distsim.simulation import Simulation
 
@@ -31,6 +34,13 @@ ScenarioFile = Annotated[
     Path | None,
     typer.Option("-o", metavar="S.yaml", help="Write the calls as a scenario: loops, and one program for equal ranks."),
 ]
+Compute = Annotated[
+    bool | None,
+    typer.Option(
+        "--compute/--no-compute", help="Price what the script computes by the cluster's device; left out: with --cluster."
+    ),
+]
+Fake = Annotated[bool, typer.Option("--fake", help="Sizes in place of numbers: models larger than this machine.")]
 Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
 
 
@@ -44,11 +54,14 @@ class CaptureOptions:
     backend: BackendOption = None
     cluster: ClusterOption = None
     trace: Traces = None
+    report: ReportOption = None
     format: FormatOption = Format.text
     timeout: Limit = None
     strict: Strict = False
     scenario: ScenarioFile = None
     cuda: Cuda = None
+    compute: Compute = None
+    fake: Fake = False
 
 
 @taking(CaptureOptions)
@@ -62,6 +75,7 @@ def command(given: CaptureOptions) -> None:
     Example: distsim capture --backend nccl -- torchrun --nproc-per-node 2 t.py
     Example: distsim capture --nproc 2 --trace run.jsonl -- -m package.train
     """
+    from distsim.capture.child import Ways
     from distsim.capture.command import parse
     from distsim.capture.judge import judge
     from distsim.capture.launch import capture
@@ -70,7 +84,10 @@ def command(given: CaptureOptions) -> None:
 
     backend = given.backend and str(given.backend)
     wish = _wish(parse(given.words or ()), given.nproc, given.nnodes, backend, given.timeout)
+    priced = given.cluster is not None if given.compute is None else given.compute
+    wish = replace(wish, ways=Ways(counts=priced, fakes=given.fake))
     check_scenario_name(given.scenario)
+    check_report_name(given.report)
     writers = [trace_writer(path) for path in given.trace or ()]
     _need_torch()
     file = wish.target.home or wish.target.name
@@ -83,13 +100,25 @@ def command(given: CaptureOptions) -> None:
     judged = judge(captured, backend=backend, cluster=given.cluster)
     for path, write in zip(given.trace or (), writers, strict=True):
         write(judged.simulation, path)
+    report_simulation(given.report, judged.simulation)
     if given.scenario is not None:
         _write_scenario(judged.simulation, given.scenario)
+    sys.stdout.flush()
+    console.out(_report(judged, given.format))
+    raise typer.Exit(int(judged.outcome != "completes") or status(judged.simulation, given.strict))
+
+
+def _report(judged: Judged, format: Format) -> str:
     from distsim.views.captureview import capture_json, capture_text
 
-    sys.stdout.flush()
-    console.out(console.to_json(capture_json(judged)) if given.format is Format.json else capture_text(judged))
-    raise typer.Exit(int(judged.outcome != "completes") or status(judged.simulation, given.strict))
+    if format is Format.json:
+        return console.to_json(capture_json(judged))
+    if format is Format.text:
+        return capture_text(judged)
+    from distsim.checking import CheckResult
+    from distsim.cli.check import report_of
+
+    return report_of([CheckResult(judged.simulation.program.file, findings=judged.simulation.findings)], format)
 
 
 def _wish(found: Command, nproc: int | None, nnodes: int | None, backend: str | None, timeout: str | None) -> Wish:

@@ -11,9 +11,11 @@ import typer
 
 from distsim.cli import console
 from distsim.cli.options import BackendOption, MaxCalls, NoFold, Sets, taking
+from distsim.cli.report import ReportOption, check_report_name, report_check
 
 if TYPE_CHECKING:
     from distsim.checking import CheckResult
+    from distsim.simulation import Simulation
 
 
 class Format(StrEnum):
@@ -52,6 +54,7 @@ class CheckOptions:
     sets: Sets = None
     fix: Fix = False
     patch: Patch = None
+    report: ReportOption = None
 
 
 @taking(CheckOptions)
@@ -93,8 +96,12 @@ def command(given: CheckOptions) -> None:
             refused = out_of_bounds(error, "")
             return CheckResult(path, (Problem(path, 0, 0, refused.message, hint=refused.remedy),))
 
-    results = [checked(path) for path in watched(expanded(given.files), "checking")]
-    text = _report(results, given.format)
+    files = expanded(given.files)
+    _reportable(given, files)
+    results = [checked(path) for path in watched(files, "checking")]
+    if given.report is not None:
+        report_check(given.report, results[0], _simulated(given))
+    text = report_of(results, given.format)
     if text:
         console.out(text, commands=given.format is Format.github)
     if given.fix:
@@ -113,6 +120,30 @@ def _fixable(given: CheckOptions) -> None:
         raise UsageError(f"-o {given.patch} is for the patches of --fix", "add --fix, or leave it out")
 
 
+def _reportable(given: CheckOptions, files: list[str]) -> None:
+    from distsim.errors import UsageError
+
+    check_report_name(given.report)
+    if given.report is not None and len(files) > 1:
+        raise UsageError(f"--report is of one file, and these are {len(files)}", "name one file")
+
+
+def _simulated(given: CheckOptions) -> Simulation | None:
+    """The run beside the verdict; None for a file that can't be read."""
+    from distsim.cli.options import read_scenario
+    from distsim.cli.traced import is_trace, simulate_trace
+    from distsim.errors import DistsimError
+    from distsim.simulation import simulate
+
+    (file,) = expanded(given.files)
+    try:
+        if is_trace(file):
+            return simulate_trace(file, backend=given.backend and str(given.backend), cluster=None)
+        return simulate(read_scenario(file, given.sets), backend=given.backend, with_verdict=False, max_calls=given.max_calls)
+    except DistsimError:  # said already
+        return None
+
+
 def expanded(paths: list[str]) -> list[str]:
     """Each file once; a folder stands for the ``.yaml`` files in it, at any depth, sorted. Raises UsageError for an empty folder."""
     from distsim.errors import UsageError
@@ -129,7 +160,8 @@ def expanded(paths: list[str]) -> list[str]:
     return list(found)
 
 
-def _report(results: list[CheckResult], format: Format) -> str:
+def report_of(results: list[CheckResult], format: Format) -> str:
+    """The findings of files as text, or in a form for other tools."""
     from distsim.checking import NOT_COVERED
 
     if format is Format.json:
@@ -154,7 +186,7 @@ def _text(results: list[CheckResult]) -> str:
 
     for result in results:
         for problem in result.errors:
-            console.note(problem.render())
+            console.note(problem.render(console.note_columns()))
     if len(results) > 1:
         console.note(check_summary(results))
     return check_text(results, NOT_COVERED)

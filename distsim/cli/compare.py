@@ -9,10 +9,11 @@ import typer
 
 from distsim.cli import console
 from distsim.cli.options import ClusterOption, Sets, read_scenario
+from distsim.cli.report import ReportOption, check_report_name, write_report
 from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:
-    from distsim.trace import Trace
+    from distsim.report import Told
 
 First = Annotated[str, typer.Argument(metavar="A", help="A trace, or a scenario, which is simulated.")]
 Second = Annotated[str, typer.Argument(metavar="B", help="The same; a scenario takes the other's back end.")]
@@ -30,6 +31,7 @@ def command(
     format: FormatOption = Format.text,
     cluster: ClusterOption = None,
     sets: Sets = None,
+    report: ReportOption = None,
 ) -> None:
     """Lay two runs side by side: calls, values, order, times; where they first part, and what makes one longer.
 
@@ -41,13 +43,16 @@ def command(
     from distsim.views.compareview import compare_json, compare_text
 
     allowed = _share(tolerance)
+    check_report_name(report)
     names = (a, b)
-    found = compare(*_traces(a, b, cluster, sets), tolerance=allowed)
+    runs = _runs(a, b, cluster, sets)
+    found = compare(*(one.trace for one in runs), tolerance=allowed)
     if output is not None:
         from distsim.views.overlay import overlay_svg
 
         console.write_file(output, overlay_svg(found, names))
         console.note(f"wrote {output}")
+    write_report(report, runs, found)
     console.out(console.to_json(compare_json(found, names)) if format is Format.json else compare_text(found, names))
     raise typer.Exit(int(not found.same))
 
@@ -64,13 +69,16 @@ def _share(text: str) -> float:
     return share
 
 
-def _traces(a: str, b: str, cluster: str | None, sets: list[str] | None) -> tuple[Trace, Trace]:
+def _runs(a: str, b: str, cluster: str | None, sets: list[str] | None) -> tuple[Told, Told]:
     """Traces first: a scenario beside one is simulated under its back end."""
+    from distsim.report import told_of_trace
     from distsim.trace_io import read_trace
 
     read = {file: read_trace(file) for file in (a, b) if not _is_scenario(file)}
     backend = next((str(trace.header["backend"]) for trace in read.values() if trace.header.get("backend")), None)
-    first, second = (read[file] if file in read else _simulated(file, backend, cluster, sets) for file in (a, b))
+    first, second = (
+        told_of_trace(read[file], file, None) if file in read else _simulated(file, backend, cluster, sets) for file in (a, b)
+    )
     return first, second
 
 
@@ -78,8 +86,11 @@ def _is_scenario(file: str) -> bool:
     return file == "-" or Path(file).suffix in (".yaml", ".yml")
 
 
-def _simulated(file: str, backend: str | None, cluster: str | None, sets: list[str] | None) -> Trace:
+def _simulated(file: str, backend: str | None, cluster: str | None, sets: list[str] | None) -> Told:
+    from dataclasses import replace
+
     from distsim.profiles import PROFILES
+    from distsim.report import told_of
     from distsim.simulation import simulate
     from distsim.trace import Trace
     from distsim.views.values import values_header
@@ -88,4 +99,5 @@ def _simulated(file: str, backend: str | None, cluster: str | None, sets: list[s
         read_scenario(file, sets), backend=backend if backend in PROFILES else None, cluster=cluster, with_verdict=False
     )
     trace = done.run.trace
-    return Trace({**trace.header, "outcome": done.outcome, **values_header(done)}, trace.tables, trace.columns)
+    whole = Trace({**trace.header, "outcome": done.outcome, **values_header(done)}, trace.tables, trace.columns)
+    return replace(told_of(done), trace=whole)

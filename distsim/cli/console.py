@@ -86,6 +86,12 @@ def columns() -> int | None:
         return None
 
 
+def note_columns() -> int | None:
+    """How wide notes may be, 40 to 200: as the terminal is, and None where another program reads them, line by line."""
+    given = columns() if sys.stderr.isatty() else None
+    return None if given is None else min(max(given, 40), 200)
+
+
 def coloured(stream: TextIO) -> bool:
     """https://no-color.org: any non-empty NO_COLOR switches colour off."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -119,4 +125,4 @@ def to_json(record: object) -> str:
     return visible_json(text).replace("##[", "##\\u005b")
 
 
-__all__ = ["HIGHLIGHTS", "coloured", "columns", "note", "out", "out_bytes", "to_json", "write_file"]
+__all__ = ["HIGHLIGHTS", "coloured", "columns", "note", "note_columns", "out", "out_bytes", "to_json", "write_file"]

@@ -80,6 +80,7 @@ def page(name: str) -> str:
     from distsim.strategies import STRATEGIES
     from distsim.views.formatpage import expressions_page, key_page, scenario_page
     from distsim.views.pages import backends_page, operation_page, strategy_page
+    from distsim.views.tables import page_width
 
     if name == "backends":
         return backends_page()
@@ -88,7 +89,7 @@ def page(name: str) -> str:
     if name == "expressions":
         return expressions_page()
     if name.upper() in CODES:
-        return explain(name)
+        return explain(name, page_width())
     if name in STRATEGIES:
         return strategy_page(STRATEGIES[name])
     row = OPS.get(ALIASES.get(name, name))

@@ -61,7 +61,7 @@ def _told(error: DistsimError) -> int:
 
     if isinstance(error, InternalError):
         return _own_fault(error)
-    console.note(str(error))
+    console.note(error.laid_out(console.note_columns()))
     return error.exit_code
 
 

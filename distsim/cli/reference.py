@@ -55,6 +55,7 @@ def operations_page() -> str:
 
 def _operations() -> Iterator[str]:
     from distsim.ops.table import OPS
+    from distsim.ops.torch_calls import TORCH_CALLS
 
     yield from (
         "# Operations",
@@ -72,13 +73,21 @@ def _operations() -> Iterator[str]:
         )
         yield from words.notes
         yield _beside_torch(row)
-        yield f"```yaml\n{words.example.rstrip()}\n```"
-        if name in PICTURES:
-            yield f"![{name}: what each rank holds before and after](../viz/{name}_op.svg)"
+        yield f"In the file, and in torch:\n\n```yaml\n{words.example.rstrip()}\n```"
+        yield f"```python\n{TORCH_CALLS[name]}\n```"
+        drawn = name if name in PICTURES else SAME_PICTURE.get(name)
+        if drawn is not None:
+            yield f"![{drawn}: what each rank holds before and after](../viz/{drawn}_op.svg)"
 
 
 #: Operations that the gallery has a picture of.
 PICTURES = ("all_gather", "all_reduce", "all_to_all", "broadcast", "gather", "reduce", "reduce_scatter", "scatter", "send")
+#: Operations that leave the same where another one does.
+SAME_PICTURE = {
+    "recv": "send", "isend": "send", "irecv": "send", "batch_isend_irecv": "send", "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather", "all_reduce_coalesced": "all_reduce", "all_to_all_single": "all_to_all",
+    "reduce_scatter_tensor": "reduce_scatter", "reduce_scatter_tensor_coalesced": "reduce_scatter",
+}  # fmt: skip
 
 
 def _beside_torch(row: type[Op]) -> str:
@@ -96,7 +105,8 @@ def _beside_torch(row: type[Op]) -> str:
     lines = ["| field | torch | says | default |", "|---|---|---|---|"]
     for field in fields_in_order(row):
         key = keys()[f"{row.op}.{field}"]
-        torch = other.get(field, field if f"{field}=" in row.words.signature or f"{field}," in row.words.signature else "")
+        own = row.kind not in ("local", "batch") and (f"{field}=" in row.words.signature or f"{field}," in row.words.signature)
+        torch = other.get(field, field if own else "")
         default = "needed" if key.required else f"`{key.default}`" if key.default else ""
         lines.append(f"| `{field}` | {f'`{torch}`' if torch else ''} | {key.about} | {default} |")
     return "\n".join(lines)

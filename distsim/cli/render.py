@@ -22,14 +22,23 @@ VIEWS = f"{', '.join(_NAMES[:-1])} or {_NAMES[-1]}"
 #: What distsim.views.render knows, named here so that --help need not load it; a test compares the two.
 FORMATS = "svg, png, pdf, dot or mermaid"
 
-File = Annotated[str | None, typer.Argument(metavar="FILE", help="A scenario; - reads standard input. The view op needs none.")]
+File = Annotated[
+    str | None,
+    typer.Argument(metavar="FILE", help="A scenario, or a trace (.jsonl); - reads standard input. The view op needs none."),
+]
 ViewName = Annotated[str, typer.Option("--view", metavar="VIEW", help=f"One of {VIEWS}.")]
 Format = Annotated[
     str | None, typer.Option("--format", metavar="FORMAT", help=f"One of {FORMATS}; left out: by the name after -o, else svg.")
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="F", help="Write there; left out: to standard output.")]
 OpName = Annotated[str | None, typer.Option("--op", metavar="NAME", help="The operation that the view op draws.")]
-RankCount = Annotated[int, typer.Option("--ranks", metavar="N", help="For how many ranks the view op draws it.")]
+Ranks = Annotated[
+    str | None,
+    typer.Option("--ranks", metavar="N|LIST", help="Only these ranks, as 0-7,12; of the view op: how many. [default: all; 4]"),
+]
+Steps = Annotated[str | None, typer.Option("--steps", metavar="LIST", help="Only these training iterations, as 0-2,9.")]
+Time = Annotated[str | None, typer.Option("--time", metavar="FROM..TO", help="Only this stretch of time, as '1 ms..2.5 ms'.")]
+GroupName = Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this group, or all groups of this axis.")]
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,10 @@ class RenderOptions:
     format: Format = None
     output: Output = None
     op: OpName = None
-    ranks: RankCount = 4
+    ranks: Ranks = None
+    steps: Steps = None
+    time: Time = None
+    group: GroupName = None
     backend: BackendOption = None
     cluster: ClusterOption = None
     sets: Sets = None
@@ -53,22 +65,48 @@ def command(given: RenderOptions) -> None:
 
     \b
     Example: distsim render scenarios/hybrid.yaml --view dataflow -o hybrid.svg
+    Example: distsim render scenarios/pipeline_1f1b.yaml --view timeline --ranks 0-3 --time '0 ms..40 ms' -o start.png
     Example: distsim render --view op --op all_gather -o all_gather.svg
     """
     from distsim.errors import UsageError
+    from distsim.views.part import part_of
     from distsim.views.render import Subject, render, view_of
 
     fmt, kind = given.format or _format_of(given.output), view_of(given.view)
     if kind.of == "operation":
-        subject = Subject(op=given.op, ranks=given.ranks)
+        subject = Subject(op=given.op, ranks=_count(given.ranks))
     elif given.file is None:
         raise UsageError(
             f"the view {given.view} draws a scenario and none was named",
             f"`distsim render scenarios/hybrid.yaml --view {given.view}`",
         )
     else:
-        subject = _subject(kind, read_scenario(given.file, given.sets), given.backend, given.cluster)
+        part = part_of(given.ranks, given.steps, given.time, given.group)
+        subject = _of_file(kind, given.file, given)._replace(part=part)
     _deliver(render(given.view, fmt, subject), given.output, fmt)
+
+
+def _of_file(view: View, file: str, given: RenderOptions) -> Subject:
+    """A scenario or a trace: as it was recorded where the view can draw that, else what its calls come to when simulated."""
+    from distsim.cli.traced import is_trace, simulate_trace
+    from distsim.trace_io import read_trace
+    from distsim.views.drawing.view import Subject
+
+    if not is_trace(file):
+        return _subject(view, read_scenario(file, given.sets), given.backend, given.cluster)
+    if view.of_trace and given.backend is None and given.cluster is None:
+        return Subject(trace=read_trace(file))
+    done = simulate_trace(file, backend=given.backend, cluster=given.cluster)
+    return Subject(done.program, done.run, None, done.verdict)
+
+
+def _count(ranks: str | None) -> int:
+    """For how many ranks the view op draws. Raises UsageError."""
+    from distsim.errors import UsageError
+
+    if ranks is not None and not ranks.strip().isdecimal():
+        raise UsageError(f"ranks {ranks!r} is no number", "the view op draws an operation for `--ranks 4` ranks")
+    return 4 if ranks is None else int(ranks)
 
 
 def _format_of(output: Path | None) -> str:

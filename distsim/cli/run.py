@@ -15,6 +15,7 @@ import typer
 
 from distsim.cli import console
 from distsim.cli.options import File, Sets, read_scenario, taking
+from distsim.cli.report import ReportOption, check_report_name, report_real
 from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class RunOptions:
     trace: TraceOption = None
     sets: Sets = None
     format: FormatOption = Format.text
+    report: ReportOption = None
 
 
 @taking(RunOptions, RealOptions)
@@ -132,9 +134,10 @@ def command(given: RunOptions, how: RealOptions) -> None:
     Example: distsim run scenarios/hybrid.yaml --real --trace hybrid.jsonl
     """
     wish = how.wish(given.backend)
+    _reportable(given)
     scenario = read_scenario(given.file, given.sets)
     if given.real:
-        raise typer.Exit(_run(scenario, recorded_in(wish, given.trace), given.trace, given.format))
+        raise typer.Exit(_run(scenario, recorded_in(wish, given.trace), given))
     scenario = _started_as(scenario, how)
     console.out(_plan(scenario, _words(given, how), given.backend, how.device, given.format))
 
@@ -172,13 +175,22 @@ def _plan(scenario: Scenario, words: list[str], backend: RealBackend | None, dev
     return console.to_json(plan_json(found)) if format is Format.json else plan_text(found)
 
 
-def _run(scenario: Scenario, wish: Wish, trace: Path | None, format: Format) -> int:
+def _reportable(given: RunOptions) -> None:
+    from distsim.errors import UsageError
+
+    check_report_name(given.report)
+    if given.report is not None and not given.real:
+        raise UsageError("--report is of a run, and this is the plan of one", "add --real, or use `distsim report`")
+
+
+def _run(scenario: Scenario, wish: Wish, given: RunOptions) -> int:
     """Run it, write the trace, print the report; the exit status."""
     import os
 
     from distsim.real.plan import external_rank
     from distsim.real.run import Refused, real_run
 
+    trace, format = given.trace, given.format
     if trace is not None:
         check_trace_name(trace)
     launch = scenario.launch
@@ -191,6 +203,7 @@ def _run(scenario: Scenario, wish: Wish, trace: Path | None, format: Format) -> 
     if run is None:  # the first launcher reports
         return status
     deliver(trace, run.trace, lambda: _report(run, format))
+    report_real(given.report, run)
     return status
 
 

@@ -12,6 +12,7 @@ import typer
 
 from distsim.cli import console
 from distsim.cli.options import BackendOption, ClusterOption, File, MaxCalls, NoFold, Sets, read_scenario, taking
+from distsim.cli.report import ReportOption, check_report_name, report_simulation
 from distsim.cli.whatif import WhatIfOptions
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class SimulateOptions:
 
     file: File
     trace: Traces = None
+    report: ReportOption = None
     format: FormatOption = Format.text
     backend: BackendOption = None
     cluster: ClusterOption = None
@@ -75,12 +77,14 @@ def command(given: SimulateOptions, more: WhatIfOptions) -> None:
 
     traces, file = given.trace or (), given.file
     writers = [trace_writer(path) for path in traces]
+    check_report_name(given.report)
     with phases(file != "-") as tell:
         tell(f"reading {file}")
         simulation = _simulated(given, tell)
         tell("the report")
         for path, write in zip(traces, writers, strict=True):
             write(simulation, path)
+        report_simulation(given.report, simulation)
         report = whatif.answer(given, more, simulation, tell) if more.asked else _report(simulation, given.format)
     console.out(report)
     raise typer.Exit(status(simulation, given.strict))

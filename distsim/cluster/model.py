@@ -56,6 +56,8 @@ class Device(_Part):
     launch_ns: Duration = Field(default=0, alias="launch")  # one kernel
     compute_efficiency: Efficiency = 1.0  # share of peak that a large matrix product reaches
     memory_efficiency: Efficiency = 1.0
+    overlap_compute: float = Field(default=1.0, ge=1, le=10)  # by what a kernel takes longer while its rank communicates
+    overlap_transfers: float = Field(default=1.0, ge=1, le=10)  # by what a transfer's bytes do while a rank of its computes
     source: str = ""
 
     def flop_per_ns(self, dtype: str) -> float:
@@ -137,10 +139,9 @@ class Cluster(_Part):
     schedule in the order of group ranks).
     ``gpus_per_process``: how many GPUs one process drives; torch.distributed drives one (nccl-tests' ``-g``).
     ``host``: the CPU's maker, by which NCCL chooses between nodes.
-    ``shared_links``: messages that cross the same card, or on flat clusters the same process, at the same time share it.
-    ``crossing``: on flat clusters with shared links, how much of a message's moving time a process is taken up by it: at 1
-    messages
-    that cross a process take turns, at 0 they do not hinder each other.
+    ``shared_links``: transfers that cross a rank's link or a card at the same time share it, see `distsim.cost.sharing`.
+    ``crossing``: on flat clusters with shared links, by how much of its moving time a transfer hinders another that the same
+    process moves: at 1 two take twice as long, at 0 they do not hinder each other.
     ``reduce_bandwidth``: at which a rank combines what came with what it has, on a CPU (None: hidden behind transfers, as on a
     GPU).
     ``algorithms``: by what they bring about (all_gather and all_gather_into_tensor are one), the algorithm that is priced, or
@@ -160,8 +161,8 @@ class Cluster(_Part):
     gpus_per_process: int = Field(default=1, ge=1, le=64)
     host: Literal["intel", "amd", "arm"] = "intel"
     algorithms: dict[str, str] = Field(default_factory=dict)
-    shared_links: bool = False
-    crossing: float = Field(default=1.0, ge=0, le=4)
+    shared_links: bool = True
+    crossing: float = Field(default=0.0, ge=0, le=4)
     reduce_bytes_per_ns: Bandwidth | None = Field(default=None, alias="reduce_bandwidth")
     measured: tuple[Curve, ...] = ()
 

@@ -1,6 +1,6 @@
 """How long things take: see `distsim.cost.model`."""
 
 from distsim.cost.loads import CHEAPEST, Load, Row
-from distsim.cost.model import CostModel, LinkClass, NicLink, SlowLink
+from distsim.cost.model import CostModel, LinkClass, SlowLink
 
-__all__ = ["CHEAPEST", "CostModel", "LinkClass", "Load", "NicLink", "Row", "SlowLink"]
+__all__ = ["CHEAPEST", "CostModel", "LinkClass", "Load", "Row", "SlowLink"]

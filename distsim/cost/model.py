@@ -23,8 +23,8 @@ nccl-tests doc/PERFORMANCE.md for bytes and busbw. Operations come in as rows; t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from math import ceil, inf, log2, sqrt
-from typing import Literal, NamedTuple, Protocol
+from math import ceil, log2, sqrt
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,13 +53,6 @@ class SlowLink(Protocol):
     def nodes(self) -> tuple[int, ...]: ...
     @property
     def factor(self) -> float: ...
-
-
-class NicLink(NamedTuple):
-    """One direction of one network card, for sharing among messages in flight."""
-
-    id: str
-    bytes_per_ns: float
 
 
 #: The operation whose measured times stand for every message.
@@ -132,30 +125,13 @@ class CostModel:
             return self.cluster.intra.attained / self._slow_intra[a]
         return self.cluster.rank_inter_bytes_per_ns / max(self._slow_inter[a], self._slow_inter[b])
 
-    def nics_of(self, src: int, dst: int) -> tuple[NicLink, ...]:
-        """What a message occupies: the card's direction out of the sender's node, and into the receiver's; inside a node nothing.
+    def slow_intra(self, node: int) -> float:
+        """By what faults divide the bandwidth inside a node."""
+        return self._slow_intra[node]
 
-        A rank uses the card of its local rank, modulo their number. With ``collectives: flat`` a message inside a node occupies
-        the
-        one thread of each process that moves bytes (gloo: tcp/loop.cc). For engines that share links (`Cluster.shared_links`).
-        """
-        if self.link_class(src, dst) != "inter":
-            return self.loops_of((src, dst), self.bytes_per_ns(src, dst)) if src != dst else ()
-        return tuple(
-            NicLink(
-                f"node {self.node(rank)} nic {rank % self.local_size % self.cluster.nics.count} {direction}",
-                self.cluster.rank_inter_bytes_per_ns / self._slow_inter[self.node(rank)],
-            )
-            for rank, direction in ((src, "out"), (dst, "in"))
-        )
-
-    def loops_of(self, ranks: Sequence[int], bytes_per_ns: float = 1.0) -> tuple[NicLink, ...]:
-        """The threads that move the bytes of these ranks, where they are shared; empty on a cluster with ``collectives:
-        rails``."""
-        if self.cluster.collectives != "flat":
-            return ()
-        crossing = self.cluster.crossing
-        return tuple(NicLink(f"rank {rank} loop", bytes_per_ns / crossing if crossing else inf) for rank in ranks)
+    def slow_inter(self, node: int) -> float:
+        """By what faults divide the bandwidth of a node's cards."""
+        return self._slow_inter[node]
 
     # --- prices ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine.deadlines import outlasts
 from distsim.engine.fill import fill
+from distsim.engine.overlap import shares
 from distsim.engine.record import Columns, Run, build_trace, worst_of
 from distsim.profiles import Profile
 from distsim.program.records import Program
@@ -22,9 +24,11 @@ from distsim.semantics.local import Progress
 from distsim.semantics.misfits import Misfit, Misfits
 from distsim.semantics.section import Unfold
 
-__all__ = ["Run", "run"]
+__all__ = ["SHARED_CALLS", "Run", "run"]
 
 
+#: Programs of more calls are not followed in the order of time only because they share links: their prices stay those of each alone.
+SHARED_CALLS = 300_000
 #: A call, or a part of a batch: rank, position, part (-1: none).
 CallKey = tuple[int, int, int]
 
@@ -34,7 +38,8 @@ def run(
 ) -> Run:
     """Simulate a program under a profile.
 
-    The fast engine runs where it is exact; ``ordered`` asks for the time-ordered one all the same. Both give the same times.
+    The fast engine runs where it is exact, and what it gives stands where nothing shared a link; ``ordered`` asks for the time-ordered
+    one all the same. Both give the same times.
     ``follow``: the message that each receive from any source must take, in place of the one that comes first. Raises UsageError
     where such a message never comes.
     """
@@ -46,11 +51,12 @@ def _run(program: Program, profile: Profile, cost: CostModel, ordered: bool, fol
     if not ordered and not follow:
         linked = Linked(program, profile)
         misfits = Misfits(linked)
-        if why_ordered(linked, cost.cluster.shared_links, misfits) is None:
+        if why_ordered(linked, misfits) is None:
             done = go(linked, Conditions(linked, cost))
             columns = fill(done)
-            if not outlasts(program, profile, columns):
-                return _fast(done, cost, columns, list(misfits.met(done.posted)))
+            shared = shares(done.conditions, columns, cost)
+            if not outlasts(program, profile, columns) and (not shared or program.call_count > SHARED_CALLS):
+                return replace(_fast(done, cost, columns, list(misfits.met(done.posted))), alone=shared)
     if program.stands_for is not None:
         raise Unfold
     from distsim.engine.ordered import run_ordered

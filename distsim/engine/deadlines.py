@@ -149,14 +149,17 @@ class Deadlines:
         return phase != CLOSED and (self.rules.profile.device or phase in (RUNNING, DUE, JAMMED))
 
 
-def may_outlast(run: Progress) -> bool:
-    """Can anything in a run last longer than the shortest timeout? Nothing takes longer than the last thing to begin and the dearest."""
+def may_outlast(run: Progress, shared: bool = False) -> bool:
+    """Can anything in a run last longer than the shortest timeout? Nothing takes longer than the last thing to begin and the dearest.
+    Where links are ``shared`` nothing takes longer than all of it, twice over, one after the other."""
     linked = run.linked
     if linked.profile.timed_out == "nothing":
         return False
     clocks = (run.posted, run.ended, run.returned, run.latest, [host.clock for host in run.hosts])
     end = max(int(np.max(np.asarray(column), initial=0)) for column in clocks)
-    return end + int(np.max(run.conditions.price, initial=0)) > _shortest_ns(linked.program, linked.profile)
+    prices = run.conditions.price
+    more = 2 * int(prices.sum()) if shared else int(np.max(prices, initial=0))
+    return end + more > _shortest_ns(linked.program, linked.profile)
 
 
 def _shortest_ns(program: Program, profile: Profile) -> int:

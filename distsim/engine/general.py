@@ -4,7 +4,8 @@ Everything happens at its own time, so the order of arrival is true: any-source 
 ranks, all three profiles. It takes every program, and is the reference that the faster drivers are held to.
 
 Times: a pair finishes at max(both ready) + price, for both sides; a send that runs ahead of its receive is done when it is ready
-and its data arrives at ready + price; a member of a collective finishes at max(arrival of those it needs) + price.
+and its data arrives at ready + price; a member of a collective finishes at max(arrival of those it needs) + price. What is under way
+at once on shared links takes longer (`distsim.engine.flows`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from distsim.engine.arrivals import Arrivals, CallKey, Follow
 from distsim.engine.clock import Clock, Entry
 from distsim.engine.deadlines import Deadlines, Late, outlasts
 from distsim.engine.hosts import Hosts
-from distsim.engine.prices import Prices
 from distsim.engine.record import Columns, Queues
+from distsim.engine.underway import Underway
 from distsim.match import ANY
 from distsim.profiles import Profile
 from distsim.program.records import Program
@@ -35,7 +36,7 @@ from distsim.standstill import Standstill
 
 __all__ = ["CallKey", "Follow", "Ordered", "simulate_in_order"]
 
-_SEND, _RECEIVE, _WORK = int(PartKind.SEND), int(PartKind.RECEIVE), int(PartKind.WORK)
+_SEND, _RECEIVE = int(PartKind.SEND), int(PartKind.RECEIVE)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,6 @@ class _Engine:
     def __init__(self, rules: Rules, cost: CostModel, follow: Follow, timed: bool = False) -> None:
         self.rules, self.program = rules, rules.program
         self.state = rules.initial()
-        self.prices = Prices(rules, cost)
         self.clock = Clock(self._instant)
         self.arrivals = Arrivals(rules, self.state, follow)
         self.deadlines = Deadlines(rules, self.state) if timed else None
@@ -88,13 +88,8 @@ class _Engine:
         self.open_sources = bool(rules.open_boxes)
         self.quiet = not (self.open_sources or timed)
         self.take_at = -1
-        self.kind, self.rank_of, self.arrived, self.put, self.now = (
-            rules.kind,
-            rules.rank_of,
-            self.arrivals.arrived,
-            self.clock.put,
-            0,
-        )
+        self.rank_of, self.put, self.now = rules.rank_of, self.clock.put, 0
+        self.underway = Underway(rules, cost, self.clock, self.arrivals, self.mate, self._finish, self._take)
 
     def run(self) -> Ordered:
         self._start()
@@ -118,17 +113,21 @@ class _Engine:
 
     def _instant(self, entries: list[Entry]) -> None:
         self.now = self.clock.now
-        finish, state, host = self.rules.finish, self.state, self._host
-        phase, arrivals = state.phase, self.arrivals
+        host, finish = self._host, self._finish
         for entry in entries:
             if type(entry) is not int:
                 entry()  # type: ignore[operator]
             elif entry < 0:
                 host(~entry)
-            elif phase[entry] == DUE:
-                finish(state, entry, self)
-                if self.at_once or arrivals.fresh or arrivals.changed:
-                    self._follow_up()
+            else:
+                finish(entry)
+
+    def _finish(self, row: int) -> None:
+        """A row is done, unless it was cancelled meanwhile."""
+        if self.state.phase[row] == DUE:
+            self.rules.finish(self.state, row, self)
+            if self.at_once or self.arrivals.fresh or self.arrivals.changed:
+                self._follow_up()
 
     # --- hosts ---
     def _host(self, rank: int) -> None:
@@ -294,21 +293,11 @@ class _Engine:
     # --- what the rules tell ---
     def due(self, row: int, /) -> None:
         self.began[row] = now = self.now
-        kind = self.kind[row]
-        if kind == _SEND:
-            end = self.arrived[row] = self.prices.message_ns(row, now)
-            if self.mate[row] < 0:
-                if self.open_sources:
-                    self.put(end, self._take)
-                end = now
-        elif kind == _RECEIVE:
-            end = self.arrived[self.mate[row]]
-        else:
-            end = now + (self.prices.work_ns(row) if kind == _WORK else self.prices.collective_ns(row, now))
-        if end <= now:
-            self.at_once.append(row)
-        else:
+        end = self.underway.end_of(row)
+        if end > now:
             self.put(end, row)
+        elif end >= 0:
+            self.at_once.append(row)
 
     def done(self, row: int, /) -> None:
         self.finished[row] = now = self.now

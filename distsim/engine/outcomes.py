@@ -14,6 +14,7 @@ from distsim.engine.deadlines import may_outlast, outlasts
 from distsim.engine.fill import fill
 from distsim.engine.general import simulate_in_order
 from distsim.engine.orders import End, Note, ends_of_orders
+from distsim.engine.overlap import shares
 from distsim.engine.record import WORST_FIRST, worst_of
 from distsim.ops.table import OPS
 from distsim.profiles import Profile, default_cluster
@@ -141,7 +142,7 @@ class _Under:
     def __init__(self, program: Program, profile: Profile, cost: CostModel, max_states: int = MAX_STATES) -> None:
         self.linked, self.cost, self.max_states = Linked(program, profile), cost, max_states
         self.misfits = Misfits(self.linked)
-        self.ordered = why_ordered(self.linked, cost.cluster.shared_links, self.misfits) is not None
+        self.ordered = why_ordered(self.linked, self.misfits) is not None
         self.none_waits = False
         self._known: dict[bytes, ProfileOutcome] = {}
 
@@ -168,14 +169,16 @@ class _Under:
     def fine_before_any_timeout(self) -> bool:
         """Of a program that is free of order: all goes well, and all is over before the shortest timeout."""
         done = go(self.linked, self._conditions(self.linked))
-        return not may_outlast(done) and self._end_of(done) is _FINE
+        return not may_outlast(done, self.cost.cluster.shared_links) and self._end_of(done) is _FINE
 
     def _free_end(self, conditions: Conditions) -> End | None:
         """How a program ends that is free of order; None where a wait may outlast its timeout."""
         linked = conditions.linked
         done = go(linked, conditions)
-        if may_outlast(done) and outlasts(linked.program, linked.profile, fill(done)):
-            return None
+        if may_outlast(done, self.cost.cluster.shared_links):
+            columns = fill(done)
+            if outlasts(linked.program, linked.profile, columns) or shares(conditions, columns, self.cost):
+                return None
         return self._end_of(done)
 
     def _end_of(self, done: Progress) -> End:

@@ -17,7 +17,6 @@ from distsim.ops.checks import part_sizes
 from distsim.ops.records import DTYPE_BYTES, Call, Group
 from distsim.ops.table import OPS
 from distsim.program.records import Code, CodeCall, Program
-from distsim.semantics.link import rows_of_ranks
 from distsim.standstill import Standstill
 from distsim.trace import NEVER, TRACE_SCHEMA_VERSION, Trace
 
@@ -29,7 +28,7 @@ class Columns:
     """Times of every trace row, -1 where it never happened; the rows of rank r start at ``base[r]`` (see `Code.offsets`)."""
 
     def __init__(self, program: Program) -> None:
-        self.base: list[int] = list(accumulate(rows_of_ranks(program), initial=0))
+        self.base: list[int] = list(accumulate(program.rows(), initial=0))
         self.posted, self.returned, self.started, self.finished, self.waited, self.match = (
             np.full(self.base[-1], NEVER, dtype=np.int64) for _ in range(6)
         )
@@ -43,7 +42,8 @@ class Columns:
 class Run:
     """A finished simulation.
 
-    ``mismatches``: (rows of the trace that met, names of what differed).
+    ``mismatches``: (rows of the trace that met, names of what differed). ``alone``: what was under way at once shared links, which is not
+    counted.
     """
 
     program: Program
@@ -55,6 +55,7 @@ class Run:
     findings: tuple[Finding, ...] = ()
     mismatches: tuple[tuple[tuple[int, ...], tuple[str, ...]], ...] = ()
     path: str = "fast"  # which engine ran: "fast" or "ordered"
+    alone: bool = False
     section: Run | None = None  # of a folded run: that of the ranks that stand for all
 
 

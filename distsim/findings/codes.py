@@ -30,8 +30,8 @@ def near_code(code: str) -> str | None:
     return close[0] if close else None
 
 
-def explain(code: str) -> str:
-    """The page of one code, in 80 columns, for `distsim explain`.
+def explain(code: str, width: int = _WIDTH) -> str:
+    """The page of one code for `distsim explain`, in so many columns; its example stands as it is.
 
     Raises KeyError, with a sentence that names the nearest code, when there is no such code.
     """
@@ -41,15 +41,16 @@ def explain(code: str) -> str:
         hint = f"did you mean {near}?" if near else f"codes run from {min(CODES)} to {max(CODES)}"
         raise KeyError(f"no finding has the code {code}; {hint}")
     gives = f"verdict {info.verdict}" if info.verdict else "no verdict of its own"
-    parts = [f"{info.code}  {info.title}", f"{info.severity}, {gives}"]
+    title = fill(f"{info.code}  {info.title}", width, subsequent_indent="       ", break_long_words=False, break_on_hyphens=False)
+    parts = [title, f"{info.severity}, {gives}"]
     chapters = {"What it is": info.what, "What happens": info.why, "What to do": info.remedy}
-    parts += [f"{head}\n{_text(body)}" for head, body in chapters.items()]
+    parts += [f"{head}\n{_text(body, width)}" for head, body in chapters.items()]
     parts.append("A scenario that has it\n" + indent(info.example.rstrip(), "  "))
     return "\n\n".join(parts)
 
 
-def _text(body: str) -> str:
-    return fill(body, _WIDTH, initial_indent="  ", subsequent_indent="  ")
+def _text(body: str, width: int) -> str:
+    return fill(body, width, initial_indent="  ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=width >= _WIDTH)
 
 
 __all__ = ["CODES", "CodeInfo", "VerdictClass", "explain", "near_code"]

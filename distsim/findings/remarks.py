@@ -217,7 +217,7 @@ program:
     CodeInfo(
         "DS806",
         "does not fit the device's memory",
-        "warning",
+        "error",
         None,
         "What ranks hold at their peak (parameters, gradients, optimizer states, activations) is more than their device has.",
         "The first step ends with out of memory on these ranks, and the others wait for them. The sum leaves out the allocator's and the"

@@ -284,6 +284,11 @@ class Program:
         times = None if self.stands_for is None else np.bincount(self.stands_for, minlength=self.world_size)
         return sum(c.call_count(times) for c in self.codes)
 
+    def rows(self) -> list[int]:
+        """How many rows each rank has in a trace; none where another stands for it."""
+        of = self.stands_for
+        return [self.code(r).offsets[-1] if of is None or of[r] == r else 0 for r in range(self.world_size)]
+
     @cached_property
     def present_calls(self) -> int:
         """Calls of the ranks that are there."""

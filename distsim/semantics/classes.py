@@ -15,25 +15,21 @@ numbers (M. Yamashita, T. Kameda, Computing on anonymous networks, IEEE TPDS 7, 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distsim.cost import CostModel
 from distsim.ops.table import OPS
 from distsim.profiles.record import Profile
-from distsim.program.records import BufferVec, Code, CodeCall, Program, Vec, resolve
-
-Ints = NDArray[np.int64]
+from distsim.program.records import Code, CodeCall, Program, resolve
+from distsim.semantics.facts import Ints, Look, numbered
 
 #: Rounds after which a program counts as one that does not fold: a chain loses a few ranks in each.
 ROUNDS = 64
 #: Operations that end a process.
 _ENDS = ("exit", "fail")
-#: Group ranks beside which a rule is tried, to see whether it goes by their places.
-_TRIED = 8
 
 
 class Ends(NamedTuple):
@@ -105,7 +101,7 @@ def _fits_by_place(program: Program, code: Code, call: CodeCall) -> bool:
 class _Refinement:
     def __init__(self, program: Program, costs: Sequence[CostModel], profiles: Sequence[Profile]) -> None:
         self.program, self.costs, self.profiles = program, costs, profiles
-        self.codes = [_Look(code) for code in program.codes]
+        self.codes = [Look(code) for code in program.codes]
         self.size = program.world_size
         self.ends = self._all_ends()
         self.slots = self._all_slots()
@@ -135,7 +131,7 @@ class _Refinement:
         """For each entry the first port of its peer that leads back to it, -1 where none does. ``more``: what must be equal besides."""
         here = np.stack([self.ends.rank, self.ends.peer, *more], axis=1)
         there = np.stack([self.ends.peer, self.ends.rank, *more], axis=1)
-        number = _numbers(np.concatenate([here, there]))
+        number = numbered(np.concatenate([here, there]))
         mine, others = number[: len(here)], number[len(here) :]
         first = np.full(int(number.max(initial=-1)) + 1, -1, dtype=np.int64)
         first[mine[::-1]] = self.ends.port[::-1]
@@ -203,7 +199,7 @@ class _Refinement:
             places = [self._places(look)] if look.goes_by_place(self.profiles) else []
             code = np.full((1, len(look.ranks)), number, dtype=np.int64)
             table = np.concatenate([code, own[None, look.ranks], *look.facts(self.program), *mine, *places])
-            columns.append(_numbers(table.T))
+            columns.append(numbered(table.T))
         colour, offset = np.zeros(self.size, dtype=np.int64), 0
         for look, numbers in zip(self.codes, columns, strict=True):
             colour[look.ranks] = numbers + offset
@@ -221,7 +217,7 @@ class _Refinement:
             found[rank] = known.setdefault(tuple(faults), len(known) + 1)
         return found
 
-    def _places(self, look: _Look) -> Ints:
+    def _places(self, look: Look) -> Ints:
         """Group ranks, where an operation goes by them."""
         table = []
         for ids in look.groups:
@@ -241,7 +237,7 @@ class _Refinement:
             mine = peers[start : start + size].reshape(-1, len(look.ranks))
             start += size
             groups = [kinds[lookup[ids]][None, :] for ids in look.groups]
-            numbers = _numbers(np.concatenate([colour[None, look.ranks], mine, *groups]).T)
+            numbers = numbered(np.concatenate([colour[None, look.ranks], mine, *groups]).T)
             fresh[look.ranks] = numbers + offset
             offset += int(numbers.max(initial=-1)) + 1
         return fresh
@@ -259,141 +255,6 @@ class _Refinement:
         known: dict[tuple[bytes, int], int] = {}
         keys = ((code[a:b].tobytes(), placed) for a, b, placed in zip(starts[:-1], starts[1:], self.placed.tolist(), strict=True))
         return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
-
-
-class _Look:
-    """A code, its vectors spread over its ranks."""
-
-    def __init__(self, code: Code) -> None:
-        self.code, self.ranks = code, np.array(code.ranks, dtype=np.int64)
-        self.calls = list(code.distinct_calls())
-        self.groups = [self._spread(group) for group in code.groups]
-        self.tagged = any(isinstance(port.tag, np.ndarray) for port in code.ports)
-        used = self._users()
-        ports: dict[Hashable, tuple[Ints, Ints, Ints]] = {}
-        for number, port in enumerate(code.ports):
-            peer = self._spread(port.peer) if used[number] is None else np.where(used[number], port.peer, self.ranks)
-            key = (peer.tobytes(), port.group, self._spread(port.tag).tobytes() if self.tagged else b"")
-            ports.setdefault(key, (peer, self.groups[port.group], self._spread(port.tag)))
-        #: (peers, groups, tags) of all that differ; tags alone tell none apart where each is one number for all ranks of its code.
-        self.ports = list(ports.values())
-
-    def _users(self) -> list[Ints | None]:
-        """By port the ranks that make a call there, None: all. Where a guard shuts a rank out its peer means nothing."""
-        code, found = self.code, [None] * len(self.code.ports)
-        if code.guards is None:
-            return list(found)
-        users = [np.zeros(len(code.ranks), dtype=np.bool_) for _ in code.ports]
-        for call, guard in zip(code.calls, code.guards, strict=True):
-            for part in (call, *call.parts):
-                if part.port >= 0:
-                    users[part.port] |= True if guard is None else guard
-        return list(users)  # type: ignore[arg-type]
-
-    def _spread(self, value: Vec) -> Ints:
-        return np.broadcast_to(np.asarray(value, dtype=np.int64), len(self.ranks))
-
-    def facts(self, program: Program) -> Iterator[Ints]:
-        """Shape (any, ranks): what must be equal in a class."""
-        for mask in {id(g): g for g in self.code.guards or () if g is not None}.values():
-            yield mask.astype(np.int64)[None, :]
-        if self.ports:
-            peers, groups, tags = (np.stack([port[k] for port in self.ports], axis=1) for k in range(3))
-            wide = np.int64(program.world_size)
-            for keys in (
-                peers,
-                peers + wide * groups,
-                *((_joined(peers, tags), _joined(peers + wide * groups, tags)) if self.tagged else ()),
-            ):
-                yield _coincidences(keys).T
-        if len(self.groups) > 1:
-            yield _coincidences(np.stack(self.groups, axis=1)).T
-        vectors = {id(v): v for call in self.calls for v in _vectors(call)}
-        for vector in vectors.values():
-            yield _labels(vector)[None, :]
-        yield from self._roots(program)
-
-    def _roots(self, program: Program) -> Iterator[Ints]:
-        """Of calls with a root: is it the rank itself, and where in the group it stands."""
-        seen: set[Hashable] = set()
-        for call in self.calls:
-            root = call.fields.get("root")
-            if root is None:
-                continue
-            roots, groups = self._spread(root), self.groups[call.group]
-            key = (roots.tobytes(), call.group)
-            if key not in seen:
-                seen.add(key)
-                places = {
-                    pair: program.groups[pair[0]].group_rank(pair[1])
-                    for pair in set(zip(groups.tolist(), roots.tolist(), strict=True))
-                }
-                yield (roots == self.ranks).astype(np.int64)[None, :]
-                yield np.array([places[pair] for pair in zip(groups.tolist(), roots.tolist(), strict=True)], dtype=np.int64)[
-                    None, :
-                ]
-
-    def goes_by_place(self, profiles: Iterable[Profile]) -> bool:
-        """Some operation of the code lets members go by where they stand in the group, beyond being its root or not."""
-        return any(
-            _by_place(profile, op) for profile in profiles for op in {c.op for c in self.calls if OPS[c.op].kind == "collective"}
-        )
-
-
-def _by_place(profile: Profile, op: str) -> bool:
-    n, everybody = _TRIED, frozenset(range(_TRIED))
-    for root in (0, 3):
-        for me in range(n):
-            needed = profile.needs(op, n, root, me)
-            rest = everybody - {root, me}
-            if needed is not None and needed & rest and not rest <= needed:
-                return True
-    return False
-
-
-def _vectors(call: CodeCall) -> Iterator[NDArray[np.generic]]:
-    """All vectors of a call but its root, peers and groups."""
-    todo: list[object] = [call.nbytes, call.signature, *(value for name, value in call.fields.items() if name != "root")]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, np.ndarray):
-            yield value
-        elif isinstance(value, BufferVec):
-            todo += [value.index, *value.shape]
-        elif isinstance(value, tuple):
-            todo += value
-
-
-def _labels(vector: NDArray[np.generic]) -> Ints:
-    return np.asarray(np.unique(vector, return_inverse=True)[1], dtype=np.int64).reshape(-1)
-
-
-def _joined(one: Ints, other: Ints) -> Ints:
-    """One number for each pair."""
-    return _numbers(np.stack([one.reshape(-1), other.reshape(-1)], axis=1)).reshape(one.shape)
-
-
-def _coincidences(values: Ints) -> Ints:
-    """For each entry of a row the first column that has the same value. Shape (rows, columns)."""
-    order = np.argsort(values, axis=1, kind="stable")
-    ascending = np.take_along_axis(values, order, axis=1)
-    fresh = np.ones(values.shape, dtype=np.bool_)
-    fresh[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
-    starts = np.maximum.accumulate(np.where(fresh, np.arange(values.shape[1]), 0), axis=1)
-    first = np.empty_like(values)
-    np.put_along_axis(first, order, np.take_along_axis(order, starts, axis=1), axis=1)
-    return first
-
-
-def _numbers(table: Ints) -> Ints:
-    """By row of a table its number: equal rows have equal ones."""
-    if not len(table):
-        return np.zeros(0, dtype=np.int64)
-    plain = np.ascontiguousarray(table[:, (table != table[:1]).any(axis=0)])
-    if not plain.shape[1]:
-        return np.zeros(len(table), dtype=np.int64)
-    rows = plain.view(np.dtype((np.void, plain.dtype.itemsize * plain.shape[1]))).reshape(-1)
-    return np.asarray(np.unique(rows, return_inverse=True)[1], dtype=np.int64).reshape(-1)
 
 
 def _by_first(colour: Ints) -> Ints:

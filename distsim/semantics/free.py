@@ -9,11 +9,9 @@ from distsim.semantics.link import Linked
 from distsim.semantics.misfits import Misfits
 
 
-def why_ordered(linked: Linked, shared_links: bool = False, misfits: Misfits | None = None) -> str | None:
-    """The reason why the order of events must be followed, None where it does not matter. ``shared_links``: messages queue on cards.
-    ``misfits``: those of the program, if they are at hand."""
-    if shared_links:
-        return "links are shared"
+def why_ordered(linked: Linked, misfits: Misfits | None = None) -> str | None:
+    """The reason why the order of events must be followed, None where it does not matter. ``misfits``: those of the program, if they are
+    at hand."""
     if linked.open_boxes.size:
         return "a receive is open to any source"
     if any(fault.kind not in ("slow", "late", "absent") for fault in linked.program.faults):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from distsim.match import ANY
 from distsim.ops.records import Call
 from distsim.profiles.record import Profile
-from distsim.program.records import Code, CodeCall, Program, Vec
+from distsim.program.records import Code, CodeCall, Program, Vec, at
 from distsim.semantics.form import ODD, Launch, Meet, Part, PartKind, Unit
 from distsim.semantics.units import compile_units
 
@@ -48,7 +48,7 @@ class Linked:
         for unit in self.units:
             for rank in unit.ranks:
                 self.unit_of[rank] = unit
-        sizes = rows_of_ranks(program)
+        sizes = program.rows()
         self.base: list[int] = list(accumulate(sizes, initial=0))
         self.rows = self.base[-1]
         self.rank = np.repeat(np.arange(size, dtype=np.int64), sizes)
@@ -161,10 +161,10 @@ class Linked:
         if meet.gathering is not None:
             return meet.gathering.key, meet.gathering.members or tuple(self.program.present)
         code = self.program.code(rank)
-        group = _one(code.groups[meet.group], vector_row)
+        group = at(code.groups[meet.group], vector_row)
         if meet.port < 0:
             return ("communicator", group), self.program.members(group)
-        peer = _one(code.ports[meet.port].peer, vector_row)
+        peer = at(code.ports[meet.port].peer, vector_row)
         pair = (min(rank, peer), max(rank, peer))
         return ("pair", group, *pair), pair
 
@@ -276,17 +276,11 @@ class Linked:
         assert queue is not None
         if queue.group < 0:
             return queue.name
-        group = self.program.groups[_one(code.groups[queue.group], vector_row)].name
+        group = self.program.groups[at(code.groups[queue.group], vector_row)].name
         if queue.port < 0:
             return f"group {group}"
-        peer = _one(code.ports[queue.port].peer, vector_row)
+        peer = at(code.ports[queue.port].peer, vector_row)
         return f"pair {min(rank, peer)}-{max(rank, peer)} of {group}"
-
-
-def rows_of_ranks(program: Program) -> list[int]:
-    """How many rows each rank has; none where another stands for it."""
-    of = program.stands_for
-    return [program.code(r).offsets[-1] if of is None or of[r] == r else 0 for r in range(program.world_size)]
 
 
 def early_rows(linked: Linked) -> IntArray:
@@ -298,10 +292,6 @@ def early_rows(linked: Linked) -> IntArray:
             known[op] = any(needs(op, n, 0, me) is not None for n in (2, 3, 4) for me in range(n))
         found += [rows] if known[op] else []
     return np.concatenate(found)
-
-
-def _one(value: Vec, vector_row: int) -> int:
-    return int(value[vector_row]) if isinstance(value, np.ndarray) else value
 
 
 def _values(code: Code, calls: list[CodeCall], rows: IntArray) -> Iterable[tuple[str, IntArray]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -18,8 +18,10 @@ from distsim.cost import CostModel
 from distsim.profiles import READINGS
 from distsim.profiles.record import Profile
 from distsim.program.assemble import narrow
-from distsim.program.records import BufferVec, Code, CodeCall, Port, Program
+from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Port, Program
 from distsim.semantics.classes import Ints, Partition, partition
+
+T = TypeVar("T")
 
 #: A section is worth its while where it has at most one rank in so many of the world.
 WORTH = 2
@@ -110,7 +112,7 @@ class _Cut:
     def code(self) -> Code:
         old = self.old
         ports = [Port(self._of(port.peer), port.group, self._of(port.tag)) for port in old.ports]
-        masks: dict[int, Any] = {id(None): None}
+        masks: dict[int, BoolVector | None] = {id(None): None}
         for mask in old.guards or ():
             if id(mask) not in masks:
                 inside = mask[self.rows] if mask is not None else None
@@ -130,10 +132,36 @@ class _Cut:
             )  # fmt: skip
         return found
 
-    def _of(self, value: Any) -> Any:
+    def _of(self, value: T) -> T:
         """A field's value on the rows."""
+        found: object = value
         if isinstance(value, np.ndarray):
-            return narrow(value[self.rows])
-        if isinstance(value, BufferVec):
-            return BufferVec(value.name, self._of(value.index), self._of(value.shape), value.dtype)
-        return tuple(map(self._of, value)) if isinstance(value, tuple) else value
+            found = narrow(value[self.rows])
+        elif isinstance(value, BufferVec):
+            found = BufferVec(value.name, self._of(value.index), self._of(value.shape), value.dtype)
+        elif isinstance(value, tuple):
+            found = tuple(map(self._of, value))
+        return cast("T", found)
+
+
+def standing(section: Program) -> list[int]:
+    """By rank the one that stands for it."""
+    return list(range(section.world_size)) if section.stands_for is None else section.stands_for.tolist()
+
+
+def alike_groups(section: Program, program: Program) -> dict[int, list[tuple[int, int]]]:
+    """By group of the ranks that stand for all: (lowest rank, group) of each group of the program that it stands for."""
+    there = np.asarray(section.row_of)
+    lowest: dict[int, tuple[int, int]] = {}
+    for code, kept in zip(program.codes, section.codes, strict=True):
+        ranks = np.array(code.ranks, dtype=np.int64)
+        for ids, own in zip(code.groups, kept.groups, strict=True):
+            ours = np.broadcast_to(np.asarray(ids), len(ranks))
+            theirs = np.broadcast_to(np.asarray(own), len(kept.ranks))[there[ranks]]
+            groups, first = np.unique(ours, return_index=True)
+            for group, rank, of in zip(groups.tolist(), ranks[first].tolist(), theirs[first].tolist(), strict=True):
+                lowest[group] = min(lowest.get(group, (rank, of)), (rank, of))
+    found: dict[int, list[tuple[int, int]]] = {}
+    for group, (rank, of) in lowest.items():
+        found.setdefault(of, []).append((rank, group))
+    return found

@@ -1,117 +1,58 @@
-"""Transformers by their sizes, and the presets that people name.
+"""Transformers that people name, each from its published sizes.
 
 A parameter count is a sum over the matrices a model has; for each preset it is tested against the figure that its authors publish.
 """
 
 from __future__ import annotations
 
-from math import prod
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
+from distsim.strategies.architecture import Architecture, Latent, numel
 
-class Architecture(NamedTuple):
-    """Sizes of a decoder-only transformer.
-
-    ``kv_heads``: heads of keys and values (grouped-query attention where fewer than ``heads``). ``ffn``: width of the feed-forward
-    layer (of one expert). ``mlp``: `gelu` has two matrices, `swiglu` three. ``experts`` 0: dense. ``positions``: learned position
-    embeddings. ``bias``: matrices carry biases and norms are LayerNorms with one (GPT); else RMSNorms without (Llama).
-    """
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    vocabulary: int
-    sequence: int
-    mlp: Literal["gelu", "swiglu"] = "swiglu"
-    experts: int = 0
-    top_k: int = 0
-    positions: int = 0
-    tied: bool = False
-    bias: bool = False
-    dropout: bool = False
-    source: str = ""
-
-    @property
-    def kv_hidden(self) -> int:
-        """Columns of the key projection, and of the value projection."""
-        return self.hidden // self.heads * self.kv_heads
-
-    @property
-    def matrices(self) -> int:
-        """Matrices of one feed-forward layer."""
-        return 3 if self.mlp == "swiglu" else 2
-
-    @property
-    def active_experts(self) -> int:
-        """Feed-forward layers that one token passes through."""
-        return self.top_k if self.experts else 1
-
-    def norm_shapes(self) -> list[tuple[int, ...]]:
-        """One norm: a scale, and a shift where there are biases."""
-        return [(self.hidden,)] * (2 if self.bias else 1)
-
-    def attention_shapes(self) -> list[tuple[int, ...]]:
-        """Queries, keys, values, output, in the layout of `torch.nn.Linear`: (out, in)."""
-        outs = (self.hidden, self.kv_hidden, self.kv_hidden, self.hidden)
-        return [shape for out in outs for shape in ((out, self.hidden), *(((out,),) if self.bias else ()))]
-
-    def expert_shapes(self) -> list[tuple[int, ...]]:
-        """One feed-forward layer: up (and gate), down."""
-        up = [(self.ffn, self.hidden)] * (self.matrices - 1)
-        pairs = [*((shape, (self.ffn,)) for shape in up), ((self.hidden, self.ffn), (self.hidden,))]
-        return [shape for matrix, bias in pairs for shape in ((matrix, bias) if self.bias else (matrix,))]
-
-    def layer_shapes(self) -> list[tuple[int, ...]]:
-        """Parameters of one layer in the order of `module.parameters()`: norm, attention, norm, router, feed-forward layers."""
-        router: list[tuple[int, ...]] = [(self.experts, self.hidden)] if self.experts else []
-        experts = self.expert_shapes() * max(self.experts, 1)
-        return [*self.norm_shapes(), *self.attention_shapes(), *self.norm_shapes(), *router, *experts]
-
-    def embedding_shapes(self) -> list[tuple[int, ...]]:
-        """Token embeddings, and learned positions."""
-        return [(self.vocabulary, self.hidden), *([(self.positions, self.hidden)] if self.positions else [])]
-
-    def head_shapes(self) -> list[tuple[int, ...]]:
-        """The last norm, and the output projection where it is not the embeddings again."""
-        return [*self.norm_shapes(), *([] if self.tied else [(self.vocabulary, self.hidden)])]
-
-    @property
-    def layer_parameters(self) -> int:
-        return numel(self.layer_shapes())
-
-    @property
-    def expert_parameters(self) -> int:
-        """Parameters of all experts of one layer: what expert parallelism divides. 0 where dense."""
-        return numel(self.expert_shapes()) * self.experts
-
-    @property
-    def embedding_parameters(self) -> int:
-        return numel(self.embedding_shapes())
-
-    @property
-    def head_parameters(self) -> int:
-        return numel(self.head_shapes())
-
-    @property
-    def parameters(self) -> int:
-        """All of them."""
-        return self.embedding_parameters + self.layers * self.layer_parameters + self.head_parameters
-
-    @property
-    def active_parameters(self) -> int:
-        """Those that one token meets."""
-        idle = (self.experts - self.top_k) * numel(self.expert_shapes()) if self.experts else 0
-        return self.parameters - self.layers * idle
-
-
-def numel(shapes: list[tuple[int, ...]]) -> int:
-    """Elements of all tensors together."""
-    return sum(prod(shape) for shape in shapes)
-
+__all__ = ["PRESETS", "Architecture", "numel"]
 
 _LLAMA = "Llama Team, The Llama 3 Herd of Models, arXiv:2407.21783, table 3"
+
+_LLAMA31 = "Llama model cards, github.com/meta-llama/llama-models, models/llama3_1 and llama3_3"
+_LLAMA4 = "Meta, Llama-4-{} config.json, huggingface.co/meta-llama"
+_QWEN = "Qwen Team, Qwen3 Technical Report, arXiv:2505.09388, tables 1 and 2, and the published config.json"
+_GEMMA = "Gemma Team, Gemma 3 Technical Report, arXiv:2503.19786, table 1, and the published config.json"
+_OSS = "OpenAI, gpt-oss model card, arXiv:2508.10925, table 1, and the published config.json"
+
+
+def _llama3(layers: int, hidden: int, heads: int, ffn: int, sequence: int = 8192, source: str = _LLAMA) -> Architecture:
+    return Architecture(layers, hidden, heads, 8, ffn, 128256, sequence, source=source)
+
+
+def _qwen3(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, experts: int = 0) -> Architecture:
+    return Architecture(layers, hidden, heads, kv_heads, ffn, 151936, 32768, experts=experts, top_k=8 if experts else 0, head=128,
+                        qk_norm=True, source=_QWEN)  # fmt: skip
+
+
+def _gemma3(layers: int, hidden: int, heads: int, kv_heads: int, head: int, ffn: int) -> Architecture:
+    """Its text part."""
+    return Architecture(layers, hidden, heads, kv_heads, ffn, 262208, 131072, tied=True, head=head, norms=4, qk_norm=True, source=_GEMMA)
+
+
+def _gpt_oss(layers: int, experts: int) -> Architecture:
+    return Architecture(layers, 2880, 64, 8, 2880, 201088, 131072, experts=experts, top_k=4, head=64, biased=True, sinks=True, source=_OSS)
+
+
+def _llama4(name: str, experts: int, dense: int) -> Architecture:
+    """Its text part."""
+    return Architecture(48, 5120, 40, 8, 8192, 202048, 262144, experts=experts, top_k=1, shared=8192, dense=dense, dense_ffn=16384,
+                        source=_LLAMA4.format(name))  # fmt: skip
+
+
+def _vit(layers: int, hidden: int, heads: int, patch: int) -> Architecture:
+    """Patches of three colours, a class token and positions before the layers, a thousand classes after them."""
+    count = (224 // patch) ** 2 + 1
+    return Architecture(
+        layers, hidden, heads, heads, 4 * hidden, 0, count, mlp="gelu", bias=True,
+        inputs=((hidden, 3 * patch * patch), (hidden,), (hidden,), (count, hidden)), outputs=((1000, hidden), (1000,)),
+        source="Dosovitskiy et al., An Image is Worth 16x16 Words, arXiv:2010.11929, table 1",
+    )  # fmt: skip
+
 
 PRESETS: Final[dict[str, Architecture]] = {
     "gpt3-175b": Architecture(
@@ -130,5 +71,37 @@ PRESETS: Final[dict[str, Architecture]] = {
     "mixtral-8x7b": Architecture(
         layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=32000, sequence=32768, experts=8, top_k=2,
         source="Jiang et al., Mixtral of Experts, arXiv:2401.04088, table 1",
+    ),
+    "llama3.1-8b": _llama3(32, 4096, 32, 14336, 131072, _LLAMA31),
+    "llama3.1-70b": _llama3(80, 8192, 64, 28672, 131072, _LLAMA31),
+    "llama3.1-405b": _llama3(126, 16384, 128, 53248, 131072, _LLAMA31),
+    "llama3.3-70b": _llama3(80, 8192, 64, 28672, 131072, _LLAMA31),
+    "llama4-scout": _llama4("Scout-17B-16E", 16, 0),
+    "llama4-maverick": _llama4("Maverick-17B-128E", 128, 24),
+    "qwen3-8b": _qwen3(36, 4096, 32, 8, 12288),
+    "qwen3-14b": _qwen3(40, 5120, 40, 8, 17408),
+    "qwen3-32b": _qwen3(64, 5120, 64, 8, 25600),
+    "qwen3-30b-a3b": _qwen3(48, 2048, 32, 4, 768, 128),
+    "qwen3-235b-a22b": _qwen3(94, 4096, 64, 4, 1536, 128),
+    "deepseek-v3": Architecture(
+        61, 7168, 128, 128, 2048, 129280, 4096, experts=256, top_k=8, latent=Latent(1536, 512, 128, 64, 128), shared=2048, dense=3,
+        dense_ffn=18432, source="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437, section 4.2",
+    ),
+    "mixtral-8x22b": Architecture(
+        56, 6144, 48, 8, 16384, 32768, 65536, experts=8, top_k=2,
+        source="Mistral AI, mistral.ai/news/mixtral-8x22b, and the published config.json",
+    ),
+    "gemma3-4b": _gemma3(34, 2560, 8, 4, 256, 10240),
+    "gemma3-12b": _gemma3(48, 3840, 16, 8, 256, 15360),
+    "gemma3-27b": _gemma3(62, 5376, 32, 16, 128, 21504),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
+    "vit-l-16": _vit(24, 1024, 16, 16),
+    "vit-h-14": _vit(32, 1280, 16, 14),
+    "dit-xl-2": Architecture(
+        28, 1152, 16, 16, 4608, 0, 256, mlp="gelu", norms=0, biased=True, modulated=6,
+        inputs=((1152, 16), (1152,), (1152, 256), (1152,), (1152, 1152), (1152,), (1001, 1152)),
+        outputs=((2304, 1152), (2304,), (32, 1152), (32,)),
+        source="Peebles and Xie, Scalable Diffusion Models with Transformers, arXiv:2212.09748, table 1",
     ),
 }  # fmt: skip

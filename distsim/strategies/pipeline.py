@@ -87,8 +87,8 @@ class Pipeline(Strategy):
     defer_pp_recv: bool = False
     #: Forward passes alone, as schedule.eval() runs them.
     evaluate: bool = False
-    #: 1f1b with fewer micro-batches than stages, which Megatron-LM runs and PyTorch refuses.
-    fewer: bool = False
+    #: 1f1b with Megatron-LM's calls, which go with fewer micro-batches than stages as well; PyTorch refuses those.
+    megatron: bool = False
     #: Activations carry 1000 * stage + micro-batch, gradients the same below zero, so that values show who got what.
     numbered: bool = False
 
@@ -124,8 +124,10 @@ class Pipeline(Strategy):
                 "a split backward computes weight gradients apart from autograd's accumulation, where DDP's hooks are: take fsdp"
             )
             found.append((("data_parallel", "style"), sentence))
-        if self.data_parallel is not None and self.evaluate:
-            found.append((("data_parallel",), "there are no gradients to reduce in forward passes alone: leave it out"))
+        if self.megatron and (named is None or _NAMES[_plain(named)] != "1f1b"):
+            found.append((("megatron",), "Megatron-LM's calls are laid out for 1f1b"))
+        if self.data_parallel is not None and (self.evaluate or self.megatron):
+            found.append((("data_parallel",), "data parallelism of stages has PyTorch's calls for it, and no gradients in forward passes alone: leave it out"))
         return [*found, *([] if self.evaluate else self._refused_costs(made))]
 
     def _named(self) -> str | None:
@@ -154,10 +156,10 @@ class Pipeline(Strategy):
             stages = "one stage" if high == 1 else "two stages"
             remedy = "; interleaved_1f1b, looped_bfs and zb1p take any number" if high == 1 else ""
             found.append((("chunks",), f"{name} has {stages} per rank, found chunks: {chunks}{remedy}"))
-        least = {"1f1b": 1 if self.fewer or self.evaluate else ranks, "dualpipe_v": 2 * ranks}.get(name, 1)
+        least = {"1f1b": 1 if self.megatron or self.evaluate else ranks, "dualpipe_v": 2 * ranks}.get(name, 1)
         if count < least:
             message = f"{name} needs at least as many micro-batches as stages, found {count} for {least} stages"
-            message += "; Megatron-LM runs it so: fewer: true" if name == "1f1b" else ""
+            message += "; Megatron-LM runs it so: megatron: true" if name == "1f1b" else ""
             found.append((("micro_batches",), message))
         elif name in _EVEN and not per_round(ranks, count):
             rounds = count // ranks
@@ -200,6 +202,8 @@ class Pipeline(Strategy):
         if named is not None:
             name = _NAMES[_plain(named)]
             schedule = BUILDERS[name](ranks, self.micro_batches or 0, self._chunks(name))
+            if self.megatron and name == "1f1b":
+                schedule = schedule._replace(issue="megatron")
         else:
             schedule = from_rows(parse_rows(self._lines(context)), self.micro_batches)
             if schedule.ranks != ranks:
@@ -223,7 +227,7 @@ class Pipeline(Strategy):
     def costs(self, schedule: Schedule) -> dict[tuple[str, int], Cost]:
         """What each kind of action costs on each stage."""
         found: dict[tuple[str, int], Cost] = {}
-        split = _splits(schedule) or self.backward is None
+        split = not self.evaluate and (_splits(schedule) or self.backward is None)
         for stage in range(schedule.stages):
             found["F", stage] = _at(self.forward, stage)
             if self.backward is not None:

@@ -48,7 +48,7 @@ class Schedule(NamedTuple):
     """``rows[r]`` are the actions of pipeline rank r, ``rank_of[s]`` is the rank of stage s.
 
     ``issue`` says how PyTorch turns the rows into calls: "fill_drain" and "one_f_one_b" (PipelineScheduleSingle's two schedules, which
-    fuse messages by themselves), or "runtime" (`_PipelineScheduleRuntime`, which runs the rows' own SEND and RECV).
+    fuse messages by themselves), "megatron" (1F1B as Megatron-LM makes it), or "runtime" (`_PipelineScheduleRuntime`, which runs the rows' own SEND and RECV).
     """
 
     rows: Rows
@@ -81,7 +81,7 @@ def forwards(schedule: Schedule) -> Schedule:
     """The schedule without its backward passes, as eval() runs it: messages stay where those of training put them."""
     kept = ("F", "SEND_F", "RECV_F", "UNSHARD", "RESHARD")
     rows = tuple(tuple(each for action in row for each in action.each if each.kind in kept) for row in schedule.rows)
-    return schedule._replace(rows=rows, issue="fill_drain" if schedule.issue == "one_f_one_b" else schedule.issue)
+    return schedule._replace(rows=rows, issue="fill_drain" if schedule.issue in ("one_f_one_b", "megatron") else schedule.issue)
 
 
 # --- text ---

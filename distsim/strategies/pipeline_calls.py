@@ -41,6 +41,8 @@ def calls_of(schedule: Schedule, rank: int) -> list[Call]:
     if schedule.issue == "fill_drain":
         writer.fill_drain()
         writer.reduced()
+    elif schedule.issue == "megatron":
+        writer.megatron()
     elif schedule.issue == "one_f_one_b":
         writer.one_f_one_b()
         writer.reduced()
@@ -129,6 +131,32 @@ class _RankCalls:
             if m < ahead - 1:
                 self.start(pending)
         return pending
+
+    def megatron(self) -> None:
+        """Megatron-LM core/pipeline_parallel/schedules.py, forward_backward_pipelining_without_interleaving, and p2p_communication.py:
+        each exchange is a batch that is waited for, and fewer micro-batches than stages are run through the warm-up."""
+        count = self.schedule.micro_batches
+        ahead = min(count, self.schedule.stages - self.rank - 1)
+        for m in range(ahead):
+            self.batch(self.message(False, "F", m))
+            self.compute(Action(self.rank, "F", m))
+            self.batch(self.message(True, "F", m))
+        left = count - ahead
+        self.batch(self.message(False, "F", ahead) if left else ())
+        for m in range(left):
+            self.compute(Action(self.rank, "F", m + ahead))
+            self.batch((*self.message(True, "F", m + ahead), *self.message(False, "B", m)))
+            self.compute(Action(self.rank, "B", m))
+            following = self.message(False, "F", m + ahead + 1) if m + 1 < left else ()
+            self.batch((*self.message(True, "B", m), *following))
+        for m in range(left, count):
+            self.batch(self.message(False, "B", m))
+            self.compute(Action(self.rank, "B", m))
+            self.batch(self.message(True, "B", m))
+
+    def batch(self, messages: Sequence[Message]) -> None:
+        if messages:
+            self.calls.append(Call("batch", tuple(messages)))
 
     # --- the runtime of schedules with messages of their own ---
     def runtime(self) -> None:

@@ -194,6 +194,8 @@ class TransformerFields(Strategy):
             fields["last_backward"] = dict(enumerate(last))
         if self.chunks is not None:
             fields["chunks"] = self.chunks
+        if self.schedule.lower() == "1f1b" and self.micro_batches < self.stages(context):
+            fields["megatron"] = True
         return Pipeline.model_validate(fields)
 
     # --- what can't be ---
@@ -213,7 +215,7 @@ class TransformerFields(Strategy):
     def _uneven(self, context: Context) -> Iterator[Refusal]:
         model, one = self.model.architecture(), self.one_pass(context)
         sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "hidden": model.hidden, "ffn": model.ffn}
-        if model.hidden % model.heads:
+        if not model.head and model.hidden % model.heads:
             yield ("model",), f"hidden {model.hidden} is not divisible by heads {model.heads}"
         if model.heads % model.kv_heads:
             yield ("model",), f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"

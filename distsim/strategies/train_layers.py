@@ -105,7 +105,7 @@ class LayerCalls(Writer):
         again = [*again, *self.launched(2), *self.scores(passes)]
         if self.tensor_axis is None and self.cp is None and self.ep is None:
             return [*again, self.priced("backward", 2 * one.layer_flops + extra), self.moved("backward", 2)]
-        columns = 2 * one.tokens * self.model.hidden * (self.model.hidden + 2 * self.model.kv_hidden) // one.tensor
+        columns = 2 * one.tokens * self.model.hidden * (self.model.q_hidden + 2 * self.model.kv_hidden) // one.tensor
         mlp_columns = one.mlp_flops * (self.model.matrices - 1) // self.model.matrices
         mlp = self.block_backward("mlp", 2 * one.mlp_flops, mlp_columns, self.routed(), self.routed())
         keys = [*self.keys(), *self.key_gradients()]
@@ -183,7 +183,7 @@ class LayerCalls(Writer):
     def layer_weights(self) -> Weights:
         """Matrices are cut among tensor ranks, experts among expert ranks too; norms and the router are whole on each."""
         model, t = self.model, self.one.tensor
-        whole = 2 * numel(model.norm_shapes()) + model.experts * model.hidden
+        whole = model.norms * numel(model.norm_shapes()) + model.experts * model.hidden
         matrices = model.layer_parameters - model.expert_parameters - whole
         return Weights(whole + matrices // t, model.expert_parameters // (t * self.one.experts))
 
@@ -197,7 +197,10 @@ class LayerCalls(Writer):
 
     def stage_weights(self, stage: int) -> Weights:
         ends, layer, layers = self.ends_weights(stage), self.layer_weights(), self.split[stage]
-        return Weights(ends.dense + layers * layer.dense, ends.expert + layers * layer.expert)
+        first = sum(self.split[:stage])
+        plain = max(0, min(self.model.dense, first + layers) - first)  # those without experts come first
+        dense = ends.dense + (layers - plain) * layer.dense + plain * self.model.dense_parameters // self.one.tensor
+        return Weights(dense, ends.expert + (layers - plain) * layer.expert)
 
     # --- on their way ---
     def kinds(self, weights: Weights) -> tuple[tuple[str, int, Group | None], ...]:

@@ -45,28 +45,27 @@ class MicroBatch(NamedTuple):
     # --- floating-point operations, a multiply-add counted as two ---
     @property
     def scores_flops(self) -> int:
-        """Scores and their product with the values: 4 b s^2 h, divided among heads (t) and sequence parts."""
-        full = 4 * self.tokens * self.sequence * self.model.hidden // self.tensor
+        """Scores and their product with the values: 4 b s^2 h (2 b s^2 times all heads' queries and values), divided among heads (t) and sequence parts."""
+        full = 2 * self.tokens * self.sequence * (self.model.q_hidden + self.model.o_hidden) // self.tensor
         return full // 2 if self.causal else full
 
     @property
     def attention_flops(self) -> int:
         """One layer's attention, forward: 2 per token and weight of the projections, and the scores."""
-        weights = self.model.hidden * (2 * self.model.hidden + 2 * self.model.kv_hidden)
-        return 2 * self.tokens * weights // self.tensor + self.scores_flops
+        return 2 * self.tokens * self.model.attention_weights // self.tensor + self.scores_flops
 
     @property
     def mlp_flops(self) -> int:
         """One layer's feed-forward part: 2 per token and weight, for each expert that a token passes; the router is not divided."""
         model = self.model
-        weights = model.matrices * model.hidden * model.ffn * model.active_experts
+        weights = model.matrices * model.hidden * model.active_ffn
         return 2 * self.tokens * weights // self.tensor + 2 * self.tokens * model.hidden * model.experts
 
     @property
     def misaligned(self) -> bool:
         """Rows of a head's queries and keys are no multiple of 16 bytes: unfused attention's products then miss the tensor cores
         (NVIDIA, Matrix Multiplication Background User's Guide, "Requirements to use Tensor Cores")."""
-        return not self.flash and self.model.hidden // self.model.heads * self.itemsize % 16 != 0
+        return not self.flash and self.model.head_width * self.itemsize % 16 != 0
 
     @property
     def layer_flops(self) -> int:
@@ -100,7 +99,7 @@ class MicroBatch(NamedTuple):
         model, wide = self.model, 3 if self.model.mlp == "swiglu" else 2
         masks = 2 if model.dropout else 0
         between = self.tokens * model.hidden * (10 * self.itemsize + masks) // (self.tensor if self.sequence_parallel else 1)
-        inner = self.itemsize * self.tokens * wide * model.ffn * model.active_experts // self.tensor
+        inner = self.itemsize * self.tokens * wide * model.active_ffn // self.tensor
         each = (4 * self.itemsize + 1) if model.dropout else 2 * self.itemsize
         return between + inner + (0 if self.flash else self.tokens * model.heads * self.sequence * each // self.tensor)
 
@@ -128,8 +127,8 @@ class MicroBatch(NamedTuple):
         non-linearity. Experts: once for each that a token passes, and their input again, in the experts' order.
         """
         model = self.model
-        attention = 2 * model.hidden + 2 * model.kv_hidden
-        wide = (2 if model.mlp == "gelu" else 3 if self.flash else 4) * model.ffn * model.active_experts
+        attention = model.q_hidden + model.o_hidden + 2 * model.kv_hidden
+        wide = (2 if model.mlp == "gelu" else 3 if self.flash else 4) * model.active_ffn
         sorted_input = model.hidden * model.active_experts * self.tensor if model.experts else 0
         return self.itemsize * self.tokens * (attention + wide + sorted_input)
 

@@ -72,7 +72,7 @@ WORDS: dict[str, Told] = {
     "hybrid.gradient": Told("Elements of a rank's gradients, or the file's tensor that holds them.", 1048576),
     "shapes_exchange": Told("Before the first micro-batch: true as PyTorch without shapes, `vote` as with them.", True),
     "defer_pp_recv": Told("Post a receive only when its stage comes to it.", True),
-    "fewer": Told("1f1b with fewer micro-batches than stages, which Megatron-LM runs and PyTorch refuses.", True),
+    "megatron": Told("1f1b with Megatron-LM's calls: batches that are waited for; fewer micro-batches than stages may be.", True),
     "numbered": Told("Tensors carry 1000 * stage + micro-batch, so that values show who got what.", True),
     "pairs": Told("Pairs of matrices in a layer: attention and feed-forward.", 2),
     "sequence": Told("Tokens of a sequence.", 4096),

@@ -1,31 +1,41 @@
-"""Two runs in one picture: for each rank a track of A above a track of B, both drawn to one scale of time."""
+"""Two runs in one picture: for each rank a track of A above a track of B, both drawn to one scale of time.
+
+Ranks that are equal in both runs share a lane. A track shows compute, what moves alone, and waiting.
+"""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
+
+import numpy as np
 
 from distsim.compare import Comparison
 from distsim.timeline import COMPUTE_OPS
-from distsim.trace import Trace, TraceCall
+from distsim.trace import Trace
 from distsim.units import show_bytes, show_ns
-from distsim.views.drawing.palette import GREY, INK, LINE, PALE, RED
+from distsim.views.doings import Doings
+from distsim.views.drawing.lanes import Band, Layer, columns, density, track
+from distsim.views.drawing.palette import GREY, INK, LINE, PALE, RED, WHITE
+from distsim.views.drawing.ranklane import BACKWARD, COMPUTE, EXPOSED, letter
 from distsim.views.drawing.records import clipped, text_width
-from distsim.views.drawing.svg import TimeChart
+from distsim.views.drawing.svg import WAITING, TimeChart, ticks
+from distsim.views.folding import Lane, RankRows, fold_ranks
+from distsim.views.spans import Ints, Spans, shares
 
-#: What is drawn at most; bars thinner than a third of a pixel are drawn as one.
-MOST_RANKS = 32
-_LEFT, _WIDTH, _TOP = 108.0, 1064.0, 92.0
-_TRACK, _GAP = 18.0, 14.0
+#: Lanes at most; more are folded.
+MOST_LANES = 20
+_LEFT, _WIDTH, _TOP = 172.0, 1064.0, 100.0
+_TRACK, _GAP = 20.0, 12.0
 _PITCH = 2 * _TRACK + _GAP
-_COMPUTE, _MOVING, _WAITING = "#9CCBEB", "#F2A583", "url(#waiting)"
-_QUIET = ("sleep", "wait", "wait_stream", "synchronize", "exit", "fail")
 
 
-class _Bar(NamedTuple):
-    start: int
-    end: int
-    fill: str
-    label: str
+class _Side(NamedTuple):
+    """One of the two runs."""
+
+    trace: Trace
+    rows: RankRows
+    doings: Doings
 
 
 def overlay_svg(found: Comparison, names: tuple[str, str]) -> str:
@@ -37,74 +47,100 @@ class _Overlay:
     def __init__(self, found: Comparison, names: tuple[str, str]) -> None:
         self.found, self.names = found, names
         self.end = max(*found.makespans_ns, 1)
-        self.ranks = range(min(max(found.a.world_size, found.b.world_size), MOST_RANKS))
+        traces = (found.a, found.b)
+        self.sides = [_Side(t, RankRows(t), Doings(t, self.end)) for t in traces]
+        self.size = max(trace.world_size for trace in traces)
+        more = found.b if found.b.world_size >= found.a.world_size else found.a
+        less = found.a if more is found.b else found.b
+        self.lanes = fold_ranks(more, range(self.size), (), MOST_LANES, beside=less)
         self.draw = TimeChart(_LEFT, _WIDTH, _TOP, self.end)
 
-    def y(self, rank: int, side: int) -> float:
-        return _TOP + rank * _PITCH + side * _TRACK
-
     def svg(self) -> str:
-        bottom = self.y(len(self.ranks), 0)
+        tops = list(accumulate((_PITCH for _ in self.lanes), initial=_TOP))
         self._head()
-        self.draw.axis((self.end * k // 5 for k in range(6)), bottom)
-        for side, trace in enumerate((self.found.a, self.found.b)):
-            bars = self._bars(trace)
-            for rank in self.ranks:
-                self._track(rank, side, bars.get(rank, []))
-        self._ends(bottom)
-        return self.draw.page(bottom, f"{clipped(self.names[0], 40)} and {clipped(self.names[1], 40)}")
+        self.draw.axis(ticks(self.end), tops[-1] - 6)
+        for lane, top in zip(self.lanes, tops, strict=False):
+            self.draw.text(16, top + 17, lane.title, 13 if text_width(lane.title, 13, True) < _LEFT - 50 else 10, bold=True)
+            if lane.about:
+                self.draw.text(16, top + 33, lane.about, 10, colour=GREY)
+            for number, side in enumerate(self.sides):
+                self._track(side, number, lane, top + number * _TRACK)
+        self._ends(tops[-1] - 6)
+        return self.draw.page(tops[-1], f"{clipped(self.names[0], 40)} and {clipped(self.names[1], 40)}")
 
     def _head(self) -> None:
         a, b = (clipped(name, 48) for name in self.names)
         a_ns, b_ns = self.found.makespans_ns
         self.draw.text(16, 26, f"A: {a}, {show_ns(a_ns)}", 15, bold=True)
         self.draw.text(16, 46, f"B: {b}, {show_ns(b_ns)}", 15, bold=True)
-        at = self.draw.legend(((_COMPUTE, "compute"), (_MOVING, "communication"), (_WAITING, "waiting"), (PALE, "idle")))
-        more = max(self.found.a.world_size, self.found.b.world_size) - len(self.ranks)
-        if more:
-            self.draw.text(at, 68, f"and {more} more ranks, not drawn", 12, colour=GREY)
+        keys = (
+            (COMPUTE, "compute"),
+            (BACKWARD, "backward"),
+            (EXPOSED, "communication, exposed"),
+            (WAITING, "waiting"),
+            (PALE, "idle"),
+        )
+        at, y = self.draw.legend(keys)
+        for dash, word, colour in (("", "end of A", INK), ("4 3", "end of B", RED)):
+            self.draw.line((at, y + 6), (at + 22, y + 6), colour, 1.6, dash=dash)
+            self.draw.text(at + 28, y + 10, word, 12)
+            at += 28 + text_width(word, 12) + 16
+        if len(self.lanes) < self.size:
+            self.draw.text(
+                at, y + 10, f"{self.size} ranks in {len(self.lanes)} lane{'s' * (len(self.lanes) > 1)}", 12, colour=GREY
+            )
 
-    def _track(self, rank: int, side: int, bars: list[_Bar]) -> None:
-        y = self.y(rank, side)
-        if side == 0:
-            self.draw.text(16, y + _TRACK + 5, f"rank {rank}", 13, bold=True)
-        self.draw.text(_LEFT - 18, y + 13, "AB"[side], 11, colour=GREY)
+    def _track(self, side: _Side, number: int, lane: Lane, y: float) -> None:
+        self.draw.text(_LEFT - 14, y + 13, "AB"[number], 11, colour=GREY)
         self.draw.rect(_LEFT, y, _WIDTH, _TRACK - 2, PALE)
-        drawn: dict[str, float] = {}
-        for bar in bars:
-            x, end = self.draw.x(bar.start), self.draw.x(bar.end)
-            if end - drawn.get(bar.fill, -1.0) < 1 / 3:
-                continue
-            drawn[bar.fill] = end
-            tip = f"rank {rank}, {'AB'[side]}: {bar.label}, {show_ns(bar.end - bar.start)}"
-            self.draw.rect(x, y + 1, max(end - x, 0.4), _TRACK - 4, bar.fill, tip, LINE if end - x > 3 else "")
-            if text_width(bar.label, 11) + 6 <= end - x and bar.fill != _WAITING:
-                self.draw.text((x + end) / 2, y + 12, bar.label, 11, anchor="middle")
+        here = [rank for rank in lane.ranks if rank < side.trace.world_size]
+        members = here[:1] if lane.like == "equal" else here
+        if not members:
+            self.draw.text(_LEFT + 8, y + 13, "takes no part", 11, colour=GREY)
+            return
+        rows = np.concatenate([side.rows(rank) for rank in members])
+        doing, band = side.doings(rows, len(members)), Band(y + 1, _TRACK - 4)
+        moving = _together(tuple(doing.exposed.values()))
+        layers = [
+            Layer(COMPUTE, doing.work),
+            Layer(BACKWARD, doing.backward),
+            Layer(EXPOSED, moving),
+            Layer(WAITING, doing.waiting),
+        ]
+        if doing.many > 1:
+            edges = columns(self.draw, 2.0)
+            density(self.draw, band, edges, [(one.fill, shares(one.spans, edges, doing.many)) for one in layers])
+            return
+        track(self.draw, band, layers)
+        self._bars(side.trace, np.concatenate([doing.computes, doing.moves]), lane, "AB"[number], band)
+
+    def _bars(self, trace: Trace, rows: Ints, lane: Lane, run: str, band: Band) -> None:
+        """Frames, tips and words of the bars that are wide enough for them; a word where nothing lies beneath."""
+        started, finished = trace["started_ns"][rows], trace["finished_ns"][rows]
+        till = np.where(finished >= 0, finished, self.end)
+        wide = (till - started) * _WIDTH / self.end >= 3
+        computes = trace.ops(*COMPUTE_OPS)
+        for row, start, end in zip(rows[wide].tolist(), started[wide].tolist(), till[wide].tolist(), strict=True):
+            x, right, label = self.draw.x(start), self.draw.x(end), _label(trace, row)
+            self.draw.rect(x, band.y, right - x, band.height, "", f"{lane.title}, {run}: {label}, {show_ns(end - start)}", LINE)
+            beside = not computes[row] and bool(((started < end) & (till > start) & computes[rows]).any())
+            word = next((w for w in (label, letter(label)) if w and text_width(w, 11) + 6 <= right - x), "")
+            if word and not beside:
+                colour = INK if computes[row] else WHITE
+                self.draw.text((x + right) / 2, band.y + 12, word, 11, anchor="middle", colour=colour)
 
     def _ends(self, bottom: float) -> None:
         """Where each run ends, so that the difference shows."""
-        for ns, colour in zip(self.found.makespans_ns, (INK, RED), strict=True):
-            self.draw.line((self.draw.x(ns), _TOP - 8), (self.draw.x(ns), bottom), colour, 1.4, dash="4 3")
-
-    def _bars(self, trace: Trace) -> dict[int, list[_Bar]]:
-        """Of every rank: waiting below, communication over it, compute on top."""
-        tracks: dict[int, tuple[list[_Bar], list[_Bar], list[_Bar]]] = {}
-        for call in trace.rows():
-            if call.posted_ns < 0 or call.rank >= len(self.ranks) or call.op == "sleep":
-                continue
-            waiting, moving, computing = tracks.setdefault(call.rank, ([], [], []))
-            till = call.finished_ns if call.finished_ns >= 0 else self.end
-            if call.op in COMPUTE_OPS:
-                computing.append(_Bar(call.started_ns, till, _COMPUTE, _label(call)))
-                continue
-            back = call.returned_ns if call.returned_ns >= 0 else self.end
-            if back > call.posted_ns:
-                waiting.append(_Bar(call.posted_ns, back, _WAITING, f"waits in {call.op}"))
-            if call.op not in _QUIET and min(call.started_ns, call.finished_ns, call.match) >= 0:
-                moving.append(_Bar(call.started_ns, till, _MOVING, _label(call)))
-        return {rank: [bar for layer in layers for bar in sorted(layer)] for rank, layers in tracks.items()}
+        for ns, colour, dash in zip(self.found.makespans_ns, (INK, RED), ("", "4 3"), strict=True):
+            self.draw.line((self.draw.x(ns), _TOP - 8), (self.draw.x(ns), bottom), colour, 1.6, dash=dash)
 
 
-def _label(call: TraceCall) -> str:
-    size = f" {show_bytes(call.nbytes)}" if call.nbytes else ""
-    return clipped(call.name or call.op, 32) + size
+def _together(parts: tuple[Spans, ...]) -> Spans:
+    """As they are: of several ranks they overlap."""
+    return Spans(np.concatenate([p.starts for p in parts]), np.concatenate([p.ends for p in parts]))
+
+
+def _label(trace: Trace, row: int) -> str:
+    nbytes = int(trace["nbytes"][row])
+    name = trace.text("name", int(trace["name"][row])) if "name" in trace.columns else ""
+    return clipped(name or trace.text("op", int(trace["op"][row])), 32) + (f" {show_bytes(nbytes)}" if nbytes else "")

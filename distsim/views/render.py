@@ -31,9 +31,12 @@ def render(name: str, fmt: str, subject: Subject) -> str | bytes:
     if fmt not in view.formats:
         only = " or ".join(view.formats)
         raise UsageError(f"the {name} is drawn as {only} only, not {fmt}", f"ask for --format {only}; any browser shows it")
-    drawing = view.draw(subject)
+    large = view.large(subject) if view.large is not None and fmt in ("svg", "png", "pdf") else None
+    drawing = view.draw(subject) if large is None else large
     if isinstance(drawing, str):
-        return drawing
+        from distsim.views.drawing.convert import converted
+
+        return drawing if fmt == "svg" else converted(drawing, fmt)
     if fmt == "mermaid":
         from distsim.views.drawing.mermaid import flowchart, sequence
 

@@ -88,6 +88,15 @@ class Runtime:
         return lambda *args, **more: 0
 
 
+class Ranges:
+    """torch._C._nvtx: ranges of a profiler that nobody looks at."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if not name.startswith(("range", "mark", "deviceRange")):
+            raise AttributeError(name)
+        return lambda *args, **more: 0
+
+
 def nothing() -> Callable[..., None]:
     """A new function that takes anything and does nothing: two names must not share one, or dynamo complains of a duplicate."""
 
@@ -252,6 +261,7 @@ def patches(device: Device) -> list[Patch]:
             fixed(False),
             "optimizers ask whether a graph is being captured",
         ),
+        Patch("torch.cuda.nvtx", "_nvtx", Ranges(), "DeepSpeed marks ranges for a profiler without asking whether there is one"),
         Patch("torch.cuda", "utilization", fixed(0), "asks NVML, which is not there"),
         Patch("torch.cuda", "temperature", fixed(0), "asks NVML, which is not there"),
         Patch("torch.cuda", "power_draw", fixed(0), "asks NVML, which is not there"),

@@ -6,7 +6,10 @@ deterministic; goldens compare it, never the layout.
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -191,9 +194,24 @@ def drawn(dot: str, fmt: str, engine: str) -> bytes:
     if fmt == "png":
         graph.graph_attr["dpi"] = _PNG_DPI
     try:
-        return bytes(graph.draw(format=fmt, prog=engine))
+        with _quiet():
+            return bytes(graph.draw(format=fmt, prog=engine))
     except (OSError, ValueError) as error:
         raise EnvironmentFault(f"pygraphviz can't draw {fmt} here: {error}", "ask for --format svg, dot or mermaid") from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what the font library has to say of the machine's fonts off the standard error, below Python."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _has_fonts() -> bool:

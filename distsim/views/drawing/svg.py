@@ -11,7 +11,8 @@ from distsim.views.drawing.records import plain_text, text_width
 
 Point = tuple[float, float]
 
-FONT = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
+#: The last name is of a font that the extra `pictures` brings along, where a machine has none.
+FONT = "Helvetica, Arial, 'DejaVu Sans', 'DejaVu Sans Mono', sans-serif"
 
 
 def number(value: float) -> str:
@@ -27,9 +28,27 @@ class Svg:
         self._parts: list[str] = []
 
     def rect(self, x: float, y: float, width: float, height: float, fill: str, tip: str = "", border: str = "") -> None:
-        edge = f' stroke="{border}" stroke-width="0.8"' if border else ""
-        head = f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" fill="{fill}"{edge}'
+        """``fill`` empty: only what the pointer finds is drawn, and the border."""
+        look = f'fill="{fill}"' if fill else 'fill="#fff" fill-opacity="0"'
+        look += f' stroke="{border}" stroke-width="0.8"' if border else ""
+        head = f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" {look}'
         self._parts.append(f"{head}><title>{_safe(tip)}</title></rect>" if tip else f"{head}/>")
+
+    def outline(self, x: float, y: float, width: float, height: float, colour: str, stroke: float = 2.0) -> None:
+        """A frame that hides nothing inside it."""
+        place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
+        self._parts.append(f'<rect {place} fill="none" stroke="{colour}" stroke-width="{number(stroke)}"/>')
+
+    def path(self, steps: str, fill: str, tip: str = "", stroke: str = "", width: float = 1.0) -> None:
+        """A path in SVG's own letters; ``stroke``: a line of that colour."""
+        line = f' stroke="{stroke}" stroke-width="{number(width)}"' if stroke else ""
+        head = f'<path d="{steps}" fill="{fill or "none"}"{line}'
+        self._parts.append(f"{head}><title>{_safe(tip)}</title></path>" if tip else f"{head}/>")
+
+    def circle(self, x: float, y: float, radius: float, fill: str, tip: str = "", border: str = "") -> None:
+        line = f' stroke="{border}"' if border else ""
+        head = f'<circle cx="{number(x)}" cy="{number(y)}" r="{number(radius)}" fill="{fill}"{line}'
+        self._parts.append(f"{head}><title>{_safe(tip)}</title></circle>" if tip else f"{head}/>")
 
     def line(self, a: Point, b: Point, colour: str, width: float = 1.0, dash: str = "", arrow: bool = False) -> None:
         ends = f'x1="{number(a[0])}" y1="{number(a[1])}" x2="{number(b[0])}" y2="{number(b[1])}"'
@@ -51,40 +70,68 @@ class Svg:
 
 
 class TimeChart(Svg):
-    """Time to the right: nanoseconds from 0 to ``end_ns`` over ``width`` pixels, beside names on the left."""
+    """Time to the right: nanoseconds from ``start_ns`` to ``end_ns`` over ``width`` pixels, beside names on the left.
 
-    def __init__(self, left: float, width: float, top: float, end_ns: int) -> None:
+    Several may draw into one document: ``on`` is the drawing that they share.
+    """
+
+    def __init__(self, left: float, width: float, top: float, end_ns: int, start_ns: int = 0, on: Svg | None = None) -> None:
         super().__init__()
-        self.left, self.width, self.top, self.end_ns = left, width, top, end_ns
+        self.left, self.width, self.top, self.start_ns, self.end_ns = left, width, top, start_ns, max(end_ns, start_ns + 1)
+        if on is not None:
+            self._parts = on._parts
 
-    def x(self, ns: int) -> float:
-        return self.left + self.width * min(max(ns, 0), self.end_ns) / self.end_ns
+    def x(self, ns: float) -> float:
+        return self.left + self.width * (min(max(ns, self.start_ns), self.end_ns) - self.start_ns) / (self.end_ns - self.start_ns)
 
-    def axis(self, ticks: Iterable[int], bottom: float) -> None:
+    def axis(self, ticks: Iterable[int], bottom: float, since_ns: int = 0) -> None:
+        """Lines at the instants, each with its time since ``since_ns``; a word that would touch the one before it is left out."""
+        free = self.left - 30
         for ns in ticks:
-            self.line((self.x(ns), self.top - 8), (self.x(ns), bottom), "#DDE1E6")
-            self.text(self.x(ns), bottom + 18, show_ns(ns) if ns else "0", 11, anchor="middle", colour=GREY)
+            x, word = self.x(ns), show_ns(ns - since_ns) if ns > since_ns else "0"
+            self.line((x, self.top - 8), (x, bottom), "#DDE1E6")
+            half = text_width(word, 11) / 2
+            if x - half > free:
+                self.text(x, bottom + 18, word, 11, anchor="middle", colour=GREY)
+                free = x + half + 4
 
-    def legend(self, keys: Iterable[tuple[str, str]]) -> float:
-        """Fills and what they mean, side by side; returns where the next would stand."""
-        at = 16.0
+    def legend(self, keys: Iterable[tuple[str, str]], y: float = 58, right: float = 0.0) -> tuple[float, float]:
+        """Fills and what they mean, side by side and in as many lines as they need; returns where the next would stand."""
+        at, right = 16.0, right or self.left + self.width
         for fill, word in keys:
-            self.rect(at, 58, 22, 12, fill, border=LINE)
-            self.text(at + 28, 68, word, 12)
-            at += 28 + text_width(word, 12) + 16
-        return at
+            wide = 28 + text_width(word, 12) + 16
+            if at > 16 and at + wide > right:
+                at, y = 16.0, y + 20
+            self.rect(at, y, 22, 12, fill, border=LINE)
+            self.text(at + 28, y + 10, word, 12)
+            at += wide
+        return at, y
 
-    def page(self, bottom: float, title: str) -> str:
-        """The document: so wide that 32 pixels are left beside the chart."""
-        return self.document(self.left + self.width + 32, bottom + 40, title)
+    def page(self, bottom: float, title: str, right: float = 32) -> str:
+        """The document: so wide that some pixels are left beside the chart."""
+        return self.document(self.left + self.width + right, bottom + 40, title)
 
 
-#: Arrow heads, and stripes for time spent waiting (a colour alone would not tell it apart in print).
+def ticks(length: int) -> list[int]:
+    """Round times, five to ten of them, from 0."""
+    step, grow = 1, 0
+    while length / step > 10:
+        step = step * 5 // 2 if grow % 3 == 1 else step * 2  # 1, 2, 5, 10, 20, …
+        grow += 1
+    return list(range(0, max(length, 0) + 1, step))
+
+
+#: Fills that differ in more than their colour, for print and for who sees few colours: what waits, and what is hidden behind work.
+WAITING, HIDDEN = "url(#waiting)", "url(#hidden)"
+
+#: Arrow heads, and stripes.
 _DEFINITIONS = (
     '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
     '<path d="M0 0.8 8 4 0 7.2z" fill="#22577A"/></marker>'
     '<pattern id="waiting" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    '<rect width="6" height="6" fill="#FBF6CF"/><rect width="2.5" height="6" fill="#E0CF4A"/></pattern></defs>'
+    '<rect width="6" height="6" fill="#FBF3C4"/><rect width="2.2" height="6" fill="#D3B52C"/></pattern>'
+    '<pattern id="hidden" width="4" height="4" patternUnits="userSpaceOnUse">'
+    '<rect width="4" height="4" fill="#BFE5D6"/><rect width="4" height="1.4" fill="#2E8B6F"/></pattern></defs>'
 )
 
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 from distsim.errors import UsageError
 from distsim.views.drawing.records import Picture
 from distsim.views.drawing.sequence import SequenceDiagram
+from distsim.views.part import WHOLE, Part
 
 if TYPE_CHECKING:
     from distsim.check.verdict import Verdict
     from distsim.engine.record import Run
     from distsim.program.records import Program
+    from distsim.trace import Trace
     from distsim.values import Values
 
 T = TypeVar("T")
@@ -20,7 +22,8 @@ FORMATS = ("svg", "png", "pdf", "dot", "mermaid")
 
 
 class Subject(NamedTuple):
-    """What is drawn: a program with its run, or the operation ``op`` for ``ranks`` ranks. ``master`` is where the store listens."""
+    """What is drawn: a program with its run, or the operation ``op`` for ``ranks`` ranks. ``master`` is where the store listens.
+    ``part``: which part of it. ``trace``: a recording, where there is no program."""
 
     program: Program | None = None
     run: Run | None = None
@@ -29,6 +32,8 @@ class Subject(NamedTuple):
     op: str | None = None
     ranks: int = 4
     master: str = "MASTER_ADDR:MASTER_PORT"
+    part: Part = WHOLE
+    trace: Trace | None = None
 
 
 class Example(NamedTuple):
@@ -39,13 +44,17 @@ class Example(NamedTuple):
 
 
 class View(NamedTuple):
-    """``of``: what a person must name; ``uses``: parts of a subject that add to the picture. What draws itself as svg gives text."""
+    """``of``: what a person must name; ``uses``: parts of a subject that add to the picture. What draws itself as svg gives text.
+    ``of_trace``: a recording will do, no program is needed. ``large``: an svg in place of it where there is too much for boxes, else None.
+    """
 
     draw: Callable[[Subject], Picture | SequenceDiagram | str]
     of: Literal["scenario", "operation"] = "scenario"
     uses: tuple[str, ...] = ()
     formats: tuple[str, ...] = FORMATS
     examples: tuple[Example, ...] = ()
+    of_trace: bool = False
+    large: Callable[[Subject], str | None] | None = None
 
 
 def given(part: T | None, what: str) -> T:

@@ -6,16 +6,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from distsim.check.waitfor import wait_for
 from distsim.ops.table import OPS
 from distsim.program.records import Program
 from distsim.units import show_bytes, show_ns
+from distsim.views.columns import choose
 from distsim.views.drawing.palette import GREY, INK, LINE, MESSAGE, PALE, RED, RED_FILL, WHITE, tint
 from distsim.views.drawing.records import SMALL, Key, Text, clipped
 from distsim.views.drawing.rows import Event, assign_rows, join
 from distsim.views.drawing.sequence import Anchor, Arrow, Band, Item, Participant, SequenceDiagram
 from distsim.views.drawing.view import Example, Subject, View, given
 from distsim.views.drawing.words import detail_text, group_text, head_text, wait_text, who
+from distsim.views.part import WHOLE, Part
+from distsim.views.pictures.schedule import has_passes
+from distsim.views.tables import ranks_text
 
 if TYPE_CHECKING:
     from distsim.engine.record import Run
@@ -30,18 +36,24 @@ _LEFT = {"raised": "raised an error", "crashed": "crashed", "killed": "was kille
 
 
 def dataflow_diagram(
-    program: Program, run: Run, values: Values | None = None, most_ranks: int = MOST_RANKS, most_rows: int = MOST_ROWS
-) -> SequenceDiagram:
-    """The data flow of a run. ``most_ranks`` and ``most_rows`` bound what is drawn."""
-    return _Dataflow(program, run, values, most_ranks, most_rows).diagram()
+    program: Program, run: Run, values: Values | None = None, most_ranks: int = MOST_RANKS, most_rows: int = MOST_ROWS,
+    part: Part = WHOLE,
+) -> SequenceDiagram:  # fmt: skip
+    """The data flow of a run, or of a ``part`` of it. ``most_ranks`` and ``most_rows`` bound what is drawn. Raises UsageError."""
+    return _Dataflow(program, run, values, (most_ranks, most_rows), part).diagram()
 
 
 class _Dataflow:
-    def __init__(self, program: Program, run: Run, values: Values | None, most_ranks: int, most_rows: int) -> None:
+    def __init__(self, program: Program, run: Run, values: Values | None, most: tuple[int, int], part: Part) -> None:
         self.program, self.run, self.values = program, run, values
-        self.ranks = range(min(program.world_size, most_ranks))
+        most_ranks, most_rows = most
         self.hangs = bool(run.standstill.blocked)
-        columns = [_events(program, run, rank, most_rows, self.hangs) for rank in self.ranks]
+        gone = [end.rank for end in run.standstill.ends if end.status not in ("ended", "blocked")]
+        stuck = sorted(wait_for(run.standstill).core) if self.hangs else []
+        self.chosen = choose(run.trace, part, most_ranks, most_rows, [*gone, *stuck][:most_ranks])
+        self.ranks = self.chosen.ranks
+        self.column = {rank: i for i, rank in enumerate(self.ranks)}
+        columns = [_events(program, run, rank, i, self.chosen.rows, (most_rows, self.hangs)) for i, rank in enumerate(self.ranks)]
         join([event for events, _ in columns for event in events])
         assign_rows([events for events, _ in columns])
         self.events = [events if self.hangs else [e for e in events if e.row < most_rows] for events, _ in columns]
@@ -70,7 +82,10 @@ class _Dataflow:
         for axis, size in self.program.mesh.items():
             below //= size
             where.append(f"{clipped(axis, 16)} {rank // below % size}")
-        return (Text(f"rank {rank}", bold=True, size=14), *((Text(", ".join(where), colour=GREY, size=SMALL),) if where else ()))
+        more = self.chosen.stand_for.get(rank, ())
+        said = [", ".join(where)] if where else []
+        said += [f"and {len(more)} alike: {ranks_text(more, 2)}"] if more else []
+        return (Text(f"rank {rank}", bold=True, size=14), *(Text(line, colour=GREY, size=SMALL) for line in said))
 
     # --- calls ---
     def _draw(self, event: Event) -> None:
@@ -151,10 +166,10 @@ class _Dataflow:
             status = ends[rank].status if rank in ends else "ended"
             if self.hidden[rank] and not self.hangs:
                 said = (Text(f"and {self.hidden[rank]} more", colour=GREY),)
-                self.items.append(Item(f"more_r{rank}", rank, row, said, WHITE, LINE, dashed=True))
+                self.items.append(Item(f"more_r{rank}", self.column[rank], row, said, WHITE, LINE, dashed=True))
             elif status != "blocked" and (status != "ended" or rank in awaited):
                 said = (Text(_LEFT.get(status, status), bold=True, colour=RED if status != "ended" else GREY),)
-                self.items.append(Item(f"end_r{rank}", rank, row, said, WHITE, GREY, dashed=True))
+                self.items.append(Item(f"end_r{rank}", self.column[rank], row, said, WHITE, GREY, dashed=True))
 
     def _waiting(self) -> None:
         """At the bottom a row for each rank that is stuck, with dashed red arrows to those it waits for."""
@@ -166,9 +181,9 @@ class _Dataflow:
             any_of = "any of " if any(need.any for need in blocked.needs) else ""
             said = (Text(f"waits for {any_of}{who(needed, 3)}" if needed else "waits", bold=True, colour=RED, size=11),)
             name = f"stuck_r{blocked.rank}"
-            self.items.append(Item(name, blocked.rank, row, said, WHITE, RED, dashed=True, in_arrow=bool(needed)))
+            self.items.append(Item(name, self.column[blocked.rank], row, said, WHITE, RED, dashed=True, in_arrow=bool(needed)))
             seen = [r for r in needed if r in self.ranks]
-            self.arrows += [Arrow(name, Anchor(r, row), "", RED, dashed=True, words=said[0].text) for r in seen]
+            self.arrows += [Arrow(name, Anchor(self.column[r], row), "", RED, dashed=True, words=said[0].text) for r in seen]
             row += 1
 
     def _bottom(self) -> int:
@@ -184,13 +199,13 @@ class _Dataflow:
             texts += [f"and {len(mine) - _MOST_VALUES} more"] if len(mine) > _MOST_VALUES else []
             if texts:
                 lines = (Text("in the end", bold=True, colour=GREY, size=11), *(Text(t, size=11) for t in texts))
-                self.items.append(Item(f"final_r{rank}", rank, row, lines, WHITE, GREY))
+                self.items.append(Item(f"final_r{rank}", self.column[rank], row, lines, WHITE, GREY))
 
     # --- around the picture ---
     def _legend(self) -> tuple[Key, ...]:
         ops: dict[str, list[str]] = {}
-        for event in (e for column in self.events for e in column if e.kind not in ("p2p", "wait")):
-            names = ops.setdefault(tint(OPS[event.call.op].drawing.colour), [])
+        for event in (e for column in self.events for e in column if not e.red):
+            names = ops.setdefault(PALE if event.kind == "wait" else tint(OPS[event.call.op].drawing.colour), [])
             names += [event.call.op] if event.call.op not in names else []
         keys = [Key(colour, ", ".join(names[:3])) for colour, names in ops.items()]
         keys += [Key(MESSAGE, "message", "solid")] if any(not a.dashed for a in self.arrows) else []
@@ -200,13 +215,16 @@ class _Dataflow:
         return tuple(keys)
 
     def _notes(self) -> tuple[str, ...]:
-        notes = []
-        if len(self.ranks) < self.program.world_size:
-            notes.append(f"and {self.program.world_size - len(self.ranks)} more ranks, not drawn")
+        notes = list(self.chosen.notes)
         if any(self.hidden):
             which = "last" if self.hangs else "first"
             side = "before" if self.hangs else "after"
-            notes.append(f"only the {which} calls are drawn; {sum(self.hidden)} {side} them are not")
+            hint = (
+                "; --view schedule draws a pipeline as a grid"
+                if has_passes(self.run.trace)
+                else "; choose with --steps or --time"
+            )
+            notes.append(f"only the {which} calls are drawn; {sum(self.hidden)} {side} them are not{hint}")
         return tuple(notes)
 
 
@@ -240,11 +258,13 @@ def _apart(event: Event) -> str:
     return _address(event) if event.kind == "p2p" and event.match < 0 else ""
 
 
-def _events(program: Program, run: Run, rank: int, most: int, last: bool) -> tuple[list[Event], int]:
-    """The first (or last) calls that a rank made, and how many it made in all. A batch counts as its parts."""
-    trace = run.trace
+def _events(
+    program: Program, run: Run, rank: int, column: int, chosen: NDArray[np.bool_], bound: tuple[int, bool]
+) -> tuple[list[Event], int]:
+    """The first (or last) of the chosen calls that a rank made, and how many there are. A batch counts as its parts."""
+    trace, (most, last) = run.trace, bound
     batches = trace.ops(*(name for name, row in OPS.items() if row.kind == "batch")) & (trace["part"] < 0)
-    rows = np.flatnonzero((trace["rank"] == rank) & (trace["posted_ns"] >= 0) & ~batches).tolist()
+    rows = np.flatnonzero((trace["rank"] == rank) & chosen & ~batches).tolist()
     differs = {row for met, _ in run.mismatches for row in met}
     found: list[Event] = []
     for row in rows[-most:] if last else rows[:most]:
@@ -254,7 +274,7 @@ def _events(program: Program, run: Run, rank: int, most: int, last: bool) -> tup
         kind = OPS[call.op].kind
         done = int(trace["returned_ns" if kind == "wait" else "finished_ns"][row]) >= 0
         facts = (int(trace["match"][row]), done, int(trace["nbytes"][row]), row in differs)
-        found.append(Event(rank, rank, position, part, call, kind, *facts))
+        found.append(Event(column, rank, position, part, call, kind, *facts, code=program.code_of[rank]))
     _bind(program, rank, found)
     return found, len(rows)
 
@@ -277,7 +297,7 @@ def _drawn(subject: Subject) -> SequenceDiagram:
         from distsim.values import compute_values
 
         values = compute_values(program, run.trace, at_calls=True)
-    return dataflow_diagram(program, run, values)
+    return dataflow_diagram(program, run, values, part=subject.part)
 
 
 VIEW = View(_drawn, uses=("values",), examples=(

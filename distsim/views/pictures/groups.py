@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from distsim.errors import UsageError
+from distsim.names import near
 from distsim.ops.records import Group
 from distsim.program.records import Program
 from distsim.views.drawing.palette import INK, LINE, PALE, WHITE, fill
@@ -11,6 +13,8 @@ from distsim.views.drawing.records import Cell, Cluster, Edge, Key, Node, Pictur
 from distsim.views.drawing.view import Example, Subject, View, given
 from distsim.views.drawing.words import who
 
+#: More ranks than this are drawn as cells, not as boxes.
+MOST_BOXES = 16
 _MOST_MACHINES, _MOST_PER_MACHINE, _PER_ROW, _MOST_KEYS = 6, 16, 8, 16
 
 
@@ -91,7 +95,24 @@ def _drawn(subject: Subject) -> Picture:
     return groups_picture(given(subject.program, "program"))
 
 
-VIEW = View(_drawn, examples=(
+def _large(subject: Subject) -> str | None:
+    """A grid where boxes would be too many, or where one family of groups was asked for."""
+    from distsim.views.meshgrid import mesh_svg
+
+    program, chosen = given(subject.program, "program"), subject.part.group
+    if program.world_size <= MOST_BOXES and chosen is None:
+        return None
+    families = _families(program)
+    if chosen is not None:
+        family = chosen.partition("[")[0]
+        if family not in families:
+            raise UsageError(f"there is no group {chosen}{near(chosen, families)}", f"there is {', '.join(families) or 'none'}")
+        families = {family: [g for g in families[family] if chosen in (family, g.name)]}
+    return mesh_svg(program, families, subject.run.trace if subject.run is not None else None)
+
+
+VIEW = View(_drawn, large=_large, examples=(
     Example("hybrid", "The mesh behind it: each rank is in a group of its replica and in one of its stage."),
+    Example("strategies/gpt3_175b", "Eight machines of eight GPUs as grids: who is in a group with whom, and how much they exchange."),
     Example("two_machines", "Two machines of four GPUs: RANK, LOCAL_RANK, NODE_RANK and the group ranks."),
 ))  # fmt: skip

@@ -8,7 +8,7 @@ from distsim.errors import UsageError
 from distsim.names import near
 from distsim.ops.base import Effect, Op
 from distsim.ops.table import ALIASES, OPS
-from distsim.views.drawing.palette import GREY, INK, PALE, WHITE, fill, stroke, tint
+from distsim.views.drawing.palette import GREY, INK, PALE, WHITE, fill, stroke
 from distsim.views.drawing.records import NORMAL, Cell, Edge, Node, Picture, Text, plain_text, text_width
 from distsim.views.drawing.view import Example, Subject, View
 
@@ -53,6 +53,7 @@ class _Holder:
     after: Table
     gives: bool = True
     gets: bool = True
+    role: str = ""
 
 
 # --- collectives ---
@@ -61,11 +62,12 @@ def _collective(row: type[Op], n: int, root: int) -> Picture:
     moves = any(effect)
     holders = [
         _Holder(
-            f"rank {r}" + (" (root)" if row.root_field and r == root else ""),
+            f"rank {r}",
             _listed(row, _input(row, r, n, root)) if moves else _one(_told("arrives")),
             _listed(row, _output(row, effect[r], r, n)) if moves else _one(_told("goes on")),
             not moves or row.gives == "all" or r == root,
             not moves or effect[r] is not None,
+            ("root" if r == root else " ") if row.root_field else "",
         )
         for r in range(n)
     ]
@@ -120,13 +122,15 @@ def _before_after(row: type[Op], holders: list[_Holder], about: str) -> Picture:
     """Three rows of boxes: what ranks hold, the operation as a band, what they hold then."""
     width = max(_COLUMN, *(_cells_width(table) for one in holders for table in (one.before, one.after)))
     xs = [i * (width + _GAP) for i in range(len(holders))]
-    high_before = max(len(one.before) for one in holders) * 26.0 + 42.0
-    high_after = max(len(one.after) for one in holders) * 26.0 + 42.0
+    head = 58.0 if any(one.role for one in holders) else 42.0
+    high_before = max(len(one.before) for one in holders) * 26.0 + head
+    high_after = max(len(one.after) for one in holders) * 26.0 + head
     y_band = high_before / 2 + 74.0
     y_after = y_band + 74.0 + high_after / 2
     nodes, edges = [], []
     for rank, (x, one) in enumerate(zip(xs, holders, strict=True)):
         border, name = stroke(rank), (Text(one.name, bold=True),)
+        name += (Text(one.role, colour=GREY, size=11),) if one.role else ()
         nodes.append(Node(f"before{rank}", name, one.before, WHITE, border, at=(x, 0.0), size=(width, high_before), width=1.6))
         nodes.append(Node(f"after{rank}", name, one.after, WHITE, border, at=(x, y_after), size=(width, high_after), width=1.6))
         nodes.append(Node(f"in{rank}", shape="point", at=(x, y_band - 22.0), part_of="op"))
@@ -136,7 +140,7 @@ def _before_after(row: type[Op], holders: list[_Holder], about: str) -> Picture:
     left = xs[0] - width / 2 - 52.0
     for y, word in ((0.0, "before"), (y_after, "after")):
         nodes.append(Node(f"side_{word}", (Text(word, bold=True, colour=GREY, size=14),), shape="plain", at=(left, y)))
-    band = Node("op", (Text(row.op, bold=True, size=17),), fill=tint(row.drawing.colour), border=INK,
+    band = Node("op", (Text(row.op, bold=True, size=17),), fill=PALE, border=INK,
                 at=((xs[0] + xs[-1]) / 2, y_band), size=(xs[-1] - xs[0] + width, 44.0))  # fmt: skip
     return Picture(row.op, about, (*nodes, band), tuple(edges), notes=_notes(row), engine="neato")
 

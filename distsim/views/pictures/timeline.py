@@ -1,297 +1,257 @@
-"""The timeline: a row per rank, time to the right, drawn to scale.
+"""The timeline: a lane per rank, time to the right, drawn to scale.
 
-Each rank has two tracks or more. The upper one is what the rank itself does: compute, or waiting in a call that has not met its
+Each lane has two tracks or more. The upper one is what the rank itself does: compute, or waiting in a call that has not met its
 parties. Below is its communication under way: exposed where nothing is computed meanwhile, hidden where it is. Where streams (or
-whatever runs it) overlap, each has a track of its own. A thick line under the tracks is the critical path.
+whatever runs it) overlap, each has a track of its own. A frame around a bar, or a line under the lane, is the critical path.
+
+Equal ranks share a lane. Nothing is drawn wider than it is; below a pixel the height of the fill is the share of the time
+(`distsim.views.drawing.lanes`). Of a run of many steps one is drawn again large enough to be read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from distsim.program.records import Program
-from distsim.timeline import COMPUTE_OPS, Segment, Timeline, timeline
-from distsim.trace import Trace
-from distsim.units import show_bytes, show_ns
-from distsim.views.drawing.palette import GREY, INK, LINE, MESSAGE, PALE, WHITE
-from distsim.views.drawing.records import clipped, text_width
-from distsim.views.drawing.svg import TimeChart
+from distsim.timeline import Piece, path_pieces
+from distsim.trace import Trace, stops
+from distsim.units import show_ns
+from distsim.views.doings import Doings
+from distsim.views.drawing.lanes import Band, Layer, track
+from distsim.views.drawing.palette import GREY, INK, MESSAGE, PALE
+from distsim.views.drawing.ranklane import BACKWARD, COMPUTE, EXPOSED, LOWER, STRIP, UPPER, LanePainter, Row
+from distsim.views.drawing.records import clipped
+from distsim.views.drawing.svg import HIDDEN, WAITING, Svg, TimeChart, ticks
 from distsim.views.drawing.view import Example, Subject, View, given
+from distsim.views.folding import Lane, RankRows, Step, fold_ranks, fold_steps
+from distsim.views.part import WHOLE, Part, chosen_ranks, group_numbers, told, window
+from distsim.views.spans import Spans, merged, within
 
-if TYPE_CHECKING:
-    from distsim.engine.record import Run
-
-#: What is drawn at most. Bars thinner than a third of a pixel are drawn as one.
-MOST_RANKS, MOST_ARROWS = 48, 400
-_LEFT, _WIDTH, _TOP = 92.0, 1080.0, 96.0
-_UPPER, _LOWER, _GAP = 20.0, 15.0, 16.0
-#: Tracks of streams that a rank has at most; the last one holds what is left.
-_MOST_TRACKS = 4
-_COMPUTE, _BACKWARD, _EXPOSED, _HIDDEN, _WAITING, _PATH = "#9CCBEB", "#6FA9DB", "#F2A583", "#8ED3B7", "url(#waiting)", INK
-_LOCAL = (*COMPUTE_OPS, "sleep", "wait", "wait_stream", "synchronize", "exit", "fail")
-
-_TIMES = ("posted_ns", "returned_ns", "started_ns", "finished_ns")
-
-Span = tuple[int, int]
+#: Lanes at most; more are folded. Arrows at most; more can't be followed.
+MOST_LANES, MOST_ARROWS = 24, 60
+_WIDTH, _TOP, _GAP = 1080.0, 100.0, 14.0
+#: A step narrower than this, in pixels, is drawn again by itself.
+_READABLE = 160.0
+#: From this width on, in pixels, a frame leaves something to see inside.
+_FRAMED = 7.0
+#: Ranks that keep a lane of their own for the time they are on the critical path, at most.
+_MOST_CRITICAL = 6
 
 
-class _Bar(NamedTuple):
-    start: int
-    end: int
-    label: str
-    tip: str
-    queue: str = ""
+class Moment(NamedTuple):
+    """A stretch of the run, with the line above it."""
+
+    start_ns: int
+    end_ns: int
+    title: str = ""
+    since_ns: int = 0
 
 
-class _Tracks(NamedTuple):
-    """What is drawn for one rank; ``streams`` are the queues that have a track of their own, none where one track does."""
+def timeline_svg(trace: Trace, part: Part = WHOLE, name: str = "", stuck: Iterable[int] | None = None) -> str:
+    """The timeline of a run as SVG text, of the ranks, steps, time or group that ``part`` names.
 
-    compute: list[_Bar]
-    moving: list[_Bar]
-    waiting: list[Span]
-    streams: list[str]
-
-    @property
-    def height(self) -> float:
-        return _UPPER + max(len(self.streams), 1) * _LOWER
-
-    def track(self, queue: str) -> int:
-        return self.streams.index(queue) if queue in self.streams else max(len(self.streams) - 1, 0)
-
-
-def timeline_svg(program: Program, run: Run, measured: Timeline | None = None) -> str:
-    """The timeline of a run as SVG text. ``measured``: its `timeline`, worked out here when left out."""
-    found = timeline(run.trace, run.makespan_ns) if measured is None else measured
-    return _Drawing(program, run, found).svg()
+    ``name`` and ``stuck`` (ranks that wait for ever): what the trace says where left out. Raises UsageError.
+    """
+    waits = [stop.rank for stop in stops(trace) if stop.status == "blocked"] if stuck is None else stuck
+    return _Drawing(trace, part, name or str(trace.header.get("name") or "run"), set(waits)).svg()
 
 
 class _Drawing:
-    def __init__(self, program: Program, run: Run, measured: Timeline) -> None:
-        self.program, self.run, self.measured = program, run, measured
-        self.trace: Trace = run.trace
-        self.ranks = range(min(program.world_size, MOST_RANKS))
-        self.stuck = set(run.standstill.stuck)
-        grown = measured.makespan_ns // 6 if self.stuck else 0  # room to show that it never ends
-        self.end = max(measured.makespan_ns + grown, 1)
-        self.rows = [self._row(rank) for rank in self.ranks]
-        self.tops = list(accumulate((row.height + _GAP for row in self.rows), initial=_TOP))
-        self.draw = TimeChart(_LEFT, _WIDTH, _TOP, self.end)
+    def __init__(self, trace: Trace, part: Part, name: str, stuck: set[int]) -> None:
+        self.trace, self.part, self.name, self.stuck = trace, part, name, stuck
+        self.makespan = trace.makespan_ns
+        grown = self.makespan // 6 if stuck else 0  # room to show that it never ends
+        self.end = max(self.makespan + grown, 1)
+        self.window = window(part, trace, self.end)
+        self.path = path_pieces(trace, self.makespan)
+        self.rank_rows = RankRows(trace)
+        self.lanes = self._lanes(chosen_ranks(part, trace))
+        self.steps = fold_steps(trace, self._drawn_ranks()) if part == WHOLE else ()
+        groups = None if part.group is None else group_numbers(part.group, trace)
+        self.doings = Doings(trace, self.end, groups)
+        self.rows = [self._row(lane) for lane in self.lanes]
+        self.left = 92.0 if all(len(lane.ranks) == 1 for lane in self.lanes) else 156.0
+        self.svg_ = Svg()
+        self.arrows_left_out = 0
 
-    def y(self, rank: int) -> float:
-        return self.tops[rank]
+    # --- lanes ---
+    def _lanes(self, ranks: Sequence[int]) -> tuple[Lane, ...]:
+        start, end = self.window
+        keep = None
+        if (start, end) != (0, self.end):
+            last = np.where(self.trace["returned_ns"] >= 0, self.trace["returned_ns"], self.end)
+            keep = (np.maximum(last, self.trace["finished_ns"]) > start) & (self.trace["posted_ns"] < end)
+        return fold_ranks(self.trace, ranks, self._seen(), MOST_LANES, keep=keep)
 
-    def foot(self, rank: int) -> float:
-        return self.y(rank) + self.rows[rank].height
+    def _seen(self) -> list[int]:
+        """Ranks that must not go under: those who left early, and who is longest on the critical path."""
+        gone = [rank for rank, status, _ in self.trace.header.get("ends", ()) if status not in ("ended", "blocked")]
+        on_path: dict[int, int] = {}
+        for piece in self.path:
+            on_path[piece.rank] = on_path.get(piece.rank, 0) + piece.end_ns - piece.start_ns
+        return gone + sorted(on_path, key=lambda rank: (-on_path[rank], rank))[:_MOST_CRITICAL]
 
+    def _drawn_ranks(self) -> list[int]:
+        return [r for lane in self.lanes for r in (lane.ranks if lane.like != "equal" else lane.ranks[:1])]
+
+    def _row(self, lane: Lane) -> Row:
+        members = lane.ranks[:1] if lane.like == "equal" else lane.ranks
+        rows = np.concatenate([self.rank_rows(rank) for rank in members])
+        return Row(lane, self.doings(rows, len(members)), any(r in self.stuck for r in lane.ranks))
+
+    # --- the page ---
     def svg(self) -> str:
-        bottom = self.tops[-1]
-        self._head()
-        self.draw.axis(_ticks(self.measured.makespan_ns), bottom)
-        self.draw.text(16, bottom + 18, "time", 11, colour=GREY)
-        for rank in self.ranks:
-            self._rank(rank)
-        self._messages()
-        self._critical_path()
-        title = f"{clipped(self.program.name, 60)}: timeline"
-        return self.draw.page(bottom, title)
+        moments = self._moments()
+        y = self._head()
+        column = 1.0 if len(self.rows) <= 12 else 2.0
+        for moment in moments:
+            y = self._panel(moment, y + 8, column) + 34
+        page = TimeChart(self.left, _WIDTH, _TOP, 1, on=self.svg_)
+        if self.arrows_left_out:
+            note = (
+                f"{self.arrows_left_out} messages are not drawn as arrows: choose a part (--time, --ranks), or --view spacetime"
+            )
+            page.text(16, y, note, 11, colour=GREY)
+        return page.page(y - 36, f"{clipped(self.name, 60)}: timeline")
 
-    # --- around the tracks ---
-    def _head(self) -> None:
-        self.draw.text(16, 26, f"{clipped(self.program.name, 60)}: where the time goes", 17, bold=True)
-        more = self.program.world_size - len(self.ranks)
-        said = f"{self.run.outcome}, {show_ns(self.measured.makespan_ns)}; {self.program.backend}"
-        self.draw.text(16, 46, said + (f"; and {more} more ranks, not drawn" if more else ""), 12, colour=GREY)
-        shaded = any(_fill(bar) == _BACKWARD for row in self.rows for bar in row.compute)
-        at = self.draw.legend(_LEGEND[:1] + ((_BACKWARD, "backward"),) * shaded + _LEGEND[1:])
-        self.draw.line((at, 65), (at + 22, 65), _PATH, 4)
-        self.draw.text(at + 28, 68, "critical path", 12)
+    def _moments(self) -> list[Moment]:
+        start, end = self.window
+        whole = Moment(start, end, "", start)
+        long = [s for s in self.steps if s.times > 1]
+        if not long:
+            return [whole]
+        step: Step = max(long, key=lambda s: s.times)
+        if (step.end_ns - step.start_ns) * _WIDTH / (end - start) >= _READABLE:
+            return [whole]
+        last = step.first + step.times - 1
+        count = sum(s.times for s in self.steps)
+        said = f"steps {step.first} to {last} of 0 to {count - 1} are equal (× {step.times}); here is step {step.first}"
+        return [whole._replace(title=f"the whole run, {count} steps"), Moment(step.start_ns, step.end_ns, said, step.start_ns)]
 
-    # --- a rank ---
-    def _row(self, rank: int) -> _Tracks:
-        rows = np.flatnonzero((self.trace["rank"] == rank) & (self.trace["posted_ns"] >= 0)).tolist()
-        compute, moving, waiting = self._bars(rows)
-        streams = list(dict.fromkeys(bar.queue for bar in moving)) if _overlap(moving) else []
-        return _Tracks(compute, moving, waiting, streams[:_MOST_TRACKS])
+    def _head(self) -> float:
+        draw, size = TimeChart(self.left, _WIDTH, _TOP, 1, on=self.svg_), self.trace.world_size
+        draw.text(16, 26, f"{clipped(self.name, 60)}: where the time goes", 17, bold=True)
+        outcome, backend = (str(self.trace.header.get(key) or "") for key in ("outcome", "backend"))
+        said = [f"{outcome or 'recorded'}, {show_ns(self.makespan)}", backend, told(self.part)]
+        shown = sum(len(lane.ranks) for lane in self.lanes)
+        if len(self.lanes) < shown:
+            said.append(f"{shown} ranks in {len(self.lanes)} lane{'s' * (len(self.lanes) > 1)}")
+        said.append(f"{size - shown} ranks are not drawn" if shown < size else "")
+        draw.text(16, 46, "; ".join(t for t in said if t), 12, colour=GREY)
+        at, y = draw.legend(self._legend(), right=self.left + _WIDTH - 120)
+        draw.outline(at + 1, y + 1, 20, 10, INK)
+        draw.text(at + 28, y + 10, "critical path", 12)
+        return y + 34
 
-    def _rank(self, rank: int) -> None:
-        row, y = self.rows[rank], self.y(rank)
-        self.draw.text(16, y + _UPPER / 2 + (9 if not row.streams else 4), f"rank {rank}", 13, bold=True)
-        self.draw.rect(_LEFT, y, _WIDTH, _UPPER, PALE)
-        for track in range(max(len(row.streams), 1)):
-            self.draw.rect(_LEFT, y + _UPPER + track * _LOWER, _WIDTH, _LOWER, WHITE, border="#DDE1E6")
-        for track, stream in enumerate(row.streams):
-            self.draw.text(_LEFT - 6, y + _UPPER + track * _LOWER + 11, _short(stream), 9, anchor="end", colour=GREY)
-        busy = _union((b.start, b.end) for b in row.compute)
-        under_way = _union((b.start, b.end) for b in row.moving)
-        for start, end in _without(_without(_union(row.waiting), busy), under_way):
-            word = "waits for ever" if end == self.end and rank in self.stuck else "waiting"
-            self._bar(_Bar(start, end, word, f"rank {rank}: {word}, {show_ns(end - start)}"), y, _UPPER, _WAITING)
-        self._row_of_bars(row.compute, y, _UPPER)
-        for bar in row.moving:
-            at = y + _UPPER + row.track(bar.queue) * _LOWER
-            for start, end in _without([(bar.start, bar.end)], busy):
-                self._bar(_Bar(start, end, bar.label, bar.tip), at, _LOWER, _EXPOSED)
-            for start, end in _both([(bar.start, bar.end)], busy):
-                self._bar(_Bar(start, end, bar.label, f"{bar.tip}, hidden by compute"), at, _LOWER, _HIDDEN)
+    def _legend(self) -> list[tuple[str, str]]:
+        """Every fill that occurs, with its share of the time of all ranks drawn."""
+        start, end = self.window
+        total, sums = 0, [0] * 5
+        for row in self.rows:
+            many = len(row.lane.ranks) // row.doing.many
+            total += len(row.lane.ranks) * (end - start)
+            for number, spans in enumerate(row.doing.kinds()):
+                sums[number] += many * sum(within(one, start, end).total for one in spans)
+        fills = (COMPUTE, BACKWARD, EXPOSED, HIDDEN, WAITING)
+        words = ("compute", "backward", "communication, exposed", "communication beside compute", "waiting")
+        found = [(f, f"{w} {_percent(s, total)}") for f, w, s in zip(fills, words, sums, strict=True) if s]
+        idle = total - sum(sums) + sums[3]
+        return found + ([(PALE, f"idle {_percent(idle, total)}")] if idle > 0 else [])
 
-    def _bars(self, rows: Sequence[int]) -> tuple[list[_Bar], list[_Bar], list[Span]]:
-        """Compute, communication under way, and when the rank is in a call that may wait."""
-        compute, moving, waiting = [], [], []
-        ahead = self.trace.header.get("backend") == "nccl"
-        for row in rows:
-            op = self.trace.text("op", int(self.trace["op"][row]))
-            posted, returned, started, finished = (int(self.trace[name][row]) for name in _TIMES)
-            till = finished if finished >= 0 else self.end
-            if op in COMPUTE_OPS:
-                if started >= 0:
-                    compute.append(self._named(row, op, started, till))
-                continue
-            if op == "sleep":
-                continue
-            if started >= 0 and finished >= 0 and op not in _LOCAL and self.trace["match"][row] >= 0:
-                moving.append(self._named(row, op, started, finished))
-            waiting.append((posted, returned if returned >= 0 else self.end))
-            if ahead and op not in ("wait", "wait_stream", "synchronize"):
-                waiting.append((posted, started if started >= 0 and finished >= 0 else self.end))
-        return compute, moving, waiting
+    # --- a panel ---
+    def _panel(self, moment: Moment, y: float, column: float) -> float:
+        chart = TimeChart(self.left, _WIDTH, y + (30 if moment.title else 12), moment.end_ns, moment.start_ns, self.svg_)
+        if moment.title:
+            chart.text(16, y + 10, moment.title, 12, bold=True)
+        tops = list(accumulate((row.height + _GAP for row in self.rows), initial=chart.top))
+        last = min(moment.end_ns, max(self.makespan, 1))
+        chart.axis((moment.since_ns + t for t in ticks(last - moment.since_ns)), tops[-1] - 6, moment.since_ns)
+        chart.text(16, tops[-1] + 12, f"time from {show_ns(moment.since_ns)}" if moment.since_ns else "time", 11, colour=GREY)
+        painter = LanePainter(chart, self.trace, self.makespan, column)
+        for row, top in zip(self.rows, tops, strict=False):
+            painter.draw(row, top)
+        lane_of = {rank: i for i, row in enumerate(self.rows) for rank in row.lane.ranks}
+        self._messages(chart, lane_of, tops)
+        _Path(chart, self.rows, tops, self.trace).draw(self.path, lane_of)
+        return tops[-1]
 
-    def _named(self, row: int, op: str, start: int, end: int) -> _Bar:
-        name = self.trace.text("name", int(self.trace["name"][row])) if "name" in self.trace.columns else ""
-        nbytes = int(self.trace["nbytes"][row])
-        label = clipped(name or op, 40)
-        about = (label, show_bytes(nbytes) if nbytes else "", show_ns(end - start))
-        queue = self.trace.text("queue", int(self.trace["queue"][row]))
-        return _Bar(start, end, label, ", ".join(t for t in about if t), queue)
-
-    def _row_of_bars(self, bars: Sequence[_Bar], y: float, height: float) -> None:
-        drawn = -1.0
-        for bar in bars:
-            if self.draw.x(bar.end) - drawn >= 1 / 3:
-                self._bar(bar, y, height, _fill(bar))
-                drawn = self.draw.x(bar.end)
-
-    def _bar(self, bar: _Bar, y: float, height: float, fill: str) -> None:
-        x, width = self.draw.x(bar.start), self.draw.x(bar.end) - self.draw.x(bar.start)
-        self.draw.rect(x, y + 1, max(width, 0.4), height - 2, fill, bar.tip, LINE if width > 3 else "")
-        label = next((word for word in (bar.label, _letter(bar.label)) if word and text_width(word, 11) + 6 <= width), None)
-        if label is not None:
-            if fill == _WAITING:
-                wide = text_width(label, 11) + 6
-                self.draw.rect(x + (width - wide) / 2, y + 2.5, wide, height - 5, WHITE)
-            self.draw.text(x + width / 2, y + height / 2 + 4, label, 11, anchor="middle")
-
-    # --- between ranks ---
-    def _messages(self) -> None:
-        """An arrow for each message, from where it starts to where it ends."""
+    def _messages(self, chart: TimeChart, lane_of: dict[int, int], tops: list[float]) -> None:
+        """An arrow for each message between two lanes, where there are so few that the eye can follow them."""
         trace = self.trace
-        sends = np.flatnonzero(trace.ops("send", "isend") & (trace["match"] >= 0)).tolist()
-        recvs = {int(trace["match"][r]): r for r in np.flatnonzero(trace.ops("recv", "irecv") & (trace["match"] >= 0)).tolist()}
-        for send in sends[:MOST_ARROWS]:
-            recv = recvs.get(int(trace["match"][send]))
+        sends, recvs = trace.ops("send", "isend") & (trace["match"] >= 0), trace.ops("recv", "irecv") & (trace["match"] >= 0)
+        received = dict(zip(trace["match"][recvs].tolist(), np.flatnonzero(recvs).tolist(), strict=True))
+        found: dict[tuple[int, int, int, int], None] = {}
+        for send in np.flatnonzero(sends).tolist():
+            recv = received.get(int(trace["match"][send]))
             if recv is None:
                 continue
-            a, b = int(trace["rank"][send]), int(trace["rank"][recv])
+            a, b = lane_of.get(int(trace["rank"][send]), -1), lane_of.get(int(trace["rank"][recv]), -1)
             start, end = int(trace["started_ns"][send]), int(trace["finished_ns"][recv])
-            if max(a, b) < len(self.ranks) and min(start, end) >= 0:
-                down = 1 if b > a else -1
-                y1 = self.foot(a) if down > 0 else self.y(a) + _UPPER
-                y2 = self.y(b) + _UPPER if down > 0 else self.foot(b)
-                self.draw.line((self.draw.x(start), y1), (self.draw.x(end), y2), MESSAGE, 1.3, arrow=True)
-
-    def _critical_path(self) -> None:
-        before: Segment | None = None
-        for part in self.measured.critical_path:
-            if part.rank >= len(self.ranks):
-                continue
-            y = self.foot(part.rank) + 3
-            if before is not None and before.rank != part.rank:
-                x = self.draw.x(part.start_ns)
-                self.draw.line((x, self.foot(before.rank) + 3), (x, y), _PATH, 1.2, dash="3 3")
-            self.draw.line((self.draw.x(part.start_ns), y), (self.draw.x(part.end_ns), y), _PATH, 4)
-            before = part
+            if a != b and min(a, b, start, end) >= 0 and start < chart.end_ns and end > chart.start_ns:
+                found[a, b, start, end] = None
+        if len(found) > MOST_ARROWS:
+            self.arrows_left_out = max(self.arrows_left_out, len(found))
+            return
+        for a, b, start, end in found:
+            feet = [tops[i] + self.rows[i].height - STRIP for i in (a, b)]
+            y1, y2 = (feet[0], tops[b]) if b > a else (tops[a], feet[1])
+            chart.line((chart.x(start), y1), (chart.x(end), y2), MESSAGE, 1.3, arrow=True)
 
 
-_LEGEND = ((_COMPUTE, "compute"), (_EXPOSED, "communication, exposed"), (_HIDDEN, "communication beside compute"),
-           (_WAITING, "waiting"), (PALE, "idle"))  # fmt: skip
+class _Path:
+    """The critical path: frames around what is wide enough, a line under the lane for what is not, dashes from lane to lane."""
+
+    def __init__(self, chart: TimeChart, rows: Sequence[Row], tops: Sequence[float], trace: Trace) -> None:
+        self.chart, self.rows, self.tops, self.trace = chart, rows, tops, trace
+        self.scale = chart.width / (chart.end_ns - chart.start_ns)
+
+    def draw(self, pieces: Sequence[Piece], lane_of: dict[int, int]) -> None:
+        inside = [p for p in pieces if p.end_ns > self.chart.start_ns and p.start_ns < self.chart.end_ns and p.rank in lane_of]
+        thin: dict[int, list[Piece]] = {}
+        hops: list[tuple[float, int, int]] = []
+        before: tuple[int, float] | None = None
+        for piece in inside:
+            lane, wide = lane_of[piece.rank], (piece.end_ns - piece.start_ns) * self.scale
+            if wide >= _FRAMED:
+                self._frame(piece, lane)
+            else:
+                thin.setdefault(lane, []).append(piece)
+            if before is not None and before[0] != lane:
+                hops.append((self.chart.x(piece.start_ns), before[0], lane))
+            before = lane, wide
+        for lane, few in thin.items():
+            spans = merged(Spans(np.array([p.start_ns for p in few]), np.array([p.end_ns for p in few])))
+            track(self.chart, Band(self.tops[lane] + self.rows[lane].height - STRIP + 1, STRIP - 1), [Layer(INK, spans)])
+        for x, a, b in hops if len(hops) <= MOST_ARROWS else ():
+            low, high = sorted((a, b))
+            self.chart.line((x, self.tops[low] + self.rows[low].height - STRIP), (x, self.tops[high]), INK, 1.0, dash="2 3")
+
+    def _frame(self, piece: Piece, lane: int) -> None:
+        x, end = self.chart.x(piece.start_ns), self.chart.x(piece.end_ns)
+        y, height = self.tops[lane], UPPER
+        if piece.why == "transfer":
+            streams, queue = self.rows[lane].streams, self.trace.text("queue", int(self.trace["queue"][piece.row]))
+            at = streams.index(queue) if queue in streams else len(streams) - 1
+            y, height = y + UPPER + at * LOWER, LOWER
+        self.chart.outline(x + 1, y + 1, max(end - x - 2, 1), height - 2, INK)
 
 
-def _fill(bar: _Bar) -> str:
-    return _BACKWARD if bar.label.startswith("backward") else _COMPUTE
-
-
-def _letter(label: str) -> str:
-    """A pass in the letters of pipeline schedules: forward, backward, its input's half and its weights'."""
-    for word, letter in (("forward", "F"), ("backward input", "I"), ("backward weight", "W"), ("backward", "B")):
-        if label.startswith(word):
-            return letter
-    return ""
-
-
-def _short(stream: str) -> str:
-    """A queue's name without the ranks that say which of several groups it is."""
-    return clipped(stream.partition("[")[0], 15)
-
-
-def _overlap(bars: Sequence[_Bar]) -> bool:
-    """Two of different queues are under way at one time."""
-    ends: dict[str, int] = {}
-    for bar in sorted(bars):
-        if any(end > bar.start for queue, end in ends.items() if queue != bar.queue):
-            return True
-        ends[bar.queue] = max(ends.get(bar.queue, 0), bar.end)
-    return False
-
-
-def _union(spans: Iterable[Span]) -> list[Span]:
-    """Merged and sorted."""
-    merged: list[Span] = []
-    for start, end in sorted(s for s in spans if s[0] < s[1]):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def _both(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """What lies in both; ``others`` sorted and disjoint."""
-    return [(max(a, c), min(b, d)) for a, b in spans for c, d in others if max(a, c) < min(b, d)]
-
-
-def _without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """What of the spans lies in none of the others (sorted and disjoint)."""
-    left = []
-    for start, end in spans:
-        for a, b in others:
-            if a >= end:
-                break
-            if b > start:
-                if start < a:
-                    left.append((start, a))
-                start = max(start, b)
-        if start < end:
-            left.append((start, end))
-    return left
-
-
-def _ticks(end: int) -> list[int]:
-    """Round times, five to ten of them, from 0."""
-    step, grow = 1, 0
-    while end / step > 10:
-        step = step * 5 // 2 if grow % 3 == 1 else step * 2  # 1, 2, 5, 10, 20, …
-        grow += 1
-    return list(range(0, end + 1, step))
+def _percent(part: int, whole: int) -> str:
+    share = 100 * part / whole if whole else 0.0
+    return f"{share:.0f} %" if share >= 9.5 else f"{share:.2g} %"
 
 
 def _drawn(subject: Subject) -> str:
-    return timeline_svg(given(subject.program, "program"), given(subject.run, "run"))
+    if subject.trace is not None:
+        return timeline_svg(subject.trace, subject.part)
+    run = given(subject.run, "run")
+    return timeline_svg(run.trace, subject.part, run.program.name, run.standstill.stuck)
 
 
-VIEW = View(_drawn, formats=("svg",), examples=(
+VIEW = View(_drawn, formats=("svg", "png", "pdf"), of_trace=True, examples=(
     Example("hybrid", "The same run to scale: what each rank does, and the path that sets the pace."),
     Example("ddp_by_hand", "The same to scale: two of the three all_reduces are hidden behind compute."),
     Example("pipeline_1f1b", "One forward, one backward: the bubble at both ends."),

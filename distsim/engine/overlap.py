@@ -1,0 +1,120 @@
+"""Does anything in a run share a link, or a device, with something else? If not, each took what it takes alone, and the run is right.
+
+A run with prices of their own is the run in the order of time up to the first instant at which two transfers cross one port
+(`distsim.cost.sharing`), or a kernel runs beside a transfer of its rank. So where that never happens both are one to the nanosecond, and
+where it does the run in the order of time is made.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.cost import CostModel
+from distsim.cost.sharing import Ports
+from distsim.engine.record import Columns
+from distsim.semantics.conditions import Conditions
+from distsim.semantics.form import PartKind
+from distsim.semantics.link import IntArray, Linked
+
+BoolArray = NDArray[np.bool_]
+
+
+def shares(conditions: Conditions, columns: Columns, cost: CostModel) -> bool:
+    """Whether two transfers of a run cross a port at once, or a kernel runs beside a transfer where that slows anything down."""
+    if not cost.cluster.shared_links:
+        return False
+    linked, started = conditions.linked, np.asarray(columns.started)
+    transfers = (linked.kind >= 0) & (linked.kind <= PartKind.COLLECTIVE) & (started >= 0)
+    if bool((transfers & conditions.ahead & (conditions.mate < 0)).any()):
+        return True  # what nobody receives has no price here
+    device, ports = cost.cluster.device, Ports(cost)
+    works = device.overlap_compute > 1 or device.overlap_transfers > 1
+    busy = transfers | ((linked.kind == PartKind.WORK) & (started >= 0)) if works else transfers
+    begin, end = _spans(conditions, columns, transfers)
+    transfers, busy = transfers & (end > begin), busy & (end > begin)
+    one_by_one = _one_by_one(linked, np.flatnonzero(busy), begin, end)
+    if one_by_one and not ports.shared_cards:
+        return False
+    if linked.program.stands_for is not None and ports.shared_cards:
+        return True  # those who have cards in common with the ranks of a section need not be there
+    if not one_by_one and works and _beside_work(linked, transfers, begin, end):
+        return True
+    return _cross(linked, ports, np.flatnonzero(transfers), begin, end)
+
+
+def _spans(conditions: Conditions, columns: Columns, transfers: BoolArray) -> tuple[IntArray, IntArray]:
+    """By row when it began and ended; of a message both ends when its data was under way, of a collective all rows the same."""
+    linked = conditions.linked
+    begin, end = np.array(columns.started, dtype=np.int64), np.array(columns.finished, dtype=np.int64)
+    receives = np.flatnonzero(transfers & (linked.kind == PartKind.RECEIVE) & (conditions.mate >= 0))
+    begin[receives] = begin[conditions.mate[receives]]
+    messages = np.flatnonzero(transfers & (linked.kind <= PartKind.RECEIVE))
+    end[messages] = begin[messages] + conditions.price[messages]
+    rows = np.flatnonzero(transfers & (linked.kind == PartKind.COLLECTIVE))
+    instance, count = linked.instance[rows], len(linked.members)
+    if rows.size and conditions.early:
+        first, last = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
+        np.minimum.at(first, instance, begin[rows])
+        np.maximum.at(last, instance, end[rows])
+        begin[rows], end[rows] = first[instance], last[instance]
+    return begin, end
+
+
+def _one_by_one(linked: Linked, rows: IntArray, begin: IntArray, end: IntArray) -> bool:
+    """Whether each rank does these rows one after the other, in their order."""
+    same = linked.rank[rows[1:]] == linked.rank[rows[:-1]]
+    return not bool((same & (begin[rows[1:]] < end[rows[:-1]])).any())
+
+
+def _beside_work(linked: Linked, transfers: BoolArray, begin: IntArray, end: IntArray) -> bool:
+    """Whether a rank works while it takes part in a transfer."""
+    work = np.flatnonzero((linked.kind == PartKind.WORK) & (end > begin))
+    rows = np.flatnonzero(transfers)
+    if not work.size or not rows.size:
+        return False
+    span = int(end.max()) + 1
+    starts, rank = linked.rank[rows] * span + begin[rows], linked.rank
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], np.maximum.accumulate((rank[rows] * span + end[rows])[order])
+    before = np.searchsorted(starts, rank[work] * span + end[work], side="left")  # so many begin before the work ends
+    latest = np.where(before > 0, ends[np.maximum(before - 1, 0)], -1)
+    return bool((latest > rank[work] * span + begin[work]).any())
+
+
+def _cross(linked: Linked, ports: Ports, rows: IntArray, begin: IntArray, end: IntArray) -> bool:
+    """Whether two transfers cross a port at once."""
+    inside, across = _ways(linked, ports, rows)
+    out, into = linked.kind[rows] != PartKind.RECEIVE, linked.kind[rows] != PartKind.SEND
+    rank = linked.rank[rows]
+    node, local = np.divmod(rank, ports.cost.local_size)
+    card = ports.first_card + 2 * (node * ports.cards + local % ports.cards)
+    of = np.where(linked.instance[rows] >= 0, linked.rows + linked.instance[rows], np.minimum(rows, linked.mate[rows]))
+    uses = [(2 * rank, inside & out), (2 * rank + 1, inside & into), (card, across & out), (card + 1, across & into)]
+    uses += [(ports.threads + rank, inside | across)] if ports.crossing else []
+    which = np.concatenate([np.flatnonzero(mask) for _, mask in uses])
+    port = np.concatenate([number[mask] for number, mask in uses])
+    first, last, one = begin[rows[which]], end[rows[which]], of[which]
+    order = np.lexsort((one, first, port))
+    port, first, last, one = port[order], first[order], last[order], one[order]
+    return bool(((port[1:] == port[:-1]) & (first[1:] < last[:-1]) & (one[1:] != one[:-1])).any())
+
+
+def _ways(linked: Linked, ports: Ports, rows: IntArray) -> tuple[BoolArray, BoolArray]:
+    """(whether each row uses its rank's link, whether its card)."""
+    size = ports.cost.local_size
+    node, peer = linked.rank[rows] // size, np.maximum(linked.peer[rows], 0) // size
+    messages = linked.kind[rows] != PartKind.COLLECTIVE
+    apart = messages & (node != peer)
+    inside = messages & (node == peer) & (linked.peer[rows] != linked.rank[rows])
+    known: dict[int, tuple[bool, bool]] = {}
+    of_instance = np.zeros((len(linked.members), 2), dtype=np.bool_)
+    for instance in np.unique(linked.instance[rows[~messages]]).tolist():
+        members = linked.whole[instance]
+        if id(members) not in known:
+            nodes = len({rank // size for rank in members})
+            known[id(members)] = (len(members) > nodes, nodes > 1)
+        of_instance[instance] = known[id(members)]
+    group = of_instance[linked.instance[rows[~messages]]]
+    inside[~messages], apart[~messages] = group[:, 0], group[:, 1]
+    return inside | apart if ports.through_intra else inside, apart

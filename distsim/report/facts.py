@@ -1,0 +1,95 @@
+"""What the page tells of a run besides its calls, as plain data. Times are ns, sizes bytes, bandwidths GB/s."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distsim.check.memory import held
+from distsim.report.subject import Told
+from distsim.standstill import Standstill
+from distsim.timeline import Timeline
+from distsim.trace import Trace
+from distsim.units import show_ns
+from distsim.views.bandline import makespan_band
+from distsim.views.ending import how_it_ended, stop_lines
+from distsim.views.findings import verdict_words
+from distsim.views.jsonview import finding_json
+
+#: Findings that the page has; more of them say the same again.
+MOST_FINDINGS = 200
+
+
+def headline(told: Told) -> str:
+    """`hangs at once`, `completes in 19.08 ms`."""
+    ns = told.trace.makespan_ns
+    if not ns:
+        return f"{told.outcome} at once"
+    return f"{told.outcome} {'in' if told.outcome == 'completes' else 'after'} {show_ns(ns)}"
+
+
+def facts(told: Told, timeline: Timeline) -> dict[str, Any]:
+    """Everything but columns, prices and values."""
+    header = told.trace.header
+    return {
+        "name": told.name, "file": told.file, "note": told.note, "outcome": told.outcome, "headline": headline(told),
+        "source": str(header.get("source") or ""), "backend": str(header.get("backend") or ""),
+        "cluster": str(header.get("cluster") or ""), "world": told.trace.world_size, "makespan": timeline.makespan_ns,
+        "iteration_ns": timeline.iteration_ns, "nodes": int(header.get("nodes") or 1), "local": _local(told.trace),
+        "mesh": dict(header.get("mesh") or {}), "groups": [[name, list(ranks)] for name, ranks in header.get("groups", ())],
+        "ended": [how_it_ended(told.trace), *stop_lines(told.trace)] if how_it_ended(told.trace) else [],
+        "ends": [list(end) for end in header.get("ends") or ()],
+        "findings": [finding_json(f) for f in told.findings[:MOST_FINDINGS]], "more_findings": max(0, len(told.findings) - MOST_FINDINGS),
+        "ranks": [list(r) for r in timeline.ranks], "collectives": [c._asdict() for c in timeline.collectives],
+        **_judged(told, timeline), **_waits(told),
+    }  # fmt: skip
+
+
+def _local(trace: Trace) -> int:
+    """Ranks of a machine."""
+    nodes = int(trace.header.get("nodes") or 1)
+    return int(trace.header.get("local_size") or 0) or -(-max(trace.world_size, 1) // nodes)
+
+
+def _judged(told: Told, timeline: Timeline) -> dict[str, Any]:
+    """What only a simulation knows: verdict, price model, memory."""
+    verdict, simulation = told.verdict, told.simulation
+    found: dict[str, Any] = {"verdict": None, "about": "", "memory": [], "cost": None, "profiles": []}
+    if verdict is not None:
+        found["verdict"] = {
+            "word": verdict.verdict, "text": verdict_words(verdict), "complete": verdict.complete, "core": list(verdict.core),
+            "ranks": list(verdict.ranks),
+        }  # fmt: skip
+    if told.profiles is not None:
+        found["profiles"] = [[name, one.outcome, list(one.possible), list(one.ranks)] for name, one in told.profiles.items()]
+    if simulation is None:
+        return found
+    cost, device = simulation.cost, simulation.cost.cluster.device
+    span = makespan_band(cost, simulation.program, timeline) if told.trace.columns is simulation.run.trace.columns else None
+    return found | {
+        "about": simulation.scenario.about or "",
+        "cost": {"name": cost.name, "source": cost.source, "band": cost.error_band, "makespan": list(span) if span else None},
+        "device": {"name": device.name, "nbytes": device.memory_nbytes},
+        "memory": [[one.name, list(one.ranks), dict(one.parts)] for one in held(simulation.scenario, simulation.program)],
+    }
+
+
+def _waits(told: Told) -> dict[str, Any]:
+    """Who stands where and waits for whom: in this run, or else in an execution that the verdict knows."""
+    own, verdict = told.standstill, told.verdict
+    if own is not None and own.blocked:
+        return {"waits": _standstill(own), "waits_of": "this run"}
+    if verdict is not None and verdict.standstill is not None and verdict.standstill.blocked:
+        return {"waits": _standstill(verdict.standstill), "waits_of": "an execution that the contract allows"}
+    return {"waits": None, "waits_of": ""}
+
+
+def _standstill(found: Standstill) -> dict[str, Any]:
+    """``sets``: the sets of awaited ranks, each once; a need names its set by its number."""
+    sets: dict[tuple[int, ...], int] = {}
+    blocked = [
+        [b.rank, b.position, b.since_ns, int(b.device),
+         [[n.position, n.part, sets.setdefault(n.ranks, len(sets)), int(n.any)] for n in b.needs]]
+        for b in found.blocked
+    ]  # fmt: skip
+    ends = [[e.rank, e.status, e.position, e.at_ns, e.message] for e in found.ends if e.status not in ("ended", "blocked")]
+    return {"blocked": blocked, "sets": [list(ranks) for ranks in sets], "ends": ends}

@@ -1,0 +1,177 @@
+/** The page: its parts, in the order in which they answer questions. */
+
+import { animationView } from "./animate.js";
+import { compareView } from "./compareview.js";
+import { bandwidth, flightCurve } from "./curveview.js";
+import { runOf, unpack } from "./decode.js";
+import { detailsPanel } from "./details.js";
+import { button, h, replace, section } from "./dom.js";
+import { findingsList, firstPlace, sourceView } from "./findings.js";
+import { plural, shortened, showNs, showRanks } from "./format.js";
+import { groupsView, trafficView } from "./groupview.js";
+import { keysDialog, listen, listenKeys } from "./input.js";
+import { Model } from "./model.js";
+import { collectivesTable, memoryView, pathTable, ranksTable, valuesTable } from "./numbers.js";
+import { overview } from "./overview.js";
+import { presentPanel } from "./present.js";
+import { hitWords } from "./search.js";
+import { Timeline } from "./timeline.js";
+import { waitGraph } from "./waitgraph.js";
+
+/** @param {Model} model */
+function summary(model) {
+  return h("div", { class: "summary" }, ...model.runs.map((run, index) => {
+    const { head } = run;
+    const machines = head.nodes > 1 ? `${head.nodes} machines of ${head.local}` : "1 machine";
+    const side = model.runs.length > 1 ? `${"AB"[index]}: ` : "";
+    const band = head.cost?.makespan;
+    return h("div", {}, head.about && h("p", { dir: "auto" }, side, head.about),
+      h("p", {}, `${head.about ? "" : side}${plural(head.world, "rank")} on ${machines}, back end ${head.backend || "not known"}, cluster ${head.cluster || "not known"}; ${plural(run.count, "call")}`
+        + `${head.iteration_ns ? `; ${showNs(head.iteration_ns)} an iteration` : ""}. ${head.note}`),
+      head.cost && !head.note && h("p", { class: "grey" }, `Times by the cost model of ${head.cost.name}: ${head.cost.band}.`
+        + `${band ? ` If the prices on the critical path err alike, it takes ${showNs(band[0])} to ${showNs(band[1])}.` : ""}`),
+      head.profiles.length > 0 && h("ul", { class: "plain" }, ...head.profiles.map(([name, outcome, possible, ranks]) => h("li", {}, h("strong", {}, `${name} `),
+        outcome, possible.length > 1 ? `, or ${possible.filter((o) => o !== outcome).join(", ")}` : "", ranks.length ? `; ranks ${showRanks(ranks)}` : ""))),
+      head.source === "recorded" && head.ended.length > 0 && h("ul", { class: "plain" }, ...head.ended.map((line) => h("li", {}, line))));
+  }));
+}
+
+/**
+ * Buttons over the timeline.
+ * @param {Model} model
+ * @param {Timeline} timeline
+ * @param {HTMLDialogElement} keys
+ */
+function tools(model, timeline, keys) {
+  const pressed = (/** @type {string} */ label, /** @type {string} */ title, /** @type {() => boolean} */ flip, /** @type {boolean} */ on) => {
+    const one = button(label, title, () => one.setAttribute("aria-pressed", String(flip())), { "aria-pressed": String(on) });
+    return one;
+  };
+  const fold = pressed("fold equal", "Draw ranks that do the same as one (g)", () => { model.fold(!model.folded); return model.folded; }, model.folded);
+  model.on((what) => { if (what === "rows") fold.setAttribute("aria-pressed", String(model.folded)); });
+  return h("div", { class: "bar-of-buttons", role: "toolbar", "aria-label": "Timeline" },
+    button("+", "Zoom in (+)", () => timeline.zoom(2)), button("−", "Zoom out (-)", () => timeline.zoom(0.5)),
+    button("all", "The whole run (0)", () => timeline.show({ from: 0, to: model.end * 1.02 })), button("call", "The chosen call, large (f)", () => timeline.closer()),
+    button("‹", "Move back in time (←)", () => timeline.pan(-0.4)), button("›", "Move forward in time (→)", () => timeline.pan(0.4)),
+    button("⇕", "Higher lines", () => timeline.taller(1.4)), button("≡", "Lower lines", () => timeline.taller(1 / 1.4)), fold,
+    pressed("critical path", "Draw the critical path", () => { timeline.showPath = !timeline.showPath; timeline.draw(); return timeline.showPath; }, true),
+    pressed("messages", "Draw messages where they can be followed", () => { timeline.showArrows = !timeline.showArrows; timeline.draw(); return timeline.showArrows; }, true),
+    button("keys", "All keys (?)", () => keys.showModal()));
+}
+
+/** @param {Model} model */
+function searchBar(model) {
+  const input = /** @type {HTMLInputElement} */ (h("input", { type: "search", placeholder: "send, rank:3, line:24, group:dp, tensor:grad …",
+    "aria-label": "Search calls by operation, rank, group, tensor or line", size: 30 }));
+  const count = h("output", { "aria-live": "polite" });
+  input.addEventListener("input", () => model.find(input.value));
+  input.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") model.nextHit(event.shiftKey ? -1 : 1);
+    if (event.key === "Escape") {
+      input.value = "";
+      model.find("");
+      input.blur();
+    }
+  });
+  model.on((what) => {
+    if (what !== "search" && what !== "choice") return;
+    const hits = model.hits.flatMap((rows, run) => (rows ?? []).map((row) => ({ run, row })));
+    const at = hits.findIndex((hit) => hit.run === model.chosen.run && hit.row === model.chosen.row);
+    count.textContent = model.hits.every((rows) => rows === null) ? "" : at < 0 ? plural(hits.length, "call") : `${at + 1} of ${hits.length}: ${hitWords(model.runs[hits[at].run], hits[at].row)}`;
+  });
+  const find = (/** @type {string} */ text) => {
+    input.value = text;
+    model.find(text);
+  };
+  const box = h("div", { class: "search", role: "search" }, input, button("‹", "The call found before (N)", () => model.nextHit(-1)), button("›", "The next call found (n)", () => model.nextHit(1)), count);
+  return { box, find, focus: () => input.focus() };
+}
+
+/** What the kinds of time look like. */
+function legend() {
+  const kinds = [["compute", "computes"], ["comm", "communicates"], ["wait", "waits"], ["sleep", "sleeps"], ["stuck", "stuck"]];
+  return h("p", { class: "legend" }, ...kinds.map(([name, words]) => h("span", {}, h("i", { class: `sample ${name}` }), words)),
+    h("span", {}, h("i", { class: "sample path" }), "critical path"));
+}
+
+/** @param {Model} model */
+function themeSwitch(model) {
+  const choice = /** @type {HTMLSelectElement} */ (h("select", { "aria-label": "Colours", title: "Colours" },
+    ...[["", "as the system"], ["light", "light"], ["dark", "dark"]].map(([value, words]) => h("option", { value }, words))));
+  choice.addEventListener("change", () => {
+    document.documentElement.dataset.theme = choice.value;
+    model.tell("theme");
+  });
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => model.tell("theme"));
+  return choice;
+}
+
+/**
+ * @param {Model} model
+ * @param {Timeline} timeline
+ */
+function body(model, timeline) {
+  const keys = keysDialog();
+  const find = searchBar(model);
+  const toTimeline = () => document.getElementById("timeline")?.scrollIntoView({ block: "start" });
+  const view = sourceView(model.data, (line) => { find.find(`line:${line}`); toTimeline(); });
+  const first = firstPlace(model);
+  if (first) view.show(first.file, first.line);
+  const source = (/** @type {string} */ file, /** @type {number} */ line) => {
+    if (view.show(file, line)) document.getElementById("findings")?.scrollIntoView({ block: "nearest" });
+    find.find(`line:${line}`);
+  };
+  const details = detailsPanel(model, { source, line: find.find });
+  listen(timeline);
+  listenKeys(timeline, { search: find.focus, tell: () => details.focus(), keys: () => keys.showModal() });
+  const { comparison } = model.data;
+  const each = (/** @type {(run: Run, index: number) => Node | null} */ make) => model.runs.map((run, index) => make(run, index)).filter((one) => one !== null);
+  const animations = model.runs[0].head.animations;
+  const curves = model.runs.flatMap((run) => run.head.curves ?? []).slice(0, 6);
+  const waits = each((_, index) => waitGraph(model, index));
+  const memory = each((run) => memoryView(run));
+  const values = each((_, index) => valuesTable(model, index));
+  return [
+    section("overview", "The run", "", summary(model)),
+    comparison && section("comparison", "A beside B", "", compareView(comparison)),
+    section("findings", "Findings", "", h("div", { class: "beside" }, findingsList(model, source), view.box)),
+    waits.length > 0 && section("waits", "Who waits for whom", "", ...waits),
+    section("timeline", "Timeline", "", h("div", { class: "top" }, tools(model, timeline, keys), find.box),
+      h("div", { class: "frame" }, h("div", { class: "left" }, overview(model, timeline), timeline.box, legend()), details)),
+    section("step", "Step by step", "", presentPanel(model)),
+    section("path", "Critical path", "", ...each((_, index) => pathTable(model, index))),
+    section("ranks", "Ranks", "exposed: communicating, nothing computes; waiting: in a call, before its match", ranksTable(model)),
+    section("collectives", "Collectives and bandwidth", "algbw and busbw as nccl-tests defines them", collectivesTable(model) ?? h("p", { class: "grey" }, "The run has no collectives."),
+      curves.length > 0 && bandwidth(model, curves), h("h3", {}, "Bytes in flight"), flightCurve(model) ?? h("p", { class: "grey" }, "Nothing moves.")),
+    memory.length > 0 && section("memory", "Memory", "", ...memory),
+    values.length > 0 && section("values", "Values", "", ...values),
+    section("groups", "Machines, ranks and groups", "", ...each((run, i) => (i === 0 ? groupsView(run) : null)), ...each((run) => trafficView(run))),
+    animations.length > 0 && section("rounds", "A collective, round by round", "", animationView(animations)), keys,
+  ];
+}
+
+/** @param {Element} page */
+function navigation(page) {
+  const links = [...page.querySelectorAll("section[id]")].map((one) => h("a", { href: `#${one.id}` }, shortened(one.querySelector("h2")?.textContent ?? "", 40)));
+  return h("nav", { "aria-label": "Parts of the report" }, ...links);
+}
+
+async function start() {
+  const page = /** @type {HTMLElement} */ (document.getElementById("page"));
+  const text = document.getElementById("data")?.textContent ?? "";
+  try {
+    const { data, columns } = await unpack(text);
+    const model = new Model(data, data.runs.map((head, i) => runOf(i, head, columns)));
+    const timeline = new Timeline(model);
+    replace(page, ...body(model, timeline));
+    page.prepend(h("div", { class: "head" }, navigation(page), themeSwitch(model)));
+    Object.assign(window, { distsim: { model, timeline } });
+    document.documentElement.dataset.ready = "yes";
+  } catch (error) {
+    replace(page, h("p", { class: "failed" }, `This page could not be built here: ${error}. A browser of 2023 or later reads it; the text below has the report.`));
+    document.querySelectorAll("details.plain").forEach((one) => one.setAttribute("open", ""));
+    throw error;
+  }
+}
+
+start();

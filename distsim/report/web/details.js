@@ -1,0 +1,251 @@
+/** One call in full: its match, its price term by term, and why it waits. */
+
+import { callWords, moves, opOf, placeWords, rowAt } from "./calls.js";
+import { mergedPieces, stuckChain } from "./chain.js";
+import { button, h, replace } from "./dom.js";
+import { plural, shortened, showBytes, showNs, showRanks } from "./format.js";
+
+/** Steps of a chain, members of a match and other forms of a price that are shown. */
+const MOST_STEPS = 14;
+const MOST_MATES = 16;
+const MOST_FORMS = 8;
+
+/** @typedef {import("./model.js").Model} Model */
+/** @typedef {import("./dom.js").Child} Child */
+
+/**
+ * @param {Model} model
+ * @param {{source: (file: string, line: number) => void, line: (words: string) => void}} page
+ */
+export function detailsPanel(model, page) {
+  const panel = h("aside", { class: "details", tabindex: -1, "aria-label": "The chosen call" });
+  const draw = () => replace(panel, ...told(model, page));
+  model.on((what) => { if (what === "choice") draw(); });
+  draw();
+  return panel;
+}
+
+/**
+ * @param {Model} model
+ * @param {{source: (file: string, line: number) => void, line: (words: string) => void}} page
+ * @returns {Child[]}
+ */
+function told(model, page) {
+  const { run: index, row } = model.chosen;
+  if (row < 0) {
+    return [h("h3", {}, "No call is chosen"), h("p", { class: "grey" }, "Click a call, or press ", h("kbd", {}, "↓"),
+      " in the timeline: its match, its price term by term and why it waits stand here then.")];
+  }
+  const run = model.runs[index];
+  return [
+    h("h3", {}, h("bdi", {}, callWords(run, row))),
+    h("p", { class: "nav" }, button("‹ before", "The call before it on its rank", () => model.besides(-1)),
+      button("after ›", "The call after it on its rank", () => model.besides(1))),
+    facts(model, page), waiting(model), match(model), price(model),
+  ];
+}
+
+/**
+ * @param {Model} model
+ * @param {{source: (file: string, line: number) => void, line: (words: string) => void}} page
+ */
+function facts(model, page) {
+  const { run: index, row } = model.chosen;
+  const run = model.runs[index];
+  const tables = run.head.tables;
+  const place = tables.place[run.place[row]];
+  const where = place && place[1] ? button(placeWords(run, row), "Show the line in its file", () => page.source(place[0], place[1]), { class: "quiet" }) : null;
+  /** @type {[string, Child][]} */
+  const rows = [
+    ["rank", `${model.runs.length > 1 ? `${"AB"[index]}, ` : ""}${run.rank[row]}${run.head.nodes > 1 ? ` on machine ${Math.floor(run.rank[row] / run.head.local)}` : ""}`],
+    ["call", `${run.position[row]}${run.part[row] >= 0 ? `, part ${run.part[row]}` : ""}${run.iteration[row] > 0 ? `, iteration ${run.iteration[row]}` : ""}`],
+    ["where", where], ["group", groupOf(run, row)], ["tensor", tables.tensor?.[run.tensor[row]]],
+    ["size", run.nbytes[row] ? `${showBytes(run.nbytes[row])}${tables.dtype[run.dtype[row]] ? ` of ${tables.dtype[run.dtype[row]]}` : ""}` : null],
+    ["reduces by", tables.reduce_op[run.reduce_op[row]]], ["queue", tables.queue[run.queue[row]]],
+    ["made", at(run.posted[row])], ["returned", at(run.returned[row], "never")],
+    [moves(run, row) ? "met" : "began", at(run.started[row], run.posted[row] >= 0 ? "never" : "")], ["done", at(run.finished[row], "never")],
+    ["took", run.finished[row] >= 0 && run.started[row] >= 0 ? showNs(run.finished[row] - run.started[row]) : null],
+  ];
+  return h("dl", { class: "facts" }, ...rows.filter(([, value]) => value).flatMap(([name, value]) => [
+    h("dt", {}, name), h("dd", {}, typeof value === "string" ? h("bdi", { title: value.length > 80 ? value : null }, shortened(value, 80)) : value)]));
+}
+
+/**
+ * @param {number} ns
+ * @param {string} never
+ */
+function at(ns, never = "") {
+  return ns < 0 ? never : `at ${showNs(ns)}`;
+}
+
+/**
+ * @param {Run} run
+ * @param {number} row
+ */
+function groupOf(run, row) {
+  const group = run.head.groups[run.group[row]];
+  return group && moves(run, row) ? `${shortened(group[0], 40)}: ${plural(group[1].length, "rank")}` : null;
+}
+
+/**
+ * @param {Model} model
+ * @param {number} index
+ * @param {number} row
+ * @param {string} words
+ */
+function link(model, index, row, words) {
+  return button(words, `Choose ${words}`, () => model.choose(index, row), { class: "quiet" });
+}
+
+/** @param {Model} model */
+function match(model) {
+  const { run: index, row } = model.chosen;
+  const run = model.runs[index];
+  if (!moves(run, row)) return null;
+  const mates = [...model.walk(index).matches.of(row)].filter((mate) => mate !== row);
+  const late = mates.concat(row).reduce((a, b) => (run.posted[b] > run.posted[a] ? b : a), row);
+  return h("section", {}, h("h4", {}, `It meets ${plural(mates.length, "call")}`),
+    h("ul", { class: "plain" }, ...mates.slice(0, MOST_MATES).map((mate) => h("li", {}, link(model, index, mate, model.words(index, mate)),
+      h("span", { class: "grey" }, ` made at ${showNs(run.posted[mate])}${mate === late ? ", the last to come" : ""}`)))),
+    mates.length > MOST_MATES && h("p", { class: "grey" }, `and ${mates.length - MOST_MATES} more`));
+}
+
+/** @param {Model} model */
+function price(model) {
+  const { run: index, row } = model.chosen;
+  const run = model.runs[index];
+  const known = run.head.prices?.[run.price[row]];
+  if (!known) return null;
+  const took = run.finished[row] >= 0 && run.started[row] >= 0 ? run.finished[row] - run.started[row] : -1;
+  const most = Math.max(known.ns, 1);
+  return h("section", {}, h("h4", {}, `Its price: ${showNs(known.ns)}`),
+    h("p", { class: "grey" }, `${known.form}; ${showBytes(known.nbytes)} among ${plural(known.n, "rank")} on ${plural(known.nodes, "machine")}`
+      + `${took >= 0 && took !== known.ns ? `; in this run ${showNs(took)}` : ""}`),
+    h("table", { class: "terms" }, h("tbody", {}, ...known.terms.map(([what, how, ns]) => h("tr", {}, h("th", { scope: "row" }, what),
+      h("td", { class: "number" }, showNs(ns)), h("td", { class: "bar" }, bar(ns / most)), h("td", { class: "grey" }, how))))),
+    known.others.length > 0 && h("details", {}, h("summary", {}, `What else it could take (${known.others.length})`),
+      h("ul", { class: "plain" }, ...known.others.slice(0, MOST_FORMS).map(([form, ns]) => h("li", {}, `${form}: ${showNs(ns)}`)))),
+    known.band && h("p", { class: "grey" }, `Nine of ten measured times lie between ${showNs(known.band[0])} and ${showNs(known.band[1])}. `
+      + `No schedule can beat ${showNs(known.bound_ns ?? 0)} on these links.`));
+}
+
+/** @param {number} share */
+function bar(share) {
+  const element = h("div", { class: "fill" });
+  element.style.width = `${Math.min(100, Math.max(0, 100 * share)).toFixed(1)}%`;
+  return element;
+}
+
+/** @param {Model} model */
+function waiting(model) {
+  const { run: index, row } = model.chosen;
+  const run = model.runs[index];
+  const stuck = stuckWords(model);
+  if (stuck) return stuck;
+  if (run.started[row] < 0 || run.posted[row] < 0) return null;
+  const { start, since } = awaited(model);
+  const waited = start - since;
+  if (waited <= 0) return h("section", {}, h("h4", {}, "It does not wait for anybody"));
+  const walk = model.walk(index);
+  const pieces = mergedPieces(run, walk.why(row, since));
+  return h("section", {}, h("h4", {}, `Why it waits ${showNs(waited)}`), mostOfIt(model, pieces, waited),
+    h("ol", { class: "chain" }, ...pieces.slice(0, MOST_STEPS).map(([piece, times]) => h("li", {},
+      h("span", { class: "when" }, showNs(piece.end - piece.start)), link(model, index, piece.row, pieceWords(model, index, piece, times)))),
+    pieces.length > MOST_STEPS && h("li", { class: "grey" }, `and ${pieces.length - MOST_STEPS} steps further back`)));
+}
+
+/**
+ * From when to when the chosen call waits.
+ * @param {Model} model
+ */
+export function awaited(model) {
+  const { run: index, row } = model.chosen;
+  const walk = model.walk(index);
+  const [start] = walk.origin(row);
+  return { start, since: walk.since(row) };
+}
+
+/**
+ * @param {Model} model
+ * @param {number} index
+ * @param {Piece} piece
+ * @param {number} times
+ */
+function pieceWords(model, index, piece, times) {
+  const run = model.runs[index];
+  const what = callWords(run, piece.row);
+  const doing = { compute: `computes ${what}`, sleep: "sleeps", transfer: `moves data in ${what}`, wait: `is at something else before ${what}` };
+  const place = placeWords(run, piece.row);
+  const words = doing[/** @type {keyof typeof doing} */ (piece.why)];
+  return `rank ${piece.rank} ${words}${times > 1 ? ` × ${times}` : ""}${place ? `, ${place}` : ""}`;
+}
+
+/**
+ * What most of a wait comes from, in a sentence.
+ * @param {Model} model
+ * @param {[Piece, number][]} pieces
+ * @param {number} waited
+ */
+function mostOfIt(model, pieces, waited) {
+  if (!pieces.length) return null;
+  const [most] = pieces.reduce((a, b) => (b[0].end - b[0].start > a[0].end - a[0].start ? b : a));
+  const share = (most.end - most.start) / waited;
+  if (pieces.length < 2 || share < 0.3) return null;
+  return h("p", {}, `${Math.round(100 * share)} % of it: ${pieceWords(model, model.chosen.run, most, 1)}.`);
+}
+
+/**
+ * Whom a stuck call waits for, along the graph.
+ * @param {Model} model
+ */
+function stuckWords(model) {
+  const { run: index, row } = model.chosen;
+  const run = model.runs[index];
+  const { waits, waits_of: of } = run.head;
+  const blocked = waits?.blocked.find((one) => one[0] === run.rank[row]);
+  if (!waits || of !== "this run" || !blocked || run.finished[row] >= 0) return null;
+  const mine = blocked[4].some((need) => need[0] === run.position[row]) || blocked[1] === run.position[row];
+  if (!mine) return null;
+  const { ranks, closes } = stuckChain(waits, run.rank[row]);
+  const end = ranks[ranks.length - 1];
+  const words = closes >= 0 ? `and rank ${end} waits for rank ${ranks[closes]}: a circle.` : `and rank ${end} does not wait: ${endWords(waits, end)}.`;
+  return h("section", {}, h("h4", {}, "Why it never ends"),
+    ...blocked[4].map((need) => h("p", {}, `It needs ${need[3] ? "any of " : ""}${waits.sets[need[2]].length === 1 ? "rank" : "ranks"} ${showRanks(waits.sets[need[2]])}.`)),
+    h("ol", { class: "chain" }, ...ranks.slice(0, MOST_STEPS).map((rank) => h("li", {}, standing(model, index, waits, rank)))),
+    ranks.length > MOST_STEPS && h("p", { class: "grey" }, `… ${ranks.length - MOST_STEPS} ranks further`), h("p", {}, words));
+}
+
+/**
+ * @param {Model} model
+ * @param {number} index
+ * @param {Waits} waits
+ * @param {number} rank
+ */
+export function standing(model, index, waits, rank) {
+  const run = model.runs[index];
+  const one = waits.blocked.find((b) => b[0] === rank);
+  const row = one ? rowAt(run, rank, one[4][0]?.[0] ?? one[1], one[4][0]?.[1] ?? -1) : lastRow(run, rank);
+  if (row < 0) return `rank ${rank}${one ? " waits" : `, ${endWords(waits, rank)}`}`;
+  return one ? link(model, index, row, `rank ${rank} in ${callWords(run, row)}${placeWords(run, row) ? `, ${placeWords(run, row)}` : ""}`)
+    : link(model, index, row, `rank ${rank}, ${endWords(waits, rank)} after ${opOf(run, row)}`);
+}
+
+/**
+ * @param {Run} run
+ * @param {number} rank
+ */
+function lastRow(run, rank) {
+  let found = -1;
+  for (let row = run.first[rank]; row < run.first[rank + 1]; row += 1) if (run.posted[row] >= 0 && run.part[row] < 0) found = row;
+  return found;
+}
+
+/**
+ * How a rank that waits for nobody came to its end.
+ * @param {Waits} waits
+ * @param {number} rank
+ */
+export function endWords(waits, rank) {
+  const end = waits.ends.find((one) => one[0] === rank);
+  return end ? `${end[1]}${end[4] ? ` (${shortened(end[4], 80)})` : ""}` : "came to the end of its program";
+}

@@ -1,0 +1,94 @@
+/** Finding calls by their operation, rank, group, tensor or line. */
+
+import { placeWords } from "./calls.js";
+
+const FIELDS = ["op", "rank", "group", "tensor", "line", "name", "peer", "tag", "iteration"];
+
+/**
+ * Words of a search: `rank:3`, `op:send`, `line:24`, or a plain word that any text of a call may hold.
+ * @param {string} text
+ * @returns {{field: string, word: string}[]}
+ */
+export function termsOf(text) {
+  const words = text.match(/"[^"]*"|[^\s"]+/g) ?? [];
+  return words.map((word) => {
+    const plain = word.replaceAll('"', "").toLowerCase();
+    const at = plain.indexOf(":");
+    const field = plain.slice(0, at);
+    const alone = /^(rank|line)(\d+)$/.exec(plain);
+    if (alone) return { field: alone[1], word: alone[2] };
+    return at > 0 && FIELDS.includes(field) ? { field, word: plain.slice(at + 1) } : { field: "", word: plain };
+  }).filter((term) => term.word);
+}
+
+/**
+ * Which of a table's texts hold a word.
+ * @param {string[]} table
+ * @param {string} word
+ */
+function holding(table, word) {
+  return Uint8Array.from(table, (text) => (text.toLowerCase().includes(word) ? 1 : 0));
+}
+
+/**
+ * A number, or a stretch `4-7`.
+ * @param {string} word
+ * @returns {(value: number) => boolean}
+ */
+function within(word) {
+  const [, low, high] = /^(\d+)(?:-(\d+))?$/.exec(word) ?? [];
+  if (low === undefined) return () => false;
+  return (value) => value >= Number(low) && value <= Number(high ?? low);
+}
+
+/**
+ * @param {Run} run
+ * @param {{field: string, word: string}} term
+ * @returns {(row: number) => boolean}
+ */
+function test(run, { field, word }) {
+  const tables = run.head.tables;
+  /** @type {(name: "op" | "group" | "tensor" | "name") => (row: number) => boolean} */
+  const text = (name) => {
+    const hits = holding(tables[name] ?? [], word);
+    return (row) => hits[run[name][row]] === 1;
+  };
+  const number = within(word);
+  if (field === "op" || field === "group" || field === "tensor" || field === "name") return text(field);
+  if (field === "rank") return (row) => number(run.rank[row]);
+  if (field === "peer") return (row) => number(run.peer[row]);
+  if (field === "tag") return (row) => number(run.tag[row]);
+  if (field === "iteration") return (row) => number(run.iteration[row]);
+  if (field === "line") return (row) => number(tables.place[run.place[row]]?.[1] ?? -1);
+  const any = [text("op"), text("group"), text("tensor"), text("name")];
+  const places = Uint8Array.from(tables.place, (place) => (`${place[0]}:${place[1]}`.toLowerCase().includes(word) ? 1 : 0));
+  const isNumber = /^\d+$/.test(word);
+  return (row) => any.some((one) => one(row)) || (!isNumber && places[run.place[row]] === 1);
+}
+
+/**
+ * Rows that every word of a search fits, in order of time; null for an empty search.
+ * @param {Run} run
+ * @param {string} text
+ */
+export function search(run, text) {
+  const terms = termsOf(text);
+  if (!terms.length) return null;
+  const tests = terms.map((term) => test(run, term));
+  /** @type {number[]} */
+  const rows = [];
+  for (let row = 0; row < run.count; row += 1) {
+    if (run.posted[row] >= 0 && tests.every((fits) => fits(row))) rows.push(row);
+  }
+  const time = (/** @type {number} */ row) => (run.started[row] >= 0 ? run.started[row] : run.posted[row]);
+  return rows.sort((a, b) => time(a) - time(b) || a - b);
+}
+
+/**
+ * What stands beside a hit.
+ * @param {Run} run
+ * @param {number} row
+ */
+export function hitWords(run, row) {
+  return `rank ${run.rank[row]}${placeWords(run, row) ? `, ${placeWords(run, row)}` : ""}`;
+}

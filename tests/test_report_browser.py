@@ -1,0 +1,236 @@
+"""The report in a real browser: opened from the disk, without a request and without a word on the console; hands, keys, both themes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import browser
+import pytest
+
+from distsim.report import report_page, told_of
+from distsim.scenario import load, loads
+from distsim.simulation import simulate
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.skipif(browser.browser() is None, reason="there is no Chromium here")
+
+CHOSEN = "distsim.model.chosen.row"
+WIDTH = "(distsim.timeline.view.to - distsim.timeline.view.from)"
+#: Where the middle of a call's span is on the screen.
+PLACE = """((row) => {
+  const t = distsim.timeline, run = distsim.model.runs[0], box = t.canvas.getBoundingClientRect();
+  const time = (run.started[row] + run.finished[row]) / 2, line = t.lineOf(0, run.rank[row]);
+  return [box.left + t.x(time), box.top + t.y(line) + t.lane(0).top + 4];
+})"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
+    folder = tmp_path_factory.mktemp("browser")
+    with browser.page(folder) as found:
+        found.size(1280, 900)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("hybrid") / "hybrid.html", "hybrid")
+
+
+def written(path: Path, name: str) -> Path:
+    simulation = simulate(load(str(ROOT / "scenarios" / f"{name}.yaml"), sets=()))
+    path.write_text(report_page([told_of(simulation)]), encoding="utf-8")
+    return path
+
+
+def opened(page: browser.Page, path: Path) -> None:
+    page.said.clear()
+    page.requests.clear()
+    page.theme("light")
+    page.open(path)
+    page.run("distsim.timeline.canvas.scrollIntoView({block: 'center', behavior: 'instant'})")
+
+
+def test_it_opens_without_a_request_and_without_a_word_and_says_outcome_and_verdict_first(page: browser.Page, hybrid: Path):
+    opened(page, hybrid)
+
+    assert page.requests == [hybrid.resolve().as_uri()]
+    assert page.said == []
+    assert page.run("document.querySelector('header.verdict h1').innerText") == "hybrid"
+    assert page.run("document.body.firstElementChild.querySelector('.outcome').innerText") == "completes in 19.08 ms; verdict ok"
+
+
+def test_a_click_tells_a_calls_match_price_and_why_it_waits(page: browser.Page, hybrid: Path):
+    opened(page, hybrid)
+    backward = page.run(
+        "[...distsim.model.runs[0].name].findIndex((n) => distsim.model.runs[0].head.tables.name[n] === 'backward')"
+    )
+    page.click(*page.run(f"{PLACE}({backward})"))
+    computes = page.run("document.querySelector('.details').innerText")
+    page.key("[")
+    receives = page.run("document.querySelector('.details').innerText")
+
+    assert computes.startswith("backward")
+    assert "It does not wait for anybody" in computes
+    assert receives.startswith("recv(activation_grad, from 1, 16 KiB)")
+    assert "Why it waits 9.013 ms" in receives
+    assert "rank 1 computes forward and backward, line 22" in receives
+    assert "It meets 1 call" in receives
+    assert "Its price: 12.73 us" in receives
+    assert "moving the bytes" in receives
+
+
+def test_keys_zoom_to_nanoseconds_and_back_move_choose_and_step(page: browser.Page, hybrid: Path):
+    opened(page, hybrid)
+    page.run("distsim.timeline.canvas.focus()")
+    whole = page.run(WIDTH)
+    for _ in range(60):
+        page.key("+")
+    close = page.run(WIDTH)
+    page.key("0")
+    page.key("ArrowDown")
+    page.key("ArrowDown")
+    rank = page.run(f"distsim.model.runs[0].rank[{CHOSEN}]")
+    page.key("]")
+    call = page.run(f"distsim.model.runs[0].position[{CHOSEN}]")
+    page.key(".")
+    later = page.run("distsim.model.now")
+    page.key(",")
+
+    assert close <= 20
+    assert page.run(WIDTH) == whole
+    assert (rank, call) == (1, 1)
+    assert later > page.run("distsim.model.now") == 3012733
+    assert "holds" in page.run("document.querySelector('#step table').innerText")
+    page.key("Enter")
+    assert page.run("document.activeElement.className") == "details"
+    page.key("?")
+    assert page.run("document.querySelector('dialog').open")
+    page.key("Escape")
+
+
+def test_a_search_marks_what_it_finds_and_goes_through_it(page: browser.Page, hybrid: Path):
+    opened(page, hybrid)
+    page.run("distsim.timeline.canvas.focus()")
+    page.key("/")
+    page.type("op:all_reduce")
+    found = page.run("document.querySelector('.search output').textContent")
+    page.key("Enter")
+
+    assert found == "4 calls"
+    assert page.run(f"distsim.model.runs[0].head.tables.op[distsim.model.runs[0].op[{CHOSEN}]]") == "all_reduce"
+    page.run("document.querySelector('.search input').blur(), distsim.timeline.canvas.focus()")
+    page.key("n")
+    assert page.run("document.querySelector('.search output').textContent").startswith("2 of 4: rank ")
+
+
+def test_hands_move_and_zoom_the_timeline(page: browser.Page, hybrid: Path):
+    opened(page, hybrid)
+    left, top, width, height = page.run(
+        "(() => { const b = distsim.timeline.canvas.getBoundingClientRect(); return [b.left, b.top, b.width, b.height] })()"
+    )
+    x, y = left + width / 2, top + height / 2
+    whole = page.run(WIDTH)
+    page.mouse("mouseWheel", x, y, deltaX=0, deltaY=-400, modifiers=2)
+    page.wait(f"{WIDTH} < {whole * 0.5}")
+    before = page.run("distsim.timeline.view.from")
+    page.drag((x, y), (x - 100, y))
+
+    assert page.run("distsim.timeline.view.from") > before
+    page.drag((left + width * 0.4, top + 8), (left + width * 0.5, top + 8))  # on the axis: that stretch
+    assert page.run(WIDTH) < whole * 0.1
+
+
+def test_both_themes_a_narrow_window_and_paper_are_drawn_without_a_word(page: browser.Page, hybrid: Path):
+    opened(page, hybrid)
+    light = page.run("distsim.timeline.back")
+    page.theme("dark")
+    page.wait(f"distsim.timeline.back !== {light!r}")
+    page.size(420, 800)
+    page.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    overflow = page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    page.theme("light", media="print")
+    printed = len(page.send("Page.printToPDF")["data"])
+    page.theme("light")
+    page.size(1280, 900)
+
+    assert overflow <= 0
+    assert printed > 20_000
+    assert page.said == []
+
+
+def test_a_circle_is_drawn_as_one_and_leads_to_its_calls(page: browser.Page, tmp_path: Path):
+    opened(page, written(tmp_path / "ring.html", "ring_of_four"))
+
+    assert page.run("document.querySelectorAll('.graph .core').length") == 4
+    assert page.run("document.querySelectorAll('.graph .edge').length") == 4
+    page.run("document.querySelector('#waits button').click()")
+    told = page.run("document.querySelector('.details').innerText")
+    assert "Why it never ends" in told
+    assert "a circle" in told
+    assert page.run("document.querySelector('.lines .marked').innerText").split(maxsplit=1)[0] == "11"
+
+
+def test_hostile_names_are_text_in_the_browser_as_well(page: browser.Page, tmp_path: Path):
+    name = "</script><img src=x onerror=alert(1)>" + "名" * 5000
+    text = f"""
+name: '{name}'
+world: 2
+backend: gloo
+tensors: {{x: {{shape: [4]}}}}
+program:
+  - compute: {{name: '{name}', time: 1 ms}}
+  - all_reduce: x
+"""
+    path = tmp_path / "hostile.html"
+    path.write_text(report_page([told_of(simulate(loads(text, "a.yaml", ())))]), encoding="utf-8")
+    opened(page, path)
+    page.run("distsim.model.choose(0, 0)")
+
+    assert page.run("document.images.length") == 0
+    assert page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    assert (page.said, page.requests) == ([], [path.resolve().as_uri()])
+
+
+HEAVY = """
+name: heavy
+world: {nodes: 8, ranks_per_node: 8}
+backend: gloo
+jitter: 0.3
+tensors: {x: {shape: [4096]}, y: {like: x}}
+program:
+  - repeat:
+      times: 1000
+      index: i
+      steps:
+        - compute: {name: forward, time: 1 ms}
+        - isend: {tensor: x, dst: (rank + 1) % world_size, as: s}
+        - irecv: {tensor: y, src: (rank - 1) % world_size, as: r}
+        - wait: {handles: [s, r]}
+        - all_reduce: {tensor: x}
+"""
+
+
+@pytest.mark.slow
+def test_panning_64_ranks_of_5000_calls_takes_at_most_33_ms_of_a_processor_a_frame(page: browser.Page, tmp_path: Path):
+    """Time of the page's own thread, so that what else the machine does counts little."""
+    simulation = simulate(loads(HEAVY, "a.yaml", ()), with_verdict=False, with_values=False)
+    path = tmp_path / "heavy.html"
+    path.write_text(report_page([told_of(simulation)]), encoding="utf-8")
+    opened(page, path)
+    page.send("Performance.enable", timeDomain="threadTicks")
+
+    def spent_ms() -> float:
+        return next(
+            1000 * one["value"] for one in page.send("Performance.getMetrics")["metrics"] if one["name"] == "TaskDuration"
+        )
+
+    for closer in (1, 8, 200, 5000):
+        page.run(f"distsim.timeline.show({{from: 0, to: distsim.model.end / {closer}}}), distsim.timeline.paint()")
+        frames = []
+        for _ in range(15):
+            before = spent_ms()
+            page.run("distsim.timeline.pan(0.013), distsim.timeline.paint()")
+            frames.append(spent_ms() - before)
+        assert sorted(frames)[len(frames) // 2] <= 33, f"at {closer}: {frames}"

@@ -206,7 +206,7 @@ class TestCommand:
 
     @pytest.mark.parametrize(
         ("words", "status"),
-        [((), 2), (("--grid", "n=1", "--backend", "gloo"), 0), (("--grid", "n=-1"), 1), (("--grid", "nn=1"), 2)],
+        [((), 2), (("--grid", "n=1"), 0), (("--grid", "n=-1"), 1), (("--grid", "nn=1"), 2)],
     )
     def test_it_ends_with_1_where_no_point_completes_and_with_2_where_there_is_none(
         self, cli: Cli, tmp_path: Path, words: tuple[str, ...], status: int

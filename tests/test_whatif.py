@@ -13,7 +13,7 @@ from distsim.whatif import RESOURCES, differences, draws, parse_stragglers, path
 
 SCENARIOS = ROOT / "scenarios"
 BOUND = (
-    "world: {nodes: 2, ranks_per_node: 8}\nbackend: nccl\ncluster: dgx-h100\n"
+    "world: {nodes: 2, ranks_per_node: 8}\nbackend: nccl\ncluster: {preset: dgx-h100, nics: {count: 1}}\n"
     "tensors: {x: {shape: [%d], dtype: bfloat16}}\nprogram:\n  - compute: {name: forward, flops: 4 TFLOP, dtype: bfloat16}\n"
     "  - compute: {name: copies, bytes: 1 GB}\n  - all_reduce: {tensor: x}\n"
 )

@@ -49,8 +49,8 @@ class Measured(NamedTuple):
 class Timed(TrainWriter):
     """Times a step of a transformer on a mesh without laying out its calls rank by rank.
 
-    ``cache`` is for layouts at the same prices, ``schedules`` for all. Simulated call by call the step takes exactly as long; a test
-    holds it to that.
+    ``cache`` is for layouts at the same prices, ``schedules`` for all. Simulated call by call the step takes exactly as long where no
+    transfer shares a link and no kernel slows one down; those are priced alone here.
     """
 
     def __init__(

@@ -32,7 +32,6 @@ from distsim.scenario.problems import shown
 from distsim.scenario.scalars import (
     MAX_WORLD,
     Backend,
-    Count,
     Duration,
     Flag,
     Names,

@@ -32,7 +32,6 @@ from distsim.scenario.problems import shown
 from distsim.scenario.scalars import (
     MAX_WORLD,
     Backend,
-    Count,
     Duration,
     Flag,
     Names,
@@ -217,35 +216,6 @@ class FaultDecl(Part):
                     raise FieldError(f"the kind {self.kind} holds from the start on", (key.removesuffix("_ns"),))
         if self.at_ns is not None and (self.iteration is not None or self.before_call is not None):
             raise FieldError("expected either `at` or a call (`iteration`, `before_call`)", ("at",))
-
-
-def _grid(value: Any) -> dict[str, tuple[Any, ...]]:
-    if not isinstance(value, Mapping) or not value:
-        raise wrong("a mapping of keys to their values, as `{mesh.dp: [1, 2, 4]}`", value)
-    gather = Gather()
-    for name, values in value.items():
-        gather.take(name, text_key, name)
-        gather.take(name, _some, values)
-    gather.done()
-    return {name: tuple(values) for name, values in value.items()}
-
-
-def _some(value: Any) -> Any:
-    if not isinstance(value, list | tuple) or not value:
-        raise wrong("a list of values", value)
-    return value
-
-
-class Sweep(Part):
-    """What `distsim sweep` runs: every point of a grid."""
-
-    grid: Annotated[
-        dict[str, Any],
-        *field(_grid, {"type": "object", "minProperties": 1, "additionalProperties": {"type": "array", "minItems": 1}}),
-    ] = Field(default_factory=dict)
-    cluster: Names = ()
-    #: Points that a guided search tries; left out: all.
-    budget: Count | None = None
 
 
 class Bounds(Part):

@@ -38,6 +38,7 @@ program:
   - {recv: {tensor: x}, ranks: 0}
   - {recv: {tensor: x, src: 1}, ranks: 0}
 """
+ON_A_MESH = "world: 8\nmesh: {dp: 2, tp: 4}\ntensors: {x: {shape: [4]}}\nprogram:\n  - all_reduce: {tensor: x, group: tp}\n"
 #: Lines that are not run here -> why not.
 ASIDE = {
     r"python3 -m venv": "makes an environment from the network; `.ci/run` does it",
@@ -80,6 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.move(here / "dumps" / "rank_5.log", here / "train.log")
     for name in ("a.yaml", "run.yaml"):
         shutil.copyfile(here / "scenarios" / "hybrid.yaml", here / name)
+    (here / "train.yaml").write_text(ON_A_MESH, encoding="utf-8")
     (here / "any.yaml").write_text(ANY_SOURCE, encoding="utf-8")
     for name in ("run", "h", "real", "before", "after", "hybrid"):
         assert inside(here, ["simulate", "scenarios/hybrid.yaml", "--trace", f"{name}.jsonl"])[0] == 0

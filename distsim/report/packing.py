@@ -42,7 +42,9 @@ def folded(numbers: Numbers) -> Numbers:
 
 def steps(numbers: Numbers) -> Numbers:
     """Each number as its difference to the one before, folded."""
-    return folded(np.diff(numbers.astype(np.int64), prepend=0))
+    found = numbers.astype(np.int64)
+    found[1:] -= numbers[:-1]
+    return folded(found)
 
 
 def packed(head: Mapping[str, Any], columns: Mapping[str, Numbers]) -> str:

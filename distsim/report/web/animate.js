@@ -140,7 +140,10 @@ function transfer([x0, y0], [x1, y1], chunks, middle) {
   const cut = Math.min(52, far / 3) / far;
   const [ax, ay, bx, by] = [x0 + (x1 - x0) * cut, y0 + (y1 - y0) * cut, x1 - (x1 - x0) * cut, y1 - (y1 - y0) * cut];
   const [cx, cy] = [(ax + bx) / 2 + ((ax + bx) / 2 - middle) * 0.12, (ay + by) / 2 + ((ay + by) / 2 - middle) * 0.12];
-  return s("g", {}, s("path", { d: `M${ax.toFixed(1)} ${ay.toFixed(1)}Q${cx.toFixed(1)} ${cy.toFixed(1)} ${bx.toFixed(1)} ${by.toFixed(1)}`, class: "move", "marker-end": "url(#tip)" }),
+  const way = `M${ax.toFixed(1)} ${ay.toFixed(1)}Q${cx.toFixed(1)} ${cy.toFixed(1)} ${bx.toFixed(1)} ${by.toFixed(1)}`;
+  const still = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
+  return s("g", {}, s("path", { d: way, class: "move", "marker-end": "url(#tip)" }),
+    !still && s("circle", { r: 5, class: "dot" }, s("animateMotion", { path: way, dur: `${ROUND_MS}ms`, repeatCount: "indefinite" })),
     s("text", { x: cx, y: cy, class: "piece" }, chunks.length > 3 ? `${chunks.length} pieces` : chunks.join(", ")));
 }
 

@@ -61,7 +61,7 @@ function tools(model, timeline, keys) {
 
 /** @param {Model} model */
 function searchBar(model) {
-  const input = /** @type {HTMLInputElement} */ (h("input", { type: "search", placeholder: "send, rank:3, line:24, group:dp, tensor:grad …",
+  const input = /** @type {HTMLInputElement} */ (h("input", { type: "search", placeholder: "send, rank:3, line:24, tensor:x …",
     "aria-label": "Search calls by operation, rank, group, tensor or line", size: 30 }));
   const count = h("output", { "aria-live": "polite" });
   input.addEventListener("input", () => model.find(input.value));

@@ -92,9 +92,10 @@ export function runOf(index, head, columns) {
   const posted = summed(need("posted"));
   const position = Int32Array.from(summed(need("position")));
   const started = after(need("started"), (i) => posted[i]);
+  const returned = after(need("returned"), (i) => posted[i]);
   return {
-    index, head, count, world: counts.length, end: head.makespan, first, rank, posted, position, started,
-    returned: after(need("returned"), (i) => posted[i]),
+    index, head, count, world: counts.length, end: endOf(head, posted, returned), first, rank, posted, position, started,
+    returned,
     finished: after(need("finished"), (i) => (started[i] >= 0 ? started[i] : posted[i])),
     op: plain("op"), group: plain("group"), peer: plain("peer"), dtype: plain("dtype"), reduce_op: plain("reduce_op"),
     place: plain("place"), queue: plain("queue"), name: plain("name"), part: plain("part"),
@@ -111,4 +112,15 @@ export function runOf(index, head, columns) {
       text: Int32Array.from(need("held_text")), row: Int32Array.from(summed(need("held_row")), (v) => v - 1),
     } : null,
   };
+}
+
+/**
+ * The end of what is drawn: where calls never return, some time after the last step, so that they can be seen to stand.
+ * @param {Head} head
+ * @param {Float64Array} posted
+ * @param {Float64Array} returned
+ */
+function endOf(head, posted, returned) {
+  const stands = posted.some((time, i) => time >= 0 && returned[i] < 0) || head.waits_of === "this run";
+  return stands ? Math.max(head.makespan * 1.15, 1000) : head.makespan;
 }

@@ -33,6 +33,14 @@ export function drawAxis(t, context) {
     context.fillStyle = t.grey ?? "";
     if (x < width - 70) context.fillText(time ? showMoment(time, step) : "0", x + 3, 11);
   }
+  const { head, end } = t.model.runs[0];
+  const from = t.x(head.makespan);
+  if (end > head.makespan && from >= t.gutter && from < width - 130) {
+    context.fillStyle = t.back ?? "";
+    context.fillRect(from, 3, 130, 16);
+    context.fillStyle = t.critical ?? "";
+    context.fillText("▸ nothing moves any more", from + 3, 11);
+  }
 }
 
 /**

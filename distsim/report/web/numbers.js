@@ -21,7 +21,7 @@ function time(ns) {
 export function ranksTable(model) {
   const two = model.runs.length > 1;
   const rows = model.runs.flatMap((run, index) => run.head.ranks.map(([rank, compute, exposed, waiting, idle, finished]) => [
-    ...(two ? ["AB"[index]] : []), rank, sharesBar(run.end, compute, exposed, waiting), time(compute), time(exposed), time(waiting), time(idle),
+    ...(two ? ["AB"[index]] : []), rank, sharesBar(run.head.makespan, compute, exposed, waiting), time(compute), time(exposed), time(waiting), time(idle),
     /** @type {Cell} */ ([finished < 0 ? "never" : showNs(finished), finished < 0 ? Infinity : finished])]));
   return table("Where the time of each rank goes", [...(two ? [{ title: "run" }] : []), { title: "rank", number: true }, { title: "shares" }, { title: "compute", number: true },
     { title: "exposed", number: true }, { title: "waiting", number: true }, { title: "idle", number: true }, { title: "finished", number: true }], rows);
@@ -82,7 +82,7 @@ export function pathTable(model, index) {
   if (!pieces.length) return null;
   const what = (/** @type {typeof pieces[0]} */ p) => (p.row < 0 ? "nothing runs" : `${p.why === 3 ? "waits before " : ""}${callWords(run, p.row)}${p.calls > 1 ? ` × ${p.calls}` : ""}`);
   const rows = pieces.map((p) => [/** @type {Cell} */ ([showNs(p.start), p.start]), time(p.end - p.start),
-    /** @type {Cell} */ ([showShare((p.end - p.start) / Math.max(run.end, 1)), p.end - p.start]), p.rank, what(p), p.row < 0 ? "" : placeWords(run, p.row)]);
+    /** @type {Cell} */ ([showShare((p.end - p.start) / Math.max(run.head.makespan, 1)), p.end - p.start]), p.rank, what(p), p.row < 0 ? "" : placeWords(run, p.row)]);
   const side = model.runs.length > 1 ? `${"AB"[index]}: ` : "";
   return table(`${side}Critical path: what the run could not be shorter than`, [{ title: "from", number: true }, { title: "takes", number: true }, { title: "share", number: true },
     { title: "rank", number: true }, { title: "what" }, { title: "where" }], rows, (i) => { if (pieces[i].row >= 0) model.choose(index, pieces[i].row); });

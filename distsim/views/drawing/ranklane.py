@@ -17,7 +17,7 @@ from distsim.views.drawing.svg import HIDDEN, WAITING, TimeChart
 from distsim.views.folding import Lane
 from distsim.views.spans import Ints, Spans, shares
 
-#: Fills by lightness too (CIE L* 80, 61, 40): they differ in print and to who sees few colours.
+#: Fills by lightness too (CIE L* 80, 62, 40): they differ in print and to who sees few colours.
 COMPUTE, BACKWARD, EXPOSED = "#A9CCE8", "#5E9BC9", "#A63C06"
 UPPER, LOWER, STRIP = 20.0, 14.0, 4.0
 #: Bars from this width on have a frame, a tip and, where it fits, a word.

@@ -31,7 +31,7 @@ MOST_LANES, MOST_ARROWS = 48, 260
 _LEFT, _TOP, _HEIGHT, _GAP = 156.0, 104.0, 24.0, 10.0
 #: The chart is so wide that a pass of middling length has room for its number, within these bounds, in pixels.
 _ROOM, _NARROWEST, _WIDEST = 22.0, 900.0, 3200.0
-#: CIE L* 83, 66, 66, 90: what differs in print, too.
+#: CIE L* 83, 66, 66, 89: what differs in print, too.
 _FILLS = {"F": "#B4D3EA", "B": "#6DAE8E", "I": "#6DAE8E", "W": "#F3DFA2"}
 _WORDS = {"F": "forward", "B": "backward", "I": "backward, inputs", "W": "backward, weights"}
 _CHUNK = re.compile(r"of chunk (\d+)")

@@ -6,8 +6,11 @@ Each row of the table (`training_steps.csv`: a published run, its configuration,
 `transformer:` step on the preset of its GPU; nothing is fitted to these rows. Of the one family of 473 rows the table has every tenth.
 Two things keep it fast. Replicas beyond those that fill two nodes are left out. A step with many micro-batches is simulated with
 few, twice, and the difference carried on: T(m) = T(a) + (m - a) (T(b) - T(a)) / (b - a), exact once the pipeline is full.
-Left out: GPUs without a preset, and 8-bit and 4-bit matrix products, which no description of ours prices. What a row does not say is taken
-as micro-batches of one sequence and a schedule without chunks.
+Left out: GPUs without a preset, 8-bit and 4-bit matrix products, which no description of ours prices, and rows that do not say over how
+many replicas they ran (``dp``). What a row does not say is taken as micro-batches of one sequence and a schedule without chunks.
+Two columns say what a published row ran that users choose otherwise today: ``attention`` (``flash-2``, ``flash-1``, or ``plain``: it writes
+its scores) and ``grad_reduce`` (``beside`` the last backward pass, or ``after`` it, as Megatron-LM of 2021 and its forks); where a table
+has no such columns, or nothing in them, it is what today's software does: fused attention, and gradients beside.
 """
 
 from __future__ import annotations
@@ -30,12 +33,8 @@ CLUSTERS = {"A100": "dgx-a100", "H100": "dgx-h100"}
 #: What fused attention reaches of the data sheet's rate, of which matrix products reach `compute_efficiency`: FlashAttention-2's 50 to
 #: 73 % on A100 (arXiv:2307.08691), its 35 % on H100 (arXiv:2407.08608).
 ATTENTION = {"A100": 0.615, "H100": 0.35}
-#: The first FlashAttention's 25 to 40 % (same paper): llm-foundry's A100 tables are older than the second.
+#: The first FlashAttention's 25 to 40 % (arXiv:2307.08691): column ``attention`` says ``flash-1``.
 FIRST_FLASH = 0.325
-#: Sources whose gradients travel beside the last backward pass; Megatron-LM of 2021 and its DeepSpeed forks reduced them after it.
-EARLY = ("torchtitan", "llm-foundry", "fms-fsdp", "Megatron-Bridge")
-#: Attention that writes its scores, all of them: sources older than fused kernels.
-PLAIN = ("2104.04473", "2205.05198", "bigscience", "vTrain")
 #: Of a longer table's rows of this family --every takes some.
 MANY = "vTrain"
 
@@ -79,7 +78,7 @@ def recompute_of(row: dict[str, str]) -> str:
 
 def attention_of(row: dict[str, str]) -> float:
     gpu = str(gpu_of(row))
-    reached = FIRST_FLASH if gpu == "A100" and "llm-foundry" in row["source"] else ATTENTION[gpu]
+    reached = FIRST_FLASH if row.get("attention") == "flash-1" else ATTENTION[gpu]
     return reached / float(PRESETS[CLUSTERS[gpu]]["device"]["compute_efficiency"])
 
 
@@ -113,12 +112,12 @@ def scenario_of(row: dict[str, str], micro_batches: int) -> Scenario:
     mesh = {"pp": pp, "dp": replicas // ep, "ep": ep, "cp": cp, "tp": tp}
     world = pp * replicas * cp * tp
     per_node = min(number(row, "gpus_per_node", 8), world)
-    plain = any(word in row["source"] for word in PLAIN)
+    attention = "plain" if row.get("attention") == "plain" else "flash"
     step: dict[str, Any] = {
         "model": model_of(row), "sequence": number(row, "seq_len"), "micro_batch": number(row, "micro_batch"),
         "micro_batches": micro_batches, "dtype": "bfloat16" if row["dtype"].lower().startswith("bf16") else "float16",
-        "recompute": recompute_of(row), "attention": "plain" if plain else "flash", "zero": zero_of(row), "data_ranks": max(dp * cp, 1),
-        "sequence_parallel": row["seq_parallel"] == "yes", "overlap_grad_reduce": any(word in row["source"] for word in EARLY),
+        "recompute": recompute_of(row), "attention": attention, "zero": zero_of(row), "data_ranks": max(dp * cp, 1),
+        "sequence_parallel": row["seq_parallel"] == "yes", "overlap_grad_reduce": row.get("grad_reduce") != "after",
         "attention_efficiency": attention_of(row),
     }  # fmt: skip
     chunks = number(row, "vpp")
@@ -161,6 +160,9 @@ def outcomes(rows: list[dict[str, str]]) -> Iterator[Outcome]:
 def chosen(path: str, every: int) -> list[dict[str, str]]:
     with open(path, encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["step_time_s"] and gpu_of(row)]
+    for row in (row for row in rows if not row["dp"]):
+        sys.stdout.write(f"{row['run_id']}: it does not say over how many replicas it ran\n")
+    rows = [row for row in rows if row["dp"]]
     many = [row for row in rows if MANY in row["source"]]
     return [row for row in rows if MANY not in row["source"]] + many[::every]
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from distsim.cost import CostModel
 from distsim.cost.band import COMPUTED, several
+from distsim.engine.record import Run
 from distsim.ops.table import OPS
 from distsim.program.records import Program
 from distsim.scenario.expansion import made_strategies
@@ -16,7 +17,6 @@ from distsim.strategies.base import Context
 from distsim.strategies.train import Transformer
 from distsim.strategies.transformer import MicroBatch, step_flops
 from distsim.timeline import COMPUTE_OPS, Timeline
-from distsim.trace import Trace
 
 #: How computes of a transformer begin, and what they count as.
 _KINDS = (("forward", "forward"), ("backward", "backward"), ("weight gradients", "backward"), ("scores", "attention scores"),
@@ -61,7 +61,7 @@ def figures(simulation: Simulation) -> Figures | None:
     dtype = steps[0][0].dtype
     peak = device.peak.get(dtype) or device.flop_per_ns(dtype)
     mfu = flops / (gpus * peak * step_ns)
-    return Figures(step_ns, tokens, tokens / (step_ns / 1e9) / gpus, mfu, shares(simulation.run.trace, simulation.timeline))
+    return Figures(step_ns, tokens, tokens / (step_ns / 1e9) / gpus, mfu, shares(simulation.run, simulation.timeline))
 
 
 def _sequences(one: Transformer, context: Context) -> int:
@@ -75,11 +75,15 @@ def _flops(one: Transformer, context: Context) -> int:
     return step_flops(MicroBatch(model, 1, one.sequence or model.sequence), _sequences(one, context))
 
 
-def shares(trace: Trace, timeline: Timeline) -> dict[str, float]:
+def shares(run: Run, timeline: Timeline) -> dict[str, float]:
     """What the ranks' time goes into: shares of the makespan, the largest computes first. What the host launches is in the bubble."""
+    trace = (run.section or run).trace  # of ranks that do the same, one
+    alike = None if run.section is None else run.section.program.stands_for
     whole = timeline.makespan_ns * max(len(timeline.ranks), 1)
     ran = trace.ops(*COMPUTE_OPS) & (trace["started_ns"] >= 0) & (trace["finished_ns"] >= 0)
     took = np.where(ran, trace["finished_ns"] - trace["started_ns"], 0)
+    if alike is not None:
+        took = took * np.bincount(alike)[trace["rank"]]
     names = trace["name"][ran]
     found: dict[str, float] = {}
     if len(names):

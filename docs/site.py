@@ -29,7 +29,7 @@ CHAPTERS = {
     "Learn": ("learn/index", "learn/ranks", "learn/startup", "learn/messages", "learn/collectives", "learn/reductions", "learn/groups",
               "learn/machines", "learn/data_parallel", "learn/ddp", "learn/fsdp", "learn/hybrid", "learn/pipeline", "learn/deadlocks"),
     "Diagnose": ("diagnose", "check", "capture", "doctor", "report", "testing", "real", "traces", "sharing"),
-    "Plan": ("plan", "planning", "strategies", "transformer", "clusters", "performance"),
+    "Plan": ("plan", "planning", "strategies", "same_calls", "transformer", "clusters", "performance"),
     "Reference": ("look_up", "scenario", "format", "startup", "operations", "findings", "backends", "cli"),
     "How it works": ("architecture", "semantics", "extending", "matrix"),
 }  # fmt: skip

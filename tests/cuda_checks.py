@@ -484,6 +484,17 @@ def syncbn_kernels():
     assert torch.allclose(gx.cpu(), x2.grad, atol=1e-5) and torch.allclose(gw.cpu(), m.weight.grad, atol=1e-4)
 
 
+def wider_products():
+    a, b, x = torch.randn(3, 4, dtype=torch.bfloat16), torch.randn(4, 5, dtype=torch.bfloat16), torch.randn(3, 5)
+    wanted = a.float() @ b.float()
+    found = torch.mm(a.cuda(), b.cuda(), out_dtype=torch.float32)
+    assert found.dtype == torch.float32 and torch.allclose(found.cpu(), wanted, atol=1e-5)
+    out = torch.empty(3, 5, device=d)
+    torch.addmm(x.cuda(), a.cuda(), b.cuda(), out_dtype=torch.float32, out=out, alpha=2)
+    assert torch.allclose(out.cpu(), x + 2 * wanted, atol=1e-5)
+    assert torch.bmm(a.cuda()[None], b.cuda()[None], out_dtype=torch.float32).shape == (1, 3, 5)
+
+
 def inference():
     with torch.inference_mode():
         x = torch.ones(3, device=d)

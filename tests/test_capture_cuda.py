@@ -119,6 +119,34 @@ def test_a_ddp_script_for_nccl_is_captured_with_cuda_tensors(tmp_path: Path) -> 
     assert "all ranks came to their end" in done.stdout
 
 
+MIXED = """\
+import torch, torch.distributed as dist
+dist.init_process_group("cpu:gloo,cuda:nccl")
+torch.cuda.set_device(dist.get_rank())
+slow, fast = torch.ones(8), torch.ones(8, device="cuda")
+dist.all_reduce(fast)
+work = dist.all_reduce(fast, async_op=True)
+dist.all_reduce(slow)
+work.wait()
+dist.send(slow, 1 - dist.get_rank())
+dist.recv(slow, 1 - dist.get_rank())
+"""
+
+
+@pytest.mark.skipif(not builds(), reason="no compiler, or a torch with CUDA kernels")
+def test_each_call_of_a_group_with_two_back_ends_is_judged_by_that_of_its_tensors(tmp_path: Path) -> None:
+    """Two sends first hang on gloo. What is on the GPU before is nccl's: a wait for it keeps no host. As annotations of an Actions run."""
+    script = tmp_path / "train.py"
+    script.write_text(MIXED, encoding="utf-8")
+
+    done = in_a_process("-c", CAPTURE, str(ROOT), "--nproc", "2", "--format", "github", "--", "python", str(script))
+
+    errors = [line for line in done.stdout.splitlines() if line.startswith("::error")]
+    assert len(errors) == 1, done.stdout + done.stderr[-2000:]
+    assert f"file={script},line=9" in errors[0]
+    assert "DS301" in errors[0]
+
+
 def test_a_script_asks_for_cuda_where_it_or_a_file_beside_it_says_so(tmp_path: Path) -> None:
     plain, other = tmp_path / "train.py", tmp_path / "model.py"
     plain.write_text("import torch\nx = 'barracuda'\n", encoding="utf-8")

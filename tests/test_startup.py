@@ -276,3 +276,36 @@ def test_every_failing_start_up_ends_for_real_as_simulated(name: str, tmp_path: 
     done = run(written(text.replace("/shared/meet", str(tmp_path / "meet"))))
 
     assert (done.differences, done.outcome in ("raises", "hangs")) == ((), True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["mpirun", "torchrun", "elastic", "mp.spawn", "mp.Process"])
+def test_a_printed_line_runs_under_its_own_program(by: str, tmp_path: Any) -> None:
+    """Typed into a shell as it stands: Open MPI's mpirun (where there is one), torchrun, its elastic rendezvous, spawn and fork."""
+    import os
+    import shutil
+    import subprocess
+    import sys
+
+    from startup_truth import _free_ports
+
+    if by == "mpirun" and shutil.which("mpirun") is None:
+        pytest.skip("Open MPI is not installed")
+    (port,) = _free_ports(1)
+    file = tmp_path / "ours.yaml"
+    text = f"launch: {{by: {by}, start: fork, master_port: {port}}}\nworld: 2\nbackend: gloo\nprogram: [barrier]\n"
+    file.write_text(text, encoding="utf-8")
+    (line,) = plan(loads(text), ("run", str(file), "--real"), "gloo").lines
+    tool = tmp_path / "distsim"
+    tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m distsim "$@"\n', encoding="utf-8")
+    tool.chmod(0o755)
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+    path = f"{tmp_path}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    typed = " ".join(line.words)
+    done = subprocess.run(
+        ["/bin/sh", "-c", typed], capture_output=True, text=True, timeout=600, check=False,
+        env={**os.environ, **root, "PATH": path, "PYTHONPATH": str(FOLDER.parent.parent)},
+    )  # fmt: skip
+
+    assert done.returncode == 0, typed + done.stdout + done.stderr
+    assert "the run ended as simulated" in done.stdout

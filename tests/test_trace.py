@@ -278,16 +278,30 @@ OVERLAP = make(
 )  # fmt: skip
 
 
-def test_each_rank_is_a_process_with_its_node() -> None:
-    names = [e["args"]["name"] for e in _events(COLLECTIVE) if e["name"] == "process_name"]
+def test_each_machine_is_a_process_and_each_rank_has_threads_of_its_own_in_it() -> None:
+    names = {e["pid"]: e["args"]["name"] for e in _events(COLLECTIVE) if e["name"] == "process_name"}
+    threads = {e["args"]["name"]: (e["pid"], e["tid"]) for e in _events(COLLECTIVE) if e["name"] == "thread_name"}
 
-    assert names == ["rank 0 (node 0)", "rank 1 (node 0)", "rank 2 (node 1)", "rank 3 (node 1)"]
+    assert names == {0: "machine 0 (ranks 0, 1)", 1: "machine 1 (ranks 2, 3)"}
+    assert [threads[f"rank {r} host"][0] for r in range(4)] == [0, 0, 1, 1]
+    assert len({tid for _, tid in threads.values()}) == len(threads)
+
+
+def test_a_counter_tells_the_bytes_that_each_machine_has_under_way() -> None:
+    """From 300 to 900 ns two ranks of each machine hold their buffer in the all_reduce; then nothing is under way."""
+    counts = [(e["pid"], e["ts"], e["args"]["bytes"]) for e in _events(COLLECTIVE) if e["ph"] == "C"]
+    nbytes = int(COLLECTIVE["nbytes"][0])
+
+    assert nbytes > 0
+    assert counts == [(0, 0.3, 2 * nbytes), (1, 0.3, 2 * nbytes), (0, 0.9, 0), (1, 0.9, 0)]
 
 
 def test_an_arrow_runs_from_send_to_receive() -> None:
-    start, end = (e for e in _events(MESSAGE) if e["ph"] in "sf")
+    events = _events(MESSAGE)
+    start, end = (e for e in events if e["ph"] in "sf")
+    threads = {e["tid"]: e["args"]["name"].partition(" ")[2][0] for e in events if e["name"] == "thread_name"}
 
-    assert (start["ph"], start["pid"], end["ph"], end["pid"]) == ("s", 0, "f", 1)
+    assert (start["ph"], threads[start["tid"]], end["ph"], threads[end["tid"]]) == ("s", "0", "f", "1")
     assert start["id"] == end["id"] == 1
 
 

@@ -93,4 +93,4 @@ def test_the_page_of_a_finding_follows_the_terminal(columns: int) -> None:
     for code in CODES:
         text = page(code).partition("A scenario that has it")[0]
         assert [line for line in text.splitlines() if cells(line) > columns and len(line.split()) > 1] == []
-    assert max(map(cells, page("DS301").partition("A scenario")[0].splitlines())) > columns - 20
+    assert max(map(cells, page("DS301").partition("A scenario")[0].splitlines())) > min(columns, 130) - 20

@@ -148,7 +148,9 @@ def played(family: str, names: list[str]) -> dict[str, list[list[dict[str, Any]]
             done = [name for name in mine if all((folder / f"{name}.{rank}.json").exists() for rank in range(size))]
             found |= {name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(size)] for name in done}
             if failed:
-                sys.stdout.write(f"{family}: ranks {failed} failed after {done[-1:]}, before {[n for n in mine if n not in done][:1]}\n")
+                sys.stdout.write(
+                    f"{family}: ranks {failed} failed after {done[-1:]}, before {[n for n in mine if n not in done][:1]}\n"
+                )
     return found
 
 
@@ -211,7 +213,7 @@ beside what [`distsim expand`](strategies.md) makes of a scenario: every collect
 elements, dtype, reduce op, root, peer, batch, and whether the caller goes on at once (functional collectives, and calls that C++ makes and
 waits for, start without waiting and are waited for by what follows: to the program, calls that return when they are done).
 
-{equal} of {total} are equal, {calls} calls. `python tests/wrapped.py` records them anew, `python tests/wrapped.py --table` writes this page.
+{equal} of {total} are equal, {calls} calls. `python tests/wrapped.py` records them anew, with `--table` it writes this page.
 """
 
 
@@ -239,7 +241,7 @@ def main(arguments: list[str]) -> int:
         return 0
     families = words or list(FAMILIES)
     if "--check" in arguments:
-        return int(not all([check(family) for family in families]))
+        return 0 if sum(not check(family) for family in families) == 0 else 1
     for family in families:
         write(family)
     return 0

@@ -175,55 +175,135 @@ FROZEN_ENDS = {"frozen": [*EMBEDDING, *OUTPUT], "at": "both", **PRICE}
 TITAN = [unit(EMBEDDING), unit(BLOCK, count=2), unit(OUTPUT, reshard_after_forward=False)]
 
 CASES: dict[str, Case] = {
-    "torchtitan": Case("torchtitan's Llama: embedding, blocks, norm with output (kept), root", 4, wrapped(torchtitan), twin(TITAN)),
-    "torchtitan_clip": Case("the same with clip_grad_norm_", 4, wrapped(torchtitan, clip=True), twin(TITAN, clip_grad_norm=True),
-                            ("all_reduce",)),
-    "torchtitan_checkpoint": Case("the same with activation checkpointing of blocks", 4, wrapped(torchtitan, checkpoint=True), twin(TITAN)),
-    "torchtitan_hybrid": Case("the same on 2 × 2 ranks (HSDP)", 4, wrapped(torchtitan, mesh_shape=(2, 2)),
-                              twin(TITAN, mesh=HSDP, shard="dp", replicate="dp_replicate")),
+    "torchtitan": Case(
+        "torchtitan's Llama: embedding, blocks, norm with output (kept), root", 4, wrapped(torchtitan), twin(TITAN)
+    ),
+    "torchtitan_clip": Case(
+        "the same with clip_grad_norm_", 4, wrapped(torchtitan, clip=True), twin(TITAN, clip_grad_norm=True), ("all_reduce",)
+    ),
+    "torchtitan_checkpoint": Case(
+        "the same with activation checkpointing of blocks", 4, wrapped(torchtitan, checkpoint=True), twin(TITAN)
+    ),
+    "torchtitan_hybrid": Case(
+        "the same on 2 × 2 ranks (HSDP)",
+        4,
+        wrapped(torchtitan, mesh_shape=(2, 2)),
+        twin(TITAN, mesh=HSDP, shard="dp", replicate="dp_replicate"),
+    ),
     "torchtitan_late": Case(
-        "the same, two micro-batches, gradient sync in the last", 4,
+        "the same, two micro-batches, gradient sync in the last",
+        4,
         wrapped(torchtitan, accumulate=2, setting=lambda net, k, last: net.set_requires_gradient_sync(last)),
         twin(TITAN, accumulate=2, no_sync=True),
     ),
-    "accelerate": Case("accelerate's TRANSFORMER_BASED_WRAP: blocks, then the model", 4, wrapped(blocks_alone),
-                       twin([unit(BLOCK, count=2)], root=ENDS)),
-    "accelerate_checkpoint": Case("the same with activation checkpointing", 4, wrapped(blocks_alone, checkpoint=True),
-                                  twin([unit(BLOCK, count=2)], root=ENDS)),
-    "accelerate_tied": Case("the same with tied embeddings in the root", 4, wrapped(blocks_alone, tied=True),
-                            twin([unit(BLOCK, count=2)], root=unit([*EMBEDDING, *NORM], at="both"))),
-    "accelerate_3": Case("the same, three blocks, three iterations", 2, wrapped(blocks_alone, iterations=3, blocks=3),
-                         twin([unit(BLOCK, count=3)], 3, {"dp": 2}, root=ENDS)),
+    "accelerate": Case(
+        "accelerate's TRANSFORMER_BASED_WRAP: blocks, then the model",
+        4,
+        wrapped(blocks_alone),
+        twin([unit(BLOCK, count=2)], root=ENDS),
+    ),
+    "accelerate_checkpoint": Case(
+        "the same with activation checkpointing",
+        4,
+        wrapped(blocks_alone, checkpoint=True),
+        twin([unit(BLOCK, count=2)], root=ENDS),
+    ),
+    "accelerate_tied": Case(
+        "the same with tied embeddings in the root",
+        4,
+        wrapped(blocks_alone, tied=True),
+        twin([unit(BLOCK, count=2)], root=unit([*EMBEDDING, *NORM], at="both")),
+    ),
+    "accelerate_3": Case(
+        "the same, three blocks, three iterations",
+        2,
+        wrapped(blocks_alone, iterations=3, blocks=3),
+        twin([unit(BLOCK, count=3)], 3, {"dp": 2}, root=ENDS),
+    ),
     "nested": Case("attention, mlp and the block each a unit", 4, wrapped(nested), twin([NESTED, NESTED], root=ENDS)),
-    "nested_data": Case("the same behind plain data: the first block's input wants no gradient", 4, wrapped(nested, embeds=False),
-                        twin([NESTED, NESTED], root=unit(OUTPUT))),
-    "nested_checkpoint": Case("the same with activation checkpointing of blocks", 4, wrapped(nested, checkpoint=True),
-                              twin([NESTED, NESTED], root=ENDS)),
-    "whole": Case("one unit for the whole model", 4, wrapped(whole), twin([unit([*EMBEDDING, *BLOCK, *BLOCK, *OUTPUT])],
-                                                                       reshard_after_forward=False)),
-    "forward_prefetch": Case("set_modules_to_forward_prefetch, one ahead", 4, wrapped(prefetched(1, 0), blocks=3),
-                             twin([unit(BLOCK, count=3)], root=ENDS, forward_prefetch=1)),
-    "forward_prefetch_2": Case("two ahead", 4, wrapped(prefetched(2, 0), blocks=4),
-                               twin([unit(BLOCK, count=4)], root=ENDS, forward_prefetch=2)),
-    "backward_prefetch_2": Case("set_modules_to_backward_prefetch, two ahead", 4, wrapped(prefetched(0, 2), blocks=4),
-                                twin([unit(BLOCK, count=4)], root=ENDS, backward_prefetch=2)),
-    "both_prefetch": Case("one ahead in both passes", 4, wrapped(prefetched(1, 1), blocks=3),
-                          twin([unit(BLOCK, count=3)], root=ENDS, forward_prefetch=1, backward_prefetch=1)),
-    "lora": Case("LoRA (rank 8) on every matrix, blocks wrapped", 4, wrapped(blocks_alone, rank=8),
-                 twin([{**LORA_BLOCK, "count": 2}], root=FROZEN_ENDS)),
-    "lora_nested": Case("LoRA, attention and mlp units of their own", 4, wrapped(nested, rank=8),
-                        twin([LORA_NESTED, LORA_NESTED], root=FROZEN_ENDS)),
-    "lora_torchtitan": Case("LoRA, wrapped as torchtitan wraps", 4, wrapped(torchtitan, rank=8), twin(
-        [{"frozen": EMBEDDING, **PRICE}, {**LORA_BLOCK, "count": 2}, {"frozen": OUTPUT, **PRICE, "reshard_after_forward": False}])),
+    "nested_data": Case(
+        "the same behind plain data: the first block's input wants no gradient",
+        4,
+        wrapped(nested, embeds=False),
+        twin([NESTED, NESTED], root=unit(OUTPUT)),
+    ),
+    "nested_checkpoint": Case(
+        "the same with activation checkpointing of blocks", 4, wrapped(nested, checkpoint=True), twin([NESTED, NESTED], root=ENDS)
+    ),
+    "whole": Case(
+        "one unit for the whole model",
+        4,
+        wrapped(whole),
+        twin([unit([*EMBEDDING, *BLOCK, *BLOCK, *OUTPUT])], reshard_after_forward=False),
+    ),
+    "forward_prefetch": Case(
+        "set_modules_to_forward_prefetch, one ahead",
+        4,
+        wrapped(prefetched(1, 0), blocks=3),
+        twin([unit(BLOCK, count=3)], root=ENDS, forward_prefetch=1),
+    ),
+    "forward_prefetch_2": Case(
+        "two ahead", 4, wrapped(prefetched(2, 0), blocks=4), twin([unit(BLOCK, count=4)], root=ENDS, forward_prefetch=2)
+    ),
+    "backward_prefetch_2": Case(
+        "set_modules_to_backward_prefetch, two ahead",
+        4,
+        wrapped(prefetched(0, 2), blocks=4),
+        twin([unit(BLOCK, count=4)], root=ENDS, backward_prefetch=2),
+    ),
+    "both_prefetch": Case(
+        "one ahead in both passes",
+        4,
+        wrapped(prefetched(1, 1), blocks=3),
+        twin([unit(BLOCK, count=3)], root=ENDS, forward_prefetch=1, backward_prefetch=1),
+    ),
+    "lora": Case(
+        "LoRA (rank 8) on every matrix, blocks wrapped",
+        4,
+        wrapped(blocks_alone, rank=8),
+        twin([{**LORA_BLOCK, "count": 2}], root=FROZEN_ENDS),
+    ),
+    "lora_nested": Case(
+        "LoRA, attention and mlp units of their own",
+        4,
+        wrapped(nested, rank=8),
+        twin([LORA_NESTED, LORA_NESTED], root=FROZEN_ENDS),
+    ),
+    "lora_torchtitan": Case(
+        "LoRA, wrapped as torchtitan wraps",
+        4,
+        wrapped(torchtitan, rank=8),
+        twin(
+            [
+                {"frozen": EMBEDDING, **PRICE},
+                {**LORA_BLOCK, "count": 2},
+                {"frozen": OUTPUT, **PRICE, "reshard_after_forward": False},
+            ]
+        ),
+    ),
     "lora_late": Case(
-        "LoRA, two micro-batches, gradient sync in the last", 4,
+        "LoRA, two micro-batches, gradient sync in the last",
+        4,
         wrapped(blocks_alone, rank=8, accumulate=2, setting=lambda net, k, last: net.set_requires_gradient_sync(last)),
         twin([{**LORA_BLOCK, "count": 2}], root=FROZEN_ENDS, accumulate=2, no_sync=True),
     ),
-    "lora_clip": Case("LoRA with clip_grad_norm_", 4, wrapped(blocks_alone, rank=8, clip=True),
-                      twin([{**LORA_BLOCK, "count": 2}], root=FROZEN_ENDS, clip_grad_norm=True), ("all_reduce",)),
-    "lora_hybrid": Case("LoRA on 2 × 2 ranks (HSDP)", 4, wrapped(blocks_alone, rank=8, mesh_shape=(2, 2)),
-                        twin([{**LORA_BLOCK, "count": 2}], mesh=HSDP, shard="dp", replicate="dp_replicate", root=FROZEN_ENDS)),
-    "lora_evaluate": Case("LoRA, forward passes alone", 4, wrapped(blocks_alone, rank=8, evaluate=True),
-                          twin([{**LORA_BLOCK, "count": 2}], root=FROZEN_ENDS, evaluate=True)),
-}  # fmt: skip
+    "lora_clip": Case(
+        "LoRA with clip_grad_norm_",
+        4,
+        wrapped(blocks_alone, rank=8, clip=True),
+        twin([{**LORA_BLOCK, "count": 2}], root=FROZEN_ENDS, clip_grad_norm=True),
+        ("all_reduce",),
+    ),
+    "lora_hybrid": Case(
+        "LoRA on 2 × 2 ranks (HSDP)",
+        4,
+        wrapped(blocks_alone, rank=8, mesh_shape=(2, 2)),
+        twin([{**LORA_BLOCK, "count": 2}], mesh=HSDP, shard="dp", replicate="dp_replicate", root=FROZEN_ENDS),
+    ),
+    "lora_evaluate": Case(
+        "LoRA, forward passes alone",
+        4,
+        wrapped(blocks_alone, rank=8, evaluate=True),
+        twin([{**LORA_BLOCK, "count": 2}], root=FROZEN_ENDS, evaluate=True),
+    ),
+}

@@ -163,8 +163,21 @@ def sequence_whole(fused: bool) -> Any:
 
 
 def twin(iterations: int = 2, mesh: Any = None, **fields: Any) -> dict[str, Any]:
-    base = {"layers": 2, "pairs": 2, "columns": [3, 2], "batch": BATCH, "sequence": SEQUENCE, "hidden": HIDDEN, "dtype": "float32", **PRICE}
-    return {"mesh": mesh or {"dp": 1, "tp": 2}, "iterations": iterations, "program": [{"tensor_parallel": {k: v for k, v in {**base, **fields}.items() if v is not None}}]}
+    base = {
+        "layers": 2,
+        "pairs": 2,
+        "columns": [3, 2],
+        "batch": BATCH,
+        "sequence": SEQUENCE,
+        "hidden": HIDDEN,
+        "dtype": "float32",
+        **PRICE,
+    }
+    return {
+        "mesh": mesh or {"dp": 1, "tp": 2},
+        "iterations": iterations,
+        "program": [{"tensor_parallel": {k: v for k, v in {**base, **fields}.items() if v is not None}}],
+    }
 
 
 def _over(op: str, numel: int, reduce_op: str = "sum") -> dict[str, Any]:
@@ -182,13 +195,29 @@ CUT = [[16], [16], [8, 16], [8, 16], [8, 16], [16, 8], [32, 16], [32, 16], [16, 
 TWO_D = {
     "mesh": {"dp": 2, "tp": 2},
     "iterations": 2,
-    "program": [{"fsdp": {
-        "layers": {"params": CUT, "count": 2, "forward": [GATHER, SCATTER] * 2, "backward": [*[GATHER, SCATTER] * 2, NORM, NORM]},
-        "root": {"params": [[16, 16], [16], [16, 16]], "at": "both", "first_forward": [SCATTER], "first_backward": [GATHER, NORM],
-                 "forward": [GATHER, _over("all_reduce", 16, "max"), NORM, NORM], "backward": [SCATTER]},
-        "clip_grad_norm": True, "clip_over": "tp",
-    }}],
-}  # fmt: skip
+    "program": [
+        {
+            "fsdp": {
+                "layers": {
+                    "params": CUT,
+                    "count": 2,
+                    "forward": [GATHER, SCATTER] * 2,
+                    "backward": [*[GATHER, SCATTER] * 2, NORM, NORM],
+                },
+                "root": {
+                    "params": [[16, 16], [16], [16, 16]],
+                    "at": "both",
+                    "first_forward": [SCATTER],
+                    "first_backward": [GATHER, NORM],
+                    "forward": [GATHER, _over("all_reduce", 16, "max"), NORM, NORM],
+                    "backward": [SCATTER],
+                },
+                "clip_grad_norm": True,
+                "clip_over": "tp",
+            }
+        }
+    ],
+}
 
 
 CASES: dict[str, Case] = {
@@ -196,21 +225,63 @@ CASES: dict[str, Case] = {
     "plain_4": Case("the same on 4 ranks", 4, parallel(plain, tensor=4), twin(mesh={"dp": 1, "tp": 4}), SOFT),
     "fused": Case("the same with wq, wk, wv fused", 2, parallel(plain, fused=True), twin(columns=[1, 2]), SOFT),
     "plain_evaluate": Case("forward passes alone", 2, parallel(plain, evaluate=True), twin(backward=None), SOFT),
-    "embedded": Case("embedding and output sharded by vocabulary, logits gathered", 2, parallel(plain, ends=True, loss="plain"),
-                     twin(ends={"vocabulary": VOCABULARY}), SOFT),
-    "loss": Case("the same with loss_parallel", 2, parallel(plain_loss, ends=True, loss="parallel"),
-                 twin(ends={"vocabulary": VOCABULARY, "loss_parallel": True}), SOFT),
-    "embedded_evaluate": Case("embedding and output, forward passes alone", 2, parallel(plain, ends=True, evaluate=True),
-                              twin(ends={"vocabulary": VOCABULARY}, backward=None), SOFT),
-    "sequence": Case("torchtitan's plan, the blocks alone", 2, parallel(sequence), twin(sequence_parallel=True, sequence=2 * SEQUENCE), SOFT),
-    "sequence_fused": Case("the same with wq, wk, wv fused", 2, parallel(sequence, fused=True),
-                           twin(sequence_parallel=True, sequence=2 * SEQUENCE, columns=[1, 2]), SOFT),
-    "sequence_whole": Case("torchtitan's plan with embedding and output, logits gathered", 2,
-                           parallel(sequence_whole, ends=True, loss="plain"), twin(sequence_parallel=True, ends={"vocabulary": VOCABULARY}), SOFT),
-    "sequence_loss": Case("torchtitan's plan whole, loss_parallel", 2, parallel(sequence, ends=True, loss="parallel"),
-                          twin(sequence_parallel=True, ends={"vocabulary": VOCABULARY, "loss_parallel": True}), SOFT),
-    "sequence_loss_4": Case("the same on 4 ranks", 4, parallel(sequence, ends=True, loss="parallel", tensor=4),
-                            twin(mesh={"dp": 1, "tp": 4}, sequence_parallel=True, ends={"vocabulary": VOCABULARY, "loss_parallel": True}), SOFT),
-    "fsdp": Case("torchtitan's plan under fully_shard, clip_grad_norm_ over both axes", 4,
-                 parallel(sequence, ends=True, loss="parallel", shard=True, clip=True), TWO_D, SOFT),
-}  # fmt: skip
+    "embedded": Case(
+        "embedding and output sharded by vocabulary, logits gathered",
+        2,
+        parallel(plain, ends=True, loss="plain"),
+        twin(ends={"vocabulary": VOCABULARY}),
+        SOFT,
+    ),
+    "loss": Case(
+        "the same with loss_parallel",
+        2,
+        parallel(plain_loss, ends=True, loss="parallel"),
+        twin(ends={"vocabulary": VOCABULARY, "loss_parallel": True}),
+        SOFT,
+    ),
+    "embedded_evaluate": Case(
+        "embedding and output, forward passes alone",
+        2,
+        parallel(plain, ends=True, evaluate=True),
+        twin(ends={"vocabulary": VOCABULARY}, backward=None),
+        SOFT,
+    ),
+    "sequence": Case(
+        "torchtitan's plan, the blocks alone", 2, parallel(sequence), twin(sequence_parallel=True, sequence=2 * SEQUENCE), SOFT
+    ),
+    "sequence_fused": Case(
+        "the same with wq, wk, wv fused",
+        2,
+        parallel(sequence, fused=True),
+        twin(sequence_parallel=True, sequence=2 * SEQUENCE, columns=[1, 2]),
+        SOFT,
+    ),
+    "sequence_whole": Case(
+        "torchtitan's plan with embedding and output, logits gathered",
+        2,
+        parallel(sequence_whole, ends=True, loss="plain"),
+        twin(sequence_parallel=True, ends={"vocabulary": VOCABULARY}),
+        SOFT,
+    ),
+    "sequence_loss": Case(
+        "torchtitan's plan whole, loss_parallel",
+        2,
+        parallel(sequence, ends=True, loss="parallel"),
+        twin(sequence_parallel=True, ends={"vocabulary": VOCABULARY, "loss_parallel": True}),
+        SOFT,
+    ),
+    "sequence_loss_4": Case(
+        "the same on 4 ranks",
+        4,
+        parallel(sequence, ends=True, loss="parallel", tensor=4),
+        twin(mesh={"dp": 1, "tp": 4}, sequence_parallel=True, ends={"vocabulary": VOCABULARY, "loss_parallel": True}),
+        SOFT,
+    ),
+    "fsdp": Case(
+        "torchtitan's plan under fully_shard, clip_grad_norm_ over both axes",
+        4,
+        parallel(sequence, ends=True, loss="parallel", shard=True, clip=True),
+        TWO_D,
+        SOFT,
+    ),
+}

@@ -46,7 +46,7 @@ def picture(shown: Shown, fmt: str) -> str:
     if shown.view == "op":
         return str(render("op", fmt, Subject(op=shown.of)))
     done = simulate(load(str(ROOT / "scenarios" / f"{shown.of}.yaml")))
-    return str(render(shown.view, fmt, Subject(done.program, done.run, done.values, done.verdict)))
+    return str(render(shown.view, fmt, Subject(done.program, done.run, done.values, done.verdict, cost=done.cost)))
 
 
 def digest(shown: Shown) -> str:
@@ -63,6 +63,13 @@ def readme() -> str:
         "Made by `python viz/make.py` from `scenarios/`; each picture has the command that draws it alone.",
         "",
     ]
+    cells = [
+        f'<a href="{p.file}"><img src="{p.file}" width="230" alt="{p.of}: {p.view}"></a><br>{p.of}: {p.view}' for p in PICTURES
+    ]
+    for first in range(0, len(cells), 4):
+        lines.append("| " + " | ".join([*cells[first : first + 4], *[""] * 3][:4]) + " |")
+        lines += ["| --- | --- | --- | --- |"] if first == 0 else []
+    lines.append("")
     for shown in PICTURES:
         lines += [f"## {shown.of}: {shown.view}", "", shown.about, ""]
         lines += [f"`{shown.command}`", "", f"![{shown.about}]({shown.file})", ""]

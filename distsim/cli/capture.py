@@ -104,7 +104,7 @@ def command(given: CaptureOptions) -> None:
     if given.scenario is not None:
         _write_scenario(judged.simulation, given.scenario)
     sys.stdout.flush()
-    console.out(_report(judged, given.format))
+    console.out(_report(judged, given.format), commands=given.format is Format.github)
     raise typer.Exit(int(judged.outcome != "completes") or status(judged.simulation, given.strict))
 
 

@@ -15,7 +15,7 @@ from distsim.views.pictures import names
 
 if TYPE_CHECKING:
     from distsim.scenario import Scenario
-    from distsim.views.drawing.view import Subject, View
+    from distsim.views.drawing.view import Measurement, Subject, View
 
 _NAMES = names()
 VIEWS = f"{', '.join(_NAMES[:-1])} or {_NAMES[-1]}"
@@ -41,6 +41,12 @@ Time = Annotated[str | None, typer.Option("--time", metavar="FROM..TO", help="On
 GroupName = Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this group, or all groups of this axis.")]
 
 
+MeasuredFile = Annotated[
+    Path | None,
+    typer.Option("--measured", metavar="F", help="Of the view bandwidth: an output of nccl-tests or of `distsim bench`."),
+]
+
+
 @dataclass(frozen=True)
 class RenderOptions:
     """The arguments of `render`."""
@@ -54,6 +60,7 @@ class RenderOptions:
     steps: Steps = None
     time: Time = None
     group: GroupName = None
+    measured: MeasuredFile = None
     backend: BackendOption = None
     cluster: ClusterOption = None
     sets: Sets = None
@@ -82,7 +89,7 @@ def command(given: RenderOptions) -> None:
         )
     else:
         part = part_of(given.ranks, given.steps, given.time, given.group)
-        subject = _of_file(kind, given.file, given)._replace(part=part)
+        subject = _of_file(kind, given.file, given)._replace(part=part, measured=_measured(given.measured))
     _deliver(render(given.view, fmt, subject), given.output, fmt)
 
 
@@ -97,7 +104,29 @@ def _of_file(view: View, file: str, given: RenderOptions) -> Subject:
     if view.of_trace and given.backend is None and given.cluster is None:
         return Subject(trace=read_trace(file))
     done = simulate_trace(file, backend=given.backend, cluster=given.cluster)
-    return Subject(done.program, done.run, None, done.verdict)
+    return Subject(done.program, done.run, None, done.verdict, cost=done.cost)
+
+
+def _measured(file: Path | None) -> tuple[Measurement, ...]:
+    """What a file of measurements has. Raises UsageError."""
+    from distsim.calibrate.nccl_tests import from_nccl_log
+    from distsim.calibrate.points import from_bench
+    from distsim.errors import UsageError
+    from distsim.reading import read_bytes
+    from distsim.views.drawing.view import Measurement
+
+    if file is None:
+        return ()
+    try:
+        text = read_bytes(file).decode(errors="replace")
+    except OSError as error:
+        raise UsageError(
+            f"can't read {file}: {error.strerror}", "an output of nccl-tests, or of `distsim bench --out F`"
+        ) from None
+    from distsim.bench import from_json
+
+    points = from_bench(from_json(text, str(file))) if '"distsim' in text[:400] else from_nccl_log(text, str(file))[0]
+    return tuple(Measurement(p.op, p.group, p.nbytes, p.ns) for p in points)
 
 
 def _count(ranks: str | None) -> int:
@@ -123,7 +152,7 @@ def _subject(view: View, scenario: Scenario, backend: Backend | None, cluster: s
 
     done = simulate(scenario, backend=backend, cluster=cluster, with_verdict="verdict" in view.uses, with_values=False)
     values = compute_values(done.program, done.run.trace, at_calls=True) if "values" in view.uses else None
-    found, launch = Subject(done.program, done.run, values, done.verdict), scenario.launch
+    found, launch = Subject(done.program, done.run, values, done.verdict, cost=done.cost), scenario.launch
     at = f"{launch.master_addr}:{launch.master_port}" if launch.master_addr and launch.master_port else found.master
     return found._replace(master=at)
 

@@ -68,7 +68,7 @@ def command(given: SweepOptions, workers: Workers) -> None:
 
     \b
     Example: distsim sweep scenarios/hybrid.yaml --grid backend=gloo,nccl --cluster dgx-a100,dgx-h100
-    Example: distsim sweep train.yaml --grid 'mesh={dp: 2, tp: 4},{dp: 4, tp: 2}' -o train.csv
+    Example: distsim sweep scenarios/hybrid.yaml --grid 'mesh={replica: 2, stage: 2},{replica: 4, stage: 1}' -o hybrid.csv
     """
     from distsim.cli.progress import counted
     from distsim.sweep.run import sweep

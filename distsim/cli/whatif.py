@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Against = Annotated[
     str | None,
-    typer.Option("--against", metavar="B", help="Beside the scenario B, without the --set of A: one table of differences."),
+    typer.Option("--against", metavar="B", help="Beside the scenario B as it stands: one table of differences."),
 ]
 WhatIf = Annotated[bool, typer.Option("--what-if", help="Every resource twice as fast, in turn; the critical path by kind.")]
 Draws = Annotated[
@@ -72,12 +72,9 @@ def _beside(given: SimulateOptions, other: str, simulation: Simulation) -> list[
     from distsim.views.whatifview import difference_lines
     from distsim.whatif import differences
 
-    same = given.file == other
-    found = simulate(
-        read_scenario(other, None), backend=given.backend, cluster=None if same else given.cluster, with_values=False
-    )
-    mine = " ".join([given.file, *(given.sets or ())]) if same else given.file
-    return difference_lines(differences(found, simulation), (other, mine))
+    found = simulate(read_scenario(other, None), backend=given.backend, with_values=False)
+    mine = [given.file, *(given.sets or ()), *([f"cluster={given.cluster}"] if given.cluster is not None else [])]
+    return difference_lines(differences(found, simulation), (" ".join(mine), other))
 
 
 def _faster(simulation: Simulation, tell: Callable[[str], None]) -> list[list[str]]:

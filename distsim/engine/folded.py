@@ -41,7 +41,7 @@ def whole_run(found: Run, program: Program, make: Callable[[], Trace]) -> Run:
         found,
         program=program,
         trace=LaterTrace(make),
-        standstill=whole_standstill(found.program, found.standstill),
+        standstill=whole_standstill(found.program, found.standstill) or found.standstill,
         section=found,
     )
 

@@ -92,10 +92,13 @@ def _group(value: object) -> Group | None:
 
 
 class Lane:
-    """A rank's clocks in ns: the host's, the current stream's, each communicator's; what the current stream's time went into."""
+    """A rank's clocks in ns: the host's, the current stream's, each communicator's; what the current stream's time went into.
 
-    def __init__(self, prices: Prices) -> None:
-        self.prices = prices
+    ``hosted``: False leaves the host's work out.
+    """
+
+    def __init__(self, prices: Prices, hosted: bool = True) -> None:
+        self.prices, self.hosted = prices, hosted
         self.host = self.current = 0
         self.comms: dict[str, int] = {}
         self.handles: dict[str, tuple[str, int]] = {}
@@ -141,7 +144,7 @@ class Lane:
     def compute(self, entry: Entry, fields: Mapping[str, Any]) -> None:
         kind, ns = self.priced(entry, "compute", fields)
         if fields.get("on") == "host":
-            self.host += ns
+            self.host += ns if self.hosted else 0
             return
         self.launched()
         self.spent[kind] += ns

@@ -49,8 +49,8 @@ class Measured(NamedTuple):
 class Timed(TrainWriter):
     """Times a step of a transformer on a mesh without laying out its calls rank by rank.
 
-    ``cache`` is for layouts at the same prices, ``schedules`` for all. Simulated call by call the step takes exactly as long; a test
-    holds it to that.
+    ``cache`` is for layouts at the same prices, ``schedules`` for all. Simulated call by call the step takes exactly as long where no
+    transfer shares a link and no kernel slows one down; those are priced alone here.
     """
 
     def __init__(
@@ -182,8 +182,19 @@ class Timed(TrainWriter):
     def _pieces(self, stage: int) -> list[Pass]:
         """The last backward pass, layer by layer: gradients go out beside the next layer's."""
         whole = self._pass("backward", stage)
+        if {self.shared, self.apart} & {self.cp, self.ep} - {None}:
+            return self._on_one_communicator(stage, whole)
         layer = whole._replace(layers=1, before_ns=0, sent=self.sent(self.layer_weights()))
         return [Pass(before_ns=whole.before_ns), *[layer] * whole.layers, Pass(sent=self.sent(self.ends_weights(stage)))]
+
+    def _on_one_communicator(self, stage: int, whole: Pass) -> list[Pass]:
+        """The same where gradients take turns with a layer's own messages: the ranks of a sequence are all replicas there are."""
+        lane = Lane(self.prices, hosted=False).run(self.reducing_stage(stage))
+        layers = max(whole.layers, 1)
+        tail = max([lane.current, *lane.comms.values()]) - lane.current
+        each = (lane.current - whole.before_ns) // layers
+        rest = lane.current - whole.before_ns - each * layers
+        return [whole._replace(layers=layers, layer_ns=each, after_ns=rest, sent=(("dense", tail),))]
 
     def sent(self, weights: Weights) -> tuple[tuple[str, int], ...]:
         """Gradients on their way: (dense or expert, ns)."""

@@ -147,8 +147,9 @@ def misplaced_colon(lines: Sequence[str], number: int, column: int) -> Fault | N
         return Fault(
             number - 1, lines[number - 2].index(":") + 1, "a blank is missing after the colon", f"write `{glued[1]}: {glued[2]}`"
         )
-    if re.fullmatch(r"[\w.-]+", above):
-        return Fault(number - 1, _indent(lines[number - 2]) + 1, f"a colon is missing after {above}", f"write `{above}:`")
+    bare = re.fullmatch(r"(?:- )?([\w.-]+)", above)
+    if bare:
+        return Fault(number - 1, _indent(lines[number - 2]) + 1, f"a colon is missing after {bare[1]}", f"write `{above}:`")
     return None
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
 from distsim import units
 from distsim.expr import Expression
-from distsim.fields import Schema, tell
+from distsim.fields import Schema
+from distsim.findings.codes import CODES
+from distsim.names import near
 from distsim.ops.fields import (
     DtypeField,
     FieldError,
     Gather,
-    PerRank,
     SelectorField,
     ValueField,
     expression,
@@ -24,11 +25,13 @@ from distsim.ops.fields import (
 )
 from distsim.ops.patterns import expression_schema, per_rank_schema
 from distsim.profiles import PROFILES
+from distsim.scenario.launch import Launch as Launch
+from distsim.scenario.part import Part as Part
+from distsim.scenario.part import text_key
 from distsim.scenario.problems import shown
 from distsim.scenario.scalars import (
     MAX_WORLD,
     Backend,
-    Count,
     Duration,
     Flag,
     Names,
@@ -44,26 +47,10 @@ from distsim.scenario.scalars import (
     listed,
     wrong,
 )  # fmt: skip
-from distsim.scenario.words import WORDS
 
 _SHAPE_SCHEMA: Schema = {"anyOf": [{"const": "auto"}, {"type": "array", "items": per_rank_schema(expression_schema())}]}
 _machine = integer(1, MAX_WORLD)
 Machine = Annotated[int, *field(_machine, {"type": "integer", "minimum": 1, "maximum": MAX_WORLD})]
-
-
-class Part(BaseModel):
-    """A mapping of the file. Frozen; unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, arbitrary_types_allowed=True, populate_by_name=True)
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
-        """The fields get their descriptions."""
-        tell(cls, WORDS, cls.__name__.removeprefix("_"))
-
-    def plain(self) -> dict[str, Any]:
-        """What a file would say: the keys that were given."""
-        return self.model_dump(by_alias=True, exclude_unset=True)
 
 
 class World(Part):
@@ -181,61 +168,6 @@ else:  # and what each back end's sends may run ahead by
     Options = create_model("Options", __base__=_Options, __doc__=_Options.__doc__, **_BUFFERS)
 
 
-LAUNCHERS = ("torchrun", "elastic", "mp.spawn", "mp.Process", "srun", "mpirun")
-_port = integer(1, 65535, "a port, an integer")
-Ports = Annotated[tuple[int, ...], *field(listed(_port, "a list of ports"), {"type": "array", "items": {"type": "integer"}})]
-
-
-def _variable(value: Any) -> str:
-    """A variable's value; "" stands for one that is not set."""
-    if value is None:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise wrong("a text, a number, or null for a variable that is not set", value)
-    return str(value)
-
-
-def _environment(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise wrong("a mapping of variables to values, as `{MASTER_ADDR: node0, RANK: null}`", value)
-    gather = Gather()
-    for name in value:
-        gather.take(name, text_key, name)
-    found = {name: gather.take(name, per_rank(_variable), given) for name, given in value.items()}
-    gather.done()
-    return found
-
-
-def _plain_environment(env: dict[str, Any]) -> dict[str, Any]:
-    def one(value: Any) -> Any:
-        return value.written(one) if isinstance(value, PerRank) else value or None
-
-    return {name: one(value) for name, value in env.items()}
-
-
-class Launch(Part):
-    """How the ranks are started: the environment that their launcher gives them."""
-
-    master_addr: Text = "127.0.0.1"
-    master_port: Annotated[int, *field(integer(1, 65535), {"type": "integer", "minimum": 1, "maximum": 65535})] = 29500
-    #: CUDA_VISIBLE_DEVICES of each machine.
-    visible_devices: Ranks | None = None
-    #: OMP_NUM_THREADS.
-    omp_threads: Count = 1
-    #: multiprocessing's start method.
-    start: Annotated[str, *field(choice("spawn", "fork", "forkserver"), {"enum": ["spawn", "fork", "forkserver"]})] = "spawn"
-    #: What starts the ranks. It decides which variables they find, and whether its agent serves the store or rank 0 does.
-    by: Annotated[str | None, *field(choice(*LAUNCHERS), {"enum": list(LAUNCHERS)})] = None
-    #: Variables that ranks find, in place of the launcher's; null: not set. A number may be an expression (`RANK: rank`).
-    env: Annotated[dict[str, Any], *field(_environment, {"type": "object"}, _plain_environment)] = Field(default_factory=dict)
-    #: Names or addresses of the machines, in order; no other name resolves.
-    hosts: Names = ()
-    #: Ports that something else listens on.
-    ports_taken: Ports = ()
-    #: Rendezvous files that an earlier run has left.
-    files_left: Names = ()
-
-
 #: Classes of links: between machines, inside one, and the kinds of those (`distsim.cluster`).
 LINKS = ("nic", "network", "inter", "intra", "nvlink", "pcie", "shm")
 _KINDS = ("kill", "raise", "exit", "slow", "late", "absent")
@@ -284,37 +216,6 @@ class FaultDecl(Part):
                     raise FieldError(f"the kind {self.kind} holds from the start on", (key.removesuffix("_ns"),))
         if self.at_ns is not None and (self.iteration is not None or self.before_call is not None):
             raise FieldError("expected either `at` or a call (`iteration`, `before_call`)", ("at",))
-
-
-def _grid(value: Any) -> dict[str, tuple[Any, ...]]:
-    if not isinstance(value, Mapping) or not value:
-        raise wrong("a mapping of keys to their values, as `{mesh.dp: [1, 2, 4]}`", value)
-    gather = Gather()
-    for name, values in value.items():
-        gather.take(name, text_key, name)
-        gather.take(name, _some, values)
-    gather.done()
-    return {name: tuple(values) for name, values in value.items()}
-
-
-def _some(value: Any) -> Any:
-    if not isinstance(value, list | tuple) or not value:
-        raise wrong("a list of values", value)
-    return value
-
-
-class Sweep(Part):
-    """What `distsim sweep` runs: every point of a grid."""
-
-    grid: Annotated[
-        dict[str, Any],
-        *field(_grid, {"type": "object", "minProperties": 1, "additionalProperties": {"type": "array", "minItems": 1}}),
-    ] = (  # noqa: E501
-        Field(default_factory=dict)
-    )
-    cluster: Names = ()
-    #: Points that a guided search tries; left out: all.
-    budget: Count | None = None
 
 
 class Bounds(Part):
@@ -370,15 +271,9 @@ def _values(value: Any) -> dict[str, Any]:
     return found
 
 
-def text_key(value: Any) -> str:
-    if not isinstance(value, str):
-        raise wrong("a name", value)
-    return value
-
-
 def _code(value: Any) -> str:
-    if not isinstance(value, str) or len(value) != 5 or not value.startswith("DS") or not value[2:].isdigit():
-        raise wrong("the code of a finding, as DS301", value)
+    if not isinstance(value, str) or value not in CODES:
+        raise ValueError(f"expected the code of a finding, as DS301, found {shown(value)}{near(str(value), CODES)}")
     return value
 
 
@@ -395,7 +290,7 @@ _OUTCOME_SCHEMA = {
         {"type": "object", "propertyNames": {"enum": [*PROFILES]}, "additionalProperties": {"enum": list(OUTCOMES)}},
     ]
 }
-_CODES = {"type": "array", "items": {"type": "string", "pattern": "^DS[0-9]{3}$"}}
+_CODES = {"type": "array", "items": {"enum": list(CODES)}}
 
 
 class Expect(Part):

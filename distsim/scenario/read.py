@@ -26,7 +26,6 @@ from distsim.scenario.parts import (
     MemoryDecl,
     Options,
     Part,
-    Sweep,
     TensorDecl,
     World,
 )
@@ -34,6 +33,7 @@ from distsim.scenario.problems import Problems, shown
 from distsim.scenario.scalars import MAX_WORLD, integer
 from distsim.scenario.scope import Scope
 from distsim.scenario.steps import MAX_ROUNDS, StepReader
+from distsim.scenario.sweep_form import Sweep
 from distsim.scenario.tensors import resolve
 from distsim.scenario.validation import note_errors
 
@@ -174,7 +174,7 @@ class _Reader:
             for line in error.message.splitlines():
                 place, _, message = line.partition(": ")
                 keys: Path = tuple(place.split(".")) if message and place.startswith("cluster") else ("cluster",)
-                self.problems.add(keys, message or line, error.remedy)
+                self.problems.add(keys, message or line, "" if message.startswith("expected") else error.remedy)
         return data
 
     def mesh(self, size: int | None) -> dict[str, int]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from distsim.ops.table import OPS
 from distsim.profiles.record import Profile
-from distsim.program.records import BufferVec, Code, CodeCall, Program, Vec
+from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Program, Vec
 
 Ints = NDArray[np.int64]
 
@@ -28,23 +28,24 @@ class Look:
         used = self._users()
         ports: dict[Hashable, tuple[Ints, Ints, Ints]] = {}
         for number, port in enumerate(code.ports):
-            peer = self._spread(port.peer) if used[number] is None else np.where(used[number], port.peer, self.ranks)
+            mask = used[number]
+            peer = self._spread(port.peer) if mask is None else np.where(mask, port.peer, self.ranks)
             key = (peer.tobytes(), port.group, self._spread(port.tag).tobytes() if self.tagged else b"")
             ports.setdefault(key, (peer, self.groups[port.group], self._spread(port.tag)))
         #: (peers, groups, tags) of all that differ; tags alone tell none apart where each is one number for all ranks of its code.
         self.ports = list(ports.values())
 
-    def _users(self) -> list[Ints | None]:
+    def _users(self) -> list[BoolVector | None]:
         """By port the ranks that make a call there, None: all. Where a guard shuts a rank out its peer means nothing."""
-        code, found = self.code, [None] * len(self.code.ports)
+        code = self.code
         if code.guards is None:
-            return list(found)
+            return [None] * len(code.ports)
         users = [np.zeros(len(code.ranks), dtype=np.bool_) for _ in code.ports]
         for call, guard in zip(code.calls, code.guards, strict=True):
             for part in (call, *call.parts):
                 if part.port >= 0:
                     users[part.port] |= True if guard is None else guard
-        return list(users)  # type: ignore[arg-type]
+        return list(users)
 
     def _spread(self, value: Vec) -> Ints:
         return np.broadcast_to(np.asarray(value, dtype=np.int64), len(self.ranks))
@@ -64,8 +65,8 @@ class Look:
                 yield _coincidences(keys).T
         if len(self.groups) > 1:
             yield _coincidences(np.stack(self.groups, axis=1)).T
-        vectors = {id(v): v for call in self.calls for v in _vectors(call)}
-        for vector in vectors.values():
+        found = {id(v): v for call in self.calls for v in vectors(call) if v is not call.fields.get("root")}
+        for vector in found.values():
             yield _labels(vector)[None, :]
         yield from self._roots(program)
 
@@ -107,9 +108,9 @@ def _by_place(profile: Profile, op: str) -> bool:
     return False
 
 
-def _vectors(call: CodeCall) -> Iterator[NDArray[np.generic]]:
-    """All vectors of a call but its root, peers and groups."""
-    todo: list[object] = [call.nbytes, call.signature, *(value for name, value in call.fields.items() if name != "root")]
+def vectors(call: CodeCall) -> Iterator[NDArray[np.generic]]:
+    """All vectors of a call but its peers and groups."""
+    todo: list[object] = [call.nbytes, call.signature, *call.fields.values()]
     while todo:
         value = todo.pop()
         if isinstance(value, np.ndarray):

@@ -19,7 +19,8 @@ from distsim.profiles import READINGS
 from distsim.profiles.record import Profile
 from distsim.program.assemble import narrow
 from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Port, Program
-from distsim.semantics.classes import Ints, Partition, partition
+from distsim.semantics.classes import Partition, partition
+from distsim.semantics.facts import Ints, vectors
 
 T = TypeVar("T")
 
@@ -125,6 +126,8 @@ class _Cut:
 
     def _call(self, call: CodeCall) -> CodeCall:
         found = self._calls.get(id(call))
+        if found is None and call.invalid is None and not call.parts and not any(True for _ in vectors(call)):
+            found = self._calls[id(call)] = call  # nothing in it differs by rank
         if found is None:
             found = self._calls[id(call)] = replace(
                 call, nbytes=self._of(call.nbytes), signature=self._of(call.signature), parts=tuple(map(self._call, call.parts)),

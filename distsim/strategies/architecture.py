@@ -108,7 +108,12 @@ class Architecture(NamedTuple):
         """Queries, keys, values, output, in the layout of `torch.nn.Linear`: (out, in)."""
         if self.latent is not None:
             return self._latent_shapes(self.latent)
-        sides = ((self.q_hidden, self.hidden), (self.kv_hidden, self.hidden), (self.kv_hidden, self.hidden), (self.hidden, self.o_hidden))
+        sides = (
+            (self.q_hidden, self.hidden),
+            (self.kv_hidden, self.hidden),
+            (self.kv_hidden, self.hidden),
+            (self.hidden, self.o_hidden),
+        )
         found = [shape for out, in_ in sides for shape in ((out, in_), *(((out,),) if self.bias or self.biased else ()))]
         return [*found, *([(self.head_width,)] * 2 if self.qk_norm else []), *([(self.heads,)] if self.sinks else [])]
 

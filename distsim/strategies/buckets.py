@@ -54,7 +54,9 @@ class Bucket(NamedTuple):
 
 def parameters(model: Sequence[Layer], frozen: bool = False) -> list[Param]:
     """All parameters that learn in the model's order; with ``frozen`` the others too, each layer's after its own."""
-    shapes = [(k, layer.dtype, shape) for k, layer in enumerate(model) for shape in layer.params + (layer.frozen if frozen else ())]
+    shapes = [
+        (k, layer.dtype, shape) for k, layer in enumerate(model) for shape in layer.params + (layer.frozen if frozen else ())
+    ]
     return [Param(number, k, prod(shape), shape, dtype) for number, (k, dtype, shape) in enumerate(shapes)]
 
 

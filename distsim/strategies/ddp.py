@@ -40,12 +40,16 @@ def _buffers(value: object, info: ValidationInfo) -> dict[str, int]:
         return {"float32": found} if found else {}
     for key in value:
         if key not in SIZES:
-            raise ValueError(f"expected dtypes with their elements, as {{float32: 96, int64: 1}}, found {shown(key)}{near(key, SIZES)}")
+            raise ValueError(
+                f"expected dtypes with their elements, as {{float32: 96, int64: 1}}, found {shown(key)}{near(key, SIZES)}"
+            )
     return {str(key): count(item, info) for key, item in value.items()}
 
 
 Buffers = Annotated[
-    dict[str, int], PlainValidator(_buffers), WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}, {"type": "object"}]})
+    dict[str, int],
+    PlainValidator(_buffers),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}, {"type": "object"}]}),
 ]
 
 

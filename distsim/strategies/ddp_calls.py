@@ -184,7 +184,10 @@ class DdpWriter(Replicas):
             return plain
         if word == "initial":
             return plain
-        return [block(plain, f"{self.now} < {self.hook.start}"), block(self.factored(word, bucket, k), f"{self.now} >= {self.hook.start}")]
+        return [
+            block(plain, f"{self.now} < {self.hook.start}"),
+            block(self.factored(word, bucket, k), f"{self.now} >= {self.hook.start}"),
+        ]
 
     def factored(self, word: str, bucket: Bucket, k: int) -> list[Entry]:
         """PowerSGD: each of the three sums waits for the one before."""

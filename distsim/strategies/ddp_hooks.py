@@ -36,7 +36,9 @@ def _hook(value: object, info: ValidationInfo) -> Hook:
     if isinstance(value, str):
         name = value.removesuffix("_hook")
         if name not in _PLAIN:
-            raise ValueError(f"unknown hook {value}; known are {listing(_PLAIN)}, or {{powersgd: 1, start: 10}}{near(name, _PLAIN)}")
+            raise ValueError(
+                f"unknown hook {value}; known are {listing(_PLAIN)}, or {{powersgd: 1, start: 10}}{near(name, _PLAIN)}"
+            )
         return Hook(_PLAIN[name])
     if not isinstance(value, Mapping) or "powersgd" not in value:
         raise ValueError(f"expected a hook's name ({listing(_PLAIN)}) or {{powersgd: 1, start: 10}}, found {shown(value)}")
@@ -45,7 +47,9 @@ def _hook(value: object, info: ValidationInfo) -> Hook:
         raise ValueError(f"unknown key {extra[0]}; powersgd has start and min_compression_rate")
     rank, start = integer(1)(value["powersgd"], info), integer(0)(value.get("start", 1000), info)
     if start < 2:
-        raise ValueError(f"PyTorch's PowerSGD starts at iteration 2 or later (buckets are rebuilt in iteration 1), found start: {start}")
+        raise ValueError(
+            f"PyTorch's PowerSGD starts at iteration 2 or later (buckets are rebuilt in iteration 1), found start: {start}"
+        )
     return Hook("", rank, start, integer(1)(value.get("min_compression_rate", 2), info))
 
 

@@ -15,7 +15,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema, field_validator
 
-from distsim.names import shown
 from distsim.strategies.base import Context, Expansion, Group, Refusal
 from distsim.strategies.fields import Axes, CostField, Count, Dtype, Natural, PerRank, integer
 from distsim.strategies.fsdp_calls import FsdpWriter, part_of
@@ -148,7 +147,7 @@ class Fsdp(Layered):
     def _refuse_parts(self, context: Context) -> list[Refusal]:
         """reshard_after_forward as an int: a factor of the ranks that share the model, which lie on an axis."""
         ranks, group = context.size_of(self.shard_group(context)), self.shard_group(context)
-        asked = [(("reshard_after_forward",), self.reshard_after_forward)]
+        asked: list[tuple[tuple[str | int, ...], bool | int | None]] = [(("reshard_after_forward",), self.reshard_after_forward)]
         asked += [(("layers", k, "reshard_after_forward"), one.reshard_after_forward) for k, one in enumerate(self.layers)]
         sizes = [(way, size) for way, size in asked if size is not None and not isinstance(size, bool)]
         last = context.size_of(_axes(group)[-1:] or None) if all(axis in context.mesh for axis in _axes(group)) else 1
@@ -190,5 +189,3 @@ def units(fields: Sequence[UnitFields], ranks: int, given: bool | int, within: s
 
 def _axes(group: Group | None) -> tuple[str, ...]:
     return () if group is None else (group,) if isinstance(group, str) else group
-
-

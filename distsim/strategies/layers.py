@@ -13,7 +13,6 @@ from distsim.names import shown
 from distsim.strategies.base import Context, Entry, Expansion, Layer, Price, Strategy, Writer
 from distsim.strategies.fields import DTYPES, CostField, Count, Dtype, Params, PriceField
 
-
 L = TypeVar("L", bound="LayerFields")
 
 

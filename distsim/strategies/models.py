@@ -31,11 +31,15 @@ def _qwen3(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, expert
 
 def _gemma3(layers: int, hidden: int, heads: int, kv_heads: int, head: int, ffn: int) -> Architecture:
     """Its text part."""
-    return Architecture(layers, hidden, heads, kv_heads, ffn, 262208, 131072, tied=True, head=head, norms=4, qk_norm=True, source=_GEMMA)
+    return Architecture(
+        layers, hidden, heads, kv_heads, ffn, 262208, 131072, tied=True, head=head, norms=4, qk_norm=True, source=_GEMMA
+    )
 
 
 def _gpt_oss(layers: int, experts: int) -> Architecture:
-    return Architecture(layers, 2880, 64, 8, 2880, 201088, 131072, experts=experts, top_k=4, head=64, biased=True, sinks=True, source=_OSS)
+    return Architecture(
+        layers, 2880, 64, 8, 2880, 201088, 131072, experts=experts, top_k=4, head=64, biased=True, sinks=True, source=_OSS
+    )
 
 
 def _llama4(name: str, experts: int, dense: int) -> Architecture:

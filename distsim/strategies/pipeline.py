@@ -127,7 +127,12 @@ class Pipeline(Strategy):
         if self.megatron and (named is None or _NAMES[_plain(named)] != "1f1b"):
             found.append((("megatron",), "Megatron-LM's calls are laid out for 1f1b"))
         if self.data_parallel is not None and (self.evaluate or self.megatron):
-            found.append((("data_parallel",), "data parallelism of stages has PyTorch's calls for it, and no gradients in forward passes alone: leave it out"))
+            found.append(
+                (
+                    ("data_parallel",),
+                    "data parallelism of stages has PyTorch's calls for it, and no gradients in forward passes alone: leave it out",
+                )
+            )
         return [*found, *([] if self.evaluate else self._refused_costs(made))]
 
     def _named(self) -> str | None:

@@ -48,7 +48,8 @@ class Schedule(NamedTuple):
     """``rows[r]`` are the actions of pipeline rank r, ``rank_of[s]`` is the rank of stage s.
 
     ``issue`` says how PyTorch turns the rows into calls: "fill_drain" and "one_f_one_b" (PipelineScheduleSingle's two schedules, which
-    fuse messages by themselves), "megatron" (1F1B as Megatron-LM makes it), or "runtime" (`_PipelineScheduleRuntime`, which runs the rows' own SEND and RECV).
+    fuse messages by themselves), "megatron" (1F1B as Megatron-LM makes it), or "runtime" (`_PipelineScheduleRuntime`, which
+    runs the rows' own SEND and RECV).
     """
 
     rows: Rows

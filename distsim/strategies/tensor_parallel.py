@@ -78,9 +78,13 @@ class TensorParallel(LayerStrategy):
             if getattr(self, key) % n
         ]
         if len(self.columns) not in (1, self.pairs):
-            found.append((("columns",), f"expected one number, or one for each of the {self.pairs} pairs, found {len(self.columns)}"))
+            found.append(
+                (("columns",), f"expected one number, or one for each of the {self.pairs} pairs, found {len(self.columns)}")
+            )
         if self.ends is not None and self.ends.vocabulary % n:
-            found.append((("ends", "vocabulary"), f"vocabulary {self.ends.vocabulary} does not divide among the {n} ranks of {self.axis}"))
+            found.append(
+                (("ends", "vocabulary"), f"vocabulary {self.ends.vocabulary} does not divide among the {n} ranks of {self.axis}")
+            )
         return found
 
     def writer(self, context: Context) -> TensorWriter:

@@ -45,7 +45,8 @@ class MicroBatch(NamedTuple):
     # --- floating-point operations, a multiply-add counted as two ---
     @property
     def scores_flops(self) -> int:
-        """Scores and their product with the values: 4 b s^2 h (2 b s^2 times all heads' queries and values), divided among heads (t) and sequence parts."""
+        """Scores and their product with the values: 4 b s^2 h (2 b s^2 times all queries' and values' columns), divided among heads (t)
+        and sequence parts."""
         full = 2 * self.tokens * self.sequence * (self.model.q_hidden + self.model.o_hidden) // self.tensor
         return full // 2 if self.causal else full
 

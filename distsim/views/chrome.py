@@ -1,22 +1,23 @@
 """A trace in Chrome's trace event format, for Perfetto (https://ui.perfetto.dev) and chrome://tracing.
 
-A process per rank, a thread for its host and one per queue; what overlaps on a queue gets further threads, as slices of one
-thread must nest. Calls of the host, waits and transfers are complete events (``X``); arrows (``s``, ``t``, ``f``) run from send
-to receive and through the members of a collective, with the id of their match. What never ended is begun (``B``) and not ended: it
-stays open to the end, in red, where an instant event (``i``) tells how the run ended. Times are microseconds. Format: "Trace Event
-Format" (Chromium project).
+A process per machine; in it, for every rank, a thread for its host and one per queue; what overlaps on a queue gets further threads, as
+slices of one thread must nest. A counter (``C``) of each machine tells the bytes that its ranks have under way. Calls of the host, waits
+and transfers are complete events (``X``); arrows (``s``, ``t``, ``f``) run from send to receive and through the members of a collective,
+with the id of their match. What never ended is begun (``B``) and not ended: it stays open to the end, in red, where an instant event
+(``i``) tells how the run ended. Times are microseconds. Format: "Trace Event Format" (Chromium project).
 """
 
 from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from distsim.ops.table import OPS
 from distsim.trace import Trace, TraceCall
 from distsim.views.ending import how_it_ended
+from distsim.views.tables import ranks_words
 
 HOST: Final = 0
 #: A reserved name of the format's colours.
@@ -29,7 +30,7 @@ _DIRECTION: Final = {name: row.direction for name, row in OPS.items()}
 
 #: A queue, and which of the threads that share it.
 Thread = tuple[str, int]
-#: Thread ids of each rank.
+#: Thread ids of each rank, over all machines.
 Ids = dict[tuple[int, Thread], int]
 
 
@@ -60,9 +61,10 @@ def chrome_trace(trace: Trace) -> str:
             work.append((call, len(slices)))
             slices.append(piece)
     _spread(slices)
-    threads = _threads(slices)
-    events = [_event(piece, threads) for piece in slices]
-    events += _arrows(slices, work, threads)
+    threads, machine = _threads(slices), _machines(trace)
+    events = [_event(piece, threads, machine) for piece in slices]
+    events += _arrows(slices, work, threads, machine)
+    events += _under_way(slices, work, machine)
     events += [_end(ended, makespan)] if ended else []
     events.sort(key=lambda event: event.order)
     facts = {key: trace.header[key] for key in ("name", "backend", "cluster", "outcome", "source") if key in trace.header}
@@ -177,28 +179,33 @@ def _spread(slices: list[_Slice]) -> None:
 # --- events ---
 
 
+def _machines(trace: Trace) -> list[int]:
+    """The machine of each rank."""
+    local_size = max(int(trace.header.get("local_size") or trace.world_size), 1)
+    return [rank // local_size for rank in range(trace.world_size)]
+
+
 def _threads(slices: Iterable[_Slice]) -> Ids:
-    """Thread ids of each rank: the host, then its queues by name."""
-    threads: Ids = {}
-    counts: dict[int, int] = {}
-    for rank, thread in sorted({(s.rank, s.thread) for s in slices}):
-        if thread == ("host", 0):
-            threads[rank, thread] = HOST
-        else:
-            counts[rank] = counts.get(rank, 0) + 1
-            threads[rank, thread] = counts[rank]
-    return threads
+    """Thread ids: rank by rank the host, then its queues by name; each id once, whatever the machine."""
+    return {key: number for number, key in enumerate(sorted({(s.rank, s.thread) for s in slices}, key=_by_host), start=1)}
+
+
+def _by_host(key: tuple[int, Thread]) -> tuple[int, bool, Thread]:
+    rank, thread = key
+    return rank, thread[0] != "host", thread
 
 
 def _names(trace: Trace, threads: Ids) -> Iterator[Json]:
     """The names of processes and threads, as metadata events."""
-    local_size = max(int(trace.header.get("local_size") or trace.world_size), 1)
-    for rank in range(trace.world_size):
-        yield _meta("process_name", rank, HOST, name=f"rank {rank} (node {rank // local_size})")
-        yield _meta("process_sort_index", rank, HOST, sort_index=rank)
+    machine = _machines(trace)
+    for pid in sorted(set(machine)):
+        ranks = [rank for rank, own in enumerate(machine) if own == pid]
+        yield _meta("process_name", pid, HOST, name=f"machine {pid} ({ranks_words(ranks)})")
+        yield _meta("process_sort_index", pid, HOST, sort_index=pid)
     for (rank, (queue, number)), tid in threads.items():
-        yield _meta("thread_name", rank, tid, name=queue if number == 0 else f"{queue} ({number + 1})")
-        yield _meta("thread_sort_index", rank, tid, sort_index=tid)
+        name = f"rank {rank} {queue}" if number == 0 else f"rank {rank} {queue} ({number + 1})"
+        yield _meta("thread_name", machine[rank], tid, name=name)
+        yield _meta("thread_sort_index", machine[rank], tid, sort_index=tid)
 
 
 def _meta(what: str, pid: int, tid: int, **args: object) -> Json:
@@ -212,20 +219,20 @@ def _end(told: str, at_ns: int) -> _Event:
     })  # fmt: skip
 
 
-def _event(piece: _Slice, threads: Ids) -> _Event:
+def _event(piece: _Slice, threads: Ids, machine: Sequence[int]) -> _Event:
     tid, dur_ns = threads[piece.rank, piece.thread], piece.end_ns - piece.start_ns
     if piece.open:
         return _Event((piece.start_ns, piece.rank, tid, -dur_ns, "B"), {
-            "ph": "B", "name": piece.name, "cat": piece.category, "pid": piece.rank, "tid": tid, "ts": piece.start_ns / 1000,
+            "ph": "B", "name": piece.name, "cat": piece.category, "pid": machine[piece.rank], "tid": tid, "ts": piece.start_ns / 1000,
             "cname": _RED, "args": piece.args,
         })  # fmt: skip
     return _Event((piece.start_ns, piece.rank, tid, -dur_ns, "X"), {
-        "ph": "X", "name": piece.name, "cat": piece.category, "pid": piece.rank, "tid": tid,
+        "ph": "X", "name": piece.name, "cat": piece.category, "pid": machine[piece.rank], "tid": tid,
         "ts": piece.start_ns / 1000, "dur": dur_ns / 1000, "args": piece.args,
     })  # fmt: skip
 
 
-def _arrows(slices: list[_Slice], work: list[tuple[TraceCall, int]], threads: Ids) -> Iterator[_Event]:
+def _arrows(slices: list[_Slice], work: list[tuple[TraceCall, int]], threads: Ids, machine: Sequence[int]) -> Iterator[_Event]:
     """Per match a chain of flow events: send to receive, or through a collective's members by arrival."""
     matches: dict[int, list[tuple[tuple[bool, int, int], int]]] = {}
     for call, number in work:
@@ -240,6 +247,26 @@ def _arrows(slices: list[_Slice], work: list[tuple[TraceCall, int]], threads: Id
             phase = "s" if k == 0 else "f" if k == len(chain) - 1 else "t"
             tid = threads[piece.rank, piece.thread]
             yield _Event((at_ns, piece.rank, tid, 0, phase), {
-                "ph": phase, "name": "match", "cat": piece.category, "id": match, "pid": piece.rank, "tid": tid, "ts": at_ns / 1000,
+                "ph": phase, "name": "match", "cat": piece.category, "id": match, "pid": machine[piece.rank], "tid": tid,
+                "ts": at_ns / 1000,
                 **({"bp": "e"} if phase == "f" else {}),
             })  # fmt: skip
+
+
+def _under_way(slices: list[_Slice], work: list[tuple[TraceCall, int]], machine: Sequence[int]) -> Iterator[_Event]:
+    """The bytes that each machine's ranks have under way, at every instant at which that changes. A message counts at its sender."""
+    steps: dict[int, dict[int, int]] = {}
+    for call, number in work:
+        if call.nbytes > 0 and call.match >= 0 and _DIRECTION.get(call.op) != "recv":
+            piece, own = slices[number], steps.setdefault(machine[call.rank], {})
+            own[piece.start_ns] = own.get(piece.start_ns, 0) + call.nbytes
+            if not piece.open:
+                own[piece.end_ns] = own.get(piece.end_ns, 0) - call.nbytes
+    for pid, own in sorted(steps.items()):
+        total = 0
+        for at_ns, change in sorted(own.items()):
+            total += change
+            if change:
+                yield _Event((at_ns, -1, HOST, pid, "C"), {
+                    "ph": "C", "name": "bytes under way", "pid": pid, "tid": HOST, "ts": at_ns / 1000, "args": {"bytes": total},
+                })  # fmt: skip

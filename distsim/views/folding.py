@@ -89,7 +89,8 @@ def fold_ranks(
     equal = classes(chosen, True)
     if len(equal) <= most:
         return tuple(sorted((Lane(members) for members in equal), key=lambda lane: lane.first))
-    apart, seen = [], set(alone)
+    seen = set(alone)
+    apart: list[tuple[int, ...]] = []
     others: list[tuple[int, ...]] = []
     for members in equal:
         (apart if len(members) == 1 and members[0] in seen else others).append(members)

@@ -36,7 +36,7 @@ def render(name: str, fmt: str, subject: Subject) -> str | bytes:
     if isinstance(drawing, str):
         from distsim.views.drawing.convert import converted
 
-        return drawing if fmt == "svg" else converted(drawing, fmt)
+        return drawing if fmt == "svg" else converted(drawing, "png" if fmt == "png" else "pdf")
     if fmt == "mermaid":
         from distsim.views.drawing.mermaid import flowchart, sequence
 

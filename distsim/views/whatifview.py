@@ -64,10 +64,10 @@ def _change(change: float | None) -> str:
 
 
 def difference_lines(rows: Sequence[Difference], names: tuple[str, str]) -> list[str]:
-    """One table of what two runs come to."""
+    """One table of what two runs come to. ``names``: what is called A, the second of each row, and B, the first."""
     lines = [(cut(row.what, 40), _value(row.a, row.unit), _value(row.b, row.unit), _change(row.change)) for row in rows]
     heads = [line for letter, name in zip("AB", names, strict=True) for line in folded(f"{letter}  {name}", "", "   ")]
-    return [*heads, "", *table(("", "A", "B", "change"), lines)]
+    return [*heads, "", *table(("", "B", "A", "change"), lines)]
 
 
 def _value(value: float | str | None, unit: str) -> str:

@@ -6,8 +6,8 @@ import ctypes
 import time
 from typing import Any, Final
 
+from distsim.capture.cuda import syncbn, wide
 from distsim.capture.cuda.pretend import Device, Patch, patches, put
-from distsim.capture.cuda.syncbn import register
 
 _installed: Final[list[Library]] = []
 
@@ -57,7 +57,8 @@ def install(library: ctypes.CDLL, count: int) -> None:
         device = Library(library, count)
         for patch in [*patches(device), *classes(), *storages()]:
             put(patch)
-        register()
+        syncbn.register()
+        wide.register()
         _installed.append(device)
     torch.cuda._cached_device_count = None
     torch.cuda.default_generators = tuple(torch.ops.distsim.default_generator(k) for k in range(count))

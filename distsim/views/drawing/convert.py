@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 from distsim.errors import EnvironmentFault
 
@@ -12,7 +13,7 @@ _PNG_DPI = 192.0
 _PAGE = '#set page(width: auto, height: auto, margin: 0pt)\n#image("picture.svg")\n'
 
 
-def converted(svg: str, fmt: str, dpi: float = _PNG_DPI) -> bytes:
+def converted(svg: str, fmt: Literal["png", "pdf"], dpi: float = _PNG_DPI) -> bytes:
     """The picture as ``png`` or ``pdf``. The same picture gives the same bytes on a machine with the same fonts.
 
     Raises EnvironmentFault where typst is missing or can't draw it.
@@ -29,7 +30,6 @@ def converted(svg: str, fmt: str, dpi: float = _PNG_DPI) -> bytes:
         (root / "picture.svg").write_text(svg, encoding="utf-8")
         (root / "page.typ").write_text(_PAGE, encoding="utf-8")
         try:
-            made = typst.compile(str(root / "page.typ"), root=folder, format=fmt, ppi=dpi, timestamp=0)
+            return bytes(typst.compile(str(root / "page.typ"), root=folder, format=fmt, ppi=dpi, timestamp=0))
         except (RuntimeError, ValueError, TypeError, OSError) as error:
             raise EnvironmentFault(f"typst can't draw this {fmt}: {str(error)[:200]}", "ask for --format svg") from None
-    return bytes(made[0] if isinstance(made, list) else made)

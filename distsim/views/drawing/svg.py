@@ -39,9 +39,10 @@ class Svg:
         place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
         self._parts.append(f'<rect {place} fill="none" stroke="{colour}" stroke-width="{number(stroke)}"/>')
 
-    def path(self, steps: str, fill: str, tip: str = "", stroke: str = "", width: float = 1.0) -> None:
+    def path(self, steps: str, fill: str, tip: str = "", stroke: str = "", width: float = 1.0, dash: str = "") -> None:
         """A path in SVG's own letters; ``stroke``: a line of that colour."""
         line = f' stroke="{stroke}" stroke-width="{number(width)}"' if stroke else ""
+        line += f' stroke-dasharray="{dash}"' if dash else ""
         head = f'<path d="{steps}" fill="{fill or "none"}"{line}'
         self._parts.append(f"{head}><title>{_safe(tip)}</title></path>" if tip else f"{head}/>")
 

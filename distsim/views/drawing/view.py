@@ -12,6 +12,7 @@ from distsim.views.part import WHOLE, Part
 
 if TYPE_CHECKING:
     from distsim.check.verdict import Verdict
+    from distsim.cost import CostModel
     from distsim.engine.record import Run
     from distsim.program.records import Program
     from distsim.trace import Trace
@@ -21,9 +22,19 @@ T = TypeVar("T")
 FORMATS = ("svg", "png", "pdf", "dot", "mermaid")
 
 
+class Measurement(NamedTuple):
+    """How long an operation took among ``group`` ranks."""
+
+    op: str
+    group: int
+    nbytes: int
+    ns: int
+
+
 class Subject(NamedTuple):
     """What is drawn: a program with its run, or the operation ``op`` for ``ranks`` ranks. ``master`` is where the store listens.
-    ``part``: which part of it. ``trace``: a recording, where there is no program."""
+    ``part``: which part of it. ``trace``: a recording, where there is no program.
+    ``cost``: what the prices come from; ``measured``: what is drawn beside them."""
 
     program: Program | None = None
     run: Run | None = None
@@ -34,6 +45,8 @@ class Subject(NamedTuple):
     master: str = "MASTER_ADDR:MASTER_PORT"
     part: Part = WHOLE
     trace: Trace | None = None
+    cost: CostModel | None = None
+    measured: tuple[Measurement, ...] = ()
 
 
 class Example(NamedTuple):

@@ -1,0 +1,40 @@
+"""How long a plan takes: 500 layouts of a 70B model on 512 GPUs, checked and timed, on one core.
+
+    python benchmarks/plan.py [LAYOUTS]
+
+Beside it: the same step simulated call by call, where that ends in some seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from distsim.cluster import preset
+from distsim.planning.layouts import Layout, Question, layouts
+from distsim.planning.outcome import Outcome
+from distsim.planning.plan import Chunk, _chunks, evaluate
+
+
+def main(wanted: int) -> None:
+    asked = Question("llama3-70b", 512, 1024, preset("dgx-h100"))
+    start = time.process_time()
+    every = list(layouts(asked))
+    good = [one for one in every if isinstance(one, Layout)]
+    print(f"{len(every)} layouts, {len(good)} of them can be: {time.process_time() - start:.1f} s of CPU")
+    step = max(len(good) // wanted, 1)
+    chosen = good[::step][:wanted]
+    start = time.process_time()
+    found = [one for _, chunk in _chunks([asked], [(0, layout) for layout in chosen]) for one in evaluate(Chunk(*chunk))]
+    took = time.process_time() - start
+    fit = [one for one in found if isinstance(one, Outcome)]
+    print(
+        f"{len(found)} checked, {len(fit)} of them fit and were timed, in {took:.1f} s of CPU: {took / len(found):.3f} s a layout, "
+    )
+    print(f"  {took / max(len(fit), 1):.3f} s for each that fits")
+    best = min(fit, key=lambda one: one.step_ns)
+    print(f"the fastest: {best.layout.label()}, {best.step_ns / 1e9:.3f} s, MFU {best.mfu:.1%}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 500)

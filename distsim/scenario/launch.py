@@ -1,0 +1,66 @@
+"""`launch:` of a scenario: how its ranks are started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from distsim.ops.fields import Gather, PerRank, per_rank
+from distsim.scenario.part import Part, text_key
+from distsim.scenario.scalars import Count, Names, Ranks, Text, choice, field, integer, listed, wrong
+
+LAUNCHERS = ("torchrun", "elastic", "mp.spawn", "mp.Process", "srun", "mpirun")
+_port = integer(1, 65535, "a port, an integer")
+Ports = Annotated[tuple[int, ...], *field(listed(_port, "a list of ports"), {"type": "array", "items": {"type": "integer"}})]
+
+
+def _variable(value: Any) -> str:
+    """A variable's value; "" stands for one that is not set."""
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise wrong("a text, a number, or null for a variable that is not set", value)
+    return str(value)
+
+
+def _environment(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise wrong("a mapping of variables to values, as `{MASTER_ADDR: node0, RANK: null}`", value)
+    gather = Gather()
+    for name in value:
+        gather.take(name, text_key, name)
+    found = {name: gather.take(name, per_rank(_variable), given) for name, given in value.items()}
+    gather.done()
+    return found
+
+
+def _plain_environment(env: dict[str, Any]) -> dict[str, Any]:
+    def one(value: Any) -> Any:
+        return value.written(one) if isinstance(value, PerRank) else value or None
+
+    return {name: one(value) for name, value in env.items()}
+
+
+class Launch(Part):
+    """How the ranks are started: the environment that their launcher gives them."""
+
+    master_addr: Text = "127.0.0.1"
+    master_port: Annotated[int, *field(integer(1, 65535), {"type": "integer", "minimum": 1, "maximum": 65535})] = 29500
+    #: CUDA_VISIBLE_DEVICES of each machine.
+    visible_devices: Ranks | None = None
+    #: OMP_NUM_THREADS.
+    omp_threads: Count = 1
+    #: multiprocessing's start method.
+    start: Annotated[str, *field(choice("spawn", "fork", "forkserver"), {"enum": ["spawn", "fork", "forkserver"]})] = "spawn"
+    #: What starts the ranks. It decides which variables they find, and whether its agent serves the store or rank 0 does.
+    by: Annotated[str | None, *field(choice(*LAUNCHERS), {"enum": list(LAUNCHERS)})] = None
+    #: Variables that ranks find, in place of the launcher's; null: not set. A number may be an expression (`RANK: rank`).
+    env: Annotated[dict[str, Any], *field(_environment, {"type": "object"}, _plain_environment)] = Field(default_factory=dict)
+    #: Names or addresses of the machines, in order; no other name resolves.
+    hosts: Names = ()
+    #: Ports that something else listens on.
+    ports_taken: Ports = ()
+    #: Rendezvous files that an earlier run has left.
+    files_left: Names = ()

@@ -45,14 +45,14 @@ def command(
     allowed = _share(tolerance)
     check_report_name(report)
     names = (a, b)
-    runs = _runs(a, b, cluster, sets)
-    found = compare(*(one.trace for one in runs), tolerance=allowed)
+    first, second = _runs(a, b, cluster, sets)
+    found = compare(first.trace, second.trace, tolerance=allowed)
     if output is not None:
         from distsim.views.overlay import overlay_svg
 
         console.write_file(output, overlay_svg(found, names))
         console.note(f"wrote {output}")
-    write_report(report, runs, found)
+    write_report(report, [first, second], found)
     console.out(console.to_json(compare_json(found, names)) if format is Format.json else compare_text(found, names))
     raise typer.Exit(int(not found.same))
 

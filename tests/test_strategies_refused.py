@@ -19,7 +19,8 @@ CASES = [
     # typos
     (8, "{tp: 8}", "transformer: lama3-8b", "lama3-8b",
      "unknown model lama3-8b; presets are gpt3-175b, llama3-8b, llama3-70b, llama3-405b,"
-     " mixtral-8x7b; did you mean llama3-8b?"),
+     " mixtral-8x7b, llama3.1-8b, llama3.1-70b, llama3.1-405b, llama3.3-70b, llama4-scout, llama4-maverick, qwen3-8b and 14 more;"
+     " did you mean llama3-8b?"),
     (8, "{tp: 8}", "transformer: {modle: llama3-8b}", "modle", "unknown key modle in transformer; expected model, sequence"),
     (4, "{pp: 4}", "pipeline: {schedule: interleaved, micro_batches: 8, " + COST, "interleaved", "did you mean interleaved_1f1b?"),
     (4, "{pp: 4}", "pipeline: {schedule: 1f1b, micro_batch: 8, " + COST, "micro_batch", "did you mean micro_batches?"),
@@ -53,7 +54,7 @@ CASES = [
     (4, "{pp: 4}", PIPE + COST.replace("5 ms", "5"), "5,", "expected a duration as 3 ms, or `{flops, bytes}`, found 5"),
     # what is missing
     (8, "{tp: 8}", "transformer", "transformer", "transformer needs `model`"),
-    (4, "{dp: 4}", "fsdp: {layers: {" + LAYER + "}}", "layers", "fsdp.layers needs `backward`"),
+    (4, "{dp: 4}", "fsdp: {layers: {" + LAYER + "}}", "{params", "a layer needs `backward`: a time"),
     (8, "{dp: 8}", "transformer: {model: {layers: 2, hidden: 64, heads: 4}}", "{layers",
      "expected ffn, vocabulary, or a preset (gpt3-175b"),
     # layouts
@@ -66,7 +67,8 @@ CASES = [
      "the model has no experts for the axis ep of 4 ranks to share: leave ep out of the mesh"),
     (6, "{dp: 2, ep: 3}", "transformer: mixtral-8x7b", "mixtral",
      "8 experts are not divisible by the expert axis of 3 ranks; 2 or 4 would do"),
-    (4, "{pp: 4}", LLAMA + "micro_batches: 2}", "2}", "1f1b needs at least as many micro-batches as stages, found 2 for 4 stages"),
+    (4, "{pp: 4}", "pipeline: {schedule: 1f1b, micro_batches: 2, " + COST, "2, ",
+     "1f1b needs at least as many micro-batches as stages, found 2 for 4 stages; Megatron-LM runs it so: megatron: true"),
     (4, "{pp: 4}", LLAMA + "micro_batches: 9, schedule: interleaved_1f1b}", "9", "and 2 does not divide 9; 8 or 10 would do"),
     (4, "{pp: 4}", "pipeline: {schedule: gpipe, micro_batches: 4, chunks: 2, " + COST, "2",
      "gpipe has one stage per rank, found chunks: 2; interleaved_1f1b"),

@@ -17,7 +17,8 @@ seed: 1
 shuffle: true
 model: {{_component_: torchtune.models.llama3_1.llama3_1, vocab_size: 128256, num_layers: 2, num_heads: 4, num_kv_heads: 2,
   embed_dim: 32, max_seq_len: 64}}
-checkpointer: {{_component_: torchtune.training.FullModelTorchTuneCheckpointer, checkpoint_dir: {root}, checkpoint_files: [model.pt],
+checkpointer: {{_component_: torchtune.training.FullModelTorchTuneCheckpointer, checkpoint_dir: {root}/weights,
+  checkpoint_files: [model.pt],
   recipe_checkpoint: null, output_dir: {root}/tuned, model_type: LLAMA3}}
 resume_from_checkpoint: false
 batch_size: 2
@@ -78,7 +79,8 @@ def _torchtune(root: Path, rows: list[dict[str, str]]) -> None:
     (root / "tokenizer.model").write_text("\n".join(f"{base64.b64encode(bytes([k])).decode()} {k}" for k in range(256)))
     (root / "instructions.json").write_text(json.dumps(rows))
     model = llama3_1(vocab_size=128256, num_layers=2, num_heads=4, num_kv_heads=2, embed_dim=32, max_seq_len=64)
-    torch.save(model.state_dict(), root / "model.pt")
+    (root / "weights").mkdir()
+    torch.save(model.state_dict(), root / "weights" / "model.pt")
     (root / "torchtune.yaml").write_text(_TORCHTUNE.format(root=root))
 
 

@@ -40,8 +40,10 @@ def register() -> None:
 
     make: Any = torch.library.Library
     library = make("aten", "IMPL")
-    for name, kernel in (("mm", product), ("bmm", product), ("addmm", added), ("baddbmm", added)):
-        library.impl(f"{name}.dtype", kernel, "CUDA")
-    for name, kernel in (("mm", product_out), ("bmm", product_out), ("addmm", added_out), ("baddbmm", added_out)):
-        library.impl(f"{name}.dtype_out", kernel, "CUDA")
+    for name in ("mm", "bmm"):
+        library.impl(f"{name}.dtype", product, "CUDA")
+        library.impl(f"{name}.dtype_out", product_out, "CUDA")
+    for name in ("addmm", "baddbmm"):
+        library.impl(f"{name}.dtype", added, "CUDA")
+        library.impl(f"{name}.dtype_out", added_out, "CUDA")
     _kept.append(library)

@@ -239,8 +239,12 @@ def _student(freedom: int, level: float) -> float:
     if freedom == 2:
         return level * sqrt(2 / (1 - level**2))
     z = NormalDist().inv_cdf((1 + level) / 2)
-    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
-    return z + sum(term / freedom**k for k, term in enumerate(terms, 1))
+    terms: tuple[float, ...] = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return float(z + sum(term / freedom**k for k, term in enumerate(terms, 1)))
 
 
 __all__ = [

@@ -132,12 +132,7 @@ def ordered(case: Case) -> Answers | None:
 def surely(case: Case) -> Answers | None:
     """The one form without prices: in no time."""
     linked = case.linked
-    if (
-        why_ordered(linked) is not None
-        or case.outcome.outcome == "undefined"
-        or case.run.findings
-        or case.run.mismatches
-    ):
+    if why_ordered(linked) is not None or case.outcome.outcome == "undefined" or case.run.findings or case.run.mismatches:
         return None
     return {"outcome": "completes"} if all(host.ended for host in go(linked, Conditions(linked, None)).hosts) else None
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-PAGES = (README, *(ROOT / "docs" / f"{name}.md" for name in ("diagnose", "plan", "planning")), *sorted((ROOT / "docs" / "learn").glob("*.md")))
+DOCS = ROOT / "docs"
+PAGES = (README, *(DOCS / f"{name}.md" for name in ("diagnose", "plan", "planning")), *sorted((DOCS / "learn").glob("*.md")))
 #: What a reader of a python frame is told to write before and after it.
 BEFORE = """import torch
 import torch.distributed as dist

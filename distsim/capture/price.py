@@ -146,7 +146,8 @@ def _wraps(kind: type) -> bool:
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
-    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not issubclass(kind, FakeTensor)
+    own = getattr(kind, "__torch_dispatch__", None)
+    return own is not torch.Tensor.__torch_dispatch__ and not issubclass(kind, FakeTensor)
 
 
 class _Kind(NamedTuple):

@@ -13,6 +13,7 @@ from distsim.cli.options import BackendOption, File, MaxCalls, Sets, taking
 from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:
+    from distsim.scenario.sweep_form import Sweep as SweepBlock
     from distsim.sweep.run import Sweep
 
 Grid = Annotated[
@@ -92,11 +93,8 @@ def _asked(given: SweepOptions, workers: Workers) -> Sweep:
     budget = workers.budget
     if not grid and not clusters:
         block = _block(text, given.file, given.sets)
-        grid, clusters, budget = (
-            values_of(block.get("grid") or {}),
-            tuple(block.get("cluster") or ()),
-            budget or block.get("budget"),
-        )
+        if block is not None:
+            grid, clusters, budget = values_of(block.grid), tuple(block.cluster), budget or block.budget
     if not grid and not clusters:
         raise UsageError(
             f"{given.file}: there is nothing to sweep", "add --grid mesh.dp=1,2,4 or --cluster a,b, or `sweep:` in the file"
@@ -108,12 +106,11 @@ def _asked(given: SweepOptions, workers: Workers) -> Sweep:
     )  # fmt: skip
 
 
-def _block(text: str, file: str, sets: list[str] | None) -> dict[str, object]:
+def _block(text: str, file: str, sets: list[str] | None) -> SweepBlock | None:
     """The file's `sweep:`, checked. Raises ScenarioErrors."""
     from distsim.scenario import loads
 
-    found = loads(text, file, tuple(sets or ())).sweep
-    return {} if found is None else found.model_dump()
+    return loads(text, file, tuple(sets or ())).sweep
 
 
 def names_of(text: str | None) -> tuple[str, ...]:

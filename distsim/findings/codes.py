@@ -50,7 +50,9 @@ def explain(code: str, width: int = _WIDTH) -> str:
 
 
 def _text(body: str, width: int) -> str:
-    return fill(body, width, initial_indent="  ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=width >= _WIDTH)
+    return fill(
+        body, width, initial_indent="  ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=width >= _WIDTH
+    )
 
 
 __all__ = ["CODES", "CodeInfo", "VerdictClass", "explain", "near_code"]

@@ -32,8 +32,9 @@ TORCH_CALLS: dict[str, str] = {
     ),
     "scatter": "dist.scatter(x, list(parts) if rank == 0 else None, src=0)",
     "batch_isend_irecv": (
-        "works = dist.batch_isend_irecv([\n    dist.P2POp(dist.isend, x, (rank + 1) % world_size),\n"
-        "    dist.P2POp(dist.irecv, y, (rank - 1) % world_size),\n])\nfor work in works:\n    work.wait()"
+        "sent = dist.P2POp(dist.isend, x, (rank + 1) % world_size)\n"
+        "received = dist.P2POp(dist.irecv, y, (rank - 1) % world_size)\n"
+        "for work in dist.batch_isend_irecv([sent, received]):\n    work.wait()"
     ),
     "wait": "if rank == 0:\n    h = dist.isend(x, dst=1)\n    h.wait()",
     "assign": "y.copy_(2 * x + rank)",
@@ -45,8 +46,8 @@ TORCH_CALLS: dict[str, str] = {
     "wait_stream": "torch.cuda.current_stream().wait_stream(reduce)",
     "destroy_process_group": "dist.destroy_process_group()",
     "init_process_group": (
-        'dist.init_process_group("gloo", init_method="tcp://127.0.0.1:29500", rank=rank, world_size=world_size,\n'
-        "                        timeout=timedelta(seconds=30))"
+        'dist.init_process_group(\n    "gloo", init_method="tcp://127.0.0.1:29500", rank=rank, world_size=world_size, '
+        "timeout=timedelta(seconds=30)\n)"
     ),
     "new_group": "pair = dist.new_group([0, 1])",
 }

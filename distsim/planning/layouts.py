@@ -152,7 +152,8 @@ def layouts(question: Question) -> Iterator[Layout | Left]:
     for sizes in product(*(_sizes(question, axis) for axis in axes)):
         if question.gpus % prod(sizes):
             continue
-        layout = Layout(question.gpus, **dict(zip(axes, sizes, strict=True)))
+        tp, pp, cp, ep = sizes
+        layout = Layout(question.gpus, tp=tp, pp=pp, cp=cp, ep=ep)
         for rest in product(*(_values(question, word, layout) for word in ("chunks", "micro_batch", "zero", "recompute"))):
             chunks, micro_batch, zero, recompute = rest
             one = layout._replace(chunks=chunks, micro_batch=micro_batch, zero=zero, recompute=recompute)

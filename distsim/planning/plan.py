@@ -113,9 +113,9 @@ def _walked(questions: Sequence[Question], todo: list[tuple[int, Layout]], table
     tell(done, len(fresh))
     for k, results in finished(evaluate, [chunk for _, chunk in chunks], jobs=jobs, address=how.address):
         number, chunk = chunks[k]
-        for layout, one in zip(chunk.layouts, results, strict=True):
-            found[number, layout] = one
-            table.add(key_of(questions[number], layout), row_of(questions[number], one))
+        for layout, outcome in zip(chunk.layouts, results, strict=True):
+            found[number, layout] = outcome
+            table.add(key_of(questions[number], layout), row_of(questions[number], outcome))
         done += len(results)
         tell(done, len(fresh))
     return found

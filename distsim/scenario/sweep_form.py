@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from distsim.ops.fields import Gather
-from distsim.scenario.parts import Part, text_key
+from distsim.scenario.part import Part, text_key
 from distsim.scenario.scalars import Count, Names, field, wrong
 
 

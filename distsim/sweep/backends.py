@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from distsim.errors import EnvironmentFault, UsageError
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def cores() -> int:

@@ -90,7 +90,8 @@ class LanePainter:
     def _of_queue(self, rows: Ints, queues: Sequence[str], number: int) -> Ints:
         texts = [*self.trace.tables["queue"], ""]
         own = np.array([queues.index(t) if t in queues else len(queues) - 1 for t in texts])
-        return rows[own[self.trace["queue"][rows]] == number]
+        found: Ints = rows[own[self.trace["queue"][rows]] == number]
+        return found
 
     def _waits(self, row: Row, waiting: Spans, band: Band) -> None:
         for start, end in zip(waiting.starts.tolist(), waiting.ends.tolist(), strict=True):

@@ -116,7 +116,8 @@ def _curves(cost: CostModel, trace: Trace, groups: Sequence[Group], measured: Se
     for (op, n), calls in used.items():
         group = calls[0][2]
         points = [(m.nbytes, m.nbytes / m.ns) for m in measured if (m.op, m.group) == (op, n) and m.ns > 0 and m.nbytes > 0]
-        top = max(30, *(int(nbytes).bit_length() for nbytes, *_ in [*calls, *points]))
+        sent = [nbytes for nbytes, *_ in calls] + [nbytes for nbytes, _ in points]
+        top = max(30, *(int(nbytes).bit_length() for nbytes in sent))
         sizes = 2 ** np.arange(_SMALLEST, min(top, 40) + 1, dtype=np.int64)
         times = cost.collectives_ns(OPS[op], group.ranks, sizes)
         at = setting(cost.cluster, cost.placement(group.ranks)) if cost.nccl else None

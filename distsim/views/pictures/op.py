@@ -129,7 +129,8 @@ def _before_after(row: type[Op], holders: list[_Holder], about: str) -> Picture:
     y_after = y_band + 74.0 + high_after / 2
     nodes, edges = [], []
     for rank, (x, one) in enumerate(zip(xs, holders, strict=True)):
-        border, name = stroke(rank), (Text(one.name, bold=True),)
+        border = stroke(rank)
+        name: tuple[Text, ...] = (Text(one.name, bold=True),)
         name += (Text(one.role, colour=GREY, size=11),) if one.role else ()
         nodes.append(Node(f"before{rank}", name, one.before, WHITE, border, at=(x, 0.0), size=(width, high_before), width=1.6))
         nodes.append(Node(f"after{rank}", name, one.after, WHITE, border, at=(x, y_after), size=(width, high_after), width=1.6))

@@ -376,6 +376,8 @@ class _Engine:
             np.array(column, dtype=np.int64) for column in (self.began, self.finished, self.waited, self.match)
         )
         self.hosts.write(self.rules.linked, columns)
+        lasted = columns.finished - columns.started
+        columns.alone = {r: ns for r, ns in self.underway.alone.items() if columns.finished[r] >= 0 and lasted[r] != ns}
         return columns
 
     def _undefined(self) -> tuple[int, ...]:

@@ -25,13 +25,17 @@ Queues = tuple[Sequence[int] | NDArray[np.int64], list[str]]
 
 
 class Columns:
-    """Times of every trace row, -1 where it never happened; the rows of rank r start at ``base[r]`` (see `Code.offsets`)."""
+    """Times of every trace row, -1 where it never happened; the rows of rank r start at ``base[r]`` (see `Code.offsets`).
+
+    ``alone``: what computes that a transfer slowed down take by themselves, ns.
+    """
 
     def __init__(self, program: Program) -> None:
         self.base: list[int] = list(accumulate(program.rows(), initial=0))
         self.posted, self.returned, self.started, self.finished, self.waited, self.match = (
             np.full(self.base[-1], NEVER, dtype=np.int64) for _ in range(6)
         )
+        self.alone: dict[int, int] = {}
 
     def row(self, program: Program, rank: int, position: int, part: int = -1) -> int:
         """The row of a call, or of a part of a batch."""
@@ -105,6 +109,9 @@ def build_trace(
             np.array([table("queue", name) for name in queues[1]], dtype=np.int16),
         )
         static["queue"][numbers >= 0] = names[numbers[numbers >= 0]]
+    for row, ns in columns.alone.items():
+        said = json.loads(table.tables["args"][static["args"][row]] or "{}")
+        static["args"][row] = table("args", json.dumps({**said, "alone_ns": ns}))
     keep = _made(program, columns)
     times = {
         f"{n}_ns": np.frombuffer(getattr(columns, n), dtype=np.int64)

@@ -34,6 +34,7 @@ class Underway:
         slower = (device.overlap_compute, device.overlap_transfers)
         self.flows = None if ports is None else Flows(ports, clock, slower, finish, self._arrive)
         self.open_sources = bool(rules.open_boxes)
+        self.alone: dict[int, int] = {}
         self._on_way: dict[int, Flow] = {}
         self._of_instance: dict[int, Flow] = {}
 
@@ -76,6 +77,7 @@ class Underway:
         if self.flows is None or not self.flows.beside or ns <= 0 or self.rules.part(row).call.op != "compute":
             return now + ns
         self.flows.work(row, self.rules.rank_of[row], ns)
+        self.alone[row] = ns
         return OPEN
 
     def _collective(self, row: int, now: int) -> int:

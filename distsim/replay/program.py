@@ -258,10 +258,11 @@ class _Builder:
         return OPS[call.op]
 
     def _lasted(self, call: TraceCall) -> int:
-        """Of a local call."""
+        """Of a local call; of one that a transfer slowed down, what it takes alone, for the replay slows it down again."""
         if self._row(call).kind != "local" or min(call.started_ns, call.finished_ns) < 0:
             return 0
-        lasted = call.finished_ns - call.started_ns
+        alone_ns = json.loads(call.args).get("alone_ns") if "alone_ns" in (call.args or "") else None
+        lasted = call.finished_ns - call.started_ns if alone_ns is None else alone_ns
         return lasted if call.op == "sleep" else round(lasted * self.scale.compute)
 
     # --- one call ---

@@ -20,7 +20,7 @@ _ORDER: Final = ("rank", "position", "part")
 #: Keys of a call's arguments, and what they are; of a list, what its items are.
 _ARGS: Final = {
     "waits": [int], "input_parts": [int], "output_parts": [int], "coalesced": [int], "ranks": [int], "queue": str, "stream": str,
-    "message": str, "backend": str, "init_method": str, "code": int, "timeout_ns": int, "assume_src": int,
+    "message": str, "backend": str, "init_method": str, "code": int, "timeout_ns": int, "assume_src": int, "alone_ns": int,
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from textwrap import wrap
+from traceback import clear_frames
 from typing import ClassVar
 
 #: Longer source lines are cut around the caret.
@@ -145,7 +146,8 @@ OUT_OF_BOUNDS = (RecursionError, MemoryError, OverflowError)
 
 
 def out_of_bounds(error: BaseException, where: str) -> UsageError:
-    """A refusal of such an input, with the place and the remedy."""
+    """A refusal of such an input, with the place and the remedy. What the frames of the error hold is freed: else there may be no room."""
+    clear_frames(error.__traceback__)
     place = f"{where}: " if where else ""
     if isinstance(error, RecursionError):
         return UsageError(f"{place}the input is nested too deeply", "write it flatter, with fewer levels of steps or brackets")

@@ -20,7 +20,7 @@ from distsim.simulation import simulate
 HEAVY = ("torch", "networkx", "scipy", "pygraphviz", "graphviz", "simpy", "numpy", "yaml", "pydantic", "rich", "ml_dtypes")
 COMMANDS = (
     *("simulate", "check", "run", "replay", "compare", "bench", "calibrate"),
-    *("capture", "doctor", "shrink", "learn"),
+    *("capture", "doctor", "shrink", "learn", "plan", "sweep", "report"),
     *("render", "explain", "test", "expand", "schema", "clusters", "new"),
 )
 
@@ -30,8 +30,9 @@ def test_help_lists_exactly_the_commands_that_exist(cli):
 
     assert found.returncode == 0
     assert sorted(re.findall(r"^  ([a-z]+)  ", found.stdout.partition("Predict:")[2], re.MULTILINE)) == sorted(COMMANDS)
-    assert re.findall(r"^(\w[\w ]+):$", found.stdout, re.MULTILINE)[-5:] == [
+    assert re.findall(r"^(\w[\w ]+):$", found.stdout, re.MULTILINE)[-6:] == [
         "Predict",
+        "Plan",
         "Run for real",
         "Find the cause",
         "Write scenarios",

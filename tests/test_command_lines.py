@@ -79,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         packed.extractall(here / "dumps")
     (here / "stacks").mkdir()
     shutil.move(here / "dumps" / "rank_5.log", here / "train.log")
-    for name in ("a.yaml", "run.yaml"):
+    for name in ("a.yaml", "b.yaml", "run.yaml"):
         shutil.copyfile(here / "scenarios" / "hybrid.yaml", here / name)
     (here / "train.yaml").write_text(ON_A_MESH, encoding="utf-8")
     (here / "any.yaml").write_text(ANY_SOURCE, encoding="utf-8")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from strategy_checks import ROOT, STRATEGY_SCENARIOS, calls_of
 
 from distsim.errors import ScenarioErrors
+from distsim.names import listing
 from distsim.program.lower import lower
 from distsim.scenario import Scenario, load, loads
 from distsim.strategies import STRATEGIES
@@ -91,7 +92,7 @@ def test_set_reaches_into_a_strategy():
 def test_what_is_wrong_is_shown_at_its_place_with_a_near_name():
     assert problems("  - ddp: {layer: {params: 8}}\n") == [
         "3:5: ddp needs `layers`",
-        "3:11: unknown key layer in ddp; expected " + ", ".join(STRATEGIES["ddp"].model_fields) + "; did you mean layers?",
+        f"3:11: unknown key layer in ddp; expected {listing(STRATEGIES['ddp'].model_fields, 16)}; did you mean layers?",
     ]
     assert problems("  - ddp: {layers: {params: 8, forward: 3, backward: 1 ms}}\n") == [
         "3:40: expected a duration as 3 ms, or `{flops, bytes}`, found 3"

@@ -72,7 +72,7 @@ def command(given: RenderOptions) -> None:
 
     \b
     Example: distsim render scenarios/hybrid.yaml --view dataflow -o hybrid.svg
-    Example: distsim render scenarios/pipeline_1f1b.yaml --view timeline --ranks 0-3 --time '0 ms..40 ms' -o start.png
+    Example: distsim render scenarios/hybrid.yaml --ranks 0-1 -o start.svg
     Example: distsim render --view op --op all_gather -o all_gather.svg
     """
     from distsim.errors import UsageError

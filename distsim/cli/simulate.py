@@ -67,7 +67,7 @@ def command(given: SimulateOptions, more: WhatIfOptions) -> None:
     Example: distsim simulate scenarios/hybrid.yaml
     Example: distsim simulate scenarios/ring_of_four.yaml --backend mpi
     Example: distsim simulate scenarios/hybrid.yaml --trace hybrid.json
-    Example: distsim simulate scenarios/hybrid.yaml --cluster dgx-h100 --against scenarios/hybrid.yaml
+    Example: distsim simulate a.yaml --against b.yaml
     Example: distsim simulate scenarios/hybrid.yaml --what-if
     """
     from distsim.cli import whatif

@@ -54,7 +54,8 @@ def _run(program: Program, profile: Profile, cost: CostModel, ordered: bool, fol
         if why_ordered(linked, misfits) is None:
             done = go(linked, Conditions(linked, cost))
             columns = fill(done)
-            shared = shares(done.conditions, columns, cost)
+            halves = bool(misfits.early) and cost.cluster.shared_links  # of a group whose members name different roots
+            shared = halves or shares(done.conditions, columns, cost)
             if not outlasts(program, profile, columns) and (not shared or program.call_count > SHARED_CALLS):
                 return replace(_fast(done, cost, columns, list(misfits.met(done.posted))), alone=shared)
     if program.stands_for is not None:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from distsim.cluster import Cluster
 from distsim.errors import UsageError
 from distsim.names import listing, near
+from distsim.profiles import DEVICE_BACKEND
 from distsim.strategies.base import Context
 from distsim.strategies.models import PRESETS, Architecture
 from distsim.strategies.train import Transformer
@@ -127,7 +128,7 @@ class Question:
         return {**found, **self.step}
 
     def context(self, layout: Layout) -> Context:
-        return Context(layout.gpus, min(self.node, layout.gpus), layout.mesh, "nccl", 1, {}, frozenset())
+        return Context(layout.gpus, min(self.node, layout.gpus), layout.mesh, DEVICE_BACKEND, 1, {}, frozenset())
 
     def scenario(self, layout: Layout, cluster: str | Mapping[str, Any]) -> dict[str, Any]:
         """The layout as the plain data of a scenario file."""
@@ -136,7 +137,7 @@ class Question:
         model = self.model if isinstance(self.model, str) else dict(self.model)
         step = {"model": model, **self.step_of(layout)}
         name = f"{model if isinstance(model, str) else 'model'} {layout.label()}"
-        return {"name": name, "world": world, "backend": "nccl", "cluster": cluster, "mesh": layout.mesh,
+        return {"name": name, "world": world, "backend": DEVICE_BACKEND, "cluster": cluster, "mesh": layout.mesh,
                 "program": [{"transformer": step}]}  # fmt: skip
 
     @cached_property

@@ -30,6 +30,8 @@ READINGS: dict[str, Profile] = {p.name: p for p in (RENDEZVOUS, EARLY, BUFFERED)
 SUPPORT: dict[str, Support] = {name: p.support for name, p in PROFILES.items() if p.support is not None}
 #: The back end of a file that names none: it comes with torch, and needs no GPU.
 DEFAULT_BACKEND = next(name for name, p in PROFILES.items() if p.built_in and not p.device)
+#: The one that GPUs are trained with.
+DEVICE_BACKEND = next(name for name, p in PROFILES.items() if p.built_in and p.device)
 
 
 def default_cluster(backend: str) -> Cluster:
@@ -44,6 +46,7 @@ def reductions(dtype: str) -> dict[str, str]:
 
 __all__ = [
     "DEFAULT_BACKEND",
+    "DEVICE_BACKEND",
     "PROFILES",
     "READINGS",
     "SUPPORT",

@@ -71,8 +71,7 @@ def command(given: PlanOptions, workers: Workers) -> None:
     that keeps the global batch is checked for its memory and for hangs, and timed. Ends with 1 where none fits.
 
     \b
-    Example: distsim plan llama3-8b --gpus 64 --cluster dgx-h100 --global-batch 512
-    Example: distsim plan llama3-70b --gpus 256,512 --cluster dgx-h100 --global-batch 1024 --only zero=1 -o best.yaml -o all.csv
+    Example: distsim plan llama3-8b --gpus 8 --cluster dgx-h100 --global-batch 64
     """
     from distsim.cli.progress import counted
     from distsim.planning.plan import How, plan

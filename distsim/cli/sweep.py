@@ -68,8 +68,8 @@ def command(given: SweepOptions, workers: Workers) -> None:
     not again. Ends with 0 when a point completes, else with 1.
 
     \b
-    Example: distsim sweep scenarios/hybrid.yaml --grid backend=gloo,nccl --cluster dgx-a100,dgx-h100
-    Example: distsim sweep scenarios/hybrid.yaml --grid 'mesh={replica: 2, stage: 2},{replica: 4, stage: 1}' -o hybrid.csv
+    Example: distsim sweep scenarios/hybrid.yaml --cluster dgx-a100,dgx-h100
+    Example: distsim sweep a.yaml --grid backend=gloo,nccl -o backends.csv
     """
     from distsim.cli.progress import counted
     from distsim.sweep.run import sweep

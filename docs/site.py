@@ -145,4 +145,6 @@ def main(target: Path) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 2 or any(word.startswith("-") for word in sys.argv[1:]):
+        sys.exit((__doc__ or "").partition("\n")[0])
     sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "site")))

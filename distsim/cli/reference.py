@@ -55,7 +55,6 @@ def operations_page() -> str:
 
 def _operations() -> Iterator[str]:
     from distsim.ops.table import OPS
-    from distsim.ops.torch_calls import TORCH_CALLS
 
     yield from (
         "# Operations",
@@ -74,7 +73,7 @@ def _operations() -> Iterator[str]:
         yield from words.notes
         yield _beside_torch(row)
         yield f"In the file, and in torch:\n\n```yaml\n{words.example.rstrip()}\n```"
-        yield f"```python\n{TORCH_CALLS[name]}\n```"
+        yield f"```python\n{words.torch}\n```"
         drawn = name if name in PICTURES else SAME_PICTURE.get(name)
         if drawn is not None:
             yield f"![{drawn}: what each rank holds before and after](../viz/{drawn}_op.svg)"

@@ -42,7 +42,7 @@ class Drawing(NamedTuple):
 
 
 class Words(NamedTuple):
-    """What `distsim explain NAME` says, in plain sentences. ``signature`` is torch's."""
+    """What `distsim explain NAME` says, in plain sentences. ``signature`` is torch's; ``torch``: the example as a call of torch."""
 
     signature: str
     before: str
@@ -50,6 +50,7 @@ class Words(NamedTuple):
     waits: str
     example: str  # a YAML step that validates
     notes: tuple[str, ...] = ()
+    torch: str = ""
 
 
 #: Ranks of a group; None: all others.

@@ -120,6 +120,11 @@ class AllReduceCoalesced(Reducing, _Coalesced):
                "The reduce op of the first part is taken for all of them.",
                "gloo lays the parts end to end in one all_reduce and compares no lists: another order mixes up the numbers.",
                "`all_reduce_coalesced` is the same call by a name that torch has deprecated.", _LEFT_OPEN),
+        torch=(
+            "with dist._coalescing_manager():\n"
+            "    dist.all_reduce(weight_grad, op=dist.ReduceOp.AVG)\n"
+            "    dist.all_reduce(bias_grad, op=dist.ReduceOp.AVG)"
+        ),
     )  # fmt: skip
 
     tensor: TensorList
@@ -168,6 +173,11 @@ class AllGatherIntoTensorCoalesced(_InAndOut):
         notes=(_ONE_LAUNCH,
                "Parts of several dtypes: nccl takes them, gloo mixes up their bytes without a word.",
                "gloo asks that an output has the input's shape with the first axis n times as long.", _LEFT_OPEN),
+        torch=(
+            "with dist._coalescing_manager():\n"
+            "    dist.all_gather_into_tensor(all_w, w)\n"
+            "    dist.all_gather_into_tensor(all_b, b)"
+        ),
     )  # fmt: skip
 
 
@@ -193,6 +203,11 @@ class ReduceScatterTensorCoalesced(Reducing, _InAndOut):
         notes=(_ONE_LAUNCH,
                "The reduce op of the first part is taken for all of them.",
                "On gloo it is an all_reduce for each part, one after the other.", _LEFT_OPEN),
+        torch=(
+            "with dist._coalescing_manager():\n"
+            "    dist.reduce_scatter_tensor(w, all_w)\n"
+            "    dist.reduce_scatter_tensor(b, all_b)"
+        ),
     )  # fmt: skip
 
 

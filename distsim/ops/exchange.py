@@ -98,6 +98,7 @@ class AllToAll(Exchange):
         waits=_ALL_WAIT,
         example="- all_to_all: {input: parts, output: got}",
         notes=("Parts may differ in size if sender and receiver agree on each; gloo refuses that in a list.",),
+        torch="dist.all_to_all(list(got), list(parts))",
     )
     bindings = {"gloo": Binding(), "nccl": Binding(dtype_text=NCCL_MOVES), "mpi": Binding()}
 
@@ -125,6 +126,7 @@ class AllToAllSingle(Exchange):
         example="- all_to_all_single: {input: all_x, output: got}",
         notes=("output_splits left out is the transpose of the input_splits. What i sends to j must be what j expects from i.",
                "gloo hangs where the first axis can't be divided; nccl may take the wrong rows."),
+        torch="dist.all_to_all_single(got, all_x)",
     )  # fmt: skip
     bindings = {"gloo": Binding(slot="all_to_all"), "nccl": Binding(dtype_text=NCCL_MOVES), "mpi": Binding()}
 
@@ -172,6 +174,7 @@ class Barrier(Collective):
         waits=_ALL_WAIT,
         example="- barrier",
         notes=("nccl makes it an all_reduce of one number, then lets the host wait for the device.",),
+        torch="dist.barrier()",
     )
     algorithms = algorithms_of("barrier")
     bindings = {"gloo": Binding(gpu=False), "nccl": Binding(), "mpi": Binding()}
@@ -198,6 +201,7 @@ class MonitoredBarrier(Op):
         waits="Group rank 0 waits for all others, they wait for its answer.",
         example="- monitored_barrier: {timeout: 10 s}",
         notes=("gloo alone has it.", "With wait_all_ranks the error names every rank that is missing."),
+        torch="dist.monitored_barrier(timeout=timedelta(seconds=10))",
     )
     algorithms = algorithms_of("monitored_barrier")
     bindings = {"gloo": Binding(gpu=False), "nccl": Binding(refused=ONLY_GLOO), "mpi": Binding(refused=ONLY_GLOO)}

@@ -28,6 +28,11 @@ class InitProcessGroup(Op):
         example="- init_process_group: {init_method: 'tcp://127.0.0.1:29500', rank: rank, world_size: world_size, timeout: 30 s}",
         notes=("It is implied at the start of a program.", "Default timeouts: 30 min, under nccl 10 min.",
                "What goes wrong here: docs/startup.md."),
+        torch=(
+            "dist.init_process_group(\n"
+            '    "gloo", init_method="tcp://127.0.0.1:29500", rank=rank, world_size=world_size, timeout=timedelta(seconds=30)\n'
+            ")"
+        ),
     )  # fmt: skip
 
     backend: str | None = None
@@ -84,6 +89,7 @@ class NewGroup(Op):
         example="- new_group: {name: pair, ranks: [0, 1]}",
         notes=("It does not inherit the world's timeout.", "torch sorts the ranks.",
                "Made by the members alone it shifts torch's count of groups, and the next new_group fails."),
+        torch="pair = dist.new_group([0, 1])",
     )  # fmt: skip
 
     name: str
@@ -129,6 +135,7 @@ class DestroyProcessGroup(Op):
         waits="Nobody; pending work of the group is ended or waited out, as the back end likes.",
         example="- destroy_process_group",
         notes=("It is implied at the end of a program.",),
+        torch="dist.destroy_process_group()",
     )
 
     group: GroupField = None

@@ -42,6 +42,7 @@ class Compute(Local):
         example="- compute: {name: forward, time: 3 ms, reads: [x], writes: [y]}",
         notes=("Time is given, or priced from flops and bytes by the cluster's device.",
                "on: host keeps the host busy; another word names a stream of its own, which waits for others by wait_stream alone."),
+        torch="y = forward(x)",
     )  # fmt: skip
 
     time: DurationField = None
@@ -77,6 +78,7 @@ class Assign(Local):
         waits="Nobody; it takes no time.",
         example="- assign: {tensor: y, value: 2 * x + rank}",
         notes=("A number fills the tensor, a list gives its elements, an expression may use rank and index.",),
+        torch="y.copy_(2 * x + rank)",
     )
 
     tensor: TensorField
@@ -93,6 +95,7 @@ class Synchronize(Local):
         waits="The host waits for its own device. Under gloo and mpi there is nothing to wait for.",
         example="- synchronize",
         notes=("A hung nccl collective shows on the host at such a point, not at its call.",),
+        torch="torch.cuda.synchronize()",
     )
 
 
@@ -107,6 +110,7 @@ class WaitStream(Local):
         waits="The stream `on`, not the host. Under gloo and mpi there are no streams, and nothing waits.",
         example="- wait_stream: reduce",
         notes=("Left out, `on` and `stream` are the current stream; `current` names it.",),
+        torch="torch.cuda.current_stream().wait_stream(reduce)",
     )
 
     stream: StreamField = ""
@@ -132,6 +136,7 @@ class Sleep(Local):
         waits="Nobody but the clock.",
         example="- sleep: 3 ms",
         notes=("It makes a rank late, to see who waits for it.",),
+        torch="time.sleep(0.003)",
     )
 
     time: DurationField
@@ -148,6 +153,7 @@ class Exit(Local):
         waits="Nobody; others who need this rank wait for ever or see the connection close.",
         example="- exit: 0\n  ranks: 1",
         notes=("Under torchrun a rank that leaves with 0 is no failure, so the report blames somebody else.",),
+        torch=("if rank == 1:\n    sys.exit(0)"),
     )
 
     code: Expr = Field(default_factory=lambda: expression(0), json_schema_extra={"default": 0})
@@ -163,6 +169,7 @@ class Fail(Local):
         after="The rank has raised an exception and ends with status 1.",
         waits="Nobody; others who need this rank wait for ever or see the connection close.",
         example="- fail: out of memory\n  ranks: 1",
+        torch=('if rank == 1:\n    raise RuntimeError("out of memory")'),
     )
 
     message: str = ""
@@ -181,6 +188,7 @@ class Wait(Op):
         waits="The host until the requests are done. Under nccl the current stream alone: the host goes on.",
         example="- isend: {tensor: x, dst: 1, as: h}\n  ranks: 0\n- wait: h\n  ranks: 0",
         notes=("`wait: all` waits for every open handle.", "Waiting twice for one message hangs on gloo."),
+        torch=("if rank == 0:\n    h = dist.isend(x, dst=1)\n    h.wait()"),
     )
 
     handles: WaitField

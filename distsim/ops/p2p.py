@@ -128,6 +128,7 @@ class Send(_ToPeer):
         waits="By the contract, until the receiver has come to its recv. Some back ends buffer small messages and return early.",
         example="- send: {tensor: x, dst: 1}\n  ranks: 0",
         notes=("gloo waits for the receive at every size; mpi and nccl let small messages go ahead, which is luck.", _TAGS),
+        torch=("if rank == 0:\n    dist.send(x, dst=1)"),
     )
 
 
@@ -143,6 +144,7 @@ class Recv(_FromPeer):
         waits="Until the sender's message has arrived. Without src: a message of any rank of the group.",
         example="- recv: {tensor: x, src: 0}\n  ranks: 1",
         notes=("nccl knows no receive from any source.", "gloo does not notice a message that is too short.", _TAGS),
+        torch=("if rank == 1:\n    dist.recv(x, src=0)"),
     )
 
 
@@ -158,6 +160,7 @@ class Isend(_ToPeer):
         waits="Nobody: it only starts. The wait on its handle waits for the receiver.",
         example="- isend: {tensor: x, dst: 1, as: h}\n  ranks: 0",
         notes=("gloo cancels an isend whose Work is dropped before the receive was posted.", _TAGS),
+        torch=("if rank == 0:\n    h = dist.isend(x, dst=1)"),
     )
     handle: HandleField = Field(default=None, alias="as")
 
@@ -175,6 +178,7 @@ class Irecv(_FromPeer):
         waits="Nobody: it only starts. The wait on its handle waits for the message.",
         example="- irecv: {tensor: x, src: 0, as: h}\n  ranks: 1",
         notes=("gloo cancels an irecv whose Work is dropped before the message came.", _TAGS),
+        torch=("if rank == 1:\n    h = dist.irecv(x, src=0)"),
     )
     handle: HandleField = Field(default=None, alias="as")
 
@@ -205,6 +209,12 @@ class BatchIsendIrecv(Op):
             "nccl runs a batch as one unit: no message of it is done before all are.",
             "Where a batch is the first call on a group, nccl needs all ranks of the group to make one.",
             "All messages of a batch belong to one group.",
+        ),
+        torch=(
+            "sent = dist.P2POp(dist.isend, x, (rank + 1) % world_size)\n"
+            "received = dist.P2POp(dist.irecv, y, (rank - 1) % world_size)\n"
+            "for work in dist.batch_isend_irecv([sent, received]):\n"
+            "    work.wait()"
         ),
     )
 

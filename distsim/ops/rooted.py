@@ -26,6 +26,7 @@ class Broadcast(FromRoot, InPlace):
         waits="By the contract everybody may wait for everybody. What is certain: nobody returns before src has come.",
         example="- broadcast: {tensor: x, src: 0}",
         notes=("gloo sends down a binomial tree: a rank returns when its parent has sent and its own children have come.",),
+        torch="dist.broadcast(x, src=0)",
     )
     algorithms = algorithms_of("broadcast")
     bindings = {"gloo": Binding(needs=binomial_neighbours), "nccl": Binding(), "mpi": Binding()}
@@ -56,6 +57,7 @@ class Reduce(ToRoot, Reducing, InPlace):
         waits="By the contract everybody may wait for everybody. What is certain: dst returns after all have come.",
         example="- reduce: {tensor: x, dst: 0, op: sum}",
         notes=("gloo overwrites the tensors of the other ranks with partial sums: don't read them afterwards.",),
+        torch="dist.reduce(x, dst=0, op=dist.ReduceOp.SUM)",
     )
     algorithms = algorithms_of("reduce")
     bindings = {"gloo": Binding(), "nccl": Binding(), "mpi": Binding(gaps=COMPLEX)}
@@ -93,6 +95,7 @@ class Gather(ToRoot):
         waits="By the contract everybody may wait for everybody. What is certain: dst returns after all have come.",
         example="- gather: {input: x, output: all_x, dst: 0}",
         notes=("The output is read on dst alone.", "Without dst it is global rank 0.", "On gloo the givers need dst alone."),
+        torch="dist.gather(x, list(all_x) if rank == 0 else None, dst=0)",
     )
     algorithms = algorithms_of("gather")
     bindings = {
@@ -148,6 +151,7 @@ class Scatter(FromRoot):
         waits="By the contract everybody may wait for everybody. What is certain: nobody returns before src has come.",
         example="- scatter: {input: parts, output: x, src: 0}",
         notes=("The input is read on src alone.", "Without src it is global rank 0.", "On gloo src waits for all, they for src."),
+        torch="dist.scatter(x, list(parts) if rank == 0 else None, src=0)",
     )
     algorithms = algorithms_of("scatter")
     bindings = {"gloo": Binding(needs=root_alone), "nccl": Binding(dtype_text=NCCL_MOVES), "mpi": Binding()}

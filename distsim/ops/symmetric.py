@@ -29,6 +29,7 @@ class AllReduce(Reducing, InPlace):
         waits=_ALL_WAIT,
         example="- all_reduce: {tensor: x, op: sum}",
         notes=("avg on integers: gloo refuses it, nccl divides after the sum.",),
+        torch="dist.all_reduce(x, op=dist.ReduceOp.SUM)",
     )
     algorithms = algorithms_of("all_reduce")
     bindings = {"gloo": Binding(), "nccl": Binding(), "mpi": Binding()}
@@ -85,6 +86,7 @@ class AllGather(_Gathering):
         example="- all_gather: {input: x, output: all_x}",
         notes=("The output is a list in torch: one tensor with a leading axis of the group's size, or a list of names.",
                "Parts of different sizes: nccl takes them, gloo does not."),
+        torch="dist.all_gather(list(all_x), x)  # all_x: world_size times the shape of x",
     )  # fmt: skip
     bindings = {"gloo": Binding(), "nccl": Binding(), "mpi": Binding()}
 
@@ -122,6 +124,7 @@ class AllGatherIntoTensor(_Gathering):
         waits=_ALL_WAIT,
         example="- all_gather_into_tensor: {input: x, output: all_x}",
         notes=("torch 2.13 calls it all_gather_single; the name all_gather_into_tensor still works there.",),
+        torch="dist.all_gather_into_tensor(all_x, x)",
     )
     bindings = {
         "gloo": Binding(slot="all_gather", shape_text=GLOO_SHAPES["all_gather"]),
@@ -185,6 +188,7 @@ class ReduceScatter(_ReduceScattering):
         example="- reduce_scatter: {input: parts, output: x, op: sum}",
         notes=("The input is a list in torch: one tensor with a leading axis of the group's size, or a list of names.",
                "On gloo it is an all_reduce underneath and can meet a real all_reduce by mistake."),
+        torch="dist.reduce_scatter(x, list(parts), op=dist.ReduceOp.SUM)",
     )  # fmt: skip
     #: reduce_scatter is an all_reduce underneath (observed: "all_reduce vs reduce_scatter … completes silently").
     bindings = {"gloo": Binding(slot="all_reduce"), "nccl": Binding(), "mpi": Binding(gaps=COMPLEX)}
@@ -223,6 +227,7 @@ class ReduceScatterTensor(_ReduceScattering):
         waits=_ALL_WAIT,
         example="- reduce_scatter_tensor: {input: all_x, output: x, op: sum}",
         notes=("torch 2.13 calls it reduce_scatter_single; the name reduce_scatter_tensor still works there.",),
+        torch="dist.reduce_scatter_tensor(x, all_x, op=dist.ReduceOp.SUM)",
     )
     bindings = {
         "gloo": Binding(slot="all_reduce", shape_text=GLOO_SHAPES["reduce_scatter"]),

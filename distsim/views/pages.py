@@ -10,7 +10,6 @@ from distsim.findings.codes import CODES
 from distsim.ops.base import Op
 from distsim.ops.records import DTYPE_BYTES, REDUCE_OPS
 from distsim.ops.table import OPS
-from distsim.ops.torch_calls import TORCH_CALLS
 from distsim.ops.words import torch_names
 from distsim.profiles import SUPPORT, reductions
 from distsim.profiles.support import Device, complex_text
@@ -33,7 +32,7 @@ def operation_page(row: type[Op]) -> str:
     head = f"{name}\n{also}" + fill(words.signature, page_width(), initial_indent="  ", subsequent_indent="      ")
     sections.append(("torch's names", _torch_words(row)))
     body = "".join(f"\n\n{title}\n{_text(text)}" if title else f"\n{_text(text)}" for title, text in sections if text)
-    call = f"\n\nIn torch\n{indent(TORCH_CALLS[row.op], '  ')}" if row.op in TORCH_CALLS else ""
+    call = f"\n\nIn torch\n{indent(words.torch, '  ')}" if words.torch else ""
     return f"{head}{body}\n\nIn a scenario\n{indent(words.example.rstrip(), '  ')}{call}"
 
 

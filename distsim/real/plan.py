@@ -127,9 +127,14 @@ def _elastic(scenario: Scenario, command: tuple[str, ...], address: str, gpu: bo
     """The same line on every machine: the rendezvous gives out the machines' numbers."""
     world = scenario.world
     words = [*_environment(scenario, gpu), "torchrun", f"--nproc_per_node={world.ranks_per_node}", f"--nnodes={world.nodes}",
-             "--rdzv_backend=c10d", f"--rdzv_endpoint={address}:{scenario.launch.master_port}", f"--rdzv_id={scenario.name}",
+             "--rdzv_backend=c10d", f"--rdzv_endpoint={address}:{scenario.launch.master_port}", f"--rdzv_id={_word(scenario.name)}",
              "--max_restarts=0", "-m", "distsim", *command]  # fmt: skip
     return [CommandLine("elastic", None, tuple(words))]
+
+
+def _word(name: str) -> str:
+    """A name as one word that no shell reads otherwise."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name).strip("-") or "distsim"
 
 
 def for_real(scenario: Scenario) -> list[str]:

@@ -26,8 +26,9 @@ def shares(conditions: Conditions, columns: Columns, cost: CostModel) -> bool:
         return False
     linked, started = conditions.linked, np.asarray(columns.started)
     transfers = (linked.kind >= 0) & (linked.kind <= PartKind.COLLECTIVE) & (started >= 0)
-    if bool((transfers & conditions.ahead & (conditions.mate < 0)).any()):
-        return True  # what nobody receives has no price here
+    received = (conditions.mate >= 0) & (started[np.maximum(conditions.mate, 0)] >= 0)
+    if bool((transfers & conditions.ahead & ~received).any()):
+        return True  # what nobody receives, or not yet, has no price here
     device, ports = cost.cluster.device, Ports(cost)
     works = device.overlap_compute > 1 or device.overlap_transfers > 1
     busy = transfers | ((linked.kind == PartKind.WORK) & (started >= 0)) if works else transfers

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from distsim.ops.table import OPS
 from distsim.profiles.record import Profile
 from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Program, Vec
+from distsim.semantics.units import coincidences
 
 Ints = NDArray[np.int64]
 
@@ -62,9 +63,9 @@ class Look:
                 peers + wide * groups,
                 *((_joined(peers, tags), _joined(peers + wide * groups, tags)) if self.tagged else ()),
             ):
-                yield _coincidences(keys).T
+                yield coincidences(keys).T
         if len(self.groups) > 1:
-            yield _coincidences(np.stack(self.groups, axis=1)).T
+            yield coincidences(np.stack(self.groups, axis=1)).T
         found = {id(v): v for call in self.calls for v in vectors(call) if v is not call.fields.get("root")}
         for vector in found.values():
             yield _labels(vector)[None, :]
@@ -128,18 +129,6 @@ def _labels(vector: NDArray[np.generic]) -> Ints:
 def _joined(one: Ints, other: Ints) -> Ints:
     """One number for each pair."""
     return numbered(np.stack([one.reshape(-1), other.reshape(-1)], axis=1)).reshape(one.shape)
-
-
-def _coincidences(values: Ints) -> Ints:
-    """For each entry of a row the first column that has the same value. Shape (rows, columns)."""
-    order = np.argsort(values, axis=1, kind="stable")
-    ascending = np.take_along_axis(values, order, axis=1)
-    fresh = np.ones(values.shape, dtype=np.bool_)
-    fresh[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
-    starts = np.maximum.accumulate(np.where(fresh, np.arange(values.shape[1]), 0), axis=1)
-    first = np.empty_like(values)
-    np.put_along_axis(first, order, np.take_along_axis(order, starts, axis=1), axis=1)
-    return first
 
 
 def numbered(table: Ints) -> Ints:

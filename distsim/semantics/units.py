@@ -71,10 +71,10 @@ def _columns(code: Code, profile: Profile) -> Iterator[_Array]:
     if any(isinstance(port.peer, np.ndarray) for port in code.ports):
         yield np.stack([peer < 0 for peer in peers], axis=1).astype(np.int64)
     if sum(isinstance(group, np.ndarray) for group in code.groups):
-        yield _coincidences(np.stack(groups, axis=1))
+        yield coincidences(np.stack(groups, axis=1))
     if profile.device and len(peers) > 1:
         pairs = [peer * (1 << 31) + groups[port.group] for port, peer in zip(code.ports, peers, strict=True)]
-        yield _coincidences(np.stack(pairs, axis=1))
+        yield coincidences(np.stack(pairs, axis=1))
     for call in code.distinct_calls():
         if call.op in SHAPED:
             yield from (
@@ -87,7 +87,7 @@ def _varying(buffers: tuple[object, ...]) -> Iterator[Vec]:
         yield from (n for n in getattr(buffer, "shape", ()) if isinstance(n, np.ndarray))
 
 
-def _coincidences(values: _Array) -> _Array:
+def coincidences(values: _Array) -> _Array:
     """For each entry of a row the first column that has the same value. Shape as given, (ranks, columns)."""
     order = np.argsort(values, axis=1, kind="stable")
     ascending = np.take_along_axis(values, order, axis=1)

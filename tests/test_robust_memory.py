@@ -25,9 +25,7 @@ def bounded(file: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel bounds data on Linux alone")
-@pytest.mark.parametrize(
-    "words", [("simulate",), ("check", "--no-fold"), ("render", "--view", "timeline")], ids=lambda words: words[0]
-)
+@pytest.mark.parametrize("words", [("simulate",), ("check",), ("render", "--view", "timeline")], ids=lambda words: words[0])
 def test_a_program_that_takes_more_memory_than_there_is_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
     file = tmp_path / "large.yaml"
     file.write_text(TEXT, encoding="utf-8")

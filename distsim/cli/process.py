@@ -6,6 +6,7 @@ import codecs
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from io import TextIOWrapper
 from typing import TextIO
@@ -14,6 +15,8 @@ from typing import TextIO
 GRACE_S = 0.4
 #: Memory that a command may take whatever is free, and what it leaves to others.
 _LEAST, _LEFT = 512 << 20, 0.05
+#: Memory kept for the handling of "no more memory", and how often a look is taken (Python fills some 100 MB a second).
+_ROOM, _EVERY_S = 12 << 20, 0.02
 #: Where a control group (version 2, version 1) says its limit and what it holds.
 _GROUP_MEMORY = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.stat", "anon "),
@@ -73,8 +76,6 @@ def end_on_interrupt() -> None:
 
 
 def _watch(reader: int) -> None:
-    import time
-
     while True:
         if signal.SIGINT in os.read(reader, 64):
             break
@@ -100,6 +101,37 @@ def bound_memory() -> None:
         bound = bound if other == resource.RLIM_INFINITY else min(bound, other)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
+    _warn_early(bound)
+
+
+def _warn_early(bound: int) -> None:
+    """MemoryError in the main thread while there is still memory to handle it with.
+
+    Where the last page is taken by an object of Python, CPython may find no room for the exception either, and aborts
+    ("Cannot recover from MemoryErrors while normalizing exceptions"). So a thread looks now and then at what is taken.
+    """
+    import threading
+
+    with suppress(OSError, RuntimeError, ValueError):
+        taken = os.open("/proc/self/statm", os.O_RDONLY)
+        before = threading.stack_size(256 << 10)  # a stack counts as data
+        threading.Thread(target=_look, args=(taken, bound - _ROOM), daemon=True).start()
+        threading.stack_size(before)
+
+
+def _look(taken: int, most: int) -> None:
+    """Raise MemoryError in the main thread each time that the process comes to hold more bytes of data than `most`."""
+    import threading
+
+    main, page, was_above = threading.main_thread().ident, os.sysconf("SC_PAGESIZE"), False
+    while True:
+        time.sleep(_EVERY_S)
+        above = int(os.pread(taken, 128, 0).split()[5]) * page > most
+        if above and not was_above:
+            import ctypes
+
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main or 0), ctypes.py_object(MemoryError))
+        was_above = above
 
 
 def _free_bytes() -> int | None:

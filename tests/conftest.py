@@ -54,12 +54,18 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def cli() -> Cli:
-    """``cli("simulate", "x.yaml")`` runs ``distsim simulate x.yaml`` in a process of its own, from the project's folder."""
+    """``cli("simulate", "x.yaml")`` runs ``distsim simulate x.yaml`` in a process of its own, from the project's folder.
+
+    Unless it has an environment of its own or starts processes, it is a fork of one that has imported distsim (warm.py).
+    """
+    import warm
 
     def run(*args: object, env: dict[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT), **(env or {})}
-        command = [sys.executable, "-m", "distsim", *map(str, args)]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=LIMIT_S, check=False)
+        words = [str(arg) for arg in args]
+        command = [sys.executable, "-m", "distsim"] if env or warm.starts_processes(words) else [str(warm.tool())]
+        return subprocess.run([*command, *words], capture_output=True, text=True, env=environment, cwd=cwd, timeout=LIMIT_S,
+                              check=False)  # fmt: skip
 
     return run
 

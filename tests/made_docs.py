@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import warm
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -36,7 +38,8 @@ def output(command: str, columns: int = 80) -> str:
     """What a shell's command prints; nothing on standard error may go unseen where it prints nothing else."""
     with tempfile.TemporaryDirectory() as folder:
         tool = Path(folder, "distsim")
-        tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m distsim "$@"\n', encoding="utf-8")
+        start = f'"{sys.executable}" -m distsim' if warm.starts_processes(command.split()) else f'"{warm.tool()}"'
+        tool.write_text(f'#!/bin/sh\nexec {start} "$@"\n', encoding="utf-8")
         tool.chmod(0o755)
         environment = {**os.environ, "COLUMNS": str(columns), "PYTHONPATH": str(ROOT), "NO_COLOR": "1",
                        "PATH": f"{folder}:{os.environ['PATH']}"}  # fmt: skip

@@ -102,8 +102,8 @@ def compare(start: int, count: int) -> list[str]:
     return wrong
 
 
-def test_three_hundred_random_programs_get_the_verdict_of_every_interleaving() -> None:
-    assert compare(0, 300) == []
+def test_a_hundred_random_programs_get_the_verdict_of_every_interleaving() -> None:
+    assert compare(0, 100) == []
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_ten_thousand_random_programs_get_the_verdict_of_every_interleaving() ->
 
 def test_the_random_programs_are_of_every_kind() -> None:
     """The comparison is worth something: each verdict, each dependence and deadlocks that only `mixed` has are among them."""
-    verdicts = [ours(small_program(seed)) for seed in range(2000)]
+    verdicts = [ours(small_program(seed)) for seed in range(1000)]
 
     assert {v.verdict for v in verdicts} == {"ok", "leak", "race", "deadlock", "mismatch"}
     assert {v.depends_on for v in verdicts if v.verdict == "deadlock"} == {None, "buffering", "schedule"}

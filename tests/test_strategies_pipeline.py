@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategy_checks import noticed as told
@@ -210,7 +211,7 @@ def test_every_stages_gradient_holds_each_micro_batch_exactly_once(layout, backe
     assert passed_on(made) == [wanted] * (layout[1] * layout[3])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 @given(st.sampled_from([("interleaved_1f1b", 2, 4, 2), ("zb1p", 2, 4, 2), ("dualpipe_v", 2, 4, 2), ("zbv", 3, 5, 2)]), st.data())
 def test_two_receives_from_one_peer_in_the_wrong_order_are_always_noticed(layout, data):
     """By the reader, as a standstill, or by what the gradients hold."""
@@ -439,7 +440,7 @@ def test_parameters_of_a_sharded_stage_are_gathered_once_for_all_micro_batches()
         assert counted["all_gather_into_tensor"] == counted["reduce_scatter_tensor"] == 3 * chunks
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=draws(20), deadline=None)
 @given(st.integers(0, 30), st.integers(0, 1), st.sampled_from(["dropped", "doubled"]), st.sampled_from(["ddp", "fsdp"]))
 def test_a_reduction_that_one_rank_drops_or_doubles_is_noticed(number: int, rank: int, how: str, style: str) -> None:
     wrong = spoiled(data_parallel("1f1b", style, backend="nccl", setup=False), number, rank, how)

@@ -8,7 +8,7 @@ import pytest
 from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategy_checks import ROOT, STRATEGY_SCENARIOS, calls_of
+from strategy_checks import EACH_STRATEGY, ROOT, calls_of
 
 from distsim.errors import ScenarioErrors
 from distsim.names import listing
@@ -25,7 +25,7 @@ def problems(program: str, head: str = "world: 2\n") -> list[str]:
     return [f"{p.line}:{p.column}: {p.message}" for p in caught.value.problems]
 
 
-@pytest.mark.parametrize("path", STRATEGY_SCENARIOS, ids=lambda p: p.stem)
+@EACH_STRATEGY
 def test_what_expand_prints_loads_again_and_makes_the_same_calls(path):
     scenario = load(str(path))
 

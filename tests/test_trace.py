@@ -194,7 +194,7 @@ def test_a_file_cut_anywhere_behind_its_header_is_read_up_to_its_last_whole_line
     data = whole.read_bytes()
     lines = [] if name.endswith(".gz") else [len(line) + 1 for line in data.split(b"\n")]
     found = set()
-    for size in range(len(data) - 1, 0, -7):
+    for size in range(len(data) - 1, 0, -13):
         cut.write_bytes(data[:size])
         try:
             trace = read_trace(cut)

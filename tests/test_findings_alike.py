@@ -29,7 +29,13 @@ def test_what_differs_in_words_or_place_is_told_by_itself_in_its_order() -> None
     lines = findings_lines(found, "f.yaml")
 
     heads = [line for line in lines if line.startswith("error")]
-    assert [head.split(":", 1)[0] for head in heads] == ["error DS301", "error DS305", "error DS301", "error DS301", "error DS301"]
+    assert [head.split(":", 1)[0] for head in heads] == [
+        "error DS301",
+        "error DS305",
+        "error DS301",
+        "error DS301",
+        "error DS301",
+    ]
     assert not any("more like it" in line for line in lines)
 
 

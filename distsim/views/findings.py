@@ -41,7 +41,9 @@ def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
 def _more(others: Sequence[Finding]) -> list[str]:
     """How many more there are like one that was told, and on which ranks."""
     ranks = sorted({rank for one in others for rank in one.ranks})
-    return folded(f"and {len(others)} more like it{f', on {ranks_words(ranks)}' if ranks else ''}", "  ", "    ") if others else []
+    return (
+        folded(f"and {len(others)} more like it{f', on {ranks_words(ranks)}' if ranks else ''}", "  ", "    ") if others else []
+    )
 
 
 def verdict_words(verdict: Verdict) -> str:

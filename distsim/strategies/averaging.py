@@ -6,7 +6,7 @@ and `hierarchical_model_averager.py` (the group of the longest period that divid
 one all_reduce per parameter once `sync_every` steps are done, all waited for; DiLoCo: the same of pseudogradients, the weights before the
 local steps less those after them, with which an outer optimizer goes on from the former; Streaming DiLoCo: a fragment of the model at a
 time, started `fragment_sync_delay` steps before it is used). Douillard et al., DiLoCo (arXiv 2311.08105) and Streaming DiLoCo (arXiv
-2501.18512); Lin et al., post-local SGD (arXiv 1808.07217). torchft sums and divides; here that is one all_reduce with `avg`.
+2501.18512); Lin et al., post-local SGD (arXiv 1808.07217). torch divides before it sums, torchft after.
 """
 
 from __future__ import annotations
@@ -87,14 +87,15 @@ class LocalSgd(Averaged):
         w = Writer(context.prefix(self.name), self.dtype, self.group)
         sizes = self.shapes()
         names = [w.tensor(f"weights_{k}", size) for k, size in enumerate(sizes if self.per_parameter else [sum(sizes)])]
-        return Expansion([*self.local(w, names), *self.averages(w, names)], w.tensors)
+        return Expansion([*self.local(w, names), *self.averages(w, names, context)], w.tensors)
 
-    def averages(self, w: Writer, names: list[str]) -> list[Entry]:
+    def averages(self, w: Writer, names: list[str], context: Context) -> list[Entry]:
         """The mean, in the iterations that have one."""
         skips = [f"not (rank == {rank} and iteration == {k})" for rank, k in self.skips_average.items()]
         if self.per_parameter:
-            mean = [w.call("all_reduce", tensor=n, op="avg", async_=True, as_=f"{w.p}_mean@{k}") for k, n in enumerate(names)]
+            mean = [w.call("all_reduce", tensor=n, op="sum", async_=True, as_=f"{w.p}_mean@{k}") for k, n in enumerate(names)]
             mean += [wait(f"{w.p}_mean@{k}") for k in range(len(names))]
+            mean += [divided(name, context.size_of(self.group)) for name in names]
             return [block(mean, " and ".join([f"iteration % {self.every} == {self.every - 1}", *skips]))]
         levels: dict[int, Group | None] = {**self.levels} if self.levels else {self.every: self.group}
         found: list[Entry] = []
@@ -102,8 +103,8 @@ class LocalSgd(Averaged):
         for period, group in reversed(levels.items()):
             step = "iteration" if self.levels else f"(iteration - {self.warmup})"
             chosen = [f"iteration >= {self.warmup}", f"{step} % {period} == 0", *longer, *skips]
-            mean = Writer(w.p, w.dtype, group).call("all_reduce", tensor=names[0], op="avg")
-            found.append(block([mean], " and ".join(chosen)))
+            mean = Writer(w.p, w.dtype, group).call("all_reduce", tensor=names[0], op="sum")
+            found.append(block([divided(names[0], context.size_of(group)), mean], " and ".join(chosen)))
             longer.append(f"{step} % {period} != 0")
         return found
 
@@ -147,13 +148,16 @@ class DiLoCo(Averaged):
             start = f"iteration % {self.every} == {last - self.delay}"
             steps.append(block(self.started(w, k, delta, [before, weights[k]]), start))
             end = f"iteration % {self.every} == {last}"
-            steps.append(block(self.finished(w, k, delta, [before, weights[k]]), end))
+            mean = [wait(f"{w.p}_mean_{k}"), divided(delta, context.size_of(self.group))]
+            steps.append(block([*mean, compute(f"outer optimizer {k}", self.outer, reads=[delta], writes=[before, weights[k]])], end))
         return Expansion(steps, w.tensors)
 
     def started(self, w: Writer, k: int, delta: str, held: list[str]) -> list[Entry]:
         """The fragment's change, on its way to a mean."""
         change = compute(f"pseudogradient {k}", self.pseudogradient, reads=held, writes=[delta])
-        return [change, w.call("all_reduce", tensor=delta, op="avg", async_=True, as_=f"{w.p}_mean_{k}")]
+        return [change, w.call("all_reduce", tensor=delta, op="sum", async_=True, as_=f"{w.p}_mean_{k}")]
 
-    def finished(self, w: Writer, k: int, delta: str, held: list[str]) -> list[Entry]:
-        return [wait(f"{w.p}_mean_{k}"), compute(f"outer optimizer {k}", self.outer, reads=[delta], writes=held)]
+
+def divided(tensor: str, ranks: int) -> Entry:
+    """A sum as a mean."""
+    return {"assign": {"tensor": tensor, "value": f"{tensor} * {1 / ranks!r}"}}

@@ -73,6 +73,7 @@ class QuorumWriter(Writer):
         super().__init__(context.prefix(fields.name), fields.dtype)
         self.f, self.context = fields, context
         layers = fields.model
+        self.members = [len(members) for members in fields.quorums.values()]
         self.weights = [self.tensor(f"weights_{k}", prod(shape)) for k, shape in enumerate(s for one in layers for s in one.params)]
         self.grads = [self.tensor(f"grad_{k}", layer.numel) for k, layer in enumerate(reversed(layers))]
 
@@ -115,6 +116,7 @@ class QuorumWriter(Writer):
             handle = f"{self.p}_{max(k, 0)}_sum_{number}"
             body.append(step("all_reduce", tensor=grad, op="sum", group=self.group_name(k), async_=True, as_=handle))
         body += [wait(f"{self.p}_{max(k, 0)}_sum_{number}") for number in range(len(layers))]
+        body += self.divided(self.members[max(k, 0)], joined, start)
         body.append(compute("commit", f.commit))
         body.append(compute("optimizer", f.optimizer or {"time": "0 ns"}, reads=self.grads, writes=self.weights))
         return [block(body, f"{span} and ({_chosen(ranks)})")]
@@ -126,6 +128,15 @@ class QuorumWriter(Writer):
             zeros = {"assign": {"tensor": grad, "value": 0}, "ranks": f"iteration == {start} and ({_chosen(joined)})"}
             found.append(zeros)
         return found
+
+    def divided(self, members: int, joined: list[int], start: int) -> list[Entry]:
+        """Sums as means of those who gave something."""
+        def means(count: int) -> list[Entry]:
+            return [{"assign": {"tensor": grad, "value": f"{grad} * {1 / count!r}"}} for grad in self.grads]
+
+        if not joined or len(joined) == members:
+            return means(members)
+        return [block(means(members - len(joined)), f"iteration == {start}"), block(means(members), f"iteration > {start}")]
 
     def group_name(self, k: int) -> str:
         return f"{self.p}_quorum_{k}"

@@ -6,6 +6,7 @@ import ctypes
 import time
 from typing import Any, Final
 
+from distsim.capture.compiled import as_traced
 from distsim.capture.cuda import syncbn, wide
 from distsim.capture.cuda.pretend import Device, Patch, patches, put
 
@@ -55,7 +56,7 @@ def install(library: ctypes.CDLL, count: int) -> None:
         _installed[0].resize(count)
     else:
         device = Library(library, count)
-        for patch in [*patches(device), *classes(), *storages()]:
+        for patch in [*patches(device), *classes(), *storages(), *compiling()]:
             put(patch)
         syncbn.register()
         wide.register()
@@ -63,6 +64,12 @@ def install(library: ctypes.CDLL, count: int) -> None:
     torch.cuda._cached_device_count = None
     torch.cuda.default_generators = tuple(torch.ops.distsim.default_generator(k) for k in range(count))
     torch.cuda._initialized = True
+
+
+def compiling() -> list[Patch]:
+    """torch.compile, whose code for a GPU could be neither built nor run."""
+    reason = "torch.compile writes Triton and C++ for the GPU that is not there: litgpt's and torchtitan's models"
+    return [Patch("torch:_TorchCompileInductorWrapper", "__call__", as_traced, reason)]
 
 
 def storages() -> list[Patch]:

@@ -130,6 +130,30 @@ def test_a_call_of_a_backward_pass_names_the_forward_line_that_it_is_for():
     assert ("net(torch.ones(2, 4)).sum().backward()", "x = self.one(x)") in found
 
 
+def multiplies_first() -> None:
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    for factor in (0.25, torch.tensor([0.25])):
+        op, x = dist._make_nccl_premul_sum(factor), torch.full((4,), 4.0 * (rank + 1))
+        dist.all_reduce(x, op=op)
+        part = torch.empty(2)
+        dist.reduce_scatter_tensor(part, torch.arange(4.0), op=op)
+        assert (x.tolist(), part.tolist()) == ([3.0] * 4, [rank * 1.0, rank + 0.5])
+
+
+def multiplies_first_on_gloo() -> None:
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(2), op=dist._make_nccl_premul_sum(0.5))
+
+
+def test_a_sum_whose_parts_are_multiplied_first_is_nccls_alone():
+    """FSDP2 divides gradients so."""
+    refused = run(multiplies_first_on_gloo, 2)
+
+    assert run(multiplies_first, 2).outcome == "completes"
+    assert {s.what for s in refused.stands} == {"RuntimeError: Cannot use ReduceOp.PREMUL_SUM with Gloo"}
+
+
 def compiles() -> None:
     dist.init_process_group("nccl")
 

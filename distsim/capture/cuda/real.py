@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from distsim.capture.compiled import as_traced
 from distsim.capture.cuda import syncbn, wide
-from distsim.capture.cuda.pretend import Device, Patch, patches, put
+from distsim.capture.cuda.pretend import Device, Patch, fixed, patches, put
+from distsim.capture.tensors import Unsupported
 
 _installed: Final[list[Library]] = []
 
@@ -69,7 +70,16 @@ def install(library: ctypes.CDLL, count: int) -> None:
 def compiling() -> list[Patch]:
     """torch.compile, whose code for a GPU could be neither built nor run."""
     reason = "torch.compile writes Triton and C++ for the GPU that is not there: litgpt's and torchtitan's models"
-    return [Patch("torch:_TorchCompileInductorWrapper", "__call__", as_traced, reason)]
+    return [
+        Patch("torch:_TorchCompileInductorWrapper", "__call__", as_traced, reason),
+        Patch("torch.cuda", "graph_pool_handle", fixed((0, 1)), "asked for before a CUDA graph is made: the graph is what is refused"),
+        Patch("torch.cuda.graphs:CUDAGraph", "__new__", no_graphs, "what a graph replays would run no Python, and be seen by nobody"),
+    ]
+
+
+def no_graphs(cls: type, *args: object, **more: object) -> None:
+    """Raises Unsupported, with what it is by name."""
+    raise Unsupported("distsim capture does not support CUDA graphs (torch.cuda.CUDAGraph): turn them off in the program")
 
 
 def storages() -> list[Patch]:

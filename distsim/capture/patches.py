@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl, urlparse
 from distsim.capture.client import Client
 from distsim.capture.group import GroupMethods
 from distsim.capture.preload import have_all_backends
+from distsim.capture.splitting import Splitting
 from distsim.capture.store import StoreMethods
 from distsim.capture.work import Futures, Request, WorkMethods
 
@@ -56,6 +57,8 @@ class Patches:
         self._everywhere("new_group", self._wrapped_new_group("new_group"))
         c10d._new_group_with_tag = self._wrapped_new_group("_new_group_with_tag")  # all variants: who calls, for which ranks
         self._everywhere("destroy_process_group", self._destroy)
+        self.splitting = Splitting(lambda *args, **kwargs: dist.new_group(*args, **kwargs))
+        self._everywhere("split_group", self.splitting.split_group)  # C++ splits its own groups alone
         self._everywhere("batch_isend_irecv", self._batch)  # torch's own loop would hide where a batch ends
         have_all_backends()  # judged by their rules, without their libraries
         for name in ("TCPStore", "FileStore"):
@@ -142,7 +145,7 @@ class Patches:
     # --- what the program says of groups ---
     def _init(self, *args: Any, **kwargs: Any) -> None:
         client, c10d = self.client, self.c10d
-        kwargs.pop("device_id", None)
+        self.splitting.device = kwargs.pop("device_id", None)
         timeout = kwargs.get("timeout", args[2] if len(args) > 2 else None)
         self.explicit = timeout
         args, kwargs = self._without_mpi(args, kwargs)

@@ -33,6 +33,7 @@ FAMILIES = {
     "nested": "fully_shard around transformer blocks, with adapters",
     "tp": "Tensor parallelism (DTensor)",
     "pipeline": "Pipelines",
+    "deepspeed": "DeepSpeed's ZeRO",
 }
 IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
             "torch.distributed.checkpoint", "torch.distributed.optim", "torch._dynamo")  # fmt: skip

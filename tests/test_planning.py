@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from conftest import Cli
+from conftest import Cli, draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -149,7 +149,7 @@ _OUTCOMES = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(_OUTCOMES, _OUTCOMES)
 def test_layouts_are_apart_only_where_no_prices_within_their_bands_swap_them(a: Outcome, b: Outcome) -> None:
     def at(one: Outcome, c: float, k: float) -> float:
@@ -171,7 +171,7 @@ def test_on_two_clusters_prices_err_apart() -> None:
     assert apart(one, slower._replace(cluster="b", parts=(Part("products", 200, 0.85, 1.4),)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(st.lists(_OUTCOMES, min_size=1, max_size=12))
 def test_the_front_is_what_nobody_beats(found: list[Outcome]) -> None:
     def key(one: Outcome) -> tuple[int, int, int]:

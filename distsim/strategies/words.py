@@ -6,6 +6,7 @@ The key is a field as the file has it, or ``strategy.field`` where it means some
 from __future__ import annotations
 
 from distsim.fields import Told
+from distsim.strategies.words_serving import WORDS as MORE
 
 _AXIS = "left out, the axis that is usually called so, where the mesh has it"
 WORDS: dict[str, Told] = {
@@ -142,6 +143,6 @@ WORDS: dict[str, Told] = {
     "async": Told("Start the launch and go on; `as` names the request.", True),
     "as": Told("The handle of the launch's request.", "h"),
     "on": Told("The CUDA stream that is current at the call.", "comm"),
-}  # fmt: skip
+} | MORE  # fmt: skip
 
 __all__ = ["WORDS"]

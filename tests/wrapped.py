@@ -34,6 +34,7 @@ FAMILIES = {
     "tp": "Tensor parallelism (DTensor)",
     "pipeline": "Pipelines",
     "service": "Averages, checkpoints, weights for a rollout, attention over heads",
+    "deepspeed": "DeepSpeed's ZeRO",
 }
 IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
             "torch.distributed.checkpoint", "torch.distributed.optim", "torch._dynamo")  # fmt: skip

@@ -9,6 +9,8 @@ from distsim.findings.record import Finding
 from distsim.views.tables import folded
 
 _MILD = ("ok", "leak")
+#: A `fail`, an `exit` or a fault of the file ends ranks: no back end is to blame.
+_ENDED = ("DS801", "DS802", "DS803", "DS805")
 _WHAT = {"hangs": "it hangs", "raises": "it raises", "crashes": "a process crashes", "wrong-data": "the data are wrong",
          "undefined": "what happens is left open"}  # fmt: skip
 
@@ -18,7 +20,7 @@ def against_lines(verdict: Verdict | None, outcome: str, backend: str, findings:
 
     ``outcome``: what comes of the program under its own back end. The remedy is that of the first finding which explains it.
     """
-    if verdict is None or not verdict.complete:
+    if verdict is None or not verdict.complete or any(f.code in _ENDED for f in findings):
         return []
     told = sorted((f for f in findings if f.severity != "note" and f.help and f.code != "DS705"), key=lambda f: f.severity)
     remedy = _remedy(told[0].help) if told else ""

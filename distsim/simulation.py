@@ -21,7 +21,7 @@ from distsim.check.verdict import Verdict, verdict_of
 from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.collection import no_collection
 from distsim.cost import CostModel
-from distsim.engine import Run, run
+from distsim.engine import Run, may_share, run
 from distsim.engine.folded import whole_run, whole_standstill
 from distsim.errors import UsageError
 from distsim.findings.record import Finding
@@ -180,7 +180,8 @@ def _folded(scenario: Scenario, program: Program, cost: CostModel, more: More) -
     tell = more.get("tell", _untold)
     tell(f"which of {program.world_size:,} ranks do the same")
     profile = PROFILES[program.backend]
-    part = section(program, [cost], [profile])
+    shared = may_share(program, cost)
+    part = section(program, [cost], [profile], shared=shared)
     if part is None:
         return None
     if more.get("bounded"):
@@ -189,7 +190,7 @@ def _folded(scenario: Scenario, program: Program, cost: CostModel, more: More) -
         f"{part.present_calls:,} calls on {len(part.present):,} ranks, which stand for {program.world_size:,}, in simulated time"
     )
     try:
-        result = run(part, profile, cost)
+        result = run(part, profile, cost, shared=shared)
         found = _judged(scenario, part, cost, result, more)
     except Unfold:
         return None

@@ -271,7 +271,7 @@ def test_a_rank_that_makes_more_calls_than_most_is_not_told_that_the_others_skip
     program = "  - repeat: {times: {0: 3, else: 2}, index: i, steps: [{all_reduce: {tensor: x}}]}\n"
     found = errors(program)
 
-    assert found[0].help[0] == "rank 0 makes one call more than the others: uneven batches, or a branch that it alone takes:"
+    assert found[0].help[0] == "rank 0 makes calls that the others do not: a batch more (uneven batches),"
     assert errors(program.replace("0: 3, else: 2", "0: 2, else: 3"))[0].help[0].startswith("uneven batches, an early return")
 
 

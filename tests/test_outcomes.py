@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 
 from distsim.cost import CostModel
@@ -42,7 +43,7 @@ def without_clock(program: Program, profile: Profile) -> bool | None:
     return all(host.ended for host in done.hosts) and not list(Misfits(linked).met(done.posted))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=draws(80), deadline=None)
 @given(any_programs())
 def test_what_surely_completes_does_complete(plain: Plain) -> None:
     for backend, options in OPTIONS:
@@ -54,7 +55,7 @@ def test_what_surely_completes_does_complete(plain: Plain) -> None:
             assert (outcome_of(program, left), left.mismatches) == ("completes", ())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(valid_programs())
 def test_correct_programs_are_seen_to_complete_without_a_clock(plain: Plain) -> None:
     """On gloo, where the contract is the rule, nothing is left to the engines."""
@@ -63,7 +64,7 @@ def test_correct_programs_are_seen_to_complete_without_a_clock(plain: Plain) -> 
         assert without_clock(program, PROFILES["gloo"])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(any_programs())
 def test_what_happens_in_time_is_among_what_every_order_allows(plain: Plain) -> None:
     """Receives of odd ranks take any sender."""

@@ -33,6 +33,8 @@ FAMILIES = {
     "nested": "fully_shard around transformer blocks, with adapters",
     "tp": "Tensor parallelism (DTensor)",
     "pipeline": "Pipelines",
+    "service": "Averages, checkpoints, weights for a rollout, attention over heads",
+    "deepspeed": "DeepSpeed's ZeRO",
 }
 IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
             "torch.distributed.checkpoint", "torch.distributed.optim", "torch._dynamo")  # fmt: skip
@@ -208,7 +210,7 @@ def show(family: str, name: str) -> None:
 
 HEAD = """# The same calls as PyTorch
 
-Training steps as torchtitan, TRL, accelerate and Lightning wrap models, run on real PyTorch 2.13 with Gloo processes and recorded, each
+Training steps as torchtitan, TRL, accelerate and Lightning wrap models, and what stands beside them, run on real PyTorch 2.13 with Gloo processes and recorded, each
 beside what [`distsim expand`](strategies.md) makes of a scenario: every collective and message of every rank in order, with its group,
 elements, dtype, reduce op, root, peer, batch, and whether the caller goes on at once (functional collectives, and calls that C++ makes and
 waits for, start without waiting and are waited for by what follows: to the program, calls that return when they are done).

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distsim.capture.child import Target, Ways, environment_of, run_child
-from distsim.capture.hub import Hub, listen
+from distsim.capture.hub import Hub
 from distsim.capture.members import Failure, Member
-from distsim.capture.wire import Regions
+from distsim.capture.wire import Regions, listen
 from distsim.profiles import PROFILES
 from distsim.profiles.record import Profile
 

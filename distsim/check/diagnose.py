@@ -143,7 +143,7 @@ class _Diagnosis:
         found = self._finding("DS305" if circle.by_choice else "DS301", [head, *columns(lines), *more], core, advice,
                               [(t.rank, t.need) for t in turns])  # fmt: skip
         if made is not None:
-            return lead_new_group(replace(found, help=advise_new_group(made[1])), *made)
+            return lead_new_group(replace(found, help=advise_new_group(made[1], made[0].local_sync)), *made)
         return found if other is None else other.lead(found)
 
     def _given_up(self, part: Counterpart) -> bool:

@@ -60,21 +60,6 @@ def stays_connected(program: Program, ends: Sequence[RankEnd]) -> list[str]:
             " \"Connection closed by peer\" at once"]  # fmt: skip
 
 
-def advise_extra(where: CallIndex, rank: int, position: int, lane: int) -> tuple[str, ...]:
-    """A call that fewer members of a group make than leave it out is likelier one too many; nothing where it is not."""
-    number = where.joins(rank, lane).index(position)
-    members = where.layout.lane_ranks[lane]
-    makes = [r for r in members if len(where.joins(r, lane)) > number]
-    if 2 * len(makes) >= len(members):
-        return ()
-    lone = len(makes) == 1
-    others = "the other" if len(members) == 2 else "the others"
-    more = f"makes one call more than {others}" if lone else f"make one call more than {others}"
-    branch = "a branch that it alone takes" if lone else "a branch that they alone take"
-    return (f"{some_ranks(makes, 4)} {more}: uneven batches, or {branch}:",
-            f"take it out there, or let every member of {where.layout.program.groups[lane].name} make it")  # fmt: skip
-
-
 def advise_branch(where: CallIndex, ranks: Sequence[int], position: int, lane: int, gone: Sequence[int]) -> tuple[str, ...]:
     """Calls in a branch that the others do not take: where these, and these alone, are why one rank waits on a lane for others."""
     program, rank = where.layout.program, ranks[0]
@@ -118,5 +103,4 @@ def advise_left(
     gone = [end.rank for end in ends]
     if part is None or part.is_message or part.call.op in _FIRST or any(end.status != "ended" for end in ends):
         return advise_gone(ends[0].status, part, gone, ends[0].message)
-    advice = advise_branch(where, ranks, position, part.lane, gone) or advise_extra(where, ranks[0], position, part.lane)
-    return advice or advise_gone("ended", part, gone, "")
+    return advise_branch(where, ranks, position, part.lane, gone) or advise_gone("ended", part, gone, "", ranks)

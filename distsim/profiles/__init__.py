@@ -10,7 +10,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from distsim.cluster import Cluster, preset
-from distsim.ops.records import REDUCE_OPS
+from distsim.ops.records import REDUCE_OPS, Call
 from distsim.profiles.contract import BUFFERED, EARLY, RENDEZVOUS
 from distsim.profiles.record import Meeting, Mishap, Outcome, Profile, Workers
 from distsim.profiles.support import Support
@@ -39,6 +39,12 @@ def default_cluster(backend: str) -> Cluster:
     return preset(PROFILES[backend].cluster)
 
 
+def refusal(profile: Profile, call: Call) -> str | None:
+    """Why a call is refused: by the back end of its group where that has one of its own, else by ``profile``. None where it is taken."""
+    own = call.group.backend if profile.support is not None else None
+    return (PROFILES[own] if own else profile).refuse(call)
+
+
 def reductions(dtype: str) -> dict[str, str]:
     """Reduce op -> the first letters of the back ends whose all_reduce takes this dtype, ``-`` for each that does not (``gn-``)."""
     return {op: "".join(s.backend[0] if s.takes("all_reduce", dtype, op) else "-" for s in SUPPORT.values()) for op in REDUCE_OPS}
@@ -57,4 +63,5 @@ __all__ = [
     "Workers",
     "default_cluster",
     "reductions",
+    "refusal",
 ]

@@ -6,6 +6,7 @@ The key is a field as the file has it, or ``strategy.field`` where it means some
 from __future__ import annotations
 
 from distsim.fields import Told
+from distsim.strategies.words_serving import WORDS as MORE
 
 _AXIS = "left out, the axis that is usually called so, where the mesh has it"
 WORDS: dict[str, Told] = {
@@ -84,6 +85,8 @@ WORDS: dict[str, Told] = {
                  {"vocabulary": 128256, "loss_parallel": True, "forward": "1 ms", "backward": "2 ms"}),
     "between": Told("What is done between the forward and the backward pass: a time, or entries.", "1 ms"),
     "sequence_parallel": Told("Shard activations along the sequence between the matrices.", True),
+    "tensor_calls": Told("dtensor: calls of PyTorch's DTensor; megatron: those of fused matrices, with gradients beside.", "megatron"),
+    "loss_parallel": Told("Compute the loss from each rank's part of the logits; else gather them.", False),
     "keys": Told("Keys (or values) of a rank's part of the sequence: a message holds both.", [1, 8, 1024, 128]),
     "rotate": Told("How keys and values go round.", "allgather"),
     "causal": Told("Later positions do not see earlier ones' future: parts that come after its own are left out.", True),
@@ -127,6 +130,6 @@ WORDS: dict[str, Told] = {
     "async": Told("Start the launch and go on; `as` names the request.", True),
     "as": Told("The handle of the launch's request.", "h"),
     "on": Told("The CUDA stream that is current at the call.", "comm"),
-}  # fmt: skip
+} | MORE  # fmt: skip
 
 __all__ = ["WORDS"]

@@ -61,6 +61,9 @@ class Patches:
         self.splitting = Splitting(lambda *args, **kwargs: dist.new_group(*args, **kwargs))
         self._everywhere("split_group", self.splitting.split_group)  # C++ splits its own groups alone
         self._everywhere("batch_isend_irecv", self._batch)  # torch's own loop would hide where a batch ends
+        c10d._warn_not_in_group = self._stranger(
+            c10d._warn_not_in_group
+        )  # torch warns and does nothing: a call that no rule sees
         setattr(import_module("torch.distributed.rpc"), "init_rpc", _no_rpc)  # noqa: B010 - its agent talks in C++, unseen
         have_all_backends()  # judged by their rules, without their libraries
         for name in ("TCPStore", "FileStore"):
@@ -205,6 +208,15 @@ class Patches:
         number = getattr(group, "number", 0)
         self._originals["destroy_process_group"](group)
         self.client.say(["mark", self.client.number(), site, "destroy_process_group", number, {}])
+
+    def _stranger(self, original: Callable[[str], None]) -> Callable[[str], None]:
+        """Say that a rank called on a group that it is not in."""
+
+        def warn(op_name: str) -> None:
+            self.client.hold(["mark", self.client.number(), self.client.site(3), "stranger", 0, {"op": op_name}])
+            original(op_name)
+
+        return warn
 
     # --- batches ---
     def _batch(self, p2p_op_list: list[Any]) -> list[Any]:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from distsim.capture.client import Client
+from distsim.capture.compiled import leave_alone
 from distsim.capture.fake import told
+from distsim.capture.forward import Forward
 from distsim.capture.members import Failure
 from distsim.capture.refusals import refusal
 from distsim.capture.sites import NOWHERE, Sites
@@ -61,6 +63,10 @@ def run_child(target: Target, environment: Mapping[str, str], address: str, regi
     _one_thread()
     lay(client)
     lay_spawn(client)
+    forward = Forward(client.sites)
+    forward.lay()
+    client.sites.forward = forward.line
+    leave_alone()
     return guarded(client, lambda: _in(ways, client, target))
 
 

@@ -102,7 +102,7 @@ class TransformerFields(Strategy):
     causal: StrictBool | None = None
     tensor: Axis | None = None
     sequence_parallel: StrictBool = True
-    #: dtensor: the calls of PyTorch's DTensor plans; megatron: fused matrices, their input gathered again, gradients of it beside the weights'.
+    #: dtensor: calls of PyTorch's DTensor; megatron: those of fused matrices, their input gathered again, its gradient beside the weights'.
     tensor_calls: Literal["dtensor", "megatron"] = "dtensor"
     #: The loss is computed from each rank's part of the logits (torchtitan's default, and Megatron-LM's only way); else they are gathered.
     loss_parallel: StrictBool = True

@@ -106,9 +106,7 @@ class TensorCalls(Writer):
         return [self.priced("backward head", 2 * flops), *self.after()]
 
     # --- a block's backward pass ---
-    def block_backward(
-        self, word: str, flops: int, columns: Sequence[int], first: list[Entry], last: list[Entry]
-    ) -> list[Entry]:
+    def block_backward(self, word: str, flops: int, columns: Sequence[int], first: list[Entry], last: list[Entry]) -> list[Entry]:
         """``columns``: FLOPs of the forward product of each matrix by columns; of its gradient, and of its input's, the same."""
         if not self.cut:
             return [*first, self.priced(f"backward {word}", flops), *last]

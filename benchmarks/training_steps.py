@@ -118,7 +118,7 @@ def scenario_of(row: dict[str, str], micro_batches: int) -> Scenario:
         "micro_batches": micro_batches, "dtype": "bfloat16" if row["dtype"].lower().startswith("bf16") else "float16",
         "recompute": recompute_of(row), "attention": attention, "zero": zero_of(row), "data_ranks": max(dp * cp, 1),
         "sequence_parallel": row["seq_parallel"] == "yes", "overlap_grad_reduce": row.get("grad_reduce") != "after",
-        "attention_efficiency": attention_of(row),
+        "attention_efficiency": attention_of(row), "tensor_calls": "dtensor" if "FSDP" in row["sharding"] else "megatron",
     }  # fmt: skip
     chunks = number(row, "vpp")
     if pp > 1:

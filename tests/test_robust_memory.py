@@ -59,12 +59,15 @@ def test_a_command_may_take_what_is_free_but_for_a_rest_and_no_more_than_it_was_
 ) -> None:
     """At least half a GiB, however little is free: the estimate of the system is one."""
     took: list[tuple[int, int]] = []
+    watched: list[int] = []
     monkeypatch.setattr(process, "_free_bytes", lambda: free)
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: took.append(pair))
+    monkeypatch.setattr(process, "_warn_early", watched.append)
     process.bound_memory()
 
     assert took == ([] if bound is None else [(bound, hard)])
+    assert watched == ([] if bound is None else [bound])
 
 
 def test_what_is_free_is_the_least_that_machine_and_control_group_leave(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -41,19 +41,19 @@ def lines_of(raw: BufferedIOBase, first: int, later: int) -> Iterator[str]:
 
     What a cut left of a gzip file is given as far as it goes. Raises LongLine, and UnicodeDecodeError for what is no text.
     """
-    number, most, rest = 1, first, b""
+    number, most, rest = 1, first, bytearray()
     for piece in _plain(raw):
-        lines = (rest + piece).split(b"\n")
-        rest = lines.pop()
-        for line in lines:
-            if len(line) >= most:
+        lines = piece.split(b"\n")
+        rest += lines[0]
+        for end in lines[1:]:
+            if len(rest) >= most:
                 raise LongLine(number, most)
-            yield line.decode() + "\n"
-            number, most = number + 1, later
+            yield rest.decode() + "\n"
+            number, most, rest = number + 1, later, bytearray(end)
         if len(rest) >= most:
             raise LongLine(number, most)
     if rest:
-        yield _last(rest, number)
+        yield _last(bytes(rest), number)
 
 
 def _last(line: bytes, number: int) -> str:

@@ -161,7 +161,7 @@ def test_a_new_view_is_one_file_that_the_command_and_the_gallery_find(tmp_path: 
         words = [sys.executable, "-c", USED, str(tmp_path), *arguments]
         return subprocess.run(words, cwd=GOLDEN.parent.parent, capture_output=True, text=True, check=True).stdout
 
-    assert "dataflow, groups, headcount, op" in " ".join(distsim("render", "--help").split())
+    assert "dataflow, groups, headcount, memory, op" in " ".join(distsim("render", "--help").split())
     drawn = distsim("render", "scenarios/hybrid.yaml", "--view", "headcount", "--format", "mermaid")
     assert drawn.startswith("1\n")
     assert '["4 ranks"]' in drawn

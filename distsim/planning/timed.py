@@ -149,12 +149,12 @@ class Timed(TrainWriter):
 
     def takes(self, word: str) -> Measured:
         """One layer's forward or backward pass; or the head's."""
-        key = (word, self.one, self.train.launch, self.train.attention_efficiency, self.train.dtype,
+        key = (word, self.one, self.train.launch, self.train.attention_efficiency, self.train.dtype, self.products,
                self.prices.inside((self.tensor_axis, self.cp, self.ep)))  # fmt: skip
         if key not in self.cache:
-            head = 1 if word == "head forward" else 2
-            made = {"forward": self.layer_forward, "backward": self.layer_backward}
-            self.cache[key] = self.measured(made[word]() if word in made else [self.priced(word, head * self.one.head_flops)])
+            made = {"forward": self.layer_forward, "backward": self.layer_backward,
+                    "head forward": lambda: self.head("forward"), "head backward": lambda: self.head("backward")}  # fmt: skip
+            self.cache[key] = self.measured(made[word]())
         return cast("Measured", self.cache[key])
 
     def measured(self, entries: Sequence[Entry]) -> Measured:

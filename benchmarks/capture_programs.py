@@ -25,8 +25,7 @@ from typing import NamedTuple
 DRIVERS = Path(__file__).parent / "capture_drivers"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "disabled",
                "HF_DATASETS_OFFLINE": "1", "DS_ACCELERATOR": "cuda", "PYTHONWARNINGS": "ignore"}  # fmt: skip
-TITAN = ("-m", "torchtitan.train", "--module", "llama3", "--config", "llama3_debugmodel", "--training.steps", "3", "--training.seq_len",
-         "64", "--training.local_batch_size", "4", "--checkpoint.no-enable", "--validator.no-enable")  # fmt: skip
+TITAN = ("-m", "torchtitan.train", "--training.steps", "3", "--training.seq_len", "64", "--training.local_batch_size", "4")
 
 
 class Foreign(NamedTuple):
@@ -56,7 +55,7 @@ PROGRAMS = (
     Foreign("torchtune full fine-tune", "torchtune", 2, ("recipes/full_finetune_distributed.py", "--config", "torchtune.yaml")),
     Foreign("megatron-core GPT, TP × PP", "megatron-core", 4, ("megatron_gpt.py",)),
     Foreign("ignite engine", "pytorch-ignite", 2, ("ignite_engine.py",)),
-    Foreign("litgpt pretrain, FSDP", "litgpt", 2, ("litgpt_pretrain.py",)),
+    Foreign("litgpt pretrain, FSDP", "litgpt", 2, ("litgpt_pretrain.py", "tiny")),
 )  # fmt: skip
 
 

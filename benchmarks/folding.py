@@ -1,10 +1,10 @@
-"""Large programs, folded and not: whole processes from YAML, their CPU time and peak memory.
+"""Large programs, folded and not: whole processes from YAML, their CPU time and peak memory, beside SimGrid's SMPI where it has the like.
 
-    python benchmarks/folding.py [--rounds N] [--only WORD] [--growth]
+    python benchmarks/folding.py [--rounds N] [--only WORD] [--growth] [--limit SECONDS]
 
 Each work runs once in each round, in turn; printed are the medians. CPU time, because a machine that others use as well says little of
-wall time. Beside them stands what SimGrid's SMPI 3.32 took for the same work (wall time of a quiet machine of two cores; `smpi.py` measures
-the ring anew where SimGrid is installed). ``--growth`` prints by which power of the number of calls and of ranks the time grows.
+wall time. SMPI replays the same calls in the same rounds, if it is installed (`smpi.py`). A process that takes more wall time than
+the limit is ended, and counts no further. ``--growth`` prints by which power of the number of calls and of ranks the time grows.
 """
 
 from __future__ import annotations
@@ -12,13 +12,20 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+import smpi
+
+from distsim.program.lower import lower
+from distsim.scenario import loads
 
 HERE = Path(__file__).parent
 RING, PIPELINE, LLAMA = (str(HERE / f"{name}.yaml") for name in ("ring", "pipeline", "llama3_405b"))
@@ -55,71 +62,128 @@ SLOW = ["--set", "faults=[{kind: slow, rank: 5003, factor: 1.3}]"]
 
 
 class Work(NamedTuple):
-    """A command, with the text of its file where it has none. ``smpi_s``: SMPI's wall seconds for the same, None where it has no like."""
+    """A command, with the text of its file where it has none. ``beside``: SMPI can do the like."""
 
     name: str
     arguments: list[str]
     text: str = ""
-    smpi_s: float | None = None
+    beside: bool = False
     status: int = 0
 
 
 WORKS = (
-    Work("ring, 1024 ranks x 100 rounds", ["simulate", RING], smpi_s=1.64),
-    Work("the same, --no-fold", ["simulate", RING, "--no-fold"], smpi_s=1.64),
-    Work("1F1B 8 x 32 x dp 128", ["simulate", PIPELINE], smpi_s=2.81),
-    Work("the same, --no-fold", ["simulate", PIPELINE, "--no-fold"], smpi_s=2.81),
+    Work("ring, 1024 ranks x 100 rounds", ["simulate", RING], beside=True),
+    Work("the same ring, --no-fold", ["simulate", RING, "--no-fold"]),
+    Work("1F1B 8 x 32 x dp 128", ["simulate", PIPELINE], beside=True),
+    Work("the same 1F1B, --no-fold", ["simulate", PIPELINE, "--no-fold"]),
     Work("1F1B 8 x 32 x dp 2048, 16 384 ranks", ["simulate", PIPELINE, "--set", "mesh.dp=2048", "--set", "world=16384"]),
     Work(
         "Llama 3 405B, one pipeline, --no-fold", ["simulate", LLAMA, "--set", "world.nodes=16", "--set", "mesh.dp=1", "--no-fold"]
     ),
     Work("Llama 3 405B, all 16 384 ranks", ["simulate", LLAMA]),
-    Work("the same with one slow rank", ["simulate", LLAMA, *SLOW]),
-    Work("100 all_reduces on 1024 ranks", ["simulate"], ALL_REDUCES, 15.1),
-    Work("the same, --no-fold", ["simulate", "--no-fold"], ALL_REDUCES, 15.1),
-    Work("deadlocked ring of 1024", ["simulate"], STUCK, 0.73, 1),
+    Work("Llama 3 405B with one slow rank", ["simulate", LLAMA, *SLOW]),
+    Work("100 all_reduces on 1024 ranks", ["simulate"], ALL_REDUCES, beside=True),
+    Work("the same all_reduces, --no-fold", ["simulate", "--no-fold"], ALL_REDUCES),
+    Work("deadlocked ring of 1024", ["simulate"], STUCK, beside=True, status=1),
     Work("check, 1024 ranks x 1200 calls", ["check"], LAYERS),
-    Work("the same, --no-fold", ["check", "--no-fold"], LAYERS),
+    Work("the same check, --no-fold", ["check", "--no-fold"], LAYERS),
 )
+#: Bytecode is at hand, as after an installation.
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
-def measure(work: Work, more: list[str] | None = None) -> tuple[float, float, float]:
-    """(CPU seconds, wall seconds, peak MiB) of one process of its own."""
+class Taken(NamedTuple):
+    """What one process took: seconds, MiB."""
+
+    cpu: float
+    wall: float
+    memory: float
+
+
+def measure(command: list[str], status: int, limit: float) -> Taken | None:
+    """One process of its own, and those that it waits for; None where it runs over the limit."""
+    start, late = time.perf_counter(), threading.Event()
+    child = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_ENVIRONMENT, start_new_session=True
+    )
+
+    def end() -> None:
+        late.set()
+        os.killpg(child.pid, signal.SIGKILL)
+
+    timer = threading.Timer(limit, end)
+    timer.start()
+    _, ended, usage = os.wait4(child.pid, 0)
+    timer.cancel()
+    child.returncode = os.waitstatus_to_exitcode(ended)
+    if late.is_set():
+        return None
+    if child.returncode != status:
+        sys.exit(f"{' '.join(command)} ended with {child.returncode}, not {status}")
+    return Taken(usage.ru_utime + usage.ru_stime, time.perf_counter() - start, usage.ru_maxrss / 1024)
+
+
+def commands(work: Work, folder: Path) -> list[tuple[str, list[str], int]]:
+    """(name, command, exit status) of a work: distsim's, and SMPI's."""
+    file = folder / f"{abs(hash(work.name))}.yaml"
+    file.write_text(work.text, encoding="utf-8")
+    arguments = [*work.arguments, *([str(file)] if work.text else [])]
+    found = [(work.name, [sys.executable, "-m", "distsim", *arguments], work.status)]
+    if work.beside and smpi.is_there():
+        traces = folder / file.stem
+        traces.mkdir()
+        text = work.text or Path(work.arguments[1]).read_text(encoding="utf-8")
+        found.append((f"  SMPI: {work.name}", smpi.write_traces(lower(loads(text)), traces), 0))
+    return found
+
+
+def table(works: list[Work], rounds: int, limit: float) -> None:
+    """Measure all works in turn, tell each as it is done, and print their medians."""
+    found: dict[str, list[Taken]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "work.yaml"
-        file.write_text(work.text, encoding="utf-8")
-        arguments = [*work.arguments, *([str(file)] if work.text else []), *(more or [])]
-        start = time.perf_counter()
-        child = subprocess.Popen([sys.executable, "-m", "distsim", *arguments], stdout=subprocess.DEVNULL)
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode != work.status:
-        sys.exit(f"distsim {' '.join(arguments)} ended with {child.returncode}, not {work.status}")
-    return usage.ru_utime + usage.ru_stime, time.perf_counter() - start, usage.ru_maxrss / 1024
+        todo = [one for work in works for one in commands(work, Path(folder))]
+        warm = measure([sys.executable, "-m", "distsim", "simulate", str(HERE.parent / "scenarios" / "hybrid.yaml")], 0, limit)
+        assert warm is not None
+        for _ in range(rounds):
+            for name, command, status in list(todo):
+                took = measure(command, status, limit)
+                print(f"{name}: {'over the limit' if took is None else f'{took.cpu:.2f} s'}", file=sys.stderr, flush=True)
+                if took is None:
+                    todo.remove((name, command, status))
+                else:
+                    found.setdefault(name, []).append(took)
+    print(f"{'work':48} {'CPU s':>7} {'wall s':>7} {'MiB':>5} {'of SMPI':>8}")
+    for name, taken in found.items():
+        cpu, wall, memory = (statistics.median(column) for column in zip(*taken, strict=True))
+        other = found.get(f"  SMPI: {name}", [])
+        ratio = f"{statistics.median(a.cpu / b.cpu for a, b in zip(taken, other, strict=False)):8.3f}" if other else ""
+        print(f"{name:48} {cpu:7.2f} {wall:7.2f} {memory:5.0f} {ratio:>8}")
 
 
-def table(works: list[Work], rounds: int) -> None:
-    """Measure all works in turn, and print their medians."""
-    found: dict[int, list[tuple[float, float, float]]] = {i: [] for i in range(len(works))}
-    for _ in range(rounds):
-        for i, work in enumerate(works):
-            found[i].append(measure(work))
-    print(f"{'work':40} {'CPU s':>7} {'wall s':>7} {'MiB':>5} {'SMPI s':>7}")
-    for i, work in enumerate(works):
-        cpu, wall, memory = (statistics.median(column) for column in zip(*found[i], strict=True))
-        print(f"{work.name:40} {cpu:7.2f} {wall:7.2f} {memory:5.0f} {work.smpi_s or '':>7}")
-
-
-def growth(rounds: int) -> None:
+def growth(rounds: int, limit: float) -> None:
     """By which power the time beyond an empty program's grows: with the calls of each rank, and with ranks that do the same."""
-    empty = statistics.median(measure(Work("", ["simulate"], "world: 1\nprogram: [barrier]\n"))[0] for _ in range(rounds))
-    for name, key, sizes in (("calls of a rank", "vars.layers", (400, 4000)), ("ranks", "mesh.dp", (128, 1024))):
-        times = []
-        for size in sizes:
-            more = ["--set", f"{key}={size}", *(["--set", f"world.nodes={size}"] if key == "mesh.dp" else [])]
-            times.append(statistics.median(measure(Work("", ["simulate"], LAYERS), more)[0] for _ in range(rounds)) - empty)
-        power = math.log(times[1] / times[0]) / math.log(sizes[1] / sizes[0])
-        print(f"{name}: {sizes[0]} take {times[0]:.2f} s, {sizes[1]} take {times[1]:.2f} s: power {power:.2f}")
+    with tempfile.TemporaryDirectory() as folder:
+        empty, layers = Path(folder) / "empty.yaml", Path(folder) / "layers.yaml"
+        empty.write_text("world: 1\nprogram: [barrier]\n", encoding="utf-8")
+        layers.write_text(LAYERS, encoding="utf-8")
+
+        def seconds(command: str, file: Path, *sets: str) -> float:
+            more = [word for text in sets for word in ("--set", text)]
+            taken = [measure([sys.executable, "-m", "distsim", command, str(file), *more], 0, limit) for _ in range(rounds)]
+            return statistics.median(math.inf if one is None else one.cpu for one in taken)
+
+        for command in ("simulate", "check"):
+            seconds(command, empty)
+            least = seconds(command, empty)
+            for name, key, sizes in (("calls of a rank", "vars.layers", (400, 4000)), ("ranks", "mesh.dp", (128, 1024))):
+                also = [[f"world.nodes={size}"] if key == "mesh.dp" else [] for size in sizes]
+                few, many = (
+                    seconds(command, layers, f"{key}={size}", *more) - least for size, more in zip(sizes, also, strict=True)
+                )
+                power = math.log(many / few) / math.log(sizes[1] / sizes[0])
+                print(
+                    f"{command}, {name}: {sizes[0]} take {few:.2f} s, {sizes[1]} take {many:.2f} s: power {power:.2f}", flush=True
+                )
 
 
 def main() -> None:
@@ -127,11 +191,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="works whose names hold this")
     parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--limit", type=float, default=600, help="wall seconds of one process")
     given = parser.parse_args()
     if given.growth:
-        growth(given.rounds)
+        growth(given.rounds, given.limit)
     else:
-        table([work for work in WORKS if given.only in work.name], given.rounds)
+        table([work for work in WORKS if given.only in work.name], given.rounds, given.limit)
 
 
 if __name__ == "__main__":

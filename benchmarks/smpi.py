@@ -1,22 +1,26 @@
-"""The ring of 1024 ranks beside SimGrid's SMPI trace replay (Debian package `simgrid`): whole processes, interleaved.
+"""Programs as SimGrid's SMPI replays them (Debian package `libsimgrid-dev`, which has `smpirun`), to be measured beside distsim.
 
-    python benchmarks/smpi.py
+    python benchmarks/smpi.py FILE…        # ring.yaml and others of the same calls: both whole processes, interleaved, medians of CPU time
 
-distsim starts from `ring.yaml`, verdict included; SMPI from text traces that are written before the clock starts. Prints the medians
-and distsim's time over SMPI's. SimGrid's flags switch its TCP correction factors off, so that both price 25 GB/s and 5 us.
+distsim starts from YAML and gives a verdict; SMPI from one text trace a rank that is written before its clock starts. Its flags
+switch off the correction factors for TCP, so that both price 25 GB/s and 5 us between any two ranks. A replay knows no group but the
+world: collectives of others are left out, which spares SMPI their work.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-RANKS, ROUNDS, NBYTES = 1024, 100, 1 << 20
+from distsim.program.lower import lower
+from distsim.program.records import Program
+from distsim.scenario import load
+
 REPEATS = 5
 PLATFORM = """<?xml version='1.0'?>
 <!DOCTYPE platform SYSTEM "https://simgrid.org/simgrid.dtd">
@@ -24,49 +28,71 @@ PLATFORM = """<?xml version='1.0'?>
   <cluster id="c" prefix="n" suffix="" radical="0-{last}" speed="1Gf" bw="25GBps" lat="2.5us" sharing_policy="SPLITDUPLEX"/>
 </platform>
 """
+#: MPI_BYTE in a trace.
+_BYTE = 6
 
 
-def write_traces(folder: Path) -> list[str]:
-    """The same calls as ring.yaml, one text file per rank; the command that replays them."""
+def is_there() -> bool:
+    return shutil.which("smpirun") is not None
+
+
+def write_traces(program: Program, folder: Path) -> list[str]:
+    """A program's calls, one text file a rank; the command that replays them."""
     names = []
-    for rank in range(RANKS):
-        one_round = [
-            f"{rank} isend {(rank + 1) % RANKS} 0 {NBYTES} 6",
-            f"{rank} irecv {(rank - 1) % RANKS} 0 {NBYTES} 6",
-            f"{rank} waitall",
-        ]
+    for rank in range(program.world_size):
         path = folder / f"rank{rank}.txt"
-        path.write_text("\n".join([f"{rank} init", *one_round * ROUNDS, f"{rank} finalize"]) + "\n")
+        path.write_text("\n".join([f"{rank} init", *_lines(program, rank), f"{rank} finalize", ""]), encoding="utf-8")
         names.append(str(path))
-    (folder / "traces").write_text("\n".join(names) + "\n")
-    (folder / "hosts").write_text("\n".join(f"n{rank}" for rank in range(RANKS)) + "\n")
-    (folder / "platform.xml").write_text(PLATFORM.format(last=RANKS - 1))
+    (folder / "traces").write_text("\n".join(names) + "\n", encoding="utf-8")
+    hosts = "".join(f"n{rank}\n" for rank in range(program.world_size))
+    (folder / "hosts").write_text(hosts, encoding="utf-8")
+    (folder / "platform.xml").write_text(PLATFORM.format(last=program.world_size - 1), encoding="utf-8")
     flags = ["smpi/host-speed:1Gf", "smpi/bw-factor:0:1", "smpi/lat-factor:0:1"]
     return ["smpirun", "-replay", str(folder / "traces"), "-platform", str(folder / "platform.xml"), "-hostfile", str(folder / "hosts"),
-            "-np", str(RANKS), *(f"--cfg={flag}" for flag in flags)]  # fmt: skip
+            "-np", str(program.world_size), *(f"--cfg={flag}" for flag in flags)]  # fmt: skip
 
 
-def seconds(command: list[str]) -> float:
-    """Wall seconds of a whole process; it must succeed."""
-    start = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{command[0]} failed: {done.stderr[-2000:]}")
-    return time.perf_counter() - start
+def _lines(program: Program, rank: int) -> list[str]:
+    found = []
+    for _, call in program.calls_of(rank):
+        if call.op in ("send", "isend", "recv", "irecv"):
+            found.append(f"{rank} {call.op} {call.peer} 0 {call.input_nbytes} {_BYTE}")
+        elif call.op == "compute":
+            found.append(f"{rank} compute {call.time_ns}")  # flops at 1 Gflop/s
+        elif call.op == "wait":
+            found.append(f"{rank} waitall")
+        elif call.op == "all_reduce" and call.group.size == program.world_size:
+            found.append(f"{rank} allreduce {call.input_nbytes} 0 {_BYTE}")
+    return found
+
+
+def cpu_seconds(command: list[str]) -> float:
+    """CPU seconds of a process and of those that it waits for; it must succeed."""
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode not in (0, 1):
+        sys.exit(f"{' '.join(command[:4])} ended with {child.returncode}")
+    return usage.ru_utime + usage.ru_stime
+
+
+def compare(file: str) -> None:
+    """Print both medians, and the median of the rounds' ratios."""
+    ours = [sys.executable, "-m", "distsim", "simulate", file]
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = write_traces(lower(load(file)), Path(folder))
+        cpu_seconds(ours)
+        pairs = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(REPEATS)]
+    mine, other = (statistics.median(column) for column in zip(*pairs, strict=True))
+    ratio = statistics.median(a / b for a, b in pairs)
+    print(f"{file}: distsim {mine:.2f} s, SMPI {other:.2f} s of CPU, ratio {ratio:.2f}")
 
 
 def main() -> None:
-    if shutil.which("smpirun") is None:
-        sys.exit("smpirun is not installed (Debian: apt-get install simgrid)")
-    ring = Path(__file__).parent / "ring.yaml"
-    ours = [sys.executable, "-m", "distsim", "simulate", str(ring)]
-    with tempfile.TemporaryDirectory() as folder:
-        theirs = write_traces(Path(folder))
-        seconds(ours), seconds(theirs)
-        pairs = [(seconds(ours), seconds(theirs)) for _ in range(REPEATS)]
-    mine, other = (statistics.median(column) for column in zip(*pairs, strict=True))
-    ratio = statistics.median(a / b for a, b in pairs)
-    print(f"ring of {RANKS} ranks x {ROUNDS} rounds, whole process: distsim {mine:.2f} s, SMPI {other:.2f} s, ratio {ratio:.2f}")
+    if not is_there():
+        sys.exit("smpirun is not installed (Debian: apt-get install libsimgrid-dev)")
+    for file in sys.argv[1:] or [str(Path(__file__).parent / "ring.yaml")]:
+        compare(file)
 
 
 if __name__ == "__main__":

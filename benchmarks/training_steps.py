@@ -124,7 +124,7 @@ def scenario_of(row: dict[str, str], micro_batches: int) -> Scenario:
         "micro_batches": micro_batches, "dtype": "float16" if row["dtype"].lower().startswith("fp16") else "bfloat16",
         "recompute": recompute_of(row), "attention": attention, "zero": zero_of(row), "data_ranks": max(dp * cp, 1),
         "sequence_parallel": row["seq_parallel"] == "yes", "overlap_grad_reduce": row.get("grad_reduce") != "after",
-        **attention_of(row), **products_of(row),
+        "tensor_calls": "dtensor" if "FSDP" in row["sharding"] else "megatron", **attention_of(row), **products_of(row),
     }  # fmt: skip
     chunks = number(row, "vpp")
     if pp > 1:

@@ -35,6 +35,7 @@ from distsim.program.limits import FOLDED_CALLS, MAX_CALLS, bounded_program, bou
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import Scenario, load
+from distsim.semantics.facts import goes_by_place
 from distsim.semantics.section import Unfold, section
 from distsim.simulation import cost_model
 from distsim.units import show_bytes
@@ -138,18 +139,28 @@ def _folded(
     """What the ranks that stand for all tell; None where they cannot, or where there is more to say than that all is well."""
     if fold is False or (fold is None and program.call_count <= FOLDED_CALLS):
         return None
-    part = section(program, [cost, *_default_costs(program)], list(PROFILES.values()))
+    small = program.call_count <= (MAX_CALLS if max_calls is None else max_calls)
+    part, apart = _section(program, cost, small)
     if part is None:
         return None
     bounded_program(part, max_calls)
     try:
-        found = check_program(part, cost=cost, max_states=max_states, more=more)
+        found = check_program(part, cost=cost, max_states=max_states, more=more, whole=program if small else None, apart=apart)
     except Unfold:
         return None
     if found.verdict is None or found.verdict.verdict != "ok" or set(found.findings) - {*more, *program.findings}:
-        small = program.call_count <= (MAX_CALLS if max_calls is None else max_calls)
         return None if small else _of_all(part, found)
     return _of_all(part, found)
+
+
+def _section(program: Program, cost: CostModel, small: bool) -> tuple[Program | None, frozenset[str]]:
+    """The ranks that stand for all, and back ends under which they do not: those whose rules go by places in a group."""
+    costs, every = [cost, *_default_costs(program)], list(PROFILES.values())
+    part = section(program, costs, every)
+    apart = frozenset(profile.name for profile in every if goes_by_place(program, profile))
+    if part is not None or not small or not apart or program.backend in apart:
+        return part, frozenset()
+    return section(program, costs, [profile for profile in every if profile.name not in apart]), apart
 
 
 def _of_all(part: Program, found: CheckResult) -> CheckResult:
@@ -169,19 +180,40 @@ def _default_costs(program: Program) -> list[CostModel]:
 
 
 def check_program(
-    program: Program, *, cost: CostModel | None = None, max_states: int = MAX_STATES, more: tuple[Finding, ...] = ()
-) -> CheckResult:
+    program: Program, *, cost: CostModel | None = None, max_states: int = MAX_STATES, more: tuple[Finding, ...] = (),
+    whole: Program | None = None, apart: frozenset[str] = frozenset(),
+) -> CheckResult:  # fmt: skip
     """Check a lowered program under its own back end. ``cost``: the prices there, where the order of events depends on time (left
-    out: those of the default cluster). ``more``: findings that the caller has already."""
+    out: those of the default cluster). ``more``: findings that the caller has already.
+
+    ``whole``: all ranks of a program that is cut down to some; back ends that cannot be told by these, and those in ``apart``, run that.
+    """
     layout = build_layout(program)
     verdict = verdict_of(program, max_states)
     swaps = (*name_swaps(program, None, layout), *message_swaps(program, None, layout))
     prices = {name: cost if name == program.backend else None for name in PROFILES}
-    outcomes = {name: _swapped(outcome_under(program, p, prices[name]), bool(swaps)) for name, p in PROFILES.items()}
+    outcomes = {
+        name: _swapped(_outcome(program, p, prices[name], whole, name in apart), bool(swaps)) for name, p in PROFILES.items()
+    }
     found = _findings(program, layout, verdict, outcomes, cost, (*more, *swaps))
     order = verdict.schedule
     said = schedule_to_json(order, program) if order is not None and order.choices else None
     return CheckResult(program.file, (), program.backend, verdict, outcomes, found, program.name, said)
+
+
+def _outcome(program: Program, profile: Profile, cost: CostModel | None, whole: Program | None, apart: bool) -> ProfileOutcome:
+    """The outcome under a back end. Where some ranks cannot tell that of all, and all do not simply complete, raises `Unfold`."""
+    if not apart:
+        try:
+            return outcome_under(program, profile, cost)
+        except Unfold:
+            if whole is None:
+                raise
+    assert whole is not None
+    found = outcome_under(whole, profile, cost)
+    if found.possible != ("completes",):
+        raise Unfold
+    return found
 
 
 def _findings(

@@ -18,6 +18,8 @@ UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
 settings.register_profile("ci", UNHURRIED, derandomize=True)
 settings.register_profile("home", UNHURRIED)
 settings.load_profile("ci" if os.environ.get("CI") else "home")
+#: How many random examples a property is tried on, as a part of the number beside it: `DISTSIM_DRAWS=20` looks for long.
+DRAWS = float(os.environ.get("DISTSIM_DRAWS", "0.4"))
 #: For a process that would otherwise hang a run of the tests for ever; no test comes near it, however busy the machine.
 LIMIT_S = 900
 
@@ -27,6 +29,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 ROOT = Path(__file__).resolve().parent.parent
 Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def draws(number: int) -> int:
+    """So many random examples of a property, or the part of them that is asked for."""
+    return max(10, round(number * DRAWS))
 
 
 def work(act: Callable[[], object]) -> int:
@@ -56,14 +63,14 @@ def root() -> Path:
 def cli() -> Cli:
     """``cli("simulate", "x.yaml")`` runs ``distsim simulate x.yaml`` in a process of its own, from the project's folder.
 
-    Unless it has an environment of its own or starts processes, it is a fork of one that has imported distsim (warm.py).
+    Unless it has an environment of its own, it is a fork of a process that has imported distsim where warm.py can have one.
     """
     import warm
 
     def run(*args: object, env: dict[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT), **(env or {})}
         words = [str(arg) for arg in args]
-        command = [sys.executable, "-m", "distsim"] if env or warm.starts_processes(words) else [str(warm.tool())]
+        command = [sys.executable, "-m", "distsim"] if env else warm.tool(words)
         return subprocess.run([*command, *words], capture_output=True, text=True, env=environment, cwd=cwd, timeout=LIMIT_S,
                               check=False)  # fmt: skip
 

@@ -411,6 +411,23 @@ def aot():
     assert x.grad.is_cuda
 
 
+def compiled():
+    """Inductor's kernels can't be built: the graph runs as it was traced."""
+    f = torch.compile(lambda x: (x * 2).relu().sum(), mode="max-autotune")
+    x = torch.ones(3, device=d, requires_grad=True)
+    f(x).backward()
+    assert x.grad.tolist() == [2, 2, 2]
+
+
+def graphs():
+    try:
+        torch.cuda.CUDAGraph()
+    except RuntimeError as refused:
+        assert "does not support CUDA graphs" in str(refused)
+    else:
+        raise AssertionError("a graph was made")
+
+
 def indexing():
     x = torch.randn(5, 4, device=d)
     m = x > 0
@@ -647,7 +664,7 @@ def patched() -> None:
     """Each name that was put in place is there, has a reason, and shares no function with another in the same place."""
     from distsim.capture.cuda import pretend, real
 
-    patches = [*pretend.patches(pretend.Device()), *real.classes(), *real.storages()]
+    patches = [*pretend.patches(pretend.Device()), *real.classes(), *real.storages(), *real.compiling()]
     assert all(len(p.reason) > 10 and hasattr(pretend.place(p), p.name) for p in patches)
     functions = [
         id(getattr(pretend.place(p), p.name))

@@ -8,7 +8,7 @@ import numpy as np
 
 from distsim.check.verdict import verdict_of
 from distsim.cost import CostModel
-from distsim.engine import run
+from distsim.engine import may_share, run
 from distsim.engine.folded import whole_standstill
 from distsim.engine.outcomes import outcome_under
 from distsim.profiles import PROFILES
@@ -31,13 +31,14 @@ class Compared(NamedTuple):
     kept: int
     outcome: str
     differences: tuple[str, ...]
+    ordered: bool = False  # followed in the order of time, because links are shared
 
 
 def compared(scenario: Scenario) -> Compared:
     """Both ways to run a scenario, under its own back end; where what shares links does not fold, with links that nobody shares."""
     program = lower(scenario)
     cost = cost_model(scenario, program)
-    part = section(program, [cost], [PROFILES[program.backend]], worth=1.0)
+    part = section(program, [cost], [PROFILES[program.backend]], worth=1.0, shared=may_share(program, cost))
     if part is None or len(part.present) == program.world_size:
         return Compared(False, program.world_size, program.world_size, "", ())
     alone = cost.cluster.model_copy(update={"shared_links": False})
@@ -46,14 +47,14 @@ def compared(scenario: Scenario) -> Compared:
             found = tuple(_differences(program, part, prices))
         except Unfold:
             continue
-        return Compared(True, program.world_size, len(part.present), found[0], found[1:])
+        return Compared(True, program.world_size, len(part.present), found[0], found[2:], found[1] == "ordered")
     return Compared(False, program.world_size, program.world_size, "", ())
 
 
 def _differences(program: Program, part: Program, cost: CostModel) -> list[str]:
     profile = PROFILES[program.backend]
-    mine, theirs = run(part, profile, cost), run(program, profile, cost)
-    found: list[str] = [theirs.outcome]
+    mine, theirs = run(part, profile, cost, shared=may_share(program, cost)), run(program, profile, cost)
+    found: list[str] = [theirs.outcome, mine.path]
 
     def same(what: str, one: Any, other: Any) -> None:
         if one != other:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -38,8 +39,7 @@ def output(command: str, columns: int = 80) -> str:
     """What a shell's command prints; nothing on standard error may go unseen where it prints nothing else."""
     with tempfile.TemporaryDirectory() as folder:
         tool = Path(folder, "distsim")
-        start = f'"{sys.executable}" -m distsim' if warm.starts_processes(command.split()) else f'"{warm.tool()}"'
-        tool.write_text(f'#!/bin/sh\nexec {start} "$@"\n', encoding="utf-8")
+        tool.write_text(f'#!/bin/sh\nexec {shlex.join(warm.tool(command.split()))} "$@"\n', encoding="utf-8")
         tool.chmod(0o755)
         environment = {**os.environ, "COLUMNS": str(columns), "PYTHONPATH": str(ROOT), "NO_COLOR": "1",
                        "PATH": f"{folder}:{os.environ['PATH']}"}  # fmt: skip
@@ -48,8 +48,13 @@ def output(command: str, columns: int = 80) -> str:
     return done.stdout or done.stderr
 
 
-def fresh(page: str) -> str:
-    """A page with its files and outputs as they are today."""
+def takes_long(command: str) -> bool:
+    """Whether a command starts processes that import torch, or tries many scenarios."""
+    return any(word in command for word in (" shrink ", " --fix", " --draws ", " --real", " capture ", " sweep ", " plan "))
+
+
+def fresh(page: str, quick: bool = False) -> str:
+    """A page with its files and outputs as they are today; ``quick`` leaves the outputs of commands that take long as they are."""
 
     def scenario(match: re.Match[str]) -> str:
         text = (ROOT / match[1]).read_text(encoding="utf-8").strip("\n")
@@ -57,6 +62,8 @@ def fresh(page: str) -> str:
         return f"```yaml\n{head}{text}\n```"
 
     def console(match: re.Match[str]) -> str:
+        if quick and takes_long(match[1]):
+            return match[0]
         printed = output(match[1]).rstrip("\n")
         if match[2].rstrip("\n").endswith(CUT):
             printed = "\n\n".join(printed.split("\n\n")[:2]) + f"\n{CUT}"

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import warm
+
 from distsim.real.run import RealRun, Wish, real_run
 from distsim.scenario import Scenario, load, loads
 
@@ -60,7 +62,7 @@ def forget_others() -> None:
 
 def children() -> set[int]:
     """Processes that the test started and that are still there, the dead that nobody has looked at included."""
-    return _children() - _OTHERS
+    return _children() - _OTHERS - warm.servers()
 
 
 def _children() -> set[int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from training_arithmetic import unrolled
 
@@ -30,7 +31,12 @@ def _ranks(path: Path) -> int:
     return world if isinstance(world, int) else int(world["nodes"]) * int(world["ranks_per_node"])
 
 
+#: A model whose runs, of 64 ranks, take longest.
+LARGE = "gpt3_175b"
 STRATEGY_SCENARIOS = sorted(p for p in (ROOT / "scenarios" / "strategies").glob("*.yaml") if _ranks(p) <= MOST_RANKS)
+EACH_STRATEGY = pytest.mark.parametrize(
+    "path", [pytest.param(p, marks=[pytest.mark.slow] if p.stem == LARGE else [], id=p.stem) for p in STRATEGY_SCENARIOS]
+)
 
 Calls = dict[int, list[tuple[Any, ...]]]
 

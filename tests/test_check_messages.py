@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategy_checks import STRATEGY_SCENARIOS
@@ -89,7 +90,7 @@ def scenario_of(sent: str, got: str) -> Scenario:
     return Scenario(world=2, tensors=tensors, program=program)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=draws(15), deadline=None)
 @given(st.sampled_from([("gpipe", 2, 4), ("1f1b", 3, 5), ("gpipe", 4, 6)]), st.data())
 def test_any_two_receives_swapped_in_a_pipeline_are_found(layout, data):
     """Their tensors exchanged on one rank, in a pipeline of at least four micro-batches."""

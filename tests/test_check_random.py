@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from conftest import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from random_programs import Plain, any_programs, valid_programs
@@ -16,8 +17,8 @@ from distsim.views.checkview import check_json, check_text
 from distsim.views.sarif import check_sarif, github_annotations
 
 BACKENDS = st.sampled_from(("gloo", "nccl", "mpi"))
-few = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-many = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=draws(60), deadline=None, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=draws(400), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def holds(plain: Plain, backend: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 
 from distsim.check.call_index import CallIndex
@@ -54,7 +55,7 @@ def by_rules(program: Program, reading: Reading) -> Standstill:
     return rules_standstill(rules, state)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(any_programs())
 def test_the_flat_driver_ends_where_the_explicit_rules_end(plain: Plain) -> None:
     """Up to where calls meet that do not fit: what follows then is not the contract's."""
@@ -67,7 +68,7 @@ def test_the_flat_driver_ends_where_the_explicit_rules_end(plain: Plain) -> None
         assert [(b.rank, b.position) for b in flat.blocked] == [(b.rank, b.position) for b in explicit.blocked]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 @given(valid_programs())
 def test_a_valid_program_is_ok_and_nobody_is_stuck(plain: Plain) -> None:
     found = verdict_of(build_program(plain.world_size, plain.programs, groups=plain.groups))
@@ -76,7 +77,7 @@ def test_a_valid_program_is_ok_and_nobody_is_stuck(plain: Plain) -> None:
     assert found.findings == ()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 @given(valid_programs())
 def test_a_program_without_one_call_of_a_matched_pair_is_not_ok(plain: Plain) -> None:
     for rank, index in plain.needed[:4]:

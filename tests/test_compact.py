@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +92,7 @@ def test_traces_of_every_scenario_come_back(folder: Path) -> None:
 
 
 @given(any_programs(), st.sampled_from(("gloo", "nccl", "mpi")))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 def test_any_program_comes_back_whether_it_completes_or_not(plain: Any, backend: str) -> None:
     done = built(plain.programs, backend, groups=plain.groups)
 
@@ -161,7 +162,7 @@ def test_loops_nest() -> None:
 
 
 @given(st.integers(2, 12), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 def test_an_expression_is_taken_only_where_it_gives_every_value(size: int, data: st.DataObject) -> None:
     """Random numbers and selections, on a mesh where the size has a divisor."""
     split = data.draw(st.sampled_from([k for k in range(1, size + 1) if size % k == 0]))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 
 from distsim.cluster import cluster_from
@@ -66,7 +67,7 @@ def test_a_slower_network_is_a_transfer_of_that_operation_and_size() -> None:
 
 
 @given(any_programs(), any_programs())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 def test_the_causes_add_up_to_the_difference_of_the_makespans(one: Any, other: Any) -> None:
     """Whatever the two runs are, hung ones included."""
     a, b = trace(one.programs, groups=one.groups), trace(other.programs, groups=other.groups)

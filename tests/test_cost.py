@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +58,7 @@ def test_the_closed_form_is_the_price_of_the_schedule(name: str, local_size: int
 
 
 @given(placements, clusters, st.sampled_from(sorted(COLLECTIVES)), sizes, sizes)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 def test_more_bytes_never_cost_less(where: Any, name: str, op: str, a: int, b: int) -> None:
     (nodes, local_size), group = where
     cost, row = model(name, nodes, local_size), COLLECTIVES[op]
@@ -68,7 +69,7 @@ def test_more_bytes_never_cost_less(where: Any, name: str, op: str, a: int, b: i
 
 
 @given(placements, clusters, st.sampled_from(sorted(MOVING)), sizes)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 def test_no_collective_beats_the_bandwidth_bound(where: Any, name: str, op: str, nbytes: int) -> None:
     (nodes, local_size), group = where
     cost, row = model(name, nodes, local_size), MOVING[op]
@@ -77,7 +78,7 @@ def test_no_collective_beats_the_bandwidth_bound(where: Any, name: str, op: str,
 
 
 @given(placements, clusters, sizes)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 def test_an_all_reduce_costs_at_least_an_all_gather(where: Any, name: str, nbytes: int) -> None:
     """By latency and bandwidth alone; NCCL has trees for small all_reduce and none for all_gather, so there large buffers only."""
     (nodes, local_size), group = where

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -67,7 +68,7 @@ def test_prices_have_no_jump_where_forms_and_channels_meet(name: str) -> None:
     st.sampled_from([2, 3, 8, 16, 40]),
     st.lists(st.integers(1, 1 << 40), min_size=1),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 def test_many_sizes_at_once_cost_what_each_costs_alone(name: str, op: str, n: int, sizes: list[int]) -> None:
     cost = CostModel(preset(name), 64, 8)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from programs import Programs, programs
 
@@ -251,7 +252,7 @@ def test_matches_come_in_the_order_in_which_they_were_done() -> None:
 
 
 @pytest.mark.parametrize("profile", list(PROFILES))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(drawn=programs())
 def test_engine_and_untimed_rules_agree_on_who_is_stuck(profile: str, drawn: tuple[int, Programs, dict[str, list[int]]]) -> None:
     size, calls, groups = drawn

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from programs import programs
 from reference import Reference
@@ -51,7 +52,7 @@ def differences(fast: Run, ordered: Run) -> list[str]:
     return found
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=draws(250), deadline=None)
 @given(any_programs())
 def test_both_engines_give_the_same_times_and_the_same_standstill(plain: Plain) -> None:
     for backend, options in ((b, o) for b in BACKENDS for o in OPTIONS if b == "nccl" or not o):
@@ -70,7 +71,7 @@ def test_both_engines_give_the_same_times_and_the_same_standstill(plain: Plain) 
         assert np.array_equal(fast.trace["match"], ordered.trace["match"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 @given(any_programs())
 def test_a_run_that_completes_under_gloo_spares_the_verdict_its_pass(plain: Plain) -> None:
     """Taken from the run or worked out: the same verdict and findings."""
@@ -92,7 +93,7 @@ def test_the_fast_engine_is_not_chosen_where_arrival_decides() -> None:
     assert run(program, PROFILES["gloo"], cost).path == "ordered"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 @given(valid_programs())
 def test_random_valid_programs_end_ok(plain: Plain) -> None:
     program, cost = built(plain, "gloo")
@@ -103,7 +104,7 @@ def test_random_valid_programs_end_ok(plain: Plain) -> None:
     assert run(program, PROFILES["gloo"], cost).outcome == "completes"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 @given(valid_programs())
 def test_leaving_out_one_call_of_a_matched_pair_is_never_ok(plain: Plain) -> None:
     for rank, index in plain.needed[:4]:
@@ -117,7 +118,7 @@ def test_leaving_out_one_call_of_a_matched_pair_is_never_ok(plain: Plain) -> Non
         assert verdict_of(program).verdict != "ok"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(valid_programs())
 def test_the_makespan_never_beats_the_bandwidth_bound(plain: Plain) -> None:
     """No rank sends or receives faster than its fastest link: bytes through a rank / bandwidth bounds the makespan from below."""
@@ -131,7 +132,7 @@ def test_the_makespan_never_beats_the_bandwidth_bound(plain: Plain) -> None:
 
 
 @pytest.mark.parametrize("reading", list(READINGS))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=draws(80), deadline=None)
 @given(drawn=programs(coalesced=True))
 def test_engine_one_pass_driver_and_a_naive_simulator_agree_on_who_is_stuck(reading: Any, drawn: Any) -> None:
     size, calls, groups = drawn

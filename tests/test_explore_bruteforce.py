@@ -102,8 +102,15 @@ def compare(start: int, count: int) -> list[str]:
     return wrong
 
 
-def test_three_hundred_random_programs_get_the_verdict_of_every_interleaving() -> None:
-    assert compare(0, 300) == []
+#: The first random programs, and the first of kinds that are rare.
+SEEDS = (*range(120), 135, 162, 171, 225, 1280, 1325, 1848)
+
+
+def test_some_random_programs_get_the_verdict_of_every_interleaving() -> None:
+    answers = [disagreement(seed) for seed in SEEDS]
+
+    assert [answer for answer in answers if answer] == []
+    assert answers.count("") > 0.6 * len(SEEDS)  # the others are too large
 
 
 @pytest.mark.slow
@@ -113,7 +120,7 @@ def test_ten_thousand_random_programs_get_the_verdict_of_every_interleaving() ->
 
 def test_the_random_programs_are_of_every_kind() -> None:
     """The comparison is worth something: each verdict, each dependence and deadlocks that only `mixed` has are among them."""
-    verdicts = [ours(small_program(seed)) for seed in range(2000)]
+    verdicts = [ours(small_program(seed)) for seed in SEEDS]
 
     assert {v.verdict for v in verdicts} == {"ok", "leak", "race", "deadlock", "mismatch"}
     assert {v.depends_on for v in verdicts if v.verdict == "deadlock"} == {None, "buffering", "schedule"}

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,7 +56,7 @@ def _ours(text: str, env: dict[str, Any]) -> Any:
         return "division"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(texts)
 def test_every_rank_gets_what_python_gives(text: str) -> None:
     """One rank at a time: value and type. All ranks at once: the values; an error if any rank has one."""

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from distsim import checking
+from distsim.checking import check
 from distsim.errors import UsageError
+from distsim.program.lower import lower
 from distsim.scenario import Scenario, load, loads
-from distsim.simulation import simulate
+from distsim.simulation import cost_model, simulate
 from tests.folding import Compared, compared
 from tests.spmd import program
 
@@ -112,3 +115,29 @@ def test_a_large_program_folds_by_itself_and_says_the_same() -> None:
     assert len(folded.run.section.program.present) == 8
     assert folded.timeline == whole.timeline
     assert (folded.outcome, folded.verdict, folded.findings) == (whole.outcome, whole.verdict, whole.findings)
+
+
+BROADCAST = """
+world: 32
+backend: nccl
+mesh: {dp: 4, tp: 8}
+program:
+  - repeat:
+      times: 3
+      steps:
+        - compute: {time: 1 ms}
+        - broadcast: {tensor: {shape: [4096]}, group: tp, group_src: 0}
+        - all_reduce: {tensor: {shape: [1000000]}, group: dp}
+"""
+
+
+def test_a_back_end_under_which_ranks_do_not_stand_for_all_is_checked_with_all_of_them_alone() -> None:
+    """A broadcast of gloo goes down a tree, so that each place of a group has times of its own; nccl has no such thing."""
+    scenario = loads(BROADCAST)
+    program = lower(scenario)
+    part, apart = checking._section(program, cost_model(scenario, program), True)
+    folded, whole = check(scenario, fold=True), check(scenario, fold=False)
+
+    assert part is not None
+    assert (len(part.present) < program.world_size, apart) == (True, {"gloo"})
+    assert (folded.verdict, folded.profiles, folded.findings) == (whole.verdict, whole.profiles, whole.findings)

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -151,7 +152,7 @@ KINDS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(
     kind=st.sampled_from(sorted(KINDS)), world=st.integers(1, 4), shares=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     op=st.sampled_from(("sum", "avg", "max", "product")), is_async=st.booleans(), dtype=st.sampled_from(("float32", "int32", "bfloat16")),

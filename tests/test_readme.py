@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Cli
-from made_docs import PAGES, README, ROOT, fresh, scripts
+from made_docs import PAGES, README, ROOT, fresh, scripts, takes_long
 
 LESSONS = [path for path in PAGES if path != README]
 
@@ -19,7 +19,21 @@ LESSONS = [path for path in PAGES if path != README]
 def test_files_and_outputs_on_a_page_are_what_the_commands_print(path: Path):
     text = path.read_text(encoding="utf-8")
 
+    assert fresh(text, quick=True) == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_what_commands_print_that_take_long_is_fresh_as_well(path: Path):
+    text = path.read_text(encoding="utf-8")
+
     assert fresh(text) == text
+
+
+def test_most_outputs_of_the_pages_are_made_anew_each_time():
+    commands = [line[2:] for path in PAGES for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("$ ")]
+
+    assert sum(map(takes_long, commands)) <= 0.3 * len(commands)
 
 
 def test_the_readme_shows_what_commands_print():
@@ -47,13 +61,18 @@ def test_every_python_block_of_the_readme_runs():
         assert found.stdout
 
 
-def test_the_python_of_a_lesson_runs_on_its_ranks_and_hangs_nowhere(tmp_path: Path, cli: Cli):
-    pytest.importorskip("torch")
-    found = [(path, ranks, code) for path in LESSONS for ranks, code in scripts(path.read_text(encoding="utf-8")).items()]
+FRAMES = [(path, ranks, code) for path in LESSONS for ranks, code in scripts(path.read_text(encoding="utf-8")).items()]
 
-    assert len(found) >= 5
-    for path, ranks, code in found:
-        file = tmp_path / f"{path.stem}_{ranks}.py"
-        file.write_text(code, encoding="utf-8")
-        done = cli("capture", "--nproc", ranks, "--", "python", file)
-        assert (done.returncode, "completes" in done.stdout) == (0, True), f"{path.name}\n{done.stdout}{done.stderr}"
+
+@pytest.mark.parametrize(("path", "ranks", "code"), FRAMES, ids=[f"{path.stem}-{ranks}" for path, ranks, _ in FRAMES])
+def test_the_python_of_a_lesson_runs_on_its_ranks_and_hangs_nowhere(path: Path, ranks: int, code: str, tmp_path: Path, cli: Cli):
+    pytest.importorskip("torch")
+    file = tmp_path / f"{path.stem}_{ranks}.py"
+    file.write_text(code, encoding="utf-8")
+    done = cli("capture", "--nproc", ranks, "--", "python", file)
+
+    assert (done.returncode, "completes" in done.stdout) == (0, True), f"{path.name}\n{done.stdout}{done.stderr}"
+
+
+def test_the_lessons_have_python_to_run():
+    assert len(FRAMES) >= 5

@@ -96,7 +96,7 @@ def kill_somebody(seed: int, killed: list[int]) -> threading.Thread:
     return threading.Thread(target=act)
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 23))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 23))])
 def test_a_rank_killed_at_any_moment_gives_a_clean_end_and_a_readable_trace(seed: int):
     killed: list[int] = []
     thread = kill_somebody(seed, killed)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,11 +65,13 @@ def assert_the_same_again(source: Trace, again: Replay) -> None:
 
 @pytest.mark.parametrize("folder", sorted({file.parent for file in SCENARIOS}), ids=lambda f: f.name)
 def test_a_simulated_trace_of_every_scenario_that_completes_comes_again_exactly(folder: Path) -> None:
-    """Under its own cluster, by way of a file; small ones under every back end, large ones under their own."""
+    """Under its own cluster, by way of a file; those of at most 4 ranks under every back end, of at most 16 under their own."""
     wrong, compared = {}, 0
     for file in sorted(folder.glob("*.yaml")):
         scenario = load(file)
-        for backend in BACKENDS if scenario.world.size <= 16 else (scenario.backend,):
+        if scenario.world.size > 16:
+            continue
+        for backend in BACKENDS if scenario.world.size <= 4 else (scenario.backend,):
             done = simulate(scenario, backend=backend, with_verdict=False, with_values=False)
             if done.run.outcome == "completes":
                 compared += 1
@@ -79,7 +82,7 @@ def test_a_simulated_trace_of_every_scenario_that_completes_comes_again_exactly(
 
 
 @given(valid_programs(), st.sampled_from(BACKENDS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 def test_any_valid_program_comes_again_exactly(plain: Any, backend: str) -> None:
     done = built(plain.programs, backend, groups=plain.groups)
 

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import warm
 from conftest import Cli
 
 from distsim.errors import EnvironmentFault, UsageError
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="files and streams as
 
 def shell(command: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     """A command line with its redirections; `distsim` stands for this project's."""
-    words = command.replace("distsim", f"{sys.executable} -m distsim", 1)
+    start = f"{sys.executable} -m distsim" if env or "&-" in command else warm.tool()[0]  # a closed stream can't be handed over
+    words = command.replace("distsim", start, 1)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **env}
     return subprocess.run(["sh", "-c", words], capture_output=True, cwd=ROOT, env=environment, timeout=120, check=False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from conftest import draws
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from programs import Programs, programs
@@ -26,7 +27,7 @@ def end_of(rules: Rules) -> State:
 
 
 @pytest.mark.parametrize("reading", list(READINGS))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=draws(120), deadline=None)
 @given(drawn=programs())
 def test_rules_agree_with_the_naive_simulator_on_who_is_stuck(reading: str, drawn: Drawn) -> None:
     size, calls, groups = drawn
@@ -35,7 +36,7 @@ def test_rules_agree_with_the_naive_simulator_on_who_is_stuck(reading: str, draw
 
 
 @pytest.mark.parametrize("profile", [*READINGS.values(), *PROFILES.values()], ids=lambda p: p.name)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(drawn=programs(), seed=st.integers(0, 10**6), buffsize=st.sampled_from([0, 4, 10_000, 1 << 22]))
 def test_every_order_of_choices_ends_in_the_same_state(profile: Profile, drawn: Drawn, seed: int, buffsize: int) -> None:
     """Without receives from any source; a process that aborts may take more or less of the others with it, so none may."""
@@ -49,7 +50,7 @@ def test_every_order_of_choices_ends_in_the_same_state(profile: Profile, drawn: 
     assert standstill(rules, state) == standstill(rules, end_of(rules))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(drawn=programs())
 def test_what_hangs_in_a_weaker_reading_hangs_in_a_stronger_one(drawn: Drawn) -> None:
     size, calls, groups = drawn
@@ -58,7 +59,7 @@ def test_what_hangs_in_a_weaker_reading_hangs_in_a_stronger_one(drawn: Drawn) ->
     assert stuck[0] >= stuck[1] >= stuck[2]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 @given(drawn=programs(), steps=st.integers(0, 30))
 def test_applying_a_choice_leaves_the_given_state_alone(drawn: Drawn, steps: int) -> None:
     size, calls, groups = drawn

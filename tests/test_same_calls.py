@@ -145,7 +145,8 @@ def _records(calls: Iterable[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _record(call: Any) -> dict[str, Any]:
-    buffers, p2p = call.inputs or call.outputs, OPS[call.op].kind == "p2p"
+    buffers = call.outputs if call.op == "scatter" else call.inputs or call.outputs
+    p2p = OPS[call.op].kind == "p2p"
     found = {"op": call.op.removeprefix("i") if p2p else call.op, "ranks": list(call.group.ranks)}
     found |= {"numel": sum(b.numel for b in buffers), "async": call.is_async}
     found |= {"peer": call.peer, "async": True} if p2p else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -380,7 +381,7 @@ PIECES += [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(HYBRID)), st.integers(0, 9), st.sampled_from(PIECES)), min_size=1, max_size=3))
 def test_a_damaged_file_is_read_or_refused_never_a_traceback(damages: list[tuple[int, int, str]]) -> None:
     text = HYBRID

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from conftest import draws
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -164,7 +165,7 @@ scenarios = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=draws(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenarios)
 def test_a_written_scenario_reads_as_itself(data: dict[str, Any]) -> None:
     scenario = Scenario(**data)
@@ -188,7 +189,7 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 @given(trees)
 def test_written_data_reads_as_itself(data: Any) -> None:
     """Texts that look like numbers, booleans or keys stay texts; control characters, which are read written out, are not among them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategy_checks import ROOT, calls_of, held_once, meeting, noticed, simulated, spoiled
@@ -108,7 +109,7 @@ def test_all_reduces_hide_behind_the_backward_pass():
     assert done.iteration_ns - by_hand < done.timeline.collectives[-1].duration_ns * 2
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=draws(30), deadline=None)
 @given(st.integers(0, 20), st.integers(0, 2), st.sampled_from(["dropped", "doubled", "misdirected"]))
 def test_a_call_that_one_rank_drops_doubles_or_misdirects_is_always_noticed(number, rank, how):
     wrong = spoiled(ddp(3, iterations=2), number, rank, how)

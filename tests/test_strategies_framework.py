@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategy_checks import ROOT, STRATEGY_SCENARIOS, calls_of
+from strategy_checks import EACH_STRATEGY, ROOT, calls_of
 
 from distsim.errors import ScenarioErrors
 from distsim.names import listing
@@ -24,7 +25,7 @@ def problems(program: str, head: str = "world: 2\n") -> list[str]:
     return [f"{p.line}:{p.column}: {p.message}" for p in caught.value.problems]
 
 
-@pytest.mark.parametrize("path", STRATEGY_SCENARIOS, ids=lambda p: p.stem)
+@EACH_STRATEGY
 def test_what_expand_prints_loads_again_and_makes_the_same_calls(path):
     scenario = load(str(path))
 
@@ -34,7 +35,7 @@ def test_what_expand_prints_loads_again_and_makes_the_same_calls(path):
     assert again.to_yaml(flat=True) == scenario.to_yaml(flat=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 @given(
     layers=st.integers(1, 4),
     params=st.lists(st.integers(1, 400_000), min_size=1, max_size=3),
@@ -165,7 +166,7 @@ SOUND = {
 }  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 @given(st.data())
 def test_whatever_stands_in_a_strategy_is_a_program_or_a_problem_of_the_file(data):
     name = data.draw(st.sampled_from(sorted(SOUND)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategy_checks import held_once, meeting, noticed, sent_nbytes, simulated, spoiled
@@ -136,7 +137,7 @@ def test_hybrid_sharding_reduces_over_the_copies_beside_the_next_layers_backward
     assert backwards[2].started_ns == backwards[1].finished_ns
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=draws(30), deadline=None)
 @given(st.integers(0, 20), st.integers(0, 2), st.sampled_from(["dropped", "doubled"]), st.sampled_from([1, 2, 3]))
 def test_a_call_that_one_rank_drops_or_doubles_is_always_noticed(number, rank, how, zero):
     wrong = spoiled(fsdp(3, iterations=2, zero=zero), number, rank, how)

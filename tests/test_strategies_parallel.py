@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategy_checks import held_once, meeting, noticed, sent_nbytes, simulated, spoiled
@@ -105,7 +106,7 @@ def test_the_first_of_every_group_has_the_master_copy(group, first):
     assert {rank for rank in range(4) if any(c.name == "master copy" for _, c in program.calls_of(rank))} == first
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=draws(20), deadline=None)
 @given(st.integers(0, 9), st.integers(0, 2), st.sampled_from(["dropped", "doubled", "misdirected"]))
 def test_a_spoiled_call_of_data_parallel_is_always_noticed(number, rank, how):
     wrong = spoiled(data(3, 2), number, rank, how)
@@ -180,7 +181,7 @@ def test_a_balanced_causal_ring_needs_twice_as_many_parts():
     assert len(meeting(ring(sequence=36))) > 0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=draws(20), deadline=None)
 @given(
     st.integers(0, 9),
     st.integers(0, 2),
@@ -250,7 +251,7 @@ def test_the_busiest_rank_sets_the_pace():
     assert all(a < b for a, b in pairwise(spans))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=draws(20), deadline=None)
 @given(st.integers(0, 9), st.integers(0, 2), st.sampled_from(["dropped", "doubled"]))
 def test_a_spoiled_call_of_the_experts_is_always_noticed(number, rank, how):
     wrong = spoiled(experts(3, experts=6, imbalance=0.5), number, rank, how)

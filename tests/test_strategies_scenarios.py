@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from strategy_checks import STRATEGY_SCENARIOS, outcomes
+from strategy_checks import EACH_STRATEGY, outcomes
 
 from distsim.scenario import load
 
 
-@pytest.mark.parametrize("path", STRATEGY_SCENARIOS, ids=lambda p: p.stem)
+@EACH_STRATEGY
 def test_a_correct_strategy_completes_under_gloo_and_nccl_lazy_and_eager(path):
     """A scenario that expects something else of a back end says why in its comment."""
     scenario = load(str(path))

@@ -6,6 +6,7 @@ Those of ddp, fsdp, data, context and expert parallelism stand with their strate
 from __future__ import annotations
 
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategy_checks import held_once, noticed, simulated, spoiled
@@ -38,7 +39,7 @@ def product() -> Scenario:
     return Scenario(world=8, mesh={"pp": 2, "dp": 2, "tp": 2}, program=[{"hybrid": fields}])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=draws(30), deadline=None)
 @given(st.sampled_from(PIPELINES), st.integers(0, 200), st.integers(0, 3), HOW)
 def test_a_spoiled_message_of_a_pipeline_is_always_noticed(layout, number, rank, how):
     wrong = spoiled(pipeline(*layout), number, rank, how)
@@ -46,7 +47,7 @@ def test_a_spoiled_message_of_a_pipeline_is_always_noticed(layout, number, rank,
     assert wrong is None or noticed(wrong, [], range(layout[1]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=draws(30), deadline=None)
 @given(st.integers(0, 20), st.integers(0, 2), st.sampled_from(["dropped", "doubled"]), st.booleans())
 def test_a_spoiled_call_of_tensor_parallel_ranks_is_always_noticed(number, rank, how, sequence_parallel):
     wrong = spoiled(tensor(3, sequence_parallel), number, rank, how)
@@ -55,7 +56,7 @@ def test_a_spoiled_call_of_tensor_parallel_ranks_is_always_noticed(number, rank,
     assert noticed(wrong, LABELS[sequence_parallel], range(3))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 @given(st.integers(0, 60), st.integers(0, 7), HOW)
 def test_a_spoiled_call_of_a_product_is_always_noticed(number, rank, how):
     wrong = spoiled(product(), number, rank, how)

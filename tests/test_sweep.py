@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, ROOT, Cli
+from conftest import LIMIT_S, ROOT, Cli, draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +30,7 @@ _NAMES = st.lists(st.sampled_from(["n", "seed", "jitter", "backend"]), min_size=
 _VALUES = st.lists(st.text("abc.0123", min_size=1, max_size=4), min_size=1, max_size=4, unique=True)
 
 
-@settings(max_examples=50)
+@settings(max_examples=draws(50))
 @given(_NAMES.flatmap(lambda names: st.fixed_dictionaries(dict.fromkeys(names, _VALUES))), st.lists(_VALUES, max_size=1))
 def test_a_grid_has_every_combination_once_in_order(grid: dict[str, list[str]], more: list[list[str]]) -> None:
     clusters = more[0] if more else []

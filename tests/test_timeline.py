@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_trace import make
@@ -133,7 +134,7 @@ def _by_instant(trace: Trace, rank: int, makespan: int) -> tuple[int, int, int, 
 
 
 @given(st.lists(anything, max_size=12), st.integers(0, 60))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 def test_the_shares_are_those_of_the_definition_instant_by_instant(rows: list[dict[str, Any]], makespan: int) -> None:
     trace = make(rows, world_size=4)
     result = timeline(trace, makespan)
@@ -143,7 +144,7 @@ def test_the_shares_are_those_of_the_definition_instant_by_instant(rows: list[di
 
 
 @given(st.lists(anything, max_size=12), st.sampled_from(["gloo", "nccl"]), st.lists(st.integers(0, 40), max_size=2))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 def test_times_add_up_and_the_path_has_no_hole_whatever_the_trace_says(
     rows: list[dict[str, Any]], backend: str, died: list[int]
 ) -> None:

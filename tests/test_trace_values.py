@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,7 +80,7 @@ def arrays() -> Any:
 
 
 @given(arrays(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 def test_tensors_compare_as_their_numbers_do_and_the_first_difference_is_named(numbers: list[int], data: Any) -> None:
     """Whatever forms the two have; where only digests tell, the part that differs is the one that does."""
     changed = list(numbers)

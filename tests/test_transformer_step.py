@@ -79,17 +79,17 @@ def moved(mesh: dict[str, int], fields: dict[str, Any]) -> dict[str, int]:
 
 
 def test_a_tensor_parallel_layer_reduces_four_times() -> None:
-    """Megatron-LM: two all_reduces forward, two backward, of b s h elements."""
-    found = moved({"tp": 4}, {"sequence_parallel": False, "clip_grad_norm": False})
-    assert found["all_reduce"] == 4 * 4 * 32 * 64 * 2
+    """Megatron-LM: two all_reduces forward, two backward, of b s h elements; embedding, logits' gradient; three rows of the loss."""
+    found = moved({"tp": 4}, {"sequence_parallel": False, "clip_grad_norm": False, "tensor_calls": "megatron"})
+    assert found["all_reduce"] == (4 * 4 + 2) * 32 * 64 * 2 + 3 * 32 * 4
 
 
 def test_sequence_parallelism_gathers_and_scatters_in_place_of_reducing() -> None:
     """As many bytes as all_reduce forward and backward; and the blocks' inputs once more (Korthikanti, section 4.2.2)."""
-    found = moved({"tp": 4}, {})
+    found = moved({"tp": 4}, {"tensor_calls": "megatron"})
     whole = 32 * 64 * 2
-    assert found["reduce_scatter_tensor"] == 4 * 4 * whole
-    assert found["all_gather_into_tensor"] == 4 * 6 * whole // 4
+    assert found["reduce_scatter_tensor"] == (4 * 4 + 2) * whole
+    assert found["all_gather_into_tensor"] == (4 * 6 + 3) * whole // 4
 
 
 def test_gradients_of_all_parameters_are_reduced_once() -> None:
@@ -198,7 +198,7 @@ def calls(mesh: dict[str, int], fields: dict[str, Any], op: str) -> dict[int, li
 
 def test_tied_embeddings_are_summed_over_the_first_and_the_last_stage() -> None:
     """Megatron-LM, finalize_model_grads.py; the gradient of vocabulary x hidden, cut among tensor ranks, in float32."""
-    tied = {"model": {**SMALL, "tied": True}, "clip_grad_norm": False, **PIPELINED}
+    tied = {"model": {**SMALL, "tied": True}, "clip_grad_norm": False, "loss_parallel": False, **PIPELINED}
     found = calls({"pp": 4, "dp": 1, "tp": 2}, {**tied, "sequence_parallel": True}, "all_reduce")
     nbytes = 256 * 64 // 2 * 4
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from views_made import made, recv, send, wait, work
@@ -38,7 +39,7 @@ def programs(draw: st.DrawFn) -> tuple[int, dict[int, list[Any]]]:
     return n, calls
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(programs())
 def test_calls_stand_in_program_order_one_to_a_place_and_arrows_never_run_up(case: tuple[int, dict[int, list[Any]]]):
     program, run = made(case[0], case[1])

@@ -9,9 +9,12 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import gc
 import importlib
+import importlib.util
 import json
 import os
+import pkgutil
 import signal
 import socket
 import subprocess
@@ -21,9 +24,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: What commands import when they need it.
-MODULES = ("distsim.cli.main", "distsim.cli.app", "distsim.simulation", "distsim.check.verdict", "distsim.views.text", "distsim.values",
-           "distsim.figures", "distsim.program.lower", "distsim.check.backends", "distsim.scenario", "rich.table")  # fmt: skip
+#: What commands import when they need it: whole packages, and modules.
+PACKAGES = ("calibrate", "check", "cli", "cost", "doctor", "engine", "program", "repair", "replay", "report", "scenario", "semantics",
+            "strategies", "trace_io", "values", "views")  # fmt: skip
+MODULES = ("checking", "compare", "expectations", "figures", "simulation", "timeline")
 #: A client that a shell can start: it hands its streams, words, folder and environment over, and ends with the command's status.
 CLIENT = (
     f"#!{sys.executable} -IS\n"
@@ -40,52 +44,69 @@ sys.exit(int.from_bytes(status, "little") if status else 70)
 
 
 class Warm:
-    """One server for this process, started at the first command; it ends when this process does."""
+    """A server for this process, started at the first command; it ends when this process does."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: str = "") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="distsim-warm-"))
         self.tool = self.folder / "distsim"
         self.tool.write_text(CLIENT, encoding="utf-8")
         self.tool.chmod(0o755)
         reader, self._alive = os.pipe()  # closed when this process ends, however it ends
-        self._server = subprocess.Popen(
-            [sys.executable, __file__, str(self.folder), str(reader)], pass_fds=(reader,), cwd=ROOT, stdout=subprocess.PIPE,
+        self.server = subprocess.Popen(
+            [sys.executable, __file__, str(self.folder), str(reader), more], pass_fds=(reader,), cwd=ROOT, stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         os.close(reader)
-        assert self._server.stdout is not None
-        assert self._server.stdout.readline() == b"ready\n"
+        assert self.server.stdout is not None
+        assert self.server.stdout.readline() == b"ready\n"
         atexit.register(self.end)
 
     def end(self) -> None:
         os.close(self._alive)
-        self._server.wait()
+        self.server.wait()
         for name in ("distsim", "server"):
             (self.folder / name).unlink(missing_ok=True)
         self.folder.rmdir()
 
 
-_WARM: list[Warm] = []
+_SERVERS: dict[str, Warm] = {}
 
 
-def tool() -> Path:
-    """A program `distsim` in a folder of its own."""
-    if not _WARM:
-        _WARM.append(Warm())
-    return _WARM[0].tool
+def tool(words: Iterable[str] = ()) -> list[str]:
+    """How a command with these words begins: one that runs ranks forks from a server that has imported torch, too.
+
+    What starts processes in other ways is a process of its own.
+    """
+    given = set(words)
+    if {"capture", "bench", "sweep", "plan", "--pid", "--torchrun", "elastic", "spawn", "forkserver"} & given:
+        return [sys.executable, "-m", "distsim"]
+    more = "torch" if "--real" in given else ""
+    if more not in _SERVERS:
+        _SERVERS[more] = Warm(more)
+    return [str(_SERVERS[more].tool)]
 
 
-def starts_processes(words: Iterable[str]) -> bool:
-    """Whether a command starts processes of its own, which would be forks of the wrong program."""
-    return bool({"--real", "capture", "bench", "sweep", "plan", "learn", "--pid", "--torchrun"} & set(words))
+def servers() -> set[int]:
+    """The processes of the servers that live on behind a test."""
+    return {one.server.pid for one in _SERVERS.values()}
 
 
-def serve(folder: str, alive: int) -> None:
+def serve(folder: str, alive: int, more: str) -> None:
     """Import, then fork for each command until the other end of a pipe is closed."""
     import selectors
 
-    for name in MODULES:
+    for package in PACKAGES:
+        for module in pkgutil.walk_packages([str(ROOT / "distsim" / package)], f"distsim.{package}."):
+            importlib.import_module(module.name)
+    for name in (*(f"distsim.{name}" for name in MODULES), "networkx", "graphviz", "rich.table"):
         importlib.import_module(name)
+    assert "torch" not in sys.modules
+    if more and importlib.util.find_spec(more):
+        importlib.import_module(more)
+        for module in pkgutil.walk_packages([str(ROOT / "distsim" / "real")], "distsim.real."):
+            importlib.import_module(module.name)
+    importlib.import_module("distsim.scenario.reference").keys()  # what answers to mistakes are taken from
+    gc.freeze()  # else the collector of each child copies every page
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(os.path.join(folder, "server"))
@@ -155,4 +176,4 @@ def _command(words: list[str], cwd: str, environment: dict[str, str], streams: l
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -1,4 +1,4 @@
-"""litgpt's pretraining of a tiny GPT on random tokens, on two GPUs."""
+"""litgpt's pretraining of a tiny GPT on random tokens, on two GPUs: ``litgpt_pretrain.py tiny``, as its command is called."""
 
 import tempfile
 from dataclasses import dataclass

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from distsim.capture.client import Client
+from distsim.capture.compiled import leave_alone
 from distsim.capture.fake import told
+from distsim.capture.forward import Forward
 from distsim.capture.members import Failure
+from distsim.capture.refusals import refusal
 from distsim.capture.sites import NOWHERE, Sites
 from distsim.capture.wire import Regions
 
@@ -60,6 +63,10 @@ def run_child(target: Target, environment: Mapping[str, str], address: str, regi
     _one_thread()
     lay(client)
     lay_spawn(client)
+    forward = Forward(client.sites)
+    forward.lay()
+    client.sites.forward = forward.line
+    leave_alone()
     return guarded(client, lambda: _in(ways, client, target))
 
 
@@ -113,7 +120,9 @@ def failure_of(client: Client, error: BaseException) -> Failure:
         place = client.sites.of_traceback(error) if code else NOWHERE
         return Failure("exited" if code else "ended", code, str(error.code or ""), place)
     first = told(error) or traceback.format_exception_only(error)[-1].strip()
-    return Failure("raised", 1, first, client.sites.of_traceback(error), "".join(traceback.format_exception(_trimmed(error))))
+    refused = refusal(error)
+    trace = "".join(traceback.format_exception(_trimmed(error)))
+    return Failure("raised", 1, first, client.sites.of_traceback(error), trace, refused)
 
 
 def _tell(client: Client, error: BaseException, end: Failure) -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distsim.capture.client import Client
+from distsim.capture.fake import is_fake
 from distsim.capture.tensors import Unsupported, dtype_of, give
 from distsim.capture.work import Request, Works
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Opts = Any
+#: The reduce op of nccl that multiplies before it adds; FSDP2 takes it to divide gradients.
+PREMUL_SUM = "premul_sum"
 #: Names of events in a profile, where they differ.
 _PROFILED = {"isend": "send", "irecv": "recv"}
 
@@ -36,12 +39,19 @@ PLAIN = Flow()
 
 
 def reduction(opts: Opts) -> str:
-    """The reduce op as distsim names it. Raises Unsupported for one that it does not know."""
+    """The reduce op as distsim names it, or `PREMUL_SUM`."""
     op = opts.reduceOp if hasattr(opts, "reduceOp") else opts
-    name = str(getattr(getattr(op, "op", op), "name", op)).rsplit(".", 1)[-1].lower()
-    if name == "premul_sum":
-        raise Unsupported("distsim capture does not support ReduceOp.PREMUL_SUM")
-    return name
+    return str(getattr(getattr(op, "op", op), "name", op)).rsplit(".", 1)[-1].lower()
+
+
+def multiplied(tensors: Sequence[Tensor], opts: Opts, backend: str) -> list[Tensor]:
+    """What is summed up under PREMUL_SUM: each input times the op's factor. Raises RuntimeError as torch does where it is not nccl's."""
+    if "nccl" not in backend:
+        raise RuntimeError(f"Cannot use ReduceOp.PREMUL_SUM with {backend.capitalize()}")
+    python: Any = import_module("torch.utils._python_dispatch")
+    factor = (opts.reduceOp if hasattr(opts, "reduceOp") else opts).__getstate__()[1]
+    with python._disable_current_modes():  # nccl's kernel does it on the way: nothing of the script's to count
+        return [t if is_fake(t) else t.detach() * factor for t in tensors]
 
 
 def _sync(opts: Opts) -> bool:
@@ -141,7 +151,10 @@ class GroupMethods:
             raise Unsupported(f"distsim capture does not support sparse tensors in {op}")
         if ":" in self.told_backend and some:  # a back end for each device
             extra["on"] = some[0].device.type
-        pieces, blobs = give(client, ins if given is None else given, op)
+        given = ins if given is None else given
+        if extra.get("reduce_op") == PREMUL_SUM:
+            given, extra["reduce_op"] = multiplied(given, opts, self.told_backend), "sum"
+        pieces, blobs = give(client, given, op)
         request = Request(client, client.number(), outs if taken is None else taken, kept)
         dtype = dtype_of(some[0]) if some else "uint8"
         facts = [[list(t.shape) for t in ins], [list(t.shape) for t in outs], dtype, extra]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
+from distsim.capture.asking import Asking, looks_at
 from distsim.capture.data import Side
 from distsim.capture.limits import limit_of, too_late
 from distsim.capture.matching import Matching, Posted
 from distsim.capture.members import Event, Failure, Line, Member, Question
-from distsim.capture.stall import SLEEPS, alive_in, look
+from distsim.capture.stall import SLEEPS, alive_in
 from distsim.capture.store import Shelf
 from distsim.capture.wire import Blobs, Regions, frame
 from distsim.profiles.record import Profile
@@ -44,6 +45,7 @@ class Hub:
         self.world = 0
         self.progress = 0
         self.polls = 0
+        self.asking = Asking()
         self.stood: dict[int, Member] | None = None
         self._epoll = select.epoll()
         self._lines: dict[int, Line] = {}
@@ -67,7 +69,7 @@ class Hub:
         pause, started, quiet_since = _SOON, time.monotonic(), time.monotonic()
         while True:
             heard = self._poll_lines(pause)
-            if heard:
+            if heard and not self.asking.over(self.progress):
                 pause, quiet_since = _SOON, time.monotonic()
                 continue
             reap()
@@ -141,7 +143,7 @@ class Hub:
             question.line.owed = question
             message = message[2:]
         verb = message[0]
-        if verb not in ("poll", "heard", "site", "threads"):
+        if verb not in ("poll", "heard", "site", "threads") and not (verb == "store" and message[3] == "check"):
             self.progress += 1
             self.polls = 0
         self._handlers[verb](member, message, blobs, question)
@@ -264,7 +266,11 @@ class Hub:
             question.keys, question.space, question.site, question.limit_ns = given[0], space, site, given[1]
             member.waiting[number] = question
         else:
-            question.answer(["ok", self.shelf.do(verb, space, given)])
+            found = self.shelf.do(verb, space, given)
+            if verb == "check" and not found:
+                self.asking.heard(member, replace(question, keys=given[0], space=space, site=site), self.progress)
+            self.progress += verb == "check" and bool(found)
+            question.answer(["ok", found])
         self._serve_store()
 
     def _serve_store(self) -> None:
@@ -290,8 +296,8 @@ class Hub:
 
     def _end(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
         """A process says how it ends."""
-        _, how, code, text, site, trace = message
-        member.ended = Failure(how, code, text, tuple(site), trace)
+        _, how, code, text, site, trace, refused = message
+        member.ended = Failure(how, code, text, tuple(site), trace, refused)
         if question is not None:
             question.answer(["ok"])
 
@@ -306,19 +312,20 @@ class Hub:
         return bool(self.members) and all(m.over for m in self.members.values())
 
     def _is_still(self, quiet_s: float) -> bool:
-        living = self._living()
-        if not living or not all(m.is_waiting() for m in living):
+        asked = self.asking.over(self.progress)
+        living = [m for m in self._living() if m.pid not in asked or m.waiting]
+        if not (living or asked) or not all(m.is_waiting() for m in living):
             return False
         if quiet_s > _ASK_THREADS * (1 + self._asked_threads) and self._asked_threads < 20:
             self._asked_threads += 1
             for member in living:
                 member.ask_threads()
-        looks = [look(m.pid, m.remotes(), m.idle) for m in living]
+        looks, progress = looks_at(self._living(), asked), self.progress
         if any(found is None for found in looks):
             return False
-        if self._poll_lines(0.0005):
+        if self._poll_lines(0.0005) and (not asked or self.progress != progress):
             return False
-        return looks == [look(m.pid, m.remotes(), m.idle) for m in living] and all(m.is_waiting() for m in living)
+        return looks == looks_at(self._living(), asked) and all(m.is_waiting() for m in living)
 
     def _decide(self) -> bool:
         """All stand still: let the one thing happen that time would bring about. False where there is none."""
@@ -374,7 +381,10 @@ class Hub:
             question.refuse("error", too_late(question, rank, limit_ns))
 
     def _stand(self) -> None:
-        """Who asks again and again whether a call is done waits for it."""
+        """Who asks again and again whether a call is done, or a key is there, waits for it."""
+        for each in self.asking.over(self.progress).values():
+            if not each.member.waiting:
+                each.member.waiting[0] = each.question
         for member in self.ranks.values():
             for number, question in member.waiting.items():
                 if question.poll is not None:
@@ -386,12 +396,3 @@ class Hub:
                 line.socket.close()
         self._epoll.close()
         self.listener.close()
-
-
-def listen(name: str) -> tuple[socket.socket, str]:
-    """A socket that has no file: it ends with its process."""
-    address = f"\0distsim-{os.getpid()}-{name}"
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(address)
-    listener.listen(512)
-    return listener, address

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from distsim.capture.launch import Captured
-from distsim.capture.members import Member, Place
+from distsim.capture.members import Member
+from distsim.capture.members import Place as Where
 from distsim.capture.program import program_of, world_backend
 from distsim.capture.recorded import BLOCKING
 from distsim.capture.sites import NOWHERE, text_of
 from distsim.capture.words import spoken
+from distsim.check.verdict import Verdict
 from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.collection import no_collection
+from distsim.findings.record import Finding, Place
 from distsim.profiles import default_cluster
 from distsim.program.records import Program
 from distsim.scenario import Scenario
@@ -33,7 +36,7 @@ class Stand:
     rank: int
     state: str
     what: str
-    place: Place
+    place: Where
 
     @property
     def source(self) -> str:
@@ -54,11 +57,6 @@ class Judged:
     def outcome(self) -> str:
         return self.simulation.outcome
 
-    @property
-    def unseen(self) -> tuple[Stand, ...]:
-        """Ranks that stand in something that no rule of a back end knows."""
-        return tuple(s for s in self.stands if s.state == "waits" and s.what.startswith(KEY))
-
 
 def _outcome(captured: Captured, simulation: Simulation) -> str:
     """The simulation's, unless the run came to no end for a reason that is no call."""
@@ -70,6 +68,12 @@ def _outcome(captured: Captured, simulation: Simulation) -> str:
     if "raised" in ends or "exited" in ends:  # outside of all calls, as on an import
         return "raises"
     return "crashes" if "killed" in ends else "hangs" if captured.ended == "stalled" else "completes"
+
+
+def _came_through(captured: Captured) -> bool:
+    """Did every process come to its end by itself?"""
+    ends = [m.ended for m in (*captured.ranks.values(), *captured.others)]
+    return captured.ended == "ended" and all(end is None or end.how == "ended" for end in ends)
 
 
 def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapping[str, Any] | Cluster | None = None) -> Judged:
@@ -86,9 +90,42 @@ def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapp
     made = sum(bool(program.sites[call.site].line) and call.op not in _NO_CALLS for code in program.codes for call in code.calls)
     found = replace(simulation, findings=spoken(simulation.findings))
     outcome, verdict = _outcome(captured, simulation), simulation.verdict
-    if outcome != simulation.outcome or (outcome != "completes" and verdict is not None and verdict.verdict == "ok"):
+    if outcome != simulation.outcome or (not _came_through(captured) and verdict is not None and verdict.verdict == "ok"):
         found = replace(found, outcome=outcome, verdict=None)  # what no rule knows of ended a rank or held it, or time ran out
-    return Judged(captured, found, stands(captured, program), made)
+    where = stands(captured, program)
+    if outcome == "hangs":
+        found = with_keys(found, where)
+    return Judged(captured, found, where, made)
+
+
+def with_keys(simulation: Simulation, where: Sequence[Stand]) -> Simulation:
+    """With a finding for each line on which ranks wait for a key that nobody sets. They are the cause: others stand behind them."""
+    groups: dict[tuple[str, Where], list[int]] = {}
+    for stand in where:
+        if stand.state == "waits" and stand.what.startswith(KEY):
+            groups.setdefault((stand.what.removeprefix(f"{KEY}: "), stand.place), []).append(stand.rank)
+    if not groups:
+        return simulation
+    held = tuple(s.rank for s in where if s.state == "waits")
+    found = tuple(_key_finding(keys, place, tuple(ranks), held) for (keys, place), ranks in groups.items())
+    core = tuple(sorted(r for ranks in groups.values() for r in ranks))
+    verdict = simulation.verdict or Verdict("deadlock", ranks=held, core=core)
+    return replace(simulation, findings=(*found, *simulation.findings), verdict=verdict)
+
+
+def _key_finding(keys: str, place: Where, ranks: tuple[int, ...], held: tuple[int, ...]) -> Finding:
+    who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} wait{'s' * (len(ranks) == 1)}"
+    behind = sorted(set(held) - set(ranks))
+    more = (
+        f"\n  behind {'them' if len(ranks) > 1 else 'it'}: rank{'s' * (len(behind) > 1)} {', '.join(map(str, behind))}"
+        if behind
+        else ""
+    )
+    return Finding(
+        "DS306", "error", f"{who} for the store's key {keys}, which nobody sets{more}", held, ranks,
+        ("set it before anything that waits for the rank that reads it",),
+        tuple(Place(place[0], place[1], 1, "store", rank) for rank in ranks[:1] if place[1]),
+    )  # fmt: skip
 
 
 def _cluster(backend: str, asked: str | Mapping[str, Any] | Cluster | None) -> Cluster:
@@ -132,5 +169,5 @@ def _stand(rank: int, member: Member | None) -> Stand:
     return Stand(rank, "runs", "its own code", member.sites.get(last.site, NOWHERE) if last is not None else NOWHERE)
 
 
-def _place_of(member: Member, number: int) -> Place:
+def _place_of(member: Member, number: int) -> Where:
     return next((member.sites.get(e.site, NOWHERE) for e in member.events if e.number == number), NOWHERE)

@@ -16,13 +16,17 @@ Place = tuple[str, int, str, str]
 
 
 class Failure(NamedTuple):
-    """How a process ended: ``how`` is ended, raised, exited or killed."""
+    """How a process ended: ``how`` is ended, raised, exited or killed.
+
+    ``refused``: where torch took exception to an argument, the code of the finding that says so.
+    """
 
     how: str
     code: int = 0
     text: str = ""
     place: Place = ("", 0, "", "")
     trace: str = ""
+    refused: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ from urllib.parse import parse_qsl, urlparse
 from distsim.capture.client import Client
 from distsim.capture.group import GroupMethods
 from distsim.capture.preload import have_all_backends
+from distsim.capture.splitting import Splitting
 from distsim.capture.store import StoreMethods
+from distsim.capture.tensors import Unsupported
 from distsim.capture.work import Futures, Request, WorkMethods
 
 #: The name under which torch knows the hub's groups; scripts see the back end that they asked for.
@@ -56,7 +58,13 @@ class Patches:
         self._everywhere("new_group", self._wrapped_new_group("new_group"))
         c10d._new_group_with_tag = self._wrapped_new_group("_new_group_with_tag")  # all variants: who calls, for which ranks
         self._everywhere("destroy_process_group", self._destroy)
+        self.splitting = Splitting(lambda *args, **kwargs: dist.new_group(*args, **kwargs))
+        self._everywhere("split_group", self.splitting.split_group)  # C++ splits its own groups alone
         self._everywhere("batch_isend_irecv", self._batch)  # torch's own loop would hide where a batch ends
+        c10d._warn_not_in_group = self._stranger(
+            c10d._warn_not_in_group
+        )  # torch warns and does nothing: a call that no rule sees
+        setattr(import_module("torch.distributed.rpc"), "init_rpc", _no_rpc)  # noqa: B010 - its agent talks in C++, unseen
         have_all_backends()  # judged by their rules, without their libraries
         for name in ("TCPStore", "FileStore"):
             setattr(dist, name, self._store_maker(name))
@@ -142,7 +150,7 @@ class Patches:
     # --- what the program says of groups ---
     def _init(self, *args: Any, **kwargs: Any) -> None:
         client, c10d = self.client, self.c10d
-        kwargs.pop("device_id", None)
+        self.splitting.device = kwargs.pop("device_id", None)
         timeout = kwargs.get("timeout", args[2] if len(args) > 2 else None)
         self.explicit = timeout
         args, kwargs = self._without_mpi(args, kwargs)
@@ -201,6 +209,15 @@ class Patches:
         self._originals["destroy_process_group"](group)
         self.client.say(["mark", self.client.number(), site, "destroy_process_group", number, {}])
 
+    def _stranger(self, original: Callable[[str], None]) -> Callable[[str], None]:
+        """Say that a rank called on a group that it is not in."""
+
+        def warn(op_name: str) -> None:
+            self.client.hold(["mark", self.client.number(), self.client.site(3), "stranger", 0, {"op": op_name}])
+            original(op_name)
+
+        return warn
+
     # --- batches ---
     def _batch(self, p2p_op_list: list[Any]) -> list[Any]:
         self.c10d._check_p2p_op_list(p2p_op_list)
@@ -252,6 +269,11 @@ class Patches:
                 return True
             frame = frame.f_back
         return not own
+
+
+def _no_rpc(*args: object, **kwargs: object) -> None:
+    """Raises Unsupported."""
+    raise Unsupported("distsim capture does not support torch.distributed.rpc (init_rpc)")
 
 
 def _of_devices() -> str:

@@ -13,6 +13,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from distsim.capture.cuda.pretend import NCCL_VERSION
+
 #: Modules of the script's own folder that are followed, to find what they import.
 _MOST_FILES = 200
 
@@ -67,6 +69,9 @@ def have_all_backends() -> None:
     for name in ("is_nccl_available", "is_gloo_available", "is_mpi_available"):
         for module in (dist, c10d):
             setattr(module, name, lambda: True)
+    core: Any = importlib.import_module("torch._C")
+    if not hasattr(core, "_nccl_version"):  # torch's logger asks when a call of nccl raises, and would hide what it raised
+        core._nccl_version, core._nccl_version_suffix = lambda: NCCL_VERSION, lambda: b""
 
 
 def preload(script: str) -> None:

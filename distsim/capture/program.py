@@ -102,6 +102,9 @@ class _Rank:
 
     def code(self, steps: Sequence[Step]) -> Code:
         for step in steps:
+            if step.op == "stranger" and step.event is not None:
+                self._report_stranger(step, str(step.event.facts["op"]))
+                continue
             here = len(self.builder.calls)
             back = [here - self.at[n] for n in step.waits if n in self.at]
             if step.op == "wait" and not back:
@@ -113,8 +116,15 @@ class _Rank:
             self.builder.append(self._made(step, requests))
         return self.builder.finish()
 
+    def _report_stranger(self, step: Step, op: str) -> None:
+        known = op if op in OPS else "barrier"
+        words = f"{op} on a group that the caller is not in: torch warns and does nothing"
+        self.owner.shelf.report("DS104", self._site(step.place, known), words, [self.rank])
+
     def _made(self, step: Step, requests: Requests) -> CodeCall:
         """The call; equal calls are one object."""
+        if step.failure is not None and step.failure.refused:
+            self.owner.shelf.report(step.failure.refused, self._site(step.place, step.op), step.failure.text, [self.rank])
         key = (
             (step.op, step.place, step.is_async, requests, tuple(_key(c) for c in step.calls)) if step.event is None else id(step)
         )

@@ -8,6 +8,7 @@ import site
 import sys
 import sysconfig
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
@@ -23,6 +24,8 @@ _MERE: Final = (
 
 #: File, line, function and the library's frame in between ("" where the script calls by itself).
 Where = tuple[str, int, str, str]
+#: How "via" speaks of the line that a backward pass is for.
+BACKWARD: Final = "backward of "
 NOWHERE: Final[Where] = ("", 0, "", "")
 
 
@@ -45,6 +48,7 @@ class Sites:
         self.main = os.path.abspath(main) if main else ""
         self._folders = library_folders()
         self._own: dict[str, bool] = {}
+        self.forward: Callable[[], Where] | None = None  # the line whose backward is running in this thread
         self._here = os.getcwd()
 
     def is_own(self, file: str) -> bool:
@@ -57,7 +61,17 @@ class Sites:
         return known
 
     def where(self, depth: int = 2) -> Where:
-        """The innermost frame of the user's; of a thread that has none, that of the main thread."""
+        """The innermost frame of the user's; of a thread that has none, that of the main thread. A call of a backward pass says which
+        line of the forward pass it is for."""
+        found = self.running(depth + 1)
+        made = self.forward() if self.forward is not None else NOWHERE
+        if made is NOWHERE or made[:3] == found[:3]:
+            return found
+        file, line, function, via = found
+        return file, line, function, f"{via}{', ' if via else ''}{BACKWARD}{made[0]}:{made[1]} {made[2]}"
+
+    def running(self, depth: int = 2) -> Where:
+        """As `where`, without the forward pass."""
         frame: FrameType | None = sys._getframe(1)
         for _ in range(depth - 1):  # a device's autograd thread has no Python below the call
             frame = frame.f_back if frame is not None else None

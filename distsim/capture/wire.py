@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
+import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -121,3 +122,12 @@ def connect(address: str) -> socket.socket:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     line.connect(address)
     return line
+
+
+def listen(name: str) -> tuple[socket.socket, str]:
+    """A socket that has no file: it ends with its process."""
+    address = f"\0distsim-{os.getpid()}-{name}"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(address)
+    listener.listen(512)
+    return listener, address

@@ -47,7 +47,12 @@ def advise_collectives(turns: Sequence[Awaited], parts: Sequence[Counterpart | N
     calls = [p.call for p in parts if p is not None]
     made = next((t for t, p in zip(turns, parts, strict=False) if p and p.call.op == "new_group" and p.position is None), None)
     if made is not None:
-        return advise_new_group(made[1].ranks)
+        local = next(p.call.local_sync for p in parts if p and p.call.op == "new_group")
+        return advise_new_group(made[1].ranks, local)
+    absent = next((p for p in parts if p and p.position is None and not p.has and p.call.op != "new_group"), None)
+    if absent is not None and not absent.is_message:
+        return (f"rank {absent.rank} makes no {absent.call.op} on {absent.call.group.name} at all: let it take part, with nothing to give",
+                "where it has nothing (no tokens, no gradients), or make a group without it")  # fmt: skip
     groups = list(dict.fromkeys(c.group.name for c in calls))
     if len(groups) < 2:
         return ("some members leave out a call that others make: let all make the same calls on the group",)
@@ -59,9 +64,11 @@ def advise_collectives(turns: Sequence[Awaited], parts: Sequence[Counterpart | N
     return (f"they enter {number_list_words(axes)} in different order: use one order of axes on all ranks, say {axes[0]} first",)
 
 
-def advise_new_group(missing: Sequence[int]) -> tuple[str, ...]:
-    """The rule that a new_group without some ranks breaks."""
+def advise_new_group(missing: Sequence[int], local: bool = False) -> tuple[str, ...]:
+    """The rule that a new_group without some ranks breaks; ``local``: it is a call of its members alone."""
     ranks = f"rank{'' if len(missing) == 1 else 's'} {number_list(list(missing), 4)}"
+    if local:
+        return (f"with use_local_synchronization a new_group is a call of all its members: let {ranks} make it too",)
     return (f"new_group is a call of all ranks of the world, members or not: let {ranks} make it too,",
             "or say `use_local_synchronization: true` for a call of the members alone")  # fmt: skip
 
@@ -90,8 +97,10 @@ def _message(call: Call) -> str:
     return f"tag {call.tag}" if call.tag or not buffers or not buffers[0].name else buffers[0].label
 
 
-def advise_gone(status: str, part: Counterpart | None, gone: Sequence[int], message: str) -> tuple[str, ...]:
-    """What to do about a rank that is no longer there."""
+def advise_gone(
+    status: str, part: Counterpart | None, gone: Sequence[int], message: str, waiting: Sequence[int] = ()
+) -> tuple[str, ...]:
+    """What to do about a rank that is no longer there. ``waiting``: who waits; fewer than are gone, they are the odd ones."""
     ranks = f"rank{'' if len(gone) == 1 else 's'} {number_list(list(gone), 4)}"
     if status == "absent":
         return (
@@ -105,7 +114,13 @@ def advise_gone(status: str, part: Counterpart | None, gone: Sequence[int], mess
         why = f": {message}" if message else ""
         return (f"see what {ranks} {'is' if len(gone) == 1 else 'are'} doing there{why}; the others only wait",)
     if part is not None and part.call.op == "new_group":
-        return advise_new_group(gone)
+        return advise_new_group(gone, part.call.local_sync)
+    if part is not None and not part.is_message and 0 < len(waiting) < len(gone):
+        some = f"rank{'' if len(waiting) == 1 else 's'} {number_list(list(waiting), 4)}"
+        return (
+            f"{some} make{'s' if len(waiting) == 1 else ''} calls that the others do not: a batch more (uneven batches),",
+            "or a branch that the others do not take, as a collective under `if` or a no_sync that is forgotten",
+        )
     if part is not None and not part.is_message:
         return (
             f"uneven batches, an early return or a branch that {ranks} skip{'s' if len(gone) == 1 else ''}:",

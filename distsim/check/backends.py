@@ -10,7 +10,7 @@ from distsim.check.wording import call_words, some_ranks, where_text
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding
 from distsim.ops.records import Buffer, Call
-from distsim.profiles import Profile
+from distsim.profiles import Profile, judge_of, refusal
 from distsim.program.records import Program
 
 
@@ -25,20 +25,22 @@ def backend_findings(program: Program, profile: Profile, layout: Layout | None =
 def _refused(program: Program, profile: Profile) -> list[Finding]:
     """One finding per place and reason. A code's first rank speaks for it: dtype, reduce op and source do not differ by row."""
     groups: dict[tuple[str, int, str], set[int]] = {}
-    said: dict[tuple[str, int, str], Call] = {}
+    said: dict[tuple[str, int, str], tuple[Call, Profile]] = {}
     for code in program.codes:
         for made in code.distinct_calls():
             call = program.resolve(code.ranks[0], made)
-            reason = profile.refuse(call)
+            reason = refusal(profile, call)
             if reason:
-                key = (_refusal_code(call, profile), made.site, reason)
+                judge = judge_of(profile, call)
+                key = (_refusal_code(call, judge), made.site, reason)
                 groups.setdefault(key, set()).update(program.alike(code.ranks))
-                said.setdefault(key, call)
+                said.setdefault(key, (call, judge))
     found = []
     for (number, site, reason), ranks in sorted(groups.items(), key=lambda item: item[0]):
         place = program.sites[site].place(min(ranks))
-        words = f"{call_words(said[number, site, reason])} of {some_ranks(sorted(ranks))}"
-        message = f"{profile.name} refuses {words}, {where_text(place)}: {reason}"
+        refused, judge = said[number, site, reason]
+        words = f"{call_words(refused)} of {some_ranks(sorted(ranks))}"
+        message = f"{judge.name} refuses {words}, {where_text(place)}: {reason}"
         found.append(Finding(number, "error", message, tuple(sorted(ranks)), (), (_help(number),), (place,)))
     return found
 

@@ -274,7 +274,7 @@ class _Diagnosis:
         more = [*like_this(len(ranks) - len(parts))]
         more += self.program.startup.waits if status == "absent" and self.program.startup is not None else ()
         advice = self._other_group([p for p in parts[:1] if p is not None]) or advise_gone(
-            status, parts[0], gone, self.ends[gone[0]].message
+            status, parts[0], gone, self.ends[gone[0]].message, ranks
         )
         return self._finding(code, [head, *columns(lines), *more], tuple(ranks), advice, list(zip(ranks, needs, strict=True)))
 

@@ -165,9 +165,25 @@ def _collective_help(program: Program, where: CallIndex, mismatch: Mismatch, asp
         return ("coalesce the same tensors in one order on all members, also those that a member does not need",)
     if slip := _slip(where, mismatch):
         return slip
+    if (
+        aspect == "numel"
+        and OPS[program.call(*mismatch.calls[0][:2]).op].input_parts == "one"
+        and not _gathers(program, mismatch)
+    ):
+        return (_ONE_MODEL,)
     differs = "differs" if len(mismatch.minority) == 1 else "differ"
     odd = f"{some_ranks(mismatch.minority)} {differs} from the rest: " if mismatch.minority else ""
     return (odd + _ADVICE[aspect],)
+
+
+_ONE_MODEL = (
+    "give tensors of one shape on all members: the same model with the same layers frozen on each, and batches of one size"
+)
+
+
+def _gathers(program: Program, mismatch: Mismatch) -> bool:
+    """Parts of several ranks come together, so that padding helps."""
+    return OPS[program.call(*mismatch.calls[0][:2]).op].output_parts == "n"
 
 
 class _Made(NamedTuple):
@@ -190,6 +206,9 @@ def _slip(where: CallIndex, mismatch: Mismatch) -> tuple[str, ...]:
         words = call_words(program.call(most, left[0].position))
         if len(left) == 1:
             return (f"rank {odd} leaves out {words}; its later calls are shifted by one",)
+        if len({call.site for call in left}) > 1:
+            return (f"rank {odd} leaves out {len(left)} calls that the others make, the first {words}: a pass, an iteration or a branch",
+                    "that it skips; let it make them too, with nothing to give where it has nothing")  # fmt: skip
         return (f"rank {odd} leaves out {words}, {where_text(program.place(most, left[0].position))}, {len(left)} times",)
     if more := _surplus(mine, theirs, mismatch.number):
         words, spot = call_words(program.call(odd, more[0].position)), where_text(program.place(odd, more[0].position))
@@ -207,15 +226,15 @@ def _made(where: CallIndex, rank: int, lane: int) -> list[_Made]:
 
 
 def _surplus(longer: list[_Made], shorter: list[_Made], number: int) -> list[_Made]:
-    """The calls of one rank without which it would do what another does: those of places where the other makes none, else the one
-    at which they part."""
+    """The calls of one rank without which it would do what another does: those of places where the other makes none, else the ones
+    from where they part on."""
     if len(longer) <= len(shorter):
         return []
     known, wanted = {call.site for call in shorter}, [call.signature for call in shorter]
     if [call.signature for call in longer if call.site in known] == wanted:
         return [call for call in longer if call.site not in known]
-    rest = [call.signature for call in longer]
-    return [longer[number]] if rest[number + 1 :] == wanted[number:] else []
+    rest, end = [call.signature for call in longer], number + len(longer) - len(shorter)
+    return longer[number:end] if rest[end:] == wanted[number:] else []
 
 
 def _message(program: Program, group: list[Mismatch]) -> Finding:

@@ -80,7 +80,7 @@ def command(given: PlanOptions, workers: Workers) -> None:
     outputs = _outputs(given.output or [])
     questions = [_question(given, gpus, name) for gpus in _numbers(given.gpus) for name in _clusters(given.cluster)]
     tables = [path for path in outputs if path.suffix in (".csv", ".parquet")]
-    how = How(workers.jobs, workers.address, tables[0] if tables else None, workers.budget, workers.seed)
+    how = How(workers.jobs, workers.address, tables[0] if tables else None, workers.budget, workers.seed, workers.top)
     with counted("timing layouts") as tell:
         found = plan(questions, how, tell)
     _write(found, [path for path in outputs if path not in tables], _names(given))

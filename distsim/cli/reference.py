@@ -45,7 +45,7 @@ def _findings() -> Iterator[str]:
         yield f"## {info.code}: {info.title}"
         yield f"{info.severity.capitalize()}, {verdict}."
         yield from (info.what, f"**What happens.** {info.why}", f"**What to do.** {info.remedy}")
-        yield f"```yaml\n{info.example.rstrip()}\n```"
+        yield f"```{'python' if info.of_scripts else 'yaml'}\n{info.example.rstrip()}\n```"
 
 
 def operations_page() -> str:

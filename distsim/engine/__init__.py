@@ -9,6 +9,7 @@ import numpy as np
 
 from distsim.collection import no_collection
 from distsim.cost import CostModel
+from distsim.cost.sharing import Ports
 from distsim.engine.deadlines import outlasts
 from distsim.engine.fill import fill
 from distsim.engine.overlap import shares
@@ -19,12 +20,12 @@ from distsim.semantics.blocked import standstill
 from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.free import why_ordered
-from distsim.semantics.link import Linked
+from distsim.semantics.link import Linked, early_rows
 from distsim.semantics.local import Progress
 from distsim.semantics.misfits import Misfit, Misfits
 from distsim.semantics.section import Unfold
 
-__all__ = ["SHARED_CALLS", "Run", "run"]
+__all__ = ["SHARED_CALLS", "Run", "may_share", "run"]
 
 
 #: Programs of more calls are not followed in the order of time only because they share links: their prices stay those of each alone.
@@ -33,36 +34,51 @@ SHARED_CALLS = 300_000
 CallKey = tuple[int, int, int]
 
 
+def may_share(program: Program, cost: CostModel) -> bool:
+    """Whether ranks that stand for all can do so in the order of time, where transfers share links (`section`'s ``shared``).
+
+    Cards that ranks have in common join those who are there with those who are not, and slow links are of single nodes.
+    """
+    small = program.call_count <= SHARED_CALLS and cost.cluster.shared_links
+    return small and not cost.link_faults and not Ports(cost).shared_cards
+
+
 def run(
-    program: Program, profile: Profile, cost: CostModel, *, ordered: bool = False, follow: Mapping[CallKey, CallKey] | None = None
-) -> Run:
+    program: Program, profile: Profile, cost: CostModel, *, ordered: bool = False, follow: Mapping[CallKey, CallKey] | None = None,
+    shared: bool = False,
+) -> Run:  # fmt: skip
     """Simulate a program under a profile.
 
     The fast engine runs where it is exact, and what it gives stands where nothing shared a link; ``ordered`` asks for the time-ordered
     one all the same. Both give the same times.
     ``follow``: the message that each receive from any source must take, in place of the one that comes first. Raises UsageError
-    where such a message never comes.
+    where such a message never comes. ``shared``: ranks that stand for others do so where links are shared, too (`may_share`).
     """
     with no_collection():
-        return _run(program, profile, cost, ordered, follow)
+        found = None if ordered or follow else _free(program, profile, cost, shared)
+        if found is not None:
+            return found
+        from distsim.engine.ordered import run_ordered
+
+        return run_ordered(program, profile, cost, follow)
 
 
-def _run(program: Program, profile: Profile, cost: CostModel, ordered: bool, follow: Mapping[CallKey, CallKey] | None) -> Run:
-    if not ordered and not follow:
-        linked = Linked(program, profile)
-        misfits = Misfits(linked)
-        if why_ordered(linked, misfits) is None:
-            done = go(linked, Conditions(linked, cost))
-            columns = fill(done)
-            halves = bool(misfits.early) and cost.cluster.shared_links  # of a group whose members name different roots
-            shared = halves or shares(done.conditions, columns, cost)
-            if not outlasts(program, profile, columns) and (not shared or program.call_count > SHARED_CALLS):
-                return replace(_fast(done, cost, columns, list(misfits.met(done.posted))), alone=shared)
-    if program.stands_for is not None:
+def _free(program: Program, profile: Profile, cost: CostModel, shared: bool) -> Run | None:
+    """The run of a program in which no order decides anything; None where one does, or what is under way shares links."""
+    linked = Linked(program, profile)
+    misfits = Misfits(linked)
+    cut, late = program.stands_for is not None, True
+    if why_ordered(linked, misfits) is None:
+        done = go(linked, Conditions(linked, cost))
+        columns = fill(done)
+        halves = bool(misfits.early) and cost.cluster.shared_links  # of a group whose members name different roots
+        joined, late = halves or shares(done.conditions, columns, cost), outlasts(program, profile, columns)
+        if not late and (not joined or program.call_count > SHARED_CALLS):
+            return replace(_fast(done, cost, columns, list(misfits.met(done.posted))), alone=joined)
+        late = late or halves
+    if cut and (late or not shared or early_rows(linked).size):
         raise Unfold
-    from distsim.engine.ordered import run_ordered
-
-    return run_ordered(program, profile, cost, follow)
+    return None
 
 
 def _fast(done: Progress, cost: CostModel, columns: Columns, misfits: Sequence[Misfit]) -> Run:

@@ -29,6 +29,7 @@ from distsim.semantics.compiler import end_by_fault
 from distsim.semantics.form import Instruction, Leave, PartKind, Stuck
 from distsim.semantics.link import Linked
 from distsim.semantics.moves import Rules
+from distsim.semantics.section import Unfold
 from distsim.semantics.standing import standstill
 from distsim.semantics.state import DUE, RUNNING, Mismatched
 from distsim.semantics.tasks import DROP, MEET, POST, WAIT
@@ -66,6 +67,8 @@ def simulate_in_order(
     rules = Rules(linked or Linked(program, profile))
     left = _Engine(rules, cost, follow=follow or {}).run()
     late = outlasts(program, profile, left.columns)
+    if late and program.stands_for is not None:
+        raise Unfold
     return _Engine(rules, cost, timed=True, follow=follow or {}).run() if late else left
 
 

@@ -25,7 +25,8 @@ class Hosts:
         """When calls were posted and returned: a host comes to a call when the one before has returned."""
         posted, returned = (np.frombuffer(column, dtype=np.int64) for column in (columns.posted, columns.returned))
         known: dict[int, tuple[IntArray, IntArray]] = {}
-        for rank, unit in enumerate(linked.unit_of):
+        for rank in linked.program.present:
+            unit = linked.unit_of[rank]
             if id(unit) not in known:
                 known[id(unit)] = _rows_entered(linked.program.codes[unit.code].offsets, unit.instructions)
             rows, which = known[id(unit)]

@@ -60,7 +60,7 @@ class Prices:
         price = self._collectives[self._kinds[row]]
         if price is None:
             ns = self._price(row, self.tables.nbytes[row])
-            op, members = OPS[self.tables.part(row).call.op], self.tables.members[self.tables.instance[row]]
+            op, members = OPS[self.tables.part(row).call.op], self.tables.linked.whole[self.tables.instance[row]]
             if self.ports is None or op.kind != "collective":
                 price = Price(ns, 0, NOTHING)
             else:
@@ -70,7 +70,7 @@ class Prices:
 
     def _price(self, row: int, nbytes: int) -> int:
         """Of a collective that moves so many bytes, in place of its own."""
-        op, members = OPS[self.tables.part(row).call.op], self.tables.members[self.tables.instance[row]]
+        op, members = OPS[self.tables.part(row).call.op], self.tables.linked.whole[self.tables.instance[row]]
         if op.kind != "collective":
             return 0
         root = members[self.tables.root(row)] if op.root_field is not None else None
@@ -96,7 +96,7 @@ def _kinds(tables: Tables) -> tuple[list[int], list[Price | None]]:
     op = np.full(linked.rows, -1, dtype=np.int64)
     for _, part, rows in linked.parts(PartKind.COLLECTIVE):
         op[rows] = names.setdefault(part.call.op, len(names))
-    of_instance = np.array([groups.setdefault(id(members), len(groups)) for members in linked.members], dtype=np.int64)
+    of_instance = np.array([groups.setdefault(id(members), len(groups)) for members in linked.whole], dtype=np.int64)
     rows = np.flatnonzero(op >= 0)
     columns = np.stack([op[rows], of_instance[linked.instance[rows]], linked.nbytes[rows], linked.root[rows]], axis=1)
     kinds, of = np.unique(columns, axis=0, return_inverse=True)

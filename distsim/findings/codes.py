@@ -45,7 +45,7 @@ def explain(code: str, width: int = _WIDTH) -> str:
     parts = [title, f"{info.severity}, {gives}"]
     chapters = {"What it is": info.what, "What happens": info.why, "What to do": info.remedy}
     parts += [f"{head}\n{_text(body, width)}" for head, body in chapters.items()]
-    parts.append("A scenario that has it\n" + indent(info.example.rstrip(), "  "))
+    parts.append(f"A {'script' if info.of_scripts else 'scenario'} that has it\n" + indent(info.example.rstrip(), "  "))
     return "\n\n".join(parts)
 
 

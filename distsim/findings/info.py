@@ -16,7 +16,7 @@ class CodeInfo:
     """A finding's code and the page behind it.
 
     ``verdict`` is the class that a finding of this code gives the program, None where it says nothing about the verdict.
-    ``example`` is a short scenario (YAML) that has the finding.
+    ``example`` is a short scenario (YAML) that has the finding; of what a scenario can't say, a script of torch.
     """
 
     code: str
@@ -27,6 +27,11 @@ class CodeInfo:
     why: str
     remedy: str
     example: str
+
+    @property
+    def of_scripts(self) -> bool:
+        """Only a captured script has it."""
+        return self.example.startswith("import ")
 
 
 def two_ranks(*steps: str) -> str:

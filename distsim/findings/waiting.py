@@ -64,6 +64,22 @@ WAITING: tuple[CodeInfo, ...] = (
         ),
     ),
     CodeInfo(
+        "DS306",
+        "wait for a key that nobody sets",
+        "error",
+        "deadlock",
+        "A rank waits for a key of the store, or asks for it again and again, and no rank is left that could set it.",
+        "`get` and `wait` raise after the store's time-out, 5 minutes; a loop around `check` runs for ever. Others stand behind this rank.",
+        "Set the key on every path that leads here, before anything that waits for the rank that reads it. Compare the spelling, and"
+        " the prefix of a PrefixStore.",
+        "import torch.distributed as dist\n\n"
+        'dist.init_process_group("gloo")\n'
+        "store = dist.distributed_c10d._get_default_store()\n"
+        "if dist.get_rank() == 0:\n"
+        '    store.wait(["ready"])\n'
+        "dist.barrier()\n",
+    ),
+    CodeInfo(
         "DS401",
         "receive may take another sender's message",
         "error",

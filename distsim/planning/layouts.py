@@ -122,6 +122,8 @@ class Question:
         }  # fmt: skip
         if self.sequence is not None:
             found["sequence"] = self.sequence
+        if layout.tp > 1 and layout.zero < 3:
+            found["tensor_calls"] = "megatron"
         if layout.pp > 1:
             found["schedule"] = "1f1b" if layout.chunks == 1 else "interleaved_1f1b"
             found |= {"chunks": layout.chunks} if layout.chunks > 1 else {}

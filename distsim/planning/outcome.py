@@ -28,7 +28,8 @@ class Part(NamedTuple):
 
 class Outcome(NamedTuple):
     """A layout that was timed. ``shares`` of the step add up to 1, the mean over ranks; ``parts`` are those without the waiting, each grown
-    by its part of it. ``held_nbytes``: the fullest rank's peak."""
+    by its part of it. ``held_nbytes``: the fullest rank's peak. ``timed``: `alone`, each transfer and kernel by itself, which may be a few
+    percent short; `exact`, as a simulation does; `short`, as the first, and too large to be simulated beside others."""
 
     layout: Layout
     cluster: str
@@ -39,11 +40,18 @@ class Outcome(NamedTuple):
     memory: float  # share of the device's
     tokens_s_gpu: float
     mfu: float
+    timed: str = "alone"
 
     @property
     def band_ns(self) -> tuple[int, int]:
         """If all prices err alike: the shortest and the longest step."""
         return round(sum(p.ns * p.low for p in self.parts)), round(sum(p.ns * p.high for p in self.parts))
+
+    def taking(self, step_ns: int) -> Outcome:
+        """The same with a step of another length, of which all has its share."""
+        more = step_ns / self.step_ns
+        parts = tuple(part._replace(ns=round(part.ns * more)) for part in self.parts)
+        return self._replace(step_ns=step_ns, parts=parts, tokens_s_gpu=self.tokens_s_gpu / more, mfu=self.mfu / more)
 
     @property
     def bubble(self) -> float:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from distsim import __version__
 from distsim.cluster import Cluster
+from distsim.planning.exact import Asked, exact
 from distsim.planning.layouts import Layout, Left, Question, layouts
 from distsim.planning.outcome import Outcome, Part, Pricing, apart
 from distsim.sweep.backends import cores, finished
@@ -23,7 +24,7 @@ _CHUNK = 12
 _WORTH = 60
 COLUMNS = (
     "cluster", "gpus", "tp", "pp", "chunks", "cp", "ep", "dp", "zero", "recompute", "micro_batch", "status", "step_ns", "low_ns", "high_ns",
-    "tokens_s_gpu", "mfu", "memory", "bubble", "exposed", "bound", "held_nbytes", "shares", "parts", "reason",
+    "tokens_s_gpu", "mfu", "memory", "bubble", "exposed", "bound", "held_nbytes", "shares", "parts", "timed", "reason",
 )  # fmt: skip
 Tell = Callable[[int, int], None]
 
@@ -63,13 +64,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class How:
-    """How it is worked out: see `distsim.sweep.backends.finished`; ``output``: the table's file; ``budget``: layouts that are tried."""
+    """How it is worked out: see `distsim.sweep.backends.finished`; ``output``: the table's file; ``budget``: layouts that are tried;
+    ``exact``: so many of the fastest are simulated, where that tells another time (`distsim.planning.exact`)."""
 
     jobs: int | None = None
     address: str | None = None
     output: Path | None = None
     budget: int | None = None
     seed: int = 0
+    exact: int = 0
 
 
 def plan(questions: Sequence[Question], how: How = How(), tell: Tell = lambda done, whole: None) -> Plan:
@@ -88,6 +91,7 @@ def plan(questions: Sequence[Question], how: How = How(), tell: Tell = lambda do
     table = Table(how.output, COLUMNS)
     try:
         found |= (_guided if how.budget is not None else _walked)(questions, todo, table, how, tell)
+        _settle(questions, found, table, how)
     finally:
         table.close()
     _keep(table, questions, found)
@@ -96,6 +100,21 @@ def plan(questions: Sequence[Question], how: How = How(), tell: Tell = lambda do
 
 
 Found = dict[tuple[int, Layout], Outcome | Left]
+
+
+def _settle(questions: Sequence[Question], found: Found, table: Table, how: How) -> None:
+    """Simulate the fastest, until no other can be among them: those that are timed alone take at least as long."""
+    while True:
+        timed = {place: one for place, one in found.items() if isinstance(one, Outcome)}
+        first = sorted(timed, key=lambda place: _place(timed[place]))[: how.exact]
+        todo = [place for place in first if timed[place].timed == "alone"]
+        if not todo:
+            return
+        jobs = how.jobs if how.jobs is not None or how.address is not None or len(found) >= _WORTH else 1
+        asked = [Asked(questions[number], timed[number, layout]) for number, layout in todo]
+        for k, one in finished(exact, asked, jobs=jobs, address=how.address):
+            found[todo[k]] = one
+            table.add(key_of(questions[todo[k][0]], todo[k][1]), row_of(questions[todo[k][0]], one))
 
 
 def _walked(questions: Sequence[Question], todo: list[tuple[int, Layout]], table: Table, how: How, tell: Tell) -> Found:
@@ -165,9 +184,13 @@ def _guided(questions: Sequence[Question], todo: list[tuple[int, Layout]], table
 # --- ranking ---
 def rank(outcomes: Sequence[Outcome]) -> tuple[Ranked, ...]:
     """The fastest first; of equally fast ones the one that holds less."""
-    order = sorted(outcomes, key=lambda one: (one.step_ns, one.held_nbytes, one.layout, one.cluster))
+    order = sorted(outcomes, key=_place)
     front = {id(one) for one in pareto(order)}
     return tuple(Ranked(one, k == 0 or not apart(order[0], one), id(one) in front) for k, one in enumerate(order))
+
+
+def _place(one: Outcome) -> tuple[int, int, Layout, str]:
+    return one.step_ns, one.held_nbytes, one.layout, one.cluster
 
 
 def pareto(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -197,7 +220,7 @@ def row_of(question: Question, one: Outcome | Left) -> dict[str, object]:
     return {
         **row, "status": "ok", "step_ns": one.step_ns, "low_ns": low, "high_ns": high, "tokens_s_gpu": one.tokens_s_gpu, "mfu": one.mfu,
         "memory": one.memory, "bubble": one.bubble, "exposed": one.exposed, "bound": one.bound, "held_nbytes": one.held_nbytes,
-        "shares": json.dumps(one.shares), "parts": json.dumps(one.parts),
+        "shares": json.dumps(one.shares), "parts": json.dumps(one.parts), "timed": one.timed,
     }  # fmt: skip
 
 
@@ -207,7 +230,7 @@ def _from_row(layout: Layout, row: Mapping[str, str]) -> Outcome | Left:
     shares: dict[str, Any] = json.loads(row["shares"])
     parts = tuple(Part(*part) for part in json.loads(row["parts"]))
     numbers = [float(row[name]) for name in ("memory", "tokens_s_gpu", "mfu")]
-    return Outcome(layout, row["cluster"], int(row["step_ns"]), parts, shares, int(row["held_nbytes"]), *numbers)
+    return Outcome(layout, row["cluster"], int(row["step_ns"]), parts, shares, int(row["held_nbytes"]), *numbers, row["timed"])
 
 
 def _keep(table: Table, questions: Sequence[Question], found: Found) -> None:

@@ -148,12 +148,15 @@ class Timed(TrainWriter):
         return self.prices.message(members[a], members[b], nbytes)
 
     def takes(self, word: str) -> Measured:
-        """One layer's forward or backward pass; or the head's."""
+        """One layer's forward or backward pass; or the head's, or the embedding's."""
         key = (word, self.one, self.train.launch, self.train.attention_efficiency, self.train.dtype, self.products,
-               self.prices.inside((self.tensor_axis, self.cp, self.ep)))  # fmt: skip
+               self.train.loss_parallel, self.prices.inside((self.tensor_axis, self.cp, self.ep)))  # fmt: skip
         if key not in self.cache:
-            made = {"forward": self.layer_forward, "backward": self.layer_backward,
-                    "head forward": lambda: self.head("forward"), "head backward": lambda: self.head("backward")}  # fmt: skip
+            made = {
+                "forward": self.layer_forward, "backward": self.layer_backward, "head forward": self.head_forward,
+                "head backward": self.head_backward, "embedding forward": self.embedding_forward,
+                "embedding backward": self.embedding_backward,
+            }  # fmt: skip
             self.cache[key] = self.measured(made[word]())
         return cast("Measured", self.cache[key])
 
@@ -163,10 +166,11 @@ class Timed(TrainWriter):
         return Measured(lane.current, sum(map(_host_ns, entries)), lane.spent)
 
     def _pass(self, word: str, stage: int) -> Pass:
-        """The head comes after the last stage's layers, and before them on the way back."""
+        """The embedding comes before the first stage's layers and the head after the last one's; the other way round on the way back."""
         layer = self.takes(word)
+        first = self.takes(f"embedding {word}").device_ns if stage == 0 else 0
         head = self.takes(f"head {word}").device_ns if stage == self.stages - 1 else 0
-        before, after = (0, head) if word == "forward" else (head, 0)
+        before, after = (first, head) if word == "forward" else (head, first)
         return Pass(self.split[stage], layer.device_ns, layer.host_ns, before, after)
 
     def _spent(self, stage: int) -> Counter[str]:
@@ -175,6 +179,7 @@ class Timed(TrainWriter):
         for word in ("forward", "backward"):
             parts = [(self.takes(word), self.split[stage])]
             parts += [(self.takes(f"head {word}"), 1)] if stage == self.stages - 1 else []
+            parts += [(self.takes(f"embedding {word}"), 1)] if stage == 0 else []
             for part, times in parts:
                 found.update({kind: times * ns for kind, ns in part.spent.items()})
         return found
@@ -184,8 +189,9 @@ class Timed(TrainWriter):
         whole = self._pass("backward", stage)
         if {self.shared, self.apart} & {self.cp, self.ep} - {None}:
             return self._on_one_communicator(stage, whole)
-        layer = whole._replace(layers=1, before_ns=0, sent=self.sent(self.layer_weights()))
-        return [Pass(before_ns=whole.before_ns), *[layer] * whole.layers, Pass(sent=self.sent(self.ends_weights(stage)))]
+        layer = whole._replace(layers=1, before_ns=0, after_ns=0, sent=self.sent(self.layer_weights()))
+        ends = Pass(before_ns=whole.after_ns, sent=self.sent(self.ends_weights(stage)))
+        return [Pass(before_ns=whole.before_ns), *[layer] * whole.layers, ends]
 
     def _on_one_communicator(self, stage: int, whole: Pass) -> list[Pass]:
         """The same where gradients take turns with a layer's own messages: the ranks of a sequence are all replicas there are."""

@@ -10,7 +10,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from distsim.cluster import Cluster, preset
-from distsim.ops.records import REDUCE_OPS
+from distsim.ops.records import REDUCE_OPS, Call
 from distsim.profiles.contract import BUFFERED, EARLY, RENDEZVOUS
 from distsim.profiles.record import Meeting, Mishap, Outcome, Profile, Workers
 from distsim.profiles.support import Support
@@ -39,6 +39,16 @@ def default_cluster(backend: str) -> Cluster:
     return preset(PROFILES[backend].cluster)
 
 
+def refusal(profile: Profile, call: Call) -> str | None:
+    """Why a call is refused: by the back end of its group where that has one of its own, else by ``profile``. None where it is taken."""
+    return judge_of(profile, call).refuse(call)
+
+
+def judge_of(profile: Profile, call: Call) -> Profile:
+    """Whose support counts for a call: its group's own back end, else ``profile``; a reading of the contract takes all."""
+    return profile if profile.support is None else PROFILES.get(call.group.backend or "", profile)
+
+
 def reductions(dtype: str) -> dict[str, str]:
     """Reduce op -> the first letters of the back ends whose all_reduce takes this dtype, ``-`` for each that does not (``gn-``)."""
     return {op: "".join(s.backend[0] if s.takes("all_reduce", dtype, op) else "-" for s in SUPPORT.values()) for op in REDUCE_OPS}
@@ -56,5 +66,7 @@ __all__ = [
     "Profile",
     "Workers",
     "default_cluster",
+    "judge_of",
     "reductions",
+    "refusal",
 ]

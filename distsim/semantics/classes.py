@@ -15,6 +15,7 @@ numbers (M. Yamashita, T. Kameda, Computing on anonymous networks, IEEE TPDS 7, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -61,13 +62,14 @@ class Partition(NamedTuple):
 
 
 def partition(
-    program: Program, costs: Sequence[CostModel], profiles: Sequence[Profile], rounds: int = ROUNDS
+    program: Program, costs: Sequence[CostModel], profiles: Sequence[Profile], rounds: int = ROUNDS, *, shared: bool = False
 ) -> Partition | None:
     """The classes of a program's ranks under some profiles; None where something in it cannot be told by classes.
 
-    ``costs``: whose prices must be equal. ``rounds`` bounds the refinement.
+    ``costs``: whose prices must be equal. ``rounds`` bounds the refinement. ``shared``: members put equal bytes on equal links as well,
+    so that what shares them is as slow.
     """
-    return _Refinement(program, costs, profiles).run(rounds) if _by_classes(program) else None
+    return _Refinement(program, costs, profiles, shared).run(rounds) if _by_classes(program) else None
 
 
 def _by_classes(program: Program) -> bool:
@@ -99,8 +101,9 @@ def _fits_by_place(program: Program, code: Code, call: CodeCall) -> bool:
 
 
 class _Refinement:
-    def __init__(self, program: Program, costs: Sequence[CostModel], profiles: Sequence[Profile]) -> None:
-        self.program, self.costs, self.profiles = program, costs, profiles
+    def __init__(self, program: Program, costs: Sequence[CostModel], profiles: Sequence[Profile], shared: bool) -> None:
+        self.program, self.costs, self.profiles, self.shared = program, costs, profiles, shared
+        self._on_node: dict[tuple[int, int], Counter[int]] = {}
         self.codes = [Look(code) for code in program.codes]
         self.size = program.world_size
         self.ends = self._all_ends()
@@ -197,6 +200,7 @@ class _Refinement:
             mine = [fact[start : start + size].reshape(-1, len(look.ranks)) for fact in facts]
             start += size
             places = [self._places(look)] if look.goes_by_place(self.profiles) else []
+            places += [self._mates(look, cost.local_size) for cost in self.costs] if self.shared else []
             code = np.full((1, len(look.ranks)), number, dtype=np.int64)
             table = np.concatenate([code, own[None, look.ranks], *look.facts(self.program), *mine, *places])
             columns.append(numbered(table.T))
@@ -223,6 +227,16 @@ class _Refinement:
         for ids in look.groups:
             index = {g: {rank: i for i, rank in enumerate(self.program.groups[g].ranks)} for g in np.unique(ids).tolist()}
             table.append([index[g].get(rank, -1) for g, rank in zip(ids.tolist(), look.ranks.tolist(), strict=True)])
+        return np.array(table, dtype=np.int64).reshape(-1, len(look.ranks))
+
+    def _mates(self, look: Look, size: int) -> Ints:
+        """Members of a rank's groups on its own node: what its links carry of a collective goes by their number."""
+        table, known = [], self._on_node
+        for ids in look.groups:
+            for g in np.unique(ids).tolist():
+                if (g, size) not in known:
+                    known[g, size] = Counter(rank // size for rank in self.program.groups[g].ranks)
+            table.append([known[g, size][rank // size] for g, rank in zip(ids.tolist(), look.ranks.tolist(), strict=True)])
         return np.array(table, dtype=np.int64).reshape(-1, len(look.ranks))
 
     def _round(self, colour: Ints) -> Ints:

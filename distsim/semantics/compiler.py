@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from distsim.match import ANY
 from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
+from distsim.profiles import refusal
 from distsim.profiles.record import Profile, Reaction
 from distsim.profiles.support import SHAPED
 from distsim.program.records import CodeCall, Program, Vec, at
@@ -226,9 +227,10 @@ class Compiler:
         shapes = tuple(
             tuple(int(self.value(n)) for n in b.shape) for side in ("inputs", "outputs") for b in call.fields.get(side) or ()
         ) if call.op in SHAPED else ()  # fmt: skip
-        key = (call.op, buffers[0].dtype if buffers else "", call.fields.get("reduce_op"), open_source, shapes)
+        own = self.program.groups[self.group_id(call)].backend
+        key = (call.op, own, buffers[0].dtype if buffers else "", call.fields.get("reduce_op"), open_source, shapes)
         if key not in self.shared.refusals:
-            self.shared.refusals[key] = self.profile.refuse(self.program.resolve(self.rank, call))
+            self.shared.refusals[key] = refusal(self.profile, self.program.resolve(self.rank, call))
         return self.shared.refusals[key]
 
     def resolved(self, call: CodeCall) -> Call:

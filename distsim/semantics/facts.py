@@ -98,6 +98,12 @@ class Look:
         )
 
 
+def goes_by_place(program: Program, profile: Profile) -> bool:
+    """Some operation of a program lets members go by where they stand in the group, beyond being its root or not."""
+    ops = {call.op for code in program.codes for call in code.distinct_calls() if OPS[call.op].kind == "collective"}
+    return any(_by_place(profile, op) for op in sorted(ops))
+
+
 def _by_place(profile: Profile, op: str) -> bool:
     n, everybody = _TRIED, frozenset(range(_TRIED))
     for root in (0, 3):

@@ -55,10 +55,11 @@ class Rules(Queues):
 
     # --- states ---
     def initial(self) -> State:
-        """Nobody has begun. Absent ranks never will."""
-        n = self.program.world_size
+        """Nobody has begun. Absent ranks never will, nor those for whom others stand."""
+        n, of = self.program.world_size, self.program.stands_for
         absent = {fault.rank for fault in self.program.faults if fault.kind == "absent"}
-        ends: list[Leave | None] = [Leave(0, "absent") if rank in absent else None for rank in range(n)]
+        gone = absent if of is None else absent | (set(range(n)) - set(self.program.present))
+        ends: list[Leave | None] = [Leave(0, "absent") if rank in gone else None for rank in range(n)]
         return State([0] * n, ends, [0] * n, bytearray(self.linked.rows), {}, {}, {}, {}, {}, {}, {}, {}, {},
                      Matcher(self.profile.specific_first), bool(absent))  # fmt: skip
 

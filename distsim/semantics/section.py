@@ -32,12 +32,15 @@ class Unfold(Exception):
     """What was asked of a section cannot be told by it: the order of events decides."""
 
 
-def section(program: Program, costs: Sequence[CostModel], profiles: Sequence[Profile], *, worth: float = WORTH) -> Program | None:
+def section(
+    program: Program, costs: Sequence[CostModel], profiles: Sequence[Profile], *, worth: float = WORTH, shared: bool = False
+) -> Program | None:
     """The program cut down to ranks that stand for all; None where that does not pay, or cannot be told.
 
-    ``costs``, ``profiles``: under which it must hold; the readings of the contract are always among them.
+    ``costs``, ``profiles``: under which it must hold; the readings of the contract are always among them. ``shared``: it holds where
+    transfers share links, too.
     """
-    classes = partition(program, costs, [*profiles, *READINGS.values()])
+    classes = partition(program, costs, [*profiles, *READINGS.values()], shared=shared)
     if classes is None or worth * (int(classes.of.max(initial=-1)) + 1) > program.world_size:
         return None
     kept = _kept(classes, program.world_size)

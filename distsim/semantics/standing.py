@@ -16,8 +16,8 @@ def standstill(rules: Rules, state: State) -> Standstill:
     rows, met = _begun(rules, state), dict[tuple[int, int], tuple[int, ...]]()
     blocked = tuple(_blocked(rules, state, rank, rows.get(rank, []), met) for rank, end in enumerate(state.ends) if end is None)
     ends = []
-    for rank, end in enumerate(state.ends):
-        position = rules.position(state, rank)
+    for rank in rules.program.present:
+        end, position = state.ends[rank], rules.position(state, rank)
         ends.append(RankEnd(rank, "blocked", position) if end is None else RankEnd(rank, end.status, position, 0, end.message))
     return Standstill(tuple(ends), blocked, tuple(_unreceived(rules, state)))
 

@@ -128,8 +128,9 @@ class Tables:
         for rank, unit in enumerate(linked.unit_of):
             one = compiled[id(unit)]
             self.steps.append(one.steps)
-            self.task_of += one.tasks
-            self.part_of += one.parts
+            if linked.base[rank] < linked.base[rank + 1]:  # its calls are there
+                self.task_of += one.tasks
+                self.part_of += one.parts
             self.locked.append(self.lock and bool(one.queues))
             for step in one.steps if len(unit.ranks) == 1 else ():
                 if step[2] is not None and step[2].launch.parts[0].gathering is not None:

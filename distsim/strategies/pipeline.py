@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -43,6 +44,13 @@ def _stage_costs(value: object, info: ValidationInfo) -> StageCosts:
 
 _COSTS = {"anyOf": [COST, {"type": "object", "propertyNames": {"pattern": "^([0-9]+|else)$"}, "additionalProperties": COST}]}
 StageCostsField = Annotated[StageCosts, PlainValidator(_stage_costs), WithJsonSchema(_COSTS)]
+
+
+@lru_cache(maxsize=16)
+def _built(name: str, ranks: int, micro_batches: int, chunks: int, *, megatron: bool, defer: bool) -> Schedule:
+    """A schedule by its name, with its messages."""
+    found = BUILDERS[name](ranks, micro_batches, chunks)
+    return with_messages(found._replace(issue="megatron") if megatron else found, defer)
 
 
 class Activation(BaseModel):
@@ -118,7 +126,7 @@ class Pipeline(Strategy):
             made = self.made(context)
         except ValueError as error:
             return [(("schedule",), str(error))]
-        found = [(("schedule",), text) for text in list(unmet(made))[:1]]
+        found = [(("schedule",), text) for text in (list(unmet(made))[:1] if named is None else ())]  # ours are met
         if self.data_parallel is not None and self.data_parallel.style == "ddp" and _splits(made):
             sentence = (
                 "a split backward computes weight gradients apart from autograd's accumulation, where DDP's hooks are: take fsdp"
@@ -206,13 +214,12 @@ class Pipeline(Strategy):
         ranks, named = context.mesh[self.axis], self._named()
         if named is not None:
             name = _NAMES[_plain(named)]
-            schedule = BUILDERS[name](ranks, self.micro_batches or 0, self._chunks(name))
-            if self.megatron and name == "1f1b":
-                schedule = schedule._replace(issue="megatron")
-        else:
-            schedule = from_rows(parse_rows(self._lines(context)), self.micro_batches)
-            if schedule.ranks != ranks:
-                raise ValueError(f"the schedule is for {schedule.ranks} ranks, the axis {self.axis} has {ranks}")
+            layout = name, ranks, self.micro_batches or 0, self._chunks(name)
+            found = _built(*layout, megatron=self.megatron and name == "1f1b", defer=self.defer_pp_recv)
+            return forwards(found) if self.evaluate else found
+        schedule = from_rows(parse_rows(self._lines(context)), self.micro_batches)
+        if schedule.ranks != ranks:
+            raise ValueError(f"the schedule is for {schedule.ranks} ranks, the axis {self.axis} has {ranks}")
         found = with_messages(schedule, self.defer_pp_recv)
         return forwards(found) if self.evaluate else found
 

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from distsim.strategies.base import Cost, Entry, step
-from distsim.strategies.layers import repeated
 from distsim.strategies.pipeline_actions import Action, Schedule
 from distsim.strategies.pipeline_calls import Call, Message
 from distsim.strategies.pipeline_data import DataWriter, Sums, last_of
-
-#: Repeats are looked for up to so many entries long.
-_LONGEST_BODY = 24
+from distsim.strategies.pipeline_rolled import Piece, Template, rolled
 
 
 # --- entries with their numbers taken out ---
-class Template(ABC):
-    """An entry without the numbers of the copies that it names; equal ones may become one in a repeat."""
-
-    @abstractmethod
-    def entries(self, numbers: Sequence[str]) -> list[Entry]:
-        """The entries with numbers, or expressions, put in."""
-
-
 @dataclass(frozen=True)
 class _Wait(Template):
     handles: tuple[str, ...]
@@ -66,6 +54,9 @@ class _Raw(Template):
 
     steps: list[Entry]
 
+    def key(self) -> Hashable:
+        return "raw", repr(self.steps)
+
     def entries(self, numbers: Sequence[str]) -> list[Entry]:
         return list(self.steps)
 
@@ -91,6 +82,10 @@ class Compute(Template):
     adds: Sums = ()
     fresh: bool = False
 
+    def key(self) -> Hashable:
+        """Costs are told apart as objects: those of a stage's actions of one kind are one."""
+        return self.name, id(self.cost), self.reads, self.writes, self.adds, self.fresh
+
     def entries(self, numbers: Sequence[str]) -> list[Entry]:
         named = [f"{tensor}@{n}" for tensor, n in zip(self.reads + self.writes, numbers, strict=True)]
         reads, writes = named[: len(self.reads)], named[len(self.reads) :]
@@ -103,16 +98,8 @@ class Compute(Template):
         return found
 
 
-class Piece(NamedTuple):
-    """A template and the copies that it names."""
-
-    what: Template
-    numbers: tuple[int, ...] = ()
-
-    def entries(self) -> list[Entry]:
-        return self.what.entries([str(n) for n in self.numbers])
-
-
+#: Whether it is sent, and on which way -> the tensor of a message.
+_TENSORS = {(True, "F"): "output", (False, "F"): "input", (True, "B"): "input_grad", (False, "B"): "output_grad"}
 _WORDS = {"F": "forward", "B": "backward", "I": "backward input", "W": "backward weight"}
 
 
@@ -139,29 +126,30 @@ class RankWriter:
         self.layout, self.rank, self.schedule = layout, rank, layout.schedule
         self.axis, self.prefix = layout.axis, layout.prefix
         self.chunk = {stage: c for c, stage in enumerate(self.schedule.stages_of(rank))}
+        self.first_copy = {stage: c * self.schedule.micro_batches for stage, c in self.chunk.items()}
         self.data: DataWriter | None = None  # not yet: the exchange of shapes comes before
         self.last = last_of(self.schedule, rank)
         self.begun: set[tuple[int, str]] = set()  # stages whose first forward (F) and first backward (B) are written
         self.coming: set[int] = set()  # stages whose parameters are on their way
+        self.handles = {key: f"{self.prefix}_{'sent' if key[0] else 'got'}_{word}" for key, word in _TENSORS.items()}
+        self.plain: dict[tuple[int, str], tuple[Compute, tuple[int, ...]]] = {}
+        self.starts: dict[tuple[bool, str, int, bool], _Start] = {}
 
     def entries(self, calls: Sequence[Call]) -> list[Entry]:
         self.data = self.layout.data
         self.begun.clear()
-        return rolled([piece for call in calls for piece in self.pieces(call)], f"{self.prefix}_i")
+        return rolled([piece for call in calls for piece in self.pieces(call)], f"{self.prefix}_i", f"{self.prefix}_j")
 
     # --- names ---
     def copy(self, stage: int, m: int) -> int:
-        return self.chunk[stage] * self.schedule.micro_batches + m
+        return self.first_copy[stage] + m
 
     def tensor(self, message: Message) -> str:
         """An activation comes into input and leaves from output, a gradient the other way round."""
-        if message.way == "F":
-            return f"{self.prefix}_{'output' if message.sends else 'input'}"
-        return f"{self.prefix}_{'input' if message.sends else 'output'}_grad"
+        return f"{self.prefix}_{_TENSORS[message.sends, message.way]}"
 
     def handle(self, message: Message) -> str:
-        word = "sent" if message.sends else "got"
-        return f"{self.prefix}_{word}_{self.tensor(message).removeprefix(self.prefix + '_')}"
+        return self.handles[message.sends, message.way]
 
     def peer(self, message: Message) -> int | str:
         peer = self.schedule.rank_of[message.peer_stage]
@@ -169,20 +157,24 @@ class RankWriter:
 
     # --- pieces ---
     def pieces(self, call: Call) -> list[Piece]:
-        numbers = tuple(self.copy(m.stage, m.micro_batch) for m in call.messages)
+        if call.what == "compute" and call.action is not None:
+            return self.computes(call.action)
+        numbers = tuple([self.copy(m.stage, m.micro_batch) for m in call.messages])
         if call.what == "wait":
-            return [Piece(_Wait(tuple(self.handle(m) for m in call.messages)), numbers)]
+            return [Piece(_Wait(tuple([self.handle(m) for m in call.messages])), numbers)]
         if call.what == "batch":
             return [Piece(_Batch(tuple(self.message(m) for m in call.messages)), numbers)]
         if call.what == "start":
             (m,) = call.messages
-            return [Piece(replace(self.message(m), handle=self.handle(m)), numbers)]
-        if call.action is None:
-            return []
-        return self.silent(call.action) if call.what == "silent" else self.computes(call.action)
+            return [Piece(self.message(m, handled=True), numbers)]
+        return [] if call.action is None else self.silent(call.action)
 
-    def message(self, m: Message) -> _Start:
-        return _Start(m.sends, self.tensor(m), self.axis, self.peer(m))
+    def message(self, m: Message, handled: bool = False) -> _Start:
+        """The same object for messages that differ in their copies alone."""
+        key = m.sends, m.way, self.schedule.rank_of[m.peer_stage], handled
+        if key not in self.starts:
+            self.starts[key] = _Start(m.sends, self.tensor(m), self.axis, self.peer(m), self.handle(m) if handled else None)
+        return self.starts[key]
 
     def silent(self, action: Action) -> list[Piece]:
         """What sharded weights do at an action that others pass over."""
@@ -246,6 +238,18 @@ class RankWriter:
         return [Piece(_Assign(name, sign, base), (k,)) for name, k in self.writes(action)]
 
     def piece(self, action: Action) -> Piece:
+        """Without replicas beside it a stage's actions of one kind differ in their micro-batch alone."""
+        stage, kind, m, _ = action
+        if self.data is not None or ("L", stage) in self.layout.costs:
+            return self.made(action)
+        if (stage, kind) not in self.plain:
+            first = self.made(action)
+            assert isinstance(first.what, Compute)
+            self.plain[stage, kind] = first.what, tuple([number - m for number in first.numbers])
+        what, copies = self.plain[stage, kind]
+        return Piece(what, tuple([copy + m for copy in copies]))
+
+    def made(self, action: Action) -> Piece:
         reads, writes = self.reads(action), self.writes(action)
         name = _WORDS[action.kind] + (f" of chunk {self.chunk[action.stage]}" if len(self.chunk) > 1 else "")
         tensors = tuple(n for n, _ in reads), tuple(n for n, _ in writes)
@@ -272,61 +276,3 @@ class RankWriter:
         if action.kind == "F":
             return [(f"{self.prefix}_output", mine)]
         return [(f"{self.prefix}_input_grad", mine)] if action.kind in "BI" and action.stage > 0 else []
-
-
-# --- repeats ---
-def rolled(pieces: Sequence[Piece], index: str) -> list[Entry]:
-    """The pieces' entries, regular runs of them as `repeat`."""
-    found: list[Entry] = []
-    k = 0
-    while k < len(pieces):
-        size, times = longest_run(pieces, k)
-        if times == 1:
-            found += pieces[k].entries()
-        else:
-            bodies = zip(pieces[k : k + size], pieces[k + size : k + 2 * size], strict=True)
-            steps = [e for one, two in bodies for e in one.what.entries(_texts(one.numbers, two.numbers, index))]
-            found += repeated(times, steps, index)
-        k += size * times
-    return found
-
-
-def _texts(first: Sequence[int], second: Sequence[int], index: str) -> list[str]:
-    """The numbers of a repeat's body as expressions over its index, from those of the first two rounds."""
-    found = []
-    for a, b in zip(first, second, strict=True):
-        step = b - a
-        if step == 0:
-            found.append(str(a))
-        elif step == 1:
-            found.append(index if a == 0 else f"({index} + {a})")
-        else:
-            found.append(f"({a} - {index})" if step == -1 else f"({a} + {step} * {index})")
-    return found
-
-
-def longest_run(pieces: Sequence[Piece], start: int) -> tuple[int, int]:
-    """(length of the body, rounds) of the repeat from ``start`` on that saves the most entries; (1, 1) where none does."""
-    best, saved = (1, 1), 1
-    for size in range(1, min(_LONGEST_BODY, (len(pieces) - start) // 2) + 1):
-        times = _rounds(pieces, start, size)
-        if (times - 1) * size > saved and times > 2:
-            best, saved = (size, times), (times - 1) * size
-    return best
-
-
-def _rounds(pieces: Sequence[Piece], start: int, size: int) -> int:
-    """How many blocks of a size follow each other with the same parts and numbers in equal steps."""
-    times = 1
-    while start + (times + 1) * size <= len(pieces):
-        here = start + times * size
-        for k in range(size):
-            one, two = pieces[here - size + k], pieces[here + k]
-            if one.what != two.what or (times > 1 and _step(one, two) != _step(pieces[start + k], pieces[start + size + k])):
-                return times
-        times += 1
-    return times
-
-
-def _step(one: Piece, two: Piece) -> list[int]:
-    return [b - a for a, b in zip(one.numbers, two.numbers, strict=True)]

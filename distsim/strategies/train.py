@@ -84,7 +84,8 @@ class TrainWriter(LayerCalls):
         numbered = f"({first} + {index})" if self.stages > 1 else index
         body = [*self.layer_backward(), *self.reduce(self.layer_weights(), handle, numbered)]
         ends = self.reduce(self.ends_weights(stage), handle, str(first + max(self.split)))
-        return [*self.head("backward", stage), *(repeated(layers, body, index) if layers else []), *ends], ends
+        passed = [*self.last_backward(stage), *(repeated(layers, body, index) if layers else []), *self.first_backward(stage)]
+        return [*passed, *ends], ends
 
     def reducing_stage(self, stage: int) -> list[Entry]:
         """A pipeline stage's last backward pass; the step's end waits for the gradients. Handles are numbered over a rank's chunks."""
@@ -108,12 +109,13 @@ class TrainWriter(LayerCalls):
         """Embeddings, norm and head stay gathered from here to the end of the backward pass, as the root of fully_shard does."""
         layers, root = str(self.split[0]), self.ends_weights(0)
         begin = [*self.gather_weights(root, f"{self.p}_gathered", layers), *self.came(root, layers)]
-        return [*begin, *self.ahead(self.layer_forward()), *self.head("forward")]
+        return [*begin, *self.embedding_forward(), *self.ahead(self.layer_forward()), *self.head_forward()]
 
     def sharded_backward(self) -> list[Entry]:
         handle = f"{self.p}_reduced"
         layers = self.ahead([*self.layer_backward(), *self.reduce(self.layer_weights(), handle, f"{self.p}_l")])
-        return [*self.head("backward", 0), *layers, *self.reduce(self.ends_weights(0), handle, str(self.split[0])), wait("all")]
+        ends = [*self.embedding_backward(), *self.reduce(self.ends_weights(0), handle, str(self.split[0])), wait("all")]
+        return [*self.head_backward(), *layers, *ends]
 
     def update(self, stages: Sequence[int]) -> list[Entry]:
         """Adam over a rank's part; then, with ZeRO 1 and 2, the new parameters for all."""

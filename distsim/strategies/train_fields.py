@@ -107,6 +107,10 @@ class TransformerFields(Strategy):
     causal: StrictBool | None = None
     tensor: Axis | None = None
     sequence_parallel: StrictBool = True
+    #: dtensor: calls of PyTorch's DTensor; megatron: those of fused matrices, their input gathered again, its gradient beside the weights'.
+    tensor_calls: Literal["dtensor", "megatron"] = "dtensor"
+    #: The loss is computed from each rank's part of the logits (torchtitan's default, and Megatron-LM's only way); else they are gathered.
+    loss_parallel: StrictBool = True
     pipeline: Axis | None = None
     schedule: str = "1f1b"
     #: Stages per rank of the pipeline.
@@ -162,6 +166,7 @@ class TransformerFields(Strategy):
             model, self.micro_batch, self.sequence or model.sequence, DTYPES[self.dtype], self.ways("tensor", context),
             self.sequence_parallel and self.ways("tensor", context) > 1, self.ways("context", context),
             self.ways("experts", context), self.recompute, flash, flash if self.causal is None else self.causal,
+            self.tensor_calls == "dtensor",
         )  # fmt: skip
 
     def stages(self, context: Context) -> int:

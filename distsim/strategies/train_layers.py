@@ -1,9 +1,8 @@
 """The calls of one layer of a transformer, and of its weights; of a stage's layers.
 
 Sources: Shoeybi et al., Megatron-LM, arXiv:1909.08053 (the two all_reduces of a tensor-parallel layer); Korthikanti et al.,
-arXiv:2205.05198, section 4.2.2 (sequence parallelism: gathered before, reduce-scattered after each block; in the backward pass the
-block's input is gathered again); Megatron-LM core/tensor_parallel/layers.py (the input's gradient travels while the weights' is
-computed); Llama 3, arXiv:2407.21783, section 3.3.2 (context parallelism by all_gather of keys and values); PyTorch fully_shard (ZeRO 3).
+arXiv:2205.05198, section 4.2.2 (sequence parallelism: gathered before, reduce-scattered after each block); `train_tensor` (the backward
+pass); Llama 3, arXiv:2407.21783, section 3.3.2 (context parallelism by all_gather of keys and values); PyTorch fully_shard (ZeRO 3).
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from distsim import units
-from distsim.strategies.base import Context, Entry, Group, Writer, compute, declared, step, wait
+from distsim.strategies.base import Context, Entry, Group, compute, declared, step
 from distsim.strategies.fields import DTYPES
 from distsim.strategies.layers import repeated
 from distsim.strategies.models import numel
 from distsim.strategies.train_fields import TransformerFields
+from distsim.strategies.train_tensor import TensorCalls, asked
 
 
 class Weights(NamedTuple):
@@ -25,22 +25,13 @@ class Weights(NamedTuple):
     expert: int = 0
 
 
-def asked(handle: str | None) -> dict[str, object]:
-    """Fields of a call that is waited for later, by a handle."""
-    return {} if handle is None else {"async_": True, "as_": handle}
-
-
-class LayerCalls(Writer):
-    """Writes a layer's entries. Buffers of messages inside a layer are fresh ones."""
+class LayerCalls(TensorCalls):
+    """Writes a layer's entries."""
 
     def __init__(self, train: TransformerFields, context: Context) -> None:
-        super().__init__(context.prefix("transformer"), train.dtype)
-        self.train, self.context = train, context
-        self.one, self.split = train.one_pass(context), train.split(context)
-        self.model = self.one.model
-        self.products: str = train.matmul_dtype or train.dtype
-        self.stages = train.stages(context)
-        self.tensor_axis, self.cp = train.axis("tensor", context), train.axis("context", context)
+        super().__init__(train, context)
+        self.split, self.stages = train.split(context), train.stages(context)
+        self.cp = train.axis("context", context)
         self.ep = train.axis("experts", context) if self.one.experts > 1 else None
         data = train.data_axes(context)
         self.shared = self.joint(data)
@@ -55,18 +46,23 @@ class LayerCalls(Writer):
 
     # --- a stage's micro-batch ---
     def stage_forward(self, stage: int) -> list[Entry]:
-        return self.times(self.split[stage], self.layer_forward()) + self.head("forward", stage)
+        first = self.embedding_forward() if stage == 0 else []
+        return [*first, *self.times(self.split[stage], self.layer_forward()), *self.last_forward(stage)]
 
     def stage_backward(self, stage: int) -> list[Entry]:
-        return self.head("backward", stage) + self.times(self.split[stage], self.layer_backward())
+        layers = self.times(self.split[stage], self.layer_backward())
+        return [*self.last_backward(stage), *layers, *self.first_backward(stage)]
 
-    def head(self, word: Literal["forward", "backward"], stage: int | None = None) -> list[Entry]:
-        """The logits and their loss, where a stage is the last one (or none is named)."""
-        if stage is not None and stage != self.stages - 1:
-            return []
-        passes, traffic = (1, self.one.logits_traffic[0]) if word == "forward" else (2, self.one.logits_traffic[1])
-        product = self.priced(f"{word} head", passes * self.one.head_flops, self.train.dtype)
-        return [product, compute(f"{word} loss", {"bytes": units.size_text(traffic)})]
+    def last_forward(self, stage: int) -> list[Entry]:
+        """The head, on the last stage."""
+        return self.head_forward() if stage == self.stages - 1 else []
+
+    def last_backward(self, stage: int) -> list[Entry]:
+        return self.head_backward() if stage == self.stages - 1 else []
+
+    def first_backward(self, stage: int) -> list[Entry]:
+        """The embedding, on the first stage."""
+        return self.embedding_backward() if stage == 0 else []
 
     def times(self, count: int, steps: list[Entry]) -> list[Entry]:
         """Layers one after the other."""
@@ -114,9 +110,9 @@ class LayerCalls(Writer):
         if self.tensor_axis is None and self.cp is None and self.ep is None:
             whole = self.priced("backward", 2 * (one.layer_flops + one.padding_flops) + extra)
             return [*again, whole, self.moved("backward")]
-        columns = 2 * one.tokens * self.model.hidden * (self.model.q_hidden + 2 * self.model.kv_hidden) // one.tensor
-        mlp_columns = one.mlp_flops * (self.model.matrices - 1) // self.model.matrices
-        mlp = self.block_backward("mlp", 2 * (one.mlp_flops + one.padding_flops), mlp_columns, self.routed(), self.routed())
+        columns = self.attention_columns()
+        mlp_flops = 2 * (one.mlp_flops + one.padding_flops)
+        mlp = self.block_backward("mlp", mlp_flops, self.mlp_columns(), self.routed(), self.routed())
         keys = [*self.keys(), *self.key_gradients()]
         return [
             *again,
@@ -125,48 +121,18 @@ class LayerCalls(Writer):
             *self.block_backward("attention", 2 * one.attention_flops + extra, columns, keys, []),
         ]
 
-    def block_backward(self, word: str, flops: int, columns: int, first: list[Entry], last: list[Entry]) -> list[Entry]:
-        """``columns``: FLOPs of the weights' gradient of the block's first matrix: the input's gradient travels beside them."""
-        whole = self.priced(f"backward {word}", flops)
-        if self.tensor_axis is None or self.one.tensor == 1:
-            return [*first, whole, *last]
-        handle = f"{self.p}_{word}"
-        gathered = [self.gather(f"{handle}_input")] if self.one.sequence_parallel else []
-        waited: list[Entry] = [wait(f"{handle}_input")] if gathered else []
-        sent = self.scatter(f"{handle}_grad") if self.one.sequence_parallel else self.reduced(f"{handle}_grad")
-        begin = [*([self.gather()] if gathered else []), *gathered]
-        end = [self.priced(f"weight gradients {word}", columns), wait(f"{handle}_grad")]
-        return [*begin, *first, self.priced(f"backward {word}", flops - columns), *last, *waited, sent, *end]
+    def attention_columns(self) -> list[int]:
+        """FLOPs of queries, keys and values; latent attention as one."""
+        wide = [self.model.q_hidden, self.model.kv_hidden, self.model.kv_hidden]
+        each = [2 * self.one.tokens * self.model.hidden * columns // self.one.tensor for columns in wide]
+        return each if self.model.latent is None else [sum(each)]
+
+    def mlp_columns(self) -> list[int]:
+        """FLOPs of gate and up; experts as one."""
+        each, count = self.one.mlp_flops // self.model.matrices, self.model.matrices - 1
+        return [each * count] if self.model.experts else [each] * count
 
     # --- its messages ---
-    def buffer(self, elements: int) -> Entry:
-        return declared(elements, self.dtype)
-
-    def before(self) -> list[Entry]:
-        return [self.gather()] if self.one.sequence_parallel else []
-
-    def after(self) -> list[Entry]:
-        if self.one.sequence_parallel:
-            return [self.scatter()]
-        return [self.reduced()] if self.one.tensor > 1 else []
-
-    def gather(self, handle: str | None = None) -> Entry:
-        return self.gathered(self.one.hidden_numel // self.one.tensor, self.tensor_axis, handle)
-
-    def scatter(self, handle: str | None = None) -> Entry:
-        return self.scattered(self.one.hidden_numel // self.one.tensor, self.tensor_axis, handle)
-
-    def reduced(self, handle: str | None = None) -> Entry:
-        return step("all_reduce", tensor=self.buffer(self.one.hidden_numel), group=self.tensor_axis, **asked(handle))
-
-    def gathered(self, part: int, group: Group | None, handle: str | None = None) -> Entry:
-        shard, full = self.buffer(part), self.buffer(part * self.context.size_of(group))
-        return step("all_gather_into_tensor", input=shard, output=full, group=group, **asked(handle))
-
-    def scattered(self, part: int, group: Group | None, handle: str | None = None) -> Entry:
-        shard, full = self.buffer(part), self.buffer(part * self.context.size_of(group))
-        return step("reduce_scatter_tensor", input=full, output=shard, group=group, **asked(handle))
-
     def keys(self) -> list[Entry]:
         """Keys and values of the whole sequence."""
         return [] if self.one.context == 1 else [self.gathered(self.one.kv_numel, self.cp)]
@@ -180,9 +146,6 @@ class LayerCalls(Writer):
             return []
         size = -(-self.one.routed_numel // self.one.experts) * self.one.experts
         return [step("all_to_all_single", input=self.buffer(size), output=self.buffer(size), group=self.ep)]
-
-    def priced(self, name: str, flops: int, dtype: str = "") -> Entry:
-        return compute(name, {"flops": units.flops_text(float(flops)), "dtype": dtype or self.products})
 
     def moved(self, word: Literal["forward", "backward"]) -> Entry:
         """What is bound by memory: norms, sums, dropout, non-linearities, the ways to experts; what matrix products write."""

@@ -22,7 +22,8 @@ class MicroBatch(NamedTuple):
     ``context``: ranks that share a sequence. ``experts``: ranks that share the experts; each keeps its own tokens but for the time they
     spend with an expert elsewhere. ``flash``: fused kernels: attention never writes its scores to memory, a gated feed-forward layer not
     its gate's non-linearity. ``causal``: only the half of the scores that
-    is used is computed; the papers count them all.
+    is used is computed; the papers count them all. ``gathered``: what sequence-parallel ranks gather before a block is kept for its
+    backward pass, as DTensor keeps it; else gathered again.
     """
 
     model: Architecture
@@ -36,6 +37,7 @@ class MicroBatch(NamedTuple):
     recompute: Recompute = "none"
     flash: bool = False
     causal: bool = False
+    gathered: bool = False
 
     @property
     def tokens(self) -> int:
@@ -161,7 +163,8 @@ class MicroBatch(NamedTuple):
         spread = self.tensor if self.sequence_parallel else 1
         if self.recompute == "full":
             return self.itemsize * row // spread
-        return self._between_bytes // spread + (self._inner_bytes + self._scores_bytes) // self.tensor
+        again = 2 * self.itemsize * (row - row // spread) if self.gathered else 0
+        return again + self._between_bytes // spread + (self._inner_bytes + self._scores_bytes) // self.tensor
 
     @property
     def _between_bytes(self) -> int:

@@ -6,6 +6,7 @@ The key is a field as the file has it, or ``strategy.field`` where it means some
 from __future__ import annotations
 
 from distsim.fields import Told
+from distsim.strategies.words_serving import WORDS as MORE
 
 _AXIS = "left out, the axis that is usually called so, where the mesh has it"
 WORDS: dict[str, Told] = {
@@ -34,6 +35,19 @@ WORDS: dict[str, Told] = {
     "zero_redundancy_optimizer": Told("Each rank updates some parameters, and broadcasts them.", True),
     "ddp.frozen": Told("Layers that are frozen on a rank and not on the others: construction raises.", {1: [2]}),
     "ddp.no_sync": Told("Reduce gradients only after the last micro-batch; by rank where they disagree.", False),
+    "deepspeed.group": Told("The data-parallel ranks; left out, all.", "dp"),
+    "stage": Told("ZeRO's stage: 1 shards the optimizer's states, 2 gradients too, 3 parameters too.", 3),
+    "skips_layer": Told("Ranks that run all layers but one.", {1: 0}),
+    "reduce_bucket_size": Told("Elements of gradients that are reduced at a time.", 500000000),
+    "overlap_comm": Told("Reduce gradients beside the backward pass; left out, with stage 3.", True),
+    "reduce_scatter": Told("false: a gradient larger than a bucket goes in one call (ZeRO 1 and 2).", False),
+    "stage3_prefetch_bucket_size": Told("Elements of parameters that are gathered ahead of their use.", 50000000),
+    "stage3_max_reuse_distance": Told("Parameters used again within so many elements stay gathered.", 1000000000),
+    "stage3_max_live_parameters": Told("Elements of parameters that are gathered at most, ahead of their use.", 1000000000),
+    "stage3_param_persistence_threshold": Told("Parameters of at most so many elements stay gathered.", 100000),
+    "zero_hpz_partition_size": Told("ZeRO++ hpZ: ranks that keep a second copy of the parameters among them.", 8),
+    "zero_quantized_weights": Told("ZeRO++ qwZ: gather parameters as int8, with scales.", True),
+    "zero_quantized_gradients": Told("ZeRO++ qgZ: gradients as 4 bits, through all_to_alls inside and between machines.", True),
     "accumulate": Told("Micro-batches of an iteration.", 4),
     "no_sync": Told("Reduce gradients only after the last micro-batch.", False),
     "inputs": Told("Batches that each rank has; unequal numbers want `join`.", {0: 3, "else": 2}),
@@ -84,6 +98,8 @@ WORDS: dict[str, Told] = {
                  {"vocabulary": 128256, "loss_parallel": True, "forward": "1 ms", "backward": "2 ms"}),
     "between": Told("What is done between the forward and the backward pass: a time, or entries.", "1 ms"),
     "sequence_parallel": Told("Shard activations along the sequence between the matrices.", True),
+    "tensor_calls": Told("dtensor: calls of PyTorch's DTensor; megatron: those of fused matrices, with gradients beside.", "megatron"),
+    "loss_parallel": Told("Compute the loss from each rank's part of the logits; else gather them.", False),
     "keys": Told("Keys (or values) of a rank's part of the sequence: a message holds both.", [1, 8, 1024, 128]),
     "rotate": Told("How keys and values go round.", "allgather"),
     "causal": Told("Later positions do not see earlier ones' future: parts that come after its own are left out.", True),
@@ -128,6 +144,6 @@ WORDS: dict[str, Told] = {
     "async": Told("Start the launch and go on; `as` names the request.", True),
     "as": Told("The handle of the launch's request.", "h"),
     "on": Told("The CUDA stream that is current at the call.", "comm"),
-}  # fmt: skip
+} | MORE  # fmt: skip
 
 __all__ = ["WORDS"]

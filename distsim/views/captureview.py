@@ -33,8 +33,6 @@ def _captured(judged: Judged) -> list[str]:
     )
     if captured.ended == "late":
         lines += folded("undecided: a process was still running, so nobody knows what it would have done", "  ")
-    for stand in judged.unseen:
-        lines += folded(f"rank {stand.rank} waits for {stand.what}, which nobody sets", "  ")
     return lines
 
 

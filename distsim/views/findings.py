@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from distsim.check.verdict import Verdict
@@ -11,18 +12,38 @@ from distsim.views.tables import folded, page_width, ranks_text, ranks_words
 #: Findings and places of one finding that are shown; the rest is counted.
 MOST_FINDINGS = 20
 MOST_PLACES = 8
+#: From so many findings on that read alike but for their numbers, the first speaks for all.
+_ALIKE = 3
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
 def findings_lines(findings: Sequence[Finding], file: str) -> list[str]:
     """All findings, errors first; empty when there is none. In sentences, places in ``file`` are shortened to their line."""
     lines: list[str] = []
-    ordered = sorted(findings, key=lambda f: _ORDER[f.severity])
-    for finding in ordered[:MOST_FINDINGS]:
-        lines += [*([""] if lines else []), *_finding(finding, file)]
-    if len(ordered) > MOST_FINDINGS:
-        lines += ["", f"… and {len(ordered) - MOST_FINDINGS} more findings; --format json has all"]
-    return lines
+    groups = _groups(sorted(findings, key=lambda f: _ORDER[f.severity]))
+    for first, *others in groups[:MOST_FINDINGS]:
+        lines += [*([""] if lines else []), *_finding(first, file), *_more(others)]
+    left = sum(map(len, groups[MOST_FINDINGS:]))
+    return [*lines, "", f"… and {left} more findings; --format json has all"] if left else lines
+
+
+def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings that read alike but for their numbers, where there are several of them; the others by themselves."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for number, one in enumerate(findings):
+        words = tuple(re.sub(r"\d+", "0", text) for text in (one.message, *one.help))
+        places = frozenset((place.file, place.line, place.column) for place in one.places)
+        alike.setdefault((one.severity, one.code, words, places), []).append(number)
+    groups = [group for found in alike.values() for group in ([found] if len(found) >= _ALIKE else [[one] for one in found])]
+    return [[findings[number] for number in group] for group in sorted(groups)]
+
+
+def _more(others: Sequence[Finding]) -> list[str]:
+    """How many more there are like one that was told, and on which ranks."""
+    ranks = sorted({rank for one in others for rank in one.ranks})
+    return (
+        folded(f"and {len(others)} more like it{f', on {ranks_words(ranks)}' if ranks else ''}", "  ", "    ") if others else []
+    )
 
 
 def verdict_words(verdict: Verdict) -> str:

@@ -27,11 +27,11 @@ def plan_text(plan: Plan, shown: int) -> str:
         return "\n\n".join(["\n".join(head), "\n".join(_left(plan))])
     rows = plan.ranked[:shown]
     more = [f"  … {len(plan.ranked) - shown} more …"] if len(plan.ranked) > shown else []
-    legend = [line for text in _legend(plan) for line in folded(text, "  ", "  ")]
+    legend = [line for text in _legend(plan, any(map(_is_rough, rows))) for line in folded(text, "  ", "  ")]
     return "\n\n".join(["\n".join(part) for part in (head, [*_table(plan, rows), *more], legend, _left(plan)) if part])
 
 
-def _legend(plan: Plan) -> list[str]:
+def _legend(plan: Plan, rough: bool) -> list[str]:
     tied = sum(one.tied for one in plan.ranked)
     ties = (
         f"may be as fast as the first, within the band of prices: {tied - 1} layouts"
@@ -44,6 +44,7 @@ def _legend(plan: Plan) -> list[str]:
         "z: ZeRO stage; b: micro-batch; ppPxC: C stages a rank; full: all recomputed",
         "within: if all prices err alike; %: MFU, memory, bubble, exposed communication",
         "bound: what most of a rank's step goes into",
+        *(["~: each transfer timed alone; simulated it may take a few percent longer"] if rough else []),
     ]
 
 
@@ -77,9 +78,13 @@ def _row(place: int, one: Ranked, scale: float, where: tuple[str, str]) -> tuple
     low, high = (f"{ns / scale:.3g}" for ns in found.band_ns)
     percent = (found.mfu, found.memory, found.bubble, found.exposed)
     return (
-        f"{place}{mark}", name, f"{found.step_ns / scale:.4g}", f"{low}-{high}", f"{found.tokens_s_gpu:.0f}",
+        f"{place}{mark}", name, f"{'~' * _is_rough(one)}{found.step_ns / scale:.4g}", f"{low}-{high}", f"{found.tokens_s_gpu:.0f}",
         *(f"{100 * share:.0f}" for share in percent), _BOUNDS.get(found.bound, found.bound),
     )  # fmt: skip
+
+
+def _is_rough(one: Ranked) -> bool:
+    return one.outcome.timed != "exact"
 
 
 def _left(plan: Plan) -> list[str]:
@@ -134,7 +139,7 @@ def _json(one: Ranked) -> dict[str, object]:
         "step_ns": found.step_ns, "band_ns": list(found.band_ns), "tokens_s_gpu": round(found.tokens_s_gpu, 3), "mfu": round(found.mfu, 6),
         "held_nbytes": found.held_nbytes, "memory": round(found.memory, 6), "bubble": round(found.bubble, 6),
         "exposed": round(found.exposed, 6), "bound": found.bound, "shares": {k: round(v, 6) for k, v in found.shares.items()},
-        "tied": one.tied, "front": one.front,
+        "tied": one.tied, "front": one.front, "timed": found.timed,
     }  # fmt: skip
 
 

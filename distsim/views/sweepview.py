@@ -26,7 +26,8 @@ def sweep_text(swept: Swept, shown: int) -> str:
     good, refused = [r for r in rows if r["status"] == "ok"], [r for r in rows if r["status"] != "ok"]
     names = [name for name in (rows[0] if rows else ()) if name not in (*COLUMNS, "key")]
     known = f", {swept.known} known before" if swept.known else ""
-    head = folded(f"{len(rows)} points: {len(good)} simulated, {len(refused)} can't be ({swept.computed} computed{known})")
+    points = "1 point" if len(rows) == 1 else f"{len(rows)} points"
+    head = folded(f"{points}: {len(good)} simulated, {len(refused)} can't be ({swept.computed} computed{known})")
     more = [f"  … {len(good) - shown} more …"] if len(good) > shown else []
     parts = [head, [*_table(good[:shown], names), *more] if good else [], _refused(refused, names, shown)]
     return "\n\n".join("\n".join(part) for part in parts if part)

@@ -6,8 +6,10 @@ import ctypes
 import time
 from typing import Any, Final
 
+from distsim.capture.compiled import as_traced
 from distsim.capture.cuda import syncbn, wide
-from distsim.capture.cuda.pretend import Device, Patch, patches, put
+from distsim.capture.cuda.pretend import Device, Patch, fixed, patches, put
+from distsim.capture.tensors import Unsupported
 
 _installed: Final[list[Library]] = []
 
@@ -55,7 +57,7 @@ def install(library: ctypes.CDLL, count: int) -> None:
         _installed[0].resize(count)
     else:
         device = Library(library, count)
-        for patch in [*patches(device), *classes(), *storages()]:
+        for patch in [*patches(device), *classes(), *storages(), *compiling()]:
             put(patch)
         syncbn.register()
         wide.register()
@@ -63,6 +65,28 @@ def install(library: ctypes.CDLL, count: int) -> None:
     torch.cuda._cached_device_count = None
     torch.cuda.default_generators = tuple(torch.ops.distsim.default_generator(k) for k in range(count))
     torch.cuda._initialized = True
+
+
+def compiling() -> list[Patch]:
+    """torch.compile, whose code for a GPU could be neither built nor run."""
+    reason = "torch.compile writes Triton and C++ for the GPU that is not there: litgpt's and torchtitan's models"
+    return [
+        Patch("torch:_TorchCompileInductorWrapper", "__call__", as_traced, reason),
+        Patch(
+            "torch.cuda",
+            "graph_pool_handle",
+            fixed((0, 1)),
+            "asked for before a CUDA graph is made: the graph is what is refused",
+        ),
+        Patch(
+            "torch.cuda.graphs:CUDAGraph", "__new__", no_graphs, "what a graph replays would run no Python, and be seen by nobody"
+        ),
+    ]
+
+
+def no_graphs(cls: type, *args: object, **more: object) -> None:
+    """Raises Unsupported, with what it is by name."""
+    raise Unsupported("distsim capture does not support CUDA graphs (torch.cuda.CUDAGraph): turn them off in the program")
 
 
 def storages() -> list[Patch]:

@@ -1,0 +1,52 @@
+"""torch.compile under the hub: frames that dynamo must leave alone, and who turns its graphs into code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from types import CodeType, FunctionType
+from typing import Any, Final
+
+_PACKAGE: Final = "distsim.capture"
+
+
+def leave_alone() -> None:
+    """Keep dynamo out of this package: torch's own groups are C++, in which it sees no frame, and the hub's are to be no other.
+
+    Set in C, so that a script without torch.compile does not import dynamo.
+    """
+    dynamo: Any = import_module("torch._C")._dynamo.eval_frame
+    skip = dynamo._FrameAction.SKIP
+    strategy = dynamo._FrameExecStrategy(skip, skip)
+    for code in _codes():
+        dynamo.set_code_exec_strategy(code, strategy)
+
+
+def _codes() -> Iterator[CodeType]:
+    """The code of every function of this package that is loaded, nested ones too."""
+    for name, module in list(sys.modules.items()):
+        if name == _PACKAGE or name.startswith(_PACKAGE + "."):
+            waiting = [code for value in list(vars(module).values()) for code in _of(value)]
+            while waiting:
+                code = waiting.pop()
+                yield code
+                waiting += [c for c in code.co_consts if isinstance(c, CodeType)]
+
+
+def _of(value: object) -> Iterator[CodeType]:
+    if isinstance(value, FunctionType) and value.__module__.startswith(_PACKAGE):
+        yield value.__code__
+    elif isinstance(value, type) and value.__module__.startswith(_PACKAGE):
+        for member in vars(value).values():
+            if isinstance(member, property):
+                yield from (f.__code__ for f in (member.fget, member.fset) if isinstance(f, FunctionType))
+            plain = member.__func__ if isinstance(member, staticmethod | classmethod) else member
+            if isinstance(plain, FunctionType):
+                yield plain.__code__
+
+
+def as_traced(wrapper: Any, model: Any, inputs: Sequence[Any], **more: Any) -> Any:
+    """What torch.compile makes of a graph on the device: it runs as it was traced, forward and backward, operator by operator."""
+    aot_eager: Any = import_module("torch._dynamo.backends.debugging").aot_eager
+    return aot_eager(model, inputs)

@@ -1,0 +1,45 @@
+"""Ranks that a strategy names one by one: trainers, rollouts, the members of a quorum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
+
+from distsim.names import shown
+from distsim.strategies.base import Context, Entry, Refusal
+from distsim.strategies.fields import integer
+
+
+def _ranks(value: object, info: ValidationInfo) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError(f"expected a list of ranks, as [0, 1], found {shown(value) if value != [] else 'an empty list'}")
+    found = tuple(integer(0, "a rank")(rank, info) for rank in value)
+    twice = next((rank for k, rank in enumerate(found) if rank in found[:k]), None)
+    if twice is not None:
+        raise ValueError(f"rank {twice} is named twice")
+    return found
+
+
+_RANK = {"anyOf": [{"type": "integer", "minimum": 0}, {"x-def": "formula"}]}
+RANKS = {"type": "array", "minItems": 1, "items": _RANK}
+#: Global ranks in an order that counts, none twice.
+Ranks = Annotated[tuple[int, ...], PlainValidator(_ranks), WithJsonSchema(RANKS)]
+
+
+def outside(context: Context, field: str, ranks: Iterable[int]) -> list[Refusal]:
+    """A refusal where a field names a rank that the world lacks."""
+    n = context.world_size
+    return [((field,), f"rank {rank} is outside the world of {n}") for rank in ranks if rank >= n][:1]
+
+
+def overlap(first: tuple[str, Sequence[int]], second: tuple[str, Sequence[int]]) -> list[Refusal]:
+    """A refusal where a rank stands in two fields that are for different ranks."""
+    both = sorted({*first[1]} & {*second[1]})
+    return [((second[0],), f"rank {both[0]} stands in {first[0]} too: each rank does one of the two")] if both else []
+
+
+def group_of(ranks: Sequence[int]) -> Entry:
+    """The declaration of a group of these ranks, whose order torch sorts."""
+    return {"ranks": sorted(ranks)}

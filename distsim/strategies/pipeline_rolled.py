@@ -1,0 +1,156 @@
+"""Entries of a rank one after the other, regular runs of them written as `repeat`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.strategies.base import Entry
+from distsim.strategies.layers import repeated
+
+#: Repeats are looked for up to so many entries long.
+_LONGEST_BODY = 24
+#: Of longer ones, up to so many entries, those few whose pieces come again most often.
+_LONGEST_PERIOD, _PERIODS = 600, 3
+#: A piece that names more copies is taken as equal to none.
+_MOST_NUMBERS = 8
+
+Flags = NDArray[np.bool_]
+Numbers = NDArray[np.int64]
+
+
+class Template(ABC):
+    """An entry without the numbers of the copies that it names; equal ones may become one in a repeat."""
+
+    @abstractmethod
+    def entries(self, numbers: Sequence[str]) -> list[Entry]:
+        """The entries with numbers, or expressions, put in."""
+
+    def key(self) -> Hashable:
+        """The same for templates that are equal."""
+        return self
+
+
+class Piece(NamedTuple):
+    """A template and the copies that it names; inside repeats, how far each number goes on with each index, the outer one first."""
+
+    what: Template
+    numbers: tuple[int, ...] = ()
+    steps: tuple[tuple[int, ...], ...] = ()
+
+    def entries(self, *indices: str) -> list[Entry]:
+        rows = zip(*self.steps, strict=True) if self.steps else ((),) * len(self.numbers)
+        return self.what.entries(
+            [_text(a, list(zip(row, indices, strict=False))) for a, row in zip(self.numbers, rows, strict=True)]
+        )
+
+    def beside(self, other: Piece) -> Piece:
+        """The piece in the body of a repeat whose next round has the other in its place."""
+        return self._replace(steps=(*self.steps, tuple(b - a for a, b in zip(self.numbers, other.numbers, strict=True))))
+
+
+def rolled(pieces: Sequence[Piece], *indices: str) -> list[Entry]:
+    """The pieces' entries, regular runs of them as `repeat`; those of a long body as repeats inside it, where there is a second index."""
+    found: list[Entry] = []
+    inner = bool(pieces and pieces[0].steps)
+    index, runs, k = indices[-1 if inner else 0], _Runs(pieces, wide=not inner and len(indices) > 1), 0
+    while k < len(pieces):
+        size, times = runs.longest(k)
+        if times == 1:
+            found += pieces[k].entries(*indices)
+        else:
+            body = [one.beside(two) for one, two in zip(pieces[k : k + size], pieces[k + size : k + 2 * size], strict=True)]
+            long = size > _LONGEST_BODY
+            found += repeated(
+                times, rolled(body, *indices) if long else [e for one in body for e in one.entries(*indices)], index
+            )
+        k += size * times
+    return found
+
+
+def _text(base: int, terms: Sequence[tuple[int, str]]) -> str:
+    """A number as an expression over the indices of repeats, from its steps over each."""
+    terms = [(step, index) for step, index in terms if step]
+    if not terms:
+        return str(base)
+    if len(terms) > 1:
+        return f"({' + '.join([str(base), *(index if step == 1 else f'{step} * {index}' for step, index in terms)])})"
+    ((step, index),) = terms
+    if step == 1:
+        return index if base == 0 else f"({index} + {base})"
+    return f"({base} - {index})" if step == -1 else f"({base} + {step} * {index})"
+
+
+class _Runs:
+    """Where the same pieces follow each other in blocks of a size, their numbers in equal steps; looked up, not searched, for each start.
+
+    ``same[s][k]``: from k on so many pieces are those s places on; ``steady[s][k]``: and as far from them in number as from those s
+    places before.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], wide: bool = False) -> None:
+        self.count = len(pieces)
+        kinds, numbers = _kinds(pieces), _numbers(pieces)
+        sizes = [*range(1, min(_LONGEST_BODY, self.count // 2) + 1), *(_periods(kinds) if wide else ())]
+        self.times = {size: self._times(kinds, numbers, size).tolist() for size in sizes}
+
+    def _times(self, kinds: Numbers, numbers: Numbers, size: int) -> Numbers:
+        """Of each start the blocks of a size that follow each other."""
+        found = np.ones(self.count, dtype=np.int64)
+        apart = numbers[size:] - numbers[:-size]
+        same = kinds[size:] == kinds[:-size]
+        steady = np.zeros_like(same)
+        steady[size:] = same[size:] & (apart[size:] == apart[:-size]).all(axis=1)
+        first, further = _lengths(same), _lengths(steady)
+        starts = np.flatnonzero(first >= size)
+        begun = starts[starts + size < len(further)]
+        found[starts] = 2
+        found[begun] += further[begun + size] // size
+        return found
+
+    def longest(self, start: int) -> tuple[int, int]:
+        """(length of the body, rounds) of the repeat from ``start`` on that saves the most entries; (1, 1) where none does."""
+        best, saved = (1, 1), 1
+        for size, of_size in self.times.items():
+            times = of_size[start]
+            if (times - 1) * size > saved and times > 2:
+                best, saved = (size, times), (times - 1) * size
+        return best
+
+
+def _periods(kinds: Numbers) -> list[int]:
+    """Longer bodies that are worth a look: at their distance most pieces are the same."""
+    count = len(kinds)
+    sizes = range(_LONGEST_BODY + 1, min(count // 3, _LONGEST_PERIOD) + 1)
+    alike = [(int(np.count_nonzero(kinds[size:] == kinds[:-size])), -size) for size in sizes]
+    return [-size for same, size in sorted(alike, reverse=True)[:_PERIODS] if 2 * same > count]
+
+
+def _lengths(flags: Flags) -> Numbers:
+    """From each place on, how many are true without a gap."""
+    places = np.arange(len(flags), dtype=np.int64)
+    gaps = np.where(flags, len(flags), places)
+    return np.minimum.accumulate(gaps[::-1])[::-1] - places
+
+
+def _kinds(pieces: Sequence[Piece]) -> Numbers:
+    """A number for each template, the same for equal ones."""
+    known: dict[Hashable, int] = {}
+    found = [
+        known.setdefault((one.what.key(), one.steps), len(known)) if len(one.numbers) <= _MOST_NUMBERS else -1 - k
+        for k, one in enumerate(pieces)
+    ]
+    return np.array(found, dtype=np.int64)
+
+
+def _numbers(pieces: Sequence[Piece]) -> Numbers:
+    """A row for each piece, filled up with zeros."""
+    width = max((len(one.numbers) for one in pieces if len(one.numbers) <= _MOST_NUMBERS), default=0)
+    rows = [
+        (*one.numbers, *[0] * (width - len(one.numbers))) if len(one.numbers) <= _MOST_NUMBERS else (0,) * width for one in pieces
+    ]
+    return np.array(rows, dtype=np.int64).reshape(len(pieces), width)

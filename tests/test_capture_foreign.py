@@ -1,0 +1,184 @@
+"""What other people's programs need of the hub: groups that are split, groups with a back end of their own, torch.compile, and the
+forward line behind a call of the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from distsim import testing
+from distsim.capture.judge import Judged
+from distsim.capture.sites import BACKWARD, text_of
+from distsim.capture.stall import is_known
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+pytestmark = pytest.mark.skipif(not is_known(), reason="standstill is told from Linux's /proc")
+
+
+def run(function: Callable[[], object], ranks: int, **more: object) -> Judged:
+    return testing.run(function, ranks, backend="nccl", check=False, init=False, **more)  # type: ignore[arg-type]
+
+
+def splits() -> None:
+    dist.init_process_group("nccl", device_id=torch.device("cuda:0"))
+    rank = dist.get_rank()
+    half = dist.split_group(split_ranks=[[1, 0], [2, 3]])
+    x = torch.tensor([float(rank)])
+    dist.all_reduce(x, group=half)
+    assert x.item() == (1 if rank < 2 else 5)
+    alone = dist.split_group(half, [[1]])
+    assert (alone is None) == (rank in (0, 2))
+    assert alone is None or dist.get_process_group_ranks(alone) == [rank]
+
+
+def one_rank_does_not_split() -> None:
+    dist.init_process_group("nccl", device_id=torch.device("cuda:0"))
+    if dist.get_rank() != 1:
+        dist.split_group(split_ranks=[[0, 1]])
+    else:
+        dist.recv(torch.ones(1), 0)
+
+
+def splits_without_a_device() -> None:
+    dist.init_process_group("nccl")
+    dist.split_group(split_ranks=[[0, 1]])
+
+
+def test_a_group_is_split_where_torch_splits_it_and_a_rank_that_stays_away_is_named(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+
+    judged, stuck, refused = run(splits, 4), run(one_rank_does_not_split, 2), run(splits_without_a_device, 2)
+
+    assert (judged.outcome, judged.captured.ended) == ("completes", "ended"), judged.stands
+    assert stuck.outcome == "hangs"
+    assert {s.source for s in stuck.stands} == {"dist.split_group(split_ranks=[[0, 1]])", "dist.recv(torch.ones(1), 0)"}
+    assert refused.stands[0].source == "dist.split_group(split_ranks=[[0, 1]])"
+    assert "No device associated" in refused.stands[0].what
+
+
+def calls_remotely() -> None:
+    torch.distributed.rpc.init_rpc("worker", rank=0, world_size=1)
+
+
+def test_remote_calls_are_refused_by_name_with_the_line():
+    (stand,) = run(calls_remotely, 1).stands
+
+    assert stand.source.startswith("torch.distributed.rpc.init_rpc(")
+    assert "does not support torch.distributed.rpc" in stand.what
+
+
+def barrier_of_a_gloo_group() -> None:
+    dist.init_process_group("nccl")
+    group = dist.new_group(backend="gloo")
+    dist.monitored_barrier(group)
+
+
+def test_a_group_with_a_back_end_of_its_own_is_judged_by_what_that_one_takes():
+    """Lightning's and litgpt's barrier, in a group of gloo beside nccl's world."""
+    judged = run(barrier_of_a_gloo_group, 2)
+
+    assert judged.outcome == "completes"
+    assert not [f for f in judged.simulation.findings if f.severity == "error"]
+
+
+class Summed(torch.autograd.Function):
+    """The input's gradient is summed over ranks."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.contiguous()
+        dist.all_reduce(grad)
+        return grad
+
+
+def backward_calls() -> None:
+    dist.init_process_group("nccl")
+    x = torch.ones(4, requires_grad=True)
+    first = Summed.apply(x)
+    second = Summed.apply(first * 2)
+    loss = second.sum()
+    loss.backward()
+    net = torch.nn.parallel.DistributedDataParallel(Layers())
+    net(torch.ones(2, 4)).sum().backward()
+
+
+class Layers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.one(x)
+        return self.two(x)
+
+
+def behind(judged: Judged) -> list[tuple[str, str]]:
+    """The source text of each all_reduce, and of the forward line that it is for."""
+    member = judged.captured.ranks[0]
+    events = sorted((e for e in member.events if e.call is not None and e.call.op == "all_reduce"), key=lambda e: e.number)
+    found = []
+    for file, line, _, via in (member.sites[e.site] for e in events):
+        made = via.rpartition(BACKWARD)[2].rpartition(" ")[0] if BACKWARD in via else ""
+        name, _, number = made.rpartition(":")
+        found.append((text_of(file, line), text_of(name, int(number)) if number else ""))
+    return found
+
+
+def test_a_call_of_a_backward_pass_names_the_forward_line_that_it_is_for():
+    """The gradients of DDP's one bucket are all there when that of the layer that came first is."""
+    found = behind(run(backward_calls, 2))
+
+    assert found[:2] == [
+        ("dist.all_reduce(grad)", "second = Summed.apply(first * 2)"),
+        ("dist.all_reduce(grad)", "first = Summed.apply(x)"),
+    ]
+    assert ("net(torch.ones(2, 4)).sum().backward()", "x = self.one(x)") in found
+
+
+def multiplies_first() -> None:
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    for factor in (0.25, torch.tensor([0.25])):
+        op, x = dist._make_nccl_premul_sum(factor), torch.full((4,), 4.0 * (rank + 1))
+        dist.all_reduce(x, op=op)
+        part = torch.empty(2)
+        dist.reduce_scatter_tensor(part, torch.arange(4.0), op=op)
+        assert (x.tolist(), part.tolist()) == ([3.0] * 4, [rank * 1.0, rank + 0.5])
+
+
+def multiplies_first_on_gloo() -> None:
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(2), op=dist._make_nccl_premul_sum(0.5))
+
+
+def test_a_sum_whose_parts_are_multiplied_first_is_nccls_alone():
+    """FSDP2 divides gradients so."""
+    refused = run(multiplies_first_on_gloo, 2)
+
+    assert run(multiplies_first, 2).outcome == "completes"
+    assert {s.what for s in refused.stands} == {"RuntimeError: Cannot use ReduceOp.PREMUL_SUM with Gloo"}
+
+
+def compiles() -> None:
+    dist.init_process_group("nccl")
+
+    @torch.compile(backend="eager")
+    def step(x):
+        x = x * 2
+        dist.broadcast(x, 0)
+        return x + 1
+
+    assert step(torch.full((2,), float(dist.get_rank() + 1))).tolist() == [3.0, 3.0]
+
+
+def test_a_compiled_function_may_call_what_dynamo_does_not_trace():
+    """It leaves the hub's Python alone, as it can't look into torch's own groups, which are C++."""
+    judged = run(compiles, 2)
+
+    assert judged.outcome == "completes", judged.stands

@@ -128,6 +128,7 @@ WORDS: dict[str, Told] = {
     "recompute": Told("What the backward pass computes again instead of keeping it.", "full"),
     "attention": Told("flash: fused, its scores never reach memory; plain: they do.", "flash"),
     "attention_efficiency": Told("Share of a matrix product's rate that fused attention reaches.", 0.6),
+    "matmul_dtype": Told("What the layers' matrix products are in, where it is not dtype.", "float8_e4m3fn"),
     "launch": Told("Host time to launch one operation.", "15 us"),
     "layers_per_stage": Told("Layers of each stage; left out, evenly.", [8, 8, 8, 8]),
     "overlap_grad_reduce": Told("Reduce each layer's gradients while the next layer's are computed.", False),

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not is_known(), reason="standstill is told from 
 
 
 def run(function: Callable[[], object], ranks: int, **more: object) -> Judged:
-    return testing.run(function, ranks, backend="nccl", check=False, init=False, **more)  # type: ignore[arg-type]
+    return testing.run(function, ranks, backend="nccl", check=False, init=False, timeout=900, **more)  # type: ignore[arg-type]
 
 
 def splits() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.skipif(not is_known(), reason="standstill is told from 
 
 
 def run(function: Callable[[], object], ranks: int, **more: object) -> Judged:
-    return testing.run(function, ranks, backend="nccl", check=False, init=False, **more)  # type: ignore[arg-type]
+    return testing.run(function, ranks, backend="nccl", check=False, init=False, timeout=900, **more)  # type: ignore[arg-type]
 
 
 def splits() -> None:
@@ -69,6 +70,19 @@ def test_remote_calls_are_refused_by_name_with_the_line():
 
     assert stand.source.startswith("torch.distributed.rpc.init_rpc(")
     assert "does not support torch.distributed.rpc" in stand.what
+
+
+def shortens_its_time_out() -> None:
+    dist.init_process_group("nccl")
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=9))
+
+
+def test_a_time_out_is_set_anew_as_torchtitan_does_after_its_first_step(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    judged = run(shortens_its_time_out, 2)
+
+    assert judged.outcome == "completes", judged.stands
 
 
 def barrier_of_a_gloo_group() -> None:

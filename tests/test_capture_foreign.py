@@ -3,12 +3,14 @@ forward line behind a call of the backward pass."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from distsim import testing
 from distsim.capture.judge import Judged
+from distsim.capture.preload import preload
 from distsim.capture.sites import BACKWARD, text_of
 from distsim.capture.stall import is_known
 
@@ -56,6 +58,17 @@ def test_a_group_is_split_where_torch_splits_it_and_a_rank_that_stays_away_is_na
     assert {s.source for s in stuck.stands} == {"dist.split_group(split_ranks=[[0, 1]])", "dist.recv(torch.ones(1), 0)"}
     assert refused.stands[0].source == "dist.split_group(split_ranks=[[0, 1]])"
     assert "No device associated" in refused.stands[0].what
+
+
+def calls_remotely() -> None:
+    torch.distributed.rpc.init_rpc("worker", rank=0, world_size=1)
+
+
+def test_remote_calls_are_refused_by_name_with_the_line():
+    (stand,) = run(calls_remotely, 1).stands
+
+    assert stand.source.startswith("torch.distributed.rpc.init_rpc(")
+    assert "does not support torch.distributed.rpc" in stand.what
 
 
 def barrier_of_a_gloo_group() -> None:
@@ -171,3 +184,17 @@ def test_a_compiled_function_may_call_what_dynamo_does_not_trace():
     judged = run(compiles, 2)
 
     assert judged.outcome == "completes", judged.stands
+
+
+def test_what_is_imported_before_the_ranks_part_finds_the_words_of_the_script(tmp_path, monkeypatch):
+    """torchtitan's parser takes sys.argv as a default, when it is imported."""
+    (tmp_path / "reads_words.py").write_text("import sys\ndef parse(words=sys.argv[1:]):\n    return words\n")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "train.py").write_text("import reads_words\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = list(sys.argv)
+
+    preload(str(tmp_path / "own" / "train.py"), ("--steps", "3"))
+
+    assert sys.modules["reads_words"].parse() == ["--steps", "3"]
+    assert sys.argv == before

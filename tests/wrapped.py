@@ -18,7 +18,8 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from importlib import import_module
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,8 @@ FAMILIES = {
     "service": "Averages, checkpoints, weights for a rollout, attention over heads",
     "deepspeed": "DeepSpeed's ZeRO",
 }
+#: What recording a family takes beside torch; without it, `python tests/wrapped.py` leaves the family out.
+NEEDS = {"deepspeed": "deepspeed"}
 IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
             "torch.distributed.checkpoint", "torch.distributed.optim", "torch._dynamo")  # fmt: skip
 
@@ -186,7 +189,8 @@ def write(family: str) -> None:
     import torch
 
     found = record(family, cases(family))
-    made = f"python tests/wrapped.py {family}, torch {torch.__version__}, Python {platform.python_version()}, Gloo"
+    other = f" {NEEDS[family]} {metadata.version(NEEDS[family])}," if family in NEEDS else ""
+    made = f"python tests/wrapped.py {family}, torch {torch.__version__},{other} Python {platform.python_version()}, Gloo"
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(data, separators=(',', ':'))}" for name, data in found.items())
     (DATA / f"wrapped_{family}.json").write_text(f'{{"made": {json.dumps(made)}, "cases": {{\n{lines}\n}}}}\n')
 
@@ -210,10 +214,11 @@ def show(family: str, name: str) -> None:
 
 HEAD = """# The same calls as PyTorch
 
-Training steps as torchtitan, TRL, accelerate and Lightning wrap models, and what stands beside them, run on real PyTorch 2.13 with Gloo processes and recorded, each
-beside what [`distsim expand`](strategies.md) makes of a scenario: every collective and message of every rank in order, with its group,
-elements, dtype, reduce op, root, peer, batch, and whether the caller goes on at once (functional collectives, and calls that C++ makes and
-waits for, start without waiting and are waited for by what follows: to the program, calls that return when they are done).
+Training steps as torchtitan, TRL, accelerate, Lightning and DeepSpeed wrap models, and what stands beside them, run on real PyTorch 2.13
+with Gloo processes and recorded, each beside what [`distsim expand`](strategies.md) makes of a scenario: every collective and message of
+every rank in order, with its group, elements, dtype, reduce op, root, peer, batch, and whether the caller goes on at once (functional
+collectives, and calls that C++ makes and waits for, start without waiting and are waited for by what follows: to the program, calls that
+return when they are done).
 
 {equal} of {total} are equal, {calls} calls. `python tests/wrapped.py` records them anew, with `--table` it writes this page.
 """
@@ -241,7 +246,7 @@ def main(arguments: list[str]) -> int:
     if len(words) > 1:
         show(words[0], words[1])
         return 0
-    families = words or list(FAMILIES)
+    families = words or [family for family in FAMILIES if family not in NEEDS or find_spec(NEEDS[family])]
     if "--check" in arguments:
         return 0 if sum(not check(family) for family in families) == 0 else 1
     for family in families:

@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -74,8 +74,19 @@ def have_all_backends() -> None:
         core._nccl_version, core._nccl_version_suffix = lambda: NCCL_VERSION, lambda: b""
 
 
-def preload(script: str) -> None:
-    """Import torch, and what the script imports of installed packages. What fails fails again in the ranks, where it is told."""
+def preload(script: str, args: Sequence[str] = ()) -> None:
+    """Import torch, and what the script imports of installed packages. What fails fails again in the ranks, where it is told.
+
+    ``args``: the script's own words, which some packages read as they are imported (torchtitan's parser, as a default).
+    """
+    given, sys.argv = sys.argv, [script, *args]
+    try:
+        _preload(script)
+    finally:
+        sys.argv = given
+
+
+def _preload(script: str) -> None:
     have_all_backends()
     names = installed(script)
     with suppress(OSError):

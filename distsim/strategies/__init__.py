@@ -35,6 +35,7 @@ STRATEGIES = _Strategies(
         "data_parallel": "data_parallel DataParallel",
         "ddp": "ddp Ddp",
         "fsdp": "fsdp Fsdp",
+        "deepspeed": "deepspeed DeepSpeed",
         "pipeline": "pipeline Pipeline",
         "tensor_parallel": "tensor_parallel TensorParallel",
         "context_parallel": "context_parallel ContextParallel",

@@ -126,7 +126,7 @@ class Pipeline(Strategy):
             made = self.made(context)
         except ValueError as error:
             return [(("schedule",), str(error))]
-        found = [(("schedule",), text) for text in list(unmet(made))[:1]]
+        found = [(("schedule",), text) for text in (list(unmet(made))[:1] if named is None else ())]  # ours are met
         if self.data_parallel is not None and self.data_parallel.style == "ddp" and _splits(made):
             sentence = (
                 "a split backward computes weight gradients apart from autograd's accumulation, where DDP's hooks are: take fsdp"

@@ -161,7 +161,7 @@ class _RankCalls:
     # --- the runtime of schedules with messages of their own ---
     def runtime(self) -> None:
         """Receives are waited for by the computation that needs them, sends at the end, the last one first."""
-        open_receives: set[Message] = set()
+        open_receives: set[tuple[str, int, int]] = set()
         sent: list[Message] = []
         for action in self.schedule.rows[self.rank]:
             for each in action.each:
@@ -169,12 +169,14 @@ class _RankCalls:
                 if kind in ("SEND_F", "SEND_B", "RECV_F", "RECV_B"):
                     messages = self.message(kind.startswith("SEND"), kind[-1], m, stage)
                     self.start(messages)
-                    sent += [message for message in messages if message.sends]
-                    open_receives.update(message for message in messages if not message.sends)
+                    if kind.startswith("SEND"):
+                        sent += messages
+                    elif messages:
+                        open_receives.add((kind[-1], stage, m))
                 elif kind in ("F", "B", "I", "W"):
-                    need = Message(False, "F" if kind == "F" else "B", stage, m)
+                    need = "F" if kind == "F" else "B", stage, m
                     if kind != "W" and need in open_receives:
-                        self.wait((need,))
+                        self.wait((Message(False, *need),))
                         open_receives.remove(need)
                     self.compute(each)
                 else:

@@ -98,6 +98,8 @@ class Compute(Template):
         return found
 
 
+#: Whether it is sent, and on which way -> the tensor of a message.
+_TENSORS = {(True, "F"): "output", (False, "F"): "input", (True, "B"): "input_grad", (False, "B"): "output_grad"}
 _WORDS = {"F": "forward", "B": "backward", "I": "backward input", "W": "backward weight"}
 
 
@@ -124,30 +126,30 @@ class RankWriter:
         self.layout, self.rank, self.schedule = layout, rank, layout.schedule
         self.axis, self.prefix = layout.axis, layout.prefix
         self.chunk = {stage: c for c, stage in enumerate(self.schedule.stages_of(rank))}
+        self.first_copy = {stage: c * self.schedule.micro_batches for stage, c in self.chunk.items()}
         self.data: DataWriter | None = None  # not yet: the exchange of shapes comes before
         self.last = last_of(self.schedule, rank)
         self.begun: set[tuple[int, str]] = set()  # stages whose first forward (F) and first backward (B) are written
         self.coming: set[int] = set()  # stages whose parameters are on their way
+        self.handles = {key: f"{self.prefix}_{'sent' if key[0] else 'got'}_{word}" for key, word in _TENSORS.items()}
+        self.plain: dict[tuple[int, str], tuple[Compute, tuple[int, ...]]] = {}
         self.starts: dict[tuple[bool, str, int, bool], _Start] = {}
 
     def entries(self, calls: Sequence[Call]) -> list[Entry]:
         self.data = self.layout.data
         self.begun.clear()
-        return rolled([piece for call in calls for piece in self.pieces(call)], f"{self.prefix}_i")
+        return rolled([piece for call in calls for piece in self.pieces(call)], f"{self.prefix}_i", f"{self.prefix}_j")
 
     # --- names ---
     def copy(self, stage: int, m: int) -> int:
-        return self.chunk[stage] * self.schedule.micro_batches + m
+        return self.first_copy[stage] + m
 
     def tensor(self, message: Message) -> str:
         """An activation comes into input and leaves from output, a gradient the other way round."""
-        if message.way == "F":
-            return f"{self.prefix}_{'output' if message.sends else 'input'}"
-        return f"{self.prefix}_{'input' if message.sends else 'output'}_grad"
+        return f"{self.prefix}_{_TENSORS[message.sends, message.way]}"
 
     def handle(self, message: Message) -> str:
-        word = "sent" if message.sends else "got"
-        return f"{self.prefix}_{word}_{self.tensor(message).removeprefix(self.prefix + '_')}"
+        return self.handles[message.sends, message.way]
 
     def peer(self, message: Message) -> int | str:
         peer = self.schedule.rank_of[message.peer_stage]
@@ -155,17 +157,17 @@ class RankWriter:
 
     # --- pieces ---
     def pieces(self, call: Call) -> list[Piece]:
-        numbers = tuple(self.copy(m.stage, m.micro_batch) for m in call.messages)
+        if call.what == "compute" and call.action is not None:
+            return self.computes(call.action)
+        numbers = tuple([self.copy(m.stage, m.micro_batch) for m in call.messages])
         if call.what == "wait":
-            return [Piece(_Wait(tuple(self.handle(m) for m in call.messages)), numbers)]
+            return [Piece(_Wait(tuple([self.handle(m) for m in call.messages])), numbers)]
         if call.what == "batch":
             return [Piece(_Batch(tuple(self.message(m) for m in call.messages)), numbers)]
         if call.what == "start":
             (m,) = call.messages
             return [Piece(self.message(m, handled=True), numbers)]
-        if call.action is None:
-            return []
-        return self.silent(call.action) if call.what == "silent" else self.computes(call.action)
+        return [] if call.action is None else self.silent(call.action)
 
     def message(self, m: Message, handled: bool = False) -> _Start:
         """The same object for messages that differ in their copies alone."""
@@ -236,6 +238,18 @@ class RankWriter:
         return [Piece(_Assign(name, sign, base), (k,)) for name, k in self.writes(action)]
 
     def piece(self, action: Action) -> Piece:
+        """Without replicas beside it a stage's actions of one kind differ in their micro-batch alone."""
+        stage, kind, m, _ = action
+        if self.data is not None or ("L", stage) in self.layout.costs:
+            return self.made(action)
+        if (stage, kind) not in self.plain:
+            first = self.made(action)
+            assert isinstance(first.what, Compute)
+            self.plain[stage, kind] = first.what, tuple([number - m for number in first.numbers])
+        what, copies = self.plain[stage, kind]
+        return Piece(what, tuple([copy + m for copy in copies]))
+
+    def made(self, action: Action) -> Piece:
         reads, writes = self.reads(action), self.writes(action)
         name = _WORDS[action.kind] + (f" of chunk {self.chunk[action.stage]}" if len(self.chunk) > 1 else "")
         tensors = tuple(n for n, _ in reads), tuple(n for n, _ in writes)

@@ -14,6 +14,8 @@ from distsim.strategies.layers import repeated
 
 #: Repeats are looked for up to so many entries long.
 _LONGEST_BODY = 24
+#: Of longer ones, up to so many entries, those few whose pieces come again most often.
+_LONGEST_PERIOD, _PERIODS = 600, 3
 #: A piece that names more copies is taken as equal to none.
 _MOST_NUMBERS = 8
 
@@ -34,44 +36,53 @@ class Template(ABC):
 
 
 class Piece(NamedTuple):
-    """A template and the copies that it names."""
+    """A template and the copies that it names; inside repeats, how far each number goes on with each index, the outer one first."""
 
     what: Template
     numbers: tuple[int, ...] = ()
+    steps: tuple[tuple[int, ...], ...] = ()
 
-    def entries(self) -> list[Entry]:
-        return self.what.entries([str(n) for n in self.numbers])
+    def entries(self, *indices: str) -> list[Entry]:
+        rows = zip(*self.steps, strict=True) if self.steps else ((),) * len(self.numbers)
+        return self.what.entries(
+            [_text(a, list(zip(row, indices, strict=False))) for a, row in zip(self.numbers, rows, strict=True)]
+        )
+
+    def beside(self, other: Piece) -> Piece:
+        """The piece in the body of a repeat whose next round has the other in its place."""
+        return self._replace(steps=(*self.steps, tuple(b - a for a, b in zip(self.numbers, other.numbers, strict=True))))
 
 
-def rolled(pieces: Sequence[Piece], index: str) -> list[Entry]:
-    """The pieces' entries, regular runs of them as `repeat`."""
+def rolled(pieces: Sequence[Piece], *indices: str) -> list[Entry]:
+    """The pieces' entries, regular runs of them as `repeat`; those of a long body as repeats inside it, where there is a second index."""
     found: list[Entry] = []
-    runs = _Runs(pieces)
-    k = 0
+    inner = bool(pieces and pieces[0].steps)
+    index, runs, k = indices[-1 if inner else 0], _Runs(pieces, wide=not inner and len(indices) > 1), 0
     while k < len(pieces):
         size, times = runs.longest(k)
         if times == 1:
-            found += pieces[k].entries()
+            found += pieces[k].entries(*indices)
         else:
-            bodies = zip(pieces[k : k + size], pieces[k + size : k + 2 * size], strict=True)
-            steps = [e for one, two in bodies for e in one.what.entries(_texts(one.numbers, two.numbers, index))]
-            found += repeated(times, steps, index)
+            body = [one.beside(two) for one, two in zip(pieces[k : k + size], pieces[k + size : k + 2 * size], strict=True)]
+            long = size > _LONGEST_BODY
+            found += repeated(
+                times, rolled(body, *indices) if long else [e for one in body for e in one.entries(*indices)], index
+            )
         k += size * times
     return found
 
 
-def _texts(first: Sequence[int], second: Sequence[int], index: str) -> list[str]:
-    """The numbers of a repeat's body as expressions over its index, from those of the first two rounds."""
-    found = []
-    for a, b in zip(first, second, strict=True):
-        step = b - a
-        if step == 0:
-            found.append(str(a))
-        elif step == 1:
-            found.append(index if a == 0 else f"({index} + {a})")
-        else:
-            found.append(f"({a} - {index})" if step == -1 else f"({a} + {step} * {index})")
-    return found
+def _text(base: int, terms: Sequence[tuple[int, str]]) -> str:
+    """A number as an expression over the indices of repeats, from its steps over each."""
+    terms = [(step, index) for step, index in terms if step]
+    if not terms:
+        return str(base)
+    if len(terms) > 1:
+        return f"({' + '.join([str(base), *(index if step == 1 else f'{step} * {index}' for step, index in terms)])})"
+    ((step, index),) = terms
+    if step == 1:
+        return index if base == 0 else f"({index} + {base})"
+    return f"({base} - {index})" if step == -1 else f"({base} + {step} * {index})"
 
 
 class _Runs:
@@ -81,13 +92,11 @@ class _Runs:
     places before.
     """
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[Piece], wide: bool = False) -> None:
         self.count = len(pieces)
-        self.longest_body = min(_LONGEST_BODY, self.count // 2)
         kinds, numbers = _kinds(pieces), _numbers(pieces)
-        self.times: list[list[int]] = []
-        for size in range(1, self.longest_body + 1):
-            self.times.append(self._times(kinds, numbers, size).tolist())
+        sizes = [*range(1, min(_LONGEST_BODY, self.count // 2) + 1), *(_periods(kinds) if wide else ())]
+        self.times = {size: self._times(kinds, numbers, size).tolist() for size in sizes}
 
     def _times(self, kinds: Numbers, numbers: Numbers, size: int) -> Numbers:
         """Of each start the blocks of a size that follow each other."""
@@ -106,11 +115,19 @@ class _Runs:
     def longest(self, start: int) -> tuple[int, int]:
         """(length of the body, rounds) of the repeat from ``start`` on that saves the most entries; (1, 1) where none does."""
         best, saved = (1, 1), 1
-        for size in range(1, min(self.longest_body, (self.count - start) // 2) + 1):
-            times = self.times[size - 1][start]
+        for size, of_size in self.times.items():
+            times = of_size[start]
             if (times - 1) * size > saved and times > 2:
                 best, saved = (size, times), (times - 1) * size
         return best
+
+
+def _periods(kinds: Numbers) -> list[int]:
+    """Longer bodies that are worth a look: at their distance most pieces are the same."""
+    count = len(kinds)
+    sizes = range(_LONGEST_BODY + 1, min(count // 3, _LONGEST_PERIOD) + 1)
+    alike = [(int(np.count_nonzero(kinds[size:] == kinds[:-size])), -size) for size in sizes]
+    return [-size for same, size in sorted(alike, reverse=True)[:_PERIODS] if 2 * same > count]
 
 
 def _lengths(flags: Flags) -> Numbers:
@@ -124,7 +141,7 @@ def _kinds(pieces: Sequence[Piece]) -> Numbers:
     """A number for each template, the same for equal ones."""
     known: dict[Hashable, int] = {}
     found = [
-        known.setdefault(one.what.key(), len(known)) if len(one.numbers) <= _MOST_NUMBERS else -1 - k
+        known.setdefault((one.what.key(), one.steps), len(known)) if len(one.numbers) <= _MOST_NUMBERS else -1 - k
         for k, one in enumerate(pieces)
     ]
     return np.array(found, dtype=np.int64)
@@ -133,5 +150,7 @@ def _kinds(pieces: Sequence[Piece]) -> Numbers:
 def _numbers(pieces: Sequence[Piece]) -> Numbers:
     """A row for each piece, filled up with zeros."""
     width = max((len(one.numbers) for one in pieces if len(one.numbers) <= _MOST_NUMBERS), default=0)
-    rows = [(*one.numbers, *[0] * (width - len(one.numbers))) if len(one.numbers) <= _MOST_NUMBERS else (0,) * width for one in pieces]
+    rows = [
+        (*one.numbers, *[0] * (width - len(one.numbers))) if len(one.numbers) <= _MOST_NUMBERS else (0,) * width for one in pieces
+    ]
     return np.array(rows, dtype=np.int64).reshape(len(pieces), width)

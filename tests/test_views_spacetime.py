@@ -38,10 +38,11 @@ def words(svg: str) -> list[str]:
     return [text.text or "" for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
-def arrows(svg: str) -> list[tuple[float, float, float, float]]:
+def arrows(svg: str) -> list[tuple[float, ...]]:
     """Lines with a head, but for that of the legend."""
     lines = [line for line in ElementTree.fromstring(svg).iter(f"{SVG}line") if line.get("marker-end")]
-    return [tuple(float(line.get(k, "0")) for k in ("x1", "y1", "x2", "y2")) for line in lines if line.get("x1", "0") >= "150"]
+    found = [tuple(float(line.get(k, "0")) for k in ("x1", "y1", "x2", "y2")) for line in lines]
+    return [one for one in found if one[1] > 100]
 
 
 class TestSpaceTime:

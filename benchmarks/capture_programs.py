@@ -25,9 +25,7 @@ from typing import NamedTuple
 DRIVERS = Path(__file__).parent / "capture_drivers"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "disabled",
                "HF_DATASETS_OFFLINE": "1", "DS_ACCELERATOR": "cuda", "PYTHONWARNINGS": "ignore"}  # fmt: skip
-TITAN = ("-m", "torchtitan.train", "--module", "llama3", "--config", "llama3_debugmodel", "--training.steps", "3", "--training.seq_len",
-         "64", "--training.local_batch_size", "4", "--training.disable_cuda_graphs", "--parallelism.spmd_backend", "partial_dtensor",
-         "--checkpoint.no-enable", "--validator.no-enable")  # fmt: skip
+TITAN = ("-m", "torchtitan.train", "--training.steps", "3", "--training.seq_len", "64", "--training.local_batch_size", "4")
 
 
 class Foreign(NamedTuple):

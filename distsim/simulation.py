@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 from distsim.check.backends import backend_findings
 from distsim.check.diagnose import diagnose
 from distsim.check.judge import fold_waits
-from distsim.check.layout import Layout, build_layout
+from distsim.check.layout import Layout, build_layout, lane_key
 from distsim.check.memory import memory_findings
 from distsim.check.messages import message_swaps
 from distsim.check.names import name_swaps
@@ -234,11 +234,13 @@ def _judged(scenario: Scenario, program: Program, cost: CostModel, result: Run, 
 def _ended(program: Program, result: Run) -> Standstill | None:
     """How a run ended that spares the verdict its first pass: it completed under rules at least as strict as the rendezvous reading.
 
-    Those of gloo are: every send is a rendezvous (G1), and a collective that lets nobody leave early waits for all. The fast engine
-    has compared whatever met.
+    Those of gloo are: every send is a rendezvous (G1), and a collective that lets nobody leave early waits for all; a new_group need
+    not meet there, by the contract it must. The fast engine has compared whatever met.
     """
     profile = PROFILES[program.backend]
     if profile.device or not profile.rendezvous or result.path != "fast" or result.outcome != "completes" or result.mismatches:
+        return None
+    if any(lane_key(call) for code in program.codes for call in code.calls):
         return None
     ops = {call.op for code in program.codes for call in code.calls if OPS[call.op].kind == "collective"}
     waits_for_all = all(profile.needs(op, 4, 0, me) is None for op in sorted(ops) for me in range(4))

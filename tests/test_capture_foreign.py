@@ -58,6 +58,17 @@ def test_a_group_is_split_where_torch_splits_it_and_a_rank_that_stays_away_is_na
     assert "No device associated" in refused.stands[0].what
 
 
+def calls_remotely() -> None:
+    torch.distributed.rpc.init_rpc("worker", rank=0, world_size=1)
+
+
+def test_remote_calls_are_refused_by_name_with_the_line():
+    (stand,) = run(calls_remotely, 1).stands
+
+    assert stand.source.startswith("torch.distributed.rpc.init_rpc(")
+    assert "does not support torch.distributed.rpc" in stand.what
+
+
 def barrier_of_a_gloo_group() -> None:
     dist.init_process_group("nccl")
     group = dist.new_group(backend="gloo")

@@ -1,4 +1,4 @@
-"""Keys of the store that nobody sets: the wait is named as the cause, and one that is answered late is no hang. Calls that torch refuses."""
+"""Keys of the store that nobody sets: the wait is named as the cause, one that is answered late is no hang. Calls that torch refuses."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from distsim.semantics.conditions import Conditions
 from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
 from distsim.semantics.misfits import Misfits
+from distsim.simulation import simulate
 from tests.random_programs import Plain, any_programs, valid_programs
 
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -175,3 +176,17 @@ def test_a_real_run_that_took_another_order_of_events_agrees() -> None:
     assert done.outcome == "hangs"
     assert differences(done, "completes", ended) == ()
     assert differences(done, "crashes", ended) != ()
+
+
+def test_a_new_group_of_members_only_completes_on_gloo_and_is_a_deadlock_all_the_same() -> None:
+    """The verdict is the contract's: a run that completes under gloo does not spare it where a new_group has to meet."""
+    text = """world: 3
+backend: gloo
+tensors: {x: {shape: [4]}}
+program:
+  - all_reduce: {tensor: x}
+  - {new_group: {name: pair, ranks: [0, 1]}, ranks: [0, 1]}
+"""
+    found = simulate(loads(text))
+
+    assert (found.outcome, found.verdict.verdict if found.verdict else "") == ("completes", "deadlock")

@@ -107,7 +107,9 @@ def test_an_average_holds_every_ranks_weights_once():
 
 # --- quorums ---
 def test_a_quorum_reduces_among_its_members_and_who_joins_is_sent_the_weights():
-    scenario = made("fault_tolerant", {"world": 3, "iterations": 3}, {"layers": [LAYER], "quorums": {0: [0, 1, 2], 1: [0, 1], 2: [0, 1, 2]}})
+    scenario = made(
+        "fault_tolerant", {"world": 3, "iterations": 3}, {"layers": [LAYER], "quorums": {0: [0, 1, 2], 1: [0, 1], 2: [0, 1, 2]}}
+    )
     calls = [meeting(scenario, rank) for rank in range(3)]
 
     assert [c[1] for c in calls[0] if c[0] == "all_reduce"] == [(0, 1, 2), (0, 1), (0, 1, 2)]
@@ -119,7 +121,9 @@ def test_a_quorum_reduces_among_its_members_and_who_joins_is_sent_the_weights():
 def test_a_quorum_s_mean_is_of_those_who_have_been_there_before_the_step(iterations, mean):
     """Who has just joined gives zeros, and is not counted: torchft's num_participants."""
     layer = {**LAYER, "params": 1, "backward": [{"assign": {"tensor": "fault_tolerant_grad_0", "value": "rank + 1"}}]}
-    scenario = made("fault_tolerant", {"world": 3, "iterations": iterations}, {"layers": [layer], "quorums": {0: [0, 1], 1: [0, 1, 2]}})
+    scenario = made(
+        "fault_tolerant", {"world": 3, "iterations": iterations}, {"layers": [layer], "quorums": {0: [0, 1], 1: [0, 1, 2]}}
+    )
     values = simulate(scenario, with_values=True).values
 
     assert float(values.array(0, "fault_tolerant_grad_0")[0]) == pytest.approx(mean)
@@ -137,14 +141,20 @@ def test_ranks_without_requests_make_as_many_steps_as_those_with_some():
 
 
 def test_every_tensor_rank_s_part_of_an_activation_is_in_the_sum():
-    one = made("inference", {"world": 2, "mesh": {"tp": 2}}, {"tensor": "tp", "layers": 1, "hidden": 4, "vocabulary": 8, "decode": "1 ms"})
+    one = made(
+        "inference",
+        {"world": 2, "mesh": {"tp": 2}},
+        {"tensor": "tp", "layers": 1, "hidden": 4, "vocabulary": 8, "decode": "1 ms"},
+    )
 
     assert held_once(simulated(one.to_yaml()), "inference_decode_hidden", range(2))
 
 
 def test_the_decoding_rank_gets_the_heads_of_every_prefill_rank():
     done = simulated(made("kv_transfer", {"world": 3}, KV).to_yaml())
-    came = {(c.rank, c.tensor) for pair in (0, 1) for s in done.values.stretches(2, f"kv_transfer_keys_{pair}@1") for c in s.counts}
+    came = {
+        (c.rank, c.tensor) for pair in (0, 1) for s in done.values.stretches(2, f"kv_transfer_keys_{pair}@1") for c in s.counts
+    }
 
     assert {rank for rank, _ in came} == {0, 1}
 
@@ -158,7 +168,7 @@ def test_weights_arrive_from_the_shards_of_all_trainers():
 
 # --- refusals ---
 @pytest.mark.parametrize(("name", "about", "fields", "said"), [
-    ("local_sgd", {"world": 4, "mesh": {"m": 2, "g": 2}}, {"layers": [LAYER], "levels": {2: "g"}}, "averages over all 4 ranks, found g of 2"),
+    ("local_sgd", {"world": 4, "mesh": {"m": 2, "g": 2}}, {"layers": [LAYER], "levels": {2: "g"}}, "over all 4 ranks, found g of 2"),
     ("local_sgd", {"world": 4}, {"layers": [LAYER], "levels": {2: "gg"}}, "unknown axis gg"),
     ("diloco", {"world": 2}, {"layers": [LAYER], "every": 4, "fragments": 3}, "3 fragments do not divide the 4 steps"),
     ("diloco", {"world": 2}, {"layers": [LAYER, LAYER], "every": 4, "fragments": 2, "delay": 2}, "found a delay of 2"),

@@ -214,10 +214,11 @@ def show(family: str, name: str) -> None:
 
 HEAD = """# The same calls as PyTorch
 
-Training steps as torchtitan, TRL, accelerate and Lightning wrap models, and what stands beside them, run on real PyTorch 2.13 with Gloo processes and recorded, each
-beside what [`distsim expand`](strategies.md) makes of a scenario: every collective and message of every rank in order, with its group,
-elements, dtype, reduce op, root, peer, batch, and whether the caller goes on at once (functional collectives, and calls that C++ makes and
-waits for, start without waiting and are waited for by what follows: to the program, calls that return when they are done).
+Training steps as torchtitan, TRL, accelerate, Lightning and DeepSpeed wrap models, and what stands beside them, run on real PyTorch 2.13
+with Gloo processes and recorded, each beside what [`distsim expand`](strategies.md) makes of a scenario: every collective and message of
+every rank in order, with its group, elements, dtype, reduce op, root, peer, batch, and whether the caller goes on at once (functional
+collectives, and calls that C++ makes and waits for, start without waiting and are waited for by what follows: to the program, calls that
+return when they are done).
 
 {equal} of {total} are equal, {calls} calls. `python tests/wrapped.py` records them anew, with `--table` it writes this page.
 """

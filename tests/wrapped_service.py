@@ -180,7 +180,7 @@ def sync(trainers: list[int], rollouts: list[int], **fields: Any) -> dict[str, A
 
 # --- attention over heads ---
 def by_heads(layers: int, heads: int, kv_heads: int) -> Any:
-    """DistributedAttention: an all_to_all_single each for queries, keys, values and the context; autograd makes those of the backward pass."""
+    """DistributedAttention: an all_to_all_single each for queries, keys, values and the context; autograd makes the backward pass's."""
 
     def body(rank: int, size: int, log: Log) -> None:
         import torch

@@ -6,8 +6,11 @@ Where nobody has done anything else since the first of many equal questions, and
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from distsim.capture.stall import Look, look
 
 if TYPE_CHECKING:
     from distsim.capture.members import Member, Question
@@ -53,3 +56,9 @@ class Asking:
         if progress != self._progress:
             return {}
         return {pid: asked for pid, asked in self._asked.items() if asked.is_over}
+
+
+def looks_at(members: Sequence[Member], asked: Mapping[int, Asked]) -> list[Look]:
+    """One look at each; the thread that asks for a key does not count."""
+    aside = {m.pid: m.idle | {asked[m.pid].question.line.tid} if m.pid in asked else m.idle for m in members}
+    return [look(m.pid, m.remotes(), aside[m.pid]) for m in members]

@@ -6,17 +6,17 @@ import select
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from distsim.capture.asking import Asked, Asking
+from distsim.capture.asking import Asking, looks_at
 from distsim.capture.data import Side
 from distsim.capture.limits import limit_of, too_late
 from distsim.capture.matching import Matching, Posted
 from distsim.capture.members import Event, Failure, Line, Member, Question
-from distsim.capture.stall import SLEEPS, Look, alive_in, look
+from distsim.capture.stall import SLEEPS, alive_in
 from distsim.capture.store import Shelf
 from distsim.capture.wire import Blobs, Regions, frame
 from distsim.profiles.record import Profile
@@ -320,17 +320,12 @@ class Hub:
             self._asked_threads += 1
             for member in living:
                 member.ask_threads()
-        looks, progress = self._looks(asked), self.progress
+        looks, progress = looks_at(self._living(), asked), self.progress
         if any(found is None for found in looks):
             return False
         if self._poll_lines(0.0005) and (not asked or self.progress != progress):
             return False
-        return looks == self._looks(asked) and all(m.is_waiting() for m in living)
-
-    def _looks(self, asked: Mapping[int, Asked]) -> list[Look]:
-        """One look at each; the thread that asks for a key does not count."""
-        return [look(m.pid, m.remotes(), m.idle | {asked[m.pid].question.line.tid} if m.pid in asked else m.idle)
-                for m in self._living()]  # fmt: skip
+        return looks == looks_at(self._living(), asked) and all(m.is_waiting() for m in living)
 
     def _decide(self) -> bool:
         """All stand still: let the one thing happen that time would bring about. False where there is none."""

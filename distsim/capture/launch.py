@@ -13,6 +13,7 @@ from pathlib import Path
 
 from distsim.capture.child import Target, Ways, environment_of, run_child
 from distsim.capture.hub import Hub
+from distsim.capture.keeper import VARIABLE, Keeper
 from distsim.capture.members import Failure, Member
 from distsim.capture.wire import Regions, listen
 from distsim.profiles import PROFILES
@@ -63,10 +64,11 @@ class Captured:
 
 def capture(wish: Wish) -> Captured:
     """Run a program under the hub. The caller has imported what its ranks need."""
+    keeper = Keeper()
     regions = Regions(max(wish.ranks, 1) if wish.ranks else _MOST_SPAWNED)
     listener, address = listen(os.urandom(4).hex())
     hub = Hub(listener, regions, PROFILES[wish.backend or "gloo"], None if wish.backend else _profile)
-    parent = _Parent(hub)
+    parent = _Parent(hub, keeper)
     _adopt()
     try:
         for rank in range(max(wish.ranks, 1)):
@@ -75,6 +77,7 @@ def capture(wish: Wish) -> Captured:
     finally:
         parent.end_all()
         hub.close()
+        keeper.let_go()
     others = tuple(m for m in hub.members.values() if m.rank < 0)
     return Captured(wish, ended, hub.world or wish.ranks, dict(sorted(hub.ranks.items())), others, parent.written(), hub.stood)
 
@@ -92,8 +95,8 @@ def backend_named(asked: str, on: str = "") -> str:
 
 
 class _Parent:
-    def __init__(self, hub: Hub) -> None:
-        self.hub = hub
+    def __init__(self, hub: Hub, keeper: Keeper) -> None:
+        self.hub, self.keeper = hub, keeper
         self.before = set(_descendants(os.getpid(), set()))
         self.started: list[int] = []
         self.open: set[int] = set()
@@ -109,6 +112,7 @@ class _Parent:
             status = 1
             try:
                 self.hub.close()
+                self.keeper.close_in_child()
                 status = self._child(wish, rank, address, regions)
             finally:
                 os._exit(status)
@@ -117,7 +121,7 @@ class _Parent:
         self.hub.expect(pid, rank if wish.ranks else -1)
 
     def _child(self, wish: Wish, rank: int, address: str, regions: Regions) -> int:
-        environment = dict(wish.environment)
+        environment = {**wish.environment, VARIABLE: self.keeper.token}
         if wish.ranks:
             environment |= environment_of(rank, wish.ranks, wish.ranks // wish.nodes, wish.nodes)
             environment |= {"DISTSIM_RANKS": str(wish.ranks)}

@@ -38,7 +38,11 @@ class Splitting:
         if mine is None:
             return None
         return self.new_group(
-            mine, timeout, str(backend) if backend is not None else parent.name(), use_local_synchronization=True, group_desc=group_desc
+            mine,
+            timeout,
+            str(backend) if backend is not None else parent.name(),
+            use_local_synchronization=True,
+            group_desc=group_desc,
         )
 
     def _refuse(self, c10d: Any, parent: Any) -> None:
@@ -61,5 +65,7 @@ class Splitting:
             if len(part) != len(set(part)):
                 raise ValueError("the split group cannot have duplicate ranks")
             if not set(part) <= set(ranks):
-                raise ValueError(f"split_ranks {list(part)} are not all ranks of the parent group, which has 0 to {len(ranks) - 1}")
+                raise ValueError(
+                    f"split_ranks {list(part)} are not all ranks of the parent group, which has 0 to {len(ranks) - 1}"
+                )
         return [sorted(ranks[k] for k in part) for part in parts]

@@ -10,7 +10,7 @@ from distsim.check.wording import call_words, some_ranks, where_text
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding
 from distsim.ops.records import Buffer, Call
-from distsim.profiles import PROFILES, Profile, refusal
+from distsim.profiles import Profile, judge_of, refusal
 from distsim.program.records import Program
 
 
@@ -31,7 +31,7 @@ def _refused(program: Program, profile: Profile) -> list[Finding]:
             call = program.resolve(code.ranks[0], made)
             reason = refusal(profile, call)
             if reason:
-                judge = PROFILES[call.group.backend] if call.group.backend else profile
+                judge = judge_of(profile, call)
                 key = (_refusal_code(call, judge), made.site, reason)
                 groups.setdefault(key, set()).update(program.alike(code.ranks))
                 said.setdefault(key, (call, judge))

@@ -165,14 +165,20 @@ def _collective_help(program: Program, where: CallIndex, mismatch: Mismatch, asp
         return ("coalesce the same tensors in one order on all members, also those that a member does not need",)
     if slip := _slip(where, mismatch):
         return slip
-    if aspect == "numel" and OPS[program.call(*mismatch.calls[0][:2]).op].input_parts == "one" and not _gathers(program, mismatch):
+    if (
+        aspect == "numel"
+        and OPS[program.call(*mismatch.calls[0][:2]).op].input_parts == "one"
+        and not _gathers(program, mismatch)
+    ):
         return (_ONE_MODEL,)
     differs = "differs" if len(mismatch.minority) == 1 else "differ"
     odd = f"{some_ranks(mismatch.minority)} {differs} from the rest: " if mismatch.minority else ""
     return (odd + _ADVICE[aspect],)
 
 
-_ONE_MODEL = "give tensors of one shape on all members: the same model with the same layers frozen on each, and batches of one size"
+_ONE_MODEL = (
+    "give tensors of one shape on all members: the same model with the same layers frozen on each, and batches of one size"
+)
 
 
 def _gathers(program: Program, mismatch: Mismatch) -> bool:

@@ -41,8 +41,12 @@ def default_cluster(backend: str) -> Cluster:
 
 def refusal(profile: Profile, call: Call) -> str | None:
     """Why a call is refused: by the back end of its group where that has one of its own, else by ``profile``. None where it is taken."""
-    own = call.group.backend if profile.support is not None else None
-    return (PROFILES[own] if own else profile).refuse(call)
+    return judge_of(profile, call).refuse(call)
+
+
+def judge_of(profile: Profile, call: Call) -> Profile:
+    """Whose support counts for a call: its group's own back end, else ``profile``; a reading of the contract takes all."""
+    return profile if profile.support is None else PROFILES.get(call.group.backend or "", profile)
 
 
 def reductions(dtype: str) -> dict[str, str]:
@@ -62,6 +66,7 @@ __all__ = [
     "Profile",
     "Workers",
     "default_cluster",
+    "judge_of",
     "reductions",
     "refusal",
 ]

@@ -40,10 +40,6 @@ class StepLowering(Resolver):
         self._made: dict[Hashable, CodeCall] = {}
         self._new_groups = 0
         self._ready = not _has_init(walker.scenario.program)
-        self._kinds: dict[str, Callable[[Here, Draft], None]] = {
-            "p2p": self._message, "collective": self._collective, "local": self._local, "batch": self._batch,
-            "wait": lambda here, draft: None, "group": self._group_step,
-        }  # fmt: skip
 
     def add(self, step: Step, indices: Indices, guard: BoolVector | None) -> None:
         builder, row = self.walker.builder, type(step.op)
@@ -70,7 +66,7 @@ class StepLowering(Resolver):
 
     def _make(self, here: Here, row: type[Op], invalid: list[Flaw], requests: Requests) -> CodeCall:
         draft = self._draft(here, row, invalid)
-        self._kinds[row.kind](here, draft)
+        _KINDS[row.kind](self, here, draft)
         stream = getattr(here.step.op, "on", None)
         if stream and row.kind != "local":
             draft.fields["queue"] = stream
@@ -356,3 +352,14 @@ def _row(value: Vec, i: int) -> int:
 
 def _has_init(entries: Iterable[Entry]) -> bool:
     return any(type(e.op).op == "init_process_group" if isinstance(e, Step) else _has_init(e.steps) for e in entries)
+
+
+def _nothing(steps: StepLowering, here: Here, draft: Draft) -> None:
+    """A wait has its handles alone."""
+
+
+#: What lowers a step of each kind. No part of the object, which would then lead to itself.
+_KINDS: dict[str, Callable[[StepLowering, Here, Draft], None]] = {
+    "p2p": StepLowering._message, "collective": StepLowering._collective, "local": StepLowering._local, "batch": StepLowering._batch,
+    "wait": _nothing, "group": StepLowering._group_step,
+}  # fmt: skip

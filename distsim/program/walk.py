@@ -50,7 +50,10 @@ class Walker:
     def code(self, limit: int) -> Code:
         self.limit = limit
         starts = [0]
-        self._times(self.scenario.iterations, self.scenario.program, ITERATION, {}, None, starts)
+        try:
+            self._times(self.scenario.iterations, self.scenario.program, ITERATION, {}, None, starts)
+        finally:
+            del self.steps  # they lead back here: while nobody collects, all that they keep would stay
         starts.append(len(self.builder.calls))
         return self.builder.finish(starts if self.scenario.iterations > 1 else (0, len(self.builder.calls)))
 

@@ -63,6 +63,7 @@ class Linked:
         for unit in self.units:
             self._fill(unit, keys)
         self._spaces.number()
+        del self._spaces  # it leads back here: while nobody collects, all this would stay
         self._number_instances(keys)
 
     def under(self, profile: Profile | None = None, **options: object) -> Linked:

@@ -1,7 +1,7 @@
 """Local steps and a rare average: LocalSGD and DiLoCo.
 
 Sources: torch 2.13, `torch/distributed/algorithms/model_averaging/averagers.py` (PeriodicModelAverager: counts steps from 0, averages at
-`warmup_steps` and every `period` after it), `utils.py` (all parameters that have gradients in one flat tensor, divided, then one all_reduce)
+`warmup_steps` and every `period` after it), `utils.py` (all parameters in one flat tensor, divided, then one all_reduce)
 and `hierarchical_model_averager.py` (the group of the longest period that divides the step); torchft 0.1, `torchft/local_sgd.py` (LocalSGD:
 one all_reduce per parameter once `sync_every` steps are done, all waited for; DiLoCo: the same of pseudogradients, the weights before the
 local steps less those after them, with which an outer optimizer goes on from the former; Streaming DiLoCo: a fragment of the model at a
@@ -11,6 +11,7 @@ time, started `fragment_sync_delay` steps before it is used). Douillard et al., 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 from typing import Annotated, ClassVar
 
@@ -60,7 +61,9 @@ class LocalSgd(Averaged):
     """``every`` steps alone, then the mean of the weights."""
 
     name: ClassVar[str] = "local_sgd"
-    about: ClassVar[str] = "Every rank steps on its own; now and then the weights are averaged: one all_reduce of the whole model."
+    about: ClassVar[str] = (
+        "Every rank steps on its own; now and then the weights are averaged: one all_reduce of the whole model."
+    )
 
     #: Iterations before the first average (torch's averager), which comes with the next one.
     warmup: Natural = 0
@@ -80,7 +83,9 @@ class LocalSgd(Averaged):
         last = None if found or not self.levels else list(self.levels.values())[-1]
         if last is not None and context.size_of(last) != context.size_of(self.group):
             n = context.size_of(self.group)
-            found.append((("levels",), f"the longest period averages over all {n} ranks, found {last} of {context.size_of(last)}"))
+            found.append(
+                (("levels",), f"the longest period averages over all {n} ranks, found {last} of {context.size_of(last)}")
+            )
         return found
 
     def expand(self, context: Context) -> Expansion:
@@ -127,7 +132,9 @@ class DiLoCo(Averaged):
     def refuse(self, context: Context) -> list[Refusal]:
         found = context.refused(group=self.group)
         if self.every % self.fragments:
-            found.append((("fragments",), f"{self.fragments} fragments do not divide the {self.every} steps between two averages"))
+            found.append(
+                (("fragments",), f"{self.fragments} fragments do not divide the {self.every} steps between two averages")
+            )
         if self.fragments > len(self.model):
             found.append((("fragments",), f"{self.fragments} fragments of {len(self.model)} layers: some would hold nothing"))
         if not found and self.delay >= self.every // self.fragments:
@@ -139,7 +146,7 @@ class DiLoCo(Averaged):
         w = Writer(context.prefix(self.name), self.dtype, self.group)
         layers, parts, each = self.model, self.fragments, self.every // self.fragments
         bounds = [len(layers) * k // parts for k in range(parts + 1)]
-        sizes = [sum(layer.numel for layer in layers[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+        sizes = [sum(layer.numel for layer in layers[a:b]) for a, b in pairwise(bounds)]
         weights = [w.tensor(f"weights_{k}", size) for k, size in enumerate(sizes)]
         steps = self.local(w, weights)
         for k, size in enumerate(sizes):
@@ -149,7 +156,9 @@ class DiLoCo(Averaged):
             steps.append(block(self.started(w, k, delta, [before, weights[k]]), start))
             end = f"iteration % {self.every} == {last}"
             mean = [wait(f"{w.p}_mean_{k}"), divided(delta, context.size_of(self.group))]
-            steps.append(block([*mean, compute(f"outer optimizer {k}", self.outer, reads=[delta], writes=[before, weights[k]])], end))
+            steps.append(
+                block([*mean, compute(f"outer optimizer {k}", self.outer, reads=[delta], writes=[before, weights[k]])], end)
+            )
         return Expansion(steps, w.tensors)
 
     def started(self, w: Writer, k: int, delta: str, held: list[str]) -> list[Entry]:

@@ -89,7 +89,9 @@ class DcpSave(_Planned):
     """torch.distributed.checkpoint.save; ``async``: async_save, waited for before the next one."""
 
     name: ClassVar[str] = "dcp_save"
-    about: ClassVar[str] = "torch.distributed.checkpoint.save: plans to rank 0 and back, each rank writes, results to rank 0, metadata to all."
+    about: ClassVar[str] = (
+        "torch.distributed.checkpoint.save: plans to rank 0 and back, each rank writes, results to rank 0, metadata to all."
+    )
 
     #: Bytes of each rank's results of writing, and of the metadata.
     results: SizeByRank
@@ -114,7 +116,9 @@ class DcpAsyncSave(DcpSave):
     """torch.distributed.checkpoint.async_save: a thread of its own makes the calls, while the rank goes on."""
 
     name: ClassVar[str] = "dcp_async_save"
-    about: ClassVar[str] = "torch.distributed.checkpoint.async_save: the same calls on a thread and a Gloo group of their own, waited for later."
+    about: ClassVar[str] = (
+        "torch.distributed.checkpoint.async_save: the same calls on a thread and a Gloo group of their own, waited for later."
+    )
 
     #: What copying the state to the host takes, which the rank waits for.
     stage: CostField = {"time": "0 ns"}
@@ -160,7 +164,9 @@ class DcpLoad(_Planned):
     """torch.distributed.checkpoint.load."""
 
     name: ClassVar[str] = "dcp_load"
-    about: ClassVar[str] = "torch.distributed.checkpoint.load: plans to rank 0 and back, each rank reads, and tells all that it has."
+    about: ClassVar[str] = (
+        "torch.distributed.checkpoint.load: plans to rank 0 and back, each rank reads, and tells all that it has."
+    )
 
     #: What reading a rank's part takes.
     read: CostField = {"time": "0 ns"}

@@ -40,7 +40,9 @@ class FaultTolerant(Layered):
     """Replicas that come and go; each has the whole model."""
 
     name: ClassVar[str] = "fault_tolerant"
-    about: ClassVar[str] = "Data parallel replicas whose number changes (torchft): a group for each quorum, weights to those who join."
+    about: ClassVar[str] = (
+        "Data parallel replicas whose number changes (torchft): a group for each quorum, weights to those who join."
+    )
 
     #: Who takes part, from an iteration on; every rank is a replica.
     quorums: Quorums
@@ -74,7 +76,9 @@ class QuorumWriter(Writer):
         self.f, self.context = fields, context
         layers = fields.model
         self.members = [len(members) for members in fields.quorums.values()]
-        self.weights = [self.tensor(f"weights_{k}", prod(shape)) for k, shape in enumerate(s for one in layers for s in one.params)]
+        self.weights = [
+            self.tensor(f"weights_{k}", prod(shape)) for k, shape in enumerate(s for one in layers for s in one.params)
+        ]
         self.grads = [self.tensor(f"grad_{k}", layer.numel) for k, layer in enumerate(reversed(layers))]
 
     def expansion(self) -> Expansion:
@@ -131,6 +135,7 @@ class QuorumWriter(Writer):
 
     def divided(self, members: int, joined: list[int], start: int) -> list[Entry]:
         """Sums as means of those who gave something."""
+
         def means(count: int) -> list[Entry]:
             return [{"assign": {"tensor": grad, "value": f"{grad} * {1 / count!r}"}} for grad in self.grads]
 

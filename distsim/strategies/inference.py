@@ -10,6 +10,7 @@ tokens before the experts, reduce_scatter after them). The sampled tokens go fro
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import ClassVar
 
 from pydantic import StrictBool
@@ -52,7 +53,9 @@ class Inference(Strategy):
     def refuse(self, context: Context) -> list[Refusal]:
         found = context.refused(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
         axes = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
-        found += [((field,), f"{axis} is no axis of the mesh") for field, axis in axes.items() if axis and axis not in context.mesh]
+        found += [
+            ((field,), f"{axis} is no axis of the mesh") for field, axis in axes.items() if axis and axis not in context.mesh
+        ]
         if found:
             return found
         n, stages = self.ranks(context, self.tensor), self.ranks(context, self.pipeline)
@@ -88,10 +91,10 @@ class InferenceWriter(Writer):
         spans = sorted({0, *self.counted})
         decoded = self.step("decode", f.batch, f.decode)
         every = f.sync_every if self.copies > 1 else 0
-        asked = [k for k in range(every, most + 1, every)] if every else []
+        asked = list(range(every, most + 1, every)) if every else []
         for k in asked:
             spans = sorted({*spans, k})
-        for start, end in zip(spans, spans[1:], strict=False):
+        for start, end in pairwise(spans):
             some = [d for d in range(self.copies) if self.counted[d] > start]
             body = repeated(end - start, decoded) if decoded else []
             alone = not f.dummy_batches and len(some) < self.copies
@@ -134,7 +137,10 @@ class InferenceWriter(Writer):
 
     def layer(self, word: str, tokens: int, price: Price, hidden: str) -> list[Entry]:
         f = self.f
-        halves = [compute(f"{word}: {part}", half, writes=[hidden]) for part, half in zip(("attention", "mlp"), _halves(price), strict=True)]
+        halves = [
+            compute(f"{word}: {part}", half, writes=[hidden])
+            for part, half in zip(("attention", "mlp"), _halves(price), strict=True)
+        ]
         if not f.experts:
             return [halves[0], *self.summed(hidden), halves[1], *self.summed(hidden)]
         every = self.tensor(f"{word}_tokens", [self.copies * tokens, f.hidden])

@@ -21,7 +21,9 @@ class KvTransfer(Strategy):
     """Prefill on some ranks, decode on others: keys and values travel as layers are done."""
 
     name: ClassVar[str] = "kv_transfer"
-    about: ClassVar[str] = "Prefill and decode on ranks of their own: keys and values of each layer are sent while the next one computes."
+    about: ClassVar[str] = (
+        "Prefill and decode on ranks of their own: keys and values of each layer are sent while the next one computes."
+    )
 
     prefill: Ranks
     decode: Ranks
@@ -46,9 +48,13 @@ class KvTransfer(Strategy):
         found += overlap(("prefill", self.prefill), ("decode", self.decode))
         many, few = len(self.prefill), len(self.decode)
         if max(many, few) % min(many, few):
-            found.append((("decode",), f"{few} ranks of decode and {many} of prefill: heads are split evenly where one divides the other"))
+            found.append(
+                (("decode",), f"{few} ranks of decode and {many} of prefill: heads are split evenly where one divides the other")
+            )
         elif few > many and self.kv_heads % (few // many):
-            found.append((("kv_heads",), f"{self.kv_heads} heads of a rank of prefill do not divide among {few // many} of decode"))
+            found.append(
+                (("kv_heads",), f"{self.kv_heads} heads of a rank of prefill do not divide among {few // many} of decode")
+            )
         return found
 
     def expand(self, context: Context) -> Expansion:

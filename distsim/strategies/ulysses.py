@@ -18,7 +18,9 @@ class Ulysses(LayerStrategy):
     """Every rank has a part of the sequence with all heads, and for attention the whole sequence with some heads."""
 
     name: ClassVar[str] = "ulysses"
-    about: ClassVar[str] = "Sequence parallel attention: queries, keys, values by all_to_all to whole sequences of some heads, and back."
+    about: ClassVar[str] = (
+        "Sequence parallel attention: queries, keys, values by all_to_all to whole sequences of some heads, and back."
+    )
 
     axis: Axis = "cp"
     batch: Count = 1
@@ -51,7 +53,12 @@ class UlyssesWriter(LayerWriter):
     def __init__(self, fields: Ulysses, context: Context) -> None:
         super().__init__(context.prefix(fields.name), fields.dtype, fields.axis)
         n = context.size_of(fields.axis)
-        heads = {"q": fields.heads, "k": fields.kv_heads or fields.heads, "v": fields.kv_heads or fields.heads, "out": fields.heads}
+        heads = {
+            "q": fields.heads,
+            "k": fields.kv_heads or fields.heads,
+            "v": fields.kv_heads or fields.heads,
+            "out": fields.heads,
+        }
         for grad in ("", "_grad") if fields.backward is not None else ("",):
             for word, count in heads.items():
                 for side in ("mine", "heads"):

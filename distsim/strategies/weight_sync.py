@@ -24,7 +24,9 @@ class WeightSync(Strategy):
     """A copy of the trainers' weights on every rank of the rollout."""
 
     name: ClassVar[str] = "weight_sync"
-    about: ClassVar[str] = "Weights of the trainers to the ranks that roll out: all_gather per parameter, then broadcasts in a group of its own."
+    about: ClassVar[str] = (
+        "Weights of the trainers to the ranks that roll out: all_gather per parameter, then broadcasts in a group of its own."
+    )
 
     trainers: Ranks
     rollouts: Ranks

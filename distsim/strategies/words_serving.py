@@ -54,7 +54,7 @@ WORDS: dict[str, Told] = {
     # weights
     "trainers": Told("The ranks that train, in the order of their stages; the first of each sends.", [0, 1, 2, 3]),
     "rollouts": Told("The ranks that roll out, which get all weights.", [4, 5]),
-    "weight_sync.params": Told("The parameters in the order in which they are sent, each a shape or a number of elements.", [[4096, 4096], [4096]]),
+    "weight_sync.params": Told("The parameters in the order in which they are sent, each a shape or a size.", [[4096, 4096], [4096]]),
     "sharded": Told("The trainers hold shards; else whole copies, and nothing is gathered.", False),
     "stages": Told("Stages of the trainers' pipeline, each with a part of the parameters and a group of its own.", 2),
     "packed": Told("Parameters in one broadcast.", 8),

@@ -72,8 +72,15 @@ def compiling() -> list[Patch]:
     reason = "torch.compile writes Triton and C++ for the GPU that is not there: litgpt's and torchtitan's models"
     return [
         Patch("torch:_TorchCompileInductorWrapper", "__call__", as_traced, reason),
-        Patch("torch.cuda", "graph_pool_handle", fixed((0, 1)), "asked for before a CUDA graph is made: the graph is what is refused"),
-        Patch("torch.cuda.graphs:CUDAGraph", "__new__", no_graphs, "what a graph replays would run no Python, and be seen by nobody"),
+        Patch(
+            "torch.cuda",
+            "graph_pool_handle",
+            fixed((0, 1)),
+            "asked for before a CUDA graph is made: the graph is what is refused",
+        ),
+        Patch(
+            "torch.cuda.graphs:CUDAGraph", "__new__", no_graphs, "what a graph replays would run no Python, and be seen by nobody"
+        ),
     ]
 
 

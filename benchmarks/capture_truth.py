@@ -1,0 +1,64 @@
+"""Does capture say what distsim says? Scenarios through the real worker on the hub, and agreed programs as scripts of torch.
+
+    python benchmarks/capture_truth.py scenarios [pattern]
+    python benchmarks/capture_truth.py cases [pattern] [gloo] [nccl]
+
+prints what differs, with the reason where one is known (`tests/hub_truth.py`, `tests/case_scripts.py`), and how many are alike.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import case_scripts  # noqa: E402
+import hub_truth  # noqa: E402
+import torch.distributed  # noqa: E402, F401 - the ranks are forked from this process
+
+from tests.agreed import load_cases  # noqa: E402
+
+
+def scenarios(pattern: str) -> int:
+    """How many differ without a reason."""
+    alike = unexplained = 0
+    chosen = hub_truth.scenarios(pattern)
+    for name, path in chosen:
+        found = hub_truth.compared(path)
+        alike += not found
+        unexplained += bool(found) and not hub_truth.reason(name)
+        if found:
+            print(f"{name}: {hub_truth.reason(name) or 'UNEXPLAINED'}", *found[:4], sep="\n    ", flush=True)
+    print(f"{alike} of {len(chosen)} scenarios alike, {unexplained} differ without a reason")
+    return unexplained
+
+
+def cases(pattern: str, backends: Sequence[str]) -> int:
+    """How many differ without a reason."""
+    chosen = [case for case in load_cases() if re.search(pattern, f"{case['id']} {case['category']}")]
+    unexplained = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for backend in backends:
+            alike = 0
+            for case in chosen:
+                found = case_scripts.difference(case, backend, Path(folder))
+                why = case_scripts.reason(case, backend) if found else ""
+                alike, unexplained = alike + (not found), unexplained + bool(found and not why)
+                if found:
+                    print(f"{case['id']} {case['category']} {backend}: {found}: {why or 'UNEXPLAINED'}", flush=True)
+            print(f"{backend}: {alike} of {len(chosen)} cases alike", flush=True)
+    return unexplained
+
+
+def main(words: Sequence[str]) -> int:
+    what, pattern = words[0] if words else "scenarios", words[1] if len(words) > 1 else ""
+    return scenarios(pattern) if what == "scenarios" else cases(pattern, words[2:] or ("gloo", "nccl"))
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(sys.argv[1:])))

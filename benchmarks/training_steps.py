@@ -6,8 +6,8 @@ Each row of the table (`training_steps.csv`: a published run, its configuration,
 `transformer:` step on the preset of its GPU; nothing is fitted to these rows. Of the one family of 473 rows the table has every tenth.
 Two things keep it fast. Replicas beyond those that fill two nodes are left out. A step with many micro-batches is simulated with
 few, twice, and the difference carried on: T(m) = T(a) + (m - a) (T(b) - T(a)) / (b - a), exact once the pipeline is full.
-Left out: GPUs without a preset, 8-bit and 4-bit matrix products, which no description of ours prices, and rows that do not say over how
-many replicas they ran (``dp``). What a row does not say is taken as micro-batches of one sequence and a schedule without chunks.
+Left out: GPUs without a preset, 4-bit matrix products, latent attention, and rows that do not say over how many replicas they ran
+(``dp``). What a row does not say is taken as micro-batches of one sequence and a schedule without chunks.
 Two columns say what a published row ran that users choose otherwise today: ``attention`` (``flash-2``, ``flash-1``, or ``plain``: it writes
 its scores) and ``grad_reduce`` (``beside`` the last backward pass, or ``after`` it, as Megatron-LM of 2021 and its forks); where a table
 has no such columns, or nothing in them, it is what today's software does: fused attention, and gradients beside.
@@ -29,12 +29,11 @@ from distsim.errors import DistsimError
 from distsim.scenario import Scenario
 from distsim.simulation import simulate
 
-CLUSTERS = {"A100": "dgx-a100", "H100": "dgx-h100"}
-#: What fused attention reaches of the data sheet's rate, of which matrix products reach `compute_efficiency`: FlashAttention-2's 50 to
-#: 73 % on A100 (arXiv:2307.08691), its 35 % on H100 (arXiv:2407.08608).
-ATTENTION = {"A100": 0.615, "H100": 0.35}
-#: The first FlashAttention's 25 to 40 % (arXiv:2307.08691): column ``attention`` says ``flash-1``.
-FIRST_FLASH = 0.325
+CLUSTERS = {"A100": "dgx-a100", "H100": "dgx-h100", "B200": "dgx-b200", "GB200": "gb200-nvl72"}
+#: What fused attention reaches of the data sheet's rate, forward and backward together, of which matrix products reach
+#: `compute_efficiency`: FlashAttention-2's 50 to 73 and 44 to 63 % on A100 (arXiv:2307.08691), its 30 to 34 and 29 to 33 % on H100
+#: (causal, and not, heads of 128; arXiv:2407.08608); the first FlashAttention's 25 to 40 % on A100.
+ATTENTION = {("A100", "flash-2"): 0.55, ("H100", "flash-2"): 0.31, ("A100", "flash-1"): 0.325}
 #: Of a longer table's rows of this family --every takes some.
 MANY = "vTrain"
 
@@ -52,9 +51,14 @@ class Outcome(NamedTuple):
 
 
 def gpu_of(row: dict[str, str]) -> str | None:
-    """A row's GPU; None where no preset has it, or the arithmetic is 8-bit or less."""
+    """A row's GPU; None where no preset has it, the arithmetic is 4-bit, or attention's keys are compressed."""
     gpu, dtype = row["gpu"].split("-")[0], row["dtype"].lower()
-    return gpu if gpu in CLUSTERS and dtype.startswith(("bf16", "fp16")) else None
+    return gpu if gpu in CLUSTERS and "fp4" not in dtype and row["kv_heads"] != "MLA" else None
+
+
+def products_of(row: dict[str, str]) -> dict[str, str]:
+    """What the row's matrix products were in, where it was 8 bits."""
+    return {"matmul_dtype": "float8_e4m3fn"} if "fp8" in row["dtype"].lower() else {}
 
 
 def cluster_of(row: dict[str, str]) -> dict[str, Any]:
@@ -76,10 +80,12 @@ def recompute_of(row: dict[str, str]) -> str:
     return next((word for word in ("full", "selective") if row["recompute"].startswith(word)), "none")
 
 
-def attention_of(row: dict[str, str]) -> float:
+def attention_of(row: dict[str, str]) -> dict[str, Any]:
+    """How fast the row's attention was, where it says which it was; else it is today's."""
     gpu = str(gpu_of(row))
-    reached = FIRST_FLASH if row.get("attention") == "flash-1" else ATTENTION[gpu]
-    return reached / float(PRESETS[CLUSTERS[gpu]]["device"]["compute_efficiency"])
+    reached = ATTENTION.get((gpu, row.get("attention", "")))
+    large = float(PRESETS[CLUSTERS[gpu]]["device"]["compute_efficiency"])
+    return {} if reached is None else {"attention_efficiency": reached / large}
 
 
 def zero_of(row: dict[str, str]) -> int:
@@ -115,10 +121,10 @@ def scenario_of(row: dict[str, str], micro_batches: int) -> Scenario:
     attention = "plain" if row.get("attention") == "plain" else "flash"
     step: dict[str, Any] = {
         "model": model_of(row), "sequence": number(row, "seq_len"), "micro_batch": number(row, "micro_batch"),
-        "micro_batches": micro_batches, "dtype": "bfloat16" if row["dtype"].lower().startswith("bf16") else "float16",
+        "micro_batches": micro_batches, "dtype": "float16" if row["dtype"].lower().startswith("fp16") else "bfloat16",
         "recompute": recompute_of(row), "attention": attention, "zero": zero_of(row), "data_ranks": max(dp * cp, 1),
         "sequence_parallel": row["seq_parallel"] == "yes", "overlap_grad_reduce": row.get("grad_reduce") != "after",
-        "attention_efficiency": attention_of(row), "tensor_calls": "dtensor" if "FSDP" in row["sharding"] else "megatron",
+        "tensor_calls": "dtensor" if "FSDP" in row["sharding"] else "megatron", **attention_of(row), **products_of(row),
     }  # fmt: skip
     chunks = number(row, "vpp")
     if pp > 1:

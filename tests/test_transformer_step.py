@@ -250,7 +250,7 @@ def test_a_layer_lasts_at_least_as_long_as_the_host_launches_it() -> None:
 
 def test_attention_below_a_matrix_products_rate_adds_its_scores_again() -> None:
     one = scenario({}, {"attention_efficiency": 0.5, "launch": "0 ns"})
-    other = scenario({}, {"launch": "0 ns"})
+    other = scenario({}, {"attention_efficiency": 1.0, "launch": "0 ns"})
     flops = [sum(c.flops for _, c in lower(s).calls_of(0)) for s in (one, other)]
     scores = 4 * 32 * 32 * 64 // 2
 

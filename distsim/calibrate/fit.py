@@ -96,7 +96,7 @@ def calibrate(points: Iterable[Point], base: Cluster, name: str, source: str) ->
     bare = plain if base.collectives == "nccl" else _fitted(found, plain)
     curves = _curves(found)
     left_out = _left_out(bare, found, curves)
-    model = {p: abs(price(CostModel(bare, *_world(p)), p) / p.ns - 1) for p in found}
+    model = {p: abs(price(CostModel(bare, *world_of(p)), p) / p.ns - 1) for p in found}
     errors = _errors(found, left_out, model)
     spread = float(np.median([p.spread for p in found]))
     shares = list(left_out.values()) or list(model.values())
@@ -112,13 +112,13 @@ def calibrate(points: Iterable[Point], base: Cluster, name: str, source: str) ->
 
 
 def price(cost: CostModel, point: Point) -> int:
-    """What a cost model says of a point, in its world (see `_world`)."""
+    """What a cost model says of a point, in its world (see `world_of`)."""
     if OPS[point.op].kind == "p2p":
         return cost.p2p_ns(0, 1 if point.nodes == 1 else cost.local_size, point.nbytes)
     return cost.collective_ns(OPS[point.op], tuple(range(point.group)), point.nbytes, 0)
 
 
-def _world(point: Point) -> tuple[int, int]:
+def world_of(point: Point) -> tuple[int, int]:
     """World size and ranks per node that a point was measured in."""
     per_node = point.ranks if point.nodes == 1 else -(-point.group // point.nodes)
     return (max(per_node, point.group), per_node) if point.nodes == 1 else (per_node * point.nodes, per_node)
@@ -144,8 +144,8 @@ def _fitted(points: Sequence[Point], base: Cluster) -> Cluster:
 
     def residuals(x: Sequence[float]) -> list[float]:
         tried = cluster(x)
-        models = {world: CostModel(tried, *world) for world in {_world(p) for p in used}}
-        return [log(price(models[_world(p)], p) / p.ns) for p in used]
+        models = {world: CostModel(tried, *world) for world in {world_of(p) for p in used}}
+        return [log(price(models[world_of(p)], p) / p.ns) for p in used]
 
     low, high = [log(k.low) for k in fitted], [log(k.high) for k in fitted]
     start = np.clip([log(k.read(base)) for k in fitted], np.array(low) + 0.01, np.array(high) - 0.01)
@@ -160,7 +160,7 @@ def _crossing(points: Sequence[Point], cluster: Cluster) -> float:
     fewest = min((p.ranks for p in both), default=0)
     shares = []
     for point in both:
-        cost = CostModel(cluster, *_world(point))
+        cost = CostModel(cluster, *world_of(point))
         one, moving = cost.p2p_ns(0, 1, point.nbytes), point.nbytes / cost.bytes_per_ns(0, 1)
         if point.ranks == fewest and moving > one / 2:
             shares.append((point.ns - one) / moving)
@@ -189,7 +189,7 @@ def _left_out(bare: Cluster, points: Sequence[Point], curves: Sequence[Curve]) -
             continue
         others = {size: ns for size, ns in curve.times.items() if size != point.nbytes}
         without = bare.model_copy(update={"measured": (curve.model_copy(update={"times": others}),)})
-        found[point] = abs(price(CostModel(without, *_world(point)), point) / point.ns - 1)
+        found[point] = abs(price(CostModel(without, *world_of(point)), point) / point.ns - 1)
     return found
 
 

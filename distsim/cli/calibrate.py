@@ -59,7 +59,7 @@ def command(
     points: list[Point] = []
     preset = "cpu-10gbe"
     for source in sources:
-        found, fits = _read(source, op)
+        found, fits = read_points(source, op)
         points += found
         preset = fits or preset
     told = ", ".join(source.name for source in sources)
@@ -69,7 +69,7 @@ def command(
     console.out(console.to_json(calibration_json(done)) if format is Format.json else calibration_text(done))
 
 
-def _read(source: Path, op: str | None) -> tuple[tuple[Point, ...], str | None]:
+def read_points(source: Path, op: str | None) -> tuple[tuple[Point, ...], str | None]:
     """(points, the preset that fits the machine they come from)."""
     from distsim.bench import FORMAT, from_json
     from distsim.calibrate import from_bench, from_nccl_log, from_trace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -15,8 +15,10 @@ from distsim.cli.simulate import Format, FormatOption
 if TYPE_CHECKING:
     from distsim.report import Told
 
-First = Annotated[str, typer.Argument(metavar="A", help="A trace, or a scenario, which is simulated.")]
-Second = Annotated[str, typer.Argument(metavar="B", help="The same; a scenario takes the other's back end.")]
+First = Annotated[
+    str, typer.Argument(metavar="A", help="A trace, or a scenario, which is simulated; alone, measured times beside --cluster.")
+]
+Second = Annotated[str | None, typer.Argument(metavar="B", help="The same; a scenario takes the other's back end.")]
 Tolerance = Annotated[
     str, typer.Option("--tolerance", metavar="SHARE", help="Ends of calls may differ by this share of A's makespan: 0.05 or 5%.")
 ]
@@ -25,7 +27,7 @@ Picture = Annotated[Path | None, typer.Option("--output", "-o", metavar="F.svg",
 
 def command(
     a: First,
-    b: Second,
+    b: Second = None,
     tolerance: Tolerance = "0",
     output: Picture = None,
     format: FormatOption = Format.text,
@@ -38,7 +40,10 @@ def command(
     \b
     Example: distsim compare real.jsonl scenarios/hybrid.yaml --tolerance 25%
     Example: distsim compare before.jsonl after.jsonl -o both.svg
+    Example: distsim compare all_reduce_perf.log --cluster dgx-h100
     """
+    if b is None:
+        _beside(a, cluster, format)
     from distsim.compare import compare
     from distsim.views.compareview import compare_json, compare_text
 
@@ -55,6 +60,27 @@ def command(
     write_report(report, [first, second], found)
     console.out(console.to_json(compare_json(found, names)) if format is Format.json else compare_text(found, names))
     raise typer.Exit(int(not found.same))
+
+
+def _beside(log: str, cluster: str | None, format: Format) -> NoReturn:
+    """Measured times alone: they are laid beside a cluster's prices."""
+    from distsim.calibrate.beside import beside
+    from distsim.cli.calibrate import read_points
+    from distsim.cli.replay import read_cluster
+    from distsim.cluster import cluster_from
+    from distsim.errors import UsageError
+    from distsim.views.besideview import beside_json, beside_text
+
+    if cluster is None:
+        raise UsageError("one run has nothing to be laid beside", "give two runs, or measured times and --cluster NAME")
+    if _is_scenario(log):
+        raise UsageError(f"{log} has no measured times", "give a log of nccl-tests, a bench or a trace, or a second run")
+    known = cluster_from(read_cluster(cluster) or cluster)
+    found = beside(read_points(Path(log), None)[0], known)
+    if not found:
+        raise UsageError(f"{log} has no time that a cluster has a price for", "give a log of nccl-tests, a bench or a trace")
+    console.out(console.to_json(beside_json(found)) if format is Format.json else beside_text(found, known.name, log))
+    raise typer.Exit(int(any(b.parts for b in found)))
 
 
 def _share(text: str) -> float:

@@ -92,9 +92,14 @@ class TransformerFields(Strategy):
     recompute: Recompute = "none"
     #: flash: fused, its scores never reach memory.
     attention: Literal["flash", "plain"] = "flash"
-    #: Share of a matrix product's rate that fused attention reaches. Of the data sheet's rate FlashAttention-2 reaches 50 to 73 % on
-    #: A100 (arXiv:2307.08691), 35 % on H100 (arXiv:2407.08608), the first FlashAttention 25 to 40 % on A100.
-    attention_efficiency: Amount = 1.0
+    #: Share of a large matrix product's rate that fused attention reaches, forward and backward together. Of the data sheet's rate:
+    #: FlashAttention-2 on A100 50 to 73 % forward, 44 to 63 backward (arXiv:2307.08691); on H100, causal, 30 to 34 and 29 to 33, cuDNN 49
+    #: to 54 and 47 to 52 (arXiv:2407.08608, heads of 128): .8 of the presets' products, but for FlashAttention-2 on H100, .5. The first
+    #: FlashAttention 25 to 40 % on A100: .5.
+    attention_efficiency: Amount = 0.8
+    #: Of the layers' matrix products where it is another than ``dtype``: float8_e4m3fn as in Transformer Engine's recipes. Attention's
+    #: scores, the logits and all that is sent stay in ``dtype``.
+    matmul_dtype: Dtype | None = None
     #: Host time to launch one operation: 5 to 25 us in eager PyTorch, from Python to cudaLaunchKernel; next to nothing where a layer is
     #: one CUDA graph. A layer hides it wherever its kernels last longer.
     launch: Duration = 15_000

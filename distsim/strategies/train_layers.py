@@ -7,10 +7,11 @@ pass); Llama 3, arXiv:2407.21783, section 3.3.2 (context parallelism by all_gath
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from distsim import units
 from distsim.strategies.base import Context, Entry, Group, compute, declared, step
+from distsim.strategies.fields import DTYPES
 from distsim.strategies.layers import repeated
 from distsim.strategies.models import numel
 from distsim.strategies.train_fields import TransformerFields
@@ -71,19 +72,21 @@ class LayerCalls(TensorCalls):
     def layer_forward(self) -> list[Entry]:
         one = self.one
         if self.tensor_axis is None and self.cp is None and self.ep is None:
-            whole = self.priced("forward", one.layer_flops + self.lag(1))
-            return [*self.launched(1), whole, *self.scores(1), self.moved("forward", 1)]
+            whole = self.priced("forward", one.layer_flops + one.padding_flops + self.lag(1))
+            return [*self.launched(1), whole, *self.scores(1), self.moved("forward")]
         attention = [*self.keys(), self.priced("forward attention", one.attention_flops + self.lag(1)), *self.scores(1)]
-        experts = [*self.routed(), self.priced("forward mlp", one.mlp_flops), *self.routed()]
+        experts = [*self.routed(), self.priced("forward mlp", one.mlp_flops + one.padding_flops), *self.routed()]
         blocks = [*self.before(), *attention, *self.after(), *self.before(), *experts, *self.after()]
-        return [*self.launched(1), *blocks, self.moved("forward", 1)]
+        return [*self.launched(1), *blocks, self.moved("forward")]
 
     def lag(self, passes: float) -> int:
-        """The floating-point operations that would take as long as fused attention takes beyond its own at their rate; less those that
-        `scores` prices."""
+        """The floating-point operations that would take as long as attention takes beyond its own at the products' rate: fused it is
+        slower, and stays in ``dtype`` where they are in 8 bits, at twice the rate of 16; less those that `scores` prices."""
         if self.one.misaligned:
             return -round(passes * self.one.scores_flops)
-        return round(passes * self.one.scores_flops * (1 / self.train.attention_efficiency - 1)) if self.one.flash else 0
+        slower = 1 / self.train.attention_efficiency if self.one.flash else 1.0
+        wider = DTYPES[self.train.dtype] / DTYPES[self.products]
+        return round(passes * self.one.scores_flops * (slower * wider - 1))
 
     def scores(self, passes: float) -> list[Entry]:
         """Scores that miss the tensor cores, at float32's rate."""
@@ -105,13 +108,15 @@ class LayerCalls(TensorCalls):
         extra += self.lag(passes)
         again = [*again, *self.launched(2), *self.scores(passes)]
         if self.tensor_axis is None and self.cp is None and self.ep is None:
-            return [*again, self.priced("backward", 2 * one.layer_flops + extra), self.moved("backward", 2)]
+            whole = self.priced("backward", 2 * (one.layer_flops + one.padding_flops) + extra)
+            return [*again, whole, self.moved("backward")]
         columns = self.attention_columns()
-        mlp = self.block_backward("mlp", 2 * one.mlp_flops, self.mlp_columns(), self.routed(), self.routed())
+        mlp_flops = 2 * (one.mlp_flops + one.padding_flops)
+        mlp = self.block_backward("mlp", mlp_flops, self.mlp_columns(), self.routed(), self.routed())
         keys = [*self.keys(), *self.key_gradients()]
         return [
             *again,
-            self.moved("backward", 2),
+            self.moved("backward"),
             *mlp,
             *self.block_backward("attention", 2 * one.attention_flops + extra, columns, keys, []),
         ]
@@ -142,9 +147,12 @@ class LayerCalls(TensorCalls):
         size = -(-self.one.routed_numel // self.one.experts) * self.one.experts
         return [step("all_to_all_single", input=self.buffer(size), output=self.buffer(size), group=self.ep)]
 
-    def moved(self, word: str, times: int) -> Entry:
-        """Norms, sums, dropout, non-linearities: bound by memory."""
-        return compute(f"{word}, elementwise", {"bytes": units.size_text(times * self.one.layer_traffic)})
+    def moved(self, word: Literal["forward", "backward"]) -> Entry:
+        """What is bound by memory: norms, sums, dropout, non-linearities, the ways to experts; what matrix products write."""
+        one, back = self.one, word == "backward"
+        total = (1 + back) * one.layer_traffic + one.products_traffic[back] + one.routing_traffic
+        total += one.casts_traffic[back] if self.products.startswith("float8") else 0
+        return compute(f"{word}, memory", {"bytes": units.size_text(total)})
 
     # --- weights ---
     def layer_weights(self) -> Weights:

@@ -15,6 +15,7 @@ logit, and of two sums (`loss_parallel`; Megatron-LM core/tensor_parallel/cross_
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from distsim import units
 from distsim.strategies.base import Context, Entry, Group, Writer, compute, declared, step, wait
@@ -34,6 +35,7 @@ class TensorCalls(Writer):
         self.train, self.context = train, context
         self.one = train.one_pass(context)
         self.model = self.one.model
+        self.products: str = train.matmul_dtype or train.dtype
         self.tensor_axis = train.axis("tensor", context)
 
     @property
@@ -47,7 +49,9 @@ class TensorCalls(Writer):
         return self.cut and self.model.vocabulary > 0
 
     def priced(self, name: str, flops: int) -> Entry:
-        return compute(name, {"flops": units.flops_text(float(flops)), "dtype": self.train.dtype})
+        """Matrix products; the logits stay in ``dtype``."""
+        dtype = self.train.dtype if name.endswith(" head") else self.products
+        return compute(name, {"flops": units.flops_text(float(flops)), "dtype": dtype})
 
     # --- messages ---
     def buffer(self, elements: int) -> Entry:
@@ -88,7 +92,13 @@ class TensorCalls(Writer):
 
     def head_forward(self) -> list[Entry]:
         whole = self.priced("forward head", self.one.head_flops)
-        return [*self.before(), whole, *self.loss()] if self.words_cut else [whole]
+        moved = self.logits("forward")
+        return [*self.before(), whole, *self.loss(), moved] if self.words_cut else [whole, moved]
+
+    def logits(self, word: Literal["forward", "backward"]) -> Entry:
+        """What the loss moves: of cut logits a part, unless they were gathered."""
+        whole = self.one.tensor if self.words_cut and not self.train.loss_parallel else 1
+        return compute(f"{word} loss", {"bytes": units.size_text(whole * self.one.logits_traffic[word == "backward"])})
 
     def loss(self) -> list[Entry]:
         """Of cut logits; or the logits gathered."""
@@ -98,12 +108,12 @@ class TensorCalls(Writer):
         return [step("all_reduce", tensor=row, group=self.tensor_axis, op=op) for op in ("max", "sum", "sum")]
 
     def head_backward(self) -> list[Entry]:
-        flops = self.one.head_flops
+        flops, moved = self.one.head_flops, self.logits("backward")
         if not self.words_cut:
-            return [self.priced("backward head", 2 * flops)]
+            return [moved, self.priced("backward head", 2 * flops)]
         if self.train.tensor_calls == "megatron":
-            return self.beside("head", 2 * flops, flops, [], [], rows=False)
-        return [self.priced("backward head", 2 * flops), *self.after()]
+            return [moved, *self.beside("head", 2 * flops, flops, [], [], rows=False)]
+        return [moved, self.priced("backward head", 2 * flops), *self.after()]
 
     # --- a block's backward pass ---
     def block_backward(self, word: str, flops: int, columns: Sequence[int], first: list[Entry], last: list[Entry]) -> list[Entry]:

@@ -106,6 +106,55 @@ class MicroBatch(NamedTuple):
         each = (4 * self.itemsize + 1) if model.dropout else 2 * self.itemsize
         return between + inner + (0 if self.flash else self.tokens * model.heads * self.sequence * each // self.tensor)
 
+    @property
+    def _inputs(self) -> int:
+        """Columns that one layer's matrix products read for each token: of projections, output, feed-forward layers."""
+        model, copies = self.model, self.model.active_experts + bool(self.model.shared)
+        return (1 + copies) * model.hidden + (model.o_hidden + model.active_ffn) // self.tensor
+
+    @property
+    def _outputs(self) -> int:
+        """Columns that they write for each token."""
+        model, copies = self.model, self.model.active_experts + bool(self.model.shared)
+        apart = model.q_hidden + 2 * model.kv_hidden + (model.matrices - 1) * model.active_ffn
+        return (1 + copies) * model.hidden + apart // self.tensor
+
+    @property
+    def products_traffic(self) -> tuple[int, int]:
+        """Bytes that one layer's matrix products write, forward and backward (gradients of their inputs and of the weights): a tile's
+        accumulators are written when its tensor cores have nothing left to do (cutlass, media/docs/efficient_gemm.md, "Epilogue")."""
+        model = self.model
+        experts = max(model.experts // self.experts, 1) * model.ffn + model.shared
+        weights = model.attention_weights + model.matrices * model.hidden * experts
+        return self.itemsize * self.tokens * self._outputs, self.itemsize * (self.tokens * self._inputs + weights // self.tensor)
+
+    @property
+    def casts_traffic(self) -> tuple[int, int]:
+        """Bytes that products in 8 bits add: their inputs, and backward their outputs' gradients, by rows and by columns; what makes
+        them writes them so (Transformer Engine's fused casts)."""
+        return 2 * self.tokens * self._inputs, 2 * self.tokens * self._outputs
+
+    @property
+    def routing_traffic(self) -> int:
+        """Bytes of one pass's tokens on their way through experts, each step read and written: into the order of experts and back; where
+        ranks share the experts, also into and from the order of what each of them has (Megatron-LM,
+        core/transformer/moe/token_dispatcher.py)."""
+        return self.itemsize * self.routed_numel * (8 if self.experts > 1 else 4) if self.model.experts else 0
+
+    @property
+    def padding_flops(self) -> int:
+        """What experts' last tiles compute in vain, half of 128 rows each (grouped products, cutlass' default tile)."""
+        model = self.model
+        each = 2 * 64 * model.matrices * model.hidden * model.ffn // self.tensor
+        return each * (model.experts // self.experts) if model.experts else 0
+
+    @property
+    def logits_traffic(self) -> tuple[int, int]:
+        """Bytes of the logits and their loss, forward and backward, in float32 as in PyTorch's cross_entropy: written by the product,
+        cast, read twice and written by log_softmax; its gradient, log_softmax's from two, cast back."""
+        logits = self.tokens * self.model.vocabulary // self.tensor
+        return logits * (2 * self.itemsize + 16), logits * (self.itemsize + 20)
+
     # --- bytes kept from the forward pass for the backward pass ---
     @property
     def activation_bytes(self) -> int:

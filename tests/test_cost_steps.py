@@ -1,0 +1,90 @@
+"""What a transformer's layers cost on a GPU: matrix products at their rate, and all that is bound by memory beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distsim.scenario import Scenario
+from distsim.simulation import simulate
+from distsim.strategies.models import PRESETS, Architecture
+from distsim.strategies.transformer import MicroBatch
+
+
+def busy_ns(cluster: str, **fields: Any) -> dict[str, int]:
+    """ns by name of what one GPU computes in one step."""
+    step = {"sequence": 2048, "launch": "0 ns", "clip_grad_norm": False, **fields}
+    found = simulate(
+        Scenario(name="one", world=1, backend="nccl", cluster=cluster, program=[{"transformer": step}]),
+        with_verdict=False,
+        with_values=False,
+    )
+    spent: dict[str, int] = {}
+    for call in found.run.trace.rows():
+        if call.finished_ns is not None and call.started_ns is not None:
+            spent[call.name] = spent.get(call.name, 0) + call.finished_ns - call.started_ns
+    return spent
+
+
+def model(hidden: int, **more: Any) -> dict[str, Any]:
+    return {"layers": 2, "hidden": hidden, "heads": hidden // 128, "ffn": 4 * hidden, "vocabulary": 1024, "mlp": "gelu", **more}
+
+
+def share_of_products(cluster: str, hidden: int) -> float:
+    spent = busy_ns(cluster, model=model(hidden))
+    products = spent["forward"] + spent["backward"]
+    return products / (products + spent["forward, memory"] + spent["backward, memory"])
+
+
+def test_narrow_layers_are_bound_by_memory_and_more_so_the_faster_the_products() -> None:
+    """295 FLOP for a byte on H100, 153 on A100: the same narrow layer reaches less of the peak."""
+    a100, h100 = ([share_of_products(c, hidden) for hidden in (768, 8192)] for c in ("dgx-a100", "dgx-h100"))
+
+    assert a100[0] < a100[1] - 0.15
+    assert h100[0] < h100[1] - 0.15
+    assert h100[0] < a100[0]
+
+
+def test_products_in_eight_bits_save_less_than_half_of_a_layer() -> None:
+    """Their rate is twice that of 16 bits; attention's scores, the logits and all that is bound by memory stay."""
+    half, eight = (busy_ns("dgx-h100", model=model(4096), **more) for more in ({}, {"matmul_dtype": "float8_e4m3fn"}))
+
+    assert 0.5 < eight["forward"] / half["forward"] < 0.65
+    assert eight["forward, memory"] > half["forward, memory"]
+    assert eight["forward head"] == half["forward head"]
+    assert 0.5 < sum(eight.values()) / sum(half.values()) < 0.85
+
+
+def test_the_loss_of_a_large_vocabulary_costs_what_its_logits_move() -> None:
+    """42 bytes for each logit of 16 bits, forward and backward; tensor ranks share them."""
+    one = MicroBatch(PRESETS["llama3-8b"], sequence=1024)
+
+    assert sum(one.logits_traffic) == 42 * 1024 * 128256
+    assert sum(one._replace(tensor=4).logits_traffic) * 4 == sum(one.logits_traffic)
+    assert busy_ns("dgx-h100", model=model(1024, vocabulary=128256))["forward loss"] > 0
+
+
+def test_experts_cost_more_than_a_dense_layer_of_the_same_operations() -> None:
+    """Tokens go through memory on their way to experts and back, and each expert's last tile is half empty."""
+    sizes: dict[str, Any] = {"layers": 1, "hidden": 1024, "heads": 8, "kv_heads": 8, "vocabulary": 1024, "sequence": 512}
+    dense = MicroBatch(Architecture(ffn=4096, **sizes), sequence=512)
+    routed = MicroBatch(Architecture(ffn=1024, experts=32, top_k=4, **sizes), sequence=512)
+
+    assert routed.mlp_flops == dense.mlp_flops + 2 * 512 * 1024 * 32  # the router
+    assert dense.padding_flops == dense.routing_traffic == 0
+    assert routed.padding_flops == 32 * 64 * 2 * 3 * 1024 * 1024
+    assert routed._replace(experts=8).padding_flops * 8 == routed.padding_flops
+    assert routed._replace(experts=8).routing_traffic == 2 * routed.routing_traffic == 2 * 2 * 512 * 1024 * 4 * 4
+    assert routed.products_traffic > dense.products_traffic
+
+
+@pytest.mark.parametrize("tensor", [2, 8])
+def test_shards_of_a_matrix_write_less_but_not_in_proportion(tensor: int) -> None:
+    """Each tensor rank writes its own whole sum: what it is shared by does not shrink."""
+    one = MicroBatch(PRESETS["llama3-70b"], sequence=4096)
+    forward, backward = one.products_traffic
+    part = one._replace(tensor=tensor).products_traffic
+
+    assert forward / tensor < part[0] < forward
+    assert backward / tensor < part[1] < backward

@@ -81,7 +81,8 @@ class DeepSpeed(Layered):
         found = context.refused(group=self.group)
         if found:
             return found
-        strange = [rank for rank, layer in self.skips_layer.items() if rank >= context.world_size or layer >= len(self.model)]
+        ranks, layers = range(context.world_size), range(len(self.model))
+        strange = [rank for rank, layer in self.skips_layer.items() if rank not in ranks or layer not in layers]
         if strange:
             found.append(
                 (("skips_layer", strange[0]), f"layers are 0 to {len(self.model) - 1}, ranks 0 to {context.world_size - 1}")

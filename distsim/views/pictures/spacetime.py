@@ -43,7 +43,7 @@ class _Line(NamedTuple):
     b: int
     left_ns: int
     came_ns: int
-    count: int
+    messages: int
     nbytes: int
     send: int
 
@@ -184,7 +184,7 @@ class _Diagram:
         """The lines; what to say where several messages share one."""
         lines, step = self._bundles()
         named = len(lines) <= _MOST_NAMED
-        most = max((line.count for line in lines), default=1)
+        most = max((line.messages for line in lines), default=1)
         for line in lines:
             self._draw(line, named)
         if most == 1:
@@ -231,9 +231,9 @@ class _Diagram:
             return
         y1, y2 = (y1 + _HALF, y2 - _HALF) if down else (y1 - _HALF, y2 + _HALF)
         chart.line(
-            (x1, y1), (x2, y2), MESSAGE, min(1.2 + 0.5 * (line.count > 1) + 0.2 * (line.count - 1) ** 0.5, 4.0), arrow=True
+            (x1, y1), (x2, y2), MESSAGE, min(1.2 + 0.5 * (line.messages > 1) + 0.2 * (line.messages - 1) ** 0.5, 4.0), arrow=True
         )
-        said = f"× {line.count}, {show_bytes(line.nbytes)}" if line.count > 1 else show_bytes(line.nbytes) if line.nbytes else ""
+        said = f"× {line.messages}, {show_bytes(line.nbytes)}" if line.messages > 1 else show_bytes(line.nbytes) if line.nbytes else ""
         chart.path(
             f"M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}", "", self._tip(line, said), "rgba(255,255,255,0.01)", 6
         )
@@ -262,7 +262,7 @@ class _Diagram:
         """Dashed: what a receive from any source could have taken."""
         trace, (start, end) = self.trace, self.window
         came = dict(zip(self.found.recv.tolist(), self.found.came_ns.tolist(), strict=True))
-        drawn = []
+        drawn: list[Choice] = []
         for choice in choices(trace, self.found):
             a, b = (self.lane_of.get(int(trace["rank"][row]), -1) for row in (choice.send, choice.recv))
             left = int(trace["posted_ns"][choice.send])

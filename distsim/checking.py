@@ -13,7 +13,7 @@ from typing import Any
 
 from distsim.check.backends import backend_findings
 from distsim.check.diagnose import diagnose
-from distsim.check.judge import fold_waits
+from distsim.check.judge import fold_waits, untold
 from distsim.check.layout import Layout, build_layout
 from distsim.check.memory import memory_findings
 from distsim.check.messages import message_swaps
@@ -234,7 +234,7 @@ def _findings(
         *remarks(program, profile, layout),
         *(_elsewhere(program, layout, outcomes, backend) if clear else ()),
     )
-    return tuple(dict.fromkeys(found))
+    return untold(found)
 
 
 def _of_run(

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 from distsim.check.backends import backend_findings
 from distsim.check.diagnose import diagnose
-from distsim.check.judge import fold_waits
+from distsim.check.judge import fold_waits, untold
 from distsim.check.layout import Layout, build_layout, lane_key
 from distsim.check.memory import memory_findings
 from distsim.check.messages import message_swaps
@@ -228,7 +228,7 @@ def _judged(scenario: Scenario, program: Program, cost: CostModel, result: Run, 
         outcome = "completes" if left_open(program, PROFILES[program.backend], cost) is None else "undefined"
     of_contract = (*program.findings, *memory_findings(scenario, program, cost.cluster), *(verdict.findings if verdict else ()))
     found = fold_waits((*of_contract, *result.findings, *swaps), _of_backend(program, layout, result, verdict))
-    return Simulation(scenario, program, result, verdict, None, cost, tuple(dict.fromkeys(found)), outcome)
+    return Simulation(scenario, program, result, verdict, None, cost, untold(found), outcome)
 
 
 def _ended(program: Program, result: Run) -> Standstill | None:

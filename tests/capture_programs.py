@@ -211,6 +211,38 @@ def uneven_batches() -> None:
         net(torch.ones(1, 6)).sum().backward()
 
 
+def swapped_order() -> None:
+    """A pipeline of two stages, one forward one backward: in its last round the last stage gives the gradient before it has the input."""
+    rank, x = dist.get_rank(), torch.ones(4)
+    for step in range(4):
+        if rank == 0:
+            dist.send(x, 1)
+            dist.recv(x, 1)
+        elif step < 3:
+            dist.recv(x, 0)
+            dist.send(x, 0)
+        else:
+            dist.send(x, 0)
+            dist.recv(x, 0)
+
+
+def group_by_members_only() -> None:
+    """Ranks 0 and 1 make a group of their own; the others go on."""
+    if dist.get_rank() < 2:
+        pair = dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(2), group=pair)
+    everyone = dist.new_group([0, 1, 2])
+    dist.all_reduce(torch.ones(2), group=everyone)
+
+
+def forgotten_wait() -> None:
+    net = DistributedDataParallel(model())
+    loss = net(torch.ones(1, 6)).sum()
+    loss.backward()
+    shown = loss.detach().clone()
+    dist.all_reduce(shown, async_op=True)
+
+
 FAULTS = {
     "circle": Fault(circle, 3, "deadlock", "DS301", (0, 1, 2), "dist.recv(x, (rank - 1) % size)"),
     "both send first": Fault(both_send_first, 2, "deadlock", "DS301", (0, 1), "dist.send(x, 1 - dist.get_rank())"),
@@ -223,5 +255,8 @@ FAULTS = {
     "raises": Fault(raises, 2, "deadlock", "DS303", (0,), "dist.barrier()"),
     "polls for ever": Fault(polls_for_ever, 2, "deadlock", "DS301", (0, 1), "while not work.is_completed():"),
     "time-out": Fault(monitored, 2, "deadlock", "DS302", (0,), "dist.monitored_barrier(timeout="),
+    "swapped order": Fault(swapped_order, 2, "deadlock", "DS301", (0, 1), "dist.send(x, 0)"),
+    "group by members only": Fault(group_by_members_only, 3, "mismatch", "DS210", (), "pair = dist.new_group([0, 1])"),
+    "forgotten wait": Fault(forgotten_wait, 2, "leak", "DS501", (), "dist.all_reduce(shown, async_op=True)"),
     "uneven batches": Fault(uneven_batches, 2, "deadlock", "DS302", (1,), "net(torch.ones(1, 6)).sum().backward()"),
 }

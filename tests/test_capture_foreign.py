@@ -3,12 +3,15 @@ forward line behind a call of the backward pass."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
 from distsim import testing
 from distsim.capture.judge import Judged
+from distsim.capture.preload import preload
 from distsim.capture.sites import BACKWARD, text_of
 from distsim.capture.stall import is_known
 
@@ -18,7 +21,7 @@ pytestmark = pytest.mark.skipif(not is_known(), reason="standstill is told from 
 
 
 def run(function: Callable[[], object], ranks: int, **more: object) -> Judged:
-    return testing.run(function, ranks, backend="nccl", check=False, init=False, **more)  # type: ignore[arg-type]
+    return testing.run(function, ranks, backend="nccl", check=False, init=False, timeout=900, **more)  # type: ignore[arg-type]
 
 
 def splits() -> None:
@@ -67,6 +70,19 @@ def test_remote_calls_are_refused_by_name_with_the_line():
 
     assert stand.source.startswith("torch.distributed.rpc.init_rpc(")
     assert "does not support torch.distributed.rpc" in stand.what
+
+
+def shortens_its_time_out() -> None:
+    dist.init_process_group("nccl")
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=9))
+
+
+def test_a_time_out_is_set_anew_as_torchtitan_does_after_its_first_step(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    judged = run(shortens_its_time_out, 2)
+
+    assert judged.outcome == "completes", judged.stands
 
 
 def barrier_of_a_gloo_group() -> None:
@@ -182,3 +198,17 @@ def test_a_compiled_function_may_call_what_dynamo_does_not_trace():
     judged = run(compiles, 2)
 
     assert judged.outcome == "completes", judged.stands
+
+
+def test_what_is_imported_before_the_ranks_part_finds_the_words_of_the_script(tmp_path, monkeypatch):
+    """torchtitan's parser takes sys.argv as a default, when it is imported."""
+    (tmp_path / "reads_words.py").write_text("import sys\ndef parse(words=sys.argv[1:]):\n    return words\n")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "train.py").write_text("import reads_words\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = list(sys.argv)
+
+    preload(str(tmp_path / "own" / "train.py"), ("--steps", "3"))
+
+    assert sys.modules["reads_words"].parse() == ["--steps", "3"]
+    assert sys.argv == before

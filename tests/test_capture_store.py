@@ -63,7 +63,7 @@ def asks_until_it_is_there() -> None:
 
 
 def test_a_loop_that_asks_for_a_key_that_nobody_sets_is_a_hang_and_one_that_is_answered_late_is_none():
-    hangs, ends = testing.run(asks_in_a_loop, 2, check=False), testing.run(asks_until_it_is_there, 2)
+    hangs, ends = testing.run(asks_in_a_loop, 2, check=False, timeout=None), testing.run(asks_until_it_is_there, 2, timeout=None)
 
     assert (hangs.outcome, hangs.captured.ended) == ("hangs", "stalled")
     assert lines(hangs, "DS306") == [(1, 'while not store.check(["ready"]):')]
@@ -97,7 +97,7 @@ def its_own_mistake() -> None:
 )  # fmt: skip
 def test_a_call_that_torch_refuses_is_invalid_with_the_code_that_check_gives_it(program, ranks, code, who):
     """What the script itself raises is not."""
-    judged = testing.run(program, ranks, check=False)
+    judged = testing.run(program, ranks, check=False, timeout=None)
     found = [f for f in judged.simulation.findings if f.code.startswith("DS1")]
 
     assert [(f.code, f.ranks) for f in found] == ([(code, who)] if code else [])

@@ -5,6 +5,7 @@ Only id, world size, groups and programs are looked at to judge; tests/data/READ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from distsim.check.verdict import Verdict, verdict_of
 from distsim.program.build import build_program
-from tests.agreed import Case, load_cases
+from tests.agreed import CASES, Case, load_cases
 
 Judged = list[tuple[Case, Verdict]]
 
@@ -109,6 +110,46 @@ def test_ranks_with_a_choice_of_senders_are_as_agreed(judged: Judged) -> None:
         said = case["expect"].get("nondeterministic", [])
         if said != list(ours.nondeterministic):
             wrong[case["id"]] = (said, ours.nondeterministic)
+    assert wrong == {}
+
+
+#: An edit of a sound program (planted.txt) -> codes of a first finding that names it.
+EDITS = {
+    "numel": ("DS202", "DS208"), "any": ("DS208",), "dtype": ("DS203", "DS209"), "rop": ("DS204",), "root": ("DS205",),
+    "tag": ("DS304",), "peer": ("DS304",), "group": ("DS201",), "drop": ("DS301", "DS302", "DS304"), "dup": ("DS302", "DS304"),
+    "swap": ("DS206", "DS301"), "swap2": ("DS206", "DS301"),
+}  # fmt: skip
+#: Who left out a send that any source may make can't be known.
+UNKNOWABLE = {"dl0101"}
+
+
+def test_the_first_finding_names_the_edit_that_spoilt_a_sound_program(judged: Judged) -> None:
+    """What differs, by its code, and the rank on which it was changed; 50 programs."""
+    planted = {case: (edit, rank) for case, edit, rank in map(str.split, (CASES.parent / "planted.txt").read_text().splitlines())}
+    wrong, seen = {}, 0
+    for case, ours in judged:
+        if case["id"] in planted and case["id"] not in UNKNOWABLE:
+            edit, rank = planted[case["id"]]
+            first = min(ours.findings, key=lambda f: f.severity != "error")
+            named = {*map(str, first.ranks), *re.findall(r"\d+", first.message)}
+            seen += 1
+            if first.code not in EDITS[edit] or rank not in named:
+                wrong[case["id"]] = (edit, rank, first.code, first.message)
+
+    assert (wrong, seen) == ({}, 49)
+
+
+def test_the_first_finding_is_about_the_cause_and_has_a_remedy(judged: Judged) -> None:
+    """Of all faulty programs: ranks of the cause, the odd ones out of a mismatch, and what to do."""
+    wrong = {}
+    for case, ours in judged:
+        if ours.verdict != "ok":
+            first, said = min(ours.findings, key=lambda f: f.severity != "error"), case["expect"]
+            off = set(said.get("culprits") or ()) - {*first.core}
+            cause = set(said.get("core") or said["ranks"]) & {*first.ranks}
+            if off or not cause or not first.help:
+                wrong[case["id"]] = (first.code, first.ranks, first.core, first.help)
+
     assert wrong == {}
 
 

@@ -178,7 +178,7 @@ def test_a_collective_left_out_is_recognised_by_the_shift() -> None:
     found = judge(ranks)
 
     assert (found.verdict, found.culprits, found.ranks) == ("mismatch", (1,), (0, 1, 2))
-    assert found.findings[0].help == ("rank 1 leaves out all_reduce(16 B); its later calls are shifted by one",)
+    assert found.findings[0].help == ("rank 1 leaves out all_reduce(16 B), rank 0:1; its later calls are shifted by one",)
 
 
 def test_the_odd_one_out_is_listed_first() -> None:

@@ -11,6 +11,7 @@ from distsim.findings.record import Finding
 from distsim.program.build import build_program
 from distsim.scenario import loads
 from distsim.simulation import simulate
+from distsim.views.checkview import check_text
 
 HEAD = "world: {world}\nbackend: {backend}\n{more}tensors: {{x: {{shape: [4]}}, y: {{shape: [8]}}}}\nprogram:\n"
 
@@ -228,3 +229,148 @@ def test_a_program_that_is_built_has_the_same_words() -> None:
 
     assert found.code == "DS201"
     assert found.help[0].startswith("rank 0 makes one call more, barrier()")
+
+
+# --- where verdict and outcome part ---
+@pytest.mark.parametrize(
+    ("program", "backend", "more", "second"),
+    [
+        ("  - batch_isend_irecv: {ops: [{isend: {tensor: x, dst: 1}}, {irecv: {tensor: y, src: 1}}]}\n    ranks: 0\n"
+         "  - recv: {tensor: x, src: 0}\n    ranks: 1\n  - send: {tensor: y, dst: 0}\n    ranks: 1\n", "nccl", "",
+         "Right by what torch.distributed promises, but on nccl it hangs: batch both or neither"),
+        ("  - {all_reduce: {tensor: x}, ranks: 0}\n  - barrier\n  - {all_reduce: {tensor: x, op: max}, ranks: 1}\n", "gloo", "", ""),
+        ("  - new_group: {name: a, ranks: [0]}\n    ranks: 0\n  - all_reduce: {tensor: x}\n", "nccl", "",
+         "Wrong by what torch.distributed promises; that nccl completes is luck: new_group is a call of all ranks"),
+        ("  - all_reduce: {tensor: x, group: g}\n", "gloo", "groups: {g: [0]}\n",
+         "An argument that no call may have; gloo goes on all the same: let the group's ranks alone make it"),
+        ("  - {isend: {tensor: x, dst: 1}, ranks: 0}\n  - barrier\n  - {recv: {tensor: x, src: 0}, ranks: 1}\n", "gloo", "",
+         "Right by what torch.distributed promises, but on gloo it hangs: rank 0 posted it and ended without a wait: keep"),
+    ],
+    ids=["batch", "they agree", "luck", "argument", "dropped"],
+)  # fmt: skip
+def test_a_verdict_and_an_outcome_that_part_explain_themselves_below_the_first_line(
+    program: str, backend: str, more: str, second: str
+) -> None:
+    """The sentence runs over lines of 80 columns; where they agree there is none."""
+    text = check_text([checked(program.replace("- barrier\n", "- barrier:\n"), 2, backend, more)])
+    below = " ".join(text.partition("\n")[2].split())
+
+    assert below.startswith(second) if second else "torch.distributed promises" not in below
+
+
+# --- who has left, and which call it does not make ---
+def test_a_call_in_a_branch_that_others_do_not_take_is_said_once_and_with_its_line() -> None:
+    found = checked("  - all_reduce: {tensor: x}\n  - barrier:\n    ranks: rank < 3\n").findings
+
+    assert [f.code for f in found] == ["DS302"]
+    assert found[0].help == ("ranks 0, 1 and 2 make barrier(), <text>:6, in a branch that rank 3 does not take:",
+                             "let rank 3 make it too, or take it out of the branch")  # fmt: skip
+
+
+def test_a_rank_that_makes_more_calls_than_most_is_not_told_that_the_others_skip_them() -> None:
+    program = "  - repeat: {times: {0: 3, else: 2}, index: i, steps: [{all_reduce: {tensor: x}}]}\n"
+    found = errors(program)
+
+    assert found[0].help[0] == "rank 0 makes calls that the others do not: a batch more (uneven batches),"
+    assert errors(program.replace("0: 3, else: 2", "0: 2, else: 3"))[0].help[0].startswith("uneven batches, an early return")
+
+
+def test_a_rank_that_left_by_exit_is_said_to_and_its_code_sends_one_to_its_log() -> None:
+    program = "  - exit: {code: CODE}\n    ranks: 2\n  - all_reduce: {tensor: x}\n"
+    told = [errors(program.replace("CODE", code))[0] for code in ("1", "0")]
+
+    assert [f.message.partition(";")[0] for f in told] == ["rank 2 has left by exit with code 1", "rank 2 has left by exit"]
+    assert [f.help[0].split(" ")[0] for f in told] == ["look", "rank"]
+
+
+@pytest.mark.parametrize(("backend", "told"), [("gloo", True), ("nccl", False)])
+def test_what_a_plain_script_shows_is_told_where_it_differs(backend: str, told: bool) -> None:
+    """gloo's peers notice a process that has ended; in a scenario only `exit` ends one."""
+    ends = "  - all_reduce: {tensor: x}\n    ranks: rank < 3\n"
+
+    assert ("Connection closed by peer" in errors(ends, backend=backend)[0].message) == told
+    assert "Connection closed" not in errors("  - exit:\n    ranks: 3\n" + ends, backend=backend)[0].message
+
+
+def test_a_dropped_request_leads_before_the_wait_that_it_causes() -> None:
+    found = errors(
+        "  - {isend: {tensor: x, dst: 1}, ranks: 0}\n  - barrier:\n  - {recv: {tensor: x, src: 0}, ranks: 1}\n", world=2
+    )
+
+    assert [f.code for f in found] == ["DS304"]
+    assert found[0].message.startswith("rank 1 waits to receive a message that rank 0 has given up: it keeps no handle")
+
+
+# --- the slip itself ---
+def test_a_wrong_group_leads_with_both_lines_and_no_remark_says_otherwise() -> None:
+    program = (
+        "  - all_reduce: {tensor: x, group: dp}\n    ranks: rank != 2\n  - all_reduce: {tensor: x, group: tp}\n    ranks: 2\n"
+    )
+    found = checked(program, more="mesh: {dp: 2, tp: 2}\n").findings
+
+    assert [f.code for f in found] == ["DS302"]
+    assert found[0].message.startswith(
+        "rank 2 makes all_reduce on tp[dp=1], and is awaited on dp[tp=0]\n  rank 3 has already ended"
+    )
+    assert sorted(place.line for place in found[0].places) == [6, 8]
+
+
+def test_a_group_that_some_do_not_make_leads_and_one_that_they_make_later_is_not_called_missing() -> None:
+    alone = errors("  - new_group: {name: a, ranks: [0, 1]}\n    ranks: rank < 2\n  - all_reduce: {tensor: x}\n", backend="mpi")
+    later = errors(
+        "  - new_group: {name: a, ranks: [0, 1]}\n    ranks: rank < 2\n  - new_group: {name: b, ranks: [0, 2]}\n", world=3
+    )
+
+    assert alone[0].message.startswith("new_group(a) is a call of all ranks, and ranks 2 and 3 do not make it\n")
+    assert [f.code for f in later] == ["DS210"]
+    assert "do not make it" not in later[0].message
+    assert "does not make it" not in later[0].message
+
+
+def test_models_that_differ_by_rank_are_an_error_of_their_construction() -> None:
+    ddp = "  - ranks: {0}\n    steps:\n      - ddp: {{layers: {{params: [[4]], forward: 1 ms, backward: 1 ms, count: {1}}}}}\n"
+    found = errors(ddp.format("rank == 0", 3) + ddp.format("rank == 1", 2), world=2, backend="nccl")
+
+    assert found[0].message.startswith("the models that ddp wraps differ by rank: ")
+    assert "DDP expects same model across all ranks" in found[0].help[1]
+    assert "pad" not in " ".join(found[0].help)
+
+
+def test_a_collective_left_out_is_not_told_to_move_about_a_message() -> None:
+    program = (
+        "  - broadcast: {tensor: x, src: 1}\n    ranks: rank != 2\n  - recv: {tensor: x, src: 2}\n    ranks: 1\n"
+        "  - send: {tensor: x, dst: 1}\n    ranks: 2\n"
+    )
+
+    assert errors(program, world=3)[0].help == (
+        "rank 2 leaves out broadcast on world, which rank 1 makes: let every member of the group make the same calls",
+    )
+
+
+def test_messages_of_two_groups_are_told_by_their_groups_not_by_their_tags() -> None:
+    program = (
+        "  - {send: {tensor: x, dst: 1, group: g}, ranks: 0}\n  - {send: {tensor: x, dst: 1}, ranks: 0}\n"
+        "  - {recv: {tensor: x, src: 0}, ranks: 1}\n  - {recv: {tensor: x, src: 0, group: g}, ranks: 1}\n"
+    )
+    found = errors(program, world=2, more="groups: {g: [0, 1]}\n")
+
+    assert "rank 0 sends a message of g first, rank 1 receives a message of world first" in found[0].help[0]
+
+
+def test_a_root_that_may_leave_early_is_not_called_a_buffered_send() -> None:
+    found = checked("  - broadcast: {tensor: x, src: 0}\n    ranks: 0\n", world=2).findings
+
+    assert ["collective that has a root" in f.message for f in found if f.code == "DS603"] == [True]
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["  - send: {tensor: x, dst: rank + 1}\n", "  - all_reduce: {tensor: x, group: g}\n",
+     "  - broadcast: {tensor: x, src: 3, group: g}\n    ranks: rank < 2\n"],
+    ids=["DS101", "DS104", "DS103"],
+)  # fmt: skip
+def test_an_argument_that_is_wrong_comes_with_help(program: str) -> None:
+    found = [f for f in checked(program, more="groups: {g: [0, 1]}\n").findings if f.code.startswith("DS1")]
+
+    assert found
+    assert all(f.help for f in found)

@@ -11,6 +11,8 @@ from distsim.engine import Run, run
 from distsim.engine.deadlines import LAUNCH_QUEUE, limits_ns
 from distsim.profiles import PROFILES, default_cluster
 from distsim.program.build import build_program
+from distsim.scenario import loads
+from distsim.simulation import simulate
 from tests.gloo_observed import REDUCE, SECOND, coll, group, irecv, pause, recv, send, wait
 
 MINUTE = 60 * SECOND
@@ -105,3 +107,36 @@ def test_a_host_is_not_further_ahead_of_its_device_than_the_launch_queue_holds()
 
 def test_mpi_knows_no_timeout() -> None:
     assert simulated("mpi", [recv(1)], [pause(3), send(0)]).outcome == "completes"
+
+
+def monitored(*steps: str, call: str = "{timeout: 1 s}", who: str = "rank < 2") -> Run:
+    """Three ranks, of which some make a monitored_barrier, and what is done besides."""
+    lines = "".join(f"  - {step}\n" for step in (f"{{monitored_barrier: {call}, ranks: {who}}}", *steps))
+    return simulate(loads(f"world: 3\noptions: {{timeout: 3 s}}\ntensors: {{x: {{shape: [4]}}}}\nprogram:\n{lines}")).run
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [(), ("{recv: {tensor: x, src: 0}, ranks: 2}",), ("{barrier: , ranks: 2}",), ("{compute: {time: 2500 ms}, ranks: 2}",),
+     ("{recv: {tensor: x, src: 1}, ranks: 2}", "{send: {tensor: x, dst: 2}, ranks: 1}")],
+    ids=["ends", "waits for rank 0", "another call", "computes", "waits for a peer"],
+)  # fmt: skip
+def test_a_monitored_barrier_that_cannot_be_passed_raises_and_names_who_is_missing(instead: tuple[str, ...]) -> None:
+    """Whatever the missing rank does: observed as `coll.one_missing.monitored_barrier`. Its peers lose the connection."""
+    done = monitored(*instead)
+    first, second = done.standstill.ends[:2]
+
+    assert done.outcome == "raises"
+    assert (first.status, first.at_ns // SECOND) == ("raised", 1)
+    assert first.message == "[Rank 0]: Rank 2 failed to pass monitoredBarrier in 1000 ms"
+    assert (second.status, second.message.partition(".")[0]) == ("raised", "Connection closed by peer")
+    assert done.findings[0].message == "rank 0 raises in monitored_barrier after 1 s: rank 2 has not come"
+
+
+def test_a_monitored_barrier_names_all_who_are_missing_when_asked_to_and_its_own_rank_0_can_be_missing() -> None:
+    two = monitored(call="{timeout: 1 s, wait_all_ranks: true}", who="rank == 0").standstill.ends
+    without = monitored(who="rank > 0").standstill.ends
+
+    assert two[0].message == "[Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 1000 ms"
+    assert [end.status for end in without] == ["ended", "raised", "raised"]
+    assert without[1].at_ns // SECOND == 3  # it waits for rank 0's word as long as its group waits

@@ -31,7 +31,7 @@ def observed() -> dict[str, dict[int, str]]:
 
 def found(end: RankEnd) -> str:
     if end.status == "raised":
-        return "cut off" if end.message.startswith(CLOSED) else "raised"
+        return "cut off" if end.message.startswith(CLOSED) or "failed to pass monitoredBarrier" in end.message else "raised"
     return {"blocked": "cut off", "crashed": "killed"}.get(end.status, "fine")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategy_checks import ROOT, held_once, meeting, noticed, simulated, spoiled
+from strategy_checks import ROOT, calls_of, held_once, meeting, noticed, simulated, spoiled
 
 from distsim.errors import ScenarioErrors
 from distsim.scenario import Scenario, load
@@ -185,3 +185,31 @@ def test_weights_arrive_from_the_shards_of_all_trainers():
 ])  # fmt: skip
 def test_a_layout_that_cannot_be_is_refused_with_its_reason(name, about, fields, said):
     assert said in refused(name, about, **{key: value for key, value in fields.items() if value is not None})
+
+
+# --- checkpoints, recorded by capture ---
+def saved_and_loaded(folder: str) -> None:
+    import torch
+    import torch.distributed.checkpoint as dcp
+
+    state = {"weight": torch.ones(8, 4), "step": 3}
+    dcp.save(state, checkpoint_id=f"{folder}/kept")
+    dcp.load(state, checkpoint_id=f"{folder}/kept")
+
+
+@pytest.mark.slow
+def test_a_captured_save_and_load_makes_the_calls_of_the_strategies(tmp_path):
+    """On 2 ranks, with the sizes that torch 2.13 pickles: operation, elements and dtype of each call."""
+    pytest.importorskip("torch")
+    from test_same_calls import _records
+
+    from distsim import testing
+
+    program = testing.run(saved_and_loaded, 2, args=(str(tmp_path),)).simulation.program
+    real = [[(c["op"], c["numel"], c.get("dtype")) for c in _records(call for _, call in program.calls_of(r))] for r in range(2)]
+    sizes = {"plan": "697 B", "global_plan": "735 B", "results": "355 B", "metadata": f"{real[0][8][1]} B"}
+    twin = Scenario(world=2, program=[{"dcp_save": sizes}, {"dcp_load": {"plan": "537 B"}}])
+    twins = [_records(calls) for calls in calls_of(twin).values()]
+
+    assert real == [[(c["op"], c["numel"], c.get("dtype")) for c in calls] for calls in twins]
+    assert len(real[0]) == 9 + 7

@@ -14,6 +14,7 @@ from views_made import Made, made, recv, ring, send, work
 from distsim.cost import CostModel
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.profiles import default_cluster
+from distsim.scenario import loads
 from distsim.views.drawing import dot as drawing
 from distsim.views.drawing.dot import dot, drawn
 from distsim.views.drawing.mermaid import flowchart
@@ -70,14 +71,16 @@ def test_the_same_picture_is_the_same_text():
 def test_every_view_comes_in_every_format_without_a_system_dot(view: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "")
     program, run = pair()
-    if view in ("schedule", "bandwidth"):  # these need passes, and a collective
+    if view in ("schedule", "bandwidth", "memory"):  # these need passes, and a collective
         program, run = made(2, {r: [work("forward"), work("backward"), {"op": "all_reduce", "numel": 4}] for r in range(2)})
     cost = CostModel(default_cluster("gloo"), 2, 2)
+    stated = loads("world: 2\nbackend: gloo\nmemory: {model: {parameters: 1 GiB}}\nprogram: [barrier]", "a.yaml", ())
+    subject = Subject(program, run, op="all_gather", cost=cost, scenario=stated)
     starts = {"svg": ("<?xml", "<svg"), "png": b"\x89PNG", "pdf": b"%PDF", "dot": "digraph", "mermaid": "---"}
 
     assert {"svg", "png", "pdf"} <= set(view_of(view).formats)
     for fmt in view_of(view).formats:
-        assert render(view, fmt, Subject(program, run, op="all_gather", cost=cost))[:10].startswith(starts[fmt])  # type: ignore[arg-type]
+        assert render(view, fmt, subject)[:10].startswith(starts[fmt])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +161,7 @@ def test_a_new_view_is_one_file_that_the_command_and_the_gallery_find(tmp_path: 
         words = [sys.executable, "-c", USED, str(tmp_path), *arguments]
         return subprocess.run(words, cwd=GOLDEN.parent.parent, capture_output=True, text=True, check=True).stdout
 
-    assert "dataflow, groups, headcount, op" in " ".join(distsim("render", "--help").split())
+    assert "dataflow, groups, headcount, memory, op" in " ".join(distsim("render", "--help").split())
     drawn = distsim("render", "scenarios/hybrid.yaml", "--view", "headcount", "--format", "mermaid")
     assert drawn.startswith("1\n")
     assert '["4 ranks"]' in drawn

@@ -107,6 +107,27 @@ def wrapped(wrap: Any, iterations: int = 2, blocks: int = 2, rank: int = 0, tied
     return body
 
 
+def experts(inner_first: bool = True, **training: Any) -> Any:
+    """torchtitan, models/llama4/infra/parallelize.py (apply_fsdp): feed-forward parts that are spread over ``ep`` are sharded over the
+    rest of the data-parallel ranks, all else over all of them."""
+
+    def body(rank_: int, size: int, log: list[dict[str, Any]]) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp_mod_ep", "ep"))
+        whole = mesh[("dp_mod_ep", "ep")]._flatten("dp")
+        net = network()
+        for block in net.blocks:
+            fully_shard(block.mlp, mesh=mesh["dp_mod_ep"])
+            fully_shard(block, mesh=whole)
+        fully_shard(net, mesh=whole)
+        log.clear()
+        steps(net, 2, HIDDEN, **training)
+
+    return body
+
+
 def torchtitan(net: Any, shard: Any) -> None:
     """torchtitan, models/llama3/infra/parallelize.py (apply_fsdp): embedding, blocks, norm with output, root."""
     shard(net.embedding, reshard_after_forward=True)
@@ -160,6 +181,12 @@ EMBEDDING, OUTPUT = [[VOCABULARY, HIDDEN]], [[HIDDEN], [VOCABULARY, HIDDEN]]
 BLOCK = [*NORM, *ATTENTION, *NORM, *MLP]
 ENDS = unit([*EMBEDDING, *OUTPUT], at="both")
 NESTED = unit([*NORM, *NORM], inner=[unit(ATTENTION), unit(MLP)])
+EXPERTS: dict[str, Any] = {
+    "layers": [unit([*NORM, *ATTENTION, *NORM], inner=[unit(MLP, shard="dp_mod_ep")], count=2)],
+    "mesh": {"dp_mod_ep": 2, "ep": 2},
+    "shard": ["dp_mod_ep", "ep"],
+    "root": ENDS,
+}
 HSDP = {"dp_replicate": 2, "dp": 2}
 
 
@@ -196,6 +223,13 @@ CASES: dict[str, Case] = {
         wrapped(torchtitan, accumulate=2, setting=lambda net, k, last: net.set_requires_gradient_sync(last)),
         twin(TITAN, accumulate=2, no_sync=True),
     ),
+    "experts": Case(
+        "blocks over 4 ranks, their experts over 2 of them, as torchtitan wraps a mixture of experts",
+        4,
+        experts(),
+        twin(**EXPERTS),
+    ),
+    "experts_accumulated": Case("the same, two micro-batches", 4, experts(accumulate=2), twin(**EXPERTS, accumulate=2)),
     "accelerate": Case(
         "accelerate's TRANSFORMER_BASED_WRAP: blocks, then the model",
         4,

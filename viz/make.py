@@ -34,7 +34,8 @@ class Shown(NamedTuple):
 
     @property
     def command(self) -> str:
-        what = f"--view op --op {self.of}" if self.view == "op" else f"scenarios/{self.of}.yaml --view {self.view}"
+        operation = view_of(self.view).of == "operation"
+        what = f"--view {self.view} --op {self.of}" if operation else f"scenarios/{self.of}.yaml --view {self.view}"
         return f"distsim render {what} -o viz/{self.file}"
 
 
@@ -43,10 +44,14 @@ PICTURES = tuple(Shown(name, *example) for name in VIEWS for example in view_of(
 
 def picture(shown: Shown, fmt: str) -> str:
     """A picture of the gallery as text."""
-    if shown.view == "op":
-        return str(render("op", fmt, Subject(op=shown.of)))
+    if view_of(shown.view).of == "operation":
+        return str(render(shown.view, fmt, Subject(op=shown.of)))
     done = simulate(load(str(ROOT / "scenarios" / f"{shown.of}.yaml")))
-    return str(render(shown.view, fmt, Subject(done.program, done.run, done.values, done.verdict, cost=done.cost)))
+    return str(
+        render(
+            shown.view, fmt, Subject(done.program, done.run, done.values, done.verdict, cost=done.cost, scenario=done.scenario)
+        )
+    )
 
 
 def digest(shown: Shown) -> str:

@@ -67,7 +67,7 @@ class Forward:
 
     def _nodes(self, found: object) -> Iterator[Any]:
         if isinstance(found, self._tensor):
-            node: Any = found.grad_fn  # type: ignore[attr-defined]
+            node: Any = found.grad_fn
             if node is not None:
                 yield node
         elif isinstance(found, tuple | list):

@@ -69,7 +69,7 @@ def _end(token: str) -> None:
 
 def started_by(token: str) -> list[int]:
     """Programs that were started from a capture's ranks."""
-    word, found = f"{VARIABLE}={token}".encode(), []
+    word, found = f"{VARIABLE}={token}".encode(), list[int]()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if word in (folder / "environ").read_bytes().split(b"\0"):

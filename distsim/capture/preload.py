@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -62,6 +62,10 @@ _PLAIN = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
 _LATE = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "torch.distributed.tensor", "torch.utils.data")
 
 
+class ProcessGroupNCCL:
+    """Stands for the class that a torch without nccl lacks; no group of the hub is one."""
+
+
 def have_all_backends() -> None:
     """Let torch say that it has every back end: some packages ask once, when they are imported."""
     dist: Any = importlib.import_module("torch.distributed")
@@ -69,13 +73,29 @@ def have_all_backends() -> None:
     for name in ("is_nccl_available", "is_gloo_available", "is_mpi_available"):
         for module in (dist, c10d):
             setattr(module, name, lambda: True)
+    if not hasattr(
+        c10d, "ProcessGroupNCCL"
+    ):  # torch asks whether a group is one where it has nccl (`_set_pg_timeout`: torchtitan)
+        for module in (dist, c10d):
+            setattr(module, "ProcessGroupNCCL", ProcessGroupNCCL)  # noqa: B010 - a name that no wheel for CPUs has
     core: Any = importlib.import_module("torch._C")
     if not hasattr(core, "_nccl_version"):  # torch's logger asks when a call of nccl raises, and would hide what it raised
         core._nccl_version, core._nccl_version_suffix = lambda: NCCL_VERSION, lambda: b""
 
 
-def preload(script: str) -> None:
-    """Import torch, and what the script imports of installed packages. What fails fails again in the ranks, where it is told."""
+def preload(script: str, args: Sequence[str] = ()) -> None:
+    """Import torch, and what the script imports of installed packages. What fails fails again in the ranks, where it is told.
+
+    ``args``: the script's own words, which some packages read as they are imported (torchtitan's parser, as a default).
+    """
+    given, sys.argv = sys.argv, [script, *args]
+    try:
+        _preload(script)
+    finally:
+        sys.argv = given
+
+
+def _preload(script: str) -> None:
     have_all_backends()
     names = installed(script)
     with suppress(OSError):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from distsim.check.counterpart import Counterpart, Near
 from distsim.check.wording import number_list
+from distsim.findings.record import Finding, Place
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.standstill import Need
@@ -14,6 +17,11 @@ from distsim.standstill import Need
 Awaited = tuple[int, Need, int]
 #: A request that nobody can wait for any more.
 ADVICE_HANDLE = ("give each request a handle of its own, `as: h@i` in a loop, and wait for each",)
+
+
+def advise_keep(rank: int) -> tuple[str, ...]:
+    """A request without a handle, or whose rank ended before it waited."""
+    return (f"rank {rank} posted it and ended without a wait: keep the request (`as: h`) and wait for it",)
 
 
 def advise_circle(turns: Sequence[Awaited], parts: Sequence[Counterpart | None], length: int) -> tuple[str, ...]:
@@ -29,10 +37,15 @@ def advise_circle(turns: Sequence[Awaited], parts: Sequence[Counterpart | None],
         return (f"{who} receive first: let rank {turns[0][0]} send first, or post both with batch_isend_irecv",)
     if directions == {None}:
         return advise_collectives(turns, parts)
+    left_out = next((p for p in parts if p is not None and not p.is_message and p.position is None), None)
+    if left_out is not None and None in directions:
+        return (f"rank {left_out.rank} leaves out {left_out.call.op} on {left_out.call.group.name}, which rank"
+                f" {left_out.call.rank} makes: let every member of the group make the same calls",)  # fmt: skip
     if length == 2 and directions == {"send", "recv"} and calls[0].peer == calls[1].rank and calls[1].peer == calls[0].rank:
         out, into = sorted(calls, key=lambda c: OPS[c.op].direction != "send")
+        word = _message if out.group.id == into.group.id else _in_group
         return (
-            f"rank {out.rank} sends {_message(out)} first, rank {into.rank} receives {_message(into)} first: use one order, or isend",
+            f"rank {out.rank} sends {word(out)} first, rank {into.rank} receives {word(into)} first: use one order, or isend",
         )
     if None in directions:
         joined = next(c for c in calls if OPS[c.op].direction is None)
@@ -43,12 +56,8 @@ def advise_circle(turns: Sequence[Awaited], parts: Sequence[Counterpart | None],
 
 
 def advise_collectives(turns: Sequence[Awaited], parts: Sequence[Counterpart | None]) -> tuple[str, ...]:
-    """How to break a circle of collectives: the rule about new_group, one order of groups or of axes, or one set of calls."""
+    """How to break a circle of collectives: one order of groups or of axes, or one set of calls."""
     calls = [p.call for p in parts if p is not None]
-    made = next((t for t, p in zip(turns, parts, strict=False) if p and p.call.op == "new_group" and p.position is None), None)
-    if made is not None:
-        local = next(p.call.local_sync for p in parts if p and p.call.op == "new_group")
-        return advise_new_group(made[1].ranks, local)
     absent = next((p for p in parts if p and p.position is None and not p.has and p.call.op != "new_group"), None)
     if absent is not None and not absent.is_message:
         return (f"rank {absent.rank} makes no {absent.call.op} on {absent.call.group.name} at all: let it take part, with nothing to give",
@@ -62,6 +71,13 @@ def advise_collectives(turns: Sequence[Awaited], parts: Sequence[Counterpart | N
     if len(axes) < 2 or not all("[" in name for name in groups):
         return (f"they enter {number_list_words(groups)} in different order: let every rank enter its groups in one order",)
     return (f"they enter {number_list_words(axes)} in different order: use one order of axes on all ranks, say {axes[0]} first",)
+
+
+def lead_new_group(found: Finding, call: Call, missing: Sequence[int]) -> Finding:
+    """The rule that was broken first, what ranks wait for then below it."""
+    ranks = f"rank{'' if len(missing) == 1 else 's'} {number_list(list(missing), 4)}"
+    do, whose = "does" if len(missing) == 1 else "do", "all its members" if call.local_sync else "all ranks"
+    return replace(found, message=f"new_group({call.name}) is a call of {whose}, and {ranks} {do} not make it\n  {found.message}")
 
 
 def advise_new_group(missing: Sequence[int], local: bool = False) -> tuple[str, ...]:
@@ -84,17 +100,37 @@ def same_call(one: Call, other: Call) -> bool:
     return one.op == other.op and [b.numel for b in one.inputs] == [b.numel for b in other.inputs]
 
 
-def advise_other_group(call: Call, awaited: Call) -> tuple[str, ...]:
-    """A rank whose call names another group than those who wait for it. ``awaited``: the call of one of these."""
-    axis = awaited.group.name.partition("[")[0]
-    return (f"rank {call.rank} makes {call.op} on {call.group.name}, and rank {awaited.rank} waits for it on {awaited.group.name}: "
-            f"the others use {axis} here",)  # fmt: skip
+class OtherGroup(NamedTuple):
+    """A call on another group than that on which it is awaited, and where it is awaited."""
+
+    call: Call
+    awaited: Call
+    place: Place | None
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What the others use. An axis is named without its coordinates."""
+        call, axis = self.call, self.awaited.group.name.partition("[")[0]
+        return (f"rank {call.rank} makes {call.op} on {call.group.name}, and rank {self.awaited.rank} waits for it on"
+                f" {self.awaited.group.name}: the others use {axis} here",)  # fmt: skip
+
+    def lead(self, found: Finding) -> Finding:
+        """The slip first, what ranks wait for then below it."""
+        head = (
+            f"rank {self.call.rank} makes {self.call.op} on {self.call.group.name}, and is awaited on {self.awaited.group.name}"
+        )
+        places = (*found.places, *([self.place] if self.place is not None else []))
+        return replace(found, message=f"{head}\n  {found.message}", places=tuple(dict.fromkeys(places)))
 
 
 def _message(call: Call) -> str:
     """What tells a message from others of its pair: its tag, else its tensor."""
     buffers = call.inputs or call.outputs
     return f"tag {call.tag}" if call.tag or not buffers or not buffers[0].name else buffers[0].label
+
+
+def _in_group(call: Call) -> str:
+    return f"a message of {call.group.name}"
 
 
 def advise_gone(
@@ -127,7 +163,7 @@ def advise_gone(
             f"let every member of {part.call.group.name} make the same calls",
         )
     if part is not None and part.position is not None:
-        return (f"{ranks} posted it and ended without a wait: keep the request (`as: h`) and wait for it",)
+        return advise_keep(part.rank)
     return (f"let {ranks} make the missing call before it ends",)
 
 

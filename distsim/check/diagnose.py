@@ -8,29 +8,38 @@ from typing import NamedTuple
 
 from distsim.check.advice import (
     ADVICE_HANDLE,
+    OtherGroup,
     advise_apart,
     advise_circle,
-    advise_gone,
+    advise_keep,
     advise_message,
-    advise_other_group,
+    advise_new_group,
+    lead_new_group,
     same_call,
 )
 from distsim.check.call_index import CallIndex
 from distsim.check.counterpart import Counterpart, Counterparts, Near, Taken, near_words
 from distsim.check.layout import Layout, build_layout
 from distsim.check.leaks import request_lost
+from distsim.check.left import advise_left, gone_words, members_only, stays_connected
 from distsim.check.waitfor import Circle, WaitFor, edge, wait_for
-from distsim.check.wording import SHOWN, columns, device_standing, like_this, place_of, plural, some_ranks, standing, where_text
+from distsim.check.wording import (
+    SHOWN,
+    arrow,
+    columns,
+    device_standing,
+    like_this,
+    place_of,
+    plural,
+    some_ranks,
+    standing,
+    where_text,
+)
 from distsim.findings.record import Finding, Place
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES
 from distsim.program.records import Program
 from distsim.standstill import Blocked, Need, Standstill
-
-_GONE = {"ended": "has already ended", "raised": "has raised an error", "crashed": "has crashed", "killed": "was killed",
-         "absent": "never started", "silent": "does not move"}  # fmt: skip
-_GONE_MANY = {"ended": "have already ended", "raised": "have raised an error", "crashed": "have crashed", "killed": "were killed",
-              "absent": "never started", "silent": "do not move"}  # fmt: skip
 
 
 def diagnose(
@@ -124,31 +133,37 @@ class _Diagnosis:
             if part is not None and self._given_up(part):
                 return self._cancelled(turn, part, core, also)
         lines = [self._row(t.rank, t.need, self._meets(p)) for t, p in zip(turns, parts, strict=False)]
-        head = f"{_arrow(circle.path)} wait for each other"
+        head = f"{arrow(circle.path)} wait for each other"
         if circle.by_choice:
             head = f"{some_ranks(circle.ranks)} wait for each other, one in a receive from any source"
         more = [*like_this(len(circle.ranks) - len(lines)), *also]
         known = [p for p in parts if p is not None]
-        advice = self._apart(known) or self._other_group(known) or advise_circle(turns[:SHOWN], parts, len(circle.path))
-        return self._finding("DS305" if circle.by_choice else "DS301", [head, *columns(lines), *more], core, advice,
-                             [(t.rank, t.need) for t in turns])  # fmt: skip
+        other, made = self._other_group(known), members_only(self.where, turns, parts)
+        advice = self._apart(known) or (other and other.advice) or advise_circle(turns[:SHOWN], parts, len(circle.path))
+        found = self._finding("DS305" if circle.by_choice else "DS301", [head, *columns(lines), *more], core, advice,
+                              [(t.rank, t.need) for t in turns])  # fmt: skip
+        if made is not None:
+            return lead_new_group(replace(found, help=advise_new_group(made[1], made[0].local_sync)), *made)
+        return found if other is None else other.lead(found)
 
     def _given_up(self, part: Counterpart) -> bool:
         """The awaited rank posted its part and lost the handle of it, so that it was cancelled."""
-        return (part.is_message and self._passed(part) and part.position is not None and not self.blocked[part.rank].device
-                and request_lost(self.program, part.rank, part.position))  # fmt: skip
+        state = self.blocked.get(part.rank)
+        if PROFILES[self.program.backend].dropped != "cancels" or not part.is_message or (state is not None and state.device):
+            return False
+        return part.position is not None and self._passed(part) and request_lost(self.program, part.rank, part.position)
 
     def _cancelled(self, turn: Turn, part: Counterpart, core: tuple[int, ...], also: list[str]) -> Finding:
         """DS304, where the counterpart was there and is no more."""
         position = part.position or 0
         wants = "send" if OPS[part.call.op].direction == "send" else "receive"
-        head = f"rank {turn.rank} waits to {wants} a message that rank {part.rank} has given up: its handle is bound again before a wait"
+        handled = self.program.code(part.rank).calls[position].handled
+        why = "its handle is bound again before a wait" if handled else "it keeps no handle of the request"
+        head = f"rank {turn.rank} waits to {wants} a message that rank {part.rank} has given up: {why}"
         posted, place = standing(self.program, part.rank, position, position, -1), self.program.place(part.rank, position)
-        rows = [
-            self._row(turn.rank, turn.need, ""),
-            (f"rank {part.rank}", posted, where_text(place), "posted, never waited for"),
-        ]
-        found = self._finding("DS304", [head, *columns(rows), *also], core, ADVICE_HANDLE, [(turn.rank, turn.need)])
+        rows = [self._row(turn.rank, turn.need, ""), (f"rank {part.rank}", posted, where_text(place), "posted, never waited for")]
+        advice = ADVICE_HANDLE if handled else advise_keep(part.rank)
+        found = self._finding("DS304", [head, *columns(rows), *also], core, advice, [(turn.rank, turn.need)])
         return replace(found, places=(place, *found.places))
 
     def _apart(self, parts: list[Counterpart]) -> tuple[str, ...]:
@@ -166,14 +181,19 @@ class _Diagnosis:
         return self._passed(part) or (part.position is not None and state is not None and part.position == state.position
                                       and any(need.position == part.position for need in state.needs))  # fmt: skip
 
-    def _other_group(self, parts: list[Counterpart]) -> tuple[str, ...]:
+    def _other_group(self, parts: list[Counterpart]) -> OtherGroup | None:
         """A rank waits on a group where another has no such call, and is awaited on another group for the same call."""
         for part in parts:
             if not part.is_message and part.position is None and part.call.op not in ("new_group", "init_process_group"):
                 awaited = self._awaits_elsewhere(part)
                 if awaited is not None:
-                    return advise_other_group(part.call, awaited.call)
-        return ()
+                    return OtherGroup(part.call, awaited.call, self._place(awaited))
+        return None
+
+    def _place(self, part: Counterpart) -> Place | None:
+        """Where the call that waits is written."""
+        rank = part.call.rank
+        return place_of(self.program, rank, self.blocked[rank].position) if rank in self.blocked else None
 
     def _awaits_elsewhere(self, part: Counterpart) -> Counterpart | None:
         """What a rank waits for that the rank of a call should have joined on another group: the same operation, which it never makes."""
@@ -184,7 +204,8 @@ class _Diagnosis:
                     inside[id(need.ranks)] = rank in need.ranks
                 found = self.counterparts.of(waiting, need, rank) if inside[id(need.ranks)] and not need.any else None
                 if found is not None and found.lane not in (-1, part.lane) and found.position is None:
-                    return found if same_call(found.call, part.call) else None
+                    other = found.call.group.name != part.call.group.name
+                    return found if other and same_call(found.call, part.call) else None
         return None
 
     def _meets(self, part: Counterpart | None) -> str:
@@ -192,11 +213,8 @@ class _Diagnosis:
         if part is None:
             return ""
         if part.position is None:
-            return (
-                f"waits for rank {part.rank}"
-                if part.is_message
-                else f"rank {part.rank} makes {'only ' + plural(part.has, 'call') if part.has else 'no call'} there"
-            )
+            made = "only " + plural(part.has, "call") if part.has else "no call"
+            return f"waits for rank {part.rank}" if part.is_message else f"rank {part.rank} makes {made} there"
         place = place_of(self.program, part.rank, part.position)
         own = place_of(self.program, part.call.rank, 0)
         spot = f"line {place.line}" if place and own and place.file == own.file else where_text(place)
@@ -260,23 +278,31 @@ class _Diagnosis:
         needs = [self._gone_need(rank) for rank in ranks]
         if code == "DS304":
             turns = [Turn(r, n, self._gone_in(r, n)[0]) for r, n in zip(ranks, needs, strict=True)]
-            return self._no_counterpart(turns, tuple(ranks))
+            also = [] if needs[0].any else stays_connected(self.program, [self.ends[turns[0].awaited]])
+            return self._no_counterpart(turns, tuple(ranks), also)
         left = {id(found): found for found in map(self._gone_in, ranks, needs)}
         gone = sorted({r for found in left.values() for r in found})
-        status = self.ends[gone[0]].status
+        ends = [self.ends[r] for r in gone]
+        status = ends[0].status
         where = " in init_process_group" if self._starts(ranks[0], needs[0]) else ""
         it = "it" if len(gone) == 1 else "them"
-        head = f"{some_ranks(gone)} {(_GONE if len(gone) == 1 else _GONE_MANY)[status]}; {some_ranks(ranks)} " \
+        head = f"{some_ranks(gone)} {gone_words(self.program, ends)}; {some_ranks(ranks)} " \
                f"wait{'s' if len(ranks) == 1 else ''} for {it}{where}"  # fmt: skip
         parts = [self.counterparts.of(r, n, self._gone_in(r, n)[0]) for r, n in zip(ranks[:SHOWN], needs, strict=False)]
         lines = [self._row(r, n, self._lacks(p)) for r, n, p in zip(ranks, needs, parts, strict=False)]
         lines += [self._end_row(rank) for rank in gone[:SHOWN]]
         more = [*like_this(len(ranks) - len(parts))]
         more += self.program.startup.waits if status == "absent" and self.program.startup is not None else ()
-        advice = self._other_group([p for p in parts[:1] if p is not None]) or advise_gone(
-            status, parts[0], gone, self.ends[gone[0]].message, ranks
-        )
-        return self._finding(code, [head, *columns(lines), *more], tuple(ranks), advice, list(zip(ranks, needs, strict=True)))
+        more += stays_connected(self.program, ends)
+        if parts[0] is not None and self._given_up(parts[0]):
+            return self._cancelled(Turn(ranks[0], needs[0], gone[0]), parts[0], tuple(ranks), like_this(len(ranks) - 1))
+        other = self._other_group([p for p in parts[:1] if p is not None])
+        advice = (other and other.advice) or advise_left(self.where, ranks, needs[0].position, parts[0], ends)
+        found = self._finding(code, [head, *columns(lines), *more], tuple(ranks), advice, list(zip(ranks, needs, strict=True)))
+        if other is None:
+            made = members_only(self.where, [Turn(ranks[0], needs[0]._replace(ranks=tuple(gone)), gone[0])], parts)
+            return found if made is None else lead_new_group(found, *made)
+        return other.lead(found)
 
     def _lacks(self, part: Counterpart | None) -> str:
         if part is None:
@@ -301,7 +327,7 @@ class _Diagnosis:
         last = end.position - 1 if end.status == "ended" and end.position >= len(self.program.code(rank).calls) else end.position
         place = place_of(self.program, rank, last) if last >= 0 and end.status != "absent" else None
         after = {"ended": "its last call", "raised": "raised here", "killed": "killed before this call"}.get(end.status, "")
-        return (f"rank {rank}", _GONE[end.status], where_text(place), after if place else "")
+        return (f"rank {rank}", gone_words(self.program, [end]), where_text(place), after if place else "")
 
     # --- messages that have no counterpart ---
     def _no_counterpart(self, turns: list[Turn], core: tuple[int, ...], also: Sequence[str] = ()) -> Finding:
@@ -370,9 +396,3 @@ class _Diagnosis:
             if place is not None:
                 places[place] = None
         return Finding(code, "error", "\n".join(lines), core, core, tuple(help_lines), tuple(places))
-
-
-def _arrow(path: tuple[int, ...]) -> str:
-    if len(path) > SHOWN:
-        return f"{len(path)} ranks ({' → '.join(map(str, path[:4]))} → … → {path[0]})"
-    return f"ranks {' → '.join(map(str, (*path, path[0])))}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -62,6 +63,19 @@ def fold_waits(found: Sequence[Finding], waits: Iterable[Finding], past: set[int
     return (*told, *alone)
 
 
+def untold(found: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Findings without repetition: none twice, and no DS608 about a call that an error has explained."""
+    told = {(p.file, p.line, p.column) for f in found if f.severity == "error" for p in f.places if _explains(f, p)}
+    rest = (f for f in found if f.code != "DS608" or not told & {(p.file, p.line, p.column) for p in f.places})
+    return tuple(dict.fromkeys(rest))
+
+
+def _explains(finding: Finding, place: Place) -> bool:
+    """It is the finding's own slip: its help names the place, or its first line the group that is meant."""
+    head = finding.message.partition("\n")[0]
+    return any(where_text(place) in line for line in finding.help) or " is awaited on " in head
+
+
 def _wake(heads: list[str]) -> list[str]:
     more = [f"  … and {len(heads) - _WAKE} more waits behind it"] if len(heads) > _WAKE else []
     return [*(f"  in its wake, {head}" for head in heads[:_WAKE]), *more]
@@ -101,10 +115,13 @@ def _collective(program: Program, where: CallIndex, mismatch: Mismatch) -> Findi
     rows, left = _alike(program, mismatch, calls)
     more = [f"  … and {left} more"] if left else []
     more += [f"  {mismatch.note}"] if mismatch.note else []
-    more += [f"  {mismatch.later} later call{'s' if mismatch.later > 1 else ''} of it differ too"] if mismatch.later else []
-    help_lines = _collective_help(program, where, mismatch, aspect)
+    more += [f"  {mismatch.later} later call{'s differ' if mismatch.later > 1 else ' differs'} too"] if mismatch.later else []
+    if _models_differ(program, mismatch):
+        head = f"the models that ddp wraps differ by rank: {head}"
+    help_lines, slip = _collective_help(program, where, mismatch, aspect)
+    places = [*slip, *(program.place(r, p) for r, p, _ in calls)]
     return Finding(code, "error", "\n".join([head, *columns(rows), *more]), ranks, mismatch.minority, help_lines,
-                   tuple(dict.fromkeys(program.place(r, p) for r, p, _ in calls)))  # fmt: skip
+                   tuple(dict.fromkeys(places)))  # fmt: skip
 
 
 def _alike(program: Program, mismatch: Mismatch, calls: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[str, ...]], int]:
@@ -140,7 +157,7 @@ def _values(mismatch: Mismatch, i: int) -> str:
         return ""
     shown = {k: v[i] for k, v in mismatch.aspects.items() if k in ("numel", "dtype")}
     counts = {k: ", ".join(map(str, v)) if isinstance(v, tuple) else v for k, v in shown.items() if v is not None}
-    return ", ".join(f"{v} elements" if k == "numel" else f"{v}" for k, v in counts.items())
+    return ", ".join(f"{v} element{'' if v == 1 else 's'}" if k == "numel" else f"{v}" for k, v in counts.items())
 
 
 #: What to do, by what differs.
@@ -156,13 +173,31 @@ _ADVICE = {
 }
 
 
-def _collective_help(program: Program, where: CallIndex, mismatch: Mismatch, aspect: str) -> tuple[str, ...]:
+#: The numbers of a model's parameters, which DistributedDataParallel compares when it is made (`ddp_calls`).
+_SHAPES = re.compile(r"ddp\d*_shapes")
+_SAME_MODEL = (
+    "build the same model on all ranks, with the same parameters frozen: DistributedDataParallel raises where it is made,",
+    '"DDP expects same model across all ranks"',
+)
+_Help = tuple[tuple[str, ...], tuple[Place, ...]]
+
+
+def _models_differ(program: Program, mismatch: Mismatch) -> bool:
+    """Members that compare the shapes of models which have others."""
+    calls = [program.call(rank, position) for rank, position, _ in mismatch.calls]
+    return "op" not in mismatch.aspects and all(call.inputs and _SHAPES.fullmatch(call.inputs[0].label) for call in calls)
+
+
+def _collective_help(program: Program, where: CallIndex, mismatch: Mismatch, aspect: str) -> _Help:
+    """What to do, and the places of calls too many or too few that explain the difference."""
     if mismatch.order:
         has = "has" if len(mismatch.minority) == 1 else "have"
         who = f"; {some_ranks(mismatch.minority)} {has} another" if mismatch.minority else ""
-        return (f"make the calls in one order on all members{who}",)
+        return (f"make the calls in one order on all members{who}",), ()
     if aspect == "numel" and OPS[program.call(*mismatch.calls[0][:2]).op].coalesces is not None:
-        return ("coalesce the same tensors in one order on all members, also those that a member does not need",)
+        return ("coalesce the same tensors in one order on all members, also those that a member does not need",), ()
+    if _models_differ(program, mismatch):
+        return _SAME_MODEL, ()
     if slip := _slip(where, mismatch):
         return slip
     if (
@@ -170,10 +205,10 @@ def _collective_help(program: Program, where: CallIndex, mismatch: Mismatch, asp
         and OPS[program.call(*mismatch.calls[0][:2]).op].input_parts == "one"
         and not _gathers(program, mismatch)
     ):
-        return (_ONE_MODEL,)
+        return (_ONE_MODEL,), ()
     differs = "differs" if len(mismatch.minority) == 1 else "differ"
     odd = f"{some_ranks(mismatch.minority)} {differs} from the rest: " if mismatch.minority else ""
-    return (odd + _ADVICE[aspect],)
+    return (odd + _ADVICE[aspect],), ()
 
 
 _ONE_MODEL = (
@@ -194,27 +229,27 @@ class _Made(NamedTuple):
     position: int
 
 
-def _slip(where: CallIndex, mismatch: Mismatch) -> tuple[str, ...]:
+def _slip(where: CallIndex, mismatch: Mismatch) -> _Help | None:
     """Calls too few or too many on the minority, where they alone explain the difference."""
     if not mismatch.minority:
-        return ()
+        return None
     odd = mismatch.minority[0]
     most = next(r for r in mismatch.ranks if r not in mismatch.minority)
     mine, theirs = (_made(where, rank, mismatch.lane) for rank in (odd, most))
     program = where.layout.program
     if left := _surplus(theirs, mine, mismatch.number):
-        words = call_words(program.call(most, left[0].position))
+        words, place = call_words(program.call(most, left[0].position)), program.place(most, left[0].position)
         if len(left) == 1:
-            return (f"rank {odd} leaves out {words}; its later calls are shifted by one",)
+            return (f"rank {odd} leaves out {words}, {where_text(place)}; its later calls are shifted by one",), (place,)
         if len({call.site for call in left}) > 1:
             return (f"rank {odd} leaves out {len(left)} calls that the others make, the first {words}: a pass, an iteration or a branch",
-                    "that it skips; let it make them too, with nothing to give where it has nothing")  # fmt: skip
-        return (f"rank {odd} leaves out {words}, {where_text(program.place(most, left[0].position))}, {len(left)} times",)
+                    "that it skips; let it make them too, with nothing to give where it has nothing"), (place,)  # fmt: skip
+        return (f"rank {odd} leaves out {words}, {where_text(place)}, {len(left)} times",), (place,)
     if more := _surplus(mine, theirs, mismatch.number):
-        words, spot = call_words(program.call(odd, more[0].position)), where_text(program.place(odd, more[0].position))
+        words, place = call_words(program.call(odd, more[0].position)), program.place(odd, more[0].position)
         head = f"makes one call more, {words}" if len(more) == 1 else f"makes {len(more)} calls more, the first {words}"
-        return (f"rank {odd} {head}, {spot}, which the others do not have", _RULE)
-    return ()
+        return (f"rank {odd} {head}, {where_text(place)}, which the others do not have", _RULE), (place,)
+    return None
 
 
 _RULE = "a collective is a call of all members of its group: take it out of the branch, or let the others make it too"

@@ -60,12 +60,15 @@ def reliance_findings(program: Program, ending: Ending) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def buffering_dependence(said: Mapping[str, How], ranks: tuple[int, ...]) -> tuple[Finding, ...]:
-    """DS603: a deadlock that some way of buffering hides. ``said``: the readings of a deadlock."""
+def buffering_dependence(said: Mapping[str, How], ranks: tuple[int, ...], *, sends: bool = True) -> tuple[Finding, ...]:
+    """DS603: a deadlock that some way of buffering hides. ``said``: the readings of a deadlock; ``sends``: some rank waits to send."""
     if said["buffered"] != "never" or set(said.values()) == {"never"}:
         return ()
     message, advice = "it gets through where sends are buffered: small messages on mpi and nccl", (
         "do not rely on it: a larger tensor, another back end, and it hangs")  # fmt: skip
+    if not sends:
+        message = "it gets through where a rank leaves a collective that has a root as soon as its own data have moved"
+        advice = "do not rely on it: who may leave early differs by back end and size"
     if said["rendezvous"] == said["early"] == "never":
         message = "it gets through where all sends are buffered and where none is, but not where only some are: with an eager limit" \
                   " between the sizes of its messages"  # fmt: skip

@@ -22,6 +22,7 @@ from distsim.check.timing import bound_finding, buffering_dependence, order_find
 from distsim.check.waitfor import wait_for
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding
+from distsim.ops.table import OPS
 from distsim.program.records import Program
 from distsim.standstill import Standstill
 
@@ -194,7 +195,9 @@ class _Judgement:
         left = None if stood is None else stood.standstill
         found = [*program.findings, *failure_findings(program, self.where, unlike.unlikes if unlike else (), left, taken)]
         if self.kind == "deadlock" and stuck is not None:
-            found += buffering_dependence(hows(self.endings, "deadlock"), _union(stuck.stuck))
+            found += buffering_dependence(
+                hows(self.endings, "deadlock"), _union(stuck.stuck), sends=left is None or _wait_to_send(program, left)
+            )
         found += self._order_findings()
         found += reliance_findings(program, racing) if racing is not None else ()
         found += (*race_findings(program, self.clashes), *leak_findings(program, self.leaks))
@@ -211,6 +214,18 @@ class _Judgement:
 
 
 _KINDS: tuple[Kind, ...] = ("mismatch", "deadlock", "race")
+
+
+def _wait_to_send(program: Program, left: Standstill) -> bool:
+    """Some blocked rank waits for a message of its own to be taken."""
+    for blocked in left.blocked:
+        for need in blocked.needs:
+            if need.position < len(program.code(blocked.rank).calls):
+                call = program.call(blocked.rank, need.position)
+                parts = call.parts if need.part < 0 else call.parts[need.part : need.part + 1]
+                if any(OPS[one.op].direction == "send" for one in parts or (call,)):
+                    return True
+    return False
 
 
 def _union(sets: Iterable[Iterable[int]]) -> tuple[int, ...]:

@@ -123,3 +123,10 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
         return []
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def arrow(path: tuple[int, ...]) -> str:
+    """`ranks 0 → 1 → 0`, or `16 ranks (0 → 1 → 2 → 3 → … → 0)`."""
+    if len(path) > SHOWN:
+        return f"{len(path)} ranks ({' → '.join(map(str, path[:4]))} → … → {path[0]})"
+    return f"ranks {' → '.join(map(str, (*path, path[0])))}"

@@ -92,7 +92,7 @@ def command(given: CaptureOptions) -> None:
     _need_torch()
     file = wish.target.home or wish.target.name
     _devices(given.cuda, file, wish)
-    preload(file)
+    preload(file, wish.target.args)
     captured = capture(wish)
     if not captured.world:
         console.note(_no_ranks(captured.others[0].ended.how if captured.others and captured.others[0].ended else "ended"))

@@ -31,10 +31,15 @@ Format = Annotated[
     str | None, typer.Option("--format", metavar="FORMAT", help=f"One of {FORMATS}; left out: by the name after -o, else svg.")
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="F", help="Write there; left out: to standard output.")]
-OpName = Annotated[str | None, typer.Option("--op", metavar="NAME", help="The operation that the view op draws.")]
+OpName = Annotated[str | None, typer.Option("--op", metavar="NAME", help="The operation that the views op and rounds draw.")]
+Algorithm = Annotated[
+    str | None, typer.Option("--algorithm", metavar="NAME", help="Of the view rounds: ring, tree, …; left out: the usual one.")
+]
 Ranks = Annotated[
     str | None,
-    typer.Option("--ranks", metavar="N|LIST", help="Only these ranks, as 0-7,12; of the view op: how many. [default: all; 4]"),
+    typer.Option(
+        "--ranks", metavar="N|LIST", help="Only these ranks, as 0-7,12; of op and rounds: how many, or which. [default: all; 4]"
+    ),
 ]
 Steps = Annotated[str | None, typer.Option("--steps", metavar="LIST", help="Only these training iterations, as 0-2,9.")]
 Time = Annotated[str | None, typer.Option("--time", metavar="FROM..TO", help="Only this stretch of time, as '1 ms..2.5 ms'.")]
@@ -56,6 +61,7 @@ class RenderOptions:
     format: Format = None
     output: Output = None
     op: OpName = None
+    algorithm: Algorithm = None
     ranks: Ranks = None
     steps: Steps = None
     time: Time = None
@@ -74,6 +80,7 @@ def command(given: RenderOptions) -> None:
     Example: distsim render scenarios/hybrid.yaml --view dataflow -o hybrid.svg
     Example: distsim render scenarios/hybrid.yaml --ranks 0-1 -o start.svg
     Example: distsim render --view op --op all_gather -o all_gather.svg
+    Example: distsim render --view rounds --op all_reduce --ranks 8 -o ring.svg
     """
     from distsim.errors import UsageError
     from distsim.views.part import part_of
@@ -81,7 +88,8 @@ def command(given: RenderOptions) -> None:
 
     fmt, kind = given.format or _format_of(given.output), view_of(given.view)
     if kind.of == "operation":
-        subject = Subject(op=given.op, ranks=_count(given.ranks))
+        ranks, members = _count(given.ranks)
+        subject = Subject(op=given.op, ranks=ranks, members=members, algorithm=given.algorithm or "")
     elif given.file is None:
         raise UsageError(
             f"the view {given.view} draws a scenario and none was named",
@@ -90,7 +98,25 @@ def command(given: RenderOptions) -> None:
     else:
         part = part_of(given.ranks, given.steps, given.time, given.group)
         subject = _of_file(kind, given.file, given)._replace(part=part, measured=_measured(given.measured))
-    _deliver(render(given.view, fmt, subject), given.output, fmt)
+    picture = render(given.view, fmt, subject)
+    _tell_missing(subject)
+    _deliver(picture, given.output, fmt)
+
+
+def _tell_missing(subject: Subject) -> None:
+    """Ranks that were named and are not there."""
+    from distsim.views.part import not_there
+
+    size = (
+        subject.program.world_size
+        if subject.program is not None
+        else subject.trace.world_size
+        if subject.trace is not None
+        else 0
+    )
+    missing = not_there(subject.part, size) if size else ""
+    if missing:
+        console.note(missing)
 
 
 def _of_file(view: View, file: str, given: RenderOptions) -> Subject:
@@ -129,13 +155,14 @@ def _measured(file: Path | None) -> tuple[Measurement, ...]:
     return tuple(Measurement(p.op, p.group, p.nbytes, p.ns) for p in points)
 
 
-def _count(ranks: str | None) -> int:
-    """For how many ranks the view op draws. Raises UsageError."""
-    from distsim.errors import UsageError
+def _count(ranks: str | None) -> tuple[int, tuple[int, ...]]:
+    """For how many ranks an operation is drawn, or for which. Raises UsageError."""
+    from distsim.views.part import numbers
 
-    if ranks is not None and not ranks.strip().isdecimal():
-        raise UsageError(f"ranks {ranks!r} is no number", "the view op draws an operation for `--ranks 4` ranks")
-    return 4 if ranks is None else int(ranks)
+    if ranks is None or ranks.strip().isdecimal():
+        return int(ranks or 4), ()
+    found = numbers(ranks, "ranks")
+    return len(found), found
 
 
 def _format_of(output: Path | None) -> str:
@@ -152,7 +179,8 @@ def _subject(view: View, scenario: Scenario, backend: Backend | None, cluster: s
 
     done = simulate(scenario, backend=backend, cluster=cluster, with_verdict="verdict" in view.uses, with_values=False)
     values = compute_values(done.program, done.run.trace, at_calls=True) if "values" in view.uses else None
-    found, launch = Subject(done.program, done.run, values, done.verdict, cost=done.cost), scenario.launch
+    found = Subject(done.program, done.run, values, done.verdict, cost=done.cost, scenario=done.scenario)
+    launch = scenario.launch
     at = f"{launch.master_addr}:{launch.master_port}" if launch.master_addr and launch.master_port else found.master
     return found._replace(master=at)
 

@@ -14,7 +14,7 @@ from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:
     from distsim.scenario.sweep_form import Sweep as SweepBlock
-    from distsim.sweep.run import Sweep
+    from distsim.sweep.run import Sweep, Swept
 
 Grid = Annotated[
     list[str] | None, typer.Option("--grid", metavar="KEY=A,B", help="A var or a key of the file, and its values. Repeatable.")
@@ -25,6 +25,10 @@ Clusters = Annotated[
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="F.csv", help="Keep the rows there as they come (.csv, .parquet); go on from it."),
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="F.svg", help="Draw time over what was swept, and over memory (.svg, .png, .pdf)."),
 ]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes; left out: one a core.")]
 Address = Annotated[
@@ -58,6 +62,7 @@ class SweepOptions:
     backend: BackendOption = None
     sets: Sets = None
     max_calls: MaxCalls = None
+    plot: Plot = None
 
 
 @taking(SweepOptions, Workers)
@@ -75,10 +80,32 @@ def command(given: SweepOptions, workers: Workers) -> None:
     from distsim.sweep.run import sweep
     from distsim.views.sweepview import sweep_json, sweep_text
 
+    if given.plot is not None:
+        check_plot(given.plot)
     with counted("simulating") as tell:
         found = sweep(_asked(given, workers), tell)
     console.out(console.to_json(sweep_json(found)) if given.format is Format.json else sweep_text(found, workers.top))
+    if given.plot is not None:
+        _plot(given, given.plot, found)
     raise typer.Exit(int(not any(row["outcome"] == "completes" for row in found.rows)))
+
+
+def check_plot(path: Path) -> None:
+    """Raises UsageError for a name that says no format, before anything runs."""
+    from distsim.errors import UsageError
+
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise UsageError(f"--plot {path}: what is it to be?", "end it in .svg, .png or .pdf")
+
+
+def _plot(given: SweepOptions, path: Path, found: Swept) -> None:
+    from distsim.views.drawing.convert import converted
+    from distsim.views.sweepplot import sweep_svg
+
+    svg = sweep_svg(found, "" if given.file == "-" else Path(given.file).stem)
+    picture = svg if path.suffix == ".svg" else converted(svg, "png" if path.suffix == ".png" else "pdf")
+    console.write_file(path, picture)
+    console.note(f"wrote {path}")
 
 
 def _asked(given: SweepOptions, workers: Workers) -> Sweep:

@@ -1,7 +1,8 @@
 """Timeouts: what becomes of a wait that outlasts its group's timeout while others still move (design §5, rule 5).
 
-A standstill is never ended by a timeout. So deadlines are looked at only between two things that happen: where the next event is later
-than a deadline, the deadline comes first. Most runs are over before any deadline; they are simulated without (`outlasts`).
+A standstill is never ended by a timeout, but for that of a monitored_barrier, which is there to tell who is missing. So deadlines are
+looked at only between two things that happen, or while a rank stands in a monitored_barrier: where the next event is later than a
+deadline, the deadline comes first. Most runs are over before any deadline; they are simulated without (`outlasts`).
 
 * gloo: a message's clock starts when its request is waited for, a collective's when a worker begins it; making a group waits a
   second longer (in the store). The rank raises, and the group is closed in its process: its partners see the connection closed (G10).
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distsim.engine.record import Columns
-from distsim.findings.record import Finding
+from distsim.findings.record import Finding, Place
 from distsim.ops.table import OPS
 from distsim.profiles import Profile
 from distsim.program.records import Program
@@ -33,12 +34,17 @@ LAUNCH_QUEUE = 1024
 _STORE_OPS = ("new_group", "init_process_group")
 
 
+#: The call whose timeout ends a standstill (observed: `coll.one_missing.monitored_barrier`, group rank 0 raises and names who is missing).
+_MONITORED = "monitored_barrier"
+
+
 class Late(NamedTuple):
-    """A call that waited longer than it may, ``limit_ns``."""
+    """A call that waited longer than it may, ``limit_ns``. ``missing``: of a monitored_barrier's rank 0, who has not come."""
 
     rank: int
     position: int
     limit_ns: int
+    missing: tuple[int, ...] = ()
 
 
 class _Entry(NamedTuple):
@@ -80,7 +86,8 @@ class Deadlines:
         """The next deadline runs out: whose, and what becomes of that rank, or the group that it closes while the host is elsewhere."""
         entry = heappop(self._heap)
         position = self.rules.part(entry.row).position if entry.row >= 0 else self.rules.position(self.state, entry.rank)
-        self.late.append(Late(entry.rank, position, entry.limit_ns))
+        missing = self._missing(entry.row)
+        self.late.append(Late(entry.rank, position, entry.limit_ns, missing))
         here = self.rules.position(self.state, entry.rank)
         if self.rules.profile.timed_out == "crashes":
             text = f"Watchdog caught collective operation timeout: ran for {entry.limit_ns // 10**6} milliseconds"
@@ -89,9 +96,33 @@ class Deadlines:
         waited = entry.row - self.rules.base[entry.rank]
         if entry.row >= 0 and not (isinstance(instruction, Wait) and waited in instruction.rows):
             return entry.rank, self.rules.group[entry.row]
-        return entry.rank, Leave(here, "raised", self._text(entry))
+        return entry.rank, Leave(here, "raised", self._text(entry, missing))
 
-    def _text(self, entry: _Entry) -> str:
+    def watches(self, since: list[int]) -> bool:
+        """Some rank stands in a monitored_barrier, which ends in its time though nobody else moves."""
+        rows = (entry for entry in self._heap if entry.row >= 0 and self.rules.part(entry.row).call.op == _MONITORED)
+        return any(self._holds(entry, since) for entry in rows)
+
+    def _missing(self, row: int) -> tuple[int, ...]:
+        """Who has not come to the monitored_barrier of a rank that keeps its list."""
+        if row < 0 or self.rules.part(row).call.op != _MONITORED or not self._keeps_list(row):
+            return ()
+        linked = self.rules.linked
+        instance = int(linked.instance[row])
+        came = {self.rules.rank_of[r] for r in linked.rows_of[instance].tolist() if self.state.phase[r] != CLOSED}
+        return tuple(rank for rank in self._members(row) if rank not in came)
+
+    def _members(self, row: int) -> tuple[int, ...]:
+        return self.rules.program.groups[self.rules.group[row]].ranks
+
+    def _keeps_list(self, row: int) -> bool:
+        return self._members(row)[0] == self.rules.rank_of[row]
+
+    def _text(self, entry: _Entry, missing: tuple[int, ...]) -> str:
+        if missing:
+            all_of_them = self.rules.part(entry.row).call.fields.get("wait_all_ranks")
+            who = f"Ranks {', '.join(map(str, missing))}" if all_of_them else f"Rank {missing[0]}"
+            return f"[Rank {entry.rank}]: {who} failed to pass monitoredBarrier in {entry.limit_ns // 10**6} ms"
         op = self.rules.part(entry.row).call.op if entry.row >= 0 else _STORE_OPS[0]
         if op in _STORE_OPS:
             return "Wait timeout"
@@ -113,7 +144,8 @@ class Deadlines:
         if self.rules.profile.timed_out == "raises" and self.rules.kind[row] == PartKind.COLLECTIVE:
             call = self.rules.part(row).call
             own = call.fields.get("timeout_ns")
-            limit = int(own) if own else self.limits[self.rules.group[row]]
+            listed = call.op != _MONITORED or self._keeps_list(row)  # the others wait for its word as long as their group waits
+            limit = int(own) if own and listed else self.limits[self.rules.group[row]]
             grace = self.rules.profile.store_grace_ns if call.op in _STORE_OPS else 0
             self._add(now, self.rules.rank_of[row], row, -1, limit + grace)
 
@@ -156,6 +188,8 @@ def may_outlast(run: Progress, shared: bool = False) -> bool:
     if linked.profile.timed_out == "nothing":
         return False
     clocks = (run.posted, run.ended, run.returned, run.latest, [host.clock for host in run.hosts])
+    if linked.profile.timed_out == "raises" and _has_monitored(linked.program):
+        return True
     end = max(int(np.max(np.asarray(column), initial=0)) for column in clocks)
     prices = run.conditions.price
     more = 2 * int(prices.sum()) if shared else int(np.max(prices, initial=0))
@@ -173,6 +207,8 @@ def outlasts(program: Program, profile: Profile, columns: Columns) -> bool:
     shortest = _shortest_ns(program, profile)
     posted, returned, finished = (np.frombuffer(getattr(columns, n), dtype=np.int64) for n in ("posted", "returned", "finished"))
     end = int(max(returned.max(initial=0), finished.max(initial=0)))
+    if profile.timed_out == "raises" and _has_monitored(program) and _stand_monitored(program, columns, posted, finished):
+        return True
     if end <= shortest:
         return False
     clocked = [_clocked(code.calls, profile.device) for code in program.codes]
@@ -187,6 +223,20 @@ def outlasts(program: Program, profile: Profile, columns: Columns) -> bool:
             begun = np.where(begun >= 0, np.maximum(begun, newest[: len(begun)]), -1)
         spans = np.where(running, done, np.where(left >= 0, left, end)) - begun
         if np.any((begun >= 0) & (running | waiting) & (spans > shortest)):
+            return True
+    return False
+
+
+def _has_monitored(program: Program) -> bool:
+    return any(call.op == _MONITORED for code in program.codes for call in code.distinct_calls(parts=False))
+
+
+def _stand_monitored(program: Program, columns: Columns, posted: Any, finished: Any) -> bool:
+    """Some rank has come to a monitored_barrier and never left it."""
+    for rank in program.present:
+        rows = slice(columns.base[rank], columns.base[rank + 1])
+        named = [call.op == _MONITORED for call in program.code(rank).calls for _ in (call, *call.parts)]
+        if np.any(np.array(named, dtype=np.bool_) & (posted[rows] >= 0) & (finished[rows] < 0)):
             return True
     return False
 
@@ -219,9 +269,21 @@ def late_findings(program: Program, profile: Profile, late: tuple[Late, ...]) ->
     for site, those in places.items():
         ranks = tuple(sorted({one.rank for one in those}))
         place, op = program.sites[site].place(ranks[0]), program.sites[site].op
+        if those[0].missing:
+            found.append(_named(those[0], ranks, place))
+            continue
         end = "its watchdog ends the process" if profile.timed_out == "crashes" else "it raises, and its group is dead there"
         whose = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:8]))} wait"
         text = f"{whose} in {op} for longer than the {those[0].limit_ns / 1e9:g} s of the timeout while others still move: {end}"
         help_text = "raise the timeout of this group (new groups don't inherit the world's), or let nobody wait for the slow work"
         found.append(Finding("DS804", "error", text, ranks, ranks, (help_text,), (place,)))
     return tuple(found)
+
+
+def _named(late: Late, ranks: tuple[int, ...], place: Place) -> Finding:
+    """A monitored_barrier has done what it is there for."""
+    who = f"rank{'' if len(late.missing) == 1 else 's'} {', '.join(map(str, late.missing[:8]))}"
+    have = "has" if len(late.missing) == 1 else "have"
+    text = f"rank {late.rank} raises in monitored_barrier after {late.limit_ns / 1e9:g} s: {who} {have} not come"
+    help_text = f"see where {who} {'is' if len(late.missing) == 1 else 'are'} instead; all others wait for that"
+    return Finding("DS804", "error", text, ranks, ranks, (help_text,), (place,))

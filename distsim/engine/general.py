@@ -101,6 +101,12 @@ class _Engine:
         else:
             deadlines, since = self.deadlines, self.hosts.since
             self.clock.run(lambda: deadlines.next_ns(since), self._expire)
+            while deadlines.watches(since):  # all stand still, and time goes on
+                at = deadlines.next_ns(since)
+                if at is None or at < self.clock.now:
+                    break
+                self.clock.put(at, self._expire)
+                self.clock.run(lambda: deadlines.next_ns(since), self._expire)
         return self._result()
 
     def _start(self) -> None:

@@ -113,7 +113,7 @@ INVALID: tuple[CodeInfo, ...] = (
         "The sizes or dtypes of a call's own tensors cannot be right: an all_gather output that is not group size times its"
         " input, an input that does not divide by the group size, input and output of different dtypes.",
         "torch raises ValueError or RuntimeError on the calling rank; some paths of Gloo compute wrong data instead.",
-        "Make the gathered side group size times the share of one rank, with the same dtype.",
+        "Make the gathered side group size times the share of one rank, with the same dtype; uneven parts need splits, or padding.",
         two_ranks("all_gather_into_tensor: {input: x, output: {shape: [4]}}"),
     ),
     CodeInfo(

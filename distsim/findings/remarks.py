@@ -198,7 +198,7 @@ program:
         "wait outlasts its timeout",
         "error",
         None,
-        "A call waits longer than its group's timeout while other ranks still move.",
+        "A call waits longer than its group's timeout while other ranks still move, or a monitored_barrier that nobody will complete.",
         "The back end raises (gloo), or its watchdog ends the process (nccl), although the program would have got through.",
         "Raise the timeout of the group, or move the slow work off the path that others wait for.",
         scenario(2, "options: {timeout: 1 s}\n", "{compute: {time: 3 s}, ranks: 0}", "barrier"),

@@ -74,7 +74,8 @@ WAITING: tuple[CodeInfo, ...] = (
         " the prefix of a PrefixStore.",
         "import torch.distributed as dist\n\n"
         'dist.init_process_group("gloo")\n'
-        "store = dist.distributed_c10d._get_default_store()\n"
+        "c10d = dist.distributed_c10d\n"
+        "store = c10d._get_default_store()\n"
         "if dist.get_rank() == 0:\n"
         '    store.wait(["ready"])\n'
         "dist.barrier()\n",

@@ -97,7 +97,8 @@ def not_a_list_of(buffers: Sequence[Buffer], n: int, word: str) -> str | None:
     shape = buffers[0].shape
     if n == 1 or (shape and shape[0] == n):
         return None
-    return f"{word} {_name(buffers[0])} has the shape {list(shape)}, but its first axis must be the group's size, {n}"
+    named = f"{word} {_name(buffers[0])}" if buffers[0].name else word
+    return f"{named} has the shape {list(shape)}, but its first axis must be the group's size, {n}"
 
 
 def misfit(word: str, found: int, wanted: int, why: str) -> str | None:

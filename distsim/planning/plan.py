@@ -229,8 +229,10 @@ def _from_row(layout: Layout, row: Mapping[str, str]) -> Outcome | Left:
         return Left(layout, row["reason"])
     shares: dict[str, Any] = json.loads(row["shares"])
     parts = tuple(Part(*part) for part in json.loads(row["parts"]))
-    numbers = [float(row[name]) for name in ("memory", "tokens_s_gpu", "mfu")]
-    return Outcome(layout, row["cluster"], int(row["step_ns"]), parts, shares, int(row["held_nbytes"]), *numbers, row["timed"])
+    memory, speed, mfu = (float(row[name]) for name in ("memory", "tokens_s_gpu", "mfu"))
+    return Outcome(
+        layout, row["cluster"], int(row["step_ns"]), parts, shares, int(row["held_nbytes"]), memory, speed, mfu, row["timed"]
+    )
 
 
 def _keep(table: Table, questions: Sequence[Question], found: Found) -> None:

@@ -45,8 +45,12 @@ def refusal(profile: Profile, call: Call) -> str | None:
 
 
 def judge_of(profile: Profile, call: Call) -> Profile:
-    """Whose support counts for a call: its group's own back end, else ``profile``; a reading of the contract takes all."""
-    return profile if profile.support is None else PROFILES.get(call.group.backend or "", profile)
+    """Whose support counts for a call: its group's own back end, else ``profile``; a reading of the contract takes all.
+
+    The world has the program's back end, in whose place ``profile`` is asked about.
+    """
+    own = call.group.backend if call.group.id else None
+    return profile if profile.support is None else PROFILES.get(own or "", profile)
 
 
 def reductions(dtype: str) -> dict[str, str]:

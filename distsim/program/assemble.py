@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.findings.codes import CODES
 from distsim.findings.record import Finding, Severity
 from distsim.ops.base import Op
 from distsim.ops.records import Call, Group
@@ -136,6 +137,8 @@ class Shelf:
 
     def _finding(self, code: str, site: int, reason: str, ranks: tuple[int, ...]) -> Finding:
         text, _, help_text = reason.partition("\n")
+        if not help_text and code in CODES and code != "DS112":  # its message says it all
+            help_text = CODES[code].remedy[0].lower() + CODES[code].remedy[1:].rstrip(".")
         severity: Severity = "warning" if code.startswith("DS9") else "error"
         places = tuple(self.sites[site].place(rank) for rank in ranks[:1]) or (self.sites[site].place(),)
         return Finding(code, severity, text, ranks, ranks, (help_text,) if help_text else (), places)
@@ -244,7 +247,8 @@ class CodeBuilder:
     def _check_member(self, draft: Draft) -> None:
         outside = self._rows(draft) & ~self.shelf.is_member(draft.group, self.vector)
         for group in self._groups_at(draft, outside):
-            reason = f"{draft.row.op} on group {group.name}, which the caller is not in; its ranks are {_some(group.ranks)}"
+            reason = f"{draft.row.op} on group {group.name}, which the caller is not in; its ranks are {_some(group.ranks)}" \
+                "\nlet the group's ranks alone make it, or name a group that the caller is in"  # fmt: skip
             draft.invalid.append(Flaw(outside & np.asarray(draft.group == group.id), "DS104", reason))
 
     def _groups_at(self, draft: Draft, rows: BoolVector) -> list[Group]:
@@ -259,7 +263,8 @@ class CodeBuilder:
         peer, rows = np.broadcast_to(np.asarray(draft.peer), len(self.ranks)), self._rows(draft) & ~self._mask(draft)
         world = self.shelf.world_size
         self._per_value(draft, peer, rows & ((peer < -1) | (peer >= world)), "DS101",
-                        lambda p: f"{draft.row.op} {side} rank {p}, but the world has ranks 0 to {world - 1}")  # fmt: skip
+                        lambda p: f"{draft.row.op} {side} rank {p}, but the world has ranks 0 to {world - 1}\n"
+                                  "a ring closes with `% world_size`; at the end of a line the last rank has no neighbour")  # fmt: skip
         self._per_value(draft, peer, rows & (peer == self.vector), "DS102",
                         lambda p: f"rank {p}: {draft.row.op} {side} itself\n"
                                   "a rank needs no message to itself; copy the tensor, or check the peer's expression")  # fmt: skip

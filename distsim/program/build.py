@@ -117,7 +117,11 @@ class _Rank:
         peer = plain.get("peer")
         if peer is not None and peer < 0:
             draft.invalid.append(
-                Flaw(True, "DS101", f"{draft.row.op} names rank {peer}, but the world has ranks 0 to {self.shelf.world_size - 1}")
+                Flaw(
+                    True,
+                    "DS101",
+                    f"{draft.row.op} names rank {peer}, but the world has ranks 0 to {self.shelf.world_size - 1}\nname a rank of the world",
+                )
             )
             peer -= 1  # -1 would mean any source
         draft.peer, draft.tag, draft.is_async = -1 if peer is None else peer, plain.get("tag", 0), draft.row.nonblocking

@@ -85,7 +85,7 @@ def fixes(text: str, file: str, *, backend: str | None = None, most: int = MOST)
         left = [after for state in states for after in search.after(state)]
         if search.good:
             return tuple(sorted((_fix(s, text, file, backend) for s in search.good), key=_order)[:_SHOWN])
-        states = sorted(left, key=lambda s: s.worth)[:_BEST]
+        states = sorted(left, key=lambda s: (*s.worth, s.kind))[:_BEST]
     return ()
 
 

@@ -75,8 +75,14 @@ def other_sides(data: Data, named: list[Path]) -> Iterator[tuple[str, Data]]:
         fields, mine, op = fields_of(entry), owners(data, path), _OTHER[op_of(entry)]
         peer = fields.get(_PEER[op_of(entry)])
         where = list_of(data, peer) if isinstance(peer, int) else None
-        if isinstance(peer, int) and where is not None and len(mine) == 1:
-            said: Data = {key: fields[key] for key in _SAME if key in fields}
+        if not isinstance(peer, int) or len(mine) != 1:
+            continue
+        said: Data = {key: fields[key] for key in _SAME if key in fields}
+        if where is None:  # no step of its own yet
+            found = copy.deepcopy(data)
+            found["program"].append(step(op, {_PEER[op]: mine[0], **said}, peer))
+            yield f"add the {op} on rank {peer}", found
+        else:
             yield from _inserted(data, path, where, op, {_PEER[op]: mine[0], **said}, peer)
 
 

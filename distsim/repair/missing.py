@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
+from distsim.check.wording import some_ranks
 from distsim.ops.table import OPS
 from distsim.repair.steps import Data, Path, at, fields_of, op_of, owners, ranks_of, steps_of
 
@@ -51,7 +52,7 @@ def goes_on(data: Data) -> Iterator[tuple[str, Data]]:
         found["program"] += [{"ranks": ranks, "steps": json.loads(tail)} for tail, ranks in tails.items()]
         who = sorted(rank for ranks in tails.values() for rank in ranks)
         yield (
-            f"{'rank' if len(who) == 1 else 'ranks'} {', '.join(map(str, who))}: the collectives that the others make after that",
+            f"{some_ranks(who)}: the collectives that the others make after that",
             found,
         )
 

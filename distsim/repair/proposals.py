@@ -74,6 +74,7 @@ def proposals(data: Data, fault: Fault) -> Iterator[Proposal]:
     said = (_of(1, pairs(data, calls, paths + parts)), islice(_arguments(data, named), _MOST), _declared(data, named))
     yield from chain(*said, *order) if fault.mismatch else chain(*order, said[0])
     yield from islice(_moves(data, named), _MOST)
+    yield from islice(_moves(data, [part for part in calls if part in parts]), _MOST)
     yield from () if fault.mismatch else chain(*said[1:])
     yield from _of(1, peers(data, calls))
     for changes in (goes_on(data), for_all(data, paths), elsewhere(data, named), other_sides(data, calls)):

@@ -227,7 +227,8 @@ class Compiler:
         shapes = tuple(
             tuple(int(self.value(n)) for n in b.shape) for side in ("inputs", "outputs") for b in call.fields.get(side) or ()
         ) if call.op in SHAPED else ()  # fmt: skip
-        own = self.program.groups[self.group_id(call)].backend
+        group = self.program.groups[self.group_id(call)]
+        own = group.backend if group.id else None
         key = (call.op, own, buffers[0].dtype if buffers else "", call.fields.get("reduce_op"), open_source, shapes)
         if key not in self.shared.refusals:
             self.shared.refusals[key] = refusal(self.profile, self.program.resolve(self.rank, call))

@@ -108,8 +108,8 @@ class LocalSgd(Averaged):
         for period, group in reversed(levels.items()):
             step = "iteration" if self.levels else f"(iteration - {self.warmup})"
             chosen = [f"iteration >= {self.warmup}", f"{step} % {period} == 0", *longer, *skips]
-            mean = Writer(w.p, w.dtype, group).call("all_reduce", tensor=names[0], op="sum")
-            found.append(block([divided(names[0], context.size_of(group)), mean], " and ".join(chosen)))
+            total = Writer(w.p, w.dtype, group).call("all_reduce", tensor=names[0], op="sum")
+            found.append(block([divided(names[0], context.size_of(group)), total], " and ".join(chosen)))
             longer.append(f"{step} % {period} != 0")
         return found
 

@@ -129,7 +129,7 @@ class QuorumWriter(Writer):
         """Who has just joined gives zeros in its first step."""
         found: list[Entry] = [compute(name, price, writes=[grad])]
         if joined:
-            zeros = {"assign": {"tensor": grad, "value": 0}, "ranks": f"iteration == {start} and ({_chosen(joined)})"}
+            zeros: Entry = {"assign": {"tensor": grad, "value": 0}, "ranks": f"iteration == {start} and ({_chosen(joined)})"}
             found.append(zeros)
         return found
 

@@ -45,6 +45,9 @@ class UnitFields(TrainedFields):
     inner: tuple[UnitFields, ...] = ()
     #: fully_shard's argument for this unit; left out, that of all.
     reshard_after_forward: Reshard | None = None
+    #: The axes over which this unit is sharded, where they are not those of the model: experts that are already spread over others
+    #: (torchtitan 0.2, models/llama4/infra/parallelize.py: `fully_shard(experts, mesh=dp_mod_ep_mesh)`).
+    shard: Axes | None = None
 
     @field_validator("inner", mode="before")
     @classmethod
@@ -130,6 +133,7 @@ class Fsdp(Layered):
         if found:
             return found
         shard, replicate = (_axes(group) for group in (self.shard_group(context), self.replicate))
+        found += self._refuse_meshes(self.layers, ("layers",), context)
         if self.replicate is not None and (not shard or set(shard) & set(replicate)):
             found.append((("replicate",), "sharded and repeated copies lie on different axes of the mesh: name one for each"))
         if context.size_of(self.shard_group(context)) == 1:
@@ -142,6 +146,22 @@ class Fsdp(Layered):
         found += [
             (("skips_backward",), f"expected ranks of the world of {n}, found {rank}") for rank in strange if rank != "else"
         ]
+        return found
+
+    def _refuse_meshes(self, layers: Sequence[UnitFields], way: tuple[str | int, ...], context: Context) -> list[Refusal]:
+        """Units that are sharded over axes of their own."""
+        found: list[Refusal] = []
+        for k, one in enumerate(layers):
+            here = (*way, k)
+            if one.shard is not None:
+                found += [((*here, *rest), sentence) for rest, sentence in context.refused(shard=one.shard)]
+                if self.clip_grad_norm:
+                    found.append(
+                        (("clip_grad_norm",), "units on several meshes have a norm each: write their all_reduces as `optimizer`")
+                    )
+                if self.replicate is not None or not isinstance(one.reshard_after_forward, bool | None):
+                    found.append(((*here, "shard"), "a unit with axes of its own is neither repeated nor kept in parts"))
+            found += self._refuse_meshes(one.inner, (*here, "inner"), context)
         return found
 
     def _refuse_parts(self, context: Context) -> list[Refusal]:
@@ -183,7 +203,7 @@ def units(fields: Sequence[UnitFields], ranks: int, given: bool | int, within: s
         asked = given if one.reshard_after_forward is None else one.reshard_after_forward
         reshard = asked if isinstance(asked, bool) else asked > 1 if asked in (1, ranks) else asked
         inner = units(one.inner, ranks, given, f"{name} ")
-        found.append(Unit(name, one.params, one.frozen, one.forward, one.backward, reshard, inner))
+        found.append(Unit(name, one.params, one.frozen, one.forward, one.backward, reshard, inner, one.shard))
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from distsim.strategies.base import Context, Cost, Entry, Expansion, Writer, block, compute, step, wait
+from distsim.strategies.base import Context, Cost, Entry, Expansion, Group, Writer, block, compute, step, wait
 from distsim.strategies.fsdp_steps import Event, Hooks, Unit, hoisted
 from distsim.strategies.layers import shares
 
@@ -73,10 +73,10 @@ class FsdpWriter(Writer):
 
     # --- tensors ---
     def declare(self) -> None:
-        fsdp, n = self.fsdp, self.n
+        fsdp = self.fsdp
         gathered, reduced = fsdp.param_dtype or fsdp.dtype, fsdp.reduce_dtype or fsdp.param_dtype or fsdp.dtype
         for k, number in self.number.items():
-            unit = self.units[k]
+            unit, n = self.units[k], self.ranks_of(k)
             rows = unit.rows(n, unit.held)
             self.tensor(f"shard_{number}", rows, gathered)
             self.tensor(f"full_{number}", rows * n, gathered)
@@ -87,6 +87,13 @@ class FsdpWriter(Writer):
                 mine = unit.rows(n, unit.params)
                 for word, numel in (("grads", mine * n), ("grad", mine), *([("more", mine)] if self.adds else [])):
                     self.tensor(f"{word}_{number}", numel, reduced)
+
+    def group_of(self, k: int) -> Group | None:
+        """The ranks among which a unit is sharded."""
+        return self.group if self.units[k].shard is None else self.units[k].shard
+
+    def ranks_of(self, k: int) -> int:
+        return self.context.size_of(self.group_of(k))
 
     @property
     def adds(self) -> bool:
@@ -120,7 +127,7 @@ class FsdpWriter(Writer):
     def gather(self, k: int, kind: str) -> list[Entry]:
         number = self.number[k]
         handle = {"async_": True, "as_": f"{self.p}_gathered@{number}"} if self.free else {}
-        word, group = ("shard", self.group) if kind == "gather" else ("part", f"{self.p}_part_{self.units[k].reshard}")
+        word, group = ("shard", self.group_of(k)) if kind == "gather" else ("part", f"{self.p}_part_{self.units[k].reshard}")
         names = {"input": f"{self.p}_{word}_{number}", "output": f"{self.p}_full_{number}"}
         return [step("all_gather_into_tensor", **names, group=group, **handle)]
 
@@ -152,7 +159,7 @@ class FsdpWriter(Writer):
         part = f"{self.p}_{'more' if self.adds and not first else 'grad'}_{number}"
         names = {"input": f"{self.p}_grads_{number}", "output": part}
         found = self.behind("current", "reduce_scatter")
-        found.append(self.call("reduce_scatter_tensor", **names, op="avg", **self.on("reduce_scatter")))
+        found.append(step("reduce_scatter_tensor", **names, op="avg", **self.on("reduce_scatter"), group=self.group_of(k)))
         if self.copies == 1 or (once and not last):
             return found + (self.summed(k) if once and not first else [])
         if once and not first:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, NamedTuple
 
-from distsim.strategies.base import Cost
+from distsim.strategies.base import Cost, Group
 
 Shapes = tuple[tuple[int, ...], ...]
 Kind = Literal["gather", "part", "wait", "forward", "backward", "settle", "reduce"]
@@ -28,7 +28,8 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Unit:
-    """What one fully_shard holds itself; ``inner`` are units inside it. ``reshard``: reshard_after_forward."""
+    """What one fully_shard holds itself; ``inner`` are units inside it. ``reshard``: reshard_after_forward. ``shard``: the axes that it is
+    sharded over, where they are not those of the rest."""
 
     name: str
     params: Shapes
@@ -37,6 +38,7 @@ class Unit:
     backward: Cost
     reshard: bool | int
     inner: tuple[Unit, ...] = ()
+    shard: Group | None = None
 
     def rows(self, n: int, shapes: Shapes) -> int:
         """Elements of one of n shards: cut along each parameter's first axis and padded (_get_dim0_padded_size)."""

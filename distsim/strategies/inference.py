@@ -65,7 +65,7 @@ class Inference(Strategy):
             found.append((("layers",), f"{self.layers} layers do not divide among the {stages} stages of {self.pipeline}"))
         if self.experts and self.data is None:
             found.append((("experts",), "experts are spread over the data axis: name it with `data`"))
-        strange = [k for k in self.steps if k != "else" and k >= self.ranks(context, self.data)]
+        strange = [k for k in self.steps if isinstance(k, int) and k >= self.ranks(context, self.data)]
         return found + [(("steps",), f"the data axis has no coordinate {k}") for k in strange[:1]]
 
     def ranks(self, context: Context, axis: str | None) -> int:

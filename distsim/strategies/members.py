@@ -31,7 +31,8 @@ Ranks = Annotated[tuple[int, ...], PlainValidator(_ranks), WithJsonSchema(RANKS)
 def outside(context: Context, field: str, ranks: Iterable[int]) -> list[Refusal]:
     """A refusal where a field names a rank that the world lacks."""
     n = context.world_size
-    return [((field,), f"rank {rank} is outside the world of {n}") for rank in ranks if rank >= n][:1]
+    strange = next((rank for rank in ranks if rank >= n), None)
+    return [] if strange is None else [((field,), f"rank {strange} is outside the world of {n}")]
 
 
 def overlap(first: tuple[str, Sequence[int]], second: tuple[str, Sequence[int]]) -> list[Refusal]:

@@ -36,7 +36,7 @@ WORDS: dict[str, Told] = {
     "ddp.frozen": Told("Layers that are frozen on a rank and not on the others: construction raises.", {1: [2]}),
     "ddp.no_sync": Told("Reduce gradients only after the last micro-batch; by rank where they disagree.", False),
     "deepspeed.group": Told("The data-parallel ranks; left out, all.", "dp"),
-    "stage": Told("ZeRO's stage: 1 shards the optimizer's states, 2 gradients too, 3 parameters too.", 3),
+    "deepspeed.stage": Told("ZeRO's stage: 1 shards the optimizer's states, 2 gradients too, 3 parameters too.", 3),
     "skips_layer": Told("Ranks that run all layers but one.", {1: 0}),
     "reduce_bucket_size": Told("Elements of gradients that are reduced at a time.", 500000000),
     "overlap_comm": Told("Reduce gradients beside the backward pass; left out, with stage 3.", True),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distsim.units import show_bytes, show_ns
+from distsim.views.against import against_lines
 from distsim.views.findings import findings_lines, verdict_words
 from distsim.views.jsonview import SCHEMA_VERSION, finding_json
 from distsim.views.tables import cut, folded, ranks_words, table
@@ -38,7 +39,9 @@ def _section(result: CheckResult) -> list[str]:
     head = f"{result.file}: {_verdict(result.verdict)}"
     if outcomes == {"completes"} and not result.findings and result.verdict.verdict == "ok":
         return folded(f"{head}; completes on {', '.join(result.profiles)}", "", "  ")
-    lines = [*folded(head, "", "  "), *_readings(result.verdict), *_profiles(result)]
+    own = result.profiles.get(result.backend)
+    said = against_lines(result.verdict, own.outcome, result.backend, result.findings) if own is not None else []
+    lines = [*folded(head, "", "  "), *said, *_readings(result.verdict), *_profiles(result)]
     found = findings_lines(result.findings, result.file)
     return [*lines, *(["", *found] if found else [])]
 

@@ -27,7 +27,11 @@ class Chosen(NamedTuple):
 
 def choose(trace: Trace, part: Part, most: int, rows_too_many: int, must: Sequence[int] = ()) -> Chosen:
     """At most ``most`` ranks. ``must``: ranks that are drawn first (stuck, or dead ones). Raises UsageError for a part that is nothing."""
-    ranks, rows, notes = chosen_ranks(part, trace), _rows(trace, part), [told(part)] if not part.is_whole else []
+    ranks, rows, notes = (
+        chosen_ranks(part, trace),
+        _rows(trace, part),
+        [told(part, trace.world_size)] if not part.is_whole else [],
+    )
     if part.steps is None and part.time is None and not must:
         per_rank = int(rows.sum()) // max(trace.world_size, 1)
         steps = fold_steps(trace, ranks) if per_rank > rows_too_many else ()

@@ -85,6 +85,14 @@ def chosen_ranks(part: Part, trace: Trace) -> tuple[int, ...]:
     return found
 
 
+def not_there(part: Part, world_size: int) -> str:
+    """``there is no rank 4-9: the run has the ranks 0 to 3``, where ranks were named that do not take part; else empty."""
+    gone = tuple(r for r in part.ranks or () if r >= world_size)
+    if not gone:
+        return ""
+    return f"there is no rank {ranks_text(gone)}: the run has the ranks 0 to {world_size - 1}"
+
+
 def group_numbers(name: str, trace: Trace) -> tuple[int, ...]:
     """The groups that go by a name: their own, or that of the axis they are of. Raises UsageError."""
     groups = [str(group[0]) for group in trace.header.get("groups", ())]
@@ -122,9 +130,10 @@ def step_times(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.where(last >= 0, first, -1), last
 
 
-def told(part: Part) -> str:
-    """What was chosen, in a few words; empty for all of it."""
+def told(part: Part, world_size: int | None = None) -> str:
+    """What was chosen, in a few words; empty for all of it. ``world_size``: what of it is not there is said too."""
     said = [f"ranks {ranks_text(part.ranks)}"] if part.ranks is not None else []
+    said += [missing] if world_size is not None and (missing := not_there(part, world_size)) else []
     said += [f"steps {ranks_text(part.steps)}"] if part.steps is not None else []
     said += [f"{show_ns(part.time[0])} to {show_ns(part.time[1])}"] if part.time is not None else []
     said += [f"group {part.group}"] if part.group is not None else []

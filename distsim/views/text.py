@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from distsim.check.memory import held
 from distsim.figures import figures
 from distsim.units import show_bytes, show_ns
+from distsim.views.against import against_lines
 from distsim.views.bandline import band_line
 from distsim.views.findings import findings_lines, verdict_words
 from distsim.views.tables import cells, cut, folded, page_width, ranks_text, table
@@ -55,6 +56,7 @@ def _head(simulation: Simulation) -> list[str]:
     ranks = "1 rank" if program.world_size == 1 else f"{program.world_size} ranks"
     return [
         *folded(f"{scenario.name or scenario.file}: {_outcome(simulation)}{_verdict(simulation)}"),
+        *against_lines(simulation.verdict, simulation.outcome, simulation.run.profile, simulation.findings),
         *folded(scenario.about),
         *folded(f"{ranks} on {machines}, back end {simulation.run.profile}, cluster {simulation.cost.name}"),
         *figures_lines(figures(simulation)),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from distsim.cost import CostModel
     from distsim.engine.record import Run
     from distsim.program.records import Program
+    from distsim.scenario import Scenario
     from distsim.trace import Trace
     from distsim.values import Values
 
@@ -34,7 +35,9 @@ class Measurement(NamedTuple):
 class Subject(NamedTuple):
     """What is drawn: a program with its run, or the operation ``op`` for ``ranks`` ranks. ``master`` is where the store listens.
     ``part``: which part of it. ``trace``: a recording, where there is no program.
-    ``cost``: what the prices come from; ``measured``: what is drawn beside them."""
+    ``cost``: what the prices come from; ``measured``: what is drawn beside them. ``members``: of an operation, the (global) ranks of the
+    group, in place of ``ranks``; ``algorithm``: by which it is brought about, its first one when empty. ``scenario``: what was simulated.
+    """
 
     program: Program | None = None
     run: Run | None = None
@@ -47,6 +50,9 @@ class Subject(NamedTuple):
     trace: Trace | None = None
     cost: CostModel | None = None
     measured: tuple[Measurement, ...] = ()
+    members: tuple[int, ...] = ()
+    algorithm: str = ""
+    scenario: Scenario | None = None
 
 
 class Example(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distsim.errors import UsageError
@@ -20,23 +21,34 @@ _COLUMN, _GAP = 150.0, 24.0
 MOST_RANKS = 8
 
 
-def op_picture(row: type[Op], n: int = 4, root: int = 0) -> Picture:
-    """Before, the operation, after, for a row of the table and ``n`` ranks (at most MOST_RANKS)."""
+def op_picture(row: type[Op], n: int = 4, root: int = 0, members: Sequence[int] = ()) -> Picture:
+    """Before, the operation, after, for a row of the table and ``n`` ranks (at most MOST_RANKS), or for a group of these global ranks."""
     if row.kind == "collective":
-        return _collective(row, n, root)
+        return _collective(row, len(members) or n, root, members)
     return _message(row) if row.kind == "p2p" else _plain(row)
 
 
-def _drawn(subject: Subject) -> Picture:
-    op, ranks = subject.op, subject.ranks
-    if op is None:
-        raise UsageError("the view op draws one operation and none was named", "name one, as all_gather")
+def named_row(subject: Subject, view: str = "op") -> type[Op]:
+    """The operation that is to be drawn. Raises UsageError."""
+    if subject.op is None:
+        raise UsageError(f"the view {view} draws one operation and none was named", "name one, as all_gather")
     names = sorted((*OPS, *ALIASES))
-    if op not in names:
-        raise UsageError(f"there is no operation {op}{near(op, names)}", f"there is {', '.join(names)}")
-    if not 2 <= ranks <= MOST_RANKS:
-        raise UsageError(f"the view op draws 2 to {MOST_RANKS} ranks, not {ranks}", "leave the number out: it draws 4")
-    return op_picture(OPS[ALIASES.get(op, op)], ranks)
+    if subject.op not in names:
+        raise UsageError(f"there is no operation {subject.op}{near(subject.op, names)}", f"there is {', '.join(names)}")
+    return OPS[ALIASES.get(subject.op, subject.op)]
+
+
+def shown_ranks(subject: Subject, view: str = "op") -> tuple[int, ...]:
+    """Global ranks of the group that is drawn: those that were named, or as many as were asked for. Raises UsageError."""
+    ranks = subject.members or tuple(range(subject.ranks))
+    if not 2 <= len(ranks) <= MOST_RANKS:
+        raise UsageError(f"the view {view} draws 2 to {MOST_RANKS} ranks, not {len(ranks)}", "leave the number out: it draws 4")
+    return ranks
+
+
+def _drawn(subject: Subject) -> Picture:
+    row, ranks = named_row(subject), shown_ranks(subject)
+    return op_picture(row, len(ranks), members=subject.members)
 
 
 _DRAWN = ("broadcast", "reduce", "all_reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "send")
@@ -57,26 +69,33 @@ class _Holder:
 
 
 # --- collectives ---
-def _collective(row: type[Op], n: int, root: int) -> Picture:
+def _collective(row: type[Op], n: int, root: int, members: Sequence[int] = ()) -> Picture:
     effect = row.effect(n, root)
     moves = any(effect)
     holders = [
         _Holder(
-            f"rank {r}",
+            f"rank {members[r] if members else r}",
             _listed(row, _input(row, r, n, root)) if moves else _one(_told("arrives")),
             _listed(row, _output(row, effect[r], r, n)) if moves else _one(_told("goes on")),
             not moves or row.gives == "all" or r == root,
             not moves or effect[r] is not None,
-            ("root" if r == root else " ") if row.root_field else "",
+            _role(row, r, root, bool(members)),
         )
         for r in range(n)
     ]
     about = f"all {n} ranks of the group call it"
-    about += f"; rank {root} is the root ({row.root_field})" if row.root_field else ""
+    about += f"; rank {members[root] if members else root} is the root ({row.root_field})" if row.root_field else ""
     about += "; one colour for each rank's data" if moves else ""
-    about += ", a1 is part 1 of rank 0's" if moves and row.input_parts == "n" else ""
+    about += f", a1 is part 1 of rank {members[0] if members else 0}'s" if moves and row.input_parts == "n" else ""
     about += "; the same happens to every tensor of its list, x and y here" if row.coalesces else ""
     return _before_after(row, holders, about)
+
+
+def _role(row: type[Op], rank: int, root: int, grouped: bool) -> str:
+    """What stands under a rank's name: its number in the group, and whether it is the root."""
+    said = ["root"] if row.root_field and rank == root else []
+    said += [f"group rank {rank}"] if grouped else []
+    return ", ".join(said) or (" " if row.root_field else "")
 
 
 def _listed(row: type[Op], table: Table) -> Table:

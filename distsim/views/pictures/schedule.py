@@ -161,7 +161,7 @@ class _Grid:
         )
         said = [
             self.note,
-            told(self.part),
+            told(self.part, self.trace.world_size),
             show_ns(length),
             f"{100 - 100 * busy / (ranks * length):.0f} % bubble and communication",
         ]

@@ -164,11 +164,27 @@ class _Startup:
             return
         for column, rank in enumerate(self.shown, 1):
             if rank in setters:
-                caller = self._item(
-                    column, (Text(f"set key {self._said(rank)}", bold=True), Text("its own address", size=SMALL)), WHITE, GREY
-                )
-                self.arrows.append(Arrow(caller, Anchor(0, self.row), "", BLUE, words=f"set key {self._said(rank)}: its address"))
-        self.row += 1
+                said = f"set key {self._said(rank)}"
+                caller = self._item(column, (Text(said, bold=True),), WHITE, GREY)
+                self.arrows.append(Arrow(caller, Anchor(0, self.row), "its address", BLUE, words=f"{said}: its address"))
+                self.row += 1
+
+    def _fetch(self) -> None:
+        """get: each rank takes the others' addresses from the store, which waits until they are there."""
+        if self.kind in ("launcher", "hash") or self.program.backend == "nccl":
+            return
+        world = self.program.world_size
+        for column, rank in enumerate(self.shown, 1):
+            others = [r for r in range(world) if r != rank]
+            if not others:
+                continue
+            said = f"get key {others[0]}" if len(others) == 1 else f"get keys {who(others, 2).partition(' ')[2]}"
+            self._item(column, (Text(clipped(said, _WORDS), bold=True),), WHITE, GREY)
+            store = self._item(0, (Text("the others' addresses", size=SMALL),), WHITE, GREY)
+            self.arrows.append(
+                Arrow(store, f"i{len(self.items) - 2}", "", BLUE, words=f"{clipped(said, _WORDS)}: their addresses")
+            )
+            self.row += 1
 
     def _stuck(self) -> None:
         """The red end: what the store lacks, and what each rank that is left waits for or raises."""
@@ -202,11 +218,12 @@ class _Startup:
         ranks = everyone[1:]
         world = self.program.world_size
         met = {
-            "tcp": f"all {world} ranks are here: each gets the others' keys (get waits for one that is not set yet)",
-            "file": f"all {world} ranks are here: each reads the file until it has the others' keys",
+            "tcp": f"all {world} ranks are here (get waits for a key that is not set yet)",
+            "file": f"all {world} ranks are here (each reads the file until it has the keys)",
             "launcher": f"all {world} ranks are here: mpirun started them together, no store is needed",
         }.get(self.kind, f"all {world} ranks are here")
         self._band(everyone, met if self.program.backend != "nccl" else f"all {world} ranks are here", PALE, GREY)
+        self._fetch()
         eager = self.program.options.get("init") == "eager"
         if self.program.backend == "gloo":
             self._band(ranks, "every pair of ranks connects, at once", WHITE, GREY, dashed=True)

@@ -135,7 +135,7 @@ class _Drawing:
         draw, size = TimeChart(self.left, _WIDTH, _TOP, 1, on=self.svg_), self.trace.world_size
         draw.text(16, 26, f"{clipped(self.name, 60)}: where the time goes", 17, bold=True)
         outcome, backend = (str(self.trace.header.get(key) or "") for key in ("outcome", "backend"))
-        said = [f"{outcome or 'recorded'}, {show_ns(self.makespan)}", backend, told(self.part)]
+        said = [f"{outcome or 'recorded'}, {show_ns(self.makespan)}", backend, told(self.part, size)]
         shown = sum(len(lane.ranks) for lane in self.lanes)
         if len(self.lanes) < shown:
             said.append(f"{shown} ranks in {len(self.lanes)} lane{'s' * (len(self.lanes) > 1)}")

@@ -1,0 +1,38 @@
+"""How long a pipeline takes from its file to its calls: read and expanded, then lowered, in processor time.
+
+    python benchmarks/expansion.py
+
+An interleaved schedule on 8 ranks with 4 chunks, with more and more micro-batches; what grows with the square shows.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from distsim.program.lower import lower
+from distsim.scenario import loads
+
+TEXT = """
+name: interleaved
+world: 8
+mesh: {{pp: 8}}
+program:
+  - pipeline: {{schedule: interleaved_1f1b, chunks: 4, micro_batches: {count}, forward: 1 ms, backward: 2 ms, activation: {{shape: [16]}}}}
+"""
+
+
+def main() -> None:
+    lower(loads(TEXT.format(count=8)))  # what is imported at first use
+    sys.stdout.write(f"{'micro-batches':>13}  {'load':>8}  {'lower':>8}\n")
+    for count in (16, 32, 64, 128, 256):
+        start = time.process_time()
+        made = loads(TEXT.format(count=count))
+        loaded = time.process_time()
+        lower(made)
+        done = time.process_time()
+        sys.stdout.write(f"{count:13}  {loaded - start:6.2f} s  {done - loaded:6.2f} s\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Ranks that wait for one who is no longer there: how it went, which call it does not make, and what a plain script would show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distsim.check.advice import Awaited, advise_gone
+from distsim.check.call_index import CallIndex
+from distsim.check.counterpart import Counterpart
+from distsim.check.wording import call_words, place_of, some_ranks, where_text
+from distsim.ops.records import Call
+from distsim.profiles import PROFILES
+from distsim.program.records import Program
+from distsim.standstill import RankEnd
+
+_GONE = {"ended": "has already ended", "raised": "has raised an error", "crashed": "has crashed", "killed": "was killed",
+         "absent": "never started", "silent": "does not move"}  # fmt: skip
+_GONE_MANY = {"ended": "have already ended", "raised": "have raised an error", "crashed": "have crashed", "killed": "were killed",
+              "absent": "never started", "silent": "do not move"}  # fmt: skip
+#: Calls of the whole world, which have a rule of their own.
+_FIRST = ("new_group", "init_process_group")
+
+
+def exits(program: Program, end: RankEnd) -> bool:
+    """The rank has left by `exit`, not by coming to its last line."""
+    calls = program.code(end.rank).calls
+    return end.status in ("ended", "raised") and end.position < len(calls) and calls[end.position].op == "exit"
+
+
+def gone_words(program: Program, ends: Sequence[RankEnd]) -> str:
+    """`has already ended`, `have left by exit with code 1`."""
+    lone = len(ends) == 1
+    if all(exits(program, end) for end in ends):
+        codes = {program.call(end.rank, end.position).code for end in ends}
+        code = f" with code {next(iter(codes))}" if len(codes) == 1 and codes != {0} else ""
+        return f"{'has' if lone else 'have'} left by exit{code}"
+    return (_GONE if lone else _GONE_MANY)[ends[0].status]
+
+
+def advise_exit(program: Program, ends: Sequence[RankEnd]) -> tuple[str, ...]:
+    """What to do about ranks that all have left by `exit`; nothing where they have not."""
+    if not all(exits(program, end) for end in ends):
+        return ()
+    who, spot = some_ranks([end.rank for end in ends], 4), where_text(place_of(program, ends[0].rank, ends[0].position))
+    if any(program.call(end.rank, end.position).code for end in ends):
+        return (f"look at the log of {who} first: why the exit with an error code, {spot}? The others only follow",)
+    return (
+        f"{who} exit{'s' if len(ends) == 1 else ''}, {spot}, before the call that the others make: leave together, or after it",
+    )
+
+
+def stays_connected(program: Program, ends: Sequence[RankEnd]) -> list[str]:
+    """Where a back end tells its peers of a process that ends: which of the two is meant. Programs that come to their end keep their
+    process (semantics G13 speaks of one that is gone)."""
+    last = all(end.status == "ended" and end.position >= len(program.code(end.rank).calls) for end in ends)
+    if not last or PROFILES[program.backend].peer_death != "raises":
+        return []
+    they, whose = ("it stays", "its") if len(ends) == 1 else ("they stay", "their")
+    return [f"  {they} connected here, as under `run --real`; where a plain script's process ends, {whose} peers raise"
+            " \"Connection closed by peer\" at once"]  # fmt: skip
+
+
+def advise_branch(where: CallIndex, ranks: Sequence[int], position: int, lane: int, gone: Sequence[int]) -> tuple[str, ...]:
+    """Calls in a branch that the others do not take: where these, and these alone, are why one rank waits on a lane for others."""
+    program, rank = where.layout.program, ranks[0]
+    if len({site.file for site in program.sites}) > 1:  # built or recorded: lines of two ranks have nothing in common
+        return ()
+    mine = [(program.code_call(rank, p).site, p) for p in where.joins(rank, lane) if p <= position]
+    extra: list[int] = []
+    for other in gone:
+        theirs = [program.code_call(other, p).site for p in where.joins(other, lane)]
+        known = set(theirs)
+        more = [p for site, p in mine if site not in known]
+        if not more or [site for site, _ in mine if site in known] != theirs or (extra and more != extra):
+            return ()
+        extra = more
+    others, make = some_ranks(gone, 4), "makes" if len(ranks) == 1 else "make"
+    words, spot = call_words(program.call(rank, extra[0])), where_text(place_of(program, rank, extra[0]))
+    many = "" if len(extra) == 1 else f"{len(extra)} calls, the first "
+    does = "does" if len(gone) == 1 else "do"
+    return (f"{some_ranks(ranks, 4)} {make} {many}{words}, {spot}, in a branch that {others} {does} not take:",
+            f"let {others} make it too, or take it out of the branch")  # fmt: skip
+
+
+def members_only(
+    where: CallIndex, turns: Sequence[Awaited], parts: Sequence[Counterpart | None]
+) -> tuple[Call, tuple[int, ...]] | None:
+    """A new_group that waits for ranks which never make it, and these."""
+    program = where.layout.program
+    for (_, need, _), part in zip(turns, parts, strict=False):
+        if part is not None and part.call.op == "new_group" and part.position is None:
+            made = (program.call(need.ranks[0], p) for p in where.joins(need.ranks[0], part.lane))
+            return None if any(call.name == part.call.name for call in made) else (part.call, need.ranks)
+    return None
+
+
+def advise_left(
+    where: CallIndex, ranks: Sequence[int], position: int, part: Counterpart | None, ends: Sequence[RankEnd]
+) -> tuple[str, ...]:
+    """What to do where ranks wait, the first of them in the call at a position, for ranks that have left."""
+    if advice := advise_exit(where.layout.program, ends):
+        return advice
+    gone = [end.rank for end in ends]
+    if part is None or part.is_message or part.call.op in _FIRST or any(end.status != "ended" for end in ends):
+        return advise_gone(ends[0].status, part, gone, ends[0].message)
+    return advise_branch(where, ranks, position, part.lane, gone) or advise_gone("ended", part, gone, "", ranks)

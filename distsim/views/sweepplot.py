@@ -1,0 +1,260 @@
+"""The points of a sweep as curves: time over what was swept, beside what perfect scaling would be; and time over memory with its front."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log10
+from typing import NamedTuple
+
+from distsim.names import listing
+from distsim.sweep.evaluate import COLUMNS
+from distsim.sweep.run import Swept
+from distsim.sweep.table import KEY
+from distsim.units import show_ns
+from distsim.views.drawing.palette import GREY, INK, LINE, PALE, STROKES, WHITE
+from distsim.views.drawing.records import clipped, text_width
+from distsim.views.drawing.svg import Svg, number
+
+#: Curves at most.
+MOST_CURVES = 8
+_WIDTH, _HEIGHT, _LEFT, _TOP, _PITCH = 430.0, 300.0, 84.0, 96.0, 590.0
+#: Curves differ in dashes and marks too.
+_DASHES = ("", "7 4", "2 3", "10 3 2 3", "4 4", "12 4", "1 4", "8 2 2 2")
+#: Keys whose values are how many ranks there are.
+_SIZES = ("world", "mesh", "nodes", "ranks_per_node", "dp", "gpus", "ranks")
+
+Row = Mapping[str, str]
+
+
+class _Axis(NamedTuple):
+    """A scale from ``low`` to ``high`` on ``length`` pixels; ``log``: equal factors are equally long."""
+
+    low: float
+    high: float
+    length: float
+    log: bool
+
+    def at(self, value: float) -> float:
+        if self.high <= self.low:
+            return self.length / 2
+        if self.log:
+            return self.length * log10(value / self.low) / log10(self.high / self.low)
+        return self.length * (value - self.low) / (self.high - self.low)
+
+
+def sweep_svg(swept: Swept, name: str = "") -> str:
+    """The plot as SVG text: time over the swept number that has most values, a curve for each choice of the others."""
+    rows = [row for row in swept.rows if row["outcome"] == "completes"]
+    draw, title = Svg(), f"{clipped(name or 'sweep', 60)}: time over what was swept"
+    draw.text(16, 26, title, 17, bold=True)
+    refused = len(swept.rows) - len(rows)
+    draw.text(
+        16, 46, f"{len(rows)} points" + (f"; {refused} do not complete and are not drawn" if refused else ""), 12, colour=GREY
+    )
+    if not rows:
+        return draw.document(text_width(title, 17, True) + 40, 70, title)
+    names = [name for name in rows[0] if name not in (*COLUMNS, KEY)]
+    over = _swept(rows, names)
+    right, bottom = _LEFT + _WIDTH + 30, _TOP + _HEIGHT + 60
+    if over:
+        bottom = max(bottom, _Curves(draw, rows, over, [n for n in names if n != over]).draw())
+    else:
+        bottom = max(bottom, _bars(draw, rows, names))
+    if any(row["memory"] for row in rows):
+        _front(draw, [row for row in rows if row["memory"]], names)
+        right = _LEFT + _PITCH + _WIDTH + 30
+    return draw.document(max(right, text_width(title, 17, True) + 40), bottom, title)
+
+
+def _swept(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """The name whose values are positive numbers and of which there are most, empty where there is none."""
+    counts = {name: len({row[name] for row in rows}) for name in names if all(_positive(row[name]) for row in rows)}
+    best = max(counts, key=lambda name: (counts[name], name in _SIZES), default="")
+    return best if counts.get(best, 0) > 1 else ""
+
+
+def _positive(text: str) -> bool:
+    try:
+        return float(text) > 0
+    except ValueError:
+        return False
+
+
+def _ns(row: Row) -> int:
+    """The time of an iteration where there are several, else of the run."""
+    return int(row["iteration_ns"] or row["makespan_ns"])
+
+
+def _frame(draw: Svg, left: float, x: _Axis, y: _Axis, words: tuple[str, str]) -> None:
+    draw.rect(left, _TOP, _WIDTH, _HEIGHT, PALE)
+    draw.text(left + _WIDTH / 2, _TOP + _HEIGHT + 38, words[0], 12, anchor="middle", colour=GREY)
+    draw.text(left, _TOP - 10, words[1], 12, bold=True)
+    for value in _round(y.low, y.high):
+        at = _TOP + _HEIGHT - y.at(value)
+        draw.line((left, at), (left + _WIDTH, at), "#DDE1E6")
+        draw.text(left - 6, at + 4, show_ns(round(value)), 11, anchor="end", colour=GREY)
+
+
+def _round(low: float, high: float) -> list[float]:
+    """A few round numbers between two."""
+    found: list[float] = []
+    for power in range(int(log10(low)) - 1, int(log10(high)) + 2):
+        found += [f * 10.0**power for f in ((1, 2, 5) if high / low < 50 else (1,)) if low <= f * 10.0**power <= high]
+    return found if len(found) > 1 else [low, high]
+
+
+class _Curves:
+    def __init__(self, draw: Svg, rows: Sequence[Row], over: str, others: Sequence[str]) -> None:
+        self.canvas, self.over = draw, over
+        curves: dict[str, list[Row]] = {}
+        for row in rows:
+            curves.setdefault(", ".join(f"{name} {row[name]}" for name in others), []).append(row)
+        best = sorted(curves.items(), key=lambda pair: min(_ns(row) for row in pair[1]))
+        self.curves = [(name, sorted(some, key=lambda row: float(row[over]))) for name, some in best[:MOST_CURVES]]
+        self.left_out = len(best) - len(self.curves)
+        values = [float(row[over]) for _, some in self.curves for row in some]
+        times = [_ns(row) for _, some in self.curves for row in some]
+        self.sized = over.partition(".")[0] in _SIZES or over in _SIZES
+        self.values = sorted(set(values))
+        least = min(times) if not self.sized else min(*times, times[0] * values[0] / max(values))
+        self.x = _Axis(min(values), max(values), _WIDTH - 40, max(values) / min(values) >= 8)
+        self.y = _Axis(least * 0.85, max(times) * 1.15, _HEIGHT, True)
+
+    def at(self, value: float, ns: float) -> tuple[float, float]:
+        return _LEFT + 20 + self.x.at(value), _TOP + _HEIGHT - self.y.at(ns)
+
+    def draw(self) -> float:
+        """Draws everything; returns how far down it goes."""
+        draw = self.canvas
+        every = any(row["iteration_ns"] for _, some in self.curves for row in some)
+        _frame(draw, _LEFT, self.x, self.y, (self.over, "time of an iteration" if every else "time of the run"))
+        free = -100.0
+        for value in self.values:
+            x, word = self.at(value, self.y.low)[0], f"{value:g}"
+            if x - text_width(word, 11) / 2 > free:
+                draw.text(x, _TOP + _HEIGHT + 18, word, 11, anchor="middle", colour=GREY)
+                free = x + text_width(word, 11) / 2 + 6
+        for place, (_, some) in enumerate(self.curves):
+            self._band(some, place)
+        if self.sized:
+            self._ideals()
+        for place, (name, some) in enumerate(self.curves):
+            self._curve(name, some, place)
+        return self._legend()
+
+    def _band(self, some: Sequence[Row], place: int) -> None:
+        """Where the prices may err to, if all err alike."""
+        if not all(row["low_ns"] and row["high_ns"] for row in some) or len(self.curves) > 3:
+            return
+        ratio = [(_ns(r) / int(r["makespan_ns"]), r) for r in some]
+        up = [self.at(float(r[self.over]), min(int(r["high_ns"]) * k, self.y.high)) for k, r in ratio]
+        down = [self.at(float(r[self.over]), max(int(r["low_ns"]) * k, self.y.low)) for k, r in ratio]
+        self.canvas.path(_steps([*up, *reversed(down)]) + "z", STROKES[place % len(STROKES)] + "2E")
+
+    def _ideals(self) -> None:
+        """From the first point of the best curve: what perfect scaling would take."""
+        first, last = self.curves[0][1][0], self.values[-1]
+        begin, ns = float(first[self.over]), _ns(first)
+        self.canvas.line(self.at(begin, ns), self.at(last, ns), GREY, 1.4, dash="3 3")
+        points = [self.at(v, max(ns * begin / v, self.y.low)) for v in self.values if v >= begin]
+        self.canvas.path(_steps(points), "", "", GREY, 1.4, "8 4")
+
+    def _curve(self, name: str, some: Sequence[Row], place: int) -> None:
+        colour = STROKES[place % len(STROKES)]
+        points = [self.at(float(row[self.over]), _ns(row)) for row in some]
+        self.canvas.path(_steps(points), "", name, colour, 2.2, _DASHES[place % len(_DASHES)])
+        for (x, y), row in zip(points, some, strict=True):
+            _mark(
+                self.canvas,
+                x,
+                y,
+                place,
+                colour,
+                f"{self.over} {row[self.over]}{', ' + name if name else ''}: {show_ns(_ns(row))}",
+            )
+
+    def _legend(self) -> float:
+        draw, y = self.canvas, _TOP + _HEIGHT + 62
+        for place, (name, _) in enumerate(self.curves if len(self.curves) > 1 else ()):
+            colour = STROKES[place % len(STROKES)]
+            draw.line((16, y), (46, y), colour, 2.2, dash=_DASHES[place % len(_DASHES)])
+            _mark(draw, 31, y, place, colour, "")
+            draw.text(54, y + 4, clipped(name, 70), 12)
+            y += 20
+        if self.left_out:
+            draw.text(16, y + 4, f"{self.left_out} slower choices are not drawn", 12, colour=GREY)
+            y += 20
+        for dash, words in (
+            ("8 4", "strong scaling, perfect: the work is divided"),
+            ("3 3", "weak scaling, perfect: each has as much"),
+        ):
+            if self.sized:
+                draw.line((16, y), (46, y), GREY, 1.4, dash=dash)
+                draw.text(54, y + 4, words, 12, colour=GREY)
+                y += 20
+        return y + 8
+
+
+def _steps(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in points)
+
+
+def _mark(draw: Svg, x: float, y: float, place: int, colour: str, tip: str) -> None:
+    """A mark for each curve, told apart by its shape."""
+    if place % 4 == 0:
+        draw.circle(x, y, 4, colour, tip, WHITE)
+    elif place % 4 == 1:
+        draw.rect(x - 4, y - 4, 8, 8, colour, tip, WHITE)
+    else:
+        turn = 1 if place % 4 == 2 else -1
+        draw.path(f"M{number(x - 5)} {number(y + 4 * turn)}l10 0 -5 {number(-9 * turn)}z", colour, tip, WHITE)
+
+
+def _bars(draw: Svg, rows: Sequence[Row], names: Sequence[str]) -> float:
+    """Where nothing swept is a number: a bar for each point, the fastest first."""
+    order = sorted(rows, key=_ns)[:16]
+    most = max(_ns(row) for row in order)
+    draw.text(_LEFT, _TOP - 10, "time, the fastest first", 12, bold=True)
+    y = _TOP
+    for row in order:
+        words = clipped(", ".join(f"{name} {row[name]}" for name in names), 60)
+        draw.text(16, y + 12, f"{show_ns(_ns(row))}  {words}", 12)
+        draw.rect(16, y + 18, _WIDTH * _ns(row) / most, 10, STROKES[0], f"{words}: {show_ns(_ns(row))}")
+        y += 38
+    if len(rows) > len(order):
+        draw.text(16, y + 12, f"{len(rows) - len(order)} slower points are not drawn", 12, colour=GREY)
+        y += 20
+    return y + 8
+
+
+def _front(draw: Svg, rows: Sequence[Row], names: Sequence[str]) -> None:
+    """Time over memory; the Pareto front, where no other point is faster and holds less, is joined."""
+    left = _LEFT + _PITCH
+    room = max(float(row["memory"]) for row in rows)
+    times = [_ns(row) for row in rows]
+    x, y = _Axis(0.0, max(room, 1.0), _WIDTH - 20, False), _Axis(min(times) * 0.85, max(times) * 1.15, _HEIGHT, True)
+    _frame(
+        draw, left, x, y, ("memory of the fullest rank, % of its device", "time over memory; joined: nobody is faster with less")
+    )
+    for share in (0, 25, 50, 75, 100):
+        at = left + 10 + x.at(share / 100)
+        draw.line((at, _TOP), (at, _TOP + _HEIGHT), "#DDE1E6")
+        draw.text(at, _TOP + _HEIGHT + 18, str(share), 11, anchor="middle", colour=GREY)
+    best = front([(float(row["memory"]), _ns(row)) for row in rows])
+    points = {i: (left + 10 + x.at(float(row["memory"])), _TOP + _HEIGHT - y.at(_ns(row))) for i, row in enumerate(rows)}
+    draw.path(_steps([points[i] for i in best]), "", "", INK, 1.8)
+    for i, row in enumerate(rows):
+        tip = f"{listing([f'{name} {row[name]}' for name in names], 6)}: {show_ns(_ns(row))}, {100 * float(row['memory']):.0f} %"
+        draw.circle(*points[i], 5 if i in best else 3.5, STROKES[1] if i in best else "#B8C4D0", tip, INK if i in best else LINE)
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Numbers of the points that no other beats: none has less of both. From the least of the first on; of equal ones the first."""
+    found: list[int] = []
+    for i in sorted(range(len(points)), key=lambda i: (points[i], i)):
+        if not found or points[i][1] < points[found[-1]][1]:
+            found.append(i)
+    return found
+
+
+__all__ = ["MOST_CURVES", "front", "sweep_svg"]

@@ -1,0 +1,81 @@
+"""Who sends how much to whom over a run: messages as they were, collectives by their usual algorithms."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.ops.table import OPS
+from distsim.schedules import Algorithm
+from distsim.trace import Trace
+from distsim.views.messages import messages
+
+Bytes = NDArray[np.int64]
+_COLLECTIVES = tuple(name for name, row in OPS.items() if row.kind == "collective")
+
+
+class Traffic(NamedTuple):
+    """``sent[i, j]``: bytes from block i to block j, blocks of ``block`` neighbouring ranks. ``by``: operation -> its algorithm.
+    ``ranks``: those that the rows are, where they were chosen."""
+
+    sent: Bytes
+    block: int
+    by: dict[str, str]
+    ranks: tuple[int, ...] = ()
+
+
+def traffic_of(trace: Trace, block: int = 1, groups: tuple[int, ...] | None = None) -> Traffic:
+    """What each block of ranks sends to each. ``groups``: only what is of these, all when None."""
+    size = -(-max(trace.world_size, 1) // block)
+    sent, by = np.zeros((size, size), dtype=np.int64), dict[str, str]()
+    found = messages(trace, trace.makespan_ns)
+    mine = np.ones(len(found), dtype=bool) if groups is None else np.isin(trace["group"][found.send], groups)
+    np.add.at(
+        sent, (found.source[mine] // block, found.target[mine] // block), trace["nbytes"][found.send[mine]].astype(np.int64)
+    )
+    for (op, group, nbytes, root), calls in _collectives(trace, groups).items():
+        row, ranks = OPS[op], np.array(trace.header["groups"][group][1], dtype=np.int64)
+        if not row.algorithms or len(ranks) < 2:
+            continue
+        name, algorithm = next(iter(row.algorithms.items()))
+        by[op] = name
+        at = np.searchsorted(ranks, root) if root >= 0 and row.root_field else 0
+        source, target, chunks = pairs(algorithm, len(ranks), int(min(at, len(ranks) - 1)))
+        each = calls * algorithm.chunk_nbytes(len(ranks), nbytes)
+        np.add.at(sent, (ranks[source] // block, ranks[target] // block), chunks * each)
+    return Traffic(sent, block, by)
+
+
+def _collectives(trace: Trace, groups: tuple[int, ...] | None) -> dict[tuple[str, int, int, int], int]:
+    """(operation, group, bytes, root) -> how often it met."""
+    rows = np.flatnonzero(trace.ops(*_COLLECTIVES) & (trace["match"] >= 0) & (trace["nbytes"] > 0))
+    rows = rows if groups is None else rows[np.isin(trace["group"][rows], groups)]
+    _, first = np.unique(trace["match"][rows], return_index=True)
+    met: dict[tuple[str, int, int, int], int] = {}
+    columns = (trace[name][rows[first]].tolist() for name in ("op", "group", "nbytes", "peer"))
+    for op, group, nbytes, root in zip(*columns, strict=True):
+        key = (trace.tables["op"][op], group, nbytes, root)
+        met[key] = met.get(key, 0) + 1
+    return met
+
+
+def pairs(algorithm: Algorithm, n: int, root: int = 0) -> tuple[Bytes, Bytes, Bytes]:
+    """Group ranks that send, that receive, and how many chunks, over all rounds."""
+    return _pairs(algorithm, n, root)
+
+
+@cache
+def _pairs(algorithm: Algorithm, n: int, root: int) -> tuple[Bytes, Bytes, Bytes]:
+    if algorithm.rotations is not None:
+        ranks = np.arange(n)
+        parts = [(ranks, (ranks + one.distance) % n, np.full(n, one.rounds * one.chunks)) for one in algorithm.rotations(n)]
+        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
+    moved = np.array([(t.src, t.dst) for round_ in algorithm.rounds(n, root) for t in round_], dtype=np.int64).reshape(-1, 2)
+    found, count = np.unique(moved, axis=0, return_counts=True)
+    return found[:, 0], found[:, 1], count
+
+
+__all__ = ["Traffic", "pairs", "traffic_of"]

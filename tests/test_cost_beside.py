@@ -29,7 +29,7 @@ def log(us: list[float]) -> str:
 
 def run(*arguments: str) -> tuple[int, str]:
     done = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"}).invoke(app, ["compare", *arguments])
-    return done.exit_code, done.stdout
+    return done.exit_code, " ".join(done.stdout.split())
 
 
 def priced_us() -> list[float]:

@@ -233,7 +233,13 @@ class _Diagram:
         chart.line(
             (x1, y1), (x2, y2), MESSAGE, min(1.2 + 0.5 * (line.messages > 1) + 0.2 * (line.messages - 1) ** 0.5, 4.0), arrow=True
         )
-        said = f"× {line.messages}, {show_bytes(line.nbytes)}" if line.messages > 1 else show_bytes(line.nbytes) if line.nbytes else ""
+        said = (
+            f"× {line.messages}, {show_bytes(line.nbytes)}"
+            if line.messages > 1
+            else show_bytes(line.nbytes)
+            if line.nbytes
+            else ""
+        )
         chart.path(
             f"M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}", "", self._tip(line, said), "rgba(255,255,255,0.01)", 6
         )

@@ -190,3 +190,29 @@ program:
     found = simulate(loads(text))
 
     assert (found.outcome, found.verdict.verdict if found.verdict else "") == ("completes", "deadlock")
+
+
+def test_a_batch_on_a_group_that_its_rank_never_made_is_refused() -> None:
+    text = """world: 2
+backend: nccl
+program:
+  - {new_group: {name: pair, ranks: [0, 1]}, ranks: 0}
+  - {batch_isend_irecv: {ops: [{irecv: {tensor: {shape: [1]}, src: 0, group: pair}, ranks: 1}]}, ranks: 1}
+"""
+    found = simulate(loads(text))
+
+    assert found.verdict is not None
+    assert found.verdict.verdict == "invalid"
+    assert {finding.code for finding in found.findings} >= {"DS104"}
+
+
+def test_a_new_group_beside_an_asynchronous_collective_waits_for_the_one_lock_of_mpi_in_either_engine() -> None:
+    text = """world: 2
+backend: mpi
+program:
+  - {reduce: {tensor: {shape: [1]}, dst: 0, async: true}, ranks: 0}
+  - {new_group: {name: one, ranks: [1]}, ranks: 0}
+"""
+    program = lower(loads(text))
+
+    assert why_ordered(Linked(program, PROFILES["mpi"])) == "the process's one lock decides who comes first"

@@ -57,20 +57,25 @@ def _queue_fills(unit: Unit) -> str | None:
 
 
 def _lock_contended(unit: Unit) -> str | None:
-    """Does an asynchronous collective run beside messages, or beside a wait for one?"""
+    """Does an asynchronous collective run beside what takes the lock as well: messages, a wait for one, a call of the host's own?"""
     opened: set[int] = set()
     for instruction in unit.instructions:
         if isinstance(instruction, Post) and instruction.launch.pooled:
             opened.add(instruction.launch.row)
         elif isinstance(instruction, Wait):
             opened.difference_update(instruction.rows)
-        elif opened and (isinstance(instruction, Lock) or _is_message(instruction)):
+        elif opened and (isinstance(instruction, Lock) or _is_message(instruction) or _is_host_s(instruction)):
             return "the process's one lock decides who comes first"
     return None
 
 
 def _is_message(instruction: object) -> bool:
     return isinstance(instruction, Post) and instruction.launch.parts[0].kind <= PartKind.RECEIVE
+
+
+def _is_host_s(instruction: object) -> bool:
+    """A collective that no worker runs, as a new_group."""
+    return isinstance(instruction, Post) and instruction.launch.queue is None and instruction.launch.parts[0].kind is PartKind.COLLECTIVE
 
 
 def leaves_open(linked: Linked) -> bool:

@@ -75,7 +75,11 @@ def _is_message(instruction: object) -> bool:
 
 def _is_host_s(instruction: object) -> bool:
     """A collective that no worker runs, as a new_group."""
-    return isinstance(instruction, Post) and instruction.launch.queue is None and instruction.launch.parts[0].kind is PartKind.COLLECTIVE
+    return (
+        isinstance(instruction, Post)
+        and instruction.launch.queue is None
+        and instruction.launch.parts[0].kind is PartKind.COLLECTIVE
+    )
 
 
 def leaves_open(linked: Linked) -> bool:

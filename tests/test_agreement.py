@@ -11,6 +11,7 @@ from random import SystemRandom
 from typing import Any
 
 import pytest
+from conftest import draws
 
 from distsim.errors import ScenarioErrors
 from distsim.scenario import loads
@@ -19,7 +20,7 @@ from tests.agreement import EXECUTORS, EXPECTED, Case, differences, rules, surpr
 from tests.generator import BACKENDS, CORRECT, FEATURES, program_of, scenario
 from tests.shrinking import shrink
 
-QUICK, MANY = 200, 20_000
+QUICK, MANY = draws(400), 20_000
 
 
 def told(seeds: range, most: int = 3) -> list[str]:

@@ -40,7 +40,7 @@ def test_the_first_repair_checks_ok_under_every_reading_and_completes_on_every_b
 
 #: Agreed cases (tests/data/agreed) and what the first repair must say. `benchmarks/repairs.py` tries all of them.
 _CASES = {
-    "dl0012": "the tensor of its other side", "dl0026": "the tag of its other side", "dl0037": "ranks 1, 3: the collectives that",
+    "dl0012": "the tensor of its other side", "dl0026": "the tag of its other side", "dl0037": "ranks 1 and 3: the collectives that",
     "dl0134": "add the send on rank 0", "dl0136": "rank 0: the collectives that", "dl0016": "scatter after gather",
 }  # fmt: skip
 

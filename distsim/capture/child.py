@@ -42,18 +42,25 @@ class Ways(NamedTuple):
     fakes: bool = False
 
 
-def die_with_parent() -> None:
-    """A process that nobody is there for any more ends."""
+def die_with_parent(parent: int) -> None:
+    """A process that nobody is there for any more ends: with its parent, or now where that one has ended before it could say so."""
     import ctypes
 
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _forks_die_too() -> None:
+    """What a rank forks ends with the rank."""
+    forking = [os.getpid()]
+    os.register_at_fork(before=lambda: forking.__setitem__(0, os.getpid()), after_in_child=lambda: die_with_parent(forking[0]))
 
 
 def run_child(target: Target, environment: Mapping[str, str], address: str, regions: Regions, ways: Ways = Ways()) -> int:  # noqa: B008 - frozen
     """The life of a rank. Returns its exit status."""
-    die_with_parent()
-    os.register_at_fork(after_in_child=die_with_parent)
+    _forks_die_too()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends all
     os.environ.update(environment)
     client = Client(address, regions, Sites(target.home or ("" if target.module else target.name)))

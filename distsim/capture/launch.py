@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distsim.capture.child import Target, Ways, environment_of, run_child
+from distsim.capture.child import Target, Ways, die_with_parent, environment_of, run_child
 from distsim.capture.hub import Hub
 from distsim.capture.keeper import VARIABLE, Keeper
 from distsim.capture.members import Failure, Member
@@ -107,10 +107,11 @@ class _Parent:
             stream.flush()
         if wish.keep_output:
             self.outputs[rank] = os.memfd_create(f"rank {rank}")
-        pid = os.fork()
+        mine, pid = os.getpid(), os.fork()
         if pid == 0:
             status = 1
             try:
+                die_with_parent(mine)
                 self.hub.close()
                 self.keeper.close_in_child()
                 status = self._child(wish, rank, address, regions)

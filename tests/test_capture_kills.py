@@ -84,7 +84,7 @@ def left_after(folder: Path, token: str, how: signal.Signals, *, of_rank: bool, 
     pids = {str(pid) for pid in (started.pid, *others)}
     os.kill(random.choice(others) if of_rank and others else started.pid, how)
     started.stdout.close()
-    ended = until(lambda: started.poll() is not None)
+    ended = until(lambda: started.poll() is not None, 20 if of_rank else 120)
     if of_rank and not ended:  # the others go on without it for ever
         started.terminate()
     until(lambda: not marked(token), 30)

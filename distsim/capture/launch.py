@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from distsim.capture.child import Target, Ways, die_with_parent, environment_of, run_child
 from distsim.capture.hub import Hub
@@ -70,6 +71,7 @@ def capture(wish: Wish) -> Captured:
     hub = Hub(listener, regions, PROFILES[wish.backend or "gloo"], None if wish.backend else _profile)
     parent = _Parent(hub, keeper)
     _adopt()
+    before = _ends_tidily()
     try:
         for rank in range(max(wish.ranks, 1)):
             parent.start(wish, rank, address, regions)
@@ -78,8 +80,28 @@ def capture(wish: Wish) -> Captured:
         parent.end_all()
         hub.close()
         keeper.let_go()
+        _take_back(before)
     others = tuple(m for m in hub.members.values() if m.rank < 0)
     return Captured(wish, ended, hub.world or wish.ranks, dict(sorted(hub.ranks.items())), others, parent.written(), hub.stood)
+
+
+def _ends_tidily() -> dict[signal.Signals, Any]:
+    """Signals that end a process end what it started first; what was set before. One that is ignored stays so (nohup)."""
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            with suppress(ValueError):  # not the main thread
+                before[number] = signal.signal(number, _end)
+    return before
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def _take_back(before: Mapping[signal.Signals, Any]) -> None:
+    for number, action in before.items():
+        signal.signal(number, action)
 
 
 def _profile(asked: str) -> Profile:
@@ -112,6 +134,9 @@ class _Parent:
             status = 1
             try:
                 die_with_parent(mine)
+                for number in (signal.SIGTERM, signal.SIGHUP):
+                    if signal.getsignal(number) is _end:
+                        signal.signal(number, signal.SIG_DFL)
                 self.hub.close()
                 self.keeper.close_in_child()
                 status = self._child(wish, rank, address, regions)

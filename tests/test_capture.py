@@ -83,7 +83,7 @@ HANGS = """\
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-print("here is", rank, flush=True)
+print(f"here is {rank}\\n", end="", flush=True)
 dist.recv(torch.ones(1), 1 - rank)
 dist.send(torch.ones(1), 1 - rank)
 """

@@ -9,25 +9,15 @@ allgather_bucket_size has no effect where torch has all_gather_into_tensor: ZeRO
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import StrictBool, field_validator
 
 from distsim.strategies.base import Context, Expansion, Group, Refusal, block
 from distsim.strategies.deepspeed_calls import FlatWriter
 from distsim.strategies.deepspeed_stage3 import Stage3Writer
-from distsim.strategies.fields import Axes, CostField, Count, Dtype, Natural, PerRank, integer
+from distsim.strategies.fields import Axes, CostField, Count, Dtype, Natural, PerRank, ZeroStage
 from distsim.strategies.layers import Layered
-
-
-def _stage(value: object, info: ValidationInfo) -> int:
-    found = integer(1, "ZeRO's stage, 1, 2 or 3, an integer")(value, info)
-    if found > 3:
-        raise ValueError(f"expected ZeRO's stage, 1, 2 or 3, found {found}")
-    return found
-
-
-Stage = Annotated[int, PlainValidator(_stage), WithJsonSchema({"enum": [1, 2, 3]})]
 
 
 class DeepSpeed(Layered):
@@ -36,7 +26,7 @@ class DeepSpeed(Layered):
     name: ClassVar[str] = "deepspeed"
     about: ClassVar[str] = "DeepSpeed's ZeRO 1 to 3 with its buckets, prefetching and kept parameters, and ZeRO++."
 
-    stage: Stage = 1
+    stage: ZeroStage = 1
     #: The data-parallel ranks; left out, all.
     group: Axes | None = None
     #: Elements of gradients that are reduced at a time.

@@ -184,6 +184,17 @@ Params = Annotated[
     WithJsonSchema({"anyOf": [_counted(1), {"type": "array", "minItems": 1, "items": {"anyOf": [_counted(1), _SIZES]}}]}),
 ]
 Shape = Annotated[tuple[int, ...], PlainValidator(_sizes), WithJsonSchema(_SIZES)]
+
+
+def _stage(value: object, info: ValidationInfo) -> int:
+    found = integer(1, "ZeRO's stage, 1, 2 or 3, an integer")(value, info)
+    if found > 3:
+        raise ValueError(f"expected ZeRO's stage, 1, 2 or 3, found {found}")
+    return found
+
+
+#: How much of a model ZeRO shards.
+ZeroStage = Annotated[int, PlainValidator(_stage), WithJsonSchema({"enum": [1, 2, 3]})]
 #: An integer per rank; `else` is the rest.
 PerRank = Annotated[
     dict[int | str, int],

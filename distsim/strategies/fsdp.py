@@ -16,20 +16,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema, field_validator
 
 from distsim.strategies.base import Context, Expansion, Group, Refusal
-from distsim.strategies.fields import Axes, CostField, Count, Dtype, Natural, PerRank, integer
+from distsim.strategies.fields import Axes, CostField, Count, Dtype, Natural, PerRank, ZeroStage, integer
 from distsim.strategies.fsdp_calls import FsdpWriter, part_of
 from distsim.strategies.fsdp_steps import Settings, Unit
 from distsim.strategies.layers import Layered, TrainedFields, numbered
-
-
-def _stage(value: object, info: ValidationInfo) -> int:
-    found = integer(1, "ZeRO's stage, 1, 2 or 3, an integer")(value, info)
-    if found > 3:
-        raise ValueError(f"expected ZeRO's stage, 1, 2 or 3, found {found}")
-    return found
-
-
-Stage = Annotated[int, PlainValidator(_stage), WithJsonSchema({"enum": [1, 2, 3]})]
 
 
 def _reshard(value: object, info: ValidationInfo) -> bool | int:
@@ -78,7 +68,7 @@ class Fsdp(Layered):
     #: HSDP: the axis along which sharded copies are repeated; their gradients are reduced once more.
     replicate: Axes | None = None
     #: 3 gathers layers again for the backward pass, 2 keeps them, 1 keeps gradients whole too until the last micro-batch.
-    zero: Stage = 3
+    zero: ZeroStage = 3
     #: What the outermost module holds itself: gathered first, kept through the backward pass, reduced last.
     root: RootFields | None = None
     #: fully_shard's argument: true, false, or the number of ranks among which layers stay spread; left out, by `zero`.

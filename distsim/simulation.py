@@ -240,9 +240,10 @@ def _ended(program: Program, result: Run) -> Standstill | None:
     profile = PROFILES[program.backend]
     if profile.device or not profile.rendezvous or result.path != "fast" or result.outcome != "completes" or result.mismatches:
         return None
-    if any(lane_key(call) for code in program.codes for call in code.calls):
+    calls = [call for code in program.codes for call in code.distinct_calls()]
+    if any(map(lane_key, calls)):
         return None
-    ops = {call.op for code in program.codes for call in code.calls if OPS[call.op].kind == "collective"}
+    ops = {call.op for call in calls if OPS[call.op].kind == "collective"}
     waits_for_all = all(profile.needs(op, 4, 0, me) is None for op in sorted(ops) for me in range(4))
     return result.standstill if waits_for_all else None
 

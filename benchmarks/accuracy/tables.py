@@ -1,10 +1,9 @@
 """The published nccl-tests tables of `nccl_tables.csv`, each in the setting that it was measured in.
 
 Columns: `table_id`, `source` (where it was published), `system`, `gpu`, nodes and ranks, the data sheet's bandwidths
-(`intra_bw_GBps` of a GPU,
-`inter_bw_GBps_per_node` of all cards of a node; per direction), `nccl_version`, `launch`, `collective`, `bytes` as nccl-tests
-counts them,
-`place`, `time_us` as printed. Times out of place are scored, but where they carry a one-time cost (`SET_UP`) those in place; sizes of 0 are left out.
+(`intra_bw_GBps` of a GPU, `inter_bw_GBps_per_node` of all cards of a node; per direction), `nccl_version`, `launch`, `collective`,
+`bytes` as nccl-tests counts them, `place`, `time_us` as printed. Times out of place are scored, but where they carry a one-time cost
+(`SET_UP`) those in place; sizes of 0 are left out.
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class CodeBuilder:
         """Port, bytes and signature of a call, and which ranks raise at it."""
         row = draft.row
         group = self.group_port(draft.group)
-        if row.kind in ("p2p", "collective") and not _all_rows(draft.invalid):
+        if row.kind in ("p2p", "collective", "remote") and not _all_rows(draft.invalid):
             self._check_member(draft)
             self._check_peer(draft)
             self._check_root(draft)
@@ -263,7 +263,7 @@ class CodeBuilder:
     def _check_peer(self, draft: Draft) -> None:
         if draft.peer is None:
             return
-        side = "to" if draft.row.direction == "send" else "from"
+        side = "to" if draft.row.direction == "send" or draft.row.gives == "all" else "from"
         peer, rows = np.broadcast_to(np.asarray(draft.peer), len(self.ranks)), self._rows(draft) & ~self._mask(draft)
         world = self.shelf.world_size
         self._per_value(draft, peer, rows & ((peer < -1) | (peer >= world)), "DS101",
@@ -354,7 +354,7 @@ def fault_code(fault: str) -> tuple[str, str]:
     """The finding's code of a row's fault: splits have their own, and so has what is no matter of buffers."""
     if "split" in fault.lower():
         return "DS107", fault
-    return ("DS112" if re.search(r"\b(tag|batch|reduce op)\b", fault) else "DS110"), fault
+    return ("DS112" if re.search(r"\b(tag|channel|batch|reduce op)\b", fault) else "DS110"), fault
 
 
 def _all_rows(invalid: list[Flaw]) -> bool:

@@ -111,7 +111,7 @@ class Resolver:
         ids = np.broadcast_to(np.asarray(draft.group), count)
         found, good = shelf.global_ranks(draft.group if isinstance(draft.group, np.ndarray) else ids, wanted)
         bad = ~good if here.guard is None else ~good & here.guard
-        code = "DS101" if draft.row.kind == "p2p" else "DS103"
+        code = "DS101" if draft.row.kind in ("p2p", "remote") else "DS103"
         for g, w in sorted(set(zip(ids[bad].tolist(), wanted[bad].tolist(), strict=True))):
             size, name = shelf.groups[g].size, shelf.groups[g].name
             reason = f"{draft.row.op} with {what} {w}, but group {name} has group ranks 0 to {size - 1}"

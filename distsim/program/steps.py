@@ -10,6 +10,7 @@ import numpy as np
 
 from distsim.ops.base import Op
 from distsim.ops.fields import PerRank, Ref, Scalar, Splits
+from distsim.ops.one_sided import SIGNALS
 from distsim.program.assemble import Draft, Flaw, Requests
 from distsim.program.autoshape import auto_shape
 from distsim.program.handles import Handle
@@ -77,7 +78,9 @@ class StepLowering(Resolver):
         site = self.walker.names.shelf.site(Site(self.walker.names.file, step.line, step.column, row.op))
         is_async = bool(getattr(step.op, "is_async", False)) or row.nonblocking
         draft = Draft(row, site, here.group, is_async=is_async, guard=here.guard, invalid=list(invalid))
-        if (not self._ready and row.kind in ("p2p", "collective", "batch")) or (not self._ready and row.op == "new_group"):
+        if (not self._ready and row.kind in ("p2p", "collective", "remote", "batch")) or (
+            not self._ready and row.op == "new_group"
+        ):
             help_text = "call init_process_group before it, destroy_process_group after it"
             draft.invalid.append(Flaw(True, "DS108", f"{row.op} while there is no process group\n{help_text}"))
         return draft
@@ -111,14 +114,27 @@ class StepLowering(Resolver):
             draft.peer = self._peer(
                 here, draft, *((op.dst, op.group_dst) if draft.row.direction == "send" else (op.src, op.group_src))
             )
+        if draft.row.signals:
+            draft.tag = SIGNALS + self._integer(here, op.channel, "channel")
+            return
         draft.tag = self._integer(here, op.tag, "tag")
         buffer = self._buffer(here, op.tensor)
         draft.fields.update(inputs=(buffer,), outputs=(buffer,))
         if getattr(op, "assume_src", None) is not None:
             draft.fields["assume_src"] = self._integer(here, op.assume_src, "assume_src")
 
+    def _remote(self, here: Here, draft: Draft) -> None:
+        """A put or a get: both tensors, named on this rank."""
+        op: Any = here.step.op
+        if not self._unmade_group(here, draft):
+            draft.peer = self._peer(
+                here, draft, *((op.dst, op.group_dst) if draft.row.gives == "all" else (op.src, op.group_src))
+            )
+        read = self._buffer(here, op.tensor)
+        draft.fields.update(inputs=(read,), outputs=(read if op.into is None else self._buffer(here, op.into),))
+
     def _peer(self, here: Here, draft: Draft, peer: Scalar, group_peer: Scalar) -> Vec:
-        side = "dst" if draft.row.direction == "send" else "src"
+        side = "dst" if draft.row.direction == "send" or draft.row.gives == "all" else "src"
         if peer is not None:
             found = self._integer(here, peer, side)
             return self._none_is_any(draft, found)
@@ -362,5 +378,6 @@ def _nothing(steps: StepLowering, here: Here, draft: Draft) -> None:
 #: What lowers a step of each kind. No part of the object, which would then lead to itself.
 _KINDS: dict[str, Callable[[StepLowering, Here, Draft], None]] = {
     "p2p": StepLowering._message, "collective": StepLowering._collective, "local": StepLowering._local, "batch": StepLowering._batch,
+    "remote": StepLowering._remote,
     "wait": _nothing, "group": StepLowering._group_step,
 }  # fmt: skip

@@ -33,7 +33,7 @@ from distsim.standstill import RankStatus
 #: Operations that only take time.
 WORK = ("compute", "assign", "sleep")
 #: Kinds of calls that a rank makes with others.
-_TOGETHER = ("p2p", "collective", "batch", "group")
+_TOGETHER = ("p2p", "collective", "remote", "batch", "group")
 #: Faults that end a rank, with the status and the words of its end.
 _ENDS: dict[str, tuple[RankStatus, str]] = {
     "kill": ("killed", "killed by a fault"), "exit": ("ended", "exit {} by a fault"),
@@ -146,6 +146,8 @@ class Compiler:
             self.message(position, call)
         elif kind == "collective":
             self.collective(position, call)
+        elif kind == "remote":
+            self.remote(position, call)
         elif kind == "batch":
             self.batch(position, call)
         elif kind == "wait":
@@ -222,7 +224,7 @@ class Compiler:
         return tuple(sorted({self.peer(c) for c in again if c.port >= 0} - {ANY}))
 
     def _refusal(self, call: CodeCall) -> str | None:
-        if OPS[call.op].kind not in ("p2p", "collective"):
+        if OPS[call.op].kind not in ("p2p", "collective", "remote"):
             return None
         open_source = call.port >= 0 and self.peer(call) < 0
         buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
@@ -289,6 +291,10 @@ class Compiler:
         self.post(
             position, self.collective_part(position, call), wait=not call.is_async, queue=Queue(key, width, max(call.group, 0))
         )
+
+    def remote(self, position: int, call: CodeCall) -> None:
+        """A put or get: this rank's own work, whoever's memory it is."""
+        self.post(position, self.work_part(position, call), wait=True)
 
     def batch(self, position: int, call: CodeCall) -> None:
         """A loop of isend and irecv, each with its own request (gloo, observed: "one Work per op")."""

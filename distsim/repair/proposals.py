@@ -8,6 +8,7 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from distsim.ops.table import OPS
+from distsim.repair.counts import one_count, padded, transposed
 from distsim.repair.messages import other_sides, pairs, peers
 from distsim.repair.missing import elsewhere, for_all, goes_on
 from distsim.repair.slips import batched_requests, group_ranks, one_shape
@@ -74,8 +75,10 @@ def proposals(data: Data, fault: Fault) -> Iterator[Proposal]:
         calls.sort(key=lambda path: fault.odd.isdisjoint(owners(data, path)))
     order = (_batches(data, paths), _of(0, batched_requests(data, paths)), _later(data, paths, named), _waits_last(data, paths))
     said = (_of(1, pairs(data, calls, paths + parts)), islice(_arguments(data, named), _MOST))
-    declared = (_of(1, group_ranks(data, named)), _of(1, one_shape(data)), _declared(data, named))
+    declared = (_of(1, chain(group_ranks(data, named), one_shape(data), transposed(data, named), padded(data, named))),
+                _declared(data, named))  # fmt: skip
     yield from chain(*said, *declared, *order) if fault.mismatch else chain(*order, said[0])
+    yield from _of(1, one_count(data))
     yield from islice(_moves(data, named), _MOST)
     yield from islice(_moves(data, [part for part in calls if part in parts]), _MOST)
     yield from () if fault.mismatch else chain(*said[1:])

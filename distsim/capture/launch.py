@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from distsim.capture.hub import Hub
 from distsim.capture.keeper import VARIABLE, Keeper
 from distsim.capture.members import Failure, Member
 from distsim.capture.wire import Regions, listen
+from distsim.collection import no_collection
 from distsim.profiles import PROFILES
 from distsim.profiles.record import Profile
 
@@ -75,7 +77,8 @@ def capture(wish: Wish) -> Captured:
     try:
         for rank in range(max(wish.ranks, 1)):
             parent.start(wish, rank, address, regions)
-        ended = hub.run(wish.timeout_s, parent.reap)
+        with no_collection():
+            ended = hub.run(wish.timeout_s, parent.reap)
     finally:
         parent.end_all()
         hub.close()
@@ -133,6 +136,7 @@ class _Parent:
         if pid == 0:
             status = 1
             try:
+                gc.freeze()  # what all ranks share stays shared: no collection walks it
                 die_with_parent(mine)
                 for number in (signal.SIGTERM, signal.SIGHUP):
                     if signal.getsignal(number) is _end:

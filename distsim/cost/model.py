@@ -168,6 +168,11 @@ class CostModel:
         """The part of a message's price that does not depend on its size."""
         return self.call_overhead_ns + self.latency_ns(self.link_class(src, dst))
 
+    def one_sided_ns(self, src: int, dst: int, nbytes: int) -> int:
+        """A put, a get or a signal (4 bytes): the link's latency and its bandwidth, in ns. The kernel that stores is launched like any
+        other, and there is no protocol to begin; not fitted to measurements."""
+        return self.latency_ns(self.link_class(src, dst)) + ceil(nbytes / self.bytes_per_ns(src, dst))
+
     def compute_ns(self, time_ns: int, flops: float = 0.0, mem_bytes: float = 0.0, dtype: str = "float32") -> int:
         """``time_ns`` where it is given; else the roofline: launch + max(flops / attainable rate, bytes / memory bandwidth).
 

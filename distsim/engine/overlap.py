@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from distsim.cost import CostModel
 from distsim.cost.sharing import Ports
 from distsim.engine.record import Columns
+from distsim.ops.one_sided import SIGNALS
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.form import PartKind
 from distsim.semantics.link import IntArray, Linked
@@ -25,7 +26,7 @@ def shares(conditions: Conditions, columns: Columns, cost: CostModel) -> bool:
     if not cost.cluster.shared_links:
         return False
     linked, started = conditions.linked, np.asarray(columns.started)
-    transfers = (linked.kind >= 0) & (linked.kind <= PartKind.COLLECTIVE) & (started >= 0)
+    transfers = (linked.kind >= 0) & (linked.kind <= PartKind.COLLECTIVE) & (linked.tag < SIGNALS) & (started >= 0)
     received = (conditions.mate >= 0) & (started[np.maximum(conditions.mate, 0)] >= 0)
     if bool((transfers & conditions.ahead & ~received).any()):
         return True  # what nobody receives, or not yet, has no price here

@@ -91,7 +91,9 @@ def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapp
     made = sum(bool(program.sites[call.site].line) and call.op not in _NO_CALLS for code in program.codes for call in code.calls)
     found = replace(simulation, findings=spoken(simulation.findings))
     outcome, verdict = _outcome(captured, simulation), simulation.verdict
-    if outcome != simulation.outcome or (not _came_through(captured, simulation.outcome) and verdict is not None and verdict.verdict == "ok"):
+    if outcome != simulation.outcome or (
+        not _came_through(captured, simulation.outcome) and verdict is not None and verdict.verdict == "ok"
+    ):
         found = replace(found, outcome=outcome, verdict=None)  # what no rule knows of ended a rank or held it, or time ran out
     where = stands(captured, program)
     if outcome == "hangs":

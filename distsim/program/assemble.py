@@ -193,6 +193,8 @@ class CodeBuilder:
         self.groups: list[Vec] = []
         self._ports: dict[Hashable, int] = {}
         self._groups: dict[Hashable, int] = {}
+        self._sound: set[Hashable] = set()  # what is wrong with no call
+        self._messages: dict[Hashable, tuple[Vec, Vec]] = {}  # bytes and signature of messages alike
 
     # --- handles of groups and ports ---
     def group_port(self, group: Vec) -> int:
@@ -223,13 +225,17 @@ class CodeBuilder:
         row = draft.row
         group = self.group_port(draft.group)
         if row.kind in ("p2p", "collective", "remote") and not _all_rows(draft.invalid):
-            self._check_member(draft)
-            self._check_peer(draft)
-            self._check_root(draft)
+            self._check(draft)
         broken = self._mask(draft)
         port = self.port(draft.peer, group, draft.tag) if draft.peer is not None else -1
-        call = CodeCall(row.op, draft.site, draft.is_async, group, port, parts=draft.parts, fields=draft.fields)
-        nbytes, signature = self._facts(draft, call, broken)
+        alike = self._alike(draft, group, port)
+        if alike is not None and alike in self._messages:
+            nbytes, signature = self._messages[alike]
+        else:
+            call = CodeCall(row.op, draft.site, draft.is_async, group, port, parts=draft.parts, fields=draft.fields)
+            nbytes, signature = self._facts(draft, call, broken)
+            if alike is not None and not draft.invalid:
+                self._messages[alike] = nbytes, signature
         invalid = self._invalid(draft)
         return CodeCall(row.op, draft.site, draft.is_async, group, port, nbytes, signature, parts=draft.parts,
                         invalid=invalid, fields=draft.fields, **requests._asdict())  # fmt: skip
@@ -243,6 +249,16 @@ class CodeBuilder:
         for rows, _, _ in draft.invalid:
             mask |= rows
         return mask & self._rows(draft)
+
+    def _check(self, draft: Draft) -> None:
+        """Members, partners, roots; once for calls alike that nothing is wrong with."""
+        alike = draft.row.op, vec_key(draft.group), vec_key(draft.peer), vec_key(draft.fields.get("root")), vec_key(draft.guard)
+        if draft.invalid or alike not in self._sound:
+            self._check_member(draft)
+            self._check_peer(draft)
+            self._check_root(draft)
+        if not draft.invalid:
+            self._sound.add(alike)
 
     def _check_member(self, draft: Draft) -> None:
         outside = self._rows(draft) & ~self.shelf.is_member(draft.group, self.vector)
@@ -312,6 +328,17 @@ class CodeBuilder:
         return (total, first) if total.any() else None
 
     # --- what the row says of the resolved call ---
+    def _alike(self, draft: Draft, group: int, port: int) -> Hashable:
+        """Messages with the same key have the same facts, and all local work; None where that isn't known."""
+        if draft.row.kind == "local" and not draft.invalid:
+            return draft.row.op
+        buffers = draft.fields.get("inputs") or ()
+        if draft.row.kind != "p2p" or draft.invalid or any(isinstance(n, np.ndarray) for b in buffers for n in b.shape):
+            return None
+        shapes = tuple((b.shape, b.dtype) for b in buffers)
+        assumed = draft.fields.get("assume_src")
+        return (draft.row.op, group, port, shapes, vec_key(assumed), vec_key(draft.guard))
+
     def _facts(self, draft: Draft, call: CodeCall, broken: BoolVector) -> tuple[Vec, Vec]:
         """(nbytes, signature) by the row's columns, once per distinct set of arguments; buffers that don't fit are reported."""
         if draft.row.kind in ("local", "wait", "batch"):

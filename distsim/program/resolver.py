@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import numpy as np
 
+from distsim.expr import Expression
 from distsim.ops.base import Op
-from distsim.ops.fields import Inline, Ref
+from distsim.ops.fields import Inline, PerRank, Ref
 from distsim.ops.records import Group
 from distsim.program.assemble import Draft, Flaw, narrow, vec_key
 from distsim.program.records import BoolVector, BufferVec, Numbers, Vec, Written
@@ -31,6 +33,12 @@ class Here:
         self.step, self.indices, self.guard, self.group = step, indices, guard, group
 
 
+@cache
+def fields_of(row: type[Op]) -> frozenset[str]:
+    """The fields of an operation: asking a model for one that it has not is slow."""
+    return frozenset(row.model_fields)
+
+
 class Resolver:
     """Resolves the names of steps for one walker."""
 
@@ -41,6 +49,7 @@ class Resolver:
         self._auto: dict[str, tuple[Vec, ...]] = {}
         self._known: dict[object, Vec] = {}  # groups by handle
         self._bound: dict[str, int] = {}  # groups made by new_group steps on the way
+        self._globals: dict[Hashable, Vec] = {}  # group and group ranks -> global ranks, where all are in the group
 
     def _split(self, labels: Numbers | Sequence[int]) -> NoReturn:
         from distsim.program.walk import Split
@@ -49,8 +58,10 @@ class Resolver:
 
     # --- values ---
     def _value(self, here: Here, value: Written) -> Numbers:
+        if not isinstance(value, Expression | PerRank):
+            return value
         more = None
-        names = self.walker.names_in((here.step,))
+        names = self.walker.names_of(here.step)
         if "group_rank" in names or "group_size" in names:
             more = self._group_names(here.group)
         return self.walker.evaluate(value, here.indices, here.guard, here.step, more)
@@ -62,7 +73,8 @@ class Resolver:
         kind = getattr(found, "dtype", None)
         if isinstance(found, bool) or (not isinstance(found, int) and kind != np.int64):
             self.walker.names.problem(here.step, f"{what}: expected an integer, found {np.ravel(found)[0]}")
-        if what in _INT32 and not (np.min(found) >= -_MOST_RANK and np.max(found) < _MOST_RANK):
+        low, high = (found, found) if isinstance(found, int) else (np.min(found), np.max(found))
+        if what in _INT32 and not (low >= -_MOST_RANK and high < _MOST_RANK):
             far = int(np.ravel(found)[np.argmax(np.abs(np.ravel(found)))])
             self.walker.names.problem(here.step, f"{what}: expected an integer of 32 bits, as torch takes it, found {far}")
         return cast("Vec", found)
@@ -76,7 +88,7 @@ class Resolver:
 
     # --- groups ---
     def _group(self, op: Op) -> Vec:
-        handle = getattr(op, "group", None)
+        handle = op.group if "group" in fields_of(type(op)) else None  # type: ignore[attr-defined]
         if type(op).op == "batch_isend_irecv":
             handle = next((getattr(part.op, "group", None) for part in getattr(op, "ops", ())), None)
         if isinstance(handle, str) and handle in self._bound:
@@ -100,6 +112,9 @@ class Resolver:
 
     def _global(self, here: Here, group_rank: Vec, draft: Draft, what: str) -> Vec:
         """Global ranks of group ranks; one outside the group is an invalid call."""
+        key = (vec_key(draft.group), vec_key(group_rank), vec_key(here.guard))
+        if key in self._globals:
+            return self._globals[key]
         shelf, count = self.walker.names.shelf, len(self.walker.ranks)
         wanted = np.broadcast_to(np.asarray(group_rank), count)
         ids = np.broadcast_to(np.asarray(draft.group), count)
@@ -111,6 +126,8 @@ class Resolver:
             reason = f"{draft.row.op} with {what} {w}, but group {name} has group ranks 0 to {size - 1}"
             draft.invalid.append(Flaw(bad & (ids == g) & (wanted == w), code, reason))
         ranks: Vec = narrow(np.where(good, found, self.walker.ranks))
+        if not bad.any():
+            self._globals[key] = ranks
         return ranks
 
     # --- buffers ---
@@ -138,6 +155,8 @@ class Resolver:
     def _check_index(self, here: Here, ref: Ref, index: Vec) -> None:
         copies = self.walker.names.copies[ref.name]
         copies = copies[self.walker.ranks] if isinstance(copies, np.ndarray) else copies
+        if isinstance(index, int) and isinstance(copies, int) and 0 <= index < copies:
+            return
         bad = np.broadcast_to(np.asarray((index < 0) | (index >= np.asarray(copies))), len(self.walker.ranks))
         if here.guard is not None:
             bad = bad & here.guard

@@ -182,13 +182,14 @@ class Walker:
 
     def names_in(self, steps: Iterable[Entry]) -> frozenset[str]:
         """All names that expressions in these entries use."""
-        found: frozenset[str] = frozenset()
-        for entry in steps:
-            names = self.names.used.get(id(entry))
-            if names is None:
-                names = self.names.used[id(entry)] = _names_of(entry)
-            found |= names
-        return found
+        return frozenset().union(*map(self.names_of, steps))
+
+    def names_of(self, entry: Entry) -> frozenset[str]:
+        """All names that expressions in an entry use."""
+        names = self.names.used.get(id(entry))
+        if names is None:
+            names = self.names.used[id(entry)] = _names_of(entry)
+        return names
 
 
 def _names_of(value: object) -> frozenset[str]:

@@ -50,7 +50,8 @@ class Client:
     def _reset(self) -> None:
         self._lock, self._main = threading.RLock(), threading.get_ident()
         self._out: socket.socket | None = None
-        self._held: list[bytes] = []
+        self._held: list[Sequence[object]] = []
+        self._held_blobs: list[bytes] = []
         self._line = _Line()
         self._sockets: list[socket.socket] = []
         self._known: dict[Where, int] = {}
@@ -111,7 +112,8 @@ class Client:
     def hold(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
         """Say it with the next thing that is said: nobody waits for it."""
         with self._lock:
-            self._held.append(frame(message, blobs))
+            self._held.append(message)
+            self._held_blobs += blobs
             if len(self._held) > _MOST_HELD:
                 self.flush()
 
@@ -122,13 +124,15 @@ class Client:
     def say(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
         """Say it now."""
         with self._lock:
-            self._held.append(frame(message, blobs))
+            self._held.append(message)
+            self._held_blobs += blobs
             self.flush()
 
     def flush(self) -> None:
         with self._lock:
             if self._out is not None and self._held:
-                held, self._held = b"".join(self._held), []
+                held = frame(self._held, self._held_blobs)
+                self._held, self._held_blobs = [], []
                 try:
                     self._out.sendall(held)
                 except OSError:

@@ -134,7 +134,9 @@ class Hub:
             if line.member is None:
                 self._introduce(line, message)
             else:
-                self._take(line.member, message, Blobs(blob))
+                blobs = Blobs(blob)
+                for said in message:
+                    self._take(line.member, said, blobs)
 
     def _close(self, line: Line) -> None:
         self._epoll.unregister(line.socket.fileno())

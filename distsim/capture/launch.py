@@ -7,7 +7,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,8 +66,8 @@ class Captured:
         return self.stood if self.stood is not None and late else self.ranks
 
 
-def capture(wish: Wish) -> Captured:
-    """Run a program under the hub. The caller has imported what its ranks need."""
+def capture(wish: Wish, meanwhile: Callable[[], object] | None = None) -> Captured:
+    """Run a program under the hub. The caller has imported what its ranks need. ``meanwhile``: done in a thread, once they have started."""
     keeper = Keeper()
     regions = Regions(max(wish.ranks, 1) if wish.ranks else _MOST_SPAWNED)
     listener, address = listen(os.urandom(4).hex())
@@ -77,6 +78,8 @@ def capture(wish: Wish) -> Captured:
     try:
         for rank in range(max(wish.ranks, 1)):
             parent.start(wish, rank, address, regions)
+        if meanwhile is not None:
+            threading.Thread(target=meanwhile, daemon=True).start()
         with no_collection():
             ended = hub.run(wish.timeout_s, parent.reap)
     finally:

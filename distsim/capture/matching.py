@@ -114,8 +114,11 @@ class Matching:
         found: list[Posted] = []
         place = self.matcher.boxes.get(box)
         while place is not None:
-            pairs = (self.matcher.meet(box, sender) for sender in sorted(place.sends))
-            pair = next((p for p in pairs if p is not None), None)
+            pair = None
+            for sender in sorted(place.sends):
+                pair = self.matcher.meet(box, sender)
+                if pair is not None:
+                    break
             if pair is None:
                 break
             found.append(self._hand_over(*pair))
@@ -214,7 +217,11 @@ class Matching:
 
 def is_shared(outs: Sequence[Sequence[Payload]]) -> bool:
     """Does a result lie in shared memory, in part?"""
-    return any(not isinstance(p, bytes) for out in outs for p in out)
+    for out in outs:
+        for payload in out:
+            if not isinstance(payload, bytes):
+                return True
+    return False
 
 
 def fits(one: Posted, other: Posted) -> bool:

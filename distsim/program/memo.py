@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,12 @@ class Traits(NamedTuple):
     group: str | tuple[str, ...] | None  # as the step names it
     names: frozenset[str]  # that its expressions use, those of handles left out
     key: Hashable  # steps of one key make the same call wherever the rest is the same
+
+
+@cache
+def fields_of(row: type[Op]) -> frozenset[str]:
+    """The fields of an operation: asking a model for one that it has not is slow."""
+    return frozenset(row.model_fields)
 
 
 def traits_of(step: Step) -> Traits:

@@ -146,6 +146,8 @@ class Resolver:
     def _check_index(self, here: Here, ref: Ref, index: Vec) -> None:
         copies = self.walker.names.copies[ref.name]
         copies = copies[self.walker.ranks] if isinstance(copies, np.ndarray) else copies
+        if isinstance(index, int) and isinstance(copies, int) and 0 <= index < copies:
+            return
         bad = np.broadcast_to(np.asarray((index < 0) | (index >= np.asarray(copies))), len(self.walker.ranks))
         if here.guard is not None:
             bad = bad & here.guard

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from distsim.ops.one_sided import SIGNALS
 from distsim.program.assemble import Draft, Flaw, Requests
 from distsim.program.autoshape import auto_shape
 from distsim.program.handles import Handle
-from distsim.program.memo import Traits
+from distsim.program.memo import Traits, fields_of
 from distsim.program.names import has_bool
 from distsim.program.records import BoolVector, CodeCall, Numbers, Site, Vec, Written, narrow
 from distsim.program.resolver import Here, Indices, Resolver
@@ -68,15 +69,17 @@ class StepLowering(Resolver):
     def _make(self, here: Here, row: type[Op], invalid: list[Flaw], requests: Requests) -> CodeCall:
         draft = self._draft(here, row, invalid)
         _KINDS[row.kind](self, here, draft)
-        stream = getattr(here.step.op, "on", None)
-        if stream and row.kind != "local":
+        op: Any = here.step.op
+        stream = op.on if row.kind != "local" and "on" in fields_of(row) else None
+        if stream:
             draft.fields["queue"] = stream
         return self.walker.builder.make(draft, requests)
 
     def _draft(self, here: Here, row: type[Op], invalid: list[Flaw]) -> Draft:
         step = here.step
         site = self.walker.names.shelf.site(Site(self.walker.names.file, step.line, step.column, row.op))
-        is_async = bool(getattr(step.op, "is_async", False)) or row.nonblocking
+        op: Any = step.op
+        is_async = bool("is_async" in fields_of(row) and op.is_async) or row.nonblocking
         draft = Draft(row, site, here.group, is_async=is_async, guard=here.guard, invalid=list(invalid))
         if (not self._ready and row.kind in ("p2p", "collective", "remote", "batch")) or (
             not self._ready and row.op == "new_group"
@@ -120,7 +123,7 @@ class StepLowering(Resolver):
         draft.tag = self._integer(here, op.tag, "tag")
         buffer = self._buffer(here, op.tensor)
         draft.fields.update(inputs=(buffer,), outputs=(buffer,))
-        if getattr(op, "assume_src", None) is not None:
+        if "assume_src" in fields_of(draft.row) and op.assume_src is not None:
             draft.fields["assume_src"] = self._integer(here, op.assume_src, "assume_src")
 
     def _remote(self, here: Here, draft: Draft) -> None:
@@ -265,16 +268,16 @@ class StepLowering(Resolver):
     def _local(self, here: Here, draft: Draft) -> None:
         op: Any = here.step.op
         fields = draft.fields
-        for name, source in _LOCAL_FIELDS.items():
-            value = getattr(op, source, None)
+        for name, source in _local_fields(draft.row):
+            value = getattr(op, source)
             if value is not None and value != "":
                 fields[name] = self._integer(here, value, source) if source == "code" else self._value(here, value)
         for name, source in (("time_ns", "time"), ("flops", "flops"), ("mem_bytes", "bytes")):
             self._check_amount(here, fields.get(name, 0), source)
         if "time_ns" in fields:
             fields["time_ns"] = _whole(fields["time_ns"])
-        for name in ("reads", "writes", "adds"):
-            if getattr(op, name, ()):
+        for name in ("reads", "writes", "adds") if "reads" in fields_of(draft.row) else ():
+            if getattr(op, name):
                 fields[name] = self._buffers_of(here, getattr(op, name))
         if draft.row.op == "assign":
             fields.update(writes=self._buffers_of(here, op.tensor), value=op.value, indices=tuple(here.indices.items()))
@@ -369,6 +372,12 @@ def _row(value: Vec, i: int) -> int:
 
 def _has_init(entries: Iterable[Entry]) -> bool:
     return any(type(e.op).op == "init_process_group" if isinstance(e, Step) else _has_init(e.steps) for e in entries)
+
+
+@cache
+def _local_fields(row: type[Op]) -> tuple[tuple[str, str], ...]:
+    """Those of `_LOCAL_FIELDS` that an operation has."""
+    return tuple((name, source) for name, source in _LOCAL_FIELDS.items() if source in fields_of(row))
 
 
 def _nothing(steps: StepLowering, here: Here, draft: Draft) -> None:

@@ -248,7 +248,7 @@ def _doubling(n: int) -> list[Rotation]:
     return [Rotation(1, have, min(have, n - have)) for have in distances]
 
 
-@algorithm("all_gather", "bruck", "origin", _doubling)
+@algorithm("all_gather", "bruck", "origin", lambda n: [r._replace(distance=n - r.distance) for r in _doubling(n)])
 def bruck_all_gather(n: int, root: int = 0) -> list[Round]:
     """ceil(log2 n) rounds for any n: in round k a rank sends all it has (at most what is missing) to rank r - 2**k."""
     rounds, have = [], 1

@@ -18,7 +18,7 @@ from distsim.ops.torch_types import Memory, Work
 from distsim.ops.words import WORDS
 from distsim.schedules import Algorithm, Round
 
-Kind = Literal["p2p", "collective", "batch", "wait", "local", "group", "block"]
+Kind = Literal["p2p", "collective", "remote", "batch", "wait", "local", "group", "block"]
 Share = Literal["all", "root", "none"]
 
 
@@ -123,6 +123,8 @@ class Op(BaseModel):
     reduces: ClassVar[bool] = False
     #: "send" or "recv" for p2p.
     direction: ClassVar[Literal["send", "recv"] | None] = None
+    #: A signal: a message without data on a channel of its own, of which one may be on its way (`distsim.ops.one_sided`).
+    signals: ClassVar[bool] = False
     #: True for isend, irecv: never blocks, has a request.
     nonblocking: ClassVar[bool] = False
     #: True where sizes are agreed on pair by pair (all_to_all): `cross_faults` judges them, not `agreement` alone.

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.cost import CostModel
+from distsim.ops.one_sided import CELL, SIGNALS
 from distsim.ops.table import OPS
 from distsim.semantics.durations import durations_ns
 from distsim.semantics.form import PartKind
@@ -66,7 +67,7 @@ class Conditions:
         found = np.zeros(linked.rows, dtype=np.bool_)
         if free.any():
             found[sends] = free[np.searchsorted(sizes, linked.nbytes[sends])]
-        return found
+        return found | (sends & (linked.tag >= SIGNALS))
 
     @cached_property
     def window(self) -> int:
@@ -80,12 +81,16 @@ class Conditions:
 
     def _make_room(self) -> None:
         """A send that the window does not hold any more needs an earlier message of its channel to be taken."""
-        rows = np.flatnonzero(self.ahead)
-        if not rows.size or self.window >= _UNLIMITED:
+        tag = self.linked.tag
+        rows = np.flatnonzero(self.ahead if self.window < _UNLIMITED else self.ahead & (tag >= SIGNALS))
+        if not rows.size:
             return
         channel, nbytes = self.linked.channel, self.linked.nbytes
         rows = rows[np.argsort(channel[rows], kind="stable")]
         for those in np.split(rows, np.flatnonzero(np.diff(channel[rows])) + 1):
+            if tag[those[0]] >= SIGNALS:  # a cell holds one
+                self.room[those[1:]] = self.mate[those[:-1]]
+                continue
             sent = np.cumsum(nbytes[those])
             full = sent > self.window
             if full.any():
@@ -105,6 +110,12 @@ class Conditions:
     # --- prices ---
     def _price_messages(self, cost: CostModel) -> None:
         linked, sends = self.linked, np.flatnonzero((self.linked.kind == PartKind.SEND) & (self.mate >= 0))
+        pad = linked.tag[sends] >= SIGNALS
+        if pad.any():
+            ends = zip(linked.rank[sends[pad]].tolist(), linked.peer[sends[pad]].tolist(), strict=True)
+            self.price[sends[pad]] = [cost.one_sided_ns(*end, CELL) for end in ends]
+            self.price[self.mate[sends[pad]]] = self.price[sends[pad]]
+            sends = sends[~pad]
         if not sends.size:
             return
         _, first, inverse = np.unique(linked.channel[sends], return_index=True, return_inverse=True)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.match import ANY
+from distsim.ops.one_sided import SIGNALS
 from distsim.ops.records import Call
 from distsim.profiles.record import Profile
 from distsim.program.records import Code, CodeCall, Program, Vec, at
@@ -79,8 +80,8 @@ class Linked:
         code, rows = self.program.codes[unit.code], np.array(unit.vector_rows, dtype=np.int64)
         base = self._base[list(unit.ranks)]
         parts = [part for launch in unit.launches for part in launch.parts]
-        numbers = {call: i for i, call in enumerate({id(part.call): None for part in parts})}
         calls = list({id(part.call): part.call for part in parts}.values())
+        numbers = {id(call): i for i, call in enumerate(calls)}
         index = np.array([part.row for part in parts], dtype=np.int64)[:, None] + base[None, :]
         which = np.array([numbers[id(part.call)] for part in parts], dtype=np.int64)
         for column, values in _values(code, calls, rows):
@@ -325,10 +326,8 @@ class _Spaces:
     def __init__(self, linked: Linked) -> None:
         self.linked = linked
         self.lazy = linked.profile.device and linked.program.options.get("init") != "eager"
-        self._columns: list[
-            IntArray
-        ] = []  # (ranks, 5): own communicator's low and high (-1: the group's), group, source, destination, tag
-        self._rows: list[IntArray] = []  # (parts, ranks) of the same port and way
+        #: (ranks, 6): own communicator's low and high (-1: the group's), group, target, tag, source; (parts, ranks) of a port and way
+        self._columns, self._rows = list[IntArray](), list[IntArray]()
 
     def add(self, unit: Unit, parts: list[Part], index: IntArray) -> None:
         by_port: dict[tuple[int, bool, bool], list[int]] = {}
@@ -338,8 +337,9 @@ class _Spaces:
         ranks = np.array(unit.ranks, dtype=np.int64)
         for (_, sends, paired), those in by_port.items():
             rows = index[those]
-            peer, group = self.linked.peer[rows[0]], self.linked.group[rows[0]]
-            tag = self.linked.tag[rows[0]] if self.linked.profile.tags else np.zeros_like(peer)
+            peer, group, tag = (column[rows[0]] for column in (self.linked.peer, self.linked.group, self.linked.tag))
+            tag = tag * (self.linked.profile.tags | (tag >= SIGNALS))
+            paired &= bool(tag.max() < SIGNALS)
             low, high = (np.minimum(ranks, peer), np.maximum(ranks, peer)) if paired else (np.full_like(peer, -1),) * 2
             source, target = (ranks, peer) if sends else (peer, ranks)
             self._columns.append(np.stack([low, high, group, target, tag, source], axis=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distsim.match import ANY
+from distsim.ops.one_sided import SIGNALS
 from distsim.ops.table import OPS
 from distsim.profiles.record import Mishap
 from distsim.semantics.form import ODD, PartKind
@@ -113,7 +114,11 @@ class Meetings(Tables):
             return False
         channel, nbytes = self.channel[row], self.nbytes[row]
         ahead = state.ahead.get(channel, 0)
-        if ahead and (not self.profile.credit(nbytes, ahead, self.program.options) or self._stalled(state, earlier)):
+        if ahead and (
+            self.tag[row] >= SIGNALS
+            or not self.profile.credit(nbytes, ahead, self.program.options)
+            or self._stalled(state, earlier)
+        ):
             return False
         state.ahead[channel] = ahead + nbytes
         state.phase[row] = DUE

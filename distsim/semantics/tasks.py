@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from distsim.ops.one_sided import SIGNALS
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.profiles.record import Profile
@@ -182,6 +183,7 @@ class Tables:
         found = np.zeros(self.linked.rows, dtype=np.bool_)
         if free.any():
             found[sends] = free[np.searchsorted(sizes, self.linked.nbytes[sends])]
+        found[sends[self.linked.tag[sends] >= SIGNALS]] = True
         return list(found.tolist())
 
     @cached_property

@@ -5,6 +5,15 @@ from __future__ import annotations
 from distsim.fields import Told
 
 WORDS: dict[str, Told] = {
+    "megatron_ddp.group": Told("The data-parallel ranks; left out, all.", "dp"),
+    "grad_dtype": Told("What gradients are kept and reduced in.", "float32"),
+    "bucket_size": Told("Parameters in a bucket; left out: 40 million, or a million for each rank if that is more.", 40000000),
+    "pad_buckets_for_high_nccl_busbw": Told("Pad buckets to a multiple of 65536 elements.", True),
+    "use_distributed_optimizer": Told("Each rank updates its part of every bucket; else gradients are all-reduced.", False),
+    "megatron_ddp.overlap_grad_reduce": Told("Reduce a bucket as soon as its gradients have come; else one bucket, at the end.", False),
+    "overlap_param_gather": Told("Gather parameters beside the next forward pass; else after the update.", False),
+    "average_in_collective": Told("Average in the collective, not before it.", True),
+    "megatron_ddp.skips_layer": Told("Ranks that leave out a layer from the second iteration on.", {1: 0}),
     "symm_mem_barrier.group": Told("Who takes part; left out, all ranks.", "tp"),
     "channel": Told("Which cells of the signal pad it uses; put_signal and wait_signal of the same channel use them too.", 1),
     "ulysses.layers": Told("How many equal layers.", 4),

@@ -5,6 +5,11 @@ from __future__ import annotations
 from distsim.fields import Told
 
 WORDS: dict[str, Told] = {
+    "expert_parallel.between": Told("The axis of machines: tokens go between these first, then inside along `axis`.", "machine"),
+    "once_per_machine": Told("A token crosses to a machine once, whatever number of its experts is there, as DeepEP has it.", True),
+    "expert_parallel.pieces": Told("Pieces of the tokens: one goes round inside while the next one is between machines.", 2),
+    "dispatch_dtype": Told("What tokens go out in, with scales if it is FP8; results come back in `dtype`.", "float8_e4m3fn"),
+    "expert_parallel.beside": Told("What is computed while tokens are on their way out, as shared experts.", "1 ms"),
     "megatron_ddp.group": Told("The data-parallel ranks; left out, all.", "dp"),
     "grad_dtype": Told("What gradients are kept and reduced in.", "float32"),
     "bucket_size": Told("Parameters in a bucket; left out: 40 million, or a million for each rank if that is more.", 40000000),

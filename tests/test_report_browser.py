@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import browser
 import pytest
+from conftest import Cli
 
 from distsim.report import report_page, told_of
 from distsim.scenario import load, loads
@@ -193,6 +195,87 @@ program:
     assert (page.said, page.requests) == ([], [path.resolve().as_uri()])
 
 
+STEPS = """
+name: steps
+world: {nodes: 2, ranks_per_node: 2}
+backend: gloo
+memory: {model: {parameters: 1 GiB, activations: 3 GiB}}
+tensors: {x: {shape: [1024]}}
+iterations: 50
+program:
+  - compute: {name: forward, time: 2 ms}
+  - compute: {name: backward, time: 4 ms}
+  - all_reduce: x
+"""
+
+
+def test_equal_steps_are_one_line_traffic_has_its_bytes_and_memory_its_course(page: browser.Page, tmp_path: Path):
+    path = tmp_path / "steps.html"
+    path.write_text(report_page([told_of(simulate(loads(STEPS, "a.yaml", ())))]), encoding="utf-8")
+    opened(page, path)
+
+    steps = page.run("[...document.querySelectorAll('#steps tbody tr')].map((one) => one.innerText)")
+    assert len(steps) == 1
+    assert steps[0].split("\t")[:2] == ["0 to 49", "× 50"]
+    assert page.run("document.querySelector('#path tbody tr').innerText.includes('× 50')")
+    page.run("document.querySelector('#steps tbody tr').click()")
+    assert page.run(WIDTH) < page.run("distsim.model.end") / 40
+
+    # a ring of 4: each rank sends 6 quarters of 4 KiB to the next, 50 times
+    pairs = page.run("[...document.querySelectorAll('#groups tbody tr')].map((one) => one.innerText.split('\\t').slice(0, 3))")
+    assert pairs == [[str(r), str((r + 1) % 4), "300 KiB"] for r in range(4)]
+    assert page.run("document.querySelectorAll('#groups .matrix .on').length") == 4
+
+    words = page.run("[...document.querySelectorAll('#memory .filled text')].map((one) => one.textContent)")
+    assert {"parameters 1 GiB", "activations up to 3 GiB", "4 GiB"} <= set(words)
+    assert "step 0 of 50, × 50 equal" in page.run("document.querySelector('#memory').innerText")
+    assert page.said == []
+
+
+def test_reports_of_a_check_a_trace_and_a_comparison_open_without_a_word(page: browser.Page, tmp_path: Path, cli: Cli):
+    scenario, trace = ROOT / "scenarios" / "hybrid.yaml", tmp_path / "run.jsonl"
+    cli("simulate", scenario, "--trace", trace)
+    cli("check", ROOT / "scenarios" / "ring_of_four.yaml", "--report", tmp_path / "check.html")
+    cli("report", trace, "-o", tmp_path / "trace.html")
+    cli("compare", scenario, trace, "--report", tmp_path / "compare.html")
+
+    opened(page, tmp_path / "check.html")
+    assert "gloo" in page.run("document.querySelector('#overview').innerText")
+    assert page.run("document.querySelectorAll('#waits .graph .core').length") == 4
+    opened(page, tmp_path / "trace.html")
+    assert page.run("document.querySelector('#overview').innerText").count("as they were recorded") == 1
+    opened(page, tmp_path / "compare.html")
+    assert page.run("distsim.model.runs.length") == page.run("document.querySelectorAll('header.verdict').length") == 2
+    assert page.run("distsim.timeline.lines.length") == 8
+    assert (page.said, len(page.requests)) == ([], 1)
+
+
+@pytest.mark.slow
+def test_reports_of_a_capture_and_of_a_real_run_open_without_a_word(page: browser.Page, tmp_path: Path, cli: Cli):
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN, encoding="utf-8")
+    captured = cli("capture", "--nproc", "2", "--report", tmp_path / "captured.html", "--", sys.executable, script)
+    run = ("run", ROOT / "scenarios" / "hybrid.yaml", "--real", "--backend", "gloo", "--report", tmp_path / "real.html")
+    real = cli(*run)
+
+    assert (captured.returncode, real.returncode) == (0, 0)
+    opened(page, tmp_path / "captured.html")
+    assert "all_reduce(x)" in page.run("document.querySelector('.source').innerText")
+    page.run("distsim.model.choose(0, distsim.model.runs[0].first[1] - 1)")
+    assert "line 4" in page.run("document.querySelector('.details').innerText")
+    opened(page, tmp_path / "real.html")
+    assert page.run("[...document.querySelectorAll('header.verdict h1')].map((one) => one.innerText)") == [
+        "A hybrid, for real", "B hybrid, simulated",
+    ]  # fmt: skip
+    assert "Recorded on torch.distributed with gloo" in page.run("document.querySelector('#overview').innerText")
+    assert page.said == []
+
+
+TRAIN = """import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1024) * dist.get_rank()
+dist.all_reduce(x)
+"""
 HEAVY = """
 name: heavy
 world: {nodes: 8, ranks_per_node: 8}

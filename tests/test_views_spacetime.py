@@ -12,6 +12,7 @@ from views_made import made, recv, send, wait, work
 from distsim.errors import UsageError
 from distsim.ops.table import OPS
 from distsim.scenario import load, loads
+from distsim.schedules import ALGORITHMS
 from distsim.simulation import Simulation, simulate
 from distsim.sweep.run import Sweep, sweep
 from distsim.views.folding import RankRows
@@ -125,7 +126,12 @@ class TestRounds:
             with pytest.raises(UsageError, match="2 to 8 ranks"):
                 render("rounds", "svg", subject)
 
-    @pytest.mark.parametrize("name", [name for name, row in OPS.items() if row.algorithms])
+    @pytest.mark.parametrize("name", ["send", "irecv", "compute"])
+    def test_what_has_no_rounds_is_refused_with_words(self, name: str):
+        with pytest.raises(UsageError, match=f"(?s){name} .*no rounds.*--view op"):
+            rounds_svg(OPS[name], range(4))
+
+    @pytest.mark.parametrize("name", [name for name, row in OPS.items() if row.algorithms and row.kind != "p2p"])
     def test_every_operation_with_rounds_is_drawn(self, name: str):
         for algorithm in OPS[name].algorithms:
             if OPS[name].algorithms[algorithm].rounds(4, 0) is not None:
@@ -146,11 +152,11 @@ class TestTraffic:
         assert found.by == {"all_reduce": "ring"}
 
     def test_rotations_tell_the_same_pairs_as_the_rounds(self):
-        """Of the algorithms that the table goes by: the first of each operation."""
-        usual = {row.op: next(iter(row.algorithms.values())) for row in OPS.values() if row.algorithms}
-        assert sum(algorithm.rotations is not None for algorithm in usual.values()) >= 3
-        for op, algorithm in usual.items():
-            for n in (2, 3, 4, 8):
+        """Of every algorithm, those that a cluster may choose too."""
+        every = {(of, name): one for of, named in ALGORITHMS.items() for name, one in named.items()}
+        assert sum(algorithm.rotations is not None for algorithm in every.values()) >= 7
+        for op, algorithm in every.items():
+            for n in (2, 3, 4, 7, 8):
                 count, short = np.zeros((n, n), dtype=int), np.zeros((n, n), dtype=int)
                 for t in (t for round_ in algorithm.rounds(n, 0) for t in round_):
                     count[t.src, t.dst] += 1

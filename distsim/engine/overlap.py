@@ -42,7 +42,17 @@ def shares(conditions: Conditions, columns: Columns, cost: CostModel) -> bool:
         return True  # those who have cards in common with the ranks of a section need not be there
     if not one_by_one and works and _beside_work(linked, transfers, begin, end):
         return True
-    return _cross(linked, ports, np.flatnonzero(transfers), begin, end)
+    rows = np.flatnonzero(transfers)
+    return (bool(ports.pools.levels) and _at_once(linked, rows, begin, end)) or _cross(linked, ports, rows, begin, end)
+
+
+def _at_once(linked: Linked, rows: IntArray, begin: IntArray, end: IntArray) -> bool:
+    """Whether two transfers are under way at once, anywhere: they may have a switch's way up in common."""
+    of = np.where(linked.instance[rows] >= 0, linked.rows + linked.instance[rows], np.minimum(rows, linked.mate[rows]))
+    _, first = np.unique(of, return_index=True)
+    rows = rows[first]
+    order = np.argsort(begin[rows], kind="stable")
+    return bool((begin[rows[order]][1:] < np.maximum.accumulate(end[rows[order]])[:-1]).any())
 
 
 def _spans(conditions: Conditions, columns: Columns, transfers: BoolArray) -> tuple[IntArray, IntArray]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar, overload
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,28 +18,11 @@ from distsim.findings.codes import CODES
 from distsim.findings.record import Finding, Severity
 from distsim.ops.base import Op
 from distsim.ops.records import Call, Group
-from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Fields, IntVector, Port, Site, Vec, at, resolve
-
-T = TypeVar("T")
+from distsim.program.memo import facts_key, vec_key
+from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Fields, IntVector, Port, Site, Vec, at, narrow, resolve
 
 #: Bytes of one call; times that follow from them still fit 64 bits.
 _MOST_BYTES = 2**62
-
-
-@overload
-def narrow(vector: IntVector) -> Vec: ...
-@overload
-def narrow(vector: T) -> T: ...
-def narrow(vector: object) -> object:
-    """A vector whose entries are all equal becomes that entry."""
-    if isinstance(vector, np.ndarray) and len(vector) and (vector == vector[0]).all():
-        return vector[0].item()
-    return vector
-
-
-def vec_key(value: object) -> Hashable:
-    """Equal vectors have equal keys."""
-    return (value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray) else value
 
 
 class Shelf:
@@ -179,6 +162,9 @@ class Draft:
 
 _NONE = Requests()
 
+#: Of a call: its port, bytes and signature, and which ranks raise at it, why (None: none).
+Judged = tuple[int, Vec, Vec, tuple[BoolVector, str] | None]
+
 
 class CodeBuilder:
     """Builds the code of one class of ranks, call by call."""
@@ -193,8 +179,7 @@ class CodeBuilder:
         self.groups: list[Vec] = []
         self._ports: dict[Hashable, int] = {}
         self._groups: dict[Hashable, int] = {}
-        self._sound: set[Hashable] = set()  # what is wrong with no call
-        self._messages: dict[Hashable, tuple[Vec, Vec]] = {}  # bytes and signature of messages alike
+        self._sound: dict[Hashable, Judged] = {}
 
     # --- handles of groups and ports ---
     def group_port(self, group: Vec) -> int:
@@ -221,24 +206,37 @@ class CodeBuilder:
         return Code(self.ranks, self.calls, self.ports, self.groups, guards, tuple(iterations))
 
     def make(self, draft: Draft, requests: Requests = _NONE) -> CodeCall:
-        """Judge a draft, give it port, signature and bytes."""
+        """Judge a draft, give it port, signature and bytes. What was judged before and is sound is not judged again."""
+        row, key = draft.row, self._facts_key(draft)
+        found = self._sound.get(key) if key is not None else None
+        port, nbytes, signature, invalid = self._judged(draft) if found is None else found
+        if key is not None and invalid is None:
+            self._sound[key] = (port, nbytes, signature, None)
+        return CodeCall(row.op, draft.site, draft.is_async, self.group_port(draft.group), port, nbytes, signature,
+                        parts=draft.parts, invalid=invalid, fields=draft.fields, **requests._asdict())  # fmt: skip
+
+    def _facts_key(self, draft: Draft) -> Hashable:
+        """What decides a call's facts; None where it is judged each time."""
+        if draft.invalid or draft.row.kind not in ("p2p", "collective", "local", "wait"):
+            return None
+        guard = None if draft.guard is None else draft.guard.tobytes()
+        if draft.row.kind in ("local", "wait"):
+            return (draft.row, guard)
+        return (draft.row, vec_key(draft.group), vec_key(draft.peer), vec_key(draft.tag), draft.is_async, guard,
+                facts_key(draft.fields))  # fmt: skip
+
+    def _judged(self, draft: Draft) -> Judged:
+        """Port, bytes and signature of a call, and which ranks raise at it."""
         row = draft.row
         group = self.group_port(draft.group)
         if row.kind in ("p2p", "collective", "remote") and not _all_rows(draft.invalid):
-            self._check(draft)
+            self._check_member(draft)
+            self._check_peer(draft)
+            self._check_root(draft)
         broken = self._mask(draft)
         port = self.port(draft.peer, group, draft.tag) if draft.peer is not None else -1
-        alike = self._alike(draft, group, port)
-        if alike is not None and alike in self._messages:
-            nbytes, signature = self._messages[alike]
-        else:
-            call = CodeCall(row.op, draft.site, draft.is_async, group, port, parts=draft.parts, fields=draft.fields)
-            nbytes, signature = self._facts(draft, call, broken)
-            if alike is not None and not draft.invalid:
-                self._messages[alike] = nbytes, signature
-        invalid = self._invalid(draft)
-        return CodeCall(row.op, draft.site, draft.is_async, group, port, nbytes, signature, parts=draft.parts,
-                        invalid=invalid, fields=draft.fields, **requests._asdict())  # fmt: skip
+        call = CodeCall(row.op, draft.site, draft.is_async, group, port, parts=draft.parts, fields=draft.fields)
+        return port, *self._facts(draft, call, broken), self._invalid(draft)
 
     # --- validity (design §3, "Two kinds of fault") ---
     def _rows(self, draft: Draft) -> BoolVector:
@@ -249,16 +247,6 @@ class CodeBuilder:
         for rows, _, _ in draft.invalid:
             mask |= rows
         return mask & self._rows(draft)
-
-    def _check(self, draft: Draft) -> None:
-        """Members, partners, roots; once for calls alike that nothing is wrong with."""
-        alike = draft.row.op, vec_key(draft.group), vec_key(draft.peer), vec_key(draft.fields.get("root")), vec_key(draft.guard)
-        if draft.invalid or alike not in self._sound:
-            self._check_member(draft)
-            self._check_peer(draft)
-            self._check_root(draft)
-        if not draft.invalid:
-            self._sound.add(alike)
 
     def _check_member(self, draft: Draft) -> None:
         outside = self._rows(draft) & ~self.shelf.is_member(draft.group, self.vector)
@@ -328,17 +316,6 @@ class CodeBuilder:
         return (total, first) if total.any() else None
 
     # --- what the row says of the resolved call ---
-    def _alike(self, draft: Draft, group: int, port: int) -> Hashable:
-        """Messages with the same key have the same facts, and all local work; None where that isn't known."""
-        if draft.row.kind == "local" and not draft.invalid:
-            return draft.row.op
-        buffers = draft.fields.get("inputs") or ()
-        if draft.row.kind != "p2p" or draft.invalid or any(isinstance(n, np.ndarray) for b in buffers for n in b.shape):
-            return None
-        shapes = tuple((b.shape, b.dtype) for b in buffers)
-        assumed = draft.fields.get("assume_src")
-        return (draft.row.op, group, port, shapes, vec_key(assumed), vec_key(draft.guard))
-
     def _facts(self, draft: Draft, call: CodeCall, broken: BoolVector) -> tuple[Vec, Vec]:
         """(nbytes, signature) by the row's columns, once per distinct set of arguments; buffers that don't fit are reported."""
         if draft.row.kind in ("local", "wait", "batch"):

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import numpy as np
 
 from distsim.expr import Expression
-from distsim.ops.base import Op
-from distsim.ops.fields import Inline, PerRank, Ref
+from distsim.ops.fields import Inline, Ref
 from distsim.ops.records import Group
-from distsim.program.assemble import Draft, Flaw, narrow, vec_key
-from distsim.program.records import BoolVector, BufferVec, Numbers, Vec, Written
+from distsim.program.assemble import Draft, Flaw
+from distsim.program.memo import vec_key
+from distsim.program.records import BoolVector, BufferVec, Numbers, Vec, Written, narrow
 from distsim.scenario.entries import Step
 
 if TYPE_CHECKING:
     from distsim.program.walk import Walker
 
 Indices = dict[str, int]
+GroupName = str | tuple[str, ...] | None
 
 #: What torch counts in 32 bits: ranks and tags. An integer beyond is refused (torch raises).
 _INT32 = ("src", "dst", "group_src", "group_dst", "assume_src", "tag", "ranks")
@@ -33,12 +33,6 @@ class Here:
         self.step, self.indices, self.guard, self.group = step, indices, guard, group
 
 
-@cache
-def fields_of(row: type[Op]) -> frozenset[str]:
-    """The fields of an operation: asking a model for one that it has not is slow."""
-    return frozenset(row.model_fields)
-
-
 class Resolver:
     """Resolves the names of steps for one walker."""
 
@@ -48,8 +42,8 @@ class Resolver:
         self._group_named: dict[Hashable, dict[str, Vec]] = {}
         self._auto: dict[str, tuple[Vec, ...]] = {}
         self._known: dict[object, Vec] = {}  # groups by handle
+        self._in_group: dict[Hashable, Vec] = {}  # global ranks of group ranks that are there
         self._bound: dict[str, int] = {}  # groups made by new_group steps on the way
-        self._globals: dict[Hashable, Vec] = {}  # group and group ranks -> global ranks, where all are in the group
 
     def _split(self, labels: Numbers | Sequence[int]) -> NoReturn:
         from distsim.program.walk import Split
@@ -58,23 +52,22 @@ class Resolver:
 
     # --- values ---
     def _value(self, here: Here, value: Written) -> Numbers:
-        if not isinstance(value, Expression | PerRank):
-            return value
         more = None
-        names = self.walker.names_of(here.step)
+        names = value.names if isinstance(value, Expression) else self.walker.names_in((here.step,))
         if "group_rank" in names or "group_size" in names:
             more = self._group_names(here.group)
         return self.walker.evaluate(value, here.indices, here.guard, here.step, more)
 
     def _integer(self, here: Here, value: Written, what: str) -> Vec:
+        if isinstance(value, Expression) and type(value.constant) is int and -_MOST_RANK <= value.constant < _MOST_RANK:
+            return value.constant
         found = self._value(here, value)
         if isinstance(found, float) and found.is_integer():
             found = int(found)
         kind = getattr(found, "dtype", None)
         if isinstance(found, bool) or (not isinstance(found, int) and kind != np.int64):
             self.walker.names.problem(here.step, f"{what}: expected an integer, found {np.ravel(found)[0]}")
-        low, high = (found, found) if isinstance(found, int) else (np.min(found), np.max(found))
-        if what in _INT32 and not (low >= -_MOST_RANK and high < _MOST_RANK):
+        if what in _INT32 and not (np.min(found) >= -_MOST_RANK and np.max(found) < _MOST_RANK):
             far = int(np.ravel(found)[np.argmax(np.abs(np.ravel(found)))])
             self.walker.names.problem(here.step, f"{what}: expected an integer of 32 bits, as torch takes it, found {far}")
         return cast("Vec", found)
@@ -87,10 +80,8 @@ class Resolver:
         return self._group_named[key]
 
     # --- groups ---
-    def _group(self, op: Op) -> Vec:
-        handle = op.group if "group" in fields_of(type(op)) else None  # type: ignore[attr-defined]
-        if type(op).op == "batch_isend_irecv":
-            handle = next((getattr(part.op, "group", None) for part in getattr(op, "ops", ())), None)
+    def _group(self, handle: GroupName) -> Vec:
+        """The groups of the class's ranks that a step names."""
         if isinstance(handle, str) and handle in self._bound:
             return self._bound[handle]
         if isinstance(handle, str) and not self.walker.names.knows(handle):
@@ -112,9 +103,9 @@ class Resolver:
 
     def _global(self, here: Here, group_rank: Vec, draft: Draft, what: str) -> Vec:
         """Global ranks of group ranks; one outside the group is an invalid call."""
-        key = (vec_key(draft.group), vec_key(group_rank), vec_key(here.guard))
-        if key in self._globals:
-            return self._globals[key]
+        key = (vec_key(group_rank), id(draft.group) if isinstance(draft.group, np.ndarray) else draft.group)
+        if key in self._in_group:
+            return self._in_group[key]
         shelf, count = self.walker.names.shelf, len(self.walker.ranks)
         wanted = np.broadcast_to(np.asarray(group_rank), count)
         ids = np.broadcast_to(np.asarray(draft.group), count)
@@ -126,8 +117,8 @@ class Resolver:
             reason = f"{draft.row.op} with {what} {w}, but group {name} has group ranks 0 to {size - 1}"
             draft.invalid.append(Flaw(bad & (ids == g) & (wanted == w), code, reason))
         ranks: Vec = narrow(np.where(good, found, self.walker.ranks))
-        if not bad.any():
-            self._globals[key] = ranks
+        if good.all():
+            self._in_group[key] = ranks
         return ranks
 
     # --- buffers ---

@@ -11,14 +11,14 @@ import numpy as np
 
 from distsim.ops.base import Op
 from distsim.ops.fields import PerRank, Ref, Scalar, Splits
-from distsim.ops.local import Wait
 from distsim.ops.one_sided import SIGNALS
-from distsim.program.assemble import Draft, Flaw, Requests, narrow, vec_key
+from distsim.program.assemble import Draft, Flaw, Requests
 from distsim.program.autoshape import auto_shape
 from distsim.program.handles import Handle
+from distsim.program.memo import Traits, fields_of
 from distsim.program.names import has_bool
-from distsim.program.records import BoolVector, CodeCall, Numbers, Site, Vec, Written
-from distsim.program.resolver import Here, Indices, Resolver, fields_of
+from distsim.program.records import BoolVector, CodeCall, Numbers, Site, Vec, Written, narrow
+from distsim.program.resolver import Here, Indices, Resolver
 from distsim.program.transpose import transposed
 from distsim.scenario.entries import Entry, Step
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _LOCAL_FIELDS = {"name": "name", "time_ns": "time", "flops": "flops", "mem_bytes": "bytes", "queue": "on", "dtype": "dtype",
                  "stream": "stream", "code": "code", "message": "message"}  # fmt: skip
 
+
+_NO_REQUESTS = Requests()
 
 _AMOUNTS = {"time": "a duration (in ns)", "flops": "a count", "bytes": "a count"}
 
@@ -44,21 +46,18 @@ class StepLowering(Resolver):
         self._ready = not _has_init(walker.scenario.program)
 
     def add(self, step: Step, indices: Indices, guard: BoolVector | None) -> None:
-        builder, row = self.walker.builder, type(step.op)
-        position = len(builder.calls)
-        op: Any = step.op
-        handle = op.handle if "handle" in fields_of(row) else None
+        builder, traits = self.walker.builder, self.walker.names.traits(step)
+        row, handle = traits.row, traits.handle
         if guard is not None and not guard.all() and (handle is not None or row.kind in ("wait", "group")):
             self._split(guard)
-        group = self._group(step.op)
+        group = self._group(traits.group)
         here = Here(step, indices, guard, group)
-        requests, invalid = self._handles(here, row, handle, position)
-        used = tuple((k, v) for k, v in indices.items() if k in self.walker.names_of(step))
+        requests, invalid = self._handles(here, traits, len(builder.calls))
         key = (
-            id(step),
-            used,
+            traits.key,
+            tuple([(name, value) for name, value in indices.items() if name in traits.names]),
             None if guard is None else guard.tobytes(),
-            vec_key(group),
+            id(group) if isinstance(group, np.ndarray) else group,  # the vectors that `_group` keeps
             self._ready,
             requests,
         )
@@ -90,18 +89,17 @@ class StepLowering(Resolver):
         return draft
 
     # --- handles ---
-    def _handles(self, here: Here, row: type[Op], handle: Ref | None, position: int) -> tuple[Requests, list[Flaw]]:
+    def _handles(self, here: Here, traits: Traits, position: int) -> tuple[Requests, list[Flaw]]:
         invalid: list[Flaw] = []
-        if isinstance(here.step.op, Wait):
-            given = here.step.op.handles
-            refs = given if isinstance(given, tuple) else (given,)
+        if traits.waits is not None:
+            refs = traits.waits
             everything = len(refs) == 1 and refs[0].name == "all" and refs[0].index is None
             names = None if everything else [self._handle(here, ref) for ref in refs]
             waits = self.walker.handles.wait(names, position, invalid)
             return Requests(waits=waits, again=self.walker.handles.again), invalid
-        if handle is None:
-            return Requests(), invalid
-        handled, drops = self.walker.handles.bind(self._handle(here, handle), position)
+        if traits.handle is None:
+            return _NO_REQUESTS, invalid
+        handled, drops = self.walker.handles.bind(self._handle(here, traits.handle), position)
         return Requests(handled=handled, drops=drops), invalid
 
     def _handle(self, here: Here, ref: Ref) -> Handle:
@@ -252,7 +250,7 @@ class StepLowering(Resolver):
                     continue
                 if not mask.all() and not (here.guard is not None and (mask == here.guard).all()):
                     self._split(mask)
-            inner = Here(part, here.indices, here.guard, self._group(part.op))
+            inner = Here(part, here.indices, here.guard, self._group(getattr(part.op, "group", None)))
             parts.append(self._make(inner, type(part.op), [], Requests()))
         draft.parts = tuple(parts)
         draft.is_async = op.handle is not None

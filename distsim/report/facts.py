@@ -6,6 +6,7 @@ from typing import Any
 
 from distsim.check.memory import held
 from distsim.report.subject import Told
+from distsim.report.sums import equal_steps, memory_over_time, traffic
 from distsim.standstill import Standstill
 from distsim.timeline import Timeline
 from distsim.trace import Trace
@@ -40,7 +41,7 @@ def facts(told: Told, timeline: Timeline) -> dict[str, Any]:
         "ends": [list(end) for end in header.get("ends") or ()],
         "findings": [finding_json(f) for f in told.findings[:MOST_FINDINGS]], "more_findings": max(0, len(told.findings) - MOST_FINDINGS),
         "ranks": [list(r) for r in timeline.ranks], "collectives": [c._asdict() for c in timeline.collectives],
-        **_judged(told, timeline), **_waits(told),
+        "traffic": traffic(told.trace), "steps": equal_steps(told.trace), **_judged(told, timeline), **_waits(told),
     }  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def _local(trace: Trace) -> int:
 def _judged(told: Told, timeline: Timeline) -> dict[str, Any]:
     """What only a simulation knows: verdict, price model, memory."""
     verdict, simulation = told.verdict, told.simulation
-    found: dict[str, Any] = {"verdict": None, "about": "", "memory": [], "cost": None, "profiles": []}
+    found: dict[str, Any] = {"verdict": None, "about": "", "memory": [], "filled": None, "cost": None, "profiles": []}
     if verdict is not None:
         found["verdict"] = {
             "word": verdict.verdict, "text": verdict_words(verdict), "complete": verdict.complete, "core": list(verdict.core),
@@ -65,11 +66,13 @@ def _judged(told: Told, timeline: Timeline) -> dict[str, Any]:
         return found
     cost, device = simulation.cost, simulation.cost.cluster.device
     span = makespan_band(cost, simulation.program, timeline) if told.trace.columns is simulation.run.trace.columns else None
+    stated = held(simulation.scenario, simulation.program)
     return found | {
         "about": simulation.scenario.about or "",
         "cost": {"name": cost.name, "source": cost.source, "band": cost.error_band, "makespan": list(span) if span else None},
         "device": {"name": device.name, "nbytes": device.memory_nbytes},
-        "memory": [[one.name, list(one.ranks), dict(one.parts)] for one in held(simulation.scenario, simulation.program)],
+        "memory": [[one.name, list(one.ranks), dict(one.parts)] for one in stated],
+        "filled": memory_over_time(stated, told.trace),
     }
 
 

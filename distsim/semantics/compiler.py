@@ -76,6 +76,7 @@ class Compiler:
         self.meets = 0
         self.has_started = self.apart = False  # apart: in a group that is not that of the others
         self.made: set[int] = set()  # positions of the calls that this unit makes
+        self._refused: dict[int, str | None] = {}  # by a call's id: why the back end refuses it
         self.fatal = {f.position: f for f in program.faults if f.rank == self.rank and f.at_ns is None and f.kind in _ENDS}
 
     def run(self) -> Unit:
@@ -189,10 +190,11 @@ class Compiler:
         for one in (call, *call.parts):
             if one.invalid is not None and one.invalid[0][self.vector_row]:
                 return self._reaction(position, call, one, one.invalid[1]), one.invalid[1]
-        targets = [position - d for d in call.waits]
-        if any(k in self.ignored and self.code.calls[k].is_async for k in targets):
+        if self.ignored and any(k in self.ignored and self.code.calls[k].is_async for k in (position - d for d in call.waits)):
             return "raises", "AttributeError: 'NoneType' object has no attribute 'wait'"
-        text = next((text for one in (call, *call.parts) if (text := self._refusal(one)) is not None), None)
+        if id(call) not in self._refused:
+            self._refused[id(call)] = next((text for one in (call, *call.parts) if (text := self._refusal(one)) is not None), None)
+        text = self._refused[id(call)]
         return None if text is None else ("raises", text)
 
     def _reaction(self, position: int, call: CodeCall, one: CodeCall, text: str) -> Reaction:

@@ -18,7 +18,8 @@ from distsim.ops.one_sided import CELL, SIGNALS
 from distsim.ops.table import OPS
 from distsim.semantics.durations import durations_ns
 from distsim.semantics.form import PartKind
-from distsim.semantics.link import NEVER_COMES, IntArray, Linked, early_rows
+from distsim.semantics.link import NEVER_COMES, IntArray, Linked
+from distsim.semantics.needs import Needs
 
 BoolArray = NDArray[np.bool_]
 #: More bytes than any program sends: a back end that buffers so many knows no window.
@@ -37,7 +38,7 @@ class Conditions:
         self, linked: Linked, cost: CostModel | None, misfits: tuple[Sequence[int], Sequence[int]] = ((), ()),
         withdrawn: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        self.linked, self.cost = linked, cost
+        self.linked, self.cost, self.needs = linked, cost, Needs(linked)
         self.mate, self.withdrawn = _without(linked, withdrawn), frozenset(withdrawn)
         gone = [int(linked.instance[row]) for row in withdrawn if linked.instance[row] >= 0]
         self.never = np.unique(np.array([*misfits[1], *gone], dtype=np.int64))
@@ -194,14 +195,15 @@ class Conditions:
         there."""
         found: dict[int, tuple[int, ...]] = {}
         unfit, said = set(self.never.tolist()), self.linked.signature
-        for instance in np.unique(self.linked.instance[early_rows(self.linked)]).tolist():
+        for instance in np.unique(self.linked.instance[self.needs.early]).tolist():
             rows = self.linked.rows_of[instance].tolist()
             of = {int(self.linked.rank[row]): row for row in rows if row not in self.withdrawn}
             for row in rows:
-                needed = self.linked.needs(row)
+                needed = self.needs.of(row)
                 ranks = self.linked.members[instance] if needed is None else needed
                 found[row] = tuple(of.get(rank, NEVER_COMES) for rank in ranks)
-                if instance in unfit and any(said[of[rank]] != said[row] for rank in ranks if rank in of):
+                unlike = instance in unfit and any(said[of[rank]] != said[row] for rank in ranks if rank in of)
+                if unlike or self.needs.in_vain(row):
                     found[row] = (*found[row], NEVER_COMES)
         return found
 

@@ -101,24 +101,19 @@ class Linked:
                 members = part.gathering.members or tuple(self.program.present)
                 keys.gather(part.gathering.key, members, rows)
                 continue
-            if part.call.fields.get("root") is not None or part.real is not None:
-                self._add_rooted(part, rows, keys)
-            else:
-                keys.plain(part.number, keys.slot(self.profile.slot(part.call.op, None)), rows)
+            if part.call.fields.get("root") is not None:
+                self._place_roots(rows)
+            slot = keys.slot(self.profile.slot(part.call.op))
+            if part.real is None:
+                keys.plain(part.number, slot, rows)
+            else:  # on a group that is really connected to another
+                keys.gather(("collective", part.real.id, part.number, slot), part.real.ranks, rows)
 
-    def _add_rooted(self, part: Part, rows: IntArray, keys: _Keys) -> None:
-        """A collective with a root, or on a group that is really connected to another."""
+    def _place_roots(self, rows: IntArray) -> None:
+        """Roots as group ranks, 0 where one is no member."""
         groups, roots = self.group[rows], self.root[rows]
         for group, root in sorted(set(zip(groups.tolist(), roots.tolist(), strict=True))):
-            those = rows[(groups == group) & (roots == root)]
-            rooted = part.call.fields.get("root") is not None
-            place = max(self.program.groups[group].group_rank(root), 0) if rooted else 0
-            self.root[those] = place
-            if part.real is None:
-                keys.plain(part.number, keys.slot(self.profile.slot(part.call.op, root if rooted else None)), those)
-            else:
-                slot = keys.slot(self.profile.slot(part.call.op, place))
-                keys.gather(("collective", part.real.id, part.number, slot), part.real.ranks, those)
+            self.root[rows[(groups == group) & (roots == root)]] = max(self.program.groups[group].group_rank(root), 0)
 
     def _number_instances(self, keys: _Keys) -> None:
         """Give every collective's rows the number of the meeting that they belong to."""
@@ -245,17 +240,6 @@ class Linked:
         """The resolved call of a row."""
         return self.program.resolve(int(self.rank[row]), self.code_call(row))
 
-    def needs(self, row: int) -> tuple[int, ...] | None:
-        """The ranks that must have come to a collective's row before it is done; None: all members."""
-        members = self.whole[int(self.instance[row])]
-        rank, op = int(self.rank[row]), self.code_call(row).op
-        needed = self.profile.needs(op, len(members), max(int(self.root[row]), 0), members.index(rank))
-        if needed is None:
-            return None
-        ranks = tuple(members[i] for i in sorted(needed))
-        of = self.program.stands_for
-        return ranks if of is None else tuple(one for one in ranks if of[one] == one)
-
     def queue_names(self) -> tuple[IntArray, list[str]]:
         """For each row the number of the queue that it ran on, -1 where none; and the queues' names."""
         numbers, names = np.full(self.rows, -1, dtype=np.int64), dict[str, int]()
@@ -283,17 +267,6 @@ class Linked:
             return f"group {group}"
         peer = at(code.ports[queue.port].peer, vector_row)
         return f"pair {min(rank, peer)}-{max(rank, peer)} of {group}"
-
-
-def early_rows(linked: Linked) -> IntArray:
-    """Rows of collectives whose operation may let some members go before all have come."""
-    needs, known, found = linked.profile.needs, dict[str, bool](), [np.zeros(0, dtype=np.int64)]
-    for _, part, rows in linked.parts(PartKind.COLLECTIVE):
-        op = part.call.op
-        if op not in known:
-            known[op] = any(needs(op, n, 0, me) is not None for n in (2, 3, 4) for me in range(n))
-        found += [rows] if known[op] else []
-    return np.concatenate(found)
 
 
 def _values(code: Code, calls: list[CodeCall], rows: IntArray) -> Iterable[tuple[str, IntArray]]:

@@ -1,7 +1,8 @@
 """A trace in Chrome's trace event format, for Perfetto (https://ui.perfetto.dev) and chrome://tracing.
 
 A process per machine; in it, for every rank, a thread for its host and one per queue; what overlaps on a queue gets further threads, as
-slices of one thread must nest. A counter (``C``) of each machine tells the bytes that its ranks have under way. Calls of the host, waits
+slices of one thread must nest. A counter (``C``) of each machine tells the bytes that its ranks have under way, one of each rank what its
+memory holds, by kind, where that is known (`distsim.views.holding`). Calls of the host, waits
 and transfers are complete events (``X``); arrows (``s``, ``t``, ``f``) run from send to receive and through the members of a collective,
 with the id of their match. What never ended is begun (``B``) and not ended: it stays open to the end, in red, where an instant event
 (``i``) tells how the run ended. Times are microseconds. Format: "Trace Event Format" (Chromium project).
@@ -18,6 +19,7 @@ from distsim.ops.one_sided import SIGNALS, tag_text
 from distsim.ops.table import OPS
 from distsim.trace import Trace, TraceCall
 from distsim.views.ending import how_it_ended
+from distsim.views.holding import Filled
 from distsim.views.tables import ranks_words
 
 HOST: Final = 0
@@ -49,8 +51,8 @@ class _Slice(NamedTuple):
     open: bool = False
 
 
-def chrome_trace(trace: Trace) -> str:
-    """The trace as JSON text, one event per line. The same trace gives the same text."""
+def chrome_trace(trace: Trace, memory: Sequence[Filled] = ()) -> str:
+    """The trace as JSON text, one event per line. The same trace gives the same text. ``memory``: what ranks hold."""
     ended = how_it_ended(trace)
     makespan = max(trace.makespan_ns, int(trace.header.get("until_ns") or 0) if ended else 0)
     slices: list[_Slice] = []
@@ -66,6 +68,7 @@ def chrome_trace(trace: Trace) -> str:
     events = [_event(piece, threads, machine) for piece in slices]
     events += _arrows(slices, work, threads, machine)
     events += _under_way(slices, work, machine)
+    events += (event for one in memory for event in _memory(one, machine))
     events += [_end(ended, makespan)] if ended else []
     events.sort(key=lambda event: event.order)
     facts = {key: trace.header[key] for key in ("name", "backend", "cluster", "outcome", "source") if key in trace.header}
@@ -273,3 +276,18 @@ def _under_way(slices: list[_Slice], work: list[tuple[TraceCall, int]], machine:
                 yield _Event((at_ns, -1, HOST, pid, "C"), {
                     "ph": "C", "name": "bytes under way", "pid": pid, "tid": HOST, "ts": at_ns / 1000, "args": {"bytes": total},
                 })  # fmt: skip
+
+
+def _memory(one: Filled, machine: Sequence[int]) -> Iterator[_Event]:
+    """What each of these ranks holds of each kind, at every instant at which that changes."""
+    changes: list[tuple[int, str, int]] = []
+    before: dict[str, int] = {}
+    for at_ns, parts in one.levels():
+        changes += [(at_ns, kind, nbytes) for kind, nbytes in parts.items() if before.get(kind) != nbytes]
+        before = parts
+    for rank in one.ranks:
+        for at_ns, kind, nbytes in changes:
+            yield _Event((at_ns, -1, HOST, rank, "C"), {
+                "ph": "C", "name": f"rank {rank} memory: {kind}", "pid": machine[rank], "tid": HOST, "ts": at_ns / 1000,
+                "args": {"bytes": nbytes},
+            })  # fmt: skip

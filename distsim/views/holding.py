@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.check.memory import Held
 from distsim.timeline import COMPUTE_OPS
 from distsim.trace import Trace
 from distsim.views.drawing.ranklane import letter
-from distsim.views.folding import Ints
+from distsim.views.folding import Ints, RankRows, fold_steps
 
 Floats = NDArray[np.float64]
 
@@ -20,6 +22,71 @@ class Share(NamedTuple):
 
     at_ns: Ints
     share: Floats
+
+
+class Filled(NamedTuple):
+    """Ranks that hold the same over time. ``parts``: bytes of each kind at the peak; ``share``: of the activations, None where no passes
+    tell when they come and go."""
+
+    name: str
+    ranks: tuple[int, ...]
+    parts: Mapping[str, int]
+    share: Share | None
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+    def levels(self) -> Iterator[tuple[int, dict[str, int]]]:
+        """Bytes of each kind from an instant on, as an allocator would have them: there from the start of what fills them, to the end of
+        what frees them. Other kinds than activations don't change."""
+        most = self.parts.get("activations", 0)
+        if self.share is None or not most:
+            yield 0, dict(self.parts)
+            return
+        at_ns, share = self.share.at_ns.tolist(), self.share.share.tolist()
+        if at_ns[0] > 0:
+            yield 0, {**self.parts, "activations": 0}
+        for at, now, later in zip(at_ns, share, [*share[1:], share[-1]], strict=True):
+            yield at, {**self.parts, "activations": round(most * max(now, later))}
+
+
+def filled(stated: Iterable[Held], trace: Trace, ranks: Iterable[int], inside: tuple[int, int] | None = None) -> list[Filled]:
+    """What these ranks hold, the fullest first; ranks with the same parts and the same passes as one.
+
+    Entries of one rank's peak add up. ``inside``: only passes that begin and end within this time (ns) fill and free.
+    """
+    chosen, parts, names = set(ranks), dict[int, dict[str, int]](), dict[int, list[str]]()
+    for one in stated:
+        for rank in chosen & set(one.ranks):
+            mine = parts.setdefault(rank, {})
+            names.setdefault(rank, []).append(one.name)
+            for kind, nbytes in one.parts.items():
+                mine[kind] = mine.get(kind, 0) + nbytes
+    rows, found = RankRows(trace), dict[object, list[int]]()
+    shares: dict[object, Share | None] = {}
+    for rank in sorted(parts):
+        mine_rows = rows(rank)
+        if inside is not None:
+            within = (trace["started_ns"][mine_rows] >= inside[0]) & (trace["finished_ns"][mine_rows] <= inside[1])
+            mine_rows = mine_rows[within]
+        share = activations(trace, mine_rows)
+        curve = None if share is None else (share.at_ns.tobytes(), share.share.tobytes())
+        key = (tuple(sorted(parts[rank].items())), curve)
+        found.setdefault(key, []).append(rank)
+        shares.setdefault(key, share)
+    whole = [Filled(" + ".join(names[of[0]]), tuple(of), parts[of[0]], shares[key]) for key, of in found.items()]
+    return sorted(whole, key=lambda one: (-one.total, one.ranks))
+
+
+def one_step(trace: Trace, ranks: Iterable[int]) -> tuple[tuple[int, int] | None, str]:
+    """Of several steps the one that stands for most: its time, and words on it; None and nothing where there is one step or none."""
+    steps = fold_steps(trace, sorted(ranks))
+    count = sum(step.times for step in steps)
+    if count < 2:
+        return None, ""
+    step = max(steps, key=lambda s: (s.times, -s.first))
+    return (step.start_ns, step.end_ns), f"step {step.first} of {count}" + (f", × {step.times} equal" if step.times > 1 else "")
 
 
 def activations(trace: Trace, rows: Ints) -> Share | None:
@@ -54,4 +121,4 @@ def _done(start: Ints, end: Ints, edges: Ints) -> Floats:
     return found
 
 
-__all__ = ["Share", "activations"]
+__all__ = ["Filled", "Share", "activations", "filled", "one_step"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ from distsim.trace import Trace
 from distsim.views.messages import messages
 
 Bytes = NDArray[np.int64]
+#: Rows of a table at most; more ranks are taken together, machine by machine.
+MOST_ROWS = 64
 _COLLECTIVES = tuple(name for name, row in OPS.items() if row.kind == "collective")
 
 
@@ -25,6 +28,14 @@ class Traffic(NamedTuple):
     block: int
     by: dict[str, str]
     ranks: tuple[int, ...] = ()
+
+
+def block_of(trace: Trace) -> int:
+    """Ranks that share a row of a table: one where there is room, else those of a machine, or of several."""
+    world, local = trace.world_size, max(int(trace.header.get("local_size") or 0), 1)
+    if world <= MOST_ROWS:
+        return 1
+    return local * ceil(world / local / MOST_ROWS) if local > 1 else ceil(world / MOST_ROWS)
 
 
 def traffic_of(trace: Trace, block: int = 1, groups: tuple[int, ...] | None = None) -> Traffic:
@@ -78,4 +89,4 @@ def _pairs(algorithm: Algorithm, n: int, root: int) -> tuple[Bytes, Bytes, Bytes
     return found[:, 0], found[:, 1], count
 
 
-__all__ = ["Traffic", "pairs", "traffic_of"]
+__all__ = ["MOST_ROWS", "Traffic", "block_of", "pairs", "traffic_of"]

@@ -10,6 +10,7 @@ import { unfolded, varints } from "../../distsim/report/web/decode.js";
 import { shortened, showBytes, showMoment, showNs, showRanks } from "../../distsim/report/web/format.js";
 import { foldedRanks, lanesOf, lowest, reaching, spanAt } from "../../distsim/report/web/lanes.js";
 import { inFlight, instants, neighbour, running } from "../../distsim/report/web/moment.js";
+import { foldedBlocks } from "../../distsim/report/web/numbers.js";
 import { Raster } from "../../distsim/report/web/raster.js";
 import { search, termsOf } from "../../distsim/report/web/search.js";
 import { sorted } from "../../distsim/report/web/tables.js";
@@ -180,4 +181,12 @@ test("what a search leaves out is pale, and what it finds is not", () => {
   raster.clear();
   raster.paint([lane], { from: 0, to: 4 }, 0, 1, Uint8Array.of(1, 0));
   assert.deepEqual([raster.pixels[1] & 255, raster.pixels[3] & 255], [0, 200]);
+});
+
+test("blocks that come round again and again stand there once, with their number", () => {
+  const folded = (text) => foldedBlocks([...text], (piece) => piece).map(({ piece, times }) => `${piece}${times}`).join(" ");
+  assert.equal(folded("xababababy"), "x1 a4 b4 y1");
+  assert.equal(folded("aaab"), "a3 b1");
+  assert.equal(folded("abcab"), "a1 b1 c1 a1 b1");
+  assert.equal(folded(""), "");
 });

@@ -10,8 +10,9 @@ import { findingsList, firstPlace, sourceView } from "./findings.js";
 import { plural, shortened, showNs, showRanks } from "./format.js";
 import { groupsView, trafficView } from "./groupview.js";
 import { keysDialog, listen, listenKeys } from "./input.js";
+import { memoryView } from "./memoryview.js";
 import { Model } from "./model.js";
-import { collectivesTable, memoryView, pathTable, ranksTable, valuesTable } from "./numbers.js";
+import { collectivesTable, pathTable, ranksTable, stepsTable, valuesTable } from "./numbers.js";
 import { overview } from "./overview.js";
 import { presentPanel } from "./present.js";
 import { hitWords } from "./search.js";
@@ -130,6 +131,7 @@ function body(model, timeline) {
   const curves = model.runs.flatMap((run) => run.head.curves ?? []).slice(0, 6);
   const waits = each((_, index) => waitGraph(model, index));
   const memory = each((run) => memoryView(run));
+  const steps = each((_, index) => stepsTable(model, index, (from, to) => { timeline.show({ from, to }); toTimeline(); }));
   const values = each((_, index) => valuesTable(model, index));
   return [
     section("overview", "The run", "", summary(model)),
@@ -139,6 +141,7 @@ function body(model, timeline) {
     section("timeline", "Timeline", "", h("div", { class: "top" }, tools(model, timeline, keys), find.box),
       h("div", { class: "frame" }, h("div", { class: "left" }, overview(model, timeline), timeline.box, legend()), details)),
     section("step", "Step by step", "", presentPanel(model)),
+    steps.length > 0 && section("steps", "Steps", "equal neighbours are one; a click shows the first of them", ...steps),
     section("path", "Critical path", "", ...each((_, index) => pathTable(model, index))),
     section("ranks", "Ranks", "exposed: communicating, nothing computes; waiting: in a call, before its match", ranksTable(model)),
     section("collectives", "Collectives and bandwidth", "algbw and busbw as nccl-tests defines them", collectivesTable(model) ?? h("p", { class: "grey" }, "The run has no collectives."),

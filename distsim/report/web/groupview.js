@@ -2,12 +2,11 @@
 
 import { isSend, moves, opOf } from "./calls.js";
 import { h, replace } from "./dom.js";
-import { plural, shortened, showBytes, showRanks } from "./format.js";
+import { plural, shortened, showBytes, showRanks, showShare } from "./format.js";
 import { table } from "./tables.js";
 
-/** Ranks of a grid and of a matrix that are drawn. */
+/** Ranks of a grid that are drawn. */
 const MOST_CELLS = 1024;
-const MOST_MATRIX = 64;
 
 /**
  * Groups by what they are called before a bracket: `replica[stage=0]` and `replica[stage=1]` are of one axis.
@@ -69,50 +68,71 @@ function machines(run, groups) {
 }
 
 /**
- * Bytes of messages by sender and receiver, and of collectives by group.
+ * How many messages go from each block of ranks to each.
  * @param {Run} run
+ * @param {number} block
  */
-export function trafficOf(run) {
-  /** @type {Map<string, {src: number, dst: number, count: number, nbytes: number}>} */
-  const pairs = new Map();
+export function messageCounts(run, block) {
+  /** @type {Map<string, number>} */
+  const found = new Map();
   for (let row = 0; row < run.count; row += 1) {
     if (!isSend(opOf(run, row)) || !moves(run, row) || run.started[row] < 0) continue;
-    const key = `${run.rank[row]}>${run.peer[row]}`;
-    const one = pairs.get(key) ?? { src: run.rank[row], dst: run.peer[row], count: 0, nbytes: 0 };
-    one.count += 1;
-    one.nbytes += run.nbytes[row];
-    pairs.set(key, one);
+    const key = `${Math.floor(run.rank[row] / block)}>${Math.floor(run.peer[row] / block)}`;
+    found.set(key, (found.get(key) ?? 0) + 1);
   }
-  return [...pairs.values()].sort((a, b) => b.nbytes - a.nbytes || a.src - b.src || a.dst - b.dst);
+  return found;
 }
 
-/** @param {Run} run */
+/**
+ * A block of ranks in words.
+ * @param {Run} run
+ * @param {number} i
+ */
+function blockWords(run, i) {
+  const { block } = run.head.traffic;
+  if (block === 1) return String(i);
+  return block === run.head.local ? `machine ${i}` : `${i * block}-${Math.min((i + 1) * block, run.world) - 1}`;
+}
+
+/**
+ * Who sends how much to whom: messages as they were, collectives by their usual algorithms.
+ * @param {Run} run
+ */
 export function trafficView(run) {
-  const pairs = trafficOf(run);
+  const { block, by, pairs } = run.head.traffic;
   if (!pairs.length) return null;
-  const rows = pairs.map((p) => [p.src, p.dst, p.count, /** @type {[string, number]} */ ([showBytes(p.nbytes), p.nbytes])]);
-  return h("div", { class: "beside" }, run.world <= MOST_MATRIX && run.world > 2 ? matrix(run, pairs) : null,
-    table("Messages, by sender and receiver", [{ title: "from", number: true }, { title: "to", number: true }, { title: "messages", number: true },
-      { title: "bytes", number: true }], rows));
+  const counts = messageCounts(run, block);
+  const total = pairs.reduce((sum, pair) => sum + pair[2], 0);
+  const algorithms = Object.entries(by).map(([op, name]) => `${op} by ${name}`).join(", ");
+  const rows = pairs.map(([src, dst, nbytes]) => [/** @type {[string, number]} */ ([blockWords(run, src), src]), /** @type {[string, number]} */ ([blockWords(run, dst), dst]),
+    /** @type {[string, number]} */ ([showBytes(nbytes), nbytes]), /** @type {[string, number]} */ ([showShare(nbytes / total), nbytes]), counts.get(`${src}>${dst}`) ?? 0]);
+  return h("div", {}, h("h3", {}, "Who sends how much to whom"),
+    h("p", { class: "grey" }, `${showBytes(total)} in all; messages as they were sent${algorithms && `; ${algorithms}`}${block > 1 ? `; ${run.world} ranks, ${block} to a row` : ""}.`),
+    h("div", { class: "beside" }, run.world > 2 ? matrix(run, pairs) : null,
+      table("By sender and receiver", [{ title: "from", number: true }, { title: "to", number: true }, { title: "bytes", number: true }, { title: "share", number: true },
+        { title: "messages", number: true }], rows)));
 }
 
 /**
  * @param {Run} run
- * @param {{src: number, dst: number, nbytes: number}[]} pairs
+ * @param {[number, number, number][]} pairs the most bytes first
  */
 function matrix(run, pairs) {
-  const most = Math.log(1 + pairs[0].nbytes) || 1;
-  const cells = new Map(pairs.map((p) => [`${p.src}>${p.dst}`, p]));
-  const ranks = Array.from({ length: run.world }, (_, rank) => rank);
-  const grid = h("div", { class: "matrix", role: "img", "aria-label": "Who sends to whom: a row for each sender, a column for each receiver" },
-    ...ranks.flatMap((src) => ranks.map((dst) => {
-      const pair = cells.get(`${src}>${dst}`);
-      const cell = h("i", pair ? { title: `rank ${src} to rank ${dst}: ${showBytes(pair.nbytes)}` } : {});
-      if (pair) cell.style.opacity = String(0.25 + 0.75 * (Math.log(1 + pair.nbytes) / most));
-      if (pair) cell.className = "on";
+  const size = Math.ceil(run.world / run.head.traffic.block);
+  const [most, least] = [pairs[0][2], pairs[pairs.length - 1][2]];
+  const shade = (/** @type {number} */ nbytes) => (most > least ? 0.2 + 0.8 * (Math.log(nbytes / least) / Math.log(most / least)) : 0.8);
+  const cells = new Map(pairs.map(([src, dst, nbytes]) => [`${src}>${dst}`, nbytes]));
+  const blocks = Array.from({ length: size }, (_, i) => i);
+  const grid = h("div", { class: "matrix", role: "img", "aria-label": "Who sends to whom: a row for each sender, a column for each receiver; the table beside it has the numbers" },
+    ...blocks.flatMap((src) => blocks.map((dst) => {
+      const nbytes = cells.get(`${src}>${dst}`);
+      if (nbytes === undefined) return h("i");
+      const cell = h("i", { class: "on", title: `${blockWords(run, src)} to ${blockWords(run, dst)}: ${showBytes(nbytes)}` });
+      cell.style.opacity = String(shade(nbytes));
       return cell;
     })));
-  grid.style.gridTemplateColumns = `repeat(${run.world}, 1fr)`;
-  grid.style.maxWidth = `${Math.min(26, 2 + 2 * run.world)}rem`;
-  return h("figure", {}, grid, h("figcaption", {}, "Down: who sends, rank 0 on top. Across: who receives. The darker, the more bytes."));
+  grid.style.gridTemplateColumns = `repeat(${size}, 1fr)`;
+  grid.style.maxWidth = `${Math.min(26, 2 + 2 * size)}rem`;
+  const words = most > least ? ` The stronger, the more bytes: ${showBytes(least)} to ${showBytes(most)}.` : "";
+  return h("figure", {}, grid, h("figcaption", {}, `Down: who sends, ${run.head.traffic.block > 1 ? blockWords(run, 0) : "rank 0"} on top. Across: who receives.${words}`));
 }

@@ -2,11 +2,14 @@
 
 import { callWords, placeWords } from "./calls.js";
 import { h } from "./dom.js";
-import { shortened, showBytes, showNs, showRanks, showRate, showShare } from "./format.js";
+import { plural, shortened, showBytes, showNs, showRanks, showRate, showShare } from "./format.js";
 import { table } from "./tables.js";
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("./tables.js").Cell} Cell */
+
+/** Pieces of a block of the critical path that is looked for again behind it. */
+const MOST_BLOCK = 24;
 
 /**
  * A duration that sorts by its ns.
@@ -43,6 +46,23 @@ function sharesBar(end, compute, exposed, waiting) {
   return [h("div", { class: "shares" }, part("compute", compute), part("exposed", exposed), part("waiting", waiting)), compute];
 }
 
+/**
+ * The iterations of the run, equal neighbours as one line.
+ * @param {Model} model
+ * @param {number} index
+ * @param {(from: number, to: number) => void} show a stretch of time
+ */
+export function stepsTable(model, index, show) {
+  const { steps } = model.runs[index].head;
+  if (!steps.length) return null;
+  const side = model.runs.length > 1 ? `${"AB"[index]}: ` : "";
+  const rows = steps.map(([first, times, start, end]) => [/** @type {Cell} */ ([times > 1 ? `${first} to ${first + times - 1}` : String(first), first]),
+    /** @type {Cell} */ ([times > 1 ? `× ${times}` : "", times]), /** @type {Cell} */ ([showNs(start), start]), time(end - start)]);
+  return table(`${side}${plural(steps.reduce((sum, [, times]) => sum + times, 0), "step")}, ${plural(steps.length, "kind")} of them in turn`,
+    [{ title: "step", number: true }, { title: "equal", number: true }, { title: "first from", number: true }, { title: "each takes", number: true }],
+    rows, (i) => show(steps[i][2] - (steps[i][3] - steps[i][2]) * 0.02, steps[i][3] + (steps[i][3] - steps[i][2]) * 0.02));
+}
+
 /** @param {Model} model */
 export function collectivesTable(model) {
   const two = model.runs.length > 1;
@@ -73,45 +93,47 @@ export function pathPieces(run) {
 }
 
 /**
+ * Blocks that follow each other again and again, once each: pieces with how often their block is there.
+ * @template T
+ * @param {T[]} pieces
+ * @param {(piece: T) => string} key equal for equal pieces
+ * @returns {{piece: T, times: number}[]}
+ */
+export function foldedBlocks(pieces, key) {
+  const keys = pieces.map(key);
+  const repeats = (/** @type {number} */ at, /** @type {number} */ size) => {
+    let end = at + size;
+    while (end < keys.length && keys[end] === keys[end - size]) end += 1;
+    return Math.floor((end - at) / size);
+  };
+  const found = [];
+  for (let at = 0; at < keys.length;) {
+    const sizes = Array.from({ length: Math.min(MOST_BLOCK, Math.floor((keys.length - at) / 2)) }, (_, k) => k + 1);
+    const size = sizes.find((one) => repeats(at, one) > 1) ?? 1;
+    const times = repeats(at, size);
+    for (let k = 0; k < size; k += 1) found.push({ piece: pieces[at + k], times });
+    at += size * times;
+  }
+  return found;
+}
+
+/**
  * @param {Model} model
  * @param {number} index
  */
 export function pathTable(model, index) {
   const run = model.runs[index];
-  const pieces = pathPieces(run);
+  const folded = foldedBlocks(pathPieces(run), (p) => `${p.rank} ${p.why} ${p.calls} ${p.end - p.start} ${p.row < 0 ? "" : `${run.op[p.row]} ${run.name[p.row]} ${run.place[p.row]}`}`);
+  const pieces = folded.map((one) => one.piece);
   if (!pieces.length) return null;
+  const again = folded.some((one) => one.times > 1);
   const what = (/** @type {typeof pieces[0]} */ p) => (p.row < 0 ? "nothing runs" : `${p.why === 3 ? "waits before " : ""}${callWords(run, p.row)}${p.calls > 1 ? ` × ${p.calls}` : ""}`);
-  const rows = pieces.map((p) => [/** @type {Cell} */ ([showNs(p.start), p.start]), time(p.end - p.start),
-    /** @type {Cell} */ ([showShare((p.end - p.start) / Math.max(run.head.makespan, 1)), p.end - p.start]), p.rank, what(p), p.row < 0 ? "" : placeWords(run, p.row)]);
+  const rows = folded.map(({ piece: p, times }) => [/** @type {Cell} */ ([showNs(p.start), p.start]), time(p.end - p.start), ...(again ? [/** @type {Cell} */ ([times > 1 ? `× ${times}` : "", times])] : []),
+    /** @type {Cell} */ ([showShare((times * (p.end - p.start)) / Math.max(run.head.makespan, 1)), times * (p.end - p.start)]), p.rank, what(p), p.row < 0 ? "" : placeWords(run, p.row)]);
   const side = model.runs.length > 1 ? `${"AB"[index]}: ` : "";
-  return table(`${side}Critical path: what the run could not be shorter than`, [{ title: "from", number: true }, { title: "takes", number: true }, { title: "share", number: true },
+  return table(`${side}Critical path: what the run could not be shorter than${again ? "; what comes round again and again stands there once" : ""}`,
+  [{ title: "from", number: true }, { title: "takes", number: true }, ...(again ? [{ title: "times", number: true }] : []), { title: "share", number: true },
     { title: "rank", number: true }, { title: "what" }, { title: "where" }], rows, (i) => { if (pieces[i].row >= 0) model.choose(index, pieces[i].row); });
-}
-
-/**
- * A bar for each kind of rank, by what its memory holds, beside what its device has.
- * @param {Run} run
- */
-export function memoryView(run) {
-  const { memory, device } = run.head;
-  if (!memory.length || !device) return null;
-  const kinds = [...new Set(memory.flatMap(([, , parts]) => Object.keys(parts)))];
-  const totals = memory.map(([, , parts]) => Object.values(parts).reduce((a, b) => a + b, 0));
-  const most = Math.max(device.nbytes, ...totals);
-  const lines = memory.map(([name, ranks, parts], i) => {
-    const bars = kinds.filter((kind) => parts[kind]).map((kind) => {
-      const element = h("i", { class: `kind${kinds.indexOf(kind) % 6}`, title: `${kind}: ${showBytes(parts[kind])}` });
-      element.style.width = `${(100 * parts[kind]) / most}%`;
-      return element;
-    });
-    const limit = h("i", { class: "limit", title: `${device.name}: ${showBytes(device.nbytes)}` });
-    limit.style.left = `${(100 * device.nbytes) / most}%`;
-    return h("tr", {}, h("th", { scope: "row" }, shortened(name, 30)), h("td", {}, showRanks(ranks)), h("td", { class: "wide" }, h("div", { class: "memory" }, ...bars, limit)),
-      h("td", { class: totals[i] > device.nbytes ? "number bad" : "number" }, `${showBytes(totals[i])}${totals[i] > device.nbytes ? " ✕ too much" : ""}`));
-  });
-  return h("div", {}, h("p", { class: "legend" }, ...kinds.map((kind, i) => h("span", {}, h("i", { class: `kind${i % 6}` }), kind)),
-    h("span", {}, h("i", { class: "limit" }), `${device.name} has ${showBytes(device.nbytes)}`)),
-  h("div", { class: "table" }, h("table", {}, h("caption", {}, "Memory of a rank at its peak"), h("tbody", {}, ...lines))));
 }
 
 /**

@@ -31,6 +31,14 @@ interface Waits {
 interface Collective {
   op: string; group: string; n: number; nbytes: number; calls: number; duration_ns: number; algbw: number; busbw: number;
 }
+/** Who sends how much: blocks of so many ranks, [from, to, bytes] the most first, each collective's algorithm. */
+interface Traffic {
+  block: number; by: Record<string, string>; pairs: [number, number, number][];
+}
+/** Memory over one step: [ranks, bytes at the peak by kind, instants, activations as shares of their peak]. */
+interface Filled {
+  note: string; from: number; to: number; more: number; curves: [number[], Record<string, number>, number[], number[]][];
+}
 interface Tables {
   op: string[]; group: string[]; dtype: string[]; reduce_op: string[]; queue: string[]; name: string[];
   place: [string, number, number][]; tensor?: string[];
@@ -46,7 +54,9 @@ interface Head {
   verdict: { word: string; text: string; complete: boolean; core: number[]; ranks: number[] } | null;
   cost: { name: string; source: string; band: string; makespan: [number, number] | null } | null;
   device?: { name: string; nbytes: number };
-  memory: [string, number[], Record<string, number>][];
+  memory: [string, number[], Record<string, number>][]; filled: Filled | null; traffic: Traffic;
+  /** [first, how many equal neighbours, start, end of the first] */
+  steps: [number, number, number, number][];
   /** [back end, outcome, possible outcomes, ranks] */
   profiles: [string, string, string[], number[]][];
   waits: Waits | null; waits_of: string; tables: Tables; animations: Animation[];

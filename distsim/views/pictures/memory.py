@@ -6,12 +6,9 @@ that their highest point is the stated peak; the other kinds are drawn as if the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
 import numpy as np
 
-from distsim.check.memory import Held, held
+from distsim.check.memory import held
 from distsim.errors import UsageError
 from distsim.program.records import Program
 from distsim.scenario import Scenario
@@ -22,8 +19,7 @@ from distsim.views.drawing.records import clipped, text_width
 from distsim.views.drawing.svg import Svg, TimeChart, number, ticks
 from distsim.views.drawing.view import Example, Subject, View, given
 from distsim.views.drawing.words import who
-from distsim.views.folding import RankRows, fold_steps
-from distsim.views.holding import Share, activations
+from distsim.views.holding import Filled, Share, filled, one_step
 from distsim.views.part import WHOLE, Part, chosen_ranks, told, window
 
 #: Panels at most; kinds of one peak share one.
@@ -33,19 +29,6 @@ _LEFT, _WIDTH, _HEIGHT, _TOP, _PITCH = 110.0, 980.0, 120.0, 118.0, 190.0
 _FILLS = {
     "parameters": "#1F5A85", "gradients": "#C46A00", "optimizer": "#8FBF9F", "gathered": "#CFC4DE", "activations": "#F2DFA0",
 }  # fmt: skip
-
-
-class _Panel(NamedTuple):
-    """Ranks that hold the same over time."""
-
-    name: str
-    ranks: tuple[int, ...]
-    parts: Mapping[str, int]
-    share: Share | None
-
-    @property
-    def total(self) -> int:
-        return sum(self.parts.values())
 
 
 def memory_svg(scenario: Scenario, program: Program, trace: Trace, room: int, part: Part = WHOLE) -> str:
@@ -59,52 +42,17 @@ class _Drawing:
         self.window, self.note = window(part, trace, max(trace.makespan_ns, 1)), ""
         chosen = set(chosen_ranks(part, trace))
         if part.steps is None and part.time is None:
-            self._one_step(sorted(chosen))
+            step, self.note = one_step(trace, chosen)
+            self.window = step or self.window
         stated = [one for one in held(scenario, program) if chosen & set(one.ranks)]
         if not stated:
             raise UsageError(
                 "the file says nothing of memory", "add `memory: {model: {parameters: 2 GiB, …}}`, or let `transformer:` make it"
             )
-        panels = self._folded(stated, chosen)
+        panels = filled(stated, trace, chosen, self.window if part.time is None else None)
         self.panels, self.left_out = panels[:MOST_PANELS], panels[MOST_PANELS:]
         self.kinds = [kind for kind in _FILLS if any(panel.parts.get(kind) for panel in self.panels)]
         self.draw = Svg()
-
-    def _one_step(self, ranks: list[int]) -> None:
-        """Of several steps one is drawn: the first of those that are equal."""
-        steps = fold_steps(self.trace, ranks)
-        if len(steps) and sum(s.times for s in steps) > 1:
-            step = max(steps, key=lambda s: (s.times, -s.first))
-            self.window = (step.start_ns, step.end_ns)
-            self.note = f"step {step.first} of {sum(s.times for s in steps)}" + (
-                f", × {step.times} equal" if step.times > 1 else ""
-            )
-
-    def _folded(self, stated: list[Held], chosen: set[int]) -> list[_Panel]:
-        """Entries of one ranks' peak add up; ranks with the same parts and the same passes share a panel. The fullest first."""
-        parts: dict[int, dict[str, int]] = {}
-        names: dict[int, list[str]] = {}
-        for one in stated:
-            for rank in chosen & set(one.ranks):
-                mine = parts.setdefault(rank, {})
-                names.setdefault(rank, []).append(one.name)
-                for kind, nbytes in one.parts.items():
-                    mine[kind] = mine.get(kind, 0) + nbytes
-        rows, found = RankRows(self.trace), dict[object, _Panel]()
-        for rank in sorted(parts):
-            share = self._share(rows, rank)
-            curve = None if share is None else (share.at_ns.tobytes(), share.share.tobytes())
-            key = (tuple(sorted(parts[rank].items())), curve)
-            before = found.get(key)
-            ranks = (*(before.ranks if before is not None else ()), rank)
-            found[key] = _Panel(" + ".join(names[rank]), ranks, parts[rank], share)
-        return sorted(found.values(), key=lambda panel: (-panel.total, panel.ranks))
-
-    def _share(self, rows: RankRows, rank: int) -> Share | None:
-        mine = rows(rank)
-        start, end = self.window
-        inside = (self.trace["started_ns"][mine] >= start) & (self.trace["finished_ns"][mine] <= end)
-        return activations(self.trace, mine[inside] if self.part.time is None else mine)
 
     # --- the page ---
     def svg(self) -> str:
@@ -112,7 +60,12 @@ class _Drawing:
         draw.text(16, 26, f"{clipped(self.name, 60)}: memory over {'a step' if self.note else 'the run'}", 17, bold=True)
         moves = any(panel.share is not None for panel in self.panels)
         said = [self.note, told(self.part, self.trace.world_size)]
-        said += ["peaks as stated; activations grow with forward and shrink with backward passes" if moves else "peaks as stated"]
+        grow = "activations grow with forward and shrink with backward passes, all else stays at its peak"
+        said += [
+            f"peaks as stated; {grow}"
+            if moves
+            else "peaks as stated, drawn as if they stayed: no passes tell when they come and go"
+        ]
         said += [f"{sum(len(p.ranks) for p in self.left_out)} ranks with less are not drawn"] if self.left_out else []
         draw.text(16, 46, "; ".join(t for t in said if t), 12, colour=GREY)
         self._legend()
@@ -135,7 +88,7 @@ class _Drawing:
         else:
             chart.text(at, y + 10, f"{words}: more than twice as much", 12, colour=GREY)
 
-    def _panel(self, panel: _Panel, y: float, top: float) -> None:
+    def _panel(self, panel: Filled, y: float, top: float) -> None:
         draw, (start, end) = self.draw, self.window
         full = f"{100 * panel.total / self.room:.0f} % of the device" if self.room else ""
         title = f"{who(panel.ranks, 4)}: {show_bytes(panel.total)} at the peak, {full}"
@@ -153,7 +106,7 @@ class _Drawing:
             at = y + 4 + _HEIGHT * (1 - self.room / top)
             draw.line((_LEFT, at), (_LEFT + _WIDTH, at), RED, 2.0, dash="6 3")
 
-    def _areas(self, chart: TimeChart, panel: _Panel, foot: float, top: float) -> None:
+    def _areas(self, chart: TimeChart, panel: Filled, foot: float, top: float) -> None:
         """One upon the other, activations as a skyline at last."""
         base = 0.0
         for kind in (k for k in self.kinds if k in panel.parts and k != "activations"):

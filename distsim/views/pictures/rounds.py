@@ -29,8 +29,11 @@ _ARROW = "#7A2E00"
 
 def rounds_svg(row: type[Op], members: Sequence[int], algorithm: str = "") -> str:
     """The strip as SVG text, for a group of these (global) ranks, at most eight. Raises UsageError where the row has no such algorithm."""
-    if not row.algorithms:
-        raise UsageError(f"{row.op} has no rounds", "all_reduce, all_gather, broadcast and the other collectives have")
+    if not row.algorithms or row.kind == "p2p":
+        raise UsageError(
+            f"{row.op} {'is one message: it ' if row.kind == 'p2p' else ''}has no rounds",
+            f"`--view op --op {row.op}` draws what it does; all_reduce, all_gather, broadcast and the other collectives have rounds",
+        )
     name = algorithm or next(iter(row.algorithms))
     if name not in row.algorithms:
         raise UsageError(f"{row.op} has no algorithm {algorithm}", f"there is {', '.join(row.algorithms)}")

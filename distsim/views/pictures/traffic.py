@@ -14,10 +14,8 @@ from distsim.views.drawing.records import clipped, text_width
 from distsim.views.drawing.svg import Svg
 from distsim.views.drawing.view import Example, Subject, View, given
 from distsim.views.part import WHOLE, Part, chosen_ranks, group_numbers, told
-from distsim.views.traffic import Traffic, traffic_of
+from distsim.views.traffic import MOST_ROWS, Traffic, block_of, traffic_of
 
-#: Rows of the table at most; more ranks are taken together, machine by machine.
-MOST_ROWS = 64
 _TOP, _LISTED = 132.0, 8
 #: From light to dark, evenly in lightness (CIE L* 96 to 22): a single hue, so that print and eyes without colour vision see the same.
 _RAMP = ("#EFF5FB", "#CFE1F0", "#A9C9E2", "#7FADD0", "#5590BB", "#35719F", "#1D527D", "#0B3559")
@@ -31,20 +29,12 @@ def traffic_svg(trace: Trace, part: Part = WHOLE, name: str = "") -> str:
         )
     groups = None if part.group is None else group_numbers(part.group, trace)
     ranks = () if part.ranks is None else chosen_ranks(part, trace)
-    found = traffic_of(trace, 1 if 0 < len(ranks) <= MOST_ROWS else _block(trace), groups)
+    found = traffic_of(trace, 1 if 0 < len(ranks) <= MOST_ROWS else block_of(trace), groups)
     if found.block == 1 and ranks:
         found = found._replace(sent=found.sent[np.ix_(ranks, ranks)], ranks=ranks)
     if not found.sent.any():
         raise UsageError("no rank sends a byte to another", "ask for --view groups: it shows who is together with whom")
     return _Table(trace, found, part, name or str(trace.header.get("name") or "run")).svg()
-
-
-def _block(trace: Trace) -> int:
-    """Ranks that share a row: one where there is room, else those of a machine, or of several."""
-    world, local = trace.world_size, max(int(trace.header.get("local_size") or 0), 1)
-    if world <= MOST_ROWS:
-        return 1
-    return local * ceil(world / local / MOST_ROWS) if local > 1 else ceil(world / MOST_ROWS)
 
 
 class _Table:

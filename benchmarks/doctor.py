@@ -146,15 +146,20 @@ def score(folder: Path) -> int:
     cases = sorted(p.parent for p in folder.glob("*/fault.json"))
     accused = 0
     for share in SHARES:
-        rights = draws = wrongs = 0
+        rights = draws = wrongs = there = gone = said = 0
         for case in cases:
+            faulty = set(json.loads((case / "fault.json").read_text())["faulty"])
             for left_out in _left_out(case, share):
                 found = judge(case, left_out)
                 rights, draws, wrongs = rights + found.right, draws + 1, wrongs + found.wrong
+                there += bool(faulty - left_out)
+                gone += not faulty - left_out
+                said += not faulty - left_out and "not in what I was given" in found.said
                 if not found.right:
                     missing = f"without {sorted(left_out)}: " if left_out else ""
                     print(f"{'WRONG' if found.wrong else 'open '} {case.name}: {missing}{found.said}")
         print(f"{share:.0%} of the ranks' files missing: right {rights} of {draws}, wrongly accused {wrongs}")
+        print(f"  some rank at fault left files in {there}; none in {gone}, where {said} times it is said whose are missing")
         accused += wrongs
     return int(accused > 0)
 

@@ -57,7 +57,8 @@ class CheckResult:
     """What is known of one file. ``errors`` is empty unless it can't be read; then ``verdict`` is None.
 
     ``backend``: whose outcome decides the exit status, the file's own or the one asked for. ``profiles``: name -> outcome. ``schedule``:
-    the order of events that leads to the verdict, as plain data; None where any order does.
+    the order of events that leads to the verdict, as plain data; None where any order does. ``strict``: leaks count as errors, and a
+    search that hit its bound as no success.
     """
 
     file: str
@@ -68,16 +69,29 @@ class CheckResult:
     findings: tuple[Finding, ...] = ()
     name: str = ""
     schedule: Mapping[str, Any] | None = None
+    strict: bool = False
 
     def status(self) -> int:
-        """2: can't be read; 1: an error among the findings, an outcome other than `completes` under ``backend``, or a search that hit its
-        bound while the back end may do worse than complete; else 0."""
+        """2: can't be read; 1: an error among the findings, an outcome other than `completes` under ``backend``, or a search that is no
+        success (`unsure`); else 0."""
         if self.verdict is None:
             return 2
         own = self.profiles[self.backend]
         bad = any(f.severity == "error" for f in self.findings) or own.outcome != "completes"
-        unsure = not self.verdict.complete and own.possible != ("completes",)
-        return int(bad or unsure)
+        return int(bad or bool(self.unsure()))
+
+    def unsure(self) -> str:
+        """Why a search that hit its bound is no success: a back end may hang, its own may do worse than complete, or it is `strict`.
+        Empty where it is one, or where all orders were looked at."""
+        if self.verdict is None or self.verdict.complete:
+            return ""
+        own = self.profiles[self.backend]
+        may = [name for name, o in self.profiles.items() if "hangs" in o.possible]
+        if may:
+            return f"the search stopped at its bound, and {' and '.join(may)} may hang"
+        if own.possible != ("completes",):
+            return f"the search stopped at its bound, and {self.backend} may do worse than complete"
+        return "the search stopped at its bound, and --strict takes no `so far`" if self.strict else ""
 
 
 def check_file(
@@ -129,7 +143,7 @@ def _check(scenario: Scenario, backend: str, max_states: int, strict: bool, size
         found = check_program(program, cost=cost, max_states=max_states, more=more)
     if strict:
         strictly = tuple(replace(f, severity="error") if f.code.startswith("DS5") else f for f in found.findings)
-        found = replace(found, findings=strictly)
+        found = replace(found, findings=strictly, strict=True)
     return found
 
 

@@ -142,12 +142,19 @@ def binomial_parent(v: int) -> int:
     return v & ~(1 << (v.bit_length() - 1)) if v else 0
 
 
-def binomial_neighbours(n: int, root: int, me: int) -> frozenset[int]:
-    """A rank's parent and children in the tree of the broadcast."""
+def binomial_children(n: int, v: int) -> frozenset[int]:
+    """To whom the rank ``v`` places after the root sends, in places after the root: one higher bit each."""
+    return frozenset(v | 1 << k for k in range(v.bit_length(), n.bit_length()) if v | 1 << k < n)
+
+
+def binomial_kin(n: int, root: int, me: int) -> frozenset[int]:
+    """Who must have come to the broadcast before a rank may leave: all between the root and it, and its own children."""
     v = (me - root) % n
-    bits = (1 << k for k in range(v.bit_length(), n.bit_length()))
-    near = {binomial_parent(v)} | {v | bit for bit in bits if v | bit < n}
-    return frozenset((w + root) % n for w in near if w != v)
+    near, above = set(binomial_children(n, v)), v
+    while above:
+        above = binomial_parent(above)
+        near.add(above)
+    return frozenset((w + root) % n for w in near)
 
 
 @algorithm("broadcast", "binomial", "whole")

@@ -31,7 +31,8 @@ Why = Literal["compute", "transfer", "sleep", "wait"]
 
 COMPUTE_OPS: Final = ("compute", "assign")
 _COLLECTIVES: Final = frozenset(name for name, row in OPS.items() if row.kind == "collective")
-_MEETING: Final = tuple(name for name, row in OPS.items() if row.kind in ("p2p", "collective"))
+_MEETING: Final = tuple(name for name, row in OPS.items() if row.kind in ("p2p", "collective", "remote"))
+_REMOTE: Final = tuple(name for name, row in OPS.items() if row.kind == "remote")
 #: Operations that never stand for moving data, even where a trace gives them times.
 _LOCAL: Final = (*COMPUTE_OPS, "sleep", "wait", "wait_stream", "synchronize", "exit", "fail")
 
@@ -136,7 +137,7 @@ def rank_times(trace: Trace, makespan_ns: int) -> tuple[RankTimes, ...]:
         return cover.add(rank[mask], start[mask], end[mask])
 
     compute = add(computing & ran, started, till)
-    exposed = add((trace["match"] >= 0) & ~local & ran & (finished >= 0), started, till)
+    exposed = add(((trace["match"] >= 0) | trace.ops(*_REMOTE)) & ~local & ran & (finished >= 0), started, till)
     waiting = add(made & ~computing & ~sleeping, posted, back)
     if _enqueues(trace):
         asleep = made & sleeping
@@ -297,7 +298,8 @@ class _Walk:
         self._match = trace["match"]
         self._computes, self._sleeps, self._recvs = trace.ops(*COMPUTE_OPS), trace.ops("sleep"), trace.ops("recv", "irecv")
         moves = (self._match >= 0) & ~trace.ops(*_LOCAL)
-        rows = np.flatnonzero((self._computes | self._sleeps | moves) & (self.start >= 0) & (self.end >= self.start))
+        busy = self._computes | self._sleeps | moves | trace.ops(*_REMOTE)
+        rows = np.flatnonzero(busy & (self.start >= 0) & (self.end >= self.start))
         keys = self.rank[rows].astype(np.int64) * self._span + self.end[rows]
         order = np.argsort(keys, kind="stable")
         self._rows, self._keys = rows[order], keys[order]

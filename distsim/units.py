@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?)\s*([^\d\s.+-]\S*)?\s*", re.ASCII)
@@ -155,6 +156,7 @@ def flop_rate_text(flop_per_ns: float) -> str:
     return _exact(flop_per_ns, _FLOP_RATE, ("TFLOP/s", "PFLOP/s", "GFLOP/s"))
 
 
+@lru_cache(maxsize=4096)
 def flops_text(flop: float) -> str:
     """The exact inverse of `parse_flops`."""
     return _exact(flop, _FLOPS, ("PFLOP", "TFLOP", "GFLOP", "MFLOP", "FLOP"))

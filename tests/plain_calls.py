@@ -22,6 +22,8 @@ def can_be_plain(program: Program, any_source: bool) -> bool:
     calls = [call for code in program.codes for call in code.calls]
     if any(one.invalid is not None for call in calls for one in (call, *call.parts)):
         return False
+    if any(OPS[call.op].signals for call in calls):
+        return False
     known = ("p2p", "batch", "wait")
     return all(OPS[c.op].kind in known or c.op in (*_COLLECTIVES, *_NOTHING) for c in calls) and not any(c.again for c in calls)
 

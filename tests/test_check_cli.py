@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Cli
 
-from distsim.checking import check, check_file
+from distsim.checking import CheckResult, check, check_file
+from distsim.cli import check as check_command
 from distsim.cli import console, progress
+from distsim.errors import ScenarioErrors
 from distsim.scenario import loads
+from distsim.views.checkview import check_json
 
 OK = "world: 2\nbackend: gloo\ntensors: {x: {shape: [4], value: rank}}\nprogram:\n  - all_reduce: {tensor: x}\n"
 HANG = """world: 2
@@ -214,6 +218,52 @@ def test_a_bar_is_shown_on_a_terminal_and_only_when_it_takes_long(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert ("checking" in shown.err) == (patience_s == 0.0)
+
+
+def test_the_json_of_a_file_is_there_before_the_next_is_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is printed piece by piece is the one document that the interface promises."""
+    shown: list[str] = []
+
+    def one_by_one() -> Iterator[CheckResult]:
+        for name in ("ok", "bad", "hang"):
+            shown.append(capsys.readouterr().out)
+            yield check_file(folder / f"{name}.yaml")
+
+    status = check_command._stream(one_by_one(), check_command.CheckOptions([]), 3)
+    shown.append(capsys.readouterr().out)
+
+    assert status == 2
+    assert ['"file"' in piece for piece in shown] == [False, True, True, True]
+    whole = check_json([check_file(folder / f"{name}.yaml") for name in ("ok", "bad", "hang")])
+    assert "".join(shown) == console.to_json(whole) + "\n"
+
+
+def test_a_search_that_stopped_at_its_bound_is_no_success_where_a_back_end_may_hang_or_all_is_asked_for(
+    cli: Cli, folder: Path, tmp_path: Path
+) -> None:
+    """The same bound is a success where every order that was not looked at could only complete."""
+    free = tmp_path / "free.yaml"
+    free.write_text(ORDER.replace(", src: 1", ""), encoding="utf-8")
+    asked: list[tuple[object, ...]] = [(folder / "order.yaml",), (free,), (free, "--strict")]
+    bounded = [cli("check", *words, "--max-states", "1") for words in asked]
+
+    assert [done.returncode for done in bounded] == [1, 0, 1]
+    assert ["Not a success: the search stopped at its bound" in done.stdout for done in bounded] == [True, False, True]
+    assert cli("check", free, "--strict").returncode == 0
+
+
+@pytest.mark.parametrize("where", ["groups: {all: [0, 1]}", "mesh: {all: 2}", "new_group"])
+def test_a_group_may_be_called_all_beside_a_wait_for_all(where: str) -> None:
+    made = "  - new_group: {name: all, ranks: [0, 1]}\n" if where == "new_group" else ""
+    text = f"world: 2\n{'' if made else where}\ntensors: {{x: {{shape: [4]}}}}\nprogram:\n{made}"
+    text += "  - all_reduce: {tensor: x, group: all, async: true, as: h}\n  - wait: all\n"
+
+    found = check(loads(text))
+
+    assert found.verdict is not None
+    assert (found.verdict.verdict, found.status()) == ("ok", 0)
+    with pytest.raises(ScenarioErrors, match="`all` is no handle"):
+        loads(text.replace("as: h", "as: all"))
 
 
 def test_many_files_are_checked_past_the_bad_ones(tmp_path: Path, cli: Cli) -> None:

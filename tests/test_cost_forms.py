@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from bisect import bisect_right
 from collections import Counter
 from math import ceil, log2, sqrt
 from typing import Any, NamedTuple
 
 import pytest
 
-from distsim.cluster import cluster_from
+from distsim.cluster import Curve, cluster_from, preset
 from distsim.cost import CostModel
 from distsim.cost.sharing import Ports
 from distsim.ops.base import Op
@@ -244,6 +246,23 @@ def test_a_measured_size_costs_what_was_measured() -> None:
     )
     assert cost.collective_ns(OPS["all_reduce"], (2,), MIB) == bare.call_overhead_ns
     assert cost.collective_ns(OPS["all_reduce_coalesced"], (0, 1, 2, 3), MIB) == pytest.approx(5_000_000, abs=1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_between_two_measured_sizes_a_price_is_between_their_times(seed: int) -> None:
+    """Whatever was measured, rising or falling, and at the sizes themselves it is the measured one."""
+    draw = random.Random(seed)
+    sizes = sorted(draw.sample(range(1, 1 << 26), 5))
+    times = {size: draw.randint(20_000, 900_000) for size in sizes}
+    curve = Curve.model_construct(op="all_reduce", group=8, ranks=8, nodes=1, times=times)
+    cost = CostModel(preset("dgx-h100").model_copy(update={"measured": (curve,)}), 8, 8)
+    prices = {size: cost.collective_ns(OPS["all_reduce"], tuple(range(8)), size) for size in range(sizes[0], sizes[-1], 1 << 18)}
+
+    assert [cost.collective_ns(OPS["all_reduce"], tuple(range(8)), size) for size in sizes] == list(times.values())
+    for size, price in prices.items():
+        i = bisect_right(sizes, size)
+        low, high = sorted((times[sizes[i - 1]], times[sizes[min(i, 4)]]))
+        assert low - 1 <= price <= high + 1
 
 
 def test_messages_inside_a_node_and_between_nodes_were_measured_apart() -> None:

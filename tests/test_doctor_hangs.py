@@ -111,10 +111,13 @@ def test_an_archive_is_read_as_the_files_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples of other tools' files lie beside the project, and not here")
-@pytest.mark.parametrize("part", ["flight-recorder", "kineto", "nccl-tests", "pytorch-et"])
+@pytest.mark.parametrize(
+    "part", ["flight-recorder", "kineto", "nccl-tests", "pytorch-et", "chakra-et", "simai", "astra-network", "pp-schedules"]
+)
 def test_every_sample_of_another_tool_is_read_or_known_to_be_no_evidence(part: str) -> None:
-    files = read_evidence([str(SAMPLES / part)]).files
+    files = read_evidence([str(p) for p in sorted((SAMPLES / part).rglob("*")) if p.is_file()]).files
 
+    assert files
     assert [(file.path, file.problem) for file in files if file.problem] == []
 
 

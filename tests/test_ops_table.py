@@ -59,7 +59,7 @@ def test_a_row_says_what_it_is() -> None:
             op: (row.op, row.kind, row.first_field, row.direction)
             for op, row in OPS.items()
             if row.op != op
-            or row.kind not in ("p2p", "collective", "batch", "wait", "local", "group")
+            or row.kind not in ("p2p", "collective", "remote", "batch", "wait", "local", "group")
             or (row.first_field is not None and row.first_field not in row.model_fields)
             or (row.kind == "p2p") != (row.direction is not None)
             or row.model_json_schema()["type"] != "object"
@@ -71,7 +71,7 @@ def test_rows_are_listed_by_kind_and_by_name() -> None:
     kinds = list(dict.fromkeys(row.kind for row in OPS.values()))
 
     assert list(OPS) == sorted(OPS, key=lambda op: (kinds.index(OPS[op].kind), op))
-    assert set(kinds) <= {"p2p", "collective", "batch", "wait", "local", "group"}
+    assert set(kinds) <= {"p2p", "collective", "remote", "batch", "wait", "local", "group"}
 
 
 @pytest.mark.parametrize("row", COLLECTIVES)
@@ -187,7 +187,7 @@ def test_a_rooted_collective_has_torchs_two_ways_to_name_the_root() -> None:
 
 
 def test_operations_in_place_have_a_tensor_the_others_input_and_output() -> None:
-    in_place = {op for op, row in OPS.items() if "tensor" in row.model_fields}
+    in_place = {op for op, row in OPS.items() if "tensor" in row.model_fields and row.kind != "remote"}
     assert in_place == {"assign", "send", "recv", "isend", "irecv", "broadcast", "all_reduce", "reduce", "all_reduce_coalesced"}
     others = {op for op, row in OPS.items() if row.kind == "collective" and row.gets != "none"} - in_place
     assert all({"input", "output"} <= set(OPS[op].model_fields) for op in others)
@@ -196,7 +196,7 @@ def test_operations_in_place_have_a_tensor_the_others_input_and_output() -> None
 def test_busbw_factors_are_those_of_nccl_tests() -> None:
     """doc/PERFORMANCE.md and src/*.cu, for eight ranks."""
     assert {op: row.busbw_factor(8) for op, row in OPS.items() if row.nccl_tests} == {
-        "send": 1, "recv": 1, "isend": 1, "irecv": 1, "broadcast": 1, "reduce": 1, "all_reduce": 14 / 8,
+        "send": 1, "recv": 1, "isend": 1, "irecv": 1, "put": 1, "get": 1, "broadcast": 1, "reduce": 1, "all_reduce": 14 / 8,
         "all_gather": 7 / 8, "all_gather_into_tensor": 7 / 8, "reduce_scatter": 7 / 8, "reduce_scatter_tensor": 7 / 8,
         "gather": 7 / 8, "scatter": 7 / 8, "all_to_all": 7 / 8, "all_to_all_single": 7 / 8, "all_reduce_coalesced": 14 / 8,
         "all_gather_into_tensor_coalesced": 7 / 8, "reduce_scatter_tensor_coalesced": 7 / 8,

@@ -90,18 +90,23 @@ def test_names_are_the_back_ends_and_the_readings() -> None:
     assert all(name == profile.name and profile.about for name, profile in {**PROFILES, **READINGS}.items())
 
 
-def test_broadcast_tree_of_gloo_links_every_rank_to_its_parent_and_children() -> None:
-    """Need is mutual, and following parents leads every rank to the root; for 1 to 32 ranks."""
+def test_broadcast_tree_of_gloo_makes_every_rank_wait_for_all_above_it_and_for_its_children() -> None:
+    """What a parent needs to have the data its child needs, and each parent needs its child; for 1 to 32 ranks."""
     for n in range(1, 33):
         root = n // 3
         needs = [GLOO.needs("broadcast", n, root, me) or frozenset() for me in range(n)]
+        below = 0
         for me in range(n):
-            assert all(me in needs[other] for other in needs[me]), (n, me)
-            v = (me - root) % n
-            if v:
-                assert (binomial_parent(v) + root) % n in needs[me], (n, me)
+            v, above = (me - root) % n, set[int]()
+            while v:
                 assert binomial_parent(v) < v
-        assert sum(map(len, needs)) == 2 * (n - 1), n
+                v = binomial_parent(v)
+                above.add((v + root) % n)
+            assert above <= needs[me], (n, me)
+            children = needs[me] - above
+            assert all((binomial_parent((w - root) % n) + root) % n == me for w in children), (n, me)
+            below += len(children)
+        assert below == n - 1, n
 
 
 @pytest.mark.parametrize("op", ["gather", "scatter"])

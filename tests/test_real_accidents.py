@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -20,10 +24,13 @@ from distsim.cli import console
 from distsim.cli.run import check_trace_name, deliver
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.real.board import STOPPED, Board, Phase, seen
-from distsim.real.coordinator import StoreCoordinator
+from distsim.real.coordinator import Coordinator, StoreCoordinator
+from distsim.real.job import Job
+from distsim.real.launcher import Launcher
 from distsim.real.postmortem import postmortem
 from distsim.real.rendezvous import connect, listen, serve
 from distsim.real.run import RealRun, Wish, real_run
+from distsim.real.watch import Watch
 from distsim.simulation import simulate
 from distsim.views.real import real_text
 
@@ -256,10 +263,51 @@ def test_the_loss_of_the_first_launchers_store_is_said_as_such():
 
 def test_waiting_for_the_first_launcher_ends_with_ctrl_c():
     began = time.monotonic()
-    with pytest.raises(EnvironmentFault, match="ended from outside"):
-        connect("127.0.0.1", free_port(), 600, lambda: time.monotonic() - began > 0.2)
+    with pytest.raises(EnvironmentFault, match="ended by SIGINT"):
+        connect("127.0.0.1", free_port(), 600, lambda: "SIGINT" if time.monotonic() - began > 0.2 else "")
 
     assert time.monotonic() - began < 300
+
+
+def test_a_host_that_nobody_knows_or_where_nobody_meets_is_the_surroundings_fault_by_its_name():
+    for wish, said in (
+        (Wish(init="tcp://no-such-host.invalid:29511"), "the host no-such-host.invalid is not known here"),
+        (Wish(master_addr="no-such-host.invalid"), "the host no-such-host.invalid is not known here"),
+        (Wish(master_addr="192.0.2.1"), "192.0.2.1 is no address of this machine"),  # TEST-NET-1, RFC 5737
+        (Wish(init="tcp://192.0.2.1:29511", timeout_ns=500_000_000), "ranks 0-3 did not meet through tcp://192.0.2.1:29511"),
+    ):
+        with pytest.raises(EnvironmentFault, match=re.escape(said)):
+            real_run(scenario("group_sum"), replace(wish, backend="gloo"))
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_ranks_that_load_are_waited_for_as_long_as_they_use_their_core(
+    busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A rank of which nothing is seen counts as late after the limit; one that works does not, however long it takes."""
+    monkeypatch.setattr("distsim.real.watch._WORK_EVERY_NS", 1)
+    begun, end = multiprocessing.Event(), multiprocessing.Event()
+    rank = multiprocessing.get_context("fork").Process(target=_loading, args=(begun, end, busy), daemon=True)
+    rank.start()
+    begun.wait(300)
+    program = simulate(scenario("group_sum")).program
+    job = Job(program, "gloo", str(tmp_path), "127.0.0.1", 1, "env://", True, 1)
+    watch = Watch(job, range(4), Launcher("fork"), Coordinator(), 10**9, start_ns=300_000_000)
+    try:
+        until(lambda: (watch._look(), watch._reason() == "start" or watch.moved_ns - watch.began_ns > 900_000_000)[1])
+    finally:
+        end.set()
+        rank.join(300)
+        watch.finish(False)
+
+    assert (watch.moved_ns - watch.began_ns > 900_000_000) == busy
+
+
+def _loading(begun: Event, end: Event, busy: bool) -> None:
+    begun.set()
+    while not end.is_set():
+        if not busy:
+            time.sleep(0.5)
 
 
 # --- the user ---
@@ -287,7 +335,7 @@ def test_ctrl_c_in_a_run_that_gets_on_blames_nobody_and_a_second_one_costs_no_re
     finally:
         launcher.kill()
 
-    assert "ended from outside" in text, errors
+    assert "ended by SIGINT" in text, errors
     assert "running" in text
     assert "The cause" not in text
     assert "error DS" not in text

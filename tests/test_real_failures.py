@@ -151,7 +151,7 @@ def test_a_launcher_that_is_ended_takes_its_ranks_with_it(number: signal.Signals
     assert how_it_ended(left).startswith("partial: it")
     if number != signal.SIGKILL:
         assert launcher.returncode == 4
-        assert "ended from outside" in text
+        assert f"ended by {number.name}" in text
         assert list(tmp_path.glob("distsim-run-*")) == []
         assert not Path(f"{trace}.partial").exists()
         assert not parse_trace(trace.read_text().splitlines(keepends=True)).header["complete"]

@@ -12,11 +12,13 @@ from distsim.program.build import build_program
 from distsim.real.board import COLUMNS, WIDTH, Board, Bulletin, CallTimes, Phase, Seen, Word, read_times, seen
 from distsim.real.job import pack, unpack
 from distsim.real.merge import RankTimes, merged
-from distsim.real.posted_calls import Request, Wait, waits
-from distsim.real.postmortem import postmortem
+from distsim.real.posted_calls import Request, TakenOtherwise, Wait, taken_otherwise, waits
+from distsim.real.postmortem import beside, postmortem
 from distsim.real.rendezvous import check_file, listen
+from distsim.real.value_check import BufferCheck
+from distsim.scenario import loads
 from distsim.simulation import Simulation, simulate
-from distsim.standstill import Need, Standstill
+from distsim.standstill import Need, RankEnd, RankStatus, Standstill
 from distsim.trace import NEVER
 
 NOTHING = Standstill((), ())
@@ -103,6 +105,79 @@ def test_a_rank_that_was_killed_is_the_culprit_not_the_one_whose_connection_clos
 
     assert left.culprits == (1,)
     assert [end.status for end in left.standstill.ends] == ["raised", "killed"]
+
+
+TAKES = """world: 3
+backend: gloo
+tensors: {x: {shape: [4]}}
+program:
+  - {recv: {tensor: x}, ranks: 0}
+  - {recv: {tensor: x, src: 1}, ranks: 0}
+  - {compute: 1 ms, ranks: 1}
+  - {send: {tensor: x, dst: 0}, ranks: rank > 0}
+"""
+
+
+def test_a_receive_from_any_source_that_took_anothers_message_is_the_cause_and_beside_the_simulation_said_to_have() -> None:
+    """Simulated, rank 2 comes first and all is well; for real it was rank 1, whose message the next receive waits for."""
+    simulation = simulate(loads(TAKES))
+    boards = {0: board(0, Phase.IN_CALL, 1), 1: board(1, Phase.ENDED, 2), 2: board(2, Phase.IN_CALL, 0)}
+    sources = {Request(0, 0, -1): 1}
+    left = postmortem(simulation, boards, {}, 1, sources)
+
+    assert [f.code for f in left.findings] == ["DS304"]
+    assert "took rank 1's message" in left.findings[0].message
+    assert taken_otherwise(simulation.program, sources, simulation.run.trace) == (TakenOtherwise(Request(0, 0, -1), 1, 2),)
+    assert taken_otherwise(simulation.program, {Request(0, 0, -1): 2}, simulation.run.trace) == ()
+    together = beside(simulation, "hangs", left.standstill.ends, ())
+    assert (together.differences, "the order of events decides it" in together.agreement) == ((), True)
+
+
+def test_what_follows_from_a_mismatch_is_a_line_of_it_and_no_finding_of_its_own() -> None:
+    """And it is what follows for real: the simulated consequences are not told of a real run."""
+    simulation = simulated("zoo/f14_expert_without_tokens")
+    stood = {one.rank: one.position for one in simulation.run.standstill.blocked}
+    left = postmortem(simulation, {r: board(r, Phase.IN_CALL, at) for r, at in stood.items()}, {}, 1, {})
+
+    assert [f.code for f in left.findings] == ["DS201"]
+    assert [line for line in left.findings[0].message.splitlines() if "in its wake" in line] == [
+        "  in its wake, ranks 0 → 2 → 0 wait for each other"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "wrong", "differs", "said"),
+    [
+        ("hangs", "blocked", 0, (), ""),
+        ("raises", "raised", 0, (), "which is a race"),
+        ("hangs", "blocked", 1, ("1 buffer with other values than simulated",), ""),
+        ("completes", "ended", 0,
+         ("the outcome is completes, simulated hangs", "ranks 0 and 1: came to the end, simulated: got no further"), ""),
+    ],
+)  # fmt: skip
+def test_a_run_agrees_with_its_simulation_or_says_where_it_does_not_and_never_both(
+    outcome: str, status: RankStatus, wrong: int, differs: tuple[str, ...], said: str
+) -> None:
+    simulation = simulated("head_to_head_sends")
+    ends = [RankEnd(r, status, 0 if status != "ended" else 2, message="Connection closed by peer") for r in (0, 1)]
+    found = beside(simulation, outcome, ends, [BufferCheck(0, "x", "differs")] * wrong)
+
+    assert found.differences == differs
+    assert said in found.agreement
+    assert not (found.differences and found.agreement)
+
+
+def test_a_rank_that_sigterm_ended_is_the_cause_unless_a_launcher_sent_it_after_a_failure() -> None:
+    boards = {r: board(r, Phase.IN_CALL, 0) for r in (0, 1)}
+    alone = postmortem(simulated("head_to_head_sends"), boards, {1: -15}, 1, {})
+    after = postmortem(simulated("head_to_head_sends"), boards, {0: -9, 1: -15}, 1, {})
+
+    assert (alone.culprits, alone.standstill.ends[1].status, alone.standstill.ends[1].message) == (
+        (1,),
+        "killed",
+        "ended by SIGTERM",
+    )
+    assert (after.culprits, after.standstill.ends[1].status) == ((0,), "blocked")
 
 
 def test_a_rank_that_left_is_the_culprit_not_those_that_wait():

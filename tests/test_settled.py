@@ -5,15 +5,21 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from distsim.check.call_index import CallIndex
+from distsim.check.layout import build_layout
+from distsim.check.leaving import runs_of
+from distsim.check.readings import Contract
 from distsim.engine import run
 from distsim.engine.outcomes import outcome_under
 from distsim.expectations import differences
 from distsim.profiles import PROFILES
+from distsim.program.build import build_program
 from distsim.program.lower import lower
 from distsim.scenario import load
 from distsim.simulation import cost_model, simulate
@@ -31,7 +37,7 @@ def test_a_settled_scenario_comes_out_as_settled(path: Path) -> None:
     assert [str(d) for d in differences(simulate(load(str(path))))] == []
 
 
-@pytest.mark.parametrize("path", cases("window_in_order", "blocked_since", "needs_of_the_wait"))
+@pytest.mark.parametrize("path", cases("window_in_order", "blocked_since", "blocked_since_a_launch", "needs_of_the_wait"))
 def test_both_engines_tell_a_settled_scenario_alike(path: Path) -> None:
     scenario = load(str(path))
     program = lower(scenario)
@@ -85,3 +91,15 @@ def test_calls_that_differ_on_too_many_ranks_are_refused_with_an_estimate(monkey
     with pytest.raises(UsageError, match="64 comparisons"):
         simulate(loads(text + "broadcast: {tensor: {shape: [4]}, src: rank}\n"))
     assert simulate(loads(text + "all_reduce: {tensor: x}\n")).outcome != "completes"
+
+
+def test_every_set_of_partners_may_come_too_late_for_a_rank_that_leaves_with_seven_requests_open() -> None:
+    """Rank 0 leaves with five sends to rank 2 open, and one to each of ranks 1 and 3: any of these three may find itself alone."""
+    to = [1, 3, 2, 2, 2, 2, 2]
+    ranks = [[{"op": "isend", "peer": peer, "numel": 4} for peer in to] + [{"op": "exit", "code": 0}]]
+    ranks += [[{"op": "recv", "peer": 0, "numel": 4}] * to.count(rank) for rank in (1, 2, 3)]
+    layout = build_layout(build_program(4, dict(enumerate(ranks))))
+
+    stuck = {run.standstill().stuck for run in runs_of(Contract(layout, CallIndex(layout)), "rendezvous")}
+
+    assert stuck == {sets for count in range(4) for sets in combinations((1, 2, 3), count)}

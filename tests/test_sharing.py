@@ -135,7 +135,8 @@ def test_nothing_ever_moves_more_bytes_over_a_link_than_it_has(seed: int) -> Non
     steps += waits
     shapes = [draw.randint(1, 1 << 22) for _ in range(4)]
     tensors = "".join(f"  x{i}: {{shape: [{n}]}}\n  y{i}: {{like: x{i}}}\n  z{i}: {{like: x{i}}}\n" for i, n in enumerate(shapes))
-    cluster = {**LINE, "nics": {"count": cards, "bandwidth": f"{draw.choice((3, 25))} GB/s"}}
+    network = {"latency": "3 us", "oversubscription": draw.choice((1, 3)), "leaf": draw.choice((None, 1))}
+    cluster = {**LINE, "nics": {"count": cards, "bandwidth": f"{draw.choice((3, 25))} GB/s"}, "network": network}
     found = taken(nodes, per_node, cluster, f"groups:\n{''.join(groups)}tensors:\n{tensors}program:\n{''.join(steps)}", "mpi")
     assert found.outcome == "completes"
     crossings = _crossings(found)
@@ -158,6 +159,8 @@ def _crossings(found: Simulation) -> dict[int, list[tuple[int, int, float]]]:
                 spans[port].append((row.started_ns, row.finished_ns, row.nbytes))
         elif row.op == "all_reduce" and row.match not in seen:
             seen.add(row.match)
+            for port, share in ports.pools.of_collective(OPS["all_reduce"], groups[row.group]).items():
+                spans[ports.first_pool + port].append((row.started_ns, row.finished_ns, share * row.nbytes))
             nodes: dict[int, list[int]] = defaultdict(list)
             for rank in groups[row.group]:
                 nodes[cost.node(rank)].append(rank)
@@ -201,3 +204,57 @@ def test_ranks_have_cards_in_common_where_a_machine_has_fewer_cards_than_ranks()
     assert not Ports(CostModel(preset("dgx-h100"), 16, 8)).shared_cards
     assert Ports(CostModel(preset("aws-p4d"), 16, 8)).shared_cards
     assert not Ports(CostModel(preset("aws-p4d"), 8, 8)).shared_cards
+
+
+#: Two machines on a leaf switch, whose way up has half of their cards' bandwidth; no other latency than the call's.
+LEAVES = {**LINE, "nics": {"count": 2, "bandwidth": "25 GB/s"}, "network": {"latency": "0 us", "leaf": 2, "oversubscription": 2}}
+
+
+def messages(pairs: list[tuple[int, int]]) -> str:
+    """These messages at once."""
+    tensors = "tensors: {x: {shape: [NUMEL]}, y: {like: x}}\nprogram:\n"
+    return tensors + "".join(
+        f"  - {{ranks: {src}, send: {{tensor: x, dst: {dst}}}}}\n  - {{ranks: {dst}, recv: {{tensor: y, src: {src}}}}}\n"
+        for src, dst in pairs
+    )
+
+
+def test_the_way_up_from_a_leaf_switch_is_shared_by_all_that_leaves_it_and_nothing_else() -> None:
+    """Four machines of two: 0 to 3 are on one leaf. Its way up has two cards' bandwidth: two messages fit, four take twice as long."""
+    one, two, four = (
+        taken(4, 2, LEAVES, messages([(rank, rank + 4) for rank in range(n)]), "mpi").makespan_ns for n in (1, 2, 4)
+    )
+    inside = taken(4, 2, LEAVES, messages([(rank, (rank + 2) % 4) for rank in range(2)] + [(4, 6), (5, 7)]), "mpi").makespan_ns
+    always = {**LEAVES, "network": {"latency": "0 us", "oversubscription": 2}}
+
+    assert (two, inside) == (pytest.approx(one, rel=0.001), pytest.approx(one, rel=0.001))
+    assert four == pytest.approx(2 * one, rel=0.001)
+    assert taken(4, 2, always, messages([(0, 4)]), "mpi").makespan_ns == pytest.approx(2 * one, rel=0.001)
+
+
+def test_reductions_of_the_rails_and_an_exchange_among_all_meet_at_the_leaf() -> None:
+    """A reduction for each of two cards: beside each other where the way up has room, twice as long where it has not; what every rank
+    sends to all is bound by it alone."""
+    leaves = {k: {**LEAVES, "network": {"latency": "0 us", "leaf": 2, "oversubscription": k}} for k in (1, 8)}
+    steps = "mesh: {m: 4, l: 2}\ntensors: {x: {shape: [NUMEL]}}\nprogram:\n  - {ranks: l <= LAST, all_reduce: {tensor: x, group: m}}\n"
+    wide, narrow = ([taken(4, 2, leaves[k], steps.replace("LAST", last)).makespan_ns for last in ("0", "1")] for k in (1, 8))
+    exchange = [
+        CostModel(cluster_from(leaves[k]), 8, 2).collective_ns(OPS["all_to_all_single"], tuple(range(8)), 1 << 30, 0)
+        for k in (1, 8)
+    ]
+
+    assert wide[0] == wide[1]
+    assert narrow[1] == pytest.approx(2 * narrow[0], rel=0.001)
+    assert exchange[1] == pytest.approx(4 * (1 << 30) / 2 / (2 * 2 * 25 / 8), rel=0.001)
+    assert exchange[1] > 2 * exchange[0]
+
+
+def test_slots_behind_one_pcie_switch_share_its_way_up() -> None:
+    """Ranks 0 and 1 send to 2 and 3, behind the other switch: half as fast each; within a switch both are alone."""
+    pcie = {**LINE, "intra": {"kind": "pcie", "latency": "2 us", "bandwidth": "24 GB/s", "per_switch": 2}}
+    apart, within = (taken(1, 4, pcie, messages(pairs), "mpi").makespan_ns for pairs in ([(0, 2), (1, 3)], [(0, 1), (2, 3)]))
+    ports = Ports(CostModel(cluster_from(pcie), 4, 4))
+
+    assert apart == pytest.approx(2 * within, rel=0.001)
+    assert {ports.name(port) for port in ports.of_message(0, 3).ports} >= {"pcie switch 0 out", "pcie switch 1 in"}
+    assert not Ports(CostModel(cluster_from({**pcie, "intra": {**pcie["intra"], "per_switch": 4}}), 4, 4)).pools.levels

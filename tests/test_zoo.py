@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from zoo_list import LINK, files, listing
 
+from distsim.checking import check
 from distsim.expectations import check_file
 from distsim.scenario import load
 
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = files()
+#: What was planted in each faulty case, and how the first finding names it.
+KNOWN = json.loads((ROOT / "tests" / "data" / "zoo.json").read_text(encoding="utf-8"))
 #: What the evidence says and the profiles do not yet: file -> the rule that is missing.
 WAITING: dict[str, str] = {}
 
@@ -26,6 +30,25 @@ def test_what_the_report_says_comes_out(path: Path) -> None:
     checked = check_file(path)
 
     assert (checked.status, [str(d) for d in checked.differences]) == ("passed", [])
+
+
+@pytest.mark.parametrize("stem", KNOWN["faulty"])
+def test_the_first_finding_names_the_planted_cause(stem: str) -> None:
+    """Its code, and in its first line or its help the words for what was done wrong; on the back end that the report is about."""
+    known = KNOWN["faulty"][stem]
+    found = check(load(str(ROOT / f"scenarios/zoo/{stem}.yaml")), backend=known["backend"]).findings
+    first = found[0]
+
+    assert first.code == known["code"]
+    assert first.severity != "note"
+    assert known["says"] in " ".join([first.message.partition("\n")[0], *first.help])
+
+
+def test_every_case_is_told_or_has_a_reason_why_there_is_nothing_to_tell() -> None:
+    assert {p.stem for p in ZOO if not p.stem.endswith("_repaired")} == {*KNOWN["faulty"], *KNOWN["nothing to find"]}
+    for stem in KNOWN["nothing to find"]:
+        checked = check(load(str(ROOT / f"scenarios/zoo/{stem}.yaml")))
+        assert [f.code for f in checked.findings if f.severity == "error"] == []
 
 
 def test_a_case_says_what_happened_and_who_reported_it() -> None:

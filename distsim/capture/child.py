@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, NamedTuple
 
 from distsim.capture.client import Client
@@ -68,6 +69,7 @@ def run_child(target: Target, environment: Mapping[str, str], address: str, regi
     from distsim.capture.spawn import lay_spawn
 
     _one_thread()
+    _speaks_first(client)
     lay(client)
     lay_spawn(client)
     forward = Forward(client.sites)
@@ -75,6 +77,22 @@ def run_child(target: Target, environment: Mapping[str, str], address: str, regi
     client.sites.forward = forward.line
     leave_alone()
     return guarded(client, lambda: _in(ways, client, target))
+
+
+def _speaks_first(client: Client) -> None:
+    """A process that ends itself, or becomes another program, says before what it has called."""
+    for module, names in ((os, ("_exit", "abort", "kill", "execv", "execve")), (signal, ("raise_signal",))):
+        for name in names:
+            setattr(module, name, _after_flush(client, getattr(module, name)))
+
+
+def _after_flush(client: Client, original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        client.flush()
+        return original(*args, **kwargs)
+
+    return run
 
 
 def _one_thread() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from distsim.capture.sites import Sites, Where
-from distsim.capture.wire import Arena, Blobs, Frames, Piece, Regions, connect, frame
+from distsim.capture.wire import READ, Arena, Blobs, Frames, Piece, Regions, connect, frame
 
 if TYPE_CHECKING:
     from distsim.capture.price import Counted
@@ -48,9 +48,10 @@ class Client:
         os.register_at_fork(after_in_child=self._forked)
 
     def _reset(self) -> None:
-        self._lock = threading.RLock()
+        self._lock, self._main = threading.RLock(), threading.get_ident()
         self._out: socket.socket | None = None
-        self._held: list[bytes] = []
+        self._held: list[Sequence[object]] = []
+        self._held_blobs: list[bytes] = []
         self._line = _Line()
         self._sockets: list[socket.socket] = []
         self._known: dict[Where, int] = {}
@@ -101,7 +102,7 @@ class Client:
     def _read(self, line: _Line) -> Answer:
         assert line.socket is not None
         while True:
-            data = line.socket.recv(1 << 18)
+            data = line.socket.recv(READ)
             if not data:
                 os._exit(1)  # the hub is gone, and with it everybody whom this rank could meet
             for message, blob in line.frames.feed(data):
@@ -111,20 +112,27 @@ class Client:
     def hold(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
         """Say it with the next thing that is said: nobody waits for it."""
         with self._lock:
-            self._held.append(frame(message, blobs))
+            self._held.append(message)
+            self._held_blobs += blobs
             if len(self._held) > _MOST_HELD:
                 self.flush()
+
+    def post(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
+        """A call for which nobody here waits yet. The main thread says it with its next question, or where the hub asks for it."""
+        (self.hold if threading.get_ident() == self._main else self.say)(message, blobs)
 
     def say(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
         """Say it now."""
         with self._lock:
-            self._held.append(frame(message, blobs))
+            self._held.append(message)
+            self._held_blobs += blobs
             self.flush()
 
     def flush(self) -> None:
         with self._lock:
             if self._out is not None and self._held:
-                held, self._held = b"".join(self._held), []
+                held = frame(self._held, self._held_blobs)
+                self._held, self._held_blobs = [], []
                 try:
                     self._out.sendall(held)
                 except OSError:
@@ -177,7 +185,7 @@ class Client:
         line.sendall(frame(["notices", os.getpid(), threading.get_native_id(), line.fileno()]))
         started.set()
         frames = Frames()
-        while data := line.recv(1 << 18):
+        while data := line.recv(READ):
             for message, blob in frames.feed(data):
                 if message[0] == "threads":
                     self.say(["threads", self.idle_threads()])

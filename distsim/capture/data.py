@@ -5,9 +5,12 @@ Reductions add in the order of group ranks, in the memory of the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from distsim.capture.wire import Piece, Regions
 from distsim.ops.records import DTYPE_BYTES
@@ -96,11 +99,13 @@ class Mover:
         return found
 
     def _reduced(self, payloads: Sequence[Payload], side: Side) -> Payload:
-        first = payloads[0]
+        first, op = payloads[0], str(side.extra.get("reduce_op") or "sum")
+        if side.dtype in _PLAIN and op in _PLAIN_WAYS and all(isinstance(p, bytes) for p in payloads):
+            return _reduced_small(payloads, side.dtype, op)  # type: ignore[arg-type]
         held = bytearray(first) if isinstance(first, bytes) else None
         total = self._tensor(held if held is not None else first, side)
         if total.numel():
-            reduce_into(total, [self._tensor(p, side) for p in payloads[1:]], str(side.extra.get("reduce_op") or "sum"))
+            reduce_into(total, [self._tensor(p, side) for p in payloads[1:]], op)
         return bytes(held) if held is not None else first
 
     def _tensor(self, payload: Payload | bytearray, side: Side) -> Tensor:
@@ -118,6 +123,19 @@ class Mover:
         )
 
 
+#: What numpy adds as torch does, at a fraction of the cost of a call.
+_PLAIN: Final = frozenset({"float32", "float64", "int32", "int64"})
+_PLAIN_WAYS: Final[Mapping[str, np.ufunc]] = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+def _reduced_small(payloads: Sequence[bytes], dtype: str, op: str) -> bytes:
+    way, total = _PLAIN_WAYS[op], np.frombuffer(payloads[0], dtype).copy()
+    with np.errstate(all="ignore"):
+        for payload in payloads[1:]:
+            way(total, np.frombuffer(payload, dtype), out=total)
+    return total.tobytes()
+
+
 def _share(side: Side, me: int, n: int) -> Payload:
     """What a member of an all_to_all_single has for another."""
     shape, payload = side.ins[0], side.payloads[0]
@@ -129,19 +147,24 @@ def _share(side: Side, me: int, n: int) -> Payload:
     return part(payload, sum(splits[:me]) * row, splits[me] * row)
 
 
-def reduce_into(total: Tensor, others: Sequence[Tensor], op: str) -> None:
-    """Reduce tensors into the first, in order."""
+@cache
+def _ways() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     import torch
 
-    ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    return {
         "sum": torch.Tensor.add_, "avg": torch.Tensor.add_, "product": torch.Tensor.mul_,
         "band": torch.Tensor.bitwise_and_, "bor": torch.Tensor.bitwise_or_, "bxor": torch.Tensor.bitwise_xor_,
         "min": lambda a, b: torch.minimum(a, b, out=a), "max": lambda a, b: torch.maximum(a, b, out=a),
     }  # fmt: skip
+
+
+def reduce_into(total: Tensor, others: Sequence[Tensor], op: str) -> None:
+    """Reduce tensors into the first, in order."""
+    way = _ways()[op]
     narrow = total.dtype.is_floating_point and total.element_size() == 1
     work = total.float() if narrow else total
     for other in others:
-        ways[op](work, other.float() if narrow else other)
+        way(work, other.float() if narrow else other)
     if op == "avg":
         count = len(others) + 1
         if work.is_floating_point() or work.is_complex():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,8 +41,13 @@ PLAIN = Flow()
 
 def reduction(opts: Opts) -> str:
     """The reduce op as distsim names it, or `PREMUL_SUM`."""
-    op = opts.reduceOp if hasattr(opts, "reduceOp") else opts
-    return str(getattr(getattr(op, "op", op), "name", op)).rsplit(".", 1)[-1].lower()
+    op = getattr(opts, "reduceOp", opts)
+    return _reduction(getattr(op, "op", op))
+
+
+@cache
+def _reduction(kind: Any) -> str:
+    return str(getattr(kind, "name", kind)).rsplit(".", 1)[-1].lower()
 
 
 def multiplied(tensors: Sequence[Tensor], opts: Opts, backend: str) -> list[Tensor]:
@@ -170,10 +176,8 @@ class GroupMethods:
         elif is_sync and not kept:
             request.waited = True
             request.take(*client.ask(message, blobs))
-        elif op == "irecv":
-            client.hold(message, blobs)
         else:
-            client.say(message, blobs)
+            client.post(message, blobs)
             request.waited = request.done = is_sync
         return work
 
@@ -303,9 +307,15 @@ class GroupMethods:
         return self.call("scatter", ins if mine else (), outputs[:1], opts, peer=self._global(opts.rootRank))
 
 
-def torch_profiles() -> bool:
+@cache
+def _asks_profiler() -> Callable[[], bool]:
     autograd: Any = import_module("torch.autograd")
-    return bool(autograd._profiler_enabled())
+    found: Callable[[], bool] = autograd._profiler_enabled
+    return found
+
+
+def torch_profiles() -> bool:
+    return _asks_profiler()()
 
 
 def show_in_profile(name: str, tensors: Sequence[Tensor]) -> None:

@@ -18,7 +18,7 @@ from distsim.capture.matching import Matching, Posted
 from distsim.capture.members import Event, Failure, Line, Member, Question
 from distsim.capture.stall import SLEEPS, alive_in
 from distsim.capture.store import Shelf
-from distsim.capture.wire import Blobs, Regions, frame
+from distsim.capture.wire import READ, Blobs, Regions, frame
 from distsim.profiles.record import Profile
 
 #: Seconds of silence after which the hub looks whether all are stuck; it doubles up to the second number.
@@ -28,6 +28,9 @@ _LATER: Final = 0.1
 _LONG: Final = 0.3
 #: As many answers "not yet" in a row, to ranks that only ask, are a standstill.
 _MOST_POLLS: Final = 400
+#: Seconds of silence after which ranks are asked for calls that they have not said; between two such questions where others go on.
+_HELD: Final = 0.01
+_ASK_HELD: Final = 0.05
 #: Seconds after which threads are asked whether a line of the user's runs in them.
 _ASK_THREADS: Final = 1.0
 
@@ -51,7 +54,7 @@ class Hub:
         self._lines: dict[int, Line] = {}
         self._meetings: dict[int, list[tuple[Member, int]]] = defaultdict(list)
         self._epoll.register(listener.fileno(), select.EPOLLIN)
-        self._asked_threads = 0
+        self._asked_threads, self._next_ask_s = 0, 0.0
         self._handlers: dict[str, Callable[[Member, list[Any], Blobs, Question | None], None]] = {
             "call": self._call, "wait": self._wait, "waited": self._event, "dropped": self._dropped, "poll": self._poll,
             "future": self._future, "store": self._store, "meet": self._meet, "mark": self._event, "rank": self._rank,
@@ -71,10 +74,14 @@ class Hub:
             heard = self._poll_lines(pause)
             if heard and not self.asking.over(self.progress):
                 pause, quiet_since = _SOON, time.monotonic()
+                if quiet_since > self._next_ask_s:
+                    self._ask_held()
                 continue
             reap()
             if self._all_ended():
                 return "ended"
+            if time.monotonic() - quiet_since > _HELD:
+                self._ask_held()
             if self._is_still(time.monotonic() - quiet_since):
                 if not self._decide():
                     self._stand()
@@ -86,6 +93,17 @@ class Hub:
                 return "late"
             else:
                 pause = min(pause * 1.5, _LATER)
+
+    def _ask_held(self) -> bool:
+        """Somebody waits, perhaps for a call that its rank has made and not said. Was anybody asked?"""
+        self._next_ask_s = time.monotonic() + _ASK_HELD
+        if not any(m.waiting or m.futures for m in self.members.values()):
+            return False
+        silent = [m for m in self._living() if m.asked_at != self.progress and m.may_hold()]
+        for member in silent:
+            member.asked_at = self.progress
+            member.ask("held")
+        return bool(silent)
 
     def _poll_lines(self, wait_s: float) -> bool:
         ready = self._epoll.poll(wait_s)
@@ -104,7 +122,7 @@ class Hub:
 
     def _hear(self, line: Line) -> None:
         try:
-            data = line.socket.recv(1 << 18, socket.MSG_DONTWAIT)
+            data = line.socket.recv(READ, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:
@@ -116,7 +134,9 @@ class Hub:
             if line.member is None:
                 self._introduce(line, message)
             else:
-                self._take(line.member, message, Blobs(blob))
+                blobs = Blobs(blob)
+                for said in message:
+                    self._take(line.member, said, blobs)
 
     def _close(self, line: Line) -> None:
         self._epoll.unregister(line.socket.fileno())
@@ -316,10 +336,12 @@ class Hub:
         living = [m for m in self._living() if m.pid not in asked or m.waiting]
         if not (living or asked) or not all(m.is_waiting() for m in living):
             return False
+        if self._ask_held():
+            return False
         if quiet_s > _ASK_THREADS * (1 + self._asked_threads) and self._asked_threads < 20:
             self._asked_threads += 1
             for member in living:
-                member.ask_threads()
+                member.ask("threads")
         looks, progress = looks_at(self._living(), asked), self.progress
         if any(found is None for found in looks):
             return False

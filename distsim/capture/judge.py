@@ -70,10 +70,11 @@ def _outcome(captured: Captured, simulation: Simulation) -> str:
     return "crashes" if "killed" in ends else "hangs" if captured.ended == "stalled" else "completes"
 
 
-def _came_through(captured: Captured) -> bool:
-    """Did every process come to its end by itself?"""
+def _came_through(captured: Captured, outcome: str) -> bool:
+    """Did every process come to its end by itself, or stand where the back end's refusal (`outcome`) had ended a rank before?"""
     ends = [m.ended for m in (*captured.ranks.values(), *captured.others)]
-    return captured.ended == "ended" and all(end is None or end.how == "ended" for end in ends)
+    refused = captured.ended == "stalled" and outcome == "raises"
+    return (captured.ended == "ended" or refused) and all(end is None or end.how == "ended" for end in ends)
 
 
 def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapping[str, Any] | Cluster | None = None) -> Judged:
@@ -90,7 +91,9 @@ def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapp
     made = sum(bool(program.sites[call.site].line) and call.op not in _NO_CALLS for code in program.codes for call in code.calls)
     found = replace(simulation, findings=spoken(simulation.findings))
     outcome, verdict = _outcome(captured, simulation), simulation.verdict
-    if outcome != simulation.outcome or (not _came_through(captured) and verdict is not None and verdict.verdict == "ok"):
+    if outcome != simulation.outcome or (
+        not _came_through(captured, simulation.outcome) and verdict is not None and verdict.verdict == "ok"
+    ):
         found = replace(found, outcome=outcome, verdict=None)  # what no rule knows of ended a rank or held it, or time ran out
     where = stands(captured, program)
     if outcome == "hangs":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ from distsim.capture.hub import Hub
 from distsim.capture.keeper import VARIABLE, Keeper
 from distsim.capture.members import Failure, Member
 from distsim.capture.wire import Regions, listen
+from distsim.collection import no_collection
 from distsim.profiles import PROFILES
 from distsim.profiles.record import Profile
 
@@ -63,8 +66,8 @@ class Captured:
         return self.stood if self.stood is not None and late else self.ranks
 
 
-def capture(wish: Wish) -> Captured:
-    """Run a program under the hub. The caller has imported what its ranks need."""
+def capture(wish: Wish, meanwhile: Callable[[], object] | None = None) -> Captured:
+    """Run a program under the hub. The caller has imported what its ranks need. ``meanwhile``: done in a thread, once they have started."""
     keeper = Keeper()
     regions = Regions(max(wish.ranks, 1) if wish.ranks else _MOST_SPAWNED)
     listener, address = listen(os.urandom(4).hex())
@@ -75,7 +78,10 @@ def capture(wish: Wish) -> Captured:
     try:
         for rank in range(max(wish.ranks, 1)):
             parent.start(wish, rank, address, regions)
-        ended = hub.run(wish.timeout_s, parent.reap)
+        if meanwhile is not None:
+            threading.Thread(target=meanwhile, daemon=True).start()
+        with no_collection():
+            ended = hub.run(wish.timeout_s, parent.reap)
     finally:
         parent.end_all()
         hub.close()
@@ -133,6 +139,7 @@ class _Parent:
         if pid == 0:
             status = 1
             try:
+                gc.freeze()  # what all ranks share stays shared: no collection walks it
                 die_with_parent(mine)
                 for number in (signal.SIGTERM, signal.SIGHUP):
                     if signal.getsignal(number) is _end:

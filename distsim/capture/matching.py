@@ -114,8 +114,11 @@ class Matching:
         found: list[Posted] = []
         place = self.matcher.boxes.get(box)
         while place is not None:
-            pairs = (self.matcher.meet(box, sender) for sender in sorted(place.sends))
-            pair = next((p for p in pairs if p is not None), None)
+            pair = None
+            for sender in sorted(place.sends):
+                pair = self.matcher.meet(box, sender)
+                if pair is not None:
+                    break
             if pair is None:
                 break
             found.append(self._hand_over(*pair))
@@ -148,12 +151,20 @@ class Matching:
         team.counts[call.on, call.rank] = k + 1
         gathering = call.gathering = team.calls.setdefault((call.on, k), Gathering())
         gathering.there[team.ranks.index(call.rank)] = call
-        done = [c for me, c in sorted(gathering.there.items()) if not c.done and self._may_go(c, me)]
+        done = self._gone(gathering, call)
         for each in done:
             self._settle(each)
         if gathering.settled == len(team.ranks):
             del team.calls[call.on, k]
         return done
+
+    def _gone(self, gathering: Gathering, call: Posted) -> list[Posted]:
+        """Who may go on now that this one has come."""
+        there, size = gathering.there, len(call.team.ranks)
+        if OPS[call.op].root_field is None and all(c.op == call.op for c in there.values()):  # all need all
+            whole = len(there) == size and all(fits(call, c) for c in there.values() if c is not call)
+            return [there[k] for k in range(size)] if whole else []
+        return [c for me, c in sorted(there.items()) if not c.done and self._may_go(c, me)]
 
     def _may_go(self, call: Posted, me: int) -> bool:
         """All have come whose data end here, with a call that fits."""
@@ -206,7 +217,11 @@ class Matching:
 
 def is_shared(outs: Sequence[Sequence[Payload]]) -> bool:
     """Does a result lie in shared memory, in part?"""
-    return any(not isinstance(p, bytes) for out in outs for p in out)
+    for out in outs:
+        for payload in out:
+            if not isinstance(payload, bytes):
+                return True
+    return False
 
 
 def fits(one: Posted, other: Posted) -> bool:

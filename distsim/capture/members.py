@@ -29,7 +29,7 @@ class Failure(NamedTuple):
     refused: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Event:
     """Something that a rank did, in the order of ``number``. ``targets``: the calls that a wait or a drop is about."""
 
@@ -111,6 +111,7 @@ class Member:
     futures: set[int] = field(default_factory=set)
     ended: Failure | None = None
     gone: bool = False
+    asked_at: int = -1  # the hub's progress when it last asked for what this member has not said yet
 
     @property
     def over(self) -> bool:
@@ -129,10 +130,17 @@ class Member:
         found = {line.remote for line in self.lines.values() if line.owed is not None}
         return found | ({self.notices.remote} if self.notices is not None else set())
 
-    def ask_threads(self) -> None:
+    def may_hold(self) -> bool:
+        """Can there be calls that it made and has not said? Not where its main thread has asked something."""
+        return self.notices is not None and not any(
+            line.owed is not None and line.tid == self.pid for line in self.lines.values()
+        )
+
+    def ask(self, what: str) -> None:
+        """``threads``: which of them run no line of the user's. ``held``: to say what it has not said; any answer does that."""
         if self.notices is not None:
             self.unheard += 1
-            self.notices.send(frame(["threads"]))
+            self.notices.send(frame([what]))
 
 
 def carried(outs: Sequence[Sequence[Any]]) -> tuple[list[list[list[int]]], list[bytes]]:

@@ -22,6 +22,8 @@ _MERE: Final = (
     "contextlib.py",
 )
 
+#: What a file is: the user's, one that only hands a call on, any other.
+_OWN, _PASSES, _LIBRARY = range(3)
 #: File, line, function and the library's frame in between ("" where the script calls by itself).
 Where = tuple[str, int, str, str]
 #: How "via" speaks of the line that a backward pass is for.
@@ -47,17 +49,25 @@ class Sites:
     def __init__(self, main: str = "") -> None:
         self.main = os.path.abspath(main) if main else ""
         self._folders = library_folders()
-        self._own: dict[str, bool] = {}
+        self._kinds: dict[str, int] = {}
+        self._shown: dict[str, str] = {}
+        self._places: dict[tuple[object, ...], Where] = {}
         self.forward: Callable[[], Where] | None = None  # the line whose backward is running in this thread
         self._here = os.getcwd()
 
     def is_own(self, file: str) -> bool:
         """Did the user write this file?"""
-        known = self._own.get(file)
+        return self._kind(file) == _OWN
+
+    def _kind(self, file: str) -> int:
+        known = self._kinds.get(file)
         if known is None:
             path = os.path.abspath(file)
-            known = path == self.main or not (file.startswith("<") or path.startswith(self._folders))
-            self._own[file] = known
+            if path == self.main or not (file.startswith("<") or path.startswith(self._folders)):
+                known = _OWN
+            else:
+                known = _PASSES if file.endswith(_MERE) or "distsim" in file else _LIBRARY
+            self._kinds[file] = known
         return known
 
     def where(self, depth: int = 2) -> Where:
@@ -84,13 +94,22 @@ class Sites:
     def _from(self, frame: FrameType | None) -> Where:
         via: FrameType | None = None
         while frame is not None:
-            code = frame.f_code
-            if self.is_own(code.co_filename):
-                return (self.shown(code.co_filename), frame.f_lineno, code.co_name, _via(via))
-            if via is None and not code.co_filename.endswith(_MERE) and "distsim" not in code.co_filename:
+            kind = self._kind(frame.f_code.co_filename)
+            if kind == _OWN:
+                return self._place(frame, via)
+            if via is None and kind == _LIBRARY:
                 via = frame
             frame = frame.f_back
         return NOWHERE
+
+    def _place(self, frame: FrameType, via: FrameType | None) -> Where:
+        """What is said of a frame: made once, as loops come back to it."""
+        code, through = frame.f_code, via.f_code if via is not None else None
+        key = (code.co_filename, frame.f_lineno, code.co_name, through and through.co_filename, via and via.f_lineno)
+        known = self._places.get(key)
+        if known is None:
+            known = self._places[key] = (self.shown(code.co_filename), frame.f_lineno, code.co_name, _via(via))
+        return known
 
     def of_traceback(self, error: BaseException) -> Where:
         """Where an exception left the user's code."""
@@ -104,8 +123,11 @@ class Sites:
 
     def shown(self, file: str) -> str:
         """A path as the user would type it from here."""
-        path = os.path.abspath(file)
-        return os.path.relpath(path, self._here) if path.startswith(self._here + os.sep) else path
+        known = self._shown.get(file)
+        if known is None:
+            path = os.path.abspath(file)
+            known = self._shown[file] = os.path.relpath(path, self._here) if path.startswith(self._here + os.sep) else path
+        return known
 
     def is_busy(self, frame: FrameType | None) -> bool:
         """Is a frame of the user's on this stack?"""

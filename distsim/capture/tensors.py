@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from distsim.capture.client import Client
@@ -18,9 +19,14 @@ class Unsupported(RuntimeError):
     """A call that distsim can't capture. It says which."""
 
 
+@cache
+def _name(dtype: object) -> str:
+    return str(dtype)[6:]
+
+
 def dtype_of(tensor: Tensor) -> str:
     """torch's name of a dtype: ``float32``."""
-    return str(tensor.dtype)[6:]
+    return _name(tensor.dtype)
 
 
 def plain(tensor: Tensor, op: str) -> Tensor:
@@ -34,10 +40,28 @@ def plain(tensor: Tensor, op: str) -> Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
 
 
+@cache
 def _strided() -> object:
     import torch
 
     return torch.strided
+
+
+@cache
+def _tensor() -> type:
+    import torch
+
+    return torch.Tensor
+
+
+def _is_simple(tensor: Tensor) -> bool:
+    """Is its memory what it says, byte for byte?"""
+    return (
+        type(tensor) is _tensor()
+        and tensor.layout is _strided()
+        and tensor.is_contiguous()
+        and not (tensor.is_meta or tensor.is_conj() or tensor.is_neg())
+    )
 
 
 def give(client: Client, tensors: Sequence[Tensor], op: str) -> tuple[list[Piece], list[bytes]]:
@@ -49,7 +73,7 @@ def give(client: Client, tensors: Sequence[Tensor], op: str) -> tuple[list[Piece
             pieces.append([0])
             blobs.append(b"")
             continue
-        dense = plain(tensor, op).contiguous()
+        dense = tensor if _is_simple(tensor) else plain(tensor, op).contiguous()
         count = dense.numel() * dense.element_size()
         room = client.region_piece(count) if count > INLINE else None
         if room is None:
@@ -63,21 +87,27 @@ def give(client: Client, tensors: Sequence[Tensor], op: str) -> tuple[list[Piece
 
 def get(client: Client, tensor: Tensor, pieces: Sequence[Piece], blobs: Blobs) -> None:
     """Fill a tensor with payloads, one behind the other. What is too much is left out, as what is too little stays as it was."""
-    import torch
-
+    if _is_simple(tensor):
+        _fill(client, tensor, pieces, blobs)
+        return
     if is_fake(tensor):
         return
+    import torch
+
     with torch.no_grad():
         dense = tensor.detach()
-        target = dense if dense.is_contiguous() else dense.contiguous()
-        at, left = target.data_ptr(), target.numel() * target.element_size()
-        for piece in pieces:
-            count = min(piece[-1], left)
-            if len(piece) == 1:
-                data = blobs.take(piece[0])
-                ctypes.memmove(at, data, count)
-            else:
-                ctypes.memmove(at, client.regions.address[piece[0]] + piece[1], count)
-            at, left = at + count, left - count
+        target = dense.contiguous()
+        _fill(client, target, pieces, blobs)
         if target is not dense:
             dense.copy_(target)
+
+
+def _fill(client: Client, target: Tensor, pieces: Sequence[Piece], blobs: Blobs) -> None:
+    at, left = target.data_ptr(), target.numel() * target.element_size()
+    for piece in pieces:
+        count = min(piece[-1], left)
+        if len(piece) == 1:
+            ctypes.memmove(at, blobs.take(piece[0]), count)
+        else:
+            ctypes.memmove(at, client.regions.address[piece[0]] + piece[1], count)
+        at, left = at + count, left - count

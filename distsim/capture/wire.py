@@ -12,11 +12,13 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 #: Payloads up to this many bytes travel in the frame.
 INLINE: Final = 16 << 10
+#: What is read at once; more would be mapped and unmapped for each message.
+READ: Final = 1 << 16
 #: Address space of one rank's memory; pages that nobody touches take none.
 ARENA: Final = 1 << 32
 _HEAD: Final = struct.Struct("<II")
@@ -26,9 +28,13 @@ _ALIGN: Final = 4096
 Piece = list[int]
 
 
+_encoded = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_decoded = json.JSONDecoder().raw_decode
+
+
 def frame(message: Sequence[object], blobs: Sequence[bytes] = ()) -> bytes:
     """A message and its small payloads as bytes."""
-    text = json.dumps(message, separators=(",", ":")).encode()
+    text = _encoded(message).encode()
     blob = b"".join(blobs)
     return _HEAD.pack(len(text), len(blob)) + text + blob
 
@@ -37,21 +43,30 @@ class Frames:
     """Cuts a stream of bytes into frames."""
 
     def __init__(self) -> None:
-        self._held = bytearray()
+        self._held: list[bytes] = []
+        self._missing = 0  # bytes until the first frame can be whole
 
-    def feed(self, data: bytes) -> Iterator[tuple[list[Any], bytes]]:
+    def feed(self, data: bytes) -> list[tuple[list[Any], bytes]]:
         """Every frame that is whole now."""
-        held = self._held
-        held += data
-        while len(held) >= _HEAD.size:
-            text, blob = _HEAD.unpack_from(held)
-            end = _HEAD.size + text + blob
-            if len(held) < end:
-                return
-            message = json.loads(held[_HEAD.size : _HEAD.size + text])
-            payload = bytes(held[_HEAD.size + text : end])
-            del held[:end]
-            yield message, payload
+        if self._held:
+            self._held.append(data)
+            self._missing -= len(data)
+            if self._missing > 0:
+                return []
+            data, self._held = b"".join(self._held), []
+        found, at, have = list[tuple[list[Any], bytes]](), 0, len(data)
+        while have - at >= _HEAD.size:
+            text, blob = _HEAD.unpack_from(data, at)
+            middle = at + _HEAD.size + text
+            if have < middle + blob:
+                break
+            found.append((_decoded(data[at + _HEAD.size : middle].decode())[0], data[middle : middle + blob]))
+            at = middle + blob
+        if at < have:
+            self._held, self._missing = [data[at:]], 1
+            if have - at >= _HEAD.size:
+                self._missing = _HEAD.size + sum(_HEAD.unpack_from(data, at)) - (have - at)
+        return found
 
 
 class Blobs:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from distsim.check.counterpart import Counterpart, Near
 from distsim.check.wording import number_list
 from distsim.findings.record import Finding, Place
+from distsim.ops.one_sided import tag_text
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.standstill import Need
@@ -126,7 +127,7 @@ class OtherGroup(NamedTuple):
 def _message(call: Call) -> str:
     """What tells a message from others of its pair: its tag, else its tensor."""
     buffers = call.inputs or call.outputs
-    return f"tag {call.tag}" if call.tag or not buffers or not buffers[0].name else buffers[0].label
+    return (tag_text(call.tag) or "tag 0") if call.tag or not buffers or not buffers[0].name else buffers[0].label
 
 
 def _in_group(call: Call) -> str:
@@ -172,6 +173,7 @@ def advise_message(part: Counterpart, near: Sequence[Near], sends: bool) -> tupl
     word = "receive" if sends else "send"
     if near:
         return {
+            "channel": ("signal and wait on the same channel: each has a cell of its own in the pad",),
             "tag": ("give both ends the same tag; nccl ignores tags, so there it would run, and hang on gloo and mpi",),
             "group": ("use the same group on both ends: a message of one group is not received on another",),
             "peer": (
@@ -179,6 +181,10 @@ def advise_message(part: Counterpart, near: Sequence[Near], sends: bool) -> tupl
                 "group_src and group_dst count inside the group",
             ),
         }[near[0].what]
+    if OPS[part.call.op].signals:
+        missing = "wait_signal" if sends else "put_signal"
+        more = f"rank {part.rank} makes {part.has}, this would be number {part.number + 1}: " if part.has else ""
+        return (f"{more}add the {missing} on rank {part.rank}, or leave this call out",)
     if part.call.peer is None:
         return (f"add a send to rank {part.call.rank} with this tag and group, or leave the receive out",)
     if part.has:

@@ -9,6 +9,7 @@ from distsim.check.layout import Layout, build_layout
 from distsim.check.wording import call_words, some_ranks, where_text
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding
+from distsim.ops.one_sided import is_signal
 from distsim.ops.records import Buffer, Call
 from distsim.profiles import Profile, judge_of, refusal
 from distsim.program.records import Program
@@ -68,7 +69,8 @@ def _tags(program: Program, where: CallIndex) -> list[Finding]:
     layout = where.layout
     pairs: dict[tuple[int, int, int], list[int]] = {}
     for channel, key in enumerate(zip(layout.chan_group, layout.chan_src, layout.chan_dst, strict=True)):
-        pairs.setdefault(key, []).append(channel)
+        if not is_signal(layout.chan_tag[channel]):
+            pairs.setdefault(key, []).append(channel)
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for (_, src, dst), channels in sorted(pairs.items()):
         if len(channels) < 2 or not (0 <= src < program.world_size and 0 <= dst < program.world_size):

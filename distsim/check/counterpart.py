@@ -10,6 +10,7 @@ from distsim.check.call_index import CallIndex, Message
 from distsim.check.mismatch import part_call
 from distsim.check.wording import call_words, place_of, where_text
 from distsim.findings.record import Place
+from distsim.ops.one_sided import is_signal
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.program.records import Program
@@ -161,14 +162,16 @@ class Counterparts:
     def near(self, waiting: int, found: Counterpart) -> list[Near]:
         """Calls that almost fit a message without a counterpart: of the awaited rank, then those of others that name the waiting one."""
         sends = OPS[found.call.op].direction == "send"
-        layout = self.where.layout
+        layout, word = self.where.layout, "channel" if is_signal(found.call.tag) else "tag"
         near = []
         for channel in self._channels_of(found.rank, waiting, sends):
             if self._spoken_for(channel, sends):
                 continue
+            if is_signal(layout.chan_tag[channel]) != is_signal(found.call.tag):
+                continue
             here, there = (layout.chan_dst, layout.chan_src) if sends else (layout.chan_src, layout.chan_dst)
             differs = {
-                "tag": layout.chan_tag[channel] != found.call.tag,
+                word: layout.chan_tag[channel] != found.call.tag,
                 "group": layout.chan_group[channel] != found.call.group.id,
                 "peer": there[channel] not in (waiting, -1) or here[channel] != found.rank,
             }

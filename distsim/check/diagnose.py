@@ -29,6 +29,8 @@ from distsim.check.wording import (
     columns,
     device_standing,
     like_this,
+    lonely_words,
+    meeting_words,
     place_of,
     plural,
     some_ranks,
@@ -218,8 +220,7 @@ class _Diagnosis:
         place = place_of(self.program, part.rank, part.position)
         own = place_of(self.program, part.call.rank, 0)
         spot = f"line {place.line}" if place and own and place.file == own.file else where_text(place)
-        verb = "joins" if not part.is_message else "receives" if OPS[part.call.op].direction == "send" else "sends"
-        past = {"joins": "joined", "receives": "posted the receive for", "sends": "posted the send of"}[verb]
+        verb, past = meeting_words(part.call) if part.is_message else ("joins", "joined")
         if self._posted(part):
             return f"rank {part.rank} has {past} it, {spot}"
         return f"rank {part.rank} {verb} it later, {spot}"
@@ -339,8 +340,7 @@ class _Diagnosis:
             head = f"rank {rank} waits to receive a message that nobody sends"
             near: list[Near] = []
         else:
-            wants, lacks = ("send", "receives") if sends else ("receive", "sends")
-            head = f"rank {rank} waits to {wants} a message that rank {awaited} never {lacks}"
+            head = lonely_words(part.call, rank, awaited)
             if taken := self.counterparts.taken_before(rank, need):
                 return self._taken(turns, core, taken, also)
             near = self.counterparts.near(rank, part)

@@ -324,11 +324,13 @@ def unreceived_findings(program: Program, standstill: Standstill) -> tuple[Findi
         ranks = tuple(sorted({rank for rank, _, _ in sends}))
         place: Place = program.sites[site].place(sends[0][0])
         number = f"{len(sends)} messages" if len(sends) > 1 else "a message"
-        message = f"{some_ranks(ranks)} send{'s' if len(ranks) == 1 else ''} {number} that nobody receives\n" + columns(
-            [(f"rank {sends[0][0]}", call_words(call), where_text(place))])[0]  # fmt: skip
-        out.append(
-            Finding("DS502", "warning", message, ranks, (), (f"receive it on rank {call.peer}, or do not send it",), (place,))
-        )
+        head = f"{some_ranks(ranks)} send{'s' if len(ranks) == 1 else ''} {number} that nobody receives"
+        advice = f"receive it on rank {call.peer}, or do not send it"
+        if OPS[call.op].signals:
+            head = f"{some_ranks(ranks)} leave{'s' if len(ranks) == 1 else ''} {number.replace('message', 'signal')} that nobody waits for"
+            advice = f"wait for it on rank {call.peer}: the next wait on this channel would take it, too early"
+        message = "\n".join([head, *columns([(f"rank {sends[0][0]}", call_words(call), where_text(place))])])
+        out.append(Finding("DS502", "warning", message, ranks, (), (advice,), (place,)))
     return tuple(out)
 
 

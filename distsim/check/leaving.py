@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations, product
+from math import prod
 
 from distsim.check.readings import Contract, Reading, Run, leavers
 from distsim.semantics.columns import go
@@ -22,8 +23,10 @@ from distsim.semantics.local import LocalClocks, Progress, course_of, steps_of
 
 #: Steps that post a row.
 POSTS = (POST, MESSAGE, JOIN, COLLECTIVE)
-#: Open rows of which every combination is looked at; of more, all, none and each alone.
+#: Open rows of which every combination is looked at. Of more those in which each partner comes to the first few of a leaver's rows, if
+#: these are not too many; else all, none and each alone.
 MOST_OPEN = 6
+MOST_COMBINED = 128
 
 
 def runs_of(contract: Contract, reading: Reading) -> Iterator[Run]:
@@ -32,19 +35,13 @@ def runs_of(contract: Contract, reading: Reading) -> Iterator[Run]:
     whole = go(linked, Conditions(linked, None))
     yield Run(contract, whole, reading)
     held = _Held(linked, whole)
-    for rows in _combinations(held.open_rows):
+    for rows in held.combinations():
         if held.is_possible(rows):
             left = go(linked, Conditions(linked, None, withdrawn=rows))
             for row in rows:
                 if linked.instance[row] >= 0:
                     left.posted[row] = -1  # its rank is missing again
             yield Run(contract, left, reading, rows)
-
-
-def _combinations(rows: list[int]) -> Iterator[tuple[int, ...]]:
-    few = len(rows) <= MOST_OPEN
-    for count in range(1, len(rows) + 1) if few else (1, len(rows)):
-        yield from combinations(rows, count)
 
 
 class _Held:
@@ -64,6 +61,26 @@ class _Held:
             base = self.linked.base[rank]
             found += [base + row for row in posted if row not in waited and self._is_open(base + row)]
         return found
+
+    def combinations(self) -> Iterator[tuple[int, ...]]:
+        """Sets of open rows that may be withdrawn together; who is held back before one row comes to no later one either."""
+        rows, lasts = self.open_rows, self._lasts()
+        if len(rows) > MOST_OPEN and prod(len(one) + 1 for one in lasts) <= MOST_COMBINED:
+            ends = product(*([tuple(one[k:]) for k in range(len(one) + 1)] for one in lasts))
+            yield from sorted((tuple(sorted(chain(*one))) for one in ends if any(one)), key=lambda found: (len(found), found))
+            return
+        for count in range(1, len(rows) + 1) if len(rows) <= MOST_OPEN else (1, len(rows)):
+            yield from combinations(rows, count)
+
+    def _lasts(self) -> list[list[int]]:
+        """The open rows of each leaver that one partner comes to, in that partner's order."""
+        found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for row in self.open_rows:
+            partners = self._partners(row)
+            alone = len(partners) == 1
+            key = (int(self.linked.rank[row]), int(self.linked.rank[partners[0]])) if alone else (row,)
+            found.setdefault(key, []).append((partners[0], row))
+        return [[row for _, row in sorted(pairs)] for pairs in found.values()]
 
     def _is_open(self, row: int) -> bool:
         if self.linked.kind[row] == PartKind.WORK:
@@ -87,7 +104,7 @@ class _Held:
         others = [row for row in self.open_rows if row not in rows]
         held: list[int] = []
         for row in rows:
-            held += next(([p] for p in self._partners(row) if self._reaches(rows, [*held, p], others)), [])
+            held += next(([p] for p in self._partners(row) if self._reaches(rows, [*held, p], [])), [])
             if not any(p in held for p in self._partners(row)):
                 return False
         return self._reaches(rows, held, others)

@@ -49,7 +49,7 @@ def data_races(program: Program, reached: Sequence[int]) -> tuple[DataRace, ...]
         if not _may_race(code):
             continue
         for row, ranks in _variants(program, code):
-            for race in _Walk(program, code, row).races():
+            for race in Walk(program, code, row).races():
                 late = [r for r in ranks if race.position <= reached[r]]
                 call, opened = code.calls[race.position], code.calls[race.opened]
                 key = (race.code, opened.site, (call.parts[race.part] if race.part >= 0 else call).site, race.label)
@@ -96,7 +96,7 @@ def _buffers(call: CodeCall) -> Iterator[BufferVec]:
         yield from call.fields.get(name, ())
 
 
-class _Walk:
+class Walk:
     """One walk over a code for one row."""
 
     def __init__(self, program: Program, code: Code, row: int) -> None:
@@ -131,7 +131,7 @@ class _Walk:
                     for other, opened, filling in left:
                         if writes or filling:
                             code, number = "DS402" if writes else "DS403", part if call.parts else -1
-                            yield DataRace(code, _label(key), position, number, opened, [], isinstance(other, str))
+                            yield DataRace(code, label_of(key), position, number, opened, [], isinstance(other, str))
                     kept = left if writes else [use for use in earlier.get(key, ()) if use[0] != actor or use[2]]
                     earlier[key] = [*kept, (actor, position, writes)]
             if call.parts and not makes_request(call):
@@ -158,7 +158,9 @@ class _Walk:
             for key, writes in one:
                 for opened, filling in open_uses.get(key, ()):
                     if writes or filling:
-                        yield DataRace("DS402" if writes else "DS403", _label(key), position, part if call.parts else -1, opened)
+                        yield DataRace(
+                            "DS402" if writes else "DS403", label_of(key), position, part if call.parts else -1, opened
+                        )
             if stays or call.parts:
                 for key, writes in one:
                     open_uses.setdefault(key, []).append((position, writes))
@@ -172,14 +174,14 @@ class _Walk:
         out = []
         for part in call.parts or (call,):
             gravest: dict[Key, bool] = {}
-            for buffer, writes in self._touches(part):
+            for buffer, writes in self.touches(part):
                 if buffer.name:
                     key = (buffer.name, int(at(buffer.index, self.row)))
                     gravest[key] = gravest.get(key, False) or writes
             out.append(tuple(gravest.items()))
         return out if any(out) else []
 
-    def _touches(self, call: CodeCall) -> Iterator[tuple[BufferVec, bool]]:
+    def touches(self, call: CodeCall) -> Iterator[tuple[BufferVec, bool]]:
         row, fields = OPS[call.op], call.fields
         if row.kind == "local":
             yield from ((buffer, False) for buffer in fields.get("reads", ()))
@@ -195,7 +197,7 @@ class _Walk:
             yield from ((buffer, True) for buffer in fields.get("outputs", ()))
 
 
-def _label(key: Key) -> str:
+def label_of(key: Key) -> str:
     return key[0] if key[1] == 0 else f"{key[0]}@{key[1]}"
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from distsim.check.layout import Layout
 from distsim.check.suspects import Posted, Suspects
+from distsim.ops.table import OPS
 from distsim.profiles import READINGS, Profile
 from distsim.program.records import at as value_at
 from distsim.semantics.form import Leave, Part, PartKind, Post, Wait
@@ -127,7 +128,10 @@ class Tables:
 
     def _may_wait(self, row: int) -> bool:
         """A row that a reading may make its rank wait for."""
-        return row in self.rows and (self.rows[row].part.kind is not PartKind.SEND or self.reading != "buffered")
+        if row not in self.rows:
+            return False
+        part = self.rows[row].part
+        return part.kind is not PartKind.SEND or self.reading != "buffered" or OPS[part.call.op].signals
 
     def _post(self, rank: int, part: Part, stop: int) -> None:
         layout, program, call = self.layout, self.layout.program, part.call
@@ -200,6 +204,11 @@ class Tables:
         layout, box, part = self.layout, self.box_of.get(row.where), row.part
         other = layout.chan_dst[channel] if sends else layout.chan_src[channel]
         tests: tuple[Test, ...]
+        if sends and OPS[part.call.op].signals:  # the cell must be empty: the signal before was taken
+            posts, tests = self.receives.get(channel, []), ()
+            if k:
+                tests = ((other, posts[k - 1].stop) if k <= len(posts) else (self.zero, 1),)
+            return Request(part.position, part.part, (other,), False, tests, tests)
         if box is None:
             posts = (self.receives if sends else self.sends).get(channel, [])
             tests = ((other, posts[k].stop) if k < len(posts) else (self.zero, 1),)

@@ -17,6 +17,7 @@ from distsim.check.mismatch import Mismatch
 from distsim.check.orders import MAX_STATES, Orders, all_orders
 from distsim.check.races import DataRace, data_races
 from distsim.check.readings import Contract, Reading, leavers, never_starts
+from distsim.check.remote import remote_findings, remote_races
 from distsim.check.schedule import Schedule
 from distsim.check.timing import bound_finding, buffering_dependence, order_findings, race_findings, reliance_findings
 from distsim.check.waitfor import wait_for
@@ -129,6 +130,7 @@ class _Judgement:
         first = example.standstill
         blocked = not example.ended or any(ending.stuck for ending in self.endings.values())
         self.clashes: tuple[DataRace, ...] = data_races(program, [end.position for end in first.ends])
+        self.remote = remote_races(program, layout, [end.position for end in first.ends])
         self.leaks: tuple[Leak, ...] = () if blocked else leaks(program, first)
         self.unreceived = () if blocked else first.unreceived
         self.kind = self._kind()
@@ -140,7 +142,7 @@ class _Judgement:
         for kind in kinds:
             if first_with(self.endings, kind) is not None:
                 return kind
-        if self.clashes or first_with(self.endings, "race") is not None:
+        if self.clashes or self.remote or first_with(self.endings, "race") is not None:
             return "race"
         return "leak" if self.leaks or self.unreceived else "ok"
 
@@ -159,7 +161,7 @@ class _Judgement:
 
     def _depends_on(self) -> Literal["buffering", "schedule"] | None:
         if self.kind == "race":
-            return None if self.clashes else depends_on(hows(self.endings, "race"))
+            return None if self.clashes or self.remote else depends_on(hows(self.endings, "race"))
         return depends_on(hows(self.endings, self.kind)) if self.kind in ("mismatch", "deadlock") else None
 
     def _who(self) -> _Who:
@@ -168,7 +170,11 @@ class _Judgement:
             return _Who(_union(f.ranks for f in self.invalid))
         if self.kind == "race":
             relying = first_with(self.endings, "race")
-            return _Who(_union([*(c.ranks for c in self.clashes), [r for r, _, _ in (relying.relying if relying else ())]]))
+            return _Who(
+                _union(
+                    [*(c.ranks for c in (*self.clashes, *self.remote)), [r for r, _, _ in (relying.relying if relying else ())]]
+                )
+            )
         if self.kind == "leak":
             return _Who(_union([*(leak.ranks for leak in self.leaks), [rank for rank, _, _ in self.unreceived]]))
         shown = first_with(self.endings, self.kind) if self.kind != "ok" else None
@@ -200,7 +206,11 @@ class _Judgement:
             )
         found += self._order_findings()
         found += reliance_findings(program, racing) if racing is not None else ()
-        found += (*race_findings(program, self.clashes), *leak_findings(program, self.leaks))
+        found += (
+            *race_findings(program, self.clashes),
+            *remote_findings(program, self.remote),
+            *leak_findings(program, self.leaks),
+        )
         found += unreceived_findings(program, first) if self.unreceived else ()
         found += (*end_findings(program, first), *choice_findings(program, choices))
         return (*found, *(() if self.orders.complete else (bound_finding(self.orders.explored, self.bound),)))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from distsim.check.mismatch import part_call
 from distsim.findings.record import Place
+from distsim.ops.one_sided import tag_text
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.program.records import Program
@@ -69,20 +70,41 @@ def call_words(call: Call) -> str:
     if row.direction is not None:
         words.append(f"{'dst' if row.direction == 'send' else 'src'}={'any' if call.peer is None else call.peer}")
         if call.tag:
-            words.append(f"tag={call.tag}")
+            words.append(tag_text(call.tag).replace(" ", "="))
+    if row.kind == "remote":
+        words.append(f"{'dst' if row.gives == 'all' else 'src'}={call.peer}")
     if row.root_field is not None:
         words.append(f"{row.root_field}={call.root}")
-    if row.kind in ("p2p", "collective") and call.group.id != 0:
+    if row.kind in ("p2p", "collective", "remote") and call.group.id != 0:
         words.append(f"group={call.group.name}")
     if row.reduces and call.reduce_op not in (None, "sum"):
         words.append(f"op={call.reduce_op}")
-    if row.kind in ("p2p", "collective") and (nbytes := row.nbytes(call)):
+    if row.kind in ("p2p", "collective", "remote") and not row.signals and (nbytes := row.nbytes(call)):
         words.append(show_bytes(nbytes))
     if call.op == "new_group":
         words = [call.name, f"ranks={list(call.ranks)}"]
     if row.kind == "batch":
         words = [f"{len(call.parts)} messages"]
     return f"{call.op}({', '.join(words)})"
+
+
+def lonely_words(call: Call, rank: int, awaited: int) -> str:
+    """The head of a finding on a message or signal without its other side."""
+    row = OPS[call.op]
+    if row.signals and row.direction == "send":
+        return f"rank {rank} signals again, and rank {awaited} never takes the signal before"
+    if row.signals:
+        return f"rank {rank} waits for a signal that rank {awaited} never gives"
+    wants, lacks = ("send", "receives") if row.direction == "send" else ("receive", "sends")
+    return f"rank {rank} waits to {wants} a message that rank {awaited} never {lacks}"
+
+
+def meeting_words(call: Call) -> tuple[str, str]:
+    """What the other side of a message or signal does, and what it has done ("has …")."""
+    row = OPS[call.op]
+    if row.signals:
+        return ("waits for", "come to the wait for") if row.direction == "send" else ("gives", "given")
+    return ("receives", "posted the receive for") if row.direction == "send" else ("sends", "posted the send of")
 
 
 def place_of(program: Program, rank: int, position: int) -> Place | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,7 +95,7 @@ def command(given: CaptureOptions) -> None:
     file = wish.target.home or wish.target.name
     _devices(given.cuda, file, wish)
     preload(file, wish.target.args)
-    captured = capture(wish)
+    captured = capture(wish, _ahead)
     if not captured.world:
         console.note(_no_ranks(captured.others[0].ended.how if captured.others and captured.others[0].ended else "ended"))
         raise typer.Exit(1 if captured.others and captured.others[0].ended and captured.others[0].ended.code else 0)
@@ -106,6 +108,13 @@ def command(given: CaptureOptions) -> None:
     sys.stdout.flush()
     console.out(_report(judged, given.format), commands=given.format is Format.github)
     raise typer.Exit(int(judged.outcome != "completes") or status(judged.simulation, given.strict))
+
+
+def _ahead() -> None:
+    """Load what a report of a hang needs while the ranks run: the half of a second after they stand would go into it."""
+    for name in ("distsim.views.captureview", "distsim.figures", "networkx"):
+        with suppress(ImportError):
+            import_module(name)
 
 
 def _report(judged: Judged, format: Format) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -37,7 +38,9 @@ MaxStates = Annotated[
 ]
 Fix = Annotated[bool, typer.Option("--fix", help="Propose repairs, each checked again and priced; prints a patch.")]
 Patch = Annotated[Path | None, typer.Option("-o", metavar="F.patch", help="With --fix: write the patches there.")]
-Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="A leak counts as an error, and a search that stopped at its bound as a failure.")
+]
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,9 @@ def command(given: CheckOptions) -> None:
     """Check scenarios: verdict, findings, and each back end's outcome.
 
     The verdict covers every reading of what blocks and every order of events. A file that can't be read is reported, and the
-    others are still checked. Ends with 2 when one can't be read, else with 1 when one has an error finding or does not complete
-    under its own back end (or --backend), else with 0.
+    others are still checked. Ends with 2 when one can't be read, else with 1 when one has an error finding, does not complete
+    under its own back end (or --backend), or may hang on some back end and the search stopped at its bound; else with 0. JSON has each file
+    as it comes.
 
     \b
     Example: distsim check scenarios/ring_of_four.yaml
@@ -98,7 +102,12 @@ def command(given: CheckOptions) -> None:
 
     files = expanded(given.files)
     _reportable(given, files)
-    results = [checked(path) for path in watched(files, "checking")]
+    results = (checked(path) for path in watched(files, "checking"))
+    raise typer.Exit(_stream(results, given, len(files)) if given.format is Format.json else _told(list(results), given))
+
+
+def _told(results: list[CheckResult], given: CheckOptions) -> int:
+    """Print what was found, once all files are done; the exit status."""
     if given.report is not None:
         report_check(given.report, results[0], _simulated(given))
     text = report_of(results, given.format)
@@ -107,8 +116,25 @@ def command(given: CheckOptions) -> None:
     if given.fix:
         from distsim.cli.fix import propose
 
-        propose(results, backend and str(backend), given.patch)
-    raise typer.Exit(max((result.status() for result in results), default=0))
+        propose(results, given.backend and str(given.backend), given.patch)
+    return max((result.status() for result in results), default=0)
+
+
+def _stream(results: Iterable[CheckResult], given: CheckOptions, count: int) -> int:
+    """Print the JSON of each file as soon as it is checked, and keep none; the exit status."""
+    from distsim.views.checkview import check_json, file_json
+
+    head, end = console.to_json(check_json(())).rsplit("[]", 1)
+    status = 0
+    console.out(f"{head}[")
+    for k, result in enumerate(results, 1):
+        if given.report is not None:
+            report_check(given.report, result, _simulated(given))
+        element = console.to_json(file_json(result)).replace("\n", "\n    ")
+        console.out(f"    {element}{',' if k < count else ''}")
+        status = max(status, result.status())
+    console.out(f"  ]{end}")
+    return status
 
 
 def _fixable(given: CheckOptions) -> None:

@@ -56,7 +56,7 @@ def price_page(name: str | None, cluster: str, nbytes: str, ranks: int, per_node
     from distsim.views.priceview import price_text
 
     row = OPS.get(ALIASES.get(name or "", name or ""))
-    if row is None or row.kind not in ("collective", "p2p"):
+    if row is None or row.signals or row.kind not in ("collective", "p2p"):
         raise UsageError(f"no operation is called {name}{near(name, OPS)}", "as `distsim explain all_reduce --cluster dgx-h100`")
     try:
         size = parse_size_bytes(nbytes)

@@ -33,7 +33,9 @@ Traces = Annotated[
 FormatOption = Annotated[Format, typer.Option("--format", help="A report to read, or JSON for programs.")]
 NoVerdict = Annotated[bool, typer.Option("--no-verdict", help="Skip the verdict: this run alone.")]
 NoValues = Annotated[bool, typer.Option("--no-values", help="Skip what the tensors hold.")]
-Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="A leak counts as an error, and a search that stopped at its bound as a failure.")
+]
 ScheduleOption = Annotated[
     Path | None,
     typer.Option("--schedule", metavar="F", help="Follow the order of events in F, which `check --format json` wrote."),
@@ -114,9 +116,10 @@ def _order(schedule: Path | None, file: str) -> Schedule | None:
 
 
 def status(simulation: Simulation, strict: bool = False) -> int:
-    """The exit status: 0 when the outcome is `completes`, no finding is an error (``strict``: nor a leak), and what ranks hold fits their
-    device (DS806); else 1."""
-    leaks = strict and simulation.verdict is not None and simulation.verdict.verdict == "leak"
+    """The exit status: 0 when the outcome is `completes`, no finding is an error (``strict``: nor a leak, and all orders were looked at),
+    and what ranks hold fits their device (DS806); else 1."""
+    verdict = simulation.verdict
+    leaks = strict and verdict is not None and (verdict.verdict == "leak" or not verdict.complete)
     errors = any(finding.severity == "error" or finding.code == "DS806" for finding in simulation.findings)
     return int(errors or leaks or simulation.outcome != "completes")
 

@@ -3,7 +3,7 @@
 ``compute_efficiency``: share of the peak that large matrix products reach in a training step. Alone, for a moment and at their best
 shape they reach .87 on A100, .81 on its PCIe card, .80 on H100, .84 on GH200, .78 on B200, .73 on GB200, .51 on MI300X in bf16, and .71 to
 .78 in fp8 (stas00/ml-engineering, compute/accelerator, "Maximum Achievable Matmul FLOPS"); in a step's own shapes, with its numbers and
-at the clocks of a GPU that is busy throughout, .74 of that on A100 and .66 on H100, as published steps on these two have it once all that
+at the clocks of a GPU that is busy throughout, .74 of that on A100 and .69 on H100, as published steps on these two have it once all that
 is bound by memory is counted apart (`benchmarks/training_steps.py`); so, for want of such steps, the PCIe card as A100, and GH200, B200
 and GB200 as H100. V100, L40S and L4: assumed.
 """
@@ -48,14 +48,14 @@ V100: Final = _gpu(
 A100: Final = _gpu("NVIDIA A100 SXM 80 GB", "ampere", _A100, ("2039 GB/s", "80 GB"), 0.64, _A100_SHEET)
 A100_40: Final = _gpu("NVIDIA A100 SXM 40 GB", "ampere", _A100, ("1555 GB/s", "40 GB"), 0.64, _A100_SHEET)
 A100_PCIE: Final = _gpu("NVIDIA A100 PCIe 80 GB", "ampere", _A100, ("1935 GB/s", "80 GB"), 0.6, _A100_SHEET)
-H100: Final = _gpu("NVIDIA H100 SXM 80 GB", "hopper", _H100, ("3350 GB/s", "80 GB"), 0.53, f"NVIDIA H100 {_HOPPER_SHEET}")
-H200: Final = _gpu("NVIDIA H200 SXM 141 GB", "hopper", _H100, ("4800 GB/s", "141 GB"), 0.53, f"NVIDIA H200 {_HOPPER_SHEET}")
-GH200: Final = _gpu("NVIDIA GH200 96 GB", "hopper", _H100, ("4000 GB/s", "96 GB"), 0.55, f"NVIDIA GH200 {_HOPPER_SHEET}")
+H100: Final = _gpu("NVIDIA H100 SXM 80 GB", "hopper", _H100, ("3350 GB/s", "80 GB"), 0.55, f"NVIDIA H100 {_HOPPER_SHEET}")
+H200: Final = _gpu("NVIDIA H200 SXM 141 GB", "hopper", _H100, ("4800 GB/s", "141 GB"), 0.55, f"NVIDIA H200 {_HOPPER_SHEET}")
+GH200: Final = _gpu("NVIDIA GH200 96 GB", "hopper", _H100, ("4000 GB/s", "96 GB"), 0.58, f"NVIDIA GH200 {_HOPPER_SHEET}")
 B200: Final = _gpu(
-    "NVIDIA B200 180 GB", "blackwell", _peaks(2250, 75, 37, 4500, 4500), ("7700 GB/s", "180 GB"), 0.51, "NVIDIA DGX B200 data sheet",
+    "NVIDIA B200 180 GB", "blackwell", _peaks(2250, 75, 37, 4500, 4500), ("7700 GB/s", "180 GB"), 0.54, "NVIDIA DGX B200 data sheet",
 )  # fmt: skip
 GB200: Final = _gpu(
-    "NVIDIA GB200 186 GB", "blackwell", _peaks(2500, 80, 40, 5000, 5000), ("8000 GB/s", "186 GB"), 0.48,
+    "NVIDIA GB200 186 GB", "blackwell", _peaks(2500, 80, 40, 5000, 5000), ("8000 GB/s", "186 GB"), 0.5,
     "NVIDIA GB200 NVL72 data sheet",
 )  # fmt: skip
 #: 654 of 1307 TFLOP/s in bf16 is what AMD measures as achievable (rocm.blogs.amd.com, "Measuring Max-Achievable FLOPs").

@@ -1,18 +1,16 @@
 """Measured durations that a cluster's file may carry, and how they correct the model's prices.
 
-At a measured size the price is the measured time. Between two of them the ratio of measured to modelled time is interpolated in
-the
-logarithms of both, and beyond the ends it stays as it is there; so the model keeps the say about sizes that nobody measured. So
-it is in
-the number of ranks: between two measured ones the logarithm of the ratio is interpolated, beyond them half of the trend is
-believed.
-How far off that is: `benchmarks/accuracy/run.py`.
+At a measured size the price is the measured time. Between two of them the ratio of measured to modelled time is interpolated in the
+logarithms of both, and beyond the ends it stays as it is there; so the model keeps the say about sizes that nobody measured, and the price
+stays between the two measured times. So it is in the number of ranks: between two measured ones the logarithm of the ratio is interpolated,
+beyond them half of the trend is believed. How far off that is: `benchmarks/accuracy/run.py`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import exp, log
 
 from distsim.cluster.model import Curve
@@ -22,23 +20,48 @@ _GROUP, _NODES, _RANKS = 4.0, 4.0, 1.0
 
 
 class Correction:
-    """Measured over modelled, as a function of bytes."""
+    """Measured over modelled, as a function of bytes: a monotone cubic in logarithms through the measured sizes (Fritsch, Carlson,
+    "Monotone piecewise cubic interpolation", SIAM J. Numer. Anal. 17, 1980, with the slopes of Fritsch, Butland 1984)."""
 
     def __init__(self, curve: Curve, modelled: Callable[[int], float]) -> None:
-        points = sorted((nbytes, ns / max(modelled(nbytes), 1.0)) for nbytes, ns in curve.times.items() if ns > 0)
+        points = sorted((nbytes, ns) for nbytes, ns in curve.times.items() if ns > 0)
+        self._modelled = modelled
+        self._ns = [float(ns) for _, ns in points]
         self._at = [log(max(nbytes, 1)) for nbytes, _ in points]
-        self._ratio = [log(ratio) for _, ratio in points]
+        self._ratio = [log(ns / max(modelled(nbytes), 1.0)) for nbytes, ns in points]
+        self._slopes = _slopes(self._at, self._ratio)
 
     def factor(self, nbytes: int) -> float:
-        """What to multiply the modelled price by."""
-        at, x = self._at, log(max(nbytes, 1))
+        """What to multiply the modelled price by. Between two measured sizes the price of what was measured is between their times."""
+        at, ratio, x = self._at, self._ratio, log(max(nbytes, 1))
         if not at:
             return 1.0
         i = bisect_right(at, x)
         if i == 0 or i == len(at):
-            return exp(self._ratio[min(i, len(at) - 1)] if i == 0 else self._ratio[-1])
-        share = (x - at[i - 1]) / (at[i] - at[i - 1])
-        return exp(self._ratio[i - 1] + share * (self._ratio[i] - self._ratio[i - 1]))
+            return exp(ratio[0] if i == 0 else ratio[-1])
+        if x == at[i - 1]:
+            return exp(ratio[i - 1])
+        wide = at[i] - at[i - 1]
+        share = (x - at[i - 1]) / wide
+        rest = 1.0 - share
+        found = rest * rest * (1 + 2 * share) * ratio[i - 1] + share * share * (3 - 2 * share) * ratio[i]
+        found += wide * share * rest * (rest * self._slopes[i - 1] - share * self._slopes[i])
+        low, high = sorted((self._ns[i - 1], self._ns[i]))
+        modelled = max(self._modelled(nbytes), 1.0)
+        return min(max(modelled * exp(found), low), high) / modelled
+
+
+def _slopes(at: Sequence[float], value: Sequence[float]) -> list[float]:
+    """Slopes of a monotone cubic: weighted harmonic means inside, 0 where the value turns, and at the ends those of the last piece."""
+    if len(at) < 2:
+        return [0.0] * len(at)
+    wide = [b - a for a, b in pairwise(at)]
+    steep = [(b - a) / w for (a, b), w in zip(pairwise(value), wide, strict=True)]
+    inner = []
+    for (w, v), (one, other) in zip(pairwise(wide), pairwise(steep), strict=True):
+        turns = one * other <= 0
+        inner.append(0.0 if turns else 3 * (w + v) / ((2 * v + w) / one + (v + 2 * w) / other))
+    return [steep[0], *inner, steep[-1]]
 
 
 def nearest(curves: Sequence[Curve], op: str, group: int, ranks: int, nodes: int) -> Curve | None:

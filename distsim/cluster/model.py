@@ -77,6 +77,7 @@ class Link(_Part):
     switch: bool = True  # whether links meet in a switch (which can reduce, from H100 on), or go from GPU to GPU
     peer_access: bool = True  # whether GPUs reach each other over PCIe, or stage through the host's memory
     domain: int | None = Field(default=None, ge=1, le=1 << 20)  # ranks that these links join across machines (NVL72: 72)
+    per_switch: int | None = Field(default=None, ge=1, le=1024)  # ranks behind one PCIe switch, whose way up they share
     source: str = ""
 
     @property
@@ -101,15 +102,21 @@ class Nics(_Part):
 
 
 class Network(_Part):
-    """What lies between the cards. ``oversubscription`` 2: half of a node's card bandwidth gets through. ``reduces``: its
-    switches can
-    reduce (SHARP), and NCCL is told to use that (CollNet)."""
+    """What lies between the cards. ``oversubscription`` 2: half of a node's card bandwidth gets through, always; where ``leaf`` tells how
+    many machines are on a leaf switch, half of what their cards could send gets out of it, shared by all that leaves it at once.
+    ``reduces``: its switches can reduce (SHARP), and NCCL is told to use that (CollNet)."""
 
     latency_ns: Duration = Field(alias="latency")
     oversubscription: float = Field(default=1.0, ge=1)
+    leaf: int | None = Field(default=None, ge=1, le=1 << 20)
     transport: Literal["ib", "roce", "efa", "slingshot", "tcpx", "tcp"] = "ib"
     reduces: bool = False
     source: str = ""
+
+    @property
+    def narrowed(self) -> float:
+        """By what a single card's bandwidth is divided."""
+        return self.oversubscription if self.leaf is None else 1.0
 
 
 class Curve(_Part):
@@ -178,8 +185,8 @@ class Cluster(_Part):
 
     @property
     def rank_inter_bytes_per_ns(self) -> float:
-        """What one rank alone gets through to another node: one card, less the network's oversubscription."""
-        return self.nics.attained / self.network.oversubscription
+        """What one rank alone gets through to another node: one card, less an oversubscription that is always felt."""
+        return self.nics.attained / self.network.narrowed
 
     @property
     def node_inter_bytes_per_ns(self) -> float:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from distsim.compact.groups import Families
 from distsim.ops.base import Op
+from distsim.ops.one_sided import SIGNALS
 from distsim.ops.table import OPS
 from distsim.program.records import BufferVec, Code, CodeCall
 from distsim.replay.program import Rebuilt
@@ -105,7 +106,7 @@ class Itemizer:
         elif row.kind == "batch":
             parts = tuple(self._message(rank, code, part, OPS[part.op], values) for part in call.parts)
             fields.append(("ops", ("parts", parts)))
-        elif row.kind == "p2p":
+        elif row.kind in ("p2p", "remote"):
             fields += self._message(rank, code, call, row, values).fields
         elif row.kind == "collective":
             fields += self._collective(rank, code, call, row, values)
@@ -128,15 +129,18 @@ class Itemizer:
     # --- kinds of calls ---
     def _message(self, rank: int, code: Code, call: CodeCall, row: type[Op], values: _Values) -> Form:
         port, group = code.ports[call.port], _plain(code.groups[call.group])
-        peer, side = _plain(port.peer), "dst" if row.direction == "send" else "src"
-        fields: list[tuple[str, Spec]] = [("tensor", _tensor(call.fields["inputs"][0], values)), *self._group(rank, group)]
+        peer, side = _plain(port.peer), "dst" if row.direction == "send" or (row.kind, row.gives) == ("remote", "all") else "src"
+        fields: list[tuple[str, Spec]] = [] if row.signals else [("tensor", _tensor(call.fields["inputs"][0], values))]
+        if row.kind == "remote" and call.fields["outputs"] != call.fields["inputs"]:
+            fields.append(("into", _tensor(call.fields["outputs"][0], values)))
+        fields += self._group(rank, group)
         if peer >= 0:
             inside = peer in self.program.groups[group].ranks
             values.ints.append(peer)
             fields.append((side, ("peer", side, self.families.family_of[group] if inside else -1)))
-        if tag := _plain(port.tag):
+        if tag := _plain(port.tag) - (SIGNALS if row.signals else 0):
             values.ints.append(tag)
-            fields.append(("tag", ("int",)))
+            fields.append(("channel" if row.signals else "tag", ("int",)))
         if (sender := call.fields.get("assume_src")) is not None:
             values.ints.append(int(sender))
             fields.append(("assume_src", ("int",)))

@@ -36,6 +36,7 @@ from distsim.cost import nccl
 from distsim.cost.constants import LAUNCH_NS
 from distsim.cost.loads import CHEAPEST, Load, Row, brings_about, check_names, load_of, written_load
 from distsim.cost.on_gpus import kind_of, over_domains, setting
+from distsim.cost.pools import Pools
 from distsim.cost.setting import Kind
 from distsim.errors import UsageError
 from distsim.names import listing, near
@@ -70,6 +71,7 @@ class CostModel:
         self.machine_size = max(local_size, 1)
         self.cluster, self.local_size = over_domains(cluster, self.machine_size)
         self.world_size = world_size
+        self.pools = Pools(cluster, self.machine_size, world_size)
         self.name, self.source, self.error_band = cluster.name, cluster.source, cluster.error_band
         self.nccl = cluster.collectives == "nccl"
         self.call_overhead_ns = cluster.call_overhead_ns  # of a communication call, part of its price
@@ -141,6 +143,8 @@ class CostModel:
         price = self._p2p.get(key)
         if price is None:
             price = self._p2p_ns(src, dst, nbytes)
+            for port in self.pools.of_message(src, dst) if nbytes else ():
+                price = max(price, self._p2p_ns(src, dst, 0) + ceil(nbytes / self.pools.capacity[port]))
             if self.cluster.measured:
                 price = self._corrected(price, _MESSAGE, 2, 1 if self.link_class(src, dst) == "intra" else 2, nbytes, None)
             self._p2p[key] = price
@@ -168,6 +172,11 @@ class CostModel:
         """The part of a message's price that does not depend on its size."""
         return self.call_overhead_ns + self.latency_ns(self.link_class(src, dst))
 
+    def one_sided_ns(self, src: int, dst: int, nbytes: int) -> int:
+        """A put, a get or a signal (4 bytes): the link's latency and its bandwidth, in ns. The kernel that stores is launched like any
+        other, and there is no protocol to begin; not fitted to measurements."""
+        return self.latency_ns(self.link_class(src, dst)) + ceil(nbytes / self.bytes_per_ns(src, dst))
+
     def compute_ns(self, time_ns: int, flops: float = 0.0, mem_bytes: float = 0.0, dtype: str = "float32") -> int:
         """``time_ns`` where it is given; else the roofline: launch + max(flops / attainable rate, bytes / memory bandwidth).
 
@@ -188,6 +197,8 @@ class CostModel:
         price = self._prices.get(key)
         if price is None:
             price = self._collective_ns(row, ranks, nbytes, 0 if root is None else ranks.index(root))
+            if self.pools.levels and nbytes:
+                price = max(price, self.collective_ns(row, ranks, 0, root) + ceil(nbytes * self.pools.ns_per_byte(row, ranks)))
             if self.cluster.measured and len(ranks) > 1:
                 price = self._corrected(price, row.single(), len(ranks), self.placement(ranks).nodes, nbytes, row)
             self._prices[key] = price
@@ -197,6 +208,7 @@ class CostModel:
         """`collective_ns` of many sizes at once; a million take a fraction of a second on clusters with ``collectives: nccl``."""
         kind = kind_of(row)
         plain = self.nccl and kind is not None and len(ranks) > 1 and not self.cluster.measured and not self.cluster.algorithms
+        plain = plain and not self.pools.levels
         if not plain or kind is None or self.call_overhead_ns != LAUNCH_NS or nbytes.min(initial=1) < 1:
             return np.array([self.collective_ns(row, ranks, int(size), ranks[0]) for size in nbytes], dtype=np.int64)
         return nccl.many_ns(kind, setting(self.cluster, self.placement(ranks)), nbytes)

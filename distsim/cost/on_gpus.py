@@ -39,7 +39,7 @@ def setting(cluster: Cluster, place: Placement) -> Setting:
 def _setting(cluster: Cluster, place: Placement) -> Setting:
     intra, nics, network, between = cluster.intra, cluster.nics, cluster.network, place.worst_inter
     cards = min(nics.count, place.least)
-    one, sheet = cluster.rank_inter_bytes_per_ns / between, nics.bytes_per_ns / network.oversubscription / between
+    one, sheet = cluster.rank_inter_bytes_per_ns / between, nics.bytes_per_ns / network.narrowed / between
     return Setting(
         cluster.device.architecture or "ampere", place.n, place.nodes, place.most, intra.attained / place.worst_intra,
         one * cards if place.nodes > 1 else 0.0, one * min(1.0, nics.count / place.most) if place.nodes > 1 else 0.0,

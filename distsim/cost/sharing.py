@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 
 from distsim.cost.loads import Row, brings_about
 from distsim.cost.model import CostModel
+from distsim.cost.pools import OF_EACH_RANK
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-#: Operations of which a node sends what all its ranks send.
-_OF_EACH_RANK = ("all_to_all", "gather", "scatter")
 
 
 class Demand(NamedTuple):
@@ -44,8 +43,8 @@ NOTHING = Demand((), (), 1.0)
 
 
 class Ports:
-    """The ports of a cluster, numbered: of rank r 2r out and 2r + 1 in, then the ranks' threads, then every node's cards. ``capacity`` in
-    bytes per ns by number; a thread's is counted otherwise (``crossing``)."""
+    """The ports of a cluster, numbered: of rank r 2r out and 2r + 1 in, then the ranks' threads, then every node's cards, then the ways
+    up from switches (`distsim.cost.pools`). ``capacity`` in bytes per ns by number; a thread's is counted otherwise (``crossing``)."""
 
     def __init__(self, cost: CostModel) -> None:
         cluster, self.cost = cost.cluster, cost
@@ -56,8 +55,9 @@ class Ports:
         node = np.arange(size) // cost.local_size
         inside = cluster.intra.attained / np.array([cost.slow_intra(n) for n in range(nodes)])
         card = cluster.rank_inter_bytes_per_ns / np.array([cost.slow_inter(n) for n in range(nodes)])
+        self.pools, self.first_pool = cost.pools, self.first_card + 2 * self.cards * nodes
         self.capacity: FloatArray = np.concatenate(
-            [np.repeat(inside[node], 2), np.full(size, np.inf), np.repeat(card, 2 * self.cards)]
+            [np.repeat(inside[node], 2), np.full(size, np.inf), np.repeat(card, 2 * self.cards), np.array(cost.pools.capacity)]
         )
         #: Whether bytes for the network pass the way that ranks inside use as well.
         self.through_intra = cluster.intra.kind == "pcie"
@@ -75,8 +75,8 @@ class Ports:
 
     @property
     def shared_cards(self) -> bool:
-        """Ranks of a node have cards in common, and something to send to other nodes."""
-        return self.cards < min(self.cost.local_size, self.cost.world_size) < self.cost.world_size
+        """Ranks of a node have cards in common, and something to send to other nodes; or a switch's way up."""
+        return bool(self.pools.levels) or self.cards < min(self.cost.local_size, self.cost.world_size) < self.cost.world_size
 
     def name(self, port: int) -> str:
         """What a port is called."""
@@ -84,6 +84,8 @@ class Ports:
             return f"rank {port // 2} link {'in' if port % 2 else 'out'}"
         if port < self.first_card:
             return f"rank {port - self.threads} loop"
+        if port >= self.first_pool:
+            return self.pools.name(port - self.first_pool)
         node, card = divmod((port - self.first_card) // 2, self.cards)
         return f"node {node} nic {card} {'in' if (port - self.first_card) % 2 else 'out'}"
 
@@ -101,6 +103,7 @@ class Ports:
             return NOTHING
         ports = [2 * src, 2 * dst + 1] if link == "intra" or self.through_intra else []
         ports += [self.card(src), self.card(dst) + 1] if link == "inter" else []
+        ports += [self.first_pool + port for port in self.pools.of_message(src, dst)]
         rate = float(min(self.capacity[port] for port in ports))
         threads = [self.threads + src, self.threads + dst] if self.crossing else []
         return Demand((*ports, *threads), (*(1.0 for _ in ports), *(0.0 for _ in threads)), rate)
@@ -122,6 +125,7 @@ class Ports:
         asked: dict[int, float] = {}  # bytes by port, for each byte of the buffer
         for mates in on_node.values():
             self._add_node(asked, row, name, mates, len(ranks), len(on_node))
+        asked |= {self.first_pool + port: nbytes for port, nbytes in self.pools.of_collective(row, ranks).items()}
         ports = [port for port, nbytes in asked.items() if nbytes > 0]
         if not ports:
             return NOTHING
@@ -133,8 +137,8 @@ class Ports:
 
     def _add_node(self, asked: dict[int, float], row: type[Row], name: str, mates: list[int], n: int, nodes: int) -> None:
         """What the ranks of one node send and take, in a group of ``n`` on so many nodes."""
-        inside = row.busbw_factor(len(mates)) * (len(mates) / n if name in _OF_EACH_RANK else 1.0) if len(mates) > 1 else 0.0
-        across = row.busbw_factor(nodes) * (len(mates) if name in _OF_EACH_RANK else 1.0) if nodes > 1 else 0.0
+        inside = row.busbw_factor(len(mates)) * (len(mates) / n if name in OF_EACH_RANK else 1.0) if len(mates) > 1 else 0.0
+        across = row.busbw_factor(nodes) * (len(mates) if name in OF_EACH_RANK else 1.0) if nodes > 1 else 0.0
         cards = sorted({self.card(rank) for rank in mates})
         for rank in mates:
             own = inside + (across / len(mates) if self.through_intra else 0.0)

@@ -173,7 +173,7 @@ def _behind(whole: Standing, ranks: list[int], wait: Wait, absent: tuple[int, ..
     minor = len(ranks) * 2 < len(ranks) + len(inside)
     shown_by_stack = all(s.place is not None and s.place.frame is not None for s in stands)
     culprits = tuple(ranks) if certain and (minor or (shown_by_stack and len(ranks) <= len(inside))) else ()
-    lines: list[Line] = [((s.rank,), doing(s), s.frame) for s in stands if s.frame is not None]
+    lines: list[Line] = [((s.rank,), doing(s), s.told) for s in stands if s.told is not None]
     lines.append((inside or (wait.rank,), call.op or "waits", wait.frame))
     details = list(_why(whole, stands, ranks, culprits, minor))
     return Cause("behind", "proved", title, culprits, tuple(ranks), lines, details, call.group, call.number)

@@ -18,6 +18,7 @@ from distsim.doctor.logs import LogReader
 from distsim.doctor.nccl import is_ras, read_ras
 from distsim.doctor.records import FileRead
 from distsim.doctor.stacks import is_pyspy_json, read_pyspy_json
+from distsim.doctor.unrelated import unrelated_bytes, unrelated_json, unrelated_text
 from distsim.errors import UsageError
 from distsim.output import visible
 
@@ -107,6 +108,8 @@ def _read(evidence: Evidence, path: str, data: bytes, shown: str, name: str) -> 
             return _parsed(evidence, parsed, rank, path, shown)
         if b'"format": "distsim-trace"' in data[:200]:
             return _trace(evidence, path, shown)
+    if other := unrelated_bytes(data):
+        return other, set(), ""
     if data.count(b"\0", 0, 4096) > 8:
         raise Refused("it is neither text nor a dump of plain data")
     return _text(evidence, data, rank, shown)
@@ -222,10 +225,8 @@ def _parsed(evidence: Evidence, parsed: Any, rank: int | None, path: str, shown:
 
 def _several(evidence: Evidence, parsed: Any, shown: str) -> tuple[str, set[int], str]:
     """Dumps of many ranks in one file: a list in order of ranks, or an object by rank."""
-    if isinstance(parsed, dict) and isinstance(parsed.get("nodes"), list) and "schema" in parsed:
-        return "a PyTorch execution trace, which tells nothing of a hang", set(), ""
-    if isinstance(parsed, dict) and any(str(k).startswith("pytorch.wait_counter") for k in parsed):
-        return "torch's wait counters, which name no call", set(), ""
+    if other := unrelated_json(parsed):
+        return other, set(), ""
     items: Iterable[tuple[Any, Any]] = enumerate(parsed) if isinstance(parsed, list) else parsed.items()
     ranks = set()
     for key, item in items:
@@ -258,8 +259,8 @@ def _text(evidence: Evidence, data: bytes, rank: int | None, shown: str) -> tupl
     if is_ras(text):
         reader.ranks |= read_ras(evidence, lines, shown)
         reader.found.add("an NCCL RAS report")
-    if not reader.found and re.search(r"^# +nThreads? |^# nccl-tests", text, re.MULTILINE):
-        return "results of nccl-tests, which tell nothing of a hang", set(), ""
+    if not reader.found and (other := unrelated_text(text)):
+        return other, set(), ""
     if not reader.found:
         return "text", reader.ranks, "no line of torch or NCCL, no stack and no error is in it"
     return ", ".join(sorted(reader.found)), reader.ranks, ""

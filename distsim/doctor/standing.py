@@ -42,6 +42,11 @@ class Stand:
             return self.place.frame
         return next((w.frame for w in self.waits if w.frame is not None), None)
 
+    @property
+    def told(self) -> Frame | None:
+        """The line that belongs to what is said of it: that of its error, though its process may be elsewhere by now."""
+        return (user_frame(self.end.frames) if self.end is not None else None) or self.frame
+
 
 @dataclass
 class Standing:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from typing import Final
 
 from distsim.doctor.causes import Cause
 from distsim.doctor.chains import doing, same_call
 from distsim.doctor.records import Frame, Grade
 from distsim.doctor.standing import Stand, Standing, Wait, finished
 from distsim.doctor.words import call_text, may_hide_a_wait, verb, who
+
+#: Where in a library's own sources an error was raised, as gloo and c10d write it.
+_SOURCE: Final = re.compile(r"\[/?\S*?\.(cc|cpp|h|hpp):\d+\] *")
 
 # --- nobody is behind ---
 
@@ -62,7 +67,7 @@ def follows(whole: Standing) -> list[Cause]:
         return []
     ranks = tuple(s.rank for s in ended)
     text = ended[0].end.text if ended[0].end else ""
-    title = f"{who(ranks)} failed because of another rank: {text[:160]}"
+    title = f"{who(ranks)} failed because of another rank: {_first_sentence(text)}"
     lines = _stands(whole, ranks)
     return [
         Cause(
@@ -139,11 +144,14 @@ def reported(whole: Standing) -> list[Cause]:
     return found[:6]
 
 
+def _first_sentence(text: str) -> str:
+    """Of an error, without the place in the library's own sources."""
+    return _SOURCE.sub("", text).partition(". ")[0][:160]
+
+
 def _stands(whole: Standing, ranks: Iterable[int]) -> list[tuple[tuple[int, ...], str, Frame | None]]:
     return [
-        ((r,), doing(whole.ranks[r]), whole.ranks[r].frame)
-        for r in ranks
-        if r in whole.ranks and whole.ranks[r].frame is not None
+        ((r,), doing(whole.ranks[r]), whole.ranks[r].told) for r in ranks if r in whole.ranks and whole.ranks[r].told is not None
     ]
 
 

@@ -20,7 +20,7 @@ from distsim.semantics.blocked import standstill
 from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.free import why_ordered
-from distsim.semantics.link import Linked, early_rows
+from distsim.semantics.link import Linked
 from distsim.semantics.local import Progress
 from distsim.semantics.misfits import Misfit, Misfits
 from distsim.semantics.section import Unfold
@@ -76,7 +76,7 @@ def _free(program: Program, profile: Profile, cost: CostModel, shared: bool) -> 
         if not late and (not joined or program.call_count > SHARED_CALLS):
             return replace(_fast(done, cost, columns, list(misfits.met(done.posted))), alone=joined)
         late = late or halves
-    if cut and (late or not shared or early_rows(linked).size):
+    if cut and (late or not shared or misfits.early):
         raise Unfold
     return None
 

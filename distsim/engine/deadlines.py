@@ -249,8 +249,8 @@ def _own_limits(program: Program) -> Iterator[int]:
 
 def _clocked(calls: list[Any], device: bool) -> tuple[Any, Any]:
     """Of each row of a code: is it clocked from its post to its end (collectives; on a device, all that communicates), or as long as
-    the host is in it (messages and waits)?"""
-    kinds = [OPS[call.op].kind for call in calls for _ in (call, *call.parts)]
+    the host is in it (messages and waits)? NCCL's watchdog does not know of signals."""
+    kinds = ["" if OPS[call.op].signals else OPS[call.op].kind for call in calls for _ in (call, *call.parts)]
     running = ("p2p", "batch", "collective") if device else ("collective",)
     waiting = () if device else ("p2p", "batch", "wait", "group")
     return np.array([kind in running for kind in kinds], dtype=np.bool_), np.array(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from distsim.cost import CostModel
 from distsim.cost.sharing import Ports
 from distsim.engine.record import Columns
+from distsim.ops.one_sided import SIGNALS
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.form import PartKind
 from distsim.semantics.link import IntArray, Linked
@@ -25,7 +26,7 @@ def shares(conditions: Conditions, columns: Columns, cost: CostModel) -> bool:
     if not cost.cluster.shared_links:
         return False
     linked, started = conditions.linked, np.asarray(columns.started)
-    transfers = (linked.kind >= 0) & (linked.kind <= PartKind.COLLECTIVE) & (started >= 0)
+    transfers = (linked.kind >= 0) & (linked.kind <= PartKind.COLLECTIVE) & (linked.tag < SIGNALS) & (started >= 0)
     received = (conditions.mate >= 0) & (started[np.maximum(conditions.mate, 0)] >= 0)
     if bool((transfers & conditions.ahead & ~received).any()):
         return True  # what nobody receives, or not yet, has no price here
@@ -41,7 +42,17 @@ def shares(conditions: Conditions, columns: Columns, cost: CostModel) -> bool:
         return True  # those who have cards in common with the ranks of a section need not be there
     if not one_by_one and works and _beside_work(linked, transfers, begin, end):
         return True
-    return _cross(linked, ports, np.flatnonzero(transfers), begin, end)
+    rows = np.flatnonzero(transfers)
+    return (bool(ports.pools.levels) and _at_once(linked, rows, begin, end)) or _cross(linked, ports, rows, begin, end)
+
+
+def _at_once(linked: Linked, rows: IntArray, begin: IntArray, end: IntArray) -> bool:
+    """Whether two transfers are under way at once, anywhere: they may have a switch's way up in common."""
+    of = np.where(linked.instance[rows] >= 0, linked.rows + linked.instance[rows], np.minimum(rows, linked.mate[rows]))
+    _, first = np.unique(of, return_index=True)
+    rows = rows[first]
+    order = np.argsort(begin[rows], kind="stable")
+    return bool((begin[rows[order]][1:] < np.maximum.accumulate(end[rows[order]])[:-1]).any())
 
 
 def _spans(conditions: Conditions, columns: Columns, transfers: BoolArray) -> tuple[IntArray, IntArray]:

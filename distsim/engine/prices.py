@@ -9,6 +9,7 @@ import numpy as np
 
 from distsim.cost import CostModel
 from distsim.cost.sharing import NOTHING, Demand, Ports
+from distsim.ops.one_sided import CELL, SIGNALS
 from distsim.ops.table import OPS
 from distsim.semantics.durations import durations_ns
 from distsim.semantics.form import PartKind
@@ -49,9 +50,12 @@ class Prices:
         price = self._messages[self._classes[row]]
         if price is None:
             src, dst, cost = self.tables.rank_of[row], self.tables.peer[row], self.cost
-            ns = cost.p2p_ns(src, dst, self.tables.nbytes[row])
-            moving = max(ns - cost.p2p_ns(src, dst, 0), 0) if self.ports is not None else 0
-            price = Price(ns, moving, self.ports.of_message(src, dst) if self.ports is not None else NOTHING)
+            if self.tables.tag[row] >= SIGNALS:  # it takes up nothing
+                price = Price(cost.one_sided_ns(src, dst, CELL), 0, NOTHING)
+            else:
+                ns = cost.p2p_ns(src, dst, self.tables.nbytes[row])
+                moving = max(ns - cost.p2p_ns(src, dst, 0), 0) if self.ports is not None else 0
+                price = Price(ns, moving, self.ports.of_message(src, dst) if self.ports is not None else NOTHING)
             self._messages[self._classes[row]] = price
         return price
 
@@ -83,7 +87,7 @@ class Prices:
 def _classes(tables: Tables) -> tuple[list[int], list[Price | None]]:
     """(of each message the number of its class: the same ends and size; the price of each class, None while nobody has asked)."""
     linked, size = tables.linked, tables.program.world_size
-    sizes, size_of = np.unique(linked.nbytes, return_inverse=True)
+    sizes, size_of = np.unique(np.where(linked.tag >= SIGNALS, -1, linked.nbytes), return_inverse=True)
     ends = linked.rank * (size + 1) + np.minimum(linked.peer, size - 1) + 1
     classes, of = np.unique(ends * len(sizes) + size_of.reshape(-1), return_inverse=True)
     return of.reshape(-1).tolist(), [None] * len(classes)

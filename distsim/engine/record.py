@@ -147,6 +147,9 @@ _STATIC = {"op": np.int16, "group": np.int32, "peer": np.int32, "tag": np.int64,
            "reduce_op": np.int16, "handle": np.int32, "place": np.int32, "iteration": np.int32, "queue": np.int16,
            "position": np.int32, "part": np.int16, "name": np.int32, "ended_by": np.int32, "args": np.int32}  # fmt: skip
 
+#: Of these, what differs from one place of a call to another.
+_PLACES = ("handle", "iteration", "position", "part", "ended_by")
+
 
 def _made(program: Program, columns: Columns) -> NDArray[np.bool_] | None:
     """Rows of calls that guards leave out are no rows of the trace."""
@@ -164,23 +167,31 @@ def _made(program: Program, columns: Columns) -> NDArray[np.bool_] | None:
 
 def _code_rows(program: Program, code: Code, table: _Tables) -> dict[str, NDArray[Any]]:
     """Per trace row of a code, the values of the static columns."""
-    rows: dict[str, Any] = {name: [] for name in _STATIC}
-    known: dict[int, dict[str, Any]] = {}
     ends = list(code.iterations[1:])
     iteration, ended = 0, _ended_by(code)
+    number: dict[int, int] = {}  # of the distinct pieces, by their ids
+    facts: list[dict[str, Any]] = []
+    which: list[int] = []
+    where: list[tuple[int, int, int, int, int]] = []
     for position, call in enumerate(code.calls):
         while iteration < len(ends) - 1 and position >= ends[iteration]:
             iteration += 1
-        for part, piece in enumerate((call, *call.parts), -1):
-            facts = known.get(id(piece)) or known.setdefault(id(piece), _facts(program, code, piece, table))
-            for name, value in facts.items():
-                rows[name].append(value)
-            rows["handle"].append(position - call.waits[0] if call.waits else position if call.is_async else -1)
-            rows["iteration"].append(iteration)
-            rows["position"].append(position)
-            rows["part"].append(part)
-            rows["ended_by"].append(ended.get(position, NEVER))
-    return {name: _column(rows[name], dtype, len(code.ranks)) for name, dtype in _STATIC.items()}
+        handle = position - call.waits[0] if call.waits else position if call.is_async else -1
+        ended_by = ended.get(position, NEVER)
+        for part, piece in enumerate((call, *call.parts) if call.parts else (call,), -1):
+            if id(piece) not in number:
+                number[id(piece)] = len(facts)
+                facts.append(_facts(program, code, piece, table))
+            which.append(number[id(piece)])
+            where.append((handle, iteration, position, part, ended_by))
+    places = dict(zip(_PLACES, np.array(where, dtype=np.int64).reshape(-1, len(_PLACES)).T, strict=True))
+    index = np.array(which, dtype=np.int64)
+    return {
+        name: places[name].astype(dtype)
+        if name in places
+        else _column([fact[name] for fact in facts], dtype, len(code.ranks))[index]
+        for name, dtype in _STATIC.items()
+    }
 
 
 def _ended_by(code: Code) -> dict[int, int]:

@@ -10,6 +10,7 @@ from distsim.engine.arrivals import Arrivals
 from distsim.engine.clock import Clock
 from distsim.engine.flows import Flow, Flows
 from distsim.engine.prices import Prices
+from distsim.ops.one_sided import SIGNALS
 from distsim.semantics.form import PartKind
 from distsim.semantics.moves import Rules
 
@@ -53,7 +54,7 @@ class Underway:
 
     def _send(self, row: int, now: int) -> int:
         price, ahead = self.prices.message(row), self.mate[row] < 0
-        if self.flows is None or price.ns <= 0:
+        if self.flows is None or price.ns <= 0 or self.rules.tag[row] >= SIGNALS:
             end = self.arrivals.arrived[row] = now + price.ns
             if ahead and self.open_sources:
                 self.clock.put(end, self.take)

@@ -127,6 +127,17 @@ WAITING: tuple[CodeInfo, ...] = (
         ),
     ),
     CodeInfo(
+        "DS404",
+        "another rank uses the memory, and nothing orders it",
+        "error",
+        "race",
+        "A `put` writes, or a `get` reads, memory of another rank while that rank or a third uses it: no signal, message or collective"
+        " says which comes first.",
+        "The other rank takes no part in a put or get, so it reads old data, new data or a mixture, and nothing warns.",
+        "Let the one signal when it is done and the other wait for the signal, or put a barrier between.",
+        scenario(2, "", "{put: {tensor: x, dst: 1}, ranks: 0}", "{compute: {time: 1 ms, reads: [x]}, ranks: 1}", backend="nccl"),
+    ),
+    CodeInfo(
         "DS501",
         "request never waited for",
         "warning",

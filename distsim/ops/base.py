@@ -18,7 +18,7 @@ from distsim.ops.torch_types import Memory, Work
 from distsim.ops.words import WORDS
 from distsim.schedules import Algorithm, Round
 
-Kind = Literal["p2p", "collective", "batch", "wait", "local", "group", "block"]
+Kind = Literal["p2p", "collective", "remote", "batch", "wait", "local", "group", "block"]
 Share = Literal["all", "root", "none"]
 
 
@@ -57,12 +57,22 @@ class Words(NamedTuple):
 Peers = frozenset[int] | None
 
 
+class Route(NamedTuple):
+    """What one member of a collective does, in group ranks: after a ring through all members, if ``ring``, it ``receives`` from these,
+    and then ``sends`` to those."""
+
+    receives: frozenset[int] = frozenset()
+    sends: frozenset[int] = frozenset()
+    ring: bool = False
+
+
 class Binding(NamedTuple):
     """What one back end makes of an operation. What is left out is the plain case.
 
     ``gpu``: tensors on a GPU are taken too, where the back end takes any. ``slot``: the operation that it is underneath, where kinds
     meet apart from each other (None: itself). ``needs(n, root, me)``: which group ranks must have come before one may leave (None:
-    everybody needs everybody). ``refused``: the error's text, where the back end names the operation only to refuse it. ``gaps``:
+    everybody needs everybody). ``route(call, root, me)``: what a member does that takes ``root`` for the root, of which ``needs`` is what
+    follows where all take the same. ``refused``: the error's text, where the back end names the operation only to refuse it. ``gaps``:
     dtypes that the back end moves, but not here. ``dtype_text``: its own refusal of a dtype, ``{type}`` is torch's name.
     ``shape_text``: its refusal of a larger tensor that is not the smaller one with its first axis n times as long; ``{one}`` and
     ``{got}`` are shapes as torch prints them, ``{sizes}`` two lengths. Of coalesced launches, ``one_dtype``: parts of several are
@@ -72,6 +82,7 @@ class Binding(NamedTuple):
     gpu: bool = True
     slot: str | None = None
     needs: Callable[[int, int, int], Peers] | None = None
+    route: Callable[[Call, int, int], Route] | None = None
     refused: str | None = None
     gaps: frozenset[str] = frozenset()
     dtype_text: str | None = None
@@ -112,6 +123,8 @@ class Op(BaseModel):
     reduces: ClassVar[bool] = False
     #: "send" or "recv" for p2p.
     direction: ClassVar[Literal["send", "recv"] | None] = None
+    #: A signal: a message without data on a channel of its own, of which one may be on its way (`distsim.ops.one_sided`).
+    signals: ClassVar[bool] = False
     #: True for isend, irecv: never blocks, has a request.
     nonblocking: ClassVar[bool] = False
     #: True where sizes are agreed on pair by pair (all_to_all): `cross_faults` judges them, not `agreement` alone.

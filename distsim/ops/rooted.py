@@ -5,13 +5,13 @@ from types import ModuleType
 
 from distsim.ops import colours
 from distsim.ops.base import Binding, Drawing, Effect, Source, Words
-from distsim.ops.bindings import COMPLEX, NCCL_MOVES, root_alone
+from distsim.ops.bindings import COMPLEX, NCCL_MOVES, gather_route, reduce_route, root_alone, scatter_route, tree_route
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreducible
 from distsim.ops.collective import FromRoot, InPlace, Reducing, ToRoot, everyone, op_of, torch_list
 from distsim.ops.fields import TensorField, TensorList
 from distsim.ops.records import Buffer, Call
 from distsim.ops.torch_types import Memory, Work
-from distsim.schedules import algorithms_of, binomial_neighbours
+from distsim.schedules import algorithms_of, binomial_kin
 
 
 class Broadcast(FromRoot, InPlace):
@@ -25,11 +25,11 @@ class Broadcast(FromRoot, InPlace):
         after="Every rank of the group has src's tensor.",
         waits="By the contract everybody may wait for everybody. What is certain: nobody returns before src has come.",
         example="- broadcast: {tensor: x, src: 0}",
-        notes=("gloo sends down a binomial tree: a rank returns when its parent has sent and its own children have come.",),
+        notes=("gloo sends down a binomial tree: a rank returns when all above it and its own children have come.",),
         torch="dist.broadcast(x, src=0)",
     )
     algorithms = algorithms_of("broadcast")
-    bindings = {"gloo": Binding(needs=binomial_neighbours), "nccl": Binding(), "mpi": Binding()}
+    bindings = {"gloo": Binding(needs=binomial_kin, route=tree_route), "nccl": Binding(), "mpi": Binding()}
 
     @classmethod
     def busbw_factor(cls, n: int) -> float:
@@ -60,7 +60,7 @@ class Reduce(ToRoot, Reducing, InPlace):
         torch="dist.reduce(x, dst=0, op=dist.ReduceOp.SUM)",
     )
     algorithms = algorithms_of("reduce")
-    bindings = {"gloo": Binding(), "nccl": Binding(), "mpi": Binding(gaps=COMPLEX)}
+    bindings = {"gloo": Binding(route=reduce_route), "nccl": Binding(), "mpi": Binding(gaps=COMPLEX)}
 
     @classmethod
     def misfits(cls, call: Call) -> str | None:
@@ -99,7 +99,7 @@ class Gather(ToRoot):
     )
     algorithms = algorithms_of("gather")
     bindings = {
-        "gloo": Binding(needs=root_alone, gaps=COMPLEX),
+        "gloo": Binding(needs=root_alone, route=gather_route, gaps=COMPLEX),
         "nccl": Binding(dtype_text=NCCL_MOVES),
         "mpi": Binding(gaps=COMPLEX),
     }
@@ -154,7 +154,7 @@ class Scatter(FromRoot):
         torch="dist.scatter(x, list(parts) if rank == 0 else None, src=0)",
     )
     algorithms = algorithms_of("scatter")
-    bindings = {"gloo": Binding(needs=root_alone), "nccl": Binding(dtype_text=NCCL_MOVES), "mpi": Binding()}
+    bindings = {"gloo": Binding(needs=root_alone, route=scatter_route), "nccl": Binding(dtype_text=NCCL_MOVES), "mpi": Binding()}
 
     output: TensorField
     input: TensorList = None

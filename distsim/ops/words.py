@@ -19,6 +19,8 @@ WORDS: dict[str, Told] = {
     "gather.output": Told("Room on `dst` for everybody's input; the other ranks need none.", "all_x"),
     "scatter.input": Told("One part for each rank, on `src`; the other ranks need none.", "parts"),
     "group": Told("Who takes part: `world` (if left out), an axis of the mesh, a list of axes, a group of `groups` or of new_group.", "dp"),
+    "into": Told("What is written: the other rank's tensor of a put, this rank's of a get; left out, of the same name.", "y@rank"),
+    "channel": Told("Which cell of the signal pad, 0 or more: signals of one channel meet in order.", 1),
     "tag": Told("Tells messages of one pair apart, 0 to 2**31 - 1; nccl ignores it.", 7),
     "on": Told("The CUDA stream that is current at the call; `current` is the default one. It means something under nccl.", "comm"),
     "compute.on": Told("The CUDA stream that it runs on; `host` keeps the host busy, `current` is the default stream.", "side"),

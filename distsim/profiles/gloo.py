@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 
-from distsim.ops.base import Binding
+from distsim.ops.base import Binding, Route
 from distsim.ops.bindings import root_alone
 from distsim.ops.exchange import Exchange
 from distsim.ops.records import DTYPE_BYTES, Call
 from distsim.ops.table import OPS
-from distsim.profiles.record import Meeting, Mishap, Options, Parties, Profile, Reaction, Workers, never, torch_layer
+from distsim.profiles.record import Awaited, Meeting, Mishap, Options, Parties, Profile, Reaction, Workers, never, torch_layer
 from distsim.profiles.support import COMPLEX, FLOATS, INTEGERS, Support, reduced_by
-from distsim.schedules import binomial_neighbours, binomial_parent
+from distsim.schedules import binomial_kin, binomial_parent
 
 #: Run on torch 2.13, each cell. A mean of integers is refused only after the sum was taken.
 SUPPORT = Support(
@@ -30,10 +30,46 @@ SUPPORT = Support(
 _SUM = "all_reduce"
 
 
-def slot(op: str, root: int | None) -> Hashable:
-    """G5: kinds have slots of their own, so another kind at the same number hangs; rows say what they are underneath. Another root
-    never meets either (observed: "other root … hang"; with gather and scatter those who share their root go on)."""
-    return _underneath(op), root
+def slot(op: str) -> Hashable:
+    """G5: kinds have slots of their own, so another kind at the same number hangs; rows say what they are underneath. Calls that name
+    another root meet, as `apart` says."""
+    return _underneath(op)
+
+
+def apart(calls: Sequence[Call]) -> Mapping[int, Awaited]:
+    """Members that name different roots send and receive each by its own: a message goes through where both sides have it (run: whoever
+    names a rank that takes itself for the root is through with a gather, a scatter or, after the ring, a reduce)."""
+    group = calls[0].group
+    routes = {call.group_rank: _route(call) for call in calls}
+    came: dict[int, tuple[frozenset[int], frozenset[int]]] = {}
+
+    def received(me: int, above: tuple[int, ...] = ()) -> tuple[frozenset[int], frozenset[int]]:
+        """(who must have come before a member has all that it receives, from whom it comes never)"""
+        if me not in came:
+            needed, never = set[int](), set[int]()
+            for peer in routes[me].receives:
+                needed.add(peer)
+                if peer in routes:
+                    more, lost = received(peer, (*above, me)) if peer not in (*above, me) else (frozenset[int](), frozenset({me}))
+                    needed |= more
+                    never |= {peer} if lost or me not in routes[peer].sends else set()
+            came[me] = frozenset(needed), frozenset(never)
+        return came[me]
+
+    found = {}
+    for me, route in routes.items():
+        needed, never = received(me)
+        deaf = {peer for peer in route.sends if peer in routes and me not in routes[peer].receives}
+        ranks = needed | route.sends | (frozenset(range(group.size)) if route.ring else frozenset())
+        found[group.ranks[me]] = Awaited(*(frozenset(group.ranks[i] for i in those - {me}) for those in (ranks, never | deaf)))
+    return found
+
+
+def _route(call: Call) -> Route:
+    route, group = _bound(call.op).route, call.group
+    assert route is not None
+    assert call.root is not None
+    return route(call, max(group.group_rank(call.root), 0), call.group_rank)
 
 
 @cache
@@ -46,7 +82,7 @@ def _underneath(op: str) -> str:
 
 
 def needs(op: str, n: int, root: int, me: int) -> frozenset[int] | None:
-    """G6, 2.5: data flow, not a barrier, where a row says so: broadcast the parent and the own children in a binomial tree, gather and
+    """G6, 2.5: data flow, not a barrier, where a row says so: broadcast all above in a binomial tree and the own children, gather and
     scatter the root all and the others the root. Everything else synchronises fully."""
     needed = _bound(op).needs
     return None if needed is None else needed(n, root, me)
@@ -64,6 +100,8 @@ def mismatch(meeting: Meeting) -> Mishap:
     all_reduce meets reduce_scatter of the same input: one is the other underneath, and both end right
     (`coll.kind.all_reduce_vs_reduce_scatter`). Parts of an all_to_all are judged one by one, as messages."""
     sizes = meeting.nbytes
+    if "root" in meeting.fields:
+        return _by_root(meeting)
     if meeting.is_message:
         return Mishap("crashes", (meeting.calls[1].rank,)) if sizes[1] < sizes[0] else Mishap("wrong-data")
     ops = {call.op for call in meeting.calls}
@@ -83,9 +121,26 @@ def mismatch(meeting: Meeting) -> Mishap:
         receivers = [i for i, call in enumerate(meeting.calls) if (call.rank == call.root) == (OPS[call.op].gets == "root")]
         crash = tuple(meeting.calls[i].rank for i in receivers if sizes[i] < max(sizes))
     else:
-        tree = all(_bound(op).needs is binomial_neighbours for op in ops)
+        tree = all(_bound(op).needs is binomial_kin for op in ops)
         crash = _overrun(meeting, binomial_parent if tree else None)
     return Mishap("crashes", crash) if crash else Mishap("wrong-data")
+
+
+def _by_root(meeting: Meeting) -> Mishap:
+    """Who names the same root is judged apart, but for the ring of a reduce, through which all send. That some wait in vain is told by
+    `apart`; where nobody does, a reduce has come out right at its root."""
+    fields = tuple(name for name in meeting.fields if name != "root")
+    ops, crash = {call.op for call in meeting.calls}, set[int]()
+    if fields and any(_bound(op).needs is None for op in ops):
+        crash.update(mismatch(meeting._replace(fields=fields)).crash)
+    elif fields:
+        for root in {call.root for call in meeting.calls}:
+            those = [i for i, call in enumerate(meeting.calls) if call.root == root]
+            calls, nbytes = (tuple(column[i] for i in those) for column in (meeting.calls, meeting.nbytes))
+            crash.update(mismatch(Meeting(fields, calls, nbytes, False)).crash)
+    if crash:
+        return Mishap("crashes", tuple(sorted(crash)))
+    return Mishap("completes" if not fields and all(_bound(op).needs is None for op in ops) else "wrong-data")
 
 
 def _overrun(meeting: Meeting, source: Callable[[int], int] | None) -> tuple[int, ...]:
@@ -165,5 +220,5 @@ GLOO = Profile(
           "on the group (G5) and run on two worker threads per group (G7). A dropped request is cancelled (G4).",
     needs=needs, mismatch=mismatch, refuse=SUPPORT.refuse, credit=never, slot=slot, workers=workers, new_group=new_group,
     invalid=invalid, dropped="cancels", peer_death="raises", specific_first=True, timed_out="raises", store_grace_ns=10**9,
-    support=SUPPORT, listed=1, besides=besides,
+    support=SUPPORT, listed=1, besides=besides, apart=apart,
 )  # fmt: skip

@@ -75,6 +75,14 @@ class BufferOption(NamedTuple):
 Besides = Callable[[str, Sequence[tuple[str, ...]], bool], frozenset[str]]
 
 
+class Awaited(NamedTuple):
+    """What a member of a collective needs whose members do not agree on the root, in global ranks: who must have come, and whom of these
+    it then waits for ``in_vain``, since they take another root and do something else."""
+
+    ranks: frozenset[int]
+    in_vain: frozenset[int] = frozenset()
+
+
 #: Which group ranks must have come before a group rank may leave, by (op, group size, root as group rank, group rank).
 #: None: all of them.
 Needs = Callable[[str, int, int, int], frozenset[int] | None]
@@ -96,9 +104,10 @@ class Profile:
 
     ``device``: the host only enqueues; launches run on streams (`distsim.semantics.device_compiler`). Else the host waits for its requests.
     ``tags``, ``any_source``: whether they are obeyed, or ignored and refused.
-    ``slot``: what besides group and number tells two collectives apart: of (op, root).
+    ``slot``: what besides group and number tells two collectives apart, of the operation.
     ``credit``: may a send complete without its receive, given (nbytes, bytes sent so and not yet received, options).
-    ``needs``: who waits for whom in a collective.
+    ``needs``: who waits for whom in a collective. ``apart``: the same by rank, of calls that name different roots; None where that is
+    left to ``mismatch``.
     ``workers``: the queue of a rank's collectives on a group, of (rank, group id); None: they run at once.
     ``new_group``: who meets in it, given the options (`Parties`).
     ``invalid``: what becomes of a call that the contract forbids, given the finding's code (DS101 …) and the options.
@@ -122,7 +131,7 @@ class Profile:
     mismatch: Callable[[Meeting], Mishap]
     refuse: Callable[[Call], str | None]
     credit: Callable[[int, int, Options], bool]
-    slot: Callable[[str, int | None], Hashable]
+    slot: Callable[[str], Hashable]
     workers: Callable[[int, int], Workers | None]
     new_group: Callable[[Call, Options], Parties]
     invalid: Callable[[Call, str, Options], Reaction]
@@ -142,6 +151,7 @@ class Profile:
     listed: int = 0
     built_in: bool = True
     besides: Besides = nothing_besides
+    apart: Callable[[Sequence[Call]], Mapping[int, Awaited]] | None = None
 
     @property
     def rendezvous(self) -> bool:
@@ -163,7 +173,7 @@ def needs_all(op: str, n: int, root: int, me: int) -> frozenset[int] | None:
     return None
 
 
-def by_number(op: str, root: int | None) -> Hashable:
+def by_number(op: str) -> Hashable:
     """The n-th collective of a group meets the n-th, whatever its kind."""
     return None
 

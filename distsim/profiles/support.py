@@ -22,7 +22,7 @@ Level = Literal["yes", "no", "built"]
 #: Operations at whose shapes a back end may look, not only at the elements.
 SHAPED = tuple(op for op, row in OPS.items() if any(binding.shape_text for binding in row.bindings.values()))
 #: Operations that are a back end's business.
-MEETING = tuple(op for op, row in OPS.items() if row.kind in ("p2p", "collective"))
+MEETING = tuple(op for op, row in OPS.items() if row.kind in ("p2p", "collective", "remote"))
 FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2"})
 INTEGERS = frozenset({"int64", "int32", "int8", "uint8"})
@@ -75,13 +75,13 @@ class Support:
     def refusal(self, op: str, dtype: str, reduce_op: str | None = None) -> str | None:
         """The text of the error that the call raises; None when it is taken. An empty dtype is a call without tensors."""
         row, binding = OPS[op], self.binding(op)
-        if row.kind not in ("p2p", "collective"):
+        if op not in MEETING:
             return None
         if binding is None or binding.refused:
             return self._lacks(op, binding)
         if not dtype:
             return None
-        if dtype not in (self.messages if row.kind == "p2p" else self.moved) or dtype in binding.gaps:
+        if dtype not in (self.messages if row.kind in ("p2p", "remote") else self.moved) or dtype in binding.gaps:
             return (binding.dtype_text or self.dtype_text).format(type=SCALAR_TYPES[dtype])
         if reduce_op is None or dtype in self.reduced.get(reduce_op, ()):
             return None

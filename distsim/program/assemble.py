@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar, overload
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,28 +18,11 @@ from distsim.findings.codes import CODES
 from distsim.findings.record import Finding, Severity
 from distsim.ops.base import Op
 from distsim.ops.records import Call, Group
-from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Fields, IntVector, Port, Site, Vec, at, resolve
-
-T = TypeVar("T")
+from distsim.program.memo import facts_key, vec_key
+from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Fields, IntVector, Port, Site, Vec, at, narrow, resolve
 
 #: Bytes of one call; times that follow from them still fit 64 bits.
 _MOST_BYTES = 2**62
-
-
-@overload
-def narrow(vector: IntVector) -> Vec: ...
-@overload
-def narrow(vector: T) -> T: ...
-def narrow(vector: object) -> object:
-    """A vector whose entries are all equal becomes that entry."""
-    if isinstance(vector, np.ndarray) and len(vector) and (vector == vector[0]).all():
-        return vector[0].item()
-    return vector
-
-
-def vec_key(value: object) -> Hashable:
-    """Equal vectors have equal keys."""
-    return (value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray) else value
 
 
 class Shelf:
@@ -179,6 +162,9 @@ class Draft:
 
 _NONE = Requests()
 
+#: Of a call: its port, bytes and signature, and which ranks raise at it, why (None: none).
+Judged = tuple[int, Vec, Vec, tuple[BoolVector, str] | None]
+
 
 class CodeBuilder:
     """Builds the code of one class of ranks, call by call."""
@@ -193,6 +179,7 @@ class CodeBuilder:
         self.groups: list[Vec] = []
         self._ports: dict[Hashable, int] = {}
         self._groups: dict[Hashable, int] = {}
+        self._sound: dict[Hashable, Judged] = {}
 
     # --- handles of groups and ports ---
     def group_port(self, group: Vec) -> int:
@@ -219,20 +206,37 @@ class CodeBuilder:
         return Code(self.ranks, self.calls, self.ports, self.groups, guards, tuple(iterations))
 
     def make(self, draft: Draft, requests: Requests = _NONE) -> CodeCall:
-        """Judge a draft, give it port, signature and bytes."""
+        """Judge a draft, give it port, signature and bytes. What was judged before and is sound is not judged again."""
+        row, key = draft.row, self._facts_key(draft)
+        found = self._sound.get(key) if key is not None else None
+        port, nbytes, signature, invalid = self._judged(draft) if found is None else found
+        if key is not None and invalid is None:
+            self._sound[key] = (port, nbytes, signature, None)
+        return CodeCall(row.op, draft.site, draft.is_async, self.group_port(draft.group), port, nbytes, signature,
+                        parts=draft.parts, invalid=invalid, fields=draft.fields, **requests._asdict())  # fmt: skip
+
+    def _facts_key(self, draft: Draft) -> Hashable:
+        """What decides a call's facts; None where it is judged each time."""
+        if draft.invalid or draft.row.kind not in ("p2p", "collective", "local", "wait"):
+            return None
+        guard = None if draft.guard is None else draft.guard.tobytes()
+        if draft.row.kind in ("local", "wait"):
+            return (draft.row, guard)
+        return (draft.row, vec_key(draft.group), vec_key(draft.peer), vec_key(draft.tag), draft.is_async, guard,
+                facts_key(draft.fields))  # fmt: skip
+
+    def _judged(self, draft: Draft) -> Judged:
+        """Port, bytes and signature of a call, and which ranks raise at it."""
         row = draft.row
         group = self.group_port(draft.group)
-        if row.kind in ("p2p", "collective") and not _all_rows(draft.invalid):
+        if row.kind in ("p2p", "collective", "remote") and not _all_rows(draft.invalid):
             self._check_member(draft)
             self._check_peer(draft)
             self._check_root(draft)
         broken = self._mask(draft)
         port = self.port(draft.peer, group, draft.tag) if draft.peer is not None else -1
         call = CodeCall(row.op, draft.site, draft.is_async, group, port, parts=draft.parts, fields=draft.fields)
-        nbytes, signature = self._facts(draft, call, broken)
-        invalid = self._invalid(draft)
-        return CodeCall(row.op, draft.site, draft.is_async, group, port, nbytes, signature, parts=draft.parts,
-                        invalid=invalid, fields=draft.fields, **requests._asdict())  # fmt: skip
+        return port, *self._facts(draft, call, broken), self._invalid(draft)
 
     # --- validity (design §3, "Two kinds of fault") ---
     def _rows(self, draft: Draft) -> BoolVector:
@@ -259,7 +263,7 @@ class CodeBuilder:
     def _check_peer(self, draft: Draft) -> None:
         if draft.peer is None:
             return
-        side = "to" if draft.row.direction == "send" else "from"
+        side = "to" if draft.row.direction == "send" or draft.row.gives == "all" else "from"
         peer, rows = np.broadcast_to(np.asarray(draft.peer), len(self.ranks)), self._rows(draft) & ~self._mask(draft)
         world = self.shelf.world_size
         self._per_value(draft, peer, rows & ((peer < -1) | (peer >= world)), "DS101",
@@ -350,7 +354,7 @@ def fault_code(fault: str) -> tuple[str, str]:
     """The finding's code of a row's fault: splits have their own, and so has what is no matter of buffers."""
     if "split" in fault.lower():
         return "DS107", fault
-    return ("DS112" if re.search(r"\b(tag|batch|reduce op)\b", fault) else "DS110"), fault
+    return ("DS112" if re.search(r"\b(tag|channel|batch|reduce op)\b", fault) else "DS110"), fault
 
 
 def _all_rows(invalid: list[Flaw]) -> bool:

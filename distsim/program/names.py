@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import NoReturn, Protocol, cast
 
@@ -13,8 +13,10 @@ from distsim.expr import Expression, ExpressionError
 from distsim.ops.base import Op
 from distsim.ops.fields import PerRank
 from distsim.ops.records import DTYPE_BYTES
-from distsim.program.assemble import Shelf, narrow
-from distsim.program.records import BoolVector, Env, IntVector, Numbers, Vec, Written, at
+from distsim.program.assemble import Shelf
+from distsim.program.memo import Traits, traits_of
+from distsim.program.records import BoolVector, Env, IntVector, Numbers, Vec, Written, at, narrow
+from distsim.scenario.entries import Step
 from distsim.scenario.model import Scenario
 from distsim.units import show_bytes
 
@@ -44,6 +46,8 @@ class Names:
         self.world_size = scenario.world.size
         self.ranks = np.arange(self.world_size, dtype=np.int64)
         self.used: dict[int, frozenset[str]] = {}  # id of an entry -> names in its expressions
+        self._traits: dict[int, Traits] = {}  # id of a step -> what it is
+        self._keys: dict[Hashable, int] = {}
         self.shelf = Shelf(self.world_size, scenario.backend)
         self.world: dict[str, Numbers] = self._ranks_and_axes()
         for name, expression in scenario.vars.items():
@@ -187,6 +191,14 @@ class Names:
         every: IntVector = np.array(ids, dtype=np.int64)[which]
         self.shelf.partition(every)
         return ids[0] if len(ids) == 1 else every
+
+    def traits(self, step: Step) -> Traits:
+        """What a step is wherever it stands; its key is a number."""
+        found = self._traits.get(id(step))
+        if found is None:
+            found = traits_of(step)
+            found = self._traits[id(step)] = found._replace(key=self._keys.setdefault(found.key, len(self._keys)))
+        return found
 
     # --- expressions ---
     def evaluate(self, value: Written, env: Env, place: Marked | tuple[str, ...], ranks: IntVector | None = None) -> Numbers:

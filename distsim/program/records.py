@@ -50,6 +50,17 @@ def at(value: object, row: int) -> object:
     return value[row].item() if isinstance(value, np.ndarray) else value
 
 
+@overload
+def narrow(vector: IntVector) -> Vec: ...
+@overload
+def narrow(vector: T) -> T: ...
+def narrow(vector: object) -> object:
+    """A vector whose entries are all equal becomes that entry."""
+    if isinstance(vector, np.ndarray) and len(vector) and (vector == vector[0]).all():
+        return vector[0].item()
+    return vector
+
+
 class Site(NamedTuple):
     """Where a step is written and what it is called there."""
 

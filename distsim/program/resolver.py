@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 import numpy as np
 
-from distsim.ops.base import Op
+from distsim.expr import Expression
 from distsim.ops.fields import Inline, Ref
 from distsim.ops.records import Group
-from distsim.program.assemble import Draft, Flaw, narrow, vec_key
-from distsim.program.records import BoolVector, BufferVec, Numbers, Vec, Written
+from distsim.program.assemble import Draft, Flaw
+from distsim.program.memo import vec_key
+from distsim.program.records import BoolVector, BufferVec, Numbers, Vec, Written, narrow
 from distsim.scenario.entries import Step
 
 if TYPE_CHECKING:
     from distsim.program.walk import Walker
 
 Indices = dict[str, int]
+GroupName = str | tuple[str, ...] | None
 
 #: What torch counts in 32 bits: ranks and tags. An integer beyond is refused (torch raises).
 _INT32 = ("src", "dst", "group_src", "group_dst", "assume_src", "tag", "ranks")
@@ -40,6 +42,7 @@ class Resolver:
         self._group_named: dict[Hashable, dict[str, Vec]] = {}
         self._auto: dict[str, tuple[Vec, ...]] = {}
         self._known: dict[object, Vec] = {}  # groups by handle
+        self._in_group: dict[Hashable, Vec] = {}  # global ranks of group ranks that are there
         self._bound: dict[str, int] = {}  # groups made by new_group steps on the way
 
     def _split(self, labels: Numbers | Sequence[int]) -> NoReturn:
@@ -50,12 +53,14 @@ class Resolver:
     # --- values ---
     def _value(self, here: Here, value: Written) -> Numbers:
         more = None
-        names = self.walker.names_in((here.step,))
+        names = value.names if isinstance(value, Expression) else self.walker.names_in((here.step,))
         if "group_rank" in names or "group_size" in names:
             more = self._group_names(here.group)
         return self.walker.evaluate(value, here.indices, here.guard, here.step, more)
 
     def _integer(self, here: Here, value: Written, what: str) -> Vec:
+        if isinstance(value, Expression) and type(value.constant) is int and -_MOST_RANK <= value.constant < _MOST_RANK:
+            return value.constant
         found = self._value(here, value)
         if isinstance(found, float) and found.is_integer():
             found = int(found)
@@ -75,10 +80,8 @@ class Resolver:
         return self._group_named[key]
 
     # --- groups ---
-    def _group(self, op: Op) -> Vec:
-        handle = getattr(op, "group", None)
-        if type(op).op == "batch_isend_irecv":
-            handle = next((getattr(part.op, "group", None) for part in getattr(op, "ops", ())), None)
+    def _group(self, handle: GroupName) -> Vec:
+        """The groups of the class's ranks that a step names."""
         if isinstance(handle, str) and handle in self._bound:
             return self._bound[handle]
         if isinstance(handle, str) and not self.walker.names.knows(handle):
@@ -100,17 +103,22 @@ class Resolver:
 
     def _global(self, here: Here, group_rank: Vec, draft: Draft, what: str) -> Vec:
         """Global ranks of group ranks; one outside the group is an invalid call."""
+        key = (vec_key(group_rank), id(draft.group) if isinstance(draft.group, np.ndarray) else draft.group)
+        if key in self._in_group:
+            return self._in_group[key]
         shelf, count = self.walker.names.shelf, len(self.walker.ranks)
         wanted = np.broadcast_to(np.asarray(group_rank), count)
         ids = np.broadcast_to(np.asarray(draft.group), count)
         found, good = shelf.global_ranks(draft.group if isinstance(draft.group, np.ndarray) else ids, wanted)
         bad = ~good if here.guard is None else ~good & here.guard
-        code = "DS101" if draft.row.kind == "p2p" else "DS103"
+        code = "DS101" if draft.row.kind in ("p2p", "remote") else "DS103"
         for g, w in sorted(set(zip(ids[bad].tolist(), wanted[bad].tolist(), strict=True))):
             size, name = shelf.groups[g].size, shelf.groups[g].name
             reason = f"{draft.row.op} with {what} {w}, but group {name} has group ranks 0 to {size - 1}"
             draft.invalid.append(Flaw(bad & (ids == g) & (wanted == w), code, reason))
         ranks: Vec = narrow(np.where(good, found, self.walker.ranks))
+        if good.all():
+            self._in_group[key] = ranks
         return ranks
 
     # --- buffers ---
@@ -138,6 +146,8 @@ class Resolver:
     def _check_index(self, here: Here, ref: Ref, index: Vec) -> None:
         copies = self.walker.names.copies[ref.name]
         copies = copies[self.walker.ranks] if isinstance(copies, np.ndarray) else copies
+        if isinstance(index, int) and isinstance(copies, int) and 0 <= index < copies:
+            return
         bad = np.broadcast_to(np.asarray((index < 0) | (index >= np.asarray(copies))), len(self.walker.ranks))
         if here.guard is not None:
             bad = bad & here.guard

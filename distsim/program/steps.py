@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distsim.ops.base import Op
 from distsim.ops.fields import PerRank, Ref, Scalar, Splits
-from distsim.ops.local import Wait
-from distsim.program.assemble import Draft, Flaw, Requests, narrow, vec_key
+from distsim.ops.one_sided import SIGNALS
+from distsim.program.assemble import Draft, Flaw, Requests
 from distsim.program.autoshape import auto_shape
 from distsim.program.handles import Handle
+from distsim.program.memo import Traits, fields_of
 from distsim.program.names import has_bool
-from distsim.program.records import BoolVector, CodeCall, Numbers, Site, Vec, Written
+from distsim.program.records import BoolVector, CodeCall, Numbers, Site, Vec, Written, narrow
 from distsim.program.resolver import Here, Indices, Resolver
 from distsim.program.transpose import transposed
 from distsim.scenario.entries import Entry, Step
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 _LOCAL_FIELDS = {"name": "name", "time_ns": "time", "flops": "flops", "mem_bytes": "bytes", "queue": "on", "dtype": "dtype",
                  "stream": "stream", "code": "code", "message": "message"}  # fmt: skip
 
+
+_NO_REQUESTS = Requests()
 
 _AMOUNTS = {"time": "a duration (in ns)", "flops": "a count", "bytes": "a count"}
 
@@ -42,20 +46,18 @@ class StepLowering(Resolver):
         self._ready = not _has_init(walker.scenario.program)
 
     def add(self, step: Step, indices: Indices, guard: BoolVector | None) -> None:
-        builder, row = self.walker.builder, type(step.op)
-        position = len(builder.calls)
-        handle = getattr(step.op, "handle", None)
+        builder, traits = self.walker.builder, self.walker.names.traits(step)
+        row, handle = traits.row, traits.handle
         if guard is not None and not guard.all() and (handle is not None or row.kind in ("wait", "group")):
             self._split(guard)
-        group = self._group(step.op)
+        group = self._group(traits.group)
         here = Here(step, indices, guard, group)
-        requests, invalid = self._handles(here, row, handle, position)
-        used = tuple((k, v) for k, v in indices.items() if k in self.walker.names_in((step,)))
+        requests, invalid = self._handles(here, traits, len(builder.calls))
         key = (
-            id(step),
-            used,
+            traits.key,
+            tuple([(name, value) for name, value in indices.items() if name in traits.names]),
             None if guard is None else guard.tobytes(),
-            vec_key(group),
+            id(group) if isinstance(group, np.ndarray) else group,  # the vectors that `_group` keeps
             self._ready,
             requests,
         )
@@ -67,34 +69,37 @@ class StepLowering(Resolver):
     def _make(self, here: Here, row: type[Op], invalid: list[Flaw], requests: Requests) -> CodeCall:
         draft = self._draft(here, row, invalid)
         _KINDS[row.kind](self, here, draft)
-        stream = getattr(here.step.op, "on", None)
-        if stream and row.kind != "local":
+        op: Any = here.step.op
+        stream = op.on if row.kind != "local" and "on" in fields_of(row) else None
+        if stream:
             draft.fields["queue"] = stream
         return self.walker.builder.make(draft, requests)
 
     def _draft(self, here: Here, row: type[Op], invalid: list[Flaw]) -> Draft:
         step = here.step
         site = self.walker.names.shelf.site(Site(self.walker.names.file, step.line, step.column, row.op))
-        is_async = bool(getattr(step.op, "is_async", False)) or row.nonblocking
+        op: Any = step.op
+        is_async = bool("is_async" in fields_of(row) and op.is_async) or row.nonblocking
         draft = Draft(row, site, here.group, is_async=is_async, guard=here.guard, invalid=list(invalid))
-        if (not self._ready and row.kind in ("p2p", "collective", "batch")) or (not self._ready and row.op == "new_group"):
+        if (not self._ready and row.kind in ("p2p", "collective", "remote", "batch")) or (
+            not self._ready and row.op == "new_group"
+        ):
             help_text = "call init_process_group before it, destroy_process_group after it"
             draft.invalid.append(Flaw(True, "DS108", f"{row.op} while there is no process group\n{help_text}"))
         return draft
 
     # --- handles ---
-    def _handles(self, here: Here, row: type[Op], handle: Ref | None, position: int) -> tuple[Requests, list[Flaw]]:
+    def _handles(self, here: Here, traits: Traits, position: int) -> tuple[Requests, list[Flaw]]:
         invalid: list[Flaw] = []
-        if isinstance(here.step.op, Wait):
-            given = here.step.op.handles
-            refs = given if isinstance(given, tuple) else (given,)
+        if traits.waits is not None:
+            refs = traits.waits
             everything = len(refs) == 1 and refs[0].name == "all" and refs[0].index is None
             names = None if everything else [self._handle(here, ref) for ref in refs]
             waits = self.walker.handles.wait(names, position, invalid)
             return Requests(waits=waits, again=self.walker.handles.again), invalid
-        if handle is None:
-            return Requests(), invalid
-        handled, drops = self.walker.handles.bind(self._handle(here, handle), position)
+        if traits.handle is None:
+            return _NO_REQUESTS, invalid
+        handled, drops = self.walker.handles.bind(self._handle(here, traits.handle), position)
         return Requests(handled=handled, drops=drops), invalid
 
     def _handle(self, here: Here, ref: Ref) -> Handle:
@@ -112,14 +117,27 @@ class StepLowering(Resolver):
             draft.peer = self._peer(
                 here, draft, *((op.dst, op.group_dst) if draft.row.direction == "send" else (op.src, op.group_src))
             )
+        if draft.row.signals:
+            draft.tag = SIGNALS + self._integer(here, op.channel, "channel")
+            return
         draft.tag = self._integer(here, op.tag, "tag")
         buffer = self._buffer(here, op.tensor)
         draft.fields.update(inputs=(buffer,), outputs=(buffer,))
-        if getattr(op, "assume_src", None) is not None:
+        if "assume_src" in fields_of(draft.row) and op.assume_src is not None:
             draft.fields["assume_src"] = self._integer(here, op.assume_src, "assume_src")
 
+    def _remote(self, here: Here, draft: Draft) -> None:
+        """A put or a get: both tensors, named on this rank."""
+        op: Any = here.step.op
+        if not self._unmade_group(here, draft):
+            draft.peer = self._peer(
+                here, draft, *((op.dst, op.group_dst) if draft.row.gives == "all" else (op.src, op.group_src))
+            )
+        read = self._buffer(here, op.tensor)
+        draft.fields.update(inputs=(read,), outputs=(read if op.into is None else self._buffer(here, op.into),))
+
     def _peer(self, here: Here, draft: Draft, peer: Scalar, group_peer: Scalar) -> Vec:
-        side = "dst" if draft.row.direction == "send" else "src"
+        side = "dst" if draft.row.direction == "send" or draft.row.gives == "all" else "src"
         if peer is not None:
             found = self._integer(here, peer, side)
             return self._none_is_any(draft, found)
@@ -232,7 +250,7 @@ class StepLowering(Resolver):
                     continue
                 if not mask.all() and not (here.guard is not None and (mask == here.guard).all()):
                     self._split(mask)
-            inner = Here(part, here.indices, here.guard, self._group(part.op))
+            inner = Here(part, here.indices, here.guard, self._group(getattr(part.op, "group", None)))
             parts.append(self._make(inner, type(part.op), [], Requests()))
         draft.parts = tuple(parts)
         draft.is_async = op.handle is not None
@@ -250,16 +268,16 @@ class StepLowering(Resolver):
     def _local(self, here: Here, draft: Draft) -> None:
         op: Any = here.step.op
         fields = draft.fields
-        for name, source in _LOCAL_FIELDS.items():
-            value = getattr(op, source, None)
+        for name, source in _local_fields(draft.row):
+            value = getattr(op, source)
             if value is not None and value != "":
                 fields[name] = self._integer(here, value, source) if source == "code" else self._value(here, value)
         for name, source in (("time_ns", "time"), ("flops", "flops"), ("mem_bytes", "bytes")):
             self._check_amount(here, fields.get(name, 0), source)
         if "time_ns" in fields:
             fields["time_ns"] = _whole(fields["time_ns"])
-        for name in ("reads", "writes", "adds"):
-            if getattr(op, name, ()):
+        for name in ("reads", "writes", "adds") if "reads" in fields_of(draft.row) else ():
+            if getattr(op, name):
                 fields[name] = self._buffers_of(here, getattr(op, name))
         if draft.row.op == "assign":
             fields.update(writes=self._buffers_of(here, op.tensor), value=op.value, indices=tuple(here.indices.items()))
@@ -268,6 +286,8 @@ class StepLowering(Resolver):
 
     def _check_amount(self, here: Here, amount: object, what: str) -> None:
         """An expression's count may come out as no count."""
+        if type(amount) in (int, float) and amount >= 0:  # type: ignore[operator]
+            return
         found = np.asarray(amount)
         if found.dtype == np.bool_ or not bool(np.all(found >= 0)):
             self.walker.names.problem(
@@ -354,6 +374,12 @@ def _has_init(entries: Iterable[Entry]) -> bool:
     return any(type(e.op).op == "init_process_group" if isinstance(e, Step) else _has_init(e.steps) for e in entries)
 
 
+@cache
+def _local_fields(row: type[Op]) -> tuple[tuple[str, str], ...]:
+    """Those of `_LOCAL_FIELDS` that an operation has."""
+    return tuple((name, source) for name, source in _LOCAL_FIELDS.items() if source in fields_of(row))
+
+
 def _nothing(steps: StepLowering, here: Here, draft: Draft) -> None:
     """A wait has its handles alone."""
 
@@ -361,5 +387,6 @@ def _nothing(steps: StepLowering, here: Here, draft: Draft) -> None:
 #: What lowers a step of each kind. No part of the object, which would then lead to itself.
 _KINDS: dict[str, Callable[[StepLowering, Here, Draft], None]] = {
     "p2p": StepLowering._message, "collective": StepLowering._collective, "local": StepLowering._local, "batch": StepLowering._batch,
+    "remote": StepLowering._remote,
     "wait": _nothing, "group": StepLowering._group_step,
 }  # fmt: skip

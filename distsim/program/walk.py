@@ -9,10 +9,11 @@ import numpy as np
 
 from distsim.expr import Expression
 from distsim.ops.fields import PerRank
-from distsim.program.assemble import CodeBuilder, narrow
+from distsim.program.assemble import CodeBuilder
 from distsim.program.handles import Handles
+from distsim.program.memo import names_in
 from distsim.program.names import Names
-from distsim.program.records import BoolVector, Code, CodeCall, Env, IntVector, Numbers, Written
+from distsim.program.records import BoolVector, Code, CodeCall, Env, IntVector, Numbers, Written, narrow
 from distsim.program.steps import StepLowering
 from distsim.scenario.entries import Block, Entry, Repeat, Step
 from distsim.scenario.model import Scenario
@@ -180,29 +181,6 @@ class Walker:
             }
         return {**self.env, **more}
 
-    def names_in(self, steps: Iterable[Entry]) -> frozenset[str]:
+    def names_in(self, entries: Iterable[Entry]) -> frozenset[str]:
         """All names that expressions in these entries use."""
-        found: frozenset[str] = frozenset()
-        for entry in steps:
-            names = self.names.used.get(id(entry))
-            if names is None:
-                names = self.names.used[id(entry)] = _names_of(entry)
-            found |= names
-        return found
-
-
-def _names_of(value: object) -> frozenset[str]:
-    if value is None or isinstance(value, (str, int, float)):
-        return frozenset()
-    if isinstance(value, Expression):
-        return frozenset(value.names)
-    if isinstance(value, PerRank):
-        return frozenset().union(*(_names_of(v) for _, v in value.entries), _names_of(value.default))
-    if isinstance(value, (tuple, list)):
-        return frozenset().union(*map(_names_of, value))
-    if isinstance(value, Step):
-        return _names_of(value.ranks).union(*(_names_of(v) for v in dict(value.op).values()))
-    if isinstance(value, (Block, Repeat)):
-        inner = _names_of(value.ranks) | _names_of(value.steps)
-        return inner | _names_of(value.times) if isinstance(value, Repeat) else inner
-    return _names_of(getattr(value, "index", None)) | _names_of(getattr(value, "shape", None))  # a Ref, an inline tensor
+        return names_in(entries, self.names.used)

@@ -100,12 +100,12 @@ class StoreCoordinator(Coordinator):
         """The other launchers, those that are gone left out."""
         return [k for k in range(self.hosts) if k != self.number and k not in self.gone]
 
-    def meet(self, ended: Callable[[], bool]) -> None:
+    def meet(self, ended: Callable[[], str]) -> None:
         """Wait until every launcher has come, or ``ended``. Raises EnvironmentFault with those that did not come."""
         self.store.set(f"here/{self.number}", b"1")
         late = self._missing([f"here/{k}" for k in range(self.hosts)], self.wait_s, ended)
         if late and ended():
-            raise EnvironmentFault("ended from outside; not all launchers had come yet")
+            raise EnvironmentFault(f"ended by {ended()}; not all launchers had come yet")
         if late:
             names = ", ".join(key.partition("/")[2] for key in late)
             raise EnvironmentFault(
@@ -113,7 +113,7 @@ class StoreCoordinator(Coordinator):
                 "start the command on every machine, each with its own --node-rank",
             )
 
-    def _missing(self, keys: Sequence[str], wait_s: float, ended: Callable[[], bool] = bool) -> list[str]:
+    def _missing(self, keys: Sequence[str], wait_s: float, ended: Callable[[], str] = str) -> list[str]:
         end = time.monotonic() + wait_s
         while True:
             left = [key for key in keys if not self.store.has(key)]

@@ -9,13 +9,14 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from distsim.check.wording import some_ranks
 from distsim.errors import EnvironmentFault
 from distsim.program.records import Program
 from distsim.real.board import Phase, read_times
 from distsim.real.job import Job
 from distsim.real.merge import RankTimes, merged
-from distsim.real.posted_calls import Request
-from distsim.real.postmortem import Postmortem, differences, is_consequence, outcome_of, postmortem
+from distsim.real.posted_calls import Request, taken_otherwise
+from distsim.real.postmortem import Beside, Postmortem, beside, is_consequence, outcome_of, postmortem
 from distsim.real.record import RealRun, Session
 from distsim.real.value_check import BufferCheck, check_values
 from distsim.real.watch import Watched
@@ -88,11 +89,13 @@ def _gathered(records: Sequence[Mapping[str, bytes]], starts_ns: Sequence[int]) 
     return out
 
 
-def environment_faults(watched: Watched) -> None:
-    """What is no fault of the scenario: ranks that never came, or broke before their program began."""
+def environment_faults(session: Session, job: Job, watched: Watched) -> None:
+    """What is no fault of the scenario: ranks that never came or never met, or broke before their program began."""
     broken = [s for s in watched.seen.values() if s.phase == Phase.BROKEN]
+    place = _meeting_place(session, job)
     if broken:
-        raise EnvironmentFault(f"rank {broken[0].rank} could not go on: {broken[0].message}")
+        where = "" if watched.starts_ns else f"ranks meet {place}"
+        raise EnvironmentFault(f"rank {broken[0].rank} could not go on: {broken[0].message}", where)
     for rank, board in sorted(watched.seen.items()):
         code = watched.exits.get(rank)
         if code is not None and board.phase in (Phase.NEW, Phase.LOADING):
@@ -100,6 +103,17 @@ def environment_faults(watched: Watched) -> None:
     if watched.reason == "start":
         late = [r for r, s in sorted(watched.seen.items()) if s.phase in (Phase.NEW, Phase.LOADING)]
         raise EnvironmentFault(f"too few ranks came: {late} did not start in time", "try again, or give a longer --timeout")
+    startup, absent = job.program.startup, any(fault.kind == "absent" for fault in job.program.faults)
+    if watched.reason == "standstill" and not watched.starts_ns and not absent and not (startup is not None and startup.failed):
+        apart = [r for r, s in sorted(watched.seen.items()) if s.phase == Phase.CONNECTING]
+        raise EnvironmentFault(
+            f"{some_ranks(apart)} did not meet {place}", "the host must be the one of rank 0, and its port free and open"
+        )
+
+
+def _meeting_place(session: Session, job: Job) -> str:
+    """Where ranks find each other, as a user has named it."""
+    return f"at {session.address}:{session.port}" if job.init_method.startswith("env://") else f"through {job.init_method}"
 
 
 def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mapping[str, bytes]]) -> RealRun:
@@ -108,11 +122,13 @@ def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mappi
     got.device_error_ns = max((board.clock_error_ns for board in watched.seen.values()), default=0)
     simulation, program = session.simulation, job.program
     start_ns = watched.starts_ns[-1] if watched.starts_ns else 0
-    left = postmortem(simulation, watched.seen, watched.exits, start_ns, _sources(program, got))
+    sources = _sources(program, got)
+    left = postmortem(simulation, watched.seen, watched.exits, start_ns, sources)
     running = watched.reason == "interrupted" and watched.still_ns < _STILL_NS
     if running:
         left = Postmortem(left.standstill, (), ())  # it was getting on: who waited for whom just then says nothing
     outcome = "" if running else outcome_of(left.standstill.ends, got.buffers, simulation.outcome)
+    both = Beside(()) if running else beside(simulation, outcome, left.standstill.ends, got.buffers)
     end = _end(watched, left, running, outcome, start_ns)
     traces = [_trace(session, job, got, k, left.standstill, outcome, end) for k in sorted(got.tables) or [0]]
     counted = traces[1:] if len(traces) > 1 and len(traces) == job.repeats else traces
@@ -121,10 +137,11 @@ def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mappi
     bad = {e.rank for e in left.standstill.ends if e.status in ("raised", "crashed") and not is_consequence(e)}
     return RealRun(
         simulation, session.backend, session.started.launcher if session.started else session.launcher, outcome, watched.reason,
-        left.standstill, left.findings, left.culprits, () if running else differences(simulation, outcome, left.standstill.ends), trace,
+        left.standstill, left.findings, left.culprits, both.differences, trace,
         tuple(t.makespan_ns for t in counted), tuple(got.buffers), got.stacks,
         {r: text for r, text in got.outputs.items() if r in bad and text.strip()}, got.overhead_ns, got.error_ns,
-        session.wish.timeout_ns, tuple(session.notes),
+        session.wish.timeout_ns, tuple(session.notes), both.agreement, watched.ended_by,
+        taken_otherwise(program, sources, simulation.run.trace),
     )  # fmt: skip
 
 
@@ -133,7 +150,8 @@ def _end(watched: Watched, left: Postmortem, running: bool, outcome: str, start_
     if outcome in ("completes", "wrong-data") and watched.reason == "done":
         return {}
     until_ns = max(time.monotonic_ns() - start_ns, 0) if start_ns else 0
-    return {"reason": watched.reason, "until_ns": until_ns, "culprits": [] if running else list(left.culprits)}
+    signalled = {"ended_by": watched.ended_by} if watched.ended_by else {}
+    return {"reason": watched.reason, **signalled, "until_ns": until_ns, "culprits": [] if running else list(left.culprits)}
 
 
 def _sources(program: Program, got: _Gathered) -> dict[Request, int]:

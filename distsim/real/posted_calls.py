@@ -10,6 +10,7 @@ from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.program.records import Program
 from distsim.standstill import Need
+from distsim.trace import Trace
 
 Key = TypeVar("Key", bound=Hashable)
 Channel = tuple[int, int, int, int]  # group, sender, receiver, tag
@@ -68,10 +69,12 @@ class Wait(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """``at``: what a rank that stands in a call waits for, by rank and position. ``unreceived``: messages without a receive."""
+    """``at``: what a rank that stands in a call waits for, by rank and position. ``unreceived``: messages without a receive.
+    ``taken``: which message each receive from any source took that says whom it met."""
 
     at: dict[tuple[int, int], Wait]
     unreceived: tuple[Request, ...]
+    taken: Mapping[Request, Request]
 
 
 def waits(program: Program, posted: Sequence[int], stuck: Collection[tuple[int, int]], sources: Mapping[Request, int]) -> Waits:
@@ -86,9 +89,11 @@ def waits(program: Program, posted: Sequence[int], stuck: Collection[tuple[int, 
                 break
             for request, piece in _requests(rank, position, call):
                 calls.post(request, piece, sources.get(request))
+    both = [zip(sent, calls.receives.get(channel, ()), strict=False) for channel, sent in calls.sends.items()]
+    taken = {receive: sent for pairs in both for sent, receive in pairs if receive in sources}
     missing = _Missing(program, calls, sources, _served(calls))
     left = [request for channel, sent in calls.sends.items() for request in sent[len(calls.receives[channel]) :]]
-    return Waits({where: missing.wait(*where) for where in stuck}, tuple(sorted(left)))
+    return Waits({where: missing.wait(*where) for where in stuck}, tuple(sorted(left)), taken)
 
 
 def _requests(rank: int, position: int, call: Call) -> list[tuple[Request, Call]]:
@@ -152,3 +157,27 @@ class _Missing(NamedTuple):
         mine, theirs = (calls.sends, calls.receives) if sending else (calls.receives, calls.sends)
         done = request in mine[channel] and mine[channel].index(request) < len(theirs[channel])
         return () if done or not 0 <= peer < self.program.world_size else (peer,), False
+
+
+# --- receives from any source ---
+
+
+class TakenOtherwise(NamedTuple):
+    """A receive from any source that took a message of ``source``, and in the simulation one of ``simulated``."""
+
+    request: Request
+    source: int
+    simulated: int
+
+
+def taken_otherwise(program: Program, sources: Mapping[Request, int], simulated: Trace) -> tuple[TakenOtherwise, ...]:
+    """Which receives from any source met another rank than in a simulated run of the same program. Those that met nobody there are
+    left out."""
+    if not sources:
+        return ()
+    senders = {m: rank for m, rank, op in zip(*(simulated[name].tolist() for name in ("match", "rank", "op")), strict=True)
+               if m >= 0 and OPS[simulated.text("op", op)].direction == "send"}  # fmt: skip
+    columns = (simulated[name].tolist() for name in ("rank", "position", "part", "match"))
+    there = {Request(rank, position, part): senders[m] for rank, position, part, m in zip(*columns, strict=True) if m in senders}
+    opened = ((request, source, there.get(request)) for request, source in sorted(sources.items()))
+    return tuple(TakenOtherwise(request, source, other) for request, source, other in opened if other not in (None, source))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from distsim.check.diagnose import diagnose
+from distsim.check.judge import fold_waits, untold
 from distsim.check.waitfor import wait_for
 from distsim.check.wording import some_ranks
 from distsim.findings.record import Finding
@@ -46,7 +47,8 @@ def postmortem(
 ) -> Postmortem:
     """Read the boards of a run that is over. ``sources``: whom receives from any source met."""
     program = simulation.program
-    ends = tuple(rank_end(program, rank, boards.get(rank), exits.get(rank), start_ns) for rank in range(program.world_size))
+    told = _was_told_to_end(boards, exits)
+    ends = tuple(rank_end(program, rank, boards.get(rank), exits.get(rank), start_ns, told) for rank in range(program.world_size))
     stuck = [end for end in ends if end.status == "blocked" or is_consequence(end)]  # a rank that lost its peer waited until then
     asked = {(end.rank, at) for end in stuck for at in (end.position, boards[end.rank].device) if at >= 0}
     found = waits(program, [_posted(end) for end in ends], asked, sources)
@@ -61,7 +63,8 @@ def postmortem(
     if program.startup is not None and program.startup.failed and any(end.status != "ended" for end in ends):
         start = tuple(f for f in simulation.findings if f.code.startswith("DS12"))
         return Postmortem(whole, start, tuple(sorted({rank for cause in program.startup.causes for rank in cause.ranks})))
-    return Postmortem(whole, (*mismatches, *late, *diagnose(program, left)), culprits(ends, left, odd) or _late(found, ends))
+    told_once = untold(fold_waits((*mismatches, *late), diagnose(program, left, taken=found.taken)))
+    return Postmortem(whole, told_once, culprits(ends, left, odd) or _late(found, ends))
 
 
 def _posted(end: RankEnd) -> int:
@@ -119,15 +122,37 @@ def _failed(end: RankEnd) -> bool:
 def _mismatches(simulation: Simulation, ends: Sequence[RankEnd]) -> tuple[tuple[Finding, ...], tuple[int, ...]]:
     """Findings on calls that meet and do not fit, and whose calls they are; nothing where all went well."""
     verdict = simulation.verdict
-    found = tuple(f for f in simulation.findings if f.code.startswith("DS2"))
+    found = tuple(_without_wake(f) for f in simulation.findings if f.code.startswith("DS2"))
     if verdict is None or verdict.verdict != "mismatch" or not found:
         return (), ()
     failed = any(end.status in ("blocked", "crashed") for end in ends)
     return found, (verdict.culprits or verdict.ranks) if failed else ()
 
 
-def rank_end(program: Program, rank: int, board: Seen | None, code: int | None, start_ns: int) -> RankEnd:
-    """How a rank ended, from its board and its exit status."""
+def _without_wake(finding: Finding) -> Finding:
+    """A mismatch without what followed from it in the simulation: what did for real is told in its place."""
+    lines = (
+        line
+        for line in finding.message.splitlines()
+        if not line.startswith("  in its wake, ") and not line.endswith(" more waits behind it")
+    )
+    return replace(finding, message="\n".join(lines))
+
+
+def _was_told_to_end(boards: Mapping[int, Seen], exits: Mapping[int, int | None]) -> bool:
+    """A launcher as torch's sends SIGTERM to the others once a rank has failed: is there one who failed of itself, by its status?"""
+    failed = (
+        code
+        for rank, code in exits.items()
+        if not (boards[rank].phase == Phase.RAISED and _is_about_others(boards[rank].message))
+    )
+    return any(code not in (None, 0, -signal.SIGTERM) for code in failed)
+
+
+def rank_end(
+    program: Program, rank: int, board: Seen | None, code: int | None, start_ns: int, told_to_end: bool = False
+) -> RankEnd:
+    """How a rank ended, from its board and its exit status. ``told_to_end``: SIGTERM came from the launcher because of another rank."""
     if board is None or board.phase == Phase.NEW:
         return RankEnd(rank, "absent", 0)
     at_ns = max(board.since_ns - start_ns, 0) if start_ns else 0
@@ -135,7 +160,7 @@ def rank_end(program: Program, rank: int, board: Seen | None, code: int | None, 
     if board.phase in (Phase.WRITING, Phase.ENDED):
         return RankEnd(rank, "ended", len(program.code(rank).calls), at_ns)
     message = board.message or _signal_text(code) or _device_text(program, board)
-    return RankEnd(rank, _status(board, code), position, at_ns, message)
+    return RankEnd(rank, _status(board, code, told_to_end), position, at_ns, message)
 
 
 def _device_text(program: Program, board: Seen) -> str:
@@ -146,7 +171,7 @@ def _device_text(program: Program, board: Seen) -> str:
     return f"its device is at {place.op}, line {place.line}"
 
 
-def _status(board: Seen, code: int | None) -> RankStatus:
+def _status(board: Seen, code: int | None, told_to_end: bool) -> RankStatus:
     if board.phase == Phase.STRUCK:
         return "killed"
     if board.phase in (Phase.RAISED, Phase.BROKEN):
@@ -155,9 +180,9 @@ def _status(board: Seen, code: int | None) -> RankStatus:
         return "ended"
     if code is None and board.message == STOPPED:
         return "silent"
-    if code is None or code == -signal.SIGTERM:
+    if code is None or (code == -signal.SIGTERM and told_to_end):
         return "blocked"
-    return "killed" if code == -signal.SIGKILL else "crashed"
+    return "killed" if code in (-signal.SIGKILL, -signal.SIGTERM) else "crashed"
 
 
 def _signal_text(code: int | None) -> str:
@@ -171,7 +196,11 @@ def _signal_text(code: int | None) -> str:
 
 def is_consequence(end: RankEnd) -> bool:
     """The error says no more than that somebody else is gone or did not come."""
-    return end.status == "raised" and any(text in end.message for text in CONSEQUENCES)
+    return end.status == "raised" and _is_about_others(end.message)
+
+
+def _is_about_others(message: str) -> bool:
+    return any(text in message for text in CONSEQUENCES)
 
 
 def culprits(ends: Sequence[RankEnd], left: Standstill, odd: tuple[int, ...]) -> tuple[int, ...]:
@@ -216,26 +245,51 @@ def outcome_of(ends: Sequence[RankEnd], values: Sequence[BufferCheck], simulated
     return "wrong-data" if wrong else "completes"
 
 
-def differences(simulation: Simulation, outcome: str, ends: Sequence[RankEnd]) -> tuple[str, ...]:
+#: Where a run ended otherwise than simulated and the simulation is right all the same.
+_RACE = "as simulated, but for who of those that are stuck sees an error first, which is a race"
+_ORDER = "not as simulated, but in a way that the program may: the order of events decides it"
+_NUMBERS = "with wrong data, as simulated, though with other numbers"
+
+
+class Beside(NamedTuple):
+    """A real run beside its simulation. ``differences``: where it ended otherwise and should not have; ``agreement``: where there are
+    none, how the two go together, empty where they ended alike."""
+
+    differences: tuple[str, ...]
+    agreement: str = ""
+
+
+def beside(simulation: Simulation, outcome: str, ends: Sequence[RankEnd], values: Sequence[BufferCheck]) -> Beside:
     """Where the real run ended otherwise than the simulated one.
 
     Which of several stuck ranks sees an error first is a race, so a rank that is stuck and one whose error says no more than that
-    somebody is gone count as the same.
+    somebody is gone count as the same. Where the order of events decides how the program ends, another order is as true.
     """
-    run, verdict = simulation.run, simulation.verdict
-    if verdict is not None and verdict.depends_on == "schedule" and outcome in ("completes", "wrong-data", "hangs", "raises"):
-        return ()  # another order of events is as true
-    same_kind = {outcome, simulation.outcome} <= {"raises", "hangs"}
-    if outcome != simulation.outcome and not same_kind and outcome in _possible(simulation):
-        return ()
-    found = []
-    if outcome != simulation.outcome and not same_kind:
-        found.append(f"the outcome is {outcome}, simulated {simulation.outcome}")
-    crashed = {e.rank for e in ends if e.status == "crashed"} & {e.rank for e in run.standstill.ends if e.status == "crashed"}
+    verdict = simulation.verdict
+    wrong = sum(held.state == "differs" for held in values)
+    same_kind = outcome == simulation.outcome or {outcome, simulation.outcome} <= {"raises", "hangs"}
+    found = [] if same_kind else [f"the outcome is {outcome}, simulated {simulation.outcome}"]
+    found += _ends_apart(simulation, ends)
+    if wrong and outcome != "wrong-data":
+        found.append(f"{wrong} buffer{'s' if wrong > 1 else ''} with other values than simulated")
+    if not found:
+        return Beside((), _RACE if outcome != simulation.outcome else _NUMBERS if wrong else "")
+    by_order = verdict is not None and verdict.depends_on == "schedule"
+    if (by_order and outcome in ("completes", "wrong-data", "hangs", "raises")) or (
+        not same_kind and outcome in _possible(simulation)
+    ):
+        return Beside((), _ORDER)
+    return Beside(tuple(found))
+
+
+def _ends_apart(simulation: Simulation, ends: Sequence[RankEnd]) -> list[str]:
+    """The ranks that ended otherwise than simulated, in words."""
+    simulated_ends = simulation.run.standstill.ends
+    crashed = {e.rank for e in ends if e.status == "crashed"} & {e.rank for e in simulated_ends if e.status == "crashed"}
     startup = simulation.program.startup
     apart = {r for r, e in startup.endings.items() if e.status == "apart"} if startup is not None else set()
-    otherwise: dict[tuple[str, str], list[int]] = {}
-    for real, simulated in zip(ends, run.standstill.ends, strict=True):
+    found, otherwise = list[str](), dict[tuple[str, str], list[int]]()
+    for real, simulated in zip(ends, simulated_ends, strict=True):
         here, there = _kind(real), _kind(simulated)
         if crashed and {here, there} <= {"stuck", "ended", "crashed"}:
             continue  # how far the others get beside a process that dies is a race too
@@ -244,7 +298,7 @@ def differences(simulation: Simulation, outcome: str, ends: Sequence[RankEnd]) -
         elif here == "stuck" and real.position != simulated.position and real.rank not in apart:
             found.append(f"rank {real.rank} is stuck in call {real.position}, simulated in call {simulated.position}")
     found += [f"{some_ranks(ranks)}: {_WORDS[here]}, simulated: {_WORDS[there]}" for (here, there), ranks in otherwise.items()]
-    return tuple(found)
+    return found
 
 
 _WORDS = {"stuck": "got no further", "ended": "came to the end", "raised": "raised an error of its own", "crashed": "crashed",

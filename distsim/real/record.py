@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from distsim.findings.record import Finding
 from distsim.real.device import Devices
+from distsim.real.posted_calls import TakenOtherwise
 from distsim.real.value_check import BufferCheck
 from distsim.standstill import Standstill
 from distsim.trace import Trace
@@ -70,6 +71,8 @@ class RealRun:
     ``differences``: where simulated and real ends differ, in words; empty where they agree. ``stacks``: Python stack by rank of
     those that were stuck; ``outputs``: what a failed rank printed last. ``overhead_ns``: what recording a call cost.
     ``reason``: done, standstill, start, interrupted. ``outcome`` is empty where the run was ended from outside while it got on.
+    ``agreement``: where there are no differences and the ends are not alike, how the two go together. ``ended_by``: the signal that
+    interrupted it. ``taken``: receives from any source that took another rank's message than in the simulation.
     """
 
     simulation: Simulation
@@ -90,6 +93,9 @@ class RealRun:
     clock_error_ns: int = 0
     timeout_ns: int = 0
     notes: tuple[str, ...] = ()
+    agreement: str = ""
+    ended_by: str = ""
+    taken: tuple[TakenOtherwise, ...] = ()
 
     @property
     def agrees(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import time
 from collections.abc import Callable
@@ -29,9 +30,13 @@ def listen(address: str, port: int, may_move: bool) -> tuple[socket.socket, int]
             door.listen(128)
         except OSError as fault:
             door.close()
-            reason = fault.strerror
+            number, reason = fault.errno, fault.strerror
             continue
         return door, int(door.getsockname()[1])
+    if number == errno.EADDRNOTAVAIL:
+        raise EnvironmentFault(
+            f"{address} is no address of this machine, so ranks can't meet at it here", "give one with --master-addr"
+        )
     raise EnvironmentFault(f"port {port} of {address} can't be used: {reason}", "give another one with --master-port")
 
 
@@ -53,31 +58,44 @@ def serve(door: socket.socket, address: str, port: int, shared: bool = False) ->
     return store
 
 
-def connect(address: str, port: int, timeout_s: float, ended: Callable[[], bool] = bool) -> TCPStore:
-    """The store that another process serves. Raises EnvironmentFault when nobody answers in time, or once ``ended``."""
-    dist = _torch()
+def connect(address: str, port: int, timeout_s: float, ended: Callable[[], str] = str) -> TCPStore:
+    """The store that another process serves. Raises EnvironmentFault when nobody answers in time, or once ``ended``, which names the
+    signal."""
+    dist, why = _torch(), ""
     with suppress(dist.DistError, RuntimeError):
-        if _answers(address, port, timeout_s, ended):  # torch itself can't be interrupted while it waits
+        why = _silence(address, port, timeout_s, ended)
+        if not why:  # torch itself can't be interrupted while it waits
             store: TCPStore = dist.TCPStore(
                 address, port, None, False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
             )
             return store
     if ended():
-        raise EnvironmentFault(f"ended from outside; nobody had answered at {address}:{port} yet")
+        raise EnvironmentFault(f"ended by {ended()}; nobody had answered at {address}:{port} yet")
     raise EnvironmentFault(
-        f"nobody answered at {address}:{port} within {timeout_s:.0f} s",
+        f"nobody answered at {address}:{port} within {timeout_s:.0f} s{why and f' ({why})'}",
         "start the machine of rank 0 too; --master-addr and --master-port must name it",
     )
 
 
-def _answers(address: str, port: int, timeout_s: float, ended: Callable[[], bool]) -> bool:
-    """Wait until somebody listens there."""
-    limit = time.monotonic() + timeout_s
+def _silence(address: str, port: int, timeout_s: float, ended: Callable[[], str]) -> str:
+    """Wait until somebody listens there, and give nothing; else the last reason why nobody was reached."""
+    limit, why = time.monotonic() + timeout_s, "ended"
     while time.monotonic() < limit and not ended():
-        with suppress(OSError), socket.create_connection((address, port), timeout=1):
-            return True
+        try:
+            with socket.create_connection((address, port), timeout=1):
+                return ""
+        except OSError as fault:
+            why = fault.strerror or str(fault)
         time.sleep(0.05)
-    return False
+    return why
+
+
+def check_host(host: str, option: str) -> None:
+    """Raises EnvironmentFault where nobody knows the host that ranks are to meet at."""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as fault:  # gaierror
+        raise EnvironmentFault(f"the host {host} is not known here: {fault.strerror}", f"correct it in {option}") from None
 
 
 def check_file(init_method: str) -> None:

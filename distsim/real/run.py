@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.ops.effects import numpy_dtype
@@ -28,7 +29,7 @@ from distsim.real.watch import Watch, Watched
 from distsim.scenario import Scenario
 from distsim.simulation import Simulation, simulate
 
-#: Loading torch takes seconds of a core's time, in every process that does not inherit it.
+#: So long may ranks that load be seen to do nothing, and launchers of other machines be waited for. Loading itself may take longer.
 _START_NS = 60_000_000_000
 
 
@@ -162,7 +163,7 @@ def _run(session: Session) -> tuple[RealRun | None, int]:
         try:
             _import_for(session)
             launcher.start(job, present)  # before the store: a process with threads should not fork
-            watch.coordinator = coordinator = _coordinator(session, door, lambda: watch.interrupted)
+            watch.coordinator = coordinator = _coordinator(session, door, lambda: watch.ended_by)
             before = coordinator.offset("start")
             with written_as_it_goes(session, job, watch.starts):
                 watched = watch.run()
@@ -179,6 +180,8 @@ def _door(session: Session) -> socket.socket | None:
     """The store's port, taken before anything starts; None where somebody else serves the store."""
     startup = session.simulation.program.startup
     failing = startup is not None and startup.failed
+    if not failing:
+        rendezvous.check_host(session.address, "--master-addr")
     if failing and session.hosts > 1:
         raise UsageError("a start-up that fails is run for real by one launcher", "leave out --nnodes, and other launchers")
     if failing and startup is not None and not startup.entrances[0].agent:
@@ -205,7 +208,7 @@ def _import_for(session: Session) -> None:
         numpy_dtype("bfloat16")
 
 
-def _coordinator(session: Session, door: socket.socket | None, ended: Callable[[], bool]) -> Coordinator:
+def _coordinator(session: Session, door: socket.socket | None, ended: Callable[[], str]) -> Coordinator:
     wait_s = max(session.wish.timeout_ns, _START_NS) / 1e9
     store = session.store = (
         rendezvous.serve(door, session.address, session.port) if door is not None
@@ -255,6 +258,9 @@ def _init(session: Session, written: str | None) -> str:
     else:
         raise UsageError(f"there is no --init {wanted}", "env, tcp, file, or a URL such as file:///tmp/name")
     rendezvous.check_file(found)
+    startup = session.simulation.program.startup
+    if found.startswith("tcp://") and not (startup is not None and startup.failed):
+        rendezvous.check_host(urlsplit(found).hostname or "", f"--init {found}")
     return found
 
 
@@ -265,7 +271,7 @@ def _report(
         return None, coordinator.agree_on(0)
     session.notes += [f"the launcher of machine {number} is gone" for number in coordinator.gone]
     try:
-        gather.environment_faults(watched)
+        gather.environment_faults(session, job, watched)
         run = gather.judged(session, job, watched, records)
     except EnvironmentFault:
         coordinator.agree_on(4)

@@ -76,8 +76,8 @@ class Runner:
         self._eager = job.program.options.get("init") == "eager"
         self.plan = self._plan()
         self._kinds: dict[str, Callable[[PlannedCall], None]] = {
-            "p2p": self._communicate, "collective": self._communicate, "batch": self._batch, "wait": self._wait,
-            "local": self._local, "group": self._group,
+            "p2p": self._communicate, "remote": self._communicate, "collective": self._communicate,
+            "batch": self._batch, "wait": self._wait, "local": self._local, "group": self._group,
         }  # fmt: skip
 
     def _plan(self) -> list[PlannedCall]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from distsim.real.board import STOPPED, Board, Bulletin, Phase, Seen, seen
+from distsim.real.board import STOPPED, Board, Bulletin, Phase, Seen, Word, seen
 from distsim.real.coordinator import Coordinator
 from distsim.real.job import Job
 from distsim.real.launcher import Launcher
@@ -32,7 +33,8 @@ class Watched(NamedTuple):
     """How a run came to its end. ``reason``: done, standstill, start (not all came), interrupted.
 
     ``seen``: the last board of every rank; ``exits``: exit statuses of those whose process was over before the end was decided;
-    ``starts_ns``: the common start of each repetition. ``still_ns``: how long nothing had moved then.
+    ``starts_ns``: the common start of each repetition. ``still_ns``: how long nothing had moved then. ``ended_by``: the signal that
+    interrupted this launcher.
     """
 
     reason: str
@@ -41,6 +43,7 @@ class Watched(NamedTuple):
     starts_ns: tuple[int, ...]
     stacks: dict[int, str]
     still_ns: int = 0
+    ended_by: str = ""
 
 
 class Watch:
@@ -55,13 +58,15 @@ class Watch:
         self.bulletin = Bulletin(job.bulletin, create=True)
         absent = {f.rank for f in job.program.faults if f.kind == "absent"}
         self.everyone = [r for r in range(job.program.world_size) if r not in absent]
-        self.interrupted = False
+        self.ended_by = ""  # the name of a signal
         self.began_ns = self.moved_ns = time.monotonic_ns()
-        self._marks: dict[int, tuple[int, bool]] = {}
+        self._marks: dict[int, tuple[int, bool, int]] = {}
         self.starts: list[int] = []
         self.all: dict[int, tuple[Seen, int | None]] = {}
         self._worked: dict[int, int] = {}
         self._worked_ns = self.began_ns
+        self._loading_ticks = 0
+        self._loading_ns = self.began_ns
 
     # --- the loop ---
     def run(self) -> Watched:
@@ -78,14 +83,14 @@ class Watch:
         self._look()
         self._look_at_stopped()
         seen_, exits = {r: s for r, (s, _) in self.all.items()}, {r: code for r, (_, code) in self.all.items()}
-        return Watched(reason, seen_, exits, tuple(self.starts), stacks, still_ns)
+        return Watched(reason, seen_, exits, tuple(self.starts), stacks, still_ns, self.ended_by)
 
     def _look(self) -> None:
         now = time.monotonic_ns()
         here = {rank: (board.raw(), self.launcher.exit_of(rank)) for rank, board in self.boards.items()}
         for rank, (data, code) in self.coordinator.share(here).items():
             board = seen(data, rank)
-            mark = (board.progress, code is None)
+            mark = (board.progress, code is None, board.busy_until_ns if board.phase <= Phase.LOADING else 0)
             if self._marks.get(rank) != mark:
                 self._marks[rank] = mark
                 self.moved_ns = now
@@ -95,6 +100,20 @@ class Watch:
 
         if self.job.backend == "gloo" and self.job.devices.kind == "cpu" and now - self._worked_ns > _WORK_EVERY_NS:
             self._look_at_work(now)
+        if now - self._loading_ns > _WORK_EVERY_NS:
+            self._look_at_loading(now)
+
+    def _look_at_loading(self, now: int) -> None:
+        """Ranks that load torch on a busy machine take as long as they take: while they use their cores, their boards say so."""
+        self._loading_ns = now
+        loading = [rank for rank in self.ranks if self.all[rank][0].phase <= Phase.LOADING and self.all[rank][1] is None]
+        others = {board.pid for board, _ in self.all.values() if board.phase > Phase.LOADING}
+        pids = [int(child.pid or 0) for child in multiprocessing.active_children()] if loading else []
+        ticks = sum(_cpu_ticks(pid) for pid in pids if pid not in others)
+        if ticks > self._loading_ticks + 1:
+            for rank in loading:
+                self.boards[rank].words[Word.BUSY_UNTIL_NS] = now
+        self._loading_ticks = ticks
 
     def _look_at_work(self, now: int) -> None:
         """A rank that spends its core's time in a call moves data: gloo waits without any. (nccl, mpi and CUDA wait by spinning.)"""
@@ -126,14 +145,14 @@ class Watch:
             self.bulletin.go(turn, start_ns)
 
     def _reason(self) -> str:
-        if self.interrupted:
+        if self.ended_by:
             return "interrupted"
         known = [self.all[rank] for rank in self.everyone if rank in self.all]
         if len(known) == len(self.everyone) and all(_is_over(*one) for one in known):
             return "done"
         now = time.monotonic_ns()
         if self._starting(known):
-            return "start" if now - self.began_ns > self.start_limit_ns else ""
+            return "start" if now - self.moved_ns > self.start_limit_ns else ""
         gone = any(code is not None or b.phase in (Phase.RAISED, Phase.EXITED, Phase.STRUCK, Phase.BROKEN) for b, code in known)
         limit_ns = min(self.timeout_ns, _GRACE_NS) if gone else self.timeout_ns
         if any(b.phase == Phase.WRITING and code is None for b, code in known):  # large tensors take their time
@@ -179,7 +198,7 @@ class Watch:
             return
 
         def note(number: int, frame: FrameType | None) -> None:
-            self.interrupted = True
+            self.ended_by = self.ended_by or signal.Signals(number).name
 
         before = {name: signal.signal(name, note) for name in _SIGNALS}
         try:

@@ -134,7 +134,7 @@ def _changed(state: _State, file: str) -> Iterator[tuple[str, Proposal]]:
         lines[path] = mark.line + 1 if mark is not None else 0
     found = [f for f in state.findings if f.severity != "note"]
     places = {p.line for f in found for p in f.places} | {int(n) for f in found for n in _LINE.findall(f.message)}
-    fault = Fault(lines, frozenset(places), frozenset(state.verdict.culprits), state.verdict.verdict == "mismatch")
+    fault = Fault(lines, frozenset(places), frozenset(state.verdict.culprits), state.verdict.verdict in ("mismatch", "invalid"))
     for proposal in proposals(_plain(root), fault):
         if proposal.data["program"] and not proposal.kind == state.kind == LEAVES_OUT:
             yield patched(document, proposal.data), proposal

@@ -41,7 +41,7 @@ def _splices(document: Document, old: Any, new: Any) -> Iterator[_Splice]:
                 yield from _splices(document, old[key], value)
             else:
                 at, node = pairs[str(key)]
-                yield _replaced(document, at, node, write({key: value}).splitlines())
+                yield _replaced(document, at, node, _pair(key, value))
     else:
         yield from _items(document, old, new)
 
@@ -79,6 +79,12 @@ def _keep_key(document: Document, splice: _Splice, mark: Any) -> _Splice:
     if splice.start == mark.line and before.strip() and splice.lines:
         return splice._replace(lines=[before + splice.lines[0].lstrip(), *splice.lines[1:]])
     return splice
+
+
+def _pair(key: Any, value: Any) -> list[str]:
+    """A mapping of scalars alone would be written on one line, in braces."""
+    lines = write({key: value, "end of it": [[]]}).splitlines()
+    return lines[: lines.index(next(line for line in lines if line.startswith("end of it:")))]
 
 
 def _item(item: Any) -> list[str]:

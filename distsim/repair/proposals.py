@@ -8,8 +8,10 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from distsim.ops.table import OPS
+from distsim.repair.counts import one_count, padded, transposed
 from distsim.repair.messages import other_sides, pairs, peers
 from distsim.repair.missing import elsewhere, for_all, goes_on
+from distsim.repair.slips import batched_requests, group_ranks, one_shape
 from distsim.repair.steps import (
     Data,
     Path,
@@ -49,7 +51,8 @@ class Proposal(NamedTuple):
 
 class Fault(NamedTuple):
     """``lines``: of each call, by its path. ``places``: the lines that the findings name; the calls there are changed. ``odd``: ranks that
-    differ from the others, whose calls are changed first. ``mismatch``: what calls say differs, so that is looked at before their order."""
+    differ from the others, whose calls are changed first. ``mismatch``: what calls say differs, or no call may say it, so that is
+    looked at before their order."""
 
     lines: dict[Path, int]
     places: frozenset[int]
@@ -70,9 +73,12 @@ def proposals(data: Data, fault: Fault) -> Iterator[Proposal]:
     if fault.odd:
         named.sort(key=lambda path: fault.odd.isdisjoint(owners(data, path)))
         calls.sort(key=lambda path: fault.odd.isdisjoint(owners(data, path)))
-    order = (_batches(data, paths), _later(data, paths, named), _waits_last(data, paths))
-    said = (_of(1, pairs(data, calls, paths + parts)), islice(_arguments(data, named), _MOST), _declared(data, named))
-    yield from chain(*said, *order) if fault.mismatch else chain(*order, said[0])
+    order = (_batches(data, paths), _of(0, batched_requests(data, paths)), _later(data, paths, named), _waits_last(data, paths))
+    said = (_of(1, pairs(data, calls, paths + parts)), islice(_arguments(data, named), _MOST))
+    declared = (_of(1, chain(group_ranks(data, named), one_shape(data), transposed(data, named), padded(data, named))),
+                _declared(data, named))  # fmt: skip
+    yield from chain(*said, *declared, *order) if fault.mismatch else chain(*order, said[0])
+    yield from _of(1, one_count(data))
     yield from islice(_moves(data, named), _MOST)
     yield from islice(_moves(data, [part for part in calls if part in parts]), _MOST)
     yield from () if fault.mismatch else chain(*said[1:])

@@ -273,11 +273,12 @@ class _Builder:
         site = self.shelf.site(Site(call.place.file, call.place.line, call.place.column, call.op))
         group = int(self.trace["group"][row]) + self.offset
         draft = Draft(op, site, group)
-        if op.kind == "p2p":
+        if op.kind in ("p2p", "remote"):
             peer = self.partner.get(row, call.peer)
             draft.peer, draft.tag, draft.is_async = -1 if peer is None else peer, call.tag, op.nonblocking
-            buffer = _buffer(memory, "in", (_numel(call),), call.dtype)
-            draft.fields = {"inputs": (buffer,), "outputs": (buffer,)}
+            if not op.signals:
+                buffer = _buffer(memory, "in", (_numel(call),), call.dtype)
+                draft.fields = {"inputs": (buffer,), "outputs": (buffer,)}
         elif op.kind == "collective":
             draft.fields = self._collective(op, call, args, self.shelf.groups[group], memory)
         elif op.kind == "group":

@@ -34,7 +34,7 @@ class Priced:
         ]
 
     def _row(self, row: type[Op] | None, rank: int, group: int, peer: int, nbytes: int, root: int) -> int:
-        if row is None or row.kind not in ("p2p", "collective"):
+        if row is None or row.signals or row.kind not in ("p2p", "collective"):
             return -1
         said = (row.op, nbytes, (rank, peer) if row.kind == "p2p" else (group, root))
         if said not in self._known:

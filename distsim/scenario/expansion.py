@@ -260,11 +260,13 @@ def _names(data: Mapping[Any, Any]) -> Iterator[str]:
 
 def _bound(value: Any) -> Iterator[str]:
     """Names that steps bind: handles, indices, groups."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if key in ("as", "index", "name") and isinstance(item, str):
-                yield item.partition("@")[0].strip()
-            yield from _bound(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _bound(item)
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            left += one.values()
+            yield from (one[key].partition("@")[0].strip() for key in ("as", "index", "name") if isinstance(one.get(key), str))
+        elif isinstance(one, list | tuple):
+            left += one
+        elif isinstance(one, Mapping):
+            left.append(dict(one))

@@ -23,7 +23,7 @@ GROUP_WORDS = ("group_rank", "group_size")
 VALUE_WORDS = ("index", "copy")
 #: The index of the top-level `iterations`, known in the program.
 ITERATION = "iteration"
-RESERVED = (*BASE, *GROUP_WORDS, *VALUE_WORDS, ITERATION, "all", "min", "max", "true", "false", "world", "else")
+RESERVED = (*BASE, *GROUP_WORDS, *VALUE_WORDS, ITERATION, "min", "max", "true", "false", "world", "else")
 _INDEX = "an index of a repeat"
 #: Fields that torch takes as integers.
 _INTEGERS = {"dst": "a rank", "src": "a rank", "group_dst": "a group rank", "group_src": "a group rank", "assume_src": "a rank",

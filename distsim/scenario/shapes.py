@@ -63,9 +63,11 @@ def shape_of(name: str) -> Schema:
 
 def _step_shapes(row: type[Op]) -> list[Schema]:
     found: list[Schema] = []
-    if row.direction == "send":
+    if row.direction == "send" or (row.kind == "remote" and row.gives == "all"):
         found.append(_one_of("dst", "group_dst"))
-    if row.direction == "recv":
+    elif row.kind == "remote" or row.signals:
+        found.append(_one_of("src", "group_src"))
+    elif row.direction == "recv":
         found += [_not_both("src", "group_src"), _not_both("assume_src", "src"), _not_both("assume_src", "group_src")]
     if row.root_field is not None:
         sides = (row.root_field, f"group_{row.root_field}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from distsim.semantics.flat import AWAIT_ENDS, END, MEET, NEVER, WAIT_EACH, Step
+from distsim.semantics.flat import AWAIT_ENDS, END, MEET, NEVER, WAIT_EACH, WAIT_ENDS, Step
 from distsim.semantics.form import Launch, Leave, PartKind, Stuck, Unit
 from distsim.semantics.link import Linked
 from distsim.semantics.local import Progress, Thread
@@ -70,7 +70,7 @@ class _Told:
     def _waited_for(self, host: Thread, at: Step, position: int) -> list[int]:
         """The open rows that a host waits for, launches by their parts."""
         step, row, rows = at
-        if step != AWAIT_ENDS:
+        if step not in (AWAIT_ENDS, WAIT_ENDS):
             mine = rows[:1] if step == WAIT_EACH else rows or (row,)
             return [host.base + r for r in mine]
         launches = self._launches_of(host)
@@ -129,7 +129,7 @@ class _Told:
             return (int(linked.peer[i]),)
         instance = int(linked.instance[i])
         missing = self._missing_of(instance)
-        needs = linked.needs(i) if self.run.early else None
+        needs = self.run.conditions.needs.of(i) if self.run.early else None
         return missing if needs is None else tuple(r for r in needs if r in missing)
 
     def _missing_of(self, instance: int) -> tuple[int, ...]:

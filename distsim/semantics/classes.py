@@ -84,7 +84,7 @@ def _by_classes(program: Program) -> bool:
             named = any(isinstance(call.fields.get(name), np.ndarray) for name in ("code", "message", "assume_src"))
             if (
                 call.invalid is not None
-                or OPS[call.op].kind == "group"
+                or OPS[call.op].kind in ("group", "remote")
                 or call.op in _ENDS
                 or named
                 or _fits_by_place(program, code, call)

@@ -21,6 +21,7 @@ from distsim.semantics.flat import (
     POST,
     WAIT,
     WAIT_EACH,
+    WAIT_ENDS,
     WORK,
     Step,
 )
@@ -142,9 +143,9 @@ class _Columns:
                 self.returned[i] = np.maximum(self.returned[i], t)
         elif step == BEGIN:
             t = self._after(one, rows, np.maximum(t, self.issued[i]))
-        elif step in (WAIT, WAIT_EACH, AWAIT_ENDS):
+        elif step in (WAIT, WAIT_EACH, WAIT_ENDS, AWAIT_ENDS):
             waits = rows[:1] if step == WAIT_EACH else rows
-            t = self._after(one, rows, t) if step == AWAIT_ENDS else self._all_done(one, waits, t)
+            t = self._after(one, rows, t) if step in (WAIT_ENDS, AWAIT_ENDS) else self._all_done(one, waits, t)
             if row >= 0:
                 self.returned[i] = t
             for r in rows[1:] if step == WAIT_EACH else ():
@@ -190,6 +191,10 @@ class _Columns:
             if ran.done(host.base + r, 0)[0] is not None:
                 break
             t = np.maximum(t, self._ends(one.base + r))
+        for r in rows if step == WAIT_ENDS else ():
+            if ran.ended[host.base + r] < 0:
+                break
+            t = np.maximum(t, self.ended[one.base + r])
         return t
 
     def progress(self, ran: LocalClocks, first: IntArray) -> Progress:

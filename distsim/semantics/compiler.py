@@ -33,7 +33,7 @@ from distsim.standstill import RankStatus
 #: Operations that only take time.
 WORK = ("compute", "assign", "sleep")
 #: Kinds of calls that a rank makes with others.
-_TOGETHER = ("p2p", "collective", "batch", "group")
+_TOGETHER = ("p2p", "collective", "remote", "batch", "group")
 #: Faults that end a rank, with the status and the words of its end.
 _ENDS: dict[str, tuple[RankStatus, str]] = {
     "kill": ("killed", "killed by a fault"), "exit": ("ended", "exit {} by a fault"),
@@ -76,6 +76,7 @@ class Compiler:
         self.meets = 0
         self.has_started = self.apart = False  # apart: in a group that is not that of the others
         self.made: set[int] = set()  # positions of the calls that this unit makes
+        self._refused: dict[int, str | None] = {}  # by a call's id: why the back end refuses it
         self.fatal = {f.position: f for f in program.faults if f.rank == self.rank and f.at_ns is None and f.kind in _ENDS}
 
     def run(self) -> Unit:
@@ -145,6 +146,8 @@ class Compiler:
             self.message(position, call)
         elif kind == "collective":
             self.collective(position, call)
+        elif kind == "remote":
+            self.remote(position, call)
         elif kind == "batch":
             self.batch(position, call)
         elif kind == "wait":
@@ -187,10 +190,11 @@ class Compiler:
         for one in (call, *call.parts):
             if one.invalid is not None and one.invalid[0][self.vector_row]:
                 return self._reaction(position, call, one, one.invalid[1]), one.invalid[1]
-        targets = [position - d for d in call.waits]
-        if any(k in self.ignored and self.code.calls[k].is_async for k in targets):
+        if self.ignored and any(k in self.ignored and self.code.calls[k].is_async for k in (position - d for d in call.waits)):
             return "raises", "AttributeError: 'NoneType' object has no attribute 'wait'"
-        text = next((text for one in (call, *call.parts) if (text := self._refusal(one)) is not None), None)
+        if id(call) not in self._refused:
+            self._refused[id(call)] = next((text for one in (call, *call.parts) if (text := self._refusal(one)) is not None), None)
+        text = self._refused[id(call)]
         return None if text is None else ("raises", text)
 
     def _reaction(self, position: int, call: CodeCall, one: CodeCall, text: str) -> Reaction:
@@ -220,7 +224,7 @@ class Compiler:
         return tuple(sorted({self.peer(c) for c in again if c.port >= 0} - {ANY}))
 
     def _refusal(self, call: CodeCall) -> str | None:
-        if OPS[call.op].kind not in ("p2p", "collective"):
+        if OPS[call.op].kind not in ("p2p", "collective", "remote"):
             return None
         open_source = call.port >= 0 and self.peer(call) < 0
         buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
@@ -287,6 +291,10 @@ class Compiler:
         self.post(
             position, self.collective_part(position, call), wait=not call.is_async, queue=Queue(key, width, max(call.group, 0))
         )
+
+    def remote(self, position: int, call: CodeCall) -> None:
+        """A put or get: this rank's own work, whoever's memory it is."""
+        self.post(position, self.work_part(position, call), wait=True)
 
     def batch(self, position: int, call: CodeCall) -> None:
         """A loop of isend and irecv, each with its own request (gloo, observed: "one Work per op")."""

@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.cost import CostModel
+from distsim.ops.one_sided import CELL, SIGNALS
 from distsim.ops.table import OPS
 from distsim.semantics.durations import durations_ns
 from distsim.semantics.form import PartKind
-from distsim.semantics.link import NEVER_COMES, IntArray, Linked, early_rows
+from distsim.semantics.link import NEVER_COMES, IntArray, Linked
+from distsim.semantics.needs import Needs
 
 BoolArray = NDArray[np.bool_]
 #: More bytes than any program sends: a back end that buffers so many knows no window.
@@ -36,7 +38,7 @@ class Conditions:
         self, linked: Linked, cost: CostModel | None, misfits: tuple[Sequence[int], Sequence[int]] = ((), ()),
         withdrawn: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        self.linked, self.cost = linked, cost
+        self.linked, self.cost, self.needs = linked, cost, Needs(linked)
         self.mate, self.withdrawn = _without(linked, withdrawn), frozenset(withdrawn)
         gone = [int(linked.instance[row]) for row in withdrawn if linked.instance[row] >= 0]
         self.never = np.unique(np.array([*misfits[1], *gone], dtype=np.int64))
@@ -65,7 +67,7 @@ class Conditions:
         found = np.zeros(linked.rows, dtype=np.bool_)
         if free.any():
             found[sends] = free[np.searchsorted(sizes, linked.nbytes[sends])]
-        return found
+        return found | (sends & (linked.tag >= SIGNALS))
 
     @cached_property
     def window(self) -> int:
@@ -79,12 +81,16 @@ class Conditions:
 
     def _make_room(self) -> None:
         """A send that the window does not hold any more needs an earlier message of its channel to be taken."""
-        rows = np.flatnonzero(self.ahead)
-        if not rows.size or self.window >= _UNLIMITED:
+        tag = self.linked.tag
+        rows = np.flatnonzero(self.ahead if self.window < _UNLIMITED else self.ahead & (tag >= SIGNALS))
+        if not rows.size:
             return
         channel, nbytes = self.linked.channel, self.linked.nbytes
         rows = rows[np.argsort(channel[rows], kind="stable")]
         for those in np.split(rows, np.flatnonzero(np.diff(channel[rows])) + 1):
+            if tag[those[0]] >= SIGNALS:  # a cell holds one
+                self.room[those[1:]] = self.mate[those[:-1]]
+                continue
             sent = np.cumsum(nbytes[those])
             full = sent > self.window
             if full.any():
@@ -104,6 +110,12 @@ class Conditions:
     # --- prices ---
     def _price_messages(self, cost: CostModel) -> None:
         linked, sends = self.linked, np.flatnonzero((self.linked.kind == PartKind.SEND) & (self.mate >= 0))
+        pad = linked.tag[sends] >= SIGNALS
+        if pad.any():
+            ends = zip(linked.rank[sends[pad]].tolist(), linked.peer[sends[pad]].tolist(), strict=True)
+            self.price[sends[pad]] = [cost.one_sided_ns(*end, CELL) for end in ends]
+            self.price[self.mate[sends[pad]]] = self.price[sends[pad]]
+            sends = sends[~pad]
         if not sends.size:
             return
         _, first, inverse = np.unique(linked.channel[sends], return_index=True, return_inverse=True)
@@ -183,14 +195,15 @@ class Conditions:
         there."""
         found: dict[int, tuple[int, ...]] = {}
         unfit, said = set(self.never.tolist()), self.linked.signature
-        for instance in np.unique(self.linked.instance[early_rows(self.linked)]).tolist():
+        for instance in np.unique(self.linked.instance[self.needs.early]).tolist():
             rows = self.linked.rows_of[instance].tolist()
             of = {int(self.linked.rank[row]): row for row in rows if row not in self.withdrawn}
             for row in rows:
-                needed = self.linked.needs(row)
+                needed = self.needs.of(row)
                 ranks = self.linked.members[instance] if needed is None else needed
                 found[row] = tuple(of.get(rank, NEVER_COMES) for rank in ranks)
-                if instance in unfit and any(said[of[rank]] != said[row] for rank in ranks if rank in of):
+                unlike = instance in unfit and any(said[of[rank]] != said[row] for rank in ranks if rank in of)
+                if unlike or self.needs.in_vain(row):
                     found[row] = (*found[row], NEVER_COMES)
         return found
 

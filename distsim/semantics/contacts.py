@@ -56,6 +56,8 @@ class _Contacts:
     def _look(self, parts: tuple[CodeCall, ...], batched: bool) -> None:
         ways: dict[tuple[Hashable, int], set[str]] = {}
         for part in parts:
+            if OPS[part.op].signals:
+                continue
             if part.port < 0:  # its group is not there: it is refused before it reaches anybody
                 continue
             port = self.code.ports[part.port]

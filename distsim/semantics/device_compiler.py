@@ -124,12 +124,21 @@ class DeviceCompiler(Compiler):
     # --- kinds of call ---
     def message(self, position: int, call: CodeCall) -> None:
         """N2: messages run on an internal stream; a blocking one makes the stream that is current wait for it."""
-        comm, issuer = self.message_comm(call), stream_of(call.fields.get("queue"))
-        self.first_use(position, comm)
+        issuer = stream_of(call.fields.get("queue"))
         part = self.message_part(position, -1, call, batched=False)
+        if OPS[call.op].signals:  # a kernel that spins on the pad; no communicator knows of it
+            self.launch(position, part.row, (part,), issuer)
+            return
+        comm = self.message_comm(call)
+        self.first_use(position, comm)
         self.launch(position, part.row, (part,), comm, comm, issuer)
         if not OPS[call.op].nonblocking:
             self.ended(position, part.row, issuer)
+
+    def remote(self, position: int, call: CodeCall) -> None:
+        """A kernel on the current stream."""
+        part = self.work_part(position, call)
+        self.launch(position, part.row, (part,), stream_of(call.fields.get("queue")))
 
     def collective(self, position: int, call: CodeCall) -> None:
         """N2: async on the group's stream, blocking on the one that is current. N14: a barrier stops the host."""

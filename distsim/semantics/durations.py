@@ -7,6 +7,7 @@ import random
 import numpy as np
 
 from distsim.cost import CostModel
+from distsim.ops.table import OPS
 from distsim.program.records import Code, CodeCall, Program, Vec, at
 
 
@@ -32,10 +33,22 @@ def duration_ns(program: Program, cost: CostModel, rank: int, position: int) -> 
 def durations_ns(program: Program, cost: CostModel, code: Code, position: int) -> Vec:
     """The durations of a call for all ranks of a code: one number where they are equal. Vec."""
     call = code.calls[position]
+    if OPS[call.op].kind == "remote":
+        return _remote_ns(cost, code, call)
     varied = call.op == "compute" and (program.jitter or any(f.kind == "slow" for f in program.faults))
     if not varied:
         return _base_ns(cost, call, len(code.ranks))
     return np.array([duration_ns(program, cost, rank, position) for rank in code.ranks], dtype=np.int64)
+
+
+def _remote_ns(cost: CostModel, code: Code, call: CodeCall) -> Vec:
+    """A put or a get: from whose memory is read to whose is written. Vec."""
+    puts, peers = OPS[call.op].gives == "all", np.broadcast_to(np.asarray(code.ports[call.port].peer), len(code.ranks))
+    sizes = np.broadcast_to(np.asarray(call.nbytes), len(code.ranks))
+    ways = zip(code.ranks, peers.tolist(), sizes.tolist(), strict=True)
+    ends = [(rank, peer, size) if puts else (peer, rank, size) for rank, peer, size in ways]
+    made = [min(src, dst) >= 0 and max(src, dst) < cost.world_size for src, dst, _ in ends]
+    return np.array([cost.one_sided_ns(*end) if good else 0 for end, good in zip(ends, made, strict=True)], dtype=np.int64)
 
 
 def _base_ns(cost: CostModel, call: CodeCall, ranks: int) -> Vec:

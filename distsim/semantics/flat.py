@@ -8,8 +8,9 @@ from typing import NamedTuple
 from distsim.semantics.form import Instruction, Launch, Leave, Lock, Meet, Part, PartKind, Post, Stuck, Sync, Unit, Wait
 
 #: Steps of a host: hand over and go on (POST, JOIN), or hand over and wait (the next ones), … and of a stream: BEGIN a launch once the
-#: host has handed it over (ISSUE) and all before it have ended, and FINISH it. The driver asks for the first ones most often.
-POST, MESSAGE, WAIT, FINISH, WORK, ISSUE, BEGIN, JOIN, COLLECTIVE, WAIT_EACH, MEET, AWAIT_ENDS, END, NEVER = range(14)
+#: host has handed it over (ISSUE) and all before it have ended, and FINISH it. A host waits for the ends of its requests' launches one
+#: after the other (WAIT_ENDS), for all that it has launched at once (AWAIT_ENDS). The driver asks for the first ones most often.
+POST, MESSAGE, WAIT, FINISH, WORK, ISSUE, BEGIN, JOIN, COLLECTIVE, WAIT_EACH, MEET, WAIT_ENDS, AWAIT_ENDS, END, NEVER = range(15)
 
 #: (step, row, rows): see `flatten`.
 Step = tuple[int, int, tuple[int, ...]]
@@ -60,7 +61,7 @@ def _host_step(found: Sequence[Instruction], i: int, offsets: list[int], own: se
     row = offsets[here.position] if here.position < len(offsets) - 1 else -1
     if isinstance(here, Wait):
         if any(r in own for r in here.rows):
-            return (AWAIT_ENDS, row, here.rows), 1
+            return (WAIT_ENDS, row, here.rows), 1
         return ((WAIT_EACH, row, (*here.rows[:1], *here.waited)) if one_by_one and here.waited else (WAIT, row, here.rows)), 1
     if isinstance(here, Sync):
         return (AWAIT_ENDS, row, here.rows), 1

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.match import ANY
+from distsim.ops.one_sided import SIGNALS
 from distsim.ops.records import Call
 from distsim.profiles.record import Profile
 from distsim.program.records import Code, CodeCall, Program, Vec, at
@@ -79,8 +80,8 @@ class Linked:
         code, rows = self.program.codes[unit.code], np.array(unit.vector_rows, dtype=np.int64)
         base = self._base[list(unit.ranks)]
         parts = [part for launch in unit.launches for part in launch.parts]
-        numbers = {call: i for i, call in enumerate({id(part.call): None for part in parts})}
         calls = list({id(part.call): part.call for part in parts}.values())
+        numbers = {id(call): i for i, call in enumerate(calls)}
         index = np.array([part.row for part in parts], dtype=np.int64)[:, None] + base[None, :]
         which = np.array([numbers[id(part.call)] for part in parts], dtype=np.int64)
         for column, values in _values(code, calls, rows):
@@ -100,24 +101,19 @@ class Linked:
                 members = part.gathering.members or tuple(self.program.present)
                 keys.gather(part.gathering.key, members, rows)
                 continue
-            if part.call.fields.get("root") is None and part.real is None:
-                keys.plain(part.number, keys.slot(self.profile.slot(part.call.op, None)), rows)
-            else:
-                self._add_rooted(part, rows, keys)
+            if part.call.fields.get("root") is not None:
+                self._place_roots(rows)
+            slot = keys.slot(self.profile.slot(part.call.op))
+            if part.real is None:
+                keys.plain(part.number, slot, rows)
+            else:  # on a group that is really connected to another
+                keys.gather(("collective", part.real.id, part.number, slot), part.real.ranks, rows)
 
-    def _add_rooted(self, part: Part, rows: IntArray, keys: _Keys) -> None:
-        """A collective with a root, or on a group that is really connected to another."""
+    def _place_roots(self, rows: IntArray) -> None:
+        """Roots as group ranks, 0 where one is no member."""
         groups, roots = self.group[rows], self.root[rows]
         for group, root in sorted(set(zip(groups.tolist(), roots.tolist(), strict=True))):
-            those = rows[(groups == group) & (roots == root)]
-            rooted = part.call.fields.get("root") is not None
-            place = max(self.program.groups[group].group_rank(root), 0) if rooted else 0
-            self.root[those] = place
-            if part.real is None:
-                keys.plain(part.number, keys.slot(self.profile.slot(part.call.op, root if rooted else None)), those)
-            else:
-                slot = keys.slot(self.profile.slot(part.call.op, place))
-                keys.gather(("collective", part.real.id, part.number, slot), part.real.ranks, those)
+            self.root[rows[(groups == group) & (roots == root)]] = max(self.program.groups[group].group_rank(root), 0)
 
     def _number_instances(self, keys: _Keys) -> None:
         """Give every collective's rows the number of the meeting that they belong to."""
@@ -244,17 +240,6 @@ class Linked:
         """The resolved call of a row."""
         return self.program.resolve(int(self.rank[row]), self.code_call(row))
 
-    def needs(self, row: int) -> tuple[int, ...] | None:
-        """The ranks that must have come to a collective's row before it is done; None: all members."""
-        members = self.whole[int(self.instance[row])]
-        rank, op = int(self.rank[row]), self.code_call(row).op
-        needed = self.profile.needs(op, len(members), max(int(self.root[row]), 0), members.index(rank))
-        if needed is None:
-            return None
-        ranks = tuple(members[i] for i in sorted(needed))
-        of = self.program.stands_for
-        return ranks if of is None else tuple(one for one in ranks if of[one] == one)
-
     def queue_names(self) -> tuple[IntArray, list[str]]:
         """For each row the number of the queue that it ran on, -1 where none; and the queues' names."""
         numbers, names = np.full(self.rows, -1, dtype=np.int64), dict[str, int]()
@@ -282,17 +267,6 @@ class Linked:
             return f"group {group}"
         peer = at(code.ports[queue.port].peer, vector_row)
         return f"pair {min(rank, peer)}-{max(rank, peer)} of {group}"
-
-
-def early_rows(linked: Linked) -> IntArray:
-    """Rows of collectives whose operation may let some members go before all have come."""
-    needs, known, found = linked.profile.needs, dict[str, bool](), [np.zeros(0, dtype=np.int64)]
-    for _, part, rows in linked.parts(PartKind.COLLECTIVE):
-        op = part.call.op
-        if op not in known:
-            known[op] = any(needs(op, n, 0, me) is not None for n in (2, 3, 4) for me in range(n))
-        found += [rows] if known[op] else []
-    return np.concatenate(found)
 
 
 def _values(code: Code, calls: list[CodeCall], rows: IntArray) -> Iterable[tuple[str, IntArray]]:
@@ -352,10 +326,8 @@ class _Spaces:
     def __init__(self, linked: Linked) -> None:
         self.linked = linked
         self.lazy = linked.profile.device and linked.program.options.get("init") != "eager"
-        self._columns: list[
-            IntArray
-        ] = []  # (ranks, 5): own communicator's low and high (-1: the group's), group, source, destination, tag
-        self._rows: list[IntArray] = []  # (parts, ranks) of the same port and way
+        #: (ranks, 6): own communicator's low and high (-1: the group's), group, target, tag, source; (parts, ranks) of a port and way
+        self._columns, self._rows = list[IntArray](), list[IntArray]()
 
     def add(self, unit: Unit, parts: list[Part], index: IntArray) -> None:
         by_port: dict[tuple[int, bool, bool], list[int]] = {}
@@ -365,8 +337,9 @@ class _Spaces:
         ranks = np.array(unit.ranks, dtype=np.int64)
         for (_, sends, paired), those in by_port.items():
             rows = index[those]
-            peer, group = self.linked.peer[rows[0]], self.linked.group[rows[0]]
-            tag = self.linked.tag[rows[0]] if self.linked.profile.tags else np.zeros_like(peer)
+            peer, group, tag = (column[rows[0]] for column in (self.linked.peer, self.linked.group, self.linked.tag))
+            tag = tag * (self.linked.profile.tags | (tag >= SIGNALS))
+            paired &= bool(tag.max() < SIGNALS)
             low, high = (np.minimum(ranks, peer), np.maximum(ranks, peer)) if paired else (np.full_like(peer, -1),) * 2
             source, target = (ranks, peer) if sends else (peer, ranks)
             self._columns.append(np.stack([low, high, group, target, tag, source], axis=1))

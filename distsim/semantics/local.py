@@ -23,6 +23,7 @@ from distsim.semantics.flat import (
     NEVER,
     POST,
     WAIT_EACH,
+    WAIT_ENDS,
     WORK,
     Step,
     Threads,
@@ -262,10 +263,9 @@ class LocalClocks(Progress):
                 self._rouse(4 * (base + row) + 2, ready)
             else:
                 go_on = self._begin if step == BEGIN else self._step
-                key, later = go_on(thread, step, row, rows, t, ready)
+                key, t = go_on(thread, step, row, rows, t, ready)
                 if key is not None:
-                    break
-                t = later
+                    break  # since it waits for what is missing, what it waited for before that being done
         else:
             pc = len(steps)
         thread.pc, thread.clock = pc, t
@@ -291,8 +291,9 @@ class LocalClocks(Progress):
             key, t = self._meet(thread, rows[0], t, ready)
             if key is None and row >= 0:
                 self.returned[i] = max(self.returned[i], t)
-        elif step in (AWAIT_ENDS, WAIT_EACH):
-            key, t = self._after(base, rows, t) if step == AWAIT_ENDS else self.done(base + rows[0], t)
+        elif step in (AWAIT_ENDS, WAIT_ENDS, WAIT_EACH):
+            key, later = self.done(base + rows[0], t) if step == WAIT_EACH else self._after(base, rows, t)
+            t = t if key is not None and step == AWAIT_ENDS else later
             if key is None and row >= 0:
                 self.returned[i] = t
             for r in rows[1:] if step == WAIT_EACH and key is None else ():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distsim.match import ANY
+from distsim.ops.one_sided import SIGNALS
 from distsim.ops.table import OPS
 from distsim.profiles.record import Mishap
 from distsim.semantics.form import ODD, PartKind
@@ -113,7 +114,11 @@ class Meetings(Tables):
             return False
         channel, nbytes = self.channel[row], self.nbytes[row]
         ahead = state.ahead.get(channel, 0)
-        if ahead and (not self.profile.credit(nbytes, ahead, self.program.options) or self._stalled(state, earlier)):
+        if ahead and (
+            self.tag[row] >= SIGNALS
+            or not self.profile.credit(nbytes, ahead, self.program.options)
+            or self._stalled(state, earlier)
+        ):
             return False
         state.ahead[channel] = ahead + nbytes
         state.phase[row] = DUE
@@ -177,9 +182,12 @@ class Meetings(Tables):
             self.signature[first] != self.signature[row] or (complete and self._unlike(list(there.values())))
         ):
             mishap = self._judge(tuple(there.values()), instance, out)
-        if phase[first] == JAMMED or (mishap is not None and mishap.hangs):
+        if (phase[first] == JAMMED and row not in self.apart) or (mishap is not None and mishap.hangs):
             self._jam(state, there)
         for one in self._ready(state, row, there, complete):
+            if one in self.apart and self.wants.in_vain(one):
+                phase[one], state.jams[one] = JAMMED, self.wants.in_vain(one)
+                continue
             phase[one] = DUE
             out.due(one)
         if complete:
@@ -188,7 +196,7 @@ class Meetings(Tables):
     def _ready(self, state: State, row: int, there: dict[int, int], complete: bool) -> list[int]:
         """Rows of a collective that need wait no longer."""
         phase = state.phase
-        if complete:
+        if complete:  # all that anybody can need
             return [one for one in there.values() if phase[one] == RUNNING]
         near = self.near(row)
         if near is None:

@@ -13,7 +13,8 @@ from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.profiles.record import Meeting, Mishap, Profile
 from distsim.semantics.form import ODD, PartKind
-from distsim.semantics.link import IntArray, Linked, early_rows
+from distsim.semantics.link import IntArray, Linked
+from distsim.semantics.needs import Needs
 from distsim.semantics.section import Unfold
 
 #: Calls of one meeting that differ in more ways are left to the order of events.
@@ -90,7 +91,7 @@ class Misfits:
         if linked.program.stands_for is not None and self.instances.size:
             raise Unfold  # what comes of it goes by how many say what, and where they stand
         refuse_too_many(linked, self.instances.tolist())
-        self.early = frozenset(early_rows(linked).tolist())
+        self.early = frozenset(Needs(linked).early.tolist())
         self._judged: dict[tuple[int, ...], tuple[tuple[str, ...], Mishap] | None] = {}
         self._pairs: dict[tuple[object, ...], tuple[tuple[str, ...], Mishap] | None] = {}
 

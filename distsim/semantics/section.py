@@ -17,8 +17,7 @@ import numpy as np
 from distsim.cost import CostModel
 from distsim.profiles import READINGS
 from distsim.profiles.record import Profile
-from distsim.program.assemble import narrow
-from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Port, Program
+from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Port, Program, narrow
 from distsim.semantics.classes import Partition, partition
 from distsim.semantics.facts import Ints, vectors
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from distsim.ops.one_sided import SIGNALS
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.profiles.record import Profile
@@ -27,8 +28,9 @@ from distsim.semantics.form import (
     Unit,
     Wait,
 )  # fmt: skip
-from distsim.semantics.link import Linked, early_rows
+from distsim.semantics.link import Linked
 from distsim.semantics.misfits import bad_instances
+from distsim.semantics.needs import Needs
 
 #: Kinds of step.
 POST, WAIT, SYNC, MEET, STUCK, LOCK, DROP, LEAVE = range(8)
@@ -114,7 +116,8 @@ class Tables:
         self.lock, self.sees_death = self.profile.lock, self.profile.peer_death == "raises"
         self._compile(linked)
         self._calls: dict[int, Call] = {}
-        self._needs: dict[tuple[str, int, int, int], tuple[int, ...] | None] = {}
+        self.wants = Needs(linked)
+        self.apart = self.wants.apart
         self._near: dict[tuple[str, int, int], tuple[frozenset[int], ...] | None] = {}
 
     def _compile(self, linked: Linked) -> None:
@@ -180,6 +183,7 @@ class Tables:
         found = np.zeros(self.linked.rows, dtype=np.bool_)
         if free.any():
             found[sends] = free[np.searchsorted(sizes, self.linked.nbytes[sends])]
+        found[sends[self.linked.tag[sends] >= SIGNALS]] = True
         return list(found.tolist())
 
     @cached_property
@@ -195,7 +199,7 @@ class Tables:
     @cached_property
     def early_rows(self) -> frozenset[int]:
         """Rows of collectives whose operation may let some members go before all have come."""
-        return frozenset(early_rows(self.linked).tolist())
+        return frozenset(self.wants.early.tolist())
 
     def root(self, row: int) -> int:
         return max(int(self.linked.root[row]), 0)
@@ -215,14 +219,8 @@ class Tables:
 
     def needs(self, row: int) -> tuple[int, ...]:
         """The ranks that must have come before a row is done."""
-        members = self.members[self.instance[row]]
-        op, me = self.part(row).call.op, place_in(members, self.rank_of[row])
-        key = (op, len(members), self.root(row), me)
-        if key not in self._needs:
-            needed = self.profile.needs(*key)
-            self._needs[key] = None if needed is None else tuple(sorted(needed))
-        found = self._needs[key]
-        return members if found is None else tuple(members[i] for i in found)
+        found = self.wants.of(row)
+        return self.members[self.instance[row]] if found is None else found
 
     def meeting(self, rank: int, meet: Meet) -> tuple[int, tuple[int, ...]]:
         """The instance of a rank's meet, and whom it expects."""

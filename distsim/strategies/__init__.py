@@ -56,6 +56,7 @@ STRATEGIES = _Strategies(
         "all_gather_object": "objects AllGatherObject",
         "gather_object": "objects GatherObject",
         "scatter_object_list": "objects ScatterObjectList",
+        "symm_mem_barrier": "symmetric_memory SymmMemBarrier",
         "coalescing_manager": "coalescing CoalescingManager",
     }
 )

@@ -101,8 +101,8 @@ class TransformerFields(Strategy):
     #: scores, the logits and all that is sent stay in ``dtype``.
     matmul_dtype: Dtype | None = None
     #: Host time to launch one operation: 5 to 25 us in eager PyTorch, from Python to cudaLaunchKernel; next to nothing where a layer is
-    #: one CUDA graph. A layer hides it wherever its kernels last longer.
-    launch: Duration = 15_000
+    #: one CUDA graph. A layer hides it wherever its kernels last longer. 18 us: published steps of small models, which are bound by it.
+    launch: Duration = 18_000
     #: Scores above the diagonal are not computed. Left out: true with flash.
     causal: StrictBool | None = None
     tensor: Axis | None = None

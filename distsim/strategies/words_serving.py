@@ -5,6 +5,8 @@ from __future__ import annotations
 from distsim.fields import Told
 
 WORDS: dict[str, Told] = {
+    "symm_mem_barrier.group": Told("Who takes part; left out, all ranks.", "tp"),
+    "channel": Told("Which cells of the signal pad it uses; put_signal and wait_signal of the same channel use them too.", 1),
     "ulysses.layers": Told("How many equal layers.", 4),
     "ulysses.sequence": Told("Tokens of the whole sequence, which must divide among the ranks.", 32768),
     "ulysses.heads": Told("Attention heads, which must divide among the ranks.", 32),

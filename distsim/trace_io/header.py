@@ -17,7 +17,7 @@ MOST_RANKS: Final = 1 << 17
 #: Keys of a header, and what they are where they are there.
 _KINDS: Final = {
     "options": dict, "mesh": dict, "group_options": dict, "prices": dict, "ends": list, "link_faults": list, "name": str, "file": str,
-    "backend": str, "cluster": str, "outcome": str, "reason": str, "said": dict, "culprits": list, "cut": dict,
+    "backend": str, "cluster": str, "outcome": str, "reason": str, "said": dict, "culprits": list, "cut": dict, "ended_by": str,
 }  # fmt: skip
 
 

@@ -136,6 +136,8 @@ class _Execution:
             buffers = (*call.reads, *call.adds)
         elif call.op == "assign":
             buffers = tuple(self._named(call))
+        elif OPS[call.op].kind == "remote" and OPS[call.op].gets == "all":
+            buffers = ()  # read over there, when it is done
         self.read[row] = tuple(self.state(rank, b).content for b in buffers)
         if self.at_calls:
             self._keep(row, "in", buffers, self.read[row])
@@ -155,6 +157,8 @@ class _Execution:
         elif call.op == "assign":
             self._assign(call, row)
             written = _targets(call)
+        elif OPS[call.op].kind == "remote" and call.peer is not None:
+            written = self._remote(call, call.peer, row)
         elif self.matches.match_of[row] >= 0:
             match = self._match(self.matches.match_of[row])
             for buffer, offset, content in match.results(row):
@@ -164,6 +168,14 @@ class _Execution:
                 self._forget(self.matches.match_of[row])
         if self.at_calls:
             self._keep(row, "out", written, tuple(self.state(rank, b).content for b in written))
+
+    def _remote(self, call: Call, peer: int, row: int) -> Sequence[Buffer]:
+        """A put writes what it read here on the other rank; a get writes here what the other rank holds. Returns what is written here."""
+        if OPS[call.op].gives == "all":
+            self.write(peer, call.outputs[0], self.read[row][0], row)
+            return ()
+        self.write(call.rank, call.outputs[0], self.state(peer, call.inputs[0]).content, row)
+        return call.outputs
 
     def _match(self, match: int) -> Match:
         if match not in self.match:

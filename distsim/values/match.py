@@ -64,7 +64,7 @@ class Match:
         if OPS[call.op].direction != "recv":
             return
         sender = self._sender(row, call)
-        if sender is not None:
+        if sender is not None and call.outputs:
             content, buffer = self.read[sender][0], call.outputs[0]
             yield buffer, 0, self._as_dtype(content, self.calls[sender].inputs[0], buffer, row)
 

@@ -124,7 +124,7 @@ class _Causes:
             match = self.matches.match_of[row]
             if match >= 0:
                 self._post(match)
-            elif self.row_class[row].kind == "local":
+            elif self.row_class[row].kind in ("local", "remote"):
                 self.started[row], self.finished[row] = self._tick(), self._tick()
             if self._blocks(rank, row):
                 return

@@ -41,7 +41,9 @@ def _section(result: CheckResult) -> list[str]:
         return folded(f"{head}; completes on {', '.join(result.profiles)}", "", "  ")
     own = result.profiles.get(result.backend)
     said = against_lines(result.verdict, own.outcome, result.backend, result.findings) if own is not None else []
-    lines = [*folded(head, "", "  "), *said, *_readings(result.verdict), *_profiles(result)]
+    doubt = result.unsure()
+    note = folded(f"Not a success: {doubt}: raise it (--max-states), or name the sources", "", "  ") if doubt else []
+    lines = [*folded(head, "", "  "), *note, *said, *_readings(result.verdict), *_profiles(result)]
     found = findings_lines(result.findings, result.file)
     return [*lines, *(["", *found] if found else [])]
 
@@ -81,18 +83,22 @@ def _more(o: ProfileOutcome) -> str:
 
 def check_summary(results: Sequence[CheckResult]) -> str:
     """``12 files: 10 ok, 1 deadlock, 1 can't be read``."""
-    counts = Counter(r.verdict.verdict if r.verdict is not None else "can't be read" for r in results)
+    counts = Counter(_short(r.verdict) if r.verdict is not None else "can't be read" for r in results)
     words = ", ".join(f"{n} {word}" for word, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     return f"{len(results)} file{'' if len(results) == 1 else 's'}: {words}"
+
+
+def _short(verdict: Verdict) -> str:
+    return verdict.verdict if verdict.complete else f"{verdict.verdict} so far"
 
 
 # --- JSON ---
 def check_json(results: Sequence[CheckResult]) -> dict[str, object]:
     """What `distsim check FILE… --format json` prints."""
-    return {"schema_version": SCHEMA_VERSION, "files": [_file(result) for result in results]}
+    return {"schema_version": SCHEMA_VERSION, "files": [file_json(result) for result in results]}
 
 
-def _file(result: CheckResult) -> dict[str, object]:
+def file_json(result: CheckResult) -> dict[str, object]:
     verdict = result.verdict
     if verdict is None:
         return {

@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from distsim.ops.one_sided import SIGNALS, tag_text
 from distsim.ops.table import OPS
 from distsim.trace import Trace, TraceCall
 from distsim.views.ending import how_it_ended
@@ -107,7 +108,9 @@ def _host_slices(call: TraceCall, makespan: int) -> Iterator[_Slice]:
 def _queue_slice(trace: Trace, call: TraceCall, makespan: int) -> _Slice | None:
     """The work itself: a compute, a transfer, a member's share of a collective."""
     computes = call.op in _ON_QUEUE
-    if call.started_ns < 0 or not (computes or (call.match >= 0 and _KINDS.get(call.op) in ("collective", "p2p"))):
+    if call.started_ns < 0 or not (
+        computes or _KINDS.get(call.op) == "remote" or (call.match >= 0 and _KINDS.get(call.op) in ("collective", "p2p"))
+    ):
         return None
     end = call.finished_ns if call.finished_ns >= 0 else makespan
     way = {"send": f" to {_whom(call)}", "recv": f" from {_whom(call)}"}.get(_DIRECTION.get(call.op) or "", "")
@@ -124,7 +127,7 @@ def _joins(call: TraceCall) -> bool:
 
 
 def _meets(call: TraceCall) -> bool:
-    return _KINDS.get(call.op) in ("collective", "p2p", "group")
+    return _KINDS.get(call.op) in ("collective", "p2p", "remote", "group")
 
 
 def _whom(call: TraceCall) -> str:
@@ -143,7 +146,7 @@ def _args(call: TraceCall) -> Json:
         args |= {
             k: v for k, v in (("peer", call.peer), ("dtype", call.dtype), ("reduce_op", call.reduce_op)) if v not in (None, "")
         }
-        args |= {"tag": call.tag} if call.tag else {}
+        args |= {tag_text(call.tag).split()[0]: call.tag % SIGNALS} if call.tag else {}
         args |= {"match": call.match} if call.match >= 0 else {}
     return args | {"call": call.position, "iteration": call.iteration}
 

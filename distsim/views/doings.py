@@ -62,7 +62,14 @@ class Doings:
         compute = self._compute[rows]
         does = compute & ran
         back = does & self._is_backward[trace["name"][rows]] if "name" in trace.columns else np.zeros(len(rows), dtype=bool)
-        moves = (trace["match"][rows] >= 0) & ~compute & ~self._quiet[rows] & ran & over & self._chosen[rows]
+        moves = (
+            ((trace["match"][rows] >= 0) | trace.ops("put", "get")[rows])
+            & ~compute
+            & ~self._quiet[rows]
+            & ran
+            & over
+            & self._chosen[rows]
+        )
         calls = ~compute & ~self._sleep[rows]
         waiting = [lay(calls, posted, np.where(returned >= 0, returned, self.end_ns))]
         if self._ahead:

@@ -38,7 +38,7 @@ def how_it_ended(trace: Trace) -> str:
     if reason == "under way":
         told = "its launcher was killed, or still runs"
     elif reason == "interrupted":
-        told = "it was ended from outside"
+        told = f"it was ended by {header['ended_by']}" if header.get("ended_by") else "it was ended from outside"
     else:
         told = _OUTCOMES.get(str(header.get("outcome") or ""), "how it ended is not known")
     if is_cut and (not header.get("outcome") or header.get("outcome") == "completes"):

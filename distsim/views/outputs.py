@@ -53,7 +53,8 @@ _PLAN: dict[str, Any] = {
 _REAL: dict[str, Any] = {
     "schema_version": "version", "file": "text", "name": "text", "outcome": "outcome?", "reason": "text", "backend": "text",
     "launcher": "text", "world_size": "int", "makespans_ns": ["int"], "simulated": {"outcome": "outcome", "makespan_ns": "int"},
-    "agrees": "flag?", "differences": ["text"], "culprits": ["int"],
+    "agrees": "flag?", "differences": ["text"], "agreement": "text", "ended_by": "text?", "culprits": ["int"],
+    "taken": [{"rank": "int", "position": "int", "part": "int", "line": "int", "source": "int", "simulated": "int"}],
     "ranks": [{"rank": "int", "status": "text", "position": "int", "at_ns": "int", "message": "text", "op": "text?", "file": "text?",
                "line": "int?", "stack": "text?", "output": "text?"}],
     "findings": [_FINDING], "values": [{"rank": "int", "tensor": "text", "state": "text", "detail": "text"}],

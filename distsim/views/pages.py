@@ -62,13 +62,14 @@ def _kind(row: type[Op]) -> str:
     kinds = {
         "p2p": "a message between two ranks",
         "collective": "a collective: all ranks of a group join",
+        "remote": "one rank's own access to another's memory",
         "batch": "a batch of messages",
         "wait": "a wait for requests",
         "local": "on one rank alone",
         "group": "about process groups",
         "block": "a block of steps",
     }
-    return kinds[row.kind]
+    return "a signal between two ranks" if row.signals else kinds[row.kind]
 
 
 def _bytes(row: type[Op]) -> str:
@@ -157,7 +158,7 @@ def _terms(terms: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _operations() -> list[str]:
-    named = [op for op, row in OPS.items() if row.kind in ("p2p", "collective")]
+    named = [op for op, row in OPS.items() if row.kind in ("p2p", "collective", "remote")]
     cells = {op: [_SHOWN[s.on(op, device)] for s in SUPPORT.values() for device in _DEVICES] for op in named}
     header = ("", *(f"{s.backend} CPU" if device == "cpu" else "GPU" for s in SUPPORT.values() for device in _DEVICES))
     return table(header, [(op, *cells[op]) for op in named])

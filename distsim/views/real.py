@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from distsim.findings.record import Finding
+from distsim.real.posted_calls import TakenOtherwise
 from distsim.real.postmortem import is_consequence
 from distsim.real.record import RealRun
 from distsim.real.value_check import BufferCheck
@@ -15,8 +16,8 @@ from distsim.views.findings import findings_lines
 from distsim.views.jsonview import finding_json
 from distsim.views.tables import cut, folded, page_width, ranks_words, table
 
-#: Frames of a stack, lines of a failed rank's output, buffers, that are shown; JSON has all.
-_FRAMES, _OUTPUT, _BUFFERS = 3, 3, 8
+#: Frames of a stack, lines of a failed rank's output, buffers, receives, that are shown; JSON has all.
+_FRAMES, _OUTPUT, _BUFFERS, _TAKEN = 3, 3, 8, 8
 
 
 def real_text(run: RealRun) -> str:
@@ -30,6 +31,7 @@ def real_text(run: RealRun) -> str:
         findings_lines(run.findings, file) if failed else [],
         _stacks(run) if failed else [],
         _outputs(run) if failed else [],
+        _taken(run),
         _values(run),
         _recording(run),
     ]
@@ -40,13 +42,15 @@ def _head(run: RealRun) -> list[str]:
     simulation = run.simulation
     said = simulation.outcome
     if run.reason == "interrupted":
-        text = "ended from outside; what was recorded so far is kept"
+        text = f"ended {f'by {run.ended_by}' if run.ended_by else 'from outside'}; what was recorded so far is kept"
     elif run.outcome == "completes":
         text = f"completes in {_times(run.makespans_ns)}"
         text += f"; simulated {show_ns(simulation.makespan_ns)}" if said == "completes" else f"; the simulation says {said}"
     else:
         text = f"{run.outcome}; the simulation says {said}"
-    agree = "the run ended as simulated" if run.agrees else "NOT as simulated: " + "; ".join(run.differences)
+    agree = (
+        f"the run ended {run.agreement or 'as simulated'}" if run.agrees else "NOT as simulated: " + "; ".join(run.differences)
+    )
     ranks = simulation.program.world_size
     lines = folded(f"{simulation.scenario.name or simulation.scenario.file}: {text}")
     lines += folded(f"{ranks} ranks for real on {run.backend}, started by {run.launcher}, compute {run.trace.header['compute']}")
@@ -142,6 +146,18 @@ def _stacks(run: RealRun) -> list[str]:
     return lines
 
 
+def _taken(run: RealRun) -> list[str]:
+    """Receives from any source that took another rank's message than in the simulation: what may differ because of it does."""
+    rows = []
+    for (rank, position, part), source, other in run.taken[:_TAKEN]:
+        place = run.simulation.program.place(rank, position)
+        call = f"{place.op}, part {part}" if part >= 0 else place.op
+        rows.append((f"rank {rank}", call, f"line {place.line}", f"took rank {source}'s message, simulated rank {other}'s"))
+    more = len(run.taken) - _TAKEN
+    lines = table(("", "", "", ""), rows, left=(0, 1, 2, 3))[1:] if rows else []
+    return [*(["Receives from any source"] if rows else []), *lines, *([f"  … and {more} more"] if more > 0 else [])]
+
+
 def _tail(frame: str) -> str:
     """A frame in 76 columns: the end of its path says more than its beginning."""
     return frame if len(frame) <= 76 else f"…{frame[-75:]}"
@@ -191,7 +207,8 @@ def real_json(run: RealRun) -> dict[str, object]:
         "schema_version": 1, "file": simulation.scenario.file, "name": simulation.scenario.name, "outcome": run.outcome or None,
         "reason": run.reason, "backend": run.backend, "launcher": run.launcher, "world_size": simulation.program.world_size,
         "makespans_ns": list(run.makespans_ns), "simulated": {"outcome": simulation.outcome, "makespan_ns": simulation.makespan_ns},
-        "agrees": run.agrees if run.outcome else None, "differences": list(run.differences), "culprits": list(run.culprits),
+        "agrees": run.agrees if run.outcome else None, "differences": list(run.differences), "agreement": run.agreement,
+        "ended_by": run.ended_by or None, "culprits": list(run.culprits), "taken": [_took(run, one) for one in run.taken],
         "ranks": [_rank(run, end) for end in run.standstill.ends], "findings": _findings(run.findings),
         "values": [_held(one) for one in run.values], "recording_ns_per_call": run.overhead_ns,
         "clock_error_ns": run.clock_error_ns, "complete": bool(run.trace.header["complete"]), "notes": list(run.notes),
@@ -200,6 +217,11 @@ def real_json(run: RealRun) -> dict[str, object]:
 
 def _findings(found: Sequence[Finding]) -> list[object]:
     return [dict(finding_json(one)) for one in found]
+
+
+def _took(run: RealRun, one: TakenOtherwise) -> dict[str, object]:
+    line = run.simulation.program.place(one.request.rank, one.request.position).line
+    return {**one.request._asdict(), "line": line, "source": one.source, "simulated": one.simulated}
 
 
 def _held(one: BufferCheck) -> dict[str, object]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distsim.ops.records import Call
+from distsim.ops.table import OPS
 
 
 @dataclass(eq=False)
@@ -39,11 +40,11 @@ class Event:
 
     @property
     def sends(self) -> bool:
-        return self.kind == "p2p" and "send" in self.call.op
+        return OPS[self.call.op].direction == "send"
 
     @property
     def receives(self) -> bool:
-        return self.kind == "p2p" and "recv" in self.call.op
+        return OPS[self.call.op].direction == "recv"
 
     @property
     def red(self) -> bool:

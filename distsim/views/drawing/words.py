@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distsim.ops.one_sided import tag_text
 from distsim.ops.records import Buffer, Call
+from distsim.ops.table import OPS
 from distsim.program.records import Program
 from distsim.units import show_ns
 from distsim.views.drawing.records import clipped
@@ -46,13 +48,19 @@ def group_text(call: Call) -> str:
     return "" if call.group.id == 0 else clipped(call.group.name, 24)
 
 
+def gives(call: Call) -> bool:
+    """Does it bring something to its peer?"""
+    row = OPS[call.op]
+    return row.direction == "send" or (row.kind == "remote" and row.gives == "all")
+
+
 def head_text(call: Call) -> str:
     """The operation: ``all_reduce avg``, ``send → 1``, or a compute's own name."""
     if call.op == "compute":
         return clipped(call.name or "compute", _WIDEST)
     if call.peer is not None or call.op in ("recv", "irecv"):
         other = "any" if call.peer is None else call.peer
-        return f"{call.op} {'→' if 'send' in call.op else '←'} {other}"
+        return f"{call.op} {'→' if gives(call) else '←'} {other}"
     if call.op == "new_group":
         return clipped(f"new_group {call.name}", _WIDEST)
     return f"{call.op} {call.reduce_op}" if call.reduce_op else call.op
@@ -72,10 +80,10 @@ def call_text(call: Call) -> str:
     """One line that names the whole call: ``recv x from rank 1, tag 3``."""
     text = " ".join(t for t in (call.op, call.reduce_op or "", tensors_text(call)) if t)
     if call.peer is not None:
-        text += f" {'to' if 'send' in call.op else 'from'} rank {call.peer}"
+        text += f" {'to' if gives(call) else 'from'} rank {call.peer}"
     elif call.op in ("recv", "irecv"):
         text += " from any rank"
-    where = ([f"tag {call.tag}"] if call.tag else []) + ([f"group {group_text(call)}"] if group_text(call) else [])
+    where = ([tag_text(call.tag)] if call.tag else []) + ([f"group {group_text(call)}"] if group_text(call) else [])
     return ", ".join([text, *where])
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.check.waitfor import wait_for
+from distsim.ops.one_sided import tag_text
 from distsim.ops.table import OPS
 from distsim.program.records import Program
 from distsim.units import show_bytes, show_ns
@@ -250,7 +251,7 @@ def _message_text(event: Event) -> str:
 
 
 def _address(event: Event) -> str:
-    parts = (f"tag {event.call.tag}" if event.call.tag else "", group_text(event.call).partition("[")[0])
+    parts = (tag_text(event.call.tag), group_text(event.call).partition("[")[0])
     return ", ".join(p for p in parts if p)
 
 

@@ -25,7 +25,7 @@ def op_picture(row: type[Op], n: int = 4, root: int = 0, members: Sequence[int] 
     """Before, the operation, after, for a row of the table and ``n`` ranks (at most MOST_RANKS), or for a group of these global ranks."""
     if row.kind == "collective":
         return _collective(row, len(members) or n, root, members)
-    return _message(row) if row.kind == "p2p" else _plain(row)
+    return _message(row) if row.kind in ("p2p", "remote") and not row.signals else _plain(row)
 
 
 def named_row(subject: Subject, view: str = "op") -> type[Op]:
@@ -192,13 +192,14 @@ def _wrapped(text: str, width: int) -> list[str]:
 # --- messages ---
 def _message(row: type[Op]) -> Picture:
     """Rank 0 sends `a` to rank 1."""
-    caller = 0 if row.direction == "send" else 1
+    caller = 0 if row.direction == "send" or (row.kind == "remote" and row.gives == "all") else 1
     request: Table = _one(_request("open")) if row.nonblocking else ()
     a, late = (_one(Cell(text, fill(0), bold=True)) for text in ("a", "a, after the wait"))
     after = [a, late if row.nonblocking and caller == 1 else a]
     after[caller] += request
     other = "recv" if caller == 0 else "send"
     about = f"rank {caller} calls it; rank {1 - caller} must call {other} or i{other}"
+    about = f"rank {caller} calls it; rank {1 - caller} takes no part" if row.kind == "remote" else about
     holders = [_Holder("rank 0", a, after[0], gets=False), _Holder("rank 1", _one(_told("room for it")), after[1], gives=False)]
     return _before_after(row, holders, about)
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distsim.errors import UsageError
+from distsim.ops.one_sided import tag_text
 from distsim.timeline import COMPUTE_OPS
 from distsim.trace import Trace, stops
 from distsim.units import show_bytes, show_ns
@@ -268,7 +269,7 @@ class _Diagram:
     def _tip(self, line: _Line, said: str) -> str:
         trace, send = self.trace, line.send
         tag = int(trace["tag"][send])
-        words = [f"rank {int(trace['rank'][send])} to rank {int(trace['peer'][send])}", said, f"tag {tag}" if tag else ""]
+        words = [f"rank {int(trace['rank'][send])} to rank {int(trace['peer'][send])}", said, tag_text(tag)]
         return ", ".join(w for w in [*words, f"{show_ns(line.came_ns - line.left_ns)}"] if w)
 
     def _choices(self) -> list[Choice]:

@@ -1,0 +1,98 @@
+"""Every hang of scenarios/zoo: what the first finding says, the repair that people used beside distsim's, and how small it shrinks.
+
+    python benchmarks/zoo.py             # writes docs/zoo.md; takes a minute
+    python benchmarks/zoo.py --only z17  # prints the rows of these
+
+A repair is as good where it completes on all back ends on which the people's does, in simulated time of the same size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from distsim.checking import check  # noqa: E402
+from distsim.repair.fixes import Fix, fixes  # noqa: E402
+from distsim.repair.shrink import shrink_scenario  # noqa: E402
+from distsim.scenario import load  # noqa: E402
+from distsim.simulation import simulate  # noqa: E402
+from distsim.units import show_ns  # noqa: E402
+
+ZOO = ROOT / "scenarios" / "zoo"
+KNOWN = json.loads((ROOT / "tests" / "data" / "zoo.json").read_text())
+HEAD = """\
+# The zoo, case by case
+
+<!-- Written by `python benchmarks/zoo.py`. -->
+
+For each hang of [scenarios/zoo](../scenarios/zoo/README.md): the first finding, the repair that the report ended with (where there is one)
+and the first that `check --fix` proposes, each with its simulated time on the back end named, and the calls that `shrink` leaves.
+`tests/test_zoo.py` holds the first findings.
+
+| case | back end | first finding | people | distsim | calls |
+|---|---|---|---|---|---|
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default="", help="names begin with this")
+    only = parser.parse_args().only
+    rows, good, largest = [], [], 0
+    for stem, known in KNOWN["faulty"].items():
+        if not stem.startswith(only):
+            continue
+        row, as_good, calls = _row(stem, known)
+        print(row, flush=True)
+        rows.append(row)
+        good.append(as_good)
+        largest = max(largest, calls)
+    told = (
+        f"\n{len(rows)} cases: in all of them the first finding names what was planted. {sum(good)} have a repair at least as good as the "
+        f"people's, or one where the report has none; for {len(KNOWN['nothing to repair'])} there is nothing to repair. "
+        f"None shrinks to more than {largest} calls.\n\nNothing to find: "
+    )
+    told += "; ".join(f"`{stem}` ({why})" for stem, why in KNOWN["nothing to find"].items()) + ".\n"
+    if not only:
+        (ROOT / "docs" / "zoo.md").write_text(HEAD + "\n".join(rows) + "\n" + told)
+
+
+def _row(stem: str, known: dict[str, Any]) -> tuple[str, bool, int]:
+    path, backend = ZOO / f"{stem}.yaml", known["backend"]
+    scenario = load(str(path)).model_copy(update={"backend": backend})
+    first = check(scenario).findings[0]
+    found = fixes(path.read_text(), path.name, backend=backend)
+    calls = shrink_scenario(scenario).calls[1]
+    people, ours, as_good = _people(known, backend), _ours(found, stem), stem not in KNOWN["nothing to repair"] and bool(found)
+    if people is not None and found:
+        as_good = set(people[1]) <= set(found[0].completes) and found[0].makespan_ns <= 1.25 * people[2]
+        ours += "" if as_good else " (less)"
+    said = f"{people[0]} ({show_ns(people[2])})" if people is not None else ""
+    return f"| `{stem}` | {backend} | {first.code}: {known['says']} | {said} | {ours} | {calls} |", as_good, calls
+
+
+def _people(known: dict[str, Any], backend: str) -> tuple[str, tuple[str, ...], int] | None:
+    """What the repaired file says of itself, the back ends on which it completes, and how long it takes."""
+    if "people" not in known:
+        return None
+    path = ZOO / f"{known['people']}.yaml"
+    checked = check(load(str(path)))
+    completes = tuple(name for name, o in checked.profiles.items() if o.possible == ("completes",))
+    done = simulate(load(str(path)), backend=backend, with_verdict=False, with_values=False)
+    return path.read_text().splitlines()[0].removeprefix("# ").removesuffix("."), completes, done.makespan_ns
+
+
+def _ours(found: tuple[Fix, ...], stem: str) -> str:
+    if not found:
+        return KNOWN["nothing to repair"].get(stem, "none found")
+    return f"{'; then '.join(found[0].words)} ({show_ns(found[0].makespan_ns)})"
+
+
+if __name__ == "__main__":
+    main()

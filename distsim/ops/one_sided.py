@@ -1,0 +1,220 @@
+"""One-sided operations of symmetric memory: a rank reads or writes another's memory, and signals tell when.
+
+torch.distributed._symmetric_memory of torch 2.13. A signal pad has a cell for each channel and sender. `put_signal` waits until the cell
+is empty and fills it, `wait_signal` waits until it is full and empties it (`CUDASymmetricMemoryOps.cu`: compare-and-swap 0 → 1, 1 → 0).
+So a signal is a message without data that runs one ahead of its receive and no further, under every back end that has it. `put` and
+`get` (`torch.ops.symm_mem.nvshmem_put`, `nvshmem_get`, `nccl_put`, `nccl_get`) meet nobody. All four are kernels on the current stream.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from distsim.ops import colours
+from distsim.ops.base import Binding, Drawing, Effect, Op, Source, Words
+from distsim.ops.checks import described, first, stranger
+from distsim.ops.fields import Expr, GroupField, TensorField, expression
+from distsim.ops.records import Call
+from distsim.ops.streams import StreamField
+from distsim.schedules import Algorithm, Round, Transfer
+
+#: The tag of a signal on channel 0: tags of messages end below, so that the two never meet.
+SIGNALS = 1 << 32
+#: Bytes of a cell of the signal pad (uint32).
+CELL = 4
+
+_ON_CPU = "SymmetricMemory does not support device type cpu"
+_BINDINGS = {"gloo": Binding(refused=_ON_CPU), "nccl": Binding(), "mpi": Binding(refused=_ON_CPU)}
+
+
+def is_signal(tag: int) -> bool:
+    """Is it the tag of a signal?"""
+    return tag >= SIGNALS
+
+
+def tag_text(tag: int) -> str:
+    """What tells messages of one pair apart, in words: `tag 3`, of a signal `channel 0`; empty for tag 0."""
+    return f"channel {tag - SIGNALS}" if is_signal(tag) else f"tag {tag}" if tag else ""
+
+
+def _one_transfer(n: int, root: int) -> list[Round]:
+    """Group rank 0 stands for whose memory is read, 1 for whose is written."""
+    return [[Transfer(0, 1, 0)]]
+
+
+class _OneSided(Op):
+    """What the four have in common."""
+
+    bindings = _BINDINGS
+    algorithms = {"direct": Algorithm(_one_transfer, "whole")}
+
+    group: GroupField = None
+    #: The stream that is current at the call.
+    on: StreamField = ""
+
+    @classmethod
+    def faults(cls, call: Call) -> str | None:
+        return first((stranger(call), _no_peer(call)))
+
+    @classmethod
+    def busbw_factor(cls, n: int) -> float:
+        """1, as of a message (nccl-tests doc/PERFORMANCE.md, sendrecv)."""
+        return 1.0
+
+    @classmethod
+    def effect(cls, n: int, root: int) -> tuple[Effect, ...]:
+        return (None, ((Source(0, 0),),))
+
+
+def _no_peer(call: Call) -> str | None:
+    if call.peer == call.rank:
+        return f"rank {call.rank} names itself as the other side"
+    if call.peer is not None and call.peer not in call.group.ranks:
+        return f"rank {call.peer} is not in {described(call.group)}"
+    return None
+
+
+class _To(_OneSided):
+    dst: Expr = None
+    group_dst: Expr = None
+
+    @model_validator(mode="after")
+    def _one_peer(self) -> _To:
+        if (self.dst is None) == (self.group_dst is None):
+            raise ValueError(f"expected either `dst` (a global rank) or `group_dst` (a group rank) in {self.op}")
+        return self
+
+
+class _From(_OneSided):
+    src: Expr = None
+    group_src: Expr = None
+
+    @model_validator(mode="after")
+    def _one_peer(self) -> _From:
+        if (self.src is None) == (self.group_src is None):
+            raise ValueError(f"expected either `src` (a global rank) or `group_src` (a group rank) in {self.op}")
+        return self
+
+
+# --- data ---
+class _Remote(_OneSided):
+    """``inputs`` is what is read, ``outputs`` what is written; `put` writes and `get` reads on the other rank."""
+
+    kind = "remote"
+    nccl_tests = "sendrecv_perf"
+
+    tensor: TensorField
+    into: TensorField | None = None
+
+    @classmethod
+    def parties(cls, call: Call) -> tuple[int, ...]:
+        return (call.rank,) if call.peer is None else (call.rank, call.peer)
+
+    @classmethod
+    def faults(cls, call: Call) -> str | None:
+        return first((super().faults(call), _unlike(call)))
+
+    @classmethod
+    def nbytes(cls, call: Call) -> int:
+        return call.input_nbytes
+
+
+def _unlike(call: Call) -> str | None:
+    read, written = call.inputs[0], call.outputs[0]
+    if (read.numel, read.dtype) == (written.numel, written.dtype):
+        return None
+    return f"{call.op} reads {read.numel} {read.dtype} of {read.label}, but {written.label} holds {written.numel} {written.dtype}"
+
+
+_ORDER = "Nothing orders it against what the other rank does with that memory: a signal, a collective or a message must."
+
+
+class Put(_To, _Remote):
+    op = "put"
+    gives = "all"
+    drawing = Drawing(colours.SEND, "component", "put→")
+    words = Words(
+        signature="torch.ops.symm_mem.nvshmem_put(tensor, peer)",
+        before="The tensor is in symmetric memory: every rank of the group has one of the same size.",
+        after="The other rank's tensor holds what this rank's held.",
+        waits="Nobody: the other rank takes no part.",
+        example="- put: {tensor: x, dst: 1}\n  ranks: 0",
+        notes=(_ORDER, "torch has it on GPUs alone, as a kernel on the current stream (NVSHMEM, NCCL 2.29)."),
+        torch="if rank == 0:\n    torch.ops.symm_mem.nvshmem_put(x, 1)",
+    )
+
+
+class Get(_From, _Remote):
+    op = "get"
+    gets = "all"
+    drawing = Drawing(colours.RECV, "component", "←get")
+    words = Words(
+        signature="torch.ops.symm_mem.nvshmem_get(tensor, peer)",
+        before="The tensor is in symmetric memory: every rank of the group has one of the same size.",
+        after="This rank's tensor holds what the other rank's held.",
+        waits="Nobody: the other rank takes no part.",
+        example="- get: {tensor: x, src: 0}\n  ranks: 1",
+        notes=(_ORDER, "torch has it on GPUs alone, as a kernel on the current stream (NVSHMEM, NCCL 2.29)."),
+        torch="if rank == 1:\n    torch.ops.symm_mem.nvshmem_get(x, 0)",
+    )
+
+
+# --- signals ---
+class _Signal(_OneSided):
+    kind = "p2p"
+    signals = True
+
+    channel: Expr = Field(default_factory=lambda: expression(0), json_schema_extra={"default": 0})
+
+    @classmethod
+    def parties(cls, call: Call) -> tuple[int, ...]:
+        """Who signals, who waits."""
+        if call.peer is None:
+            return (call.rank,)
+        return (call.rank, call.peer) if cls.direction == "send" else (call.peer, call.rank)
+
+    @classmethod
+    def faults(cls, call: Call) -> str | None:
+        negative = f"a channel must not be negative, found {call.tag - SIGNALS}" if call.tag < SIGNALS else None
+        return first((super().faults(call), negative))
+
+    @classmethod
+    def nbytes(cls, call: Call) -> int:
+        """A cell of the pad: 4 bytes."""
+        return CELL
+
+
+_PAD = "The cell is the sender's own on its channel: other channels and other senders have others."
+
+
+class PutSignal(_To, _Signal):
+    op = "put_signal"
+    direction = "send"
+    drawing = Drawing(colours.SEND, "triangle", "sig→")
+    words = Words(
+        signature="_SymmetricMemory.put_signal(dst_rank, channel=0, timeout_ms=0)",
+        before="The other rank's cell for this sender and channel is empty.",
+        after="The cell is full. What this rank's stream put before can be read there.",
+        waits="Until the other rank has taken the signal before, if one is still there.",
+        example="- put_signal: {dst: 1}\n  ranks: 0\n- wait_signal: {src: 0}\n  ranks: 1",
+        notes=(_PAD, "The first never waits. The stream stands still, not the host."),
+        torch="hdl = symm_mem.rendezvous(x, group)\nif rank == 0:\n    hdl.put_signal(1)",
+    )
+
+
+class WaitSignal(_From, _Signal):
+    op = "wait_signal"
+    direction = "recv"
+    drawing = Drawing(colours.WAIT, "invtriangle", "→sig")
+    words = Words(
+        signature="_SymmetricMemory.wait_signal(src_rank, channel=0, timeout_ms=0)",
+        before="Anything; the cell may be empty or full.",
+        after="The cell is empty again, and what the sender put before its signal can be read.",
+        waits="Until the other rank has signalled on this channel.",
+        example="- put_signal: {dst: 1}\n  ranks: 0\n- wait_signal: {src: 0}\n  ranks: 1",
+        notes=(_PAD, "A signal that never comes is no matter of NCCL's watchdog: the stream spins for ever."),
+        torch="hdl = symm_mem.rendezvous(x, group)\nif rank == 1:\n    hdl.wait_signal(0)",
+    )
+
+
+__all__ = ["CELL", "SIGNALS", "Get", "Put", "PutSignal", "WaitSignal", "is_signal", "tag_text"]

@@ -1,0 +1,114 @@
+"""What is looked at once however often it comes: a step's traits, and what decides a call's validity, bytes and signature."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from distsim.expr import Expression
+from distsim.ops.base import Op
+from distsim.ops.fields import PerRank, Ref
+from distsim.ops.local import Wait
+from distsim.program.records import BufferVec
+from distsim.scenario.entries import Block, Entry, Repeat, Step
+
+#: What of a step `Requests` tells, for each of its calls.
+_REQUESTS = ("handle", "handles")
+
+
+class Traits(NamedTuple):
+    """What a step is, apart from the ranks and indices that it is reached with."""
+
+    row: type[Op]
+    handle: Ref | None  # its request's
+    waits: tuple[Ref, ...] | None  # the handles that it waits for; None: it is no wait
+    group: str | tuple[str, ...] | None  # as the step names it
+    names: frozenset[str]  # that its expressions use, those of handles left out
+    key: Hashable  # steps of one key make the same call wherever the rest is the same
+
+
+@cache
+def fields_of(row: type[Op]) -> frozenset[str]:
+    """The fields of an operation: asking a model for one that it has not is slow."""
+    return frozenset(row.model_fields)
+
+
+def traits_of(step: Step) -> Traits:
+    op, row = step.op, type(step.op)
+    handle, group = getattr(op, "handle", None), getattr(op, "group", None)
+    waits = None
+    if isinstance(op, Wait):
+        waits = op.handles if isinstance(op.handles, tuple) else (op.handles,)
+    if row.kind == "batch":
+        group = next((getattr(part.op, "group", None) for part in getattr(op, "ops", ())), None)
+    values = [(name, type(value), value) for name, value in dict(op).items() if name not in _REQUESTS]
+    names = names_of(step.ranks).union(*(names_of(value) for _, _, value in values))
+    key: Hashable = id(step)
+    if row.kind in ("p2p", "collective", "wait") or row.op == "compute":
+        key = (row, step.line, step.column, *values)
+    return Traits(row, handle, waits, group, names, key)
+
+
+def names_of(value: object) -> frozenset[str]:
+    """All names that the expressions in an entry or in one of its values use."""
+    if value is None or isinstance(value, (str, int, float)):
+        return frozenset()
+    if isinstance(value, Expression):
+        return frozenset(value.names)
+    if isinstance(value, PerRank):
+        return frozenset().union(*(names_of(v) for _, v in value.entries), names_of(value.default))
+    if isinstance(value, (tuple, list)):
+        return frozenset().union(*map(names_of, value))
+    if isinstance(value, Step):
+        return names_of(value.ranks).union(*(names_of(v) for v in dict(value.op).values()))
+    if isinstance(value, (Block, Repeat)):
+        inner = names_of(value.ranks) | names_of(value.steps)
+        return inner | names_of(value.times) if isinstance(value, Repeat) else inner
+    return names_of(getattr(value, "index", None)) | names_of(getattr(value, "shape", None))  # a Ref, an inline tensor
+
+
+def names_in(entries: Iterable[Entry], known: dict[int, frozenset[str]]) -> frozenset[str]:
+    """All names that expressions in some entries use; ``known``: those of entries looked at before, by id."""
+    found: frozenset[str] = frozenset()
+    for entry in entries:
+        names = known.get(id(entry))
+        if names is None:
+            names = known[id(entry)] = names_of(entry)
+        found |= names
+    return found
+
+
+def vec_key(value: object) -> Hashable:
+    """Equal vectors have equal keys."""
+    return (value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray) else value
+
+
+def facts_key(fields: Mapping[str, object]) -> Hashable:
+    """Arguments of one key are alike to a row's columns: of a buffer, its sizes count, and which others are the same copy."""
+    flat = [buffer for name in ("inputs", "outputs") for buffer in _buffers(fields.get(name))]
+    copies = [(buffer.name, vec_key(buffer.index)) for buffer in flat]
+    number = {copy: k for k, copy in reversed(list(enumerate(copies)))}
+    exact = any(isinstance(buffer.index, np.ndarray) for buffer in flat)
+    alike = tuple(copies if exact else ((bool(copy[0]), number[copy]) for copy in copies))
+    return (alike, *((name, _value_key(value)) for name, value in fields.items()))
+
+
+def _buffers(value: object) -> Iterator[BufferVec]:
+    if isinstance(value, BufferVec):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _buffers(item)
+
+
+def _value_key(value: object) -> Hashable:
+    if isinstance(value, np.ndarray):
+        return vec_key(value)
+    if isinstance(value, BufferVec):
+        return (tuple(map(vec_key, value.shape)), value.dtype)
+    if isinstance(value, tuple):
+        return tuple(map(_value_key, value))
+    return (type(value), value)

@@ -1,0 +1,111 @@
+"""Rooted collectives on gloo whose members name different roots: who gets through, held to gloo itself."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distsim.cost import CostModel
+from distsim.engine import run
+from distsim.ops.records import Buffer, Call, Group
+from distsim.ops.table import OPS
+from distsim.profiles import PROFILES, default_cluster
+from distsim.program.build import build_program
+from distsim.program.records import Program
+from distsim.semantics.moves import Rules
+from distsim.semantics.standing import standstill
+from tests.gloo_observed import coll, recv, send
+
+GLOO = PROFILES["gloo"]
+ROOTED = [name for name, row in OPS.items() if row.root_field is not None and row.kind == "collective"]
+Case = tuple[str, list[int], int, list[int]]
+
+
+def program_of(case: Case, before: Mapping[int, list[dict[str, Any]]], after: Mapping[int, list[dict[str, Any]]]) -> Program:
+    op, members, numel, roots = case
+    ranks = {r: [coll(op, numel, root=root, group="g")] for r, root in zip(members, roots, strict=True)}
+    return build_program(4, {r: [*before.get(r, ()), *ranks.get(r, ()), *after.get(r, ())] for r in range(4)},
+                         groups={"g": members}, backend="gloo")  # fmt: skip
+
+
+def through(case: Case) -> list[bool]:
+    """Which members get through, by the rules stepped through and by the clock."""
+    program = program_of(case, {}, {})
+    rules = Rules(program, GLOO)
+    state = rules.initial()
+    rules.settle(state)
+    while choices := rules.enabled(state):
+        rules.advance(state, choices[0])
+        rules.settle(state)
+    cost = CostModel(default_cluster("gloo"), program.world_size, program.local_size)
+    timed = run(program, GLOO, cost).standstill
+    found = standstill(rules, state)
+    assert found.stuck == timed.stuck
+    assert [b.needs for b in found.blocked] == [b.needs for b in timed.blocked]
+    assert all(need.ranks for b in found.blocked for need in b.needs)
+    return [rank not in found.stuck for rank in case[1]]
+
+
+def drawn(count: int) -> list[Case]:
+    """Cases of every rooted operation on two to four ranks, small tensors (the last ranks have no part of a sum) and larger ones."""
+    draw = random.Random(5)
+    found: list[Case] = []
+    for k in range(count):
+        members = sorted(draw.sample(range(4), 4 if k % 2 else draw.choice((2, 3))))
+        found.append((ROOTED[k % len(ROOTED)], members, draw.choice((1, 3, 5, 8, 64)), [draw.choice(members) for _ in members]))
+    return found
+
+
+def test_who_gets_through_with_different_roots_is_what_gloo_does() -> None:
+    """48 cases at once, each on a group of its own. Who gets through does so in milliseconds; a busy machine has a second chance."""
+    pytest.importorskip("torch.distributed", reason="torch is not installed")
+    cases = drawn(48)
+    script = Path(__file__).parent / "gloo_roots.py"
+    said = [through(case) for case in cases]
+    assert any(map(all, said))
+    assert not all(map(all, said))
+    for patience_s in ("2", "30"):
+        command, asked = [sys.executable, str(script), patience_s], json.dumps(cases)
+        told = json.loads(subprocess.run(command, input=asked, capture_output=True, text=True, timeout=240, check=True).stdout)
+        if told == said:
+            break
+    assert list(zip(cases, said, strict=True)) == list(zip(cases, told, strict=True))
+
+
+@pytest.mark.parametrize("op", ROOTED)
+def test_with_one_root_the_routes_come_to_what_the_row_says_of_who_needs_whom(op: str) -> None:
+    """For 2 to 17 members and every root: nobody waits in vain, and each needs whom `needs` names."""
+    for n in (2, 3, 4, 7, 8, 17):
+        group, x = Group(0, "world", tuple(range(n))), Buffer("x", 0, (64 * n,), "float32")
+        for root in range(n):
+            calls = [Call(op=op, rank=rank, group=group, root=root, inputs=(x,), outputs=(x,)) for rank in range(n)]
+            for rank, awaited in GLOO.apart(calls).items() if GLOO.apart else ():
+                needed = GLOO.needs(op, n, root, rank)
+                assert awaited.ranks == (frozenset(range(n)) if needed is None else needed) - {rank}, (n, root, rank)
+                assert not awaited.in_vain
+
+
+def test_a_rank_low_in_the_tree_of_a_broadcast_waits_for_the_root_through_its_parent() -> None:
+    """Run: rank 3 gets from rank 1, which gets from rank 0, which waits for a message that rank 3 sends afterwards: nobody goes on."""
+    program = program_of(("broadcast", [0, 1, 2, 3], 4, [0] * 4), {0: [recv(3)]}, {3: [send(0)]})
+    cost = CostModel(default_cluster("gloo"), 4, program.local_size)
+    assert run(program, GLOO, cost).standstill.stuck == (0, 1, 2, 3)
+    assert run(program, GLOO, cost, ordered=True).standstill.stuck == (0, 1, 2, 3)
+
+
+def test_who_is_through_goes_on_and_a_late_member_keeps_all_in_the_ring() -> None:
+    """A leaf of a reduce with two roots is through once all have come, so a call of its own can let the last one come; not before."""
+    case: Case = ("reduce", [0, 1, 2, 3], 64, [0, 1, 0, 0])
+    assert through(case) == [False, False, True, True]
+    program = program_of(case, {}, {2: [send(3)], 3: [recv(2)]})
+    cost = CostModel(default_cluster("gloo"), 4, program.local_size)
+    assert run(program, GLOO, cost).standstill.stuck == (0, 1)
+    program = program_of(case, {3: [recv(2)]}, {2: [send(3)]})
+    assert run(program, GLOO, cost).standstill.stuck == (0, 1, 2, 3)

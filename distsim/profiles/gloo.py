@@ -136,8 +136,8 @@ def _by_root(meeting: Meeting) -> Mishap:
     elif fields:
         for root in {call.root for call in meeting.calls}:
             those = [i for i, call in enumerate(meeting.calls) if call.root == root]
-            calls, nbytes = tuple(meeting.calls[i] for i in those), tuple(meeting.nbytes[i] for i in those)
-            crash.update(mismatch(Meeting(fields, calls, nbytes, False)).crash)
+            part = Meeting(fields, tuple(meeting.calls[i] for i in those), tuple(meeting.nbytes[i] for i in those), False)
+            crash.update(mismatch(part).crash)
     if crash:
         return Mishap("crashes", tuple(sorted(crash)))
     return Mishap("completes" if not fields and all(_bound(op).needs is None for op in ops) else "wrong-data")

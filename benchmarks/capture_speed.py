@@ -187,7 +187,7 @@ class Peak:
         self._thread.start()
 
     def _sample(self) -> None:
-        while not self._over.wait(1.0):
+        while not self._over.wait(3.0):
             self.most = max(self.most, sum(map(_pss, _below(os.getpid()))))
 
     def stop(self) -> int:

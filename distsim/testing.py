@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from distsim.capture.judge import Judged
 
 #: How the plugin's marker is described by ``pytest --markers``.
-_MARKER = "ranks(n, backend='gloo', init=True, timeout=60): run the test on n ranks of torch.distributed, without network or GPU"
+_MARKER = "ranks(n, backend='gloo', init=True, timeout=600): run the test on n ranks of torch.distributed, without network or GPU"
 _BACKEND = "distsim_backend"
 
 
@@ -37,7 +37,7 @@ class RanksFailed(AssertionError):
 
 def run(
     function: Callable[..., object], nproc: int = 2, *, backend: str | None = None, args: Sequence[object] = (),
-    kwargs: Mapping[str, Any] | None = None, init: bool = True, timeout: float | None = 60.0, check: bool = True,
+    kwargs: Mapping[str, Any] | None = None, init: bool = True, timeout: float | None = 600.0, check: bool = True,
 ) -> Judged:  # fmt: skip
     """Run a function on ``nproc`` ranks and judge what it called by the rules of ``backend``.
 

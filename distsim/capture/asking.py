@@ -6,11 +6,11 @@ Where nobody has done anything else since the first of many equal questions, and
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from distsim.capture.stall import Look, look
+from distsim.capture.stall import SLEEPS, Look, alive_in, look
 
 if TYPE_CHECKING:
     from distsim.capture.members import Member, Question
@@ -62,3 +62,19 @@ def looks_at(members: Sequence[Member], asked: Mapping[int, Asked]) -> list[Look
     """One look at each; the thread that asks for a key does not count."""
     aside = {m.pid: m.idle | {asked[m.pid].question.line.tid} if m.pid in asked else m.idle for m in members}
     return [look(m.pid, m.remotes(), aside[m.pid]) for m in members]
+
+
+def only_sleep(members: Iterable[Member]) -> bool:
+    """Nobody computes, reads or waits for a child: all stand, or sleep from one look at something to the next."""
+    return all(set(alive_in(m.pid, m.remotes())) <= SLEEPS for m in members)
+
+
+def ask_held(all_members: Iterable[Member], members: Iterable[Member], progress: int) -> bool:
+    """Where somebody waits: ask those who may have made calls and not said them since the last thing that anybody did. Was one asked?"""
+    if not any(m.waiting or m.futures for m in all_members):
+        return False
+    silent = [m for m in members if m.asked_at != progress and m.may_hold()]
+    for member in silent:
+        member.asked_at = progress
+        member.ask("held")
+    return bool(silent)

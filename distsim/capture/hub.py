@@ -6,17 +6,16 @@ import select
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from distsim.capture.asking import Asking, looks_at
+from distsim.capture.asking import Asking, ask_held, looks_at, only_sleep
 from distsim.capture.data import Side
-from distsim.capture.limits import limit_of, too_late
+from distsim.capture.limits import limit_of, no_place, too_late
 from distsim.capture.matching import Matching, Posted
 from distsim.capture.members import Event, Failure, Line, Member, Question
-from distsim.capture.stall import SLEEPS, alive_in
 from distsim.capture.store import Shelf
 from distsim.capture.wire import READ, Blobs, Regions, frame
 from distsim.profiles.record import Profile
@@ -87,7 +86,7 @@ class Hub:
                     self._stand()
                     return "stalled"
                 pause, quiet_since = _SOON, time.monotonic()
-            elif time.monotonic() - quiet_since > _LONG and self._only_sleeps() and self._go_on():
+            elif time.monotonic() - quiet_since > _LONG and only_sleep(self._living()) and self._go_on():
                 pause, quiet_since = _SOON, time.monotonic()
             elif deadline_s is not None and time.monotonic() - started > deadline_s:
                 return "late"
@@ -95,15 +94,8 @@ class Hub:
                 pause = min(pause * 1.5, _LATER)
 
     def _ask_held(self) -> bool:
-        """Somebody waits, perhaps for a call that its rank has made and not said. Was anybody asked?"""
         self._next_ask_s = time.monotonic() + _ASK_HELD
-        if not any(m.waiting or m.futures for m in self.members.values()):
-            return False
-        silent = [m for m in self._living() if m.asked_at != self.progress and m.may_hold()]
-        for member in silent:
-            member.asked_at = self.progress
-            member.ask("held")
-        return bool(silent)
+        return ask_held(self.members.values(), self._living(), self.progress)
 
     def _poll_lines(self, wait_s: float) -> bool:
         ready = self._epoll.poll(wait_s)
@@ -172,14 +164,8 @@ class Hub:
     def _rank(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
         rank, world = message[1], message[2]
         assert question is not None
-        fault = ""
-        if self.world not in (0, world):
-            fault = f"rank {rank} says that the world has {world} ranks, others said {self.world}"
-        elif not 0 <= rank < world:
-            fault = f"rank {rank} is outside a world of {world}"
-        elif rank in self.ranks and self.ranks[rank] is not member and not self.ranks[rank].ended:
-            fault = f"two processes say that they are rank {rank}"
-        if fault:
+        taken = rank in self.ranks and self.ranks[rank] is not member and not self.ranks[rank].ended
+        if fault := no_place(rank, world, self.world, taken):
             question.refuse("error", f"distsim capture: {fault}")
             return
         self.world = world
@@ -256,8 +242,8 @@ class Hub:
         self.matching.release(member.calls[message[1]])
 
     def _poll(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
-        call = member.calls[message[1]]
         assert question is not None
+        call = member.calls[message[1]]
         if call.done:
             self.polls = 0
             question.result(call)
@@ -361,20 +347,19 @@ class Hub:
             self.polls += 1
             self.ranks[polling[0][0]].waiting.pop(polling[0][1]).answer(["not yet"])
             return True
-        limited = sorted(
-            (limit, m.rank, n)
-            for m in self._living()
-            for n, q in m.waiting.items()
-            if (limit := limit_of(q, self.matching.profile)) is not None
-        )
+        limited = sorted((limit, m.rank, n) for limit, m, n in self._limited())
         for limit_ns, rank, number in limited:
             if limit_ns == limited[0][0]:
                 self._expire(limit_ns, rank, number)
         return bool(limited)
 
-    def _only_sleeps(self) -> bool:
-        """Nobody computes, reads or waits for a child: all stand, or sleep from one look at something to the next."""
-        return all(set(alive_in(m.pid, m.remotes())) <= SLEEPS for m in self._living())
+    def _limited(self) -> Iterator[tuple[int, Member, int]]:
+        """Waits that have a time-out, in ns: whose, and under which number."""
+        for member in self._living():
+            for number, question in member.waiting.items():
+                limit = limit_of(question, self.matching.profile)
+                if limit is not None:
+                    yield limit, member, number
 
     def _go_on(self) -> bool:
         """Who needs no more than time goes on. Time-outs pass that are over on the clock."""
@@ -384,10 +369,8 @@ class Hub:
         polling = [(m, n) for m in self._living() for n, q in m.waiting.items() if q.poll is not None]
         for member, number in polling:
             member.waiting.pop(number).answer(["not yet"])
-        late = [
-            (limit, m.rank, n) for m in self._living() for n, q in m.waiting.items()
-            if (limit := limit_of(q, self.matching.profile)) is not None and (time.monotonic() - q.since) * 1e9 > limit
-        ]  # fmt: skip
+        now = time.monotonic()
+        late = [(limit, m.rank, n) for limit, m, n in self._limited() if (now - m.waiting[n].since) * 1e9 > limit]
         for limit, rank, number in late:
             self._expire(limit, rank, number)
         return bool(taken or polling or late)
@@ -397,10 +380,7 @@ class Hub:
         if self.stood is None:
             self.stood = {r: m.as_it_stands() for r, m in self.ranks.items()}
         question = self.ranks[rank].waiting.pop(number)
-        if question.keys is not None:
-            question.refuse("store", f"wait timeout after {limit_ns // 10**6}ms, keys: {', '.join(question.keys)}")
-        else:
-            question.refuse("error", too_late(question, rank, limit_ns))
+        question.refuse("store" if question.keys is not None else "error", too_late(question, rank, limit_ns))
 
     def _stand(self) -> None:
         """Who asks again and again whether a call is done, or a key is there, waits for it."""

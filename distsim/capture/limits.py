@@ -1,4 +1,4 @@
-"""Time-outs of waits: how long one may last, and what is raised when it lasts longer."""
+"""What the hub refuses: a wait that outlasts its time-out, a rank that has no place in the world."""
 
 from __future__ import annotations
 
@@ -13,9 +13,20 @@ def limit_of(question: Question, profile: Profile) -> int | None:
     return question.call.team.timeout_ns if profile.timed_out == "raises" else None
 
 
+def no_place(rank: int, world: int, known: int, taken: bool) -> str:
+    """Why a process can't be this rank of this world; "" where it can. ``known``: the world's size, 0 before anybody said it."""
+    if known not in (0, world):
+        return f"rank {rank} says that the world has {world} ranks, others said {known}"
+    if not 0 <= rank < world:
+        return f"rank {rank} is outside a world of {world}"
+    return f"two processes say that they are rank {rank}" if taken else ""
+
+
 def too_late(question: Question, rank: int, limit_ns: int) -> str:
     """What gloo says of a wait that outlasts its time-out (ProcessGroupGloo.cpp, unbound_buffer.cc)."""
     call, ms = question.call, limit_ns // 10**6
+    if question.keys is not None:
+        return f"wait timeout after {ms}ms, keys: {', '.join(question.keys)}"
     if call is None or call.op != "monitored_barrier" or call.gathering is None:
         return f"[distsim] Timed out waiting {ms}ms for {call.op if call is not None else 'operation'} to complete"
     there, ranks = call.gathering.there, call.team.ranks

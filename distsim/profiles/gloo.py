@@ -136,7 +136,7 @@ def _by_root(meeting: Meeting) -> Mishap:
     elif fields:
         for root in {call.root for call in meeting.calls}:
             those = [i for i, call in enumerate(meeting.calls) if call.root == root]
-            calls, nbytes = (tuple(column[i] for i in those) for column in (meeting.calls, meeting.nbytes))
+            calls, nbytes = tuple(meeting.calls[i] for i in those), tuple(meeting.nbytes[i] for i in those)
             crash.update(mismatch(Meeting(fields, calls, nbytes, False)).crash)
     if crash:
         return Mishap("crashes", tuple(sorted(crash)))

@@ -193,7 +193,9 @@ class Compiler:
         if self.ignored and any(k in self.ignored and self.code.calls[k].is_async for k in (position - d for d in call.waits)):
             return "raises", "AttributeError: 'NoneType' object has no attribute 'wait'"
         if id(call) not in self._refused:
-            self._refused[id(call)] = next((text for one in (call, *call.parts) if (text := self._refusal(one)) is not None), None)
+            self._refused[id(call)] = next(
+                (text for one in (call, *call.parts) if (text := self._refusal(one)) is not None), None
+            )
         text = self._refused[id(call)]
         return None if text is None else ("raises", text)
 

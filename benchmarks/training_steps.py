@@ -79,7 +79,7 @@ def products_of(row: dict[str, str]) -> dict[str, str]:
 
 def cluster_of(row: dict[str, str]) -> dict[str, Any]:
     """The preset of the GPU, with the network that the row states."""
-    preset = dict(PRESETS[CLUSTERS[row["gpu"].split("-")[0]]])
+    preset: dict[str, Any] = dict(PRESETS[CLUSTERS[row["gpu"].split("-")[0]]])
     per_node = row["inter_bw_GBps_per_node"]
     if per_node:
         count = int(row["inter_link"].split("x")[0]) if row["inter_link"].split("x")[0].isdigit() else 8
@@ -100,7 +100,7 @@ def attention_of(row: dict[str, str]) -> dict[str, Any]:
     """How fast the row's attention was, where it says which it was; else it is today's."""
     gpu = str(gpu_of(row))
     reached = ATTENTION.get((gpu, row.get("attention", "")))
-    large = float(PRESETS[CLUSTERS[gpu]]["device"]["compute_efficiency"])
+    large = cluster_from(CLUSTERS[gpu]).device.compute_efficiency
     return {} if reached is None else {"attention_efficiency": reached / large}
 
 

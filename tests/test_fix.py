@@ -21,6 +21,9 @@ from tests.agreed import load_cases, scenario_of
 _REPAIRED = {
     "z02_both_send_first": "batch_isend_irecv", "z01_ring_recv_first": "batch_isend_irecv", "z08_roots_differ": "one root for all",
     "f15_buckets_in_another_order": "all_reduce", "f12_save_on_rank_0": "on all ranks", "z03_tag_mismatch": "the tag of its other side",
+    "z10_sizes_differ": "one shape on all ranks", "z19_fewer_micro_batches_than_stages": "the var ahead as micro_batches",
+    "z21_splits_not_transposed": "the transpose of the input splits", "f19_root_by_index": "group_src, which counts inside the group",
+    "f19_indivisible_all_to_all": "padded to rows that 2 ranks can share",
 }  # fmt: skip
 
 
@@ -36,6 +39,18 @@ def test_the_first_repair_checks_ok_under_every_reading_and_completes_on_every_b
     assert best.completes == ("gloo", "nccl", "mpi")
     assert best.makespan_ns > 0
     assert _REPAIRED[name] in best.words[0]
+
+
+@pytest.mark.parametrize("name", ["f01_isend_then_recv", "z17_pair_communicators"])
+def test_requests_that_meet_head_to_head_on_nccl_become_a_batch_and_no_tensor_changes_its_size(name: str, root: Path) -> None:
+    """A buffer that holds the message would hide the fault, and not mend it."""
+    text = (root / f"scenarios/zoo/{name}.yaml").read_text()
+
+    found = fixes(text, f"{name}.yaml", backend="nccl")
+
+    assert "batch_isend_irecv" in found[0].words[0]
+    assert found[0].completes == ("gloo", "nccl", "mpi")
+    assert not [line for fix in found for line in fix.patch.splitlines() if line[:1] in "+-" and "shape" in line]
 
 
 #: Agreed cases (tests/data/agreed) and what the first repair must say. `benchmarks/repairs.py` tries all of them.

@@ -76,7 +76,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "the tp group where dp was meant": (OTHER_GROUP, "DS302", ("rank 2 makes all_reduce on tp", "the others use dp here")),
     "a loss reduced on rank 0 alone": (LOSS_ON_RANK_0, "DS201", ("rank 0 makes 3 calls more, the first all_reduce(loss", _RULE)),
     "new_group called by its members alone": (NEW_GROUP_OF_MEMBERS, "DS301", ("new_group is a call of all ranks of the world, members",)),
-    "another model on a rank": (ANOTHER_MODEL, "DS202", ("build the same model on all ranks", "DDP expects same model across all ranks")),
+    "another model on a rank": (ANOTHER_MODEL, "DS802", ("DDP expects same model across all ranks, but Rank 0 has",)),
     "a layer frozen on a rank": ("ddp_frozen_on_one_rank", "DS802", ("Rank 0 has 6 params, while rank 1 has inconsistent 4",)),
     "a batch more on a rank": ("ddp_uneven", "DS302", ("rank 0 makes calls that the others do not: a batch more",)),
     "parameters without a gradient": ("ddp_unused_parameters", "DS303", ("Expected to have finished reduction in the prior iteration",)),

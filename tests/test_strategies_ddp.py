@@ -197,3 +197,27 @@ def test_a_tiny_model_ends_with_the_weights_of_plain_pytorch():
     values = simulate(load(str(ROOT / "scenarios" / "strategies" / "ddp_trains.yaml")), with_values=True).values
 
     assert [values.array(rank, "ddp_weights_0").tolist() for rank in range(2)] == 2 * [weight.tolist()]
+
+
+@pytest.mark.parametrize(("mine", "theirs", "outcome", "ends"), [
+    ("[{params: 100, forward: 1 ms, backward: 1 ms}, {params: 200, forward: 1 ms, backward: 1 ms}]",
+     "[{params: 100, forward: 1 ms, backward: 1 ms}]", "raises",
+     ["DDP expects same model across all ranks, but Rank 0 has 2 params, while rank 1 has inconsistent 1 params.",
+      "DDP expects same model across all ranks, but Rank 1 has 1 params, while rank 0 has inconsistent 2 params.",
+      "DDP expects same model across all ranks, but Rank 2 has 1 params, while rank 0 has inconsistent 2 params."]),
+    ("[{params: 100, forward: 1 ms, backward: 1 ms}]", "[{params: 200, forward: 1 ms, backward: 1 ms}]", "raises",
+     ["Connection closed by peer",
+      "[1]: params[0] in this process with sizes [200] appears not to match sizes of the same param in process 0.",
+      "[2]: params[0] in this process with sizes [200] appears not to match sizes of the same param in process 0."]),
+    ("[{params: 100, forward: 1 ms, backward: 1 ms}]", "[{params: 100, forward: 1 ms, backward: 1 ms}]", "completes", ["", "", ""]),
+])  # fmt: skip
+def test_models_that_differ_by_rank_raise_where_ddp_is_made_as_torch_does(
+    mine: str, theirs: str, outcome: str, ends: list[str]
+) -> None:
+    """Run on gloo, torch 2.13: all see other numbers of parameters, who differs from rank 0 sees other shapes."""
+    text = f"world: 3\nbackend: gloo\nprogram:\n- {{ddp: {{layers: {mine}}}, ranks: 0}}\n- {{ddp: {{layers: {theirs}}}, ranks: [1, 2]}}\n"
+    found = simulate(loads(text))
+    assert found.outcome == outcome
+    said = [end.message for end in found.run.standstill.ends]
+    assert [now.startswith(then) for now, then in zip(said, ends, strict=True)] == [True] * 3, said
+    assert any(said) == (outcome == "raises")

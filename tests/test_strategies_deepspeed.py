@@ -5,11 +5,13 @@ That its calls are DeepSpeed's, one by one, stands in tests/wrapped_deepspeed.py
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 import test_same_values as same
+import yaml
 from strategy_checks import noticed, spoiled
 
 from distsim.errors import ScenarioErrors
@@ -128,6 +130,34 @@ def shards(made: Scenario) -> list[np.ndarray[Any, Any]]:
 def test_the_shards_of_zero_3_are_the_weights_of_one_process(ranks: int) -> None:
     for found, expected in zip(shards(zero_3(ranks)), same.in_pytorch(ranks, 2), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def flat(stage: int, ranks: int) -> Scenario:
+    """One layer under ZeRO 1 or 2. What a rank updates with is its part of the bucket, which all have alike: the largest is cut out."""
+    strategy = {"deepspeed": {"layers": {"params": [[same.SIZE]], **PRICE}, "stage": stage, "optimizer": "1 ms"}}
+    arithmetic: same.Arithmetic = {
+        "forward layer 0": [("y", "deepspeed_parameters * x")],
+        "backward layer 0": [("deepspeed_bucket_0_0", f"(y - t) * x * {1 / ranks}")],
+        "optimizer": [("g", "0"), ("deepspeed_part", f"deepspeed_part - {same.RATE} * mine")],
+    }
+    whole = yaml.safe_load(Scenario(name="flat", world=ranks, program=[strategy], iterations=same.STEPS).to_yaml())
+    program = json.dumps(same.with_arithmetic(whole["program"], arithmetic))
+    cut = {"reduce_scatter_tensor": {"input": "deepspeed_bucket_0_0", "output": "mine", "op": "max"}}
+    whole["program"] = json.loads(program.replace(json.dumps({"assign": {"tensor": "g", "value": "0"}}), json.dumps(cut)))
+    values = {"x": same.DATA["x"], "t": same.DATA["t"], "y": None, "g": None}
+    whole["tensors"] |= {name: {"shape": [same.SIZE], **({"value": value} if value else {})} for name, value in values.items()}
+    whole["tensors"]["mine"] = {"shape": [same.SIZE // ranks]}
+    whole["tensors"]["deepspeed_parameters"]["value"] = "1 + index * 0.5"
+    whole["tensors"]["deepspeed_part"]["value"] = f"1 + (rank * {same.SIZE // ranks} + index) * 0.5"
+    return loads(yaml.safe_dump(whole, sort_keys=False))
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_weights_of_zero_1_and_2_are_those_of_one_process(stage: int) -> None:
+    (expected,) = same.in_pytorch(2, 1)
+    (found,) = same.weights_of(flat(stage, 2), ["deepspeed_parameters"])
+    for one in found:
+        np.testing.assert_allclose(one, expected, rtol=1e-5)
 
 
 def test_gradients_whose_largest_is_taken_give_other_weights() -> None:

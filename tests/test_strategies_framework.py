@@ -156,9 +156,10 @@ _LAYERS = {"layers": {"params": 4, "forward": "1 ms", "backward": "1 ms"}}
 _SIZED = {"keys": [4], "sequence": 8, "hidden": 8, "experts": 4, "tokens": 8, "forward": "1 ms"}
 #: Fields with which each strategy can be.
 SOUND = {
-    "ddp": _LAYERS, "fsdp": _LAYERS, "data_parallel": {**_LAYERS, "batch": [8], "output": [8]}, "hybrid": {},
+    "ddp": _LAYERS, "fsdp": _LAYERS, "megatron_ddp": _LAYERS, "data_parallel": {**_LAYERS, "batch": [8], "output": [8]}, "hybrid": {},
     "all_gather_object": {"object": "1 KiB"}, "gather_object": {"object": "1 KiB"}, "broadcast_object_list": {"objects": ["1 B"]},
-    "scatter_object_list": {"objects": ["1 B"] * 4}, "symm_mem_barrier": {}, "coalescing_manager": {"ops": [{"all_reduce": {"tensor": "x"}}]},
+    "scatter_object_list": {"objects": ["1 B"] * 4}, "symm_mem_barrier": {},
+    "coalescing_manager": {"ops": [{"all_reduce": {"tensor": "x"}}]},
     **{
         name: {key: value for key, value in _SIZED.items() if key in STRATEGIES[name].model_fields} | {"axis": "dp"}
         for name in ("tensor_parallel", "context_parallel", "expert_parallel")

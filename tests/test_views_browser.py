@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
@@ -56,6 +57,23 @@ def test_the_measure_sees_a_text_that_is_cut_off_and_two_that_lie_over_each_othe
     found = measured([tmp_path / "bad.svg"], tmp_path)
 
     assert found == {"bad.svg": [4, ["over each other: two | one", "cut off: three"]]}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
+def test_no_text_is_cut_off_or_lies_over_another_at_4_64_and_1024_ranks(tmp_path: Path):
+    """The pictures of `viz/look.py`: every view at each size."""
+    spec = importlib.util.spec_from_file_location("viz_look", VIZ / "look.py")
+    assert spec is not None
+    assert spec.loader is not None
+    look = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(look)
+    for one in look.looks():
+        (tmp_path / f"{one.file}.svg").write_text(str(look.render(one.view, "svg", one.subject)), encoding="utf-8")
+    found = measured(sorted(tmp_path.glob("*.svg")), tmp_path)
+
+    assert len(found) > 40
+    assert {name: wrong for name, (_, wrong) in found.items() if wrong} == {}
 
 
 def measured(pictures: list[Path], folder: Path) -> dict[str, tuple[int, list[str]]]:

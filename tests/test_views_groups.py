@@ -47,6 +47,10 @@ def test_every_rank_has_a_cell_in_every_panel_and_groups_that_touch_differ_in_co
     assert all(len({fill[f"rank {8 * m + r}", "tp"] for r in range(8)}) == 1 for m in range(128))
     assert set(fill.values()) <= set(FILLS)
     assert len(svg) < 600_000
+    parted = {path.get("d", "").count("M") for path in ElementTree.fromstring(svg).iter(f"{SVG}path")} - {0, 1}
+    assert parted == {
+        7 * 128
+    }  # without colours: a dark line between any two groups of pp, and of dp; each tp group has its machine alone
 
 
 def test_bytes_and_where_a_group_lies_are_told_and_small_worlds_keep_their_boxes():

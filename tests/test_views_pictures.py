@@ -294,6 +294,16 @@ def test_a_large_program_is_bounded_and_the_rest_is_counted():
     assert "after them are not" in columns.notes[1]
 
 
+def test_what_is_counted_stands_under_the_rank_that_hides_it_whatever_ranks_are_drawn():
+    """Ranks 0-7 make 60 calls, ranks 8-15 make 70."""
+    calls = {r: [work(f"of {r // 8}") for _ in range(60 + 10 * (r // 8))] for r in range(16)}
+    columns = dataflow_diagram(*made(16, calls), most_rows=40)
+
+    more = {item.id: item.lines[0].text for item in columns.items if item.id.startswith("more")}
+    assert [column.short for column in columns.columns] == ["rank 0", "rank 1", "rank 2", "rank 8"]
+    assert more == {**{f"more_r{r}": "and 20 more" for r in range(3)}, "more_r8": "and 30 more"}
+
+
 def test_a_hang_after_many_calls_still_shows_where_it_hangs():
     calls = {r: [work()] * 200 + [send(1 - r)] for r in range(2)}
     columns = dataflow_diagram(*made(2, calls))

@@ -41,6 +41,22 @@ def test_a_pass_has_the_number_of_its_micro_batch_and_its_chunk():
     ]
 
 
+def test_a_pass_of_several_computes_is_as_many_boxes_with_one_number():
+    """Two micro-batches of two layers: attention and mlp of each layer, then the loss; backwards three computes."""
+    forward = [
+        work("forward attention"),
+        work("forward mlp"),
+        work("forward attention"),
+        work("forward mlp"),
+        work("forward loss"),
+    ]
+    backward = [work(f"backward {part}") for part in ("loss", "mlp", "attention")]
+    trace = made(1, {0: [*forward, *backward, *forward, *backward]})[1].trace
+
+    found = [(p.kind, p.micro) for p in passes_of(trace, list(range(16)), None, 0)]
+    assert found == [(kind, micro) for micro in (0, 1) for kind in "FFFFFBBB"]
+
+
 def test_replicas_share_a_lane_and_the_bubble_is_told():
     shown = words(schedule_svg(of("pipeline_1f1b").run.trace))
 

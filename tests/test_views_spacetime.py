@@ -56,6 +56,23 @@ class TestSpaceTime:
         assert x2 >= x1 > 156
         assert y2 - y1 == pytest.approx(2 * 56 - 10)
 
+    def test_words_on_messages_lie_over_the_lines_and_over_no_lane_and_folded_lanes_say_whose_messages_they_have(self):
+        """A ring of 16 whose odd ranks are slow: words stand at least 14 points from a lane, behind all lines of the text."""
+        calls = {
+            r: [work(), send((r + 1) % 16, "isend", handle="s"), recv((r - 1) % 16), wait("s"), work(ms=1 + r % 2)]
+            for r in range(16)
+        }
+        svg = spacetime_svg(made(16, calls)[1].trace)
+        places = [(float(t.get("y", "0")), t.text or "") for t in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+        lanes = [y for y, text in places if text.startswith("rank")]
+
+        assert all(abs(y - 4 - lane) > 5 for y, text in places if text.endswith(" B") for lane in lanes)
+        assert "drawn are the messages of each lane's first rank" not in svg
+        folded = spacetime_svg(made(64, {r: [work(), send(r ^ 1) if r % 2 else recv(r ^ 1)] for r in range(64)})[1].trace)
+        assert "drawn are the messages of each lane's first rank" in folded.replace("&apos;", "'").replace("&#39;", "'").replace(
+            "&#x27;", "'"
+        )
+
     def test_a_receive_from_any_source_has_a_diamond_and_a_dashed_line_for_what_it_could_have_taken(self):
         """Ranks 1 and 2 send at once; the first receive may take either, the second takes what is left: no choice any more."""
         calls = {0: [recv(None), recv(None)], 1: [send(0)], 2: [send(0)]}

@@ -170,11 +170,8 @@ class _Judgement:
             return _Who(_union(f.ranks for f in self.invalid))
         if self.kind == "race":
             relying = first_with(self.endings, "race")
-            return _Who(
-                _union(
-                    [*(c.ranks for c in (*self.clashes, *self.remote)), [r for r, _, _ in (relying.relying if relying else ())]]
-                )
-            )
+            told = [r for r, _, _ in (relying.relying if relying else ())]
+            return _Who(_union([*(c.ranks for c in self.clashes), *(c.ranks for c in self.remote), told]))
         if self.kind == "leak":
             return _Who(_union([*(leak.ranks for leak in self.leaks), [rank for rank, _, _ in self.unreceived]]))
         shown = first_with(self.endings, self.kind) if self.kind != "ok" else None

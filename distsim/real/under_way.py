@@ -22,7 +22,7 @@ from distsim.standstill import RankEnd, RankStatus, Standstill
 from distsim.trace import Trace
 from distsim.trace_io import ENDINGS, UNDER_WAY, write_trace
 
-#: Seconds between two writings; and how many times as long as the last one took, so that it costs the ranks little of their cores.
+#: Seconds between two writings; and how many times what the last one took of a core, so that it costs the ranks little of theirs.
 _EVERY_S: Final = 0.5
 _RESTS: Final = 20
 #: Of a thread, as of a process: it works when nobody else wants to.
@@ -62,10 +62,10 @@ def _keep_writing(session: Session, job: Job, starts_ns: Sequence[int], path: Pa
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # Linux: of this thread alone
     took_s = 0.0
     while not over.wait(max(_EVERY_S, _RESTS * took_s)):
-        began = time.monotonic()
+        began = time.thread_time()  # of a core: on a busy machine the same work takes longer and costs no more
         with suppress(OSError, DistsimError):  # a full disk costs this recording, not the run
             write_trace(_so_far(session, job, starts_ns), path)
-        took_s = time.monotonic() - began
+        took_s = time.thread_time() - began
 
 
 def _so_far(session: Session, job: Job, starts_ns: Sequence[int]) -> Trace:

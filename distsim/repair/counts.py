@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from distsim.repair.steps import Data, Path, at, fields_of, op_of, ranks_of, step, with_entries
 
@@ -39,7 +39,7 @@ def transposed(data: Data, named: list[Path]) -> Iterator[tuple[str, Data]]:
         yield f"{op_of(entry)}: the output splits are the transpose of the input splits", changed
 
 
-def _square(splits: Any) -> bool:
+def _square(splits: Any) -> TypeGuard[dict[int, list[int]]]:
     """A list of numbers for each rank, as many as there are ranks."""
     return isinstance(splits, dict) and all(
         rank in splits and isinstance(splits[rank], list) and len(splits[rank]) == len(splits)
@@ -50,7 +50,9 @@ def _square(splits: Any) -> bool:
 def padded(data: Data, named: list[Path]) -> Iterator[tuple[str, Data]]:
     """(words, data): the tensors of a call have so many rows that the world's ranks share them evenly."""
     declared, world = data.get("tensors") or {}, data.get("world")
-    for path in named if isinstance(world, int) else ():
+    if not isinstance(world, int):
+        return
+    for path in named:
         used = {
             name for name in fields_of(at(data, path)).values() if isinstance(name, str) and isinstance(declared.get(name), dict)
         }

@@ -85,8 +85,15 @@ def fixes(text: str, file: str, *, backend: str | None = None, most: int = MOST)
         left = [after for state in states for after in search.after(state)]
         if search.good:
             return tuple(sorted((_fix(s, text, file, backend) for s in search.good), key=_order)[:_SHOWN])
-        states = sorted(left, key=lambda s: (*s.worth, s.kind))[:_BEST]
+        states = _best(left)
     return ()
+
+
+def _best(left: list[_State]) -> list[_State]:
+    """The states to go on from: the best, and that of the fewest findings in which the calls are those of the file."""
+    ranked = sorted(left, key=lambda s: (*s.worth, s.kind))
+    same = sorted((state for state in ranked if state.kind <= 1), key=lambda s: (len(s.findings), s.worth, s.kind))
+    return list({state.text: state for state in (*ranked[: _BEST - 1], *same[:1], *ranked)}.values())[:_BEST]
 
 
 @dataclass

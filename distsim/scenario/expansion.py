@@ -74,6 +74,8 @@ class _Expander:
         self.data, self.problems = data, problems
         self.added: dict[str, dict[str, Any]] = {key: {} for key in _DECLARED}
         self.taken = set(_WORDS) | set(_names(data))
+        self.made: Strategy | None = None  # the entry that was expanded last
+        self.partial: list[tuple[tuple[int, ...], Strategy, dict[str, Any]]] = []
         self.context = _context(data, self.taken, str(PurePath(problems.document.file).parent))
         known = known_quantities(data)
         self.known = {
@@ -84,6 +86,7 @@ class _Expander:
     def expanded(self) -> dict[Any, Any]:
         found = dict(self.data)
         found["program"] = self.entries(self.data["program"], ("program",))
+        self.compare()
         for key, added in self.added.items():
             declared = self.data.get(key)
             if added and (declared is None or isinstance(declared, Mapping)):
@@ -116,10 +119,32 @@ class _Expander:
         if any(key not in (name, "ranks") for key in item):
             return item
         found = self.strategy(name, item[name], path, (*path, name))
-        return {"ranks": item["ranks"], **found} if "ranks" in item else found
+        if "ranks" not in item:
+            return found
+        found = {"ranks": item["ranks"], **found}
+        if self.made is not None and (ranks := self.selected(item["ranks"])):
+            self.partial.append((ranks, self.made, found))
+        return found
+
+    def compare(self) -> None:
+        """Entries of one strategy for some ranks each, that all ranks have one of, meet: they are told of each other."""
+        for name in {made.name for _, made, _ in self.partial}:
+            entries = [(ranks, made, found) for ranks, made, found in self.partial if made.name == name]
+            if self.context is not None and sorted(r for ranks, _, _ in entries for r in ranks) == list(
+                range(self.context.world_size)
+            ):
+                models = {rank: made for ranks, made, _ in entries for rank in ranks}
+                for ranks, made, found in entries:
+                    found["steps"] = made.compared(ranks, models, found["steps"])
+
+    def selected(self, ranks: Any) -> tuple[int, ...]:
+        """The ranks of an entry that stand in the file as numbers; empty where they are no such."""
+        one = [ranks] if isinstance(ranks, int) else ranks
+        numbers = isinstance(one, list | tuple) and all(isinstance(rank, int) for rank in one)
+        return tuple(sorted(set(one))) if numbers else ()
 
     def strategy(self, name: str, value: Any, path: Path, here: Path) -> dict[str, Any]:
-        made = self.validated(STRATEGIES[name], value, here)
+        made, self.made = self.validated(STRATEGIES[name], value, here), None
         if made is None or self.context is None:
             return {"steps": []}
         context = self.context._replace(taken=frozenset(self.taken), known=self.known)
@@ -128,6 +153,7 @@ class _Expander:
         refusals = made.refuse(context)
         for way, sentence in refusals:
             self.problems.add((*here, *way), sentence)
+        self.made = None if refusals else made
         return {"steps": []} if refusals else self.keep(made.expand(context))
 
     def validated(self, model: type[Strategy], value: Any, here: Path) -> Strategy | None:

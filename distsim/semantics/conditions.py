@@ -67,7 +67,8 @@ class Conditions:
         found = np.zeros(linked.rows, dtype=np.bool_)
         if free.any():
             found[sends] = free[np.searchsorted(sizes, linked.nbytes[sends])]
-        return found | (sends & (linked.tag >= SIGNALS))
+        found[sends & (linked.tag >= SIGNALS)] = True
+        return found
 
     @cached_property
     def window(self) -> int:
@@ -112,8 +113,8 @@ class Conditions:
         linked, sends = self.linked, np.flatnonzero((self.linked.kind == PartKind.SEND) & (self.mate >= 0))
         pad = linked.tag[sends] >= SIGNALS
         if pad.any():
-            ends = zip(linked.rank[sends[pad]].tolist(), linked.peer[sends[pad]].tolist(), strict=True)
-            self.price[sends[pad]] = [cost.one_sided_ns(*end, CELL) for end in ends]
+            cells = zip(linked.rank[sends[pad]].tolist(), linked.peer[sends[pad]].tolist(), strict=True)
+            self.price[sends[pad]] = [cost.one_sided_ns(*pair, CELL) for pair in cells]
             self.price[self.mate[sends[pad]]] = self.price[sends[pad]]
             sends = sends[~pad]
         if not sends.size:

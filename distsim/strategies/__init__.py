@@ -36,6 +36,7 @@ STRATEGIES = _Strategies(
         "ddp": "ddp Ddp",
         "fsdp": "fsdp Fsdp",
         "deepspeed": "deepspeed DeepSpeed",
+        "megatron_ddp": "megatron_ddp MegatronDdp",
         "pipeline": "pipeline Pipeline",
         "tensor_parallel": "tensor_parallel TensorParallel",
         "context_parallel": "context_parallel ContextParallel",

@@ -146,6 +146,10 @@ class Strategy(BaseModel):
         """Why this layout can't be: (path of the field, sentence), before anything is expanded. Empty where nothing is wrong."""
         return []
 
+    def compared(self, ranks: Sequence[int], all_ranks: Mapping[int, Strategy], steps: list[Entry]) -> list[Entry]:
+        """The entry's ``steps`` on its ``ranks``, where every rank of the world has one entry of this strategy, as in ``all_ranks``."""
+        return steps
+
     def expand(self, context: Context) -> Expansion:
         """The plain operations that PyTorch would issue."""
         raise AssertionError(f"{self.name} does not expand")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
 
 from distsim.names import listing, near, shown
-from distsim.strategies.base import Context, Expansion, Group, Layer, Refusal
+from distsim.strategies.base import Context, Entry, Expansion, Group, Layer, Refusal, Strategy
 from distsim.strategies.buckets import SIZES
-from distsim.strategies.ddp_calls import DdpWriter
+from distsim.strategies.ddp_calls import DdpWriter, with_refusals
 from distsim.strategies.ddp_hooks import HookField
 from distsim.strategies.ddp_join import JoinWriter
 from distsim.strategies.fields import Amount, Axes, CostField, Count, Dtype, PerRank, integer
@@ -139,6 +139,13 @@ class Ddp(Layered):
         if self.bucket_cap_mb == 0:
             found.append((("bucket_cap_mb",), "expected a cap above 0"))
         return [*found, *self._refuse_ranks(context)]
+
+    def compared(self, ranks: Sequence[int], all_ranks: Mapping[int, Strategy], steps: list[Entry]) -> list[Entry]:
+        """Models that differ by rank: who sees it raises where DistributedDataParallel is made."""
+        models = {rank: made for rank, made in all_ranks.items() if isinstance(made, Ddp)}
+        if len(models) < len(all_ranks) or any(made.group is not None or not made.setup for made in models.values()):
+            return steps
+        return with_refusals(ranks, {rank: made.model for rank, made in models.items()}, steps)
 
     def _refuse_ranks(self, context: Context) -> list[Refusal]:
         found: list[Refusal] = []

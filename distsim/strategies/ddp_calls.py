@@ -6,15 +6,43 @@ Sources, torch 2.13: `torch/nn/parallel/distributed.py` (`__init__`, `_pre_forwa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from distsim.strategies.base import Context, Entry, Expansion, block, compute, step, wait, waits
+from distsim.strategies.base import Context, Entry, Expansion, Layer, block, compute, step, wait, waits
 from distsim.strategies.buckets import Bucket, Param, Replicas, parameters
 from distsim.strategies.ddp_hooks import Hook, cast, factors, owners
 
 if TYPE_CHECKING:
     from distsim.strategies.ddp import Ddp
+
+
+def with_refusals(ranks: Sequence[int], models: Mapping[int, Sequence[Layer]], steps: list[Entry]) -> list[Entry]:
+    """The entries of some ranks, with what torch raises at construction where the ranks wrap different ``models`` (run, torch 2.13):
+    with other numbers of parameters all of them raise, with other shapes those that differ from rank 0. Shapes of other dimensions
+    don't fit into the broadcast that compares them, and abort before."""
+    counts = {rank: sum(len(layer.params) for layer in model) for rank, model in sorted(models.items())}
+    shapes = {rank: [shape for layer in model for shape in layer.params] for rank, model in models.items()}
+    dims = {sum(map(len, shape)) for shape in shapes.values()}
+    after = {0: list[Entry](), 1: list[Entry]()}  # how many of the comparisons have been made
+    for rank in ranks:
+        other = next((r for r, n in counts.items() if n != counts[rank]), None)
+        place = next((k for k, (mine, first) in enumerate(zip(shapes[rank], shapes[0], strict=False)) if mine != first), None)
+        if other is not None:
+            after[0].append(step("fail", [rank], message=_OTHER_COUNT.format(rank, counts[rank], other, counts[other])))
+        elif place is not None and len(dims) == 1:
+            sizes = list(shapes[rank][place])
+            after[1].append(step("fail", [rank], message=_OTHER_SHAPE.format(rank, place, sizes)))
+    if not any(after.values()):
+        return steps
+    built = steps[0]["steps"]
+    assert isinstance(built, list)
+    return [{**steps[0], "steps": [built[0], *after[0], built[1], *after[1], *built[2:]]}, *steps[1:]]
+
+
+#: What torch 2.13 raises where DistributedDataParallel compares the parameters of all ranks (verify_params_across_processes).
+_OTHER_COUNT = "DDP expects same model across all ranks, but Rank {} has {} params, while rank {} has inconsistent {} params."
+_OTHER_SHAPE = "[{0}]: params[{1}] in this process with sizes {2} appears not to match sizes of the same param in process 0."
 
 
 class DdpWriter(Replicas):
@@ -76,11 +104,7 @@ class DdpWriter(Replicas):
         for rank, mine in enumerate(counts):
             other = next((r for r, n in enumerate(counts) if n != mine), None)
             if other is not None:
-                message = (
-                    f"DDP expects same model across all ranks, but Rank {rank} has {mine} params, "
-                    f"while rank {other} has inconsistent {counts[other]} params."
-                )
-                found.append(step("fail", [rank], message=message))
+                found.append(step("fail", [rank], message=_OTHER_COUNT.format(rank, mine, other, counts[other])))
         return found
 
     def counted(self, rank: int) -> int:

@@ -7,7 +7,7 @@ there, then results back; the backward pass makes the last two again, the other 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, pairwise
 from math import ceil, prod
 from random import Random
@@ -16,7 +16,8 @@ from typing import ClassVar, NamedTuple, TypeVar
 from pydantic import StrictBool
 
 from distsim.strategies.base import Context, Entry, Price, Refusal, compute
-from distsim.strategies.fields import Amount, Axis, Count, Dtype, Natural
+from distsim.strategies.expert_stages import StagedWriter
+from distsim.strategies.fields import Amount, Axis, Count, Dtype, Natural, PriceField
 from distsim.strategies.layers import LayerStrategy, LayerWriter, scaled
 
 T = TypeVar("T")
@@ -45,13 +46,25 @@ class ExpertParallel(LayerStrategy):
     capacity_factor: Amount | None = None
     #: Every rank sends each expert its full capacity, padded: all messages are equal, and no counts travel.
     pad_to_capacity: StrictBool = False
+    #: The axis of machines, `axis` being the ranks inside one: tokens go between machines first, then inside (`expert_stages`).
+    between: Axis | None = None
+    #: A token crosses to a machine once, whatever number of its experts is there (DeepEP).
+    once_per_machine: StrictBool = False
+    #: Tokens travel in so many pieces: one inside the machine while the next one is between them.
+    pieces: Count = 1
+    #: What tokens are dispatched in; results come back in `dtype`.
+    dispatch_dtype: Dtype | None = None
+    #: What is computed while tokens are on their way out, as shared experts.
+    beside: PriceField | None = None
 
     def refuse(self, context: Context) -> list[Refusal]:
         unknown = context.unknown_group(self.axis, "axis")
         if unknown is not None or self.axis not in context.mesh:
             return [(("axis",), unknown or f"{self.axis} is no axis of the mesh")]
-        found: list[Refusal] = []
-        n = context.size_of(self.axis)
+        found: list[Refusal] = list(self._refused_stages(context))
+        if found:
+            return found
+        n = context.size_of(self.axis) * (1 if self.between is None else context.size_of(self.between))
         if self.experts % n:
             found.append((("experts",), f"{self.experts} experts do not divide among the {n} ranks of {self.axis}"))
         if self.top_k > self.experts:
@@ -62,8 +75,23 @@ class ExpertParallel(LayerStrategy):
             found.append((("pad_to_capacity",), "there is nothing to pad to: give `capacity_factor`, as 1.25"))
         return found
 
-    def writer(self, context: Context) -> ExpertWriter:
-        return ExpertWriter(self, context)
+    def _refused_stages(self, context: Context) -> Iterator[Refusal]:
+        staged = ("once_per_machine", "pieces", "dispatch_dtype", "beside")
+        if self.between is None:
+            fields = type(self).model_fields
+            given = [word for word in staged if getattr(self, word) != fields[word].default]
+            yield from (((word,), "it belongs to two stages: name the axis of machines with `between`") for word in given)
+        elif self.between not in context.mesh or self.between == self.axis:
+            yield (
+                ("between",),
+                context.unknown_group(self.between, "between") or f"expected another axis of the mesh than {self.axis}",
+            )
+        elif self.imbalance or self.capacity_factor is not None:
+            word = "imbalance" if self.imbalance else "capacity_factor"
+            yield (word,), "with two stages the router is even: leave it out"
+
+    def writer(self, context: Context) -> ExpertWriter | StagedWriter:
+        return ExpertWriter(self, context) if self.between is None else StagedWriter(self, context)
 
 
 class ExpertWriter(LayerWriter):

@@ -5,6 +5,20 @@ from __future__ import annotations
 from distsim.fields import Told
 
 WORDS: dict[str, Told] = {
+    "expert_parallel.between": Told("The axis of machines: tokens go between these first, then inside along `axis`.", "machine"),
+    "once_per_machine": Told("A token crosses to a machine once, whatever number of its experts is there, as DeepEP has it.", True),
+    "expert_parallel.pieces": Told("Pieces of the tokens: one goes round inside while the next one is between machines.", 2),
+    "dispatch_dtype": Told("What tokens go out in, with scales if it is FP8; results come back in `dtype`.", "float8_e4m3fn"),
+    "expert_parallel.beside": Told("What is computed while tokens are on their way out, as shared experts.", "1 ms"),
+    "megatron_ddp.group": Told("The data-parallel ranks; left out, all.", "dp"),
+    "grad_dtype": Told("What gradients are kept and reduced in.", "float32"),
+    "bucket_size": Told("Parameters in a bucket; left out: 40 million, or a million for each rank if that is more.", 40000000),
+    "pad_buckets_for_high_nccl_busbw": Told("Pad buckets to a multiple of 65536 elements.", True),
+    "use_distributed_optimizer": Told("Each rank updates its part of every bucket; else gradients are all-reduced.", False),
+    "megatron_ddp.overlap_grad_reduce": Told("Reduce a bucket as soon as its gradients have come; else one bucket, at the end.", False),
+    "overlap_param_gather": Told("Gather parameters beside the next forward pass; else after the update.", False),
+    "average_in_collective": Told("Average in the collective, not before it.", True),
+    "megatron_ddp.skips_layer": Told("Ranks that leave out a layer from the second iteration on.", {1: 0}),
     "symm_mem_barrier.group": Told("Who takes part; left out, all ranks.", "tp"),
     "channel": Told("Which cells of the signal pad it uses; put_signal and wait_signal of the same channel use them too.", 1),
     "ulysses.layers": Told("How many equal layers.", 4),

@@ -16,6 +16,7 @@ from distsim.units import show_bytes
 from distsim.views.drawing.palette import FILLS, GREY, INK, LINE, WHITE
 from distsim.views.drawing.records import clipped, text_width
 from distsim.views.drawing.svg import Svg
+from distsim.views.drawing.svg import number as written
 from distsim.views.drawing.words import who
 
 #: Panels at most, and how wide the page is about, in pixels.
@@ -57,7 +58,8 @@ class _Mesh:
         about = f"{program.world_size} ranks on {program.nodes} machine{'s' * (program.nodes > 1)}"
         about += f", mesh {mesh} (outermost first)" if mesh else ""
         self.draw.text(_MARGIN, 46, about, 12, colour=GREY)
-        hint = "A frame is a machine, a cell a GPU (its rank beneath the pointer); cells of one colour that touch are one group."
+        hint = "A frame is a machine, a cell a GPU (its rank beneath the pointer); cells of one colour that touch are one group"
+        hint += ", a dark line parts two."
         self.draw.text(_MARGIN, 66, hint, 12, colour=GREY)
         self.draw.outline(_MARGIN + 1, 77, 12, 12, INK, 2.4)
         self.draw.text(_MARGIN + 20, 88, "the group of rank 0, or the first one", 12)
@@ -125,10 +127,10 @@ class _Mesh:
     def _panel(self, groups: Sequence[Group], x: float, y: float) -> None:
         cell, text = self.size
         of: dict[int, int] = {}
-        for number, group in enumerate(groups):
+        for place, group in enumerate(groups):
             for rank in group.ranks:
-                of.setdefault(rank, number)
-        colours = self._colours(groups, of)
+                of.setdefault(rank, place)
+        colours, lines = self._colours(groups, of), list[str]()
         for machine in range(self.program.nodes):
             left, top = x + machine % self.per_row * self.machine[0], y + machine // self.per_row * self.machine[1]
             self.draw.rect(left, top, self.machine[0] - 4, self.machine[1] - 4, "#F5F7FA", f"machine {machine}", LINE)
@@ -139,6 +141,19 @@ class _Mesh:
                 local = rank - first
                 at = (left + 4 + local % self.across * cell, top + (15 if text else 2) + local // self.across * cell)
                 self._cell(rank, at, groups, of.get(rank, -1), colours)
+                lines += self._parted(rank, local, at, of)
+        if lines:
+            self.draw.path("".join(lines), "", "", INK, 2.0 if text else 1.0)
+
+    def _parted(self, rank: int, local: int, at: tuple[float, float], of: dict[int, int]) -> list[str]:
+        """Lines to the left of a cell and over it, where the cell there is of another group: for print, and eyes without colours."""
+        side, (x, y) = written(self.size[0] - 1), at
+        mine, found = of.get(rank, -1), []
+        if local % self.across and of.get(rank - 1, -1) != mine:
+            found.append(f"M{written(x - 0.5)} {written(y)}v{side}")
+        if local >= self.across and of.get(rank - self.across, -1) != mine:
+            found.append(f"M{written(x)} {written(y - 0.5)}h{side}")
+        return found
 
     def _cell(self, rank: int, at: tuple[float, float], groups: Sequence[Group], number: int, colours: Sequence[str]) -> None:
         cell, text = self.size

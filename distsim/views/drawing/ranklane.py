@@ -63,7 +63,9 @@ class LanePainter:
         size = next((s for s in (13, 12, 11, 10) if text_width(row.lane.title, s, True) <= room), 10)
         self.chart.text(16, y + 15, row.lane.title, size, bold=True)
         if row.lane.about:
-            self.chart.text(16, y + 30, row.lane.about, 10, colour=GREY)
+            beside = row.streams[0]  # names of streams stand to the right of it
+            about = row.lane.about.replace(" equal ranks", " equal") if beside else row.lane.about
+            self.chart.text(16, y + 30, about, 10, colour=GREY)
 
     def _mean(self, row: Row, y: float) -> None:
         """The mean of several ranks that differ, as density."""

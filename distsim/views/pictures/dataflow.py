@@ -165,8 +165,9 @@ class _Dataflow:
         for rank, events in zip(self.ranks, self.events, strict=True):
             row = events[-1].row + 1 if events else 0
             status = ends[rank].status if rank in ends else "ended"
-            if self.hidden[rank] and not self.hangs:
-                said = (Text(f"and {self.hidden[rank]} more", colour=GREY),)
+            hidden = self.hidden[self.column[rank]]
+            if hidden and not self.hangs:
+                said = (Text(f"and {hidden} more", colour=GREY),)
                 self.items.append(Item(f"more_r{rank}", self.column[rank], row, said, WHITE, LINE, dashed=True))
             elif status != "blocked" and (status != "ended" or rank in awaited):
                 said = (Text(_LEFT.get(status, status), bold=True, colour=RED if status != "ended" else GREY),)

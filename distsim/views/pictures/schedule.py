@@ -7,6 +7,7 @@ chunks of a rank in their shade. Messages run from the pass that makes them to t
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -52,6 +53,8 @@ def passes_of(trace: Trace, rows: Sequence[int], program: Program | None, end_ns
     """The passes among the rows of one rank and one step, in order.
 
     A micro-batch has the number of the copy of its tensors; without a program it is the how-manieth pass of its kind through its chunk.
+    A pass of several computes (attention, mlp, …) is as many boxes with one number: there are as many micro-batches as copies, or as
+    computes of the rarest name.
     """
     computes, found = trace.ops(*COMPUTE_OPS), []
     for row in rows:
@@ -63,16 +66,23 @@ def passes_of(trace: Trace, rows: Sequence[int], program: Program | None, end_ns
             found.append(Pass(kind, -1, int(chunk[1]) if chunk else 0, start, end if end >= 0 else end_ns, row))
     copies = [_copy(trace, one.row, program) for one in found]
     places: dict[tuple[str, int], list[int]] = {}
-    for one, copy in zip(found, copies, strict=True):
-        places.setdefault((one.kind, one.chunk), []).append(copy)
-    made: dict[tuple[str, int], int] = {}
-    numbered = []
-    for one, copy in zip(found, copies, strict=True):
-        key = (one.kind, one.chunk)
-        distinct = sorted(set(places[key]))
-        made[key] = made.get(key, -1) + 1
-        numbered.append(one._replace(micro=distinct.index(copy) if len(distinct) == len(places[key]) else made[key]))
-    return numbered
+    for i, one in enumerate(found):
+        places.setdefault((one.kind, one.chunk), []).append(i)
+    for mine in places.values():
+        given = [copies[i] for i in mine]
+        distinct = sorted(set(given))
+        each = _computes_of_a_pass(trace, [found[i].row for i in mine], given)
+        for number, i in enumerate(mine):
+            micro = distinct.index(copies[i]) if len(distinct) == len(mine) else number // each
+            found[i] = found[i]._replace(micro=micro)
+    return found
+
+
+def _computes_of_a_pass(trace: Trace, rows: list[int], copies: list[int]) -> int:
+    """How many of these neighbouring computes are one pass; 1 where they don't go up evenly."""
+    rarest = min(Counter(trace["name"][rows].tolist()).values())
+    passes = max(len({copy for copy in copies if copy >= 0}), rarest)
+    return len(rows) // passes if len(rows) % passes == 0 else 1
 
 
 def _copy(trace: Trace, row: int, program: Program | None) -> int:

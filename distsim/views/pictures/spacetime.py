@@ -72,7 +72,7 @@ class _Diagram:
         self.pitch = 56.0 if len(self.lanes) <= 8 else 40.0 if len(self.lanes) <= 16 else 26.0
         self.chart = TimeChart(_LEFT, _WIDTH, _TOP, self.window[1], self.window[0])
         self.does = [False, False]  # whether some rank computes, and waits
-        self.taken: list[tuple[float, float, int]] = []  # from, to and line of the words on messages
+        self.taken: list[tuple[float, float, str]] = []  # where words on messages stand, and what they say
 
     def _one_step(self, ranks: tuple[int, ...]) -> None:
         """Of many equal steps one is drawn."""
@@ -146,7 +146,8 @@ class _Diagram:
         doings, rows = Doings(self.trace, self.end), RankRows(self.trace)
         for lane_number, lane in enumerate(self.lanes):
             chart, y = self.chart, self._y(lane_number)
-            chart.text(16, y + (0 if lane.about else 4), lane.title, 12, bold=True)
+            size = next((s for s in (12, 11, 10) if text_width(lane.title, s, True) <= _LEFT - 24), 9)
+            chart.text(16, y + (0 if lane.about else 4), lane.title, size, bold=True)
             if lane.about:
                 about = lane.about if lane.like == "equal" else f"alike; rank {lane.first} is drawn"
                 chart.text(16, y + 11, about, 9, colour=GREY)
@@ -188,10 +189,14 @@ class _Diagram:
         most = max((line.messages for line in lines), default=1)
         for line in lines:
             self._draw(line, named)
+        for x, y, said in self.taken:  # at last, so that no line crosses them
+            self.chart.rect(x - 2, y - 9, text_width(said, 9) + 4, 12, "rgba(255,255,255,0.85)")
+            self.chart.text(x, y, said, 9, colour=GREY)
+        one = "drawn are the messages of each lane's first rank" if any(len(lane.ranks) > 1 for lane in self.lanes) else ""
         if most == 1:
-            return ""
+            return one
         within = f" start and end within {step} pixel{'s' * (step > 1)} and" if step else ""
-        return f"messages that{within} go between the same lanes are one line, up to {most}"
+        return "; ".join(t for t in (one, f"messages that{within} go between the same lanes are one line, up to {most}") if t)
 
     def _bundles(self) -> tuple[list[_Line], int]:
         """Messages of the first ranks of the lanes, bundled by as many pixels as leaves few enough lines."""
@@ -249,15 +254,17 @@ class _Diagram:
 
     def _named(self, said: str, a: tuple[float, float], b: tuple[float, float]) -> None:
         """Beside the line where it leaves, if the line is long enough and nothing is written there."""
-        x, y = a[0] + (b[0] - a[0]) * 0.3, a[1] + (b[1] - a[1]) * 0.3 - 5
-        free = (x, x + text_width(said, 9), round(y / 10))
-        if (
-            b[0] - a[0] > 70
-            and free[1] < _LEFT + _WIDTH
-            and not any(free[2] == o[2] and free[0] < o[1] and o[0] < free[1] for o in self.taken)
-        ):
-            self.taken.append(free)
-            self.chart.text(x, y, said, 9, colour=GREY)
+        width = text_width(said, 9)
+        lanes = [self._y(lane) for lane in range(len(self.lanes))]
+        for share in (0.3, 0.45, 0.6, 0.2) if b[0] - a[0] > 70 else ():
+            x, y = a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share - 5
+            free = not any(abs(y - v) < 13 and x < u + text_width(w, 9) + 4 and u < x + width + 4 for u, v, w in self.taken)
+            free &= all(
+                abs(y - 4 - lane) >= min(14.0, self.pitch / 2 - 4) for lane in lanes
+            )  # no bar and no arrow's head beneath it
+            if free and x + width < _LEFT + _WIDTH:
+                self.taken.append((x, y, said))
+                return
 
     def _tip(self, line: _Line, said: str) -> str:
         trace, send = self.trace, line.send

@@ -241,6 +241,8 @@ class _Path:
 
 def _percent(part: int, whole: int) -> str:
     share = 100 * part / whole if whole else 0.0
+    if 0 < share < 0.01:
+        return "< 0.01 %"
     return f"{share:.0f} %" if share >= 9.5 else f"{share:.2g} %"
 
 

@@ -152,8 +152,9 @@ def test_a_script_asks_for_cuda_where_it_or_a_file_beside_it_says_so(tmp_path: P
     plain.write_text("import torch\nx = 'barracuda'\n", encoding="utf-8")
 
     assert not cuda.asks_for_cuda(plain)
-    other.write_text("device = 'cuda'\n", encoding="utf-8")
-    assert cuda.asks_for_cuda(plain)
+    for line in ("device = 'cuda'", "device = torch.accelerator.current_accelerator()"):
+        other.write_text(f"{line}\n", encoding="utf-8")
+        assert cuda.asks_for_cuda(plain)
     assert not cuda.asks_for_cuda(tmp_path / "nowhere" / "train.py")
 
 

@@ -42,11 +42,16 @@ PLAIN = Flow()
 def reduction(opts: Opts) -> str:
     """The reduce op as distsim names it, or `PREMUL_SUM`."""
     op = getattr(opts, "reduceOp", opts)
-    return _reduction(getattr(op, "op", op))
+    kind = getattr(op, "op", None)
+    return _named(op) if kind is None else _reduction(kind)
 
 
 @cache
 def _reduction(kind: Any) -> str:
+    return _named(kind)
+
+
+def _named(kind: Any) -> str:
     return str(getattr(kind, "name", kind)).rsplit(".", 1)[-1].lower()
 
 

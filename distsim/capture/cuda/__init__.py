@@ -67,7 +67,7 @@ def prepare(environ: Mapping[str, str] | None = None) -> Layer:
 
 
 def asks_for_cuda(script: str | os.PathLike[str]) -> bool:
-    """Does a script, or a Python file beside it, say ``cuda``? False where nothing can be read."""
+    """Does a script, or a Python file beside it, say ``cuda`` or ``torch.accelerator``? False where nothing can be read."""
     folder = os.path.dirname(os.path.abspath(script))
     try:
         beside = sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".py"))[:_MOST_FILES]
@@ -79,7 +79,7 @@ def asks_for_cuda(script: str | os.PathLike[str]) -> bool:
 def _says_cuda(file: str) -> bool:
     try:
         with open(file, "rb") as lines:
-            return re.search(rb"\bcuda\b", lines.read(_MOST_BYTES)) is not None
+            return re.search(rb"\bcuda\b|\btorch\.accelerator\b", lines.read(_MOST_BYTES)) is not None
     except OSError:
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from distsim.capture.preload import installed
 from distsim.capture.sites import text_of
 from distsim.capture.stall import is_known
 from distsim.errors import UsageError
+from distsim.repair.proposals import ADDS_CALLS
+from distsim.repair.traced import trace_fixes
 from distsim.trace_io import trace_lines
 
 pytestmark = pytest.mark.skipif(not is_known(), reason="standstill is told from Linux's /proc")
@@ -176,3 +179,31 @@ def test_a_python_file_in_place_of_a_scenario_is_answered_with_the_line_to_type(
 
     assert asked.returncode == 2
     assert f"distsim capture --nproc 2 -- python {name}" in out + err
+
+
+REPAIRED = {
+    "circle": ("batch_isend_irecv", "dist.recv("),
+    "wrong tag": ("the tag of its other side", "tag="),
+    "another dtype": ("the same tensor as the other call", "dist.all_reduce("),
+}
+
+
+@pytest.mark.parametrize("name", REPAIRED)
+def test_what_hangs_is_repaired_without_a_guess_at_calls_that_were_still_to_come(name):
+    """Order and arguments alone; the scenario of the calls names the script's lines."""
+    fault, (words, line) = programs.FAULTS[name], REPAIRED[name]
+    trace = testing.run(fault.program, fault.ranks, check=False).simulation.run.trace
+
+    found, text = trace_fixes(trace, "x.jsonl")
+
+    assert words in " ".join(found[0].words)
+    assert all(fix.kind < ADDS_CALLS for fix in found)
+    assert any(line in text_of(programs.__file__, int(number)) for number in re.findall(r"# \S+:(\d+)$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", ["early break", "barrier behind rank 0"])
+def test_nothing_is_proposed_where_it_would_take_calls_that_are_not_known(name):
+    fault = programs.FAULTS[name]
+    trace = testing.run(fault.program, fault.ranks, check=False).simulation.run.trace
+
+    assert trace_fixes(trace, "x.jsonl")[0] == ()

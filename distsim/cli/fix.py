@@ -16,6 +16,7 @@ _KINDS = ("order", "arguments", "calls added", "a call left out: look whether it
 
 def propose(results: list[CheckResult], backend: str | None, file: Path | None) -> None:
     """Print the repairs of each file that fails, the best with its patch; all best patches go to ``file``, if there is one."""
+    from distsim.cli.traced import is_trace
     from distsim.repair.fixes import fixes
     from distsim.repair.patch import diff
 
@@ -25,6 +26,9 @@ def propose(results: list[CheckResult], backend: str | None, file: Path | None) 
         if result.verdict is None or result.status() == 0:
             continue
         path = Path(result.file)
+        if is_trace(result.file):
+            console.out(_of_trace(result.file, backend).rstrip("\n"))
+            continue
         if result.file == "-" or not path.is_file():
             console.note(f"{result.file}: no file to repair")
             continue
@@ -38,7 +42,24 @@ def propose(results: list[CheckResult], backend: str | None, file: Path | None) 
         console.note(f"wrote {file}; now `patch -p1 {'' if inside else '-d / '}< {file}`{' or `git apply`' if inside else ''}")
 
 
-def _told(file: str, found: tuple[Fix, ...]) -> str:
+def _of_trace(file: str, backend: str | None) -> str:
+    """The repairs of a trace's calls, at the script's lines; the patch shows them as a scenario, for it is the script that changes."""
+    from distsim.errors import UsageError
+    from distsim.repair.traced import trace_fixes
+    from distsim.trace import is_partial
+    from distsim.trace_io import read_trace
+
+    try:
+        trace = read_trace(file)
+        found, _ = trace_fixes(trace, file, backend=backend)
+    except UsageError as error:
+        return f"\n{file}: {error.message.removeprefix(f'{file}: ')}"
+    if found or not is_partial(trace):
+        return _told(file, found, "\nIts calls as a scenario, and what changes; the comments name the script's lines:\n")
+    return f"\n{file}: no other order and no other arguments of these calls check ok; which calls were still to come is not known"
+
+
+def _told(file: str, found: tuple[Fix, ...], before: str = "") -> str:
     from distsim.units import show_ns
 
     if not found:
@@ -48,4 +69,4 @@ def _told(file: str, found: tuple[Fix, ...]) -> str:
         where = ", ".join(fix.completes)
         lines.append(f"  {k}. {'; then '.join(fix.words)} ({_KINDS[fix.kind]})")
         lines.append(f"     completes on {where}; {show_ns(fix.makespan_ns)} simulated")
-    return "\n".join([*lines, "", found[0].patch])
+    return "\n".join([*lines, before, found[0].patch])

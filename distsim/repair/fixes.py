@@ -73,13 +73,14 @@ class _State(NamedTuple):
         return len(self.verdict.ranks), _ORDER.index(self.verdict.verdict), len(self.findings)
 
 
-def fixes(text: str, file: str, *, backend: str | None = None, most: int = MOST) -> tuple[Fix, ...]:
+def fixes(text: str, file: str, *, backend: str | None = None, most: int = MOST, kinds: int = LEAVES_OUT) -> tuple[Fix, ...]:
     """Repairs that check `ok` and complete under the file's back end (or ``backend``), the best first: on more back ends, less
-    intrusive, sooner done. Empty where none was found, nothing fails, or the file can't be read."""
+    intrusive, sooner done. ``kinds``: the most intrusive that are tried. Empty where none was found, nothing fails, or the file can't be
+    read."""
     first = _judged(text, file, backend)
     if first is None or first.right:
         return ()
-    search = _Search(file, backend, min(most, max(_LEAST, _CALLS // max(first.calls, 1))), {text})
+    search = _Search(file, backend, min(most, max(_LEAST, _CALLS // max(first.calls, 1))), kinds, {text})
     states = [first]
     for _ in range(_STEPS):
         left = [after for state in states for after in search.after(state)]
@@ -98,11 +99,12 @@ def _best(left: list[_State]) -> list[_State]:
 
 @dataclass
 class _Search:
-    """What was tried. ``most``: files that may still be; ``good``: those that are right."""
+    """What was tried. ``most``: files that may still be, by proposals of ``kinds`` at most; ``good``: those that are right."""
 
     file: str
     backend: str | None
     most: int
+    kinds: int
     seen: set[str]
     good: list[_State] = field(default_factory=list)
 
@@ -112,7 +114,7 @@ class _Search:
         for changed, proposal in _changed(state, self.file):
             if self.most <= 0 or len(self.good) >= 3 * _SHOWN:
                 break
-            if changed in self.seen:
+            if changed in self.seen or proposal.kind > self.kinds:
                 continue
             self.seen.add(changed)
             self.most -= 1

@@ -32,6 +32,7 @@ _STARTED: Final = {"send": "isend", "recv": "irecv"}
 #: What both sides, or all members, must say alike.
 _ALIKE: Final = ("tag", "group", "op", "src", "dst", "group_src", "group_dst", "tensor", "input", "output")
 #: The kind of a proposal that leaves out a call; no repair has two of them.
+ADDS_CALLS: Final = 2
 LEAVES_OUT: Final = 3
 #: In a program of at most so many steps all of them are changed, those that the findings name first.
 _FEW: Final = 24
@@ -228,4 +229,4 @@ def _declared(data: Data, named: list[Path]) -> Iterator[Proposal]:
                     yield Proposal(1, f"the tensor {one} with the {key} of {other}", changed)
 
 
-__all__ = ["LEAVES_OUT", "Fault", "Proposal", "proposals"]
+__all__ = ["ADDS_CALLS", "LEAVES_OUT", "Fault", "Proposal", "proposals"]

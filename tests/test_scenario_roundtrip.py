@@ -204,8 +204,9 @@ def test_written_data_reads_as_itself(data: Any) -> None:
 
 
 def test_reserved_words_are_those_of_the_grammar() -> None:
-    assert {"rank", "world_size", "node", "local_rank", "group_rank", "group_size", "index", "copy", "all", "min", "max"} <= set(
+    assert {"rank", "world_size", "node", "local_rank", "group_rank", "group_size", "index", "copy", "min", "max"} <= set(
         RESERVED
     )
+    assert "all" not in RESERVED  # a group may be called so
     assert not set(RESERVED) & set(OPS)
     assert issubclass(ExpressionError, ValueError)

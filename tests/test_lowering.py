@@ -287,3 +287,29 @@ def test_what_only_shows_on_some_rank_is_a_file_error_with_its_place(case: str) 
     problem: Any = caught.value.problems[0]
     assert problem.line == 6
     assert words in problem.message
+
+
+def test_a_batch_in_a_loop_follows_a_group_that_is_made_anew_though_its_first_part_is_of_another() -> None:
+    p = program("""
+name: anew
+world: 3
+backend: nccl
+tensors: {x: {shape: [4]}}
+program:
+  - repeat:
+      times: 2
+      index: i
+      steps:
+        - new_group: {name: g, ranks: [0, 1 + i]}
+        - batch_isend_irecv:
+            ops:
+              - {isend: {tensor: x, dst: 0}, ranks: 1 == 2}
+              - {isend: {tensor: x, group_dst: 1, group: g}, ranks: 0}
+            as: h
+          ranks: 0
+        - wait: h
+          ranks: 0
+""")
+
+    sends = [part for _, call in p.calls_of(0) for part in call.parts if part.op == "isend"]
+    assert [(send.peer, send.group.ranks) for send in sends] == [(1, (0, 1)), (2, (0, 2))]

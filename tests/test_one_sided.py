@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from distsim.check.verdict import Verdict, verdict_of
+from distsim.errors import ScenarioErrors
 from distsim.program.lower import lower
 from distsim.scenario import Scenario, loads
 from distsim.simulation import simulate
@@ -161,3 +162,10 @@ def drawn(seed: int) -> dict[str, Any]:
 def test_all_ways_to_run_a_program_agree_on_signals() -> None:
     """Local clocks, classes, the order of time, every reading and the steps from outside (`tests.agreement`)."""
     assert [found for seed in range(40) if (found := surprises(drawn(seed)))] == []
+
+
+def test_a_rank_or_channel_that_no_rank_or_channel_can_be_is_told_with_its_side() -> None:
+    words = [f.message for f in judge("{put: {tensor: x, dst: -1}, ranks: 0}").findings]
+    assert words == ["put to rank -1, but the world has ranks 0 to 1"]
+    with pytest.raises(ScenarioErrors, match="channel: expected an integer of 32 bits"):
+        judge("{put_signal: {dst: 1, channel: 2147483648}, ranks: 0}")

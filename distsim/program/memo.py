@@ -19,13 +19,17 @@ from distsim.scenario.entries import Block, Entry, Repeat, Step
 _REQUESTS = ("handle", "handles")
 
 
+GroupName = str | tuple[str, ...] | None
+
+
 class Traits(NamedTuple):
     """What a step is, apart from the ranks and indices that it is reached with."""
 
     row: type[Op]
     handle: Ref | None  # its request's
     waits: tuple[Ref, ...] | None  # the handles that it waits for; None: it is no wait
-    group: str | tuple[str, ...] | None  # as the step names it
+    group: GroupName  # as the step names it
+    others: tuple[GroupName, ...]  # groups of a batch's parts: a rank may make the first part or not
     names: frozenset[str]  # that its expressions use, those of handles left out
     key: Hashable  # steps of one key make the same call wherever the rest is the same
 
@@ -42,14 +46,16 @@ def traits_of(step: Step) -> Traits:
     waits = None
     if isinstance(op, Wait):
         waits = op.handles if isinstance(op.handles, tuple) else (op.handles,)
+    others: tuple[GroupName, ...] = ()
     if row.kind == "batch":
-        group = next((getattr(part.op, "group", None) for part in getattr(op, "ops", ())), None)
+        others = tuple(dict.fromkeys(getattr(part.op, "group", None) for part in getattr(op, "ops", ())))
+        group = next(iter(others), None)
     values = [(name, type(value), value) for name, value in dict(op).items() if name not in _REQUESTS]
     names = names_of(step.ranks).union(*(names_of(value) for _, _, value in values))
     key: Hashable = id(step)
     if row.kind in ("p2p", "collective", "wait") or row.op == "compute":
         key = (row, step.line, step.column, *values)
-    return Traits(row, handle, waits, group, names, key)
+    return Traits(row, handle, waits, group, others, names, key)
 
 
 def names_of(value: object) -> frozenset[str]:

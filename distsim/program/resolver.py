@@ -11,7 +11,7 @@ from distsim.expr import Expression
 from distsim.ops.fields import Inline, Ref
 from distsim.ops.records import Group
 from distsim.program.assemble import Draft, Flaw
-from distsim.program.memo import vec_key
+from distsim.program.memo import GroupName, vec_key
 from distsim.program.records import BoolVector, BufferVec, Numbers, Vec, Written, narrow
 from distsim.scenario.entries import Step
 
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from distsim.program.walk import Walker
 
 Indices = dict[str, int]
-GroupName = str | tuple[str, ...] | None
 
-#: What torch counts in 32 bits: ranks and tags. An integer beyond is refused (torch raises).
-_INT32 = ("src", "dst", "group_src", "group_dst", "assume_src", "tag", "ranks")
+#: What torch counts in 32 bits: ranks, tags and channels. An integer beyond is refused (torch raises).
+_INT32 = ("src", "dst", "group_src", "group_dst", "assume_src", "tag", "channel", "ranks")
 _MOST_RANK = 2**31
 
 

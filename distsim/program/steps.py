@@ -57,7 +57,8 @@ class StepLowering(Resolver):
             traits.key,
             tuple([(name, value) for name, value in indices.items() if name in traits.names]),
             None if guard is None else guard.tobytes(),
-            id(group) if isinstance(group, np.ndarray) else group,  # the vectors that `_group` keeps
+            _group_key(group),
+            tuple([_group_key(self._group(other)) for other in traits.others]),
             self._ready,
             requests,
         )
@@ -149,7 +150,7 @@ class StepLowering(Resolver):
         """-1 stands for any source inside distsim; a file that writes it means a rank that is not there."""
         if not np.any(np.equal(peer, -1)):
             return peer
-        side, world = "to" if draft.row.direction == "send" else "from", self.walker.names.world_size
+        side, world = "to" if draft.row.direction == "send" or draft.row.gives == "all" else "from", self.walker.names.world_size
         reason = f"{draft.row.op} {side} rank -1, but the world has ranks 0 to {world - 1}"
         draft.invalid.append(Flaw(np.broadcast_to(np.equal(peer, -1), len(self.walker.ranks)), "DS101", reason))
         return narrow(np.where(np.equal(peer, -1), -2, peer)) if isinstance(peer, np.ndarray) else -2
@@ -353,6 +354,11 @@ class StepLowering(Resolver):
         self._bound[op.name] = gid
         if op.use_local_synchronization:
             draft.group = gid
+
+
+def _group_key(group: Vec) -> int:
+    """Equal for equal groups: `_group` keeps its vectors."""
+    return id(group) if isinstance(group, np.ndarray) else group
 
 
 def _whole(ns: Numbers) -> Vec:

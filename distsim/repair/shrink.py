@@ -93,7 +93,8 @@ def failure_of(result: CheckResult) -> Failure:
     if result.status() == 0:
         others = [name for name, o in result.profiles.items() if o.outcome != "completes"]
         hint = f"`--backend {others[0]}` takes that one's rules" if others else "there is nothing to make small"
-        worse = f", though {' and '.join(others)} does not complete it" if others else ""
+        verb = "do" if len(others) > 1 else "does"
+        worse = f", though {' and '.join(others)} {verb} not complete it" if others else ""
         raise UsageError(f"{result.file} does not fail under {result.backend}{worse}", hint)
     cause = result.findings[0].code if result.findings else ""
     return Failure(result.verdict.verdict, cause, own)

@@ -86,6 +86,8 @@ class ExpertParallel(LayerStrategy):
                 ("between",),
                 context.unknown_group(self.between, "between") or f"expected another axis of the mesh than {self.axis}",
             )
+        elif self.pieces > self.tokens:
+            yield ("pieces",), f"a piece holds a token at least: expected at most {self.tokens}, found {self.pieces}"
         elif self.imbalance or self.capacity_factor is not None:
             word = "imbalance" if self.imbalance else "capacity_factor"
             yield (word,), "with two stages the router is even: leave it out"

@@ -22,6 +22,9 @@ from distsim.strategies.layers import LayerStrategy, LayerWriter, scaled
 
 T = TypeVar("T")
 
+#: Experts of a layer that are simulated: tokens are counted for each.
+_MOST_EXPERTS = 2**16
+
 
 class ExpertParallel(LayerStrategy):
     """Every rank has some of the experts, and tokens of its own. The price of a pass is that of an even share of the tokens; a rank with
@@ -65,6 +68,8 @@ class ExpertParallel(LayerStrategy):
         if found:
             return found
         n = context.size_of(self.axis) * (1 if self.between is None else context.size_of(self.between))
+        if self.experts > _MOST_EXPERTS:
+            found.append((("experts",), f"at most {_MOST_EXPERTS} experts are simulated, found {self.experts}"))
         if self.experts % n:
             found.append((("experts",), f"{self.experts} experts do not divide among the {n} ranks of {self.axis}"))
         if self.top_k > self.experts:

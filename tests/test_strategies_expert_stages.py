@@ -102,6 +102,7 @@ def test_a_spoiled_call_is_always_noticed(how: str) -> None:
      ({"between": "dp"}, "unknown axis dp"), ({"imbalance": 0.5}, "the router is even"), ({"capacity_factor": 2}, "the router is even"),
      ({"experts": 6}, "6 experts do not divide among the 4 ranks"),
      ({"experts": 2**40, "top_k": 2**20}, "at most 65536 experts are simulated, found 1099511627776"),
+     ({"pieces": 20001, "tokens": 2**30}, "pieces comes to 20001; at most 20000"),
      ({"pieces": 65}, "a piece holds a token at least: expected at most 64, found 65")],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(fields: dict[str, Any], words: str) -> None:

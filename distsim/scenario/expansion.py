@@ -186,7 +186,7 @@ class _Expander:
         """What is laid out one by one is not too many."""
         layers = getattr(made, "layers", 0)
         counts = {"layers": sum(one.count for one in layers) if isinstance(layers, tuple) else layers}
-        counts |= {key: getattr(made, key, None) for key in ("micro_batches", "accumulate", "chunks", "pairs")}
+        counts |= {key: getattr(made, key, None) for key in ("micro_batches", "accumulate", "chunks", "pairs", "pieces")}
         for key, count in counts.items():
             if isinstance(count, int) and count > MOST_PARTS:
                 self.problems.add((*here, key), f"{key} comes to {count}; at most {MOST_PARTS} are laid out one by one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import traceback
@@ -23,6 +24,8 @@ from distsim.capture.wire import Regions
 
 #: prctl(2): the signal that a process gets when its parent ends.
 _PDEATHSIG = 1
+#: Where an object lies, in Python's plain text of it: another number in each process and each run, so one error would read as many.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,8 @@ def failure_of(client: Client, error: BaseException) -> Failure:
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         place = client.sites.of_traceback(error) if code else NOWHERE
-        return Failure("exited" if code else "ended", code, str(error.code or ""), place)
-    first = told(error) or traceback.format_exception_only(error)[-1].strip()
+        return Failure("exited" if code else "ended", code, _ADDRESS.sub("", str(error.code or "")), place)
+    first = _ADDRESS.sub("", told(error) or traceback.format_exception_only(error)[-1].strip())
     refused = refusal(error)
     trace = "".join(traceback.format_exception(_trimmed(error)))
     return Failure("raised", 1, first, client.sites.of_traceback(error), trace, refused)

@@ -14,10 +14,13 @@ import pytest
 pytest.importorskip("torch")
 
 import capture_programs as programs
+import torch.distributed as dist
 
 from distsim import testing
+from distsim.capture.child import Target
 from distsim.capture.command import parse
-from distsim.capture.judge import Judged
+from distsim.capture.judge import Judged, judge
+from distsim.capture.launch import Wish, capture
 from distsim.capture.preload import installed
 from distsim.capture.sites import text_of
 from distsim.capture.stall import is_known
@@ -25,6 +28,7 @@ from distsim.errors import UsageError
 from distsim.repair.proposals import ADDS_CALLS
 from distsim.repair.traced import trace_fixes
 from distsim.trace_io import trace_lines
+from distsim.views.captureview import capture_text
 
 pytestmark = pytest.mark.skipif(not is_known(), reason="standstill is told from Linux's /proc")
 
@@ -43,6 +47,37 @@ def test_what_is_right_gives_the_right_numbers_and_completes(program):
     judged = testing.run(program, ranks)
 
     assert (judged.outcome, judged.captured.ended) == ("completes", "ended")
+
+
+def leaves_without_a_word() -> None:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(7)
+    if dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def test_of_a_rank_that_left_in_its_middle_nobody_says_that_a_branch_leaves_it_out():
+    """Where it left is not known, and no text pretends to know it."""
+    judged = testing.run(leaves_without_a_word, 3, check=False)
+    text = capture_text(judged)
+
+    assert [(s.state, s.what) for s in judged.stands] == [("waits", "barrier"), ("exited", "with code 7"), ("killed", "SIGKILL")]
+    assert {"DS801", "DS803"} <= {f.code for f in judged.simulation.findings}
+    assert "DS608" not in text
+    assert not re.search(r", \?| at$", text, flags=re.MULTILINE)
+
+
+def test_of_a_script_that_python_can_not_read_no_frame_of_distsim_is_shown(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text("def f(:\n")
+    judged = judge(capture(Wish(Target(str(script)), 2, keep_output=True)))
+
+    assert judged.outcome == "raises"
+    assert "SyntaxError" in judged.captured.outputs[0]
+    assert "child.py" not in judged.captured.outputs[0]
+    assert "came to their end" not in capture_text(judged)
 
 
 @pytest.mark.parametrize("name", programs.FAULTS)

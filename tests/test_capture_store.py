@@ -103,3 +103,15 @@ def test_a_call_that_torch_refuses_is_invalid_with_the_code_that_check_gives_it(
     assert [(f.code, f.ranks) for f in found] == ([(code, who)] if code else [])
     assert (judged.simulation.verdict is not None and judged.simulation.verdict.verdict == "invalid") == bool(code)
     assert {p.file for f in found for p in f.places} <= {os.path.relpath(__file__), __file__}
+
+
+def names_an_object() -> None:
+    apart = [bytearray(4096 * (dist.get_rank() + 1)) for _ in range(64)]
+    raise ValueError(f"{object()} after {len(apart)}")
+
+
+def test_ranks_that_raise_the_same_of_an_object_at_another_address_have_one_finding():
+    judged = testing.run(names_an_object, 3, check=False, timeout=None)
+
+    assert [f.ranks for f in judged.simulation.findings] == [(0, 1, 2)]
+    assert "ValueError: <object object> after 64" in judged.simulation.findings[0].message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import traceback
@@ -23,6 +24,10 @@ from distsim.capture.wire import Regions
 
 #: prctl(2): the signal that a process gets when its parent ends.
 _PDEATHSIG = 1
+#: Files of distsim itself; a script may lie in a folder of that name.
+_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+#: Where an object lies, in Python's plain text of it: another number in each process and each run, so one error would read as many.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")
 
 
 @dataclass(frozen=True)
@@ -143,8 +148,8 @@ def failure_of(client: Client, error: BaseException) -> Failure:
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         place = client.sites.of_traceback(error) if code else NOWHERE
-        return Failure("exited" if code else "ended", code, str(error.code or ""), place)
-    first = told(error) or traceback.format_exception_only(error)[-1].strip()
+        return Failure("exited" if code else "ended", code, _ADDRESS.sub("", str(error.code or "")), place)
+    first = _ADDRESS.sub("", told(error) or traceback.format_exception_only(error)[-1].strip())
     refused = refusal(error)
     trace = "".join(traceback.format_exception(_trimmed(error)))
     return Failure("raised", 1, first, client.sites.of_traceback(error), trace, refused)
@@ -161,11 +166,15 @@ def _tell(client: Client, error: BaseException, end: Failure) -> None:
 
 
 def _trimmed(error: BaseException) -> BaseException:
-    """Without the frames of distsim and runpy above the script."""
+    """Without the frames of distsim and runpy above the script; of a script that can't be read nothing is left but the error."""
     trace = error.__traceback__
-    while trace is not None and ("distsim" in trace.tb_frame.f_code.co_filename or "runpy" in trace.tb_frame.f_code.co_filename):
+    while trace is not None and _is_above(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    return error.with_traceback(trace) if trace is not None else error
+    return error.with_traceback(trace) if trace is not None or isinstance(error, SyntaxError | OSError) else error
+
+
+def _is_above(file: str) -> bool:
+    return file.startswith(_OWN) or file == "<frozen runpy>" or os.path.basename(file) == "runpy.py"
 
 
 def _run(target: Target) -> object:

@@ -156,7 +156,8 @@ def _stand(rank: int, member: Member | None) -> Stand:
     if member is None:
         return Stand(rank, "absent", "never called init_process_group", NOWHERE)
     if member.ended is not None:
-        return Stand(rank, member.ended.how, member.ended.text, member.ended.place)
+        code = f"with code {member.ended.code}" if member.ended.how == "exited" else ""
+        return Stand(rank, member.ended.how, member.ended.text or code, member.ended.place)
     if member.waiting:
         question = member.waiting[min(member.waiting)]
         place = member.sites.get(question.site, NOWHERE)

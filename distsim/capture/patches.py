@@ -37,7 +37,9 @@ class Patches:
         self.client, self.c10d, self.dist = client, c10d, dist
         self.futures = Futures(client, self._in_cpp)
         self.work_type = type("HubWork", (WorkMethods, c10d.Work), {})
-        self.group_type = type("HubGroup", (GroupMethods, dist.ProcessGroup), {})
+        self.group_type = type(
+            "ProcessGroup", (GroupMethods, dist.ProcessGroup), {"__module__": "torch.distributed.distributed_c10d"}
+        )
         self.store_type = type("HubStore", (StoreMethods, dist.Store), {})
         self.kept_works: deque[object] = deque(maxlen=256)
         self.kept: list[object] = []  # torch keeps only the C++ half of a Python store, and dies without the other

@@ -360,7 +360,7 @@ def end_findings(program: Program, standstill: Standstill) -> tuple[Finding, ...
             groups.setdefault(key, []).append(end.rank)
     out = []
     for (code, place, text), ranks in groups.items():
-        at_place = f" at {where_text(place)}" if place is not None else ""
+        at_place = f" at {where_text(place)}" if place is not None and where_text(place) else ""
         message = f"{some_ranks(ranks)} {_end_words(code, text, len(ranks) == 1)}{at_place}"
         places = () if place is None else (place,)
         out.append(Finding(code, CODES[code].severity, message, tuple(ranks), (), (), places))

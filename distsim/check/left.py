@@ -43,9 +43,11 @@ def advise_exit(program: Program, ends: Sequence[RankEnd]) -> tuple[str, ...]:
         return ()
     who, spot = some_ranks([end.rank for end in ends], 4), where_text(place_of(program, ends[0].rank, ends[0].position))
     if any(program.call(end.rank, end.position).code for end in ends):
-        return (f"look at the log of {who} first: why the exit with an error code, {spot}? The others only follow",)
+        why = f"why the exit with an error code, {spot}?" if spot else "why the exit with an error code?"
+        return (f"look at the log of {who} first: {why} The others only follow",)
+    at_place = f", {spot}," if spot else ""
     return (
-        f"{who} exit{'s' if len(ends) == 1 else ''}, {spot}, before the call that the others make: leave together, or after it",
+        f"{who} exit{'s' if len(ends) == 1 else ''}{at_place} before the call that the others make: leave together, or after it",
     )
 
 

@@ -85,6 +85,7 @@ def _left_out(program: Program, layout: Layout) -> list[Finding]:
     """
     where = CallIndex(layout)
     made = Counter((group.name, group.ranks) for group in program.groups)
+    cut = _cut_short(program)
     found: dict[int, Finding] = {}
     for lane, group in enumerate(program.groups):
         members = layout.lane_ranks[lane]
@@ -95,8 +96,17 @@ def _left_out(program: Program, layout: Layout) -> list[Finding]:
         if made[group.name, group.ranks] > 1 or len({sum(count.values()) for count in counts.values()}) == 1:
             continue
         for op in sorted({op for count in counts.values() for op, _ in count}):
-            found |= _missing(program, lane, op, counts)
+            found |= _missing(program, lane, op, counts, cut)
     return [found[site] for site in sorted(found)]
+
+
+def _cut_short(program: Program) -> set[int]:
+    """Ranks whose last step is that they fail or leave: what they would have called next, nobody has written down."""
+    killed = {f.rank for f in program.faults if f.kind == "kill" and f.position == len(program.code(f.rank).calls)}
+    codes = {
+        k for k, code in enumerate(program.codes) if len(code.calls) and code.calls[len(code.calls) - 1].op in ("fail", "exit")
+    }
+    return killed | {r for r in program.present if program.code_of[r] in codes}
 
 
 def _counts(program: Program, where: CallIndex, rank: int, lane: int) -> Counter[tuple[str, int]]:
@@ -105,10 +115,12 @@ def _counts(program: Program, where: CallIndex, rank: int, lane: int) -> Counter
     return Counter((call.op, call.site) for call in calls)
 
 
-def _missing(program: Program, lane: int, op: str, counts: dict[int, Counter[tuple[str, int]]]) -> dict[int, Finding]:
+def _missing(
+    program: Program, lane: int, op: str, counts: dict[int, Counter[tuple[str, int]]], cut: set[int]
+) -> dict[int, Finding]:
     total = {rank: sum(n for (name, _), n in count.items() if name == op) for rank, count in counts.items()}
     most = max(total.values())
-    short = [rank for rank, n in total.items() if n < most]
+    short = [rank for rank, n in total.items() if n < most and rank not in cut]
     found = {}
     for site in sorted({s for count in counts.values() for name, s in count if name == op}) if short else ():
         reach = [rank for rank, count in counts.items() if count[op, site]]

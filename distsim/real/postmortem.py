@@ -64,7 +64,15 @@ def postmortem(
         start = tuple(f for f in simulation.findings if f.code.startswith("DS12"))
         return Postmortem(whole, start, tuple(sorted({rank for cause in program.startup.causes for rank in cause.ranks})))
     told_once = untold(fold_waits((*mismatches, *late), diagnose(program, left, taken=found.taken)))
-    return Postmortem(whole, told_once, culprits(ends, left, odd) or _late(found, ends))
+    took = _took(told_once, found) if not odd and not any(map(_failed, ends)) else ()
+    return Postmortem(whole, told_once, took or culprits(ends, left, odd) or _late(found, ends))
+
+
+def _took(findings: Sequence[Finding], found: Waits) -> tuple[int, ...]:
+    """Ranks whose receive from any source took the message that they wait for: whoever sent it did all it had to."""
+    takers = {receive.rank for receive in found.taken}
+    named = {place.rank for f in findings if f.code == "DS304" for place in f.places}
+    return tuple(sorted(takers & named))
 
 
 def _posted(end: RankEnd) -> int:

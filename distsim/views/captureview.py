@@ -24,8 +24,10 @@ def capture_text(judged: Judged) -> str:
 
 def _captured(judged: Judged) -> list[str]:
     captured = judged.captured
+    through = all(s.state == "ended" for s in judged.stands)
     ended = {
-        "ended": "all ranks came to their end", "stalled": "then nothing could go on",
+        "ended": "all ranks came to their end" if through else "then all had ended, not all at their last line",
+        "stalled": "then nothing could go on",
         "late": "and it was still running when its time was over",
     }[captured.ended]  # fmt: skip
     lines = folded(

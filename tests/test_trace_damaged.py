@@ -118,3 +118,16 @@ def test_a_scenario_in_place_of_a_trace_is_told_what_runs_it(cli: Any) -> None:
 
     assert done.returncode == 2
     assert "distsim run scenarios/hybrid.yaml --real" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "simulate"])
+def test_of_a_trace_that_was_cut_before_its_first_call_nothing_is_judged(cli: Any, tmp_path: Path, command: str) -> None:
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text(LINES[0], encoding="utf-8")
+
+    done = cli(command, cut)
+
+    assert done.returncode == 2
+    assert "the trace stops before its first call" in done.stderr
+    assert "replay" in done.stderr
+    assert "Not covered" not in done.stdout

@@ -21,10 +21,9 @@ def check_trace(file: str, *, backend: str | None, max_states: int) -> CheckResu
     from distsim.checking import CheckResult, check_program
     from distsim.errors import Problem, UsageError
     from distsim.replay import program_of
-    from distsim.trace_io import read_trace
 
     try:
-        trace = read_trace(file)
+        trace = _told(file)
         chosen = _backend(file, backend or trace.header.get("backend"))
         program = program_of(trace, backend=chosen, resolve=False).program
     except UsageError as error:
@@ -39,9 +38,8 @@ def simulate_trace(file: str, *, backend: str | None, cluster: str | None) -> Si
     from distsim.replay import program_of
     from distsim.scenario import Scenario
     from distsim.simulation import cost_model, simulate_program
-    from distsim.trace_io import read_trace
 
-    trace = read_trace(file)
+    trace = _told(file)
     chosen = _backend(file, backend or trace.header.get("backend"))
     program = program_of(trace, backend=chosen, resolve=False).program
     _note_partial(file, trace)
@@ -50,6 +48,21 @@ def simulate_trace(file: str, *, backend: str | None, cluster: str | None) -> Si
     named = cluster or (None if backend else trace.header.get("prices"))
     prices = cost_model(scenario, program, read_cluster(named) if isinstance(named, str) else named)
     return simulate_program(scenario, program, prices, with_values=False)
+
+
+def _told(file: str) -> Trace:
+    """A trace that tells of calls. Raises UsageError."""
+    from distsim.errors import UsageError
+    from distsim.trace import is_partial
+    from distsim.trace_io import read_trace
+
+    trace = read_trace(file)
+    if not len(trace) and is_partial(trace):
+        raise UsageError(
+            f"{file}: the trace stops before its first call, so there is nothing to judge",
+            f"`distsim replay {file}` tells how the run ended",
+        )
+    return trace
 
 
 def _note_partial(file: str, trace: Trace) -> None:

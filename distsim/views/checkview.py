@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 # --- text ---
 def check_text(results: Sequence[CheckResult], not_covered: Sequence[str] = ()) -> str:
-    """A section per file, then what no check covers."""
+    """A section per file, then what no check covers, where one was checked."""
     sections = [_section(result) for result in results]
-    if not_covered:
+    if not_covered and not all(result.errors for result in results):
         sections.append(folded(f"Not covered: {'; '.join(not_covered)}."))
     out: list[str] = []
     for i, lines in enumerate(sections):

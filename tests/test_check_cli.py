@@ -274,3 +274,17 @@ def test_many_files_are_checked_past_the_bad_ones(tmp_path: Path, cli: Cli) -> N
     assert len(files) == 100
     assert sum("errors" in one for one in files) == 10
     assert sum(one.get("verdict") == "ok" for one in files) == 90
+
+
+def test_a_back_end_refuses_no_call_that_is_invalid_anyway(tmp_path: Path, cli: Cli) -> None:
+    """A receive from rank -1 names nobody; it is none from any source."""
+    file = tmp_path / "minus.yaml"
+    file.write_text(
+        "world: 2\nbackend: nccl\ntensors: {x: {shape: [4]}}\nprogram:\n  - recv: {tensor: x, src: -1}\n    ranks: 1\n"
+    )
+
+    done = cli("check", file)
+
+    assert done.returncode == 1
+    assert "DS101" in done.stdout
+    assert "DS701" not in done.stdout

@@ -24,25 +24,33 @@ def backend_findings(program: Program, profile: Profile, layout: Layout | None =
 
 
 def _refused(program: Program, profile: Profile) -> list[Finding]:
-    """One finding per place and reason. A code's first rank speaks for it: dtype, reduce op and source do not differ by row."""
+    """One finding per place and reason. A code's first rank whose call is valid speaks for it: dtype, reduce op and source do not differ by
+    row."""
     groups: dict[tuple[str, int, str], set[int]] = {}
     said: dict[tuple[str, int, str], tuple[Call, Profile]] = {}
     for code in program.codes:
         for made in code.distinct_calls():
-            call = program.resolve(code.ranks[0], made)
+            ranks = (
+                code.ranks
+                if made.invalid is None
+                else [r for r, wrong in zip(code.ranks, made.invalid[0], strict=True) if not wrong]
+            )
+            if not ranks:
+                continue
+            call = program.resolve(ranks[0], made)
             reason = refusal(profile, call)
             if reason:
                 judge = judge_of(profile, call)
                 key = (_refusal_code(call, judge), made.site, reason)
-                groups.setdefault(key, set()).update(program.alike(code.ranks))
+                groups.setdefault(key, set()).update(program.alike(ranks))
                 said.setdefault(key, (call, judge))
     found = []
-    for (number, site, reason), ranks in sorted(groups.items(), key=lambda item: item[0]):
-        place = program.sites[site].place(min(ranks))
+    for (number, site, reason), those in sorted(groups.items(), key=lambda item: item[0]):
+        place = program.sites[site].place(min(those))
         refused, judge = said[number, site, reason]
-        words = f"{call_words(refused)} of {some_ranks(sorted(ranks))}"
+        words = f"{call_words(refused)} of {some_ranks(sorted(those))}"
         message = f"{judge.name} refuses {words}, {where_text(place)}: {reason}"
-        found.append(Finding(number, "error", message, tuple(sorted(ranks)), (), (_help(number),), (place,)))
+        found.append(Finding(number, "error", message, tuple(sorted(those)), (), (_help(number),), (place,)))
     return found
 
 

@@ -35,6 +35,15 @@ def foreign_root(call: Call, word: str) -> str | None:
     return f"{word} is rank {call.root}, which is not in {described(call.group)}"
 
 
+def no_peer(call: Call, peer: int | None) -> str | None:
+    """The other side of a message, or of a one-sided operation, is the caller or no member."""
+    if peer == call.rank:
+        return f"rank {peer} names itself as the other side"
+    if peer is not None and peer not in call.group.ranks:
+        return f"rank {peer} is not in {described(call.group)}"
+    return None
+
+
 def unlike_dtypes(buffers: Sequence[Buffer]) -> str | None:
     """The buffers of one call differ in dtype."""
     for other in buffers[1:]:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from distsim.ops import colours
 from distsim.ops.base import Binding, Drawing, Effect, Op, Source, Words
-from distsim.ops.checks import described, first, stranger
+from distsim.ops.checks import first, no_peer, stranger
 from distsim.ops.fields import Expr, GroupField, TensorField, expression
 from distsim.ops.records import Call
 from distsim.ops.streams import StreamField
@@ -54,7 +54,7 @@ class _OneSided(Op):
 
     @classmethod
     def faults(cls, call: Call) -> str | None:
-        return first((stranger(call), _no_peer(call)))
+        return first((stranger(call), no_peer(call, call.peer)))
 
     @classmethod
     def busbw_factor(cls, n: int) -> float:
@@ -64,14 +64,6 @@ class _OneSided(Op):
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[Effect, ...]:
         return (None, ((Source(0, 0),),))
-
-
-def _no_peer(call: Call) -> str | None:
-    if call.peer == call.rank:
-        return f"rank {call.rank} names itself as the other side"
-    if call.peer is not None and call.peer not in call.group.ranks:
-        return f"rank {call.peer} is not in {described(call.group)}"
-    return None
 
 
 class _To(_OneSided):

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from distsim.ops import colours
 from distsim.ops.base import Binding, Drawing, Effect, Op, Source, Words
 from distsim.ops.bindings import NCCL_MOVES
-from distsim.ops.checks import described, first, stranger
+from distsim.ops.checks import first, no_peer, stranger
 from distsim.ops.fields import Expr, GroupField, HandleField, TensorField, expression
 from distsim.ops.records import Call
 from distsim.ops.streams import StreamField
@@ -50,7 +50,7 @@ class Message(Op):
 
     @classmethod
     def faults(cls, call: Call) -> str | None:
-        return first((stranger(call), _no_peer(call, call.peer), _no_peer(call, call.assume_src), _negative(call.tag)))
+        return first((stranger(call), no_peer(call, call.peer), no_peer(call, call.assume_src), _negative(call.tag)))
 
     @classmethod
     def nbytes(cls, call: Call) -> int:
@@ -69,14 +69,6 @@ class Message(Op):
     def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         buffer = (call.inputs or call.outputs)[0]
         return getattr(dist, cls.op)(tensors[buffer], call.peer, group=group, tag=call.tag)
-
-
-def _no_peer(call: Call, peer: int | None) -> str | None:
-    if peer == call.rank:
-        return f"rank {peer} names itself as the other side"
-    if peer is not None and peer not in call.group.ranks:
-        return f"rank {peer} is not in {described(call.group)}"
-    return None
 
 
 def _negative(tag: int) -> str | None:

@@ -68,7 +68,11 @@ class Data(NamedTuple):
 
 def data(tables: list[Table]) -> Data:
     rows, most = sum(len(t.us) for t in tables), 10
-    latency, power, issue = np.zeros((rows, most, len(LATENCIES))), np.zeros((rows, most, len(SHARES))), np.zeros((rows, len(LATENCIES)))
+    latency, power, issue = (
+        np.zeros((rows, most, len(LATENCIES))),
+        np.zeros((rows, most, len(SHARES))),
+        np.zeros((rows, len(LATENCIES))),
+    )
     moving = np.full((rows, most), np.inf)
     index = {name: k for k, name in enumerate(NAMES)}
     at = 0

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import capture_programs as programs
 import torch
 import torch.distributed as dist
 
@@ -53,3 +54,12 @@ def test_a_message_of_another_tag_is_the_one_that_was_meant_though_its_sender_st
     assert (judged.outcome, found.code) == ("hangs", "DS304")
     assert "the tag differs" in found.message
     assert {text_of(p.file, p.line) for p in found.places} == {"asked.wait()"}
+
+
+@pytest.mark.parametrize(("name", "told"), [("uneven batches", True), ("early break", False)])
+def test_ranks_that_part_in_a_backward_pass_are_told_what_makes_them_part_there(name, told):
+    fault = programs.FAULTS[name]
+
+    judged = testing.run(fault.program, fault.ranks, check=False)
+
+    assert ("find_unused_parameters" in " ".join(judged.simulation.findings[0].help)) is told

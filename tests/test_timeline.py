@@ -75,6 +75,15 @@ def test_a_rank_that_hangs_waits_to_the_end_and_never_finishes() -> None:
     assert result.ranks[0] == RankTimes(0, 0, 0, 45, 5, NEVER)
 
 
+def test_a_rank_that_exits_has_come_to_its_end_there() -> None:
+    """The call never returns; one behind which it hangs is another matter."""
+    result = timeline(
+        make([_row("compute", host=(0, 4), ran=(0, 4)), _row("exit", host=(5, NEVER)), _row("barrier", 1, (0, NEVER))])
+    )
+
+    assert [rank.finished_ns for rank in result.ranks] == [5, NEVER]
+
+
 def test_a_rank_that_was_killed_is_idle_from_then_on() -> None:
     trace = make([_row("recv", host=(5, NEVER)), _row("compute", 1, (0, 50), (0, 50))], ends=[[0, "killed", 30]])
 

@@ -122,6 +122,13 @@ class Hybrid(Strategy):
             made = model.model_validate(fields, context=dict(context.known))
         except ValidationError as errors:
             return [(("pipeline", *error["loc"]), sentence(error, model, "pipeline")) for error in errors.errors()]
+        if isinstance(made, Pipeline) and made.two_copies:
+            return [
+                (
+                    ("pipeline", "schedule"),
+                    "dualpipe has two copies of each stage, a product one: take `pipeline`, or dualpipe_v here",
+                )
+            ]
         found = _refused_plain(made, context) if isinstance(made, PlainPipeline) else made.refuse(context)
         return [(("pipeline", *way), text) for way, text in found]
 

@@ -85,6 +85,11 @@ class Hybrid(Strategy):
         found = [*self._order(context), *self._data(context)]
         for word, part in self.parts:
             found += [((word, *way), sentence) for way, sentence in part.refuse(context)]
+        for field in ("ends", "between", "clip_grad_norm"):
+            if self.tensor is not None and getattr(self.tensor, field):
+                found.append(
+                    (("tensor", field), f"a product takes a stage's layers alone from `tensor`: give {field} in tensor_parallel")
+                )
         if not self.parts and self.pipeline is None:
             found.append(((), "a hybrid needs a pipeline, or what a stage consists of: tensor, context, experts"))
         return found + (self._pipeline(context) if not found else [])

@@ -34,11 +34,12 @@ FAMILIES = {
     "nested": "fully_shard around transformer blocks, with adapters",
     "tp": "Tensor parallelism (DTensor)",
     "pipeline": "Pipelines",
+    "dualpipe": "DualPipe, in both directions",
     "service": "Averages, checkpoints, weights for a rollout, attention over heads",
     "deepspeed": "DeepSpeed's ZeRO",
 }
 #: What recording a family takes beside torch; without it, `python tests/wrapped.py` leaves the family out.
-NEEDS = {"deepspeed": "deepspeed"}
+NEEDS = {"deepspeed": "deepspeed", "dualpipe": "dualpipe"}
 IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
             "torch.distributed.checkpoint", "torch.distributed.optim", "torch._dynamo")  # fmt: skip
 

@@ -41,8 +41,7 @@ def _host_times(run: Progress) -> tuple[IntArray, IntArray]:
     for rank, host in enumerate(run.hosts):
         end[rank] += linked.program.code(rank).offsets[host_position(linked, host)] if ran[rank] else 0
     start = np.zeros(len(starts), dtype=np.int64)
-    for fault in linked.program.faults:
-        start[fault.rank] = fault.delay_ns if fault.kind == "late" else start[fault.rank]
+    start[list(linked.program.delays)] = list(linked.program.delays.values())
     rows = np.arange(size)
     last = np.maximum.accumulate(np.where(returned >= 0, rows, NEVER)) if size else rows
     own_start, limit = np.repeat(starts, np.diff(base)), np.repeat(end, np.diff(base))

@@ -93,7 +93,7 @@ class Shelf:
         """Global ranks of group ranks, and which of these exist (where they don't, the rank is 0)."""
         key = vec_key(group)
         if key not in self._tables:
-            ids = distinct(group)
+            ids = distinct(np.asarray(group))
             sizes = np.array([self.groups[g].size for g in ids.tolist()], dtype=np.int64)
             table = np.zeros((len(ids), int(sizes.max())), dtype=np.int64)
             for row, g in enumerate(ids.tolist()):

@@ -209,6 +209,9 @@ class _Refinement:
         for look, numbers in zip(self.codes, columns, strict=True):
             colour[look.ranks] = numbers + offset
             offset += int(numbers.max(initial=-1)) + 1
+        silent = distinct(self.slots.rank[self.slots.slot < 0])
+        if len(silent) and any(look.goes_by_place(self.profiles) for look in self.codes):
+            colour[silent] = offset + np.arange(len(silent))  # whom of them somebody waits for goes by their places
         return colour
 
     def _of_faults(self) -> Ints:

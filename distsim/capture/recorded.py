@@ -37,9 +37,9 @@ def teams_in_order(members: Sequence[Member]) -> list[Team]:
     return list(found.values())
 
 
-def steps_of(member: Member) -> list[Step]:
-    """The program of one rank. It ends in the call in which the rank stands, if it does."""
-    events = _with_backward_waits(member)
+def steps_of(member: Member, done: Sequence[Event]) -> list[Step]:
+    """The program of one rank. It ends in the call in which the rank stands, if it does. ``done``: its events, one after the other."""
+    events = _with_backward_waits(member, done)
     batches = _whole_batches(events)
     steps: list[Step] = []
     for chunk in _chunks(events, batches):
@@ -93,11 +93,10 @@ def _whole_batches(events: Sequence[Event]) -> set[int]:
     return {b for b, numbers in sizes.items() if len(runs.get(b, [])) <= 1 or runs[b][0] == numbers}
 
 
-def _with_backward_waits(member: Member) -> list[Event]:
+def _with_backward_waits(member: Member, ordered: Sequence[Event]) -> list[Event]:
     """Events in order, with the waits that torch's C++ makes at the end of a backward pass for what was called in it."""
     open_ones: list[Event] = []
     found: list[Event] = []
-    ordered = sorted((e for e in member.events), key=lambda e: e.number)
     inside = {t for e in ordered if e.kind == "future" for t in e.targets}
     for event in ordered:
         if event.kind == "future":

@@ -9,14 +9,14 @@ import numpy as np
 from distsim.cost import CostModel
 from distsim.cost.band import COMPUTED, several
 from distsim.engine.record import Run
-from distsim.ops.table import OPS
+from distsim.ops.table import COMPUTE_OPS, OPS
 from distsim.program.records import Program
 from distsim.scenario.expansion import made_strategies
 from distsim.simulation import Simulation
 from distsim.strategies.base import Context
 from distsim.strategies.train import Transformer
 from distsim.strategies.transformer import MicroBatch, step_flops
-from distsim.timeline import COMPUTE_OPS, Timeline
+from distsim.timeline import Timeline
 
 #: How computes of a transformer begin, and what they count as.
 _KINDS = (("forward", "forward"), ("backward", "backward"), ("weight gradients", "backward"), ("scores", "attention scores"),

@@ -21,6 +21,7 @@ from distsim.check.verdict import Verdict, verdict_of
 from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.collection import no_collection
 from distsim.cost import CostModel
+from distsim.critical_path import critical_path
 from distsim.engine import Run, may_share, run
 from distsim.engine.folded import whole_run, whole_standstill
 from distsim.errors import UsageError
@@ -33,7 +34,7 @@ from distsim.program.records import Program
 from distsim.scenario import Scenario
 from distsim.semantics.section import Unfold, alike_groups, section, standing
 from distsim.standstill import Standstill
-from distsim.timeline import Timeline, collective, critical_path, iteration_ns, meetings, rank_times, timeline
+from distsim.timeline import Timeline, collective, iteration_ns, meetings, rank_times, timeline
 from distsim.trace import Trace
 from distsim.values import Values, compute_values
 

@@ -13,7 +13,7 @@ from distsim.capture.members import Place as Where
 from distsim.capture.program import program_of, world_backend
 from distsim.capture.recorded import BLOCKING
 from distsim.capture.sites import NOWHERE, text_of
-from distsim.capture.words import spoken
+from distsim.capture.words import of_backward, spoken
 from distsim.check.verdict import Verdict
 from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.collection import no_collection
@@ -96,6 +96,7 @@ def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapp
     ):
         found = replace(found, outcome=outcome, verdict=None)  # what no rule knows of ended a rank or held it, or time ran out
     where = stands(captured, program)
+    found = replace(found, findings=of_backward(found.findings, where))
     if outcome == "hangs":
         found = with_keys(found, where)
     return Judged(captured, found, where, made)

@@ -116,9 +116,8 @@ class _Engine:
                 if (fault.at_ns == 0) is at_once:
                     self.clock.put(fault.at_ns or 0, lambda f=fault: self._strike(f.rank, f.kind, f.code))  # type: ignore[misc]
             for rank, end in enumerate(self.state.ends) if not at_once else ():
-                late = sum(f.delay_ns for f in self.program.faults if f.kind == "late" and f.rank == rank)
                 if end is None:
-                    self.clock.put(late, ~rank)
+                    self.clock.put(self.program.delays.get(rank, 0), ~rank)
 
     def _instant(self, entries: list[Entry]) -> None:
         self.now = self.clock.now

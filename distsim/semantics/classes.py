@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distsim.arrays import distinct
 from distsim.cost import CostModel
 from distsim.ops.table import OPS
 from distsim.profiles.record import Profile
@@ -161,7 +162,7 @@ class _Refinement:
 
     # --- groups ---
     def _all_slots(self) -> Slots:
-        used = sorted({int(g) for look in self.codes for ids in look.groups for g in np.unique(ids).tolist()})
+        used = sorted({int(g) for look in self.codes for ids in look.groups for g in distinct(ids).tolist()})
         index = {g: i for i, g in enumerate(used)}
         number = np.full(len(self.program.groups), -1, dtype=np.int64)
         number[used] = np.arange(len(used))
@@ -208,6 +209,9 @@ class _Refinement:
         for look, numbers in zip(self.codes, columns, strict=True):
             colour[look.ranks] = numbers + offset
             offset += int(numbers.max(initial=-1)) + 1
+        silent = distinct(self.slots.rank[self.slots.slot < 0])
+        if len(silent) and any(look.goes_by_place(self.profiles) for look in self.codes):
+            colour[silent] = offset + np.arange(len(silent))  # whom of them somebody waits for goes by their places
         return colour
 
     def _of_faults(self) -> Ints:
@@ -225,7 +229,7 @@ class _Refinement:
         """Group ranks, where an operation goes by them."""
         table = []
         for ids in look.groups:
-            index = {g: {rank: i for i, rank in enumerate(self.program.groups[g].ranks)} for g in np.unique(ids).tolist()}
+            index = {g: {rank: i for i, rank in enumerate(self.program.groups[g].ranks)} for g in distinct(ids).tolist()}
             table.append([index[g].get(rank, -1) for g, rank in zip(ids.tolist(), look.ranks.tolist(), strict=True)])
         return np.array(table, dtype=np.int64).reshape(-1, len(look.ranks))
 
@@ -233,7 +237,7 @@ class _Refinement:
         """Members of a rank's groups on its own node: what its links carry of a collective goes by their number."""
         table, known = [], self._on_node
         for ids in look.groups:
-            for g in np.unique(ids).tolist():
+            for g in distinct(ids).tolist():
                 if (g, size) not in known:
                     known[g, size] = Counter(rank // size for rank in self.program.groups[g].ranks)
             table.append([known[g, size][rank // size] for g, rank in zip(ids.tolist(), look.ranks.tolist(), strict=True)])

@@ -7,7 +7,7 @@ is what one back end does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from distsim.check.undefined import undefined_findings
 from distsim.check.verdict import Verdict, verdict_of
 from distsim.collection import no_collection
 from distsim.cost import CostModel
+from distsim.dataclass import dataclass, field
 from distsim.engine import Run, run
 from distsim.engine.folded import whole_standstill
 from distsim.engine.outcomes import ProfileOutcome, outcome_under

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -21,6 +21,7 @@ from distsim.check.verdict import Verdict, verdict_of
 from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.collection import no_collection
 from distsim.cost import CostModel
+from distsim.dataclass import dataclass
 from distsim.engine import Run, may_share, run
 from distsim.engine.folded import whole_run, whole_standstill
 from distsim.errors import UsageError

@@ -14,12 +14,12 @@ So the four add up to the makespan, exactly. Everything is worked out on the tra
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.dataclass import dataclass
 from distsim.findings.record import Place
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES

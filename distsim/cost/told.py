@@ -50,7 +50,7 @@ class Way(NamedTuple):
 
 
 class Told(NamedTuple):
-    """``candidates``: dearest last. ``ways``: the narrowest first. ``ns``: the price, at least ``bound_ns``; ``launch_ns`` of a call that moves nothing."""
+    """``candidates``: dearest last. ``ways``: the narrowest first. ``ns``: the price, at least ``bound_ns``."""
 
     kind: Kind
     at: Setting
@@ -65,7 +65,8 @@ class Told(NamedTuple):
 
 
 def told(cost: CostModel, row: type[Row], ranks: tuple[int, ...], nbytes: int, ways: bool = False) -> Told | None:
-    """The price of an operation among these ranks, with the ``ways`` that it must pass if they are asked for; None where the cluster or the operation is not priced by NCCL's forms."""
+    """The price of an operation among these ranks, with the ``ways`` that it must pass if they are asked for; None where the cluster or
+    the operation is not priced by NCCL's forms."""
     kind: Kind | None = "send" if not brings_about(row) and row.busbw_factor(2) == 1 else kind_of(row)
     if not cost.nccl or kind is None or len(ranks) < 2:
         return None

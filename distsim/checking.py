@@ -7,7 +7,7 @@ is what one back end does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from distsim.check.undefined import undefined_findings
 from distsim.check.verdict import Verdict, verdict_of
 from distsim.collection import no_collection
 from distsim.cost import CostModel
-from distsim.dataclass import dataclass, field
 from distsim.engine import Run, run
 from distsim.engine.folded import whole_standstill
 from distsim.engine.outcomes import ProfileOutcome, outcome_under

@@ -13,10 +13,9 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
-
-from distsim.dataclass import dataclass, field
 
 Number = int | float | bool
 Env = Mapping[str, Any]

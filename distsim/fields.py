@@ -8,12 +8,12 @@ A parser takes what YAML gives and returns what is meant, or raises ValueError w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from distsim.dataclass import dataclass
 from distsim.expr import Expression, parse
 from distsim.names import near
 

@@ -9,12 +9,12 @@ import numpy as np
 from distsim.cost import CostModel
 from distsim.cost.band import COMPUTED, several
 from distsim.engine.record import Run
-from distsim.ops.table import OPS
+from distsim.ops.table import COMPUTE_OPS, OPS
 from distsim.program.records import Program
 from distsim.scenario.expansion import made_strategies
 from distsim.simulation import Simulation
 from distsim.strategies.base import Context
-from distsim.timeline import COMPUTE_OPS, Timeline
+from distsim.timeline import Timeline
 
 if TYPE_CHECKING:
     from distsim.strategies.train import Transformer

@@ -10,9 +10,8 @@ thing left open is which sender an any-source receive takes: `takes` lists what 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
-
-from distsim.dataclass import dataclass, field
 
 #: The sender of a receive that accepts any.
 ANY = -1

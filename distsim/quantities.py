@@ -10,11 +10,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 from distsim import units
-from distsim.dataclass import dataclass, field
 from distsim.expr import Env, Expression, ExpressionError, parse, tree
 
 #: What a unit measures, in the words of messages -> an example.

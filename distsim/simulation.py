@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -21,7 +21,7 @@ from distsim.check.verdict import Verdict, verdict_of
 from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.collection import no_collection
 from distsim.cost import CostModel
-from distsim.dataclass import dataclass
+from distsim.critical_path import critical_path
 from distsim.engine import Run, may_share, run
 from distsim.engine.folded import whole_run, whole_standstill
 from distsim.errors import UsageError
@@ -34,7 +34,7 @@ from distsim.program.records import Program
 from distsim.scenario import Scenario
 from distsim.semantics.section import Unfold, alike_groups, section, standing
 from distsim.standstill import Standstill
-from distsim.timeline import RankTimes, Timeline, collective, critical_path, iteration_ns, meetings, rank_times, timeline
+from distsim.timeline import RankTimes, Timeline, collective, iteration_ns, meetings, rank_times, timeline
 from distsim.trace import Trace
 from distsim.values import Values, compute_values
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
-
-from distsim.dataclass import dataclass
 
 #: How a rank's program ended. ``raised``: a Python error; ``crashed``: the process died (signal); ``silent``: of a real run, does not
 #: move and waits for nobody.

@@ -8,12 +8,12 @@ run, -1 where it never happened.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.dataclass import dataclass
 from distsim.findings.record import Place
 
 TRACE_SCHEMA_VERSION: Final = 1

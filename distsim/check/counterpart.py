@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from distsim.check.call_index import CallIndex, Message
 from distsim.check.mismatch import part_call
 from distsim.check.wording import call_words, place_of, where_text
-from distsim.dataclass import dataclass
 from distsim.findings.record import Place
 from distsim.ops.one_sided import is_signal
 from distsim.ops.records import Call

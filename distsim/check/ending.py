@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from distsim.check.mismatch import Mismatch
 from distsim.check.schedule import Schedule
-from distsim.dataclass import dataclass, field
 from distsim.standstill import Standstill
 
 How = Literal["always", "sometimes", "never"]

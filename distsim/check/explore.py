@@ -19,6 +19,7 @@ readings is one case of ``mixed``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Literal
 
@@ -29,7 +30,6 @@ from distsim.check.machine import RELIED, UNFIT, Machine, State
 from distsim.check.persistent import Chooser
 from distsim.check.suspects import Posted
 from distsim.check.tables import OpenBox, Tables
-from distsim.dataclass import dataclass, field
 
 #: What a search looks for: everything, or, where the plain readings leave only that open, an execution in which nobody is blocked
 #: or one in which all fits.

@@ -8,13 +8,13 @@ channels.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.dataclass import dataclass
 from distsim.ops.table import OPS
 from distsim.profiles import READINGS
 from distsim.program.records import Code, CodeCall, Program, at

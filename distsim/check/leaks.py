@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from distsim.dataclass import dataclass
 from distsim.ops.table import OPS
 from distsim.program.records import Code, CodeCall, Program
 from distsim.standstill import Standstill

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from distsim.check.alike import images, orbit
 from distsim.check.ending import Ending, Example, Kind, hows
@@ -11,7 +11,6 @@ from distsim.check.endings import standstill_at
 from distsim.check.explore import Goal, Search
 from distsim.check.layout import Layout
 from distsim.check.schedule import schedule_of
-from distsim.dataclass import dataclass
 from distsim.ops.table import OPS
 
 #: States that are stored at most, over all readings, unless the caller says otherwise.

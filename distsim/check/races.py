@@ -9,12 +9,12 @@ the others until they wait for it (`StreamOrder`), whatever the back end: a prog
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsim.check.leaks import makes_request
-from distsim.dataclass import dataclass, field
 from distsim.expr import Expression
 from distsim.ops.fields import PerRank
 from distsim.ops.table import OPS

@@ -7,7 +7,7 @@ single run of the one form is exact (with one, see `explore`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from distsim.arrays import union
@@ -15,7 +15,6 @@ from distsim.check.call_index import CallIndex
 from distsim.check.ending import Ending
 from distsim.check.layout import Layout
 from distsim.check.mismatch import Mismatch, judge_lane, message_mismatch
-from distsim.dataclass import dataclass
 from distsim.profiles import READINGS
 from distsim.program.records import Program
 from distsim.semantics.blocked import standstill as standstill_of

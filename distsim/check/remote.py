@@ -8,6 +8,7 @@ from another rank, race if neither is known to be over before the other begins. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 from distsim.check.layout import Layout
 from distsim.check.races import Key, Walk, label_of
 from distsim.check.wording import call_words, columns, where_text
-from distsim.dataclass import dataclass
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
 from distsim.program.records import CodeCall, Program, at

@@ -8,6 +8,7 @@ happens follows from these choices, so whoever follows a schedule only needs the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from distsim.check.endings import standstill_at
@@ -15,7 +16,6 @@ from distsim.check.layout import build_layout
 from distsim.check.machine import Machine, State
 from distsim.check.persistent import Chooser
 from distsim.check.tables import Tables
-from distsim.dataclass import dataclass
 from distsim.errors import UsageError
 from distsim.program.records import Program
 from distsim.standstill import Standstill

@@ -11,11 +11,11 @@ The state is one list of integers; see `Layout of the state` below. Its first ``
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from distsim.check.layout import Layout
 from distsim.check.suspects import Posted, Suspects
-from distsim.dataclass import dataclass, field
 from distsim.ops.table import OPS
 from distsim.profiles import READINGS, Profile
 from distsim.program.records import at as value_at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -20,7 +21,6 @@ from distsim.check.remote import remote_findings, remote_races
 from distsim.check.schedule import Schedule
 from distsim.check.timing import bound_finding, buffering_dependence, order_findings, race_findings, reliance_findings
 from distsim.check.waitfor import wait_for
-from distsim.dataclass import dataclass, field
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS

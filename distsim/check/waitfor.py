@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distsim.dataclass import dataclass
 from distsim.standstill import Blocked, Need, Standstill
 
 if TYPE_CHECKING:

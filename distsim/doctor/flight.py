@@ -12,6 +12,8 @@ from distsim.doctor.evidence import MOST_RANKS, Evidence
 from distsim.doctor.ops import family
 from distsim.doctor.records import MOST_CALLS, NOWHERE, Call, Frame, State
 
+#: Entries of a dump that are read, the latest of them: many times what a ring in use holds.
+_MOST_ENTRIES = 100_000
 #: Frames of a call that are kept.
 _MOST_FRAMES = 64
 _P2P = re.compile(r"^(send|recv)\s+(\d+)?\s*(?:->|<-)\s*(\d+|\?)$")
@@ -31,9 +33,11 @@ def read_dump(evidence: Evidence, data: dict[str, Any], rank: int, source: str) 
     entries = data.get("entries") or []
     if not isinstance(entries, list):
         return "its entries are no list"
+    lost, entries = max(len(entries) - _MOST_ENTRIES, 0), entries[-_MOST_ENTRIES:]
     evidence.rank(rank, source).recorded = True
     if entries and isinstance(entries[0], dict) and _whole(entries[0], "record_id") > 0:
         evidence.rank(rank, source).lapped = True
+    evidence.rank(rank, source).lapped |= lost > 0
     gloo = any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict))
     evidence.rank(rank, source).messages = bool(entries) and not gloo
     named = _named_groups(evidence, data, entries)
@@ -48,7 +52,8 @@ def read_dump(evidence: Evidence, data: dict[str, Any], rank: int, source: str) 
         else:
             evidence.call(call)
     _take_status(evidence, rank, status, pairs, entries, source)
-    return f"{unread} of its entries are damaged" if unread else ""
+    told = [f"{unread} of its entries are damaged"] if unread else []
+    return "; ".join([f"only its latest {_MOST_ENTRIES} entries are read", *told] if lost else told)
 
 
 def _named_groups(evidence: Evidence, data: dict[str, Any], entries: list[Any]) -> dict[str, tuple[int, ...]]:

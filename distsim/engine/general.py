@@ -10,12 +10,12 @@ at once on shared links takes longer (`distsim.engine.flows`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from distsim.cost import CostModel
-from distsim.dataclass import dataclass
 from distsim.engine.arrivals import Arrivals, CallKey, Follow
 from distsim.engine.clock import Clock, Entry
 from distsim.engine.deadlines import Deadlines, Late, outlasts

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from distsim.collection import no_collection
 from distsim.cost import CostModel
-from distsim.dataclass import dataclass
 from distsim.engine.deadlines import may_outlast, outlasts
 from distsim.engine.fill import fill
 from distsim.engine.general import simulate_in_order

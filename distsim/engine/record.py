@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.cluster import Cluster
-from distsim.dataclass import dataclass, field
 from distsim.findings.record import Finding
 from distsim.ops.checks import part_sizes
 from distsim.ops.records import DTYPE_BYTES, Call, Group

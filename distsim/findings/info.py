@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-from distsim.dataclass import dataclass
 from distsim.findings.record import Severity
 
 #: The classes of a verdict, worst first; `ok` is none of them.

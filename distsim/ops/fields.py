@@ -6,10 +6,10 @@ Everything here is written by people and read by Pydantic; lowering evaluates it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, TypeVar, cast
 
 from distsim import units
-from distsim.dataclass import dataclass
 from distsim.expr import Expression
 from distsim.fields import (
     FieldError,

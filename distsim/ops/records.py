@@ -6,10 +6,9 @@ file, a clock or a back end.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
-
-from distsim.dataclass import dataclass, field
 
 #: Bytes of one element. Names are torch's (``torch.float32`` is ``float32``).
 DTYPE_BYTES: dict[str, int] = {

@@ -7,9 +7,9 @@ has no clock and no cost. Functions take plain integers or resolved calls; all r
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from distsim.dataclass import dataclass
 from distsim.ops.records import Call
 from distsim.profiles.support import Support
 

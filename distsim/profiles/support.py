@@ -7,9 +7,9 @@ profiles (`Profile.refuse`) and for `distsim explain backends`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-from distsim.dataclass import dataclass, field
 from distsim.ops.base import Binding
 from distsim.ops.checks import mixed_parts, shared_part
 from distsim.ops.records import Buffer, Call

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsim.arrays import distinct
-from distsim.dataclass import dataclass, field
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding, Severity
 from distsim.ops.base import Op

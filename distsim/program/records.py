@@ -8,6 +8,7 @@ calls asks `Program.call(rank, position)`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar, overload
@@ -15,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.dataclass import dataclass, field
 from distsim.expr import Expression
 from distsim.fields import PerRank
 from distsim.findings.record import Finding, Place

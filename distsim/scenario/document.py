@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import yaml
 
-from distsim.dataclass import dataclass, field
 from distsim.errors import Problem, ScenarioErrors
 from distsim.scenario.broken import diagnosed
 

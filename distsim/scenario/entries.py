@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from distsim.dataclass import dataclass, field
 from distsim.expr import Expression
 from distsim.ops.fields import PerRank
 

@@ -8,10 +8,10 @@ and prices stand beside, in columns by row (`distsim.semantics.link`). No instru
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from distsim.dataclass import dataclass, field
 from distsim.ops.records import Group
 from distsim.program.records import CodeCall
 from distsim.standstill import RankStatus

@@ -6,9 +6,9 @@ Rows, channels, boxes and instances are the integers of `Linked`.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from distsim.dataclass import dataclass
 from distsim.match import Matcher
 from distsim.semantics.form import Leave
 

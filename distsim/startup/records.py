@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
-
-from distsim.dataclass import dataclass, field
 
 #: How a process comes out of init_process_group. "waits": nothing that may still happen frees it; torch raises once its time-out is
 #: over. "apart": it returns, in a group that is not that of the others, and stands still in its first communication.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.dataclass import dataclass, field
 from distsim.errors import UsageError
 from distsim.findings.record import Place
 from distsim.trace import COLUMNS, OPTIONAL, TABLES, Trace

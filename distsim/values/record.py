@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from distsim.dataclass import dataclass, field
 from distsim.values.lineage import Array, Content, Contribution, Graph
 from distsim.values.numbers import agrees, show, whole
 

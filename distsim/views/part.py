@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.dataclass import dataclass
 from distsim.errors import UsageError
 from distsim.units import parse_duration_ns, show_ns
 from distsim.views.tables import ranks_text

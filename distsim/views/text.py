@@ -18,9 +18,10 @@ from distsim.views.whatifview import figures_lines
 if TYPE_CHECKING:
     from distsim.check.memory import Held
     from distsim.cluster import Cluster
+    from distsim.critical_path import Segment
     from distsim.simulation import Simulation
     from distsim.standstill import RankEnd
-    from distsim.timeline import CollectiveTimes, RankTimes, Segment
+    from distsim.timeline import CollectiveTimes, RankTimes
 
 LEGEND = "  exposed: communicating, nothing computes; waiting: in a call, before its match"
 #: More ranks than this are shown by groups of ranks with equal times.

@@ -6,9 +6,9 @@ a file may hold anything.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from distsim.dataclass import dataclass
 from distsim.views.drawing.palette import INK, LINE, WHITE
 from distsim.views.tables import cut
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from distsim.dataclass import dataclass, field
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 

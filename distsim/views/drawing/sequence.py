@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from distsim.dataclass import dataclass, field
 from distsim.views.drawing.palette import INK, LINE, WHITE
 from distsim.views.drawing.records import Edge, Key, Node, Picture, Text, plain_text, text_width
 

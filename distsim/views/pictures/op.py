@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from distsim.dataclass import dataclass
 from distsim.errors import UsageError
 from distsim.names import near
 from distsim.ops.base import Effect, Op

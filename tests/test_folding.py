@@ -158,14 +158,15 @@ faults: [{kind: late, ranks: 7, delay: 2 ms}, {kind: late, ranks: 7, delay: 3 ms
     assert simulate(loads(text)).makespan_ns > 5_000_000
 
 
-def test_who_is_missing_of_a_tree_is_told_by_places_and_stands_for_nobody() -> None:
-    """gloo's broadcast runs down a tree: ranks 4 to 7 do not come, and each of them holds up others."""
-    text = """
+@pytest.mark.parametrize(("comes", "then"), [("rank // 4 != 1", "barrier: {group: odd}"), ("rank < 4", "wait: all")])
+def test_who_is_missing_of_a_tree_is_told_by_places_and_stands_for_nobody(comes: str, then: str) -> None:
+    """gloo's broadcast runs down a tree: of the ranks that do not come each holds up others."""
+    text = f"""
 world: 16
 backend: gloo
 program:
-  - {broadcast: {tensor: {shape: [64]}, src: 1}, ranks: rank // 4 != 1}
-  - barrier: {group: odd}
-groups: {odd: {by: rank % 2}}
+  - {{broadcast: {{tensor: {{shape: [64]}}, src: 1}}, ranks: {comes}}}
+  - {then}
+groups: {{odd: {{by: rank % 2}}}}
 """
     assert compared(loads(text)).differences == ()

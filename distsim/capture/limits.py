@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from distsim.capture.members import Question
+from collections.abc import Iterable, Iterator
+
+from distsim.capture.members import Member, Question
 from distsim.profiles.gloo import barrier_missed
 from distsim.profiles.record import Profile
 
@@ -12,6 +14,15 @@ def limit_of(question: Question, profile: Profile) -> int | None:
     if question.limit_ns is not None or question.call is None:
         return question.limit_ns
     return question.call.team.timeout_ns if profile.timed_out == "raises" else None
+
+
+def limited(members: Iterable[Member], profile: Profile) -> Iterator[tuple[int, Member, int]]:
+    """Waits that have a time-out, in ns: whose, and under which number."""
+    for member in members:
+        for number, question in member.waiting.items():
+            limit = limit_of(question, profile)
+            if limit is not None:
+                yield limit, member, number
 
 
 def no_place(rank: int, world: int, known: int, taken: bool) -> str:

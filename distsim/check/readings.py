@@ -174,7 +174,7 @@ def _key(mismatch: Mismatch) -> object:
 
 def _said_by_a_fault(end: RankEnd) -> RankEnd:
     """Findings know a fault of the file by this word."""
-    return replace(end, message="fault") if end.message.endswith("by a fault") else end
+    return end._replace(message="fault") if end.message.endswith("by a fault") else end
 
 
 def leavers(linked: Linked) -> list[int]:

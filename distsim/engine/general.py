@@ -10,7 +10,7 @@ at once on shared links takes longer (`distsim.engine.flows`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -362,7 +362,7 @@ class _Engine:
         self.arrivals.check()
         since, finished = self.hosts.since, self.finished
         still = standstill(self.rules, self.state)
-        ends = tuple(end if end.status == "absent" else replace(end, at_ns=since[end.rank]) for end in still.ends)
+        ends = tuple(end if end.status == "absent" else end._replace(at_ns=since[end.rank]) for end in still.ends)
         blocked = tuple(b._replace(since_ns=since[b.rank]) for b in still.blocked)
         done = [(max([finished[row] for row in rows]), min(rows), rows) for rows in self.met_rows]
         matches = tuple(rows for end, _, rows in sorted(done) if end >= 0)

@@ -200,7 +200,7 @@ class _Refinement:
             size = len(look.ranks) * len(look.ports)
             mine = [fact[start : start + size].reshape(-1, len(look.ranks)) for fact in facts]
             start += size
-            places = [self._places(look)] if look.goes_by_place(self.profiles) else []
+            places = [self._places(look)] if look.by_place(self.profiles) else []
             places += [self._mates(look, cost.local_size) for cost in self.costs] if self.shared else []
             code = np.full((1, len(look.ranks)), number, dtype=np.int64)
             table = np.concatenate([code, own[None, look.ranks], *look.facts(self.program), *mine, *places])
@@ -209,10 +209,19 @@ class _Refinement:
         for look, numbers in zip(self.codes, columns, strict=True):
             colour[look.ranks] = numbers + offset
             offset += int(numbers.max(initial=-1)) + 1
-        silent = distinct(self.slots.rank[self.slots.slot < 0])
-        if len(silent) and any(look.goes_by_place(self.profiles) for look in self.codes):
-            colour[silent] = offset + np.arange(len(silent))  # whom of them somebody waits for goes by their places
+        missed = self._missed()
+        colour[missed] = offset + np.arange(len(missed))
         return colour
+
+    def _missed(self) -> Ints:
+        """Ranks of whom some members of their groups wait for, by places, although they may not come: each is another."""
+        found = np.zeros(self.size, dtype=np.bool_)
+        looks = [(look, look.by_place(self.profiles)) for look in self.codes]
+        for group in distinct(np.concatenate([np.zeros(0, np.int64), *(ids for _, placed in looks for ids in placed)])).tolist():
+            found[list(self.program.groups[group].ranks)] = True
+        for look, placed in looks:
+            found[look.ranks] &= not placed  # those are told apart by their places
+        return np.flatnonzero(found)
 
     def _of_faults(self) -> Ints:
         """By rank a number for its speed and its start."""

@@ -33,6 +33,11 @@ def _captured(judged: Judged) -> list[str]:
     lines = folded(
         f"captured from {' '.join((captured.wish.target.name, *captured.wish.target.args))}: {judged.calls} calls; {ended}"
     )
+    if judged.threaded and captured.ended == "ended":
+        lines += folded(
+            f"{ranks_words(judged.threaded)}: several threads made calls; another order of theirs than this one was not judged",
+            "  ",
+        )
     if captured.ended == "late":
         lines += folded("undecided: a process was still running, so nobody knows what it would have done", "  ")
     return lines
@@ -76,5 +81,5 @@ def capture_json(judged: Judged) -> dict[str, object]:
         for s in judged.stands
     ]  # fmt: skip
     told = {"target": captured.wish.target.name, "args": list(captured.wish.target.args), "ended": captured.ended,
-            "calls": judged.calls, "ranks": ranks}  # fmt: skip
+            "calls": judged.calls, "threaded": list(judged.threaded), "ranks": ranks}  # fmt: skip
     return {**simulation_json(judged.simulation), "outcome": judged.outcome, "captured": told}

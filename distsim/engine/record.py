@@ -296,8 +296,3 @@ def worst_of(standstill: Standstill, mishaps: Iterable[str]) -> str:
     if not happened - {"completes"} and any(end.status == "killed" for end in standstill.ends):
         return "crashes"
     return next((word for word in WORST_FIRST if word in happened), "completes")
-
-
-def sorted_ends(ends: Sequence[Any]) -> tuple[Any, ...]:
-    """Rank order."""
-    return tuple(sorted(ends, key=lambda end: end.rank))

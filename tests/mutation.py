@@ -256,7 +256,7 @@ def load_anew(mutant: Mutant, file: str, tests: Sequence[str]) -> bool:
     sys.meta_path.insert(0, loader)
     os.chdir(ROOT)
     try:
-        importlib.import_module(loader.name)  # now: pytest's own finder comes first once it runs, for a package with a plugin in it
+        importlib.import_module(loader.name)  # now: once pytest runs, its own finder comes first
     except Exception:
         return True
     return pytest.main([*tests, *QUIET, "-x"]) != pytest.ExitCode.OK

@@ -11,7 +11,6 @@ at once on shared links takes longer (`distsim.engine.flows`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from distsim.strategies.pipeline_actions import MESSAGES, Action, Schedule, computes
+from distsim.strategies.pipeline_actions import COMPUTE, MESSAGES, Action, Schedule, computes
 
 
 class Message(NamedTuple):
@@ -59,15 +59,19 @@ class _RankCalls:
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self.schedule, self.rank = schedule, rank
         self.calls: list[Call] = []
+        #: Whether a stage's neighbour on a way (1 after it, -1 before) is on another rank.
+        self.apart: dict[tuple[int, int], bool] = {}
 
     # --- parts ---
     def message(self, sends: bool, way: str, m: int, stage: int | None = None) -> tuple[Message, ...]:
         """The message in a tuple; empty where there is no such neighbour, or it is on this rank."""
-        found = Message(sends, way, self.rank if stage is None else stage, m)
-        peer = self.schedule.beside(found.stage, found.peer_stage - found.stage)
-        if peer is None or self.schedule.rank_of[peer] == self.rank:
-            return ()
-        return (found,)
+        stage = self.rank if stage is None else stage
+        side = stage, 1 if (way == "F") == sends else -1
+        apart = self.apart.get(side)
+        if apart is None:
+            peer = self.schedule.beside(*side)
+            apart = self.apart[side] = peer is not None and self.schedule.rank_of[peer] != self.rank
+        return (Message(sends, way, stage, m),) if apart else ()
 
     def start(self, messages: Sequence[Message]) -> None:
         """`_batch_p2p` without the wait, for a list of one kind."""
@@ -182,21 +186,22 @@ class _RankCalls:
         open_receives: set[tuple[str, int, int]] = set()
         sent: list[Message] = []
         for action in self.schedule.rows[self.rank]:
-            for each in action.each:
+            for each in action.parts or (action,):
                 stage, kind, m, _ = each
-                if kind in ("SEND_F", "SEND_B", "RECV_F", "RECV_B"):
-                    messages = self.message(kind.startswith("SEND"), kind[-1], m, stage)
+                if kind in MESSAGES:
+                    sends = kind[0] == "S"
+                    messages = self.message(sends, kind[-1], m, stage)
                     self.start(messages)
-                    if kind.startswith("SEND"):
+                    if sends:
                         sent += messages
                     elif messages:
                         open_receives.add((kind[-1], stage, m))
-                elif kind in ("F", "B", "I", "W"):
+                elif kind in COMPUTE:
                     need = "F" if kind == "F" else "B", stage, m
                     if kind != "W" and need in open_receives:
                         self.wait((Message(False, *need),))
                         open_receives.remove(need)
-                    self.compute(each, _other(action, each))
+                    self.compute(each, _other(action, each) if action.parts else None)
                 else:
                     self.calls.append(Call("silent", (), each))
         self.wait(sent[::-1])

@@ -142,6 +142,7 @@ class RankWriter:
         self.handles = {key: f"{self.prefix}_{'sent' if key[0] else 'got'}_{word}" for key, word in _TENSORS.items()}
         self.plain: dict[tuple[Hashable, ...], tuple[Compute, tuple[int, ...]]] = {}
         self.starts: dict[tuple[bool, str, int, bool], _Start] = {}
+        self.waits: dict[tuple[str, ...], _Wait] = {}
 
     def entries(self, calls: Sequence[Call]) -> list[Entry]:
         self.data = self.layout.data
@@ -169,7 +170,8 @@ class RankWriter:
             return self.computes(call.action, call.beside)
         numbers = tuple([self.copy(m.stage, m.micro_batch) for m in call.messages])
         if call.what == "wait":
-            return [Piece(_Wait(tuple([self.handle(m) for m in call.messages])), numbers)]
+            handles = tuple([self.handle(m) for m in call.messages])
+            return [Piece(self.waits.setdefault(handles, _Wait(handles)), numbers)]
         if call.what == "batch":
             return [Piece(_Batch(tuple(self.message(m) for m in call.messages)), numbers)]
         if call.what == "start":

@@ -265,7 +265,7 @@ def _of_backend(program: Program, layout: Layout, result: Run, verdict: Verdict 
     return (*found, *(() if told or refused or not result.standstill.blocked else diagnose(program, result.standstill, layout)))
 
 
-def cost_model(scenario: Scenario, program: Program, cluster: str | Mapping[str, Any] | Cluster | None = None) -> CostModel:
+def cost_model(scenario: Scenario, program: Program, cluster: str | Mapping[str, object] | Cluster | None = None) -> CostModel:
     """The prices of a scenario's cluster: the one given, else the file's, else the back end's default."""
     chosen = cluster if cluster is not None else scenario.cluster
     if isinstance(chosen, str) and chosen not in PRESETS and Path(chosen).suffix in (".yaml", ".yml"):

@@ -148,8 +148,7 @@ def _died(trace: Trace, size: int) -> Ints:
 
 def _rank_ends(trace: Trace, died: Ints) -> Ints:
     """The last thing a rank finished; -1 where it is still in a call, or its device is. An exit does not return: there it ends."""
-    rank, leaves = trace["rank"], trace.ops("exit")
-    ends = np.zeros(len(died), dtype=np.int64)
+    rank, leaves, ends = trace["rank"], trace.ops("exit"), np.zeros(len(died), dtype=np.int64)
     np.maximum.at(ends, rank, np.maximum(trace["returned_ns"], trace["finished_ns"]))
     np.maximum.at(ends, rank[leaves], trace["posted_ns"][leaves])
     stuck = (trace["posted_ns"] >= 0) & (trace["returned_ns"] < 0) & ~leaves

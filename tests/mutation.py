@@ -54,7 +54,7 @@ from tests.mutants import Mutant, mutants_of  # noqa: E402
 EQUIVALENT = ROOT / "tests" / "data" / "equivalent_mutants.json"
 #: Part -> (its files as patterns, the tests that ought to notice).
 PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "cost": (("distsim/cost.py", "distsim/cost/*.py"), ("test_cost_forms", "test_cost", "test_cost_*")),
+    "cost": (("distsim/cost.py", "distsim/cost/*.py"), ("test_cost_forms", "test_cost", "test_cost_*", "test_sharing")),
     "match": (("distsim/match.py",), ("test_rules_match", "test_match_reference")),
     "verdict": (
         ("distsim/check/verdict.py", "distsim/check/judge.py", "distsim/check/ending.py"),
@@ -256,7 +256,7 @@ def load_anew(mutant: Mutant, file: str, tests: Sequence[str]) -> bool:
     sys.meta_path.insert(0, loader)
     os.chdir(ROOT)
     try:
-        importlib.import_module(loader.name)  # now: once it runs, pytest's own finder comes first
+        importlib.import_module(loader.name)  # now: once pytest runs, its own finder comes first
     except Exception:
         return True
     return pytest.main([*tests, *QUIET, "-x"]) != pytest.ExitCode.OK

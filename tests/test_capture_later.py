@@ -63,3 +63,15 @@ def test_ranks_that_part_in_a_backward_pass_are_told_what_makes_them_part_there(
     judged = testing.run(fault.program, fault.ranks, check=False)
 
     assert ("find_unused_parameters" in " ".join(judged.simulation.findings[0].help)) is told
+
+
+def names_another_root() -> None:
+    dist.reduce(torch.ones(4), dst=0 if dist.get_rank() < 2 else 1)
+
+
+def test_calls_that_do_not_fit_end_as_the_back_end_ends_them_though_the_hub_has_no_data_to_go_on_with():
+    """Real gloo goes through where members of a reduce name different roots, with wrong sums."""
+    judged = testing.run(names_another_root, 3, check=False)
+
+    assert (judged.captured.ended, judged.outcome) == ("stalled", "completes")
+    assert (judged.simulation.verdict.verdict, judged.simulation.findings[0].code) == ("mismatch", "DS205")

@@ -153,6 +153,25 @@ def test_a_price_is_told_as_terms_that_add_up(op: str) -> None:
     assert found.band.low < 1 < found.band.high
 
 
+def test_a_price_names_the_links_that_bound_it() -> None:
+    """Each level by its busiest link, the narrowest first: a leaf's way up at 4:1, then cards, then a rank's link; PCIe slots two to a
+    switch; the switch of 8 x H100 reduces, so a buffer passes a link once."""
+    narrow = {"preset": "dgx-h100", "network": {"leaf": 2, "oversubscription": 4}}
+    spine = told(CostModel(cluster_from(narrow), 32, 8), OPS["all_reduce"], tuple(range(32)), 1 << 30, ways=True)
+    slots = {"preset": "l40s-pcie", "intra": {"per_switch": 2}}
+    pcie = told(CostModel(cluster_from(slots), 8, 8), OPS["all_to_all_single"], tuple(range(8)), 1 << 20, ways=True)
+    node = told(CostModel(preset("dgx-h100"), 8, 8), OPS["all_reduce"], tuple(range(8)), 1 << 30, ways=True)
+
+    assert spine is not None
+    assert pcie is not None
+    assert node is not None
+    assert [way.name for way in spine.ways] == ["leaf 0 out", "node 0 nic 0 out", "rank 0 link out"]
+    assert spine.ways[0].gbs == pytest.approx(2 * 8 * 48 / 4)
+    assert [way.name for way in pcie.ways] == ["pcie switch 0 out", "rank 0 link out"]
+    assert node.ways[0].nbytes == 1 << 30
+    assert all(way.ns < found.ns for found in (spine, pcie, node) for way in found.ways)
+
+
 def test_the_band_reaches_the_makespan_and_compute_of_a_given_time_is_known() -> None:
     """A second of compute beside a small reduction: nearly no band; the reduction alone: that of a node at its size."""
     text = "world: 8\nbackend: nccl\ncluster: dgx-a100\ntensors: {x: {shape: [1024, 1024]}}\nprogram:\n"

@@ -10,9 +10,9 @@ from distsim.values import Values, compute_values
 from distsim.values.lineage import Contribution
 from distsim.values.record import Breach
 
-TWO = "world: 2\nbackend: {backend}\ntensors: {{x: {{shape: [2], dtype: int64, value: rank * 10 + index}}, " \
-      "y: {{shape: [4], dtype: int64}},\n  a: {{shape: [2], dtype: int64, value: 10 * rank + index}}, " \
-      "b: {{shape: [4], dtype: int64, value: 10 * rank + index}}, " \
+TWO = "world: 2\nbackend: {backend}\ntensors: {{x: {{shape: [2], dtype: int64, value: rank * 10 + index}},\n" \
+      "  y: {{shape: [4], dtype: int64}},\n" \
+      "  a: {{shape: [2], dtype: int64, value: 10 * rank + index}}, b: {{shape: [4], dtype: int64, value: 10 * rank + index}}, " \
       "one: {{shape: [1], dtype: int64}}, two: {{shape: [2], dtype: int64}}}}\nprogram:\n"  # fmt: skip
 
 
@@ -105,24 +105,29 @@ def test_an_assign_without_a_time_happens_when_it_was_posted_unless_a_device_mak
     assert found == [["[9]", "[9]"], ["[9]", "[9]"], ["[1]", "[1]"]]
 
 
-def test_of_ranks_that_all_wait_the_earliest_sender_goes_first_and_its_message_is_what_it_held_then() -> None:
-    """A circle of buffered sends, one behind a collective: whoever is let go reads before what it does next."""
+def test_of_ranks_that_all_wait_a_sender_goes_first_and_its_message_is_what_it_held_then() -> None:
+    """Two sends head to head that were buffered, and one that receives what comes of them: were it let go first, it had nothing."""
+    recv, send = ({"op": op, "tensor": tensor} for op, tensor in (("recv", "y"), ("send", "x")))
     ranks = [
+        [{**recv, "peer": 2}, {"op": "assign", "tensor": "x", "value": "y"}, {**send, "peer": 1}],
         [
-            {"op": "recv", "tensor": "y", "peer": 1},
-            {"op": "assign", "tensor": "x", "value": "x + y"},
-            {"op": "send", "tensor": "x", "peer": 1},
-        ],
-        [
-            {"op": "send", "tensor": "x", "peer": 0},
+            {**send, "peer": 2},
             {"op": "assign", "tensor": "x", "value": 100},
-            {"op": "recv", "tensor": "y", "peer": 0},
+            {**recv, "peer": 2},
+            {"op": "recv", "tensor": "z", "peer": 0},
         ],
+        [{**send, "peer": 1}, {**recv, "peer": 1}, {"op": "assign", "tensor": "x", "value": "y + 10"}, {**send, "peer": 0}],
     ]
-    case = ByHand(ranks, {"x": ((1,), "int64", "rank + 1"), "y": ((1,), "int64", None)})
-    values = compute_values(case.program, case.trace([[(1, 0), (0, 0)], [(0, 2), (1, 2)]]))
+    case = ByHand(ranks, {"x": ((1,), "int64", "rank"), "y": ((1,), "int64", None), "z": ((1,), "int64", None)})
+    values = compute_values(case.program, case.trace([[(1, 0), (2, 1)], [(2, 0), (1, 2)], [(2, 3), (0, 0)], [(0, 2), (1, 3)]]))
 
-    assert [values.text(r, n) for r in (0, 1) for n in ("x", "y")] == ["[3]", "[2]", "[100]", "[3]"]
+    assert [values.text(r, n) for r, n in ((2, "y"), (1, "y"), (0, "y"), (1, "z"), (1, "x"))] == [
+        "[1]",
+        "[2]",
+        "[11]",
+        "[11]",
+        "[100]",
+    ]
 
 
 # --- what is kept ---

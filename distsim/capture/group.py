@@ -127,7 +127,9 @@ class GroupMethods:
     def _device_types(self) -> list[Any]:
         import torch
 
-        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
+        if not torch.cuda.is_available():
+            return [torch.device("cpu")]
+        return [torch.device(kind) for kind in ("cpu", "cuda") if kind == "cuda" or self.told_backend != "nccl"]
 
     @property
     def options(self) -> Any:

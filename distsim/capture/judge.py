@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distsim.capture.launch import Captured
+from distsim.capture.matching import fits
 from distsim.capture.members import Member, Question
 from distsim.capture.members import Place as Where
 from distsim.capture.program import program_of, world_backend
@@ -75,7 +76,19 @@ def _outcome(captured: Captured, simulation: Simulation) -> str:
     ends = {m.ended.how for m in (*captured.ranks.values(), *captured.others) if m.ended is not None}
     if "raised" in ends or "exited" in ends:  # outside of all calls, as on an import
         return "raises"
-    return "crashes" if "killed" in ends else "hangs" if captured.ended == "stalled" else "completes"
+    stuck = captured.ended == "stalled" and not has_no_data(captured)
+    return "crashes" if "killed" in ends else "hangs" if stuck else "completes"
+
+
+def has_no_data(captured: Captured) -> bool:
+    """Did the run stop where members of a collective made calls that do not fit? A back end may go on there with data that nobody knows."""
+    waiting = (question.call for member in captured.ranks.values() for question in member.waiting.values())
+    return any(
+        not fits(call, other)
+        for call in waiting
+        if call is not None and call.gathering is not None
+        for other in call.gathering.there.values()
+    )
 
 
 def _came_through(captured: Captured, outcome: str) -> bool:

@@ -31,7 +31,9 @@ def no_place(rank: int, world: int, known: int, taken: bool) -> str:
         return f"rank {rank} says that the world has {world} ranks, others said {known}"
     if not 0 <= rank < world:
         return f"rank {rank} is outside a world of {world}"
-    return f"two processes say that they are rank {rank}" if taken else ""
+    if not taken:
+        return ""
+    return f"two processes say that they are rank {rank}; one that a rank starts can't make a world of its own here"
 
 
 def too_late(question: Question, rank: int, limit_ns: int) -> str:

@@ -106,13 +106,14 @@ def bound_us(kind: Kind, at: Setting, nbytes: Array | float) -> Array:
     share, apart = (at.n - 1) / at.n, (at.nodes - 1) / at.nodes
     whole = {"broadcast": 1.0, "reduce": 1.0, "send": 1.0}
     if at.nodes == 1:
-        asked = {"all_reduce": 1.0 if _reduces(at) else 2 * share, **whole}.get(kind, share)
+        asked = {"all_reduce": 1.0 if reduces(at) else 2 * share, **whole}.get(kind, share)
         return np.asarray(asked * nbytes / (1000.0 * at.sheet_intra))
     asked = {"all_reduce": 1.0 if at.reducing else 2 * apart, "all_to_all": at.per_node * apart, **whole}.get(kind, apart)
     return np.asarray(asked * nbytes / (1000.0 * at.sheet_inter))
 
 
-def _reduces(at: Setting) -> bool:
+def reduces(at: Setting) -> bool:
+    """Whether the switch inside reduces (NVLS)."""
     return at.switch and at.link == "nvlink" and at.architecture in ("hopper", "blackwell") and at.per_node > 2
 
 

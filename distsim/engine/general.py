@@ -11,7 +11,6 @@ at once on shared links takes longer (`distsim.engine.flows`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -85,7 +84,7 @@ class _Engine:
         self.hosts = Hosts(size)
         self.began, self.finished, self.waited, self.match, self.mate = ([-1] * rows for _ in range(5))
         self.met_rows: list[tuple[int, ...]] = []
-        self.differ: dict[Any, Mismatched] = {}
+        self.differ: dict[object, Mismatched] = {}
         self.complete: dict[int, tuple[int, ...]] = {}
         self.at_once: list[int] = []
         self.open_sources = bool(rules.open_boxes)

@@ -10,7 +10,7 @@ from distsim.ops.table import OPS
 from distsim.profiles import refusal
 from distsim.profiles.record import Profile, Reaction
 from distsim.profiles.support import SHAPED
-from distsim.program.records import CodeCall, Program, Vec, at
+from distsim.program.records import Code, CodeCall, Program, Vec, at
 from distsim.semantics.creation import Made, made_groups
 from distsim.semantics.form import (
     Drop,
@@ -54,6 +54,18 @@ class Shared:
     def __init__(self, unlike: dict[tuple[int, int], Made]) -> None:
         self.refusals: dict[Hashable, str | None] = {}
         self.unlike = unlike
+
+
+def refusal_key(program: Program, code: Code, row: int, call: CodeCall) -> Hashable:
+    """What decides whether a back end refuses a call of a row of a code."""
+    open_source = call.port >= 0 and int(at(code.ports[call.port].peer, row)) < 0
+    buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
+    shapes = tuple(
+        tuple(int(at(n, row)) for n in b.shape) for side in ("inputs", "outputs") for b in call.fields.get(side) or ()
+    ) if call.op in SHAPED else ()  # fmt: skip
+    group = program.groups[int(at(code.groups[call.group], row)) if call.group >= 0 else 0]
+    own = group.backend if group.id else None
+    return (call.op, own, buffers[0].dtype if buffers else "", call.fields.get("reduce_op"), open_source, shapes)
 
 
 class Compiler:
@@ -231,14 +243,7 @@ class Compiler:
     def _refusal(self, call: CodeCall) -> str | None:
         if OPS[call.op].kind not in ("p2p", "collective", "remote"):
             return None
-        open_source = call.port >= 0 and self.peer(call) < 0
-        buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
-        shapes = tuple(
-            tuple(int(self.value(n)) for n in b.shape) for side in ("inputs", "outputs") for b in call.fields.get(side) or ()
-        ) if call.op in SHAPED else ()  # fmt: skip
-        group = self.program.groups[self.group_id(call)]
-        own = group.backend if group.id else None
-        key = (call.op, own, buffers[0].dtype if buffers else "", call.fields.get("reduce_op"), open_source, shapes)
+        key = refusal_key(self.program, self.code, self.vector_row, call)
         if key not in self.shared.refusals:
             self.shared.refusals[key] = refusal(self.profile, self.program.resolve(self.rank, call))
         return self.shared.refusals[key]

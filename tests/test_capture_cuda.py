@@ -147,6 +147,46 @@ def test_each_call_of_a_group_with_two_back_ends_is_judged_by_that_of_its_tensor
     assert "DS301" in errors[0]
 
 
+SAVES = """\
+import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from torch.distributed.fsdp import fully_shard
+assert not torch.cuda.is_initialized()
+rank = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("cpu:gloo,cuda:nccl", device_id=torch.device("cuda", rank))
+model = torch.nn.Linear(8, 8, device="meta")
+fully_shard(model)
+assert torch.cuda.is_initialized() and torch.cuda.current_device() == rank
+model.to_empty(device=f"cuda:{rank}")
+optimizer = torch.optim.AdamW(model.parameters())
+saved = None
+for step in range(2):
+    model(torch.ones(2, 8, device="cuda")).sum().backward()
+    optimizer.step()
+    if saved is not None:
+        saved.result()
+    saved = dcp.async_save({"model": model.state_dict()}, checkpoint_id=sys.argv[1] + str(step))
+saved.result()
+try:
+    dcp.async_save({}, process_group=dist.new_group(backend="nccl"), checkpoint_id=sys.argv[1])
+except AssertionError as refused:
+    assert "A CPU backend must be enabled" in str(refused)
+else:
+    raise SystemExit("torch takes no such group")
+"""
+
+
+@pytest.mark.skipif(not builds(), reason="no compiler, or a torch with CUDA kernels")
+def test_a_mesh_chooses_a_ranks_gpu_as_ever_and_a_checkpoint_is_saved_beside_the_steps(tmp_path: Path) -> None:
+    """Until a device is used torch.cuda is not started, so FSDP2's mesh takes LOCAL_RANK; a thread saves over gloo."""
+    script = tmp_path / "train.py"
+    script.write_text(SAVES, encoding="utf-8")
+
+    done = in_a_process("-c", CAPTURE, str(ROOT), "--nproc", "2", "--", "python", str(script), str(tmp_path / "saved"))
+
+    assert "verdict ok" in done.stdout, done.stdout + done.stderr[-2000:]
+    assert (tmp_path / "saved1" / ".metadata").exists()
+
+
 def test_a_script_asks_for_cuda_where_it_or_a_file_beside_it_says_so(tmp_path: Path) -> None:
     plain, other = tmp_path / "train.py", tmp_path / "model.py"
     plain.write_text("import torch\nx = 'barracuda'\n", encoding="utf-8")

@@ -72,6 +72,54 @@ def test_remote_calls_are_refused_by_name_with_the_line():
     assert "does not support torch.distributed.rpc" in stand.what
 
 
+def reaches_into_memory() -> None:
+    from torch.distributed import _symmetric_memory
+
+    dist.init_process_group("gloo")
+    _symmetric_memory.empty(4, device="cpu")
+
+
+def calls_an_operator_of_symmetric_memory() -> None:
+    dist.init_process_group("gloo")
+    torch.ops.symm_mem.two_shot_all_reduce_(torch.ones(4), "sum", dist.group.WORLD.group_name)
+
+
+def makes_a_group_by_hand() -> None:
+    dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+
+
+UNSEEN = {
+    reaches_into_memory: ("_symmetric_memory.empty(4", "does not support symmetric memory"),
+    calls_an_operator_of_symmetric_memory: ("torch.ops.symm_mem.two_shot", "does not support symmetric memory"),
+    makes_a_group_by_hand: ("dist.ProcessGroupGloo(", "does not support a ProcessGroupGloo made by hand"),
+}
+
+
+@pytest.mark.parametrize("function", UNSEEN)
+def test_what_goes_past_every_group_is_refused_by_name_at_its_line(function):
+    judged = run(function, 2)
+
+    source, words = UNSEEN[function]
+    assert judged.outcome == "raises"
+    assert all(s.source.startswith(source) and words in s.what for s in judged.stands), judged.stands
+
+
+def receives_from_anybody() -> None:
+    dist.init_process_group("nccl")
+    if dist.get_rank() == 0:
+        dist.recv(torch.ones(1))
+    else:
+        dist.send(torch.ones(1), 0)
+
+
+def test_a_receive_without_a_source_raises_on_nccl_in_the_words_of_torch():
+    judged = run(receives_from_anybody, 2)
+
+    assert judged.stands[0].what == "NotImplementedError: ProcessGroupNCCL does not support recvAnysource"
+    assert judged.outcome == "raises"
+    assert "DS701" in {f.code for f in judged.simulation.findings}
+
+
 def shortens_its_time_out() -> None:
     dist.init_process_group("nccl")
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=9))

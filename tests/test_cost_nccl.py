@@ -44,11 +44,25 @@ def busbw(name: str, op: str, n: int, nbytes: int, per_node: int = 8) -> float:
 @pytest.mark.parametrize("name", GPUS)
 @pytest.mark.parametrize("op", FORMED)
 def test_more_ranks_never_cost_less(name: str, op: str) -> None:
-    """Within a node from 2 to 8, then whole nodes from 1 to 64."""
+    """Within a node from 2 to 8, then whole nodes from 1 to 64; where links go from GPU to GPU, a part of a node has a part of them, so
+    that there whole nodes alone compare."""
     cost = CostModel(preset(name), 512, 8)
+    within = (2, 4, 8) if preset(name).intra.mesh is None else (8,)
     for nbytes in (8, 1 << 16, 1 << 20, 1 << 24, 1 << 30):
-        prices = [price(cost, op, n, nbytes) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)]
+        prices = [price(cost, op, n, nbytes) for n in (1, *within, 16, 32, 64, 128, 256, 512)]
         assert prices == sorted(prices)
+
+
+def test_a_part_of_a_mesh_has_a_part_of_its_links() -> None:
+    """1 GiB on 4 and 8 V100 of a cube mesh: busbw 85 and 134 GB/s measured (vTrain's tables), the smaller group the slower. A pair of
+    8 MI300X has one link of 7, and no price beats that."""
+    four, eight = (busbw("dgx1-v100", "all_reduce", n, 1 << 30) for n in (4, 8))
+    pair = CostModel(preset("mi300x"), 8, 8)
+
+    assert 68 < four < 102
+    assert 107 < eight < 150
+    assert (1 << 30) / pair.p2p_ns(0, 5, 1 << 30) < 64
+    assert 1.3 < busbw("mi300x", "all_reduce", 4, 1 << 30) / busbw("mi300x", "all_reduce", 2, 1 << 30) / 2 < 1.8
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -103,12 +117,14 @@ def test_an_nvl72_is_one_domain_over_its_machines() -> None:
     assert price(cost, "all_to_all_single", 72, 1 << 30) < price(apart, "all_to_all_single", 72, 1 << 30) / 5
 
 
-def test_staging_without_peer_access_and_more_gpus_of_one_process_cost_more() -> None:
+def test_staging_without_peer_access_costs_more_and_so_do_the_launches_of_one_process_until_they_hide() -> None:
+    """8 x A100, 8 B: 35 us measured with one process for all, 20 with one for each (open nccl-tests tables)."""
     plain, staged = (CostModel(cluster_from({"preset": "l40s-pcie", "intra": {"peer_access": on}}), 4, 4) for on in (True, False))
     one, eight = (CostModel(cluster_from({"preset": "dgx-a100", "gpus_per_process": g}), 8, 8) for g in (1, 8))
 
     assert price(staged, "all_reduce", 4, 1 << 28) > 1.5 * price(plain, "all_reduce", 4, 1 << 28)
-    assert price(eight, "all_reduce", 8, 8) > price(one, "all_reduce", 8, 8) + 10_000
+    assert price(eight, "all_reduce", 8, 8) > 1.3 * price(one, "all_reduce", 8, 8)
+    assert price(eight, "all_reduce", 8, 1 << 30) < 1.001 * price(one, "all_reduce", 8, 1 << 30)
 
 
 def test_a_network_that_reduces_spares_the_cards() -> None:
@@ -118,7 +134,7 @@ def test_a_network_that_reduces_spares_the_cards() -> None:
 
 
 def test_a_dearer_call_makes_every_price_as_much_dearer() -> None:
-    plain, dear = (CostModel(cluster_from({"preset": "dgx-h100", "call_overhead": o}), 8, 8) for o in ("2.6 us", "12.6 us"))
+    plain, dear = (CostModel(cluster_from({"preset": "dgx-h100", "call_overhead": o}), 8, 8) for o in ("3.3 us", "13.3 us"))
 
     assert price(dear, "all_reduce", 8, 1 << 20) == price(plain, "all_reduce", 8, 1 << 20) + 10_000
     assert abs(LAUNCH_NS - 1000 * CONSTANTS["launch"]) < 100

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from test_trace import make
 
 from distsim.cost import CostModel
+from distsim.critical_path import Segment
 from distsim.engine import run
 from distsim.profiles import PROFILES, default_cluster
 from distsim.program.build import build_program
-from distsim.timeline import RankTimes, Segment, Timeline, timeline
+from distsim.timeline import RankTimes, Timeline, timeline
 from distsim.trace import NEVER, Trace
 
 

@@ -20,6 +20,7 @@ from distsim.capture.forward import Forward
 from distsim.capture.members import Failure
 from distsim.capture.refusals import refusal
 from distsim.capture.sites import NOWHERE, Sites
+from distsim.capture.unseen import told_unseen
 from distsim.capture.wire import Regions
 
 #: prctl(2): the signal that a process gets when its parent ends.
@@ -149,7 +150,7 @@ def failure_of(client: Client, error: BaseException) -> Failure:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         place = client.sites.of_traceback(error) if code else NOWHERE
         return Failure("exited" if code else "ended", code, _ADDRESS.sub("", str(error.code or "")), place)
-    first = _ADDRESS.sub("", told(error) or traceback.format_exception_only(error)[-1].strip())
+    first = _ADDRESS.sub("", told(error) or told_unseen(error) or traceback.format_exception_only(error)[-1].strip())
     refused = refusal(error)
     trace = "".join(traceback.format_exception(_trimmed(error)))
     return Failure("raised", 1, first, client.sites.of_traceback(error), trace, refused)

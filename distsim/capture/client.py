@@ -49,6 +49,8 @@ class Client:
 
     def _reset(self) -> None:
         self._lock, self._main = threading.RLock(), threading.get_ident()
+        self._speaker, self._lane, self._hears = self._main, 0, 0
+        self._lanes = {self._main: 0}
         self._out: socket.socket | None = None
         self._held: list[Sequence[object]] = []
         self._held_blobs: list[bytes] = []
@@ -112,10 +114,23 @@ class Client:
     def hold(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
         """Say it with the next thing that is said: nobody waits for it."""
         with self._lock:
+            if threading.get_ident() != self._speaker:
+                self._speaks()
             self._held.append(message)
             self._held_blobs += blobs
             if len(self._held) > _MOST_HELD:
                 self.flush()
+
+    def _speaks(self) -> None:
+        """Another thread goes on: say which. Those that C++ made work for the main thread, as autograd's do in a backward pass."""
+        self._speaker = threading.get_ident()
+        lane = self._lanes.get(self._speaker)
+        if lane is None:
+            made_by_cpp = isinstance(threading.current_thread(), threading._DummyThread)
+            lane = self._lanes[self._speaker] = 0 if made_by_cpp else len(self._lanes)
+        if lane != self._lane:
+            self._lane = lane
+            self._held.append(["lane", lane])
 
     def post(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
         """A call for which nobody here waits yet. The main thread says it with its next question, or where the hub asks for it."""
@@ -124,6 +139,8 @@ class Client:
     def say(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
         """Say it now."""
         with self._lock:
+            if threading.get_ident() not in (self._speaker, self._hears):
+                self._speaks()
             self._held.append(message)
             self._held_blobs += blobs
             self.flush()
@@ -181,6 +198,7 @@ class Client:
         started.wait()
 
     def _notices(self, started: threading.Event) -> None:
+        self._hears = threading.get_ident()
         line = self._open()
         line.sendall(frame(["notices", os.getpid(), threading.get_native_id(), line.fileno()]))
         started.set()

@@ -65,6 +65,11 @@ def multiplied(tensors: Sequence[Tensor], opts: Opts, backend: str) -> list[Tens
         return [t if is_fake(t) else t.detach() * factor for t in tensors]
 
 
+def backend_on(told: str, device: str) -> str:
+    """Of ``cpu:gloo,cuda:nccl`` the one for a device."""
+    return dict(pair.split(":", 1) for pair in told.split(",")).get(device, "") if ":" in told else told
+
+
 def _sync(opts: Opts) -> bool:
     return opts is not None and getattr(opts, "asyncOp", True) is False
 
@@ -122,7 +127,9 @@ class GroupMethods:
     def _device_types(self) -> list[Any]:
         import torch
 
-        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
+        if not torch.cuda.is_available():
+            return [torch.device("cpu")]
+        return [torch.device(kind) for kind in ("cpu", "cuda") if kind == "cuda" or self.told_backend != "nccl"]
 
     @property
     def options(self) -> Any:
@@ -194,7 +201,13 @@ class GroupMethods:
         return self.call("irecv", (), tensors, peer=self._global(srcRank), tag=tag)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Any:
-        return self.call("irecv", (), tensors, tag=tag)
+        """Raises NotImplementedError where ProcessGroupNCCL does (`ProcessGroupNCCL::recvAnysource`)."""
+        work = self.call("irecv", (), tensors, tag=tag)
+        if backend_on(self.told_backend, tensors[0].device.type) == "nccl":
+            self.client.hold(["waited", self.client.number(), self.client.site(), [work.request.number]])
+            work.request.waited = True
+            raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")
+        return work
 
     def _global(self, rank: int) -> int:
         if not 0 <= rank < len(self.members):

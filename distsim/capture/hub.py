@@ -6,14 +6,14 @@ import select
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
 from distsim.capture.asking import Asking, ask_held, looks_at, only_sleep
 from distsim.capture.data import Side
-from distsim.capture.limits import limit_of, no_place, too_late
+from distsim.capture.limits import limited, no_place, too_late
 from distsim.capture.matching import Matching, Posted
 from distsim.capture.members import Event, Failure, Line, Member, Question
 from distsim.capture.store import Shelf
@@ -58,7 +58,7 @@ class Hub:
             "call": self._call, "wait": self._wait, "waited": self._event, "dropped": self._dropped, "poll": self._poll,
             "future": self._future, "store": self._store, "meet": self._meet, "mark": self._event, "rank": self._rank,
             "site": self._site, "group": self._group, "read": self._read, "heard": self._heard, "threads": self._threads,
-            "end": self._end, "ended": self._event,
+            "end": self._end, "ended": self._event, "lane": self._lane,
         }  # fmt: skip
 
     def expect(self, pid: int, rank: int) -> None:
@@ -155,7 +155,7 @@ class Hub:
             question.line.owed = question
             message = message[2:]
         verb = message[0]
-        if verb not in ("poll", "heard", "site", "threads") and not (verb == "store" and message[3] == "check"):
+        if verb not in ("poll", "heard", "site", "threads", "lane") and not (verb == "store" and message[3] == "check"):
             self.progress += 1
             self.polls = 0
         self._handlers[verb](member, message, blobs, question)
@@ -191,22 +191,19 @@ class Hub:
         call = Posted(member.rank, number, op, member.teams[group], peer, tag, Side(payloads, facts))
         call.limit_ns = facts[3].get("timeout_ns")
         member.calls[number] = call
-        member.events.append(Event(number, "call", site, call=call, is_async=is_async, batch=batch[0] if batch else 0))
+        member.note(Event(number, "call", site, call=call, is_async=is_async, batch=batch[0] if batch else 0))
         if question is not None:
-            self._await(member, call, question, site)
+            member.asks(question, call, site)
+            question.limit_ns = call.limit_ns
         for done in self.matching.post(call):
             self._tell(done)
 
-    def _await(self, member: Member, call: Posted, question: Question, site: int) -> None:
-        question.call, question.site, question.limit_ns = call, site, call.limit_ns
-        member.waiting[call.number] = question
-
     def _wait(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
         _, number, site, target, limit = message
-        member.events.append(Event(number, "wait", site, targets=(target,)))
+        member.note(Event(number, "wait", site, targets=(target,)))
         call = member.calls[target]
         assert question is not None
-        self._await(member, call, question, site)
+        member.asks(question, call, site)
         question.limit_ns = limit
         if call.done:
             self._tell(call)
@@ -228,12 +225,12 @@ class Hub:
         kind = message[0]
         if kind == "mark":
             _, number, site, op, group, facts = message
-            member.events.append(Event(number, op, site, team=member.teams.get(group), facts=facts))
+            member.note(Event(number, op, site, team=member.teams.get(group), facts=facts))
         else:
-            member.events.append(Event(message[1], "wait", message[2], targets=tuple(message[3])))
+            member.note(Event(message[1], "wait", message[2], targets=tuple(message[3])))
 
     def _dropped(self, member: Member, message: list[Any], *_: object) -> None:
-        member.events.append(Event(message[1], "drop", 0, targets=(message[2],)))
+        member.note(Event(message[1], "drop", 0, targets=(message[2],)))
         call = member.calls.get(message[2])
         if call is not None:
             self.matching.release(call)
@@ -255,12 +252,15 @@ class Hub:
         _, target, number, site, in_backward = message
         member.futures.add(target)
         if in_backward:
-            member.events.append(Event(number, "future", site, targets=(target,)))
+            member.note(Event(number, "future", site, targets=(target,)))
         if member.calls[target].done:
             self._tell(member.calls[target])
 
     def _heard(self, member: Member, *_: object) -> None:
         member.unheard -= 1
+
+    def _lane(self, member: Member, message: list[Any], *_: object) -> None:
+        member.lane = message[1]
 
     def _threads(self, member: Member, message: list[Any], *_: object) -> None:
         member.idle = frozenset(message[1])
@@ -289,7 +289,7 @@ class Hub:
     def _meet(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
         """The world comes to be: all its ranks wait for each other, each time."""
         _, number, site, op, parties, facts = message
-        member.events.append(Event(number, op, site, facts=facts))
+        member.note(Event(number, op, site, facts=facts))
         assert question is not None
         count = member.made[op] = member.made.get(op, 0) + 1
         question.site, question.meeting = site, op
@@ -347,19 +347,11 @@ class Hub:
             self.polls += 1
             self.ranks[polling[0][0]].waiting.pop(polling[0][1]).answer(["not yet"])
             return True
-        limited = sorted((limit, m.rank, n) for limit, m, n in self._limited())
-        for limit_ns, rank, number in limited:
-            if limit_ns == limited[0][0]:
+        waits = sorted((limit, m.rank, n) for limit, m, n in limited(self._living(), self.matching.profile))
+        for limit_ns, rank, number in waits:
+            if limit_ns == waits[0][0]:
                 self._expire(limit_ns, rank, number)
-        return bool(limited)
-
-    def _limited(self) -> Iterator[tuple[int, Member, int]]:
-        """Waits that have a time-out, in ns: whose, and under which number."""
-        for member in self._living():
-            for number, question in member.waiting.items():
-                limit = limit_of(question, self.matching.profile)
-                if limit is not None:
-                    yield limit, member, number
+        return bool(waits)
 
     def _go_on(self) -> bool:
         """Who needs no more than time goes on. Time-outs pass that are over on the clock."""
@@ -370,7 +362,8 @@ class Hub:
         for member, number in polling:
             member.waiting.pop(number).answer(["not yet"])
         now = time.monotonic()
-        late = [(limit, m.rank, n) for limit, m, n in self._limited() if (now - m.waiting[n].since) * 1e9 > limit]
+        waits = limited(self._living(), self.matching.profile)
+        late = [(limit, m.rank, n) for limit, m, n in waits if (now - m.waiting[n].since) * 1e9 > limit]
         for limit, rank, number in late:
             self._expire(limit, rank, number)
         return bool(taken or polling or late)

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distsim.capture.launch import Captured
-from distsim.capture.members import Member
+from distsim.capture.matching import fits
+from distsim.capture.members import Member, Question
 from distsim.capture.members import Place as Where
 from distsim.capture.program import program_of, world_backend
 from distsim.capture.recorded import BLOCKING
+from distsim.capture.refusals import BACKEND
 from distsim.capture.sites import NOWHERE, text_of
-from distsim.capture.words import spoken
+from distsim.capture.threads import Order, has_threads, lanes_of
+from distsim.capture.words import of_backward, spoken
 from distsim.check.verdict import Verdict
 from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.collection import no_collection
@@ -27,6 +30,8 @@ from distsim.simulation import Simulation, cluster_of_file, cost_model, simulate
 _NO_CALLS = ("compute", "fail", "exit")
 #: What a rank waits for that is no call.
 KEY = "a key of the store"
+#: Orders of calls of threads that are tried where the one in which they met does not come through.
+_ROOMIER: tuple[Order, Order] = ("early", "apart")
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,16 @@ class Stand:
 
 @dataclass(frozen=True)
 class Judged:
-    """``simulation``: the calls under the back end's rules. ``calls``: how many the ranks made."""
+    """``simulation``: the calls under the back end's rules. ``calls``: how many the ranks made.
+
+    ``threaded``: ranks of which several threads made calls; one order of these was judged.
+    """
 
     captured: Captured
     simulation: Simulation
     stands: tuple[Stand, ...]
     calls: int
+    threaded: tuple[int, ...] = ()
 
     @property
     def outcome(self) -> str:
@@ -67,27 +76,35 @@ def _outcome(captured: Captured, simulation: Simulation) -> str:
     ends = {m.ended.how for m in (*captured.ranks.values(), *captured.others) if m.ended is not None}
     if "raised" in ends or "exited" in ends:  # outside of all calls, as on an import
         return "raises"
-    return "crashes" if "killed" in ends else "hangs" if captured.ended == "stalled" else "completes"
+    stuck = captured.ended == "stalled" and not has_no_data(captured)
+    return "crashes" if "killed" in ends else "hangs" if stuck else "completes"
+
+
+def has_no_data(captured: Captured) -> bool:
+    """Did the run stop where members of a collective made calls that do not fit? A back end may go on there with data that nobody knows."""
+    waiting = (question.call for member in captured.ranks.values() for question in member.waiting.values())
+    return any(
+        not fits(call, other)
+        for call in waiting
+        if call is not None and call.gathering is not None
+        for other in call.gathering.there.values()
+    )
 
 
 def _came_through(captured: Captured, outcome: str) -> bool:
     """Did every process come to its end by itself, or stand where the back end's refusal (`outcome`) had ended a rank before?"""
     ends = [m.ended for m in (*captured.ranks.values(), *captured.others)]
     refused = captured.ended == "stalled" and outcome == "raises"
-    return (captured.ended == "ended" or refused) and all(end is None or end.how == "ended" for end in ends)
+    return (captured.ended == "ended" or refused) and all(
+        end is None or end.how == "ended" or end.refused == BACKEND for end in ends
+    )
 
 
 def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapping[str, Any] | Cluster | None = None) -> Judged:
     """What the back end makes of the captured calls. ``backend``: None takes the one that the script asked for."""
     with no_collection():
-        chosen = backend or world_backend(captured.ranks.values())
-        file = shown(captured)
-        priced = _cluster(chosen, cluster) if captured.wish.ways.counts else None
-        program = program_of(captured, chosen, os.path.basename(file), file, priced)
-        nodes = captured.wish.nodes
-        world: Any = {"nodes": nodes, "ranks_per_node": program.local_size} if nodes > 1 else program.world_size
-        scenario = Scenario(name=program.name, world=world, backend=chosen, program=[], file=file)
-        simulation = simulate_program(scenario, program, cost_model(scenario, program, cluster), with_values=False)
+        simulation = _simulated(captured, backend or world_backend(captured.ranks.values()), cluster)
+    program = simulation.program
     made = sum(bool(program.sites[call.site].line) and call.op not in _NO_CALLS for code in program.codes for call in code.calls)
     found = replace(simulation, findings=spoken(simulation.findings))
     outcome, verdict = _outcome(captured, simulation), simulation.verdict
@@ -96,9 +113,40 @@ def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapp
     ):
         found = replace(found, outcome=outcome, verdict=None)  # what no rule knows of ended a rank or held it, or time ran out
     where = stands(captured, program)
+    found = replace(found, findings=of_backward(found.findings, where))
     if outcome == "hangs":
         found = with_keys(found, where)
-    return Judged(captured, found, where, made)
+    return Judged(captured, found, where, made, _threaded(captured))
+
+
+def _simulated(captured: Captured, backend: str, cluster: str | Mapping[str, Any] | Cluster | None) -> Simulation:
+    """The calls of each rank in the order in which they met. Where that does not come through, but the run did and threads made them:
+    in one that does, unless some thread would stand even if no other ever waited."""
+    first = _ordered(captured, backend, cluster, "met")
+    if captured.ended != "ended" or _comes_through(first) or not _threaded(captured):
+        return first
+    early, apart = (_ordered(captured, backend, cluster, order) for order in _ROOMIER)
+    if _comes_through(early) or not _comes_through(apart):
+        return early if _comes_through(early) else first
+    alone = (_ordered(captured, backend, cluster, lane) for lane in lanes_of(captured.judged_ranks.values()))
+    return apart if all(_comes_through(one) for one in alone) else first
+
+
+def _comes_through(simulation: Simulation) -> bool:
+    return simulation.outcome != "hangs" and (simulation.verdict is None or simulation.verdict.verdict != "deadlock")
+
+
+def _threaded(captured: Captured) -> tuple[int, ...]:
+    return tuple(rank for rank, member in captured.judged_ranks.items() if has_threads(member))
+
+
+def _ordered(captured: Captured, backend: str, cluster: str | Mapping[str, Any] | Cluster | None, threads: Order) -> Simulation:
+    file, nodes = shown(captured), captured.wish.nodes
+    priced = _cluster(backend, cluster) if captured.wish.ways.counts else None
+    program = program_of(captured, backend, os.path.basename(file), file, priced, threads)
+    world: Any = {"nodes": nodes, "ranks_per_node": program.local_size} if nodes > 1 else program.world_size
+    scenario = Scenario(name=program.name, world=world, backend=backend, program=[], file=file)
+    return simulate_program(scenario, program, cost_model(scenario, program, cluster), with_values=False)
 
 
 def with_keys(simulation: Simulation, where: Sequence[Stand]) -> Simulation:
@@ -109,9 +157,9 @@ def with_keys(simulation: Simulation, where: Sequence[Stand]) -> Simulation:
             groups.setdefault((stand.what.removeprefix(f"{KEY}: "), stand.place), []).append(stand.rank)
     if not groups:
         return simulation
-    held = tuple(s.rank for s in where if s.state == "waits")
+    held = tuple(dict.fromkeys(s.rank for s in where if s.state == "waits"))
     found = tuple(_key_finding(keys, place, tuple(ranks), held) for (keys, place), ranks in groups.items())
-    core = tuple(sorted(r for ranks in groups.values() for r in ranks))
+    core = tuple(sorted({r for ranks in groups.values() for r in ranks}))
     verdict = simulation.verdict or Verdict("deadlock", ranks=held, core=core)
     return replace(simulation, findings=(*found, *simulation.findings), verdict=verdict)
 
@@ -148,8 +196,22 @@ def stands(captured: Captured, program: Program) -> tuple[Stand, ...]:
     found = []
     for rank in range(program.world_size):
         member = captured.ranks.get(rank) or planned.get(rank)
-        found.append(_stand(rank, member))
+        found += _threads_of(rank, member) if member is not None and member.ended is None else [_stand(rank, member)]
     return tuple(found)
+
+
+def _threads_of(rank: int, member: Member) -> list[Stand]:
+    """One for each place at which a thread of it waits."""
+    waits = [_waits(rank, member, member.waiting[number]) for number in sorted(member.waiting)]
+    return list(dict.fromkeys(waits)) or [_stand(rank, member)]
+
+
+def _waits(rank: int, member: Member, question: Question) -> Stand:
+    place = member.sites.get(question.site, NOWHERE)
+    if question.keys is not None:
+        return Stand(rank, "waits", f"{KEY}: {', '.join(question.keys)}", place)
+    call = question.call or question.poll
+    return Stand(rank, "waits", BLOCKING.get(call.op, call.op) if call is not None else question.meeting, place)
 
 
 def _stand(rank: int, member: Member | None) -> Stand:
@@ -158,14 +220,6 @@ def _stand(rank: int, member: Member | None) -> Stand:
     if member.ended is not None:
         code = f"with code {member.ended.code}" if member.ended.how == "exited" else ""
         return Stand(rank, member.ended.how, member.ended.text or code, member.ended.place)
-    if member.waiting:
-        question = member.waiting[min(member.waiting)]
-        place = member.sites.get(question.site, NOWHERE)
-        if question.keys is not None:
-            return Stand(rank, "waits", f"{KEY}: {', '.join(question.keys)}", place)
-        call = question.call or question.poll
-        what = BLOCKING.get(call.op, call.op) if call is not None else question.meeting
-        return Stand(rank, "waits", what, place)
     if member.futures:
         number = min(member.futures)
         return Stand(rank, "waits", BLOCKING.get(member.calls[number].op, member.calls[number].op), _place_of(member, number))

@@ -50,6 +50,7 @@ class Posted:
     origin: Posted | None = None  # of a receive: the send that it took
     limit_ns: int | None = None
     waits: bool = False  # its rank is in a wait for it
+    met: int = 0  # with which calls it met: they have the same number; 0 before all have come
 
     @property
     def on(self) -> str:
@@ -72,12 +73,13 @@ class Gathering:
 
 
 class Matching:
-    """The state. ``settle`` returns the calls that are done now."""
+    """The state. ``post`` returns the calls that are done now. ``meetings``: how many there were."""
 
     def __init__(self, regions: Regions, profile: Profile) -> None:
         self.regions, self.profile, self.mover = regions, profile, Mover(regions)
         self.matcher = Matcher(profile.specific_first)
         self.items: list[Posted] = []
+        self.meetings = 0
         self.teams: dict[Hashable, Team] = {}
 
     def team(self, facts: Sequence[Any], generation: int) -> Team:
@@ -142,6 +144,8 @@ class Matching:
     def _hand_over(self, send: int, receive: int) -> Posted:
         giver, taker = self.items[send], self.items[receive]
         taker.outs, taker.source, taker.origin = [[giver.side.payloads[0]]], giver.rank, giver
+        self.meetings += 1
+        taker.met = giver.met = self.meetings
         return taker
 
     # --- collectives ---
@@ -151,9 +155,13 @@ class Matching:
         team.counts[call.on, call.rank] = k + 1
         gathering = call.gathering = team.calls.setdefault((call.on, k), Gathering())
         gathering.there[team.ranks.index(call.rank)] = call
+        if len(gathering.there) == len(team.ranks):
+            self.meetings += 1
+            for each in gathering.there.values():
+                each.met = self.meetings
         done = self._gone(gathering, call)
-        for each in done:
-            self._settle(each)
+        for one in done:
+            self._settle(one)
         if gathering.settled == len(team.ranks):
             del team.calls[call.on, k]
         return done

@@ -42,6 +42,7 @@ class Event:
     targets: tuple[int, ...] = ()
     team: Team | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    lane: int = 0  # which of the rank's threads; 0 is the main one and those of C++ that work for it
 
 
 @dataclass(eq=False)
@@ -78,6 +79,7 @@ class Question:
     site: int = 0
     limit_ns: int | None = None
     since: float = field(default_factory=time.monotonic)
+    event: Event | None = None  # the call or the wait that it is
 
     def answer(self, message: Sequence[object]) -> None:
         self.line.owed = None
@@ -109,6 +111,7 @@ class Member:
     events: list[Event] = field(default_factory=list)
     waiting: dict[int, Question] = field(default_factory=dict)
     futures: set[int] = field(default_factory=set)
+    lane: int = 0  # the thread that speaks
     ended: Failure | None = None
     gone: bool = False
     asked_at: int = -1  # the hub's progress when it last asked for what this member has not said yet
@@ -120,6 +123,15 @@ class Member:
     def as_it_stands(self) -> Member:
         """A copy that stays as this one is now."""
         return replace(self, events=list(self.events), waiting=dict(self.waiting), futures=set(self.futures))
+
+    def note(self, event: Event) -> None:
+        event.lane = self.lane
+        self.events.append(event)
+
+    def asks(self, question: Question, call: Posted, site: int) -> None:
+        """A thread waits for a call, by what it did last."""
+        question.call, question.site, question.event = call, site, self.events[-1]
+        self.waiting[call.number] = question
 
     def is_waiting(self) -> bool:
         """It waits for the hub in some thread, and has read all that was said to it."""

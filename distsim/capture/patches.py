@@ -21,7 +21,7 @@ from distsim.capture.group import GroupMethods
 from distsim.capture.preload import have_all_backends
 from distsim.capture.splitting import Splitting
 from distsim.capture.store import StoreMethods
-from distsim.capture.tensors import Unsupported
+from distsim.capture.unseen import refuse_unseen
 from distsim.capture.work import Futures, Request, WorkMethods
 
 #: The name under which torch knows the hub's groups; scripts see the back end that they asked for.
@@ -66,7 +66,7 @@ class Patches:
         c10d._warn_not_in_group = self._stranger(
             c10d._warn_not_in_group
         )  # torch warns and does nothing: a call that no rule sees
-        setattr(import_module("torch.distributed.rpc"), "init_rpc", _no_rpc)  # noqa: B010 - its agent talks in C++, unseen
+        refuse_unseen()
         have_all_backends()  # judged by their rules, without their libraries
         for name in ("TCPStore", "FileStore"):
             setattr(dist, name, self._store_maker(name))
@@ -271,11 +271,6 @@ class Patches:
                 return True
             frame = frame.f_back
         return not own
-
-
-def _no_rpc(*args: object, **kwargs: object) -> None:
-    """Raises Unsupported."""
-    raise Unsupported("distsim capture does not support torch.distributed.rpc (init_rpc)")
 
 
 def _of_devices() -> str:

@@ -14,6 +14,7 @@ from distsim.capture.matching import Posted, Team
 from distsim.capture.members import Member, Place
 from distsim.capture.price import Kernel, Stretch, priced_ns
 from distsim.capture.recorded import Step, steps_of, teams_in_order
+from distsim.capture.threads import Order, in_order
 from distsim.cluster import Cluster
 from distsim.cost import CostModel
 from distsim.ops.records import DTYPE_BYTES, Group
@@ -26,9 +27,14 @@ _LIKE = {"uint16": "int16", "uint32": "int32", "uint64": "int64", "float8_e4m3fn
          "float8_e5m2fnuz": "float8_e5m2", "float8_e8m0fnu": "uint8", "complex32": "float32"}  # fmt: skip
 
 
-def program_of(captured: Captured, backend: str, name: str, file: str, cluster: Cluster | None = None) -> Program:
-    """The program that the ranks ran, under the rules of ``backend``. ``cluster``: whose devices compute what was counted."""
-    return _Builder(captured, backend, cluster).build(name, file)
+def program_of(
+    captured: Captured, backend: str, name: str, file: str, cluster: Cluster | None = None, threads: Order = "met"
+) -> Program:
+    """The program that the ranks ran, under the rules of ``backend``. ``cluster``: whose devices compute what was counted.
+
+    ``threads``: how the calls of a rank's threads follow each other, see `distsim.capture.threads`.
+    """
+    return _Builder(captured, backend, cluster, threads).build(name, file)
 
 
 def world_backend(members: Iterable[Member]) -> str:
@@ -40,8 +46,8 @@ def world_backend(members: Iterable[Member]) -> str:
 
 
 class _Builder:
-    def __init__(self, captured: Captured, backend: str, cluster: Cluster | None) -> None:
-        self.captured, self.backend = captured, backend
+    def __init__(self, captured: Captured, backend: str, cluster: Cluster | None, threads: Order) -> None:
+        self.captured, self.backend, self.threads = captured, backend, threads
         self.model = CostModel(cluster, 1, 1) if cluster is not None else None
         self.size = captured.world
         self.shelf = Shelf(self.size, backend)
@@ -72,9 +78,9 @@ class _Builder:
 
     def build(self, name: str, file: str) -> Program:
         codes, faults = [], []
-        later = later_steps(self.members)
+        later, events = later_steps(self.members), in_order(self.members, self.threads)
         for rank, member in enumerate(self.members):
-            code = _Rank(self, rank).code([*steps_of(member), *later.get(rank, ())])
+            code = _Rank(self, rank).code([*steps_of(member, events[rank]), *later.get(rank, ())])
             codes.append(code)
             if member.ended is not None and member.ended.how == "killed":
                 faults.append(Fault(rank, "kill", position=len(code.calls)))

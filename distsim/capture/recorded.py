@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from distsim.capture.matching import Posted, Team
 from distsim.capture.members import Event, Failure, Member, Place
+from distsim.capture.refusals import BACKEND
 from distsim.capture.sites import NOWHERE
 
 #: Blocking calls by what they are when somebody waits at once.
@@ -37,9 +38,9 @@ def teams_in_order(members: Sequence[Member]) -> list[Team]:
     return list(found.values())
 
 
-def steps_of(member: Member) -> list[Step]:
-    """The program of one rank. It ends in the call in which the rank stands, if it does."""
-    events = _with_backward_waits(member)
+def steps_of(member: Member, done: Sequence[Event]) -> list[Step]:
+    """The program of one rank. It ends in the call in which the rank stands, if it does. ``done``: its events, one after the other."""
+    events = _with_backward_waits(member, done)
     batches = _whole_batches(events)
     steps: list[Step] = []
     for chunk in _chunks(events, batches):
@@ -93,11 +94,10 @@ def _whole_batches(events: Sequence[Event]) -> set[int]:
     return {b for b, numbers in sizes.items() if len(runs.get(b, [])) <= 1 or runs[b][0] == numbers}
 
 
-def _with_backward_waits(member: Member) -> list[Event]:
+def _with_backward_waits(member: Member, ordered: Sequence[Event]) -> list[Event]:
     """Events in order, with the waits that torch's C++ makes at the end of a backward pass for what was called in it."""
     open_ones: list[Event] = []
     found: list[Event] = []
-    ordered = sorted((e for e in member.events), key=lambda e: e.number)
     inside = {t for e in ordered if e.kind == "future" for t in e.targets}
     for event in ordered:
         if event.kind == "future":
@@ -165,6 +165,6 @@ def _drop(steps: list[Step], number: int) -> None:
 def _ending(member: Member) -> list[Step]:
     """A rank that raised or left with a status does so in its last call."""
     ended = member.ended
-    if ended is None or ended.how not in ("raised", "exited"):
+    if ended is None or ended.how not in ("raised", "exited") or ended.refused == BACKEND:
         return []
     return [Step("fail" if ended.how == "raised" else "exit", ended.place, failure=ended)]

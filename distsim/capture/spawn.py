@@ -36,9 +36,18 @@ def lay_spawn(client: Client) -> None:
             if client.joined:
                 client.ask(["end", *Failure("ended")])
 
-    places: list[Any] = [multiprocessing, torch_mp, context.SpawnContext, context.ForkServerContext, context.ForkContext]
+    class Spawned(Forked):
+        """One that would be a new Python: the groups of who starts it are none of its own."""
+
+        def run(self) -> None:
+            import_module("torch.distributed.distributed_c10d").GroupMember.WORLD = None
+            super().run()
+
+    places: list[Any] = [multiprocessing, torch_mp, context.ForkContext]
     for place in places:
         place.Process = Forked
+    for place in (context.SpawnContext, context.ForkServerContext):
+        place.Process = Spawned
     spawning: Any = sys.modules["torch.multiprocessing.spawn"]
     torch_mp.spawn = spawning.spawn = _spawn(client)
     torch_mp.start_processes = spawning.start_processes = _by_fork(spawning.start_processes)

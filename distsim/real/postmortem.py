@@ -56,7 +56,7 @@ def postmortem(
     whole = Standstill(ends, tuple(one for one in waiting if ends[one.rank].status == "blocked"), found.unreceived)
     clear = tuple(one for one in waiting if one.needs)
     shown = {one.rank for one in clear}
-    waited = tuple(replace(end, status=_shown(end, end.rank in shown)) for end in ends)
+    waited = tuple(end._replace(status=_shown(end, end.rank in shown)) for end in ends)
     left = Standstill(waited, clear, whole.unreceived)
     mismatches, odd = _mismatches(simulation, ends)
     late = tuple(f for f in simulation.findings if f.code == "DS804") if any(map(_timed_out, ends)) else ()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import PlainSerializer, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import ValidationInfo
 
 from distsim import units
+from distsim.fields import Parsed
 from distsim.names import near
 from distsim.ops.fields import each, plain
 from distsim.ops.patterns import quantity_schema
@@ -88,7 +89,7 @@ def field(parse: Callable[[Any], Any], schema: dict[str, Any], write: Callable[[
     def lenient(value: object) -> object:
         return None if value is None else write(value)
 
-    return (PlainValidator(parse), PlainSerializer(lenient), WithJsonSchema(schema))
+    return (Parsed(parse, schema, lenient),)
 
 
 _TEXT = {"type": "string"}
@@ -128,11 +129,7 @@ def quantity_field(kind: str, least: int = 0) -> object:
         return found
 
     write = units.size_text if kind == "a size" else units.duration_text
-    return (
-        PlainValidator(parse),
-        PlainSerializer(lambda n: None if n is None else write(n)),
-        WithJsonSchema(quantity_schema(kind)),
-    )
+    return (Parsed(parse, quantity_schema(kind), lambda n: None if n is None else write(n), told=True),)
 
 
 Duration = Annotated[int, *quantity_field("a duration")]

@@ -77,6 +77,7 @@ class Compiler:
         self.has_started = self.apart = False  # apart: in a group that is not that of the others
         self.made: set[int] = set()  # positions of the calls that this unit makes
         self._refused: dict[int, str | None] = {}  # by a call's id: why the back end refuses it
+        self._sound: set[int] = set()  # by a call's id: nothing is wrong with it, wherever it stands
         self.fatal = {f.position: f for f in program.faults if f.rank == self.rank and f.at_ns is None and f.kind in _ENDS}
 
     def run(self) -> Unit:
@@ -121,10 +122,10 @@ class Compiler:
     def _call(self, position: int) -> bool:
         """Compile one call; False when the rank ends in it."""
         call = self.code.calls[position]
-        if self._fault(position):
+        if self.fatal and self._fault(position):
             return False
         self.made.add(position)
-        wrong = self.wrong(position, call)
+        wrong = None if id(call) in self._sound and not self.ignored else self.wrong(position, call)
         if wrong is not None and wrong[0] != "goes on":
             return self._react(position, *wrong)
         if call.op == "init_process_group" and not self._gets_in(position):
@@ -197,6 +198,8 @@ class Compiler:
                 (text for one in (call, *call.parts) if (text := self._refusal(one)) is not None), None
             )
         text = self._refused[id(call)]
+        if text is None:
+            self._sound.add(id(call))
         return None if text is None else ("raises", text)
 
     def _reaction(self, position: int, call: CodeCall, one: CodeCall, text: str) -> Reaction:

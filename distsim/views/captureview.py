@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distsim.capture.judge import Judged, Stand
+from distsim.capture.judge import Judged, Stand, has_no_data
 from distsim.views.jsonview import simulation_json
 from distsim.views.tables import cut, folded, ranks_words
 from distsim.views.text import report
@@ -27,12 +27,17 @@ def _captured(judged: Judged) -> list[str]:
     through = all(s.state == "ended" for s in judged.stands)
     ended = {
         "ended": "all ranks came to their end" if through else "then all had ended, not all at their last line",
-        "stalled": "then nothing could go on",
+        "stalled": "then calls met that do not fit: no data to go on with" if has_no_data(captured) else "then nothing could go on",
         "late": "and it was still running when its time was over",
     }[captured.ended]  # fmt: skip
     lines = folded(
         f"captured from {' '.join((captured.wish.target.name, *captured.wish.target.args))}: {judged.calls} calls; {ended}"
     )
+    if judged.threaded and captured.ended == "ended":
+        lines += folded(
+            f"{ranks_words(judged.threaded)}: several threads made calls; another order of theirs than this one was not judged",
+            "  ",
+        )
     if captured.ended == "late":
         lines += folded("undecided: a process was still running, so nobody knows what it would have done", "  ")
     return lines
@@ -76,5 +81,5 @@ def capture_json(judged: Judged) -> dict[str, object]:
         for s in judged.stands
     ]  # fmt: skip
     told = {"target": captured.wish.target.name, "args": list(captured.wish.target.args), "ended": captured.ended,
-            "calls": judged.calls, "ranks": ranks}  # fmt: skip
+            "calls": judged.calls, "threaded": list(judged.threaded), "ranks": ranks}  # fmt: skip
     return {**simulation_json(judged.simulation), "outcome": judged.outcome, "captured": told}

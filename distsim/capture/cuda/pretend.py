@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
@@ -163,6 +164,7 @@ def _devices(device: Device) -> dict[str, tuple[Callable[..., Any], str]]:
     def choose(index: int) -> None:
         if index >= device.count:
             raise RuntimeError("CUDA error: invalid device ordinal")  # torch's own words
+        import_module("torch.cuda").init()  # as torch's C half does: who has chosen a device is not given another
         device.set(index)
 
     def exchange(index: int) -> int:

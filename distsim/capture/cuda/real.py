@@ -64,7 +64,7 @@ def install(library: ctypes.CDLL, count: int) -> None:
         _installed.append(device)
     torch.cuda._cached_device_count = None
     torch.cuda.default_generators = tuple(torch.ops.distsim.default_generator(k) for k in range(count))
-    torch.cuda._initialized = True
+    torch.cuda._initialized = False  # as ever: until a device is used or chosen, a DeviceMesh chooses it by LOCAL_RANK
 
 
 def compiling() -> list[Patch]:

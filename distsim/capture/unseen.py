@@ -1,0 +1,43 @@
+"""What goes from rank to rank past every process group, so that the hub would neither see nor judge it: refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Final, NoReturn
+
+from distsim.capture.tensors import Unsupported
+
+#: Static methods of torch's `_SymmetricMemory` without which nobody comes to memory of another rank.
+_SYMMETRIC: Final = ("empty_strided_p2p", "rendezvous", "get_mempool_allocator")
+SYMMETRIC: Final = "distsim capture does not support symmetric memory (torch.distributed._symmetric_memory)"
+
+
+def _refusing(what: str) -> Callable[..., NoReturn]:
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        """Raises Unsupported."""
+        raise Unsupported(what)
+
+    return refuse
+
+
+def refuse_unseen() -> None:
+    """Lay the refusals over torch."""
+    core: Any = import_module("torch._C._distributed_c10d")
+    for name in _SYMMETRIC:
+        if hasattr(getattr(core, "_SymmetricMemory", None), name):
+            setattr(core._SymmetricMemory, name, staticmethod(_refusing(SYMMETRIC)))
+    for name in ("ProcessGroupGloo", "ProcessGroupNCCL", "ProcessGroupMPI", "ProcessGroupUCC"):
+        if hasattr(core, name):  # torch itself makes them in C++ or through `patches`; who calls one by name means a real network
+            getattr(core, name).__init__ = _refusing(
+                f"distsim capture does not support a {name} made by hand: use init_process_group"
+            )
+    rpc: Any = import_module("torch.distributed.rpc")
+    rpc.init_rpc = _refusing("distsim capture does not support torch.distributed.rpc (init_rpc)")  # its agent talks in C++
+    newer: Any = import_module("torch.distributed._dist2")
+    newer.new_group = _refusing("distsim capture does not support torch.distributed._dist2 (new_group): use init_process_group")
+
+
+def told_unseen(error: BaseException) -> str:
+    """The text of an error in which torch found no kernel of symmetric memory; else nothing."""
+    return SYMMETRIC if isinstance(error, NotImplementedError) and "'symm_mem::" in str(error) else ""

@@ -1,0 +1,186 @@
+"""Ranks of which several threads call at the same time: what came through is not said to hang, what stands is named with its lines."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.distributed as dist
+
+from distsim import testing
+from distsim.capture.judge import Judged
+from distsim.capture.sites import text_of
+from distsim.capture.stall import is_known
+from distsim.views.captureview import capture_json, capture_text
+
+pytestmark = pytest.mark.skipif(not is_known(), reason="standstill is told from Linux's /proc")
+
+
+def beside(*works: Callable[[], None]) -> None:
+    """Run each in a thread of its own."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def a_pair_of_groups() -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    return dist.new_group([0, 1]), dist.new_group([0, 1])
+
+
+def opposite_orders() -> None:
+    """Each rank's threads come to their groups in the other rank's opposite order."""
+    rank, groups = dist.get_rank(), a_pair_of_groups()
+    first = threading.Event()
+
+    def work(k: int) -> None:
+        if k == rank:
+            first.set()
+        else:
+            first.wait()
+            time.sleep(0.05)
+        x = torch.ones(1)
+        dist.all_reduce(x, group=groups[k])
+        dist.all_reduce(x, group=groups[k])
+        assert x == 4
+
+    beside(lambda: work(0), lambda: work(1))
+    dist.barrier()
+
+
+def a_pool() -> None:
+    rank, groups = dist.get_rank(), [dist.new_group([0, 1]) for _ in range(3)]
+
+    def work(k: int) -> float:
+        x = torch.full((1,), float(rank + k))
+        dist.all_reduce(x, group=groups[k])
+        dist.send(x, 1, group=groups[k]) if rank == 0 else dist.recv(x, 0, group=groups[k])
+        return x.item()
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(work, range(3) if rank else (2, 1, 0))) == ([1, 3, 5] if rank else [5, 3, 1])
+
+
+def loads_data_beside() -> None:
+    """A thread gets the batches from rank 0 over a group of its own, ahead of the steps."""
+    side, batches = dist.new_group(backend="gloo"), queue.Queue[torch.Tensor | None](2)
+
+    def load() -> None:
+        for k in range(5):
+            x = torch.full((4,), float(k)) if dist.get_rank() == 0 else torch.empty(4)
+            dist.broadcast(x, 0, group=side)
+            batches.put(x)
+        batches.put(None)
+
+    threading.Thread(target=load, daemon=True).start()
+    while (x := batches.get()) is not None:
+        dist.all_reduce(x)
+        time.sleep(0.002 * dist.get_rank())
+
+
+def listens_for_ever() -> None:
+    """A daemon thread that is in a receive when its rank ends."""
+    rank, side = dist.get_rank(), dist.new_group([0, 1])
+    heard = threading.Semaphore(0)
+
+    def listen() -> None:
+        while True:
+            dist.recv(torch.empty(1), 1 - rank, group=side)
+            heard.release()
+
+    threading.Thread(target=listen, daemon=True).start()
+    for _ in range(3):
+        dist.send(torch.ones(1), 1 - rank, group=side)
+        dist.barrier()
+    for _ in range(3):
+        heard.acquire()
+    dist.barrier()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("program", [opposite_orders, a_pool, loads_data_beside, listens_for_ever])
+def test_threads_that_come_through_on_groups_of_their_own_complete(program, backend):
+    judged = testing.run(program, 2, backend=backend)
+
+    assert judged.simulation.verdict is not None
+    assert (judged.outcome, judged.simulation.verdict.verdict) == ("completes", "ok")
+    assert "several threads made calls; another order" in " ".join(capture_text(judged).split())
+    assert capture_json(judged)["captured"]["threaded"] == [0, 1]  # type: ignore[index]
+
+
+def lines_of(judged: Judged) -> set[str]:
+    return {text_of(p.file, p.line) for f in judged.simulation.findings for p in f.places}
+
+
+def a_circle_of_threads() -> None:
+    """Rank 0 calls once too often in one thread, rank 1 in the other."""
+    rank, (a, b) = dist.get_rank(), a_pair_of_groups()
+
+    def one() -> None:
+        dist.all_reduce(torch.ones(1), group=a)
+        if rank == 0:
+            dist.broadcast(torch.ones(1), 1, group=a)  # the first
+
+    def two() -> None:
+        dist.all_reduce(torch.ones(1), group=b)
+        if rank == 1:
+            dist.broadcast(torch.ones(1), 0, group=b)  # the second
+
+    beside(one, two)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_circle_of_threads_is_a_deadlock_with_the_lines_of_the_threads_that_stand(backend):
+    judged = testing.run(a_circle_of_threads, 2, backend=backend, check=False)
+
+    assert (judged.outcome, judged.captured.ended) == ("hangs", "stalled")
+    assert judged.simulation.verdict is not None
+    assert judged.simulation.verdict.verdict == "deadlock"
+    assert {line.rpartition("# ")[2] for line in lines_of(judged)} == {"the first", "the second"}
+
+
+def both_threads_stand() -> None:
+    rank, (a, b) = dist.get_rank(), a_pair_of_groups()
+    if rank == 0:
+        beside(
+            lambda: dist.recv(torch.ones(1), 1, group=a),
+            lambda: dist.recv(torch.ones(2), 1, group=b),
+        )
+    dist.barrier()
+
+
+def test_of_a_rank_whose_threads_stand_at_several_lines_each_is_told():
+    judged = testing.run(both_threads_stand, 2, check=False)
+
+    assert judged.outcome == "hangs"
+    assert [(s.rank, s.what) for s in judged.stands] == [(0, "recv"), (0, "recv"), (1, "barrier")]
+    assert {s.source for s in judged.stands[:2]} == {
+        f"lambda: dist.recv(torch.ones({k + 1}), 1, group={g})," for k, g in enumerate("ab")
+    }
+
+
+def sends_meet_beside_a_thread() -> None:
+    """What the main threads do hangs where sends wait, whatever the others do."""
+    rank, side = dist.get_rank(), dist.new_group([0, 1])
+    thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(1), group=side))
+    thread.start()
+    dist.send(torch.ones(1 << 18), 1 - rank)
+    dist.recv(torch.ones(1 << 18), 1 - rank)
+    thread.join()
+
+
+def test_a_hang_of_one_thread_under_the_back_ends_rules_is_not_hidden_by_another_thread():
+    judged = testing.run(sends_meet_beside_a_thread, 2, check=False)
+
+    assert (judged.captured.ended, judged.outcome) == ("ended", "hangs")
+    assert any(line.startswith("dist.send(") for line in lines_of(judged))

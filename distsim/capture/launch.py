@@ -48,7 +48,8 @@ class Wish:
 class Captured:
     """What came of it. ``ended``: "ended", "stalled" or "late". ``ranks``: by rank, those who joined.
 
-    ``outputs``: what they wrote, where it was kept. ``stood``: the ranks before the first time-out passed.
+    ``outputs``: what they wrote, where it was kept. ``stood``: the ranks before the first time-out passed. ``past``: worlds
+    that the script started before and that came to their end, one after the other.
     """
 
     wish: Wish
@@ -58,6 +59,7 @@ class Captured:
     others: tuple[Member, ...]
     outputs: Mapping[int, str] = field(default_factory=dict)
     stood: Mapping[int, Member] | None = None
+    past: tuple[Captured, ...] = ()
 
     @property
     def judged_ranks(self) -> Mapping[int, Member]:
@@ -88,7 +90,9 @@ def capture(wish: Wish, meanwhile: Callable[[], object] | None = None) -> Captur
         keeper.let_go()
         _take_back(before)
     others = tuple(m for m in hub.members.values() if m.rank < 0)
-    return Captured(wish, ended, hub.world or wish.ranks, dict(sorted(hub.ranks.items())), others, parent.written(), hub.stood)
+    written, past = parent.written(), tuple(Captured(wish, "ended", n, dict(sorted(ranks.items())), ()) for n, ranks in hub.past)
+    ranks = dict(sorted(hub.ranks.items()))
+    return Captured(wish, ended, hub.world or wish.ranks, ranks, others, written, hub.stood, past)
 
 
 def _ends_tidily() -> dict[signal.Signals, Any]:

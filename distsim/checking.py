@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from distsim.check.backends import backend_findings
 from distsim.check.diagnose import diagnose
@@ -68,7 +67,7 @@ class CheckResult:
     profiles: Mapping[str, ProfileOutcome] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     name: str = ""
-    schedule: Mapping[str, Any] | None = None
+    schedule: Mapping[str, object] | None = None
     strict: bool = False
 
     def status(self) -> int:

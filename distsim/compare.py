@@ -15,8 +15,9 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
+from distsim.critical_path import path_pieces
 from distsim.ops.table import OPS
-from distsim.timeline import path_pieces, rank_times
+from distsim.timeline import rank_times
 from distsim.trace import Stop, Trace, TraceCall, is_partial, stops
 from distsim.trace_values import EPSILON, Difference, Number, differs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.errors import OUT_OF_BOUNDS, ScenarioErrors, UsageError, out_of_bounds
 from distsim.ops.fields import PerRank
@@ -103,7 +103,7 @@ def _verdict(expect: Expect, simulation: Simulation) -> Iterator[Difference]:
             yield Difference(name, _word(expected), _word(found))
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     return "nothing" if value is None else str(value)
 
 
@@ -143,7 +143,7 @@ def _values(expect: Expect, simulation: Simulation) -> Iterator[Difference]:
                 yield Difference(f"{label} on rank {rank}", _plain(wanted), found)
 
 
-def _holds(simulation: Simulation, rank: int, label: str, wanted: Any) -> tuple[str, bool]:
+def _holds(simulation: Simulation, rank: int, label: str, wanted: object) -> tuple[str, bool]:
     """The short form of what a buffer holds, and whether that is what is wanted."""
     values = simulation.values
     if values is None:
@@ -154,7 +154,7 @@ def _holds(simulation: Simulation, rank: int, label: str, wanted: Any) -> tuple[
         return "no such tensor", False
 
 
-def _plain(wanted: Any) -> str:
+def _plain(wanted: object) -> str:
     return str([*wanted]).replace("(", "[").replace(",)", "]").replace(")", "]") if isinstance(wanted, tuple) else str(wanted)
 
 

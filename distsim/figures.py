@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from distsim.cost import CostModel
 from distsim.cost.band import COMPUTED, several
 from distsim.engine.record import Run
-from distsim.ops.table import OPS
+from distsim.ops.table import COMPUTE_OPS, OPS
 from distsim.program.records import Program
 from distsim.scenario.expansion import made_strategies
 from distsim.simulation import Simulation
 from distsim.strategies.base import Context
-from distsim.strategies.train import Transformer
-from distsim.strategies.transformer import MicroBatch, step_flops
-from distsim.timeline import COMPUTE_OPS, Timeline
+from distsim.timeline import Timeline
+
+if TYPE_CHECKING:
+    from distsim.strategies.train import Transformer
 
 #: How computes of a transformer begin, and what they count as.
 _KINDS = (("forward", "forward"), ("backward", "backward"), ("weight gradients", "backward"), ("scores", "attention scores"),
@@ -51,7 +52,12 @@ def figures(simulation: Simulation) -> Figures | None:
     """Of a scenario that is a transformer's step and completes; else None."""
     if simulation.outcome != "completes" or not simulation.makespan_ns:
         return None
-    steps = [(made, context) for made, context in made_strategies(simulation.scenario) if isinstance(made, Transformer)]
+    made_of = made_strategies(simulation.scenario)
+    if not made_of:
+        return None
+    from distsim.strategies.train import Transformer
+
+    steps = [(made, context) for made, context in made_of if isinstance(made, Transformer)]
     if not steps:
         return None
     step_ns = simulation.iteration_ns or simulation.makespan_ns
@@ -71,6 +77,8 @@ def _sequences(one: Transformer, context: Context) -> int:
 
 
 def _flops(one: Transformer, context: Context) -> int:
+    from distsim.strategies.transformer import MicroBatch, step_flops
+
     model = one.model.architecture()
     return step_flops(MicroBatch(model, 1, one.sequence or model.sequence), _sequences(one, context))
 

@@ -9,7 +9,7 @@ import select
 import stat
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, TextIO
+from typing import Any
 
 #: A pipe that nobody writes to is given up after so long.
 IDLE_S = 30.0
@@ -73,16 +73,6 @@ class LongLine(ValueError):
     def __init__(self, number: int, most: int) -> None:
         super().__init__(f"a line of more than {most:,} characters")
         self.number = number
-
-
-def bounded_lines(stream: TextIO, first: int, later: int) -> Iterator[str]:
-    """The lines of a text, the first of at most so many characters, later ones of so many. Raises LongLine."""
-    number, most = 1, first
-    while line := stream.readline(most):
-        if len(line) == most:
-            raise LongLine(number, most)
-        yield line
-        number, most = number + 1, later
 
 
 def some_lines(lines: Iterator[str], count: int, characters: int) -> list[str]:

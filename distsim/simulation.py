@@ -21,6 +21,7 @@ from distsim.check.verdict import Verdict, verdict_of
 from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.collection import no_collection
 from distsim.cost import CostModel
+from distsim.critical_path import critical_path
 from distsim.engine import Run, may_share, run
 from distsim.engine.folded import whole_run, whole_standstill
 from distsim.errors import UsageError
@@ -33,7 +34,7 @@ from distsim.program.records import Program
 from distsim.scenario import Scenario
 from distsim.semantics.section import Unfold, alike_groups, section, standing
 from distsim.standstill import Standstill
-from distsim.timeline import Timeline, collective, critical_path, iteration_ns, meetings, rank_times, timeline
+from distsim.timeline import RankTimes, Timeline, collective, iteration_ns, meetings, rank_times, timeline
 from distsim.trace import Trace
 from distsim.values import Values, compute_values
 
@@ -128,7 +129,8 @@ def timeline_by_classes(trace: Trace, section: Program, program: Program) -> Tim
     """The timeline of a whole program, from the trace of the ranks that stand for all (`distsim.semantics.section`)."""
     end = trace.makespan_ns
     times, alike = {one.rank: one for one in rank_times(trace, end)}, alike_groups(section, program)
-    ranks = tuple(times[of]._replace(rank=rank) for rank, of in enumerate(standing(section)))
+    said = {of: one[1:] for of, one in times.items()}
+    ranks = tuple([RankTimes(rank, *said[of]) for rank, of in enumerate(standing(section))])
     told = [(one.began_ns, rank, i, one._replace(group=group))
             for i, one in enumerate(meetings(trace)) for rank, group in alike.get(one.group, ())]  # fmt: skip
     found = tuple(collective(trace, *one[3][:6]) for one in sorted(told, key=lambda one: one[:3]))
@@ -200,7 +202,9 @@ def _folded(scenario: Scenario, program: Program, cost: CostModel, more: More) -
         return run(program, profile, cost).trace
 
     whole = whole_run(result, program, every_call)
-    verdict = found.verdict and replace(found.verdict, standstill=whole_standstill(part, found.verdict.standstill))
+    left = found.verdict.standstill if found.verdict is not None else None
+    left = whole.standstill if left is result.standstill else whole_standstill(part, left)
+    verdict = found.verdict and replace(found.verdict, standstill=left)
     wide = tuple(replace(f, ranks=part.alike(f.ranks)) for f in found.findings)
     values = None
     if more.get("with_values") is not False and program.call_count <= VALUES_CALLS:
@@ -261,7 +265,7 @@ def _of_backend(program: Program, layout: Layout, result: Run, verdict: Verdict 
     return (*found, *(() if told or refused or not result.standstill.blocked else diagnose(program, result.standstill, layout)))
 
 
-def cost_model(scenario: Scenario, program: Program, cluster: str | Mapping[str, Any] | Cluster | None = None) -> CostModel:
+def cost_model(scenario: Scenario, program: Program, cluster: str | Mapping[str, object] | Cluster | None = None) -> CostModel:
     """The prices of a scenario's cluster: the one given, else the file's, else the back end's default."""
     chosen = cluster if cluster is not None else scenario.cluster
     if isinstance(chosen, str) and chosen not in PRESETS and Path(chosen).suffix in (".yaml", ".yml"):

@@ -35,8 +35,7 @@ class Blocked(NamedTuple):
     device: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RankEnd:
+class RankEnd(NamedTuple):
     """How and when a rank came to its end. ``position`` is the call it was in (the number of calls when it ended)."""
 
     rank: int

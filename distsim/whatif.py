@@ -9,13 +9,13 @@ from statistics import NormalDist, fmean, quantiles, stdev
 from typing import NamedTuple
 
 from distsim.cluster import Cluster
+from distsim.critical_path import Piece, path_pieces
 from distsim.errors import UsageError
 from distsim.figures import Figures, figures, kind_of
 from distsim.ops.table import OPS
 from distsim.scenario import Scenario
 from distsim.scenario.parts import FaultDecl
 from distsim.simulation import Simulation, simulate
-from distsim.timeline import Piece, path_pieces
 from distsim.trace import Trace
 
 #: How much faster a resource becomes.

@@ -38,6 +38,16 @@ def test_since_the_output_names_its_program_the_files_name_does_not_matter() -> 
     assert from_nccl_log(HEAD + PLAIN + rows(), "run7.txt", "gather")[0][0].op == "gather"
 
 
+def test_a_one_time_cost_out_of_place_gives_way_to_the_time_in_place() -> None:
+    """Connections of a size are set up in its first call: where one row alone takes 1.5 times as long as in place, that is not its time."""
+    line = "{:12}  1     float    none      -1   {}    0.05    0.04       0   {}    9.05    9.04     N/A\n"
+    text = (
+        HEAD + PLAIN + "".join(line.format(*row) for row in ((1024, 20.5, 20), (2048, 68, 25), (4096, 26, 25.5), (8192, 40, 30)))
+    )
+
+    assert [p.ns for p in from_nccl_log(text, "x")[0]] == [20_500, 25_000, 26_000, 40_000]
+
+
 def test_times_of_day_behind_the_rows_are_no_columns() -> None:
     stamped = PLAIN.rstrip() + "            timestamp\n"
 
@@ -98,7 +108,7 @@ def report(**more: Any) -> dict[str, Any]:
     results = [
         {"size": size, "count": size // 4, "type": "float", "redop": "none", "root": "    -1",
          "out_of_place": {"time": us, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": None},
-         "in_place": {"time": 9.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0.0}, "actual_iterations": 20, "experiment_name": ""}
+         "in_place": {"time": us - 1.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0.0}, "actual_iterations": 20, "experiment_name": ""}
         for size, us in ((0, 18.0), (1024, 20.5), (1 << 20, 61.25))
     ]  # fmt: skip
     return {"version": 2, "start_time": "2026-01-02 03:04:05", "args": ["./build/all_gather_perf", "-J", "x"], "env": ["SECRET=1"],
@@ -130,7 +140,7 @@ def test_where_only_in_place_was_measured_that_counts() -> None:
     for row in data["results"]:
         row["out_of_place"] = None
 
-    assert [p.ns for p in from_nccl_log(json.dumps(data), "x")[0]] == [9_000, 9_000]
+    assert [p.ns for p in from_nccl_log(json.dumps(data), "x")[0]] == [19_500, 60_250]
 
 
 @pytest.mark.parametrize(

@@ -229,11 +229,13 @@ def test_what_hangs_is_repaired_without_a_guess_at_calls_that_were_still_to_come
     fault, (words, line) = programs.FAULTS[name], REPAIRED[name]
     trace = testing.run(fault.program, fault.ranks, check=False).simulation.run.trace
 
-    found, text = trace_fixes(trace, "x.jsonl")
+    found = trace_fixes(trace, "x.jsonl")
 
     assert words in " ".join(found[0].words)
     assert all(fix.kind < ADDS_CALLS for fix in found)
-    assert any(line in text_of(programs.__file__, int(number)) for number in re.findall(r"# \S+:(\d+)$", text, re.MULTILINE))
+    assert any(
+        line in text_of(programs.__file__, int(number)) for number in re.findall(r"# \S+:(\d+)$", found[0].patch, re.MULTILINE)
+    )
 
 
 @pytest.mark.parametrize("name", ["early break", "barrier behind rank 0"])
@@ -241,4 +243,4 @@ def test_nothing_is_proposed_where_it_would_take_calls_that_are_not_known(name):
     fault = programs.FAULTS[name]
     trace = testing.run(fault.program, fault.ranks, check=False).simulation.run.trace
 
-    assert trace_fixes(trace, "x.jsonl")[0] == ()
+    assert trace_fixes(trace, "x.jsonl") == ()

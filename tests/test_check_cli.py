@@ -288,3 +288,9 @@ def test_a_back_end_refuses_no_call_that_is_invalid_anyway(tmp_path: Path, cli: 
     assert done.returncode == 1
     assert "DS101" in done.stdout
     assert "DS701" not in done.stdout
+
+
+def test_a_refusal_of_a_trace_names_its_file_once(tmp_path: Path, cli: Cli) -> None:
+    gone = tmp_path / "gone.jsonl"
+
+    assert cli("check", gone).stderr.startswith(f"{gone}: can't be read: No such file")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from conftest import work
 
+from distsim.check.judge import untold
 from distsim.check.verdict import verdict_of
 from distsim.checking import CheckResult, check, check_program
-from distsim.findings.record import Finding
+from distsim.findings.record import Finding, Place
 from distsim.program.build import build_program
 from distsim.scenario import loads
 from distsim.simulation import simulate
@@ -374,3 +375,12 @@ def test_an_argument_that_is_wrong_comes_with_help(program: str) -> None:
 
     assert found
     assert all(f.help for f in found)
+
+
+def test_a_remark_is_left_out_where_an_error_has_its_call_as_the_slip_and_only_there() -> None:
+    """Line 1 is not line 12, and a place that an error only shows is no slip."""
+    slip, other, shown = (Place("x.yaml", line, 3) for line in (12, 1, 7))
+    error = Finding("DS302", "error", "m", help=("out of a branch, x.yaml:12",), places=(slip, shown), slips=(slip,))
+    remarks = [Finding("DS608", "note", f"{p.line}", places=(p,)) for p in (slip, other, shown)]
+
+    assert untold([error, *remarks, remarks[1]]) == (error, *remarks[1:])

@@ -44,11 +44,25 @@ def busbw(name: str, op: str, n: int, nbytes: int, per_node: int = 8) -> float:
 @pytest.mark.parametrize("name", GPUS)
 @pytest.mark.parametrize("op", FORMED)
 def test_more_ranks_never_cost_less(name: str, op: str) -> None:
-    """Within a node from 2 to 8, then whole nodes from 1 to 64."""
+    """Within a node from 2 to 8, then whole nodes from 1 to 64; where links go from GPU to GPU, a part of a node has a part of them, so
+    that there whole nodes alone compare."""
     cost = CostModel(preset(name), 512, 8)
+    within = (2, 4, 8) if preset(name).intra.mesh is None else (8,)
     for nbytes in (8, 1 << 16, 1 << 20, 1 << 24, 1 << 30):
-        prices = [price(cost, op, n, nbytes) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)]
+        prices = [price(cost, op, n, nbytes) for n in (1, *within, 16, 32, 64, 128, 256, 512)]
         assert prices == sorted(prices)
+
+
+def test_a_part_of_a_mesh_has_a_part_of_its_links() -> None:
+    """1 GiB on 4 and 8 V100 of a cube mesh: busbw 85 and 134 GB/s measured (vTrain's tables), the smaller group the slower. A pair of
+    8 MI300X has one link of 7, and no price beats that."""
+    four, eight = (busbw("dgx1-v100", "all_reduce", n, 1 << 30) for n in (4, 8))
+    pair = CostModel(preset("mi300x"), 8, 8)
+
+    assert 68 < four < 102
+    assert 107 < eight < 150
+    assert (1 << 30) / pair.p2p_ns(0, 5, 1 << 30) < 64
+    assert 1.3 < busbw("mi300x", "all_reduce", 4, 1 << 30) / busbw("mi300x", "all_reduce", 2, 1 << 30) / 2 < 1.8
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -103,12 +117,14 @@ def test_an_nvl72_is_one_domain_over_its_machines() -> None:
     assert price(cost, "all_to_all_single", 72, 1 << 30) < price(apart, "all_to_all_single", 72, 1 << 30) / 5
 
 
-def test_staging_without_peer_access_and_more_gpus_of_one_process_cost_more() -> None:
+def test_staging_without_peer_access_costs_more_and_so_do_the_launches_of_one_process_until_they_hide() -> None:
+    """8 x A100, 8 B: 35 us measured with one process for all, 20 with one for each (open nccl-tests tables)."""
     plain, staged = (CostModel(cluster_from({"preset": "l40s-pcie", "intra": {"peer_access": on}}), 4, 4) for on in (True, False))
     one, eight = (CostModel(cluster_from({"preset": "dgx-a100", "gpus_per_process": g}), 8, 8) for g in (1, 8))
 
     assert price(staged, "all_reduce", 4, 1 << 28) > 1.5 * price(plain, "all_reduce", 4, 1 << 28)
-    assert price(eight, "all_reduce", 8, 8) > price(one, "all_reduce", 8, 8) + 10_000
+    assert price(eight, "all_reduce", 8, 8) > 1.3 * price(one, "all_reduce", 8, 8)
+    assert price(eight, "all_reduce", 8, 1 << 30) < 1.001 * price(one, "all_reduce", 8, 1 << 30)
 
 
 def test_a_network_that_reduces_spares_the_cards() -> None:
@@ -118,7 +134,7 @@ def test_a_network_that_reduces_spares_the_cards() -> None:
 
 
 def test_a_dearer_call_makes_every_price_as_much_dearer() -> None:
-    plain, dear = (CostModel(cluster_from({"preset": "dgx-h100", "call_overhead": o}), 8, 8) for o in ("2.6 us", "12.6 us"))
+    plain, dear = (CostModel(cluster_from({"preset": "dgx-h100", "call_overhead": o}), 8, 8) for o in ("3.3 us", "13.3 us"))
 
     assert price(dear, "all_reduce", 8, 1 << 20) == price(plain, "all_reduce", 8, 1 << 20) + 10_000
     assert abs(LAUNCH_NS - 1000 * CONSTANTS["launch"]) < 100
@@ -135,6 +151,25 @@ def test_a_price_is_told_as_terms_that_add_up(op: str) -> None:
         assert candidate.us == pytest.approx(sum(t.us for t in candidate.terms) + candidate.moving_us)
     assert found.bound_ns <= found.ns <= 1000 * found.candidates[0].us * 1.01 + 1
     assert found.band.low < 1 < found.band.high
+
+
+def test_a_price_names_the_links_that_bound_it() -> None:
+    """Each level by its busiest link, the narrowest first: a leaf's way up at 4:1, then cards, then a rank's link; PCIe slots two to a
+    switch; the switch of 8 x H100 reduces, so a buffer passes a link once."""
+    narrow = {"preset": "dgx-h100", "network": {"leaf": 2, "oversubscription": 4}}
+    spine = told(CostModel(cluster_from(narrow), 32, 8), OPS["all_reduce"], tuple(range(32)), 1 << 30, ways=True)
+    slots = {"preset": "l40s-pcie", "intra": {"per_switch": 2}}
+    pcie = told(CostModel(cluster_from(slots), 8, 8), OPS["all_to_all_single"], tuple(range(8)), 1 << 20, ways=True)
+    node = told(CostModel(preset("dgx-h100"), 8, 8), OPS["all_reduce"], tuple(range(8)), 1 << 30, ways=True)
+
+    assert spine is not None
+    assert pcie is not None
+    assert node is not None
+    assert [way.name for way in spine.ways] == ["leaf 0 out", "node 0 nic 0 out", "rank 0 link out"]
+    assert spine.ways[0].gbs == pytest.approx(2 * 8 * 48 / 4)
+    assert [way.name for way in pcie.ways] == ["pcie switch 0 out", "rank 0 link out"]
+    assert node.ways[0].nbytes == 1 << 30
+    assert all(way.ns < found.ns for found in (spine, pcie, node) for way in found.ways)
 
 
 def test_the_band_reaches_the_makespan_and_compute_of_a_given_time_is_known() -> None:

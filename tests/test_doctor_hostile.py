@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from distsim.doctor import examine, plain_pickle, read_evidence
+from distsim.doctor import examine, flight, plain_pickle, read_evidence, sources
 from distsim.doctor.sources import MOST_BYTES
 from tests.doctor_dumps import dump, entry, write
 from tests.test_doctor_logs import watchdog
@@ -113,6 +113,30 @@ def test_bombs_are_refused_by_what_they_would_become(tmp_path: Path) -> None:
 
     assert "unpacks to" in problem(tmp_path, gzip.compress(bytes(8 << 20)), "a.gz")
     assert "unpacks to 8 MiB" in problem(tmp_path, packed.getvalue(), "a.zip")
+
+
+def test_a_json_of_too_many_parts_is_refused_before_it_is_parsed_and_a_log_that_looks_like_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """128 MiB hold seven million damaged entries, or forty million empty ones."""
+    monkeypatch.setattr(sources, "_MOST_OBJECTS", 100)
+    entries = ",".join(['{"x": 1}'] * 200)
+    line = "[rank0]:[W1122 10:00:00 socket.cpp:1] [c10d] a warning\n"
+
+    assert "its JSON has more than 100 objects" in problem(tmp_path, f'{{"version": "2.10", "entries": [{entries}]}}'.encode())
+    assert "JSON" not in problem(tmp_path, (line * 100).encode(), "rank_0.log")
+
+
+def test_of_a_dump_with_more_entries_than_a_ring_holds_the_latest_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight, "_MOST_ENTRIES", 3)
+    write(tmp_path, {0: dump([entry(n, "all_reduce") for n in range(1, 9)])})
+
+    evidence = read_evidence([str(tmp_path)])
+
+    assert [f.problem for f in evidence.files] == ["only its latest 3 entries are read"]
+    assert sorted(c.number for c in evidence.ranks[0].calls) == [6, 7, 8]
 
 
 def test_a_zip_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -266,4 +265,4 @@ def test_engine_and_untimed_rules_agree_on_who_is_stuck(profile: str, drawn: tup
         return  # a process that aborts may take more or less of the others with it
     untimed = [b._replace(since_ns=0) for b in left.standstill.blocked]
     assert untimed == list(still.blocked)
-    assert [replace(end, at_ns=0) for end in left.standstill.ends] == list(still.ends)
+    assert [end._replace(at_ns=0) for end in left.standstill.ends] == list(still.ends)

@@ -141,3 +141,32 @@ def test_a_back_end_under_which_ranks_do_not_stand_for_all_is_checked_with_all_o
     assert part is not None
     assert (len(part.present) < program.world_size, apart) == (True, {"gloo"})
     assert (folded.verdict, folded.profiles, folded.findings) == (whole.verdict, whole.profiles, whole.findings)
+
+
+def test_a_rank_that_is_late_twice_is_late_by_both_in_columns_too() -> None:
+    text = """
+world: 9
+backend: nccl
+mesh: {a: 3, b: 3}
+program: [compute: {time: 2 us * (b + 1)}]
+faults: [{kind: late, ranks: 7, delay: 2 ms}, {kind: late, ranks: 7, delay: 3 ms}]
+"""
+    one = compared(loads(text))
+
+    assert one.folded
+    assert one.differences == ()
+    assert simulate(loads(text)).makespan_ns > 5_000_000
+
+
+@pytest.mark.parametrize(("comes", "then"), [("rank // 4 != 1", "barrier: {group: odd}"), ("rank < 4", "wait: all")])
+def test_who_is_missing_of_a_tree_is_told_by_places_and_stands_for_nobody(comes: str, then: str) -> None:
+    """gloo's broadcast runs down a tree: of the ranks that do not come each holds up others."""
+    text = f"""
+world: 16
+backend: gloo
+program:
+  - {{broadcast: {{tensor: {{shape: [64]}}, src: 1}}, ranks: {comes}}}
+  - {then}
+groups: {{odd: {{by: rank % 2}}}}
+"""
+    assert compared(loads(text)).differences == ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -171,7 +170,7 @@ def test_a_real_run_that_took_another_order_of_events_agrees() -> None:
     from distsim.simulation import simulate
 
     done = simulate(load("scenarios/findings/ds501_never_waited.yaml"))
-    ended = [replace(end, status="ended") for end in done.run.standstill.ends]
+    ended = [end._replace(status="ended") for end in done.run.standstill.ends]
 
     assert done.outcome == "hangs"
     assert beside(done, "completes", ended, ()).differences == ()

@@ -13,7 +13,7 @@ from distsim.real.board import COLUMNS, WIDTH, Board, Bulletin, CallTimes, Phase
 from distsim.real.job import pack, unpack
 from distsim.real.merge import RankTimes, merged
 from distsim.real.posted_calls import Request, TakenOtherwise, Wait, taken_otherwise, waits
-from distsim.real.postmortem import beside, postmortem
+from distsim.real.postmortem import beside, outcome_of, postmortem
 from distsim.real.rendezvous import check_file, listen
 from distsim.real.value_check import BufferCheck
 from distsim.scenario import loads
@@ -166,6 +166,22 @@ def test_a_run_agrees_with_its_simulation_or_says_where_it_does_not_and_never_bo
     assert found.differences == differs
     assert said in found.agreement
     assert not (found.differences and found.agreement)
+
+
+def test_other_values_are_not_wrong_where_receives_from_any_source_took_other_messages() -> None:
+    simulation = simulate(
+        loads(
+            "world: 3\nbackend: gloo\ntensors: {x: {shape: [2], value: rank}, y: {shape: [2], value: rank}}\nprogram:\n"
+            "  - {recv: {tensor: x}, ranks: 0}\n  - {recv: {tensor: y}, ranks: 0}\n  - {send: {tensor: x, dst: 0}, ranks: rank > 0}\n"
+        )
+    )
+    ends, swapped = simulation.run.standstill.ends, [BufferCheck(0, "x", "differs"), BufferCheck(0, "y", "differs")]
+    taken = [TakenOtherwise(Request(0, 0, -1), 2, 1), TakenOtherwise(Request(0, 1, -1), 1, 2)]
+    outcomes = [outcome_of(ends, swapped, simulation.outcome, took) for took in ((), taken)]
+
+    assert outcomes == ["wrong-data", "completes"]
+    assert beside(simulation, outcomes[0], ends, swapped).differences
+    assert beside(simulation, "completes", ends, swapped, taken).agreement.endswith("the order of events decides it")
 
 
 def test_a_rank_that_sigterm_ended_is_the_cause_unless_a_launcher_sent_it_after_a_failure() -> None:

@@ -92,6 +92,18 @@ def test_stages_of_a_pipeline_end_with_the_weights_of_one_process_bit_for_bit(sc
             np.testing.assert_array_equal(values.array(rank, f"w_{chunk}"), expected[stage])
 
 
+@pytest.mark.parametrize(("ranks", "batches"), [(2, 4), (4, 8)])
+def test_both_copies_of_dualpipes_stages_end_with_the_weights_of_one_process(ranks, batches):
+    """Equal to each other bit for bit; each direction's gradients are added first, then both sums, which rounds otherwise than in turn."""
+    expected = stages_in_torch(ranks, batches)
+    values = values_of(pipeline("dualpipe", ranks, 2, batches))
+    for stage in range(ranks):
+        one, other = (values.array(rank, f"w_{2 * stage // ranks}") for rank in (stage, ranks - 1 - stage))
+
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, expected[stage], rtol=1e-13)
+
+
 def test_two_receives_swapped_end_with_other_weights():
     """The comparison above can fail: nothing hangs, every message fits."""
     data = yaml.safe_load(pipeline("gpipe", 2, 1, 3).to_yaml())
@@ -259,6 +271,7 @@ REAL: dict[str, tuple[Callable[[], Scenario], set[str]]] = {
     "expert_parallel": (lambda: experts(3, 0.6)[0], {"w_0", "w_1"}),
     "zb1p": (lambda: pipeline("zb1p", 3, 1, 4), {"w_0"}),
     "dualpipe_v": (lambda: pipeline("dualpipe_v", 2, 2, 5), {"w_0", "w_1"}),
+    "dualpipe": (lambda: pipeline("dualpipe", 4, 2, 8), {"w_0", "w_1"}),
     "context_parallel": (lambda: ring(2, "p2p"), {"w"}),
     "data_parallel": (lambda: devices(2), {"data_parallel_weights_0"}),
     "pipeline_and_data": (lambda: replicated_pipeline(2, 2, 3), {"w_0"}),

@@ -12,7 +12,8 @@ from distsim.strategies import pipeline_entries
 from distsim.strategies.pipeline_rolled import Piece, Template, _Runs, rolled
 
 SCHEDULES = [("1f1b", 2, 12, 1), ("interleaved_1f1b", 4, 24, 2), ("interleaved_1f1b", 2, 16, 4), ("zb1p", 4, 20, 2),
-             ("looped_bfs", 2, 9, 3), ("zbv", 4, 20, 2), ("dualpipe_v", 2, 16, 2)]  # fmt: skip
+             ("looped_bfs", 2, 9, 3), ("zbv", 4, 20, 2), ("dualpipe_v", 2, 16, 2),
+             ("dualpipe", 4, 24, 2)]  # fmt: skip
 
 
 def pipeline(schedule: str, ranks: int, count: int, chunks: int, **more: Any) -> Scenario:

@@ -87,6 +87,44 @@ def test_tokens_come_from_the_same_place_of_all_machines_and_then_from_the_own_m
     assert (givers("tokens_out_got"), givers("forwarded_out_got"), givers("tokens_back_got")) == ({1, 3}, {2, 3}, {1, 3})
 
 
+UNEVEN: list[dict[str, Any]] = [{"imbalance": 0.8, "seed": 3}, {"imbalance": 0.8, "capacity_factor": 1.25}, {"imbalance": 2, "seed": 1},
+          {"imbalance": 0.8, "capacity_factor": 1.25, "pad_to_capacity": True}]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", UNEVEN)
+def test_an_uneven_router_brings_every_rank_the_tokens_that_one_stage_would(fields: dict[str, Any]) -> None:
+    """Through both stages, in as many bytes; experts take as long. Tokens and results are of one number on all ranks."""
+
+    def computed(made: Scenario) -> list[list[int]]:
+        return [
+            [call.time_ns for _, call in lower(made).calls_of(rank) if call.op == "compute" and call.time_ns] for rank in range(4)
+        ]
+
+    def came(made: Scenario, word: str) -> list[int]:
+        labels = {f"expert_parallel_{word}", f"expert_parallel_{word}@0"}
+        calls = [[c for _, c in lower(made).calls_of(rank) if any(b.label in labels for b in c.outputs)] for rank in range(4)]
+        return [found[0].output_nbytes for found in calls]
+
+    one = Scenario(world=4, mesh={"ep": 4}, program=[{"expert_parallel": {**FIELDS, "between": None, **fields}}])
+    two = scenario(**fields)
+
+    assert came(two, "forwarded_out_got") == came(one, "routed")
+    assert came(two, "tokens_back_got") == came(one, "combined")
+    assert computed(two) == computed(one)
+    for made in (two, scenario(**fields, pieces=3)):
+        found = simulate(made, with_values=True)
+        assert found.verdict is not None
+        assert (found.outcome, found.verdict.verdict, found.findings) == ("completes", "ok", ())
+
+
+def test_a_spoiled_call_of_an_uneven_router_is_always_noticed() -> None:
+    good = scenario(imbalance=0.8, seed=3)
+    assert not noticed(good, [], range(4))
+    for number in range(0, 12, 3):
+        wrong = spoiled(good, number, number % 4, "dropped")
+        assert wrong is None or noticed(wrong, [], range(4)), number
+
+
 @pytest.mark.parametrize("how", ["dropped", "doubled"])
 def test_a_spoiled_call_is_always_noticed(how: str) -> None:
     good = scenario(pieces=2)
@@ -99,7 +137,8 @@ def test_a_spoiled_call_is_always_noticed(how: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [({"between": None, "pieces": 2}, "it belongs to two stages"), ({"between": "ep"}, "another axis of the mesh than ep"),
-     ({"between": "dp"}, "unknown axis dp"), ({"imbalance": 0.5}, "the router is even"), ({"capacity_factor": 2}, "the router is even"),
+     ({"between": "dp"}, "unknown axis dp"), ({"imbalance": 0.5, "once_per_machine": True}, "counted for an even router"),
+     ({"capacity_factor": 2, "once_per_machine": True}, "counted for an even router"),
      ({"experts": 6}, "6 experts do not divide among the 4 ranks"),
      ({"experts": 2**40, "top_k": 2**20}, "at most 65536 experts are simulated, found 1099511627776"),
      ({"pieces": 20001, "tokens": 2**30}, "pieces comes to 20001; at most 20000"),

@@ -40,6 +40,7 @@ IDEAL = {
 LAYOUTS = [
     ("gpipe", 4, 6, 1), ("1f1b", 4, 6, 1), ("1f1b", 3, 3, 1), ("interleaved_1f1b", 4, 8, 2), ("interleaved_1f1b", 2, 4, 3),
     ("looped_bfs", 2, 3, 2), ("zb1p", 4, 8, 1), ("zb1p", 2, 4, 2), ("zbv", 3, 6, 2), ("dualpipe_v", 2, 5, 2), ("dualpipe_v", 4, 8, 2),
+    ("dualpipe", 2, 4, 2), ("dualpipe", 4, 10, 2), ("dualpipe", 6, 12, 2),
 ]  # fmt: skip
 each_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda x: "-".join(map(str, x)))
 
@@ -64,7 +65,8 @@ def problems(**fields: Any) -> list[str]:
 def test_every_schedule_is_ok_and_completes(layout, nbytes, backend, init):
     """Large: above what nccl buffers, so that a send waits for its receive."""
     shape = [4, 8] if nbytes == "small" else [4096, 8192]
-    made = scenario(*layout, backend=backend, options={"init": init}, activation={"shape": shape}, shapes_exchange=True)
+    told = {} if layout[0] == "dualpipe" else {"shapes_exchange": True}
+    made = scenario(*layout, backend=backend, options={"init": init}, activation={"shape": shape}, **told)
     found = simulate(made, with_values=False)
 
     assert (found.outcome, found.verdict.verdict, found.findings) == ("completes", "ok", ())
@@ -151,6 +153,26 @@ def test_v_shapes_pause_less_than_1f1b(p, m):
     assert makespan("dualpipe_v", p, m, 2, 6, 12) < plain
 
 
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 14), (8, 20)])
+@pytest.mark.parametrize(("forward", "whole", "weight", "pair"), [(6, 12, 6, 18), (6, 12, 6, 14), (10, 18, 8, 26)])
+def test_the_bubble_of_dualpipe_is_the_published_one(p, m, forward, whole, weight, pair, backend):
+    """(PP/2 - 1)(F&B + B - 3W), the table of github deepseek-ai/DualPipe: what a rank does not compute.
+
+    From 6 ranks on ranks overlap unequal numbers of pairs: where that saves time, some pause longer than others."""
+    halves = {"backward_input": f"{whole - weight} ms", "backward_weight": f"{weight} ms", "overlapped": f"{pair} ms"}
+    made = scenario("dualpipe", p, m, backend=backend, cluster=IDEAL, forward=f"{forward} ms", backward=f"{whole} ms", **halves)
+    found = simulate(made, with_values=False, with_verdict=False)
+    busy = [sum(call.time_ns for _, call in lower(made).calls_of(rank) if call.op == "compute") for rank in range(p)]
+
+    pauses = [(found.makespan_ns - one) / 1e6 for one in busy]
+    published = (p // 2 - 1) * (pair + whole - 3 * weight)
+
+    assert min(pauses) - 1e-2 <= published <= max(pauses) + 1e-2
+    if p < 6 or pair == forward + whole:
+        assert pauses == pytest.approx([published] * p, abs=1e-2)
+
+
 # --- whose numbers ---
 def passed_on(made: Scenario, ordered: bool = False) -> list[Counter[tuple[int, int]]]:
     """For each rank and chunk: the micro-batches that its gradient holds, found by going back from addition to addition's inputs.
@@ -161,18 +183,21 @@ def passed_on(made: Scenario, ordered: bool = False) -> list[Counter[tuple[int, 
     values = compute_values(found.program, found.run.trace, at_calls=True)
     rank_of, position_of = (found.run.trace[name].tolist() for name in ("rank", "position"))
     batches = next(iter(made.tensors.values())).copies.constant // chunks_of(made)
+    starts = (0, found.program.world_size - 1) if "pipeline_copies" in made.groups else (0,)
 
     def inputs(row: int) -> list[int]:
         return [c[0].node for c in values.seen[rank_of[row], position_of[row], -1, "in"].contents]
 
     def source(node: int) -> int:
-        """The micro-batch at the start of stage 0 that a node goes back to, along gradients and then along activations."""
+        """The micro-batch at the start of stage 0 that a node goes back to, along gradients and then along activations.
+
+        Those of a second direction are numbered after those of the first."""
         for _ in range(200):
             row, own = values.graph.nodes[node].row, values.graph.nodes[node].own
             if row < 0:
                 assert own is not None
-                assert (own.rank, own.tensor.partition("@")[0]) == (0, "pipeline_input")
-                return int(own.tensor.partition("@")[2] or 0) % batches
+                assert own.tensor.partition("@")[0] == "pipeline_input"
+                return int(own.tensor.partition("@")[2] or 0) % batches + batches * starts.index(own.rank)
             node = inputs(row)[0]
         raise AssertionError("a circle")
 
@@ -314,6 +339,16 @@ def test_a_schedules_file_is_looked_for_beside_the_scenario(tmp_path, monkeypatc
     [
         ({"schedule": "1f1b", "ranks": 4, "batches": 3}, "1f1b needs at least as many micro-batches as stages, found 3 for 4 stages"),
         ({"schedule": "dualpipe_v", "ranks": 2, "batches": 3}, "found 3 for 4 stages"),
+        ({"schedule": "dualpipe", "ranks": 3, "batches": 6}, "needs an even number of ranks, found 3"),
+        ({"schedule": "dualpipe", "ranks": 2, "batches": 5}, "5 is odd; 4 or 6 would do"),
+        ({"schedule": "dualpipe", "ranks": 4, "batches": 6}, "twice as many micro-batches as ranks, found 6 for 4 ranks"),
+        ({"schedule": "dualpipe", "ranks": 2, "batches": 4, "chunks": 1}, "dualpipe has two stages per rank, found chunks: 1"),
+        ({"schedule": "dualpipe", "ranks": 2, "batches": 4, "defer_pp_recv": True}, "dualpipe has no defer_pp_recv"),
+        ({"schedule": "dualpipe", "ranks": 2, "batches": 4, "shapes_exchange": True}, "dualpipe has no shapes_exchange"),
+        ({"schedule": "dualpipe", "ranks": 2, "batches": 4, "forward": {2: "1 ms", "else": "2 ms"}}, "the stages are 0 to 1"),
+        ({"schedule": "dualpipe", "ranks": 2, "batches": 4, "tensors": {"g": {"shape": [1]}}, "gradient": "g"}, "give it `copies: 2`"),
+        ({"schedule": "1f1b", "ranks": 2, "batches": 4, "overlapped": "5 ms"}, "overlaps no forward with a backward"),
+        ({"schedule": "dualpipe", "ranks": 2, "batches": 4, "overlapped": "5 ms", "forward": {"flops": "1 TFLOP"}}, "as times"),
         ({"schedule": "interleaved_1f1b", "ranks": 4, "batches": 9}, "in 2 rounds of 4 or more, and 2 does not divide 9"),
         ({"schedule": "zb1p", "ranks": 2, "batches": 5}, "2 does not divide 5"),
         ({"schedule": "gpipe", "ranks": 2, "batches": 2, "chunks": 2}, "gpipe has one stage per rank"),

@@ -19,8 +19,10 @@ def layouts():
     for name in BUILDERS:
         for p in range(2, 9):
             for m in (1, 2, p, p + 1, 2 * p, 3 * p):
-                chunks = (1,) if name in ("gpipe", "1f1b") else (2,) if name in ("zbv", "dualpipe_v") else (1, 2, 3)
-                least = {"1f1b": p, "dualpipe_v": 2 * p}.get(name, 1)
+                chunks = (1,) if name in ("gpipe", "1f1b") else (2,) if name in ("zbv", "dualpipe_v", "dualpipe") else (1, 2, 3)
+                least = {"1f1b": p, "dualpipe_v": 2 * p, "dualpipe": 2 * p}.get(name, 1)
+                if name == "dualpipe" and (p % 2 or m % 2):
+                    continue
                 if m >= least and (name not in ("interleaved_1f1b", "zb1p") or per_round(p, m)):
                     yield from ((name, p, m, v) for v in chunks)
 
@@ -29,14 +31,14 @@ def played(schedule: Schedule) -> list[tuple[int, str, int]]:
     """All computations in an order in which every rank follows its row and no input is missing; asserts that there is one."""
     rows = [list(computes(row)) for row in schedule.rows]
     done: dict[tuple[int, str, int], int] = {}
-    last = schedule.stages - 1
     while any(rows):
         before = len(done)
         for row in rows:
             while row:
                 stage, kind, m, _ = row[0]
-                before_f = stage == 0 or (stage - 1, "F", m) in done
-                before_b = (stage, "F", m) in done and (stage == last or {(stage + 1, "B", m), (stage + 1, "I", m)} & done.keys())
+                start, end = schedule.beside(stage, -1), schedule.beside(stage, 1)
+                before_f = start is None or (start, "F", m) in done
+                before_b = (stage, "F", m) in done and (end is None or {(end, "B", m), (end, "I", m)} & done.keys())
                 if not {"F": before_f, "B": before_b, "I": before_b, "W": (stage, "I", m) in done}[kind]:
                     break
                 assert (stage, kind, m) not in done
@@ -53,11 +55,12 @@ def test_every_micro_batch_passes_every_stage_once_forward_in_order_and_backward
         order = {action: k for k, action in enumerate(played(schedule))}
 
         for stage in range(schedule.stages):
-            for batch in range(m):
+            for batch in range(schedule.micro_batches):
                 whole, halves = (stage, "B", batch) in order, ((stage, "I", batch) in order, (stage, "W", batch) in order)
                 assert (stage, "F", batch) in order
                 assert halves == (not whole, not whole)
-        assert len(order) == schedule.stages * m * 2 + sum(kind == "W" for _, kind, _ in order)
+        assert schedule.directions * schedule.micro_batches == m
+        assert len(order) == schedule.length * m * 2 + sum(kind == "W" for _, kind, _ in order)
         assert sorted(Counter(schedule.rank_of).values()) == [schedule.stages // p] * p
 
 
@@ -105,6 +108,20 @@ def test_1f1b_holds_no_more_micro_batches_than_there_are_stages_from_the_rank_on
     assert [most(all_first, rank) for rank in range(4)] == [12, 12, 12, 12]
 
 
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (6, 14), (8, 20)])
+def test_dualpipe_keeps_two_copies_of_parameters_and_one_activation_more_than_it_has_ranks(p, m):
+    """The table of github deepseek-ai/DualPipe: parameters 2, activations PP + 1; held until the input's gradient is there."""
+    schedule = BUILDERS["dualpipe"](p, m, 2)
+
+    for rank, row in enumerate(schedule.rows):
+        held, most = 0, 0
+        for action in computes(row):
+            held += {"F": 1, "B": -1, "I": -1, "W": 0}[action.kind]
+            most = max(most, held)
+        assert [stage % p for stage in schedule.stages_of(rank)] == sorted((rank, p - 1 - rank))
+        assert most == p + 1
+
+
 def test_the_first_and_the_last_stage_of_a_v_share_rank_0():
     assert v_placement(3) == (0, 1, 2, 2, 1, 0)
     assert loop_placement(3, 2) == (0, 1, 2, 0, 1, 2)
@@ -112,7 +129,7 @@ def test_the_first_and_the_last_stage_of_a_v_share_rank_0():
 
 # --- text ---
 def test_a_schedule_reads_back_from_its_own_text():
-    for name in BUILDERS:
+    for name in sorted({*BUILDERS} - {"dualpipe"}):  # the format has one stage of each number
         schedule = with_messages(BUILDERS[name](3, 6, 2))
 
         assert parse_rows(text_rows(schedule.rows)) == schedule.rows

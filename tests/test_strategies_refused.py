@@ -77,6 +77,10 @@ CASES = [
     (4, "{dp: 4}", MOE + "experts: 8}", "{tokens",
      "unknown axis ep; the mesh has dp: name one of these with `axis`, or add ep to the mesh"),
     (4, "{ep: 4}", MOE + "experts: 6}", "6}", "6 experts do not divide among the 4 ranks of ep"),
+    (4, "{tp: 4}", "tensor_parallel: {sequence: 8, hidden: 64, forward: 1 ms, backward: 1 ms, clip_grad_norm: true}", "true",
+     "clip_grad_norm_ raises (got mixed torch.Tensor and DTensor): set sequence_parallel"),
+    (4, "{tp: 4}", "tensor_parallel: {sequence: 8, hidden: 64, forward: 1 ms, clip_grad_norm: true}", "true", "no gradients to clip"),
+    (4, "{tp: 4}", "hybrid: {tensor: {sequence: 8, hidden: 64, forward: 1 ms, between: 2 ms}}", "2 ms", "give between in tensor_parallel"),
     (4, "{tp: 4}", "tensor_parallel: {sequence: 8, hidden: 1022, forward: 1 ms}", "1022",
      "hidden 1022 does not divide among the 4 ranks of tp"),
 ]  # fmt: skip

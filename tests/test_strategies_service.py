@@ -117,6 +117,16 @@ def test_a_quorum_reduces_among_its_members_and_who_joins_is_sent_the_weights():
     assert [sum(c[0] == word for c in calls[rank]) for rank, word in ((0, "send"), (1, "send"), (2, "recv"))] == [2, 0, 2]
 
 
+def test_a_replica_leaves_the_group_of_a_quorum_before_it_makes_the_next_one():
+    """The world and other groups stay when one group is destroyed."""
+    scenario = made("fault_tolerant", {"world": 3, "iterations": 2}, {"layers": [LAYER], "quorums": {0: [0, 1], 1: [0, 1, 2]}})
+    groups = [[c.op for c in calls if c.op in ("new_group", "destroy_process_group")] for calls in calls_of(scenario).values()]
+    one = simulated("world: 2\nprogram: [{new_group: {name: a, ranks: [0, 1]}}, {destroy_process_group: {group: a}}, barrier]")
+
+    assert groups == [["new_group", "destroy_process_group", "new_group"]] * 2 + [["new_group"]]
+    assert (one.outcome, one.verdict.verdict) == ("completes", "ok")
+
+
 @pytest.mark.parametrize(("iterations", "mean"), [(1, (1 + 2) / 2), (2, (1 + 2 + 0) / 2), (3, (1 + 2 + 3) / 3)])
 def test_a_quorum_s_mean_is_of_those_who_have_been_there_before_the_step(iterations, mean):
     """Who has just joined gives zeros, and is not counted: torchft's num_participants."""

@@ -15,7 +15,7 @@ from distsim.scenario import Scenario, loads
 
 HOW = st.sampled_from(["dropped", "doubled", "misdirected"])
 PIPELINES = [("gpipe", 3, 4, 1), ("1f1b", 3, 4, 1), ("1f1b", 2, 4, 1), ("interleaved_1f1b", 2, 4, 2), ("looped_bfs", 3, 3, 2),
-             ("zb1p", 3, 3, 1), ("zbv", 3, 3, 2), ("dualpipe_v", 2, 4, 2)]  # fmt: skip
+             ("zb1p", 3, 3, 1), ("zbv", 3, 3, 2), ("dualpipe_v", 2, 4, 2), ("dualpipe", 2, 4, 2)]  # fmt: skip
 TENSOR = {"layers": 2, "sequence": 6, "hidden": 6, "dtype": "float32", "forward": "1 ms", "backward": "2 ms"}
 LABELS = {False: ["tensor_parallel_out", "tensor_parallel_grad"], True: ["tensor_parallel_part", "tensor_parallel_grad_part"]}
 

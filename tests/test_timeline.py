@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from test_trace import make
 
 from distsim.cost import CostModel
+from distsim.critical_path import Segment
 from distsim.engine import run
 from distsim.profiles import PROFILES, default_cluster
 from distsim.program.build import build_program
-from distsim.timeline import RankTimes, Segment, Timeline, timeline
+from distsim.timeline import RankTimes, Timeline, timeline
 from distsim.trace import NEVER, Trace
 
 
@@ -73,6 +74,15 @@ def test_a_rank_that_hangs_waits_to_the_end_and_never_finishes() -> None:
     result = timeline(trace)
 
     assert result.ranks[0] == RankTimes(0, 0, 0, 45, 5, NEVER)
+
+
+def test_a_rank_that_exits_has_come_to_its_end_there() -> None:
+    """The call never returns; one behind which it hangs is another matter."""
+    result = timeline(
+        make([_row("compute", host=(0, 4), ran=(0, 4)), _row("exit", host=(5, NEVER)), _row("barrier", 1, (0, NEVER))])
+    )
+
+    assert [rank.finished_ns for rank in result.ranks] == [5, NEVER]
 
 
 def test_a_rank_that_was_killed_is_idle_from_then_on() -> None:

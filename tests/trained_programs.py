@@ -22,7 +22,9 @@ FLOAT = {"shape": [SIZE], "dtype": "float64"}
 
 # --- pipelines: every stage multiplies by its weights ---
 def stage_of(schedule: str, ranks: int, chunk: int, rank: str = "pp") -> str:
-    """The stage of a rank's chunk; schedules in the shape of a V come back down."""
+    """The stage of a rank's chunk; schedules in the shape of a V come back down, dualpipe has a copy of each on the rank opposite."""
+    if schedule == "dualpipe":
+        return f"{('min', 'max')[chunk]}({rank}, {ranks - 1} - {rank})"
     turned = schedule in ("zbv", "dualpipe_v") and chunk == 1
     return f"({2 * ranks - 1} - {rank})" if turned else f"({chunk * ranks} + {rank})"
 
@@ -45,9 +47,12 @@ def fill_stages(made: Trained, schedule: str, ranks: int, chunks: int, batches: 
     for chunk in range(chunks):
         stage = stage_of(schedule, ranks, chunk)
         made.tensor(f"w_{chunk}", [SIZE], f"1 + {stage} * 0.0625 - index * 0.125")
+    first, last = (
+        f"{batches} * min(1, {'pp' if given else f'{ranks - 1} - pp'})" if schedule == "dualpipe" else "0" for given in (1, 0)
+    )
     for m in range(batches):
-        made.tensors[f"pipeline_input_{m}"] = {**FLOAT, "value": f"1 + {m} * 0.375 - index * 0.125 + {replica} * 0.5"}
-        made.tensor(f"t_{m}", [SIZE], f"index * 0.3 - {m} * 0.7 - {replica}")
+        made.tensors[f"pipeline_input_{m}"] = {**FLOAT, "value": f"1 + ({m} + {first}) * 0.375 - index * 0.125 + {replica} * 0.5"}
+        made.tensor(f"t_{m}", [SIZE], f"index * 0.3 - ({m} + {last}) * 0.7 - {replica}")
     made.compute(lambda fields, _: on_stages(fields, batches))
 
 
@@ -57,7 +62,7 @@ def pipeline(schedule: str, ranks: int, chunks: int, batches: int) -> Scenario:
     tensors = {"grad": {**FLOAT, "copies": chunks, "value": 0}}
     program = [{"pipeline": {**fields, **more, "gradient": "grad"}}]
     made = Trained(Scenario(world=ranks, mesh={"pp": ranks}, tensors=tensors, program=program, iterations=STEPS))
-    fill_stages(made, schedule, ranks, chunks, batches)
+    fill_stages(made, schedule, ranks, chunks, batches // 2 if schedule == "dualpipe" else batches)
     updates = [(f"w_{c}", f"w_{c} - {RATE} * grad_{c}") for c in range(chunks)]
     made.program += assigns([*updates, *((f"grad_{c}", "0") for c in range(chunks))])
     return made.scenario()

@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from importlib import import_module, metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,11 +33,14 @@ FAMILIES = {
     "nested": "fully_shard around transformer blocks, with adapters",
     "tp": "Tensor parallelism (DTensor)",
     "pipeline": "Pipelines",
+    "dualpipe": "DualPipe, in both directions",
     "service": "Averages, checkpoints, weights for a rollout, attention over heads",
     "deepspeed": "DeepSpeed's ZeRO",
+    "megatron": "Megatron-Core's DistributedDataParallel",
+    "serving": "Written after the sources, for what asks for GPUs or groups of its own",
 }
-#: What recording a family takes beside torch; without it, `python tests/wrapped.py` leaves the family out.
-NEEDS = {"deepspeed": "deepspeed"}
+#: The package that recording a family takes beside torch; without it, `python tests/wrapped.py` leaves the family out.
+NEEDS = {"deepspeed": "deepspeed", "dualpipe": "dualpipe", "megatron": "megatron-core"}
 IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
             "torch.distributed.checkpoint", "torch.distributed.optim", "torch._dynamo")  # fmt: skip
 
@@ -62,6 +64,14 @@ def cases(family: str) -> dict[str, Case]:
     return found
 
 
+def installed(family: str) -> bool:
+    """Whether what a family's programs import is there."""
+    try:
+        return family not in NEEDS or bool(metadata.version(NEEDS[family]))
+    except metadata.PackageNotFoundError:
+        return False
+
+
 # --- compact recordings ---
 def packed(calls: list[list[dict[str, Any]]]) -> dict[str, Any]:
     """Distinct calls in the order of their first appearance, and per rank their numbers."""
@@ -81,11 +91,13 @@ def recordings(family: str) -> dict[str, Any]:
 
 
 def expanded(case: Case) -> list[list[dict[str, Any]]]:
+    """The scenario's calls. A coalesced call of one tensor is recorded as that tensor's own."""
     from test_same_calls import calls_of
 
     from distsim.scenario import Scenario
 
-    return calls_of(Scenario(name="twin", world=case.ranks, **case.scenario))
+    made = calls_of(Scenario(name="twin", world=case.ranks, **case.scenario))
+    return [[{**call, "op": call["op"].removesuffix("_coalesced")} for call in rank] for rank in made]
 
 
 def first_difference(case: Case, real: list[list[dict[str, Any]]], made: list[list[dict[str, Any]]]) -> str:
@@ -246,7 +258,7 @@ def main(arguments: list[str]) -> int:
     if len(words) > 1:
         show(words[0], words[1])
         return 0
-    families = words or [family for family in FAMILIES if family not in NEEDS or find_spec(NEEDS[family])]
+    families = words or [family for family in FAMILIES if installed(family)]
     if "--check" in arguments:
         return 0 if sum(not check(family) for family in families) == 0 else 1
     for family in families:

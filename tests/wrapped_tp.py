@@ -277,6 +277,32 @@ CASES: dict[str, Case] = {
         twin(mesh={"dp": 1, "tp": 4}, sequence_parallel=True, ends={"vocabulary": VOCABULARY, "loss_parallel": True}),
         SOFT,
     ),
+    "sequence_clip": Case(
+        "the blocks of torchtitan's plan, clip_grad_norm_",
+        2,
+        parallel(sequence, clip=True),
+        twin(sequence_parallel=True, sequence=2 * SEQUENCE, clip_grad_norm=True),
+        SOFT,
+    ),
+    "sequence_fused_clip": Case(
+        "the same with wq, wk, wv fused",
+        2,
+        parallel(sequence, fused=True, clip=True),
+        twin(sequence_parallel=True, sequence=2 * SEQUENCE, columns=[1, 2], clip_grad_norm=True),
+        SOFT,
+    ),
+    "sequence_loss_clip": Case(
+        "torchtitan's plan whole on 4 ranks, clip_grad_norm_",
+        4,
+        parallel(sequence, ends=True, loss="parallel", tensor=4, clip=True),
+        twin(
+            mesh={"dp": 1, "tp": 4},
+            sequence_parallel=True,
+            ends={"vocabulary": VOCABULARY, "loss_parallel": True},
+            clip_grad_norm=True,
+        ),
+        SOFT,
+    ),
     "fsdp": Case(
         "torchtitan's plan under fully_shard, clip_grad_norm_ over both axes",
         4,

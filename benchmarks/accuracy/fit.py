@@ -22,10 +22,10 @@ Array = NDArray[np.float64]
 
 #: Priors: NCCL's own latencies count once (base, hops), what it has no figure for is a guess in us; shares of bandwidth.
 LATENCIES = {
-    "launch": 3.6, "launch, driven": 2.0, "base": 1.0, "start, Simple": 5.9, "start, LL128": 3.0, "start, Simple between": 5.2,
-    "channel": 0.15, "channel, driven": 0.6, "hop inside, LL": 1.5, "hop inside, LL128": 1.5, "hop inside, Simple": 1.41,
+    "launch": 3.6, "base": 1.0, "start, Simple": 5.9, "start, LL128": 3.0, "start, Simple between": 5.2,
+    "channel": 0.15, "hop inside, LL": 1.5, "hop inside, LL128": 1.5, "hop inside, Simple": 1.41,
     "hop between, LL": 1.2, "hop between, LL128": 1.2, "hop between, Simple": 1.2, "hop, NVLS": 1.0, "hop between, NVLS": 1.0,
-    "message": 4.4, "launch, sends": 3.7, "launch, pairs": 0.7, "peer inside": 2.7, "peer between": 8.2,
+    "message": 4.4, "issue": 4.0, "issue, message": 0.7, "peer inside": 2.7, "peer between": 8.2,
 }  # fmt: skip
 SHARES = {
     "bandwidth, Simple": 0.95, "bandwidth, Simplex": 0.94, "bandwidth, LL": 0.88, "bandwidth, LL128": 0.81, "ring, LL": 0.64,
@@ -34,9 +34,12 @@ SHARES = {
 }  # fmt: skip
 ADDED = ("ring, LL", "ring, Simple")
 NAMES = (*LATENCIES, *SHARES)
-#: Standard deviations of the priors, in logarithms: (latencies, shares).
-GLOBAL, TRANSPORT, FAMILY = (0.7, 0.15), (1.0, 0.5), (0.25, 0.1)
-OFFSETS = tuple(("way", name) for name in ("efa", "slingshot", "pcie", "staged")) + tuple(
+#: Standard deviations of the priors, in logarithms: (latencies, shares). What a channel costs to start nobody says: ten times more or
+#: less may be.
+GLOBAL, TRANSPORT, FAMILY = (0.7, 0.15), (2.0, 1.0), (0.25, 0.1)
+#: Transports that one plugin of NCCL's reaches through libfabric (aws-ofi-nccl), by a thread of the host.
+PLUGINS = {"efa": "ofi", "slingshot": "ofi"}
+OFFSETS = tuple(("way", name) for name in ("efa", "slingshot", "pcie", "staged", "ofi")) + tuple(
     ("family", name) for name in ("volta", "hopper")
 )
 #: Known before any of these tables: a message over EFA takes some 15 us against 2 to 3 over InfiniBand (Shalev and others, "A
@@ -46,7 +49,7 @@ KNOWN = {
     ("way", "efa"): {"hop between, LL": 5.0, "hop between, LL128": 4.0, "hop between, Simple": 1.8},
     ("way", "staged"): {"bandwidth, Simple": 0.45, "bandwidth, LL": 0.6},
 }
-HUBER, RIDGE, STEPS = 0.2, 0.1, 30
+HUBER, RIDGE, STEPS = 0.1, 0.1, 30
 
 
 class Data(NamedTuple):
@@ -60,17 +63,24 @@ class Data(NamedTuple):
     power: Array
     moving: Array  # us at constants of 1
     member: Array  # (offset, row)
+    issue: Array  # (row, constant)
 
 
 def data(tables: list[Table]) -> Data:
     rows, most = sum(len(t.us) for t in tables), 10
-    latency, power = np.zeros((rows, most, len(LATENCIES))), np.zeros((rows, most, len(SHARES)))
+    latency, power, issue = (
+        np.zeros((rows, most, len(LATENCIES))),
+        np.zeros((rows, most, len(SHARES))),
+        np.zeros((rows, len(LATENCIES))),
+    )
     moving = np.full((rows, most), np.inf)
     index = {name: k for k, name in enumerate(NAMES)}
     at = 0
     for table in tables:
         part = slice(at, at := at + len(table.us))
         forms = [f for f in nccl.forms(table.kind, table.at, table.nbytes) if not table.rings or f.algorithm == "ring"]
+        for p in nccl.issue(table.kind, table.at):
+            issue[part, index[p.constant]] += p.us
         for k, form in enumerate(forms):
             for p in form.parts:
                 latency[part, k, index[p.constant]] += p.us
@@ -80,37 +90,37 @@ def data(tables: list[Table]) -> Data:
     of = np.repeat(np.arange(len(tables)), [len(t.us) for t in tables])
     member = np.array([[_of(t, *offset) for t in tables] for offset in OFFSETS], dtype=float)[:, of]
     joined = [np.concatenate([getattr(t, name) for t in tables]) for name in ("nbytes", "us")]
-    return Data(tuple(tables), of, *joined, latency, power, moving, member)
+    return Data(tuple(tables), of, *joined, latency, power, moving, member, issue)
 
 
 def _of(table: Table, kind: str, name: str) -> bool:
-    return (table.family[2] if kind == "way" else table.family[0]) == name
+    way = table.family[2]
+    return name in (way, PLUGINS.get(way)) if kind == "way" else table.family[0] == name
 
 
 def priors() -> tuple[Array, Array]:
     """(means, standard deviations): of every constant, then of every offset's; logarithms, but for exponents."""
     means, spreads = [np.array([_scale(n, {**LATENCIES, **SHARES}[n]) for n in NAMES])], [_spread(GLOBAL)]
     spreads[0][[NAMES.index(name) for name in ADDED]] = 0.3
+    spreads[0][NAMES.index("channel")] = np.log(10.0)
     for offset in OFFSETS:
         means.append(np.array([np.log(KNOWN.get(offset, {}).get(name, 1.0)) for name in NAMES]))
         spreads.append(_spread(TRANSPORT if offset[0] == "way" else FAMILY))
         if offset[0] == "family":
-            spreads[-1][[NAMES.index(name) for name in ("channel", "channel, driven")]] = 1.0
+            spreads[-1][NAMES.index("channel")] = 1.0
+            spreads[-1][[k for k, name in enumerate(NAMES) if "hop" in name]] = 0.5
         else:
             spreads[-1][[k for k, name in enumerate(NAMES) if not _of_way(offset[1], name)]] = 1e-3
     return np.concatenate(means), np.concatenate(spreads)
 
 
 def _of_way(way: str, name: str) -> bool:
-    """Whether a way may change a constant: the network what is between nodes. One table of PCIe without peer access tells of
-    its own box."""
-    if way == "staged":
-        return False
-    return (
-        "inside" not in name and "launch" not in name and name != "base"
-        if way != "pcie"
-        else "inside" in name or "bandwidth" in name
-    )
+    """Whether a way may change a constant: the network what is between nodes, what its plugin does latencies alone. One table of PCIe
+    without peer access tells of its own box."""
+    if way in ("staged", "pcie"):
+        return way == "pcie" and ("inside" in name or "bandwidth" in name)
+    between = not any(word in name for word in ("inside", "launch", "issue", "base"))
+    return between and (way != "ofi" or name in LATENCIES)
 
 
 def _scale(name: str, value: float) -> float:
@@ -134,8 +144,18 @@ def predict(d: Data, x: Array) -> tuple[Array, Array]:
     weight = share / share.sum(axis=1, keepdims=True) / each
     by_latency = np.einsum("rk,rkl->rl", weight, d.latency) * latency
     by_share = -np.einsum("rk,rkp->rp", weight * np.where(np.isfinite(moving), moving, 0.0), d.power)
-    own = np.concatenate([by_latency, by_share], axis=1)
+    log_us, own = _issued(d, latency, log_us, np.concatenate([by_latency, by_share], axis=1))
     return log_us, np.concatenate([own, *(own * m[:, None] for m in d.member)], axis=1)
+
+
+def _issued(d: Data, latency: Array, log_us: Array, slope: Array) -> tuple[Array, Array]:
+    """The same with the launches of a process that drives several GPUs, where they take longer than the GPUs."""
+    each = d.issue * latency
+    whole = each.sum(axis=1, keepdims=True)
+    behind = 1 / (1 + np.exp(SHARPNESS * (np.log(whole[:, 0]) - log_us)))
+    slope = behind[:, None] * slope
+    slope[:, : len(LATENCIES)] += (1 - behind)[:, None] * each / whole
+    return log_us - np.log(behind) / SHARPNESS, slope
 
 
 def fit(d: Data, rows: NDArray[np.int64] | None = None, start: Array | None = None, steps: int = STEPS) -> Array:
@@ -185,7 +205,10 @@ def module(x: Array) -> str:
         for k, offset in enumerate(OFFSETS):
             if offset[0] != kind:
                 continue
-            own = x[width * (k + 1) : width * (k + 2)]
+            if offset[1] in PLUGINS.values():
+                continue
+            shared = OFFSETS.index((kind, PLUGINS[offset[1]])) + 1 if offset[1] in PLUGINS else 0
+            own = x[width * (k + 1) : width * (k + 2)] + (x[width * shared : width * (shared + 1)] if shared else 0.0)
             kept = {n: v if n in ADDED else np.exp(v) for n, v in zip(NAMES, own, strict=True) if abs(v) > 0.03}
             lines += [f'    "{offset[1]}": {{', *(f'        "{name}": {value:.3f},' for name, value in kept.items()), "    },"]
         lines.append("}")

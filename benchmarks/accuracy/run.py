@@ -50,7 +50,7 @@ def cluster_of(table: Table, rails: bool = False, measured: tuple[Curve, ...] = 
     memory = {"memory_bandwidth": "1 TB/s", "memory_size": "80 GB"}  # not asked for
     share, latency = RAILS[at.architecture]
     cluster = {
-        "name": table.id, "collectives": "rails" if rails else "nccl", "call_overhead": "6.6 us" if rails else "2.6 us",
+        "name": table.id, "collectives": "rails" if rails else "nccl", "call_overhead": "6.6 us" if rails else "3.3 us",
         "device": {"name": at.architecture, "architecture": at.architecture, "peak": {}, **memory},
         "intra": {
             "kind": at.intra, "latency": latency if rails else "0.6 us", "bandwidth": f"{at.sheet_intra} GB/s",

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.cluster import cluster_from
 from distsim.cost.setting import Kind, Setting
 
 HERE = Path(__file__).resolve().parent
@@ -69,11 +70,20 @@ def _driven(launch: str) -> int:
     return int(launch.split("-g ")[1].rstrip(")")) if "-g " in launch else 1
 
 
+def reach(row: dict[str, str]) -> float:
+    """The share of its links that a GPU's mates are behind. V100s whose links meet in no switch are DGX-1's cube mesh where their system
+    has 8; A100 and H100 without one have 4 a node, and all tables are of all 4."""
+    if not row["gpu"].startswith("V100") or "NVSwitch" in row["intra_link"] or "NVLink" not in row["intra_link"]:
+        return 1.0
+    cube = cluster_from({"preset": "dgx1-v100"}).intra
+    return cube.reach(int(row["gpus_per_node"]))
+
+
 def setting(row: dict[str, str]) -> Setting:
     """A row's system as NCCL sees it. A boundary that one rank crosses has one card."""
     arch, n, nodes, g = architecture(row["gpu"]), int(row["nranks"]), int(row["nodes"]), int(row["gpus_per_node"])
     link = row["inter_link"]
-    sheet = float(row["intra_bw_GBps"])
+    sheet = float(row["intra_bw_GBps"]) * reach(row)
     across = float(row["inter_bw_GBps_per_node"]) if nodes > 1 else 0.0
     cards = 1 if nodes == 1 or g == 1 else int(link.split("x")[0]) if link.split("x")[0].isdigit() else 8
     nvlink = "NVLink" in row["intra_link"]

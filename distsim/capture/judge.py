@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distsim.capture.launch import Captured
+from distsim.capture.matching import fits
 from distsim.capture.members import Member, Question
 from distsim.capture.members import Place as Where
 from distsim.capture.program import program_of, world_backend
@@ -15,7 +16,7 @@ from distsim.capture.recorded import BLOCKING
 from distsim.capture.refusals import BACKEND
 from distsim.capture.sites import NOWHERE, text_of
 from distsim.capture.threads import Order, has_threads, lanes_of
-from distsim.capture.words import spoken
+from distsim.capture.words import of_backward, spoken
 from distsim.check.verdict import Verdict
 from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.collection import no_collection
@@ -77,7 +78,19 @@ def _outcome(captured: Captured, simulation: Simulation) -> str:
     ends = {m.ended.how for m in (*captured.ranks.values(), *captured.others) if m.ended is not None}
     if "raised" in ends or "exited" in ends:  # outside of all calls, as on an import
         return "raises"
-    return "crashes" if "killed" in ends else "hangs" if captured.ended == "stalled" else "completes"
+    stuck = captured.ended == "stalled" and not has_no_data(captured)
+    return "crashes" if "killed" in ends else "hangs" if stuck else "completes"
+
+
+def has_no_data(captured: Captured) -> bool:
+    """Did the run stop where members of a collective made calls that do not fit? A back end may go on there with data that nobody knows."""
+    waiting = (question.call for member in captured.ranks.values() for question in member.waiting.values())
+    return any(
+        not fits(call, other)
+        for call in waiting
+        if call is not None and call.gathering is not None
+        for other in call.gathering.there.values()
+    )
 
 
 def _came_through(captured: Captured, outcome: str) -> bool:
@@ -106,6 +119,7 @@ def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapp
     ):
         found = replace(found, outcome=outcome, verdict=None)  # what no rule knows of ended a rank or held it, or time ran out
     where = stands(captured, program)
+    found = replace(found, findings=of_backward(found.findings, where))
     if outcome == "hangs":
         found = with_keys(found, where)
     return Judged(captured, found, where, made, _threaded(captured), len(captured.past) + 1)

@@ -35,7 +35,7 @@ def later_steps(members: Sequence[Member]) -> dict[int, list[Step]]:
     for rank, calls in standing.items():
         for call in calls:
             if OPS[call.op].kind == "p2p":
-                if call.peer in standing:
+                if call.peer in standing and not _sent_otherwise(members, standing, call, rank):
                     found[call.peer].append(Step("send", NOWHERE, (_send(call, rank),)))
             else:
                 for other in _missing(call):
@@ -45,6 +45,15 @@ def later_steps(members: Sequence[Member]) -> dict[int, list[Step]]:
     for rank, step in _meetings(members, standing):
         found[rank].append(step)
     return found
+
+
+def _sent_otherwise(members: Sequence[Member], standing: dict[int, list[Posted]], call: Posted, receiver: int) -> bool:
+    """Did the peer of a receive send it something already that nobody takes, and go on? Then that is its message: its tag is wrong."""
+    taken = {id(c.origin) for c in members[receiver].calls.values()}
+    return any(
+        c.op in ("send", "isend") and c.peer == receiver and c.team is call.team and c.on == call.on and id(c) not in taken
+        for c in members[call.peer].calls.values() if c not in standing[call.peer]
+    )  # fmt: skip
 
 
 def _send(call: Posted, receiver: int) -> Posted:

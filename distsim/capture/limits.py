@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from distsim.capture.members import Member, Question
+from distsim.profiles.gloo import barrier_missed
 from distsim.profiles.record import Profile
 
 
@@ -42,13 +43,13 @@ def too_late(question: Question, rank: int, limit_ns: int) -> str:
         return f"wait timeout after {ms}ms, keys: {', '.join(question.keys)}"
     if call is None or call.op != "monitored_barrier" or call.gathering is None:
         return f"[distsim] Timed out waiting {ms}ms for {call.op if call is not None else 'operation'} to complete"
-    there, ranks = call.gathering.there, call.team.ranks
+    ranks = call.team.ranks
+    there = {k for k, other in call.gathering.there.items() if other.op == call.op}  # elsewhere is not here
     if rank == ranks[0] and not ms:
         return f"Rank {rank} timed out in monitoredBarrier after 0 ms."
     if rank == ranks[0]:
         missing = [r for k, r in enumerate(ranks) if k not in there]
-        named = missing if call.side.extra.get("wait_all_ranks") else missing[:1]
-        return f"Rank{'s' * (len(named) > 1)} {', '.join(map(str, named))} failed to pass monitoredBarrier in {ms} ms"
+        return barrier_missed(rank, missing, bool(call.side.extra.get("wait_all_ranks")), limit_ns)
     if 0 not in there:
         return f"Rank {rank} timed out in monitoredBarrier after {ms} ms."
     return (

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from distsim.findings.record import Finding
+
+if TYPE_CHECKING:
+    from distsim.capture.judge import Stand
 
 #: What a finding says of a file, and what it says of a script. In order: the first that is found in a place counts.
 _WORDS = (
@@ -33,3 +37,25 @@ def _spoken(text: str) -> str:
     for written, said in _WORDS:
         text = text.replace(written, said)
     return re.sub(r"\blater,$", "later", text, flags=re.MULTILINE)
+
+
+#: Findings about members of a group that part, and the operations by which DDP and FSDP reduce gradients.
+_PARTED = ("DS201", "DS202", "DS203", "DS302")
+_REDUCTIONS = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced")
+#: The frame of torch that runs a backward pass.
+_ENGINE = "_engine_run_backward"
+
+
+def of_backward(findings: Sequence[Finding], stands: Sequence[Stand]) -> tuple[Finding, ...]:
+    """With what makes ranks part in a backward pass, where some stand in its reduction of gradients and others don't."""
+    reducing = {s.rank for s in stands if s.state == "waits" and s.what in _REDUCTIONS and _ENGINE in s.place[3]}
+    found = list(findings)
+    for k, finding in enumerate(found):
+        inside = sorted(reducing & set(finding.ranks))
+        if finding.code in _PARTED and inside and len(reducing) < len(stands):
+            who = f"ranks {', '.join(map(str, inside))} reduce" if len(inside) > 1 else f"rank {inside[0]} reduces"
+            why = f"{who} gradients in backward() and the others do not: parameters that they did not use"
+            rest = "(DDP: find_unused_parameters=True), no_sync() on some ranks only, or a batch less"
+            found[k] = replace(finding, help=(f"{why} {rest}", *finding.help))
+            break
+    return tuple(found)

@@ -121,7 +121,8 @@ class OtherGroup(NamedTuple):
             f"rank {self.call.rank} makes {self.call.op} on {self.call.group.name}, and is awaited on {self.awaited.group.name}"
         )
         places = (*found.places, *([self.place] if self.place is not None else []))
-        return replace(found, message=f"{head}\n  {found.message}", places=tuple(dict.fromkeys(places)))
+        places = tuple(dict.fromkeys(places))
+        return replace(found, message=f"{head}\n  {found.message}", places=places, slips=places)
 
 
 def _message(call: Call) -> str:

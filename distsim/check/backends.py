@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 
 from distsim.check.call_index import CallIndex
@@ -13,6 +14,7 @@ from distsim.ops.one_sided import is_signal
 from distsim.ops.records import Buffer, Call
 from distsim.profiles import Profile, judge_of, refusal
 from distsim.program.records import Program
+from distsim.semantics.compiler import refusal_key
 
 
 def backend_findings(program: Program, profile: Profile, layout: Layout | None = None) -> tuple[Finding, ...]:
@@ -28,6 +30,7 @@ def _refused(program: Program, profile: Profile) -> list[Finding]:
     row."""
     groups: dict[tuple[str, int, str], set[int]] = {}
     said: dict[tuple[str, int, str], tuple[Call, Profile]] = {}
+    taken: set[Hashable] = set()  # what need not be asked again
     for code in program.codes:
         for made in code.distinct_calls():
             ranks = (
@@ -37,9 +40,14 @@ def _refused(program: Program, profile: Profile) -> list[Finding]:
             )
             if not ranks:
                 continue
+            alike = refusal_key(program, code, code.ranks.index(ranks[0]), made)
+            if alike in taken:
+                continue
             call = program.resolve(ranks[0], made)
             reason = refusal(profile, call)
-            if reason:
+            if not reason:
+                taken.add(alike)
+            else:
                 judge = judge_of(profile, call)
                 key = (_refusal_code(call, judge), made.site, reason)
                 groups.setdefault(key, set()).update(program.alike(ranks))

@@ -114,11 +114,6 @@ class CallIndex:
         guard = guards[position] if guards else None
         return (guard is None or bool(guard[row])) and (call.invalid is None or not call.invalid[0][row])
 
-    def all_messages(self, rank: int, *, sends: bool) -> list[tuple[int, Message]]:
-        """(channel, message) of all sends (or receives) of a rank, in program order."""
-        found = [(channel, m) for channel in self._ports_of(rank, sends) for m in self.messages(rank, channel, sends=sends)]
-        return sorted(found, key=lambda item: item[1][:2])
-
     def _ports_of(self, rank: int, sends: bool) -> dict[int, list[int]]:
         """Channel -> ports of a rank."""
         if (rank, sends) not in self._channels:

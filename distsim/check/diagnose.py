@@ -21,7 +21,7 @@ from distsim.check.call_index import CallIndex
 from distsim.check.counterpart import Counterpart, Counterparts, Near, Taken, near_words
 from distsim.check.layout import Layout, build_layout
 from distsim.check.leaks import request_lost
-from distsim.check.left import advise_left, gone_words, members_only, stays_connected
+from distsim.check.left import Advice, advise_left, gone_words, members_only, stays_connected
 from distsim.check.waitfor import Circle, WaitFor, edge, wait_for
 from distsim.check.wording import (
     SHOWN,
@@ -98,9 +98,7 @@ class _Diagnosis:
         lone = len(victims) == 1
         line = f"  behind them: {some_ranks(victims)} wait{'s' if lone else ''} for what {'it' if lone else 'they'} cannot get"
         ranks = tuple(sorted({*finding.ranks, *victims}))
-        return Finding(
-            finding.code, finding.severity, f"{finding.message}\n{line}", ranks, finding.core, finding.help, finding.places
-        )
+        return replace(finding, message=f"{finding.message}\n{line}", ranks=ranks)
 
     # --- circles ---
     def _rings(self) -> list[list[_Ring]]:
@@ -298,8 +296,11 @@ class _Diagnosis:
         if parts[0] is not None and self._given_up(parts[0]):
             return self._cancelled(Turn(ranks[0], needs[0], gone[0]), parts[0], tuple(ranks), like_this(len(ranks) - 1))
         other = self._other_group([p for p in parts[:1] if p is not None])
-        advice = (other and other.advice) or advise_left(self.where, ranks, needs[0].position, parts[0], ends)
-        found = self._finding(code, [head, *columns(lines), *more], tuple(ranks), advice, list(zip(ranks, needs, strict=True)))
+        what = Advice(other.advice) if other else advise_left(self.where, ranks, needs[0].position, parts[0], ends)
+        found = self._finding(
+            code, [head, *columns(lines), *more], tuple(ranks), what.lines, list(zip(ranks, needs, strict=True))
+        )
+        found = replace(found, slips=what.slips)
         if other is None:
             made = members_only(self.where, [Turn(ranks[0], needs[0]._replace(ranks=tuple(gone)), gone[0])], parts)
             return found if made is None else lead_new_group(found, *made)

@@ -65,15 +65,9 @@ def fold_waits(found: Sequence[Finding], waits: Iterable[Finding], past: set[int
 
 def untold(found: Sequence[Finding]) -> tuple[Finding, ...]:
     """Findings without repetition: none twice, and no DS608 about a call that an error has explained."""
-    told = {(p.file, p.line, p.column) for f in found if f.severity == "error" for p in f.places if _explains(f, p)}
+    told = {(p.file, p.line, p.column) for f in found if f.severity == "error" for p in f.slips}
     rest = (f for f in found if f.code != "DS608" or not told & {(p.file, p.line, p.column) for p in f.places})
     return tuple(dict.fromkeys(rest))
-
-
-def _explains(finding: Finding, place: Place) -> bool:
-    """It is the finding's own slip: its help names the place, or its first line the group that is meant."""
-    head = finding.message.partition("\n")[0]
-    return any(where_text(place) in line for line in finding.help) or " is awaited on " in head
 
 
 def _wake(heads: list[str]) -> list[str]:
@@ -121,7 +115,7 @@ def _collective(program: Program, where: CallIndex, mismatch: Mismatch) -> Findi
     help_lines, slip = _collective_help(program, where, mismatch, aspect)
     places = [*slip, *(program.place(r, p) for r, p, _ in calls)]
     return Finding(code, "error", "\n".join([head, *columns(rows), *more]), ranks, mismatch.minority, help_lines,
-                   tuple(dict.fromkeys(places)))  # fmt: skip
+                   tuple(dict.fromkeys(places)), slip)  # fmt: skip
 
 
 def _alike(program: Program, mismatch: Mismatch, calls: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[str, ...]], int]:

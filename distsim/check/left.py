@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from distsim.check.advice import Awaited, advise_gone
 from distsim.check.call_index import CallIndex
 from distsim.check.counterpart import Counterpart
 from distsim.check.wording import call_words, place_of, some_ranks, where_text
+from distsim.findings.record import Place
 from distsim.ops.records import Call
 from distsim.profiles import PROFILES
 from distsim.program.records import Program
@@ -62,11 +64,18 @@ def stays_connected(program: Program, ends: Sequence[RankEnd]) -> list[str]:
             " \"Connection closed by peer\" at once"]  # fmt: skip
 
 
-def advise_branch(where: CallIndex, ranks: Sequence[int], position: int, lane: int, gone: Sequence[int]) -> tuple[str, ...]:
+class Advice(NamedTuple):
+    """What to do, and the places of the calls that are themselves the mistake."""
+
+    lines: tuple[str, ...]
+    slips: tuple[Place, ...] = ()
+
+
+def advise_branch(where: CallIndex, ranks: Sequence[int], position: int, lane: int, gone: Sequence[int]) -> Advice | None:
     """Calls in a branch that the others do not take: where these, and these alone, are why one rank waits on a lane for others."""
     program, rank = where.layout.program, ranks[0]
     if len({site.file for site in program.sites}) > 1:  # built or recorded: lines of two ranks have nothing in common
-        return ()
+        return None
     mine = [(program.code_call(rank, p).site, p) for p in where.joins(rank, lane) if p <= position]
     extra: list[int] = []
     for other in gone:
@@ -74,14 +83,14 @@ def advise_branch(where: CallIndex, ranks: Sequence[int], position: int, lane: i
         known = set(theirs)
         more = [p for site, p in mine if site not in known]
         if not more or [site for site, _ in mine if site in known] != theirs or (extra and more != extra):
-            return ()
+            return None
         extra = more
     others, make = some_ranks(gone, 4), "makes" if len(ranks) == 1 else "make"
-    words, spot = call_words(program.call(rank, extra[0])), where_text(place_of(program, rank, extra[0]))
+    words, place = call_words(program.call(rank, extra[0])), program.place(rank, extra[0])
     many = "" if len(extra) == 1 else f"{len(extra)} calls, the first "
     does = "does" if len(gone) == 1 else "do"
-    return (f"{some_ranks(ranks, 4)} {make} {many}{words}, {spot}, in a branch that {others} {does} not take:",
-            f"let {others} make it too, or take it out of the branch")  # fmt: skip
+    return Advice((f"{some_ranks(ranks, 4)} {make} {many}{words}, {where_text(place)}, in a branch that {others} {does} not take:",
+                   f"let {others} make it too, or take it out of the branch"), (place,))  # fmt: skip
 
 
 def members_only(
@@ -98,11 +107,11 @@ def members_only(
 
 def advise_left(
     where: CallIndex, ranks: Sequence[int], position: int, part: Counterpart | None, ends: Sequence[RankEnd]
-) -> tuple[str, ...]:
+) -> Advice:
     """What to do where ranks wait, the first of them in the call at a position, for ranks that have left."""
     if advice := advise_exit(where.layout.program, ends):
-        return advice
+        return Advice(advice)
     gone = [end.rank for end in ends]
     if part is None or part.is_message or part.call.op in _FIRST or any(end.status != "ended" for end in ends):
-        return advise_gone(ends[0].status, part, gone, ends[0].message)
-    return advise_branch(where, ranks, position, part.lane, gone) or advise_gone("ended", part, gone, "", ranks)
+        return Advice(advise_gone(ends[0].status, part, gone, ends[0].message))
+    return advise_branch(where, ranks, position, part.lane, gone) or Advice(advise_gone("ended", part, gone, "", ranks))

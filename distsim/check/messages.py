@@ -118,8 +118,8 @@ class _Search:
         """Channel -> what its end looks like; ends with fewer than two tensors are left out, nothing can be swapped there."""
         labels = [_labels(self.program, number, way) for number in range(len(self.program.codes))]
         found: dict[int, object] = {}
-        for rank, channels in enumerate(table):
-            code = self.program.code_of[rank]
+        for rank in self.program.present:
+            channels, code = table[rank], self.program.code_of[rank]
             ports: dict[int, list[int]] = {}
             for port, channel in enumerate(channels):
                 if channel >= 0 and port in labels[code]:

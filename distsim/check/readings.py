@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
+from distsim.arrays import union
 from distsim.check.call_index import CallIndex
 from distsim.check.ending import Ending
 from distsim.check.layout import Layout
@@ -68,7 +67,7 @@ class Contract:
             if self.linked.program.stands_for is not None and (unlike.size or uneven.size):
                 raise Unfold
             receives = bad_pairs(self.linked)
-            self._misfits = Misfits(tuple(receives.tolist()), tuple(np.union1d(unlike, uneven).tolist()))
+            self._misfits = Misfits(tuple(receives.tolist()), tuple(union(unlike, uneven).tolist()))
         return self._misfits
 
     def run(self, reading: Reading) -> Run:
@@ -175,7 +174,7 @@ def _key(mismatch: Mismatch) -> object:
 
 def _said_by_a_fault(end: RankEnd) -> RankEnd:
     """Findings know a fault of the file by this word."""
-    return replace(end, message="fault") if end.message.endswith("by a fault") else end
+    return end._replace(message="fault") if end.message.endswith("by a fault") else end
 
 
 def leavers(linked: Linked) -> list[int]:

@@ -58,7 +58,7 @@ class Schedule:
         return {choice.receive: choice.send for choice in self.choices if isinstance(choice, Take)}
 
 
-def schedule_to_json(schedule: Schedule, program: Program | None = None) -> dict[str, Any]:
+def schedule_to_json(schedule: Schedule, program: Program | None = None) -> dict[str, object]:
     """Plain data for `json.dump`. With a program each call also says where it is written (``at``), for the reader alone."""
 
     def call(one: CallId) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def schedule_to_json(schedule: Schedule, program: Program | None = None) -> dict
     return {"schema_version": SCHEMA_VERSION, "reading": schedule.reading, "choices": choices}
 
 
-def schedule_from_json(data: Any) -> Schedule:
+def schedule_from_json(data: object) -> Schedule:
     """The schedule that `schedule_to_json` wrote. Raises UsageError where the data has another shape."""
     if not isinstance(data, Mapping) or data.get("schema_version") != SCHEMA_VERSION or data.get("reading") not in _READINGS:
         raise UsageError(
@@ -88,7 +88,7 @@ def schedule_from_json(data: Any) -> Schedule:
     return Schedule(data["reading"], tuple(_choice(i, one) for i, one in enumerate(choices)))
 
 
-def _choice(number: int, data: Any) -> Take | Buffered:
+def _choice(number: int, data: object) -> Take | Buffered:
     if isinstance(data, Mapping) and set(data) == {"receive", "takes"}:
         return Take(_call(number, data["receive"]), _call(number, data["takes"]))
     if isinstance(data, Mapping) and set(data) == {"buffered"}:
@@ -96,7 +96,7 @@ def _choice(number: int, data: Any) -> Take | Buffered:
     raise UsageError(f"choice {number} of the schedule is neither `receive` and `takes` nor `buffered`", "see docs/check.md")
 
 
-def _call(number: int, data: Any) -> CallId:
+def _call(number: int, data: object) -> CallId:
     keys = ("rank", "position", "part")
     if not isinstance(data, Mapping) or not all(type(data.get(key, -1)) is int for key in keys):
         raise UsageError(

@@ -40,7 +40,8 @@ def wait_for(standstill: Standstill) -> WaitFor:
     """Read the graph of a standstill. An AND edge leads to each rank of a need, an OR edge (`Need.any`) to each that could
     help."""
     blocked = {b.rank: b for b in standstill.blocked}
-    circles, on_gone = _circles(blocked), _on_gone(blocked)
+    circles, on_gone = _simple_circles(blocked), _on_gone(blocked)
+    circles = _circles(blocked) if circles is None else circles
     core = sorted({r for c in circles for r in c.ranks} | on_gone.keys())
     inside = set(core)
     return WaitFor(circles, on_gone, tuple(core), tuple(r for r in blocked if r not in inside))
@@ -61,6 +62,29 @@ def _on_gone(blocked: dict[int, Blocked]) -> dict[int, tuple[int, ...]]:
         if left:
             found[rank] = left[0] if len(left) == 1 else tuple(dict.fromkeys(r for gone in left for r in gone))
     return found
+
+
+def _simple_circles(blocked: dict[int, Blocked]) -> tuple[Circle, ...] | None:
+    """Where each rank waits for one other at most: whoever is followed from comes back to himself, or nowhere. Else None."""
+    following: dict[int, int] = {}
+    for rank, state in blocked.items():
+        if len(state.needs) > 1 or any(len(need.ranks) > 1 for need in state.needs):
+            return None
+        following.update((rank, other) for need in state.needs for other in need.ranks if other in blocked)
+    found, seen = [], dict[int, int]()  # rank -> from where it was first come to
+    for start in sorted(blocked):
+        rank = start
+        while rank in following and rank not in seen:
+            seen[rank] = start
+            rank = following[rank]
+        if seen.get(rank) == start and following[rank] != rank:
+            way = [rank]
+            while following[way[-1]] != rank:
+                way.append(following[way[-1]])
+            low = way.index(min(way))
+            path = tuple(way[low:] + way[:low])
+            found.append(Circle(tuple(sorted(way)), path, any(need.any for one in way for need in blocked[one].needs)))
+    return tuple(sorted(found, key=lambda c: c.ranks))
 
 
 def _circles(blocked: dict[int, Blocked]) -> tuple[Circle, ...]:

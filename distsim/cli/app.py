@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from distsim.cli import (
-    bench,
-    calibrate,
-    capture,
-    check,
-    clusters,
-    compare,
-    doctor,
-    expand,
-    explain,
-    learn,
-    new,
-    plan,
-    render,
-    replay,
-    report,
-    run,
-    schema,
-    shrink,
-    simulate,
-    sweep,
-    test,
-)
-
+#: Every command, in the order in which they are listed; each is the function `command` of the module of that name.
+COMMANDS = (
+    "simulate", "check", "plan", "sweep", "shrink", "run", "replay", "compare", "doctor", "capture", "bench", "calibrate", "render",
+    "report", "explain", "test", "expand", "schema", "clusters", "learn", "new",
+)  # fmt: skip
 #: What the commands are for: title -> their names, as `distsim --help` lists them.
 GROUPS = {
     "Predict": ("simulate", "check", "test", "render", "report"),
@@ -66,14 +49,6 @@ class _Narrow(_CONTEXT.formatter_class):  # type: ignore[misc]
 
 
 _CONTEXT.formatter_class = _Narrow
-app = typer.Typer(
-    name="distsim",
-    cls=_Grouped,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,  # main() turns exceptions into messages
-    rich_markup_mode=None,  # plain help answers in a fraction of the time
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 200},
-)
 
 
 def _show_version(wanted: bool) -> None:
@@ -85,8 +60,7 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def distsim(
+def _distsim(
     version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Print the traceback when distsim itself fails.")] = False,
 ) -> None:
@@ -107,24 +81,26 @@ def distsim(
     set_width(columns())
 
 
-app.command("simulate")(simulate.command)
-app.command("check")(check.command)
-app.command("plan")(plan.command)
-app.command("sweep")(sweep.command)
-app.command("shrink")(shrink.command)
-app.command("run")(run.command)
-app.command("replay")(replay.command)
-app.command("compare")(compare.command)
-app.command("doctor")(doctor.command)
-app.command("capture")(capture.command)
-app.command("bench")(bench.command)
-app.command("calibrate")(calibrate.command)
-app.command("render")(render.command)
-app.command("report")(report.command)
-app.command("explain")(explain.command)
-app.command("test")(test.command)
-app.command("expand")(expand.command)
-app.command("schema")(schema.command)
-app.command("clusters")(clusters.command)
-app.command("learn")(learn.command)
-app.command("new")(new.command)
+def application(words: Sequence[str] = ()) -> typer.Typer:
+    """The application. Where the words of a command line begin with a command's name, it has that command alone: the others need not be
+    loaded then."""
+    app = typer.Typer(
+        name="distsim",
+        cls=_Grouped,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,  # main() turns exceptions into messages
+        rich_markup_mode=None,  # plain help answers in a fraction of the time
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 200},
+    )
+    app.callback()(_distsim)
+    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
+        app.command(name)(import_module(f"distsim.cli.{name}").command)
+    return app
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """`app`: the application with all its commands, made when it is asked for."""
+    if name != "app":
+        raise AttributeError(name)
+    globals()["app"] = found = application()
+    return found

@@ -63,7 +63,7 @@ def price_page(name: str | None, cluster: str, nbytes: str, ranks: int, per_node
     except ValueError as fault:
         raise UsageError(f"--bytes: {fault}", "as --bytes 16MiB") from None
     cost = CostModel(cluster_from(read_cluster(cluster) or cluster), ranks, min(per_node, ranks))
-    found = told(cost, row, (0, ranks - 1) if row.kind == "p2p" else tuple(range(ranks)), size)
+    found = told(cost, row, (0, ranks - 1) if row.kind == "p2p" else tuple(range(ranks)), size, ways=True)
     if found is None:
         remedy = "GPU presets have `collectives: nccl`; others are priced by their schedule, see `distsim explain " + row.op + "`"
         raise UsageError(f"{row.op} has no forms to choose among on {cost.name}", remedy)

@@ -44,6 +44,7 @@ def propose(results: list[CheckResult], backend: str | None, file: Path | None) 
 
 def _of_trace(file: str, backend: str | None) -> str:
     """The repairs of a trace's calls, at the script's lines; the patch shows them as a scenario, for it is the script that changes."""
+    from distsim.cli.traced import unnamed
     from distsim.errors import UsageError
     from distsim.repair.traced import trace_fixes
     from distsim.trace import is_partial
@@ -51,9 +52,9 @@ def _of_trace(file: str, backend: str | None) -> str:
 
     try:
         trace = read_trace(file)
-        found, _ = trace_fixes(trace, file, backend=backend)
+        found = trace_fixes(trace, file, backend=backend)
     except UsageError as error:
-        return f"\n{file}: {error.message.removeprefix(f'{file}: ')}"
+        return f"\n{file}: {unnamed(error.message, file)}"
     if found or not is_partial(trace):
         return _told(file, found, "\nIts calls as a scenario, and what changes; the comments name the script's lines:\n")
     return f"\n{file}: no other order and no other arguments of these calls check ok; which calls were still to come is not known"

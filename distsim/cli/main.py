@@ -25,6 +25,7 @@ def main() -> None:
         if not {"--real", "bench", "capture"} & set(sys.argv[1:]):  # those start processes, which take what memory they need
             process.end_on_interrupt()
             process.bound_memory()
+            gc.set_threshold(100_000, 50, 100)  # modules and models are made by the ten thousand, and all live on
         status = _status()
     except KeyboardInterrupt:
         with suppress(OSError, ValueError):
@@ -38,11 +39,12 @@ def main() -> None:
 
 def _status() -> str | int | None:
     """Run the command; its status, or that of what it failed with."""
-    from distsim.cli.app import app
+    from distsim.cli.app import application
     from distsim.errors import OUT_OF_BOUNDS, DistsimError, out_of_bounds
 
     try:
-        app(prog_name="distsim", terminal_width=min(max(console.columns() or 80, 40), 200) - 2)
+        words = sys.argv[2:] if sys.argv[1:2] == ["--debug"] else sys.argv[1:]
+        application(words)(prog_name="distsim", terminal_width=min(max(console.columns() or 80, 40), 200) - 2)
     except SystemExit as end:
         return end.code  # typer's own
     except DistsimError as error:

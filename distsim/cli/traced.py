@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
+
+from distsim.output import visible
 
 if TYPE_CHECKING:
     from distsim.checking import CheckResult
@@ -27,9 +30,14 @@ def check_trace(file: str, *, backend: str | None, max_states: int) -> CheckResu
         chosen = _backend(file, backend or trace.header.get("backend"))
         program = program_of(trace, backend=chosen, resolve=False).program
     except UsageError as error:
-        return CheckResult(file, (Problem(file, 0, 0, error.message.removeprefix(f"{file}: "), hint=error.remedy),))
+        return CheckResult(file, (Problem(file, 0, 0, unnamed(error.message, file), hint=error.remedy),))
     _note_partial(file, trace)
     return replace(check_program(program, max_states=max_states), file=file)
+
+
+def unnamed(message: str, file: str) -> str:
+    """The message of a refusal behind whose place it stands, without the name it begins with."""
+    return re.sub(f"^{re.escape(visible(file, one_line=True))}:? ", "", message)
 
 
 def simulate_trace(file: str, *, backend: str | None, cluster: str | None) -> Simulation:

@@ -1,8 +1,8 @@
 """Measured durations that a cluster's file may carry, and how they correct the model's prices.
 
-At a measured size the price is the measured time. Between two of them the ratio of measured to modelled time is interpolated in the
-logarithms of both, and beyond the ends it stays as it is there; so the model keeps the say about sizes that nobody measured, and the price
-stays between the two measured times. So it is in the number of ranks: between two measured ones the logarithm of the ratio is interpolated,
+At a measured size the price is the measured time. Between two of them it is interpolated (`Correction`), and beyond the ends the ratio
+of measured to modelled time stays as it is there; so the model keeps the say about sizes that nobody measured, and the price stays between
+the two measured times. So it is in the number of ranks: between two measured ones the logarithm of the ratio is interpolated,
 beyond them a quarter of the trend is believed. How far off that is: `benchmarks/accuracy/run.py`.
 """
 
@@ -20,15 +20,18 @@ _GROUP, _NODES, _RANKS = 4.0, 4.0, 1.0
 
 
 class Correction:
-    """Measured over modelled, as a function of bytes: a monotone cubic in logarithms through the measured sizes (Fritsch, Carlson,
-    "Monotone piecewise cubic interpolation", SIAM J. Numer. Anal. 17, 1980, with the slopes of Fritsch, Butland 1984)."""
+    """Measured over modelled, as a function of bytes. Between two measured sizes the time is the geometric mean of three: the modelled
+    one times a ratio that is a monotone cubic in logarithms (Fritsch, Carlson, "Monotone piecewise cubic interpolation", SIAM J. Numer.
+    Anal. 17, 1980, with the slopes of Fritsch, Butland 1984); the straight line over what is modelled, right where only the model's
+    scale is wrong; and the one over the bytes, right where one form runs at both. None of them alone predicts as well."""
 
     def __init__(self, curve: Curve, modelled: Callable[[int], float]) -> None:
         points = sorted((nbytes, ns) for nbytes, ns in curve.times.items() if ns > 0)
         self._modelled = modelled
         self._ns = [float(ns) for _, ns in points]
         self._at = [log(max(nbytes, 1)) for nbytes, _ in points]
-        self._ratio = [log(ns / max(modelled(nbytes), 1.0)) for nbytes, ns in points]
+        self._nbytes, self._told = [float(nbytes) for nbytes, _ in points], [max(modelled(nbytes), 1.0) for nbytes, _ in points]
+        self._ratio = [log(ns / told) for ns, told in zip(self._ns, self._told, strict=True)]
         self._slopes = _slopes(self._at, self._ratio)
 
     def factor(self, nbytes: int) -> float:
@@ -41,14 +44,24 @@ class Correction:
             return exp(ratio[0] if i == 0 else ratio[-1])
         if x == at[i - 1]:
             return exp(ratio[i - 1])
-        wide = at[i] - at[i - 1]
-        share = (x - at[i - 1]) / wide
-        rest = 1.0 - share
-        found = rest * rest * (1 + 2 * share) * ratio[i - 1] + share * share * (3 - 2 * share) * ratio[i]
-        found += wide * share * rest * (rest * self._slopes[i - 1] - share * self._slopes[i])
-        low, high = sorted((self._ns[i - 1], self._ns[i]))
         modelled = max(self._modelled(nbytes), 1.0)
-        return min(max(modelled * exp(found), low), high) / modelled
+        ways = (modelled * exp(self._cubic(i, x)), self._along(i, modelled, self._told), self._along(i, nbytes, self._nbytes))
+        low, high = sorted((self._ns[i - 1], self._ns[i]))
+        return exp(sum(log(min(max(way, low), high)) for way in ways) / len(ways)) / modelled
+
+    def _cubic(self, i: int, x: float) -> float:
+        """The logarithm of the ratio before the i-th measured size."""
+        wide = self._at[i] - self._at[i - 1]
+        share = (x - self._at[i - 1]) / wide
+        rest = 1.0 - share
+        found = rest * rest * (1 + 2 * share) * self._ratio[i - 1] + share * share * (3 - 2 * share) * self._ratio[i]
+        return found + wide * share * rest * (rest * self._slopes[i - 1] - share * self._slopes[i])
+
+    def _along(self, i: int, here: float, there: Sequence[float]) -> float:
+        """ns on the straight line between the times before and at the i-th measured size, over what is ``there`` of them."""
+        first, last = there[i - 1], there[i]
+        share = (here - first) / (last - first) if last > first else 0.5
+        return self._ns[i - 1] + (self._ns[i] - self._ns[i - 1]) * min(max(share, 0.0), 1.0)
 
 
 def _slopes(at: Sequence[float], value: Sequence[float]) -> list[float]:

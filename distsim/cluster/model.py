@@ -75,15 +75,34 @@ class Link(_Part):
     bytes_per_ns: Bandwidth = Field(alias="bandwidth")
     efficiency: Efficiency = 1.0  # share of the data sheet's bandwidth that a ring reaches; under nccl, that NCCL counts on
     switch: bool = True  # whether links meet in a switch (which can reduce, from H100 on), or go from GPU to GPU
+    mesh: int | Literal["cube"] | None = Field(default=None)  # ranks whose links go from each to each alike, or DGX-1's cube mesh
     peer_access: bool = True  # whether GPUs reach each other over PCIe, or stage through the host's memory
     domain: int | None = Field(default=None, ge=1, le=1 << 20)  # ranks that these links join across machines (NVL72: 72)
     per_switch: int | None = Field(default=None, ge=1, le=1024)  # ranks behind one PCIe switch, whose way up they share
     source: str = ""
 
+    @field_validator("mesh")
+    @classmethod
+    def _two_or_more(cls, value: int | str | None) -> int | str | None:
+        if isinstance(value, int) and not 2 <= value <= 1024:
+            raise ValueError(f"expected 2 to 1024 ranks or cube, found {value}")
+        return value
+
     @property
     def attained(self) -> float:
         """Bytes per ns that messages get."""
         return self.bytes_per_ns * self.efficiency
+
+    def reach(self, ranks: int) -> float:
+        """The share of a rank's links that a group of so many ranks on its node can use: of links from GPU to GPU, those to its mates."""
+        if self.mesh is None or ranks < 2:
+            return 1.0
+        return _CUBE[min(ranks, 8)] / 6 if self.mesh == "cube" else min((ranks - 1) / (self.mesh - 1), 1.0)
+
+
+#: DGX-1: one-way rings of one link each that NCCL finds among its first ranks, of 6 (nvidia-smi topo -m of the machine: 4 links inside a
+#: half, 2 to the other); for 5 and 7 as for the next smaller group that has some.
+_CUBE = {2: 1, 3: 2, 4: 4, 5: 2, 6: 2, 7: 2, 8: 6}
 
 
 class Nics(_Part):

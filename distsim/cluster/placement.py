@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ class Placement:
         #: Most ranks on one node.
         self.most, self.least = max(counts.values()), min(counts.values())
         #: What `distsim.cost` made of it, kept.
-        self.setting: Any = None
+        self.setting: object = None
         self.worst_intra = max(slow_intra[node] for node in counts)
         self._node = np.array(nodes, dtype=np.int64)
         self._intra_cost = np.array([slow_intra[node] for node in nodes]) / cluster.intra.attained

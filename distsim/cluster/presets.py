@@ -50,19 +50,19 @@ def _nics(count: int, gbits: int, source: str) -> Data:
 
 
 def _cluster(name: str, device: Data, intra: Data, nics: Data, transport: str, source: str, **more: object) -> Data:
-    """Of GPUs. A hop through the network takes 4 us (NCCL tuning.cc: ring, LL128), a call's launch 2.6 us
+    """Of GPUs. A hop through the network takes 4 us (NCCL tuning.cc: ring, LL128), a call's launch 3.3 us
     (`distsim.cost.constants`)."""
     band = _GPU_BAND if device["architecture"] in _MEASURED and transport == "ib" and intra["kind"] == "nvlink" else _NEW_BAND
     return {
         "name": name, "source": source, "error_band": band, "device": device, "intra": intra, "nics": nics,
         "network": {"latency": "4 us", "transport": transport, "source": "NCCL tuning.cc, ring, network, LL128"},
-        "call_overhead": "2.6 us", "collectives": "nccl", **more,
+        "call_overhead": "3.3 us", "collectives": "nccl", **more,
     }  # fmt: skip
 
 
 _GPU_CLUSTERS: Final = (
     _cluster(
-        "dgx1-v100", devices.V100, _nvlink(2, switch=False), _nics(4, 100, "DGX-1 data sheet: 4 x EDR"), "ib",
+        "dgx1-v100", devices.V100, _nvlink(2, switch=False, mesh="cube"), _nics(4, 100, "DGX-1 data sheet: 4 x EDR"), "ib",
         "NVIDIA DGX-1 data sheet: 8 GPUs in a cube mesh, 6 links each",
     ),
     _cluster("dgx2-v100", devices.V100, _nvlink(2), _nics(8, 100, "DGX-2 data sheet: 8 x EDR"), "ib", "DGX-2 data sheet: 16 GPUs"),
@@ -83,7 +83,7 @@ _GPU_CLUSTERS: Final = (
     _cluster(
         "mi300x", devices.MI300X,
         {
-            "kind": "xgmi", "latency": "0.6 us", "bandwidth": "448 GB/s", "efficiency": 0.75, "switch": False,
+            "kind": "xgmi", "latency": "0.6 us", "bandwidth": "448 GB/s", "efficiency": 0.75, "switch": False, "mesh": 8,
             "source": "7 links of 64 GB/s, of which about 48 are usable (AMD: rocm.blogs.amd.com, RCCL bandwidth on MI300X)",
         },
         _nics(8, 400, "usual for 8 x MI300X: 8 x 400 Gbit/s RoCE"), "roce", "AMD MI300X platform data sheet", host="amd",

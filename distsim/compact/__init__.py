@@ -100,15 +100,15 @@ def _iterations(entries: list[Entry], size: int, trace: Trace) -> tuple[int, lis
 
 def _head(trace: Trace, program: Program, families: Families, name: str) -> list[str]:
     nodes, size = program.nodes, program.world_size
-    world: Any = {"nodes": nodes, "ranks_per_node": size // nodes} if nodes > 1 and size % nodes == 0 else size
-    found: dict[str, Any] = {"name": name or program.name or "trace", "world": world, "backend": program.backend}
+    world: object = {"nodes": nodes, "ranks_per_node": size // nodes} if nodes > 1 and size % nodes == 0 else size
+    found: dict[str, object] = {"name": name or program.name or "trace", "world": world, "backend": program.backend}
     if (cluster := _cluster(trace)) is not None:
         found["cluster"] = cluster
     found |= {key: value for key, value in (("mesh", families.mesh), ("groups", families.declared)) if value}
     return [f"{key}: {text(value)}" for key, value in found.items()]
 
 
-def _cluster(trace: Trace) -> Any:
+def _cluster(trace: Trace) -> object:
     """The preset's name, where its prices are the trace's; else all of them."""
     named, prices = trace.header.get("cluster"), trace.header.get("prices")
     if named in PRESETS and (not prices or cluster_from(named).to_mapping() == prices):

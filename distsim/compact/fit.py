@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 #: The text of an expression, a number, or what each rank has.
-Fitted = str | int | dict[int | str, Any]
+Fitted = str | int | dict[int | str, object]
 
 
 @dataclass(frozen=True)

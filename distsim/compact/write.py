@@ -87,7 +87,7 @@ class Writer:
             yield f"  ranks: {whom}"
 
     # --- values ---
-    def duration(self, values: Sequence[int], ranks: Sequence[int]) -> Any:
+    def duration(self, values: Sequence[int], ranks: Sequence[int]) -> object:
         known = [value for value in values if value != UNKNOWN]
         values = [round(sum(known) / len(known)) if value == UNKNOWN and known else max(value, 0) for value in values]
         spread = max(values) - min(values)
@@ -123,8 +123,8 @@ class _Cursor:
         self.writer, self.ranks = writer, ranks
         self.ints, self.times = iter(zip(*ints, strict=True)), iter(zip(*times, strict=True))
 
-    def fields(self, form: Form) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def fields(self, form: Form) -> dict[str, object]:
+        found: dict[str, object] = {}
         for name, spec in form.fields:
             if spec[0] == "peer":
                 key, value = self.writer.peer(str(spec[1]), int(str(spec[2])), next(self.ints), self.ranks)
@@ -164,7 +164,7 @@ class _Cursor:
         return {key: list(value) for key, value in by_rank(lists, self.ranks).items()}
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 

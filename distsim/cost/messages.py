@@ -35,11 +35,8 @@ def forms(kind: Kind, at: Setting, nbytes: Array) -> Iterator[Form]:
         seconds_between = remote * share / at.nic_gbs
     wide = 1.0 / max(seconds_inside, seconds_between)
     narrow = "x" if seconds_between > seconds_inside else ""
-    exchange = (Part("launch, pairs", at.driven * (at.driven - 1), "each pair, one process"),) if kind == "all_to_all" else ()
     common = (
         Part("message", 1.0, "a group of sends and receives"),
-        Part("launch, sends", at.driven - 1, "GPUs of one process"),
-        *exchange,
         Part("peer inside", max(local - 1, 0), f"{local} peers inside"),
         Part("peer between", max(remote - 1, 0), f"{remote} peers between nodes"),
     )
@@ -51,7 +48,7 @@ def forms(kind: Kind, at: Setting, nbytes: Array) -> Iterator[Form]:
         )
         start = (Part("start, Simple", 1.0, "start of Simple"),) if protocol == "Simple" else ()
         gbs = wide * np.ones_like(nbytes)
-        if not remote and at.link == "nvlink":
+        if (kind == "send" or not remote) and at.link == "nvlink":
             gbs = np.minimum(gbs, _stair(kind, at, nbytes * share) / share)
         gbs = gbs * (_LL_SHARE if protocol == "LL" else 1.0)
         power = "bandwidth, message LL" if protocol == "LL" else f"bandwidth, message{narrow}"

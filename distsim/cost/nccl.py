@@ -36,13 +36,18 @@ _LOG_GRID: Final[list[float]] = np.log(GRID).tolist()
 
 def forms(kind: Kind, at: Setting, nbytes: Array) -> tuple[Form, ...]:
     """Every form that may run an operation, with what its launch costs."""
-    if kind in PAIRWISE:
-        found = tuple(messages.forms(kind, at, nbytes))
-        launch: tuple[Part, ...] = (Part("launch", 1.0, "launch"),)
-    else:
-        found = tuning.forms(kind, at, nbytes)
-        launch = (Part("launch", 1.0, "launch"), Part("launch, driven", at.driven - 1.0, "GPUs of one process"))
-    return tuple(form._replace(parts=(*launch, *form.parts)) for form in found)
+    found = tuple(messages.forms(kind, at, nbytes)) if kind in PAIRWISE else tuning.forms(kind, at, nbytes)
+    return tuple(form._replace(parts=(Part("launch", 1.0, "launch"), *form.parts)) for form in found)
+
+
+def issue(kind: Kind, at: Setting) -> tuple[Part, ...]:
+    """What a process' thread takes to launch a call on each of its GPUs, one after the other. Calls follow each other as fast as that
+    at the most, however fast the GPUs are; where it is shorter than their work it hides behind it."""
+    each = Part("issue", float(at.driven), f"launches of one process, on {at.driven} GPUs")
+    if kind not in PAIRWISE or at.driven == 1:
+        return (each,)
+    peers = 1 if kind == "send" else at.driven - 1
+    return (each, Part("issue, message", float(at.driven * peers), f"messages of {at.driven} GPUs, put down one by one"))
 
 
 @lru_cache(maxsize=256)
@@ -86,9 +91,11 @@ def told(form: Form, known: Mapping[str, float], nbytes: Array) -> Told:
 def raw_us(kind: Kind, at: Setting, nbytes: Array) -> Array:
     """The rounded least of the forms, before anything is made of it."""
     known = constants_at(at)
+    issued = sum(known[part.constant] * float(part.us) for part in issue(kind, at)) * np.ones_like(nbytes)
     every = np.stack([told(form, known, nbytes).total for form in forms(kind, at, nbytes)])
     least = every.min(axis=0)
-    return np.asarray(least * ((every / least) ** -SHARPNESS).sum(axis=0) ** (-1.0 / SHARPNESS))
+    least = least * ((every / least) ** -SHARPNESS).sum(axis=0) ** (-1.0 / SHARPNESS)
+    return np.asarray((least**SHARPNESS + issued**SHARPNESS) ** (1.0 / SHARPNESS))
 
 
 def bound_us(kind: Kind, at: Setting, nbytes: Array | float) -> Array:
@@ -99,13 +106,14 @@ def bound_us(kind: Kind, at: Setting, nbytes: Array | float) -> Array:
     share, apart = (at.n - 1) / at.n, (at.nodes - 1) / at.nodes
     whole = {"broadcast": 1.0, "reduce": 1.0, "send": 1.0}
     if at.nodes == 1:
-        asked = {"all_reduce": 1.0 if _reduces(at) else 2 * share, **whole}.get(kind, share)
+        asked = {"all_reduce": 1.0 if reduces(at) else 2 * share, **whole}.get(kind, share)
         return np.asarray(asked * nbytes / (1000.0 * at.sheet_intra))
     asked = {"all_reduce": 1.0 if at.reducing else 2 * apart, "all_to_all": at.per_node * apart, **whole}.get(kind, apart)
     return np.asarray(asked * nbytes / (1000.0 * at.sheet_inter))
 
 
-def _reduces(at: Setting) -> bool:
+def reduces(at: Setting) -> bool:
+    """Whether the switch inside reduces (NVLS)."""
     return at.switch and at.link == "nvlink" and at.architecture in ("hopper", "blackwell") and at.per_node > 2
 
 

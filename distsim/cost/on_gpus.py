@@ -39,11 +39,13 @@ def setting(cluster: Cluster, place: Placement) -> Setting:
 def _setting(cluster: Cluster, place: Placement) -> Setting:
     intra, nics, network, between = cluster.intra, cluster.nics, cluster.network, place.worst_inter
     cards = min(nics.count, place.least)
+    reach = intra.reach(place.most)
     one, sheet = cluster.rank_inter_bytes_per_ns / between, nics.bytes_per_ns / network.narrowed / between
     return Setting(
-        cluster.device.architecture or "ampere", place.n, place.nodes, place.most, intra.attained / place.worst_intra,
+        cluster.device.architecture or "ampere", place.n, place.nodes, place.most, reach * intra.attained / place.worst_intra,
         one * cards if place.nodes > 1 else 0.0, one * min(1.0, nics.count / place.most) if place.nodes > 1 else 0.0,
-        intra.bytes_per_ns / place.worst_intra, sheet * cards if place.nodes > 1 else float("inf"),
-        "pcie" if intra.kind == "pcie" else "nvlink", intra.peer_access, intra.switch, network.transport, cluster.gpus_per_process,
+        reach * intra.bytes_per_ns / place.worst_intra, sheet * cards if place.nodes > 1 else float("inf"),
+        "pcie" if intra.kind == "pcie" else "nvlink", intra.peer_access, intra.switch, network.transport,
+        min(cluster.gpus_per_process, place.most),
         "amd" if cluster.host == "amd" else "intel", network.reduces,
     )  # fmt: skip

@@ -114,11 +114,12 @@ class Ports:
         key = (row.op, ranks)
         found = self._of_group.get(key)
         if found is None:
-            found = self._of_group[key] = self._collective(row, brings_about(row), ranks) if len(ranks) > 1 else NOTHING
+            found = self._of_group[key] = self._collective(row, ranks) if len(ranks) > 1 else NOTHING
         return found
 
-    def _collective(self, row: type[Row], name: str, ranks: tuple[int, ...]) -> Demand:
-        size = self.cost.local_size
+    def asked(self, row: type[Row], ranks: tuple[int, ...]) -> dict[int, float]:
+        """Bytes that a collective among ranks puts on each port that it passes, for each byte of its buffer."""
+        name, size = brings_about(row), self.cost.local_size
         on_node: dict[int, list[int]] = {}
         for rank in ranks:
             on_node.setdefault(rank // size, []).append(rank)
@@ -126,7 +127,11 @@ class Ports:
         for mates in on_node.values():
             self._add_node(asked, row, name, mates, len(ranks), len(on_node))
         asked |= {self.first_pool + port: nbytes for port, nbytes in self.pools.of_collective(row, ranks).items()}
-        ports = [port for port, nbytes in asked.items() if nbytes > 0]
+        return {port: nbytes for port, nbytes in asked.items() if nbytes > 0}
+
+    def _collective(self, row: type[Row], ranks: tuple[int, ...]) -> Demand:
+        asked = self.asked(row, ranks)
+        ports = list(asked)
         if not ports:
             return NOTHING
         busiest = max(ports, key=lambda port: asked[port] / self.capacity[port])

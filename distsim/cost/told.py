@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from distsim.cost.loads import Row, brings_about
 from distsim.cost.model import CostModel
 from distsim.cost.on_gpus import kind_of, setting
 from distsim.cost.setting import Kind, Setting
+from distsim.cost.sharing import Ports
 
 
 class Term(NamedTuple):
@@ -38,8 +40,17 @@ class Candidate(NamedTuple):
     shares: tuple[tuple[str, float, float], ...]  # constant, value, power
 
 
+class Way(NamedTuple):
+    """The busiest of the links of a kind that an operation must pass: bytes there, its attained GB/s, and what they take, in ns."""
+
+    name: str
+    nbytes: int
+    gbs: float
+    ns: int
+
+
 class Told(NamedTuple):
-    """``candidates``: dearest last. ``ns``: the price, at least ``bound_ns``; ``launch_ns`` of a call that moves nothing."""
+    """``candidates``: dearest last. ``ways``: the narrowest first. ``ns``: the price, at least ``bound_ns``."""
 
     kind: Kind
     at: Setting
@@ -50,10 +61,12 @@ class Told(NamedTuple):
     candidates: tuple[Candidate, ...]
     band: Band
     measured: bool
+    ways: tuple[Way, ...]
 
 
-def told(cost: CostModel, row: type[Row], ranks: tuple[int, ...], nbytes: int) -> Told | None:
-    """The price of an operation among these ranks; None where the cluster or the operation is not priced by NCCL's forms."""
+def told(cost: CostModel, row: type[Row], ranks: tuple[int, ...], nbytes: int, ways: bool = False) -> Told | None:
+    """The price of an operation among these ranks, with the ``ways`` that it must pass if they are asked for; None where the cluster or
+    the operation is not priced by NCCL's forms."""
     kind: Kind | None = "send" if not brings_about(row) and row.busbw_factor(2) == 1 else kind_of(row)
     if not cost.nccl or kind is None or len(ranks) < 2:
         return None
@@ -74,7 +87,29 @@ def told(cost: CostModel, row: type[Row], ranks: tuple[int, ...], nbytes: int) -
         every,
         band_of(at, nbytes, known),
         bool(cost.cluster.measured),
+        _ways(cost, row, ranks, nbytes, at) if ways else (),
     )
+
+
+def _ways(cost: CostModel, row: type[Row], ranks: tuple[int, ...], nbytes: int, at: Setting) -> tuple[Way, ...]:
+    """What must pass each kind of link, as `distsim.cost.sharing` counts it: a rank's own, a card, a switch's way up. Where the switch
+    inside reduces, an all_reduce passes a rank's link once; so a card where the network does."""
+    ports = Ports(cost)
+    message = ports.of_message(ranks[0], ranks[-1]) if not brings_about(row) else None
+    asked = ports.asked(row, ranks) if message is None else dict.fromkeys(message.ports, 1.0)
+    once = 1.0 if brings_about(row) == "all_reduce" and nccl.reduces(at) else inf
+    at_card = 1.0 / min(ports.cards, at.per_node) if brings_about(row) == "all_reduce" and at.reducing else inf
+    found: dict[str, Way] = {}
+    for port, each in asked.items():
+        if ports.is_thread(port):
+            continue
+        reach = cost.cluster.intra.reach(at.per_node if message is None else 2) if port < ports.threads else 1.0
+        gbs, name = reach * float(ports.capacity[port]), ports.name(port)
+        each = min(each, once) if port < ports.threads else min(each, at_card) if port < ports.first_pool else each
+        kind = "".join(c for c in name if not c.isdigit()).removesuffix(" out").removesuffix(" in")
+        if kind not in found or each * nbytes / gbs > found[kind].ns + 1:
+            found[kind] = Way(name, round(each * nbytes), gbs, round(each * nbytes / gbs))
+    return tuple(sorted(found.values(), key=lambda way: -way.ns))
 
 
 def _candidate(found: nccl.Told, known: dict[str, float]) -> Candidate:

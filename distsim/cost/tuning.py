@@ -76,9 +76,14 @@ def forms(kind: Kind, at: Setting, nbytes: Array) -> tuple[Form, ...]:
 
 
 def _protocols(at: Setting) -> tuple[str, ...]:
-    """LL128 needs stores of 128 bytes that arrive whole: NVLink inside; alone on its node a GPU has none to pass."""
+    """What a group may use. LL128 needs stores of 128 bytes that arrive whole: NVLink inside; alone on its node a GPU has none to pass;
+    between nodes a card behind the GPU's PCIe switch (tuning.cc: PXB), where Slingshot's hang on the CPU. LL and LL128 need what arrives
+    in order: over EFA before P5 its plugin takes Simple alone (aws-ofi-nccl, src/platform-aws.cpp: ``NCCL_PROTO``), as Google's settings
+    for GPUDirect-TCPX and TCPXO do."""
+    if at.transport == "tcpx" or (at.nodes > 1 and at.transport == "efa" and at.architecture in ("volta", "ampere")):
+        return ("Simple",)
     whole = at.link == "nvlink" and (at.per_node > 1 or at.nodes == 1) and at.architecture != "cdna3"
-    return PROTOCOLS if whole else ("LL", "Simple")
+    return PROTOCOLS if whole and (at.nodes == 1 or at.transport != "slingshot") else ("LL", "Simple")
 
 
 def _hop(at: Setting, algorithm: str, protocol: str) -> tuple[float, float]:
@@ -122,7 +127,7 @@ def _started(at: Setting, nbytes: Array, protocol: str, times: int) -> Iterator[
     wanted = nbytes / (threads * each * (times if protocol == "LL" else 1))
     together = 4 if at.architecture in ("hopper", "blackwell") else 1  # blocks of a cluster start as one (NCCL_CGA_CLUSTER_SIZE)
     count = np.clip(wanted, 1.0, float(channels(at))) / together
-    yield Part("channel, driven" if at.driven > 1 else "channel", count, "a block for each channel")
+    yield Part("channel", count, "a block for each channel")
 
 
 def _rings(kind: Kind, at: Setting, nbytes: Array) -> Iterator[Form]:
@@ -131,14 +136,13 @@ def _rings(kind: Kind, at: Setting, nbytes: Array) -> Iterator[Form]:
     across = {"all_reduce": 2 * (at.nodes - 1)}.get(kind, at.nodes - 1)
     for protocol in _protocols(at):
         inside, between = _hop(at, "ring", protocol)
-        posted = 0.0 if at.nodes == 1 else (2.0 if at.cpu == "amd" else 1.0) * (3 if protocol == "Simple" else 1)
         hops = max(count - across, 0) if not rooted else max(min(at.per_node, n) - 1, 0)
         bus = {"LL": _ll_gbs(at, total), "LL128": 0.92 * total, "Simple": total}[protocol]
         plateau = _PLATEAU if kind == "all_reduce" and protocol == "Simple" and at.nodes > 1 else 1.0
         parts = [
             *_start("ring", protocol, at),
             *_started(at, nbytes, protocol, at.n),
-            Part(f"hop inside, {protocol}", hops * max(inside, posted) * plateau, f"{hops} hops inside"),
+            Part(f"hop inside, {protocol}", hops * inside * plateau, f"{hops} hops inside"),
             Part(f"hop between, {protocol}", across * between * plateau, f"{across} hops between nodes"),
         ]
         gbs = bus * (n / count if not rooted else 1.0) * np.ones_like(nbytes)
@@ -197,8 +201,8 @@ def _trees(at: Setting, nbytes: Array) -> Iterator[Form]:
 def _in_switch(kind: Kind, at: Setting, nbytes: Array) -> Iterator[Form]:
     """NVLS: the switch reduces and multiplies; between nodes a tree of switches."""
     efficiency = _NVLS_EFFICIENCY.get(at.architecture)
-    if efficiency is None or not at.switch or at.link != "nvlink" or at.per_node < 3:
-        return
+    if efficiency is None or not at.switch or at.link != "nvlink" or at.per_node < 3 or at.transport == "tcpx":
+        return  # Google's settings for TCPX and TCPXO: NCCL_NVLS_ENABLE=0
     inside = efficiency * at.intra_gbs
     hop = _HOP["nvlink"]["nvls"]
     assert isinstance(hop, float)

@@ -12,6 +12,8 @@ from distsim.doctor.evidence import MOST_RANKS, Evidence
 from distsim.doctor.ops import family
 from distsim.doctor.records import MOST_CALLS, NOWHERE, Call, Frame, State
 
+#: Entries of a dump that are read, the latest of them: many times what a ring in use holds.
+_MOST_ENTRIES = 100_000
 #: Frames of a call that are kept.
 _MOST_FRAMES = 64
 _P2P = re.compile(r"^(send|recv)\s+(\d+)?\s*(?:->|<-)\s*(\d+|\?)$")
@@ -26,14 +28,16 @@ def is_dump(data: object) -> bool:
     )
 
 
-def read_dump(evidence: Evidence, data: dict[str, Any], rank: int, source: str) -> str:
+def read_dump(evidence: Evidence, data: dict[str, object], rank: int, source: str) -> str:
     """Take a dump of a rank into the evidence; what could not be read of it, or nothing."""
     entries = data.get("entries") or []
     if not isinstance(entries, list):
         return "its entries are no list"
+    lost, entries = max(len(entries) - _MOST_ENTRIES, 0), entries[-_MOST_ENTRIES:]
     evidence.rank(rank, source).recorded = True
     if entries and isinstance(entries[0], dict) and _whole(entries[0], "record_id") > 0:
         evidence.rank(rank, source).lapped = True
+    evidence.rank(rank, source).lapped |= lost > 0
     gloo = any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict))
     evidence.rank(rank, source).messages = bool(entries) and not gloo
     named = _named_groups(evidence, data, entries)
@@ -48,10 +52,11 @@ def read_dump(evidence: Evidence, data: dict[str, Any], rank: int, source: str) 
         else:
             evidence.call(call)
     _take_status(evidence, rank, status, pairs, entries, source)
-    return f"{unread} of its entries are damaged" if unread else ""
+    told = [f"{unread} of its entries are damaged"] if unread else []
+    return "; ".join([f"only its latest {_MOST_ENTRIES} entries are read", *told] if lost else told)
 
 
-def _named_groups(evidence: Evidence, data: dict[str, Any], entries: list[Any]) -> dict[str, tuple[int, ...]]:
+def _named_groups(evidence: Evidence, data: dict[str, object], entries: list[object]) -> dict[str, tuple[int, ...]]:
     """Members by a group's name, where the dump is to be believed; the empty name stands for the only group there is."""
     config = data.get("pg_config")
     found: dict[str, tuple[int, ...]] = {}
@@ -70,7 +75,7 @@ def _named_groups(evidence: Evidence, data: dict[str, Any], entries: list[Any]) 
     return found
 
 
-def _ranks(given: Any) -> tuple[int, ...] | None:
+def _ranks(given: object) -> tuple[int, ...] | None:
     """``"[0, 1]"`` or a list; None where nothing is said."""
     if isinstance(given, str):
         parts = re.findall(r"\d{1,9}", given)[:MOST_RANKS]
@@ -82,7 +87,7 @@ def _ranks(given: Any) -> tuple[int, ...] | None:
     return members if members and max(members) < MOST_RANKS else None
 
 
-def _name(entry: dict[str, Any]) -> tuple[str, str]:
+def _name(entry: dict[str, object]) -> tuple[str, str]:
     given = entry.get("process_group")
     if isinstance(given, (list, tuple)) and len(given) == 2 and all(isinstance(p, str) for p in given):
         return given[0], given[1]
@@ -105,7 +110,7 @@ def _idle(status: Any, entries: list[Any]) -> set[str]:
     return found if any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict)) else set()
 
 
-def _whole(given: Any, key: str) -> int:
+def _whole(given: object, key: str) -> int:
     value = given.get(key) if isinstance(given, dict) else None
     try:
         number = int(value)  # type: ignore[arg-type]
@@ -116,7 +121,7 @@ def _whole(given: Any, key: str) -> int:
 
 def _call(
     evidence: Evidence,
-    entry: dict[str, Any],
+    entry: dict[str, object],
     rank: int,
     source: str,
     named: dict[str, tuple[int, ...]],
@@ -143,7 +148,7 @@ def _call(
     )  # fmt: skip
 
 
-def _state(entry: dict[str, Any], backend: str, idle: set[str]) -> State:
+def _state(entry: dict[str, object], backend: str, idle: set[str]) -> State:
     state, retired = entry.get("state"), bool(entry.get("retired"))
     if state == "completed":
         return "done"
@@ -164,7 +169,7 @@ def _peer(message: re.Match[str] | None, members: tuple[int, ...] | None) -> int
     return members[local] if local < len(members) else None
 
 
-def _sizes(given: Any) -> tuple[tuple[int, ...], ...] | None:
+def _sizes(given: object) -> tuple[tuple[int, ...], ...] | None:
     if not isinstance(given, (list, tuple)) or len(given) > 65536:
         return None
     found = []
@@ -191,12 +196,12 @@ def _elements(sizes: tuple[tuple[int, ...], ...] | None) -> int:
     return total
 
 
-def _dtype(entry: dict[str, Any]) -> str:
+def _dtype(entry: dict[str, object]) -> str:
     given = entry.get("input_dtypes") or entry.get("output_dtypes")
     return str(given[0])[:40] if isinstance(given, (list, tuple)) and given else ""
 
 
-def _frames(given: Any) -> tuple[Frame, ...]:
+def _frames(given: object) -> tuple[Frame, ...]:
     if not isinstance(given, (list, tuple)):
         return ()
     return tuple(

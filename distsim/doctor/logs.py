@@ -50,7 +50,6 @@ _LAGGING = re.compile(
     r"\[([\d, ]+)\] (finished collective #(\d+), but didn't join collective #\d+|joined but didn't finish collective #(\d+))"
 )
 _NEVER = re.compile(r"ranks \[([\d, ]+)\] are the lagging ranks that caused this timeout")
-_SNAPSHOT = re.compile(r"\[([\d, ]+)\] (started|finished) ([A-Z_]+)\s*$")
 _ROOT = re.compile(r"^Root Cause \(first observed failure\):")
 _ROOT_FIELD = re.compile(r"^\s*(rank|exitcode|time|traceback)\s*: (.*)$")
 _TRACE_HEAD = re.compile(r"^\s*Traceback \(most recent call last\):\s*$")

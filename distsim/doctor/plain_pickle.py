@@ -41,9 +41,9 @@ class _Machine:
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
-        self.stack: list[Any] = []
-        self.below: list[list[Any]] = []
-        self.memo: dict[int, Any] = {}
+        self.stack: list[object] = []
+        self.below: list[list[object]] = []
+        self.memo: dict[int, object] = {}
 
     def run(self) -> Any:
         """Carry out opcodes to STOP; the frequent ones here, the others by the table."""
@@ -88,7 +88,7 @@ class _Machine:
                 raise NotPlain("it piles up more values than any dump")
         raise NotPlain(f"it takes more than {MOST_STEPS:,} steps")
 
-    def pop(self) -> Any:
+    def pop(self) -> object:
         return self.stack.pop()
 
     def take(self, count: int) -> bytes:
@@ -105,20 +105,20 @@ class _Machine:
         self.at, start = end + 1, self.at
         return self.data[start:end]
 
-    def since_mark(self) -> list[Any]:
+    def since_mark(self) -> list[object]:
         """What came since the last mark; the stack under it is the stack again."""
         items, self.stack = self.stack, self.below.pop()
         return items
 
-    def push(self, value: Any) -> None:
+    def push(self, value: object) -> None:
         self.stack.append(value)
 
-    def set_items(self, target: Any, items: list[Any]) -> None:
+    def set_items(self, target: object, items: list[object]) -> None:
         if not isinstance(target, dict) or len(items) % 2:
             raise NotPlain("it is damaged")
         target.update(zip(items[::2], items[1::2], strict=True))  # a key that can't be one raises TypeError
 
-    def extend(self, target: Any, items: list[Any]) -> None:
+    def extend(self, target: object, items: list[object]) -> None:
         if not isinstance(target, list):
             raise NotPlain("it is damaged")
         target.extend(items)
@@ -194,7 +194,7 @@ def _append_items(m: _Machine) -> None:
 
 
 def _new_dict(m: _Machine) -> None:
-    made: dict[Any, Any] = {}
+    made: dict[object, object] = {}
     m.set_items(made, m.since_mark())
     m.push(made)
 

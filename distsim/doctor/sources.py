@@ -29,6 +29,9 @@ _MOST_UNPACKED: Final = 64 << 20
 _MOST_GROWTH: Final = 120
 _PIECE: Final = 1 << 14
 _MOST_FILES: Final = 20_000
+#: Objects and lists, and what they hold, of one JSON: each takes a hundred bytes once it is parsed.
+_MOST_OBJECTS: Final = 3_000_000
+_MOST_ITEMS: Final = 20_000_000
 _LONGEST_LINE: Final = 20_000
 _BOARD_BYTES: Final = 16 * 8 + 1024
 _SUFFIXES = (".py", ".pyc", ".so", ".pt", ".bin", ".safetensors", ".png", ".svg", ".yaml", ".yml", ".lock")
@@ -191,7 +194,9 @@ def _dump(evidence: Evidence, found: dict[str, Any], rank: int | None, shown: st
 
 
 def _json(data: bytes) -> Any:
-    """JSON, with the missing comma of NCCL 2.28's RAS put in; None where it is none."""
+    """JSON, with the missing comma of NCCL 2.28's RAS put in; None where it is none. Refused by its parts before it is parsed."""
+    if data.count(b"{") + data.count(b"[") > _MOST_OBJECTS or data.count(b",") > _MOST_ITEMS:
+        return _begins_as_text(data)
     for repaired in (False, True):
         text = data.decode("utf-8", "replace")
         try:
@@ -200,6 +205,16 @@ def _json(data: bytes) -> Any:
             if b'"communicators"' not in data[:4096]:
                 return None
     return None
+
+
+def _begins_as_text(data: bytes) -> None:
+    """None for a log whose first sign is a bracket. Refused otherwise: it is JSON of too many parts."""
+    try:
+        json.loads(data[:2048].decode("utf-8", "replace"))
+    except json.JSONDecodeError as fault:
+        if fault.pos < 16:
+            return
+    raise Refused(f"its JSON has more than {_MOST_OBJECTS} objects and lists, or {_MOST_ITEMS} items: keep the latest entries")
 
 
 def _parsed(evidence: Evidence, parsed: Any, rank: int | None, path: str, shown: str) -> tuple[str, set[int], str]:

@@ -129,7 +129,7 @@ def is_pyspy_json(data: object) -> bool:
     )
 
 
-def _values(given: Any) -> dict[str, str]:
+def _values(given: object) -> dict[str, str]:
     if not isinstance(given, list):
         return {}
     return {str(v.get("name")): str(v.get("repr"))[:200] for v in given if isinstance(v, dict)}

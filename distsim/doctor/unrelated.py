@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 #: What a file begins with -> what it is. Chakra's traces are protobuf: a message's length, then its `version` or first attribute.
 _TEXTS: Final = (
@@ -33,7 +33,7 @@ def unrelated_bytes(data: bytes) -> str:
     return "an execution trace of Chakra, which tells nothing of a hang" if _CHAKRA.match(data[:96]) else ""
 
 
-def unrelated_json(parsed: Any) -> str:
+def unrelated_json(parsed: object) -> str:
     """The same for JSON."""
     if not isinstance(parsed, Mapping):
         return ""

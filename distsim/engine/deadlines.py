@@ -23,6 +23,7 @@ from distsim.engine.record import Columns
 from distsim.findings.record import Finding, Place
 from distsim.ops.table import OPS
 from distsim.profiles import Profile
+from distsim.profiles.gloo import barrier_missed
 from distsim.program.records import Program
 from distsim.semantics.form import Instruction, Leave, Meet, PartKind, Wait
 from distsim.semantics.local import Progress
@@ -120,9 +121,8 @@ class Deadlines:
 
     def _text(self, entry: _Entry, missing: tuple[int, ...]) -> str:
         if missing:
-            all_of_them = self.rules.part(entry.row).call.fields.get("wait_all_ranks")
-            who = f"Ranks {', '.join(map(str, missing))}" if all_of_them else f"Rank {missing[0]}"
-            return f"[Rank {entry.rank}]: {who} failed to pass monitoredBarrier in {entry.limit_ns // 10**6} ms"
+            all_of_them = bool(self.rules.part(entry.row).call.fields.get("wait_all_ranks"))
+            return barrier_missed(entry.rank, missing, all_of_them, entry.limit_ns)
         op = self.rules.part(entry.row).call.op if entry.row >= 0 else _STORE_OPS[0]
         if op in _STORE_OPS:
             return "Wait timeout"

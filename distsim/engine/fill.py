@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.arrays import union
 from distsim.engine.record import Columns
 from distsim.semantics.blocked import host_position
 from distsim.semantics.form import PartKind, Unit, Wait
@@ -40,8 +41,7 @@ def _host_times(run: Progress) -> tuple[IntArray, IntArray]:
     for rank, host in enumerate(run.hosts):
         end[rank] += linked.program.code(rank).offsets[host_position(linked, host)] if ran[rank] else 0
     start = np.zeros(len(starts), dtype=np.int64)
-    for fault in linked.program.faults:
-        start[fault.rank] = fault.delay_ns if fault.kind == "late" else start[fault.rank]
+    start[list(linked.program.delays)] = list(linked.program.delays.values())
     rows = np.arange(size)
     last = np.maximum.accumulate(np.where(returned >= 0, rows, NEVER)) if size else rows
     own_start, limit = np.repeat(starts, np.diff(base)), np.repeat(end, np.diff(base))
@@ -99,7 +99,7 @@ def _collectives(run: Progress, there: IntArray, columns: Columns) -> None:
     done = whole
     if run.early:
         gone = [row for row in rows.tolist() if row in run.early and all(n >= 0 and there[n] >= 0 for n in run.early[row])]
-        done = np.union1d([row for row in whole.tolist() if row not in run.early], gone).astype(np.int64)
+        done = union([row for row in whole.tolist() if row not in run.early], gone).astype(np.int64)
     columns.started[done] = found.collective_starts(done, there, np.array(run.latest, dtype=np.int64))
     columns.finished[done] = columns.started[done] + found.price[done]
 

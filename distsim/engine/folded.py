@@ -8,7 +8,7 @@ from functools import cached_property
 
 from distsim.engine.record import Run
 from distsim.program.records import Program
-from distsim.standstill import Standstill
+from distsim.standstill import RankEnd, Standstill
 from distsim.trace import Trace
 
 
@@ -51,5 +51,6 @@ def whole_standstill(section: Program, left: Standstill | None) -> Standstill | 
     if section.stands_for is None or left is None:
         return left
     ends = {end.rank: end for end in left.ends}
-    told = tuple(replace(ends[of], rank=rank) for rank, of in enumerate(section.stands_for.tolist()))
+    said = {of: (end.status, end.position, end.at_ns, end.message) for of, end in ends.items()}
+    told = tuple([RankEnd(rank, *said[of]) for rank, of in enumerate(section.stands_for.tolist())])
     return Standstill(told, left.blocked, left.unreceived)

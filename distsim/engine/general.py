@@ -10,8 +10,7 @@ at once on shared links takes longer (`distsim.engine.flows`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -85,7 +84,7 @@ class _Engine:
         self.hosts = Hosts(size)
         self.began, self.finished, self.waited, self.match, self.mate = ([-1] * rows for _ in range(5))
         self.met_rows: list[tuple[int, ...]] = []
-        self.differ: dict[Any, Mismatched] = {}
+        self.differ: dict[object, Mismatched] = {}
         self.complete: dict[int, tuple[int, ...]] = {}
         self.at_once: list[int] = []
         self.open_sources = bool(rules.open_boxes)
@@ -116,9 +115,8 @@ class _Engine:
                 if (fault.at_ns == 0) is at_once:
                     self.clock.put(fault.at_ns or 0, lambda f=fault: self._strike(f.rank, f.kind, f.code))  # type: ignore[misc]
             for rank, end in enumerate(self.state.ends) if not at_once else ():
-                late = sum(f.delay_ns for f in self.program.faults if f.kind == "late" and f.rank == rank)
                 if end is None:
-                    self.clock.put(late, ~rank)
+                    self.clock.put(self.program.delays.get(rank, 0), ~rank)
 
     def _instant(self, entries: list[Entry]) -> None:
         self.now = self.clock.now
@@ -363,7 +361,7 @@ class _Engine:
         self.arrivals.check()
         since, finished = self.hosts.since, self.finished
         still = standstill(self.rules, self.state)
-        ends = tuple(end if end.status == "absent" else replace(end, at_ns=since[end.rank]) for end in still.ends)
+        ends = tuple(end if end.status == "absent" else end._replace(at_ns=since[end.rank]) for end in still.ends)
         blocked = tuple(b._replace(since_ns=since[b.rank]) for b in still.blocked)
         done = [(max([finished[row] for row in rows]), min(rows), rows) for rows in self.met_rows]
         matches = tuple(rows for end, _, rows in sorted(done) if end >= 0)

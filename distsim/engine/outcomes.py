@@ -80,7 +80,7 @@ def outcome_under(
     return replace(found[chosen], variants={init: found[init].outcome for init in ("lazy", "eager")})
 
 
-def _with(program: Program, **options: Any) -> Program:
+def _with(program: Program, **options: object) -> Program:
     return replace(program, options={**program.options, **options})
 
 

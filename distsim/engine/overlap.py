@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.arrays import distinct
 from distsim.cost import CostModel
 from distsim.cost.sharing import Ports
 from distsim.engine.record import Columns
@@ -121,7 +122,7 @@ def _ways(linked: Linked, ports: Ports, rows: IntArray) -> tuple[BoolArray, Bool
     inside = messages & (node == peer) & (linked.peer[rows] != linked.rank[rows])
     known: dict[int, tuple[bool, bool]] = {}
     of_instance = np.zeros((len(linked.members), 2), dtype=np.bool_)
-    for instance in np.unique(linked.instance[rows[~messages]]).tolist():
+    for instance in distinct(linked.instance[rows[~messages]]).tolist():
         members = linked.whole[instance]
         if id(members) not in known:
             nodes = len({rank // size for rank in members})

@@ -70,7 +70,7 @@ class _Tables:
     tables: dict[str, list[Any]] = field(default_factory=dict)
     index: dict[str, dict[Any, int]] = field(default_factory=dict)
 
-    def __call__(self, table: str, value: Any) -> int:
+    def __call__(self, table: str, value: object) -> int:
         index = self.index.setdefault(table, {})
         if value not in index:
             index[value] = len(index)
@@ -215,7 +215,7 @@ def _column(values: list[Any], dtype: Any, ranks: int) -> NDArray[Any]:
     return out
 
 
-def _facts(program: Program, code: Code, call: CodeCall, table: _Tables) -> dict[str, Any]:
+def _facts(program: Program, code: Code, call: CodeCall, table: _Tables) -> dict[str, object]:
     buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
     port = code.ports[call.port] if call.port >= 0 else None
     queue = (
@@ -247,7 +247,7 @@ _KEPT = (
 _UNSAID = (None, "", 0, False, ())
 
 
-def _args(program: Program, code: Code, call: CodeCall, table: _Tables) -> Any:
+def _args(program: Program, code: Code, call: CodeCall, table: _Tables) -> object:
     """What else the call was given, as the text of a JSON object; empty for most. Vec of numbers in the table.
 
     ``waits``: how many calls back each of the requests is that a wait ends, in the order in which it waits for them.
@@ -296,8 +296,3 @@ def worst_of(standstill: Standstill, mishaps: Iterable[str]) -> str:
     if not happened - {"completes"} and any(end.status == "killed" for end in standstill.ends):
         return "crashes"
     return next((word for word in WORST_FIRST if word in happened), "completes")
-
-
-def sorted_ends(ends: Sequence[Any]) -> tuple[Any, ...]:
-    """Rank order."""
-    return tuple(sorted(ends, key=lambda end: end.rank))

@@ -24,7 +24,8 @@ class Finding:
     """One fact about the program. ``code`` is a key of `distsim.findings.codes.CODES`.
 
     ``ranks`` are those affected, ``core`` the cause among them (the cycle, or who waits on one that left).
-    ``message`` is one sentence or a few lines of plain text; ``help`` says what to do about it.
+    ``message`` is one sentence or a few lines of plain text; ``help`` says what to do about it. ``slips``: places of calls that are
+    themselves the mistake, as one too many in a branch: nothing else is to be said about them.
     """
 
     code: str
@@ -34,3 +35,4 @@ class Finding:
     core: tuple[int, ...] = ()
     help: tuple[str, ...] = ()
     places: tuple[Place, ...] = ()
+    slips: tuple[Place, ...] = ()

@@ -228,4 +228,7 @@ class Op(BaseModel):
         return None
 
 
+#: Pydantic looks at the annotations of all bases for every row, and keeps by itself which names are class variables.
+Op.__annotations__ = {}
+
 __all__ = ["Binding", "Drawing", "Effect", "Kind", "Op", "Peers", "Share", "Source", "Words"]

@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeVar, cast
 
-from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
-
 from distsim import units
 from distsim.expr import Expression
 from distsim.fields import (
     FieldError,
     FieldErrors,
     Gather,
+    Parsed,
     Parser,
     PerRank,
     Schema,
@@ -132,10 +131,8 @@ def plain(value: object) -> object:
     return value
 
 
-def _field(
-    parse_one: Parser[object], schema: Schema, write: Callable[[object], object] = plain
-) -> tuple[PlainValidator, PlainSerializer, WithJsonSchema]:
-    return (PlainValidator(parse_one), PlainSerializer(write), WithJsonSchema(schema))
+def _field(parse_one: Parser[object], schema: Schema, write: Callable[[object], object] = plain) -> tuple[Parsed]:
+    return (Parsed(parse_one, schema, write),)
 
 
 def _written(text: Callable[[T], str]) -> Callable[[object], object]:

@@ -8,12 +8,13 @@ So a signal is a message without data that runs one ahead of its receive and no 
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from distsim.ops import colours
 from distsim.ops.base import Binding, Drawing, Effect, Op, Source, Words
 from distsim.ops.checks import first, no_peer, stranger
 from distsim.ops.fields import Expr, GroupField, TensorField, expression
+from distsim.ops.peers import From, To
 from distsim.ops.records import Call
 from distsim.ops.streams import StreamField
 from distsim.schedules import Algorithm, Round, Transfer
@@ -66,28 +67,6 @@ class _OneSided(Op):
         return (None, ((Source(0, 0),),))
 
 
-class _To(_OneSided):
-    dst: Expr = None
-    group_dst: Expr = None
-
-    @model_validator(mode="after")
-    def _one_peer(self) -> _To:
-        if (self.dst is None) == (self.group_dst is None):
-            raise ValueError(f"expected either `dst` (a global rank) or `group_dst` (a group rank) in {self.op}")
-        return self
-
-
-class _From(_OneSided):
-    src: Expr = None
-    group_src: Expr = None
-
-    @model_validator(mode="after")
-    def _one_peer(self) -> _From:
-        if (self.src is None) == (self.group_src is None):
-            raise ValueError(f"expected either `src` (a global rank) or `group_src` (a group rank) in {self.op}")
-        return self
-
-
 # --- data ---
 class _Remote(_OneSided):
     """``inputs`` is what is read, ``outputs`` what is written; `put` writes and `get` reads on the other rank."""
@@ -118,10 +97,14 @@ def _unlike(call: Call) -> str | None:
     return f"{call.op} reads {read.numel} {read.dtype} of {read.label}, but {written.label} holds {written.numel} {written.dtype}"
 
 
-_ORDER = "Nothing orders it against what the other rank does with that memory: a signal, a collective or a message must."
+_ORDER = (
+    "Nothing orders it against what the other rank does with that memory: a signal, a collective or a message must. "
+    "Calls of one rank count as done in their order here, also on several streams: whether a put and the signal after it are on "
+    "one stream, or one stream waits for the other, is not checked."
+)
 
 
-class Put(_To, _Remote):
+class Put(To, _Remote):
     op = "put"
     gives = "all"
     drawing = Drawing(colours.SEND, "component", "put→")
@@ -136,7 +119,7 @@ class Put(_To, _Remote):
     )
 
 
-class Get(_From, _Remote):
+class Get(From, _Remote):
     op = "get"
     gets = "all"
     drawing = Drawing(colours.RECV, "component", "←get")
@@ -176,10 +159,13 @@ class _Signal(_OneSided):
         return CELL
 
 
-_PAD = "The cell is the sender's own on its channel: other channels and other senders have others."
+_PAD = (
+    "The cell is the sender's own on its channel: other channels and other senders have others. Channels here end at no pad's size; "
+    "in torch the pad holds so many cells as get_signal_pad_size() has room for, for all ranks of the group."
+)
 
 
-class PutSignal(_To, _Signal):
+class PutSignal(To, _Signal):
     op = "put_signal"
     direction = "send"
     drawing = Drawing(colours.SEND, "triangle", "sig→")
@@ -194,7 +180,7 @@ class PutSignal(_To, _Signal):
     )
 
 
-class WaitSignal(_From, _Signal):
+class WaitSignal(From, _Signal):
     op = "wait_signal"
     direction = "recv"
     drawing = Drawing(colours.WAIT, "invtriangle", "→sig")

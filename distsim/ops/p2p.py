@@ -11,6 +11,7 @@ from distsim.ops.base import Binding, Drawing, Effect, Op, Source, Words
 from distsim.ops.bindings import NCCL_MOVES
 from distsim.ops.checks import first, no_peer, stranger
 from distsim.ops.fields import Expr, GroupField, HandleField, TensorField, expression
+from distsim.ops.peers import To
 from distsim.ops.records import Call
 from distsim.ops.streams import StreamField
 from distsim.ops.torch_types import Memory, Work
@@ -75,18 +76,9 @@ def _negative(tag: int) -> str | None:
     return f"a tag must not be negative, found {tag}" if tag < 0 else None
 
 
-class _ToPeer(Message):
+class _ToPeer(To, Message):
     direction = "send"
     gives = "all"
-
-    dst: Expr = None
-    group_dst: Expr = None
-
-    @model_validator(mode="after")
-    def _one_peer(self) -> "_ToPeer":
-        if (self.dst is None) == (self.group_dst is None):
-            raise ValueError(f"expected either `dst` (a global rank) or `group_dst` (a group rank) in {self.op}")
-        return self
 
 
 class _FromPeer(Message):

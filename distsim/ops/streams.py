@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
+from distsim.fields import Parsed
 
 
 def _stream(value: object) -> str:
@@ -14,6 +14,4 @@ def _stream(value: object) -> str:
 
 
 #: A stream's name; "" is the default stream, which a file may also call `current`.
-StreamField = Annotated[
-    str, PlainValidator(_stream), PlainSerializer(lambda name: name or "current"), WithJsonSchema({"type": "string"})
-]
+StreamField = Annotated[str, Parsed(_stream, {"type": "string"}, lambda name: name or "current")]

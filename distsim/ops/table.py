@@ -33,3 +33,10 @@ OPS: dict[str, type[Op]] = _sorted(_rows())
 
 #: Names that torch has used or will use for the same operation.
 ALIASES: dict[str, str] = {alias: name for name, row in OPS.items() for alias in row.aliases}
+
+#: Operations in which a rank computes.
+COMPUTE_OPS = ("compute", "assign")
+#: Operations that never stand for moving data, even where a trace gives them times.
+LOCAL_OPS = (*COMPUTE_OPS, "sleep", "wait", "wait_stream", "synchronize", "exit", "fail")
+#: Operations on another rank's memory.
+REMOTE_OPS = tuple(name for name, row in OPS.items() if row.kind == "remote")

@@ -70,7 +70,7 @@ class Prices:
         nbytes = float(units.parse_size_bytes(fields["bytes"]))
         return Priced(MEMORY, round(self.factors[0] * self.cost.compute_ns(0, 0.0, nbytes)))
 
-    def collective(self, op: str, fields: Mapping[str, Any]) -> Priced:
+    def collective(self, op: str, fields: Mapping[str, object]) -> Priced:
         """``kind`` is the group: an axis, several joined by `+`, or `world`."""
         group = _group(fields.get("group"))
         kind = "world" if group is None else group if isinstance(group, str) else "+".join(group)
@@ -133,7 +133,7 @@ class Lane:
         for k in range(fields["times"]):
             self.run(fields["steps"], {**names, index: k} if index else names)
 
-    def priced(self, entry: Entry, op: str, fields: Mapping[str, Any]) -> Priced:
+    def priced(self, entry: Entry, op: str, fields: Mapping[str, object]) -> Priced:
         found = self._priced.get(id(entry))
         if found is None:
             found = self.prices.compute(fields) if op == "compute" else self.prices.collective(op, fields)
@@ -141,7 +141,7 @@ class Lane:
             self._kept.append(entry)
         return found
 
-    def compute(self, entry: Entry, fields: Mapping[str, Any]) -> None:
+    def compute(self, entry: Entry, fields: Mapping[str, object]) -> None:
         kind, ns = self.priced(entry, "compute", fields)
         if fields.get("on") == "host":
             self.host += ns if self.hosted else 0

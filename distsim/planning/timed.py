@@ -21,7 +21,7 @@ from distsim.strategies.train_fields import TransformerFields
 from distsim.strategies.train_layers import Weights
 
 #: What layouts share: passes of equal stages, schedules, by what they depend on.
-Cache = dict[object, Any]
+Cache = dict[object, object]
 #: Micro-batches of a step without a pipeline that are run; those beyond take as long as the last but one.
 _FEW = 4
 #: Times the ranks of a pipeline: so many micro-batches fill it, and those beyond take as long as each other.

@@ -222,3 +222,9 @@ GLOO = Profile(
     invalid=invalid, dropped="cancels", peer_death="raises", specific_first=True, timed_out="raises", store_grace_ns=10**9,
     support=SUPPORT, listed=1, besides=besides, apart=apart,
 )  # fmt: skip
+
+
+def barrier_missed(rank: int, missing: Sequence[int], all_of_them: bool, limit_ns: int) -> str:
+    """What rank ``rank``, which keeps the list of a ``monitored_barrier``, raises for who has not come (ProcessGroupGloo.cpp)."""
+    who = f"Ranks {', '.join(map(str, missing))}" if all_of_them else f"Rank {missing[0]}"
+    return f"[Rank {rank}]: {who} failed to pass monitoredBarrier in {limit_ns // 10**6} ms"

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.arrays import distinct
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding, Severity
 from distsim.ops.base import Op
@@ -55,7 +56,7 @@ class Shelf:
 
     def partition(self, ids: IntVector) -> None:
         """Note that these groups, one per rank of the world, cut the world into parts."""
-        for group in np.unique(ids).tolist():
+        for group in distinct(ids).tolist():
             self._partition_of[group] = ids
 
     def is_member(self, group: Vec, ranks: IntVector) -> BoolVector:
@@ -73,7 +74,7 @@ class Shelf:
         """The partitions that some groups are of."""
         key = vec_key(group)
         if key not in self._parts:
-            those = (self._partition_of.get(g) for g in np.unique(group).tolist())
+            those = (self._partition_of.get(g) for g in distinct(group).tolist())
             self._parts[key] = list({id(p): p for p in those if p is not None}.values())
         return self._parts[key]
 
@@ -92,7 +93,7 @@ class Shelf:
         """Global ranks of group ranks, and which of these exist (where they don't, the rank is 0)."""
         key = vec_key(group)
         if key not in self._tables:
-            ids = np.unique(group)
+            ids = distinct(np.asarray(group))
             sizes = np.array([self.groups[g].size for g in ids.tolist()], dtype=np.int64)
             table = np.zeros((len(ids), int(sizes.max())), dtype=np.int64)
             for row, g in enumerate(ids.tolist()):
@@ -258,7 +259,7 @@ class CodeBuilder:
     def _groups_at(self, draft: Draft, rows: BoolVector) -> list[Group]:
         if not rows.any():
             return []
-        return [self.shelf.groups[g] for g in np.unique(np.broadcast_to(np.asarray(draft.group), len(rows))[rows]).tolist()]
+        return [self.shelf.groups[g] for g in distinct(np.broadcast_to(np.asarray(draft.group), len(rows))[rows]).tolist()]
 
     def _check_peer(self, draft: Draft) -> None:
         if draft.peer is None:
@@ -299,7 +300,7 @@ class CodeBuilder:
             self._per_value(draft, ranks, rows & np.asarray(draft.group == group.id), code, reason)
 
     def _per_value(self, draft: Draft, values: IntVector, rows: BoolVector, code: str, reason: Callable[[int], str]) -> None:
-        for value in np.unique(values[rows]).tolist():
+        for value in distinct(values[rows]).tolist():
             draft.invalid.append(Flaw(rows & (values == value), code, reason(value)))
 
     def _invalid(self, draft: Draft) -> tuple[BoolVector, str] | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from distsim.arrays import distinct
 from distsim.errors import Problem, ScenarioErrors
 from distsim.expr import Expression
 from distsim.findings.record import Finding, Place
@@ -104,7 +105,7 @@ def _code(scenario: Scenario, names: Names, ranks: np.ndarray) -> list[Code]:
         try:
             done.append(Walker(scenario, names, part).code(MAX_CALLS))
         except Split as split:
-            todo += [part[split.labels == label] for label in np.unique(split.labels).tolist()]
+            todo += [part[split.labels == label] for label in distinct(split.labels).tolist()]
     return done
 
 

@@ -261,6 +261,15 @@ class Program:
             return tuple(sorted(ranks))
         return tuple(np.flatnonzero(np.isin(self.stands_for, list(ranks))).tolist())
 
+    @cached_property
+    def delays(self) -> dict[int, int]:
+        """By rank how many ns later it starts, of those that do: the sum of what the faults say."""
+        found: dict[int, int] = {}
+        for fault in self.faults:
+            if fault.kind == "late":
+                found[fault.rank] = found.get(fault.rank, 0) + fault.delay_ns
+        return found
+
     def names_of(self, rank: int) -> dict[str, object]:
         """The names of expressions with their values on one rank."""
         return {name: at(value, rank) for name, value in self.names.items()}

@@ -329,7 +329,8 @@ class StepLowering(Resolver):
         elif op == "destroy_process_group":
             if not self._ready:
                 draft.invalid.append(Flaw(True, "DS108", "destroy_process_group while there is no process group"))
-            self._ready = False
+            whole: Any = here.step.op
+            self._ready = self._ready and whole.group not in (None, "world")  # of one group: the others stay
         elif self._ready:
             self._new_group(here, draft)
 

@@ -127,8 +127,9 @@ def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mappi
     running = watched.reason == "interrupted" and watched.still_ns < _STILL_NS
     if running:
         left = Postmortem(left.standstill, (), ())  # it was getting on: who waited for whom just then says nothing
-    outcome = "" if running else outcome_of(left.standstill.ends, got.buffers, simulation.outcome)
-    both = Beside(()) if running else beside(simulation, outcome, left.standstill.ends, got.buffers)
+    taken, ends = taken_otherwise(program, sources, simulation.run.trace), left.standstill.ends
+    outcome = "" if running else outcome_of(ends, got.buffers, simulation.outcome, taken)
+    both = Beside(()) if running else beside(simulation, outcome, ends, got.buffers, taken)
     end = _end(watched, left, running, outcome, start_ns)
     traces = [_trace(session, job, got, k, left.standstill, outcome, end) for k in sorted(got.tables) or [0]]
     counted = traces[1:] if len(traces) > 1 and len(traces) == job.repeats else traces
@@ -141,7 +142,7 @@ def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mappi
         tuple(t.makespan_ns for t in counted), tuple(got.buffers), got.stacks,
         {r: text for r, text in got.outputs.items() if r in bad and text.strip()}, got.overhead_ns, got.error_ns,
         session.wish.timeout_ns, tuple(session.notes), both.agreement, watched.ended_by,
-        taken_otherwise(program, sources, simulation.run.trace),
+        taken,
     )  # fmt: skip
 
 

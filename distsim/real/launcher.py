@@ -79,7 +79,7 @@ class ElasticLauncher(Launcher):
         self.ranks: tuple[int, ...] = ()
         self._started: dict[int, BaseProcess] = {}  # processes by pid, as multiprocessing knows them
         self._thread: threading.Thread | None = None
-        self._store: Any = None
+        self._store: object = None
 
     def start(self, job: Job, ranks: Sequence[int]) -> None:
         self.ranks = tuple(ranks)

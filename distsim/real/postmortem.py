@@ -14,7 +14,7 @@ from distsim.check.wording import some_ranks
 from distsim.findings.record import Finding
 from distsim.program.records import Program
 from distsim.real.board import STOPPED, Phase, Seen
-from distsim.real.posted_calls import Request, Waits, waits
+from distsim.real.posted_calls import Request, TakenOtherwise, Waits, waits
 from distsim.real.value_check import BufferCheck
 from distsim.simulation import Simulation
 from distsim.standstill import Blocked, Need, RankEnd, RankStatus, Standstill
@@ -56,7 +56,7 @@ def postmortem(
     whole = Standstill(ends, tuple(one for one in waiting if ends[one.rank].status == "blocked"), found.unreceived)
     clear = tuple(one for one in waiting if one.needs)
     shown = {one.rank for one in clear}
-    waited = tuple(replace(end, status=_shown(end, end.rank in shown)) for end in ends)
+    waited = tuple(end._replace(status=_shown(end, end.rank in shown)) for end in ends)
     left = Standstill(waited, clear, whole.unreceived)
     mismatches, odd = _mismatches(simulation, ends)
     late = tuple(f for f in simulation.findings if f.code == "DS804") if any(map(_timed_out, ends)) else ()
@@ -234,11 +234,13 @@ def culprits(ends: Sequence[RankEnd], left: Standstill, odd: tuple[int, ...]) ->
 # --- beside the simulation ---
 
 
-def outcome_of(ends: Sequence[RankEnd], values: Sequence[BufferCheck], simulated: str) -> str:
+def outcome_of(
+    ends: Sequence[RankEnd], values: Sequence[BufferCheck], simulated: str, taken: Sequence[TakenOtherwise] = ()
+) -> str:
     """The worst that happened, as the engines count it: crashes, raises, hangs, wrong-data, completes.
 
     A rank that a fault killed counts as a crash only where nothing else came of it. Where all ended with the very values that
-    the simulation calls wrong, they are wrong.
+    the simulation calls wrong, they are wrong; other values are not, where receives from any source have ``taken`` other messages.
     """
     statuses = {end.status for end in ends}
     if "crashed" in statuses:
@@ -249,7 +251,7 @@ def outcome_of(ends: Sequence[RankEnd], values: Sequence[BufferCheck], simulated
         return "hangs"
     if "killed" in statuses:
         return "crashes"
-    wrong = simulated == "wrong-data" or any(held.state == "differs" for held in values)
+    wrong = simulated == "wrong-data" or (not taken and any(held.state == "differs" for held in values))
     return "wrong-data" if wrong else "completes"
 
 
@@ -267,17 +269,26 @@ class Beside(NamedTuple):
     agreement: str = ""
 
 
-def beside(simulation: Simulation, outcome: str, ends: Sequence[RankEnd], values: Sequence[BufferCheck]) -> Beside:
+def beside(
+    simulation: Simulation,
+    outcome: str,
+    ends: Sequence[RankEnd],
+    values: Sequence[BufferCheck],
+    taken: Sequence[TakenOtherwise] = (),
+) -> Beside:
     """Where the real run ended otherwise than the simulated one.
 
     Which of several stuck ranks sees an error first is a race, so a rank that is stuck and one whose error says no more than that
-    somebody is gone count as the same. Where the order of events decides how the program ends, another order is as true.
+    somebody is gone count as the same. Where the order of events decides how the program ends, or whose message a receive from any source
+    has ``taken``, another order is as true.
     """
     verdict = simulation.verdict
     wrong = sum(held.state == "differs" for held in values)
     same_kind = outcome == simulation.outcome or {outcome, simulation.outcome} <= {"raises", "hangs"}
     found = [] if same_kind else [f"the outcome is {outcome}, simulated {simulation.outcome}"]
     found += _ends_apart(simulation, ends)
+    if wrong and taken and not found:
+        return Beside((), _ORDER)
     if wrong and outcome != "wrong-data":
         found.append(f"{wrong} buffer{'s' if wrong > 1 else ''} with other values than simulated")
     if not found:

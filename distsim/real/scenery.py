@@ -17,7 +17,6 @@ from distsim.scenario import Scenario
 from distsim.startup.address import address as address_of
 from distsim.startup.records import Address, StartUp
 
-_HOST = "127.0.0.1"
 _EARLIER_S = 60
 
 

@@ -39,7 +39,7 @@ def transposed(data: Data, named: list[Path]) -> Iterator[tuple[str, Data]]:
         yield f"{op_of(entry)}: the output splits are the transpose of the input splits", changed
 
 
-def _square(splits: Any) -> TypeGuard[dict[int, list[int]]]:
+def _square(splits: object) -> TypeGuard[dict[int, list[int]]]:
     """A list of numbers for each rank, as many as there are ranks."""
     return isinstance(splits, dict) and all(
         rank in splits and isinstance(splits[rank], list) and len(splits[rank]) == len(splits)

@@ -18,7 +18,7 @@ class _Splice(NamedTuple):
     lines: list[str]
 
 
-def patched(document: Document, data: Any) -> str:
+def patched(document: Document, data: object) -> str:
     """The document's text with ``data`` in place of its root."""
     lines = list(document.lines)
     for splice in sorted(_splices(document, document.root, data), reverse=True):
@@ -81,13 +81,13 @@ def _keep_key(document: Document, splice: _Splice, mark: Any) -> _Splice:
     return splice
 
 
-def _pair(key: Any, value: Any) -> list[str]:
+def _pair(key: object, value: object) -> list[str]:
     """A mapping of scalars alone would be written on one line, in braces."""
     lines = write({key: value, "end of it": [[]]}).splitlines()
     return lines[: lines.index(next(line for line in lines if line.startswith("end of it:")))]
 
 
-def _item(item: Any) -> list[str]:
+def _item(item: object) -> list[str]:
     """Without the dash. A list of scalars alone would be written on one line."""
     if not isinstance(item, dict | list):
         return [write({"k": item, "z": [[]]}).splitlines()[0].removeprefix("k: ")]

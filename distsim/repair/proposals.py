@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from distsim.ops.table import OPS
 from distsim.repair.counts import one_count, padded, transposed
@@ -192,7 +192,7 @@ def _moves(data: Data, named: list[Path]) -> Iterator[Proposal]:
                     yield Proposal(0, f"{op_of(within[k])} {'before' if to < k else 'after'} {_title(within[to])}", found)
 
 
-def _title(entry: Any) -> str:
+def _title(entry: object) -> str:
     return op_of(entry) or "the steps beside it"
 
 

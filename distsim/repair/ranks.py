@@ -25,7 +25,7 @@ def _number(value: Any, rank: int) -> Any:
     return value - 1 if isinstance(value, int) and not isinstance(value, bool) and value > rank else value
 
 
-def _ranks(value: Any, rank: int) -> Any:
+def _ranks(value: object, rank: int) -> object:
     """A selector without the rank; None where nobody is left."""
     if isinstance(value, list):
         left = [_number(r, rank) for r in value if r != rank]
@@ -56,7 +56,7 @@ def _entries(entries: list[Any], rank: int) -> list[Any]:
     return [e for e in (_entry(entry, rank) for entry in entries) if e is not None]
 
 
-def _entry(entry: Any, rank: int) -> Any:
+def _entry(entry: object, rank: int) -> object:
     if not isinstance(entry, dict):
         return entry
     found = dict(entry)
@@ -92,7 +92,7 @@ def _fields(fields: Data, rank: int) -> Data:
     return found
 
 
-def _by_rank(values: dict[Any, Any], rank: int) -> dict[Any, Any]:
+def _by_rank(values: dict[object, object], rank: int) -> dict[object, object]:
     """What a field says rank by rank, `{0: …, 1: …}`."""
     if not any(isinstance(key, int) for key in values):
         return values

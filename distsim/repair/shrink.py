@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from distsim.checking import MAX_STATES, CheckResult, check
 from distsim.errors import OUT_OF_BOUNDS, DistsimError, UsageError
@@ -137,7 +137,7 @@ def _calls(data: Data) -> int:
 
 def _text(data: Data, scenario: Scenario, wanted: Failure) -> str:
     """The file, with what comes of it as `expect`."""
-    expect: dict[str, Any] = {"verdict": wanted.verdict, "outcome": {scenario.backend: wanted.outcome}}
+    expect: dict[str, object] = {"verdict": wanted.verdict, "outcome": {scenario.backend: wanted.outcome}}
     if wanted.cause:
         expect["findings"] = [wanted.cause]
     rest = {key: value for key, value in data.items() if key not in ("name", "expect", "about")}

@@ -38,7 +38,7 @@ def one_shape(data: Data) -> Iterator[tuple[str, Data]]:
             )
 
 
-def _alike(shape: Any) -> Any:
+def _alike(shape: object) -> object:
     if isinstance(shape, list):
         return [_alike(item) for item in shape]
     if not isinstance(shape, dict) or not all(str(key).isdigit() or key == "else" for key in shape):
@@ -83,6 +83,6 @@ def _rows(within: list[Any], at_: list[int]) -> Iterator[tuple[int, int]]:
         k = next((i for i, place in enumerate(at_) if place >= max(end, first + 1)), len(at_))
 
 
-def _waited(entry: Any) -> set[str]:
+def _waited(entry: object) -> set[str]:
     handles = fields_of(entry).get("handles")
     return {str(handle) for handle in (handles if isinstance(handles, list) else [handles])}

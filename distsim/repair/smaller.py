@@ -73,7 +73,7 @@ def _less(number: Any, least: int) -> list[int]:
     return sorted({least, *_halves(number, least), number - max(1, number // 8)})
 
 
-def _halves(number: Any, least: int) -> list[int]:
+def _halves(number: object, least: int) -> list[int]:
     """Down to the least, the smallest first."""
     return sorted(n for k in range(1, 63) if (n := number >> k) > least) if isinstance(number, int) else []
 
@@ -94,7 +94,7 @@ def _declared(data: Data) -> Iterator[Data]:
             yield {**data, "tensors": {**data["tensors"], name: smaller}}
 
 
-def _tensors(tensor: Any) -> Iterator[Any]:
+def _tensors(tensor: object) -> Iterator[object]:
     """A declared tensor or a shape in place: of one dimension, with fewer elements, without numbers or type."""
     if not isinstance(tensor, dict):
         return
@@ -146,7 +146,7 @@ def _entries(entry: Any, size: int) -> Iterator[list[Any]]:
             yield [{**entry, op: fields}]
 
 
-def _selectors(ranks: Any, size: int) -> Iterator[Any]:
+def _selectors(ranks: object, size: int) -> Iterator[object]:
     """Fewer ranks; a condition, or all ranks, as each single one."""
     if isinstance(ranks, list):
         for left in _chunks(ranks):

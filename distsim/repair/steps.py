@@ -15,7 +15,7 @@ def steps_of(data: Data) -> list[Path]:
     """The path of every entry of the program, at any depth."""
     found: list[Path] = []
 
-    def walk(entries: Any, path: Path) -> None:
+    def walk(entries: object, path: Path) -> None:
         for k, entry in enumerate(entries if isinstance(entries, list) else ()):
             here = (*path, k)
             found.append(here)
@@ -34,7 +34,7 @@ def at(data: Any, path: Path) -> Any:
     return data
 
 
-def op_of(entry: Any) -> str:
+def op_of(entry: object) -> str:
     """The operation of a step; empty for blocks, loops and what else is no call."""
     if isinstance(entry, str):
         return entry if entry in OPS else ""
@@ -50,7 +50,7 @@ def fields_of(entry: Any) -> Data:
     return {} if given is None or OPS[op].first_field is None else {str(OPS[op].first_field): given}
 
 
-def ranks_of(entry: Any) -> Any:
+def ranks_of(entry: object) -> object:
     return entry.get("ranks") if isinstance(entry, dict) else None
 
 

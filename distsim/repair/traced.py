@@ -18,24 +18,19 @@ _LINE = re.compile(r", line (\d+)")
 _SOURCE = re.compile(r"  # (\S+:\d+)$")
 
 
-def trace_fixes(trace: Trace, file: str, *, backend: str | None = None) -> tuple[tuple[Fix, ...], str]:
-    """Repairs of a trace's calls, as `fixes` has them, and the scenario that their patches change.
+def trace_fixes(trace: Trace, file: str, *, backend: str | None = None) -> tuple[Fix, ...]:
+    """Repairs of a trace's calls, as `fixes` has them; their patches change a scenario of these calls.
 
     Of a run that stopped, what each rank would have called after that is known only as far as others wait for it: nothing that adds a
     call or leaves one out can be judged then, and is not proposed. Raises UsageError for a trace that tells of no program.
     """
     if not is_partial(trace):
         return _found(trace, file, backend, LEAVES_OUT)
-    found: tuple[Fix, ...] = ()
-    text = ""
-    for part in _parts(trace):
-        found, text = _found(part, file, backend, ADDS_CALLS - 1)
-        if found:
-            break
-    return found, text
+    tried = (_found(part, file, backend, ADDS_CALLS - 1) for part in _parts(trace))
+    return next((found for found in tried if found), ())
 
 
-def _found(trace: Trace, file: str, backend: str | None, kinds: int) -> tuple[tuple[Fix, ...], str]:
+def _found(trace: Trace, file: str, backend: str | None, kinds: int) -> tuple[Fix, ...]:
     try:
         text = compact(trace).text
     except UsageError as error:
@@ -44,7 +39,7 @@ def _found(trace: Trace, file: str, backend: str | None, kinds: int) -> tuple[tu
     return tuple(
         fix._replace(words=tuple(_scripted(word, lines) for word in fix.words))
         for fix in fixes(text, file, backend=backend, kinds=kinds)
-    ), text
+    )
 
 
 def _parts(trace: Trace) -> Iterator[Trace]:

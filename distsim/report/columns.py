@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import numpy as np
 
@@ -64,5 +63,5 @@ class Table:
     def __len__(self) -> int:
         return len(self._index)
 
-    def things(self, shown: Callable[[Any], object] = lambda thing: thing) -> list[object]:
+    def things(self, shown: Callable[[object], object] = lambda thing: thing) -> list[object]:
         return [shown(thing) for thing in self._index]

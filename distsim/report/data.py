@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from distsim.compare import Comparison
+from distsim.critical_path import path_pieces
 from distsim.report.columns import columns_of
 from distsim.report.facts import facts
 from distsim.report.holdings import holdings
@@ -17,7 +18,7 @@ from distsim.report.prices import Priced, curves
 from distsim.report.rounds import animations
 from distsim.report.sources import sources
 from distsim.report.subject import Told
-from distsim.timeline import path_pieces, timeline
+from distsim.timeline import timeline
 from distsim.trace import Trace
 from distsim.views.compareview import compare_json
 

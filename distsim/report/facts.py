@@ -51,10 +51,10 @@ def _local(trace: Trace) -> int:
     return int(trace.header.get("local_size") or 0) or -(-max(trace.world_size, 1) // nodes)
 
 
-def _judged(told: Told, timeline: Timeline) -> dict[str, Any]:
+def _judged(told: Told, timeline: Timeline) -> dict[str, object]:
     """What only a simulation knows: verdict, price model, memory."""
     verdict, simulation = told.verdict, told.simulation
-    found: dict[str, Any] = {"verdict": None, "about": "", "memory": [], "filled": None, "cost": None, "profiles": []}
+    found: dict[str, object] = {"verdict": None, "about": "", "memory": [], "filled": None, "cost": None, "profiles": []}
     if verdict is not None:
         found["verdict"] = {
             "word": verdict.verdict, "text": verdict_words(verdict), "complete": verdict.complete, "core": list(verdict.core),
@@ -76,7 +76,7 @@ def _judged(told: Told, timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _waits(told: Told) -> dict[str, Any]:
+def _waits(told: Told) -> dict[str, object]:
     """Who stands where and waits for whom: in this run, or else in an execution that the verdict knows."""
     own, verdict = told.standstill, told.verdict
     if own is not None and own.blocked:
@@ -86,7 +86,7 @@ def _waits(told: Told) -> dict[str, Any]:
     return {"waits": None, "waits_of": ""}
 
 
-def _standstill(found: Standstill) -> dict[str, Any]:
+def _standstill(found: Standstill) -> dict[str, object]:
     """``sets``: the sets of awaited ranks, each once; a need names its set by its number."""
     sets: dict[tuple[int, ...], int] = {}
     blocked = [

@@ -11,7 +11,6 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +46,7 @@ def steps(numbers: Numbers) -> Numbers:
     return folded(found)
 
 
-def packed(head: Mapping[str, Any], columns: Mapping[str, Numbers]) -> str:
+def packed(head: Mapping[str, object], columns: Mapping[str, Numbers]) -> str:
     """Base64 of the deflated sequence: length of the JSON in four bytes, the JSON, the columns.
 
     ``columns``: non-negative numbers. ``head`` gets the key `columns`: [name, count, bytes] of each, in order.

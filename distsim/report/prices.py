@@ -60,7 +60,7 @@ class Priced:
         return None if peer < 0 else (rank, peer) if row.direction == "send" else (peer, rank)
 
 
-def _priced(cost: CostModel, row: type[Op], ends: tuple[int, ...], nbytes: int, root: int | None) -> dict[str, Any]:
+def _priced(cost: CostModel, row: type[Op], ends: tuple[int, ...], nbytes: int, root: int | None) -> dict[str, object]:
     found = told(cost, row, ends, nbytes)
     head = {"op": row.op, "n": len(ends), "nbytes": nbytes, "nodes": len({cost.node(r) for r in ends})}
     if found is not None:
@@ -83,7 +83,7 @@ def _nccl_terms(best: Candidate) -> list[list[object]]:
     return [*terms, ["moving the bytes", f"at {best.gbs:.4g} GB/s", round(1000 * best.moving_us)]]
 
 
-def _message(cost: CostModel, ends: tuple[int, ...], nbytes: int) -> dict[str, Any]:
+def _message(cost: CostModel, ends: tuple[int, ...], nbytes: int) -> dict[str, object]:
     src, dst = ends
     ns, link = cost.p2p_ns(src, dst, nbytes), cost.link_class(src, dst)
     latency = cost.p2p_latency_ns(src, dst)
@@ -96,7 +96,7 @@ def _message(cost: CostModel, ends: tuple[int, ...], nbytes: int) -> dict[str, A
     return {"ns": ns, "form": f"a message {where}", "terms": terms, "others": []}
 
 
-def _collective(cost: CostModel, row: type[Op], ends: tuple[int, ...], nbytes: int, root: int | None) -> dict[str, Any]:
+def _collective(cost: CostModel, row: type[Op], ends: tuple[int, ...], nbytes: int, root: int | None) -> dict[str, object]:
     """A price by a schedule: what an empty buffer takes is overhead and latency, the rest moves the bytes."""
     ns, empty = (cost.collective_ns(row, ends, size, root) for size in (nbytes, 0))
     overhead = min(cost.call_overhead_ns, empty)

@@ -30,7 +30,7 @@ def animations(trace: Trace) -> list[dict[str, Any]]:
     return [one for name, n in list(sizes.items())[:MOST_OPS] for one in _animated(OPS[name], n)]
 
 
-def _animated(row: type[Op], full: int) -> list[dict[str, Any]]:
+def _animated(row: type[Op], full: int) -> list[dict[str, object]]:
     n = min(full, MOST_RANKS)
     found = []
     for name, algorithm in row.algorithms.items():

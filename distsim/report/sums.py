@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from distsim.views.traffic import block_of, traffic_of
 _MOST_CURVES, _MOST_POINTS = 8, 400
 
 
-def traffic(trace: Trace) -> dict[str, Any]:
+def traffic(trace: Trace) -> dict[str, object]:
     """``pairs``: [from, to, bytes] of blocks of ``block`` ranks, the most first; ``by``: the algorithm of each collective in them."""
     found = traffic_of(trace, block_of(trace))
     source, target = found.sent.nonzero()
@@ -32,7 +31,7 @@ def equal_steps(trace: Trace) -> list[list[int]]:
     return [[s.first, s.times, s.start_ns, s.end_ns] for s in fold_steps(trace, range(trace.world_size))]
 
 
-def memory_over_time(stated: Iterable[Held], trace: Trace) -> dict[str, Any] | None:
+def memory_over_time(stated: Iterable[Held], trace: Trace) -> dict[str, object] | None:
     """What each kind of rank holds over one step, or over the run; None where no passes tell when anything comes or goes."""
     ranks = range(trace.world_size)
     step, words = one_step(trace, ranks)

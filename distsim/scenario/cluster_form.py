@@ -20,18 +20,18 @@ for _name, _model in CLUSTER_MODELS.items():
     tell(_model, WORDS, _name)
 
 
-def cluster_schema(name: str = "Cluster") -> dict[str, Any]:
+def cluster_schema(name: str = "Cluster") -> dict[str, object]:
     """A cluster, or one part of it. Whole, it needs all its parts; with `preset` none."""
     model = CLUSTER_MODELS.get(name, Cluster)
     properties = {info.alias or key: _property(info) for key, info in model.model_fields.items()}
-    found: dict[str, Any] = {"type": "object", "additionalProperties": False, "properties": properties}
+    found: dict[str, object] = {"type": "object", "additionalProperties": False, "properties": properties}
     if model is not Cluster:
         return found
     found["properties"] = {"preset": {"enum": list(PRESETS), "description": WORDS["Cluster.preset"].about}, **properties}
     return {**found, "if": {"required": ["preset"]}, "else": _whole(model)}
 
 
-def _whole(model: type[BaseModel]) -> dict[str, Any]:
+def _whole(model: type[BaseModel]) -> dict[str, object]:
     """What a cluster that names no preset needs, at every depth."""
     needed = [info.alias or key for key, info in model.model_fields.items() if info.is_required()]
     parts = {key: inner for key, info in model.model_fields.items() if (inner := _part(info)) is not None}
@@ -42,9 +42,9 @@ def _part(info: FieldInfo) -> type[BaseModel] | None:
     return info.annotation if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel) else None
 
 
-def _property(info: FieldInfo) -> dict[str, Any]:
+def _property(info: FieldInfo) -> dict[str, object]:
     part = _part(info)
-    said: dict[str, Any] = {"description": info.description or "", "examples": list(info.examples or ())}
+    said: dict[str, object] = {"description": info.description or "", "examples": list(info.examples or ())}
     if not info.is_required() and isinstance(info.default, str | bool):
         said["default"] = info.default
     if part is not None:
@@ -72,11 +72,11 @@ def _value(annotation: Any, metadata: list[Any]) -> Schema:
     return found | {word: getattr(m, key) for m in metadata for key, word in bounds.items() if hasattr(m, key)}
 
 
-def _nested(annotation: Any) -> Schema:
+def _nested(annotation: object) -> Schema:
     return _value(getattr(annotation, "__origin__", annotation), [*_flat(getattr(annotation, "__metadata__", ()))])
 
 
-def _flat(metadata: tuple[Any, ...]) -> list[Any]:
+def _flat(metadata: tuple[object, ...]) -> list[object]:
     """Constraints that stand inside `Field(…)` as well."""
     return [item for m in metadata for item in (m.metadata if isinstance(m, FieldInfo) else (m,))]
 

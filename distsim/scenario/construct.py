@@ -25,7 +25,7 @@ _LABELS = ("name", "message", "fail", "on", "stream", "source", "error_band")
 _EXPRESSION = re.compile(r"[\w\s+\-*/%<>=!().,@]*")
 
 
-def _one_line(key: Any, value: Any) -> Any:
+def _one_line(key: object, value: object) -> object:
     """A label's ends of lines are shown, not sent; what reads as an expression keeps them."""
     if not isinstance(value, str) or key in _PROSE or (key not in _LABELS and _EXPRESSION.fullmatch(value)):
         return value
@@ -43,7 +43,7 @@ class _Constructor:
         self.left = MAX_ALIASED + len(document.text)
         self.open: set[int] = set()
 
-    def problem(self, node: Any, message: str, hint: str = "", shift: int | None = None) -> None:
+    def problem(self, node: object, message: str, hint: str = "", shift: int | None = None) -> None:
         from distsim.errors import Problem
 
         spot = self.document.spot_of(node, self.document.overrides.get(id(node)), shift)
@@ -120,7 +120,7 @@ class _Constructor:
             self.put(result, key_node, lambda node=value_node, key=key_node.value: _one_line(key, self.build(node)))
         return result
 
-    def comma(self, node: Any, text: str) -> None:
+    def comma(self, node: object, text: str) -> None:
         self.problem(
             node, f'quote an expression that holds a comma: "{text}"', "inside { } and [ ] YAML ends a plain text at a comma"
         )
@@ -179,7 +179,7 @@ def _unbalanced(nodes: list[Any]) -> int:
     return 0
 
 
-def construct(document: Document, node: Any, problems: Problems) -> Any:
+def construct(document: Document, node: object, problems: Problems) -> Any:
     """The data of a node. What is wrong goes to ``problems``; None when aliases make it endless."""
     try:
         return _Constructor(document, problems).build(node)

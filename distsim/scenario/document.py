@@ -27,7 +27,7 @@ _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _OTHER = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_WORDS: dict[str, Any] = {
+_WORDS: dict[str, object] = {
     "": None, "~": None, "null": None, "Null": None, "NULL": None,
     "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
 }  # fmt: skip
@@ -48,7 +48,7 @@ class _Resolver:
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
         return _STR if kind is yaml.ScalarNode and not implicit[0] else ""
 
-    def descend_resolver(self, current_node: Any, current_index: Any) -> None:
+    def descend_resolver(self, current_node: object, current_index: object) -> None:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise TooDeep(current_node)
@@ -95,14 +95,14 @@ def mapping_node(like: Any) -> Any:
     return yaml.MappingNode("", [], like.start_mark, like.end_mark, flow_style=False)
 
 
-class Map(dict[Any, Any]):
+class Map(dict[object, object]):
     """A mapping that knows its node."""
 
     __slots__ = ("node",)
     node: Any
 
 
-class Seq(list[Any]):
+class Seq(list[object]):
     """A list that knows its node, and the node of each of its items."""
 
     __slots__ = ("node", "nodes")
@@ -218,7 +218,7 @@ def plain_scalar(node: Any) -> Any:
     return text
 
 
-def compose(document: Document) -> Any:
+def compose(document: Document) -> object:
     """The root node of a document's text. Raises ScenarioErrors for what is no YAML, is empty, or holds several documents."""
     try:
         node = _compose(document.text)
@@ -277,7 +277,7 @@ def write(data: Any) -> str:
 class _Dumper(yaml.SafeDumper):
     """Quotes every text that the core schema, or a reader of YAML 1.1, would take for something else."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
 

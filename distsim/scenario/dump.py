@@ -23,9 +23,9 @@ def to_yaml(scenario: Scenario, flat: bool = False) -> str:
     return write(to_data(scenario, flat))
 
 
-def to_data(scenario: Scenario, flat: bool = False) -> dict[str, Any]:
+def to_data(scenario: Scenario, flat: bool = False) -> dict[str, object]:
     """The same as plain data: what stands in the file, key by key."""
-    data: dict[str, Any] = {"name": scenario.name}
+    data: dict[str, object] = {"name": scenario.name}
     if scenario.about:
         data["about"] = scenario.about
     data["world"] = scenario.world.size if scenario.world.nodes == 1 else scenario.world.plain()
@@ -63,11 +63,11 @@ def _flat(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _named(values: Mapping[str, Any]) -> dict[str, Any]:
+def _named(values: Mapping[str, object]) -> dict[str, object]:
     return {name: _one(value) for name, value in values.items()}
 
 
-def _one(value: Any) -> Any:
+def _one(value: object) -> object:
     if isinstance(value, GroupDecl) and value.model_fields_set == {"ranks"}:
         return list(value.ranks or ())
     return value.plain() if isinstance(value, Part) else plain(value)
@@ -81,12 +81,12 @@ def _chooses(part: Any) -> dict[str, Any]:
     return data
 
 
-def entry_data(entry: Entry) -> dict[str, Any]:
+def entry_data(entry: Entry) -> dict[str, object]:
     """One entry as a mapping of the file."""
     if isinstance(entry, Block):
         return _chosen(entry.ranks, {"steps": [entry_data(e) for e in entry.steps]}, first=True)
     if isinstance(entry, Repeat):
-        body: dict[str, Any] = {"times": plain(entry.times)}
+        body: dict[str, object] = {"times": plain(entry.times)}
         if entry.index is not None:
             body["index"] = entry.index
         body["steps"] = [entry_data(e) for e in entry.steps]
@@ -102,14 +102,14 @@ def _fields(step: Step) -> dict[str, Any]:
     return fields
 
 
-def _chosen(ranks: Selector, data: dict[str, Any], first: bool = False) -> dict[str, Any]:
+def _chosen(ranks: Selector, data: dict[str, object], first: bool = False) -> dict[str, object]:
     if ranks is None:
         return data
     selector = {"ranks": _selector(ranks)}
     return {**selector, **data} if first else {**data, **selector}
 
 
-def _selector(ranks: Selector) -> Any:
+def _selector(ranks: Selector) -> object:
     """A single rank as an integer, several as a list, a condition as its text."""
     if isinstance(ranks, Expression):
         return ranks.source

@@ -31,7 +31,7 @@ _RANKS: Schema = {
 }
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     if not text(value).strip():
         raise wrong("a name", "")
     return text(value)
@@ -65,16 +65,16 @@ class File(Part):
     vars: Annotated[Any, WithJsonSchema(named(_QUANTITIES))] = None
     groups: Annotated[Any, WithJsonSchema(named(_GROUP))] = None
     tensors: Annotated[Any, WithJsonSchema(named(_of(TensorDecl)))] = None
-    memory: Annotated[Any, WithJsonSchema(named(_of(MemoryDecl)))] = None
+    memory: Annotated[object, WithJsonSchema(named(_of(MemoryDecl)))] = None
     program: Annotated[Any, WithJsonSchema(ENTRIES)]
     iterations: Annotated[int, *field(integer(1, MAX_TIMES), {"type": "integer", "minimum": 1, "maximum": MAX_TIMES})] = 1
-    options: Annotated[Any, WithJsonSchema(_of(Options))] = None
-    launch: Annotated[Any, WithJsonSchema(_of(Launch))] = None
+    options: Annotated[object, WithJsonSchema(_of(Options))] = None
+    launch: Annotated[object, WithJsonSchema(_of(Launch))] = None
     faults: Annotated[Any, WithJsonSchema({"type": "array", "items": _of(FaultDecl)})] = None
     seed: Annotated[int, *field(integer(0, 2**53), {"type": "integer", "minimum": 0, "maximum": 2**53})] = 0
     jitter: Annotated[float, *field(fraction, {"type": "number", "minimum": 0, "exclusiveMaximum": 1})] = 0.0
-    sweep: Annotated[Any, WithJsonSchema(_of(Sweep))] = None
-    expect: Annotated[Any, WithJsonSchema(_of(Expect))] = None
+    sweep: Annotated[object, WithJsonSchema(_of(Sweep))] = None
+    expect: Annotated[object, WithJsonSchema(_of(Expect))] = None
 
 
 KEYS = tuple(File.model_fields)

@@ -16,7 +16,7 @@ _port = integer(1, 65535, "a port, an integer")
 Ports = Annotated[tuple[int, ...], *field(listed(_port, "a list of ports"), {"type": "array", "items": {"type": "integer"}})]
 
 
-def _variable(value: Any) -> str:
+def _variable(value: object) -> str:
     """A variable's value; "" stands for one that is not set."""
     if value is None:
         return ""
@@ -36,7 +36,7 @@ def _environment(value: Any) -> dict[str, Any]:
     return found
 
 
-def _plain_environment(env: dict[str, Any]) -> dict[str, Any]:
+def _plain_environment(env: dict[str, object]) -> dict[str, object]:
     def one(value: Any) -> Any:
         return value.written(one) if isinstance(value, PerRank) else value or None
 

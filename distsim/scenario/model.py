@@ -51,7 +51,7 @@ class Scenario(BaseModel):
     file: str
     _document: Document = PrivateAttr(default_factory=lambda: Document("<python>"))
 
-    def __init__(self, /, **data: Any) -> None:
+    def __init__(self, /, **data: object) -> None:
         document = Document(str(data.pop("file", "<python>")), root=data)
         fields = read(document, Problems(document))
         built = scenario_of(fields, document)

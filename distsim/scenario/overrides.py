@@ -15,7 +15,7 @@ _OPEN = ("options", "launch", "expect", "vars", "mesh")
 _REMEDY = "`--set name=value` sets a var or a top-level key; `--set tensors.grad.dtype=float16` any other key"
 
 
-def apply(document: Document, root: Any, sets: Sequence[str]) -> Any:
+def apply(document: Document, root: object, sets: Sequence[str]) -> object:
     """The root node with every ``name=value`` put in, in order. Raises UsageError for a path that leads nowhere."""
     for text in sets:
         name, equals, value = text.partition("=")
@@ -33,7 +33,7 @@ def apply(document: Document, root: Any, sets: Sequence[str]) -> Any:
     return root
 
 
-def _keys(root: Any, name: str) -> list[str]:
+def _keys(root: object, name: str) -> list[str]:
     """The way to what a name sets: a var, else a top-level key, else a dotted path."""
     variables = _child(root, "vars")
     if _is_mapping(variables) and _child(variables, name) is not None:
@@ -48,7 +48,7 @@ def _keys(root: Any, name: str) -> list[str]:
     return [name]
 
 
-def _value(document: Document, text: str, start: int) -> Any:
+def _value(document: Document, text: str, start: int) -> object:
     """The value's node, read as YAML."""
     part = Document("--set", text[start:])
     if not part.text.strip():

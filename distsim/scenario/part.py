@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import BaseModel, ConfigDict
 
 from distsim.fields import tell
@@ -21,12 +19,12 @@ class Part(BaseModel):
         """The fields get their descriptions."""
         tell(cls, WORDS, cls.__name__.removeprefix("_"))
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """What a file would say: the keys that were given."""
         return self.model_dump(by_alias=True, exclude_unset=True)
 
 
-def text_key(value: Any) -> str:
+def text_key(value: object) -> str:
     if not isinstance(value, str):
         raise wrong("a name", value)
     return value

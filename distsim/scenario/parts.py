@@ -92,7 +92,7 @@ class GroupDecl(Part):
         return self
 
 
-def _shape(value: Any) -> Any:
+def _shape(value: object) -> object:
     if value == "auto":
         return value
     if not isinstance(value, list | tuple):
@@ -140,7 +140,7 @@ MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "gathered
 _NUMBERS = {"x-def": "numbers"}
 
 
-def _factor(value: Any) -> float:
+def _factor(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
         raise wrong("a factor above 0, as 1.3", value)
     return float(value)
@@ -239,7 +239,7 @@ OUTCOMES = ("completes", "hangs", "raises", "crashes", "wrong-data", "undefined"
 _outcome = choice(*OUTCOMES)
 
 
-def _outcomes(value: Any) -> Any:
+def _outcomes(value: object) -> object:
     """One outcome, or one for each back end named."""
     if not isinstance(value, Mapping):
         return _outcome(value)
@@ -251,7 +251,7 @@ def _outcomes(value: Any) -> Any:
     return found
 
 
-def _expected(value: Any) -> Any:
+def _expected(value: object) -> object:
     """A number (which fills), `?` (unknown), or a nested list of them."""
     if isinstance(value, list | tuple):
         return listed(_expected)(value)
@@ -260,7 +260,7 @@ def _expected(value: Any) -> Any:
     raise ValueError(f"expected a number, a list of numbers, or `?` for unknown, found {shown(value)}")
 
 
-def _values(value: Any) -> dict[str, Any]:
+def _values(value: object) -> dict[str, object]:
     if not isinstance(value, Mapping):
         raise wrong("a mapping of tensors to numbers, as `{x: {0: 6, 1: 6}}`", value)
     gather = Gather()
@@ -271,13 +271,13 @@ def _values(value: Any) -> dict[str, Any]:
     return found
 
 
-def _code(value: Any) -> str:
+def _code(value: object) -> str:
     if not isinstance(value, str) or value not in CODES:
         raise ValueError(f"expected the code of a finding, as DS301, found {shown(value)}{near(str(value), CODES)}")
     return value
 
 
-def _plain_values(values: dict[str, Any]) -> dict[str, Any]:
+def _plain_values(values: dict[str, object]) -> dict[str, object]:
     return {name: plain(numbers) for name, numbers in values.items()}
 
 
@@ -300,7 +300,7 @@ class Expect(Part):
     depends_on: Annotated[
         str | None, *field(lambda v: None if v is None else _depends(v), {"enum": ["buffering", "schedule", None]})
     ] = None
-    outcome: Annotated[Any, *field(_outcomes, _OUTCOME_SCHEMA, lambda v: v)] = None
+    outcome: Annotated[object, *field(_outcomes, _OUTCOME_SCHEMA, lambda v: v)] = None
     ranks: Ranks | None = None
     core: Ranks | None = None
     findings: Annotated[tuple[str, ...] | None, *field(listed(_code, "a list of codes"), _CODES)] = None

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import PlainSerializer, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import ValidationInfo
 
 from distsim import units
+from distsim.fields import Parsed
 from distsim.names import near
 from distsim.ops.fields import each, plain
 from distsim.ops.patterns import quantity_schema
@@ -23,7 +24,7 @@ def wrong(expected: str, value: object) -> ValueError:
 def integer(low: int, high: int, what: str = "an integer") -> Callable[[Any], int]:
     """Parser of an integer within bounds; 4.0 is 4, true is no integer."""
 
-    def parse(value: Any) -> int:
+    def parse(value: object) -> int:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -41,7 +42,7 @@ def number(value: Any) -> float:
     return value
 
 
-def fraction(value: Any) -> float:
+def fraction(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise wrong("a number from 0 to below 1, as 0.1 for ten per cent", value)
     return value
@@ -53,17 +54,17 @@ def text(value: Any) -> str:
     return value
 
 
-def flag(value: Any) -> bool:
+def flag(value: object) -> bool:
     if not isinstance(value, bool):
         hint = "; YAML 1.2 has true and false" if value in ("yes", "no", "on", "off") else ""
         raise ValueError(f"expected true or false, found {shown(value)}{hint}")
     return value
 
 
-def choice(*words: str) -> Callable[[Any], str]:
+def choice(*words: str) -> Callable[[object], str]:
     """Parser of one word out of a few."""
 
-    def parse(value: Any) -> str:
+    def parse(value: object) -> str:
         if not isinstance(value, str) or value not in words:
             raise ValueError(f"expected one of {', '.join(words)}, found {shown(value)}{near(value, words)}")
         return value
@@ -71,10 +72,10 @@ def choice(*words: str) -> Callable[[Any], str]:
     return parse
 
 
-def listed(parse_one: Callable[[Any], Any], what: str = "a list") -> Callable[[Any], tuple[Any, ...]]:
+def listed(parse_one: Callable[[object], object], what: str = "a list") -> Callable[[object], tuple[object, ...]]:
     """Parser of a list; an item's error knows which item."""
 
-    def parse(value: Any) -> tuple[Any, ...]:
+    def parse(value: object) -> tuple[object, ...]:
         if not isinstance(value, list | tuple):
             raise wrong(what, value)
         return each(parse_one, value)
@@ -85,10 +86,10 @@ def listed(parse_one: Callable[[Any], Any], what: str = "a list") -> Callable[[A
 def field(parse: Callable[[Any], Any], schema: dict[str, Any], write: Callable[[Any], Any] = plain) -> Any:
     """What Annotated needs after the type."""
 
-    def lenient(value: Any) -> Any:
+    def lenient(value: object) -> object:
         return None if value is None else write(value)
 
-    return (PlainValidator(parse), PlainSerializer(lenient), WithJsonSchema(schema))
+    return (Parsed(parse, schema, lenient),)
 
 
 _TEXT = {"type": "string"}
@@ -114,13 +115,13 @@ Names = Annotated[tuple[str, ...], *field(listed(text, "a list of names"), {"typ
 Backend = Annotated[str, *field(choice(*PROFILES), {"enum": [*PROFILES]})]
 
 
-def quantity_field(kind: str, least: int = 0) -> Any:
+def quantity_field(kind: str, least: int = 0) -> object:
     """What Annotated needs after the type of a quantity that is the same on every rank: by its unit, or by an expression.
 
     The validation's context has the names that are known (``names``) and what the quantities among them are (``kinds``).
     """
 
-    def parse(value: Any, info: ValidationInfo) -> int:
+    def parse(value: object, info: ValidationInfo) -> int:
         context = info.context or {}
         found = round(read_quantity(value, kind, context.get("names", {}), context.get("kinds", {})))
         if found < least:
@@ -128,11 +129,7 @@ def quantity_field(kind: str, least: int = 0) -> Any:
         return found
 
     write = units.size_text if kind == "a size" else units.duration_text
-    return (
-        PlainValidator(parse),
-        PlainSerializer(lambda n: None if n is None else write(n)),
-        WithJsonSchema(quantity_schema(kind)),
-    )
+    return (Parsed(parse, quantity_schema(kind), lambda n: None if n is None else write(n), told=True),)
 
 
 Duration = Annotated[int, *quantity_field("a duration")]

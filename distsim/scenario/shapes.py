@@ -5,8 +5,6 @@ The models check the same when they are read (their validators); tests compare b
 
 from __future__ import annotations
 
-from typing import Any
-
 from distsim.fields import Schema
 from distsim.ops.base import Op
 from distsim.ops.table import OPS
@@ -77,7 +75,7 @@ def _step_shapes(row: type[Op]) -> list[Schema]:
     return found
 
 
-def entry_shape() -> dict[str, Any]:
+def entry_shape() -> dict[str, object]:
     """One thing to do in an entry, with or without `ranks`."""
     return {
         "minProperties": 1,

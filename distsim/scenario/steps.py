@@ -32,7 +32,7 @@ class StepReader:
     def __init__(self, problems: Problems) -> None:
         self.problems = problems
 
-    def entries(self, value: Any, path: Path, rounds: int = 1, batch: bool = False) -> tuple[Entry, ...]:
+    def entries(self, value: object, path: Path, rounds: int = 1, batch: bool = False) -> tuple[Entry, ...]:
         """A list of entries; ``rounds``: how often the repeats around it run it."""
         if isinstance(value, Step | Block | Repeat):
             value = [value]
@@ -222,7 +222,7 @@ class StepReader:
                     found[known[key]] = parse(value) if parse else value
         return row.model_construct(**found)
 
-    def fields(self, row: type[Op], name: str, value: Any, here: Path) -> tuple[dict[str, Any] | None, dict[str, Path]]:
+    def fields(self, row: type[Op], name: str, value: object, here: Path) -> tuple[dict[str, object] | None, dict[str, Path]]:
         """The fields as a mapping, and for a field that stands elsewhere than under its name, where."""
         first = row.first_field
         if value is None:

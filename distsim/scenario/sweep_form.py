@@ -12,7 +12,7 @@ from distsim.scenario.part import Part, text_key
 from distsim.scenario.scalars import Count, Names, field, wrong
 
 
-def _grid(value: Any) -> dict[str, tuple[Any, ...]]:
+def _grid(value: object) -> dict[str, tuple[object, ...]]:
     if not isinstance(value, Mapping) or not value:
         raise wrong("a mapping of keys to their values, as `{mesh.dp: [1, 2, 4]}`", value)
     gather = Gather()
@@ -23,7 +23,7 @@ def _grid(value: Any) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(values) for name, values in value.items()}
 
 
-def _some(value: Any) -> Any:
+def _some(value: object) -> object:
     if not isinstance(value, list | tuple) or not value:
         raise wrong("a list of values", value)
     return value

@@ -69,6 +69,6 @@ def _sizes(value: Any) -> tuple[int, ...] | None:
     return (len(value), *(inner[0] or ())) if inner else (0,)
 
 
-def _with(tensor: TensorDecl, changes: dict[str, Any]) -> TensorDecl:
+def _with(tensor: TensorDecl, changes: dict[str, object]) -> TensorDecl:
     """A copy with further fields, which `to_yaml` leaves out since the file does."""
     return TensorDecl.model_construct(_fields_set=set(tensor.model_fields_set), **{**dict(tensor), **changes})

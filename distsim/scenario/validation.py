@@ -74,7 +74,7 @@ def _written(problems: Problems, path: Path) -> Path:
     return tuple(found)
 
 
-def _keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
+def _keys(model: type[BaseModel], loc: tuple[object, ...]) -> list[str]:
     """The keys of a model, or of the model that a field of it holds."""
     for part in loc:
         for name, info in model.model_fields.items():
@@ -84,7 +84,7 @@ def _keys(model: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
     return [info.alias or name for name, info in model.model_fields.items()]
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _model_in(annotation: object) -> type[BaseModel] | None:
     for kind in (annotation, *getattr(annotation, "__args__", ())):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind

@@ -134,6 +134,7 @@ WORDS: dict[str, Told] = {
     "Link.switch": Told("Links meet in a switch (which can reduce, from H100 on); else they go from GPU to GPU.", True),
     "Link.peer_access": Told("GPUs reach each other over PCIe; else they stage through the host's memory.", True),
     "Link.domain": Told("Ranks that these links join across machines (NVL72: 72).", 72),
+    "Link.mesh": Told("Ranks whose links go from each to each alike, or cube: DGX-1's. A part of them has a part of its links.", 8),
     "Link.per_switch": Told("Ranks behind one PCIe switch: they share its way up. Left out: each slot has its own.", 4),
     "Network.leaf": Told("Machines on one leaf switch, whose way up `oversubscription` then narrows for all that leaves it.", 16),
     "Network.transport": Told("What the cards speak.", "ib"),

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distsim.arrays import distinct
 from distsim.cost import CostModel
 from distsim.ops.table import OPS
 from distsim.profiles.record import Profile
@@ -161,7 +162,7 @@ class _Refinement:
 
     # --- groups ---
     def _all_slots(self) -> Slots:
-        used = sorted({int(g) for look in self.codes for ids in look.groups for g in np.unique(ids).tolist()})
+        used = sorted({int(g) for look in self.codes for ids in look.groups for g in distinct(ids).tolist()})
         index = {g: i for i, g in enumerate(used)}
         number = np.full(len(self.program.groups), -1, dtype=np.int64)
         number[used] = np.arange(len(used))
@@ -199,7 +200,7 @@ class _Refinement:
             size = len(look.ranks) * len(look.ports)
             mine = [fact[start : start + size].reshape(-1, len(look.ranks)) for fact in facts]
             start += size
-            places = [self._places(look)] if look.goes_by_place(self.profiles) else []
+            places = [self._places(look)] if look.by_place(self.profiles) else []
             places += [self._mates(look, cost.local_size) for cost in self.costs] if self.shared else []
             code = np.full((1, len(look.ranks)), number, dtype=np.int64)
             table = np.concatenate([code, own[None, look.ranks], *look.facts(self.program), *mine, *places])
@@ -208,7 +209,19 @@ class _Refinement:
         for look, numbers in zip(self.codes, columns, strict=True):
             colour[look.ranks] = numbers + offset
             offset += int(numbers.max(initial=-1)) + 1
+        missed = self._missed()
+        colour[missed] = offset + np.arange(len(missed))
         return colour
+
+    def _missed(self) -> Ints:
+        """Ranks of whom some members of their groups wait for, by places, although they may not come: each is another."""
+        found = np.zeros(self.size, dtype=np.bool_)
+        looks = [(look, look.by_place(self.profiles)) for look in self.codes]
+        for group in distinct(np.concatenate([np.zeros(0, np.int64), *(ids for _, placed in looks for ids in placed)])).tolist():
+            found[list(self.program.groups[group].ranks)] = True
+        for look, placed in looks:
+            found[look.ranks] &= not placed  # those are told apart by their places
+        return np.flatnonzero(found)
 
     def _of_faults(self) -> Ints:
         """By rank a number for its speed and its start."""
@@ -225,7 +238,7 @@ class _Refinement:
         """Group ranks, where an operation goes by them."""
         table = []
         for ids in look.groups:
-            index = {g: {rank: i for i, rank in enumerate(self.program.groups[g].ranks)} for g in np.unique(ids).tolist()}
+            index = {g: {rank: i for i, rank in enumerate(self.program.groups[g].ranks)} for g in distinct(ids).tolist()}
             table.append([index[g].get(rank, -1) for g, rank in zip(ids.tolist(), look.ranks.tolist(), strict=True)])
         return np.array(table, dtype=np.int64).reshape(-1, len(look.ranks))
 
@@ -233,7 +246,7 @@ class _Refinement:
         """Members of a rank's groups on its own node: what its links carry of a collective goes by their number."""
         table, known = [], self._on_node
         for ids in look.groups:
-            for g in np.unique(ids).tolist():
+            for g in distinct(ids).tolist():
                 if (g, size) not in known:
                     known[g, size] = Counter(rank // size for rank in self.program.groups[g].ranks)
             table.append([known[g, size][rank // size] for g, rank in zip(ids.tolist(), look.ranks.tolist(), strict=True)])

@@ -108,7 +108,7 @@ class _Columns:
         self.clocks[id(thread)] = t
 
     def _start(self, thread: Thread, one: Class) -> IntArray:
-        late = {fault.rank: fault.delay_ns for fault in self.linked.program.faults if fault.kind == "late"}
+        late = self.linked.program.delays
         return np.array([late.get(rank, 0) if thread.is_host else 0 for rank in one.ranks.tolist()], dtype=np.int64)
 
     def _step(self, one: Class, at: Step, t: IntArray, done: bool) -> IntArray:

@@ -10,7 +10,7 @@ from distsim.ops.table import OPS
 from distsim.profiles import refusal
 from distsim.profiles.record import Profile, Reaction
 from distsim.profiles.support import SHAPED
-from distsim.program.records import CodeCall, Program, Vec, at
+from distsim.program.records import Code, CodeCall, Program, Vec, at
 from distsim.semantics.creation import Made, made_groups
 from distsim.semantics.form import (
     Drop,
@@ -56,6 +56,18 @@ class Shared:
         self.unlike = unlike
 
 
+def refusal_key(program: Program, code: Code, row: int, call: CodeCall) -> Hashable:
+    """What decides whether a back end refuses a call of a row of a code."""
+    open_source = call.port >= 0 and int(at(code.ports[call.port].peer, row)) < 0
+    buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
+    shapes = tuple(
+        tuple(int(at(n, row)) for n in b.shape) for side in ("inputs", "outputs") for b in call.fields.get(side) or ()
+    ) if call.op in SHAPED else ()  # fmt: skip
+    group = program.groups[int(at(code.groups[call.group], row)) if call.group >= 0 else 0]
+    own = group.backend if group.id else None
+    return (call.op, own, buffers[0].dtype if buffers else "", call.fields.get("reduce_op"), open_source, shapes)
+
+
 class Compiler:
     """One unit under one profile. `run` fills in its instructions.
 
@@ -77,6 +89,7 @@ class Compiler:
         self.has_started = self.apart = False  # apart: in a group that is not that of the others
         self.made: set[int] = set()  # positions of the calls that this unit makes
         self._refused: dict[int, str | None] = {}  # by a call's id: why the back end refuses it
+        self._sound: set[int] = set()  # by a call's id: nothing is wrong with it, wherever it stands
         self.fatal = {f.position: f for f in program.faults if f.rank == self.rank and f.at_ns is None and f.kind in _ENDS}
 
     def run(self) -> Unit:
@@ -121,10 +134,10 @@ class Compiler:
     def _call(self, position: int) -> bool:
         """Compile one call; False when the rank ends in it."""
         call = self.code.calls[position]
-        if self._fault(position):
+        if self.fatal and self._fault(position):
             return False
         self.made.add(position)
-        wrong = self.wrong(position, call)
+        wrong = None if id(call) in self._sound and not self.ignored else self.wrong(position, call)
         if wrong is not None and wrong[0] != "goes on":
             return self._react(position, *wrong)
         if call.op == "init_process_group" and not self._gets_in(position):
@@ -197,6 +210,8 @@ class Compiler:
                 (text for one in (call, *call.parts) if (text := self._refusal(one)) is not None), None
             )
         text = self._refused[id(call)]
+        if text is None:
+            self._sound.add(id(call))
         return None if text is None else ("raises", text)
 
     def _reaction(self, position: int, call: CodeCall, one: CodeCall, text: str) -> Reaction:
@@ -228,14 +243,7 @@ class Compiler:
     def _refusal(self, call: CodeCall) -> str | None:
         if OPS[call.op].kind not in ("p2p", "collective", "remote"):
             return None
-        open_source = call.port >= 0 and self.peer(call) < 0
-        buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
-        shapes = tuple(
-            tuple(int(self.value(n)) for n in b.shape) for side in ("inputs", "outputs") for b in call.fields.get(side) or ()
-        ) if call.op in SHAPED else ()  # fmt: skip
-        group = self.program.groups[self.group_id(call)]
-        own = group.backend if group.id else None
-        key = (call.op, own, buffers[0].dtype if buffers else "", call.fields.get("reduce_op"), open_source, shapes)
+        key = refusal_key(self.program, self.code, self.vector_row, call)
         if key not in self.shared.refusals:
             self.shared.refusals[key] = refusal(self.profile, self.program.resolve(self.rank, call))
         return self.shared.refusals[key]

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.arrays import distinct
 from distsim.cost import CostModel
 from distsim.ops.one_sided import CELL, SIGNALS
 from distsim.ops.table import OPS
@@ -41,7 +42,7 @@ class Conditions:
         self.linked, self.cost, self.needs = linked, cost, Needs(linked)
         self.mate, self.withdrawn = _without(linked, withdrawn), frozenset(withdrawn)
         gone = [int(linked.instance[row]) for row in withdrawn if linked.instance[row] >= 0]
-        self.never = np.unique(np.array([*misfits[1], *gone], dtype=np.int64))
+        self.never = distinct(np.array([*misfits[1], *gone], dtype=np.int64))
         self.ahead = self._ahead()
         self.need = np.where(self.ahead, -1, self.mate)
         self.room = np.full(linked.rows, -1, dtype=np.int64)
@@ -61,7 +62,7 @@ class Conditions:
     def _ahead(self) -> BoolArray:
         """Sends that the back end buffers while there is room."""
         linked, sends = self.linked, self.linked.kind == PartKind.SEND
-        sizes = np.unique(linked.nbytes[sends])
+        sizes = distinct(linked.nbytes[sends])
         credit, options = linked.profile.credit, linked.program.options
         free = np.array([credit(int(n), 0, options) for n in sizes.tolist()], dtype=np.bool_)
         found = np.zeros(linked.rows, dtype=np.bool_)
@@ -196,7 +197,7 @@ class Conditions:
         there."""
         found: dict[int, tuple[int, ...]] = {}
         unfit, said = set(self.never.tolist()), self.linked.signature
-        for instance in np.unique(self.linked.instance[self.needs.early]).tolist():
+        for instance in distinct(self.linked.instance[self.needs.early]).tolist():
             rows = self.linked.rows_of[instance].tolist()
             of = {int(self.linked.rank[row]): row for row in rows if row not in self.withdrawn}
             for row in rows:

@@ -91,11 +91,11 @@ class Look:
                     None, :
                 ]
 
-    def goes_by_place(self, profiles: Iterable[Profile]) -> bool:
-        """Some operation of the code lets members go by where they stand in the group, beyond being its root or not."""
-        return any(
-            _by_place(profile, op) for profile in profiles for op in {c.op for c in self.calls if OPS[c.op].kind == "collective"}
-        )
+    def by_place(self, profiles: Iterable[Profile]) -> list[Ints]:
+        """By rank the groups on which some operation of the code lets members go by where they stand, beyond being its root or not."""
+        calls = [call for call in self.calls if OPS[call.op].kind == "collective"]
+        ops = {op for profile in profiles for op in {c.op for c in calls} if _by_place(profile, op)}
+        return [self.groups[k] for k in sorted({call.group for call in calls if call.op in ops})]
 
 
 def goes_by_place(program: Program, profile: Profile) -> bool:

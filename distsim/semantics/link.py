@@ -16,6 +16,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.arrays import distinct
 from distsim.match import ANY
 from distsim.ops.one_sided import SIGNALS
 from distsim.ops.records import Call
@@ -126,7 +127,7 @@ class Linked:
         self.instance[rows] = np.cumsum(fresh) - 1
         starts = np.flatnonzero(fresh)
         groups = self.program.groups
-        present = {g: self.program.members(g) for g in np.unique(group[starts]).tolist()}
+        present = {g: self.program.members(g) for g in distinct(group[starts]).tolist()}
         self.members: list[tuple[int, ...]] = [present[g] for g in group[starts].tolist()]
         self.whole: list[tuple[int, ...]] = [groups[g].ranks for g in group[starts].tolist()]
         for (_, members), gathered in keys.gathered.items():
@@ -201,7 +202,7 @@ class Linked:
     @cached_property
     def open_boxes(self) -> IntArray:
         """Boxes in which some receive is open to any source."""
-        return np.unique(self.box[(self.kind == PartKind.RECEIVE) & (self.peer == ANY)])
+        return distinct(self.box[(self.kind == PartKind.RECEIVE) & (self.peer == ANY)])
 
     @cached_property
     def rows_of(self) -> list[IntArray]:

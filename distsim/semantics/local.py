@@ -111,7 +111,7 @@ def threads_of(
 ) -> tuple[Thread, list[Thread]]:
     """A host and its streams, at their start. ``number``: what it is called, ``rank``: whose faults it has."""
     faults = [fault for fault in linked.program.faults if fault.rank == rank]
-    host = Thread(number, base, steps.host, meets, sum(f.delay_ns for f in faults if f.kind == "late"), True)
+    host = Thread(number, base, steps.host, meets, linked.program.delays.get(rank, 0), True)
     host.ended = any(fault.kind == "absent" for fault in faults)
     return host, [Thread(number, base, stream, [], 0, False) for stream in steps.streams]
 

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from distsim.arrays import distinct, union
 from distsim.errors import UsageError
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
@@ -87,7 +88,7 @@ class Misfits:
     def __init__(self, linked: Linked) -> None:
         self.linked = linked
         self.receives = bad_pairs(linked)
-        self.instances = np.union1d(*bad_instances(linked))
+        self.instances = union(*bad_instances(linked))
         if linked.program.stands_for is not None and self.instances.size:
             raise Unfold  # what comes of it goes by how many say what, and where they stand
         refuse_too_many(linked, self.instances.tolist())
@@ -149,7 +150,7 @@ class Misfits:
 def refuse_too_many(linked: Linked, instances: Iterable[int]) -> None:
     """Raise UsageError where calls differ in so many ways that comparing each with all who came before has no end: the number of
     different calls times that of the members, over all collectives (`MOST_COMPARED`)."""
-    compared = sum(len(np.unique(linked.signature[rows])) * len(rows) for rows in map(linked.rows_of.__getitem__, instances)
+    compared = sum(len(distinct(linked.signature[rows])) * len(rows) for rows in map(linked.rows_of.__getitem__, instances)
                    if len(rows) ** 2 > MOST_COMPARED)  # fmt: skip
     if compared > MOST_COMPARED:
         seconds = compared * _COMPARE_US / 1e6
@@ -177,7 +178,7 @@ def bad_instances(linked: Linked) -> tuple[IntArray, IntArray]:
     np.minimum.at(low, linked.instance[rows], linked.signature[rows])
     np.maximum.at(high, linked.instance[rows], linked.signature[rows])
     unlike = np.flatnonzero((low < high) | ((low == ODD) & (high == ODD)))
-    return unlike, np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *_uneven(linked)]))
+    return unlike, distinct(np.concatenate([np.zeros(0, dtype=np.int64), *_uneven(linked)]))
 
 
 def _uneven(linked: Linked) -> list[IntArray]:

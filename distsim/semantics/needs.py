@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from distsim.arrays import distinct
 from distsim.profiles.record import Awaited
 from distsim.semantics.form import PartKind
 from distsim.semantics.link import IntArray, Linked
@@ -73,4 +74,4 @@ class Needs:
             if op not in known:
                 known[op] = any(needs(op, n, 0, me) is not None for n in (2, 3, 4) for me in range(n))
             found += [rows] if known[op] else []
-        return np.unique(np.concatenate(found))
+        return distinct(np.concatenate(found))

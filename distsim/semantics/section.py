@@ -14,6 +14,7 @@ from typing import TypeVar, cast
 
 import numpy as np
 
+from distsim.arrays import distinct
 from distsim.cost import CostModel
 from distsim.profiles import READINGS
 from distsim.profiles.record import Profile
@@ -56,10 +57,10 @@ def _kept(classes: Partition, size: int) -> Ints:
     fresh = np.unique(classes.of, return_index=True)[1]
     while len(fresh):
         kept[fresh] = True
-        those = np.unique(groups.of(fresh))
+        those = distinct(groups.of(fresh))
         those = those[~seen[those]]
         seen[those] = True
-        wanted = np.unique(np.concatenate([peers.of(fresh), needed.of(those)]))
+        wanted = distinct(np.concatenate([peers.of(fresh), needed.of(those)]))
         fresh = wanted[~kept[wanted]]
     return np.flatnonzero(kept)
 

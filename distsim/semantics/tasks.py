@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from distsim.arrays import distinct
 from distsim.ops.one_sided import SIGNALS
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
@@ -177,7 +178,7 @@ class Tables:
     def fits(self) -> list[bool]:
         """Of each row: a send that the back end buffers, if nothing else fills its window."""
         sends = np.flatnonzero(self.linked.kind == PartKind.SEND)
-        sizes = np.unique(self.linked.nbytes[sends])
+        sizes = distinct(self.linked.nbytes[sends])
         credit, options = self.profile.credit, self.program.options
         free = np.array([credit(int(n), 0, options) for n in sizes.tolist()], dtype=np.bool_)
         found = np.zeros(self.linked.rows, dtype=np.bool_)

@@ -98,9 +98,18 @@ class QuorumWriter(Writer):
         return Expansion(found, self.tensors)
 
     def configured(self, k: int, members: tuple[int, ...], before: tuple[int, ...], joined: list[int]) -> list[Entry]:
-        """A new group, made by its members alone; then those who joined get the weights, each from one that has them."""
+        """A new group, made by its members alone; then those who joined get the weights, each from one that has them.
+
+        Who was in the one before leaves it first, as the manager aborts its group when it is configured anew. (So does anybody who makes
+        such groups with new_group: its name is a hash of the members and of how many groups the rank has.)
+        """
+        left = [rank for rank in members if rank in before]
         made = {"name": self.group_name(k), "ranks": list(members), "use_local_synchronization": True}
-        found: list[Entry] = [compute("quorum", self.f.quorum), {"new_group": made}]
+        found: list[Entry] = [compute("quorum", self.f.quorum)]
+        if left:
+            gone: Entry = {"destroy_process_group": {"group": self.group_name(k - 1)}}
+            found.append(gone if len(left) == len(members) else {**gone, "ranks": _chosen(left)})
+        found.append({"new_group": made})
         givers = [rank for rank in members if rank in before]
         for number, rank in enumerate(joined if givers else []):
             giver = givers[number % len(givers)]

@@ -11,16 +11,14 @@ from collections.abc import Iterator, Mapping
 from itertools import accumulate, pairwise
 from math import ceil, prod
 from random import Random
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple
 
 from pydantic import StrictBool
 
 from distsim.strategies.base import Context, Entry, Price, Refusal, compute
-from distsim.strategies.expert_stages import StagedWriter
+from distsim.strategies.expert_stages import StagedWriter, by_rank, worked
 from distsim.strategies.fields import Amount, Axis, Count, Dtype, Natural, PriceField
-from distsim.strategies.layers import LayerStrategy, LayerWriter, scaled
-
-T = TypeVar("T")
+from distsim.strategies.layers import LayerStrategy, LayerWriter
 
 #: Experts of a layer that are simulated: tokens are counted for each.
 _MOST_EXPERTS = 2**16
@@ -93,12 +91,27 @@ class ExpertParallel(LayerStrategy):
             )
         elif self.pieces > self.tokens:
             yield ("pieces",), f"a piece holds a token at least: expected at most {self.tokens}, found {self.pieces}"
-        elif self.imbalance or self.capacity_factor is not None:
+        elif self.once_per_machine and (self.imbalance or self.capacity_factor is not None):
             word = "imbalance" if self.imbalance else "capacity_factor"
-            yield (word,), "with two stages the router is even: leave it out"
+            sentence = (
+                "how often a token crosses once for several experts is counted for an even router: leave one of the two out"
+            )
+            yield (word,), sentence
+
+    @property
+    def router(self) -> Router:
+        return Router(
+            self.experts, self.tokens, self.top_k, self.imbalance, self.seed, self.capacity_factor, self.pad_to_capacity
+        )
 
     def writer(self, context: Context) -> ExpertWriter | StagedWriter:
-        return ExpertWriter(self, context) if self.between is None else StagedWriter(self, context)
+        if self.between is None:
+            return ExpertWriter(self, context)
+        nodes, local = context.size_of(self.between), context.size_of(self.axis)
+        even = self.imbalance == 0 and self.capacity_factor is None
+        rows = [] if even else routed(self.router, context.world_size, nodes * local)
+        places = {} if even else {axis: coordinates(context.mesh, axis) for axis in (self.between, self.axis)}
+        return StagedWriter(self, context, rows, places)
 
 
 class ExpertWriter(LayerWriter):
@@ -110,25 +123,19 @@ class ExpertWriter(LayerWriter):
     def __init__(self, fields: ExpertParallel, context: Context) -> None:
         super().__init__(context.prefix(fields.name), fields.dtype, fields.axis)
         self.f, n = fields, context.size_of(fields.axis)
-        router = Router(fields.experts, fields.tokens, fields.top_k, fields.imbalance, fields.seed, fields.capacity_factor,
-                        fields.pad_to_capacity)  # fmt: skip
-        self.sends = [list(row) for row in routed(router, context.world_size, n)]
+        self.sends = [list(row) for row in routed(fields.router, context.world_size, n)]
         self.takes = [[self.sends[other][mine] for other in group] for mine, group in coordinates(context.mesh, fields.axis)]
         self.even = all(len({*row}) == 1 and row == self.sends[0] for row in self.sends)
-        gone, come = (self.by_rank([sum(row) for row in rows]) for rows in (self.sends, self.takes))
+        gone, come = (by_rank([sum(row) for row in rows]) for rows in (self.sends, self.takes))
         for suffix in ("", "_grad") if fields.backward is not None else ("",):
             for word, rows in (("tokens", gone), ("routed", come), ("results", come), ("combined", gone)):
                 self.tensor(word + suffix, [rows, fields.hidden])
         for word in () if fields.pad_to_capacity else ("counts", "theirs"):
             self.tensor(word, fields.experts, "int64")
 
-    def by_rank(self, numbers: list[T]) -> T | dict[int, T]:
-        """One number where all are equal, else a mapping of ranks."""
-        return numbers[0] if all(n == numbers[0] for n in numbers) else dict(enumerate(numbers))
-
     def moved(self, source: str, target: str, back: bool) -> Entry:
         """Tokens to their experts, or results back: what goes out one way comes in the other."""
-        splits = None if self.even else self.by_rank(self.takes if back else self.sends)
+        splits = None if self.even else by_rank(self.takes if back else self.sends)
         return self.call("all_to_all_single", input=f"{self.p}_{source}", output=f"{self.p}_{target}", input_splits=splits)
 
     def forward(self, price: Price) -> list[Entry]:
@@ -152,16 +159,8 @@ class ExpertWriter(LayerWriter):
 
     def work(self, name: str, price: Price, reads: str, writes: str) -> list[Entry]:
         """The experts' time follows their tokens; a rank without tokens computes nothing."""
-        share = self.f.tokens * self.f.top_k
         words = {"reads": [f"{self.p}_{reads}"], "writes": [f"{self.p}_{writes}"]}
-        ranks_of: dict[int, list[int]] = {}
-        for rank, rows in enumerate(self.takes):
-            ranks_of.setdefault(sum(rows), []).append(rank)
-        everybody = len(ranks_of) == 1
-        return [
-            compute(name, scaled(price, rows / share), None if everybody else ranks, **words)
-            for rows, ranks in sorted(ranks_of.items())
-        ]
+        return worked(name, price, [sum(rows) for rows in self.takes], self.f.tokens * self.f.top_k, **words)
 
 
 # --- which tokens go where, seeded: the same on any machine ---

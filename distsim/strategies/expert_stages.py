@@ -9,17 +9,39 @@ one piece goes round inside while the next one crosses the network.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import ceil, comb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from distsim.strategies.base import Context, Entry, Price, compute, wait
-from distsim.strategies.layers import LayerWriter
+from distsim.strategies.base import Context, Entry, Price, compute, step, wait
+from distsim.strategies.layers import LayerWriter, scaled
 
 if TYPE_CHECKING:
     from distsim.strategies.expert_parallel import ExpertParallel
 
+T = TypeVar("T")
+#: A rank's coordinate on an axis, and the ranks of its group in order.
+Place = tuple[int, tuple[int, ...]]
+
 #: Elements that share a float32 scale in an FP8 dispatch.
 _SCALED = 128
+
+
+def by_rank(numbers: list[T]) -> T | dict[int, T]:
+    """One number where all are equal, else a mapping of ranks."""
+    return numbers[0] if all(n == numbers[0] for n in numbers) else dict(enumerate(numbers))
+
+
+def worked(name: str, price: Price, rows: Sequence[int], share: int, **words: list[str]) -> list[Entry]:
+    """Experts' time follows their tokens: ``rows`` of each rank, or of all, where ``price`` is for a ``share``."""
+    ranks_of: dict[int, list[int]] = {}
+    for rank, count in enumerate(rows):
+        ranks_of.setdefault(count, []).append(rank)
+    everybody = len(ranks_of) == 1
+    return [
+        compute(name, scaled(price, count / share), None if everybody else ranks, **words)
+        for count, ranks in sorted(ranks_of.items())
+    ]
 
 
 def hit(experts: int, of_place: int, top_k: int) -> float:
@@ -27,31 +49,82 @@ def hit(experts: int, of_place: int, top_k: int) -> float:
     return 1 - comb(experts - of_place, top_k) / comb(experts, top_k)
 
 
-class StagedWriter(LayerWriter):
-    """Entries of one layer's experts. ``across``, ``inside``: rows of a piece to each machine, and to each rank of the own one."""
+class Stage(NamedTuple):
+    """One of the two exchanges on the way out: rows of a piece that each rank sends to each place, and gets from it.
 
-    def __init__(self, fields: ExpertParallel, context: Context) -> None:
+    On the way back what was got is sent. An even stage has one row of numbers for all ranks.
+    """
+
+    sends: list[list[int]]
+    gets: list[list[int]]
+
+    def splits(self, way: str) -> list[int] | dict[int, list[int]] | None:
+        rows = self.sends if way == "out" else self.gets
+        return None if len(rows) == 1 else by_rank(rows)
+
+    def rows(self, way: str, side: str) -> int | dict[int, int]:
+        return by_rank([sum(row) for row in (self.sends if (way == "out") == (side == "sent") else self.gets)])
+
+
+def uneven(rows: Sequence[Sequence[int]], pieces: int, local: int, places: Sequence[Sequence[Place]]) -> tuple[Stage, Stage]:
+    """Both stages of an uneven router. ``rows[r][d]``: tokens of rank r for place d of all, machine after machine; ``places``: each
+    rank's coordinate and group, between machines and inside."""
+    each = [[ceil(n / pieces) for n in row] for row in rows]
+    between, inside = places
+    across = [[sum(row[d : d + local]) for d in range(0, len(row), local)] for row in each]
+    came = [[across[other][machine] for other in group] for machine, group in between]
+    first = [machine * local for machine, _ in between]
+    onward = [[sum(each[other][first[r] + q] for other in between[r][1]) for q in range(local)] for r in range(len(each))]
+    got = [[onward[other][place] for other in group] for place, group in inside]
+    return Stage(across, came), Stage(onward, got)
+
+
+class StagedWriter(LayerWriter):
+    """Entries of one layer's experts. ``rows``, ``places``: of an uneven router, as `uneven` takes them; empty where it is even."""
+
+    def __init__(
+        self, fields: ExpertParallel, context: Context, rows: Sequence[Sequence[int]] = (), places: Mapping[str, list[Place]] = {}
+    ) -> None:
         super().__init__(context.prefix(fields.name), fields.dtype)
         assert fields.between is not None
         self.f, self.axes = fields, (fields.between, fields.axis)
         self.nodes, self.local = (context.size_of(axis) for axis in self.axes)
-        there, everywhere = fields.experts // self.nodes, self.nodes * self.local
-        if fields.once_per_machine:
-            across = fields.tokens * hit(fields.experts, there, fields.top_k)
-            inside = fields.tokens * hit(fields.experts, fields.experts // everywhere, fields.top_k)
-        else:
-            across, inside = fields.tokens * fields.top_k / self.nodes, fields.tokens * fields.top_k / everywhere
-        self.across, self.inside = ceil(across / fields.pieces), self.nodes * ceil(inside / fields.pieces)
-        self.tensor("counts", fields.experts, "int64")
-        self.tensor("theirs", fields.experts, "int64")
+        both = uneven(rows, fields.pieces, self.local, [places[axis] for axis in self.axes]) if rows else self.even()
+        self.stages = dict(zip(("tokens", "forwarded"), both, strict=True))
+        #: Tokens that each rank's experts get; one number where the router is even.
+        self.taken = [sum(rows[r][self.place(places, rank)] for r in self.others(places, rank)) for rank in range(len(rows))]
+        for word in () if fields.pad_to_capacity else ("counts", "theirs"):
+            self.tensor(word, fields.experts, "int64")
         for suffix in ("", "_grad") if fields.backward is not None else ("",):
-            for word, rows in (("tokens", self.nodes * self.across), ("forwarded", self.local * self.inside)):
+            for word, stage in self.stages.items():
                 for way, dtype in (("out", fields.dispatch_dtype or fields.dtype), ("back", fields.dtype)):
                     scales = 4 * fields.hidden // _SCALED if dtype.startswith("float8") else 0
                     for side in ("sent", "got"):
-                        self.room(f"{word}_{way}_{side}{suffix}", [rows, fields.hidden + scales], dtype)
+                        self.room(f"{word}_{way}_{side}{suffix}", [stage.rows(way, side), fields.hidden + scales], dtype)
 
-    def room(self, word: str, shape: list[int], dtype: str) -> None:
+    def even(self) -> tuple[Stage, Stage]:
+        """Both stages where every expert gets as many tokens."""
+        fields, everywhere = self.f, self.nodes * self.local
+        if fields.once_per_machine:
+            across = fields.tokens * hit(fields.experts, fields.experts // self.nodes, fields.top_k)
+            inside = fields.tokens * hit(fields.experts, fields.experts // everywhere, fields.top_k)
+        else:
+            across, inside = fields.tokens * fields.top_k / self.nodes, fields.tokens * fields.top_k / everywhere
+        first = [[ceil(across / fields.pieces)] * self.nodes]
+        second = [[self.nodes * ceil(inside / fields.pieces)] * self.local]
+        return Stage(first, first), Stage(second, second)
+
+    def place(self, places: Mapping[str, list[Place]], rank: int) -> int:
+        """The number of a rank's experts among all places, machine after machine."""
+        machine, place = (places[axis][rank][0] for axis in self.axes)
+        return machine * self.local + place
+
+    def others(self, places: Mapping[str, list[Place]], rank: int) -> list[int]:
+        """All ranks whose tokens come to a rank: those of each machine that it exchanges with."""
+        between, inside = (places[axis] for axis in self.axes)
+        return [other for inner in inside[rank][1] for other in between[inner][1]]
+
+    def room(self, word: str, shape: list[object], dtype: str) -> None:
         name = self.tensor(word, shape, dtype)
         if self.f.pieces > 1:
             self.tensors[name]["copies"] = self.f.pieces
@@ -64,20 +137,22 @@ class StagedWriter(LayerWriter):
         axes = list(self.axes)
         counts: Entry = {"all_to_all_single": {"input": f"{self.p}_counts", "output": f"{self.p}_theirs", "group": axes}}
         out = self.moved("out", "", self.f.beside)
-        return [counts, *out, self.work("experts", price, ""), *self.moved("back", "", None)]
+        told = [] if self.f.pad_to_capacity else [counts]
+        return [*told, *out, *self.work("experts", price, ""), *self.moved("back", "", None)]
 
     def backward(self, price: Price) -> list[Entry]:
         """The backward pass of a combine is a dispatch, that of a dispatch a combine."""
         return [
             *self.moved("out", "_grad", None),
-            self.work("experts backward", price, "_grad"),
+            *self.work("experts backward", price, "_grad"),
             *self.moved("back", "_grad", None),
         ]
 
-    def work(self, name: str, price: Price, suffix: str) -> Entry:
-        pieces = range(self.f.pieces)
+    def work(self, name: str, price: Price, suffix: str) -> list[Entry]:
+        pieces, share = range(self.f.pieces), self.f.tokens * self.f.top_k
         reads = [self.name(f"forwarded_out_got{suffix}", k) for k in pieces]
-        return compute(name, price, reads=reads, writes=[self.name(f"forwarded_back_sent{suffix}", k) for k in pieces])
+        writes = [self.name(f"forwarded_back_sent{suffix}", k) for k in pieces]
+        return worked(name, price, self.taken or [share], share, reads=reads, writes=writes)
 
     def moved(self, way: str, suffix: str, beside: Price | None) -> list[Entry]:
         """All pieces by both stages; what is computed ``beside`` begins when the first stage is under way."""
@@ -101,4 +176,7 @@ class StagedWriter(LayerWriter):
 
     def exchange(self, word: str, way: str, suffix: str, axis: str, k: int) -> Entry:
         sent, got = (self.name(f"{word}_{way}_{side}{suffix}", k) for side in ("sent", "got"))
-        return {"all_to_all_single": {"input": sent, "output": got, "group": axis, "async": True, "as": f"{self.p}_{word}@{k}"}}
+        splits = self.stages[word].splits(way)
+        return step(
+            "all_to_all_single", input=sent, output=got, input_splits=splits, group=axis, async_=True, as_=f"{self.p}_{word}@{k}"
+        )

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from distsim.expr import ExpressionError, parse
 from distsim.names import listing, near, shown
-from distsim.strategies.amounts import written
+from distsim.strategies.amounts import duration_ns, written
 from distsim.strategies.base import Cost, Group, Price
 
 T = TypeVar("T")
@@ -174,6 +174,8 @@ Natural = Annotated[int, PlainValidator(integer(0)), WithJsonSchema(_counted(0))
 Amount = Annotated[
     float, PlainValidator(_amount), WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1e15}, _FORMULA]})
 ]
+#: ns, from a duration with its unit.
+Duration = Annotated[int, PlainValidator(duration_ns), WithJsonSchema({"x-def": "duration"})]
 PriceField = Annotated[Price, PlainValidator(price), WithJsonSchema({"anyOf": [{"x-def": "duration"}, _PRICE]})]
 CostField = Annotated[Cost, PlainValidator(cost), WithJsonSchema(COST)]
 Dtype = Annotated[str, PlainValidator(_dtype), WithJsonSchema({"enum": list(DTYPES)})]

@@ -85,6 +85,11 @@ class Hybrid(Strategy):
         found = [*self._order(context), *self._data(context)]
         for word, part in self.parts:
             found += [((word, *way), sentence) for way, sentence in part.refuse(context)]
+        for field in ("ends", "between", "clip_grad_norm"):
+            if self.tensor is not None and getattr(self.tensor, field):
+                found.append(
+                    (("tensor", field), f"a product takes a stage's layers alone from `tensor`: give {field} in tensor_parallel")
+                )
         if not self.parts and self.pipeline is None:
             found.append(((), "a hybrid needs a pipeline, or what a stage consists of: tensor, context, experts"))
         return found + (self._pipeline(context) if not found else [])
@@ -122,6 +127,13 @@ class Hybrid(Strategy):
             made = model.model_validate(fields, context=dict(context.known))
         except ValidationError as errors:
             return [(("pipeline", *error["loc"]), sentence(error, model, "pipeline")) for error in errors.errors()]
+        if isinstance(made, Pipeline) and made.two_copies:
+            return [
+                (
+                    ("pipeline", "schedule"),
+                    "dualpipe has two copies of each stage, a product one: take `pipeline`, or dualpipe_v here",
+                )
+            ]
         found = _refused_plain(made, context) if isinstance(made, PlainPipeline) else made.refuse(context)
         return [(("pipeline", *way), text) for way, text in found]
 

@@ -7,14 +7,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import BaseModel, ConfigDict, PlainValidator, StrictBool, ValidationInfo, WithJsonSchema, field_validator
 
 from distsim import units
 from distsim.names import listing, near, shown
 from distsim.reading import read_bytes
-from distsim.strategies.base import Context, Cost, Entry, Expansion, Refusal, Strategy, block, blocks, declared
-from distsim.strategies.fields import COST, Axis, Count, Dtype, Shape, cost, keyed
+from distsim.strategies.base import Context, Cost, Entry, Expansion, Refusal, Strategy, block, blocks, declared, step
+from distsim.strategies.fields import COST, Axis, Count, Dtype, Duration, Shape, cost, keyed
 from distsim.strategies.pipeline_actions import Schedule, computes, forwards, from_rows, parse_rows
+from distsim.strategies.pipeline_both import pair_group, refused
 from distsim.strategies.pipeline_calls import calls_of, unmet
 from distsim.strategies.pipeline_data import DataFields, DataWriter, ShardedStages
 from distsim.strategies.pipeline_ddp import DdpStages
@@ -27,8 +28,9 @@ from distsim.strategies.pipeline_shapes import shapes, vote
 _NAMES = {
     "gpipe": "gpipe", "1f1b": "1f1b", "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "looped_bfs", "zb1p": "zb1p",
     "interleavedzerobubble": "zb1p", "zbv": "zbv", "zbvzerobubble": "zbv", "dualpipev": "dualpipe_v",
+    "dualpipe": "dualpipe",
 }  # fmt: skip
-_CHUNKS = {"gpipe": (1, 1), "1f1b": (1, 1), "zbv": (2, 2), "dualpipe_v": (2, 2)}
+_CHUNKS = {"gpipe": (1, 1), "1f1b": (1, 1), "zbv": (2, 2), "dualpipe_v": (2, 2), "dualpipe": (2, 2)}
 _EVEN = ("interleaved_1f1b", "zb1p")
 
 #: Stage -> cost; `else` stands for all stages that are not named.
@@ -85,11 +87,15 @@ class Pipeline(Strategy):
     backward_weight: StageCostsField | None = None
     #: What a stage's last backward is instead, where something is done beside it.
     last_backward: StageCostsField | None = None
+    #: A forward and a backward that overlap, where that is less than both one after the other (dualpipe, dualpipe_v).
+    overlapped: Duration | None = None
     #: Data parallelism of the stages, with PyTorch's own calls for it.
     data_parallel: DataFields | None = None
     activation: Activation
     #: A tensor of the file that every backward adds to; one of its own if left out.
     gradient: str | None = None
+    #: With dualpipe: sum the gradients of a stage's two copies in the end.
+    reduce_copies: StrictBool = True
     #: Before the first micro-batch: true as PyTorch does it without shapes given, `vote` as it does with them.
     shapes_exchange: bool | Literal["vote"] = False
     defer_pp_recv: bool = False
@@ -118,6 +124,10 @@ class Pipeline(Strategy):
         found += [] if found else self._refused_layout(named, context.mesh[self.axis])
         unknown = None if self.gradient is None else context.unknown_tensor(self.gradient)
         found += [] if unknown is None else [(("gradient",), unknown)]
+        if not found and self.two_copies and not self._two_gradients(context):
+            found = [
+                (("gradient",), "dualpipe: a rank has two stages, and each wants a gradient of its own: give it `copies: 2`")
+            ]
         if not found and self.data_parallel is not None:
             found = [(("data_parallel", *way), text) for way, text in context.refused(group=self.data_parallel.group)]
         if found:
@@ -142,6 +152,16 @@ class Pipeline(Strategy):
                 )
             )
         return [*found, *([] if self.evaluate else self._refused_costs(made))]
+
+    @property
+    def two_copies(self) -> bool:
+        """Whether each stage is on two ranks."""
+        named = self._named()
+        return named is not None and _NAMES.get(_plain(named)) == "dualpipe"
+
+    def _two_gradients(self, context: Context) -> bool:
+        given = None if self.gradient is None else context.tensors[self.gradient]
+        return self.gradient is None or not self.reduce_copies or (isinstance(given, Mapping) and given.get("copies") == 2)
 
     def _named(self) -> str | None:
         """The schedule's name as asked for; None where it is a file or its lines."""
@@ -179,6 +199,7 @@ class Pipeline(Strategy):
             dealt = f"{name} deals {count} micro-batches out in {rounds} rounds of {ranks} or more"
             message = f"{dealt}, and {rounds} does not divide {count}{_nearest(ranks, count)}"
             found.append((("micro_batches",), message))
+        found += refused(ranks, count, dict(self)) if name == "dualpipe" and not found else ()
         if self.defer_pp_recv and name in ("gpipe", "1f1b"):
             found.append((("defer_pp_recv",), f"{name} has no receives to defer; PyTorch's class does not take the argument"))
         return found
@@ -187,10 +208,10 @@ class Pipeline(Strategy):
         found: list[Refusal] = []
         for field in ("forward", "backward", "backward_input", "backward_weight", "last_backward"):
             given: StageCosts | None = getattr(self, field)
-            strange = [stage for stage in given or () if isinstance(stage, int) and stage >= schedule.stages]
+            strange = [stage for stage in given or () if isinstance(stage, int) and stage >= schedule.length]
             if strange:
-                found.append(((field, strange[0]), f"there is no stage {strange[0]}; the stages are 0 to {schedule.stages - 1}"))
-            missing = [s for s in range(schedule.stages) if given and s not in given and "else" not in given]
+                found.append(((field, strange[0]), f"there is no stage {strange[0]}; the stages are 0 to {schedule.length - 1}"))
+            missing = [s for s in range(schedule.length) if given and s not in given and "else" not in given]
             if missing:
                 found.append(((field,), f"stage {missing[0]} has no entry, and there is no `else`"))
         halves = (self.backward_input is None) + (self.backward_weight is None)
@@ -201,7 +222,25 @@ class Pipeline(Strategy):
                 "the schedule splits the backward: expected a time that can be halved, or `backward_input` and `backward_weight`"
             )
             found.append((("backward",), message))
-        return found
+        return found + (self._refused_pairs(schedule) if self.overlapped is not None else [])
+
+    def _refused_pairs(self, schedule: Schedule) -> list[Refusal]:
+        """Whether forwards and backwards can be given less time beside each other."""
+        if not any(action.parts for row in schedule.rows for action in row):
+            return [(("overlapped",), "the schedule overlaps no forward with a backward; dualpipe and dualpipe_v do")]
+        if self.data_parallel is not None or self.last_backward is not None:
+            return [
+                (
+                    ("overlapped",),
+                    "overlapped goes with plain forward and backward times, not with data_parallel or last_backward",
+                )
+            ]
+        times = [_halves(cost) for field in (self.forward, self.backward or {"else": {}}) for cost in field.values()]
+        return (
+            []
+            if all(times)
+            else [(("overlapped",), "overlapped needs forward and backward as times, whose share of it each keeps")]
+        )
 
     # --- the schedule ---
     def _chunks(self, name: str) -> int:
@@ -241,15 +280,16 @@ class Pipeline(Strategy):
         found: dict[tuple[str, int], Cost] = {}
         split = not self.evaluate and (_splits(schedule) or self.backward is None)
         for stage in range(schedule.stages):
-            found["F", stage] = _at(self.forward, stage)
+            here = stage % schedule.length
+            found["F", stage] = _at(self.forward, here)
             if self.backward is not None:
-                found["B", stage] = _at(self.backward, stage)
+                found["B", stage] = _at(self.backward, here)
             if self.backward_input is not None and self.backward_weight is not None:
-                found["I", stage], found["W", stage] = _at(self.backward_input, stage), _at(self.backward_weight, stage)
+                found["I", stage], found["W", stage] = _at(self.backward_input, here), _at(self.backward_weight, here)
             elif split:
                 found["I", stage], found["W", stage] = _halves(found["B", stage]) or ({}, {})
             if self.last_backward is not None:
-                found["L", stage] = _at(self.last_backward, stage)
+                found["L", stage] = _at(self.last_backward, here)
         return found
 
     # --- the entries ---
@@ -259,14 +299,18 @@ class Pipeline(Strategy):
         gradients, tensors = self._tensors(prefix, chunks, schedule.micro_batches, context)
         fields = self.data_parallel
         data = None if fields is None else _stages(fields)(fields, context, prefix, chunks)
-        layout = Layout(schedule, self.axis, prefix, self.costs(schedule), gradients, self.numbered, data)
+        layout = Layout(schedule, self.axis, prefix, self.costs(schedule), gradients, self.numbered, data, self.overlapped)
         writers = [RankWriter(layout, rank) for rank in range(schedule.ranks)]
         before = [self._before(writer) for writer in writers]
         rows = [writer.entries(calls_of(schedule, rank)) for rank, writer in enumerate(writers)]
+        groups: dict[str, Entry] = {}
+        if schedule.directions > 1 and self.reduce_copies and not self.evaluate:
+            groups = {f"{prefix}_copies": pair_group(self.axis, context)}
+        end = [step("all_reduce", tensor=name, group=group) for group in groups for name in gradients]
         start = [*(data.setup() if data is not None else ()), *blocks(before, self.axis)]
         if start and context.iterations > 1:
             start = [block(start, "iteration == 0")]
-        return Expansion([*start, *blocks(rows, self.axis)], tensors | (data.tensors if data is not None else {}))
+        return Expansion([*start, *blocks(rows, self.axis), *end], tensors | (data.tensors if data is not None else {}), groups)
 
     def _before(self, writer: RankWriter) -> list[Entry]:
         if not self.shapes_exchange:

@@ -16,6 +16,8 @@ COMPUTE = ("F", "B", "I", "W")
 MESSAGES = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
 #: What only sharded weights need, and what only orders the others.
 SILENT = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
+#: In "batched" rows: what came up goes out without a computation.
+COMMIT = "COMMIT"
 OVERLAP = "OVERLAP_F_B"
 
 _TEXT = re.compile(r"(\d{1,6})(F|I|BW|B|W|UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)(\d{0,6})")
@@ -48,26 +50,46 @@ class Schedule(NamedTuple):
     """``rows[r]`` are the actions of pipeline rank r, ``rank_of[s]`` is the rank of stage s.
 
     ``issue`` says how PyTorch turns the rows into calls: "fill_drain" and "one_f_one_b" (PipelineScheduleSingle's two schedules, which
-    fuse messages by themselves), "megatron" (1F1B as Megatron-LM makes it), or "runtime" (`_PipelineScheduleRuntime`, which
-    runs the rows' own SEND and RECV).
+    fuse messages by themselves), "megatron" (1F1B as Megatron-LM makes it), "runtime" (`_PipelineScheduleRuntime`, which
+    runs the rows' own SEND and RECV), or "batched" (the rows' own messages too, all that came up since the last computation in one batch).
+    ``directions``: so many copies of the model, each of an equal part of the stages, in order; each has ``micro_batches`` of its own.
     """
 
     rows: Rows
     rank_of: tuple[int, ...]
     micro_batches: int
     issue: str
+    directions: int = 1
 
     @property
     def stages(self) -> int:
+        """All there are; with several directions each of the model's stages is one in each."""
         return len(self.rank_of)
+
+    @property
+    def length(self) -> int:
+        """Stages of the model, from a micro-batch's first to its last."""
+        return len(self.rank_of) // self.directions
+
+    def first(self, stage: int) -> bool:
+        """Whether micro-batches start there."""
+        return stage % self.length == 0
+
+    def last(self, stage: int) -> bool:
+        """Whether their loss is there."""
+        return stage % self.length == self.length - 1
+
+    def beside(self, stage: int, way: int) -> int | None:
+        """The stage after it (``way`` 1) or before it (-1) in its direction; None at the ends."""
+        return None if (self.last(stage) if way > 0 else self.first(stage)) else stage + way
 
     @property
     def ranks(self) -> int:
         return len(self.rows)
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages of a rank, in order: chunk c of the rank is the c-th of them."""
-        return tuple(s for s, r in enumerate(self.rank_of) if r == rank)
+        """The stages of a rank, in the model's order: chunk c of the rank is the c-th of them."""
+        return tuple(sorted((s for s, r in enumerate(self.rank_of) if r == rank), key=lambda s: s % self.length))
 
 
 def computes(row: Iterable[Action]) -> Iterator[Action]:
@@ -81,8 +103,18 @@ def computes(row: Iterable[Action]) -> Iterator[Action]:
 def forwards(schedule: Schedule) -> Schedule:
     """The schedule without its backward passes, as eval() runs it: messages stay where those of training put them."""
     kept = ("F", "SEND_F", "RECV_F", "UNSHARD", "RESHARD")
+    if schedule.issue == "batched":
+        return schedule._replace(rows=tuple(tuple(_committed(row)) for row in schedule.rows))
     rows = tuple(tuple(each for action in row for each in action.each if each.kind in kept) for row in schedule.rows)
     return schedule._replace(rows=rows, issue="fill_drain" if schedule.issue in ("one_f_one_b", "megatron") else schedule.issue)
+
+
+def _committed(row: Iterable[Action]) -> Iterator[Action]:
+    """A batched row of forwards alone: a backward of its own still sends what came up before it (dualpipe.py, `_backward_chunk`)."""
+    for action in row:
+        yield from (each for each in action.each if each.kind in ("F", "SEND_F", "RECV_F"))
+        if action.kind in ("B", "I"):
+            yield Action(action.stage, COMMIT)
 
 
 # --- text ---

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from distsim.strategies.pipeline_actions import Action, Schedule, computes
+from distsim.strategies.pipeline_actions import COMPUTE, MESSAGES, Action, Schedule, computes
 
 
 class Message(NamedTuple):
@@ -28,11 +28,13 @@ class Message(NamedTuple):
 
 class Call(NamedTuple):
     """One step of a rank: ``compute`` an action, ``start`` a message, ``wait`` for messages, a ``batch`` that is waited for at once, or a
-    ``silent`` action (UNSHARD, RESHARD, REDUCE_GRAD), which means something where stages are sharded."""
+    ``silent`` action (UNSHARD, RESHARD, REDUCE_GRAD), which means something where stages are sharded. ``beside``: the computation that
+    overlaps it."""
 
     what: str
     messages: tuple[Message, ...] = ()
     action: Action | None = None
+    beside: Action | None = None
 
 
 def calls_of(schedule: Schedule, rank: int) -> list[Call]:
@@ -46,6 +48,8 @@ def calls_of(schedule: Schedule, rank: int) -> list[Call]:
     elif schedule.issue == "one_f_one_b":
         writer.one_f_one_b()
         writer.reduced()
+    elif schedule.issue == "batched":
+        writer.batched()
     else:
         writer.runtime()
     return writer.calls
@@ -55,15 +59,19 @@ class _RankCalls:
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self.schedule, self.rank = schedule, rank
         self.calls: list[Call] = []
+        #: Whether a stage's neighbour on a way (1 after it, -1 before) is on another rank.
+        self.apart: dict[tuple[int, int], bool] = {}
 
     # --- parts ---
     def message(self, sends: bool, way: str, m: int, stage: int | None = None) -> tuple[Message, ...]:
         """The message in a tuple; empty where there is no such neighbour, or it is on this rank."""
-        found = Message(sends, way, self.rank if stage is None else stage, m)
-        peer = found.peer_stage
-        if not 0 <= peer < self.schedule.stages or self.schedule.rank_of[peer] == self.rank:
-            return ()
-        return (found,)
+        stage = self.rank if stage is None else stage
+        side = stage, 1 if (way == "F") == sends else -1
+        apart = self.apart.get(side)
+        if apart is None:
+            peer = self.schedule.beside(*side)
+            apart = self.apart[side] = peer is not None and self.schedule.rank_of[peer] != self.rank
+        return (Message(sends, way, stage, m),) if apart else ()
 
     def start(self, messages: Sequence[Message]) -> None:
         """`_batch_p2p` without the wait, for a list of one kind."""
@@ -81,8 +89,8 @@ class _RankCalls:
         self.start(messages)
         self.wait(messages)
 
-    def compute(self, action: Action) -> None:
-        self.calls.append(Call("compute", (), action))
+    def compute(self, action: Action, beside: Action | None = None) -> None:
+        self.calls.append(Call("compute", (), action, beside))
 
     def reduced(self) -> None:
         """`perform_reduce_grad` at the end of a schedule of one stage per rank."""
@@ -158,30 +166,50 @@ class _RankCalls:
         if messages:
             self.calls.append(Call("batch", tuple(messages)))
 
-    # --- the runtime of schedules with messages of their own ---
+    # --- schedules with messages of their own ---
+    def batched(self) -> None:
+        """github deepseek-ai/DualPipe, dualpipe.py (`_commit_and_wait_comm`): sends and receives are gathered in a list, which goes out as
+        one batch, waited for at once, before each computation and at the end."""
+        pending: list[Message] = []
+        for action in self.schedule.rows[self.rank]:
+            if action.kind in MESSAGES:
+                pending += self.message(action.kind.startswith("SEND"), action.kind[-1], action.micro_batch, action.stage)
+                continue
+            self.batch(pending)
+            pending = []
+            for each in computes((action,)):
+                self.compute(each, _other(action, each))
+        self.batch(pending)
+
     def runtime(self) -> None:
         """Receives are waited for by the computation that needs them, sends at the end, the last one first."""
         open_receives: set[tuple[str, int, int]] = set()
         sent: list[Message] = []
         for action in self.schedule.rows[self.rank]:
-            for each in action.each:
+            for each in action.parts or (action,):
                 stage, kind, m, _ = each
-                if kind in ("SEND_F", "SEND_B", "RECV_F", "RECV_B"):
-                    messages = self.message(kind.startswith("SEND"), kind[-1], m, stage)
+                if kind in MESSAGES:
+                    sends = kind[0] == "S"
+                    messages = self.message(sends, kind[-1], m, stage)
                     self.start(messages)
-                    if kind.startswith("SEND"):
+                    if sends:
                         sent += messages
                     elif messages:
                         open_receives.add((kind[-1], stage, m))
-                elif kind in ("F", "B", "I", "W"):
+                elif kind in COMPUTE:
                     need = "F" if kind == "F" else "B", stage, m
                     if kind != "W" and need in open_receives:
                         self.wait((Message(False, *need),))
                         open_receives.remove(need)
-                    self.compute(each)
+                    self.compute(each, _other(action, each) if action.parts else None)
                 else:
                     self.calls.append(Call("silent", (), each))
         self.wait(sent[::-1])
+
+
+def _other(pair: Action, one: Action) -> Action | None:
+    """The other of an overlapped pair."""
+    return next((part for part in pair.parts if part != one), None)
 
 
 def unmet(schedule: Schedule) -> Iterator[str]:
@@ -192,8 +220,8 @@ def unmet(schedule: Schedule) -> Iterator[str]:
         seen: set[tuple[int, str, int]] = set()
         for action in row:
             for stage, kind, m, _ in action.each:
-                before = stage - 1 if kind == "F" else stage + 1
-                there = 0 <= before < schedule.stages and kind in ("F", "B", "I")
-                if there and schedule.rank_of[before] != rank and (stage, f"RECV_{'F' if kind == 'F' else 'B'}", m) not in seen:
+                before = schedule.beside(stage, -1 if kind == "F" else 1)
+                there = before is not None and kind in ("F", "B", "I") and schedule.rank_of[before] != rank
+                if there and (stage, f"RECV_{'F' if kind == 'F' else 'B'}", m) not in seen:
                     yield f"rank {rank}: {stage}{kind}{m} computes before it receives its input"
                 seen.add((stage, kind, m))

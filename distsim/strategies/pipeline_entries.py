@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from distsim import units
 from distsim.strategies.base import Cost, Entry, step
 from distsim.strategies.pipeline_actions import Action, Schedule
 from distsim.strategies.pipeline_calls import Call, Message
@@ -98,6 +99,11 @@ class Compute(Template):
         return found
 
 
+def _nanoseconds(cost: Cost) -> int:
+    assert isinstance(cost, Mapping)
+    return units.parse_duration_ns(cost["time"])
+
+
 #: Whether it is sent, and on which way -> the tensor of a message.
 _TENSORS = {(True, "F"): "output", (False, "F"): "input", (True, "B"): "input_grad", (False, "B"): "output_grad"}
 _WORDS = {"F": "forward", "B": "backward", "I": "backward input", "W": "backward weight"}
@@ -107,7 +113,8 @@ class Layout(NamedTuple):
     """What all ranks of a pipeline have in common.
 
     ``prefix`` begins the names of tensors, handles and the loop's index. ``costs``: (kind, stage) -> what it costs; there is either B or
-    both I and W; L, where there is one: a stage's last backward instead.
+    both I and W; L, where there is one: a stage's last backward instead. ``overlapped``: nanoseconds of a forward and a backward
+    beside each other, where that is not their sum.
     """
 
     schedule: Schedule
@@ -117,6 +124,7 @@ class Layout(NamedTuple):
     gradients: Sequence[str]
     numbered: bool = False
     data: DataWriter | None = None
+    overlapped: int | None = None
 
 
 class RankWriter:
@@ -132,8 +140,9 @@ class RankWriter:
         self.begun: set[tuple[int, str]] = set()  # stages whose first forward (F) and first backward (B) are written
         self.coming: set[int] = set()  # stages whose parameters are on their way
         self.handles = {key: f"{self.prefix}_{'sent' if key[0] else 'got'}_{word}" for key, word in _TENSORS.items()}
-        self.plain: dict[tuple[int, str], tuple[Compute, tuple[int, ...]]] = {}
+        self.plain: dict[tuple[Hashable, ...], tuple[Compute, tuple[int, ...]]] = {}
         self.starts: dict[tuple[bool, str, int, bool], _Start] = {}
+        self.waits: dict[tuple[str, ...], _Wait] = {}
 
     def entries(self, calls: Sequence[Call]) -> list[Entry]:
         self.data = self.layout.data
@@ -158,10 +167,11 @@ class RankWriter:
     # --- pieces ---
     def pieces(self, call: Call) -> list[Piece]:
         if call.what == "compute" and call.action is not None:
-            return self.computes(call.action)
+            return self.computes(call.action, call.beside)
         numbers = tuple([self.copy(m.stage, m.micro_batch) for m in call.messages])
         if call.what == "wait":
-            return [Piece(_Wait(tuple([self.handle(m) for m in call.messages])), numbers)]
+            handles = tuple([self.handle(m) for m in call.messages])
+            return [Piece(self.waits.setdefault(handles, _Wait(handles)), numbers)]
         if call.what == "batch":
             return [Piece(_Batch(tuple(self.message(m) for m in call.messages)), numbers)]
         if call.what == "start":
@@ -186,15 +196,15 @@ class RankWriter:
         self.coming.add(action.stage)
         return [Piece(_Raw(data.unshard(chunk)))]
 
-    def computes(self, action: Action) -> list[Piece]:
+    def computes(self, action: Action, beside: Action | None = None) -> list[Piece]:
         """Stage 0 has no input whose gradient anybody wants: PyTorch does nothing at its I and all at its W (stage.py)."""
-        if action.stage == 0 and action.kind in "IW":
+        if action.stage == 0 and action.kind in "IW" and self.schedule.issue != "batched":
             return [] if action.kind == "I" else self.computes(action._replace(kind="B"))
         halves = action.kind == "B" and ("B", action.stage) not in self.layout.costs
         found = (
             self.unsharded(action.stage)
             + self.rebuilt(action)
-            + [self.piece(action._replace(kind=kind)) for kind in ("IW" if halves else action.kind)]
+            + [self.piece(action._replace(kind=kind), beside) for kind in ("IW" if halves else action.kind)]
         )
         return found + (self.number(action) if self.layout.numbered else [])
 
@@ -233,21 +243,35 @@ class RankWriter:
 
     def number(self, action: Action) -> list[Piece]:
         """What the action wrote, filled with a number that says whose it is: 1000 * stage + micro-batch; a gradient's is negative."""
-        base = 1000 * action.stage - self.chunk[action.stage] * self.schedule.micro_batches
+        direction, stage = divmod(action.stage, self.schedule.length)
+        base = 1000 * stage + (direction - self.chunk[action.stage]) * self.schedule.micro_batches
         sign = "" if action.kind == "F" else "-"
         return [Piece(_Assign(name, sign, base), (k,)) for name, k in self.writes(action)]
 
-    def piece(self, action: Action) -> Piece:
+    def piece(self, action: Action, beside: Action | None = None) -> Piece:
         """Without replicas beside it a stage's actions of one kind differ in their micro-batch alone."""
         stage, kind, m, _ = action
         if self.data is not None or ("L", stage) in self.layout.costs:
             return self.made(action)
-        if (stage, kind) not in self.plain:
+        key = stage, kind, beside and beside[:2]
+        if key not in self.plain:
             first = self.made(action)
             assert isinstance(first.what, Compute)
-            self.plain[stage, kind] = first.what, tuple([number - m for number in first.numbers])
-        what, copies = self.plain[stage, kind]
+            what = first.what if beside is None else replace(first.what, cost=self.share(action, beside))
+            self.plain[key] = what, tuple([number - m for number in first.numbers])
+        what, copies = self.plain[key]
         return Piece(what, tuple([copy + m for copy in copies]))
+
+    def share(self, action: Action, beside: Action) -> Cost:
+        """What an action costs in an overlapped pair: the pair's time, as the two would share it one after the other."""
+        own, costs, whole = self.cost(action)[0], self.layout.costs, self.layout.overlapped
+        if whole is None:
+            return own
+        forward, backward = (
+            _nanoseconds(costs[kind, s]) for s, kind, *_ in sorted((action, beside), key=lambda a: a.kind != "F")
+        )
+        first = whole * forward // max(1, forward + backward)
+        return {"time": units.duration_text(first if action.kind == "F" else whole - first)}
 
     def made(self, action: Action) -> Piece:
         reads, writes = self.reads(action), self.writes(action)
@@ -259,11 +283,11 @@ class RankWriter:
     def reads(self, action: Action) -> list[tuple[str, int]]:
         stage, kind, m, _ = action
         mine = self.copy(stage, m)
-        local = stage > 0 and stage - 1 in self.chunk
+        local = self.schedule.beside(stage, -1) in self.chunk
         given = (f"{self.prefix}_output", self.copy(stage - 1, m)) if local else (f"{self.prefix}_input", mine)
         if kind == "F":
             return [given]
-        if stage == self.schedule.stages - 1:
+        if self.schedule.last(stage):
             wanted = (f"{self.prefix}_output", mine)
         elif stage + 1 in self.chunk:
             wanted = (f"{self.prefix}_input_grad", self.copy(stage + 1, m))
@@ -275,4 +299,4 @@ class RankWriter:
         mine = self.copy(action.stage, action.micro_batch)
         if action.kind == "F":
             return [(f"{self.prefix}_output", mine)]
-        return [(f"{self.prefix}_input_grad", mine)] if action.kind in "BI" and action.stage > 0 else []
+        return [(f"{self.prefix}_input_grad", mine)] if action.kind in "BI" and not self.schedule.first(action.stage) else []

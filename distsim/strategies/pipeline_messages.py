@@ -42,7 +42,7 @@ class _Lowering:
             before = list(at)
             for rank in left:
                 action = self.todo[rank][at[rank]]
-                if all(self.ready(rank, each) for each in action.each):
+                if self.ready(rank, action) if not action.parts else all(self.ready(rank, each) for each in action.parts):
                     self.take(rank, action)
                     at[rank] += 1
             if at == before:
@@ -62,24 +62,24 @@ class _Lowering:
 
     def take(self, rank: int, action: Action) -> None:
         self.out[rank].append(action)
-        for stage, kind, m, _ in action.each:
+        rank_of = self.schedule.rank_of
+        for stage, kind, m, _ in action.parts or (action,):
             self.done[rank].add((stage, kind, m))
-            way = _way(kind)
-            if way is None or not 0 <= stage + way < self.schedule.stages:
+            way = _WAYS.get(kind, 0)
+            if not way or not 0 <= stage + way < len(rank_of):
                 continue
-            peer, letter = self.schedule.rank_of[stage + way], "F" if way > 0 else "B"
+            peer, send, receive = rank_of[stage + way], *(("SEND_F", "RECV_F") if way > 0 else ("SEND_B", "RECV_B"))
             if peer != rank:
-                self.put(rank, Action(stage, f"SEND_{letter}", m))
-                self.put(peer, Action(stage + way, f"RECV_{letter}", m))
+                self.put(rank, Action(stage, send, m))
+                self.put(peer, Action(stage + way, receive, m))
 
     def put(self, rank: int, action: Action) -> None:
         self.out[rank].append(action)
         self.done[rank].add(action[:3])
 
 
-def _way(kind: str) -> int | None:
-    """To which neighbouring stage a computation's result goes."""
-    return 1 if kind == "F" else -1 if kind in ("B", "I") else None
+#: To which neighbouring stage a computation's result goes.
+_WAYS = {"F": 1, "B": -1, "I": -1}
 
 
 # --- actions that send nothing, but take a turn ---
@@ -90,13 +90,15 @@ def _with_silent(row: Sequence[Action], micro_batches: int) -> list[Action]:
     found: list[Action] = []
     active: list[int] = []
     backwards: Counter[int] = Counter()
-    coming = _coming(row)
-    for action, soon in zip(row, coming, strict=True):
-        found += [Action(s, "RESHARD") for s in active if s not in soon]
-        found += [Action(s, "UNSHARD") for s in soon if s not in active]
-        active = [s for s in active if s in soon] + [s for s in soon if s not in active]
+    last: list[int] = []
+    for action, soon in zip(row, _coming(row), strict=True):
+        if soon is not last:
+            found += [Action(s, "RESHARD") for s in active if s not in soon]
+            found += [Action(s, "UNSHARD") for s in soon if s not in active]
+            active = [s for s in active if s in soon] + [s for s in soon if s not in active]
+        last = soon
         found.append(action)
-        for each in action.each:
+        for each in action.parts or (action,):
             if each.kind in ("B", "W"):
                 backwards[each.stage] += 1
                 if backwards[each.stage] == micro_batches:
@@ -110,6 +112,10 @@ def _coming(row: Sequence[Action]) -> list[list[int]]:
     ahead: list[int] = []  # all stages from here on, the next first
     place: dict[int, int] = {}  # of a stage, where it comes next
     for k in range(len(row) - 1, -1, -1):
+        if not row[k].parts and ahead and ahead[0] == row[k].stage:  # the same again
+            place[ahead[0]] = k
+            found.append(found[-1])
+            continue
         stages = list(dict.fromkeys(each.stage for each in row[k].each))
         place |= dict.fromkeys(stages, k)
         ahead = stages + [s for s in ahead if s not in stages]

@@ -94,9 +94,16 @@ class _Runs:
 
     def __init__(self, pieces: Sequence[Piece], wide: bool = False) -> None:
         self.count = len(pieces)
-        kinds, numbers = _kinds(pieces), _numbers(pieces)
+        kinds, numbers = _kinds(pieces), _packed(_numbers(pieces))
         sizes = [*range(1, min(_LONGEST_BODY, self.count // 2) + 1), *(_periods(kinds) if wide else ())]
-        self.times = {size: self._times(kinds, numbers, size).tolist() for size in sizes}
+        self.best = [(1, 1)] * self.count
+        if sizes:
+            times = np.array([self._times(kinds, numbers, size) for size in sizes])
+            saved = np.where(times > 2, (times - 1) * np.array(sizes)[:, None], 0)
+            places, starts = saved.argmax(axis=0), np.flatnonzero(saved.max(axis=0) > 1)
+            rounds = times[places[starts], starts].tolist()
+            for k, place, n in zip(starts.tolist(), places[starts].tolist(), rounds, strict=True):
+                self.best[k] = sizes[place], n
 
     def _times(self, kinds: Numbers, numbers: Numbers, size: int) -> Numbers:
         """Of each start the blocks of a size that follow each other."""
@@ -104,7 +111,8 @@ class _Runs:
         apart = numbers[size:] - numbers[:-size]
         same = kinds[size:] == kinds[:-size]
         steady = np.zeros_like(same)
-        steady[size:] = same[size:] & (apart[size:] == apart[:-size]).all(axis=1)
+        equal = apart[size:] == apart[:-size]
+        steady[size:] = same[size:] & (equal if equal.ndim == 1 else equal.all(axis=1))
         first, further = _lengths(same), _lengths(steady)
         starts = np.flatnonzero(first >= size)
         begun = starts[starts + size < len(further)]
@@ -114,12 +122,7 @@ class _Runs:
 
     def longest(self, start: int) -> tuple[int, int]:
         """(length of the body, rounds) of the repeat from ``start`` on that saves the most entries; (1, 1) where none does."""
-        best, saved = (1, 1), 1
-        for size, of_size in self.times.items():
-            times = of_size[start]
-            if (times - 1) * size > saved and times > 2:
-                best, saved = (size, times), (times - 1) * size
-        return best
+        return self.best[start]
 
 
 def _periods(kinds: Numbers) -> list[int]:
@@ -138,19 +141,37 @@ def _lengths(flags: Flags) -> Numbers:
 
 
 def _kinds(pieces: Sequence[Piece]) -> Numbers:
-    """A number for each template, the same for equal ones."""
+    """A number for each template, the same for equal ones; most come again as the same object."""
     known: dict[Hashable, int] = {}
-    found = [
-        known.setdefault((one.what.key(), one.steps), len(known)) if len(one.numbers) <= _MOST_NUMBERS else -1 - k
-        for k, one in enumerate(pieces)
-    ]
+    seen: dict[tuple[int, Hashable], int] = {}
+    found = []
+    for k, (what, numbers, steps) in enumerate(pieces):
+        if len(numbers) > _MOST_NUMBERS:
+            found.append(-1 - k)
+            continue
+        number = seen.get((id(what), steps))
+        if number is None:
+            number = seen[id(what), steps] = known.setdefault((what.key(), steps), len(known))
+        found.append(number)
     return np.array(found, dtype=np.int64)
+
+
+def _packed(numbers: Numbers) -> Numbers:
+    """A number for each row where one holds them all: differences of two rows are equal where those of their numbers are.
+
+    Each number is a digit in a base in which differences, of either sign, have a digit of their own.
+    """
+    if not numbers.size or numbers.shape[1] == 1:
+        return numbers.reshape(len(numbers), -1)[:, 0] if numbers.size else np.zeros(len(numbers), dtype=np.int64)
+    base = 4 * int(np.abs(numbers).max()) + 3
+    if base ** numbers.shape[1] >= 2**62:
+        return numbers
+    return numbers @ np.array([base**k for k in range(numbers.shape[1])], dtype=np.int64)
 
 
 def _numbers(pieces: Sequence[Piece]) -> Numbers:
     """A row for each piece, filled up with zeros."""
-    width = max((len(one.numbers) for one in pieces if len(one.numbers) <= _MOST_NUMBERS), default=0)
-    rows = [
-        (*one.numbers, *[0] * (width - len(one.numbers))) if len(one.numbers) <= _MOST_NUMBERS else (0,) * width for one in pieces
-    ]
-    return np.array(rows, dtype=np.int64).reshape(len(pieces), width)
+    kept = [one.numbers if len(one.numbers) <= _MOST_NUMBERS else () for one in pieces]
+    width = max(map(len, kept), default=0)
+    filled = [(0,) * (width - n) for n in range(width + 1)]
+    return np.array([row + filled[len(row)] for row in kept], dtype=np.int64).reshape(len(pieces), width)

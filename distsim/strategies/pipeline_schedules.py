@@ -225,6 +225,109 @@ def _dualpipe_end(row: _RowBuilder, down: int, up: int, r: int, after: int) -> l
     return row.actions
 
 
+# --- both directions: each rank has a stage of either ---
+def dualpipe(ranks: int, micro_batches: int) -> Schedule:
+    """DualPipe: half of the micro-batches start at rank 0, half at the last rank, each half with its own copy of the model.
+
+    DeepSeek-V3 (arXiv:2412.19437, figure 5); call by call as github deepseek-ai/DualPipe, dualpipe.py (`DualPipe.step`), has it.
+    Stages ``ranks`` to ``2 * ranks - 1`` are those of the way back. Ranks must be even, micro-batches even and at least twice as many.
+    """
+    rows = tuple(_BothWays(r, ranks).row(micro_batches // 2) for r in range(ranks))
+    return Schedule(rows, v_placement(ranks), micro_batches // 2, "batched", 2)
+
+
+class _BothWays(_RowBuilder):
+    """A rank's row under way. Micro-batches of direction 0 are those that come from the nearer end of the pipeline."""
+
+    def __init__(self, r: int, ranks: int) -> None:
+        super().__init__()
+        self.after = ranks // 2 - 1 - min(r, ranks - 1 - r)
+        self.before = min(r, ranks - 1 - r)
+        self.ranks, self.middle = ranks, self.after == 0
+        near, far = r, 2 * ranks - 1 - r
+        self.stages = (near, far) if r < ranks // 2 else (far, near)
+
+    def row(self, each: int) -> tuple[Action, ...]:
+        """``each``: micro-batches of a direction."""
+        for _ in range(2 * self.after):
+            self.forward(0)
+        self.receive("F", 0)
+        for k in range(self.before + 1):
+            self.begin_both(last=k == self.before)
+        for _ in range(self.after):
+            self.backward(1, "I")
+            self.receive("F", 1)
+            self.weights()
+            self.forward(1, receive=False)
+        for k in range(each - self.ranks + self.before + 1):
+            self.pair(0, 1, first=k == 0)
+            self.pair(1, 0)
+        for _ in range(self.after):
+            self.backward(1, "B")
+            self.pair(1, 0)
+        self.drain()
+        return tuple(self.actions)
+
+    def drain(self) -> None:
+        """The backwards that have no forwards beside them: whole ones, then halves."""
+        for k in range(2 * (self.before + 1)):
+            self.backward(1 - k % 2, "B" if k <= self.before else "I")
+        for _ in range(self.after):
+            self.weights()
+            self.backward(0, "I")
+        for _ in range(self.before + 1):
+            self.weights()
+
+    # --- parts ---
+    def message(self, kind: str, direction: int) -> None:
+        """The next of its kind; a stage that has no neighbour there drops it later."""
+        key = (self.stages[direction], kind)
+        self.count[key] += 1
+        self.actions.append(Action(*key, self.count[key] - 1))
+
+    def receive(self, way: str, direction: int) -> None:
+        self.message(f"RECV_{way}", direction)
+
+    def send(self, way: str, direction: int) -> None:
+        self.message(f"SEND_{way}", direction)
+
+    def forward(self, direction: int, receive: bool = True, send: bool = True) -> None:
+        if receive:
+            self.receive("F", direction)
+        self.add(self.stages[direction], "F")
+        if send:
+            self.send("F", direction)
+
+    def backward(self, direction: int, kind: str, send: bool = True) -> None:
+        self.receive("B", direction)
+        self.add(self.stages[direction], kind)
+        if send:
+            self.send("B", direction)
+
+    def begin_both(self, last: bool) -> None:
+        """A forward of either direction; the two ranks in the middle keep the last result of direction 1 back."""
+        self.forward(0, receive=False, send=self.middle)
+        self.receive("F", 0)
+        self.forward(1, send=not (self.middle and last))
+        if not self.middle:
+            self.send("F", 0)
+
+    def pair(self, forward: int, backward: int, first: bool = False) -> None:
+        """A forward of one direction beside a backward of the other. ``first``: what the forward needs is asked for before;
+        the ranks in the middle take the two apart."""
+        if first and self.middle:
+            self.forward(0, receive=False, send=False)
+            self.send("F", 1)
+            self.backward(1, "B", send=False)
+        else:
+            if not first:
+                self.receive("F", forward)
+            self.receive("B", backward)
+            self.overlap(self.stages[forward], self.stages[backward])
+        self.send("F", forward)
+        self.send("B", backward)
+
+
 #: Schedules by the names that `schedule:` takes; all of (ranks, micro_batches, chunks).
 BUILDERS: dict[str, Callable[[int, int, int], Schedule]] = {
     "gpipe": lambda p, m, v: gpipe(p, m),
@@ -234,4 +337,5 @@ BUILDERS: dict[str, Callable[[int, int, int], Schedule]] = {
     "zb1p": zb1p,
     "zbv": lambda p, m, v: zbv(p, m),
     "dualpipe_v": lambda p, m, v: dualpipe_v(p, m),
+    "dualpipe": lambda p, m, v: dualpipe(p, m),
 }

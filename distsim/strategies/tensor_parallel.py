@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, PlainValidator, StrictBool, Validati
 
 from distsim.strategies.base import Context, Entry, Expansion, Price, Refusal, compute
 from distsim.strategies.fields import Axis, CostField, Count, Dtype, Natural, PriceField, integer
-from distsim.strategies.layers import LayerStrategy, LayerWriter, shares
+from distsim.strategies.layers import LayerStrategy, LayerWriter, repeated, shares
 
 
 def _columns(value: object, info: ValidationInfo) -> tuple[int, ...]:
@@ -65,6 +65,8 @@ class TensorParallel(LayerStrategy):
     ends: EndsFields | None = None
     #: What is done between the forward and the backward pass.
     between: CostField = ()
+    #: clip_grad_norm_ in the end. Norms of layers are DTensors under sequence parallelism alone, else torch raises.
+    clip_grad_norm: StrictBool = False
 
     def refuse(self, context: Context) -> list[Refusal]:
         unknown = context.unknown_group(self.axis, "axis")
@@ -85,7 +87,14 @@ class TensorParallel(LayerStrategy):
             found.append(
                 (("ends", "vocabulary"), f"vocabulary {self.ends.vocabulary} does not divide among the {n} ranks of {self.axis}")
             )
-        return found
+        return found + (self._refused_clip() if self.clip_grad_norm else [])
+
+    def _refused_clip(self) -> list[Refusal]:
+        if self.backward is None:
+            return [(("clip_grad_norm",), "there are no gradients to clip in forward passes alone")]
+        mixed = "without sequence_parallel the norms' weights are plain tensors beside DTensors, and clip_grad_norm_ raises (got mixed"
+        sentence = f"{mixed} torch.Tensor and DTensor): set sequence_parallel, or clip in `fsdp` with clip_over"
+        return [] if self.sequence_parallel else [(("clip_grad_norm",), sentence)]
 
     def writer(self, context: Context) -> TensorWriter:
         return TensorWriter(self, context)
@@ -98,7 +107,8 @@ class TensorParallel(LayerStrategy):
         if self.ends is not None and self.backward is not None:
             back = [*writer.logits_backward(self.ends), *back, *writer.embedded_backward()]
         between = [compute("between", self.between)] if self.between else []
-        return Expansion([*there, *between, *back], writer.tensors)
+        clip = writer.clipped() if self.clip_grad_norm else []
+        return Expansion([*there, *between, *back, *clip], writer.tensors)
 
 
 class TensorWriter(LayerWriter):
@@ -140,6 +150,21 @@ class TensorWriter(LayerWriter):
         """A product of which every rank has one part of the sum."""
         reduced = [self.call("all_reduce", tensor=tensor, op="sum")] if self.n > 1 else []
         return [compute(name, price, writes=[tensor]), *reduced]
+
+    def clipped(self) -> list[Entry]:
+        """torch/nn/utils/clip_grad.py on DTensors: a layer norm's gradient is a sum over the ranks' parts of the sequence and is reduced
+        first, each by itself; then the norms of all parameters, an element each."""
+        if self.n == 1:
+            return []
+        f = self.f
+        norms = f.pairs * f.layers + (f.ends is not None)
+        matrices = f.layers * sum(f.columns[k % len(f.columns)] + 1 for k in range(f.pairs)) + 2 * (f.ends is not None)
+        whole, each = self.tensor("norm_grad", f.hidden), self.tensor("norms", norms + matrices)
+        return [
+            *repeated(norms, [self.call("all_reduce", tensor=whole, op="sum")]),
+            compute("norms", {"time": "0 ns"}, writes=[each]),
+            self.call("all_reduce", tensor=each, op="sum"),
+        ]
 
     # --- embedding, output, loss ---
     def embedded(self) -> list[Entry]:

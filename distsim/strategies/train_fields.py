@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, StrictBool, WithJsonSchema, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, StrictBool, field_validator, model_validator
 
 from distsim.names import listing, near, shown
-from distsim.strategies.amounts import duration_ns
 from distsim.strategies.base import Context, Cost, Refusal, Strategy
-from distsim.strategies.fields import DTYPES, Amount, Axes, Axis, Count, Dtype, Natural
+from distsim.strategies.fields import DTYPES, Amount, Axes, Axis, Count, Dtype, Duration, Natural
 from distsim.strategies.models import PRESETS, Architecture
 from distsim.strategies.pipeline import Pipeline
 from distsim.strategies.transformer import MicroBatch, Recompute
 
 #: Axes that are used where the mesh has them and the field is left out.
 _USUAL = {"tensor": "tp", "pipeline": "pp", "context": "cp", "experts": "ep"}
-
-
-#: ns, from a duration with its unit.
-Duration = Annotated[int, PlainValidator(duration_ns), WithJsonSchema({"x-def": "duration"})]
 
 
 def _fitting(size: int, ranks: int) -> str:
@@ -257,6 +252,12 @@ class TransformerFields(Strategy):
 
     def _wrong_stages(self, context: Context) -> Iterator[Refusal]:
         layers, split = self.model.architecture().layers, self.split(context)
+        if self.schedule.lower() == "dualpipe":
+            yield (
+                ("schedule",),
+                "dualpipe has two copies of each stage, transformer one: take dualpipe_v, or `pipeline` with dualpipe",
+            )
+            return
         if self.ways("pipeline", context) == 1:
             if self.chunk_count > 1 and self.chunks is not None:
                 yield ("chunks",), "there is no pipeline to cut into chunks"

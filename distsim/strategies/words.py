@@ -80,6 +80,8 @@ WORDS: dict[str, Told] = {
     "backward_input": Told("The half of a backward pass that gives the gradients of inputs.", "2 ms"),
     "backward_weight": Told("The half of a backward pass that gives the gradients of weights.", "2 ms"),
     "last_backward": Told("What a stage's last backward pass takes, where something is done beside it.", "5 ms"),
+    "overlapped": Told("What a forward and a backward pass take that overlap; left out, both after each other.", "5 ms"),
+    "reduce_copies": Told("dualpipe: sum the gradients of each stage's two copies in the end.", False),
     "pipeline.data_parallel": Told("Data parallelism of the stages, with PyTorch's calls for it.", {"axis": "dp", "params": 1048576}),
     "activation": Told("What travels between stages: its shape and dtype.", {"shape": [8, 1024], "dtype": "bfloat16"}),
     "gradient": Told("A tensor of the file that every backward pass adds to; left out, one of its own.", "grad"),

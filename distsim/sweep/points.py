@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distsim import __version__
 from distsim.errors import ScenarioErrors, UsageError
@@ -72,7 +72,7 @@ def key_of(text: str, file: str, point: Point, sets: Sequence[str] = (), more: o
     Of a file that can't be read: of the texts. ``more``: what else decides the result.
     """
     try:
-        data: Any = {k: v for k, v in raw(text, file, (*sets, *point.sets)).items() if k not in _SILENT}
+        data: object = {k: v for k, v in raw(text, file, (*sets, *point.sets)).items() if k not in _SILENT}
     except (ScenarioErrors, UsageError):
         data = [text, *sets, *point.sets]
     cluster = point.cluster if point.cluster is not None else data.get("cluster") if isinstance(data, dict) else None
@@ -83,7 +83,7 @@ def key_of(text: str, file: str, point: Point, sets: Sequence[str] = (), more: o
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
-def _contents(data: Any, folder: Path) -> list[str]:
+def _contents(data: object, folder: Path) -> list[str]:
     """Hashes of the files that data name: clusters and schedules."""
     if isinstance(data, Mapping):
         return [one for value in data.values() for one in _contents(value, folder)]

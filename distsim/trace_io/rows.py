@@ -104,8 +104,8 @@ class Rows:
             raise ValueError(f"expected `{name}` of zero or more")
         return array
 
-    def _places(self, values: list[Any]) -> list[int]:
-        known: dict[tuple[Any, ...], int] = {}  # of this chunk, by the values as they are written
+    def _places(self, values: list[object]) -> list[int]:
+        known: dict[tuple[object, ...], int] = {}  # of this chunk, by the values as they are written
         table, numbers = self.index["place"], []
         for value in values:
             key = (*value.items(),) if isinstance(value, dict) else (value,)
@@ -163,7 +163,7 @@ def _args(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if value else ""
 
 
-def _place(value: Any) -> Place:
+def _place(value: object) -> Place:
     if not isinstance(value, dict):
         raise ValueError("expected `place` as an object")
     file, op, rank = value.get("file", ""), value.get("op", ""), value.get("rank")

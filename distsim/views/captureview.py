@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distsim.capture.judge import Judged, Stand
+from distsim.capture.judge import Judged, Stand, has_no_data
 from distsim.views.jsonview import simulation_json
 from distsim.views.tables import cut, folded, ranks_words
 from distsim.views.text import report
@@ -27,7 +27,7 @@ def _captured(judged: Judged) -> list[str]:
     through = all(s.state == "ended" for s in judged.stands)
     ended = {
         "ended": "all ranks came to their end" if through else "then all had ended, not all at their last line",
-        "stalled": "then nothing could go on",
+        "stalled": "then calls met that do not fit: no data to go on with" if has_no_data(captured) else "then nothing could go on",
         "late": "and it was still running when its time was over",
     }[captured.ended]  # fmt: skip
     lines = folded(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
-from typing import Any
 
 from distsim.doctor.causes import Cause
 from distsim.doctor.chains import edges
@@ -163,7 +162,7 @@ def _files(found: Diagnosis) -> Part:
 # --- JSON ---
 
 
-def doctor_json(found: Diagnosis) -> dict[str, Any]:
+def doctor_json(found: Diagnosis) -> dict[str, object]:
     """The whole diagnosis as plain data."""
     return {
         "schema_version": 1,
@@ -183,7 +182,7 @@ def doctor_json(found: Diagnosis) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cause_json(cause: Cause) -> dict[str, Any]:
+def _cause_json(cause: Cause) -> dict[str, object]:
     lines = [
         {"ranks": list(r), "what": w, "line": f.place if f else None, "function": f.name if f else None}
         for r, w, f in cause.lines
@@ -192,7 +191,7 @@ def _cause_json(cause: Cause) -> dict[str, Any]:
             "group": cause.group, "call": cause.number, "lines": lines, "details": cause.details}  # fmt: skip
 
 
-def _rank_json(found: Diagnosis, rank: int) -> dict[str, Any]:
+def _rank_json(found: Diagnosis, rank: int) -> dict[str, object]:
     given, stand = found.evidence.ranks[rank], found.standing.ranks[rank]
     return {
         "rank": rank, "line": stand.frame.place if stand.frame else None, "ended": stand.end.text if stand.end else None,

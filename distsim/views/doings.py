@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distsim.ops.table import COMPUTE_OPS
 from distsim.profiles import PROFILES
-from distsim.timeline import COMPUTE_OPS
 from distsim.trace import Trace
 from distsim.views.spans import NOTHING, Ints, Mask, Spans, exclusive, merged, without
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.check.memory import Held
-from distsim.timeline import COMPUTE_OPS
+from distsim.ops.table import COMPUTE_OPS
 from distsim.trace import Trace
 from distsim.views.drawing.ranklane import letter
 from distsim.views.folding import Ints, RankRows, fold_steps

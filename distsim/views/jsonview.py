@@ -12,8 +12,9 @@ from distsim.views.bandline import makespan_band
 from distsim.views.values import values_json
 
 if TYPE_CHECKING:
+    from distsim.critical_path import Segment
     from distsim.simulation import Simulation
-    from distsim.timeline import CollectiveTimes, RankTimes, Segment
+    from distsim.timeline import CollectiveTimes, RankTimes
 
 SCHEMA_VERSION = 1
 

@@ -20,7 +20,7 @@ _FINDING = {
     "places": [{"rank": "int?", **_PLACE, "op": "text"}],
 }  # fmt: skip
 _SHARES = {"compute_ns": "int", "exposed_comm_ns": "int", "waiting_ns": "int", "idle_ns": "int"}
-_SIMULATE: dict[str, Any] = {
+_SIMULATE: dict[str, object] = {
     "schema_version": "version", "file": "text", "name": "text", "outcome": "outcome", "possible": ["outcome"], "verdict": "verdict?",
     "complete": "flag?", "depends_on": "text?", "verdict_ranks?": ["int"], "core?": ["int"], "profile": "text", "world_size": "int",
     "makespan_ns": "int", "makespan_band_ns?": ["int"], "iteration_ns": "int?",
@@ -35,7 +35,7 @@ _SIMULATE: dict[str, Any] = {
     "figures?": {"step_ns": "int", "tokens": "int", "tokens_s_gpu": "number", "mfu": "number", "shares": {"{}": "number"}},
     "cost_model": {"name": "text", "source": "text", "error_band": "text"},
 }  # fmt: skip
-_CHECKED: dict[str, Any] = {
+_CHECKED: dict[str, object] = {
     "file": "text", "verdict": "verdict", "complete": "flag", "explored": "int", "depends_on": "text?", "ranks": ["int"], "core": ["int"],
     "readings": {"rendezvous": "text", "early": "text", "buffered": "text", "mixed": "text"}, "stuck_sets": [["int"]], "schedule": "any",
     "culprits": ["int"],
@@ -44,13 +44,13 @@ _CHECKED: dict[str, Any] = {
     "findings": [_FINDING],
 }  # fmt: skip
 _UNREAD = {"file": "text", "errors": [{"line": "int", "column": "int", "message": "text"}]}
-_PLAN: dict[str, Any] = {
+_PLAN: dict[str, object] = {
     "schema_version": "version", "name": "text", "backend": "text", "world_size": "int", "nodes": "int",
     "ranks": [{"rank": "int", "device": "text?", "env": {"{}": "any"}}],
     "commands": [{"launcher": "text", "node": "int?", "command": "text"}], "launcher_sets": {"{}": "text"}, "notes": ["text"],
     "by": "text?", "script": ["text"],
 }  # fmt: skip
-_REAL: dict[str, Any] = {
+_REAL: dict[str, object] = {
     "schema_version": "version", "file": "text", "name": "text", "outcome": "outcome?", "reason": "text", "backend": "text",
     "launcher": "text", "world_size": "int", "makespans_ns": ["int"], "simulated": {"outcome": "outcome", "makespan_ns": "int"},
     "agrees": "flag?", "differences": ["text"], "agreement": "text", "ended_by": "text?", "culprits": ["int"],
@@ -70,7 +70,7 @@ _CALL = {
     "finished_ns": "int",
     "returned_ns": "int",
 }
-_COMPARE: dict[str, Any] = {
+_COMPARE: dict[str, object] = {
     "schema_version": "version", "a": "text", "b": "text", "same": "flag", "tolerance": "number", "makespan_ns": ["int"],
     "outcome": ["text"], "aligned": "int", "only_a": "int", "only_b": "int", "worst_ns": "int", "values": "any", "stopped": "any",
     "partings": [{"kind": "text", "rank": "int", "text": "text", "a?": _CALL, "b?": _CALL, "tensor*": "text", "element*": "int?",
@@ -78,20 +78,20 @@ _COMPARE: dict[str, Any] = {
     "causes": ["any"], "ops": ["any"],
     "ranks": [{"rank": "int", "compute_ns": ["int"], "exposed_ns": ["int"], "waiting_ns": ["int"], "idle_ns": ["int"]}],
 }  # fmt: skip
-_WORDS: dict[str, dict[str, Any]] = {
+_WORDS: dict[str, dict[str, object]] = {
     "version": {"const": VERSION}, "true": {"const": True}, "outcome": {"enum": list(OUTCOMES)}, "verdict": {"enum": list(VERDICTS)},
     "code": {"enum": list(CODES)}, "severity": {"enum": ["error", "warning", "note"]},
 }  # fmt: skip
 #: `run --real` of what the simulation says will fail, without --force.
 _REFUSED = {"refused": "true", **_SIMULATE}
 #: Command -> what it prints; of several forms one fits.
-OUTPUTS: dict[str, tuple[Any, ...]] = {
+OUTPUTS: dict[str, tuple[object, ...]] = {
     "simulate": (_SIMULATE,), "check": ({"schema_version": "version", "files": [(_CHECKED, _UNREAD)]},), "run": (_PLAN, _REAL, _REFUSED),
     "compare": (_COMPARE,),
 }  # fmt: skip
 
 
-def output_schema(command: str, closed: bool = False) -> dict[str, Any]:
+def output_schema(command: str, closed: bool = False) -> dict[str, object]:
     """The JSON Schema of what a command prints. ``closed``: no other keys."""
     forms = OUTPUTS[command]
     body = _schema(forms[0] if len(forms) == 1 else tuple(forms), closed)
@@ -111,15 +111,15 @@ def _schema(one: Any, closed: bool) -> dict[str, Any]:
     return {"anyOf": [found, {"type": "null"}]} if null else dict(found)
 
 
-def _mapping(one: dict[str, Any], closed: bool) -> dict[str, Any]:
+def _mapping(one: dict[str, object], closed: bool) -> dict[str, object]:
     """Keys that end in ``?`` may be null, in ``*`` be left out."""
     if "{}" in one:
         return {"type": "object", "additionalProperties": _schema(one["{}"], closed)}
-    properties: dict[str, Any] = {}
+    properties: dict[str, object] = {}
     for key, value in one.items():
         inner = _schema(value, closed)
         properties[key.rstrip("?*")] = {"anyOf": [inner, {"type": "null"}]} if key.endswith("?") else inner
-    found: dict[str, Any] = {"type": "object", "required": [key.rstrip("?") for key in one if not key.endswith("*")]}
+    found: dict[str, object] = {"type": "object", "required": [key.rstrip("?") for key in one if not key.endswith("*")]}
     return {**found, "properties": properties, **({"additionalProperties": False} if closed else {})}
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distsim.compare import Comparison
-from distsim.timeline import COMPUTE_OPS
+from distsim.ops.table import COMPUTE_OPS
 from distsim.trace import Trace
 from distsim.units import show_bytes, show_ns
 from distsim.views.doings import Doings

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import exp
+
+from distsim.cost.constants import ADDED
 from distsim.cost.told import Candidate, Told
 from distsim.units import show_bytes, show_ns
 from distsim.views.tables import folded, table
@@ -20,6 +23,7 @@ def price_text(op: str, cluster: str, found: Told) -> str:
             "Others",
             *table(("algorithm", "protocol", "floor", "bandwidth", "time"), [_row(c) for c in found.candidates], left=(0, 1)),
         ],
+        *([_ways(found)] if found.ways else []),
         folded(_end(found)),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections)
@@ -33,11 +37,16 @@ def _us(us: float) -> str:
     return show_ns(round(1000 * us))
 
 
+def _share(name: str, value: float, power: float) -> str:
+    """A constant to its power; of the two that are exponents, what they are exponents of."""
+    if name in ADDED:
+        return f"{exp(power):.3g}^{value:.3g}" if power else "1"
+    return f"{value:.3g}" if abs(power - 1) < 1e-9 else f"{value:.3g}^{power:.2g}"
+
+
 def _terms(candidate: Candidate) -> list[str]:
     rows = [(t.what, f"{t.amount:.4g} × {t.value:.3g}", f"({t.constant})", _us(t.us)) for t in candidate.terms]
-    reached = " × ".join(
-        f"{value:.3g}" if abs(power - 1) < 1e-9 else f"{value:.3g}^{power:.2g}" for _, value, power in candidate.shares
-    )
+    reached = " × ".join(_share(*share) for share in candidate.shares)
     rows.append(("moving", f"at {candidate.gbs:.4g} GB/s", "", _us(candidate.moving_us)))
     lines = table(("term", "how much", "constant", "time"), rows, left=(0, 1, 2))
     names = ", ".join(name for name, _, _ in candidate.shares)
@@ -45,6 +54,12 @@ def _terms(candidate: Candidate) -> list[str]:
         *lines,
         *folded(f"algorithm bandwidth: {candidate.counted_gbs:.4g} GB/s counted by NCCL × {reached} ({names})", indent="  "),
     ]
+
+
+def _ways(found: Told) -> list[str]:
+    """The levels of links that the bytes must pass."""
+    rows = [(way.name, show_bytes(way.nbytes), f"{way.gbs:.4g} GB/s", show_ns(way.ns)) for way in found.ways]
+    return ["What must pass, the narrowest first", *table(("link", "bytes", "bandwidth", "at least"), rows)]
 
 
 def _row(candidate: Candidate) -> tuple[str, str, str, str, str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distsim.critical_path import Segment
 from distsim.real.record import RealRun
 from distsim.replay import Replay
-from distsim.timeline import RankTimes, Segment
+from distsim.timeline import RankTimes
 from distsim.trace import Trace
 from distsim.units import show_ns
 from distsim.views.ending import ending_json, how_it_ended, stop_lines, until

@@ -18,9 +18,10 @@ from distsim.views.whatifview import figures_lines
 if TYPE_CHECKING:
     from distsim.check.memory import Held
     from distsim.cluster import Cluster
+    from distsim.critical_path import Segment
     from distsim.simulation import Simulation
     from distsim.standstill import RankEnd
-    from distsim.timeline import CollectiveTimes, RankTimes, Segment
+    from distsim.timeline import CollectiveTimes, RankTimes
 
 LEGEND = "  exposed: communicating, nothing computes; waiting: in a call, before its match"
 #: More ranks than this are shown by groups of ranks with equal times.
@@ -98,7 +99,9 @@ def _ranks(ranks: Sequence[RankTimes], ends: Sequence[RankEnd]) -> list[str]:
     groups: dict[object, _RankLine] = {}
     for r in ranks:
         key = r.rank if len(ranks) <= MOST_RANKS else (r[1:], statuses.get(r.rank))
-        groups.setdefault(key, _RankLine([], r, finished(r, statuses.get(r.rank, "ended")))).ranks.append(r.rank)
+        if key not in groups:
+            groups[key] = _RankLine([], r, finished(r, statuses.get(r.rank, "ended")))
+        groups[key].ranks.append(r.rank)
     rows = list(groups.values())
     if len(rows) > MOST_RANKS:
         rows.sort(key=lambda row: (row.times.finished_ns >= 0, -row.times.finished_ns, row.ranks[0]))

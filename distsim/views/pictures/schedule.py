@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from distsim.errors import UsageError
+from distsim.ops.table import COMPUTE_OPS
 from distsim.program.records import Program
-from distsim.timeline import COMPUTE_OPS
 from distsim.trace import Trace
 from distsim.units import show_ns
 from distsim.views.drawing.palette import GREY, INK, LINE, MESSAGE, PALE, tint

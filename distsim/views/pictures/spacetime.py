@@ -14,7 +14,7 @@ import numpy as np
 
 from distsim.errors import UsageError
 from distsim.ops.one_sided import tag_text
-from distsim.timeline import COMPUTE_OPS
+from distsim.ops.table import COMPUTE_OPS
 from distsim.trace import Trace, stops
 from distsim.units import show_bytes, show_ns
 from distsim.views.doings import Doings

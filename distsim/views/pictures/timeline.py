@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distsim.timeline import Piece, path_pieces
+from distsim.critical_path import Piece, path_pieces
 from distsim.trace import Trace, stops
 from distsim.units import show_ns
 from distsim.views.doings import Doings

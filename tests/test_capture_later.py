@@ -1,0 +1,77 @@
+"""What ranks that stand still would have done later, and who is missing at a barrier that counts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+pytest.importorskip("torch")
+
+import capture_programs as programs
+import torch
+import torch.distributed as dist
+
+from distsim import testing
+from distsim.capture.sites import text_of
+from distsim.capture.stall import is_known
+
+pytestmark = pytest.mark.skipif(not is_known(), reason="standstill is told from Linux's /proc")
+
+
+def a_barrier_is_missed_by_who_is_elsewhere() -> None:
+    """Rank 1 is in another call of the same number when rank 0 counts who came."""
+    rank = dist.get_rank()
+    if rank == 1:
+        dist.broadcast(torch.zeros(2), src=0)
+    else:
+        with pytest.raises(
+            RuntimeError, match="Ranks 1 failed to pass monitoredBarrier in 2000 ms" if rank == 0 else "successfully"
+        ):
+            dist.monitored_barrier(timeout=timedelta(seconds=2), wait_all_ranks=True)
+
+
+def sends_with_another_tag_and_goes_on() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    got = torch.zeros(4)
+    asked = dist.irecv(got, (rank - 1) % size, tag=3)
+    sent = dist.isend(torch.ones(4), (rank + 1) % size, tag=4 if rank == 2 else 3)  # kept, or gloo cancels it
+    asked.wait()
+    del sent
+    dist.barrier()
+
+
+def test_a_monitored_barrier_names_the_rank_that_is_in_another_call():
+    judged = testing.run(a_barrier_is_missed_by_who_is_elsewhere, 3, check=False)
+
+    assert [s.state for s in judged.stands] == ["ended", "waits", "ended"]
+
+
+def test_a_message_of_another_tag_is_the_one_that_was_meant_though_its_sender_stands_elsewhere():
+    judged = testing.run(sends_with_another_tag_and_goes_on, 4, check=False)
+
+    found = judged.simulation.findings[0]
+    assert (judged.outcome, found.code) == ("hangs", "DS304")
+    assert "the tag differs" in found.message
+    assert {text_of(p.file, p.line) for p in found.places} == {"asked.wait()"}
+
+
+@pytest.mark.parametrize(("name", "told"), [("uneven batches", True), ("early break", False)])
+def test_ranks_that_part_in_a_backward_pass_are_told_what_makes_them_part_there(name, told):
+    fault = programs.FAULTS[name]
+
+    judged = testing.run(fault.program, fault.ranks, check=False)
+
+    assert ("find_unused_parameters" in " ".join(judged.simulation.findings[0].help)) is told
+
+
+def names_another_root() -> None:
+    dist.reduce(torch.ones(4), dst=0 if dist.get_rank() < 2 else 1)
+
+
+def test_calls_that_do_not_fit_end_as_the_back_end_ends_them_though_the_hub_has_no_data_to_go_on_with():
+    """Real gloo goes through where members of a reduce name different roots, with wrong sums."""
+    judged = testing.run(names_another_root, 3, check=False)
+
+    assert (judged.captured.ended, judged.outcome) == ("stalled", "completes")
+    assert (judged.simulation.verdict.verdict, judged.simulation.findings[0].code) == ("mismatch", "DS205")

@@ -230,3 +230,26 @@ def test_worlds_that_a_script_starts_one_after_the_other_are_judged_each(asked, 
 
     assert (judged.outcome, judged.simulation.program.world_size) == (outcome, world), judged.captured.outputs
     assert words in " ".join(capture_text(judged).split())
+
+
+STARTS = """\
+import os, subprocess, sys, torch.distributed as dist
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "RANK": "0"}
+other = [sys.executable, "-c", "import time; time.sleep(60)"]
+if sys.argv[1] == "named":
+    subprocess.Popen(other, env={**os.environ, "RANK": "1"})
+subprocess.Popen(other)
+dist.init_process_group("gloo")
+"""
+
+
+def test_ranks_that_a_script_starts_as_programs_are_refused_by_name_and_are_no_deadlock(tmp_path):
+    """The first where it is seen; else nobody knows what the program would have done."""
+    script = tmp_path / "train.py"
+    script.write_text(STARTS)
+
+    named, unnamed = (capture(Wish(Target(str(script), (how,)), keep_output=True)) for how in ("named", "unnamed"))
+
+    assert "does not see ranks that a script starts as programs of their own" in named.others[0].ended.text
+    assert named.others[0].ended.place[1] == 5
+    assert judge(unnamed).outcome == "undecided"

@@ -16,7 +16,7 @@ from typing import Any
 
 from distsim.capture.child import Target, Ways, die_with_parent, environment_of, run_child
 from distsim.capture.hub import Hub
-from distsim.capture.keeper import VARIABLE, Keeper
+from distsim.capture.keeper import VARIABLE, Keeper, started_by
 from distsim.capture.members import Failure, Member
 from distsim.capture.wire import Regions, listen
 from distsim.collection import no_collection
@@ -84,6 +84,8 @@ def capture(wish: Wish, meanwhile: Callable[[], object] | None = None) -> Captur
             threading.Thread(target=meanwhile, daemon=True).start()
         with no_collection():
             ended = hub.run(wish.timeout_s, parent.reap)
+            if ended == "stalled" and len(hub.ranks) < hub.world and started_by(keeper.token):
+                ended = "late"  # a rank that is missing may be a program without the hub
     finally:
         parent.end_all()
         hub.close()

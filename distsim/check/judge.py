@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.check.call_index import CallIndex
-from distsim.check.counterpart import Taken
-from distsim.check.diagnose import diagnose
 from distsim.check.known import SAME_MODEL, remedy
 from distsim.check.leaks import Leak
 from distsim.check.mismatch import Mismatch, part_call
@@ -19,6 +17,9 @@ from distsim.findings.record import Finding, Place
 from distsim.ops.table import OPS
 from distsim.program.records import Program
 from distsim.standstill import Standstill
+
+if TYPE_CHECKING:
+    from distsim.check.counterpart import Taken
 
 #: Waits behind a mismatch that are told one by one.
 _WAKE = 3
@@ -41,6 +42,8 @@ def failure_findings(
     misfits = mismatch_findings(program, where, mismatches)
     if standstill is None:
         return misfits
+    from distsim.check.diagnose import diagnose
+
     return fold_waits(misfits, diagnose(program, standstill, where.layout, taken), _past(mismatches, standstill))
 
 

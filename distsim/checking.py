@@ -12,12 +12,12 @@ from pathlib import Path
 
 from distsim.check.backends import backend_findings
 from distsim.check.diagnose import diagnose
+from distsim.check.ending import MAX_STATES
 from distsim.check.judge import fold_waits, untold
 from distsim.check.layout import Layout, build_layout
 from distsim.check.memory import memory_findings
 from distsim.check.messages import message_swaps
 from distsim.check.names import name_swaps
-from distsim.check.orders import MAX_STATES
 from distsim.check.remarks import remarks
 from distsim.check.schedule import schedule_to_json
 from distsim.check.undefined import undefined_findings

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from distsim.check.backends import backend_findings
-from distsim.check.diagnose import diagnose
 from distsim.check.judge import fold_waits, untold
 from distsim.check.layout import Layout, build_layout, lane_key
 from distsim.check.memory import memory_findings
@@ -36,7 +35,9 @@ from distsim.semantics.section import Unfold, alike_groups, section, standing
 from distsim.standstill import Standstill
 from distsim.timeline import RankTimes, Timeline, collective, iteration_ns, meetings, rank_times, timeline
 from distsim.trace import Trace
-from distsim.values import Values, compute_values
+
+if TYPE_CHECKING:
+    from distsim.values import Values
 
 #: Values are worked out for programs of at most so many calls, unless asked for.
 VALUES_CALLS = 20_000
@@ -70,7 +71,7 @@ class Simulation:
     @cached_property
     def wide_values(self) -> Values | None:
         """The values with more numbers written out than a report needs, to be compared; None where there are none."""
-        return None if self.values is None else compute_values(self.program, self.run.trace, limit_elements=WIDE_ELEMENTS)
+        return None if self.values is None else _values_of(self.program, self.run.trace, limit_elements=WIDE_ELEMENTS)
 
     @property
     def iteration_ns(self) -> int | None:
@@ -168,9 +169,7 @@ def simulate_program(scenario: Scenario, program: Program, cost: CostModel, **mo
     wanted, tell = more.get("with_values") is not False, more.get("tell", _untold)
     tell("values")
     return (
-        judged
-        if not wanted or program.call_count > VALUES_CALLS
-        else replace(judged, values=compute_values(program, result.trace))
+        judged if not wanted or program.call_count > VALUES_CALLS else replace(judged, values=_values_of(program, result.trace))
     )
 
 
@@ -208,7 +207,7 @@ def _folded(scenario: Scenario, program: Program, cost: CostModel, more: More) -
     wide = tuple(replace(f, ranks=part.alike(f.ranks)) for f in found.findings)
     values = None
     if more.get("with_values") is not False and program.call_count <= VALUES_CALLS:
-        values = compute_values(program, whole.trace)
+        values = _values_of(program, whole.trace)
     return replace(found, program=program, run=whole, verdict=verdict, findings=wide, values=values)
 
 
@@ -233,6 +232,12 @@ def _judged(scenario: Scenario, program: Program, cost: CostModel, result: Run, 
     of_contract = (*program.findings, *memory_findings(scenario, program, cost.cluster), *(verdict.findings if verdict else ()))
     found = fold_waits((*of_contract, *result.findings, *swaps), _of_backend(program, layout, result, verdict))
     return Simulation(scenario, program, result, verdict, None, cost, untold(found), outcome)
+
+
+def _values_of(program: Program, trace: Trace, **more: Any) -> Values:
+    from distsim.values import compute_values
+
+    return compute_values(program, trace, **more)
 
 
 def _ended(program: Program, result: Run) -> Standstill | None:
@@ -262,7 +267,11 @@ def _of_backend(program: Program, layout: Layout, result: Run, verdict: Verdict 
         found = (*found, *undefined_findings(program, layout, profile))
     told = verdict is not None and (verdict.verdict == "invalid" or bool(verdict.standstill and verdict.standstill.blocked))
     refused = any(f.severity == "error" for f in found)
-    return (*found, *(() if told or refused or not result.standstill.blocked else diagnose(program, result.standstill, layout)))
+    if told or refused or not result.standstill.blocked:
+        return found
+    from distsim.check.diagnose import diagnose
+
+    return (*found, *diagnose(program, result.standstill, layout))
 
 
 def cost_model(scenario: Scenario, program: Program, cluster: str | Mapping[str, object] | Cluster | None = None) -> CostModel:

@@ -8,7 +8,7 @@ import pytest
 
 from distsim.cost import CostModel
 from distsim.engine import Run, run
-from distsim.engine.deadlines import LAUNCH_QUEUE, limits_ns
+from distsim.engine.outlasting import LAUNCH_QUEUE, limits_ns
 from distsim.profiles import PROFILES, default_cluster
 from distsim.program.build import build_program
 from distsim.scenario import loads

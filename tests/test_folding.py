@@ -158,12 +158,19 @@ faults: [{kind: late, ranks: 7, delay: 2 ms}, {kind: late, ranks: 7, delay: 3 ms
     assert simulate(loads(text)).makespan_ns > 5_000_000
 
 
-@pytest.mark.parametrize(("comes", "then"), [("rank // 4 != 1", "barrier: {group: odd}"), ("rank < 4", "wait: all")])
-def test_who_is_missing_of_a_tree_is_told_by_places_and_stands_for_nobody(comes: str, then: str) -> None:
-    """gloo's broadcast runs down a tree: of the ranks that do not come each holds up others."""
+@pytest.mark.parametrize(
+    ("backend", "comes", "then"),
+    [
+        ("gloo", "rank // 4 != 1", "barrier: {group: odd}"),
+        ("gloo", "rank < 4", "wait: all"),
+        ("nccl", "rank // 2 % 2 == 1", "wait: all"),
+    ],
+)
+def test_who_is_missing_of_a_tree_or_as_its_root_is_told_apart_and_stands_for_nobody(backend: str, comes: str, then: str) -> None:
+    """gloo's broadcast runs down a tree: of the ranks that do not come each holds up others. In the early reading the root does so."""
     text = f"""
 world: 16
-backend: gloo
+backend: {backend}
 program:
   - {{broadcast: {{tensor: {{shape: [64]}}, src: 1}}, ranks: {comes}}}
   - {then}

@@ -10,6 +10,8 @@ from distsim.check.mismatch import Mismatch
 from distsim.check.schedule import Schedule
 from distsim.standstill import Standstill
 
+#: States that are stored at most, over all readings, unless the caller says otherwise.
+MAX_STATES = 200_000
 How = Literal["always", "sometimes", "never"]
 Kind = Literal["mismatch", "deadlock", "race"]
 
@@ -93,3 +95,12 @@ def first_with(endings: Mapping[str, Ending], kind: Kind) -> Ending | None:
     """The first reading that has a kind, in the order rendezvous, early, buffered, mixed."""
     found: Sequence[Ending] = [endings[r] for r in READINGS if r in endings]
     return next((ending for ending in found if ending.how(kind) != "never"), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """Endings by reading, how many states were stored, and whether the searches came to their end within the bound."""
+
+    endings: Mapping[str, Ending]
+    explored: int
+    complete: bool

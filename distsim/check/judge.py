@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.check.call_index import CallIndex
-from distsim.check.counterpart import Taken
-from distsim.check.diagnose import diagnose
+from distsim.check.known import SAME_MODEL, remedy
 from distsim.check.leaks import Leak
 from distsim.check.mismatch import Mismatch, part_call
 from distsim.check.wording import SHOWN, call_words, columns, some_ranks, where_text
@@ -18,6 +17,9 @@ from distsim.findings.record import Finding, Place
 from distsim.ops.table import OPS
 from distsim.program.records import Program
 from distsim.standstill import Standstill
+
+if TYPE_CHECKING:
+    from distsim.check.counterpart import Taken
 
 #: Waits behind a mismatch that are told one by one.
 _WAKE = 3
@@ -40,6 +42,8 @@ def failure_findings(
     misfits = mismatch_findings(program, where, mismatches)
     if standstill is None:
         return misfits
+    from distsim.check.diagnose import diagnose
+
     return fold_waits(misfits, diagnose(program, standstill, where.layout, taken), _past(mismatches, standstill))
 
 
@@ -169,10 +173,6 @@ _ADVICE = {
 
 #: The numbers of a model's parameters, which DistributedDataParallel compares when it is made (`ddp_calls`).
 _SHAPES = re.compile(r"ddp\d*_shapes")
-_SAME_MODEL = (
-    "build the same model on all ranks, with the same parameters frozen: DistributedDataParallel raises where it is made,",
-    '"DDP expects same model across all ranks"',
-)
 _Help = tuple[tuple[str, ...], tuple[Place, ...]]
 
 
@@ -191,7 +191,7 @@ def _collective_help(program: Program, where: CallIndex, mismatch: Mismatch, asp
     if aspect == "numel" and OPS[program.call(*mismatch.calls[0][:2]).op].coalesces is not None:
         return ("coalesce the same tensors in one order on all members, also those that a member does not need",), ()
     if _models_differ(program, mismatch):
-        return _SAME_MODEL, ()
+        return SAME_MODEL, ()
     if slip := _slip(where, mismatch):
         return slip
     if (
@@ -357,7 +357,7 @@ def end_findings(program: Program, standstill: Standstill) -> tuple[Finding, ...
         at_place = f" at {where_text(place)}" if place is not None and where_text(place) else ""
         message = f"{some_ranks(ranks)} {_end_words(code, text, len(ranks) == 1)}{at_place}"
         places = () if place is None else (place,)
-        out.append(Finding(code, CODES[code].severity, message, tuple(ranks), (), (), places))
+        out.append(Finding(code, CODES[code].severity, message, tuple(ranks), (), remedy(text), places))
     return tuple(out)
 
 

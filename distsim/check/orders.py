@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from distsim.check.alike import images, orbit
-from distsim.check.ending import Ending, Example, Kind, hows
+from distsim.check.ending import MAX_STATES, Ending, Example, Kind, Orders, hows
 from distsim.check.endings import standstill_at
 from distsim.check.explore import Goal, Search
 from distsim.check.layout import Layout
 from distsim.check.schedule import schedule_of
 from distsim.ops.table import OPS
 
-#: States that are stored at most, over all readings, unless the caller says otherwise.
-MAX_STATES = 200_000
 #: How many sets of stuck ranks are listed at most.
 MAX_SETS = 4096
 _PORTION = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """Endings by reading, how many states were stored, and whether the searches came to their end within the bound."""
-
-    endings: Mapping[str, Ending]
-    explored: int
-    complete: bool
 
 
 def all_orders(layout: Layout, max_states: int = MAX_STATES) -> Orders:

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distsim.check.endings import standstill_at
-from distsim.check.layout import build_layout
-from distsim.check.machine import Machine, State
-from distsim.check.persistent import Chooser
-from distsim.check.tables import Tables
 from distsim.errors import UsageError
 from distsim.program.records import Program
 from distsim.standstill import Standstill
+
+if TYPE_CHECKING:
+    from distsim.check.machine import Machine, State
 
 SCHEMA_VERSION = 1
 _READINGS = ("rendezvous", "early", "buffered", "mixed")
@@ -135,6 +133,12 @@ def replay(program: Program, schedule: Schedule) -> Standstill:
 
     Raises UsageError where a choice is not possible in this program.
     """
+    from distsim.check.endings import standstill_at
+    from distsim.check.layout import build_layout
+    from distsim.check.machine import Machine
+    from distsim.check.persistent import Chooser
+    from distsim.check.tables import Tables
+
     absent = frozenset(f.rank for f in program.faults if f.kind == "absent")
     machine = Machine(Tables(build_layout(program), schedule.reading, absent))
     state = machine.initial()

@@ -8,19 +8,17 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from distsim.check.call_index import CallIndex
-from distsim.check.ending import READINGS, Ending, Example, How, Kind, depends_on, first_with, hows
+from distsim.check.ending import MAX_STATES, READINGS, Ending, Example, How, Kind, Orders, depends_on, first_with, hows
 from distsim.check.judge import choice_findings, end_findings, failure_findings, leak_findings, unreceived_findings
 from distsim.check.layout import Layout, build_layout
 from distsim.check.leaks import Leak, leaks
 from distsim.check.leaving import runs_of
 from distsim.check.mismatch import Mismatch
-from distsim.check.orders import MAX_STATES, Orders, all_orders
 from distsim.check.races import DataRace, data_races
 from distsim.check.readings import Contract, Reading, leavers, never_starts
 from distsim.check.remote import remote_findings, remote_races
 from distsim.check.schedule import Schedule
 from distsim.check.timing import bound_finding, buffering_dependence, order_findings, race_findings, reliance_findings
-from distsim.check.waitfor import wait_for
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
@@ -73,6 +71,8 @@ def verdict_of(
     where = CallIndex(layout)
     starts = not never_starts(program)
     if layout.any_source and starts:
+        from distsim.check.orders import all_orders  # most programs need no search
+
         orders = all_orders(layout, max_states)
     elif ended is not None and starts:
         orders = Orders({"rendezvous": Ending({}, True, (), True, {"end": Example(ended)}, mismatch_ranks=())}, 0, True)
@@ -105,6 +105,8 @@ def _pass(contract: Contract, reading: Reading) -> Ending:
             unlikes = {u.calls: u for u in met} | unlikes
             examples.setdefault("mismatch", Example(found))
         if found.blocked:
+            from distsim.check.waitfor import wait_for
+
             stuck.setdefault(found.stuck, wait_for(found).core)
             examples.setdefault("deadlock", Example(found))
         passed, fit = passed or not found.blocked, fit or not met

@@ -275,10 +275,10 @@ def check_trace_name(path: Path) -> None:
 def write_trace(path: Path, trace: Trace) -> None:
     """Write a trace in the form that the file's name asks for."""
     from distsim.trace_io import packed, trace_lines
-    from distsim.views.chrome import chrome_trace
+    from distsim.views.chrome import chrome_lines
 
     is_chrome = path.name.endswith((".json", ".json.gz"))
-    console.write_file(path, packed(path, chrome_trace(trace) if is_chrome else trace_lines(trace)))
+    console.write_file(path, packed(path, chrome_lines(trace) if is_chrome else trace_lines(trace)))
 
 
 def _report(run: RealRun, format: Format) -> str:

@@ -153,12 +153,12 @@ def _write_native(simulation: Simulation, path: Path) -> None:
 def _write_chrome(simulation: Simulation, path: Path) -> None:
     from distsim.check.memory import held
     from distsim.trace_io import packed
-    from distsim.views.chrome import chrome_trace
+    from distsim.views.chrome import chrome_lines
     from distsim.views.holding import filled
 
     trace = simulation.run.trace
     memory = filled(held(simulation.scenario, simulation.program), trace, range(trace.world_size))
-    console.write_file(path, packed(path, chrome_trace(trace, memory)))
+    console.write_file(path, packed(path, chrome_lines(trace, memory)))
 
 
 def _report(simulation: Simulation, format: Format) -> str:

@@ -10,8 +10,8 @@ import numpy as np
 from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.cost.sharing import Ports
-from distsim.engine.deadlines import outlasts
 from distsim.engine.fill import fill
+from distsim.engine.outlasting import outlasts
 from distsim.engine.overlap import shares
 from distsim.engine.record import Columns, Run, build_trace, worst_of
 from distsim.profiles import Profile

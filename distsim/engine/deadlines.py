@@ -13,30 +13,19 @@ deadline, the deadline comes first. Most runs are over before any deadline; they
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-
-from distsim.engine.record import Columns
+from distsim.engine.outlasting import LAUNCH_QUEUE, MONITORED, limits_ns
 from distsim.findings.record import Finding, Place
-from distsim.ops.table import OPS
 from distsim.profiles import Profile
 from distsim.profiles.gloo import barrier_missed
 from distsim.program.records import Program
 from distsim.semantics.form import Instruction, Leave, Meet, PartKind, Wait
-from distsim.semantics.local import Progress
 from distsim.semantics.moves import Rules
 from distsim.semantics.state import CLOSED, DUE, JAMMED, RUNNING, State
 
-#: Launches that a host may be ahead of its device: CUDA's queue of kernels of a stream.
-LAUNCH_QUEUE = 1024
 _STORE_OPS = ("new_group", "init_process_group")
-
-
-#: The call whose timeout ends a standstill (observed: `coll.one_missing.monitored_barrier`, group rank 0 raises and names who is missing).
-_MONITORED = "monitored_barrier"
 
 
 class Late(NamedTuple):
@@ -57,13 +46,6 @@ class _Entry(NamedTuple):
     row: int
     since: int
     limit_ns: int
-
-
-def limits_ns(program: Program, profile: Profile) -> list[int]:
-    """The timeout of each group, by id. New groups don't inherit the world's (G12); without one the back end's default holds."""
-    written = (c.fields.get("timeout_ns") for code in program.codes for c in code.calls if c.op == "init_process_group")
-    world = program.options.get("timeout_ns") or next((int(t) for t in written if t), None)
-    return [(world if g.id == 0 else g.timeout_ns) or profile.timeout_ns for g in program.groups]
 
 
 class Deadlines:
@@ -101,12 +83,12 @@ class Deadlines:
 
     def watches(self, since: list[int]) -> bool:
         """Some rank stands in a monitored_barrier, which ends in its time though nobody else moves."""
-        rows = (entry for entry in self._heap if entry.row >= 0 and self.rules.part(entry.row).call.op == _MONITORED)
+        rows = (entry for entry in self._heap if entry.row >= 0 and self.rules.part(entry.row).call.op == MONITORED)
         return any(self._holds(entry, since) for entry in rows)
 
     def _missing(self, row: int) -> tuple[int, ...]:
         """Who has not come to the monitored_barrier of a rank that keeps its list."""
-        if row < 0 or self.rules.part(row).call.op != _MONITORED or not self._keeps_list(row):
+        if row < 0 or self.rules.part(row).call.op != MONITORED or not self._keeps_list(row):
             return ()
         linked = self.rules.linked
         instance = int(linked.instance[row])
@@ -144,7 +126,7 @@ class Deadlines:
         if self.rules.profile.timed_out == "raises" and self.rules.kind[row] == PartKind.COLLECTIVE:
             call = self.rules.part(row).call
             own = call.fields.get("timeout_ns")
-            listed = call.op != _MONITORED or self._keeps_list(row)  # the others wait for its word as long as their group waits
+            listed = call.op != MONITORED or self._keeps_list(row)  # the others wait for its word as long as their group waits
             limit = int(own) if own and listed else self.limits[self.rules.group[row]]
             grace = self.rules.profile.store_grace_ns if call.op in _STORE_OPS else 0
             self._add(now, self.rules.rank_of[row], row, -1, limit + grace)
@@ -179,83 +161,6 @@ class Deadlines:
         phase = self.state.phase[entry.row]
         # A transfer under way is late too: the clock runs until it is over.
         return phase != CLOSED and (self.rules.profile.device or phase in (RUNNING, DUE, JAMMED))
-
-
-def may_outlast(run: Progress, shared: bool = False) -> bool:
-    """Can anything in a run last longer than the shortest timeout? Nothing takes longer than the last thing to begin and the dearest.
-    Where links are ``shared`` nothing takes longer than all of it, twice over, one after the other."""
-    linked = run.linked
-    if linked.profile.timed_out == "nothing":
-        return False
-    clocks = (run.posted, run.ended, run.returned, run.latest, [host.clock for host in run.hosts])
-    if linked.profile.timed_out == "raises" and _has_monitored(linked.program):
-        return True
-    end = max(int(np.max(np.asarray(column), initial=0)) for column in clocks)
-    prices = run.conditions.price
-    more = 2 * int(prices.sum()) if shared else int(np.max(prices, initial=0))
-    return end + more > _shortest_ns(linked.program, linked.profile)
-
-
-def _shortest_ns(program: Program, profile: Profile) -> int:
-    return min([*limits_ns(program, profile), *_own_limits(program)])
-
-
-def outlasts(program: Program, profile: Profile, columns: Columns) -> bool:
-    """Does any wait of a run without deadlines last longer than the shortest timeout?"""
-    if profile.timed_out == "nothing":
-        return False
-    shortest = _shortest_ns(program, profile)
-    posted, returned, finished = (np.frombuffer(getattr(columns, n), dtype=np.int64) for n in ("posted", "returned", "finished"))
-    end = int(max(returned.max(initial=0), finished.max(initial=0)))
-    if profile.timed_out == "raises" and _has_monitored(program) and _stand_monitored(program, columns, posted, finished):
-        return True
-    if end <= shortest:
-        return False
-    clocked = [_clocked(code.calls, profile.device) for code in program.codes]
-    for rank in program.present:
-        rows, (running, waiting) = slice(columns.base[rank], columns.base[rank + 1]), clocked[program.code_of[rank]]
-        begun, left, done = posted[rows], returned[rows], finished[rows]
-        done = np.where(done >= 0, done, end)
-        if profile.device:
-            newest = np.concatenate(
-                (np.zeros(LAUNCH_QUEUE, dtype=np.int64), np.maximum.accumulate(np.where(begun >= 0, done, 0)))
-            )
-            begun = np.where(begun >= 0, np.maximum(begun, newest[: len(begun)]), -1)
-        spans = np.where(running, done, np.where(left >= 0, left, end)) - begun
-        if np.any((begun >= 0) & (running | waiting) & (spans > shortest)):
-            return True
-    return False
-
-
-def _has_monitored(program: Program) -> bool:
-    return any(call.op == _MONITORED for code in program.codes for call in code.distinct_calls(parts=False))
-
-
-def _stand_monitored(program: Program, columns: Columns, posted: Any, finished: Any) -> bool:
-    """Some rank has come to a monitored_barrier and never left it."""
-    for rank in program.present:
-        rows = slice(columns.base[rank], columns.base[rank + 1])
-        named = [call.op == _MONITORED for call in program.code(rank).calls for _ in (call, *call.parts)]
-        if np.any(np.array(named, dtype=np.bool_) & (posted[rows] >= 0) & (finished[rows] < 0)):
-            return True
-    return False
-
-
-def _own_limits(program: Program) -> Iterator[int]:
-    """Timeouts that calls name themselves."""
-    for code in program.codes:
-        yield from (int(c.fields["timeout_ns"]) for c in code.calls if c.fields.get("timeout_ns"))
-
-
-def _clocked(calls: list[Any], device: bool) -> tuple[Any, Any]:
-    """Of each row of a code: is it clocked from its post to its end (collectives; on a device, all that communicates), or as long as
-    the host is in it (messages and waits)? NCCL's watchdog does not know of signals."""
-    kinds = ["" if OPS[call.op].signals else OPS[call.op].kind for call in calls for _ in (call, *call.parts)]
-    running = ("p2p", "batch", "collective") if device else ("collective",)
-    waiting = () if device else ("p2p", "batch", "wait", "group")
-    return np.array([kind in running for kind in kinds], dtype=np.bool_), np.array(
-        [kind in waiting for kind in kinds], dtype=np.bool_
-    )
 
 
 def late_findings(program: Program, profile: Profile, late: tuple[Late, ...]) -> tuple[Finding, ...]:

@@ -17,8 +17,9 @@ import numpy as np
 from distsim.cost import CostModel
 from distsim.engine.arrivals import Arrivals, CallKey, Follow
 from distsim.engine.clock import Clock, Entry
-from distsim.engine.deadlines import Deadlines, Late, outlasts
+from distsim.engine.deadlines import Deadlines, Late
 from distsim.engine.hosts import Hosts
+from distsim.engine.outlasting import outlasts
 from distsim.engine.record import Columns, Queues
 from distsim.engine.underway import Underway
 from distsim.match import ANY

@@ -10,10 +10,10 @@ import numpy as np
 
 from distsim.collection import no_collection
 from distsim.cost import CostModel
-from distsim.engine.deadlines import may_outlast, outlasts
 from distsim.engine.fill import fill
 from distsim.engine.general import simulate_in_order
 from distsim.engine.orders import End, Note, ends_of_orders
+from distsim.engine.outlasting import may_outlast, outlasts
 from distsim.engine.overlap import shares
 from distsim.engine.record import WORST_FIRST, worst_of
 from distsim.ops.table import OPS

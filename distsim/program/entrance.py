@@ -18,20 +18,15 @@ from distsim.startup.meeting import start_up
 from distsim.startup.records import Address, Cause, Entrance, StartUp, Surroundings
 from distsim.startup.where import is_loopback
 
-#: Ranks of a world whose start-up is worked out where a rank is absent and the file says nothing else of it.
-_MOST_WITHOUT = 4096
 OP = "init_process_group"
 #: Launchers whose agent serves the store, and those that set the four variables.
 _AGENTS = ("torchrun", "elastic")
 _SETTERS = ("", "torchrun", "elastic")
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
-_SAID = ("env", "hosts", "ports_taken", "files_left", "by")
 
 
-def startup_of(scenario: Scenario, program: Program, names: Names) -> StartUp | None:
-    """What becomes of the first init_process_group; None where the file says nothing of it that could matter."""
-    if not _worth_a_look(scenario, program):
-        return None
+def startup_of(scenario: Scenario, program: Program, names: Names) -> StartUp:
+    """What becomes of the first init_process_group."""
     brought = entrances(scenario, program, names)
     found = start_up(brought, surroundings(scenario))
     if not found.failed:
@@ -51,15 +46,6 @@ def _same_numbers(brought: list[Entrance], names: Names) -> None:
 def full_startup(scenario: Scenario, program: Program) -> StartUp:
     """The same for any program, for a picture."""
     return program.startup or start_up(entrances(scenario, program, Names(scenario)), surroundings(scenario))
-
-
-def _worth_a_look(scenario: Scenario, program: Program) -> bool:
-    if program.world_size <= _MOST_WITHOUT and any(fault.kind == "absent" for fault in program.faults):
-        return True
-    if scenario.options.init_method is not None or any(getattr(scenario.launch, name) for name in _SAID):
-        return True
-    told = ("init_method", "store", "said_rank", "said_world", "device_id")
-    return any(call.op == OP and any(name in call.fields for name in told) for code in program.codes for call in code.calls)
 
 
 def surroundings(scenario: Scenario) -> Surroundings:

@@ -16,7 +16,6 @@ from distsim.errors import Problem, ScenarioErrors
 from distsim.expr import Expression
 from distsim.findings.record import Finding, Place
 from distsim.program.assemble import Shelf
-from distsim.program.entrance import startup_findings, startup_of
 from distsim.program.faults import link_faults, rank_faults
 from distsim.program.names import Names
 from distsim.program.records import Code, Program, TensorSpec
@@ -27,6 +26,10 @@ from distsim.scenario.scope import ITERATION
 
 #: Calls of all codes together that are laid out at most; a file that wants more is refused (16 bytes a call and more).
 MAX_CALLS = 20_000_000
+#: Ranks of a world whose start-up is worked out where a rank is absent and the file says nothing else of it.
+_MOST_WITHOUT = 4096
+#: Keys of `launch` that matter to a start-up.
+_SAID = ("env", "hosts", "ports_taken", "files_left", "by")
 
 
 def lower(scenario: Scenario) -> Program:
@@ -51,10 +54,23 @@ def lower(scenario: Scenario) -> Program:
         seed=scenario.seed, jitter=scenario.jitter, names=names.world,
     )  # fmt: skip
     program.faults = rank_faults(scenario, program, names)
-    program.startup = startup_of(scenario, program, names)
-    if program.startup is not None:
+    if _starts_oddly(scenario, program):
+        from distsim.program.entrance import startup_findings, startup_of
+
+        program.startup = startup_of(scenario, program, names)
         program.findings = (*startup_findings(program, program.startup), *program.findings)
     return program
+
+
+def _starts_oddly(scenario: Scenario, program: Program) -> bool:
+    """Does the file say anything of the first init_process_group that could matter?"""
+    if program.world_size <= _MOST_WITHOUT and any(fault.kind == "absent" for fault in program.faults):
+        return True
+    if scenario.options.init_method is not None or any(getattr(scenario.launch, name) for name in _SAID):
+        return True
+    told = ("init_method", "store", "said_rank", "said_world", "device_id")
+    entries = (call for code in program.codes for call in code.calls if call.op == "init_process_group")
+    return any(name in call.fields for call in entries for name in told)
 
 
 def _options(scenario: Scenario) -> dict[str, object]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,9 @@ from distsim.findings.record import Finding, Place
 from distsim.ops.base import Op
 from distsim.ops.records import Buffer, Call, Group
 from distsim.ops.table import OPS
-from distsim.startup.records import StartUp
+
+if TYPE_CHECKING:
+    from distsim.startup.records import StartUp
 
 T = TypeVar("T")
 IntVector = NDArray[np.int64]

@@ -214,13 +214,23 @@ class _Refinement:
         return colour
 
     def _missed(self) -> Ints:
-        """Ranks of whom some members of their groups wait for, by places, although they may not come: each is another."""
-        found = np.zeros(self.size, dtype=np.bool_)
-        looks = [(look, look.by_place(self.profiles)) for look in self.codes]
-        for group in distinct(np.concatenate([np.zeros(0, np.int64), *(ids for _, placed in looks for ids in placed)])).tolist():
-            found[list(self.program.groups[group].ranks)] = True
-        for look, placed in looks:
-            found[look.ranks] &= not placed  # those are told apart by their places
+        """Ranks of whom some members of their groups wait for in particular, by places or as the root, although they may not come: each
+        is another."""
+        placed, asked = np.zeros(self.size, dtype=np.bool_), np.zeros(len(self.program.groups), dtype=np.bool_)
+        nobody = np.zeros(0, np.int64)
+        roots, come = [nobody], [nobody]
+        for look in self.codes:
+            groups = look.by_place(self.profiles)
+            placed[look.ranks] = bool(groups)
+            asked[np.concatenate([nobody, *groups])] = True
+            for ids, root in look.rooted():
+                roots.append(ids * self.size + root)
+                come.append(ids * self.size + look.ranks)
+        slots, found = self.slots, np.zeros(self.size, dtype=np.bool_)
+        unplaced = (slots.slot < 0) | ~placed[slots.rank]  # the others are told apart by their places
+        found[slots.rank[asked[np.array(slots.ids, dtype=np.int64)][slots.group] & unplaced]] = True
+        awaited = distinct(np.concatenate(roots))
+        found[awaited[~np.isin(awaited, np.concatenate(come))] % self.size] = True
         return np.flatnonzero(found)
 
     def _of_faults(self) -> Ints:

@@ -91,6 +91,12 @@ class Look:
                     None, :
                 ]
 
+    def rooted(self) -> Iterator[tuple[Ints, Ints]]:
+        """By rank (groups, roots) of all that differ among the code's calls."""
+        found = {(id(call.fields["root"]), call.group): call for call in self.calls if call.fields.get("root") is not None}
+        for call in found.values():
+            yield self.groups[call.group], self._spread(call.fields["root"])
+
     def by_place(self, profiles: Iterable[Profile]) -> list[Ints]:
         """By rank the groups on which some operation of the code lets members go by where they stand, beyond being its root or not."""
         calls = [call for call in self.calls if OPS[call.op].kind == "collective"]

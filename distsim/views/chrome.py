@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from distsim.ops.one_sided import SIGNALS, tag_text
@@ -25,6 +26,8 @@ from distsim.views.tables import ranks_words
 HOST: Final = 0
 #: A reserved name of the format's colours.
 _RED: Final = "terrible"
+#: Events that are written at a time.
+_CHUNK: Final = 8192
 _ON_QUEUE: Final = ("compute", "assign")
 _WAITS: Final = ("wait", "wait_stream", "synchronize")
 _KINDS: Final = {name: row.kind for name, row in OPS.items()}
@@ -47,14 +50,35 @@ class _Slice(NamedTuple):
     end_ns: int
     name: str
     category: str
-    args: dict[str, object]
+    args: str  # as JSON
     open: bool = False
 
 
 def chrome_trace(trace: Trace, memory: Sequence[Filled] = ()) -> str:
     """The trace as JSON text, one event per line. The same trace gives the same text. ``memory``: what ranks hold."""
+    return "".join(chrome_lines(trace, memory))
+
+
+def chrome_lines(trace: Trace, memory: Sequence[Filled] = ()) -> Iterator[str]:
+    """The same in pieces."""
     ended = how_it_ended(trace)
     makespan = max(trace.makespan_ns, int(trace.header.get("until_ns") or 0) if ended else 0)
+    events, threads = _events(trace, memory, makespan)
+    events += [_end(ended, makespan)] if ended else []
+    events.sort(key=lambda event: event.order)
+    facts = {key: trace.header[key] for key in ("name", "backend", "cluster", "outcome", "source") if key in trace.header}
+    if ended:
+        facts |= {"outcome": "partial" if facts.get("outcome") == "completes" else facts.get("outcome"), "ended": ended}
+    yield f'{{"displayTimeUnit": "ns", "otherData": {_json(facts)}, "traceEvents": [\n'
+    lines = chain(map(_json, _names(trace, threads)), (event.text for event in events))
+    before = ""
+    while some := list(islice(lines, _CHUNK)):
+        yield before + ",\n".join(some)
+        before = ",\n"
+    yield "\n]}\n"
+
+
+def _events(trace: Trace, memory: Sequence[Filled], makespan: int) -> tuple[list[_Event], Ids]:
     slices: list[_Slice] = []
     work: list[tuple[TraceCall, int]] = []  # calls with a slice on a queue, and the slice's number
     for call in trace.rows():
@@ -65,24 +89,25 @@ def chrome_trace(trace: Trace, memory: Sequence[Filled] = ()) -> str:
             slices.append(piece)
     _spread(slices)
     threads, machine = _threads(slices), _machines(trace)
-    events = [_event(piece, threads, machine) for piece in slices]
-    events += _arrows(slices, work, threads, machine)
-    events += _under_way(slices, work, machine)
+    events = [*_arrows(slices, work, threads, machine), *_under_way(slices, work, machine)]
     events += (event for one in memory for event in _memory(one, machine))
-    events += [_end(ended, makespan)] if ended else []
-    events.sort(key=lambda event: event.order)
-    facts = {key: trace.header[key] for key in ("name", "backend", "cluster", "outcome", "source") if key in trace.header}
-    if ended:
-        facts |= {"outcome": "partial" if facts.get("outcome") == "completes" else facts.get("outcome"), "ended": ended}
-    lines = ",\n".join(json.dumps(e, ensure_ascii=False) for e in [*_names(trace, threads), *(event.json for event in events)])
-    return f'{{"displayTimeUnit": "ns", "otherData": {json.dumps(facts, ensure_ascii=False)}, "traceEvents": [\n{lines}\n]}}\n'
+    return [*(_event(piece, threads, machine) for piece in slices), *events], threads
 
 
 class _Event(NamedTuple):
-    """An event's place among the others (time, rank, thread, the longest first, phase), and the event."""
+    """An event's place among the others (time, rank, thread, the longest first, phase), and the event as JSON, which is a fifth of it as a
+    record."""
 
     order: tuple[int, int, int, int, str]
-    json: Json
+    text: str
+
+
+def _made(order: tuple[int, int, int, int, str], event: Json) -> _Event:
+    return _Event(order, _json(event))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 # --- slices ---
@@ -98,11 +123,11 @@ def _host_slices(call: TraceCall, makespan: int) -> Iterator[_Slice]:
         return
     name = f"{call.op} (never returns)" if stuck else call.op
     category = "wait" if call.op in _WAITS else "sleep" if call.op == "sleep" else "call"
-    yield _Slice(call.rank, ("host", 0), call.posted_ns, end, name, category, _args(call), stuck)
+    yield _Slice(call.rank, ("host", 0), call.posted_ns, end, name, category, _json(_args(call)), stuck)
     met = call.started_ns if call.started_ns >= 0 else end
     waits_on = stuck and call.started_ns < 0
     if category == "call" and (waits_on or call.posted_ns < met <= end) and _meets(call):
-        yield _Slice(call.rank, ("host", 0), call.posted_ns, met, f"waits for {_whom(call)}", "wait", {}, waits_on)
+        yield _Slice(call.rank, ("host", 0), call.posted_ns, met, f"waits for {_whom(call)}", "wait", "{}", waits_on)
 
 
 def _queue_slice(trace: Trace, call: TraceCall, makespan: int) -> _Slice | None:
@@ -119,7 +144,7 @@ def _queue_slice(trace: Trace, call: TraceCall, makespan: int) -> _Slice | None:
     category = "compute" if computes else "collective" if _joins(call) else "message"
     queue = call.queue if computes or call.queue not in ("", "host") else "comm"
     start, stays = call.started_ns, call.finished_ns < 0
-    return _Slice(call.rank, (queue or "compute", 0), start, max(end, start), name, category, args, stays)
+    return _Slice(call.rank, (queue or "compute", 0), start, max(end, start), name, category, _json(args), stays)
 
 
 def _joins(call: TraceCall) -> bool:
@@ -220,22 +245,19 @@ def _meta(what: str, pid: int, tid: int, **args: object) -> Json:
 
 def _end(told: str, at_ns: int) -> _Event:
     """Where the recording ends, across all ranks."""
-    return _Event((at_ns, 0, HOST, 0, "i"), {
+    return _made((at_ns, 0, HOST, 0, "i"), {
         "ph": "i", "s": "g", "name": told, "cat": "end", "pid": 0, "tid": HOST, "ts": at_ns / 1000, "cname": _RED,
     })  # fmt: skip
 
 
 def _event(piece: _Slice, threads: Ids, machine: Sequence[int]) -> _Event:
     tid, dur_ns = threads[piece.rank, piece.thread], piece.end_ns - piece.start_ns
-    if piece.open:
-        return _Event((piece.start_ns, piece.rank, tid, -dur_ns, "B"), {
-            "ph": "B", "name": piece.name, "cat": piece.category, "pid": machine[piece.rank], "tid": tid, "ts": piece.start_ns / 1000,
-            "cname": _RED, "args": piece.args,
-        })  # fmt: skip
-    return _Event((piece.start_ns, piece.rank, tid, -dur_ns, "X"), {
-        "ph": "X", "name": piece.name, "cat": piece.category, "pid": machine[piece.rank], "tid": tid,
-        "ts": piece.start_ns / 1000, "dur": dur_ns / 1000, "args": piece.args,
+    phase, more = ("B", {"cname": _RED}) if piece.open else ("X", {"dur": dur_ns / 1000})
+    text = _json({
+        "ph": phase, "name": piece.name, "cat": piece.category, "pid": machine[piece.rank], "tid": tid, "ts": piece.start_ns / 1000,
+        **more,
     })  # fmt: skip
+    return _Event((piece.start_ns, piece.rank, tid, -dur_ns, phase), f'{text[:-1]}, "args": {piece.args}}}')
 
 
 def _arrows(slices: list[_Slice], work: list[tuple[TraceCall, int]], threads: Ids, machine: Sequence[int]) -> Iterator[_Event]:
@@ -252,7 +274,7 @@ def _arrows(slices: list[_Slice], work: list[tuple[TraceCall, int]], threads: Id
             at_ns = max(at_ns, piece.start_ns)  # an arrow never runs backwards in time
             phase = "s" if k == 0 else "f" if k == len(chain) - 1 else "t"
             tid = threads[piece.rank, piece.thread]
-            yield _Event((at_ns, piece.rank, tid, 0, phase), {
+            yield _made((at_ns, piece.rank, tid, 0, phase), {
                 "ph": phase, "name": "match", "cat": piece.category, "id": match, "pid": machine[piece.rank], "tid": tid,
                 "ts": at_ns / 1000,
                 **({"bp": "e"} if phase == "f" else {}),
@@ -273,7 +295,7 @@ def _under_way(slices: list[_Slice], work: list[tuple[TraceCall, int]], machine:
         for at_ns, change in sorted(own.items()):
             total += change
             if change:
-                yield _Event((at_ns, -1, HOST, pid, "C"), {
+                yield _made((at_ns, -1, HOST, pid, "C"), {
                     "ph": "C", "name": "bytes under way", "pid": pid, "tid": HOST, "ts": at_ns / 1000, "args": {"bytes": total},
                 })  # fmt: skip
 
@@ -287,7 +309,7 @@ def _memory(one: Filled, machine: Sequence[int]) -> Iterator[_Event]:
         before = parts
     for rank in one.ranks:
         for at_ns, kind, nbytes in changes:
-            yield _Event((at_ns, -1, HOST, rank, "C"), {
+            yield _made((at_ns, -1, HOST, rank, "C"), {
                 "ph": "C", "name": f"rank {rank} memory: {kind}", "pid": machine[rank], "tid": HOST, "ts": at_ns / 1000,
                 "args": {"bytes": nbytes},
             })  # fmt: skip

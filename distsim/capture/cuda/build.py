@@ -24,12 +24,13 @@ _FLAGS: Final = ("-O1", "-fPIC", "-shared", "-std=c++20", "-w")
 
 #: What the extension must do before it is kept: an error in its first lines would end the process that loads it.
 _TRIAL: Final = """
-import ctypes, sys
+import ctypes, os, sys
 ctypes.CDLL(sys.argv[1])
 import torch
 x = torch.ops.distsim.from_cpu(torch.ones(2, requires_grad=True).detach()).requires_grad_()
 (x + x).sum().backward()
 assert x.device.type == "cuda" and x.grad.sum().item() == 4
+os._exit(0)  # as ranks leave: torch's own end, with autograd's threads about, ends in std::terminate at times
 """
 
 

@@ -250,7 +250,8 @@ def load_anew(mutant: Mutant, file: str, tests: Sequence[str]) -> bool:
     """Forget all of the project's modules, load them with the mutant, run the tests (by their ids): True where one fails."""
     for name, module in list(sys.modules.items()):
         where = getattr(module, "__file__", None) or ""
-        if where.startswith(f"{ROOT}/") and "site-packages" not in where and name not in ("__main__", "tests.mutants"):
+        ours = where.startswith(f"{ROOT}/") and "site-packages" not in where and name not in ("__main__", "tests.mutants")
+        if ours or name.partition(".")[0] == "distsim":  # a folder without an `__init__` has no file
             del sys.modules[name]
     loader = Loader(mutant, file)
     sys.meta_path.insert(0, loader)

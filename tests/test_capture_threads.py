@@ -1,4 +1,7 @@
-"""Ranks of which several threads call at the same time: what came through is not said to hang, what stands is named with its lines."""
+"""Ranks of which several threads call at the same time: what came through is not said to hang, what stands is named with its lines.
+
+And worlds that come one after the other.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ import torch
 import torch.distributed as dist
 
 from distsim import testing
-from distsim.capture.judge import Judged
+from distsim.capture.child import Target
+from distsim.capture.judge import Judged, judge
+from distsim.capture.launch import Wish, capture
 from distsim.capture.sites import text_of
 from distsim.capture.stall import is_known
 from distsim.views.captureview import capture_json, capture_text
@@ -184,3 +189,67 @@ def test_a_hang_of_one_thread_under_the_back_ends_rules_is_not_hidden_by_another
 
     assert (judged.captured.ended, judged.outcome) == ("ended", "hangs")
     assert any(line.startswith("dist.send(") for line in lines_of(judged))
+
+
+WORLDS = """\
+import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+def sums(rank, size):
+    dist.init_process_group("gloo", "tcp://127.0.0.1:1", rank=rank, world_size=size)
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    assert x == size
+    dist.destroy_process_group()
+def both_send(rank, size):
+    dist.init_process_group("gloo", "tcp://127.0.0.1:1", rank=rank, world_size=size)
+    dist.send(torch.ones(1), 1 - rank)
+    dist.recv(torch.ones(1), 1 - rank)
+if __name__ == "__main__":
+    for name, size in zip(sys.argv[1::2], sys.argv[2::2]):
+        mp.spawn(globals()[name], (int(size),), int(size))
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "outcome", "world", "words"),
+    [
+        (
+            ("sums", "2", "sums", "3", "sums", "1"),
+            "completes",
+            1,
+            "of 3 worlds that the script started one after the other, this is the last",
+        ),
+        (("both_send", "2", "sums", "3"), "hangs", 2, "this is the first that does not come through"),
+    ],
+)
+def test_worlds_that_a_script_starts_one_after_the_other_are_judged_each(asked, outcome, world, words, tmp_path):
+    """As torch's own DDP tutorial does; a world may be of one rank."""
+    script = tmp_path / "train.py"
+    script.write_text(WORLDS)
+
+    judged = judge(capture(Wish(Target(str(script), asked), keep_output=True)))
+
+    assert (judged.outcome, judged.simulation.program.world_size) == (outcome, world), judged.captured.outputs
+    assert words in " ".join(capture_text(judged).split())
+
+
+STARTS = """\
+import os, subprocess, sys, torch.distributed as dist
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "RANK": "0"}
+other = [sys.executable, "-c", "import time; time.sleep(60)"]
+if sys.argv[1] == "named":
+    subprocess.Popen(other, env={**os.environ, "RANK": "1"})
+subprocess.Popen(other)
+dist.init_process_group("gloo")
+"""
+
+
+def test_ranks_that_a_script_starts_as_programs_are_refused_by_name_and_are_no_deadlock(tmp_path):
+    """The first where it is seen; else nobody knows what the program would have done."""
+    script = tmp_path / "train.py"
+    script.write_text(STARTS)
+
+    named, unnamed = (capture(Wish(Target(str(script), (how,)), keep_output=True)) for how in ("named", "unnamed"))
+
+    assert "does not see ranks that a script starts as programs of their own" in named.others[0].ended.text
+    assert named.others[0].ended.place[1] == 5
+    assert judge(unnamed).outcome == "undecided"

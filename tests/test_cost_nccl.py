@@ -124,7 +124,29 @@ def test_staging_without_peer_access_costs_more_and_so_do_the_launches_of_one_pr
 
     assert price(staged, "all_reduce", 4, 1 << 28) > 1.5 * price(plain, "all_reduce", 4, 1 << 28)
     assert price(eight, "all_reduce", 8, 8) > 1.3 * price(one, "all_reduce", 8, 8)
+    assert told(eight, OPS["all_reduce"], tuple(range(8)), 8).issue_us * 1000 <= price(eight, "all_reduce", 8, 8)  # type: ignore[union-attr]
     assert price(eight, "all_reduce", 8, 1 << 30) < 1.001 * price(one, "all_reduce", 8, 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "wanted"),
+    [
+        ("dgx-a100", "ib", {"LL", "LL128", "Simple"}), ("dgx-a100", "slingshot", {"LL", "Simple"}),
+        ("dgx-a100", "efa", {"Simple"}), ("aws-p5", "efa", {"LL", "LL128", "Simple"}), ("gcp-a3-mega", "tcpx", {"Simple"}),
+    ],
+)  # fmt: skip
+def test_a_transport_leaves_nccl_the_protocols_that_it_can_carry(name: str, changed: str, wanted: set[str]) -> None:
+    """LL128 not past the CPU (Slingshot), LL and LL128 not where data arrive out of order (EFA before P5) or the maker forbids them."""
+    found = told(
+        CostModel(cluster_from({"preset": name, "network": {"transport": changed}}), 16, 8),
+        OPS["all_reduce"],
+        tuple(range(16)),
+        1,
+    )
+
+    assert found is not None
+    assert {c.protocol for c in found.candidates} == wanted
+    assert ("NVLS tree" in {c.algorithm for c in found.candidates}) == (name == "aws-p5")
 
 
 def test_a_network_that_reduces_spares_the_cards() -> None:

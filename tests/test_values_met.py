@@ -10,9 +10,9 @@ from distsim.values import Values, compute_values
 from distsim.values.lineage import Contribution
 from distsim.values.record import Breach
 
-TWO = "world: 2\nbackend: {backend}\ntensors: {{x: {{shape: [2], dtype: int64, value: rank * 10 + index}},\n" \
-      "  y: {{shape: [4], dtype: int64}},\n" \
-      "  a: {{shape: [2], dtype: int64, value: 10 * rank + index}}, b: {{shape: [4], dtype: int64, value: 10 * rank + index}}, " \
+TWO = "world: 2\nbackend: {backend}\ntensors: {{x: {{shape: [2], dtype: int64, value: rank * 10 + index}}, " \
+      "y: {{shape: [4], dtype: int64}},\n  a: {{shape: [2], dtype: int64, value: 10 * rank + index}}, " \
+      "b: {{shape: [4], dtype: int64, value: 10 * rank + index}}, " \
       "one: {{shape: [1], dtype: int64}}, two: {{shape: [2], dtype: int64}}}}\nprogram:\n"  # fmt: skip
 
 

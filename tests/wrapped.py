@@ -39,6 +39,18 @@ FAMILIES = {
     "megatron": "Megatron-Core's DistributedDataParallel",
     "serving": "Written after the sources, for what asks for GPUs or groups of its own",
 }
+#: What is said above a family's table.
+NOTES = {
+    "dualpipe": """\
+The package's own `step` (1.0.0, github deepseek-ai/DualPipe, commit 3da1bbe); to sum both copies' gradients is left to its caller.""",
+    "megatron": """\
+`megatron-core` 0.16.1. Its optimizer asks for CUDA tensors: the norm's all_reduce is left out on both sides. What is called inside its
+coalescing manager is recorded as its one tensor's call.""",
+    "serving": """\
+Not recorded from the frameworks: vLLM's parallel layers and its messages between prefill and decode run on CUDA groups of its own, DeepEP's
+kernels are no calls of torch.distributed, torchft's groups are its own classes with a server for quorums. `put`, `get` and signals of
+symmetric memory are on GPUs alone and have no row.""",
+}
 #: The package that recording a family takes beside torch; without it, `python tests/wrapped.py` leaves the family out.
 NEEDS = {"deepspeed": "deepspeed", "dualpipe": "dualpipe", "megatron": "megatron-core"}
 IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
@@ -232,6 +244,9 @@ every rank in order, with its group, elements, dtype, reduce op, root, peer, bat
 collectives, and calls that C++ makes and waits for, start without waiting and are waited for by what follows: to the program, calls that
 return when they are done).
 
+DeepSpeed, DualPipe and Megatron-Core run themselves, on CPU tensors. What cannot be recorded on CPU stands last, as programs written after
+its sources: those rows hold an expansion to torch's calls and to our reading, not to the framework's own run.
+
 {equal} of {total} are equal, {calls} calls. `python tests/wrapped.py` records them anew, with `--table` it writes this page.
 """
 
@@ -241,7 +256,12 @@ def table() -> str:
     rows, total, equal, calls = [], 0, 0, 0
     for family, title in FAMILIES.items():
         known = recordings(family)
-        rows += [f"\n## {title}\n", "| configuration | ranks | calls | equal |", "|---|---|---|---|"]
+        rows += [
+            f"\n## {title}\n",
+            *([f"{NOTES[family]}\n"] if family in NOTES else ()),
+            "| configuration | ranks | calls | equal |",
+            "|---|---|---|---|",
+        ]
         for name, case in cases(family).items():
             real = unpacked(known[name])
             parted = first_difference(case, real, expanded(case))

@@ -20,7 +20,7 @@ from distsim.capture.forward import Forward
 from distsim.capture.members import Failure
 from distsim.capture.refusals import refusal
 from distsim.capture.sites import NOWHERE, Sites
-from distsim.capture.unseen import told_unseen
+from distsim.capture.unseen import refuse_launching, told_unseen
 from distsim.capture.wire import Regions
 
 #: prctl(2): the signal that a process gets when its parent ends.
@@ -78,6 +78,7 @@ def run_child(target: Target, environment: Mapping[str, str], address: str, regi
     _speaks_first(client)
     lay(client)
     lay_spawn(client)
+    refuse_launching()
     forward = Forward(client.sites)
     forward.lay()
     client.sites.forward = forward.line

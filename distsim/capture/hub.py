@@ -45,6 +45,7 @@ class Hub:
         self.members: dict[int, Member] = {}  # by pid
         self.ranks: dict[int, Member] = {}
         self.world = 0
+        self.past: list[tuple[int, dict[int, Member]]] = []  # worlds that ended before: sizes and ranks
         self.progress = 0
         self.polls = 0
         self.asking = Asking()
@@ -58,7 +59,7 @@ class Hub:
             "call": self._call, "wait": self._wait, "waited": self._event, "dropped": self._dropped, "poll": self._poll,
             "future": self._future, "store": self._store, "meet": self._meet, "mark": self._event, "rank": self._rank,
             "site": self._site, "group": self._group, "read": self._read, "heard": self._heard, "threads": self._threads,
-            "end": self._end, "ended": self._event, "lane": self._lane,
+            "end": self._end, "ended": self._event, "lane": lambda member, message, *_: setattr(member, "lane", message[1]),
         }  # fmt: skip
 
     def expect(self, pid: int, rank: int) -> None:
@@ -164,6 +165,7 @@ class Hub:
     def _rank(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
         rank, world = message[1], message[2]
         assert question is not None
+        self._next_world(member)
         taken = rank in self.ranks and self.ranks[rank] is not member and not self.ranks[rank].ended
         if fault := no_place(rank, world, self.world, taken):
             question.refuse("error", f"distsim capture: {fault}")
@@ -172,6 +174,14 @@ class Hub:
         member.rank = rank
         self.ranks[rank] = member
         question.answer(["ok"])
+
+    def _next_world(self, member: Member) -> None:
+        """Where all ranks of a world have ended and another process becomes one, a script has started its next."""
+        if self.ranks and all(m.ended is not None or m.gone for m in self.ranks.values()) and member not in self.ranks.values():
+            self.past.append((self.world, self.ranks))
+            self.ranks, self.world, self.shelf = {}, 0, Shelf()
+            self.matching = Matching(self.matching.regions, self.matching.profile)
+            self._meetings.clear()
 
     def _site(self, member: Member, message: list[Any], *_: object) -> None:
         member.sites[message[1]] = tuple(message[2:])
@@ -258,9 +268,6 @@ class Hub:
 
     def _heard(self, member: Member, *_: object) -> None:
         member.unheard -= 1
-
-    def _lane(self, member: Member, message: list[Any], *_: object) -> None:
-        member.lane = message[1]
 
     def _threads(self, member: Member, message: list[Any], *_: object) -> None:
         member.idle = frozenset(message[1])

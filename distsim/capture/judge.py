@@ -53,7 +53,8 @@ class Stand:
 class Judged:
     """``simulation``: the calls under the back end's rules. ``calls``: how many the ranks made.
 
-    ``threaded``: ranks of which several threads made calls; one order of these was judged.
+    ``threaded``: ranks of which several threads made calls; one order of these was judged. ``worlds``: how many the script started, one
+    after the other; this is the first that does not come through, or the last.
     """
 
     captured: Captured
@@ -61,6 +62,7 @@ class Judged:
     stands: tuple[Stand, ...]
     calls: int
     threaded: tuple[int, ...] = ()
+    worlds: int = 1
 
     @property
     def outcome(self) -> str:
@@ -102,6 +104,10 @@ def _came_through(captured: Captured, outcome: str) -> bool:
 
 def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapping[str, Any] | Cluster | None = None) -> Judged:
     """What the back end makes of the captured calls. ``backend``: None takes the one that the script asked for."""
+    for world in captured.past:
+        judged = judge(world, backend=backend, cluster=cluster)
+        if judged.outcome != "completes" or not _comes_through(judged.simulation):
+            return replace(judged, worlds=len(captured.past) + 1)
     with no_collection():
         simulation = _simulated(captured, backend or world_backend(captured.ranks.values()), cluster)
     program = simulation.program
@@ -116,7 +122,7 @@ def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapp
     found = replace(found, findings=of_backward(found.findings, where))
     if outcome == "hangs":
         found = with_keys(found, where)
-    return Judged(captured, found, where, made, _threaded(captured))
+    return Judged(captured, found, where, made, _threaded(captured), len(captured.past) + 1)
 
 
 def _simulated(captured: Captured, backend: str, cluster: str | Mapping[str, Any] | Cluster | None) -> Simulation:

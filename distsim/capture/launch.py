@@ -16,7 +16,7 @@ from typing import Any
 
 from distsim.capture.child import Target, Ways, die_with_parent, environment_of, run_child
 from distsim.capture.hub import Hub
-from distsim.capture.keeper import VARIABLE, Keeper
+from distsim.capture.keeper import VARIABLE, Keeper, started_by
 from distsim.capture.members import Failure, Member
 from distsim.capture.wire import Regions, listen
 from distsim.collection import no_collection
@@ -48,7 +48,8 @@ class Wish:
 class Captured:
     """What came of it. ``ended``: "ended", "stalled" or "late". ``ranks``: by rank, those who joined.
 
-    ``outputs``: what they wrote, where it was kept. ``stood``: the ranks before the first time-out passed.
+    ``outputs``: what they wrote, where it was kept. ``stood``: the ranks before the first time-out passed. ``past``: worlds
+    that the script started before and that came to their end, one after the other.
     """
 
     wish: Wish
@@ -58,6 +59,7 @@ class Captured:
     others: tuple[Member, ...]
     outputs: Mapping[int, str] = field(default_factory=dict)
     stood: Mapping[int, Member] | None = None
+    past: tuple[Captured, ...] = ()
 
     @property
     def judged_ranks(self) -> Mapping[int, Member]:
@@ -82,13 +84,17 @@ def capture(wish: Wish, meanwhile: Callable[[], object] | None = None) -> Captur
             threading.Thread(target=meanwhile, daemon=True).start()
         with no_collection():
             ended = hub.run(wish.timeout_s, parent.reap)
+            if ended == "stalled" and len(hub.ranks) < hub.world and started_by(keeper.token):
+                ended = "late"  # a rank that is missing may be a program without the hub
     finally:
         parent.end_all()
         hub.close()
         keeper.let_go()
         _take_back(before)
     others = tuple(m for m in hub.members.values() if m.rank < 0)
-    return Captured(wish, ended, hub.world or wish.ranks, dict(sorted(hub.ranks.items())), others, parent.written(), hub.stood)
+    written, past = parent.written(), tuple(Captured(wish, "ended", n, dict(sorted(ranks.items())), ()) for n, ranks in hub.past)
+    ranks = dict(sorted(hub.ranks.items()))
+    return Captured(wish, ended, hub.world or wish.ranks, ranks, others, written, hub.stood, past)
 
 
 def _ends_tidily() -> dict[signal.Signals, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
@@ -36,6 +39,23 @@ def refuse_unseen() -> None:
     rpc.init_rpc = _refusing("distsim capture does not support torch.distributed.rpc (init_rpc)")  # its agent talks in C++
     newer: Any = import_module("torch.distributed._dist2")
     newer.new_group = _refusing("distsim capture does not support torch.distributed._dist2 (new_group): use init_process_group")
+
+
+def refuse_launching() -> None:
+    """A program that the script starts as a rank would be a Python of its own, without the hub: Lightning's launcher, torch's elastic."""
+    original = subprocess.Popen.__init__
+
+    @wraps(original)
+    def start(self: Any, args: Any, *more: Any, **given: Any) -> None:
+        env: Mapping[Any, Any] = given.get("env") or {}
+        if any(name in env and env[name] != os.environ.get(name) for name in ("RANK", "LOCAL_RANK")):
+            raise Unsupported(
+                "distsim capture does not see ranks that a script starts as programs of their own (subprocess):"
+                " give --nproc N, and they are started as under torchrun"
+            )
+        original(self, args, *more, **given)
+
+    setattr(subprocess.Popen, "__init__", start)  # noqa: B010
 
 
 def told_unseen(error: BaseException) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from distsim.check.counterpart import Counterpart, Near
+from distsim.check.known import remedy
 from distsim.check.wording import number_list
 from distsim.findings.record import Finding, Place
 from distsim.ops.one_sided import tag_text
@@ -146,8 +147,8 @@ def advise_gone(
             "every machine must run the launcher, and MASTER_ADDR must be reachable from it",
         )
     if status in ("raised", "crashed", "killed"):
-        why = f": {message}" if message and message != "fault" else ""
-        return (f"look at the log of {ranks} first{why}; the others only follow",)
+        why = f": {message.rstrip('.')}" if message and message != "fault" else ""
+        return (f"look at the log of {ranks} first{why}; the others only follow", *remedy(message))
     if status == "silent":
         why = f": {message}" if message else ""
         return (f"see what {ranks} {'is' if len(gone) == 1 else 'are'} doing there{why}; the others only wait",)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.check.call_index import CallIndex
+from distsim.check.known import SAME_MODEL, remedy
 from distsim.check.leaks import Leak
 from distsim.check.mismatch import Mismatch, part_call
 from distsim.check.wording import SHOWN, call_words, columns, some_ranks, where_text
@@ -172,10 +173,6 @@ _ADVICE = {
 
 #: The numbers of a model's parameters, which DistributedDataParallel compares when it is made (`ddp_calls`).
 _SHAPES = re.compile(r"ddp\d*_shapes")
-_SAME_MODEL = (
-    "build the same model on all ranks, with the same parameters frozen: DistributedDataParallel raises where it is made,",
-    '"DDP expects same model across all ranks"',
-)
 _Help = tuple[tuple[str, ...], tuple[Place, ...]]
 
 
@@ -194,7 +191,7 @@ def _collective_help(program: Program, where: CallIndex, mismatch: Mismatch, asp
     if aspect == "numel" and OPS[program.call(*mismatch.calls[0][:2]).op].coalesces is not None:
         return ("coalesce the same tensors in one order on all members, also those that a member does not need",), ()
     if _models_differ(program, mismatch):
-        return _SAME_MODEL, ()
+        return SAME_MODEL, ()
     if slip := _slip(where, mismatch):
         return slip
     if (
@@ -360,7 +357,7 @@ def end_findings(program: Program, standstill: Standstill) -> tuple[Finding, ...
         at_place = f" at {where_text(place)}" if place is not None and where_text(place) else ""
         message = f"{some_ranks(ranks)} {_end_words(code, text, len(ranks) == 1)}{at_place}"
         places = () if place is None else (place,)
-        out.append(Finding(code, CODES[code].severity, message, tuple(ranks), (), (), places))
+        out.append(Finding(code, CODES[code].severity, message, tuple(ranks), (), remedy(text), places))
     return tuple(out)
 
 

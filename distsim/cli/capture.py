@@ -158,6 +158,8 @@ def _write_scenario(simulation: Simulation, file: Path) -> None:
 
 #: torch counts the devices of a machine in 8 bits with a sign (c10/core/Device.h).
 _MOST_DEVICES = 127
+#: GPUs that a script finds which starts its ranks itself: many start one for each.
+_OWN_RANKS = 4
 
 
 def _devices(cuda: bool | None, file: str, wish: Wish) -> None:
@@ -165,7 +167,7 @@ def _devices(cuda: bool | None, file: str, wish: Wish) -> None:
     from distsim.capture.cuda import REAL, asks_for_cuda, prepare
 
     if cuda or (cuda is None and asks_for_cuda(file)):
-        layer, each = prepare(), max(1, wish.ranks // wish.nodes)
+        layer, each = prepare(), wish.ranks // wish.nodes or _OWN_RANKS
         layer.install(min(each, _MOST_DEVICES))
         if layer.name != REAL:
             console.note(f"{layer.name}: {layer.reason}")

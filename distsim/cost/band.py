@@ -50,6 +50,6 @@ COMPUTED: Final = (0.88, 1.24)
 
 def several(cost: CostModel, ranks: int) -> tuple[float, float]:
     """(low, high) of a communication among ranks that may be anywhere, of 64 KiB to 16 MiB; wider where a preset is changed."""
-    at = setting(cost.cluster, cost.placement((0, max(ranks - 1, 1))))
+    at = setting(cost.cluster, cost.placement((0, max(ranks - 1, 0))))
     band = band_of(at, 1 << 20, None if cost.name in PRESETS else False)
     return band.low, band.high

@@ -33,6 +33,9 @@ def _captured(judged: Judged) -> list[str]:
     lines = folded(
         f"captured from {' '.join((captured.wish.target.name, *captured.wish.target.args))}: {judged.calls} calls; {ended}"
     )
+    if judged.worlds > 1:
+        which = "the last" if judged.captured.past else "the first that does not come through"
+        lines += folded(f"of {judged.worlds} worlds that the script started one after the other, this is {which}", "  ")
     if judged.threaded and captured.ended == "ended":
         lines += folded(
             f"{ranks_words(judged.threaded)}: several threads made calls; another order of theirs than this one was not judged",

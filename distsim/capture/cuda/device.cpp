@@ -439,7 +439,7 @@ using Flash = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymIn
 
 Flash flash(const Tensor& q, const Tensor& k, const Tensor& v, double dropout, bool causal, bool, std::optional<double> scale) {
   auto [out, sums] = at::_scaled_dot_product_flash_attention_for_cpu(as_cpu(q), as_cpu(k), as_cpu(v), dropout, causal, std::nullopt, scale);
-  Tensor seed = at::empty({2}, at::TensorOptions().dtype(at::kLong).device(q.device())), none = at::empty({0}, at::TensorOptions().dtype(at::kLong).device(q.device()));
+  Tensor seed = at::empty({2}, at::TensorOptions().dtype(at::kLong).device(q.device())), none = at::empty({}, at::TensorOptions().dtype(at::kLong).device(q.device()));
   return {from_cpu(out), from_cpu(sums), Tensor(), Tensor(), q.size(2), k.size(2), seed, none, at::empty({0}, q.options())};
 }
 

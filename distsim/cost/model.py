@@ -35,7 +35,7 @@ from distsim.cluster.placement import Placement
 from distsim.cost import nccl
 from distsim.cost.constants import LAUNCH_NS
 from distsim.cost.loads import CHEAPEST, Load, Row, brings_about, check_names, load_of, written_load
-from distsim.cost.on_gpus import kind_of, over_domains, setting
+from distsim.cost.on_gpus import kind_of, message_setting, over_domains, setting
 from distsim.cost.pools import Pools
 from distsim.cost.setting import Kind
 from distsim.errors import UsageError
@@ -162,7 +162,7 @@ class CostModel:
     def _nccl_ns(self, kind: Kind, place: Placement, nbytes: int) -> int:
         """NCCL's price; a ``call_overhead`` other than the launch of `distsim.cost.constants` makes all of them as much
         dearer."""
-        at = setting(self.cluster, place)
+        at = (message_setting if kind == _MESSAGE else setting)(self.cluster, place)
         other = self.call_overhead_ns - LAUNCH_NS
         return (
             nccl.ns(kind, at, nbytes) if not other else max(nccl.ns(kind, at, nbytes) + other, nccl.bound_ns(kind, at, nbytes), 1)

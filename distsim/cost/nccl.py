@@ -65,6 +65,12 @@ def constants_at(at: Setting) -> Mapping[str, float]:
     return constants(at.architecture, at.link if at.nodes == 1 else at.transport)
 
 
+def issue_us(kind: Kind, at: Setting) -> float:
+    """us between two calls of a process at the least, for its launches."""
+    known = constants_at(at)
+    return sum(known[part.constant] * float(part.us) for part in issue(kind, at))
+
+
 class Told(NamedTuple):
     """A form's time at some sizes, in us: each latency with its words, and the moving of the bytes."""
 
@@ -91,7 +97,7 @@ def told(form: Form, known: Mapping[str, float], nbytes: Array) -> Told:
 def raw_us(kind: Kind, at: Setting, nbytes: Array) -> Array:
     """The rounded least of the forms, before anything is made of it."""
     known = constants_at(at)
-    issued = sum(known[part.constant] * float(part.us) for part in issue(kind, at)) * np.ones_like(nbytes)
+    issued = issue_us(kind, at)
     every = np.stack([told(form, known, nbytes).total for form in forms(kind, at, nbytes)])
     least = every.min(axis=0)
     least = least * ((every / least) ** -SHARPNESS).sum(axis=0) ** (-1.0 / SHARPNESS)

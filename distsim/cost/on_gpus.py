@@ -27,6 +27,12 @@ def kind_of(row: type[Row]) -> Kind | None:
     return name if name in get_args(Kind) else None  # type: ignore[return-value]
 
 
+def message_setting(cluster: Cluster, place: Placement) -> Setting:
+    """Where a message goes, one of those that all GPUs of a process send at once (as sendrecv_perf does)."""
+    at = setting(cluster, place)
+    return at if cluster.gpus_per_process == 1 else at._replace(driven=cluster.gpus_per_process)
+
+
 def setting(cluster: Cluster, place: Placement) -> Setting:
     """Where a group sits. Cards count as many as its ranks on a node can use, one each; two ranks that share a card share its
     rate."""

@@ -12,7 +12,7 @@ from distsim.cost import nccl
 from distsim.cost.band import Band, band_of
 from distsim.cost.loads import Row, brings_about
 from distsim.cost.model import CostModel
-from distsim.cost.on_gpus import kind_of, setting
+from distsim.cost.on_gpus import kind_of, message_setting, setting
 from distsim.cost.setting import Kind, Setting
 from distsim.cost.sharing import Ports
 
@@ -62,6 +62,7 @@ class Told(NamedTuple):
     band: Band
     measured: bool
     ways: tuple[Way, ...]
+    issue_us: float
 
 
 def told(cost: CostModel, row: type[Row], ranks: tuple[int, ...], nbytes: int, ways: bool = False) -> Told | None:
@@ -70,7 +71,7 @@ def told(cost: CostModel, row: type[Row], ranks: tuple[int, ...], nbytes: int, w
     kind: Kind | None = "send" if not brings_about(row) and row.busbw_factor(2) == 1 else kind_of(row)
     if not cost.nccl or kind is None or len(ranks) < 2:
         return None
-    at = setting(cost.cluster, cost.placement(ranks))
+    at = (message_setting if kind == "send" else setting)(cost.cluster, cost.placement(ranks))
     size, constants = np.array([float(max(nbytes, 1))]), nccl.constants_at(at)
     found = [_candidate(nccl.told(form, constants, size), dict(constants)) for form in nccl.forms(kind, at, size)]
     ns = cost.p2p_ns(ranks[0], ranks[-1], nbytes) if kind == "send" else cost.collective_ns(row, ranks, nbytes, ranks[0])
@@ -88,6 +89,7 @@ def told(cost: CostModel, row: type[Row], ranks: tuple[int, ...], nbytes: int, w
         band_of(at, nbytes, known),
         bool(cost.cluster.measured),
         _ways(cost, row, ranks, nbytes, at) if ways else (),
+        nccl.issue_us(kind, at),
     )
 
 

@@ -70,6 +70,10 @@ def _row(candidate: Candidate) -> tuple[str, str, str, str, str]:
 def _end(found: Told) -> str:
     rounded = "Where forms meet, the price is rounded off below the least of them"
     parts = [f"{rounded}; it is never less than with fewer bytes or in a group inside this one."]
+    if found.at.driven > 1:
+        parts.append(
+            f"One process launches on {found.at.driven} GPUs in turn, which takes {_us(found.issue_us)}: no call is shorter."
+        )
     if found.measured:
         parts.append("The cluster has measured times, which correct the price.")
     parts.append(f"No schedule can beat {show_ns(found.bound_ns)} on these links.")

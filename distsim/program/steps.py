@@ -55,10 +55,10 @@ class StepLowering(Resolver):
         requests, invalid = self._handles(here, traits, len(builder.calls))
         key = (
             traits.key,
-            tuple([(name, value) for name, value in indices.items() if name in traits.names]),
+            tuple([(name, value) for name, value in indices.items() if name in traits.names]) if indices and traits.names else (),
             None if guard is None else guard.tobytes(),
             _group_key(group),
-            tuple([_group_key(self._group(other)) for other in traits.others]),
+            tuple([_group_key(self._group(other)) for other in traits.others]) if traits.others else (),
             self._ready,
             requests,
         )

@@ -350,10 +350,9 @@ class Compiler:
         members, made = tuple(sorted(resolved.ranks)), made_groups(self.program, resolved)
         unlike = self.shared.unlike.get((self.rank, position))
         parties = self.profile.new_group(resolved, self.program.options)
-        parties = "members" if resolved.local_sync and parties != "nobody" else parties
         number = self.numbers.get("new_group", 0)
         self.numbers["new_group"] = number + (not resolved.local_sync)
-        if parties != "nobody" and unlike is not None and (parties == "named" or resolved.local_sync):
+        if parties in ("named", "members") and unlike is not None:
             there = members if unlike.lost else unlike.holders
             gathering = Gathering(("new_group", unlike.name if resolved.local_sync else number), there)
             self.meet(Meet(position, gathering=gathering, of_group=made[0], uneven=True, lost=unlike.lost))

@@ -98,8 +98,8 @@ def _kinds(tables: Tables) -> tuple[list[int], list[Price | None]]:
     has asked)."""
     linked, names, groups = tables.linked, dict[str, int](), dict[int, int]()
     op = np.full(linked.rows, -1, dtype=np.int64)
-    for _, part, rows in linked.parts(PartKind.COLLECTIVE):
-        op[rows] = names.setdefault(part.call.op, len(names))
+    for _, parts, rows in linked.parts(PartKind.COLLECTIVE):
+        op[rows] = names.setdefault(parts[0].call.op, len(names))
     of_instance = np.array([groups.setdefault(id(members), len(groups)) for members in linked.whole], dtype=np.int64)
     rows = np.flatnonzero(op >= 0)
     columns = np.stack([op[rows], of_instance[linked.instance[rows]], linked.nbytes[rows], linked.root[rows]], axis=1)

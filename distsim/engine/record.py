@@ -167,25 +167,14 @@ def _made(program: Program, columns: Columns) -> NDArray[np.bool_] | None:
 
 def _code_rows(program: Program, code: Code, table: _Tables) -> dict[str, NDArray[Any]]:
     """Per trace row of a code, the values of the static columns."""
-    ends = list(code.iterations[1:])
-    iteration, ended = 0, _ended_by(code)
-    number: dict[int, int] = {}  # of the distinct pieces, by their ids
-    facts: list[dict[str, Any]] = []
-    which: list[int] = []
-    where: list[tuple[int, int, int, int, int]] = []
-    for position, call in enumerate(code.calls):
-        while iteration < len(ends) - 1 and position >= ends[iteration]:
-            iteration += 1
-        handle = position - call.waits[0] if call.waits else position if call.is_async else -1
-        ended_by = ended.get(position, NEVER)
-        for part, piece in enumerate((call, *call.parts) if call.parts else (call,), -1):
-            if id(piece) not in number:
-                number[id(piece)] = len(facts)
-                facts.append(_facts(program, code, piece, table))
-            which.append(number[id(piece)])
-            where.append((handle, iteration, position, part, ended_by))
-    places = dict(zip(_PLACES, np.array(where, dtype=np.int64).reshape(-1, len(_PLACES)).T, strict=True))
-    index = np.array(which, dtype=np.int64)
+    pieces = code.calls
+    if len(pieces) != code.offsets[-1]:
+        pieces = [piece for call in code.calls for piece in ((call, *call.parts) if call.parts else (call,))]
+    distinct = {id(piece): piece for piece in pieces}
+    facts = [_facts(program, code, piece, table) for piece in distinct.values()]
+    number = {one: k for k, one in enumerate(distinct)}
+    index = np.array([number[id(piece)] for piece in pieces], dtype=np.int64)
+    places = _places(code)
     return {
         name: places[name].astype(dtype)
         if name in places
@@ -194,14 +183,29 @@ def _code_rows(program: Program, code: Code, table: _Tables) -> dict[str, NDArra
     }
 
 
-def _ended_by(code: Code) -> dict[int, int]:
-    """For each request, by the position of its call: where it was waited for, lost its handle, or never had one."""
-    found: dict[int, int] = {}
+def _places(code: Code) -> dict[str, NDArray[np.int64]]:
+    """Per trace row of a code, the columns that go by the place of a call."""
+    offsets = np.array(code.offsets, dtype=np.int64)
+    position = np.repeat(np.arange(len(code.calls)), np.diff(offsets))
+    ends = np.array(code.iterations[1:], dtype=np.int64)
+    iteration = np.minimum(np.searchsorted(ends, position, side="right"), max(len(ends) - 1, 0))
+    handles = [k - call.waits[0] if call.waits else k if call.is_async else -1 for k, call in enumerate(code.calls)]
+    columns = (
+        np.array(handles, dtype=np.int64)[position], iteration, position, np.arange(len(position)) - offsets[position] - 1,
+        np.array(_ended_by(code), dtype=np.int64)[position],
+    )  # fmt: skip
+    return dict(zip(_PLACES, columns, strict=True))
+
+
+def _ended_by(code: Code) -> list[int]:
+    """For each call where its request was waited for, lost its handle, or never had one."""
+    found = [NEVER] * len(code.calls)
     for position, call in enumerate(code.calls):
         if call.is_async and not call.handled:
             found[position] = position
-        for distance in (*call.drops, *call.waits):
-            found[position - distance] = position
+        if call.drops or call.waits:
+            for distance in (*call.drops, *call.waits):
+                found[position - distance] = position
     return found
 
 
@@ -244,6 +248,7 @@ _KEPT = (
     "assume_src",
     "init_method",
 )
+_KEPT_SET = frozenset(_KEPT)
 _UNSAID = (None, "", 0, False, ())
 
 
@@ -257,7 +262,7 @@ def _args(program: Program, code: Code, call: CodeCall, table: _Tables) -> objec
     if len(call.waits) > 1:
         on = {"queue": fields["queue"]} if fields.get("queue") else {}
         return table("args", json.dumps({"waits": call.waits, **on}))
-    if not parts and not any(name in fields for name in _KEPT):
+    if not parts and _KEPT_SET.isdisjoint(fields):
         return table("args", "")
     texts = [_args_text(program.resolve(rank, call)) for rank in code.ranks]
     numbers = [table("args", text) for text in texts]

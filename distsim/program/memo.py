@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from distsim.expr import Expression
 from distsim.ops.base import Op
-from distsim.ops.fields import PerRank, Ref
+from distsim.ops.fields import Inline, PerRank, Ref
 from distsim.ops.local import Wait
 from distsim.program.records import BufferVec
 from distsim.scenario.entries import Block, Entry, Repeat, Step
+
+_NOTHING: frozenset[str] = frozenset()
+#: Types of values without names in them.
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 
 #: What of a step `Requests` tells, for each of its calls.
 _REQUESTS = ("handle", "handles")
@@ -41,8 +45,10 @@ def fields_of(row: type[Op]) -> frozenset[str]:
 
 
 def traits_of(step: Step) -> Traits:
-    op, row = step.op, type(step.op)
-    handle, group = getattr(op, "handle", None), getattr(op, "group", None)
+    op: Any = step.op
+    row = type(step.op)
+    has = fields_of(row)
+    handle, group = op.handle if "handle" in has else None, op.group if "group" in has else None
     waits = None
     if isinstance(op, Wait):
         waits = op.handles if isinstance(op.handles, tuple) else (op.handles,)
@@ -50,8 +56,8 @@ def traits_of(step: Step) -> Traits:
     if row.kind == "batch":
         others = tuple(dict.fromkeys(getattr(part.op, "group", None) for part in getattr(op, "ops", ())))
         group = next(iter(others), None)
-    values = [(name, type(value), value) for name, value in dict(op).items() if name not in _REQUESTS]
-    names = names_of(step.ranks).union(*(names_of(value) for _, _, value in values))
+    values = [(name, type(value), value) for name, value in op.__dict__.items() if name not in _REQUESTS]
+    names = names_of(step.ranks).union(*[names_of(value) for _, kind, value in values if kind not in _PLAIN])
     key: Hashable = id(step)
     if row.kind in ("p2p", "collective", "wait") or row.op == "compute":
         key = (row, step.line, step.column, *values)
@@ -60,20 +66,24 @@ def traits_of(step: Step) -> Traits:
 
 def names_of(value: object) -> frozenset[str]:
     """All names that the expressions in an entry or in one of its values use."""
-    if value is None or isinstance(value, (str, int, float)):
-        return frozenset()
     if isinstance(value, Expression):
-        return frozenset(value.names)
+        return value.names
+    if value is None or isinstance(value, (str, int, float)):
+        return _NOTHING
     if isinstance(value, PerRank):
         return frozenset().union(*(names_of(v) for _, v in value.entries), names_of(value.default))
+    if isinstance(value, Ref):
+        return _NOTHING if value.index is None else value.index.names
+    if isinstance(value, Inline):
+        return names_of(value.shape)
     if isinstance(value, (tuple, list)):
-        return frozenset().union(*map(names_of, value))
+        return _NOTHING.union(*map(names_of, value))
     if isinstance(value, Step):
-        return names_of(value.ranks).union(*(names_of(v) for v in dict(value.op).values()))
+        return names_of(value.ranks).union(*[names_of(v) for v in value.op.__dict__.values() if type(v) not in _PLAIN])
     if isinstance(value, (Block, Repeat)):
         inner = names_of(value.ranks) | names_of(value.steps)
         return inner | names_of(value.times) if isinstance(value, Repeat) else inner
-    return names_of(getattr(value, "index", None)) | names_of(getattr(value, "shape", None))  # a Ref, an inline tensor
+    return _NOTHING
 
 
 def names_in(entries: Iterable[Entry], known: dict[int, frozenset[str]]) -> frozenset[str]:

@@ -158,10 +158,14 @@ class Code:
 
     def distinct_calls(self, parts: bool = True) -> Iterator[CodeCall]:
         """Every call object once, in order of first use; with ``parts``, those of a batch after it."""
-        for call in {id(call): call for call in self.calls}.values():
+        for call in self._distinct:
             yield call
             if parts:
                 yield from call.parts
+
+    @cached_property
+    def _distinct(self) -> list[CodeCall]:
+        return list({id(call): call for call in self.calls}.values())
 
     def call_count(self, times: IntVector | None = None) -> int:
         """How many calls its ranks make, each rank counted ``times[rank]`` times."""

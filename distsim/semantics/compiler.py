@@ -34,6 +34,10 @@ from distsim.standstill import RankStatus
 WORK = ("compute", "assign", "sleep")
 #: Kinds of calls that a rank makes with others.
 _TOGETHER = ("p2p", "collective", "remote", "batch", "group")
+#: What compiles the calls of a kind, and those of an operation.
+_OF_KIND = {"p2p": "message", **{kind: kind for kind in ("collective", "remote", "batch", "wait", "group")}}
+_METHODS = {op: _OF_KIND[row.kind] for op, row in OPS.items() if row.kind in _OF_KIND}
+_METHODS |= {**dict.fromkeys(WORK, "work"), "wait_stream": "wait_stream"}
 #: Faults that end a rank, with the status and the words of its end.
 _ENDS: dict[str, tuple[RankStatus, str]] = {
     "kill": ("killed", "killed by a fault"), "exit": ("ended", "exit {} by a fault"),
@@ -137,9 +141,11 @@ class Compiler:
         if self.fatal and self._fault(position):
             return False
         self.made.add(position)
-        wrong = None if id(call) in self._sound and not self.ignored else self.wrong(position, call)
-        if wrong is not None and wrong[0] != "goes on":
-            return self._react(position, *wrong)
+        wrong = None
+        if self.ignored or id(call) not in self._sound:
+            wrong = self.wrong(position, call)
+            if wrong is not None and wrong[0] != "goes on":
+                return self._react(position, *wrong)
         if call.op == "init_process_group" and not self._gets_in(position):
             return False
         if self.apart and OPS[call.op].kind in _TOGETHER:
@@ -147,35 +153,22 @@ class Compiler:
                 Wait(position) if call.op == "init_process_group" else Stuck(position, (), "its group is another one")
             )
             return call.op == "init_process_group"
-        self.odd = wrong is not None and wrong[1][:5] not in ("DS102", "DS105")
+        self.odd = wrong is not None and wrong[1][:5] not in ("DS102", "DS105", "DS108")
         goes_on = self.compile(position, call)
-        for distance in call.drops if goes_on else ():  # Python makes the call before it rebinds the name
-            self.drop(position, position - distance)
+        if goes_on and call.drops:  # Python makes the call before it rebinds the name
+            for distance in call.drops:
+                self.drop(position, position - distance)
         return goes_on
 
     def compile(self, position: int, call: CodeCall) -> bool:
-        kind, here = OPS[call.op].kind, len(self.out)
-        if kind == "p2p":
-            self.message(position, call)
-        elif kind == "collective":
-            self.collective(position, call)
-        elif kind == "remote":
-            self.remote(position, call)
-        elif kind == "batch":
-            self.batch(position, call)
-        elif kind == "wait":
-            self.wait(position, call)
-        elif kind == "group":
-            self.group(position, call)
+        here, method = len(self.out), _METHODS.get(call.op)
+        if method is not None:
+            getattr(self, method)(position, call)
         elif call.op in ("exit", "fail"):
             self.out.append(self._leave(position, call))
             return False
-        elif call.op in WORK:
-            self.work(position, call)
         elif call.op == "synchronize":
             self.synchronize(position)
-        elif call.op == "wait_stream":
-            self.wait_stream(position, call)
         if len(self.out) == here:
             self.out.append(Wait(position))
         return True
@@ -356,12 +349,13 @@ class Compiler:
     def new_group(self, position: int, call: CodeCall, resolved: Call) -> None:
         members, made = tuple(sorted(resolved.ranks)), made_groups(self.program, resolved)
         unlike = self.shared.unlike.get((self.rank, position))
-        parties = "members" if resolved.local_sync else self.profile.new_group(resolved, self.program.options)
+        parties = self.profile.new_group(resolved, self.program.options)
+        parties = "members" if resolved.local_sync and parties != "nobody" else parties
         number = self.numbers.get("new_group", 0)
         self.numbers["new_group"] = number + (not resolved.local_sync)
-        if parties == "named" and unlike is not None:
+        if parties != "nobody" and unlike is not None and (parties == "named" or resolved.local_sync):
             there = members if unlike.lost else unlike.holders
-            gathering = Gathering(("new_group", number), there)
+            gathering = Gathering(("new_group", unlike.name if resolved.local_sync else number), there)
             self.meet(Meet(position, gathering=gathering, of_group=made[0], uneven=True, lost=unlike.lost))
             self.alias |= dict.fromkeys(made, Group(-1 - unlike.name, resolved.name, unlike.holders))
             return

@@ -17,6 +17,7 @@ from distsim.arrays import distinct
 from distsim.cost import CostModel
 from distsim.ops.one_sided import CELL, SIGNALS
 from distsim.ops.table import OPS
+from distsim.program.records import Vec
 from distsim.semantics.durations import durations_ns
 from distsim.semantics.form import PartKind
 from distsim.semantics.link import NEVER_COMES, IntArray, Linked
@@ -140,33 +141,33 @@ class Conditions:
 
     def _price_collectives(self, cost: CostModel) -> None:
         """By operation, members, bytes and root: each asked once."""
-        linked, known, asked = self.linked, dict[tuple[int, int], IntArray](), dict[object, int]()
-        for unit, part, rows in linked.parts(PartKind.COLLECTIVE):
-            op, key = OPS[part.call.op], (id(unit), id(part.call))
+        linked, asked = self.linked, dict[object, int]()
+        for _, parts, rows in linked.parts(PartKind.COLLECTIVE):
+            op = OPS[parts[0].call.op]
             if op.kind != "collective":
                 continue
-            if key not in known:
-                columns = (linked.instance[rows], linked.nbytes[rows], linked.root[rows])
-                prices = []
-                for instance, nbytes, place in zip(*(column.tolist() for column in columns), strict=True):
-                    members = linked.whole[instance]
-                    root = members[max(place, 0)] if op.root_field is not None else None
-                    what = (op.op, id(members), nbytes, root)
-                    if what not in asked:
-                        asked[what] = cost.collective_ns(op, members, nbytes, root)
-                    prices.append(asked[what])
-                known[key] = np.array(prices, dtype=np.int64)
-            self.price[rows] = known[key]
+            columns = (linked.instance[rows[0]], linked.nbytes[rows[0]], linked.root[rows[0]])
+            prices = []
+            for instance, nbytes, place in zip(*(column.tolist() for column in columns), strict=True):
+                members = linked.whole[instance]
+                root = members[max(place, 0)] if op.root_field is not None else None
+                what = (op.op, id(members), nbytes, root)
+                if what not in asked:
+                    asked[what] = cost.collective_ns(op, members, nbytes, root)
+                prices.append(asked[what])
+            self.price[rows] = prices
 
     def _price_work(self, cost: CostModel) -> None:
         linked, program = self.linked, self.linked.program
-        known: dict[tuple[int, int], IntArray] = {}
-        for unit, part, rows in linked.parts(PartKind.WORK):
-            code, key = program.codes[unit.code], (id(part.call), part.position if program.jitter else -1)
-            if key not in known:
-                ns = 0 if part.call.op == "assign" else durations_ns(program, cost, code, part.position)
-                known[key] = np.broadcast_to(np.asarray(ns, dtype=np.int64), len(code.ranks))
-            self.price[rows] = known[key][list(unit.vector_rows)]
+        known: dict[tuple[int, int], Vec] = {}
+        for unit, parts, rows in linked.parts(PartKind.WORK):
+            code, own = program.codes[unit.code], list(unit.vector_rows)
+            for part, those in zip(parts, rows, strict=True) if program.jitter else ((parts[0], rows),):
+                key = (id(part.call), part.position if program.jitter else -1)
+                if key not in known:
+                    known[key] = 0 if part.call.op == "assign" else durations_ns(program, cost, code, part.position)
+                ns = known[key]
+                self.price[those] = ns[own] if isinstance(ns, np.ndarray) else ns
 
     # --- ends, for many rows at once ---
     def message_ends(self, rows: IntArray, posted: IntArray) -> IntArray:

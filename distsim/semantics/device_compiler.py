@@ -7,6 +7,7 @@ The host hands launches to streams and goes on. A launch starts when all of ``af
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import cache
 
 from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
@@ -22,14 +23,19 @@ CURRENT = Queue("current", name="current", is_stream=True)
 
 def stream_of(name: object) -> Queue:
     """The stream of a call's ``queue``, or of the one that `wait_stream` names."""
-    return Queue(("stream", str(name)), name=str(name), is_stream=True) if name else CURRENT
+    return _named(str(name)) if name else CURRENT
+
+
+@cache
+def _named(name: str) -> Queue:
+    return Queue(("stream", name), name=name, is_stream=True)
 
 
 class DeviceCompiler(Compiler):
     """See the module.
 
     ``last`` is the newest row of a stream or communicator, by the queue's key. ``joins`` is what a stream must wait for besides: the
-    newest row of each communicator, for that one ends after those before it.
+    newest row of each communicator, for that one ends after those before it. ``issued``: the newest of a communicator by its key.
     """
 
     def __init__(self, program: Program, profile: Profile, unit: Unit, shared: Shared) -> None:
@@ -41,6 +47,8 @@ class DeviceCompiler(Compiler):
         self.one_queue = bool(options.get("one_queue"))  # not a user's option: asks what N12 may come to
         self.serial = bool(options.get("serial"))  # nor is this: the host waits for each launch
         self.last: dict[Hashable, int] = {}
+        self.issued: dict[Hashable, int] = {}
+        self.comms: dict[tuple[int, int], Queue] = {}  # by slot and port
         self.joins: dict[Hashable, dict[Hashable, int]] = {}
         self.comm_of: dict[int, Hashable] = {}
         self.met: set[Hashable] = set()
@@ -56,15 +64,22 @@ class DeviceCompiler(Compiler):
     # --- communicators ---
     def group_comm(self, slot: int) -> Queue:
         """The communicator of a group of the code."""
-        return Queue(("communicator", int(self.value(self.code.groups[slot]))), group=slot, is_stream=True)
+        comm = self.comms.get((slot, -1))
+        if comm is None:
+            key = ("communicator", int(self.value(self.code.groups[slot])))
+            comm = self.comms[slot, -1] = Queue(key, group=slot, is_stream=True)
+        return comm
 
     def message_comm(self, call: CodeCall) -> Queue:
         """N7: eager init: the group's communicator. Lazy: one of two ranks for each unordered pair of a group."""
         if self.eager:
             return self.group_comm(call.group)
-        peer = self.peer(call)
-        key = ("pair", self.group_id(call), min(self.rank, peer), max(self.rank, peer))
-        return Queue(key, group=call.group, port=call.port, is_stream=True)
+        comm = self.comms.get((call.group, call.port))
+        if comm is None:
+            peer = self.peer(call)
+            key = ("pair", self.group_id(call), min(self.rank, peer), max(self.rank, peer))
+            comm = self.comms[call.group, call.port] = Queue(key, group=call.group, port=call.port, is_stream=True)
+        return comm
 
     def first_use(self, position: int, comm: Queue) -> None:
         """N8: the first use of a communicator is a rendezvous of its members, on the host. Eager init has made them all."""
@@ -79,25 +94,28 @@ class DeviceCompiler(Compiler):
             self.meet(Meet(position, group=comm.group, port=comm.port, of_group=group))
 
     # --- streams ---
-    def held(self, stream: Hashable) -> dict[int, None]:
-        """What a stream holds: its newest launch and what it must wait for. All of them done: all before them done."""
-        rows = dict.fromkeys(self.joins.get(stream, {}).values())
+    def held(self, stream: Hashable, after: set[int]) -> None:
+        """Add what a stream holds: its newest launch and what it must wait for. All of them done: all before them done."""
+        if stream in self.joins:
+            after.update(self.joins[stream].values())
         if stream in self.last:
-            rows[self.last[stream]] = None
-        return rows
+            after.add(self.last[stream])
 
     def launch(
         self, position: int, row: int, parts: tuple[Part, ...], stream: Queue, comm: Queue | None = None, issuer: Queue = CURRENT
     ) -> None:
         """Enqueue on a stream. What runs on a communicator starts after what the stream that issues it holds (N2, an event)."""
-        after = self.held(stream.key)
+        after: set[int] = set()
+        self.held(stream.key, after)
         if comm is not None:
-            after.update(self.held(issuer.key))
-            after.update(self.held(("issue", comm.key)))
+            if issuer is not stream:
+                self.held(issuer.key, after)
+            if comm.key in self.issued:
+                after.add(self.issued[comm.key])
             if self.launch_order or (self.one_queue and parts[0].kind is PartKind.COLLECTIVE):
-                after.update(self.held("launch order"))
+                self.held("launch order", after)
                 self.last["launch order"] = row
-            self.last[("issue", comm.key)] = row
+            self.issued[comm.key] = row
             self.comm_of[row] = comm.key
         self.last[stream.key] = self.newest[stream.key] = row
         self.joins.pop(stream.key, None)
@@ -209,5 +227,7 @@ class DeviceCompiler(Compiler):
         unlike = self.shared.unlike.get((self.rank, position))
         if unlike is not None and unlike.lost and not self.eager:
             self.contended |= dict.fromkeys(made_groups(self.program, resolved), unlike.contended)
-            self.alias |= {made: Group(made, resolved.name, unlike.holders) for made in made_groups(self.program, resolved)}
+            own = -1 - unlike.name  # a name of its own, which the other members don't have
+            self.alias |= {made: Group(own if resolved.local_sync else made, resolved.name, unlike.holders)
+                           for made in made_groups(self.program, resolved)}  # fmt: skip
         super().new_group(position, call, resolved)

@@ -16,6 +16,8 @@ Ints = NDArray[np.int64]
 
 #: Group ranks beside which a rule is tried, to see whether it goes by their places.
 _TRIED = 8
+#: What most fields of calls are.
+_PLAIN = frozenset((int, str, bool, float, type(None)))
 
 
 class Look:
@@ -126,6 +128,8 @@ def vectors(call: CodeCall) -> Iterator[NDArray[np.generic]]:
     todo: list[object] = [call.nbytes, call.signature, *call.fields.values()]
     while todo:
         value = todo.pop()
+        if type(value) in _PLAIN:
+            continue
         if isinstance(value, np.ndarray):
             yield value
         elif isinstance(value, BufferVec):

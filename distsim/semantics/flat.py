@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from distsim.semantics.form import Instruction, Launch, Leave, Lock, Meet, Part, PartKind, Post, Stuck, Sync, Unit, Wait
@@ -32,27 +32,28 @@ def flatten(unit: Unit, offsets: list[int], one_by_one: bool) -> Threads:
     host: list[Step] = []
     streams: dict[Hashable, list[Step]] = {}
     own: set[int] = set()  # rows of launches that streams run
-    found, i = [one for one in unit.instructions if not isinstance(one, Lock)], 0
+    found, i = [one for one in unit.instructions if type(one) is not Lock], 0
     while i < len(found):
-        step, used = _host_step(found, i, offsets, own, one_by_one)
-        host.append(step)
-        launch = getattr(found[i], "launch", None)
-        if launch is not None and launch.on_stream:
-            own.add(launch.row)
-            streams.setdefault(launch.queue.key, []).extend(_stream_steps(launch))
-        i += used
+        one = found[i]
+        if type(one) is Post and (queue := one.launch.queue) is not None and queue.is_stream:
+            own.add(one.launch.row)
+            host.append((ISSUE, one.launch.row, ()))
+            streams.setdefault(queue.key, []).extend(_stream_steps(one.launch))
+            i += 1
+        else:
+            step, used = _host_step(found, i, offsets, own, one_by_one)
+            host.append(step)
+            i += used
     return Threads(host, list(streams.values()))
 
 
 def _host_step(found: Sequence[Instruction], i: int, offsets: list[int], own: set[int], one_by_one: bool) -> tuple[Step, int]:
-    """The step at an instruction, and how many instructions it takes up."""
+    """The step at an instruction that hands a stream nothing, and how many instructions it takes up."""
     here = found[i]
     if isinstance(here, Post):
         launch = here.launch
-        if launch.on_stream:
-            return (ISSUE, launch.row, ()), 1
         whole = launch.row == offsets[here.position]  # not a part of a batch, whose return is written down in its own row
-        waits = whole and i + 1 < len(found) and found[i + 1] == Wait(here.position, (launch.row,))
+        waits = whole and i + 1 < len(found) and found[i + 1] == (here.position, (launch.row,), ())  # a Wait
         kind = launch.parts[0].kind
         if kind is PartKind.WORK:
             return (WORK, launch.row, ()), 2 if waits else 1
@@ -60,7 +61,7 @@ def _host_step(found: Sequence[Instruction], i: int, offsets: list[int], own: se
         return (step + waits, launch.row, ()), 1 + waits
     row = offsets[here.position] if here.position < len(offsets) - 1 else -1
     if isinstance(here, Wait):
-        if any(r in own for r in here.rows):
+        if own and not own.isdisjoint(here.rows):
             return (WAIT_ENDS, row, here.rows), 1
         return ((WAIT_EACH, row, (*here.rows[:1], *here.waited)) if one_by_one and here.waited else (WAIT, row, here.rows)), 1
     if isinstance(here, Sync):
@@ -70,11 +71,10 @@ def _host_step(found: Sequence[Instruction], i: int, offsets: list[int], own: se
     return ((NEVER if isinstance(here, Stuck) else END, row, ()) if isinstance(here, (Stuck, Leave)) else (WAIT, row, ())), 1
 
 
-def _stream_steps(launch: Launch) -> Iterator[Step]:
+def _stream_steps(launch: Launch) -> list[Step]:
     parts: tuple[Part, ...] = launch.parts
-    yield (BEGIN, launch.row, launch.after)
+    begin = (BEGIN, launch.row, launch.after)
     if parts[0].kind is PartKind.WORK:
-        yield (WORK, launch.row, ())
-        return
-    yield from ((JOIN if part.kind is PartKind.COLLECTIVE else POST, part.row, ()) for part in parts)
-    yield (FINISH, launch.row, tuple(part.row for part in parts))
+        return [begin, (WORK, launch.row, ())]
+    come: list[Step] = [(JOIN if part.kind is PartKind.COLLECTIVE else POST, part.row, ()) for part in parts]
+    return [begin, *come, (FINISH, launch.row, tuple([part.row for part in parts]))]

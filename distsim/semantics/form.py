@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from distsim.ops.records import Group
@@ -192,7 +193,7 @@ class Unit:
     vector_rows: tuple[int, ...]
     instructions: list[Instruction] = field(default_factory=list)
 
-    @property
+    @cached_property
     def launches(self) -> list[Launch]:
         """In the order in which the host hands them over."""
         return [i.launch for i in self.instructions if isinstance(i, Post)]

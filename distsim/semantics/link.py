@@ -166,14 +166,28 @@ class Linked:
         pair = (min(rank, peer), max(rank, peer))
         return ("pair", group, *pair), pair
 
-    def parts(self, kind: PartKind) -> Iterator[tuple[Unit, Part, IntArray]]:
-        """(unit, part, its row on each of the unit's ranks) of all parts of a kind."""
-        for unit in self.units:
+    def parts(self, kind: PartKind) -> Iterator[tuple[Unit, list[Part], IntArray]]:
+        """(unit, the parts that one call object makes, their rows on the unit's ranks: (parts, ranks)) of all parts of a kind."""
+        for unit, by_call in zip(self.units, self._by_call, strict=True):
             base = self._base[list(unit.ranks)]
+            for parts in by_call:
+                if parts[0].kind is kind:
+                    yield unit, parts, np.array([part.row for part in parts], dtype=np.int64)[:, None] + base
+
+    @cached_property
+    def _by_call(self) -> list[list[list[Part]]]:
+        """By unit the parts that one call object makes, in the order of their first ones."""
+        found = []
+        for unit in self.units:
+            by_call: dict[int, list[Part]] = {}
             for launch in unit.launches:
                 for part in launch.parts:
-                    if part.kind is kind:
-                        yield unit, part, base + part.row
+                    if (known := by_call.get(id(part.call))) is None:
+                        by_call[id(part.call)] = [part]
+                    else:
+                        known.append(part)
+            found.append(list(by_call.values()))
+        return found
 
     # --- who needs whom ---
     @cached_property

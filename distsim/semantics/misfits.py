@@ -185,11 +185,12 @@ def _uneven(linked: Linked) -> list[IntArray]:
     """The instances of calls that agree pair by pair, and whose parts are not all of one size."""
     known: dict[int, bool] = {}
     found = []
-    for unit, part, rows in linked.parts(PartKind.COLLECTIVE):
-        if OPS[part.call.op].pairwise:
-            if id(part.call) not in known:
-                agreed = OPS[part.call.op].agreement(linked.program.resolve(unit.ranks[0], part.call))
-                known[id(part.call)] = "numel" not in agreed or isinstance(part.call.signature, np.ndarray)
-            if known[id(part.call)]:
-                found.append(linked.instance[rows])
+    for unit, parts, rows in linked.parts(PartKind.COLLECTIVE):
+        call = parts[0].call
+        if OPS[call.op].pairwise:
+            if id(call) not in known:
+                agreed = OPS[call.op].agreement(linked.program.resolve(unit.ranks[0], call))
+                known[id(call)] = "numel" not in agreed or isinstance(call.signature, np.ndarray)
+            if known[id(call)]:
+                found.append(linked.instance[rows].reshape(-1))
     return found

@@ -69,9 +69,9 @@ class Needs:
     def early(self) -> IntArray:
         """Rows of collectives of which some members may go before all have come, or wait although all have."""
         needs, known, found = self.linked.profile.needs, dict[str, bool](), [np.array(sorted(self.apart), dtype=np.int64)]
-        for _, part, rows in self.linked.parts(PartKind.COLLECTIVE):
-            op = part.call.op
+        for _, parts, rows in self.linked.parts(PartKind.COLLECTIVE):
+            op = parts[0].call.op
             if op not in known:
                 known[op] = any(needs(op, n, 0, me) is not None for n in (2, 3, 4) for me in range(n))
-            found += [rows] if known[op] else []
+            found += [rows.reshape(-1)] if known[op] else []
         return distinct(np.concatenate(found))

@@ -105,7 +105,8 @@ def test_large_buffers_reach_the_ring_bandwidth(op: str, name: str, nodes: int) 
     cost, row, nbytes = model(name, nodes), OPS[op], 1 << 36
     cluster = cost.cluster
     busbw = row.busbw_factor(nodes * 8) * nbytes / cost.collective_ns(row, ranks(cost), nbytes, 0)
-    ring = cluster.intra.attained if nodes == 1 else min(cluster.intra.attained, cluster.node_inter_bytes_per_ns)
+    inter = cluster.rank_inter_bytes_per_ns * cluster.nics.count
+    ring = cluster.intra.attained if nodes == 1 else min(cluster.intra.attained, inter)
     if nodes > 1 and op == "all_to_all_single":
         ring = cluster.rank_inter_bytes_per_ns * (nodes * 8 - 1) / (nodes * 8 - 8)
 

@@ -115,9 +115,8 @@ def test_a_broadcast_is_a_chain_in_the_best_number_of_pieces() -> None:
         n, a, x = 8 * nodes, cost.cluster.intra.latency_ns, cost.cluster.inter_latency_ns
         last = x if nodes > 1 else a
         latency = (n - nodes) * a + (nodes - 1) * x - last
-        speed = (
-            cost.cluster.intra.attained if nodes == 1 else min(cost.cluster.intra.attained, cost.cluster.node_inter_bytes_per_ns)
-        )
+        inside, across = cost.cluster.intra.attained, cost.cluster.rank_inter_bytes_per_ns * cost.cluster.nics.count
+        speed = inside if nodes == 1 else min(inside, across)
         chain = last + (sqrt(latency) + sqrt(nbytes / speed)) ** 2
 
         for op in ("broadcast", "reduce"):

@@ -208,11 +208,6 @@ class Cluster(_Part):
         return self.nics.attained / self.network.narrowed
 
     @property
-    def node_inter_bytes_per_ns(self) -> float:
-        """What all ranks of a node together get through, per direction."""
-        return self.rank_inter_bytes_per_ns * self.nics.count
-
-    @property
     def key(self) -> str:
         """A text that two equal clusters share."""
         return self.model_dump_json()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from distsim.match import ANY
-from distsim.semantics.form import Instruction, Lock, Meet, PartKind, Post, Stuck, Sync, Wait
+from distsim.semantics.form import Instruction, Lock, Meet, Post, Stuck, Sync, Wait
 from distsim.semantics.moves import Rules
 from distsim.semantics.state import QUEUED, State
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
@@ -109,12 +108,3 @@ def _need(rules: Rules, state: State, row: int) -> Need:
     part = rules.part(row)
     ranks, any_one = rules.lacking(state, row)
     return Need(part.position, part.part, ranks, any_one)
-
-
-def choice_of(rules: Rules, state: State) -> list[tuple[int, tuple[int, ...]]]:
-    """Any-source receives that have a choice now: (row of the receive, ranks of the senders it may take)."""
-    takes: dict[int, list[int]] = {}
-    for take in state.matcher.takes():
-        takes.setdefault(take.receive, []).append(rules.rank_of[take.send])
-    return [(row, tuple(senders)) for row, senders in takes.items()
-            if rules.kind[row] == PartKind.RECEIVE and rules.peer[row] == ANY]  # fmt: skip

@@ -161,9 +161,6 @@ class Tables:
         task = self.task_of[row]
         return task is not None and self.base[self.rank_of[row]] + task.row == row
 
-    def position_of(self, row: int) -> int:
-        return self.part(row).position
-
     def code_call(self, row: int) -> CodeCall:
         return self.part(row).call
 

@@ -159,11 +159,6 @@ def parse_rows(lines: Iterable[str]) -> Rows:
     return tuple(row for row in rows if row)
 
 
-def text_rows(rows: Sequence[Sequence[Action]]) -> list[str]:
-    """The lines of a schedule's CSV file."""
-    return [",".join(map(str, row)) for row in rows]
-
-
 def has_messages(rows: Rows) -> bool:
     return any(action.kind in MESSAGES for row in rows for action in row)
 

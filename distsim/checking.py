@@ -30,7 +30,7 @@ from distsim.engine.outcomes import ProfileOutcome, outcome_under
 from distsim.errors import Problem, ScenarioErrors, UsageError
 from distsim.findings.record import Finding
 from distsim.profiles import PROFILES, Profile, default_cluster
-from distsim.program.limits import FOLDED_CALLS, MAX_CALLS, bounded_program, bounded_world
+from distsim.program.limits import FOLDED_CALLS, bounded_program, bounded_world, fits
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import Scenario, load
@@ -152,7 +152,7 @@ def _folded(
     """What the ranks that stand for all tell; None where they cannot, or where there is more to say than that all is well."""
     if fold is False or (fold is None and program.call_count <= FOLDED_CALLS):
         return None
-    small = program.call_count <= (MAX_CALLS if max_calls is None else max_calls)
+    small = fits(program, max_calls)
     part, apart = _section(program, cost, small)
     if part is None:
         return None

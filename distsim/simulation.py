@@ -27,7 +27,7 @@ from distsim.errors import UsageError
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES, default_cluster
-from distsim.program.limits import FOLDED_CALLS, MAX_CALLS, bounded_program, bounded_world
+from distsim.program.limits import FOLDED_CALLS, bounded_program, bounded_world, fits
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import Scenario
@@ -159,7 +159,7 @@ def simulate_program(scenario: Scenario, program: Program, cost: CostModel, **mo
     """
     tell, most = more.get("tell", _untold), more.get("max_calls")
     folded = _folded(scenario, program, cost, more)
-    if folded is not None and (_is_clear(folded, program) or program.call_count > (MAX_CALLS if most is None else most)):
+    if folded is not None and (_is_clear(folded, program) or not fits(program, most)):
         return folded
     if more.get("bounded"):
         bounded_program(program, most)

@@ -127,7 +127,7 @@ def test_no_strategys_scenario_is_suspected(path):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda x: "-".join(map(str, x)))
 def test_no_pipeline_is_suspected_over_several_iterations(layout):
     assert len(with_messages(BUILDERS[layout[0]](*layout[1:])).rows) == layout[1]
-    assert message_swaps(lower(scenario(*layout, iterations=2, shapes_exchange=True))) == ()
+    assert message_swaps(lower(scenario(*layout, iterations=2, shapes_exchange=layout[0] != "dualpipe"))) == ()
 
 
 def test_other_names_in_the_same_order_are_no_swap():

@@ -16,7 +16,7 @@ from distsim import reading
 from distsim.checking import check, check_file
 from distsim.errors import ScenarioErrors, UsageError
 from distsim.expectations import check_file as held_to_expect
-from distsim.program.limits import MAX_CALLS, MAX_RANKS
+from distsim.program.limits import MAX_CALLS, MAX_RANKS, fits
 from distsim.program.lower import lower
 from distsim.scenario import load, loads
 from distsim.simulation import simulate
@@ -134,6 +134,21 @@ def test_more_calls_than_the_limit_are_refused_and_allowed_on_demand():
         simulate(loads("world: 2\nprogram: [barrier, barrier]"), max_calls=3)
 
     assert simulate(loads("world: 2\nprogram: [barrier, barrier]"), max_calls=4).outcome == "completes"
+
+
+def test_calls_that_must_each_be_compiled_are_refused_by_the_bytes_they_take():
+    """Few ranks with millions of calls each take more than as many calls of many ranks, which are compiled once for all."""
+    text = "world: 2\nprogram:\n  - repeat: {times: 1000000, steps: [barrier, barrier]}\n"
+    for act in (simulate, check):
+        with pytest.raises(UsageError, match=r"2,000,000 calls on 1 ranks: about 2\.98 GiB .* the limit is 2\.328 GiB") as error:
+            act(loads(text))
+        assert "--max-calls 2000000" in error.value.remedy
+    wide = lower(loads("world: 1000\nprogram:\n  - repeat: {times: 2400, steps: [barrier, barrier]}\n"))
+
+    assert not fits(lower(loads(text)), None)
+    assert fits(lower(loads(text)), 4_000_000)
+    assert fits(wide, None)
+    assert not fits(wide, 4_799_999)
 
 
 def test_a_chain_of_vars_costs_what_it_is_long():

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from distsim.capture.child import Target, Ways, die_with_parent, environment_of, run_child
@@ -237,9 +236,10 @@ def _adopt() -> None:
 def _descendants(root: int, others: set[int]) -> list[int]:
     """Processes below ``root``, but for ``others`` and those below them."""
     parents: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError, IndexError):
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError, ValueError, IndexError):
+                parents[int(name)] = int(_stat(name).rpartition(b")")[2].split()[1])
     found = []
     for pid in parents:
         above = pid
@@ -248,3 +248,12 @@ def _descendants(root: int, others: set[int]) -> list[int]:
         if above == root and pid != root:
             found.append(pid)
     return found
+
+
+def _stat(pid: str) -> bytes:
+    """The line of a process in proc(5), read without a buffer: a machine has hundreds of them, and a report waits."""
+    fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    try:
+        return os.read(fd, 1 << 10)
+    finally:
+        os.close(fd)

@@ -95,7 +95,7 @@ def command(given: CaptureOptions) -> None:
     file = wish.target.home or wish.target.name
     _devices(given.cuda, file, wish)
     preload(file, wish.target.args)
-    captured = capture(wish, _ahead)
+    captured = capture(wish, lambda: _ahead(wish.ranks))
     if not captured.world:
         console.note(_no_ranks(captured.others[0].ended.how if captured.others and captured.others[0].ended else "ended"))
         raise typer.Exit(1 if captured.others and captured.others[0].ended and captured.others[0].ended.code else 0)
@@ -110,9 +110,13 @@ def command(given: CaptureOptions) -> None:
     raise typer.Exit(int(judged.outcome != "completes") or status(judged.simulation, given.strict))
 
 
-def _ahead() -> None:
+#: What a report of a hang needs, small first. networkx takes longer than all else, and two ranks that stand need no graph.
+_AT_A_HANG = ("distsim.check.waitfor", "distsim.check.diagnose", "distsim.views.captureview", "distsim.figures")
+
+
+def _ahead(ranks: int) -> None:
     """Load what a report of a hang needs while the ranks run: the half of a second after they stand would go into it."""
-    for name in ("distsim.views.captureview", "distsim.figures", "networkx"):
+    for name in (*_AT_A_HANG, *(("networkx",) if ranks != 2 else ())):
         with suppress(ImportError):
             import_module(name)
 

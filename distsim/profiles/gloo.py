@@ -192,12 +192,15 @@ def invalid(call: Call, code: str, options: Options) -> Reaction:
 
     A partner outside the world: the pair is sought in the store, until the timeout and 1 s (`p2p.out_of_range.*`; memory that is not
     the world's may also end it by SIGSEGV). In other groups torch's own lookup refuses it. The second wait on a message's request
-    hangs (`p2p.irecv_not_waited_poll_is_completed`), on a collective's it returns. all_to_all whose parts do not come out even is
+    hangs (`p2p.irecv_not_waited_poll_is_completed`), on a collective's it returns. A group that was destroyed by itself still takes
+    collectives; torch refuses messages on it (run). all_to_all whose parts do not come out even is
     taken: wrong data (2.2, "not refused on Gloo")."""
     if code == "DS101" and call.group.id == 0:
         return "hangs"
     if code == "DS105":
         return "hangs"
+    if code == "DS108" and call.group.id and OPS[call.op].kind == "collective":
+        return "goes on"
     if SUPPORT.overlooks(call, code):
         return "goes on"
     if OPS[call.op].pairwise and call.input_splits is None is call.output_splits:

@@ -234,7 +234,7 @@ class CodeBuilder:
             self._check_member(draft)
             self._check_peer(draft)
             self._check_root(draft)
-        broken = self._mask(draft)
+        broken = self._mask(draft, but="DS108")  # such a call is whole itself
         port = self.port(draft.peer, group, draft.tag) if draft.peer is not None else -1
         call = CodeCall(row.op, draft.site, draft.is_async, group, port, parts=draft.parts, fields=draft.fields)
         return port, *self._facts(draft, call, broken), self._invalid(draft)
@@ -243,10 +243,11 @@ class CodeBuilder:
     def _rows(self, draft: Draft) -> BoolVector:
         return np.ones(len(self.ranks), dtype=np.bool_) if draft.guard is None else draft.guard
 
-    def _mask(self, draft: Draft) -> BoolVector:
+    def _mask(self, draft: Draft, but: str = "") -> BoolVector:
         mask = np.zeros(len(self.ranks), dtype=np.bool_)
-        for rows, _, _ in draft.invalid:
-            mask |= rows
+        for rows, code, _ in draft.invalid:
+            if code != but:
+                mask |= rows
         return mask & self._rows(draft)
 
     def _check_member(self, draft: Draft) -> None:

@@ -43,6 +43,7 @@ class Resolver:
         self._known: dict[object, Vec] = {}  # groups by handle
         self._in_group: dict[Hashable, Vec] = {}  # global ranks of group ranks that are there
         self._bound: dict[str, int] = {}  # groups made by new_group steps on the way
+        self._gone: set[GroupName] = set()  # groups destroyed on the way
 
     def _split(self, labels: Numbers | Sequence[int]) -> NoReturn:
         from distsim.program.walk import Split
@@ -91,7 +92,10 @@ class Resolver:
         return self._known[handle]
 
     def _unmade_group(self, here: Here, draft: Draft) -> bool:
-        """A group that a new_group step makes, used before (or without) that step on this rank."""
+        """A group that a new_group step makes, used before (or without) that step on this rank. One that is used after its end is told."""
+        if self._gone and (name := here.step.op.group) in self._gone:  # type: ignore[attr-defined]
+            reason = f"{draft.row.op} on group {name}, which this rank has destroyed\ndestroy it after its last call"
+            draft.invalid.append(Flaw(True, "DS108", reason))
         if not (isinstance(draft.group, int) and draft.group < 0):
             return False
         draft.group = 0

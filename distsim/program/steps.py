@@ -318,19 +318,19 @@ class StepLowering(Resolver):
             self._init_arguments(here, here.step.op, draft)
         if op == "init_process_group":
             if self._ready:
-                draft.invalid.append(
-                    Flaw(
-                        True,
-                        "DS109",
-                        "init_process_group a second time\ntorch: trying to initialize the default process group twice",
-                    )
-                )
+                twice = "init_process_group a second time\ntorch: trying to initialize the default process group twice"
+                draft.invalid.append(Flaw(True, "DS109", twice))
             self._ready = True
         elif op == "destroy_process_group":
             if not self._ready:
                 draft.invalid.append(Flaw(True, "DS108", "destroy_process_group while there is no process group"))
-            whole: Any = here.step.op
-            self._ready = self._ready and whole.group not in (None, "world")  # of one group: the others stay
+            group = here.step.op.group  # type: ignore[attr-defined]
+            if group not in (None, "world"):  # of one group: the others stay
+                draft.group = self._group(group)
+                self._unmade_group(here, draft)
+                self._gone.add(group)
+            else:
+                self._ready = False
         elif self._ready:
             self._new_group(here, draft)
 
@@ -353,6 +353,7 @@ class StepLowering(Resolver):
             count, op.name, tuple(sorted(int(m) for m in members)), op, draft.fields.get("timeout_ns")
         )
         self._bound[op.name] = gid
+        self._gone.discard(op.name)
         if op.use_local_synchronization:
             draft.group = gid
 

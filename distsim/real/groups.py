@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
-from distsim.program.records import Program
+from distsim.program.groups import file_groups, made_by_steps
 from distsim.real import stores
 from distsim.real.job import LOOPBACK, Job
 from distsim.real.rendezvous import listen, serve
@@ -30,7 +30,7 @@ class Groups:
         self.dist: ModuleType = torch.distributed
         self.job, self.rank, self.program = job, rank, job.program
         self._made: dict[int, ProcessGroup] = {}
-        self._by_step = _made_by_steps(job.program)
+        self._by_step = made_by_steps(job.program)
         self._bound: set[int] = set()
         self.generation = 0
         self.connected = False
@@ -67,9 +67,8 @@ class Groups:
             call = replace(call, store=call.store or "tcp", said_rank=rank, said_world=size)
         OPS["init_process_group"].torch_call(self.dist, call, {}, store)
         self.connected = True
-        for group in used_groups(self.program):
-            if group.id not in self._by_step:
-                self._new(group)
+        for group in file_groups(self.program):
+            self._new(group)
 
     def _as_written(self, call: Call) -> str | None:
         """The init_method of a start-up that fails: as the file says it, nothing else."""
@@ -110,28 +109,8 @@ class Groups:
         self._new(group, call)
 
     def destroy(self, call: Call | None = None) -> None:
-        OPS["destroy_process_group"].torch_call(self.dist, call or Call("destroy_process_group", self.rank, self.program.groups[0]),
-                                                {}, None)  # fmt: skip
-        self._made.clear()
-        self.connected = False
-
-
-def used_groups(program: Program) -> list[Group]:
-    """Groups that some call names, the world left out, in the program's order."""
-    used: set[int] = set()
-    for code in program.codes:
-        for ids in code.groups:
-            used |= {int(i) for i in ids.tolist()} if hasattr(ids, "tolist") else {int(ids)}
-    return [group for group in program.groups[1:] if group.id in used]
-
-
-def _made_by_steps(program: Program) -> set[int]:
-    """Ids of the groups that new_group steps make."""
-    said = set()
-    for code in program.codes:
-        for call in code.calls:
-            if call.op == "new_group":
-                for rank in code.ranks:
-                    resolved = program.resolve(rank, call)
-                    said.add((resolved.name, tuple(sorted(resolved.ranks))))
-    return {group.id for group in program.groups[1:] if (group.name, group.ranks) in said}
+        call = call or Call("destroy_process_group", self.rank, self.program.groups[0])
+        OPS["destroy_process_group"].torch_call(self.dist, call, {}, self.of(call.group))
+        if not call.group.id:
+            self._made.clear()
+            self.connected = False

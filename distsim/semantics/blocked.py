@@ -20,6 +20,7 @@ class _Told:
     def __init__(self, run: Progress) -> None:
         self.run, self.linked = run, run.linked
         self._missing: dict[int, tuple[int, ...]] = {}
+        self._missing_set: dict[int, frozenset[int]] = {}
         self._launches: dict[int, dict[int, Launch]] = {}
         self._launch_of: dict[int, dict[int, Launch]] = {}
 
@@ -130,7 +131,11 @@ class _Told:
         instance = int(linked.instance[i])
         missing = self._missing_of(instance)
         needs = self.run.conditions.needs.of(i) if self.run.early else None
-        return missing if needs is None else tuple(r for r in needs if r in missing)
+        if needs is None:
+            return missing
+        if instance not in self._missing_set:
+            self._missing_set[instance] = frozenset(missing)
+        return tuple(r for r in needs if r in self._missing_set[instance])
 
     def _missing_of(self, instance: int) -> tuple[int, ...]:
         """Members that have not come to a collective; the same tuple for all who ask."""

@@ -153,7 +153,7 @@ class Compiler:
                 Wait(position) if call.op == "init_process_group" else Stuck(position, (), "its group is another one")
             )
             return call.op == "init_process_group"
-        self.odd = wrong is not None and wrong[1][:5] not in ("DS102", "DS105")
+        self.odd = wrong is not None and wrong[1][:5] not in ("DS102", "DS105", "DS108")
         goes_on = self.compile(position, call)
         if goes_on and call.drops:  # Python makes the call before it rebinds the name
             for distance in call.drops:
@@ -349,12 +349,13 @@ class Compiler:
     def new_group(self, position: int, call: CodeCall, resolved: Call) -> None:
         members, made = tuple(sorted(resolved.ranks)), made_groups(self.program, resolved)
         unlike = self.shared.unlike.get((self.rank, position))
-        parties = "members" if resolved.local_sync else self.profile.new_group(resolved, self.program.options)
+        parties = self.profile.new_group(resolved, self.program.options)
+        parties = "members" if resolved.local_sync and parties != "nobody" else parties
         number = self.numbers.get("new_group", 0)
         self.numbers["new_group"] = number + (not resolved.local_sync)
-        if parties == "named" and unlike is not None:
+        if parties != "nobody" and unlike is not None and (parties == "named" or resolved.local_sync):
             there = members if unlike.lost else unlike.holders
-            gathering = Gathering(("new_group", number), there)
+            gathering = Gathering(("new_group", unlike.name if resolved.local_sync else number), there)
             self.meet(Meet(position, gathering=gathering, of_group=made[0], uneven=True, lost=unlike.lost))
             self.alias |= dict.fromkeys(made, Group(-1 - unlike.name, resolved.name, unlike.holders))
             return

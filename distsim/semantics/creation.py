@@ -7,15 +7,20 @@ differ reach for the same places (semantics 2.3, observed):
 * who skips a call is behind by one from then on (`group.members_only_call`);
 * two groups made in another order mix: "ranks 1 and 2 ended in one group and summed happily" (`group.order_differs`);
 * where sizes differ, who finds all its places taken goes on, who misses one waits (`group.ranks_differ`).
+
+With use_local_synchronization it is a hash of the members and of how many groups the rank is in at the time, the world among them
+(torch's `_hash_ranks_to_str`). Members that are in different numbers of groups wait for each other under different names (run on gloo).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
 from typing import NamedTuple
 
 from distsim.ops.records import Call
 from distsim.profiles.record import Profile
+from distsim.program.groups import file_groups
 from distsim.program.records import Program
 
 
@@ -44,7 +49,40 @@ def unlike_groups(program: Program, profile: Profile) -> dict[tuple[int, int], M
                 if not _is_refused(program, rank, position):
                     names.setdefault(count, {})[rank] = (position, tuple(sorted(call.ranks)))
                 count += 1
-    return {key: made for name, calls in names.items() for key, made in _meet(name, calls).items()}
+    found = {key: made for name, calls in names.items() for key, made in _meet(name, calls).items()}
+    return found | _hashed_apart(program, len(names))
+
+
+def _hashed_apart(program: Program, first: int) -> dict[tuple[int, int], Made]:
+    """By (rank, position): the calls with use_local_synchronization whose members have different names for the group."""
+    calls: dict[tuple[tuple[int, ...], int], dict[int, tuple[int, int]]] = {}
+    if any(call.op == "new_group" and call.fields.get("local_sync") for code in program.codes for call in code.calls):
+        at_start = Counter(rank for group in file_groups(program) for rank in group.ranks)
+        for rank in range(program.world_size):
+            for again, members, position, held in _hashed(program, rank, at_start[rank]):
+                calls.setdefault((members, again), {})[rank] = (position, held)
+    found, names = {}, dict[Hashable, int]()
+    for key, those in calls.items():
+        if len({held for _, held in those.values()}) > 1:
+            for rank, (position, held) in those.items():
+                found[rank, position] = Made(names.setdefault((key, held), first + len(names)), key[0], True)
+    return found
+
+
+def _hashed(program: Program, rank: int, at_start: int) -> Iterator[tuple[int, tuple[int, ...], int, int]]:
+    """Of a rank's calls with use_local_synchronization: which of these members it is, the members, the position, groups held."""
+    held, seen = 1 + at_start, Counter[tuple[int, ...]]()
+    for position, call in program.calls_of(rank):
+        if call.op == "destroy_process_group" and call.group.id:
+            held -= rank in call.group.ranks
+        elif call.op == "destroy_process_group":
+            held = 1 + at_start
+        elif call.op == "new_group" and not _is_refused(program, rank, position):
+            members = tuple(sorted(call.ranks))
+            if call.local_sync:
+                yield seen[members], members, position, held
+                seen[members] += 1
+            held += rank in members
 
 
 def _is_refused(program: Program, rank: int, position: int) -> bool:

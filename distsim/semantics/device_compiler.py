@@ -227,5 +227,7 @@ class DeviceCompiler(Compiler):
         unlike = self.shared.unlike.get((self.rank, position))
         if unlike is not None and unlike.lost and not self.eager:
             self.contended |= dict.fromkeys(made_groups(self.program, resolved), unlike.contended)
-            self.alias |= {made: Group(made, resolved.name, unlike.holders) for made in made_groups(self.program, resolved)}
+            own = -1 - unlike.name  # a name of its own, which the other members don't have
+            self.alias |= {made: Group(own if resolved.local_sync else made, resolved.name, unlike.holders)
+                           for made in made_groups(self.program, resolved)}  # fmt: skip
         super().new_group(position, call, resolved)

@@ -100,14 +100,16 @@ class QuorumWriter(Writer):
     def configured(self, k: int, members: tuple[int, ...], before: tuple[int, ...], joined: list[int]) -> list[Entry]:
         """A new group, made by its members alone; then those who joined get the weights, each from one that has them.
 
-        Who was in the one before leaves it first, as the manager aborts its group when it is configured anew. (So does anybody who makes
+        Who was in one before leaves it first, as the manager aborts its group when it is configured anew. (So does anybody who makes
         such groups with new_group: its name is a hash of the members and of how many groups the rank has.)
         """
-        left = [rank for rank in members if rank in before]
+        earlier = list(self.f.quorums.values())[:k]
+        last = {rank: max((j for j, those in enumerate(earlier) if rank in those), default=-1) for rank in members}
         made = {"name": self.group_name(k), "ranks": list(members), "use_local_synchronization": True}
         found: list[Entry] = [compute("quorum", self.f.quorum)]
-        if left:
-            gone: Entry = {"destroy_process_group": {"group": self.group_name(k - 1)}}
+        for j in sorted(set(last.values()) - {-1}):
+            left = [rank for rank in members if last[rank] == j]
+            gone: Entry = {"destroy_process_group": {"group": self.group_name(j)}}
             found.append(gone if len(left) == len(members) else {**gone, "ranks": _chosen(left)})
         found.append({"new_group": made})
         givers = [rank for rank in members if rank in before]

@@ -1,0 +1,28 @@
+"""Which groups a program has from its file, and which its steps make."""
+
+from __future__ import annotations
+
+from distsim.ops.records import Group
+from distsim.program.records import Program
+
+
+def file_groups(program: Program) -> list[Group]:
+    """Groups that some call names and no step makes, the world left out, in the program's order: made where the world begins."""
+    used: set[int] = set()
+    for code in program.codes:
+        for ids in code.groups:
+            used |= {int(i) for i in ids.tolist()} if hasattr(ids, "tolist") else {int(ids)}
+    by_steps = made_by_steps(program)
+    return [group for group in program.groups[1:] if group.id in used and group.id not in by_steps]
+
+
+def made_by_steps(program: Program) -> set[int]:
+    """Ids of the groups that new_group steps make."""
+    said = set()
+    for code in program.codes:
+        for call in code.calls:
+            if call.op == "new_group":
+                for rank in code.ranks:
+                    resolved = program.resolve(rank, call)
+                    said.add((resolved.name, tuple(sorted(resolved.ranks))))
+    return {group.id for group in program.groups[1:] if (group.name, group.ranks) in said}

@@ -1,0 +1,57 @@
+"""Groups that only their members make, and groups that end before the world does: as torch names and refuses them."""
+
+from __future__ import annotations
+
+import pytest
+
+from distsim import loads, simulate
+
+HEAD = "world: 3\nbackend: BACKEND\nprogram:\n"
+OTHER = "  - new_group: {name: a, ranks: [0, 2]}\n"
+LOCAL = "  - new_group: {name: b, ranks: [0, 1], use_local_synchronization: true}\n    ranks: rank < 2\n"
+USE_A = "  - all_reduce: {tensor: {shape: [1]}, group: a}\n    ranks: rank != 1\n"
+USE_B = "  - all_reduce: {tensor: {shape: [1]}, group: b}\n    ranks: rank < 2\n"
+END_A = "  - destroy_process_group: a\n"
+EVERYBODY = "  - all_reduce: {tensor: {shape: [1]}}\n"
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize(
+    ("before", "outcome"),
+    [
+        ("", "completes"),
+        (OTHER, "hangs"),  # rank 0 is in two groups by then, rank 1 in one: run on gloo
+        (OTHER + END_A, "completes"),  # run on gloo
+        ("  - new_group: {name: a, ranks: [0, 1]}\n", "completes"),
+    ],
+    ids=["first", "one is in another", "the other has ended", "both are in another"],
+)
+def test_members_find_each_other_where_they_are_in_equally_many_groups(before, outcome, backend):
+    found = simulate(loads(HEAD.replace("BACKEND", backend) + before + LOCAL + USE_B))
+
+    assert found.outcome == outcome
+    assert ("use_local_synchronization" in " ".join(h for f in found.findings for h in f.help)) is (outcome == "hangs")
+
+
+def test_groups_of_the_file_count_as_well():
+    found = simulate(loads("world: 3\nbackend: gloo\ngroups: {a: [0, 2]}\nprogram:\n" + LOCAL + USE_A + USE_B))
+
+    assert found.outcome == "hangs"
+
+
+@pytest.mark.parametrize(
+    ("late", "outcome"), [(USE_A, "completes"), (END_A + "    ranks: 2\n", "raises")], ids=["collective", "second end"]
+)
+def test_a_group_that_was_destroyed_is_told_and_does_what_gloo_does_with_it(late, outcome):
+    """Run: collectives still go through, a second destroy is a ValueError."""
+    found = simulate(loads(HEAD.replace("BACKEND", "gloo") + OTHER + USE_A + END_A + late))
+
+    assert (found.outcome, found.verdict.verdict) == (outcome, "invalid")
+    assert {f.code for f in found.findings} == {"DS108"}
+
+
+def test_the_world_stays_where_one_group_is_destroyed_for_real():
+    pytest.importorskip("torch")
+    from real_runs import run, written
+
+    assert run(written(HEAD.replace("BACKEND", "gloo") + OTHER + USE_A + END_A + EVERYBODY)).outcome == "completes"

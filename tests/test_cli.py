@@ -18,6 +18,27 @@ from distsim.scenario import load
 from distsim.simulation import simulate
 
 HEAVY = ("torch", "networkx", "scipy", "pygraphviz", "graphviz", "simpy", "numpy", "yaml", "pydantic", "rich", "ml_dtypes")
+#: What a plain `distsim simulate` does without.
+UNUSED = (
+    *("torch", "networkx", "scipy", "pygraphviz", "graphviz", "simpy", "rich", "ml_dtypes"),
+    *(
+        "joblib",
+        "optuna",
+        "pyarrow",
+        "pandas",
+        "distributed",
+        "typst",
+        "asyncio",
+        "multiprocessing",
+        "http",
+        "ssl",
+        "xml",
+        "sqlite3",
+    ),
+    *("numpy.random", "numpy.fft", "numpy.ma", "numpy.polynomial", "numpy.testing", "pydantic.v1"),
+    *(f"distsim.{part}" for part in ("bench", "calibrate", "capture", "compact", "compare", "doctor", "planning")),
+    *(f"distsim.{part}" for part in ("real", "repair", "replay", "report", "startup", "sweep", "testing", "trace_io", "whatif")),
+)
 COMMANDS = (
     *("simulate", "check", "run", "replay", "compare", "bench", "calibrate"),
     *("capture", "doctor", "shrink", "learn", "plan", "sweep", "report"),
@@ -57,6 +78,20 @@ def test_help_loads_no_heavy_library():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
+    assert found.stderr.strip() == ""
+
+
+def test_simulate_loads_no_library_and_no_part_that_it_does_not_use(tmp_path):
+    """What a start costs is what it loads: of a plain file neither a heavy library nor the parts of other commands."""
+    file = tmp_path / "tiny.yaml"
+    file.write_text("name: tiny\nworld: 2\ntensors: {x: {shape: [4]}}\nprogram:\n  - all_reduce: {tensor: x}\n", encoding="utf-8")
+    code = (
+        f"import sys\nfrom distsim.__main__ import main\nsys.argv = ['distsim', 'simulate', {str(file)!r}]\n"
+        f"try: main()\nexcept SystemExit: print(*[m for m in {UNUSED} if m in sys.modules], file=sys.stderr)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert found.stdout.startswith("tiny: completes in ")
     assert found.stderr.strip() == ""
 
 

@@ -112,11 +112,11 @@ def receives_from_anybody() -> None:
         dist.send(torch.ones(1), 0)
 
 
-def test_a_receive_without_a_source_raises_on_nccl_in_the_words_of_torch():
+def test_a_receive_without_a_source_is_told_to_raise_on_nccl_though_the_run_goes_on():
     judged = run(receives_from_anybody, 2)
 
-    assert judged.stands[0].what == "NotImplementedError: ProcessGroupNCCL does not support recvAnysource"
-    assert judged.outcome == "raises"
+    assert judged.captured.ended == "ended"
+    assert (judged.outcome, judged.simulation.verdict.verdict) == ("raises", "ok")
     assert "DS701" in {f.code for f in judged.simulation.findings}
 
 

@@ -30,7 +30,8 @@ def test_members_find_each_other_where_they_are_in_equally_many_groups(before, o
     found = simulate(loads(HEAD.replace("BACKEND", backend) + before + LOCAL + USE_B))
 
     assert found.outcome == outcome
-    assert ("use_local_synchronization" in " ".join(h for f in found.findings for h in f.help)) is (outcome == "hangs")
+    told = "use_local_synchronization" in " ".join(h for f in found.findings for h in f.help)
+    assert told is (outcome == "hangs" and backend == "gloo")  # on nccl they stand in the first use, whose help does not know why
 
 
 def test_groups_of_the_file_count_as_well():

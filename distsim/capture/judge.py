@@ -13,7 +13,6 @@ from distsim.capture.members import Member, Question
 from distsim.capture.members import Place as Where
 from distsim.capture.program import program_of, world_backend
 from distsim.capture.recorded import BLOCKING
-from distsim.capture.refusals import BACKEND
 from distsim.capture.sites import NOWHERE, text_of
 from distsim.capture.threads import Order, has_threads, lanes_of
 from distsim.capture.words import of_backward, spoken
@@ -97,9 +96,7 @@ def _came_through(captured: Captured, outcome: str) -> bool:
     """Did every process come to its end by itself, or stand where the back end's refusal (`outcome`) had ended a rank before?"""
     ends = [m.ended for m in (*captured.ranks.values(), *captured.others)]
     refused = captured.ended == "stalled" and outcome == "raises"
-    return (captured.ended == "ended" or refused) and all(
-        end is None or end.how == "ended" or end.refused == BACKEND for end in ends
-    )
+    return (captured.ended == "ended" or refused) and all(end is None or end.how == "ended" for end in ends)
 
 
 def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapping[str, Any] | Cluster | None = None) -> Judged:

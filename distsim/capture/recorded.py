@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from distsim.capture.matching import Posted, Team
 from distsim.capture.members import Event, Failure, Member, Place
-from distsim.capture.refusals import BACKEND
 from distsim.capture.sites import NOWHERE
 
 #: Blocking calls by what they are when somebody waits at once.
@@ -165,6 +164,6 @@ def _drop(steps: list[Step], number: int) -> None:
 def _ending(member: Member) -> list[Step]:
     """A rank that raised or left with a status does so in its last call."""
     ended = member.ended
-    if ended is None or ended.how not in ("raised", "exited") or ended.refused == BACKEND:
+    if ended is None or ended.how not in ("raised", "exited"):
         return []
     return [Step("fail" if ended.how == "raised" else "exit", ended.place, failure=ended)]

@@ -18,8 +18,6 @@ _WORDS: Final = (
     (r"only (implemented|supported) for|not supported by|does not support", "DS704"),
     (r"[Ss]plits? .*(sum|match|add)|split.*(dim|size)", "DS107"),
 )  # fmt: skip
-#: What the back end refuses: the call is among the recorded ones, and its rules say so.
-BACKEND: Final = "DS701"
 _ROOTED: Final = frozenset({"broadcast", "reduce", "gather", "scatter"})
 
 
@@ -34,8 +32,6 @@ def refusal(error: BaseException) -> str:
         trace = trace.tb_next
     if not names or not isinstance(error, ValueError | TypeError | RuntimeError) or "distsim capture does not" in str(error):
         return ""
-    if "recvAnysource" in str(error):
-        return BACKEND
     code = next((code for words, code in _WORDS if re.search(words, str(error))), "DS112")
     return "DS103" if code == "DS101" and not _ROOTED.isdisjoint(names) else code
 

@@ -1,0 +1,71 @@
+"""Memory of a rank beside published readings: torchtitan's, of Llama 3.1 on H100.
+
+    python benchmarks/memory.py
+
+The readings are the caching allocator's reserved bytes at their highest, over all ranks. distsim counts what the step keeps and the float32
+logits; of cross entropy it counts no further copy, which PyTorch makes of them (the last column is what is then left unexplained a logit).
+Source: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 2 and 4 to 6 (all recomputed; torch.compile, float8).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from distsim.check.memory import held
+from distsim.scenario import loads
+from distsim.simulation import simulate
+
+
+class Reading(NamedTuple):
+    """``gib``: as published. ``tokens``: of a micro-batch on one rank of the context axis. ``shards``: of the vocabulary."""
+
+    name: str
+    mesh: dict[str, int]
+    fields: dict[str, object]
+    gib: float
+    tokens: int
+    shards: int
+
+
+def _context(model: str, sequence: int, dp: int, cp: int, gib: float) -> Reading:
+    fields: dict[str, object] = {"model": model, "sequence": sequence, "zero": 3, "recompute": "full"}
+    return Reading(f"{model} dp {dp} cp {cp}, {sequence} tokens", {"dp": dp, "cp": cp}, fields, gib, sequence // cp, 1)
+
+
+READINGS = (
+    _context("llama3-8b", 32_768, 8, 1, 83.9),
+    _context("llama3-8b", 65_536, 4, 2, 84.2),
+    _context("llama3-8b", 131_072, 2, 4, 84.0),
+    _context("llama3-8b", 262_144, 1, 8, 84.5),
+    Reading("llama3-70b dp 32 tp 8, 16 × 8192 tokens", {"dp": 32, "tp": 8},
+            {"model": "llama3-70b", "sequence": 8192, "micro_batch": 16, "zero": 3, "recompute": "full"}, 71.9, 16 * 8192, 8),
+)  # fmt: skip
+_VOCABULARY = 128_256
+
+
+def counted_gib(reading: Reading) -> float:
+    """What distsim counts for the fullest rank."""
+    mesh = ", ".join(f"{axis}: {size}" for axis, size in reading.mesh.items())
+    fields = ", ".join(f"{key}: {value}" for key, value in reading.fields.items())
+    world = 1
+    for size in reading.mesh.values():
+        world *= size
+    text = f"name: memory\nworld: {world}\nbackend: nccl\ncluster: dgx-h100\nmesh: {{{mesh}}}\nprogram:\n  - transformer: {{{fields}}}\n"
+    done = simulate(loads(text))
+    return max(one.total for one in held(done.scenario, done.program)) / 2**30
+
+
+def main() -> None:
+    print(f"{'layout':44} {'read':>6} {'told':>6} {'told/read':>9}  B a logit left")
+    for one in READINGS:
+        told = counted_gib(one)
+        left = (one.gib - told) * 2**30 / (one.tokens * _VOCABULARY / one.shards)
+        print(f"{one.name:44} {one.gib:6.1f} {told:6.1f} {told / one.gib:9.2f}  {left:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,8 +2,7 @@
 
     python benchmarks/memory.py
 
-The readings are the caching allocator's reserved bytes at their highest, over all ranks. distsim counts what the step keeps and the float32
-logits; of cross entropy it counts no further copy, which PyTorch makes of them (the last column is what is then left unexplained a logit).
+The readings are the highest over all ranks; the last column is what is left unexplained, in bytes a logit.
 Source: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 2 and 4 to 6 (all recomputed; torch.compile, float8).
 """
 

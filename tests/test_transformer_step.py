@@ -267,3 +267,11 @@ def test_heads_that_miss_the_tensor_cores_have_their_scores_priced_at_float32s_r
     assert sum(c.flops for c in priced) == pytest.approx(4 * 3 * 4 * 32 * 32 * 96)
     fused = lower(scenario({}, {"model": odd}))
     assert all(c.name != "scores" for _, c in fused.calls_of(0))
+
+
+def test_memory_is_within_a_twentieth_of_torchtitans_readings_of_llama_3_8b() -> None:
+    """pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, table 2."""
+    from benchmarks.memory import READINGS, counted_gib
+
+    for reading in READINGS[:4]:
+        assert counted_gib(reading) == pytest.approx(reading.gib, rel=0.05)

@@ -162,8 +162,9 @@ class TrainWriter(LayerCalls):
         return self.split[stage] * self.one.activation_bytes + head
 
     def working(self, stage: int) -> int:
-        """Recomputed activations of one layer at a time."""
-        return self.one.peak_layer_bytes - self.one.activation_bytes if self.split[stage] else 0
+        """Recomputed activations of one layer at a time, or, before any of these, what the loss holds."""
+        layer = self.one.peak_layer_bytes - self.one.activation_bytes if self.split[stage] else 0
+        return max(layer, self.one.loss_bytes) if stage == self.stages - 1 else layer
 
     # --- tied embeddings, the norm of the gradients ---
     @property

@@ -205,6 +205,14 @@ class MicroBatch(NamedTuple):
         """The last norm's and the projection's input, and float32 logits: 4 s b h (1 + V / h) / t (Korthikanti, section 4.3)."""
         return (2 * self.itemsize * self.tokens * self.model.hidden + 4 * self.tokens * self.model.vocabulary) // self.tensor
 
+    @property
+    def loss_bytes(self) -> int:
+        """What the loss holds beside that while its backward pass runs. PyTorch's cross_entropy: the logits as the product left them, the
+        gradient of nll_loss and that of log_softmax, both float32 (aten's nll_loss_backward and _log_softmax_backward_data make a tensor
+        each). Megatron's works in place (tensor_parallel/cross_entropy.py): the gradient of the logits, in their dtype."""
+        logits = self.tokens * self.model.vocabulary // self.tensor
+        return logits * (self.itemsize + 8 if self.gathered else self.itemsize)
+
     # --- messages ---
     @property
     def hidden_numel(self) -> int:

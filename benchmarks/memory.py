@@ -9,6 +9,7 @@ Source: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 
 from __future__ import annotations
 
 import sys
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,9 +51,7 @@ def counted_gib(reading: Reading) -> float:
     """What distsim counts for the fullest rank."""
     mesh = ", ".join(f"{axis}: {size}" for axis, size in reading.mesh.items())
     fields = ", ".join(f"{key}: {value}" for key, value in reading.fields.items())
-    world = 1
-    for size in reading.mesh.values():
-        world *= size
+    world = prod(reading.mesh.values())
     text = f"name: memory\nworld: {world}\nbackend: nccl\ncluster: dgx-h100\nmesh: {{{mesh}}}\nprogram:\n  - transformer: {{{fields}}}\n"
     done = simulate(loads(text))
     return max(one.total for one in held(done.scenario, done.program)) / 2**30

@@ -145,7 +145,7 @@ def reason(case: Case, backend: str) -> str:
     if "race" in str(case["expect"]["verdict"]):
         return "who writes to a tensor while its request is open, and on whom a receive counts, are no calls of torch"
     if backend == "nccl" and any("peer" in c and c["peer"] is None for program in case["programs"].values() for c in program):
-        return "nccl refuses a receive from any source: what comes after it, no run reaches"
+        return "nccl refuses a receive from any source: there the rank ends by its rules, and not in the run"
     return ""
 
 

@@ -75,3 +75,21 @@ def test_calls_that_do_not_fit_end_as_the_back_end_ends_them_though_the_hub_has_
 
     assert (judged.captured.ended, judged.outcome) == ("stalled", "completes")
     assert (judged.simulation.verdict.verdict, judged.simulation.findings[0].code) == ("mismatch", "DS205")
+
+
+def makes_local_groups_among_others() -> None:
+    """Ranks 0 and 3 are in two groups each when they make theirs, the world among them; rank 3 never was in ``some``."""
+    rank = dist.get_rank()
+    some = dist.new_group([0, 1, 2])
+    halves = dist.new_subgroups(2)[0]
+    dist.destroy_process_group(some)
+    if rank in (0, 3):
+        pair = dist.new_group([0, 3], use_local_synchronization=True)
+        dist.all_reduce(torch.ones(1), group=pair)
+    dist.all_reduce(torch.ones(1), group=halves)
+
+
+def test_names_of_groups_are_those_of_the_run():
+    judged = testing.run(makes_local_groups_among_others, 4)
+
+    assert (judged.outcome, judged.simulation.verdict.verdict) == ("completes", "ok")

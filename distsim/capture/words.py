@@ -52,7 +52,7 @@ def of_backward(findings: Sequence[Finding], stands: Sequence[Stand]) -> tuple[F
     found = list(findings)
     for k, finding in enumerate(found):
         inside = sorted(reducing & set(finding.ranks))
-        if finding.code in _PARTED and inside and len(reducing) < len(stands):
+        if finding.code in _PARTED and inside and any(s.rank not in reducing for s in stands):
             who = f"ranks {', '.join(map(str, inside))} reduce" if len(inside) > 1 else f"rank {inside[0]} reduces"
             why = f"{who} gradients in backward() and the others do not: parameters that they did not use"
             rest = "(DDP: find_unused_parameters=True), no_sync() on some ranks only, or a batch less"

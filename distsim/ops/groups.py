@@ -88,7 +88,8 @@ class NewGroup(Op):
         waits="All ranks of the world; with use_local_synchronization the members alone.",
         example="- new_group: {name: pair, ranks: [0, 1]}",
         notes=("It does not inherit the world's timeout.", "torch sorts the ranks.",
-               "Made by the members alone it shifts torch's count of groups, and the next new_group fails."),
+               "Made by the members alone it shifts torch's count of groups, and the next new_group fails.",
+               "With use_local_synchronization members find each other only if they are in equally many groups: torch hashes that."),
         torch="pair = dist.new_group([0, 1])",
     )  # fmt: skip
 

@@ -51,7 +51,7 @@ def lower(scenario: Scenario) -> Program:
         local_size=scenario.world.ranks_per_node, backend=scenario.backend, options=_options(scenario), sites=shelf.sites,
         groups=shelf.groups, tensors=_tensors(scenario, names), codes=codes, code_of=code_of, row_of=row_of,
         findings=(*shelf.findings(), *_unselected(scenario, names)), link_faults=link_faults(scenario), mesh=dict(scenario.mesh),
-        seed=scenario.seed, jitter=scenario.jitter, names=names.world,
+        seed=scenario.seed, jitter=scenario.jitter, names=names.world, from_file=True,
     )  # fmt: skip
     program.faults = rank_faults(scenario, program, names)
     if _starts_oddly(scenario, program):

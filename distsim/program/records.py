@@ -250,6 +250,9 @@ class Program:
     #: Of a program that is cut down to some of its ranks, by rank the one that stands for it; None: all ranks are there. Its codes hold
     #: those ranks alone, its groups all of their members. See `distsim.semantics.section`.
     stands_for: IntVector | None = None
+    #: Lowered from a file: ranks hold the groups that it names and no others. What was recorded may have been made otherwise, under names
+    #: that are known.
+    from_file: bool = False
 
     @cached_property
     def present(self) -> Sequence[int]:

@@ -316,19 +316,19 @@ class StepLowering(Resolver):
         op = draft.row.op
         if op == "init_process_group":
             self._init_arguments(here, here.step.op, draft)
-        if op == "init_process_group":
             if self._ready:
                 twice = "init_process_group a second time\ntorch: trying to initialize the default process group twice"
                 draft.invalid.append(Flaw(True, "DS109", twice))
             self._ready = True
+            self._gone.clear()
         elif op == "destroy_process_group":
             if not self._ready:
                 draft.invalid.append(Flaw(True, "DS108", "destroy_process_group while there is no process group"))
             group = here.step.op.group  # type: ignore[attr-defined]
             if group not in (None, "world"):  # of one group: the others stay
                 draft.group = self._group(group)
-                self._unmade_group(here, draft)
-                self._gone.add(group)
+                if not self._unmade_group(here, draft):
+                    self._gone.add(group)
             else:
                 self._ready = False
         elif self._ready:

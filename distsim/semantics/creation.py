@@ -54,9 +54,12 @@ def unlike_groups(program: Program, profile: Profile) -> dict[tuple[int, int], M
 
 
 def _hashed_apart(program: Program, first: int) -> dict[tuple[int, int], Made]:
-    """By (rank, position): the calls with use_local_synchronization whose members have different names for the group."""
+    """By (rank, position): the calls with use_local_synchronization whose members have different names for the group. Of a recorded
+    program the groups that met are known."""
     calls: dict[tuple[tuple[int, ...], int], dict[int, tuple[int, int]]] = {}
-    if any(call.op == "new_group" and call.fields.get("local_sync") for code in program.codes for call in code.calls):
+    if program.from_file and any(
+        call.op == "new_group" and call.fields.get("local_sync") for code in program.codes for call in code.calls
+    ):
         at_start = Counter(rank for group in file_groups(program) for rank in group.ranks)
         for rank in range(program.world_size):
             for again, members, position, held in _hashed(program, rank, at_start[rank]):

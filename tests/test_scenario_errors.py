@@ -207,6 +207,13 @@ def test_broken_yaml_has_a_place(text: str, line: int, column: int, message: str
     assert message in problem.message
 
 
+@pytest.mark.parametrize(
+    ("text", "remedy"), [("a: b: c\n", "write `a: {b: c}`"), ("a: b, c: d\n", "write `a: b`, and `c: d` on a line of its own")]
+)
+def test_two_keys_on_one_line_are_put_where_they_can_stand(text: str, remedy: str) -> None:
+    assert only(text).hint == remedy
+
+
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n"])
 def test_an_empty_file_is_said_to_be_empty(text: str) -> None:
     problem = only(text)

@@ -97,7 +97,8 @@ def _file(words: Sequence[str]) -> Target:
     if not os.path.isfile(name):
         found = shutil.which(name)
         if found is None or not _is_python(found):
-            raise UsageError(f"{name} is no Python file", f"give the script, for example: {_EXAMPLE}")
+            what = "is no Python file" if found is not None or os.path.exists(name) else "is not there"
+            raise UsageError(f"{name} {what}", f"give the script, for example: {_EXAMPLE}")
         name = found
     elif not name.endswith(".py") and not _is_python(name):
         raise UsageError(f"{name} is no Python program", f"give the script, for example: {_EXAMPLE}")

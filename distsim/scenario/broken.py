@@ -140,7 +140,9 @@ def misplaced_colon(lines: Sequence[str], number: int, column: int) -> Fault | N
         first, rest = keys[0][1], line[keys[0].end() :].strip()
         if first in ("about", "name", "message", "fail"):
             return Fault(number, column, "a text with a colon and a blank in it needs quotes", f'write `{first}: "{rest}"`')
-        return Fault(number, column, f"two keys on one line, {first} and {keys[1][1]}", f"write `{first}: {{{rest}}}`")
+        value, _, more = rest.partition(",")
+        help_text = f"write `{first}: {{{rest}}}`" if ":" in value else f"write `{first}: {value}`, and `{more.strip()}` on a line of its own"
+        return Fault(number, column, f"two keys on one line, {first} and {keys[1][1]}", help_text)
     above = lines[number - 2].strip() if number > 1 else ""
     glued = re.fullmatch(r"(?:- )?([\w.-]+):(\S+)", above)
     if glued:

@@ -141,8 +141,9 @@ def misplaced_colon(lines: Sequence[str], number: int, column: int) -> Fault | N
         if first in ("about", "name", "message", "fail"):
             return Fault(number, column, "a text with a colon and a blank in it needs quotes", f'write `{first}: "{rest}"`')
         value, _, more = rest.partition(",")
-        help_text = f"write `{first}: {{{rest}}}`" if ":" in value else f"write `{first}: {value}`, and `{more.strip()}` on a line of its own"
-        return Fault(number, column, f"two keys on one line, {first} and {keys[1][1]}", help_text)
+        apart = f"write `{first}: {value}`, and `{more.strip()}` on a line of its own"
+        remedy = f"write `{first}: {{{rest}}}`" if ":" in value else apart
+        return Fault(number, column, f"two keys on one line, {first} and {keys[1][1]}", remedy)
     above = lines[number - 2].strip() if number > 1 else ""
     glued = re.fullmatch(r"(?:- )?([\w.-]+):(\S+)", above)
     if glued:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.calibrate.nccl_tests import SET_UP
 from distsim.cluster import cluster_from
 from distsim.cost.setting import Kind, Setting
 
@@ -28,9 +29,6 @@ KINDS: dict[str, Kind] = {
 #: (doubled with each generation); 12 of 12.5 GB/s on a card of 100 Gbit/s.
 NVLINK = {"volta": 0.8, "ampere": 0.8, "hopper": 0.824}
 PCIE, NIC = 0.75, 0.96
-#: A call of a size whose connections are not set up yet takes longer, once: 68 us out of place and 25 in place, right after. Beyond this
-#: ratio of the two the time in place is that of a call among many.
-SET_UP = 1.5
 
 
 class Table(NamedTuple):

@@ -33,7 +33,7 @@ _STARTING = re.compile(r"^# Collective test starting: (\S+)")
 _TYPED = re.compile(r"\b(\w+_perf)\b")
 #: -S puts the time of day behind a row.
 _STAMP = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
-#: A time out of place that is so many times the one in place has a one-time cost in it, as in `benchmarks/accuracy/tables.py`.
+#: A time out of place that is so many times the one in place has a one-time cost in it; `benchmarks/accuracy` goes by it too.
 SET_UP = 1.5
 _REMEDY = "give the text that all_reduce_perf and its like print, or the file of their -J"
 _Json = Mapping[str, Any]

@@ -56,3 +56,15 @@ def test_the_world_stays_where_one_group_is_destroyed_for_real():
     from real_runs import run, written
 
     assert run(written(HEAD.replace("BACKEND", "gloo") + OTHER + USE_A + END_A + EVERYBODY)).outcome == "completes"
+
+
+def test_two_groups_of_the_same_members_are_two():
+    """Of the members alone, too: what comes on one does not meet what comes on the other."""
+    uses = "".join(
+        f"  - all_reduce: {{tensor: {{shape: [1]}}, group: {group}}}\n    ranks: {rank}\n"
+        for rank, groups in ((0, "bc"), (1, "cb")) for group in groups
+    )  # fmt: skip
+
+    found = simulate(loads(HEAD.replace("BACKEND", "gloo") + LOCAL + LOCAL.replace("name: b", "name: c") + uses))
+
+    assert (found.outcome, found.verdict.verdict) == ("hangs", "deadlock")

@@ -53,7 +53,7 @@ class Names:
         for name, expression in scenario.vars.items():
             self.world[name] = self.evaluate(expression, self.world, ("vars", name))
         self._handles: dict[str | tuple[str, ...], Vec] = {"world": 0}
-        self._made: dict[tuple[int, tuple[int, ...]], int] = {}
+        self._made: dict[tuple[int, tuple[int, ...], str], int] = {}
         self._declare_groups()
         self.copies: dict[str, Vec] = {}
         self.shapes: dict[str, tuple[Vec, ...] | None] = {}
@@ -160,8 +160,9 @@ class Names:
         return handle == "world" or handle in self.scenario.mesh or handle in self.scenario.groups
 
     def made_group(self, count: int, name: str, ranks: tuple[int, ...], step: Op, timeout_ns: int | None) -> int:
-        """The group of a rank's ``count``-th new_group call; ranks that name the same members at the same count share it."""
-        key = (count, ranks)
+        """The group of a rank's ``count``-th new_group call; ranks that name the same members at the same count share it. Calls of the
+        members alone have no count (-1): their groups go by name as well."""
+        key = (count, ranks, name if count < 0 else "")
         if key not in self._made:
             self._made[key] = self.shelf.group(name, ranks, getattr(step, "backend", None), timeout_ns)
         return self._made[key]

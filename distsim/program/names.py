@@ -47,6 +47,7 @@ class Names:
         self.ranks = np.arange(self.world_size, dtype=np.int64)
         self.used: dict[int, frozenset[str]] = {}  # id of an entry -> names in its expressions
         self._traits: dict[int, Traits] = {}  # id of a step -> what it is
+        self._like: dict[tuple[int, int, int] | None, Traits] = {}  # by operation and place, of steps that select no ranks
         self._keys: dict[Hashable, int] = {}
         self.shelf = Shelf(self.world_size, scenario.backend)
         self.world: dict[str, Numbers] = self._ranks_and_axes()
@@ -198,8 +199,15 @@ class Names:
         """What a step is wherever it stands; its key is a number."""
         found = self._traits.get(id(step))
         if found is None:
-            found = traits_of(step)
-            found = self._traits[id(step)] = found._replace(key=self._keys.setdefault(found.key, len(self._keys)))
+            alike = None if step.ranks is not None else (id(step.op), step.line, step.column)
+            found = self._like.get(alike)
+            if found is None:
+                found = traits_of(step)
+                own = found.key == id(step)
+                found = found._replace(key=self._keys.setdefault(found.key, len(self._keys)))
+                if alike is not None and not own:
+                    self._like[alike] = found
+            self._traits[id(step)] = found
         return found
 
     # --- expressions ---

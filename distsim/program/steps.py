@@ -42,7 +42,9 @@ class StepLowering(Resolver):
     def __init__(self, walker: Walker) -> None:
         super().__init__(walker)
         self._made: dict[Hashable, CodeCall] = {}
-        self._plain: dict[int, CodeCall] = {}  # by a step's id: it makes this call wherever it stands, until groups are made or end
+        self._plain: dict[
+            int, CodeCall
+        ] = {}  # by a step's id: it makes this call wherever it stands, until groups are made or end
         self._new_groups = 0
         self._ready = not _has_init(walker.scenario.program)
 

@@ -350,7 +350,7 @@ def _is_plain(value: object) -> bool:
     """Whether a value's text says all of it."""
     kind = type(value)
     if kind is dict:
-        return all([_is_plain(item) for item in value.values()])  # type: ignore[attr-defined]
+        return all(_is_plain(item) for item in value.values())  # type: ignore[attr-defined]
     if kind is list:
-        return all([_is_plain(item) for item in value])  # type: ignore[attr-defined]
+        return all(_is_plain(item) for item in value)  # type: ignore[attr-defined]
     return kind in (str, int, float, bool, type(None))

@@ -93,6 +93,7 @@ class Compiler:
         self.has_started = self.apart = False  # apart: in a group that is not that of the others
         self.made: set[int] = set()  # positions of the calls that this unit makes
         self._groups: dict[int, int] = {}  # ids by slot
+        self._queues: dict[int, Queue] = {}  # of collectives, by slot
         self._refused: dict[int, str | None] = {}  # by a call's id: why the back end refuses it
         self._sound: set[int] = set()  # by a call's id: nothing is wrong with it, wherever it stands
         self.fatal = {f.position: f for f in program.faults if f.rank == self.rank and f.at_ns is None and f.kind in _ENDS}
@@ -295,11 +296,11 @@ class Compiler:
             self.kept[position] = None
 
     def collective(self, position: int, call: CodeCall) -> None:
-        workers = self.profile.workers(self.rank, self.group_id(call))
-        key, width = (None, 0) if workers is None else workers
-        self.post(
-            position, self.collective_part(position, call), wait=not call.is_async, queue=Queue(key, width, max(call.group, 0))
-        )
+        queue = self._queues.get(call.group)
+        if queue is None:
+            key, width = self.profile.workers(self.rank, self.group_id(call)) or (None, 0)
+            queue = self._queues[call.group] = Queue(key, width, max(call.group, 0))
+        self.post(position, self.collective_part(position, call), wait=not call.is_async, queue=queue)
 
     def remote(self, position: int, call: CodeCall) -> None:
         """A put or get: this rank's own work, whoever's memory it is."""

@@ -31,7 +31,7 @@ def shares(conditions: Conditions, columns: Columns, cost: CostModel) -> bool:
     linked, started = conditions.linked, np.asarray(columns.started)
     transfers = (linked.kind >= 0) & (linked.kind <= PartKind.COLLECTIVE) & (linked.tag < SIGNALS) & (started >= 0)
     mate = conditions.mate[np.flatnonzero(transfers & conditions.ahead)]
-    if bool(((mate < 0) | (started[mate] < 0)).any()):
+    if bool(((mate < 0) | (started[np.maximum(mate, 0)] < 0)).any()):
         return True  # what nobody receives, or not yet, has no price here
     device, ports = cost.cluster.device, Ports(cost)
     works = device.overlap_compute > 1 or device.overlap_transfers > 1
@@ -136,7 +136,7 @@ def _transfer(linked: Linked, rows: IntArray) -> IntArray:
 def _ways(linked: Linked, ports: Ports, rows: IntArray, node: IntArray) -> tuple[BoolArray, BoolArray]:
     """(whether each row uses its rank's link, whether its card); ``node``: by rank."""
     rank, peer = linked.rank[rows], linked.peer[rows]
-    near = node[rank] == node[np.maximum(peer, 0)]
+    near = node[rank] == node[np.clip(peer, 0, len(node) - 1)]
     grouped = np.flatnonzero(linked.kind[rows] == PartKind.COLLECTIVE) if len(linked.members) else np.zeros(0, dtype=np.int64)
     apart, inside = ~near, near & (peer != rank)
     instance = linked.instance[rows[grouped]]

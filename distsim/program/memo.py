@@ -23,6 +23,11 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 _REQUESTS = ("handle", "handles")
 
 
+#: Fields of `Call` that a local step fills, and where it has them.
+_LOCAL_FIELDS = {"name": "name", "time_ns": "time", "flops": "flops", "mem_bytes": "bytes", "queue": "on", "dtype": "dtype",
+                 "stream": "stream", "code": "code", "message": "message"}  # fmt: skip
+
+
 GroupName = str | tuple[str, ...] | None
 
 
@@ -42,6 +47,17 @@ class Traits(NamedTuple):
 def fields_of(row: type[Op]) -> frozenset[str]:
     """The fields of an operation: asking a model for one that it has not is slow."""
     return frozenset(row.model_fields)
+
+
+@cache
+def local_fields(row: type[Op]) -> tuple[tuple[str, str], ...]:
+    """Those of `_LOCAL_FIELDS` that an operation has."""
+    return tuple((name, source) for name, source in _LOCAL_FIELDS.items() if source in fields_of(row))
+
+
+def has_init(entries: Iterable[Entry]) -> bool:
+    """Whether some entry is an init_process_group."""
+    return any(type(e.op).op == "init_process_group" if isinstance(e, Step) else has_init(e.steps) for e in entries)
 
 
 def traits_of(step: Step) -> Traits:

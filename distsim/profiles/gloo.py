@@ -201,7 +201,7 @@ def invalid(call: Call, code: str, options: Options) -> Reaction:
         return "hangs"
     if code == "DS105":
         return "hangs"
-    if code == "DS108" and call.group.id and OPS[call.op].kind == "collective":
+    if code == "DS108" and call.group.id and OPS[call.op].kind == "collective" and call.group.group_rank(call.rank) >= 0:
         return "goes on"
     if SUPPORT.overlooks(call, code):
         return "goes on"

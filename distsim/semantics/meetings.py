@@ -224,7 +224,10 @@ class Meetings(Tables):
         """A part that this rank exchanges with one who has come is not as large on both sides."""
         members, (sent, room) = self.members[self.instance[row]], self.cut(row)
         me = place_in(members, self.rank_of[row])
+        op = self.part(row).call.op
         for rank, other in there.items():
+            if self.part(other).call.op != op or self.signature[other] == ODD:
+                continue
             at, (theirs, their_room) = place_in(members, rank), self.cut(other)
             if sent[at] != their_room[me] or theirs[me] != room[at]:
                 return True

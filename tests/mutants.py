@@ -176,7 +176,9 @@ def _is_text(node: ast.BinOp) -> bool:
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
     match node:
-        case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and any(value.value is v for v in (None, False))):
+        case ast.Return(value=ast.expr() as value) if not (
+            isinstance(value, ast.Constant) and any(value.value is v for v in (None, False))
+        ):
             yield ast.Return(ast.Constant(None))
         case ast.Expr(value=ast.Call()) | ast.Raise() | ast.AugAssign() | ast.Delete():
             yield ast.Pass()

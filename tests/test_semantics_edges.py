@@ -1,0 +1,248 @@
+"""The edges of the one form: what small programs show of a driver, of classes of ranks, and of who makes which group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distsim.cluster import cluster_from
+from distsim.cost import CostModel
+from distsim.engine import Run
+from distsim.engine import run as run_engine
+from distsim.profiles import PROFILES, READINGS
+from distsim.program.build import build_program
+from distsim.program.lower import lower
+from distsim.program.records import Program
+from distsim.scenario import loads
+from distsim.semantics.blocked import standstill as left_by
+from distsim.semantics.columns import go
+from distsim.semantics.conditions import Conditions
+from distsim.semantics.creation import made_groups
+from distsim.semantics.fold import fold
+from distsim.semantics.free import why_ordered
+from distsim.semantics.link import Linked
+from distsim.semantics.moves import Rules
+from distsim.semantics.state import Mismatched
+from distsim.simulation import simulate
+from tests.test_rules import run as settle
+
+REDUCE = {"op": "all_reduce", "numel": 4}
+
+
+def ran(*ranks: list[dict[str, Any]], backend: str = "gloo", **more: Any) -> Run:
+    program = build_program(len(ranks), dict(enumerate(ranks)), backend=backend, **more)
+    return run_engine(program, PROFILES[backend], CostModel(cluster_from("cpu-10gbe"), program.world_size, 1))
+
+
+# --- who is missing ---
+def test_who_came_at_the_first_instant_is_not_missing() -> None:
+    """A root of gather lacks rank 2 alone, though rank 1 came at 0 ns."""
+    gather = {"op": "gather", "numel": 4, "root": 0}
+    linked = Linked(build_program(3, {0: [gather], 1: [gather], 2: []}), READINGS["early"])
+    left = left_by(go(linked, Conditions(linked, None)))
+
+    assert [(b.rank, [need.ranks for need in b.needs]) for b in left.blocked] == [(0, [(2,)])]
+
+
+def test_a_host_behind_launches_on_its_device_lacks_what_the_first_open_one_lacks() -> None:
+    """Its own stream is done with the first of them."""
+    pair, world = {**REDUCE, "group": "pair", "async": True}, {**REDUCE, "async": True}
+    ranks = [[pair, world, world, {"op": "synchronize"}], [pair, world, {"op": "compute", "time_ns": 1000}], []]
+    found = ran(*ranks, backend="nccl", groups={"pair": [0, 1]})
+
+    assert found.outcome == "hangs"
+    assert {need.ranks for b in found.standstill.blocked if b.rank == 0 for need in b.needs} == {(2,)}
+
+
+# --- hosts and devices ---
+def test_a_destroyed_group_waits_for_its_device_first() -> None:
+    """nccl: the host of rank 0 stands in destroy_process_group, not at its end."""
+    init, end = {"op": "init_process_group"}, {"op": "destroy_process_group"}
+    found = ran([init, REDUCE, REDUCE, end, {"op": "compute", "time_ns": 10}], [init, REDUCE, end], backend="nccl")
+
+    assert [(b.rank, b.position) for b in found.standstill.blocked] == [(0, 3)]
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_wait_returns_when_the_work_is_done_only_where_it_blocks(blocking: bool) -> None:
+    """TORCH_NCCL_BLOCKING_WAIT: else the stream waits, and the host goes on."""
+    steps = [REDUCE, {**REDUCE, "numel": 4_000_000, "async": True, "handle": "h"}, {"op": "wait", "handles": ["h"]}]
+    found = ran(steps, steps, backend="nccl", options={"blocking_wait": blocking})
+    rows = {found.trace.row(row).op: row for row in range(len(found.trace)) if found.trace.row(row).rank == 0}
+
+    done = found.trace["finished_ns"][rows["all_reduce"]]
+    assert bool(found.trace["returned_ns"][rows["wait"]] >= done) is blocking
+
+
+def test_a_first_call_that_has_nothing_to_wait_for_returns_at_once() -> None:
+    found = ran([{"op": "synchronize"}], backend="nccl")
+
+    assert found.trace["returned_ns"].tolist() == [0]
+
+
+def test_work_without_a_time_takes_what_its_operations_take() -> None:
+    """And no nanosecond on top."""
+    cost = CostModel(cluster_from("dgx-a100"), 1, 1)
+    text = "world: 1\nbackend: nccl\ncluster: dgx-a100\nprogram:\n  - compute: {flops: 1 MFLOP, dtype: float32}\n"
+
+    assert simulate(loads(text)).run.makespan_ns == cost.compute_ns(0, 1e6, 0, "float32")
+
+
+def test_only_what_takes_the_process_s_lock_beside_a_collective_is_a_matter_of_order() -> None:
+    """mpi: a message beside an open all_reduce is, its own wait is not."""
+    asked = {**REDUCE, "async": True, "handle": "h"}
+    waits: list[dict[str, Any]] = [asked, {"op": "wait", "handles": ["h"]}]
+    talks = [[asked, {"op": "send", "peer": 1, "numel": 4}, waits[1]], [asked, {"op": "recv", "peer": 0, "numel": 4}, waits[1]]]
+
+    def why(ranks: list[list[dict[str, Any]]]) -> str | None:
+        return why_ordered(Linked(build_program(2, dict(enumerate(ranks)), backend="mpi"), PROFILES["mpi"]))
+
+    assert why([waits, waits]) is None
+    assert why(talks) == "the process's one lock decides who comes first"
+
+
+# --- calls that do not fit ---
+def splits(given: list[int], got: list[int]) -> dict[str, Any]:
+    return {"op": "all_to_all_single", "numel": sum(given), "in_splits": given, "out_splits": got}
+
+
+def told(program: Program, profile: str = "rendezvous") -> list[Mismatched]:
+    return [event for event in settle(program, profile)[2] if isinstance(event, Mismatched)]
+
+
+def test_parts_that_do_not_fit_are_told_as_two_are_there_and_again_of_all() -> None:
+    """Rank 1 expects one element of rank 0 more than it gets, rank 2 fits both."""
+    calls = [[splits([1, 2, 1], [1, 2, 1])], [splits([2, 1, 1], [3, 1, 1])], [splits([1, 1, 1], [1, 1, 1])]]
+    orders = [[calls[rank] for rank in (0, 1, 2)], [*calls[:2], []]]
+    first, second = ([sorted(found.rows) for found in told(build_program(3, dict(enumerate(those))))] for those in orders)
+
+    assert first[-1] == [0, 1, 2]
+    assert second == [[0, 1]]
+
+
+def test_parts_that_fit_are_told_by_nobody_whoever_comes_first() -> None:
+    right, wrong = splits([3, 1], [2, 1]), splits([3, 1], [3, 1])
+    found = [told(build_program(2, {0: [splits([1, 2], [1, 3])], 1: [other]})) for other in (right, wrong)]
+
+    assert [len(each) for each in found] == [0, 1]
+    assert found[1][0].fields == ("splits",)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_an_exchange_that_meets_other_calls_is_told_as_another_operation(order: tuple[int, ...]) -> None:
+    """By number, whoever comes first: sizes are no matter then."""
+    calls = [splits([1, 2, 1], [1, 2, 1]), {"op": "barrier"}, splits([3, 1, 1], [3, 1, 1])]
+    slow = {rank: [{"op": "compute", "time_ns": place}, calls[rank]] for place, rank in enumerate(order)}
+    found = told(build_program(3, slow))
+
+    assert found
+    assert found[-1].fields[0] == "op"
+    assert "splits" not in found[-1].fields[:1]
+
+
+def test_members_of_an_exchange_with_two_types_are_told_before_all_are_there() -> None:
+    calls = {rank: [{"op": "all_to_all_single", "numel": 6, "dtype": dtype}] for rank, dtype in enumerate(("float32", "int32"))}
+
+    assert [found.fields for found in told(build_program(3, calls))] == [("dtype",)]
+
+
+# --- who makes which group ---
+def test_groups_count_as_they_begin_and_as_they_are_left() -> None:
+    """Rank 0 is in a group of the file, rank 1 in one that was made: equally many, so that their next group has one name."""
+    text = "groups: {a: [0, 2]}\nworld: 3\nbackend: gloo\nprogram:\n  - new_group: {name: c, ranks: [1, 2]}\n"
+    text += "  - new_group: {name: b, ranks: [0, 1], use_local_synchronization: true}\n    ranks: rank < 2\n"
+    text += "  - all_reduce: {tensor: {shape: [1]}, group: b}\n    ranks: rank < 2\n"
+    used = "  - all_reduce: {tensor: {shape: [1]}, group: a}\n    ranks: rank != 1\n"
+
+    assert [simulate(loads(text + more)).outcome for more in ("", used)] == ["hangs", "completes"]  # one that nobody uses is none
+
+
+def test_of_a_recorded_program_the_groups_that_met_are_known() -> None:
+    """Local groups that would not find each other from a file have met where they were recorded."""
+    make = {"op": "new_group", "name": "b", "ranks": [0, 1], "use_local_synchronization": True}
+    other = {"op": "new_group", "name": "a", "ranks": [0, 2], "use_local_synchronization": True}
+    use = {**REDUCE, "group": "b"}
+
+    assert ran([other, make, use], [make, use], [other]).outcome == "completes"
+
+
+def test_a_group_that_nobody_uses_is_found_as_the_world() -> None:
+    program = build_program(2, {r: [{"op": "new_group", "name": "g", "ranks": [0, 1]}] for r in range(2)})
+    call = program.call(0, 0)
+    program.groups[1:] = []
+
+    assert made_groups(program, call) == (0,)
+
+
+# --- classes ---
+def conditions(text: str, reading: str | None = None) -> tuple[Linked, Conditions]:
+    program = lower(loads(text))
+    linked = Linked(program, READINGS[reading] if reading else PROFILES[program.backend])
+    return linked, Conditions(linked, None)
+
+
+RING = """
+world: 64
+backend: mpi
+program:
+  - isend: {tensor: {shape: [4]}, dst: (rank + 1) % 64, as: s}
+  - recv: {tensor: {shape: [4]}, src: (rank - 1) % 64}
+  - wait: s
+"""
+CHAIN = """
+world: 64
+backend: gloo
+program:
+  - {recv: {tensor: {shape: [4]}, src: rank - 1}, ranks: rank > 0}
+  - {send: {tensor: {shape: [4]}, dst: rank + 1}, ranks: rank < 63}
+"""
+
+
+def test_a_ring_is_one_class_and_a_chain_that_crumbles_at_its_ends_is_given_up() -> None:
+    """With patience the chain falls into as many classes as it has ranks."""
+    ring, chain = conditions(RING), conditions(CHAIN)
+
+    one = fold(*ring)
+    assert one is not None
+    assert [len(found.ranks) for found in one.classes] == [64]
+    assert fold(*chain) is None
+    patient = fold(*chain, worth=1, rounds=100)
+    assert patient is not None
+    assert len(patient.classes) == 64
+
+
+def test_ranks_with_partners_of_two_kinds_are_two_classes() -> None:
+    """Even ranks send to a late one and odd ranks to a quick one; what is equal stays together."""
+    text = "world: 16\nbackend: gloo\nprogram:\n"
+    text += "  - {send: {tensor: {shape: [4]}, dst: rank + 8}, ranks: rank < 8}\n"
+    text += "  - {compute: {time: 1 ms}, ranks: rank > 7 and rank % 2 == 0}\n"
+    text += "  - {recv: {tensor: {shape: [4]}, src: rank - 8}, ranks: rank > 7}\n"
+    found = fold(*conditions(text), worth=1)
+
+    assert found is not None
+    assert sorted(one.ranks.tolist() for one in found.classes) == [[0, 2, 4, 6], [1, 3, 5, 7], [8, 10, 12, 14], [9, 11, 13, 15]]
+
+
+def test_a_send_that_waits_for_room_is_no_equal_of_one_that_has_it() -> None:
+    """mpi buffers a window: of two equal pairs one has sent before."""
+    size = 4000
+    text = f"world: 8\nbackend: mpi\nprogram:\n  - {{isend: {{tensor: {{shape: [{size}]}}, dst: rank + 4, as: a}}, ranks: rank < 4}}\n"
+    text += f"  - {{isend: {{tensor: {{shape: [{size}]}}, dst: rank + 4, as: b}}, ranks: rank < 4}}\n"
+    text += f"  - {{recv: {{tensor: {{shape: [{size}]}}, src: rank - 4}}, ranks: rank > 3}}\n" * 2
+    linked, found = conditions(text)
+    folded = fold(linked, found, worth=1)
+
+    assert folded is not None
+    assert len(folded.classes) == 2
+    assert all(len({int(found.room[linked.base[rank]]) >= 0 for rank in one.ranks.tolist()}) == 1 for one in folded.classes)
+
+
+# --- the rules, step by step ---
+def test_a_rank_that_is_gone_or_blocked_offers_no_step() -> None:
+    rules = Rules(build_program(2, {0: [{"op": "exit", "code": 0}], 1: [{"op": "barrier"}]}), READINGS["rendezvous"])
+    state = rules.initial()
+    rules.settle(state)
+
+    assert [rules.can_step(state, rank) for rank in (0, 1)] == [False, False]
+    assert rules.enabled(state) == []

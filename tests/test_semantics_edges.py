@@ -16,15 +16,19 @@ from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import loads
 from distsim.semantics.blocked import standstill as left_by
-from distsim.semantics.columns import go
+from distsim.semantics.columns import go, run_folded
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.creation import made_groups
 from distsim.semantics.fold import fold
 from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
+from distsim.semantics.local import LocalClocks, course_of
 from distsim.semantics.moves import Rules
+from distsim.semantics.section import section
 from distsim.semantics.state import Mismatched
-from distsim.simulation import simulate
+from distsim.simulation import cost_model, simulate
+from distsim.standstill import Standstill
+from tests.test_rules import end
 from tests.test_rules import run as settle
 
 REDUCE = {"op": "all_reduce", "numel": 4}
@@ -246,3 +250,69 @@ def test_a_rank_that_is_gone_or_blocked_offers_no_step() -> None:
 
     assert [rules.can_step(state, rank) for rank in (0, 1)] == [False, False]
     assert rules.enabled(state) == []
+
+
+# --- who waits behind whom ---
+def needs(found: Standstill, rank: int) -> list[tuple[int, tuple[int, ...], bool]]:
+    """Of a blocked rank (position, ranks, whether any one is enough) of each need."""
+    return [(need.position, need.ranks, need.any) for b in found.blocked if b.rank == rank for need in b.needs]
+
+
+def test_a_host_that_wants_the_lock_lacks_whom_the_collective_lacks_that_has_it() -> None:
+    """mpi: the open irecv beside it is nothing to it."""
+    mine = [{"op": "irecv", "peer": 2, "numel": 4, "handle": "h"}, {**REDUCE, "group": "pair", "async": True, "handle": "g"}]
+    mine += [{"op": "send", "peer": 2, "numel": 4}]
+    left = end("mpi", mine, [], [{"op": "recv", "peer": 0, "numel": 4}], groups={"pair": [0, 1]})
+
+    assert [(b.rank, b.position) for b in left.blocked] == [(0, 2), (2, 0)]
+    assert needs(left, 0) == [(1, (1,), False)]
+
+
+def test_a_launch_behind_two_busy_workers_lacks_any_of_whom_they_lack_and_names_the_first() -> None:
+    """gloo: a group runs two collectives at once."""
+    mine = [*({"op": "broadcast", "numel": 4, "root": root, "async": True} for root in (1, 2)), {**REDUCE}]
+    left = end("gloo", mine, [{"op": "compute", "time_ns": 1}], [])
+
+    assert [b.position for b in left.blocked if b.rank == 0] == [2]
+    assert needs(left, 0) == [(0, (1, 2), True)]
+
+
+def test_a_host_behind_a_stream_lacks_whom_the_running_launch_lacks() -> None:
+    """nccl: a barrier is behind the two collectives before it, and the second has not begun."""
+    pair = {**REDUCE, "group": "pair"}
+    ranks = [[pair, REDUCE, {"op": "barrier"}], [{"op": "compute", "time_ns": 1}], []]
+    left = end("nccl", *ranks, groups={"pair": [0, 1]}, options={"init": "eager"})
+    fast = ran(*ranks, backend="nccl", groups={"pair": [0, 1]}, options={"init": "eager"}).standstill
+
+    assert needs(left, 0) == needs(fast, 0) == [(0, (1,), False)]
+
+
+def test_ranks_in_a_class_that_stand_at_several_launches_stand_there_since_the_first_that_is_missing() -> None:
+    """As each by itself: by TORCH_NCCL_BLOCKING_WAIT the host waits, and of two launches the first ended."""
+    text = "world: 16\nbackend: nccl\noptions: {blocking_wait: true}\nmesh: {pair: 8, half: 2}\nprogram:\n"
+    text += "  - all_reduce: {tensor: {shape: [4]}}\n  - compute: {time: 1 ms}\n"
+    text += "  - all_reduce: {tensor: {shape: ['1000 * (rank // 2 + 1)']}, group: half, async: true, as: a}\n"
+    text += (
+        "  - {all_reduce: {tensor: {shape: [4]}, async: true, as: b}, ranks: rank < 14}\n  - {wait: [a, b], ranks: rank < 14}\n"
+    )
+    program = lower(loads(text))
+    linked = Linked(program, PROFILES["nccl"])
+    prices = Conditions(linked, CostModel(cluster_from("dgx-a100"), 16, 8))
+    folded = fold(linked, prices, worth=1)
+    alone = left_by(LocalClocks(course_of(linked, prices)).run())
+
+    assert folded is not None
+    assert any(len(one.ranks) > 2 for one in folded.classes)
+    together = left_by(run_folded(linked, prices, folded))
+    assert [(b.rank, b.since_ns) for b in together.blocked] == [(b.rank, b.since_ns) for b in alone.blocked]
+    assert len({b.since_ns for b in alone.blocked}) > 2
+
+
+@pytest.mark.parametrize(("splits", "folds"), [("[1, 1, 1, 1, 1, 1, 1, 1]", True), ("[2, 1, 1, 1, 1, 1, 1, 0]", False)])
+def test_an_exchange_whose_parts_differ_is_done_with_all_its_ranks(splits: str, folds: bool) -> None:
+    """Whether it fits goes by where each stands, so nobody stands for another."""
+    text = "world: 8\nbackend: nccl\nprogram:\n  - all_to_all_single: {input: {shape: [8]}, output: {shape: [8]}, input_splits: SPLITS}\n"
+    scenario = loads(text.replace("SPLITS", splits))
+    program = lower(scenario)
+
+    assert (section(program, [cost_model(scenario, program, None)], [PROFILES["nccl"]], worth=1) is not None) is folds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from distsim.cluster import cluster_from
@@ -19,13 +20,15 @@ from distsim.semantics.blocked import standstill as left_by
 from distsim.semantics.columns import go, run_folded
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.creation import made_groups
+from distsim.semantics.facts import numbered, vectors
 from distsim.semantics.fold import fold
 from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
 from distsim.semantics.local import LocalClocks, course_of
 from distsim.semantics.moves import Rules
 from distsim.semantics.section import section
-from distsim.semantics.state import Mismatched
+from distsim.semantics.state import STEP, Cancelled, Choice, Mismatched
+from distsim.semantics.units import coincidences
 from distsim.simulation import cost_model, simulate
 from distsim.standstill import Standstill
 from tests.test_rules import end
@@ -316,3 +319,40 @@ def test_an_exchange_whose_parts_differ_is_done_with_all_its_ranks(splits: str, 
     program = lower(scenario)
 
     assert (section(program, [cost_model(scenario, program, None)], [PROFILES["nccl"]], worth=1) is not None) is folds
+
+
+def test_a_host_hands_collectives_over_while_a_worker_has_the_lock() -> None:
+    """mpi: it stops where it waits for them, and not where it asks for the second."""
+    asked = [{**REDUCE, "async": True, "handle": name} for name in "ab"]
+    left = end("mpi", [*asked, {"op": "wait", "handles": ["a", "b"]}], [])
+
+    assert [(b.rank, b.position) for b in left.blocked] == [(0, 2)]
+    assert needs(left, 0)[0] == (0, (1,), False)
+
+
+def test_a_request_that_is_dropped_is_told_as_cancelled() -> None:
+    """gloo: an isend whose handle nobody keeps. A choice that is about no message names none."""
+    events = settle(build_program(2, {0: [{"op": "isend", "peer": 1, "numel": 4, "handle": None}], 1: []}), "gloo")[2]
+
+    assert [event.row for event in events if isinstance(event, Cancelled)] == [0]
+    assert Choice(STEP, 0) == Choice(STEP, 0, -1) != Choice(STEP, 0, 1)
+
+
+# --- what is equal ---
+def test_coincidences_name_the_first_column_of_the_same_value_and_numbers_are_equal_where_rows_are() -> None:
+    assert coincidences(np.array([[5, 7, 5, 7], [1, 1, 2, 2], [3, 2, 1, 0]])).tolist() == [
+        [0, 1, 0, 1],
+        [0, 0, 2, 2],
+        [0, 1, 2, 3],
+    ]
+    first, second, third, fourth = numbered(np.array([[1, 2, 9], [1, 3, 9], [1, 2, 9], [1, 1, 9]])).tolist()
+    assert (first == third, len({first, second, fourth})) == (True, 3)
+    assert numbered(np.array([[4, 4], [4, 4]])).tolist() == [0, 0]
+
+
+def test_vectors_of_a_call_are_those_of_its_tensors_as_well() -> None:
+    program = lower(loads("world: 3\nbackend: gloo\nprogram:\n  - all_reduce: {tensor: {shape: [2, rank + 1]}}\n"))
+    found = [vector.tolist() for vector in vectors(program.codes[0].calls[0])]
+
+    assert [1, 2, 3] in found
+    assert [8, 16, 24] in found

@@ -356,3 +356,43 @@ def test_vectors_of_a_call_are_those_of_its_tensors_as_well() -> None:
 
     assert [1, 2, 3] in found
     assert [8, 16, 24] in found
+
+
+STAGES = """
+world: 128
+backend: gloo
+program:
+  - {recv: {tensor: {shape: [4]}, src: rank - 16}, ranks: rank > 15}
+  - {send: {tensor: {shape: [4]}, dst: rank + 16}, ranks: rank < 112}
+"""
+TREE = """
+world: 255
+backend: gloo
+program:
+  - {recv: {tensor: {shape: [4]}, src: (rank - 1) // 2}, ranks: rank > 0}
+  - {send: {tensor: {shape: [4]}, dst: 2 * rank + 1}, ranks: rank < 127}
+  - {send: {tensor: {shape: [4]}, dst: 2 * rank + 2}, ranks: rank < 127}
+"""
+
+
+@pytest.mark.parametrize(("text", "worth", "classes"), [(STAGES, 8, 8), (TREE, 1, 255)], ids=["stages", "tree"])
+def test_classes_that_fall_apart_quickly_or_inside_are_followed_to_the_end(text: str, worth: int, classes: int) -> None:
+    """Stages of a pipeline are told apart from both ends; left and right of a tree from its root, while its leaves stay the largest."""
+    found = fold(*conditions(text), worth=worth)
+
+    assert found is not None
+    assert len(found.classes) == classes
+
+
+def test_every_instruction_of_a_host_is_run_and_none_twice() -> None:
+    """What stands behind a synchronize, a wait, a sleep and a meeting takes its time, as in the order of time."""
+    pause = {"op": "sleep", "time_ns": 1000}
+    asked, sync = {**REDUCE, "async": True, "handle": "h"}, {"op": "synchronize"}
+    steps = [sync, pause, asked, pause, {"op": "wait", "handles": ["h"]}, pause, sync, pause, {"op": "barrier"}, pause, pause]
+    program = build_program(2, {0: steps, 1: steps}, backend="nccl")
+    cost = CostModel(cluster_from("cpu-10gbe"), 2, 1)
+    fast, ordered = (run_engine(program, PROFILES["nccl"], cost, ordered=flag) for flag in (False, True))
+
+    assert (fast.path, ordered.path) == ("fast", "ordered")
+    assert all(fast.trace[name].tolist() == ordered.trace[name].tolist() for name in ("posted_ns", "returned_ns", "finished_ns"))
+    assert fast.makespan_ns >= 6 * 1000

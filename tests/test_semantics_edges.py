@@ -88,12 +88,16 @@ def test_a_first_call_that_has_nothing_to_wait_for_returns_at_once() -> None:
     assert found.trace["returned_ns"].tolist() == [0]
 
 
-def test_work_without_a_time_takes_what_its_operations_take() -> None:
-    """And no nanosecond on top."""
-    cost = CostModel(cluster_from("dgx-a100"), 1, 1)
-    text = "world: 1\nbackend: nccl\ncluster: dgx-a100\nprogram:\n  - compute: {flops: 1 MFLOP, dtype: float32}\n"
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_work_without_a_time_takes_what_its_operations_take(dtype: str) -> None:
+    """In its type, and no nanosecond on top; a put what its link takes."""
+    cost = CostModel(cluster_from("dgx-a100"), 2, 2)
+    text = "world: {nodes: 1, ranks_per_node: 2}\nbackend: nccl\ncluster: dgx-a100\nprogram:\n  - "
+    work = simulate(loads(f"{text}compute: {{flops: 1 TFLOP, dtype: {dtype}}}\n")).run
+    put = simulate(loads(text + "{put: {tensor: {shape: [1000000]}, dst: 1}, ranks: rank == 0}\n")).run
 
-    assert simulate(loads(text)).run.makespan_ns == cost.compute_ns(0, 1e6, 0, "float32")
+    assert work.makespan_ns == cost.compute_ns(0, 1e12, 0, dtype)
+    assert put.makespan_ns == cost.one_sided_ns(0, 1, 4_000_000)
 
 
 def test_only_what_takes_the_process_s_lock_beside_a_collective_is_a_matter_of_order() -> None:
@@ -290,16 +294,36 @@ def test_a_host_behind_a_stream_lacks_whom_the_running_launch_lacks() -> None:
     assert needs(left, 0) == needs(fast, 0) == [(0, (1,), False)]
 
 
-def test_ranks_in_a_class_that_stand_at_several_launches_stand_there_since_the_first_that_is_missing() -> None:
-    """As each by itself: by TORCH_NCCL_BLOCKING_WAIT the host waits, and of two launches the first ended."""
-    text = "world: 16\nbackend: nccl\noptions: {blocking_wait: true}\nmesh: {pair: 8, half: 2}\nprogram:\n"
-    text += "  - all_reduce: {tensor: {shape: [4]}}\n  - compute: {time: 1 ms}\n"
-    text += "  - all_reduce: {tensor: {shape: ['1000 * (rank // 2 + 1)']}, group: half, async: true, as: a}\n"
-    text += (
-        "  - {all_reduce: {tensor: {shape: [4]}, async: true, as: b}, ranks: rank < 14}\n  - {wait: [a, b], ranks: rank < 14}\n"
-    )
+LAUNCHES = """
+world: 16
+backend: nccl
+options: {blocking_wait: true}
+mesh: {pair: 8, half: 2}
+program:
+  - all_reduce: {tensor: {shape: [4]}}
+  - compute: {time: 1 ms}
+  - all_reduce: {tensor: {shape: ['1000 * (rank // 2 + 1)']}, group: half, async: true, as: a}
+  - {all_reduce: {tensor: {shape: [4]}, async: true, as: b}, ranks: rank < 14}
+  - all_reduce: {tensor: {shape: ['900000 * (rank // 2 + 1)']}, group: half, async: true, as: c}
+  - {wait: [a, b, c], ranks: rank < 14}
+"""
+MESSAGES = """
+world: 16
+backend: mpi
+program:
+  - {isend: {tensor: {shape: ['100000 * (rank + 1)']}, dst: rank + 8, as: s}, ranks: rank < 8}
+  - {wait: s, ranks: rank < 8}
+  - {irecv: {tensor: {shape: ['100000 * (rank - 7)']}, src: rank - 8, as: a}, ranks: rank > 7}
+  - {irecv: {tensor: {shape: [4]}, src: rank - 8, as: b}, ranks: rank > 7}
+  - {wait: [a, b], ranks: rank > 7}
+"""
+
+
+@pytest.mark.parametrize("text", [LAUNCHES, MESSAGES], ids=["launches", "messages"])
+def test_ranks_in_a_class_that_wait_for_several_stand_there_since_the_first_that_is_missing(text: str) -> None:
+    """As each by itself; what ends later behind the missing one is no matter."""
     program = lower(loads(text))
-    linked = Linked(program, PROFILES["nccl"])
+    linked = Linked(program, PROFILES[program.backend])
     prices = Conditions(linked, CostModel(cluster_from("dgx-a100"), 16, 8))
     folded = fold(linked, prices, worth=1)
     alone = left_by(LocalClocks(course_of(linked, prices)).run())
@@ -311,13 +335,16 @@ def test_ranks_in_a_class_that_stand_at_several_launches_stand_there_since_the_f
     assert len({b.since_ns for b in alone.blocked}) > 2
 
 
-@pytest.mark.parametrize(("splits", "folds"), [("[1, 1, 1, 1, 1, 1, 1, 1]", True), ("[2, 1, 1, 1, 1, 1, 1, 0]", False)])
-def test_an_exchange_whose_parts_differ_is_done_with_all_its_ranks(splits: str, folds: bool) -> None:
-    """Whether it fits goes by where each stands, so nobody stands for another."""
-    text = "world: 8\nbackend: nccl\nprogram:\n  - all_to_all_single: {input: {shape: [8]}, output: {shape: [8]}, input_splits: SPLITS}\n"
-    scenario = loads(text.replace("SPLITS", splits))
+@pytest.mark.parametrize(("odd", "folds"), [(1, True), (2, False)])
+def test_an_exchange_whose_parts_differ_is_done_with_all_its_ranks(odd: int, folds: bool) -> None:
+    """Odd ranks get so many elements of each rank, even ones one. Whether that fits goes by where each stands."""
+    text = f"world: 8\nbackend: nccl\nprogram:\n  - all_to_all_single:\n      input: {{shape: [{4 + 4 * odd}]}}\n"
+    text += f"      output: {{shape: ['8 * (1 + {odd - 1} * (rank % 2))']}}\n"
+    text += f"      input_splits: {[1, odd] * 4}\n      output_splits: {[f'1 + {odd - 1} * (rank % 2)'] * 8}\n"
+    scenario = loads(text)
     program = lower(scenario)
 
+    assert simulate(scenario).outcome == "completes"
     assert (section(program, [cost_model(scenario, program, None)], [PROFILES["nccl"]], worth=1) is not None) is folds
 
 
@@ -375,9 +402,20 @@ program:
 """
 
 
-@pytest.mark.parametrize(("text", "worth", "classes"), [(STAGES, 8, 8), (TREE, 1, 255)], ids=["stages", "tree"])
+IDLE = """
+world: 200
+backend: gloo
+program:
+  - {recv: {tensor: {shape: [4]}, src: rank - 1}, ranks: 0 < rank < 10}
+  - {send: {tensor: {shape: [4]}, dst: rank + 1}, ranks: rank < 9}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "worth", "classes"), [(STAGES, 8, 8), (TREE, 1, 255), (IDLE, 8, 11)], ids=["stages", "tree", "idle"]
+)
 def test_classes_that_fall_apart_quickly_or_inside_are_followed_to_the_end(text: str, worth: int, classes: int) -> None:
-    """Stages of a pipeline are told apart from both ends; left and right of a tree from its root, while its leaves stay the largest."""
+    """Stages of a pipeline are told apart from both ends, a tree from its root, and a short chain beside many idle ranks."""
     found = fold(*conditions(text), worth=worth)
 
     assert found is not None

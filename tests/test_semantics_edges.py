@@ -27,6 +27,7 @@ from distsim.semantics.link import Linked
 from distsim.semantics.local import LocalClocks, course_of
 from distsim.semantics.moves import Rules
 from distsim.semantics.section import section
+from distsim.semantics.standing import standstill
 from distsim.semantics.state import STEP, Cancelled, Choice, Mismatched
 from distsim.semantics.units import coincidences
 from distsim.simulation import cost_model, simulate
@@ -434,3 +435,23 @@ def test_every_instruction_of_a_host_is_run_and_none_twice() -> None:
     assert (fast.path, ordered.path) == ("fast", "ordered")
     assert all(fast.trace[name].tolist() == ordered.trace[name].tolist() for name in ("posted_ns", "returned_ns", "finished_ns"))
     assert fast.makespan_ns >= 6 * 1000
+
+
+def test_places_in_a_group_are_no_ranks_of_the_world() -> None:
+    """Rank 1 is the first of three and their root: it waits for rank 3, while rank 2 has its part and goes on."""
+    give = {"op": "broadcast", "numel": 4, "root": 1, "group": "g"}
+    program = build_program(4, {1: [give], 2: [give]}, groups={"g": [1, 2, 3]})
+
+    assert [standstill_of(program).stuck, settled(program).stuck] == [(1,), (1,)]
+
+
+def standstill_of(program: Program) -> Standstill:
+    """On local clocks, under `early`."""
+    linked = Linked(program, READINGS["early"])
+    return left_by(go(linked, Conditions(linked, None)))
+
+
+def settled(program: Program) -> Standstill:
+    """By the rules, under `early`."""
+    rules, state, _ = settle(program, "early")
+    return standstill(rules, state)

@@ -32,7 +32,7 @@ from distsim.semantics.state import STEP, Cancelled, Choice, Mismatched
 from distsim.semantics.units import coincidences
 from distsim.simulation import cost_model, simulate
 from distsim.standstill import Standstill
-from tests.test_rules import end
+from tests.test_rules import end, to
 from tests.test_rules import run as settle
 
 REDUCE = {"op": "all_reduce", "numel": 4}
@@ -86,7 +86,10 @@ def test_a_wait_returns_when_the_work_is_done_only_where_it_blocks(blocking: boo
 def test_a_first_call_that_has_nothing_to_wait_for_returns_at_once() -> None:
     found = ran([{"op": "synchronize"}], backend="nccl")
 
+    text = "world: 1\nbackend: nccl\nfaults: [{rank: 0, kind: late, delay: 1 ms}]\nprogram:\n  - synchronize: {}\n"
+
     assert found.trace["returned_ns"].tolist() == [0]
+    assert simulate(loads(text)).run.trace["returned_ns"].tolist() == [1_000_000]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -111,6 +114,7 @@ def test_only_what_takes_the_process_s_lock_beside_a_collective_is_a_matter_of_o
         return why_ordered(Linked(build_program(2, dict(enumerate(ranks)), backend="mpi"), PROFILES["mpi"]))
 
     assert why([waits, waits]) is None
+    assert why([[asked, {"op": "compute", "time_ns": 10, "queue": "device"}, waits[1]]] * 2) is None
     assert why(talks) == "the process's one lock decides who comes first"
 
 
@@ -124,13 +128,13 @@ def told(program: Program, profile: str = "rendezvous") -> list[Mismatched]:
 
 
 def test_parts_that_do_not_fit_are_told_as_two_are_there_and_again_of_all() -> None:
-    """Rank 1 expects one element of rank 0 more than it gets, rank 2 fits both."""
-    calls = [[splits([1, 2, 1], [1, 2, 1])], [splits([2, 1, 1], [3, 1, 1])], [splits([1, 1, 1], [1, 1, 1])]]
-    orders = [[calls[rank] for rank in (0, 1, 2)], [*calls[:2], []]]
-    first, second = ([sorted(found.rows) for found in told(build_program(3, dict(enumerate(those))))] for those in orders)
+    """Rank 2 expects one element of rank 0 more than it gets; rank 1 fits both, and comes last where it comes."""
+    calls = [[splits([1, 1, 2], [1, 1, 2])], [splits([1, 1, 1], [1, 1, 1])], [splits([2, 1, 1], [3, 1, 1])]]
+    two, three = ([sorted(found.rows) for found in told(build_program(3, dict(enumerate(those))))]
+                  for those in ([calls[0], [], calls[2]], calls))  # fmt: skip
 
-    assert first[-1] == [0, 1, 2]
-    assert second == [[0, 1]]
+    assert two == [[0, 1]]  # the rows of two calls
+    assert three == [[0, 2], [0, 1, 2]]
 
 
 def test_parts_that_fit_are_told_by_nobody_whoever_comes_first() -> None:
@@ -310,7 +314,7 @@ program:
 """
 MESSAGES = """
 world: 16
-backend: mpi
+backend: BACKEND
 program:
   - {isend: {tensor: {shape: ['100000 * (rank + 1)']}, dst: rank + 8, as: s}, ranks: rank < 8}
   - {wait: s, ranks: rank < 8}
@@ -320,7 +324,9 @@ program:
 """
 
 
-@pytest.mark.parametrize("text", [LAUNCHES, MESSAGES], ids=["launches", "messages"])
+@pytest.mark.parametrize(
+    "text", [LAUNCHES, *(MESSAGES.replace("BACKEND", name) for name in ("gloo", "mpi"))], ids=["nccl", "gloo", "mpi"]
+)
 def test_ranks_in_a_class_that_wait_for_several_stand_there_since_the_first_that_is_missing(text: str) -> None:
     """As each by itself; what ends later behind the missing one is no matter."""
     program = lower(loads(text))
@@ -435,6 +441,30 @@ def test_every_instruction_of_a_host_is_run_and_none_twice() -> None:
     assert (fast.path, ordered.path) == ("fast", "ordered")
     assert all(fast.trace[name].tolist() == ordered.trace[name].tolist() for name in ("posted_ns", "returned_ns", "finished_ns"))
     assert fast.makespan_ns >= 6 * 1000
+
+
+def test_a_batch_behind_a_collective_lacks_whom_that_lacks() -> None:
+    """nccl: on one communicator, by the host that waits for it."""
+
+    def batch(peer: int) -> dict[str, Any]:
+        return {"op": "batch_isend_irecv", "ops": [to(peer, "isend"), to(peer, "irecv")], "handle": "b"}
+
+    ranks = [[{**REDUCE, "async": True}, batch(peer), {"op": "wait", "handles": ["b"]}] for peer in (1, 0)]
+    options = {"init": "eager", "blocking_wait": True}
+    left, fast = end("nccl", *ranks, [], options=options), ran(*ranks, [], backend="nccl", options=options).standstill
+
+    assert needs(left, 0) == needs(fast, 0) == [(0, (2,), False)]
+
+
+def test_ranks_that_all_do_the_same_fold_where_there_are_as_many_as_it_is_worth() -> None:
+    scenario = loads("world: 8\nbackend: nccl\nprogram:\n  - all_reduce: {tensor: {shape: [4]}}\n")
+    program = lower(scenario)
+    cost, profiles = [cost_model(scenario, program, None)], [PROFILES["nccl"]]
+    found = section(program, cost, profiles, worth=8.0)
+
+    assert found is not None
+    assert len(found.present) == 1
+    assert section(program, cost, profiles, worth=8.5) is None
 
 
 def test_places_in_a_group_are_no_ranks_of_the_world() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from distsim.ops.records import Call
+from distsim.ops.table import OPS
 from distsim.profiles.support import Support
 
 #: What a run does in the end (design §5, "Verdicts and outcomes").
@@ -170,7 +171,10 @@ class Profile:
 
 def torch_layer(call: Call, code: str, options: Options) -> Reaction:
     """What torch's Python layer does before a back end sees the call: a non-member is warned and nothing happens, but in `send`,
-    which raises ("Invalid process group specified"); every other wrong argument raises (2.1, 2.2, 2.3)."""
+    which raises ("Invalid process group specified"); every other wrong argument raises (2.1, 2.2, 2.3). Without any group left a
+    non-member is still warned where torch asks for no root first (run: all_reduce and barrier return, broadcast raises)."""
+    if code == "DS108" and call.group.group_rank(call.rank) < 0:
+        return "ignored" if OPS[call.op].kind == "collective" and OPS[call.op].root_field is None else "raises"
     return "ignored" if code == "DS104" and call.op != "send" else "raises"
 
 

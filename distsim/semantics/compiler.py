@@ -103,7 +103,7 @@ class Compiler:
                 self.unit.instructions = self.out
                 return self.unit
             if not self.apart:
-                self.meet(Meet(0, gathering=Gathering(("init",))))
+                self.meet(Meet(0, gathering=Gathering(("init", 0))))
         if all(self._call(k) for k in self.code.positions(self.vector_row)) and not self._fault(end):
             self.finish(end)
         self.unit.instructions = self.out
@@ -344,7 +344,8 @@ class Compiler:
         if call.op == "new_group":
             self.new_group(position, call, self.resolved(call))
         elif call.op == "init_process_group":
-            self.post(position, self.meeting_part(position, call, Gathering(("init",))), wait=True)
+            again = self.numbers["init"] = self.numbers.get("init", -1) + 1
+            self.post(position, self.meeting_part(position, call, Gathering(("init", again))), wait=True)
 
     def new_group(self, position: int, call: CodeCall, resolved: Call) -> None:
         members, made = tuple(sorted(resolved.ranks)), made_groups(self.program, resolved)

@@ -13,7 +13,8 @@ With use_local_synchronization it is a hash of the members and of how many group
 A group that was destroyed and is made again in the same number of groups has the same name, and the addresses of before are still there
 (under nccl: the id that rank 0 of the group left, `broadcastUniqueNCCLID`). Who comes before the others takes theirs of before; the side
 with the higher address connects, so whether that one hangs is luck of ports. Run on gloo, torch 2.13, 6 times each: of 2, 3 and 4 members
-at one time 6, 5 and 3 got through, with the first 0.2 s late 1, 0 and 0. A group with a store of its own (`store`) has no such past, unless that prefix was used before.
+at one time 6, 5 and 3 got through, with the first 0.2 s late 1, 0 and 0.
+A group with a store of its own (`store`) has no such past, unless that prefix was used before.
 """
 
 from __future__ import annotations

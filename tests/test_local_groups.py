@@ -86,6 +86,13 @@ def test_a_local_group_that_is_made_again_has_the_name_of_before(backend, possib
     assert "Keep that group and use it again" in found.findings[0].help[0]
 
 
+@pytest.mark.parametrize(("backend", "outcome"), [("gloo", "hangs"), ("nccl", "undefined")])
+def test_made_in_each_iteration_it_is_made_again(backend, outcome):
+    found = simulate(loads("iterations: 2\n" + HEAD.replace("BACKEND", backend) + AGAIN.split("  - new_group: {name: c")[0]))
+
+    assert found.outcome == outcome
+
+
 @pytest.mark.parametrize(
     "between",
     [

@@ -86,7 +86,7 @@ def advise_new_group(missing: Sequence[int], local: bool = False) -> tuple[str, 
     """The rule that a new_group without some ranks breaks; ``local``: it is a call of its members alone."""
     ranks = f"rank{'' if len(missing) == 1 else 's'} {number_list(list(missing), 4)}"
     if local:
-        return (f"with use_local_synchronization a new_group is a call of all its members: let {ranks} make it too",)
+        return (f"a new_group that its members make alone is a call of all of them: let {ranks} make it too",)
     return (f"new_group is a call of all ranks of the world, members or not: let {ranks} make it too,",
             "or say `use_local_synchronization: true` for a call of the members alone")  # fmt: skip
 

@@ -142,3 +142,23 @@ def test_a_prefix_that_is_used_twice_or_differs_hangs_and_is_told(text, told):
 
     assert found.outcome == "hangs"
     assert told in found.findings[0].help[0]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_name_that_is_still_held_is_refused(backend):
+    """Run on gloo: ValueError on every member. The name is the members' and the number of groups held, which is as before here."""
+    end = "  - destroy_process_group: x\n    ranks: rank < 2\n"
+    again = LOCAL + end + LOCAL.replace("name: b", "name: c") + USE_C
+    found = check(loads(HEAD.replace("BACKEND", backend) + "  - new_group: {name: x, ranks: [0, 1]}\n" + again))
+
+    assert found.profiles[backend].outcome == "raises"
+    (told,) = [f for f in found.findings if f.code == "DS704"]
+    assert "has already been created" in told.message
+    assert "one that is still there has this name" in told.help[0]
+
+
+def test_mpi_makes_no_group_of_the_members_alone():
+    found = check(loads(HEAD.replace("BACKEND", "mpi") + LOCAL + USE_B))
+
+    assert found.profiles["mpi"].outcome == "raises"
+    assert "doesn't support use_local_synchronization" in found.findings[0].message

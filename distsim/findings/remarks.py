@@ -160,7 +160,7 @@ program:
         "operation not supported by the back end",
         "error",
         None,
-        "The back end does not offer this operation.",
+        "The back end does not offer this operation, or torch does not make this group.",
         "torch raises on every calling rank: monitored_barrier is gloo's alone.",
         "Use an operation it has; `distsim explain backends` has the table.",
         scenario(2, "", "monitored_barrier", backend="nccl"),

@@ -24,6 +24,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import NamedTuple
 
 from distsim.ops.records import Call
+from distsim.profiles import judge_of
 from distsim.profiles.record import Profile
 from distsim.program.groups import file_groups
 from distsim.program.records import Program
@@ -34,7 +35,8 @@ class Made(NamedTuple):
 
     ``holders``: who really stands at each group rank, global ranks; ``lost``: this rank never gets its connections; ``contended``:
     several ranks claim one place under this name; ``again``: the name is that of a group that was destroyed, and who comes first finds
-    addresses of before; ``called``: what tells the name from others of these members, of a group that its members make alone.
+    addresses of before; ``taken``: a group that is still there has it, and torch raises; ``called``: of a group that its members make
+    alone, what tells its name from others of these members.
     """
 
     name: int
@@ -43,6 +45,7 @@ class Made(NamedTuple):
     contended: bool = False
     again: bool = False
     called: int | str = 0
+    taken: bool = False
 
 
 def unlike_groups(program: Program, profile: Profile) -> dict[tuple[int, int], Made]:
@@ -78,37 +81,42 @@ def _hashed_apart(program: Program, first: int) -> dict[tuple[int, int], Made]:
         if apart or (len(those) == len(key[0]) > 1 and any(one.again for one in those.values())):
             for rank, one in those.items():
                 name = names.setdefault((key, one.name), first + len(names))
-                found[rank, one.position] = Made(name, key[0], True, not apart, not apart, one.name)
+                found[rank, one.position] = Made(name, key[0], True, not apart, not apart, one.name, one.taken)
     return found
 
 
 class _Local(NamedTuple):
     """A call of the members alone. ``number``: which of these members it is; ``name``: what tells it from others of these members:
-    the groups held, or the prefix of its store; ``again``: a group of this rank had that name before."""
+    the groups held, or the prefix of its store; ``again``: a group of this rank had that name before, ``taken``: and is still there."""
 
     number: int
     members: tuple[int, ...]
     position: int
     name: int | str
     again: bool
+    taken: bool
 
 
 def _hashed(program: Program, rank: int, at_start: int) -> Iterator[_Local]:
     """A rank's calls with use_local_synchronization, or with a store of their own."""
     held, seen, used = 1 + at_start, Counter[tuple[int, ...]](), set[tuple[tuple[int, ...], int | str]]()
+    there: dict[str, tuple[tuple[int, ...], int | str]] = {}
     for position, call in program.calls_of(rank):
         if call.op == "destroy_process_group" and call.group.id:
             held -= rank in call.group.ranks
+            there.pop(call.group.name, None)
         elif call.op == "destroy_process_group":
             held = 1 + at_start
             used.clear()
+            there.clear()
         elif call.op == "new_group" and not _is_refused(program, rank, position):
             members = tuple(sorted(call.ranks))
             if call.local_sync:
                 name = call.store or held
-                yield _Local(seen[members], members, position, name, (members, name) in used)
+                yield _Local(seen[members], members, position, name, (members, name) in used, (members, name) in there.values())
                 seen[members] += 1
                 used.add((members, name))
+                there[call.name] = members, name
             held += rank in members
 
 
@@ -134,6 +142,15 @@ def _meet(name: int, calls: Mapping[int, tuple[int, tuple[int, ...]]]) -> dict[t
         meets = holder[mine] == rank and all(h >= 0 and len(members[h]) > mine for h in holders)
         found[rank, calls[rank][0]] = Made(name, holders, not meets, any(len(those) > 1 for those in places.values()))
     return found
+
+
+def not_made(call: Call, made: Made | None, profile: Profile) -> str | None:
+    """The error of a new_group that torch does not make; a reading of the contract makes all."""
+    if (never := judge_of(profile, call).local_groups) and call.local_sync and call.store is None:
+        return never
+    if profile.support is not None and made is not None and made.taken:
+        return "ValueError: The specified group name has already been created, please use a different group name"
+    return None
 
 
 def made_groups(program: Program, call: Call) -> tuple[int, ...]:

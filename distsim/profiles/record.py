@@ -115,6 +115,7 @@ class Profile:
     left to ``mismatch``.
     ``workers``: the queue of a rank's collectives on a group, of (rank, group id); None: they run at once.
     ``new_group``: who meets in it, given the options (`Parties`).
+    ``local_groups``: why it makes no group with use_local_synchronization; None where it does.
     ``invalid``: what becomes of a call that the contract forbids, given the finding's code (DS101 …) and the options.
     ``dropped``: what becomes of a message whose request nobody can wait for any more.
     ``peer_death``: what a rank does that has a transfer to a dead one.
@@ -156,6 +157,7 @@ class Profile:
     cluster: str = "cpu-10gbe"
     listed: int = 0
     built_in: bool = True
+    local_groups: str | None = None
     besides: Besides = nothing_besides
     by_messages: Mapping[str, str] = field(default_factory=dict)
     apart: Callable[[Sequence[Call]], Mapping[int, Awaited]] | None = None

@@ -281,4 +281,8 @@ class DeviceCompiler(Compiler):
             own = -1 - unlike.name  # a name of its own, which the other members don't have
             self.alias |= {made: Group(own if resolved.local_sync else made, resolved.name, unlike.holders)
                            for made in made_groups(self.program, resolved)}  # fmt: skip
+        again = set(
+            made_groups(self.program, resolved)
+        )  # in a loop, of the members alone: the same group, with a communicator anew
+        self.met = {key for key in self.met if not (isinstance(key, tuple) and key[1] in again)}
         super().new_group(position, call, resolved)

@@ -42,11 +42,18 @@ class StepLowering(Resolver):
     def __init__(self, walker: Walker) -> None:
         super().__init__(walker)
         self._made: dict[Hashable, CodeCall] = {}
+        self._plain: dict[
+            int, CodeCall
+        ] = {}  # by a step's id: it makes this call wherever it stands, until groups are made or end
         self._new_groups = 0
         self._ready = not _has_init(walker.scenario.program)
 
     def add(self, step: Step, indices: Indices, guard: BoolVector | None) -> None:
-        builder, traits = self.walker.builder, self.walker.names.traits(step)
+        builder = self.walker.builder
+        if guard is None and (call := self._plain.get(id(step))) is not None:
+            builder.append(call, None)
+            return
+        traits = self.walker.names.traits(step)
         row, handle = traits.row, traits.handle
         if guard is not None and not guard.all() and (handle is not None or row.kind in ("wait", "group")):
             self._split(guard)
@@ -65,6 +72,10 @@ class StepLowering(Resolver):
         call = None if invalid or row.kind == "group" else self._made.get(key)
         if call is None:
             call = self._made[key] = self._make(here, row, invalid, requests)
+        if row.kind == "group":
+            self._plain.clear()
+        elif guard is None and handle is None and traits.waits is None and traits.names.isdisjoint(indices):
+            self._plain[id(step)] = call
         builder.append(call, guard)
 
     def _make(self, here: Here, row: type[Op], invalid: list[Flaw], requests: Requests) -> CodeCall:

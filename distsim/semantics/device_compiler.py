@@ -242,12 +242,12 @@ class DeviceCompiler(Compiler):
 
     def wait(self, position: int, call: CodeCall) -> None:
         """N1: the stream that is current waits, not the host (but for a barrier, and under TORCH_NCCL_BLOCKING_WAIT)."""
-        targets = [k for k in (position - d for d in call.waits) if k in self.made]
-        rows = tuple(row for k in targets for row in self.requests(k))
+        targets = [k for k in [position - d for d in call.waits] if k in self.made]
+        rows = [self.row(k) for k in targets]
         for row in rows:
             self.join(row, stream_of(call.fields.get("queue")))
-        on_host = tuple(row for row in rows if self.blocking_wait or row in self.host_waits)
-        waited = tuple(self.row(k, i) for k in targets for i in range(-1, len(self.code.calls[k].parts)))
+        on_host = tuple([row for row in rows if self.blocking_wait or row in self.host_waits])
+        waited = tuple([self.row(k, i) for k in targets for i in range(-1, len(self.code.calls[k].parts))])
         self.out.append(Wait(position, on_host, waited))
 
     def drop(self, position: int, target: int) -> None:

@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from distsim.capture.client import Client
+from distsim.capture.cuda import over_cpu
 from distsim.capture.fake import is_fake
 from distsim.capture.wire import INLINE, Blobs, Piece
 
@@ -37,7 +38,13 @@ def plain(tensor: Tensor, op: str) -> Tensor:
         raise Unsupported(f"distsim capture does not support tensors without memory (device meta) in {op}")
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.detach() if tensor.requires_grad else tensor
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return tensor if _is_host(tensor) else tensor.cpu()
+
+
+def _is_host(tensor: Tensor) -> bool:
+    """Can the CPU read its memory? Not that of a GPU which is there, as tests may use one."""
+    return tensor.is_cpu or (tensor.is_cuda and over_cpu())
 
 
 @cache
@@ -60,7 +67,8 @@ def _is_simple(tensor: Tensor) -> bool:
         type(tensor) is _tensor()
         and tensor.layout is _strided()
         and tensor.is_contiguous()
-        and not (tensor.is_meta or tensor.is_conj() or tensor.is_neg())
+        and (tensor.is_cpu or _is_host(tensor))
+        and not (tensor.is_conj() or tensor.is_neg())
     )
 
 
@@ -96,7 +104,7 @@ def get(client: Client, tensor: Tensor, pieces: Sequence[Piece], blobs: Blobs) -
 
     with torch.no_grad():
         dense = tensor.detach()
-        target = dense.contiguous()
+        target = dense.contiguous() if _is_host(dense) else dense.cpu().contiguous()
         _fill(client, target, pieces, blobs)
         if target is not dense:
             dense.copy_(target)

@@ -105,12 +105,17 @@ class Matching:
             box = self._box(call, call.peer)
             self.matcher.send(box, call.rank, item)
             call.outs = []
-            return [call, *self._meetings(box)]
+            return [call, *self._met(box, call.rank)]
         box = self._box(call, call.rank)
         self.matcher.receive(box, call.peer if call.peer >= 0 else ANY, item)
         if call.peer < 0 and len(call.team.ranks) == 2:  # only one can be meant
             return [*self._takes(box), *self._meetings(box)]
-        return self._meetings(box)
+        return self._met(box, call.peer) if call.peer >= 0 else []
+
+    def _met(self, box: Hashable, sender: int) -> list[Posted]:
+        """What a send or a receive that names its sender settles: at most one message of that sender."""
+        pair = self.matcher.meet(box, sender)
+        return [] if pair is None else [self._hand_over(*pair)]
 
     def _meetings(self, box: Hashable) -> list[Posted]:
         found: list[Posted] = []

@@ -61,7 +61,7 @@ def _tensor() -> type:
     return torch.Tensor
 
 
-def _is_simple(tensor: Tensor) -> bool:
+def is_simple(tensor: Tensor) -> bool:
     """Is its memory what it says, byte for byte?"""
     return (
         type(tensor) is _tensor()
@@ -81,7 +81,7 @@ def give(client: Client, tensors: Sequence[Tensor], op: str) -> tuple[list[Piece
             pieces.append([0])
             blobs.append(b"")
             continue
-        dense = tensor if _is_simple(tensor) else plain(tensor, op).contiguous()
+        dense = tensor if is_simple(tensor) else plain(tensor, op).contiguous()
         count = dense.numel() * dense.element_size()
         room = client.region_piece(count) if count > INLINE else None
         if room is None:
@@ -95,7 +95,7 @@ def give(client: Client, tensors: Sequence[Tensor], op: str) -> tuple[list[Piece
 
 def get(client: Client, tensor: Tensor, pieces: Sequence[Piece], blobs: Blobs) -> None:
     """Fill a tensor with payloads, one behind the other. What is too much is left out, as what is too little stays as it was."""
-    if _is_simple(tensor):
+    if is_simple(tensor):
         _fill(client, tensor, pieces, blobs)
         return
     if is_fake(tensor):

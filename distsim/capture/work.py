@@ -20,6 +20,19 @@ if TYPE_CHECKING:
 _NONE = timedelta(0)
 
 
+def take(client: Client, number: int, tensors: Sequence[Tensor], answer: Sequence[Any], blobs: Blobs) -> None:
+    """Put what came for a call where it belongs."""
+    outs: list[list[Piece]] = answer[1]
+    shared = False
+    for tensor, pieces in zip(tensors, outs, strict=False):
+        get(client, tensor, pieces, blobs)
+    for pieces in outs:
+        for piece in pieces:
+            shared = shared or len(piece) == 3
+    if shared:
+        client.say(["read", number])
+
+
 @dataclass
 class Request:
     """A call whose answer is to come. ``number``: the call's own. ``kept``: it needs nobody, so nobody has to be asked."""
@@ -40,12 +53,8 @@ class Request:
             if self.done:
                 return
             self.done = True
-            outs: list[list[Piece]] = answer[1]
             self.source = answer[2]
-            for tensor, pieces in zip(self.outs, outs, strict=False):
-                get(self.client, tensor, pieces, blobs)
-        if any(len(piece) == 3 for pieces in outs for piece in pieces):
-            self.client.say(["read", self.number])
+            take(self.client, self.number, self.outs, answer, blobs)
 
     def wait(self, timeout: timedelta | None = None, depth: int = 4) -> None:
         """Wait, and say so: a wait is a call of the program."""

@@ -125,7 +125,8 @@ def _makers() -> list[Patch]:
     """What takes a device's name in C, past all that torch lets pass by; and files that were written on a GPU."""
     import torch
 
-    plain, plain_restore = torch._C.Generator, torch.serialization.default_restore_location
+    plain: Any = torch._C.Generator
+    plain_restore: Any = torch.serialization.default_restore_location
 
     class Kind(type):
         def __instancecheck__(cls, value: object) -> bool:
@@ -149,11 +150,12 @@ def _accelerator(device: Device) -> list[Patch]:
     import torch
 
     exchange = {patch.name: patch.value for patch in patches(device)}
+    stream: Any = torch.cuda.Stream
     answers = {
         "getAccelerator": fixed(torch._C.device("cuda")), "setDeviceIndex": exchange["_cuda_setDevice"],
         "getDeviceIndex": exchange["_cuda_getDevice"], "exchangeDevice": exchange["_cuda_exchangeDevice"],
         "maybeExchangeDevice": exchange["_cuda_maybeExchangeDevice"], "synchronizeDevice": nothing(), "setStream": nothing(),
-        "getStream": lambda index: torch.cuda.Stream(), "isAllocatorInitialized": fixed(False), "emptyCache": nothing(),
+        "getStream": lambda index: stream(), "isAllocatorInitialized": fixed(False), "emptyCache": nothing(),
         "getMemoryInfo": lambda index: torch.cuda.mem_get_info(),
     }  # fmt: skip
     reason = "torch.accelerator, for scripts that do not say cuda"

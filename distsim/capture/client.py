@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from distsim.capture.sites import Sites, Where
+from distsim.capture.sites import NOWHERE, Sites, Where
 from distsim.capture.wire import READ, Arena, Blobs, Frames, Piece, Regions, Texts, connect, frame, frame_again
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Client:
         self._line = _Line()
         self._sockets: list[socket.socket] = []
         self._known: dict[Where, int] = {}
+        self._places = [NOWHERE]
         self._tokens = itertools.count(1)
         self._numbers = itertools.count(1)
         self.in_backward = False  # futures were asked for that C++ waits for when the pass ends
@@ -203,13 +204,21 @@ class Client:
 
     def site(self, depth: int = 3) -> int:
         """The number of the call site, told to the hub once."""
-        where = self.sites.where(depth)
+        return self.site_of(self.sites.where(depth))
+
+    def site_of(self, where: Where) -> int:
+        """The number of a place."""
         number = self._known.get(where)
         if number is None:
             with self._lock:
                 number = self._known[where] = len(self._known) + 1
+                self._places.append(where)
                 self.hold(["site", number, *where])
         return number
+
+    def place(self, site: int) -> Where:
+        """Of a call site, by its number."""
+        return self._places[site]
 
     # --- notices ---
     def _listen(self) -> None:

@@ -174,17 +174,20 @@ class GroupMethods:
         pieces, blobs = give(client, given, op)
         request = Request(client, client.number(), outs if taken is None else taken, kept)
         dtype = dtype_of(some[0]) if some else "uint8"
+        site = client.site(4)
         facts = (op, peer, tag, not is_sync, [t.shape for t in ins], [t.shape for t in outs], dtype, extra)
         if shown and torch_profiles():
             show_in_profile(
                 f"{self.told_backend}:{_PROFILED.get(op, op) if peer >= 0 or op != 'irecv' else 'recvAnySource'}", ins or outs
             )
         work = self.make_work(request, outs)
+        if not is_sync:
+            request.watch(site, ins, outs)
         batch = self.__dict__.get("batch")
         if batch is not None:
-            batch.append((self._message(request.number, facts, pieces), blobs, work))
+            batch.append((self._message(request.number, site, facts, pieces), blobs, work))
             return work
-        message, blobs = self._said(request.number, facts, pieces, blobs)
+        message, blobs = self._said(request.number, site, facts, pieces, blobs)
         if is_sync and not kept:
             request.waited = True
             request.take(*client.ask(message, blobs))
@@ -193,25 +196,25 @@ class GroupMethods:
             request.waited = request.done = is_sync
         return work
 
-    def _message(self, number: int, facts: Facts, pieces: Sequence[Piece]) -> list[object]:
+    def _message(self, number: int, site: int, facts: Facts, pieces: Sequence[Piece]) -> list[object]:
         """A call in full."""
         op, peer, tag, is_async, *sides = facts
-        return ["call", number, self.client.site(5), self.number, op, peer, tag, is_async, sides, pieces]
+        return ["call", number, site, self.number, op, peer, tag, is_async, sides, pieces]
 
     def _said(
-        self, number: int, facts: Facts, pieces: Sequence[Piece], blobs: list[bytes]
+        self, number: int, site: int, facts: Facts, pieces: Sequence[Piece], blobs: list[bytes]
     ) -> tuple[Sequence[object], list[bytes]]:
         """A call as it is said: in full, or by the name of those that are alike. Payloads in shared memory lie elsewhere each time."""
         if len(blobs) < len(pieces):
-            return self._message(number, facts, pieces), blobs
+            return self._message(number, site, facts, pieces), blobs
         client = self.client
         op, peer, tag, is_async, ins, outs, dtype, extra = facts
-        site, counts = client.site(5), tuple(map(len, blobs))
+        counts = tuple(map(len, blobs))
         key = (site, self.number, op, peer, tag, is_async, tuple(ins), tuple(outs), dtype, counts, *extra.items())
         try:
             name = client.shapes.get(key)
         except TypeError:  # lists among what is said, as the splits of an all_to_all
-            return self._message(number, facts, pieces), blobs
+            return self._message(number, site, facts, pieces), blobs
         if name is None:
             name = client.learn(key, (site, self.number, op, peer, tag, is_async, False, facts[4:], counts))
         return ("again", name), [numbered(number), *blobs]

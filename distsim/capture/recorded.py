@@ -39,7 +39,7 @@ def teams_in_order(members: Sequence[Member]) -> list[Team]:
 
 def steps_of(member: Member, done: Sequence[Event]) -> list[Step]:
     """The program of one rank. It ends in the call in which the rank stands, if it does. ``done``: its events, one after the other."""
-    events = _with_backward_waits(member, done)
+    events = _with_changes(_with_backward_waits(member, done))
     batches = _whole_batches(events)
     steps: list[Step] = []
     for chunk in _chunks(events, batches):
@@ -110,6 +110,24 @@ def _with_backward_waits(member: Member, ordered: Sequence[Event]) -> list[Event
             found.append(event)
     raised = member.ended is not None and member.ended.how == "raised"
     return found if raised else found + [_as_wait(e) for e in open_ones]
+
+
+def _with_changes(events: list[Event]) -> list[Event]:
+    """Events with what changed a call's tensors behind that call, or behind the batch that it is part of."""
+    changes = {e.facts["call"]: e for e in events if e.kind == "changed"}
+    if not changes:
+        return events
+    found, held, batch = list[Event](), list[Event](), 0
+    for event in events:
+        if held and (event.kind != "call" or event.batch != batch or not batch):
+            found, held = [*found, *held], []
+        if event.kind == "changed":
+            continue
+        found.append(event)
+        if event.number in changes and event.kind == "call":
+            held.append(changes[event.number])
+            batch = event.batch
+    return [*found, *held]
 
 
 def _as_wait(event: Event) -> Event:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.capture.client import Client
 from distsim.capture.tensors import get
+from distsim.capture.watch import Seen, changed, seen, writer
 from distsim.capture.wire import Blobs, Piece
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class Request:
     source: int = -1
     future: Any = None
     waited: bool = False
+    site: int = 0
+    watched: tuple[Seen, ...] = ()
     lock: Any = field(default_factory=threading.Lock)
 
     def take(self, answer: Sequence[Any], blobs: Blobs) -> None:
@@ -60,6 +63,8 @@ class Request:
         """Wait, and say so: a wait is a call of the program."""
         if self.done and self.waited:
             return
+        if self.watched:
+            self._look()
         number, site = self.client.number(), self.client.site(depth)
         self.waited = True
         if self.kept or self.done:
@@ -73,8 +78,22 @@ class Request:
         if not self.done and not self.kept:
             answer, blobs = self.client.ask(["poll", self.number, self.client.number(), self.client.site(4)])
             if answer[0] == "result":
+                self._look()
                 self.take(answer, blobs)
+        self.watched = () if self.done or self.kept else self.watched
         return self.done or self.kept
+
+    def watch(self, site: int, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        """Note what its tensors are, until somebody waits for it."""
+        self.site, self.watched = site, seen(ins, outs)
+
+    def _look(self) -> None:
+        """Say where the script has changed its tensors meanwhile."""
+        if changed(self.watched):
+            line, name = writer(self.client.place(self.site), self.client.sites.where(4))
+            facts = {"call": self.number, "name": name}
+            self.client.hold(["mark", self.client.number(), self.client.site_of(line), "changed", 0, facts])
+        self.watched = ()
 
 
 class WorkMethods:
@@ -149,6 +168,7 @@ class Futures:
     def of(self, request: Request, results: list[Tensor]) -> Future[Any]:
         if request.future is not None:
             return request.future  # type: ignore[no-any-return]
+        request.watched = ()
         future = request.future = future_type(self)(request)
         if request.done or request.kept:
             future.set_result(results)

@@ -25,7 +25,7 @@ _HEAD: Final = struct.Struct("<II")
 #: In the length of a text: it will come again, so who decodes it keeps what it found.
 AGAIN: Final = 1 << 31
 #: Texts that are kept.
-_MOST_KEPT: Final = 1 << 12
+_MOST_KEPT: Final = 1 << 9
 _ALIGN: Final = 4096
 
 #: A payload on its way: ``[n]`` is the next n bytes of the frame, ``[region, offset, n]`` lies in the memory of a rank.

@@ -13,7 +13,7 @@ from distsim.capture.launch import Captured, backend_named
 from distsim.capture.matching import Posted, Team
 from distsim.capture.members import Event, Member, Place
 from distsim.capture.price import Kernel, Stretch, priced_ns
-from distsim.capture.recorded import Step, steps_of, teams_in_order
+from distsim.capture.recorded import Step, never_began, steps_of, teams_in_order
 from distsim.capture.threads import Order, in_order
 from distsim.cluster import Cluster
 from distsim.cost import CostModel
@@ -80,10 +80,10 @@ class _Builder:
         codes, faults = [], []
         later, events = later_steps(self.members), in_order(self.members, self.threads)
         for rank, member in enumerate(self.members):
-            code = _Rank(self, rank).code([*steps_of(member, events[rank]), *later.get(rank, ())])
-            codes.append(code)
+            steps, never = steps_of(member, events[rank]), never_began(member, self.members)
+            codes.append(_Rank(self, rank).code([*steps, *never, *later.get(rank, ())]))
             if member.ended is not None and member.ended.how == "killed":
-                faults.append(Fault(rank, "kill", position=len(code.calls)))
+                faults.append(Fault(rank, "kill", position=len(codes[-1].calls) - len(never)))
         nodes = self.captured.wish.nodes
         return Program(
             name=name, file=file, world_size=self.size, nodes=nodes, local_size=-(-self.size // nodes), backend=self.backend,

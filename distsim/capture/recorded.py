@@ -11,6 +11,7 @@ from distsim.capture.sites import NOWHERE
 
 #: Blocking calls by what they are when somebody waits at once.
 BLOCKING = {"isend": "send", "irecv": "recv"}
+_BEGINS = "init_process_group"
 
 
 @dataclass
@@ -185,3 +186,14 @@ def _ending(member: Member) -> list[Step]:
     if ended is None or ended.how not in ("raised", "exited"):
         return []
     return [Step("fail" if ended.how == "raised" else "exit", ended.place, failure=ended)]
+
+
+def never_began(member: Member, members: Sequence[Member]) -> list[Step]:
+    """For a rank that ended before it began, where others began: the beginning that it did not come to. A program without one would
+    begin by itself."""
+    began = [{e.kind: e for e in m.events}.get(_BEGINS) for m in (member, *members)]
+    if began[0] is not None or not any(began) or member.ended is None:
+        return []
+    event = next(e for e in began if e is not None)
+    begins = Step(_BEGINS, NOWHERE, event=Event(0, _BEGINS, 0, facts=event.facts))
+    return [Step("exit", NOWHERE, failure=member.ended), begins] if member.ended.how == "ended" else [begins]

@@ -53,12 +53,15 @@ def log_softmax_backward(grad: Tensor, found: Tensor, dim: int, input_dtype: dty
     return _on_cpu("_log_softmax_backward_data", grad, found, dim, found.dtype).to(input_dtype)
 
 
-def _on_cpu(name: str, *given: Any) -> Any:
+def _on_cpu(name: str, *given: Any) -> Tensor:
     """The CPU's kernel on the same memory."""
     import torch
 
     own: Any = torch.ops.distsim
-    return own.from_cpu(getattr(torch.ops.aten, name)(*(own.as_cpu(a) if isinstance(a, torch.Tensor) else a for a in given)))
+    found: Tensor = own.from_cpu(
+        getattr(torch.ops.aten, name)(*(own.as_cpu(a) if isinstance(a, torch.Tensor) else a for a in given))
+    )
+    return found
 
 
 def register() -> None:

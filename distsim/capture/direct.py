@@ -40,7 +40,7 @@ class Direct:
             if own is None:
                 return original(tensor, dst, group, tag, group_dst)
             number, message = self._message(own, "isend", tensor, dst, tag)
-            self.client.post(message, (numbered(number), string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size())))
+            self.client.post(message, (numbered(number), string_at(tensor.data_ptr(), tensor.nbytes)))
             return None
 
         return send
@@ -68,7 +68,7 @@ class Direct:
             return None
         if torch_profiles() or self._watched():
             return None
-        plain = is_simple(tensor) and not tensor.is_complex() and 0 < tensor.numel() * tensor.element_size() <= INLINE
+        plain = is_simple(tensor) and not tensor.is_complex() and 0 < tensor.nbytes <= INLINE
         return own if plain else None
 
     def _message(self, own: GroupMethods, op: str, tensor: Tensor, peer: int, tag: int) -> tuple[int, tuple[object, ...]]:

@@ -212,7 +212,8 @@ class Hub:
             member.asks(question, call, site)
             question.limit_ns = call.limit_ns
         for done in self.matching.post(call):
-            self._tell(done)
+            if done is not call or question is not None:  # else nobody asks yet
+                self._tell(done)
 
     def _wait(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
         _, number, site, target, limit = message

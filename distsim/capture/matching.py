@@ -55,7 +55,8 @@ class Posted:
     @property
     def on(self) -> str:
         """The device of its tensors, where its group has a back end for each; calls on different ones never meet."""
-        return str(self.side.extra.get("on", ""))
+        extra = self.side.extra
+        return str(extra.get("on", "")) if extra else ""
 
     @property
     def done(self) -> bool:
@@ -213,10 +214,11 @@ class Matching:
 
     def forget(self, call: Posted) -> None:
         """Its result was told: small ones need not be kept."""
-        if call.origin is not None and not is_shared(call.outs or []):
+        if is_shared(call.outs or []):
+            return
+        if call.origin is not None:
             call.origin.side.payloads, call.origin = (), None
-        if not is_shared(call.outs or []):
-            call.outs = []
+        call.outs = []
 
     def _tidy(self, gathering: Gathering, size: int) -> None:
         if gathering.settled < size or gathering.readers:

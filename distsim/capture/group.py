@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distsim.capture.client import Client
 from distsim.capture.fake import is_fake
+from distsim.capture.repeats import numbered
 from distsim.capture.tensors import Unsupported, dtype_of, give
+from distsim.capture.wire import Piece
 from distsim.capture.work import Request, Works
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Opts = Any
+#: A call: op, peer, tag, is_async; shapes of inputs and outputs, dtype, what else it says.
+Facts = tuple[str, int, int, bool, list[Any], list[Any], str, dict[str, Any]]
 #: The reduce op of nccl that multiplies before it adds; FSDP2 takes it to divide gradients.
 PREMUL_SUM = "premul_sum"
 #: Names of events in a profile, where they differ.
@@ -170,23 +174,54 @@ class GroupMethods:
         pieces, blobs = give(client, given, op)
         request = Request(client, client.number(), outs if taken is None else taken, kept)
         dtype = dtype_of(some[0]) if some else "uint8"
-        facts = [[list(t.shape) for t in ins], [list(t.shape) for t in outs], dtype, extra]
-        message = ["call", request.number, client.site(4), self.number, op, peer, tag, not is_sync, kept, facts, pieces]
+        site = client.site(4)
+        facts = (op, peer, tag, not is_sync, [t.shape for t in ins], [t.shape for t in outs], dtype, extra)
         if shown and torch_profiles():
             show_in_profile(
                 f"{self.told_backend}:{_PROFILED.get(op, op) if peer >= 0 or op != 'irecv' else 'recvAnySource'}", ins or outs
             )
         work = self.make_work(request, outs)
+        if not is_sync:
+            request.watch(site, ins, outs)
         batch = self.__dict__.get("batch")
         if batch is not None:
-            batch.append((message, blobs, work))
-        elif is_sync and not kept:
+            batch.append((self._message(request.number, site, facts, pieces), blobs, work))
+            return work
+        message, blobs = self._said(request.number, site, facts, pieces, blobs)
+        if is_sync and not kept:
             request.waited = True
             request.take(*client.ask(message, blobs))
         else:
             client.post(message, blobs)
             request.waited = request.done = is_sync
         return work
+
+    def _message(self, number: int, site: int, facts: Facts, pieces: Sequence[Piece]) -> list[object]:
+        """A call in full."""
+        op, peer, tag, is_async, *sides = facts
+        return ["call", number, site, self.number, op, peer, tag, is_async, sides, pieces]
+
+    def _said(
+        self, number: int, site: int, facts: Facts, pieces: Sequence[Piece], blobs: list[bytes]
+    ) -> tuple[Sequence[object], list[bytes]]:
+        """A call as it is said: in full, or by the name of those that are alike. Payloads in shared memory lie elsewhere each time."""
+        if len(blobs) < len(pieces):
+            return self._message(number, site, facts, pieces), blobs
+        client = self.client
+        op, peer, tag, is_async, ins, outs, dtype, extra = facts
+        counts = tuple(map(len, blobs))
+        key = (site, self.number, op, peer, tag, is_async, tuple(ins), tuple(outs), dtype, counts, *extra.items())
+        try:
+            name = client.shapes.get(key)
+        except TypeError:  # lists among what is said, as the splits of an all_to_all
+            return self._message(number, site, facts, pieces), blobs
+        if name is None:
+            name = client.learn(key, (site, self.number, op, peer, tag, is_async, False, facts[4:], counts))
+        return ("again", name), [numbered(number), *blobs]
+
+    def is_special(self) -> bool:
+        """Does a call need more than to be said: is it part of a batch, or is there a back end for each device?"""
+        return ":" in self.told_backend or self.__dict__.get("batch") is not None
 
     # --- messages ---
     def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> object:  # noqa: N803

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
 from distsim.capture.client import Client
+from distsim.capture.direct import Direct
 from distsim.capture.group import GroupMethods
 from distsim.capture.preload import have_all_backends
 from distsim.capture.splitting import Splitting
@@ -62,6 +63,9 @@ class Patches:
         self._everywhere("destroy_process_group", self._destroy)
         self.splitting = Splitting(lambda *args, **kwargs: dist.new_group(*args, **kwargs))
         self._everywhere("split_group", self.splitting.split_group)  # C++ splits its own groups alone
+        direct = Direct(self.client, c10d._world)
+        self._everywhere("send", direct.send(c10d.send))  # most of a small message's time was torch's Python
+        self._everywhere("recv", direct.recv(c10d.recv))
         self._everywhere("batch_isend_irecv", self._batch)  # torch's own loop would hide where a batch ends
         c10d._warn_not_in_group = self._stranger(
             c10d._warn_not_in_group

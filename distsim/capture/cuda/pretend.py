@@ -264,6 +264,9 @@ def patches(device: Device) -> list[Patch]:
             "optimizers ask whether a graph is being captured",
         ),
         Patch("torch.cuda.nvtx", "_nvtx", Ranges(), "DeepSpeed marks ranges for a profiler without asking whether there is one"),
+        Patch(
+            "torch.cuda", "_device_count_nvml", fixed(-1), "device_count believes NVML first, which counts GPUs that are there"
+        ),
         Patch("torch.cuda", "utilization", fixed(0), "asks NVML, which is not there"),
         Patch("torch.cuda", "temperature", fixed(0), "asks NVML, which is not there"),
         Patch("torch.cuda", "power_draw", fixed(0), "asks NVML, which is not there"),

@@ -45,7 +45,7 @@ class Fused:
             return True
         if torch.is_grad_enabled():  # a forward pass, a recomputed one too, though some node of the backward pass asked for it
             return False
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         known = None if node is None else node.metadata.get(_WORD)
         if known is None:
             return False

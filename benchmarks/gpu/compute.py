@@ -12,65 +12,19 @@ import argparse
 import gc
 import json
 import os
-import statistics
-import subprocess
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from modules import MODELS, TINY, Experts, Model, Options, checkpointed, cut, loss_of, rotary, sharded
-from torch import Tensor, nn
+from modules import MODELS, Experts, loss_of, rotary
+from timing import BF16, Bench, Call, Row, both, clocks, product
+from torch import nn
 from torch.nn import functional
-
-Call = Callable[[], object]
-Row = dict[str, Any]
-_BF16 = torch.bfloat16
-
-
-class Bench:
-    """``tiny``: sizes for a rehearsal."""
-
-    def __init__(self, device: str, tiny: bool) -> None:
-        self.device, self.tiny, self.gpu = device, tiny, device != "cpu"
-
-    def sync(self) -> None:
-        if self.gpu:
-            torch.cuda.synchronize()
-
-    def random(self, *shape: int, dtype: torch.dtype = _BF16, scale: float = 1.0) -> Tensor:
-        return (torch.randn(shape, device=self.device) * scale).to(dtype)
-
-    def times(self, calls: Sequence[Call], goes: int = 5, budget_ms: float = 25.0) -> Row:
-        """Device time of one call in us: median, least and most of ``goes`` batches, each of so many calls as ``budget_ms`` holds."""
-        if not self.gpu:
-            calls[0]()
-            return {"us": 0.0, "least": 0.0, "most": 0.0}
-        for call in calls:
-            call()
-        self.sync()
-        first = self._batch(calls, len(calls), 3.0)
-        count = max(len(calls), min(60, int(budget_ms * 1e3 / goes / max(first, 1.0))))
-        each = sorted(self._batch(calls, count, max(4.0, 0.12 * count)) for _ in range(goes))
-        return {"us": round(each[goes // 2], 2), "least": round(each[0], 2), "most": round(each[-1], 2)}
-
-    def _batch(self, calls: Sequence[Call], count: int, wait_ms: float) -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(int(wait_ms * 1.9e6))
-        start.record()
-        for index in range(count):
-            calls[index % len(calls)]()
-        end.record()
-        self.sync()
-        return float(start.elapsed_time(end)) * 1e3 / count
-
-    def small(self, *sizes: int) -> tuple[int, ...]:
-        return tuple(min(n, 64) for n in sizes) if self.tiny else sizes
-
+from whole import blocks, kernels, launches, sustained
 
 # --- products ---
 LAYERS = {  # (columns of the input, columns of the output), whole
@@ -110,23 +64,11 @@ def kinds(tokens: int, k: int, n: int) -> dict[str, tuple[int, int, int]]:
     return {"fwd": (tokens, n, k), "dgrad": (tokens, k, n), "wgrad": (n, k, tokens)}
 
 
-def product(bench: Bench, kind: str, m: int, n: int, k: int, dtype: torch.dtype) -> list[Call]:
-    """As autograd calls them: x w^T, dy w, dy^T x."""
-    item = torch.empty((), dtype=dtype).element_size()
-    sets = 1 if not bench.gpu else max(1, min(4, int(256e6 / (item * (m * k + n * k + m * n))) + 1))
-    made: list[Call] = []
-    for _ in range(sets):
-        a = bench.random(k, m, dtype=dtype).t() if kind == "wgrad" else bench.random(m, k, dtype=dtype)
-        b = bench.random(n, k, dtype=dtype).t() if kind == "fwd" else bench.random(k, n, dtype=dtype)
-        made.append(partial(torch.mm, a, b, out=torch.empty(m, n, dtype=dtype, device=bench.device)))
-    return made
-
-
 def products(bench: Bench) -> Iterator[Row]:
     for label, kind, m, n, k in shapes():
         m, n, k = bench.small(m, n, k)
         yield {"label": label, "kind": kind, "m": m, "n": n, "k": k, "dtype": "bfloat16",
-               **bench.times(product(bench, kind, m, n, k, _BF16), budget_ms=20)}  # fmt: skip
+               **bench.times(product(bench, kind, m, n, k, BF16), budget_ms=20)}  # fmt: skip
 
 
 OTHERS = ((8192, 8192, 8192), (8192, 14336, 4096), (8192, 4096, 14336), (8192, 4096, 4096), (8192, 1024, 4096), (2048, 4096, 4096),
@@ -159,7 +101,7 @@ def eight(bench: Bench, m: int, n: int, k: int, fast: bool) -> list[Call]:
     for _ in range(2):
         a = bench.random(m, k).to(torch.float8_e4m3fn)
         b = bench.random(n, k).to(torch.float8_e4m3fn)
-        made.append(partial(torch._scaled_mm, a, b.t(), scale_a=one, scale_b=one, out_dtype=_BF16, use_fast_accum=fast))
+        made.append(partial(torch._scaled_mm, a, b.t(), scale_a=one, scale_b=one, out_dtype=BF16, use_fast_accum=fast))
     return made
 
 
@@ -175,7 +117,7 @@ def grouped(bench: Bench) -> Iterator[Row]:
             ends = counts.cumsum(0).to(torch.int32).to(bench.device)
             sized = MODELS["llama3-8b"]._replace(hidden=hidden, ffn=ffn)
             with torch.device(bench.device):
-                module = Experts(sized, experts).to(_BF16)
+                module = Experts(sized, experts).to(BF16)
             for parameter in module.parameters():
                 nn.init.normal_(parameter, std=0.02)
             x = bench.random(rows, hidden).requires_grad_()
@@ -186,17 +128,6 @@ def grouped(bench: Bench) -> Iterator[Row]:
                 yield from both(bench, {**row, "what": "all"}, partial(module, ends=ends), x)
             except Exception as error:
                 yield {**row, "error": f"{type(error).__name__}: {str(error)[:200]}"}
-
-
-def both(bench: Bench, row: Row, module: Callable[[Tensor], Tensor], x: Tensor, goes: int = 5) -> Iterator[Row]:
-    """A module's forward pass (as autograd sees it) and its backward pass, weights and input."""
-    yield {**row, "way": "forward", **bench.times([lambda: module(x)], goes)}
-    out = module(x)
-    grad = torch.randn_like(out)
-    owned = getattr(module, "parameters", None) or getattr(getattr(module, "func", None), "parameters", None)
-    leaves = [x, *(owned() if owned is not None else ())]
-    leaves = [t for t in leaves if t.requires_grad]
-    yield {**row, "way": "backward", **bench.times([lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True)], goes)}
 
 
 # --- attention ---
@@ -241,7 +172,7 @@ def moved(bench: Bench) -> Iterator[Row]:
     n = tokens * hidden
     x, y = bench.random(tokens, hidden).requires_grad_(), bench.random(tokens, hidden).requires_grad_()
     for name, norm in (("rmsnorm", nn.RMSNorm(hidden)), ("layernorm", nn.LayerNorm(hidden))):
-        yield from both(bench, {"what": name, "elements": n, "bytes": 4 * n}, norm.to(bench.device, _BF16), x)
+        yield from both(bench, {"what": name, "elements": n, "bytes": 4 * n}, norm.to(bench.device, BF16), x)
     yield {"what": "add", "elements": n, "bytes": 6 * n, **bench.times([lambda: x.detach() + y.detach()])}
     gate, up = (bench.random(tokens, ffn).requires_grad_() for _ in range(2))
     wide = tokens * ffn
@@ -276,7 +207,7 @@ def copies(bench: Bench) -> Iterator[Row]:
         a, b = (torch.randn(n // 4, device=bench.device) for _ in range(2))
         yield {"what": "copy", "bytes": 2 * n, **bench.times([partial(b.copy_, a)])}
     n = 4096 if bench.tiny else 1 << 28
-    a, c = torch.randn(n, device=bench.device), torch.empty(n, device=bench.device, dtype=_BF16)
+    a, c = torch.randn(n, device=bench.device), torch.empty(n, device=bench.device, dtype=BF16)
     yield {"what": "cast", "bytes": 6 * n, **bench.times([partial(c.copy_, a)])}
     yield {"what": "fill", "bytes": 4 * n, **bench.times([a.zero_])}
 
@@ -292,184 +223,6 @@ def optimizers(bench: Bench) -> Iterator[Row]:
         yield {"what": "adamw " + kind, "elements": each * count, "bytes": 28 * each * count, **bench.times([optimizer.step], 3)}
         yield {"what": "norm", "elements": each * count, **bench.times([partial(nn.utils.clip_grad_norm_, weights, 1.0)], 3)}
         del optimizer, weights
-
-
-# --- blocks ---
-def blocks(bench: Bench) -> Iterator[Row]:
-    """Whole blocks on one rank; of a tensor axis its share of heads and of the feed-forward part, with all tokens, without messages."""
-    for model, batch, length, shares in (("llama3-8b", 1, 8192, (1, 2, 4, 8)), ("llama3-8b", 1, 4096, (1, 8)), ("llama3-8b", 2, 4096, (1,)),
-                                         ("llama3-8b", 1, 2048, (1,)), ("llama3-70b", 1, 8192, (1, 4, 8)), ("llama3-70b", 1, 4096, (8,)),
-                                         ("gpt-1.3b", 4, 2048, (1, 2)), ("qwen3-8b", 1, 4096, (1,)), ("mixtral-8x7b", 1, 4096, (1,)),
-                                         ("qwen3-30b-a3b", 1, 4096, (1,)), ("vit-l-16", 128, 197, (1,))):  # fmt: skip
-        for share in shares:
-            sizes = MODELS[model]
-            if bench.tiny:
-                sizes, length = sizes._replace(**TINY), min(length, 32)
-            part = sizes._replace(heads=sizes.heads // share, kv_heads=max(sizes.kv_heads // share, 1), ffn=sizes.ffn // share,
-                                  head=sizes.head_width)  # fmt: skip
-            row: Row = {"model": model, "batch": batch, "length": length, "share": share}
-            try:
-                block = prepared(bench, part, length)
-                x = bench.random(batch, length, sizes.hidden).requires_grad_()
-                for name, module in (("block", block), ("attention", block.attention), ("mlp", block.feed_forward)):
-                    yield from both(bench, {**row, "what": name}, module, x, 3)
-            except Exception as error:
-                yield {**row, "error": f"{type(error).__name__}: {str(error)[:300]}"}
-            block = None
-            gc.collect()
-
-
-def prepared(bench: Bench, sizes: Any, length: int) -> Any:
-    """One layer in bfloat16."""
-    with torch.device(bench.device):
-        model = Model(sizes._replace(layers=1, positions=bool(sizes.positions) * length, vocabulary=64), Options())
-    return model.to(bench.device, _BF16).filled(bench.device, length).layers[0]
-
-
-_ASKED = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
-_SMI = ["nvidia-smi", f"--query-gpu={','.join(_ASKED)}", "--format=csv,noheader,nounits"]
-
-
-def clocks() -> Row:
-    try:
-        found = subprocess.run(_SMI, capture_output=True, text=True, timeout=10, check=True).stdout
-        return dict(zip(_ASKED, found.strip().split(", "), strict=False))
-    except Exception as error:
-        return {"error": str(error)[:100]}
-
-
-@contextmanager
-def watched(rows: list[str]) -> Iterator[None]:
-    """Clocks, power and temperature, five times a second."""
-    try:
-        process = subprocess.Popen([*_SMI, "-lms", "200"], stdout=subprocess.PIPE, text=True)
-    except OSError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        process.terminate()
-        rows += (process.communicate(timeout=10)[0] or "").splitlines()
-
-
-def sustained(bench: Bench) -> Iterator[Row]:
-    """The same work for seconds: what is left of a moment's rate at the clocks of a GPU that is busy throughout."""
-    size, seconds = (64, 0.05) if bench.tiny else (8192, 4.0)
-    call = product(bench, "fwd", size, size, size, _BF16)[0]
-    block = prepared(bench, MODELS["llama3-8b"]._replace(**(TINY if bench.tiny else {})), 64 if bench.tiny else 8192)
-    x = bench.random(1, 64 if bench.tiny else 8192, block.attention.sizes.hidden).requires_grad_()
-    memory = [torch.randn(64 if bench.tiny else 1 << 28, device=bench.device) for _ in range(2)]
-
-    def trained() -> None:
-        block(x).backward(x.detach())
-
-    for name, one, each in (("product", call, 20), ("block", trained, 4), ("copy", lambda: memory[0].copy_(memory[1]), 20)):
-        bench.sync()
-        began, times, seen = time.perf_counter(), list[float](), list[str]()
-        with watched(seen):
-            while (now := time.perf_counter()) - began < seconds:
-                for _ in range(each):
-                    one()
-                bench.sync()
-                times.append(round((time.perf_counter() - now) * 1e6 / each, 1))
-        yield {"what": name, "first_us": times[0], "us": statistics.median(times[len(times) // 2 :]), "times": times[::10],
-               "asked": _ASKED, "clocks": seen}  # fmt: skip
-
-
-# --- the host ---
-def launches(bench: Bench) -> Iterator[Row]:
-    """Host and device time of kernels that do nothing; of whole passes of layers so small that the host's time is all there is."""
-    x, count = torch.zeros(1, device=bench.device), 2000
-    for name, one in (("add_", lambda: x.add_(1)), ("mm 16", partial(torch.mm, *(bench.random(16, 16) for _ in range(2))))):
-        bench.sync()
-        began = time.perf_counter()
-        for _ in range(count):
-            one()
-        queued = time.perf_counter() - began
-        bench.sync()
-        yield {"what": name, "host_us": queued * 1e6 / count, "us": (time.perf_counter() - began) * 1e6 / count}
-        yield {"what": f"{name}, queued", **bench.times([one])}
-    if bench.gpu:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(1000):
-                x.add_(1)
-        yield {"what": "1000 of a graph", **bench.times([graph.replay])}
-    yield from layers_of_host(bench)
-
-
-def layers_of_host(bench: Bench) -> Iterator[Row]:
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=64)
-    mesh = init_device_mesh(bench.device, (8, 8), mesh_dim_names=("dp", "tp"))
-    layers = 2 if bench.tiny else 16
-    for name, tp, shard, ac in (("plain", False, False, "none"), ("full", False, False, "full"), ("fsdp", False, True, "none"),
-                                ("fsdp full", False, True, "full"), ("tp", True, False, "none"), ("tp fsdp", True, True, "none"),
-                                ("gpt", False, False, "none")):  # fmt: skip
-        sizes = MODELS["gpt-1.3b" if name == "gpt" else "llama3-8b"]
-        sizes = sizes._replace(hidden=256, heads=8, kv_heads=8, ffn=512, vocabulary=512, layers=layers, head=32)
-        try:
-            with torch.device("meta"):
-                model = Model(sizes, Options())
-            if tp:
-                cut(model, mesh["tp"])
-            if ac != "none":
-                checkpointed(model, ac)
-            if shard:
-                sharded(model, mesh["dp"], None, True)
-            model.to_empty(device=bench.device)
-            model.filled(bench.device, 64)
-            model = model if shard else model.to(_BF16)
-            yield {"what": f"layers {name}", "layers": layers, **host_time(bench, model, sizes.vocabulary, tp)}
-        except Exception as error:
-            yield {"what": f"layers {name}", "error": f"{type(error).__name__}: {str(error)[:300]}"}
-
-
-def host_time(bench: Bench, model: Any, words: int, tp: bool) -> Row:
-    """Wall time of passes over 64 tokens, in us a pass."""
-    from contextlib import nullcontext
-
-    from torch.distributed.tensor.parallel import loss_parallel
-
-    ids = torch.randint(words, (2, 1, 64), device=bench.device)
-    ways: dict[str, list[float]] = {"forward": [], "backward": []}
-    with loss_parallel() if tp else nullcontext():
-        for _ in range(2 if bench.tiny else 8):
-            bench.sync()
-            began = time.perf_counter()
-            loss = loss_of(model(ids[0]), ids[1])
-            bench.sync()
-            between = time.perf_counter()
-            loss.backward()
-            bench.sync()
-            ways["forward"].append((between - began) * 1e6)
-            ways["backward"].append((time.perf_counter() - between) * 1e6)
-            model.zero_grad()
-    return {f"{way}_us": round(statistics.median(times[1:]), 1) for way, times in ways.items()}
-
-
-def kernels(bench: Bench) -> Iterator[Row]:
-    """Which kernels a block runs, and for how long."""
-    from torch.profiler import ProfilerActivity, profile
-
-    for model, length in (("llama3-8b", 8192), ("gpt-1.3b", 2048)):
-        sizes, batch = MODELS[model], 1 if model == "llama3-8b" else 4
-        sizes, length = (sizes._replace(**TINY), 32) if bench.tiny else (sizes, length)
-        block = prepared(bench, sizes, length)
-        x = bench.random(batch, length, sizes.hidden).requires_grad_()
-        for _ in range(2):
-            block(x).backward(x.detach())
-        bench.sync()
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] if bench.gpu else [ProfilerActivity.CPU]) as seen:
-            block(x).backward(x.detach())
-            bench.sync()
-        rows = [{"kernel": e.key[:120], "count": e.count, "us": getattr(e, "self_device_time_total", 0)} for e in seen.key_averages()
-                if getattr(e, "self_device_time_total", 0) > 0 and str(getattr(e, "device_type", "")).endswith("CUDA")]  # fmt: skip
-        yield {"model": model, "kernels": sorted(rows, key=lambda r: -r["us"])[:60]}
 
 
 SECTIONS: dict[str, Callable[[Bench], Iterator[Row]]] = {

@@ -120,7 +120,7 @@ def _mode(counted: Counted, fused: Fused) -> Any:
 
     mode: Any = Untyped
 
-    kinds: dict[Any, _Kind] = {}
+    kinds: dict[object, _Kind] = {}
     _formulas()  # now, because imports fail inside of some of torch's questions
 
     class Count(mode):  # type: ignore[misc]
@@ -165,7 +165,7 @@ class _Kind(NamedTuple):
     causal: tuple[int, int, int] | None = None
 
 
-def _kind(func: Any) -> _Kind:
+def _kind(func: object) -> _Kind:
     import torch
 
     if not isinstance(func, torch._ops.OpOverload):
@@ -197,7 +197,7 @@ def _computed(where: tuple[int, int, int] | None, args: Any, kwargs: Any) -> flo
     return (rows * (rows + 1) / 2 + (queries - rows) * keys) / max(queries * keys, 1)
 
 
-def _kernel(kind: _Kind, out: Any, args: Any, kwargs: Any) -> Kernel:
+def _kernel(kind: _Kind, out: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Kernel:
     read, written = list(_tensors((*args, *kwargs.values()))), list(_tensors((out,)))
     flops = int(kind.formula(*args, **kwargs, out_val=out)) if kind.formula is not None else 0
     flops = round(flops * _computed(kind.causal, args, kwargs)) if flops else 0
@@ -206,7 +206,7 @@ def _kernel(kind: _Kind, out: Any, args: Any, kwargs: Any) -> Kernel:
     return Kernel(flops, nbytes, "float32" if first is None else str(first.dtype).removeprefix("torch."))
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
     import torch
 
     for value in values:
@@ -223,16 +223,16 @@ def _nbytes(t: torch.Tensor) -> int:
     return prod(n for n, step in zip(t.shape, t.stride(), strict=True) if step or n == 0) * t.element_size()
 
 
-def _strided() -> Any:
+def _strided() -> torch.layout:
     import torch
 
     return torch.strided
 
 
-_known: Final[dict[Any, Callable[..., int]]] = {}
+_known: Final[dict[object, Callable[..., int]]] = {}
 
 
-def _formulas() -> dict[Any, Callable[..., int]]:
+def _formulas() -> dict[object, Callable[..., int]]:
     """FLOP of operators, of torch and of ours."""
     if not _known:
         import logging
@@ -241,14 +241,16 @@ def _formulas() -> dict[Any, Callable[..., int]]:
 
         logger = logging.getLogger("torch.utils.flop_counter")
         logger.setLevel(logging.ERROR)  # else it says of each rank that there is no Triton
-        known: Any = import_module("torch.utils.flop_counter")
+        known = import_module("torch.utils.flop_counter")
 
         aten = torch.ops.aten
 
-        def attention(q: Any, k: Any, v: Any, *args: Any, **more: Any) -> int:
+        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: object, **more: object) -> int:
             return int(known.sdpa_flop_count(q.shape, k.shape, v.shape))
 
-        def attention_backward(grad: Any, q: Any, k: Any, v: Any, *args: Any, **more: Any) -> int:
+        def attention_backward(
+            grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: object, **more: object
+        ) -> int:
             return int(known.sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape))
 
         _known.update(known.flop_registry)
@@ -261,29 +263,29 @@ def _formulas() -> dict[Any, Callable[..., int]]:
     return _known
 
 
-def _vector(a: Any, b: Any, **more: Any) -> int:
+def _vector(a: torch.Tensor, b: object, **more: object) -> int:
     return 2 * int(a.numel())
 
 
-def _added_vector(x: Any, a: Any, b: Any, *args: Any, **more: Any) -> int:
+def _added_vector(x: object, a: torch.Tensor, b: object, *args: object, **more: object) -> int:
     return 2 * int(a.numel())
 
 
-def _added_products(x: Any, a: Any, b: Any, *args: Any, **more: Any) -> int:
+def _added_products(x: object, a: torch.Tensor, b: torch.Tensor, *args: object, **more: object) -> int:
     return 2 * int(a.numel()) * int(b.shape[-1])
 
 
-def _grouped(a: Any, b: Any, *args: Any, **more: Any) -> int:
+def _grouped(a: torch.Tensor, b: torch.Tensor, *args: object, **more: object) -> int:
     """A product for each group of rows, or of columns: together as many as in one product of a with one of b's."""
     return 2 * int(a.numel()) * int(b.shape[-1])
 
 
-def _lstm(x: Any, w_in: Any, w_hidden: Any, *args: Any, **more: Any) -> int:
+def _lstm(x: torch.Tensor, w_in: torch.Tensor, w_hidden: torch.Tensor, *args: object, **more: object) -> int:
     """Each step of each sequence is multiplied with both weights."""
     return 2 * int(x.shape[0]) * int(x.shape[1]) * (int(w_in.numel()) + int(w_hidden.numel()))
 
 
-def _lstm_backward(x: Any, w_in: Any, w_hidden: Any, *args: Any, **more: Any) -> int:
+def _lstm_backward(x: torch.Tensor, w_in: torch.Tensor, w_hidden: torch.Tensor, *args: object, **more: object) -> int:
     """The products of the forward pass, for the gradients of inputs and of weights."""
     return 2 * _lstm(x, w_in, w_hidden)
 

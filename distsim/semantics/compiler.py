@@ -265,7 +265,7 @@ class Compiler:
     def meet(self, meet: Meet) -> None:
         """Add a meeting, with its number."""
         self.out.append(meet._replace(number=self.meets))
-        self.meets += 1
+        self.meets += len(meet.numbers)
 
     def post(self, position: int, part: Part, wait: bool, queue: Queue | None = None) -> None:
         self.out.append(Post(position, Launch(part.row, (part,), (), queue)))

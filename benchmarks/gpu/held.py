@@ -2,8 +2,9 @@
 
     python benchmarks/gpu/held.py "llama3-8b, ac full" ...
 
-Prints the peak of each phase of the second iteration in GiB, beside what distsim counts. Not in it: what the allocator keeps beyond its
-tensors, libraries' workspaces, the copies that an optimizer works with. Norms keep their input and one number a row, as on a GPU.
+Layouts without a tensor axis. Prints the peak of each phase of the second iteration in GiB, beside what distsim counts. Not in it: what
+the allocator keeps beyond its tensors, libraries' workspaces, the copies that an optimizer works with. Norms keep their input and one
+number a row, as on a GPU.
 """
 
 from __future__ import annotations

@@ -345,21 +345,21 @@ class StepLowering(Resolver):
         for member in members:
             if isinstance(member, np.ndarray):
                 self._split(member)
-        draft.fields.update(name=op.name, ranks=tuple(members), local_sync=bool(op.use_local_synchronization))
+        alone = bool(op.use_local_synchronization or op.store)
+        draft.fields.update(name=op.name, ranks=tuple(members), local_sync=alone, store=op.store)
         world = self.walker.names.world_size
         if len(set(members)) != len(members) or any(not 0 <= m < world for m in members) or not members:
             draft.invalid.append(
                 Flaw(True, "DS111", f"new_group with ranks {members}; the world has ranks 0 to {world - 1}, each may stand once")
             )
             return
-        count = -1 if op.use_local_synchronization else self._new_groups
-        self._new_groups += not op.use_local_synchronization
-        gid = self.walker.names.made_group(
+        count = -1 if alone else self._new_groups
+        self._new_groups += not alone
+        self._bound[op.name] = gid = self.walker.names.made_group(
             count, op.name, tuple(sorted(int(m) for m in members)), op, draft.fields.get("timeout_ns")
         )
-        self._bound[op.name] = gid
         self._gone.discard(op.name)
-        if op.use_local_synchronization:
+        if alone:
             draft.group = gid
 
 

@@ -76,13 +76,13 @@ class StepReader:
             last = self.one(key, item[key], ranks, path, rounds, batch)
         return last
 
-    def one(self, key: str, value: Any, ranks: Selector, path: Path, rounds: int, batch: bool) -> Entry | None:
+    def one(self, key: str, value: object, ranks: Selector, path: Path, rounds: int, batch: bool) -> Entry | None:
         if key == "repeat":
             return self.repeat(value, ranks, path, rounds, batch)
         return self.step(key, value, ranks, path, (key,), batch)
 
     # --- who ---
-    def selector(self, item: dict[Any, Any], path: Path) -> Selector:
+    def selector(self, item: dict[object, object], path: Path) -> Selector:
         value = item.get("ranks")
         if value is None:
             if "ranks" in item:
@@ -190,7 +190,7 @@ class StepReader:
         return times
 
     # --- steps ---
-    def step(self, name: str, value: Any, ranks: Selector, path: Path, key: Path, batch: bool) -> Step | None:
+    def step(self, name: str, value: object, ranks: Selector, path: Path, key: Path, batch: bool) -> Step | None:
         """One operation. ``key`` is what leads from the entry to the fields: empty for a bare word."""
         here = (*path, *key)
         row = row_of(name)

@@ -11,7 +11,7 @@ from distsim.profiles import refusal
 from distsim.profiles.record import Profile, Reaction
 from distsim.profiles.support import SHAPED
 from distsim.program.records import Code, CodeCall, Program, Vec, at
-from distsim.semantics.creation import Made, made_groups
+from distsim.semantics.creation import Made, made_groups, not_made
 from distsim.semantics.form import (
     Drop,
     Gathering,
@@ -105,7 +105,7 @@ class Compiler:
                 self.unit.instructions = self.out
                 return self.unit
             if not self.apart:
-                self.meet(Meet(0, gathering=Gathering(("init",))))
+                self.meet(Meet(0, gathering=Gathering(("init", 0))))
         if all(self._call(k) for k in self.code.positions(self.vector_row)) and not self._fault(end):
             self.finish(end)
         self.unit.instructions = self.out
@@ -144,7 +144,7 @@ class Compiler:
             return False
         self.made.add(position)
         wrong = None
-        if self.ignored or id(call) not in self._sound:
+        if self.ignored or id(call) not in self._sound or call.op == "new_group":
             wrong = self.wrong(position, call)
             if wrong is not None and wrong[0] != "goes on":
                 return self._react(position, *wrong)
@@ -205,6 +205,9 @@ class Compiler:
                 return self._reaction(position, call, one, one.invalid[1]), one.invalid[1]
         if self.ignored and any(k in self.ignored and self.code.calls[k].is_async for k in (position - d for d in call.waits)):
             return "raises", "AttributeError: 'NoneType' object has no attribute 'wait'"
+        if call.op == "new_group":
+            text = not_made(self.resolved(call), self.shared.unlike.get((self.rank, position)), self.profile)
+            return None if text is None else ("raises", text)
         if id(call) not in self._refused:
             self._refused[id(call)] = next(
                 (text for one in (call, *call.parts) if (text := self._refusal(one)) is not None), None
@@ -272,7 +275,7 @@ class Compiler:
     def meet(self, meet: Meet) -> None:
         """Add a meeting, with its number."""
         self.out.append(meet._replace(number=self.meets))
-        self.meets += 1
+        self.meets += len(meet.numbers)
 
     def post(self, position: int, part: Part, wait: bool, queue: Queue | None = None) -> None:
         self.out.append(Post(position, Launch(part.row, (part,), (), queue)))
@@ -351,7 +354,8 @@ class Compiler:
         if call.op == "new_group":
             self.new_group(position, call, self.resolved(call))
         elif call.op == "init_process_group":
-            self.post(position, self.meeting_part(position, call, Gathering(("init",))), wait=True)
+            again = self.numbers["init"] = self.numbers.get("init", -1) + 1
+            self.post(position, self.meeting_part(position, call, Gathering(("init", again))), wait=True)
 
     def new_group(self, position: int, call: CodeCall, resolved: Call) -> None:
         members, made = tuple(sorted(resolved.ranks)), made_groups(self.program, resolved)

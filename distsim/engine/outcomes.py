@@ -23,6 +23,7 @@ from distsim.semantics.blocked import standstill
 from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.contacts import bad_contacts
+from distsim.semantics.creation import unlike_groups
 from distsim.semantics.form import Drop
 from distsim.semantics.free import leaves_open, why_ordered
 from distsim.semantics.link import Linked
@@ -218,6 +219,8 @@ def _outcome(linked: Linked, end: End, cost: CostModel, max_states: int) -> Prof
         doubt = left_open(program, profile, cost)
         if doubt is not None:
             outcome, ranks, possible = "undefined", doubt.ranks, {"undefined", *doubt.possible}
+    if profile.device and outcome == "hangs" and bad_contacts(program, program.options.get("init") == "eager"):
+        possible |= {"raises"}  # N9: as it does over sockets
     possible |= _besides(program, profile, outcome, end)
     return ProfileOutcome(outcome, tuple(word for word in WORST_FIRST if word in possible), ranks, complete=complete)
 
@@ -256,7 +259,8 @@ class Open(NamedTuple):
 def left_open(program: Program, profile: Profile, cost: CostModel) -> Open | None:
     """Of a program that completes under a back end with a device: what makes that luck, None where nothing does.
 
-    N9: a first contact of two sends is undefined. N12: asynchronous collectives of overlapping groups may stand in each other's way
+    N9: launches that connect other directions than each other are undefined.
+    N12: asynchronous collectives of overlapping groups may stand in each other's way
     on the device; they do if it stands still when launches follow the host's order, as on one hardware queue.
     """
     if not profile.device:
@@ -285,4 +289,5 @@ def _overlap(program: Program) -> bool:
 def _besides(program: Program, profile: Profile, outcome: str, end: End) -> set[str]:
     """Outcomes that the numbers or the memory decide, which a program's text does not tell."""
     outside = any(finding.code == "DS101" for finding in program.findings)
-    return set(profile.besides(outcome, [note.fields for note in end.notes if note.outcome == outcome], outside))
+    luck = {"completes"} if outcome == "hangs" and any(made.again for made in unlike_groups(program, profile).values()) else set()
+    return luck | set(profile.besides(outcome, [note.fields for note in end.notes if note.outcome == outcome], outside))

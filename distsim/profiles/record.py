@@ -7,7 +7,7 @@ has no clock and no cost. Functions take plain integers or resolved calls; all r
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from distsim.ops.records import Call
@@ -99,6 +99,10 @@ def nothing_besides(outcome: str, fields: Sequence[tuple[str, ...]], outside: bo
     return frozenset()
 
 
+#: What a collective that travels as messages needs connected: all pairs of its group, or one direction between each member and the root.
+ALL_PAIRS, TO_ROOT, FROM_ROOT = "all pairs", "to root", "from root"
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """The blocking rules of a back end. Every field is one rule; the profile's module says where each comes from.
@@ -111,6 +115,7 @@ class Profile:
     left to ``mismatch``.
     ``workers``: the queue of a rank's collectives on a group, of (rank, group id); None: they run at once.
     ``new_group``: who meets in it, given the options (`Parties`).
+    ``local_groups``: why it makes no group with use_local_synchronization; None where it does.
     ``invalid``: what becomes of a call that the contract forbids, given the finding's code (DS101 …) and the options.
     ``dropped``: what becomes of a message whose request nobody can wait for any more.
     ``peer_death``: what a rank does that has a transfer to a dead one.
@@ -123,7 +128,8 @@ class Profile:
     ``support``: what the back end takes; None for a reading of the contract, which takes all. ``buffer_option``: what ``credit`` goes by;
     None where no option changes it. ``cluster``: the preset that a scenario runs on which names none. ``listed``: the place among the
     back ends, torch's (`torch.distributed.Backend.backend_list`). ``built_in``: torch's own packages have it.
-    ``besides``: outcomes that may come in place of the one found (`Besides`).
+    ``besides``: outcomes that may come in place of the one found (`Besides`). ``by_messages``: collectives that travel as messages between
+    members, with what they need connected.
     """
 
     name: str
@@ -151,7 +157,9 @@ class Profile:
     cluster: str = "cpu-10gbe"
     listed: int = 0
     built_in: bool = True
+    local_groups: str | None = None
     besides: Besides = nothing_besides
+    by_messages: Mapping[str, str] = field(default_factory=dict)
     apart: Callable[[Sequence[Call]], Mapping[int, Awaited]] | None = None
 
     @property

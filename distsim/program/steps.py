@@ -42,11 +42,18 @@ class StepLowering(Resolver):
     def __init__(self, walker: Walker) -> None:
         super().__init__(walker)
         self._made: dict[Hashable, CodeCall] = {}
+        self._plain: dict[
+            int, CodeCall
+        ] = {}  # by a step's id: it makes this call wherever it stands, until groups are made or end
         self._new_groups = 0
         self._ready = not _has_init(walker.scenario.program)
 
     def add(self, step: Step, indices: Indices, guard: BoolVector | None) -> None:
-        builder, traits = self.walker.builder, self.walker.names.traits(step)
+        builder = self.walker.builder
+        if guard is None and (call := self._plain.get(id(step))) is not None:
+            builder.append(call, None)
+            return
+        traits = self.walker.names.traits(step)
         row, handle = traits.row, traits.handle
         if guard is not None and not guard.all() and (handle is not None or row.kind in ("wait", "group")):
             self._split(guard)
@@ -65,6 +72,10 @@ class StepLowering(Resolver):
         call = None if invalid or row.kind == "group" else self._made.get(key)
         if call is None:
             call = self._made[key] = self._make(here, row, invalid, requests)
+        if row.kind == "group":
+            self._plain.clear()
+        elif guard is None and handle is None and traits.waits is None and traits.names.isdisjoint(indices):
+            self._plain[id(step)] = call
         builder.append(call, guard)
 
     def _make(self, here: Here, row: type[Op], invalid: list[Flaw], requests: Requests) -> CodeCall:
@@ -340,21 +351,21 @@ class StepLowering(Resolver):
         for member in members:
             if isinstance(member, np.ndarray):
                 self._split(member)
-        draft.fields.update(name=op.name, ranks=tuple(members), local_sync=bool(op.use_local_synchronization))
+        alone = bool(op.use_local_synchronization or op.store)
+        draft.fields.update(name=op.name, ranks=tuple(members), local_sync=alone, store=op.store)
         world = self.walker.names.world_size
         if len(set(members)) != len(members) or any(not 0 <= m < world for m in members) or not members:
             draft.invalid.append(
                 Flaw(True, "DS111", f"new_group with ranks {members}; the world has ranks 0 to {world - 1}, each may stand once")
             )
             return
-        count = -1 if op.use_local_synchronization else self._new_groups
-        self._new_groups += not op.use_local_synchronization
-        gid = self.walker.names.made_group(
+        count = -1 if alone else self._new_groups
+        self._new_groups += not alone
+        self._bound[op.name] = gid = self.walker.names.made_group(
             count, op.name, tuple(sorted(int(m) for m in members)), op, draft.fields.get("timeout_ns")
         )
-        self._bound[op.name] = gid
         self._gone.discard(op.name)
-        if op.use_local_synchronization:
+        if alone:
             draft.group = gid
 
 

@@ -290,8 +290,11 @@ def _bound(value: object) -> Iterator[str]:
     while left:
         one = left.pop()
         if isinstance(one, dict):
-            left += one.values()
-            yield from (one[key].partition("@")[0].strip() for key in ("as", "index", "name") if isinstance(one.get(key), str))
+            for key, part in one.items():
+                if not isinstance(part, str):
+                    left.append(part)
+                elif key in ("as", "index", "name"):
+                    yield part.partition("@")[0].strip()
         elif isinstance(one, list | tuple):
             left += one
         elif isinstance(one, Mapping):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from distsim.expr import Expression, ExpressionError
@@ -30,6 +31,12 @@ _INTEGERS = {"dst": "a rank", "src": "a rank", "group_dst": "a group rank", "gro
              "tag": "a tag", "input_splits": "rows", "output_splits": "rows"}  # fmt: skip
 #: Fields that take what they count with its unit as well.
 _COUNTED = {"bytes": "a size", "flops": "floating-point operations"}
+
+
+@cache
+def _keys(row: type[Op]) -> tuple[tuple[str, str], ...]:
+    """Its fields, and what a file calls them."""
+    return tuple((name, info.alias or name) for name, info in row.model_fields.items())
 
 
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -247,11 +254,11 @@ class Scope:
         op = step.op
         row = type(op)
         more = [*index, *(GROUP_WORDS if getattr(op, "group", None) is not None else ())]
-        for name, info in row.model_fields.items():
-            value = getattr(op, name, None)
-            if value is None or name not in op.model_fields_set or name == "ops":
+        values, given = op.__dict__, op.model_fields_set
+        for name, key in _keys(row):
+            value = values.get(name)
+            if value is None or name not in given or name == "ops":
                 continue  # the steps of a batch are entries of the walk
-            key = info.alias or name
             if name in _INTEGERS:
                 self._constants(name, value, self._field_path(step, key))
             if self._plainly_known(row, name, value, more):
@@ -272,6 +279,8 @@ class Scope:
             if value.index is not None and not all(n in self.names or n in more for n in value.index.names):
                 return False
             return value.name in (self.handles if row.kind == "wait" else self.tensors) or name == "handle"
+        if kind is tuple:
+            return all(type(one) is Ref and self._plainly_known(row, name, one, more) for one in value)
         if kind is Expression:
             return not value.names or (
                 not self.kinds and row.op != "assign" and all(n in self.names or n in more for n in value.names)

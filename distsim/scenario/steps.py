@@ -31,6 +31,9 @@ class StepReader:
 
     def __init__(self, problems: Problems) -> None:
         self.problems = problems
+        self._sound: dict[
+            tuple[type[Op], str] | None, Op
+        ] = {}  # by what is written: a layer's steps come again with each of its likes
 
     def entries(self, value: object, path: Path, rounds: int = 1, batch: bool = False) -> tuple[Entry, ...]:
         """A list of entries; ``rounds``: how often the repeats around it run it."""
@@ -210,8 +213,12 @@ class StepReader:
         """The row with its fields; where some are wrong, with the others, so that their names are still looked at."""
         known = fields_of(row)
         strange = fields.keys() - known.keys()
+        key = (row, repr(fields)) if not strange and _is_plain(fields) else None
+        if key in self._sound:
+            return self._sound[key]
         try:
-            return row.model_validate({key: value for key, value in fields.items() if key in known} if strange else fields)
+            op = row.model_validate({key: value for key, value in fields.items() if key in known} if strange else fields)
+            return self._sound.setdefault(key, op) if key is not None else op
         except ValidationError as errors:
             note_errors(self.problems, errors, here, row, paths, name, lenient=bool(strange))
         found = {}
@@ -337,3 +344,13 @@ def _near_field(key: object, known: dict[str, str]) -> str:
 
 
 __all__ = ["MAX_TIMES", "StepReader", "fields_of", "bad_times", "row_of"]
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value's text says all of it."""
+    kind = type(value)
+    if kind is dict:
+        return all(_is_plain(item) for item in value.values())  # type: ignore[attr-defined]
+    if kind is list:
+        return all(_is_plain(item) for item in value)  # type: ignore[attr-defined]
+    return kind in (str, int, float, bool, type(None))

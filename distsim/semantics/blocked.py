@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 
 from distsim.semantics.flat import AWAIT_ENDS, END, MEET, NEVER, WAIT_EACH, WAIT_ENDS, Step
@@ -51,7 +53,8 @@ class _Told:
     def _of_host(self, host: Thread, position: int) -> tuple[Need, ...]:
         step, row, rows = host.steps[host.pc]
         if step == MEET:
-            return (Need(position, -1, self._not_met(host, rows[0])),)
+            missing = [self._not_met(host, number) for number in rows]
+            return (Need(position, -1, missing[0] if len(rows) == 1 else tuple(dict.fromkeys(chain(*missing)))),)
         if step == NEVER:
             last = self.linked.unit_of[host.rank].instructions[-1]
             return (Need(position, -1, last.ranks if isinstance(last, Stuck) else ()),)

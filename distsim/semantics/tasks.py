@@ -229,11 +229,11 @@ class Tables:
         found = self.wants.of(row)
         return self.members[self.instance[row]] if found is None else found
 
-    def meeting(self, rank: int, meet: Meet) -> tuple[int, tuple[int, ...]]:
-        """The instance of a rank's meet, and whom it expects."""
-        instance = self.linked.meets[rank][meet.number]
+    def meetings(self, rank: int, meet: Meet) -> list[tuple[int, tuple[int, ...]]]:
+        """The instances of a rank's meet, and whom it expects there."""
         own = meet.gathering.members if meet.gathering is not None else ()
-        return instance, own or self.members[instance]
+        instances = (self.linked.meets[rank][number] for number in meet.numbers)
+        return [(instance, own or self.members[instance]) for instance in instances]
 
 
 def place_in(members: tuple[int, ...], rank: int) -> int:

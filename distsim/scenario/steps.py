@@ -213,12 +213,12 @@ class StepReader:
         """The row with its fields; where some are wrong, with the others, so that their names are still looked at."""
         known = fields_of(row)
         strange = fields.keys() - known.keys()
-        key = (row, repr(fields)) if not strange and _is_plain(fields) else None
-        if key in self._sound:
-            return self._sound[key]
+        alike = (row, repr(fields)) if not strange and _is_plain(fields) else None
+        if alike is not None and alike in self._sound:
+            return self._sound[alike]
         try:
             op = row.model_validate({key: value for key, value in fields.items() if key in known} if strange else fields)
-            return self._sound.setdefault(key, op) if key is not None else op
+            return self._sound.setdefault(alike, op) if alike is not None else op
         except ValidationError as errors:
             note_errors(self.problems, errors, here, row, paths, name, lenient=bool(strange))
         found = {}

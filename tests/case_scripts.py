@@ -143,7 +143,7 @@ def _exchange(call: Plain, writer: _Writer) -> Iterator[str]:
 def reason(case: Case, backend: str) -> str:
     """Why the verdicts of a case may differ; "" where they must not."""
     if "race" in str(case["expect"]["verdict"]):
-        return "who writes to a tensor while its request is open, and on whom a receive counts, are no calls of torch"
+        return "that requests share a tensor, who reads one that is being filled, and on whom a receive counts, are no calls of torch"
     if backend == "nccl" and any("peer" in c and c["peer"] is None for program in case["programs"].values() for c in program):
         return "nccl refuses a receive from any source: there the rank ends by its rules, and not in the run"
     return ""

@@ -510,6 +510,16 @@ def wider_products():
     torch.addmm(x.cuda(), a.cuda(), b.cuda(), out_dtype=torch.float32, out=out, alpha=2)
     assert torch.allclose(out.cpu(), x + 2 * wanted, atol=1e-5)
     assert torch.bmm(a.cuda()[None], b.cuda()[None], out_dtype=torch.float32).shape == (1, 3, 5)
+    for function in (torch.softmax, torch.log_softmax):
+        for asked in (None, torch.float32):
+            narrow = torch.randn(3, 5, dtype=torch.float16, device="cuda", requires_grad=True)
+            wide = narrow.detach().cpu().float().requires_grad_()
+            (function(narrow, -1, dtype=asked) * torch.arange(5.0, device="cuda")).sum().backward()
+            (function(wide, -1) * torch.arange(5.0)).sum().backward()
+            assert function(narrow, 0, dtype=asked).dtype == (asked or torch.float16)
+            assert narrow.grad is not None
+            assert wide.grad is not None
+            torch.testing.assert_close(narrow.grad.cpu().float(), wide.grad, atol=1e-2, rtol=1e-2)
 
 
 def inference():

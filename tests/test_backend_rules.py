@@ -14,8 +14,9 @@ from distsim.program.records import Fault
 from tests.gloo_observed import BARRIER, REDUCE, batch, both, coll, group, irecv, isend, pause, recv, send, wait
 
 Ranks = list[list[dict[str, Any]]]
-BIG = 2_000_000  # elements of float32: 8 MB, above every buffer
+BIG = 4_000_000  # elements of float32: 16 MB, above every buffer
 LAZY, EAGER, BARE = {"init": "lazy"}, {"init": "eager"}, {"buffsize": -1}
+WARM = EAGER | {"connected": True}  # what N9 makes on the host was made before
 
 
 def under(backend: str, ranks: Ranks, options: Mapping[str, Any] | None = None, **more: Any) -> ProfileOutcome:
@@ -51,7 +52,7 @@ SECOND = {"timeout_ns": 10**9}
 #: (rule, what it says, back end, ranks, options, further arguments of the program, outcome).
 CASES: list[tuple[str, str, str, Ranks, dict[str, Any], dict[str, Any], str]] = [
     ("G1", "a send is a rendezvous at 4 bytes", "gloo", crossed(), {}, {}, "hangs"),
-    ("G1", "and at 8 MB", "gloo", crossed(BIG), {}, {}, "hangs"),
+    ("G1", "and at 16 MB", "gloo", crossed(BIG), {}, {}, "hangs"),
     ("G1", "the receive need only be posted", "gloo", [[send(1)], [irecv(0, "w"), pause(1), wait("w")]], {}, {}, "completes"),
     ("G2", "tags are true", "gloo", [[send(1, tag=1)], [recv(0, tag=2)]], {}, {}, "hangs"),
     ("G2", "order across tags is free", "gloo", SWAPPED_TAGS, {}, {}, "completes"),
@@ -85,7 +86,7 @@ CASES: list[tuple[str, str, str, Ranks, dict[str, Any], dict[str, Any], str]] = 
     ("G14", "one too large keeps its tail", "gloo", [[send(1, 4)], [recv(0, 8)]], {}, {}, "wrong-data"),
     ("N1", "the host runs ahead of its device", "nccl", [[recv(1), send(2)], [], [recv(0)]], EAGER, {}, "hangs"),
     ("N2", "an async collective leaves the current stream free", "nccl",
-     [[START["A"], ON["B"], wait("A")], [ON["B"], START["A"], wait("A")]], EAGER, {"groups": OVERLAP}, "undefined"),
+     [[START["A"], ON["B"], wait("A")], [ON["B"], START["A"], wait("A")]], WARM, {"groups": OVERLAP}, "undefined"),
     ("N3", "one communicator runs in issue order", "nccl", [[isend(1, "s"), REDUCE, wait("s")], [REDUCE, recv(0)]], BARE | EAGER, {},
      "hangs"),
     ("N4", "collectives meet by order alone", "nccl", [[REDUCE], [BARRIER]], {}, {}, "undefined"),
@@ -96,14 +97,31 @@ CASES: list[tuple[str, str, str, Ranks, dict[str, Any], dict[str, Any], str]] = 
     ("N8", "a batch as the first use of a group needs all its ranks", "nccl",
      [[batch(None, isend(1, None))], [batch(None, irecv(0, None))], []], LAZY, {}, "hangs"),
     ("N8", "eager init has met", "nccl", [[batch(None, isend(1, None))], [batch(None, irecv(0, None))], []], EAGER, {}, "completes"),
-    ("N9", "two sends as the first contact are undefined, where buffers let them pass", "nccl", crossed(), {}, {}, "undefined"),
+    ("N9", "two sends as the first contact stand still on the host", "nccl", crossed(), {}, {}, "hangs"),
+    ("N9", "so do requests", "nccl", [[isend(1, "s"), irecv(1, "r"), wait("s", "r")], [isend(0, "s"), irecv(0, "r"), wait("s", "r")]],
+     EAGER, {}, "hangs"),
+    ("N9", "but not where one receives first", "nccl",
+     [[isend(1, "s"), irecv(1, "r"), wait("s", "r")], [irecv(0, "r"), isend(0, "s"), wait("s", "r")]], {}, {}, "completes"),
+    ("N9", "the other direction is connected by its own first message", "nccl",
+     [[send(1), send(2), recv(1)], [recv(0), isend(0, None)], [recv(0)]], {}, {}, "completes"),
+    ("N9", "for which the host waits", "nccl", [[send(1), recv(2), recv(1)], [recv(0), isend(0, None), send(2)], [recv(1), send(0)]],
+     {}, {}, "hangs"),
+    ("N9", "the first collective of a communicator that eager init has made", "nccl", ASYNC_ORDERS, EAGER, {"groups": OVERLAP}, "hangs"),
+    ("N9", "one behind a gather connects anew", "nccl",
+     [[coll("gather", root=0), started("w"), send(1), wait("w")], [coll("gather", root=0), recv(0), started("w"), wait("w")]],
+     {}, {}, "hangs"),
+    ("N9", "one of another kind does not", "nccl",
+     [[REDUCE, started("w", "broadcast", root=0), send(1), wait("w")], [REDUCE, recv(0), started("w", "broadcast", root=0), wait("w")]],
+     LAZY, {}, "completes"),
+    ("N9", "a batch whose sides differ in their directions, over two calls", "nccl",
+     [[batch("b", isend(1, None), irecv(1, None)), wait("b")], [irecv(0, "r"), isend(0, "s"), wait("s", "r")]], EAGER, {}, "undefined"),
     ("N9", "after another contact they pass", "nccl", [[send(1), *crossed()[0]], [recv(0), *crossed()[1]]], {}, {}, "completes"),
     ("N10", "large ones do not run ahead", "nccl", [[send(1), *crossed(BIG)[0]], [recv(0), *crossed(BIG)[1]]], {}, {}, "hangs"),
     ("N11", "a batch ends as a unit", "nccl",
      [[batch("b", isend(1, None, BIG), irecv(1, None)), wait("b"), {"op": "synchronize"}],
       [batch("b", irecv(0, None, BIG)), wait("b"), {"op": "synchronize"}]], EAGER, {}, "hangs"),
     ("N12", "opposite order, blocking: one stream", "nccl", ORDERS, EAGER, {"groups": OVERLAP}, "hangs"),
-    ("N12", "NCCL_LAUNCH_ORDER_IMPLICIT makes one order of all", "nccl", ASYNC_ORDERS, EAGER | {"launch_order_implicit": True},
+    ("N12", "NCCL_LAUNCH_ORDER_IMPLICIT makes one order of all", "nccl", ASYNC_ORDERS, WARM | {"launch_order_implicit": True},
      {"groups": OVERLAP}, "hangs"),
     ("N13", "a dropped request changes nothing", "nccl", [[isend(1, None)], [pause(1), recv(0)]], {}, {}, "completes"),
     ("N14", "a barrier stops the host", "nccl", [[BARRIER, send(2)], [pause(1)], [recv(0)]], EAGER, {}, "hangs"),
@@ -212,7 +230,7 @@ def test_buffers_decide_up_to_the_limit_in_force() -> None:
     assert under("mpi", crossed()).flips_at_nbytes == 4096
     assert under("mpi", crossed(), {"eager_limit": 2}).outcome == "hangs"
     assert under("mpi", crossed(), {"eager_limit": 2}).flips_at_nbytes == 2
-    assert under("nccl", crossed(BIG)).flips_at_nbytes == 4 << 20
+    assert under("nccl", crossed(BIG), WARM).flips_at_nbytes == 8 << 20
     assert under("gloo", crossed()).flips_at_nbytes is None
     assert under("mpi", [[recv(1)], [recv(0)]]).flips_at_nbytes is None
     assert under("nccl", both(REDUCE)).flips_at_nbytes is None
@@ -220,18 +238,20 @@ def test_buffers_decide_up_to_the_limit_in_force() -> None:
 
 def test_both_ways_to_make_communicators_are_told() -> None:
     ring = [[isend((r + 1) % 3, "s"), irecv((r - 1) % 3, "r"), wait("s", "r")] for r in range(3)]
-    assert under("nccl", ring).variants == {"lazy": "hangs", "eager": "completes"}
-    assert under("nccl", ring, EAGER).outcome == "completes"
+    assert under("nccl", ring).variants == {"lazy": "hangs", "eager": "hangs"}
+    apart = [[batch("b", isend(1 - r, None), irecv(1 - r, None)), wait("b")] for r in range(2)] + [[]]
+    assert under("nccl", apart).variants == {"lazy": "hangs", "eager": "completes"}
+    assert under("nccl", apart, EAGER).outcome == "completes"
     assert under("nccl", both(REDUCE)).variants == {"lazy": "completes", "eager": "completes"}
     assert under("gloo", ring).variants is None
 
 
 def test_asynchronous_collectives_in_opposite_order_may_hang_on_nccl() -> None:
     """N12: they complete if the device runs both at once."""
-    found = under("nccl", ASYNC_ORDERS, EAGER, groups=OVERLAP)
+    found = under("nccl", ASYNC_ORDERS, WARM, groups=OVERLAP)
     assert (found.outcome, found.possible) == ("undefined", ("undefined", "hangs", "completes"))
     alike = [ASYNC_ORDERS[0], ASYNC_ORDERS[0]]
-    assert under("nccl", alike, EAGER, groups=OVERLAP).possible == ("completes",)
+    assert under("nccl", alike, WARM, groups=OVERLAP).possible == ("completes",)
 
 
 def test_an_open_receive_may_starve_a_named_one() -> None:

@@ -42,8 +42,44 @@ assert isinstance(device, torch.device) and model[0].weight.device == device and
 event = torch.cuda.Event(enable_timing=True)
 event.record()
 assert dc.as_cpu(x) is x and dc.from_cpu(x) is x
+generator = torch.Generator(device="cuda").manual_seed(1)
+assert torch.randn(2, device="cuda", generator=generator).shape == (2,) and isinstance(generator, torch.Generator)
+assert torch.accelerator.is_available() and torch.accelerator.current_accelerator().type == "cuda"
+torch.accelerator.set_device_index(0)
+torch.accelerator.synchronize()
+assert torch.accelerator.device_count() == 2 and torch.accelerator.current_device_index() == torch.cuda.current_device() == 0
+assert torch.ones(1).to(torch.accelerator.current_accelerator()).device == torch.device("cuda")
+import io
+file = io.BytesIO()
+torch.save({"x": one}, file)
+file.seek(0)
+assert torch.load(file, map_location="cuda:1")["x"].shape == one.shape
 print("trained", layer.reason)
 """
+
+
+#: A torch with CUDA on a machine with GPUs, as far as it counts them: the driver by what it may show, NVML by itself.
+HIDES = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+seen = []
+torch._C._cuda_getDeviceCount = lambda: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]) or 0
+torch.cuda._device_count_nvml = lambda: 8
+os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+assert torch.cuda.device_count() == 8
+from distsim.capture.cuda.hidden import hide
+hide()
+assert (seen, os.environ["CUDA_VISIBLE_DEVICES"]) == ([""], "0,1"), seen
+assert torch.cuda.device_count() == 0
+"""
+
+
+def test_the_gpus_of_a_machine_are_hidden_from_what_is_captured() -> None:
+    """torch counts while the driver shows none; what the script reads of its environment is as it was."""
+    done = in_a_process("-c", HIDES, str(ROOT))
+
+    assert done.returncode == 0, done.stderr
 
 
 #: The command line of `distsim capture`, with the device in place before torch is there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,9 @@ import torch
 import torch.distributed as dist
 
 from distsim import testing
+from distsim.capture.child import Target
+from distsim.capture.judge import judge
+from distsim.capture.launch import Wish, capture
 from distsim.capture.sites import text_of
 from distsim.capture.stall import is_known
 
@@ -93,3 +97,37 @@ def test_names_of_groups_are_those_of_the_run():
     judged = testing.run(makes_local_groups_among_others, 4)
 
     assert (judged.outcome, judged.simulation.verdict.verdict) == ("completes", "ok")
+
+
+EARLY = """\
+import os, sys, torch.distributed as dist
+if os.environ["RANK"] == "1":
+    {}
+dist.init_process_group("gloo")
+"""
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "word"),
+    [
+        ('raise ValueError("no data")', "DS303", "rank 1 has raised an error"),
+        ("sys.exit(0)", "DS302", "rank 1 has left by exit;"),
+        ("sys.exit(3)", "DS302", "rank 1 has left by exit with code 3"),
+        ("os.kill(os.getpid(), 9)", "DS303", "rank 1 was killed"),
+    ],
+)
+def test_a_rank_that_ends_before_it_begins_is_the_cause_and_waits_for_nobody(
+    tmp_path: Path, ends: str, code: str, word: str
+) -> None:
+    """The others stand in init_process_group; no circle is told."""
+    script = tmp_path / "train.py"
+    script.write_text(EARLY.format(ends), encoding="utf-8")
+
+    judged = judge(capture(Wish(Target(str(script)), 3, keep_output=True)))
+
+    verdict = judged.simulation.verdict
+    assert verdict is not None
+    assert (verdict.verdict, verdict.ranks) == ("deadlock", (0, 2))
+    first = next(f for f in judged.simulation.findings if f.severity == "error")
+    assert first.code == code
+    assert word in first.message

@@ -66,13 +66,14 @@ def test_the_stuck_ranks_are_the_observed_ones(judged: list[tuple[Case, ProfileO
 
 @pytest.mark.parametrize("init", ["lazy", "eager"])
 def test_the_model_of_nccl_agrees(init: str) -> None:
-    """Another model of nccl, without buffers, judged the same programs: it and our profile agree on which stand still."""
+    """Another model of nccl, without buffers, judged the same programs: it and our profile agree on which stand still, where connections
+    are there (it knows of none, `tests/test_nccl_connections.py`)."""
     wrong = {}
     for case in load_cases():
         other = case["nccl"].get(init)
         if other in (None, "unsupported"):  # it looks no further where a receive has no source
             continue
-        ours = outcome_under(program_of(case, "nccl", init=init, buffsize=-1), PROFILES["nccl"])
+        ours = outcome_under(program_of(case, "nccl", init=init, buffsize=-1, connected=True), PROFILES["nccl"])
         if (other == "deadlock") != (ours.outcome == "hangs" and other not in ("invalid", "mismatch")):
             wrong[case["id"]] = (other, ours)
     assert wrong == {}

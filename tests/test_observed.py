@@ -43,18 +43,20 @@ def named(name: str) -> Path:
 @pytest.mark.parametrize(
     ("count", "nbytes", "outcome"),
     [
-        (1, 4 * MIB, "completes"),
-        (1, 4 * MIB + 1, "hangs"),
-        (2, 2 * MIB, "completes"),
-        (2, 2 * MIB + 1, "hangs"),
-        (2, 3 * MIB, "hangs"),
-        (4, MIB, "completes"),
-        (5, MIB, "hangs"),
-        (3, 4 * MIB // 3, "completes"),
-        (3, 4 * MIB // 3 + 1, "hangs"),
+        (1, 8 * MIB, "completes"),
+        (1, 8 * MIB + 1, "hangs"),
+        (2, 4 * MIB, "completes"),
+        (2, 4 * MIB + 1, "hangs"),
+        (2, 6 * MIB, "hangs"),
+        (8, MIB, "completes"),
+        (9, MIB, "hangs"),
+        (3, 8 * MIB // 3, "completes"),
+        (3, 8 * MIB // 3 + 1, "hangs"),
     ],
 )
-def test_messages_run_ahead_on_nccl_as_long_as_all_of_them_fit_into_four_mebibytes(count: int, nbytes: int, outcome: str) -> None:
+def test_messages_run_ahead_on_nccl_as_long_as_all_of_them_fit_into_eight_mebibytes(
+    count: int, nbytes: int, outcome: str
+) -> None:
     """Two ranks that send before they receive; the edge is a byte wide, and counts what is on its way already."""
     found = outcomes(named("window_edges"), "nccl", f"vars.count={count}", f"vars.nbytes={nbytes}")
 

@@ -121,8 +121,8 @@ def test_sends_run_ahead_by_limit_and_by_credit() -> None:
     assert MPI.credit(4096, 10**9, {})
     assert not MPI.credit(4097, 0, {})
     assert MPI.credit(4097, 0, {"eager_limit": 5000})
-    assert NCCL.credit(4 << 20, 0, {})
-    assert not NCCL.credit(4 << 20, 1, {})
+    assert NCCL.credit(8 << 20, 0, {})
+    assert not NCCL.credit(8 << 20, 1, {})
     assert not NCCL.credit(1, 0, {"buffsize": 0})
 
 

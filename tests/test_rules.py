@@ -15,7 +15,9 @@ from distsim.semantics.standing import standstill
 from distsim.semantics.state import STEP, TAKE, Choice, Event, Mismatched, State
 from distsim.standstill import Need, Standstill
 
-SMALL, LARGE = 4, 2_000_000  # elements of float32: 16 bytes, 8 MB (above NCCL's 4 MiB)
+SMALL, LARGE = 4, 4_000_000  # elements of float32: 16 bytes, 16 MB (above NCCL's 8 MiB)
+#: What N9 makes on the host was made before.
+CONNECTED = {"connected": True}
 WAIT = {"op": "wait", "handles": "all"}
 
 
@@ -51,7 +53,7 @@ def both_ways(first: str, second: str, numel: int, **more: Any) -> list[list[dic
 
 
 @pytest.mark.parametrize(("profile", "numel", "hangs"), [
-    ("gloo", SMALL, True), ("gloo", LARGE, True), ("mpi", SMALL, False), ("mpi", LARGE, True), ("nccl", SMALL, False),
+    ("gloo", SMALL, True), ("gloo", LARGE, True), ("mpi", SMALL, False), ("mpi", LARGE, True), ("nccl", SMALL, True),
     ("nccl", LARGE, True),
     ("rendezvous", SMALL, True), ("early", SMALL, True), ("buffered", LARGE, False),
 ])  # fmt: skip
@@ -70,7 +72,13 @@ def test_ring_that_sends_first(profile: str, hangs: bool) -> None:
     ring = [[to((r + 1) % 4), to((r - 1) % 4, "recv")] for r in range(4)]
     if profile == "nccl":
         assert stuck(profile, *ring) == (0, 1, 2, 3)
-        assert stuck(profile, *ring, options={"init": "eager"}) == ()
+        assert stuck(profile, *ring, options={"init": "eager"}) == (
+            0,
+            1,
+            2,
+            3,
+        )  # in the connections, where all are on one communicator
+        assert stuck(profile, *ring, options={"init": "eager", **CONNECTED}) == ()
     else:
         assert stuck(profile, *ring) == ((0, 1, 2, 3) if hangs else ())
 
@@ -82,9 +90,10 @@ def exchange(numel: int) -> list[list[dict[str, Any]]]:
 def test_isend_and_irecv_both_ways() -> None:
     """Gloo: fine at every size. NCCL, lazily: one pair, one stream, so it serialises; small passes by credit (N10)."""
     assert stuck("gloo", *exchange(LARGE)) == ()
-    assert stuck("nccl", *exchange(SMALL)) == ()
-    assert stuck("nccl", *exchange(LARGE)) == (0, 1)
-    assert stuck("nccl", *exchange(SMALL), options={"buffsize": 0}) == (0, 1)
+    assert stuck("nccl", *exchange(SMALL)) == (0, 1)  # N9: each waits on the host for the other's receive
+    assert stuck("nccl", *exchange(SMALL), options=CONNECTED) == ()
+    assert stuck("nccl", *exchange(LARGE), options=CONNECTED) == (0, 1)
+    assert stuck("nccl", *exchange(SMALL), options={"buffsize": 0, **CONNECTED}) == (0, 1)
 
 
 def test_batch_both_ways_completes_on_nccl_at_every_size() -> None:
@@ -102,7 +111,7 @@ def test_surplus_op_of_a_batch_hangs_its_own_request_on_gloo_and_the_whole_batch
     ]
     assert end("gloo", *ranks).blocked[0].needs == (Need(0, 1, (2,)),)
     assert stuck("gloo", *ranks) == (0, 2)
-    blocked = end("nccl", *ranks).blocked
+    blocked = end("nccl", *ranks, options=CONNECTED).blocked
     assert [(b.rank, b.position) for b in blocked] == [(0, 1), (2, 1)]
     assert blocked[0].needs == (Need(1, -1, (2,)),)  # the host, where the pair's communicator is made
 
@@ -124,7 +133,7 @@ def test_groups_never_match_each_other() -> None:
 def test_credit_is_spent_by_messages_in_flight_and_given_back_by_receives() -> None:
     """Three messages of 4 bytes into 8 bytes of buffer: the third waits for the first receive."""
     sends = [to(1, numel=1) for _ in range(3)]
-    options = {"buffsize": 8}
+    options = {"buffsize": 8, **CONNECTED}
     assert stuck("nccl", sends, [to(0, "recv", numel=1), {"op": "synchronize"}], options=options) == ()
     still = end("nccl", [*sends, {"op": "synchronize"}], [], options={**options, "init": "eager"})
     assert still.blocked[0].needs == (Need(2, -1, (1,)),)
@@ -133,7 +142,7 @@ def test_credit_is_spent_by_messages_in_flight_and_given_back_by_receives() -> N
 def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> None:
     """Messages of 12, 12 and 4 bytes into 16 bytes of buffer: the third would fit beside the first, but the second is before it."""
     batch = {"op": "batch", "ops": [to(1, "isend", numel=n) for n in (3, 3, 1)]}
-    options = {"buffsize": 16, "init": "eager"}
+    options = {"buffsize": 16, "init": "eager", **CONNECTED}
     assert end("nccl", [batch], [], options=options).blocked[0].needs == (Need(0, 1, (1,)), Need(0, 2, (1,)))
     taken = [to(0, "recv", numel=3), {"op": "synchronize"}]
     assert end("nccl", [batch], taken, options=options).stuck == ()
@@ -228,11 +237,12 @@ def overlap(is_async: bool) -> list[list[dict[str, Any]]]:
 @pytest.mark.parametrize("profile", ["gloo", "mpi", "nccl"])
 def test_overlapping_groups_in_opposite_order(profile: str) -> None:
     """G9: blocking deadlocks. Async works on gloo; one worker of MPI takes them in order; on NCCL the first use of a communicator
-    is a rendezvous of the hosts (N8)."""
+    is a rendezvous of the hosts (N8), and so is that of one which eager init has made (N9)."""
     groups = {"a": [0, 1], "b": [0, 1]}
     assert stuck(profile, *overlap(False), groups=groups) == (0, 1)
     assert stuck(profile, *overlap(True), groups=groups) == (() if profile == "gloo" else (0, 1))
-    assert stuck("nccl", *overlap(True), groups=groups, options={"init": "eager"}) == ()
+    assert stuck("nccl", *overlap(True), groups=groups, options={"init": "eager"}) == (0, 1)
+    assert stuck("nccl", *overlap(True), groups=groups, options={"init": "eager", **CONNECTED}) == ()
     assert stuck("nccl", *overlap(False), groups=groups, options={"init": "eager"}) == (0, 1)
     assert stuck("nccl", *overlap(True), groups=groups, options={"init": "eager", "launch_order_implicit": True}) == (0, 1)
 
@@ -254,7 +264,8 @@ def test_collective_behind_a_blocked_message_on_one_communicator() -> None:
 
 
 def test_nccl_host_runs_ahead_and_the_device_stands_still() -> None:
-    still = end("nccl", [{"op": "barrier"}, to(1, "recv"), {"op": "compute", "time_ns": 5}], [{"op": "barrier"}, to(0, "recv")])
+    ranks = [{"op": "barrier"}, to(1, "recv"), {"op": "compute", "time_ns": 5}], [{"op": "barrier"}, to(0, "recv")]
+    still = end("nccl", *ranks, options=CONNECTED)
     assert [(b.rank, b.position, b.device) for b in still.blocked] == [(0, 3, True), (1, 2, True)]
     assert still.blocked[0].needs == (Need(1, -1, (1,)),)
 

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from distsim.capture.sites import Sites, Where
-from distsim.capture.wire import READ, Arena, Blobs, Frames, Piece, Regions, connect, frame
+from distsim.capture.sites import NOWHERE, Sites, Where
+from distsim.capture.wire import READ, Arena, Blobs, Frames, Piece, Regions, Texts, connect, frame, frame_again
 
 if TYPE_CHECKING:
     from distsim.capture.price import Counted
@@ -42,7 +42,7 @@ class Client:
         self.address, self.regions, self.sites = address, regions, sites
         self.rank = -1
         self.arena: Arena | None = None
-        self.on_notice: Callable[[list[Any], Blobs], None] | None = None
+        self.on_notice: Callable[[list[object], Blobs], None] | None = None
         self.counted: Counted | None = None
         self._reset()
         os.register_at_fork(after_in_child=self._forked)
@@ -54,9 +54,12 @@ class Client:
         self._out: socket.socket | None = None
         self._held: list[Sequence[object]] = []
         self._held_blobs: list[bytes] = []
+        self._texts = Texts()
+        self.shapes: dict[object, int] = {}  # names of calls that are made again
         self._line = _Line()
         self._sockets: list[socket.socket] = []
         self._known: dict[Where, int] = {}
+        self._places = [NOWHERE]
         self._tokens = itertools.count(1)
         self._numbers = itertools.count(1)
         self.in_backward = False  # futures were asked for that C++ waits for when the pass ends
@@ -148,7 +151,11 @@ class Client:
     def flush(self) -> None:
         with self._lock:
             if self._out is not None and self._held:
-                held = frame(self._held, self._held_blobs)
+                if all(type(message) is tuple for message in self._held):
+                    key = tuple(self._held)
+                    held = frame_again(self._texts.of(key, lambda: key), self._held_blobs)
+                else:
+                    held = frame(self._held, self._held_blobs)
                 self._held, self._held_blobs = [], []
                 try:
                     self._out.sendall(held)
@@ -158,7 +165,7 @@ class Client:
     def ask(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> Answer:
         """Say it and wait for the answer. Raises what the hub answers with."""
         line = self._answers()
-        self.say(["ask", line.token, *message], blobs)
+        self.say(("ask", line.token, *message) if type(message) is tuple else ["ask", line.token, *message], blobs)
         answer, found = self._read(line)
         if answer[0] == "raise":
             raise _error(answer[1], answer[2])
@@ -169,6 +176,20 @@ class Client:
         if self.counted is not None and self.rank >= 0:
             self.tell_computed()
         return next(self._numbers)
+
+    def numbers(self) -> int:
+        """As `number`; the one behind it is the caller's as well."""
+        with self._lock:
+            first = self.number()
+            next(self._numbers)
+        return first
+
+    def learn(self, key: object, facts: Sequence[object]) -> int:
+        """A name for calls that are alike but for their numbers; ``facts`` as `repeats.Shape` has them. Told to the hub once."""
+        with self._lock:
+            name = self.shapes[key] = len(self.shapes) + 1
+            self.hold(["shape", name, *facts])
+        return name
 
     def aside(self) -> int:
         """A number for what may come at any time, as the end of a request that nobody holds."""
@@ -183,13 +204,21 @@ class Client:
 
     def site(self, depth: int = 3) -> int:
         """The number of the call site, told to the hub once."""
-        where = self.sites.where(depth)
+        return self.site_of(self.sites.where(depth))
+
+    def site_of(self, where: Where) -> int:
+        """The number of a place."""
         number = self._known.get(where)
         if number is None:
             with self._lock:
                 number = self._known[where] = len(self._known) + 1
+                self._places.append(where)
                 self.hold(["site", number, *where])
         return number
+
+    def place(self, site: int) -> Where:
+        """Of a call site, by its number."""
+        return self._places[site]
 
     # --- notices ---
     def _listen(self) -> None:

@@ -16,8 +16,9 @@ from distsim.capture.data import Side
 from distsim.capture.limits import limited, no_place, too_late
 from distsim.capture.matching import Matching, Posted
 from distsim.capture.members import Event, Failure, Line, Member, Question
+from distsim.capture.repeats import call_of, learn
 from distsim.capture.store import Shelf
-from distsim.capture.wire import READ, Blobs, Regions, frame
+from distsim.capture.wire import READ, Blobs, Regions
 from distsim.profiles.record import Profile
 
 #: Seconds of silence after which the hub looks whether all are stuck; it doubles up to the second number.
@@ -56,9 +57,10 @@ class Hub:
         self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._asked_threads, self._next_ask_s = 0, 0.0
         self._handlers: dict[str, Callable[[Member, list[Any], Blobs, Question | None], None]] = {
-            "call": self._call, "wait": self._wait, "waited": self._event, "dropped": self._dropped, "poll": self._poll,
+            "call": self._call, "again": self._again, "shape": lambda member, message, *_: learn(member, message),
+            "wait": self._wait, "waited": self._event, "dropped": self._dropped, "poll": self._poll,
             "future": self._future, "store": self._store, "meet": self._meet, "mark": self._event, "rank": self._rank,
-            "site": self._site, "group": self._group, "read": self._read, "heard": self._heard, "threads": self._threads,
+            "site": self._site, "group": self._group, "read": self._read, "heard": Member.heard, "threads": Member.threads,
             "end": self._end, "ended": self._event, "lane": lambda member, message, *_: setattr(member, "lane", message[1]),
         }  # fmt: skip
 
@@ -139,15 +141,8 @@ class Hub:
             line.member.gone = True
 
     def _introduce(self, line: Line, message: list[Any]) -> None:
-        line.kind, pid = message[0], message[1]
-        member = line.member = self.members.setdefault(pid, Member(pid))
-        if line.kind == "line":
-            line.tid, line.remote = message[3], message[4]
-            member.lines[message[2]] = line
-            line.send(frame(["ok"]))
-        elif line.kind == "notices":
-            line.tid, line.remote = message[2], message[3]
-            member.notices = line
+        line.member = self.members.setdefault(message[1], Member(message[1]))
+        line.member.opens(line, message)
 
     def _take(self, member: Member, message: list[Any], blobs: Blobs) -> None:
         question = None
@@ -196,17 +191,29 @@ class Hub:
             self.matching.matcher.specific_first = self.matching.profile.specific_first
 
     def _call(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
-        _, number, site, group, op, peer, tag, is_async, _, facts, pieces, *batch = message
+        _, number, site, group, op, peer, tag, is_async, facts, pieces, *batch = message
         payloads = [blobs.take(p[0]) if len(p) == 1 else p for p in pieces]
         call = Posted(member.rank, number, op, member.teams[group], peer, tag, Side(payloads, facts))
-        call.limit_ns = facts[3].get("timeout_ns")
-        member.calls[number] = call
         member.note(Event(number, "call", site, call=call, is_async=is_async, batch=batch[0] if batch else 0))
+        self._post(member, call, site, question)
+
+    def _again(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
+        shape, call = call_of(member, message[1], blobs)
+        number, site = call.number, shape.site
+        member.note(Event(number, "call", site, call=call, is_async=shape.is_async))
+        if shape.waited:
+            member.note(Event(number + 1, "wait", site, targets=(number,)))
+        self._post(member, call, site, question)
+
+    def _post(self, member: Member, call: Posted, site: int, question: Question | None) -> None:
+        call.limit_ns = call.side.extra.get("timeout_ns")
+        member.calls[call.number] = call
         if question is not None:
             member.asks(question, call, site)
             question.limit_ns = call.limit_ns
         for done in self.matching.post(call):
-            self._tell(done)
+            if done is not call or question is not None:  # else nobody asks yet
+                self._tell(done)
 
     def _wait(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
         _, number, site, target, limit = message
@@ -265,12 +272,6 @@ class Hub:
             member.note(Event(number, "future", site, targets=(target,)))
         if member.calls[target].done:
             self._tell(member.calls[target])
-
-    def _heard(self, member: Member, *_: object) -> None:
-        member.unheard -= 1
-
-    def _threads(self, member: Member, message: list[Any], *_: object) -> None:
-        member.idle = frozenset(message[1])
 
     def _store(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
         _, number, site, verb, space, *given = message
@@ -388,9 +389,7 @@ class Hub:
             if not each.member.waiting:
                 each.member.waiting[0] = each.question
         for member in self.ranks.values():
-            for number, question in member.waiting.items():
-                if question.poll is not None:
-                    member.events.append(Event(number, "wait", question.site, targets=(question.poll.number,)))
+            member.polls_wait()
 
     def close(self) -> None:
         for line in list(self._lines.values()):

@@ -55,7 +55,8 @@ class Posted:
     @property
     def on(self) -> str:
         """The device of its tensors, where its group has a back end for each; calls on different ones never meet."""
-        return str(self.side.extra.get("on", ""))
+        extra = self.side.extra
+        return str(extra.get("on", "")) if extra else ""
 
     @property
     def done(self) -> bool:
@@ -105,12 +106,17 @@ class Matching:
             box = self._box(call, call.peer)
             self.matcher.send(box, call.rank, item)
             call.outs = []
-            return [call, *self._meetings(box)]
+            return [call, *self._met(box, call.rank)]
         box = self._box(call, call.rank)
         self.matcher.receive(box, call.peer if call.peer >= 0 else ANY, item)
         if call.peer < 0 and len(call.team.ranks) == 2:  # only one can be meant
             return [*self._takes(box), *self._meetings(box)]
-        return self._meetings(box)
+        return self._met(box, call.peer) if call.peer >= 0 else []
+
+    def _met(self, box: Hashable, sender: int) -> list[Posted]:
+        """What a send or a receive that names its sender settles: at most one message of that sender."""
+        pair = self.matcher.meet(box, sender)
+        return [] if pair is None else [self._hand_over(*pair)]
 
     def _meetings(self, box: Hashable) -> list[Posted]:
         found: list[Posted] = []
@@ -208,10 +214,11 @@ class Matching:
 
     def forget(self, call: Posted) -> None:
         """Its result was told: small ones need not be kept."""
-        if call.origin is not None and not is_shared(call.outs or []):
+        if is_shared(call.outs or []):
+            return
+        if call.origin is not None:
             call.origin.side.payloads, call.origin = (), None
-        if not is_shared(call.outs or []):
-            call.outs = []
+        call.outs = []
 
     def _tidy(self, gathering: Gathering, size: int) -> None:
         if gathering.settled < size or gathering.readers:

@@ -7,12 +7,15 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from distsim.capture.matching import Posted, Team
-from distsim.capture.wire import Frames, frame
+from distsim.capture.repeats import Shape
+from distsim.capture.wire import Frames, Texts, frame, frame_again
 
 Place = tuple[str, int, str, str]
+#: Answers of the hub, but for the numbers of their tensors.
+_RESULTS: Final = Texts()
 
 
 class Failure(NamedTuple):
@@ -62,8 +65,17 @@ class Line:
             self.socket.sendall(data)
 
     def result(self, call: Posted, verb: str = "result") -> None:
-        outs, blobs = carried(call.outs or [])
-        self.send(frame([verb, outs, call.source, call.number], blobs))
+        found = call.outs or []
+        if verb == "result" and len(found) == 1 and len(found[0]) == 1 and isinstance(found[0][0], bytes):  # as most are
+            blob, source = found[0][0], call.source
+            self.send(frame_again(_RESULTS.of((source, len(blob)), lambda: [verb, [[[len(blob)]]], source]), (blob,)))
+            return
+        outs, blobs = carried(found)
+        if verb == "done":
+            self.send(frame([verb, outs, call.source, call.number], blobs))
+            return
+        key = (call.source, *[tuple([tuple(piece) for piece in pieces]) for pieces in outs])
+        self.send(frame_again(_RESULTS.of(key, lambda: [verb, outs, call.source]), blobs))
 
 
 @dataclass(eq=False)
@@ -106,6 +118,7 @@ class Member:
     idle: frozenset[int] = frozenset()
     sites: dict[int, Place] = field(default_factory=dict)
     teams: dict[int, Team] = field(default_factory=dict)
+    shapes: dict[int, Shape] = field(default_factory=dict)
     made: dict[Any, int] = field(default_factory=dict)
     calls: dict[int, Posted] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
@@ -123,6 +136,31 @@ class Member:
     def as_it_stands(self) -> Member:
         """A copy that stays as this one is now."""
         return replace(self, events=list(self.events), waiting=dict(self.waiting), futures=set(self.futures))
+
+    def opens(self, line: Line, message: Sequence[Any]) -> None:
+        """A connection of this process says what it is for."""
+        line.kind = message[0]
+        if line.kind == "line":
+            line.tid, line.remote = message[3], message[4]
+            self.lines[message[2]] = line
+            line.send(frame(["ok"]))
+        elif line.kind == "notices":
+            line.tid, line.remote = message[2], message[3]
+            self.notices = line
+
+    def heard(self, *_: object) -> None:
+        """It has read a notice."""
+        self.unheard -= 1
+
+    def threads(self, message: Sequence[Any], *_: object) -> None:
+        """Which of its threads run no line of the user's."""
+        self.idle = frozenset(message[1])
+
+    def polls_wait(self) -> None:
+        """Who asks whether a call is done waits for it."""
+        for number, question in self.waiting.items():
+            if question.poll is not None:
+                self.events.append(Event(number, "wait", question.site, targets=(question.poll.number,)))
 
     def note(self, event: Event) -> None:
         event.lane = self.lane

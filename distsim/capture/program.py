@@ -11,9 +11,9 @@ from distsim.capture.data import Side
 from distsim.capture.later import later_steps
 from distsim.capture.launch import Captured, backend_named
 from distsim.capture.matching import Posted, Team
-from distsim.capture.members import Member, Place
+from distsim.capture.members import Event, Member, Place
 from distsim.capture.price import Kernel, Stretch, priced_ns
-from distsim.capture.recorded import Step, steps_of, teams_in_order
+from distsim.capture.recorded import Step, never_began, steps_of, teams_in_order
 from distsim.capture.threads import Order, in_order
 from distsim.cluster import Cluster
 from distsim.cost import CostModel
@@ -80,10 +80,10 @@ class _Builder:
         codes, faults = [], []
         later, events = later_steps(self.members), in_order(self.members, self.threads)
         for rank, member in enumerate(self.members):
-            code = _Rank(self, rank).code([*steps_of(member, events[rank]), *later.get(rank, ())])
-            codes.append(code)
+            steps, never = steps_of(member, events[rank]), never_began(member, self.members)
+            codes.append(_Rank(self, rank).code([*steps, *never, *later.get(rank, ())]))
             if member.ended is not None and member.ended.how == "killed":
-                faults.append(Fault(rank, "kill", position=len(code.calls)))
+                faults.append(Fault(rank, "kill", position=len(codes[-1].calls) - len(never)))
         nodes = self.captured.wish.nodes
         return Program(
             name=name, file=file, world_size=self.size, nodes=nodes, local_size=-(-self.size // nodes), backend=self.backend,
@@ -105,8 +105,10 @@ class _Rank:
         self.builder = CodeBuilder(owner.shelf, [rank])
         self.at: dict[int, int] = {}  # number of a posted call -> position
         self.known: dict[Hashable, CodeCall] = {}
+        self.names: dict[int, str] = {}  # of what a call was given and the script changed before it waited
 
     def code(self, steps: Sequence[Step]) -> Code:
+        self.names = _names_of(steps)
         for step in steps:
             if step.op == "stranger" and step.event is not None:
                 if not step.place[3]:  # a library that calls for everybody knows that the others' calls do nothing
@@ -133,7 +135,9 @@ class _Rank:
         if step.failure is not None and step.failure.refused:
             self.owner.shelf.report(step.failure.refused, self._site(step.place, step.op), step.failure.text, [self.rank])
         key = (
-            (step.op, step.place, step.is_async, requests, tuple(_key(c) for c in step.calls)) if step.event is None else id(step)
+            (step.op, step.place, step.is_async, requests, tuple((_key(c), self.names.get(c.number)) for c in step.calls))
+            if step.event is None
+            else id(step)
         )
         if key not in self.known or step.failure is not None:
             self.known[key] = self.builder.make(self._draft(step), requests)
@@ -145,6 +149,8 @@ class _Rank:
         return self.owner.shelf.site(Site(file, line, len(text) - len(text.lstrip()) + 1 if line else 0, op))
 
     def _draft(self, step: Step) -> Draft:
+        if step.op == "changed" and step.event is not None:
+            return self._change(step, step.event)
         row, site = OPS[step.op], self._site(step.place, step.op)
         draft = Draft(row, site, self._group(step), is_async=step.is_async)
         if row.kind == "batch":
@@ -152,7 +158,7 @@ class _Rank:
         elif row.kind == "p2p":
             return self._message(step.calls[0], step.op, step)
         elif row.kind == "collective":
-            draft.fields = _collective(step.calls[0])
+            draft.fields = _collective(step.calls[0], self.names.get(step.calls[0].number, ""))
         elif step.op == "new_group" and step.event is not None:
             facts = step.event.facts
             team = step.event.team
@@ -166,6 +172,12 @@ class _Rank:
             draft.fields = {"code": step.failure.code} if step.op == "exit" else {"message": step.failure.text[:200]}
         return draft
 
+    def _change(self, step: Step, event: Event) -> Draft:
+        """What the script wrote, as a computation that takes no time."""
+        buffer = BufferVec(self.names[event.facts["call"]], 0, (), "uint8")
+        fields = {"time_ns": 0, "name": "compute", "writes": (buffer,)}
+        return Draft(OPS["compute"], self._site(step.place, "compute"), 0, fields=fields)
+
     def _group(self, step: Step) -> int:
         if step.op == "new_group":
             return 0
@@ -176,7 +188,7 @@ class _Rank:
     def _message(self, call: Posted, op: str, step: Step) -> Draft:
         draft = Draft(OPS[op], self._site(step.place, op), self.owner.number_of(call.team, call.on))
         draft.peer, draft.tag, draft.is_async = call.peer, call.tag, OPS[op].nonblocking
-        buffer = _buffers(call.side.ins or call.side.outs, call.side.dtype)[:1]
+        buffer = _buffers(call.side.ins or call.side.outs, call.side.dtype, self.names.get(call.number, ""))[:1]
         draft.fields = {"inputs": buffer, "outputs": buffer}
         return draft
 
@@ -192,13 +204,31 @@ def _key(call: Posted) -> Hashable:
     return (call.op, id(call.team), call.peer, call.tag, str(side.ins), str(side.outs), side.dtype, str(side.extra))
 
 
-def _buffers(shapes: Sequence[Sequence[int]], dtype: str) -> tuple[BufferVec, ...]:
+def _names_of(steps: Sequence[Step]) -> dict[int, str]:
+    """By call: what the script changed of it. While several are open, each has a name of its own."""
+    changed = {s.event.facts["call"]: str(s.event.facts["name"]) for s in steps if s.op == "changed" and s.event is not None}
+    found: dict[int, str] = {}
+    if changed:
+        held: dict[int, str] = {}
+        for step in steps:
+            for number in step.waits:
+                held.pop(number, None)
+            for call in step.calls:
+                if call.number in changed:
+                    name = changed[call.number] or f"the tensor of {call.op}"
+                    while name in held.values():
+                        name += "'"
+                    found[call.number] = held[call.number] = name
+    return found
+
+
+def _buffers(shapes: Sequence[Sequence[int]], dtype: str, name: str = "") -> tuple[BufferVec, ...]:
     known = dtype if dtype in DTYPE_BYTES else _LIKE.get(dtype, "uint8")
-    return tuple(BufferVec("", 0, tuple(shape), known) for shape in shapes)
+    return tuple(BufferVec(name, 0, tuple(shape), known) for shape in shapes)
 
 
-def _collective(call: Posted) -> dict[str, object]:
-    """The fields of a collective, by its row."""
+def _collective(call: Posted, name: str = "") -> dict[str, object]:
+    """The fields of a collective, by its row. ``name``: of its buffers, where that matters."""
     row, side = OPS[call.op], call.side
     fields: dict[str, object] = {k: side.extra[k] for k in ("timeout_ns", "wait_all_ranks", "reduce_op") if k in side.extra}
     if row.root_field is not None:
@@ -207,7 +237,7 @@ def _collective(call: Posted) -> dict[str, object]:
         return fields
     if call.op == "all_to_all_single":
         return fields | _exchange(side)
-    fields["inputs"], fields["outputs"] = _buffers(side.ins, side.dtype), _buffers(side.outs, side.dtype)
+    fields["inputs"], fields["outputs"] = _buffers(side.ins, side.dtype, name), _buffers(side.outs, side.dtype, name)
     return fields
 
 

@@ -11,6 +11,7 @@ from distsim.capture.sites import NOWHERE
 
 #: Blocking calls by what they are when somebody waits at once.
 BLOCKING = {"isend": "send", "irecv": "recv"}
+_BEGINS = "init_process_group"
 
 
 @dataclass
@@ -39,7 +40,7 @@ def teams_in_order(members: Sequence[Member]) -> list[Team]:
 
 def steps_of(member: Member, done: Sequence[Event]) -> list[Step]:
     """The program of one rank. It ends in the call in which the rank stands, if it does. ``done``: its events, one after the other."""
-    events = _with_backward_waits(member, done)
+    events = _with_changes(_with_backward_waits(member, done))
     batches = _whole_batches(events)
     steps: list[Step] = []
     for chunk in _chunks(events, batches):
@@ -112,6 +113,24 @@ def _with_backward_waits(member: Member, ordered: Sequence[Event]) -> list[Event
     return found if raised else found + [_as_wait(e) for e in open_ones]
 
 
+def _with_changes(events: list[Event]) -> list[Event]:
+    """Events with what changed a call's tensors behind that call, or behind the batch that it is part of."""
+    changes = {e.facts["call"]: e for e in events if e.kind == "changed"}
+    if not changes:
+        return events
+    found, held, batch = list[Event](), list[Event](), 0
+    for event in events:
+        if held and (event.kind != "call" or event.batch != batch or not batch):
+            found, held = [*found, *held], []
+        if event.kind == "changed":
+            continue
+        found.append(event)
+        if event.number in changes and event.kind == "call":
+            held.append(changes[event.number])
+            batch = event.batch
+    return [*found, *held]
+
+
 def _as_wait(event: Event) -> Event:
     return Event(event.number, "wait", event.site, targets=event.targets)
 
@@ -167,3 +186,14 @@ def _ending(member: Member) -> list[Step]:
     if ended is None or ended.how not in ("raised", "exited"):
         return []
     return [Step("fail" if ended.how == "raised" else "exit", ended.place, failure=ended)]
+
+
+def never_began(member: Member, members: Sequence[Member]) -> list[Step]:
+    """For a rank that ended before it began, where others began: the beginning that it did not come to. A program without one would
+    begin by itself."""
+    began = [{e.kind: e for e in m.events}.get(_BEGINS) for m in (member, *members)]
+    if began[0] is not None or not any(began) or member.ended is None:
+        return []
+    event = next(e for e in began if e is not None)
+    begins = Step(_BEGINS, NOWHERE, event=Event(0, _BEGINS, 0, facts=event.facts))
+    return [Step("exit", NOWHERE, failure=member.ended), begins] if member.ended.how == "ended" else [begins]

@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Final
 
 #: Files of torch and of distsim that only hand a call on; they are no "via".
@@ -51,7 +51,7 @@ class Sites:
         self._folders = library_folders()
         self._kinds: dict[str, int] = {}
         self._shown: dict[str, str] = {}
-        self._places: dict[tuple[object, ...], Where] = {}
+        self._places: dict[tuple[object, ...], tuple[Where, CodeType, CodeType | None]] = {}
         self.forward: Callable[[], Where] | None = None  # the line whose backward is running in this thread
         self._here = os.getcwd()
 
@@ -94,7 +94,10 @@ class Sites:
     def _from(self, frame: FrameType | None) -> Where:
         via: FrameType | None = None
         while frame is not None:
-            kind = self._kind(frame.f_code.co_filename)
+            file = frame.f_code.co_filename
+            kind = self._kinds.get(file)
+            if kind is None:
+                kind = self._kind(file)
             if kind == _OWN:
                 return self._place(frame, via)
             if via is None and kind == _LIBRARY:
@@ -105,11 +108,12 @@ class Sites:
     def _place(self, frame: FrameType, via: FrameType | None) -> Where:
         """What is said of a frame: made once, as loops come back to it."""
         code, through = frame.f_code, via.f_code if via is not None else None
-        key = (code.co_filename, frame.f_lineno, code.co_name, through and through.co_filename, via and via.f_lineno)
+        key = (id(code), frame.f_lasti, id(through), via and via.f_lasti)
         known = self._places.get(key)
         if known is None:
-            known = self._places[key] = (self.shown(code.co_filename), frame.f_lineno, code.co_name, _via(via))
-        return known
+            where = (self.shown(code.co_filename), frame.f_lineno, code.co_name, _via(via))
+            known = self._places[key] = (where, code, through)  # kept, so that no other code gets its number
+        return known[0]
 
     def of_traceback(self, error: BaseException) -> Where:
         """Where an exception left the user's code."""

@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from distsim.capture.client import Client
+from distsim.capture.cuda import over_cpu
 from distsim.capture.fake import is_fake
 from distsim.capture.wire import INLINE, Blobs, Piece
 
@@ -37,7 +38,13 @@ def plain(tensor: Tensor, op: str) -> Tensor:
         raise Unsupported(f"distsim capture does not support tensors without memory (device meta) in {op}")
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.detach() if tensor.requires_grad else tensor
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return tensor if _is_host(tensor) else tensor.cpu()
+
+
+def _is_host(tensor: Tensor) -> bool:
+    """Can the CPU read its memory? Not that of a GPU which is there, as tests may use one."""
+    return tensor.is_cpu or (tensor.is_cuda and over_cpu())
 
 
 @cache
@@ -54,13 +61,14 @@ def _tensor() -> type:
     return torch.Tensor
 
 
-def _is_simple(tensor: Tensor) -> bool:
+def is_simple(tensor: Tensor) -> bool:
     """Is its memory what it says, byte for byte?"""
     return (
         type(tensor) is _tensor()
         and tensor.layout is _strided()
         and tensor.is_contiguous()
-        and not (tensor.is_meta or tensor.is_conj() or tensor.is_neg())
+        and (tensor.is_cpu or _is_host(tensor))
+        and not (tensor.is_conj() or tensor.is_neg())
     )
 
 
@@ -73,7 +81,7 @@ def give(client: Client, tensors: Sequence[Tensor], op: str) -> tuple[list[Piece
             pieces.append([0])
             blobs.append(b"")
             continue
-        dense = tensor if _is_simple(tensor) else plain(tensor, op).contiguous()
+        dense = tensor if is_simple(tensor) else plain(tensor, op).contiguous()
         count = dense.numel() * dense.element_size()
         room = client.region_piece(count) if count > INLINE else None
         if room is None:
@@ -87,7 +95,7 @@ def give(client: Client, tensors: Sequence[Tensor], op: str) -> tuple[list[Piece
 
 def get(client: Client, tensor: Tensor, pieces: Sequence[Piece], blobs: Blobs) -> None:
     """Fill a tensor with payloads, one behind the other. What is too much is left out, as what is too little stays as it was."""
-    if _is_simple(tensor):
+    if is_simple(tensor):
         _fill(client, tensor, pieces, blobs)
         return
     if is_fake(tensor):
@@ -96,7 +104,7 @@ def get(client: Client, tensor: Tensor, pieces: Sequence[Piece], blobs: Blobs) -
 
     with torch.no_grad():
         dense = tensor.detach()
-        target = dense.contiguous()
+        target = dense.contiguous() if _is_host(dense) else dense.cpu().contiguous()
         _fill(client, target, pieces, blobs)
         if target is not dense:
             dense.copy_(target)

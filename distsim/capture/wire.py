@@ -12,7 +12,7 @@ import mmap
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 #: Payloads up to this many bytes travel in the frame.
@@ -22,6 +22,10 @@ READ: Final = 1 << 16
 #: Address space of one rank's memory; pages that nobody touches take none.
 ARENA: Final = 1 << 32
 _HEAD: Final = struct.Struct("<II")
+#: In the length of a text: it will come again, so who decodes it keeps what it found.
+AGAIN: Final = 1 << 31
+#: Texts that are kept.
+_MOST_KEPT: Final = 1 << 9
 _ALIGN: Final = 4096
 
 #: A payload on its way: ``[n]`` is the next n bytes of the frame, ``[region, offset, n]`` lies in the memory of a rank.
@@ -34,9 +38,35 @@ _decoded = json.JSONDecoder().raw_decode
 
 def frame(message: Sequence[object], blobs: Sequence[bytes] = ()) -> bytes:
     """A message and its small payloads as bytes."""
-    text = _encoded(message).encode()
-    blob = b"".join(blobs)
+    text, blob = encoded(message), b"".join(blobs)
     return _HEAD.pack(len(text), len(blob)) + text + blob
+
+
+def encoded(message: object) -> bytes:
+    """A message alone."""
+    return _encoded(message).encode()
+
+
+def frame_again(text: bytes, blobs: Sequence[bytes] = ()) -> bytes:
+    """A frame of a message that is encoded already, and often said. Who hears it must not change it."""
+    blob = b"".join(blobs)
+    return _HEAD.pack(len(text) | AGAIN, len(blob)) + text + blob
+
+
+class Texts:
+    """Encodings of what is said again and again, by what it says."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, bytes] = {}
+
+    def of(self, key: object, make: Callable[[], object]) -> bytes:
+        """The text of ``make()``, which is all that ``key`` says."""
+        text = self._known.get(key)
+        if text is None:
+            if len(self._known) >= _MOST_KEPT:
+                self._known.clear()
+            text = self._known[key] = encoded(make())
+        return text
 
 
 class Frames:
@@ -45,6 +75,7 @@ class Frames:
     def __init__(self) -> None:
         self._held: list[bytes] = []
         self._missing = 0  # bytes until the first frame can be whole
+        self._known: dict[bytes, list[Any]] = {}
 
     def feed(self, data: bytes) -> list[tuple[list[Any], bytes]]:
         """Every frame that is whole now."""
@@ -57,15 +88,25 @@ class Frames:
         found, at, have = list[tuple[list[Any], bytes]](), 0, len(data)
         while have - at >= _HEAD.size:
             text, blob = _HEAD.unpack_from(data, at)
-            middle = at + _HEAD.size + text
+            middle = at + _HEAD.size + (text & ~AGAIN)
             if have < middle + blob:
                 break
-            found.append((_decoded(data[at + _HEAD.size : middle].decode())[0], data[middle : middle + blob]))
+            raw = data[at + _HEAD.size : middle]
+            found.append((self._repeated(raw) if text & AGAIN else _decoded(raw.decode())[0], data[middle : middle + blob]))
             at = middle + blob
         if at < have:
             self._held, self._missing = [data[at:]], 1
             if have - at >= _HEAD.size:
-                self._missing = _HEAD.size + sum(_HEAD.unpack_from(data, at)) - (have - at)
+                text, blob = _HEAD.unpack_from(data, at)
+                self._missing = _HEAD.size + (text & ~AGAIN) + blob - (have - at)
+        return found
+
+    def _repeated(self, text: bytes) -> list[Any]:
+        found = self._known.get(text)
+        if found is None:
+            if len(self._known) >= _MOST_KEPT:
+                self._known.clear()
+            found = self._known[text] = _decoded(text.decode())[0]
         return found
 
 

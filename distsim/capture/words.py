@@ -23,6 +23,7 @@ _WORDS = (
     ("its handle is bound again before", "its Work is gone before"),
     ("it has no handle", "its Work is not kept"),
     ("keeps no handle", "keeps no Work"),
+    (" (`copies:`)", ""),
     (" by a fault of the file", ""),
     ("stands under a selector that leaves out", "stands on a branch that leaves out"),
 )
@@ -36,6 +37,8 @@ def spoken(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 def _spoken(text: str) -> str:
     for written, said in _WORDS:
         text = text.replace(written, said)
+    text = re.sub(r"^compute of (.*) writes (.*) while", r"the script, on \1, changes \2 in place while", text)
+    text = re.sub(r"\bcompute\(\) (?= )", "the script", text)
     return re.sub(r"\blater,$", "later", text, flags=re.MULTILINE)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from distsim.capture.client import Client
 from distsim.capture.tensors import get
+from distsim.capture.watch import Seen, changed, seen, writer
 from distsim.capture.wire import Blobs, Piece
 
 if TYPE_CHECKING:
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
 
 #: torch's "no time-out given" (`kNoTimeout`).
 _NONE = timedelta(0)
+
+
+def take(client: Client, number: int, tensors: Sequence[Tensor], answer: Sequence[Any], blobs: Blobs) -> None:
+    """Put what came for a call where it belongs."""
+    outs: list[list[Piece]] = answer[1]
+    shared = False
+    for tensor, pieces in zip(tensors, outs, strict=False):
+        get(client, tensor, pieces, blobs)
+    for pieces in outs:
+        for piece in pieces:
+            shared = shared or len(piece) == 3
+    if shared:
+        client.say(["read", number])
 
 
 @dataclass
@@ -32,7 +46,9 @@ class Request:
     source: int = -1
     future: Any = None
     waited: bool = False
-    lock: Any = field(default_factory=threading.Lock)
+    site: int = 0
+    watched: tuple[Seen, ...] = ()
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, answer: Sequence[Any], blobs: Blobs) -> None:
         """Put what came where it belongs."""
@@ -40,17 +56,15 @@ class Request:
             if self.done:
                 return
             self.done = True
-            outs: list[list[Piece]] = answer[1]
             self.source = answer[2]
-            for tensor, pieces in zip(self.outs, outs, strict=False):
-                get(self.client, tensor, pieces, blobs)
-        if any(len(piece) == 3 for pieces in outs for piece in pieces):
-            self.client.say(["read", self.number])
+            take(self.client, self.number, self.outs, answer, blobs)
 
     def wait(self, timeout: timedelta | None = None, depth: int = 4) -> None:
         """Wait, and say so: a wait is a call of the program."""
         if self.done and self.waited:
             return
+        if self.watched:
+            self._look()
         number, site = self.client.number(), self.client.site(depth)
         self.waited = True
         if self.kept or self.done:
@@ -64,8 +78,22 @@ class Request:
         if not self.done and not self.kept:
             answer, blobs = self.client.ask(["poll", self.number, self.client.number(), self.client.site(4)])
             if answer[0] == "result":
+                self._look()
                 self.take(answer, blobs)
+        self.watched = () if self.done or self.kept else self.watched
         return self.done or self.kept
+
+    def watch(self, site: int, ins: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        """Note what its tensors are, until somebody waits for it."""
+        self.site, self.watched = site, seen(ins, outs)
+
+    def _look(self) -> None:
+        """Say where the script has changed its tensors meanwhile."""
+        if changed(self.watched):
+            line, name = writer(self.client.place(self.site), self.client.sites.where(4))
+            facts = {"call": self.number, "name": name}
+            self.client.hold(["mark", self.client.number(), self.client.site_of(line), "changed", 0, facts])
+        self.watched = ()
 
 
 class WorkMethods:
@@ -103,7 +131,7 @@ class WorkMethods:
     def _source_rank(self) -> int:
         return self.request.source
 
-    def get_future(self) -> Future[Any]:
+    def get_future(self) -> Future[object]:
         return self.futures.of(self.request, list(self.results))
 
     getFuture = get_future  # noqa: N815 - the name that torch's C++ asks for
@@ -140,6 +168,7 @@ class Futures:
     def of(self, request: Request, results: list[Tensor]) -> Future[Any]:
         if request.future is not None:
             return request.future  # type: ignore[no-any-return]
+        request.watched = ()
         future = request.future = future_type(self)(request)
         if request.done or request.kept:
             future.set_result(results)

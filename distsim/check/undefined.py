@@ -16,7 +16,7 @@ from distsim.semantics.contacts import bad_contacts
 
 
 def undefined_findings(program: Program, layout: Layout, profile: Profile) -> tuple[Finding, ...]:
-    """Pairs of ranks whose first contact is a send on both sides (N9), and groups that share ranks and are used in another order
+    """Pairs of ranks that connect other directions than each other (N9), and groups that share ranks and are used in another order
     on two of them (N12). One finding per pair of groups, one for all contacts.
 
     NCCL's guide ("Using multiple NCCL communicators concurrently") asks for one order on all devices. Without either the finding

@@ -167,14 +167,17 @@ _OWN_RANKS = 4
 
 
 def _devices(cuda: bool | None, file: str, wish: Wish) -> None:
-    """Let torch have a GPU for each rank of a node, where the script asks for some. Before torch is loaded."""
+    """Let torch have a GPU for each rank of a node, where the script asks for some, else none. Before torch is loaded."""
     from distsim.capture.cuda import REAL, asks_for_cuda, prepare
+    from distsim.capture.cuda.hidden import hide
 
     if cuda or (cuda is None and asks_for_cuda(file)):
         layer, each = prepare(), wish.ranks // wish.nodes or _OWN_RANKS
         layer.install(min(each, _MOST_DEVICES))
         if layer.name != REAL:
             console.note(f"{layer.name}: {layer.reason}")
+    else:
+        hide()
 
 
 def _need_torch() -> None:

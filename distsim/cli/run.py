@@ -54,7 +54,11 @@ Real = Annotated[bool, typer.Option("--real", help="Run it on torch.distributed.
 BackendOption = Annotated[RealBackend | None, typer.Option("--backend", help="In place of the file's; auto: what is here.")]
 Timeout = Annotated[str, typer.Option("--timeout", metavar="TIME", help="Nothing moves for so long: a standstill.")]
 LauncherOption = Annotated[
-    Launcher | None, typer.Option("--launcher", help="Who starts the processes; elastic: torch's own. Else fork; on GPUs spawn.")
+    Launcher | None,
+    typer.Option(
+        "--launcher",
+        help="Who starts the processes; elastic: torch's own. Else fork; spawn where a forked rank can't use its GPU.",
+    ),
 ]
 DeviceOption = Annotated[RealDevice, typer.Option("--device", help="Where tensors lie; auto: on GPUs for nccl, else on the CPU.")]
 Init = Annotated[str, typer.Option("--init", metavar="HOW", help="How ranks meet: env, tcp, file, or a URL as file:///tmp/x.")]

@@ -219,6 +219,8 @@ def _outcome(linked: Linked, end: End, cost: CostModel, max_states: int) -> Prof
         doubt = left_open(program, profile, cost)
         if doubt is not None:
             outcome, ranks, possible = "undefined", doubt.ranks, {"undefined", *doubt.possible}
+    if profile.device and outcome == "hangs" and bad_contacts(program, program.options.get("init") == "eager"):
+        possible |= {"raises"}  # N9: as it does over sockets
     possible |= _besides(program, profile, outcome, end)
     return ProfileOutcome(outcome, tuple(word for word in WORST_FIRST if word in possible), ranks, complete=complete)
 
@@ -257,7 +259,8 @@ class Open(NamedTuple):
 def left_open(program: Program, profile: Profile, cost: CostModel) -> Open | None:
     """Of a program that completes under a back end with a device: what makes that luck, None where nothing does.
 
-    N9: a first contact of two sends is undefined. N12: asynchronous collectives of overlapping groups may stand in each other's way
+    N9: launches that connect other directions than each other are undefined.
+    N12: asynchronous collectives of overlapping groups may stand in each other's way
     on the device; they do if it stands still when launches follow the host's order, as on one hardware queue.
     """
     if not profile.device:

@@ -1,4 +1,5 @@
-"""NCCL as torch uses it. The tags (N1 …) are the rules of the evidence; they were read in sources, not run.
+"""NCCL as torch uses it. The tags (N1 …) are the rules of the evidence, read in sources. What of
+them was run, on ranks that shared an H100: `benchmarks/nccl_truth.py`, docs/semantics.md.
 
 Which communicator and stream a call uses, and what the host waits for, is `distsim.semantics.device_compiler`.
 """
@@ -8,6 +9,9 @@ from __future__ import annotations
 from distsim.ops.records import DTYPE_BYTES, Call
 from distsim.ops.table import OPS
 from distsim.profiles.record import (
+    ALL_PAIRS,
+    FROM_ROOT,
+    TO_ROOT,
     BufferOption,
     Meeting,
     Mishap,
@@ -22,8 +26,11 @@ from distsim.profiles.record import (
 )
 from distsim.profiles.support import COMPLEX, FLOAT8, FLOATS, INTEGERS, Support, reduced_by
 
-#: NCCL_BUFFSIZE, the default of 2.30 (``init.cc``): 8 slots of 512 KiB per channel (N10).
-BUFFER = BufferOption("buffsize", 4 * 1024 * 1024)
+#: Channels that a pair of ranks has at least (``topo.cc``, `ncclTopoGetNchannels`; over NVLink it has more).
+CHANNELS = 2
+#: N10: NCCL_BUFFSIZE on each channel of a pair, by default 4 MiB (``init.cc``: 8 slots of 512 KiB). Run on an H100: a send of 8 MiB
+#: completes without its receive, one of 10 MiB does not (NCCL 2.32.3, ranks on one GPU; over sockets, which hold more, 10 and 16 MiB).
+BUFFER = BufferOption("buffsize", CHANNELS * 4 * 1024 * 1024)
 #: Read. bool travels as uint8, so its sum is a maximum. float8 is reduced with NCCL >= 2.24 on compute capability >= 9.0.
 SUPPORT = Support(
     "nccl",
@@ -36,6 +43,10 @@ SUPPORT = Support(
     dtype_text="Input tensor data type is not supported for NCCL process group: {type}",
     reduce_text={"": "Cannot use ReduceOp.{op} with NCCL", "avg": "Cannot use ReduceOp.AVG with boolean inputs"},
 )
+
+
+#: N9: grouped sends and receives (torch, ``nccl.cpp``: `gather`, `scatter`, `all2all…`; run on H100, NCCL 2.28.9 and 2.32.3).
+BY_MESSAGES = {"all_to_all": ALL_PAIRS, "all_to_all_single": ALL_PAIRS, "gather": TO_ROOT, "scatter": FROM_ROOT}
 
 
 def credit(nbytes: int, outstanding: int, options: Options) -> bool:
@@ -83,8 +94,8 @@ NCCL = Profile(
     name="nccl",
     about="A call returns when it is enqueued (N1). Operations of one communicator run in issue order (N3) and meet by it alone: "
           "no kinds, no tags (N4, N5), no any-source (N6). A batch is one unit (N11). First use of a communicator waits for its "
-          "members (N8). Small sends may run ahead into buffers (N10).",
+          "members (N8), first use of a connection for those who share it (N9). Small sends may run ahead into buffers (N10).",
     needs=needs_all, mismatch=mismatch, refuse=SUPPORT.refuse, credit=credit, slot=by_number, workers=no_workers, new_group=new_group,
-    invalid=invalid, timed_out="crashes", device=True, tags=False, any_source=False, timeout_ns=10 * 60 * 10**9,
+    invalid=invalid, by_messages=BY_MESSAGES, timed_out="crashes", device=True, tags=False, any_source=False, timeout_ns=10 * 60 * 10**9,
     support=SUPPORT, buffer_option=BUFFER, cluster="dgx-a100", listed=2,
 )  # fmt: skip

@@ -7,10 +7,11 @@ has no clock and no cost. Functions take plain integers or resolved calls; all r
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from distsim.ops.records import Call
+from distsim.ops.table import OPS
 from distsim.profiles.support import Support
 
 #: What a run does in the end (design §5, "Verdicts and outcomes").
@@ -98,6 +99,10 @@ def nothing_besides(outcome: str, fields: Sequence[tuple[str, ...]], outside: bo
     return frozenset()
 
 
+#: What a collective that travels as messages needs connected: all pairs of its group, or one direction between each member and the root.
+ALL_PAIRS, TO_ROOT, FROM_ROOT = "all pairs", "to root", "from root"
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """The blocking rules of a back end. Every field is one rule; the profile's module says where each comes from.
@@ -123,7 +128,8 @@ class Profile:
     ``support``: what the back end takes; None for a reading of the contract, which takes all. ``buffer_option``: what ``credit`` goes by;
     None where no option changes it. ``cluster``: the preset that a scenario runs on which names none. ``listed``: the place among the
     back ends, torch's (`torch.distributed.Backend.backend_list`). ``built_in``: torch's own packages have it.
-    ``besides``: outcomes that may come in place of the one found (`Besides`).
+    ``besides``: outcomes that may come in place of the one found (`Besides`). ``by_messages``: collectives that travel as messages between
+    members, with what they need connected.
     """
 
     name: str
@@ -153,6 +159,7 @@ class Profile:
     built_in: bool = True
     local_groups: str | None = None
     besides: Besides = nothing_besides
+    by_messages: Mapping[str, str] = field(default_factory=dict)
     apart: Callable[[Sequence[Call]], Mapping[int, Awaited]] | None = None
 
     @property
@@ -166,7 +173,10 @@ class Profile:
 
 def torch_layer(call: Call, code: str, options: Options) -> Reaction:
     """What torch's Python layer does before a back end sees the call: a non-member is warned and nothing happens, but in `send`,
-    which raises ("Invalid process group specified"); every other wrong argument raises (2.1, 2.2, 2.3)."""
+    which raises ("Invalid process group specified"); every other wrong argument raises (2.1, 2.2, 2.3). Without any group left a
+    non-member is still warned where torch asks for no root first (run: all_reduce and barrier return, broadcast raises)."""
+    if code == "DS108" and call.group.group_rank(call.rank) < 0:
+        return "ignored" if OPS[call.op].kind == "collective" and OPS[call.op].root_field is None else "raises"
     return "ignored" if code == "DS104" and call.op != "send" else "raises"
 
 

@@ -10,9 +10,10 @@ from typing import Final, NamedTuple
 
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.ops.table import OPS
+from distsim.profiles.nccl import CHANNELS
 from distsim.program.records import Program
 
-#: The first NCCL in which ranks may share a GPU (NCCL 2.30, `init.cc` and `env.rst`: NCCL_MULTI_RANK_GPU_ENABLE).
+#: The first NCCL that lets ranks share a GPU on request (NCCL 2.30, `init.cc` and `env.rst`: NCCL_MULTI_RANK_GPU_ENABLE).
 SHARED_GPU: Final = (2, 30)
 #: What a task that srun or mpirun started with one visible GPU has for itself; torchrun shows every process all of them.
 _OWN_GPU: Final = ("srun", "mpirun", "mpiexec")
@@ -33,10 +34,22 @@ def need_torch() -> None:
 
 
 def visible_gpus() -> int:
-    """GPUs that torch sees."""
+    """GPUs that torch sees. It asks the driver's management library where it can, which leaves CUDA alone."""
     import torch
 
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return torch.cuda.device_count()
+
+
+def survives_fork() -> bool:
+    """Forked ranks can use the GPUs: nothing in this process has begun to use CUDA.
+
+    torch.cuda.device_count counts without CUDA where NVML answers; else it asks CUDA itself, after which no child may use it
+    (torch/cuda/__init__.py; torch/csrc/cuda/Module.cpp, `poison_fork`).
+    """
+    import torch
+
+    by_nvml = getattr(torch.cuda, "_device_count_nvml", lambda: -1)
+    return not torch.cuda.is_initialized() and by_nvml() > 0  # type: ignore[no-untyped-call]
 
 
 def choose_backend(wanted: str | None, scenario: str, ranks_here: int) -> str:
@@ -70,11 +83,15 @@ def cores() -> int:
 
 
 class Devices(NamedTuple):
-    """What the ranks of this machine work on: cpu or cuda, how many GPUs are visible, whether several ranks share one."""
+    """What the ranks of this machine work on: cpu or cuda, how many GPUs are visible, whether several ranks share one.
+
+    ``apart``: ranks that share one tell NCCL that they are on machines of their own, since it would refuse them otherwise.
+    """
 
     kind: str = "cpu"
     gpus: int = 0
     shared: bool = False
+    apart: bool = False
 
     def of(self, local_rank: int) -> int:
         """The visible GPU that a local rank takes: its own, or in turn where ranks outnumber GPUs."""
@@ -93,19 +110,7 @@ def choose_devices(wanted: str, backend: str, count: int, ranks_here: int, launc
         raise EnvironmentFault("--device cuda needs a GPU, and torch sees none here", "run it on the CPU: --device cpu")
     own = count == 1 and launcher in _OWN_GPU
     found = Devices("cuda", count, ranks_here > count and not own)
-    if backend == "nccl" and found.shared:
-        need_shared(nccl_version(), ranks_here, count)
-    return found
-
-
-def need_shared(version: tuple[int, ...], ranks: int, gpus: int) -> None:
-    """Raises EnvironmentFault where this NCCL refuses several ranks on one GPU."""
-    if version < SHARED_GPU:
-        text = ".".join(map(str, version)) or "of unknown version"
-        raise EnvironmentFault(
-            f"{ranks} ranks on {gpus} GPU{'s' * (gpus > 1)} would share one, which NCCL takes from 2.30 on, and torch here has NCCL {text}",
-            "take a newer NCCL, a machine with more GPUs, or `--backend gloo`",
-        )
+    return found._replace(apart=nccl_version() < SHARED_GPU) if backend == "nccl" and found.shared else found
 
 
 def nccl_version() -> tuple[int, ...]:
@@ -146,10 +151,11 @@ def check_rows(program: Program, backend: str, devices: Devices) -> None:
                          "leave --device cuda out, or run it with --backend nccl")  # fmt: skip
 
 
-def variables(backend: str, devices: Devices, options: Mapping[str, object], folder: str) -> dict[str, str]:
+def variables(backend: str, devices: Devices, options: Mapping[str, object], folder: str, rank: int = 0) -> dict[str, str]:
     """Variables of a rank's environment that torch and NCCL read: the file's options, and what keeps a hang from being silent.
 
-    Sources: torch, ProcessGroupNCCL.hpp (TORCH_NCCL_…, TORCH_FR_…); NCCL's guide, "Environment Variables".
+    Sources: torch, ProcessGroupNCCL.hpp (TORCH_NCCL_…, TORCH_FR_…); NCCL's guide, "Environment Variables". NCCL calls two ranks on
+    one GPU a duplicate where host and bus are the same (`init.cc`, "Duplicate GPU detected"); NCCL_HOSTID says which host it is.
     """
     if devices.kind != "cuda" or backend != "nccl":
         return {}
@@ -163,9 +169,9 @@ def variables(backend: str, devices: Devices, options: Mapping[str, object], fol
     if options.get("launch_order_implicit"):
         found["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
     if "buffsize" in options:
-        found["NCCL_BUFFSIZE"] = str(options["buffsize"])
+        found["NCCL_BUFFSIZE"] = str(int(str(options["buffsize"])) // CHANNELS)
     if devices.shared:
-        found["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+        found |= {"NCCL_HOSTID": f"distsim-{rank}"} if devices.apart else {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     return found
 
 

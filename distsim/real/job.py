@@ -77,7 +77,7 @@ class Job:
         quiet = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         loopback = quiet if self.master_addr in LOOPBACK else {}
         if self.given:
-            return loopback | self.switches()
+            return loopback | self.switches(rank)
         many = len(self.local_ranks) > 1  # as this launcher cuts the world, which need not be as the file does
         per = max(self.local_ranks) + 1 if many else program.local_size
         node = rank // per if many else program.node(rank)
@@ -92,11 +92,11 @@ class Job:
         if entrance is not None:  # the start-up fails: as the file has it
             own = {name: entrance.env.get(name, "") for name in VARIABLES}
             usual |= own | dict(entrance.env) | {"TORCHELASTIC_USE_AGENT_STORE": str(entrance.agent)}
-        return usual | loopback | self.switches()
+        return usual | loopback | self.switches(rank)
 
-    def switches(self) -> dict[str, str]:
+    def switches(self, rank: int = 0) -> dict[str, str]:
         """Variables that the devices and the back end of the run want."""
-        found = variables(self.backend, self.devices, self.program.options, self.directory)
+        found = variables(self.backend, self.devices, self.program.options, self.directory, rank)
         if self.visible and self.devices.kind == "cuda" and "CUDA_VISIBLE_DEVICES" not in os.environ:
             found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.visible))
         return found

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wish:
-    """How a run is wanted. ``launcher``: None takes fork, or spawn for GPUs. ``init``: env, tcp, file, or a URL of torch's.
-
-    ``device``: auto (GPUs for nccl, else the CPU), cpu or cuda. ``trace``: the file of the recording, beside which it is written as it
-    goes.
+    """How a run is wanted. ``launcher``: None takes fork, or spawn where a forked rank can't use its GPU. ``init``: env, tcp, file, or a
+    URL of torch's. ``device``: auto (GPUs for nccl, else the CPU), cpu or cuda. ``trace``: the file of the recording, beside which it is
+    written as it goes.
     """
 
     backend: str | None = None

@@ -79,6 +79,8 @@ def run_simulated(
     session.program = program
     check_rows(simulation.program, chosen, session.devices)
     session.notes += for_real(simulation.scenario)
+    if session.devices.apart:
+        session.notes.append("ranks share a GPU: NCCL takes each for a machine of its own (NCCL_HOSTID) and uses sockets")
     if session.devices.kind == "cpu":
         check_memory(program or simulation.program, session.ranks)
     _sweep()
@@ -108,7 +110,7 @@ def _session(simulation: Simulation, wish: Wish, chosen: str, started: ExternalR
                 f"{started.launcher} started {started.world_size} ranks, the scenario has {size}", f"start {size} ranks"
             )
         one = (started.rank,)
-        return Session(simulation, wish, chosen, "spawn" if devices.kind == "cuda" else "fork", one, started.master_addr,
+        return Session(simulation, wish, chosen, _usual(devices), one, started.master_addr,
                         started.master_port, started.rank, size, started, devices=devices)  # fmt: skip
     if wish.nnodes < 1 or size % wish.nnodes or not 0 <= wish.node_rank < wish.nnodes:
         raise UsageError(
@@ -137,15 +139,20 @@ def _devices(simulation: Simulation, wish: Wish, chosen: str, started: ExternalR
 def _launcher(scenario: Scenario, wish: Wish, devices: Devices) -> str:
     name = wish.launcher or (scenario.launch.start if "start" in scenario.launch.model_fields_set else None)
     if name is None:
-        return "spawn" if devices.kind == "cuda" else "fork"
+        return _usual(devices)
     if name not in METHODS:
         raise UsageError(f"there is no launcher {name}", f"one of {', '.join(METHODS)}")
-    if name == "fork" and devices.kind == "cuda":
+    if name == "fork" and _usual(devices) != "fork":
         raise UsageError(
-            "--launcher fork can't be used with CUDA: a forked process can't use a CUDA context that its parent has made",
+            "--launcher fork can't be used with CUDA here: a forked process can't use a CUDA context that its parent has made",
             "use --launcher spawn or forkserver",
         )
     return name
+
+
+def _usual(devices: Devices) -> str:
+    """fork, which loads torch once, wherever a forked rank can use its device."""
+    return "fork" if devices.kind != "cuda" or device.survives_fork() else "spawn"
 
 
 # --- the run itself ---

@@ -61,7 +61,7 @@ class Scope:
         self.problems = problems
         self.axes = dict(axes)
         self.groups: set[str] = {"world"}
-        self.tensors: dict[str, Any] = {}
+        self.tensors: dict[str, object] = {}
         self.handles: set[str] = set()
         self.meaning: dict[str, str] = dict.fromkeys(RESERVED, "a word of expressions")
         self.names: dict[str, None] = dict.fromkeys(BASE)
@@ -70,10 +70,10 @@ class Scope:
         #: The vars that are quantities, and what they measure.
         self.kinds: dict[str, Kind] = {}
         #: What rank 0 sees.
-        self.sample: dict[str, Any] = {**dict.fromkeys(BASE, 0), "world_size": world_size or 1}
+        self.sample: dict[str, object] = {**dict.fromkeys(BASE, 0), "world_size": world_size or 1}
 
     # --- definitions ---
-    def define(self, name: Any, what: str, path: Path) -> None:
+    def define(self, name: object, what: str, path: Path) -> None:
         """One name, one meaning."""
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             self.problems.add(path, f"expected a name made of letters, digits and _ for {what}, found {shown(name)}", at_key=True)
@@ -287,7 +287,7 @@ class Scope:
             )
         return kind in (str, int, float, bool)
 
-    def _constants(self, name: str, value: Any, path: Path) -> None:
+    def _constants(self, name: str, value: object, path: Path) -> None:
         """Plain numbers are what torch takes there: integers within 32 bits, no true or false."""
         for way, leaf in leaves(value):
             found = getattr(leaf, "constant", None)

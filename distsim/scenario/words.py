@@ -61,7 +61,7 @@ WORDS: dict[str, Told] = {
     "Options.launch_order_implicit": Told("NCCL_LAUNCH_ORDER_IMPLICIT: communicators launch in the order of the host's calls.", True),
     "Options.timeout": Told("init_process_group's timeout; left out, 30 min, with nccl 10 min.", "30 s"),
     "Options.init_method": Told("init_process_group's init_method; left out, `env://`.", "env://"),
-    "Options.buffsize": Told("NCCL_BUFFSIZE: how far an nccl send may run ahead of its receive.", "4 MiB"),
+    "Options.buffsize": Told("How far an nccl send may run ahead of its receive: NCCL_BUFFSIZE on each of a pair's two channels.", "8 MiB"),
     "Options.eager_limit": Told("The size up to which an MPI send is buffered.", "4 KiB"),
     # --- launch ---
     "Launch.master_addr": Told("MASTER_ADDR: where rank 0's store listens.", "node0"),

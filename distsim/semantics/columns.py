@@ -122,8 +122,9 @@ class _Columns:
         elif step == ISSUE:
             self.issued[i] = t
         elif step == MEET and (one.number, rows[0]) not in self.met:
-            self.met.add((one.number, rows[0]))
-            np.maximum.at(self.latest, self.meets[one.number][rows[0]], t)
+            for number in rows:
+                self.met.add((one.number, number))
+                np.maximum.at(self.latest, self.meets[one.number][number], t)
         return self._await(one, at, i, t) if done else t
 
     def _await(self, one: Class, at: Step, i: IntArray, t: IntArray) -> IntArray:
@@ -138,7 +139,8 @@ class _Columns:
             if self._on_host(one, row):
                 self.returned[i] = t
         elif step == MEET:
-            t = np.maximum(t, self.latest[self.meets[one.number][rows[0]]])
+            for number in rows:
+                t = np.maximum(t, self.latest[self.meets[one.number][number]])
             if row >= 0:
                 self.returned[i] = np.maximum(self.returned[i], t)
         elif step == BEGIN:

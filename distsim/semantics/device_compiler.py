@@ -6,17 +6,19 @@ The host hands launches to streams and goes on. A launch starts when all of ``af
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from functools import cache
 
 from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
-from distsim.profiles.record import Profile
+from distsim.profiles.record import ALL_PAIRS, TO_ROOT, Profile
 from distsim.program.records import CodeCall, Program
 from distsim.semantics.compiler import Compiler, Shared
 from distsim.semantics.creation import made_groups
-from distsim.semantics.form import Launch, Meet, Part, PartKind, Post, Queue, Stuck, Sync, Unit, Wait
+from distsim.semantics.form import Launch, Meet, Part, PartKind, Post, Queue, Spot, Stuck, Sync, Unit, Wait
 
+#: What the kernels of collectives connect.
+KERNELS = "kernels"
 #: The default stream: compute and blocking collectives run on it unless they name another.
 CURRENT = Queue("current", name="current", is_stream=True)
 
@@ -46,12 +48,14 @@ class DeviceCompiler(Compiler):
         self.launch_order = bool(options.get("launch_order_implicit"))
         self.one_queue = bool(options.get("one_queue"))  # not a user's option: asks what N12 may come to
         self.serial = bool(options.get("serial"))  # nor is this: the host waits for each launch
+        self.is_connected = bool(options.get("connected"))  # nor this: everything was used before
         self.last: dict[Hashable, int] = {}
         self.issued: dict[Hashable, int] = {}
         self.comms: dict[tuple[int, int], Queue] = {}  # by slot and port
         self.joins: dict[Hashable, dict[Hashable, int]] = {}
         self.comm_of: dict[int, Hashable] = {}
         self.met: set[Hashable] = set()
+        self.connected: set[tuple[Hashable, str, int]] = set()  # communicator, stage, and the other rank or the root
         self.contended: dict[int, bool] = {}  # of a group that the ranks do not agree on: do several claim one place
         self.host_waits: set[int] = set()  # rows whose wait blocks the host
         self.newest: dict[Hashable, int] = {}  # by the stream that a launch runs on
@@ -91,7 +95,51 @@ class DeviceCompiler(Compiler):
             others = tuple(r for r in self.program.groups[group].ranks if r != self.rank)
             self.out.append(Stuck(position, others, "the ranks made different groups", self.contended[group]))
         elif not self.eager:
-            self.meet(Meet(position, group=comm.group, port=comm.port, of_group=group))
+            self.meet(Meet(position, spots=(Spot(comm.group, comm.port),), of_group=group))
+
+    def connect(self, position: int, comm: Queue, spots: Iterable[tuple[Spot, int]]) -> None:
+        """N9: what a launch needs on its communicator and nobody has connected yet, both sides connect in the call, on the host. ``spots``:
+        with the other rank or the root. Who made another group than the others stands still before."""
+        fresh = []
+        for spot, other in spots:
+            key = (comm.key, spot.stage, other)
+            if key not in self.connected:
+                self.connected.add(key)
+                fresh.append(spot)
+        group = int(self.value(self.code.groups[comm.group]))
+        if fresh and group not in self.alias and not self.is_connected:
+            self.meet(Meet(position, spots=tuple(fresh), of_group=group))
+
+    def connect_messages(self, position: int, comm: Queue, calls: Iterable[CodeCall]) -> None:
+        """The directions of messages: each is connected by its first message. A message to oneself needs none."""
+        if (comm.key, ALL_PAIRS, -1) in self.connected:
+            return
+        kind = "group" if comm.port < 0 else "own"
+        wanted = [(call, self.peer(call)) for call in calls if not OPS[call.op].signals and call.group >= 0]
+        self.connect(position, comm, [
+            (Spot(comm.group, call.port, f"{kind} {OPS[call.op].direction}"), peer)
+            for call, peer in wanted if peer >= 0 and peer != self.rank
+        ])  # fmt: skip
+
+    def connect_collective(self, position: int, comm: Queue, call: CodeCall) -> None:
+        """Kernels of collectives have connections of their own (one algorithm is taken to connect for all); what NCCL sends as messages
+        needs those of the pairs, a root's in one direction."""
+        stage = self.profile.by_messages.get(call.op)
+        if stage is None:
+            self.connect(position, comm, [(Spot(comm.group, stage=KERNELS), -1)])
+        elif (comm.key, ALL_PAIRS, -1) not in self.connected and not self._is_pair_connected(comm, stage, call):
+            root = call.fields.get("root", -1) if stage != ALL_PAIRS else -1
+            self.connect(position, comm, [(Spot(comm.group, stage=stage, root=root), int(self.value(root)))])
+
+    def _is_pair_connected(self, comm: Queue, stage: str, call: CodeCall) -> bool:
+        """Of a group of two: messages have connected what the collective needs."""
+        members = self.program.groups[int(self.value(self.code.groups[comm.group]))].ranks
+        if len(members) != 2:
+            return False
+        other = members[0] if members[1] == self.rank else members[1]
+        is_root = int(self.value(call.fields.get("root", -1))) == self.rank
+        ways = ("send", "recv") if stage == ALL_PAIRS else ("recv" if is_root == (stage == TO_ROOT) else "send",)
+        return all((comm.key, f"group {way}", other) in self.connected for way in ways)
 
     # --- streams ---
     def held(self, stream: Hashable, after: set[int]) -> None:
@@ -149,6 +197,7 @@ class DeviceCompiler(Compiler):
             return
         comm = self.message_comm(call)
         self.first_use(position, comm)
+        self.connect_messages(position, comm, (call,))
         self.launch(position, part.row, (part,), comm, comm, issuer)
         if not OPS[call.op].nonblocking:
             self.ended(position, part.row, issuer)
@@ -162,6 +211,7 @@ class DeviceCompiler(Compiler):
         """N2: async on the group's stream, blocking on the one that is current. N14: a barrier stops the host."""
         comm, issuer = self.group_comm(call.group), stream_of(call.fields.get("queue"))
         self.first_use(position, comm)
+        self.connect_collective(position, comm, call)
         part = self.collective_part(position, call)
         self.launch(position, part.row, (part,), comm if call.is_async else issuer, comm, issuer)
         if call.op == "barrier" or self.blocking_wait:
@@ -175,6 +225,7 @@ class DeviceCompiler(Compiler):
             return
         comm, issuer = self.group_comm(call.parts[0].group), stream_of(call.fields.get("queue"))
         self.first_use(position, comm)
+        self.connect_messages(position, comm, call.parts)
         parts = tuple(self.message_part(position, i, one, batched=True) for i, one in enumerate(call.parts))
         self.launch(position, self.row(position), parts, comm, comm, issuer)
         if not call.handled:
@@ -191,12 +242,12 @@ class DeviceCompiler(Compiler):
 
     def wait(self, position: int, call: CodeCall) -> None:
         """N1: the stream that is current waits, not the host (but for a barrier, and under TORCH_NCCL_BLOCKING_WAIT)."""
-        targets = [k for k in (position - d for d in call.waits) if k in self.made]
-        rows = tuple(row for k in targets for row in self.requests(k))
+        targets = [k for k in [position - d for d in call.waits] if k in self.made]
+        rows = [self.row(k) for k in targets]
         for row in rows:
             self.join(row, stream_of(call.fields.get("queue")))
-        on_host = tuple(row for row in rows if self.blocking_wait or row in self.host_waits)
-        waited = tuple(self.row(k, i) for k in targets for i in range(-1, len(self.code.calls[k].parts)))
+        on_host = tuple([row for row in rows if self.blocking_wait or row in self.host_waits])
+        waited = tuple([self.row(k, i) for k in targets for i in range(-1, len(self.code.calls[k].parts))])
         self.out.append(Wait(position, on_host, waited))
 
     def drop(self, position: int, target: int) -> None:

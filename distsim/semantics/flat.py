@@ -26,7 +26,7 @@ class Threads(NamedTuple):
 def flatten(unit: Unit, offsets: list[int], one_by_one: bool) -> Threads:
     """The steps of a unit's threads. Rows count from the rank's first.
 
-    The row of a wait is that of the call which waits (-1: the program's end), for its return is written down there; a meet has its number
+    The row of a wait is that of the call which waits (-1: the program's end), for its return is written down there; a meet has its numbers
     for rows. ``one_by_one``: waits come one for each request, and each notes when it was waited for (`WAIT_EACH`: the row, then these).
     """
     host: list[Step] = []
@@ -67,7 +67,7 @@ def _host_step(found: Sequence[Instruction], i: int, offsets: list[int], own: se
     if isinstance(here, Sync):
         return (AWAIT_ENDS, row, here.rows), 1
     if isinstance(here, Meet):
-        return (MEET, row, (here.number,)), 1
+        return (MEET, row, here.numbers), 1
     return ((NEVER if isinstance(here, Stuck) else END, row, ()) if isinstance(here, (Stuck, Leave)) else (WAIT, row, ())), 1
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from distsim.ops.records import Group
-from distsim.program.records import CodeCall
+from distsim.program.records import CodeCall, Vec
 from distsim.standstill import RankStatus
 
 #: The signature of a call that breaks the contract and that the back end takes all the same: wrong data comes of it.
@@ -128,22 +128,36 @@ class Sync(NamedTuple):
     rows: tuple[int, ...] = ()
 
 
-class Meet(NamedTuple):
-    """Block the host until all members have come: a communicator or the process group is made.
+class Spot(NamedTuple):
+    """Where ranks meet: members of the group, or the two of a port (indices of the code), at the ``stage`` of what they make together: a
+    communicator (""), or connections on one (`distsim.semantics.device_compiler`). ``root``: the one that a stage is about."""
 
-    ``number`` counts the rank's meets. Who meets is told by ``gathering``, or it is the communicator of ``group`` or ``port`` (indices of
-    the code; `Linked.meets`). ``uneven``: members differ by rank; who is ``lost`` comes, but is never let go. ``of_group``: the id of the
-    group whose time-out bounds the wait.
+    group: int
+    port: int = -1
+    stage: str = ""
+    root: Vec = -1
+
+
+class Meet(NamedTuple):
+    """Block the host until all members have come: a communicator or the process group is made, or a connection.
+
+    ``number`` counts the rank's meets. Who meets is told by ``gathering``, or by ``spots``: the rank comes to all of them at once, and
+    goes on when everybody has come to each (`Linked.meets`; they take a number each). ``uneven``: members differ by rank; who is ``lost``
+    comes, but is never let go. ``of_group``: the id of the group whose time-out bounds the wait.
     """
 
     position: int
     number: int = 0
     gathering: Gathering | None = None
-    group: int = -1
-    port: int = -1
+    spots: tuple[Spot, ...] = ()
     of_group: int = 0
     uneven: bool = False
     lost: bool = False
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of its spots, or its own."""
+        return tuple(range(self.number, self.number + max(1, len(self.spots))))
 
 
 class Stuck(NamedTuple):

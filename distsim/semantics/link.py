@@ -147,24 +147,27 @@ class Linked:
                 for row, rank in (
                     [(unit.vector_rows[0], unit.ranks[0])] if alike else zip(unit.vector_rows, unit.ranks, strict=True)
                 ):
-                    key, members = self.gathering_of(meet, rank, row)
-                    if key not in known:
-                        known[key] = len(self.members)
-                        self.members.append(members)
-                    for one in unit.ranks if alike else (rank,):
-                        self.meets[one].append(known[key])
+                    for key, members in self._gatherings(meet, rank, row):
+                        if key not in known:
+                            known[key] = len(self.members)
+                            self.members.append(members)
+                        for one in unit.ranks if alike else (rank,):
+                            self.meets[one].append(known[key])
 
-    def gathering_of(self, meet: Meet, rank: int, vector_row: int) -> tuple[Hashable, tuple[int, ...]]:
-        """The key under which a rank meets others, and whom it expects."""
+    def _gatherings(self, meet: Meet, rank: int, vector_row: int) -> Iterator[tuple[Hashable, tuple[int, ...]]]:
+        """The keys under which a rank meets others, and whom it expects."""
         if meet.gathering is not None:
-            return meet.gathering.key, meet.gathering.members or tuple(self.program.present)
+            yield meet.gathering.key, meet.gathering.members or tuple(self.program.present)
         code = self.program.code(rank)
-        group = at(code.groups[meet.group], vector_row)
-        if meet.port < 0:
-            return ("communicator", group), self.program.members(group)
-        peer = at(code.ports[meet.port].peer, vector_row)
-        pair = (min(rank, peer), max(rank, peer))
-        return ("pair", group, *pair), pair
+        for spot in meet.spots:
+            group = at(code.groups[spot.group], vector_row)
+            if spot.port < 0:
+                yield ("group", spot.stage, group, at(spot.root, vector_row)), self.program.members(group)
+                continue
+            peer = at(code.ports[spot.port].peer, vector_row)
+            pair = (min(rank, peer), max(rank, peer))
+            source = -1 if not spot.stage else rank if spot.stage.endswith("send") else peer
+            yield ("pair", spot.stage.partition(" ")[0], group, *pair, source), pair
 
     def parts(self, kind: PartKind) -> Iterator[tuple[Unit, list[Part], IntArray]]:
         """(unit, the parts that one call object makes, their rows on the unit's ranks: (parts, ranks)) of all parts of a kind."""

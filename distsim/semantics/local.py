@@ -288,7 +288,7 @@ class LocalClocks(Progress):
                 if key is None:
                     self.returned[i] = t
         elif step == MEET:
-            key, t = self._meet(thread, rows[0], t, ready)
+            key, t = self._meet(thread, rows, t, ready)
             if key is None and row >= 0:
                 self.returned[i] = max(self.returned[i], t)
         elif step in (AWAIT_ENDS, WAIT_ENDS, WAIT_EACH):
@@ -314,13 +314,17 @@ class LocalClocks(Progress):
         if not self.missing[instance]:
             self._rouse(4 * instance + 3, ready)
 
-    def _meet(self, thread: Thread, number: int, t: int, ready: list[Thread]) -> tuple[int | None, int]:
-        """All members of a communicator have come; each comes once, when its host first gets here."""
-        instance = thread.meets[number]
-        if thread.key != 4 * instance + 3:
-            self.came.setdefault(instance, []).append(thread.rank)
-            self._come(instance, t, ready)
-        return (4 * instance + 3, t) if self.missing[instance] else (None, max(t, self.latest[instance]))
+    def _meet(self, thread: Thread, numbers: tuple[int, ...], t: int, ready: list[Thread]) -> tuple[int | None, int]:
+        """All who make something together have come; each comes once, to all spots, when its host first gets here."""
+        instances = [thread.meets[number] for number in numbers]
+        if thread.key is None or thread.key % 4 != 3 or thread.key // 4 not in instances:
+            for instance in instances:
+                self.came.setdefault(instance, []).append(thread.rank)
+                self._come(instance, t, ready)
+        for instance in instances:
+            if self.missing[instance]:
+                return 4 * instance + 3, t
+        return None, max(t, *(self.latest[instance] for instance in instances))
 
     def _begin(
         self, thread: Thread, step: int, row: int, rows: tuple[int, ...], t: int, ready: list[Thread]

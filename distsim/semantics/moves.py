@@ -96,7 +96,7 @@ class Rules(Queues):
         if op == SYNC:
             return state.open[rank] == 0
         if op == MEET:
-            return rank not in state.meets.get(self._meet_of(rank, instruction)[0], ())
+            return not self._is_there(state, rank, instruction)
         if op == LOCK:
             return not self.worker_has_lock(state, rank)
         return op != STUCK
@@ -235,24 +235,44 @@ class Rules(Queues):
         for row in self.worker_queue(state, rank)[:1]:
             self.try_start(state, rank, self.task(row), out)
 
-    def _meet_of(self, rank: int, meet: Instruction) -> tuple[int, tuple[int, ...]]:
+    def _meet_of(self, rank: int, meet: Instruction) -> list[tuple[int, tuple[int, ...]]]:
         assert isinstance(meet, Meet)
-        return self.meeting(rank, meet)
+        return self.meetings(rank, meet)
+
+    def _is_there(self, state: State, rank: int, meet: Instruction) -> bool:
+        """The rank has come to a meeting, and not everybody else has."""
+        return any(rank in state.meets.get(instance, ()) for instance, _ in self._meet_of(rank, meet))
 
     def _meet(self, state: State, rank: int, meet: Instruction, out: Listener) -> None:
-        """Whoever finds all whom it expects there goes on; nobody leaves before."""
+        """Come to all spots of a meeting; whoever now finds nobody missing at any of its own goes on."""
         assert isinstance(meet, Meet)
-        instance, expected = self.meeting(rank, meet)
+        if meet.uneven:
+            self._meet_unevenly(state, rank, meet, out)
+            return
+        waiting: dict[int, None] = {}
+        for instance, expected in self.meetings(rank, meet):
+            there = state.meets.setdefault(instance, {})
+            there[rank] = None
+            if len(there) == len(expected):
+                waiting |= there
+                del state.meets[instance]
+        for member in (*(other for other in waiting if other != rank), rank):
+            op, theirs, *_ = self.steps[member][state.pc[member]]
+            if op == MEET and not self._is_there(state, member, theirs):
+                state.pc[member] += 1
+                out.released(member)
+
+    def _meet_unevenly(self, state: State, rank: int, meet: Meet, out: Listener) -> None:
+        """Whoever finds all whom it expects there goes on; nobody leaves before."""
+        ((instance, expected),) = self.meetings(rank, meet)
         there = state.meets.setdefault(instance, {})
         there[rank] = None
-        if not meet.uneven and len(there) < len(expected):
-            return
         open_still, all_there = False, frozenset(there)
         for member in tuple(there):
             op, theirs, *_ = self.steps[member][state.pc[member]]
-            if op != MEET or self._meet_of(member, theirs)[0] != instance:
+            if op != MEET or self._meet_of(member, theirs)[0][0] != instance:
                 continue
-            if theirs.lost or (meet.uneven and any(r not in all_there for r in self._meet_of(member, theirs)[1])):  # type: ignore[union-attr]
+            if theirs.lost or any(r not in all_there for r in self._meet_of(member, theirs)[0][1]):  # type: ignore[union-attr]
                 open_still = True
                 continue
             state.pc[member] += 1

@@ -50,14 +50,17 @@ def _waited_for(rules: Rules, state: State, rank: int, begun: list[int]) -> list
 
 def _not_met(rules: Rules, state: State, rank: int, meet: Meet, known: dict[tuple[int, int], tuple[int, ...]]) -> tuple[int, ...]:
     """Whom a rank still expects; one tuple for all who expect the same."""
-    instance, members = rules.meeting(rank, meet)
-    if meet.lost:
-        return tuple(r for r in members if r >= 0 and r != rank)
-    key = instance, id(members)
-    if key not in known:
-        there = frozenset(state.meets.get(instance, ()))
-        known[key] = tuple(r for r in members if r >= 0 and r not in there)
-    return known[key]
+    found: dict[int, None] = {}
+    for instance, members in rules.meetings(rank, meet):
+        if meet.lost:
+            return tuple(r for r in members if r >= 0 and r != rank)
+        key, there = (instance, id(members)), state.meets.get(instance, ())
+        if key not in known and rank in there:
+            known[key] = tuple(r for r in members if r >= 0 and r not in frozenset(there))
+        if len(meet.spots) <= 1 and rank in there:
+            return known[key]
+        found |= dict.fromkeys(known[key] if rank in there else ())
+    return tuple(found)
 
 
 def _blocked(rules: Rules, state: State, rank: int, begun: list[int], met: dict[tuple[int, int], tuple[int, ...]]) -> Blocked:

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from distsim.arrays import distinct
+from distsim.ops.exchange import Exchange
 from distsim.ops.one_sided import SIGNALS
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
@@ -117,6 +118,7 @@ class Tables:
         self.lock, self.sees_death = self.profile.lock, self.profile.peer_death == "raises"
         self._compile(linked)
         self._calls: dict[int, Call] = {}
+        self._cuts: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.wants = Needs(linked)
         self.apart = self.wants.apart
         self._near: dict[tuple[str, int, int], tuple[frozenset[int], ...] | None] = {}
@@ -170,6 +172,13 @@ class Tables:
             self._calls[row] = self.program.resolve(self.rank_of[row], self.part(row).call)
         return self._calls[row]
 
+    def cut(self, row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of a pairwise operation: elements for each group rank, and from each; counted once."""
+        if row not in self._cuts:
+            call = self.call(row)
+            self._cuts[row] = Exchange.sent(call), Exchange.received(call)
+        return self._cuts[row]
+
     # --- whom a collective needs ---
     @cached_property
     def fits(self) -> list[bool]:
@@ -220,11 +229,11 @@ class Tables:
         found = self.wants.of(row)
         return self.members[self.instance[row]] if found is None else found
 
-    def meeting(self, rank: int, meet: Meet) -> tuple[int, tuple[int, ...]]:
-        """The instance of a rank's meet, and whom it expects."""
-        instance = self.linked.meets[rank][meet.number]
+    def meetings(self, rank: int, meet: Meet) -> list[tuple[int, tuple[int, ...]]]:
+        """The instances of a rank's meet, and whom it expects there."""
         own = meet.gathering.members if meet.gathering is not None else ()
-        return instance, own or self.members[instance]
+        instances = (self.linked.meets[rank][number] for number in meet.numbers)
+        return [(instance, own or self.members[instance]) for instance in instances]
 
 
 def place_in(members: tuple[int, ...], rank: int) -> int:

@@ -75,6 +75,10 @@ def _columns(code: Code, profile: Profile) -> Iterator[_Array]:
     if profile.device and len(peers) > 1:
         pairs = [peer * (1 << 31) + groups[port.group] for port, peer in zip(code.ports, peers, strict=True)]
         yield coincidences(np.stack(pairs, axis=1))
+    roots = [call.fields.get("root") for call in code.distinct_calls() if call.op in profile.by_messages]
+    if any(isinstance(root, np.ndarray) for root in roots):  # is it the root of an earlier call, is it this rank
+        known = [np.broadcast_to(np.asarray(root, dtype=np.int64), size) for root in roots if root is not None]
+        yield coincidences(np.stack([np.array(code.ranks, dtype=np.int64), *known], axis=1))
     for call in code.distinct_calls():
         if call.op in SHAPED:
             yield from (

@@ -84,6 +84,11 @@ def _says_cuda(file: str) -> bool:
         return False
 
 
+def over_cpu() -> bool:
+    """Do CUDA tensors of this process lie in CPU memory?"""
+    return bool(_loaded)
+
+
 def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a CPU tensor, detached; a tensor of the CPU is itself."""
     import torch
@@ -104,4 +109,4 @@ def from_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return found
 
 
-__all__ = ["REAL", "SPELLED", "Layer", "as_cpu", "asks_for_cuda", "from_cpu", "prepare"]
+__all__ = ["REAL", "SPELLED", "Layer", "as_cpu", "asks_for_cuda", "from_cpu", "over_cpu", "prepare"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from distsim.capture.cuda.pretend import Device, Patch, patches, put
+from distsim.capture.cuda.hidden import hide
+from distsim.capture.cuda.pretend import Device, Patch, fixed, nothing, patches, put
 
 _installed: Final[list[Device]] = []
 
@@ -20,8 +21,9 @@ def install(count: int) -> None:
     if _installed:
         _installed[0].count = count
         return
+    hide()
     device = Device(count)
-    for patch in [*patches(device), *_places(), *_indices(device), *_idle_classes()]:
+    for patch in [*patches(device), *_places(), *_makers(), *_indices(device), *_accelerator(device), *_idle_classes()]:
         put(patch)
     torch.cuda._initialized = True
     torch.cuda._cached_device_count = None
@@ -119,6 +121,47 @@ def _places() -> list[Patch]:
     ]
 
 
+def _makers() -> list[Patch]:
+    """What takes a device's name in C, past all that torch lets pass by; and files that were written on a GPU."""
+    import torch
+
+    plain: Any = torch._C.Generator
+    plain_restore: Any = torch.serialization.default_restore_location
+
+    class Kind(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, plain)
+
+    class Generator(metaclass=Kind):
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return plain(on_cpu(device))
+
+    def restore(storage: Any, location: str) -> Any:
+        return plain_restore(storage, "cpu" if location.startswith("cuda") else location)
+
+    return [
+        Patch("torch", "Generator", Generator, 'torch.Generator("cuda"), for what is drawn on the GPU'),
+        Patch("torch.serialization", "default_restore_location", restore, "torch.load of what a GPU wrote, and to a GPU"),
+    ]
+
+
+def _accelerator(device: Device) -> list[Patch]:
+    """The C half of `torch.accelerator`, which a build with CUDA has for the GPU alone, and one without it for nothing."""
+    import torch
+
+    exchange = {patch.name: patch.value for patch in patches(device)}
+    stream: Any = torch.cuda.Stream
+    answers = {
+        "getAccelerator": fixed(torch._C.device("cuda")), "setDeviceIndex": exchange["_cuda_setDevice"],
+        "getDeviceIndex": exchange["_cuda_getDevice"], "exchangeDevice": exchange["_cuda_exchangeDevice"],
+        "maybeExchangeDevice": exchange["_cuda_maybeExchangeDevice"], "synchronizeDevice": nothing(), "setStream": nothing(),
+        "getStream": lambda index: stream(), "isAllocatorInitialized": fixed(False), "emptyCache": nothing(),
+        "getMemoryInfo": lambda index: torch.cuda.mem_get_info(),
+    }  # fmt: skip
+    reason = "torch.accelerator, for scripts that do not say cuda"
+    return [Patch("torch._C", f"_accelerator_{name}", value, reason) for name, value in answers.items()]
+
+
 def _indices(device: Device) -> list[Patch]:
     """The number in what names a device: torch's own function refuses one of the CPU, which all devices are here."""
 
@@ -129,7 +172,8 @@ def _indices(device: Device) -> list[Patch]:
 
     reason = "scripts hand devices to torch.cuda.set_device and its kin"
     return [
-        Patch(where, "_get_device_index", index, reason) for where in ("torch.cuda", "torch.cuda._utils", "torch.cuda.memory")
+        Patch(where, "_get_device_index", index, reason)
+        for where in ("torch.cuda", "torch.cuda._utils", "torch.cuda.memory", "torch.accelerator", "torch.accelerator._utils")
     ]
 
 

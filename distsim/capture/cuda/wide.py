@@ -1,6 +1,7 @@
-"""Matrix products whose result is wider than their factors (``out_dtype``), which torch has for GPUs alone.
+"""Results that are wider than what they are made of, which torch has for GPUs alone: matrix products (``out_dtype``), softmax of halves.
 
-The factors are widened before they are multiplied, as a tensor core adds up in the result's width.
+The factors are widened before they are multiplied, as a tensor core adds up in the result's width; so is what softmax is taken of
+(autocast asks for that).
 """
 
 from __future__ import annotations
@@ -34,6 +35,35 @@ def added_out(
     return out.copy_(added(x, a, b, out_dtype, beta=beta, alpha=alpha))
 
 
+def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return _on_cpu("_softmax", x.float() if half_to_float else x, dim, False)
+
+
+def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return _on_cpu("_log_softmax", x.float() if half_to_float else x, dim, False)
+
+
+def softmax_backward(grad: Tensor, found: Tensor, dim: int, input_dtype: dtype) -> Tensor:
+    """Of `softmax`: the gradient has the dtype of what it was taken of."""
+    return _on_cpu("_softmax_backward_data", grad, found, dim, found.dtype).to(input_dtype)
+
+
+def log_softmax_backward(grad: Tensor, found: Tensor, dim: int, input_dtype: dtype) -> Tensor:
+    """Of `log_softmax`."""
+    return _on_cpu("_log_softmax_backward_data", grad, found, dim, found.dtype).to(input_dtype)
+
+
+def _on_cpu(name: str, *given: Any) -> Tensor:
+    """The CPU's kernel on the same memory."""
+    import torch
+
+    own: Any = torch.ops.distsim
+    found: Tensor = own.from_cpu(
+        getattr(torch.ops.aten, name)(*(own.as_cpu(a) if isinstance(a, torch.Tensor) else a for a in given))
+    )
+    return found
+
+
 def register() -> None:
     """Give torch these as the kernels of its device."""
     import torch
@@ -46,4 +76,7 @@ def register() -> None:
     for name in ("addmm", "baddbmm"):
         library.impl(f"{name}.dtype", added, "CUDA")
         library.impl(f"{name}.dtype_out", added_out, "CUDA")
+    for name, kernel in (("_softmax", softmax), ("_log_softmax", log_softmax), ("_softmax_backward_data", softmax_backward),
+                         ("_log_softmax_backward_data", log_softmax_backward)):  # fmt: skip
+        library.impl(name, kernel, "CUDA")
     _kept.append(library)

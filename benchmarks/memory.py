@@ -2,7 +2,8 @@
 
     python benchmarks/memory.py
 
-The readings are the highest over all ranks; the last column is what is left unexplained, in bytes a logit.
+The readings are the highest over all ranks, of what the allocator has reserved (torchtitan 9dec370, metrics.py: reserved_bytes.all.peak);
+the last column is what is left unexplained, in bytes a logit.
 Source: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 2 and 4 to 6 (all recomputed; torch.compile, float8).
 """
 
@@ -36,14 +37,39 @@ def _context(model: str, sequence: int, dp: int, cp: int, gib: float) -> Reading
     return Reading(f"{model} dp {dp} cp {cp}, {sequence} tokens", {"dp": dp, "cp": cp}, fields, gib, sequence // cp, 1)
 
 
+def _tensor(how: str, gib: float) -> Reading:
+    fields: dict[str, object] = {"model": "llama3-70b", "sequence": 8192, "micro_batch": 16, "zero": 3, "recompute": "full"}
+    return Reading(f"llama3-70b dp 32 tp 8, 16 × 8192 tokens{how}", {"dp": 32, "tp": 8}, fields, gib, 16 * 8192, 8)
+
+
+def _stages(sequence: int, micro_batch: int, dp: int, cp: int, gib: float, chunks: int = 1) -> Reading:
+    """Parameters and gradients whole until the last micro-batch, as fully_shard under a pipeline has them (`zero: 1` here). Eight
+    micro-batches (as many as ranks of the pipeline, where the options say none), the layers as generate_split_points has them: the first
+    and the last stage one fewer than the others (torchtitan 9dec370, parallelisms/pipelining_utils.py)."""
+    most = 16 // chunks
+    fields: dict[str, object] = {
+        "model": "llama3-405b", "sequence": sequence, "micro_batch": micro_batch, "micro_batches": 8, "zero": 1, "recompute": "full",
+        "schedule": "1f1b" if chunks == 1 else "interleaved_1f1b", "chunks": chunks,
+        "layers_per_stage": [most - 1, *[most] * (8 * chunks - 2), most - 1],
+    }  # fmt: skip
+    mesh, name = {"dp": dp, "cp": cp, "pp": 8, "tp": 8}, f"llama3-405b dp {dp} cp {cp} pp 8 tp 8, {micro_batch} × {sequence}"
+    return Reading(name + (", 2 chunks" if chunks > 1 else ""), mesh, fields, gib, micro_batch * sequence // cp, 8)
+
+
 READINGS = (
     _context("llama3-8b", 32_768, 8, 1, 83.9),
     _context("llama3-8b", 65_536, 4, 2, 84.2),
     _context("llama3-8b", 131_072, 2, 4, 84.0),
     _context("llama3-8b", 262_144, 1, 8, 84.5),
-    Reading("llama3-70b dp 32 tp 8, 16 × 8192 tokens", {"dp": 32, "tp": 8},
-            {"model": "llama3-70b", "sequence": 8192, "micro_batch": 16, "zero": 3, "recompute": "full"}, 71.9, 16 * 8192, 8),
-)  # fmt: skip
+    _tensor("", 71.9),
+    _tensor(", async", 67.6),
+    _stages(8192, 4, 8, 1, 82.5),
+    _stages(8192, 4, 8, 1, 72.7, 2),
+    _stages(32_768, 1, 8, 1, 75.3),
+    _stages(65_536, 1, 4, 2, 75.9),
+    _stages(131_072, 1, 2, 4, 77.1),
+    _stages(262_144, 1, 1, 8, 84.9),
+)
 _VOCABULARY = 128_256
 
 
@@ -58,11 +84,11 @@ def counted_gib(reading: Reading) -> float:
 
 
 def main() -> None:
-    print(f"{'layout':44} {'read':>6} {'told':>6} {'told/read':>9}  B a logit left")
+    print(f"{'layout':51} {'read':>6} {'told':>6} {'told/read':>9}  B a logit left")
     for one in READINGS:
         told = counted_gib(one)
         left = (one.gib - told) * 2**30 / (one.tokens * _VOCABULARY / one.shards)
-        print(f"{one.name:44} {one.gib:6.1f} {told:6.1f} {told / one.gib:9.2f}  {left:.1f}")
+        print(f"{one.name:51} {one.gib:6.1f} {told:6.1f} {told / one.gib:9.2f}  {left:.1f}")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class RanksFailed(AssertionError):
 
 def run(
     function: Callable[..., object], nproc: int = 2, *, backend: str | None = None, args: Sequence[object] = (),
-    kwargs: Mapping[str, Any] | None = None, init: bool = True, timeout: float | None = 600.0, check: bool = True,
+    kwargs: Mapping[str, object] | None = None, init: bool = True, timeout: float | None = 600.0, check: bool = True,
 ) -> Judged:  # fmt: skip
     """Run a function on ``nproc`` ranks and judge what it called by the rules of ``backend``.
 
@@ -118,7 +118,7 @@ def _sections(item: Any, judged: Judged) -> None:
         item.add_report_section("call", f"rank {rank}", text)
 
 
-def pytest_exception_interact(node: Any, call: Any, report: Any) -> None:
+def pytest_exception_interact(node: object, call: Any, report: Any) -> None:
     """Show the report alone."""
     if call.excinfo is not None and isinstance(call.excinfo.value, _Report):
         report.longrepr = str(call.excinfo.value)

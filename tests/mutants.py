@@ -2,7 +2,8 @@
 
 What is changed: comparisons (to their neighbour and to their opposite), arithmetic, `and` and `or`, negations, conditions that are a
 bare name or call, numbers, True and False, words that are compared with, `min` and `max`, `any` and `all`, what is returned, `break` and
-`continue`; and calls, raises and additions in place are left out. Annotations, docstrings and the texts of messages stay as they are.
+`continue`; and calls, raises and additions in place are left out. Annotations, docstrings and the texts of messages stay as they are,
+and what no answer can depend on: `strict` of a `zip`, which is an assertion, and None for False.
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ def _is_silent(node: ast.AST, field: str) -> bool:
     """Types for the checker, texts of errors and of f-strings."""
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return True
+    if isinstance(node, ast.keyword) and node.arg == "strict":
+        return True
     return isinstance(node, (ast.JoinedStr, ast.Import, ast.ImportFrom)) or (
         isinstance(node, ast.Raise) and field in ("exc", "cause")
     )
@@ -173,7 +176,9 @@ def _is_text(node: ast.BinOp) -> bool:
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
     match node:
-        case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
+        case ast.Return(value=ast.expr() as value) if not (
+            isinstance(value, ast.Constant) and any(value.value is v for v in (None, False))
+        ):
             yield ast.Return(ast.Constant(None))
         case ast.Expr(value=ast.Call()) | ast.Raise() | ast.AugAssign() | ast.Delete():
             yield ast.Pass()

@@ -111,6 +111,16 @@ def test_at_a_measured_size_the_price_is_the_measured_time_where_times_fall_as_w
     assert [cost.p2p_ns(0, 1, nbytes) for nbytes in (4096, 8192, 16384)] == pytest.approx([400_000, 100_000, 500_000], abs=1)
 
 
+def test_a_first_size_that_took_longer_than_the_second_says_nothing_of_those_between() -> None:
+    """A sweep's first size is measured while the machine warms up: it has its own time, the next sizes that of the second."""
+    measured = [Point("send", 2, 2, 1, nbytes, ns) for nbytes, ns in ((8, 400_000), (128, 100_000), (2048, 120_000))]
+
+    cost = CostModel(calibrate(measured, preset("cpu-10gbe"), "here", "a test").cluster, 2, 2)
+
+    assert [cost.p2p_ns(0, 1, nbytes) for nbytes in (8, 128)] == pytest.approx([400_000, 100_000], abs=1)
+    assert [cost.p2p_ns(0, 1, nbytes) for nbytes in (16, 64)] == pytest.approx([100_000, 100_000], rel=0.001)
+
+
 def test_two_measured_rank_counts_tell_of_a_third_between_them() -> None:
     """Twice the model's time on two ranks, four times on eight: on four the mean of the two in logarithms."""
     base, row = preset("dgx-a100"), OPS["all_reduce"]

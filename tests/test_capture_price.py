@@ -52,9 +52,9 @@ class Gpt(torch.nn.Module):
 
 def theory(model: Gpt, layers: int, width: int, batch: int, length: int) -> int:
     """6 FLOP a parameter in a product and token, and 12 · layers · width · length a token for attention (PaLM, appendix B), of which the
-    backward pass of flash attention does one of six products again (Dao et al., 2022)."""
+    backward pass of flash attention does one of six products again (Dao et al., 2022); the scores on and below the diagonal alone."""
     parameters = sum(p.numel() for p in model.parameters()) - model.places.weight.numel()
-    return batch * length * (6 * parameters + 14 * layers * width * length)
+    return batch * length * (6 * parameters + 14 * layers * width * (length + 1) // 2)
 
 
 def test_a_small_gpt_counts_as_theory_says_within_a_percent() -> None:
@@ -83,6 +83,46 @@ def test_gpt2_124m_is_counted_without_its_memory_and_priced_on_an_a100_beside_pu
     assert step.flops == pytest.approx(theory(model, 12, 768, 12, 1024), rel=0.01)
     assert step.dtype == "bfloat16"
     assert 2 / 3 * 115e6 < duration_ns(step, "dgx-a100") < 115e6
+
+
+def test_causal_attention_computes_the_scores_that_it_uses_and_products_of_three_axes_end_in_a_view_for_nothing() -> None:
+    q, x, w = torch.randn(1, 2, 32, 8), torch.ones(2, 3, 8), torch.ones(4, 8)
+    with counting() as counted:
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+        whole = counted.take()
+        torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+        causal = counted.take()
+        torch.nn.functional.linear(x, w)
+        product = counted.take()
+
+    assert causal.flops * 2 * 32 == whole.flops * 33
+    assert (product.launches, product.bytes) == (1, 4 * (2 * 3 * 8 + 4 * 8 + 2 * 3 * 4))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_an_rms_norm_is_one_kernel_forward_and_two_backward_also_when_recomputed(dtype: Any, size: int) -> None:
+    """As torch's fused kernels on a GPU: input read and output written; then the input's gradient, and the weight's."""
+    from torch.utils.checkpoint import checkpoint
+
+    norm, x = torch.nn.RMSNorm(16, dtype=dtype), torch.randn(8, 16, dtype=dtype, requires_grad=True)
+    row = 8 * 16 * size
+    sine = lambda t: torch.sin(norm(t))  # noqa: E731
+    with counting() as counted:
+        y = norm(x)
+        forward = counted.take()
+        y.backward(torch.ones_like(y), retain_graph=True)
+        backward = counted.take()
+        y.backward(torch.ones_like(y))
+        again = counted.take()
+        checkpoint(sine, x, use_reentrant=False).sum().backward()
+        recomputed = counted.take()
+
+    assert forward.kernels == ((Kernel(0, 2 * row, str(dtype)[6:]), 1),)
+    assert {(k.nbytes, k.flops) for k, _ in backward.kernels} >= {(3 * row, 0), (2 * row, 0)}
+    norms = [sum(n for k, n in found.kernels if k.nbytes == 3 * row) for found in (backward, again, recomputed)]
+    assert min(norms) >= 1
+    assert backward.launches <= 4
+    assert dict(recomputed.kernels)[Kernel(0, 2 * row, str(dtype)[6:])] >= 4, "norm and sine, and both again"
 
 
 def test_a_stretch_costs_what_the_roofline_says_of_each_kernel() -> None:

@@ -132,7 +132,7 @@ def test_staging_without_peer_access_costs_more_and_so_do_the_launches_of_one_pr
     ("name", "changed", "wanted"),
     [
         ("dgx-a100", "ib", {"LL", "LL128", "Simple"}), ("dgx-a100", "slingshot", {"LL", "Simple"}),
-        ("dgx-a100", "efa", {"Simple"}), ("aws-p5", "efa", {"LL", "LL128", "Simple"}), ("gcp-a3-mega", "tcpx", {"Simple"}),
+        ("dgx-a100", "efa", {"Simple"}), ("aws-p5", "efa", {"LL", "LL128", "Simple"}), ("gcp-a3-mega", "tcpxo", {"Simple"}),
     ],
 )  # fmt: skip
 def test_a_transport_leaves_nccl_the_protocols_that_it_can_carry(name: str, changed: str, wanted: set[str]) -> None:
@@ -147,6 +147,25 @@ def test_a_transport_leaves_nccl_the_protocols_that_it_can_carry(name: str, chan
     assert found is not None
     assert {c.protocol for c in found.candidates} == wanted
     assert ("NVLS tree" in {c.algorithm for c in found.candidates}) == (name == "aws-p5")
+
+
+def test_a3_high_runs_rings_alone_where_a3_mega_has_trees() -> None:
+    """What Google gives out for GPUDirect-TCPX sets NCCL_ALGO=Ring, for one machine as well; for TCPXO Ring,Tree. So where hops decide, a
+    ring of 64 takes longer than twice a tree's time on the same machines; where bytes do, both have rings."""
+    high = cluster_from({"preset": "gcp-a3-high"})
+    treed = cluster_from({"preset": "gcp-a3-high", "network": {"transport": "tcpxo"}})
+    mega = cluster_from({"preset": "gcp-a3-mega"})
+
+    def algorithms(cluster: Cluster, n: int) -> set[str]:
+        found = told(CostModel(cluster, n, 8), OPS["all_reduce"], tuple(range(n)), 1 << 20)
+        assert found is not None
+        return {candidate.algorithm for candidate in found.candidates}
+
+    assert algorithms(high, 64) == algorithms(high, 8) == {"ring"}
+    assert algorithms(mega, 64) == algorithms(mega, 8) == {"ring", "tree"}
+    ring, tree = (CostModel(cluster, 64, 8) for cluster in (high, treed))
+    assert price(ring, "all_reduce", 64, 1 << 16) > 2 * price(tree, "all_reduce", 64, 1 << 16)
+    assert price(ring, "all_reduce", 64, 1 << 32) < 1.1 * price(tree, "all_reduce", 64, 1 << 32)
 
 
 def test_a_network_that_reduces_spares_the_cards() -> None:

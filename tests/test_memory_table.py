@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from strategy_checks import ROOT
@@ -10,6 +12,8 @@ from strategy_checks import ROOT
 from distsim.check.memory import held
 from distsim.scenario import load, loads
 from distsim.simulation import Simulation, simulate
+from distsim.strategies.architecture import Architecture
+from distsim.strategies.transformer import MicroBatch
 from distsim.units import show_bytes
 from distsim.views.jsonview import simulation_json
 from distsim.views.tables import WIDTH
@@ -126,3 +130,29 @@ def test_an_entry_that_selects_nobody_is_told():
 
     assert [(f.code, f.message) for f in found.findings] == [("DS901", "the selector of the memory last selects no rank")]
     assert table_of(found) == []
+
+
+@pytest.mark.slow
+def test_the_loss_holds_what_torchs_cross_entropy_holds():
+    """Bytes a logit at the peak of the backward pass, whole and cut among eight ranks: counted storage by storage on CPU."""
+    pytest.importorskip("torch")
+    read = subprocess.run([sys.executable, "tests/loss_memory.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    model = Architecture(layers=1, hidden=8, heads=1, kv_heads=1, ffn=8, vocabulary=4096, sequence=256)
+
+    told = []
+    for ranks in (1, 8):
+        one = MicroBatch(model, sequence=256, tensor=ranks, gathered=True)
+        inputs = one._replace(model=model._replace(vocabulary=0)).head_bytes
+        told.append((one.head_bytes - inputs + one.loss_bytes) / (256 * 4096 // ranks))
+
+    assert [float(word) for word in read.stdout.split()] == pytest.approx(told, abs=0.2)
+
+
+def test_whole_logits_are_whole_on_each_rank():
+    """Without loss_parallel every rank of the axis has all of them, and plain cross_entropy."""
+    head = "world: 8\nbackend: nccl\nmesh: {dp: 1, tp: 8}\nprogram:\n  - transformer: {model: llama3-8b, sequence: 8192, recompute: full,"
+    cut, whole = (
+        loads(f"{head} loss_parallel: {word}}}\n").memory["transformer_rank"].parts["activations"] for word in ("true", "false")
+    )
+
+    assert whole - cut == 8192 * 128256 * 14 - 8192 * 128256 // 8 * 18

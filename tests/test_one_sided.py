@@ -169,3 +169,20 @@ def test_a_rank_or_channel_that_no_rank_or_channel_can_be_is_told_with_its_side(
     assert words == ["put to rank -1, but the world has ranks 0 to 1"]
     with pytest.raises(ScenarioErrors, match="channel: expected an integer of 32 bits"):
         judge("{put_signal: {dst: 1, channel: 2147483648}, ranks: 0}")
+
+
+BARRIER = "{symm_mem_barrier: {}}"
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        ((SIGNAL, BARRIER, WAIT), ["DS611"]),
+        ((WAIT.replace("ranks: 1", "ranks: 0").replace("src: 0", "src: 1"), BARRIER), ["DS304", "DS611"]),
+        ((SIGNAL, WAIT, BARRIER, BARRIER), []),
+        ((SIGNAL, "{symm_mem_barrier: {channel: 1}}", WAIT), []),
+    ],
+    ids=["the barrier takes a signal", "a wait takes the barrier's", "each its own", "a channel of its own"],
+)
+def test_a_signal_that_crosses_a_barrier_is_told(steps: tuple[str, ...], found: list[str]) -> None:
+    assert codes(*steps)[1] == found

@@ -103,3 +103,17 @@ def test_every_set_of_partners_may_come_too_late_for_a_rank_that_leaves_with_sev
     stuck = {run.standstill().stuck for run in runs_of(Contract(layout, CallIndex(layout)), "rendezvous")}
 
     assert stuck == {sets for count in range(4) for sets in combinations((1, 2, 3), count)}
+
+
+def test_each_member_of_a_broadcast_has_its_part_before_the_root_leaves_or_not() -> None:
+    """Under `early` each alone; under `rendezvous` all or none; and who is still blocked waits for the root."""
+    ranks = [[{"op": "broadcast", "numel": 4, "root": 0, "async": True}, {"op": "exit", "code": 0}]]
+    ranks += [[{"op": "broadcast", "numel": 4, "root": 0}] for _ in range(2)]
+    layout = build_layout(build_program(3, dict(enumerate(ranks))))
+    contract = Contract(layout, CallIndex(layout))
+
+    ends = {reading: [run.standstill() for run in runs_of(contract, reading)] for reading in ("early", "rendezvous")}  # type: ignore[arg-type]
+
+    assert sorted(left.stuck for left in ends["early"]) == [(), (1,), (1, 2), (2,)]
+    assert sorted(left.stuck for left in ends["rendezvous"]) == [(), (1, 2)]
+    assert {need.ranks for left in ends["early"] for b in left.blocked for need in b.needs} == {(0,)}

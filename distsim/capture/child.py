@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distsim.capture.client import Client
 from distsim.capture.compiled import leave_alone
@@ -93,9 +93,9 @@ def _speaks_first(client: Client) -> None:
             setattr(module, name, _after_flush(client, getattr(module, name)))
 
 
-def _after_flush(client: Client, original: Callable[..., Any]) -> Callable[..., Any]:
+def _after_flush(client: Client, original: Callable[..., object]) -> Callable[..., object]:
     @wraps(original)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         client.flush()
         return original(*args, **kwargs)
 
@@ -194,7 +194,7 @@ def _run(target: Target) -> object:
 
 def environment_of(rank: int, ranks: int, local: int, nodes: int) -> dict[str, str]:
     """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
-    named: Sequence[tuple[str, Any]] = (
+    named: Sequence[tuple[str, object]] = (
         ("RANK", rank), ("LOCAL_RANK", rank % local), ("GROUP_RANK", rank // local), ("ROLE_RANK", rank), ("ROLE_NAME", "default"),
         ("WORLD_SIZE", ranks), ("LOCAL_WORLD_SIZE", local), ("GROUP_WORLD_SIZE", nodes), ("ROLE_WORLD_SIZE", ranks),
         ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", 29500), ("TORCHELASTIC_RESTART_COUNT", 0), ("TORCHELASTIC_MAX_RESTARTS", 0),

@@ -42,7 +42,7 @@ class Client:
         self.address, self.regions, self.sites = address, regions, sites
         self.rank = -1
         self.arena: Arena | None = None
-        self.on_notice: Callable[[list[Any], Blobs], None] | None = None
+        self.on_notice: Callable[[list[object], Blobs], None] | None = None
         self.counted: Counted | None = None
         self._reset()
         os.register_at_fork(after_in_child=self._forked)

@@ -46,7 +46,7 @@ def _of(value: object) -> Iterator[CodeType]:
                 yield plain.__code__
 
 
-def as_traced(wrapper: Any, model: Any, inputs: Sequence[Any], **more: Any) -> Any:
+def as_traced(wrapper: object, model: Any, inputs: Sequence[Any], **more: object) -> Any:
     """What torch.compile makes of a graph on the device: it runs as it was traced, forward and backward, operator by operator."""
     aot_eager: Any = import_module("torch._dynamo.backends.debugging").aot_eager
     return aot_eager(model, inputs)

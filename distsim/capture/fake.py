@@ -45,12 +45,12 @@ def faking() -> Iterator[None]:
         yield
 
 
-def _really(function: Callable[..., Any]) -> Callable[..., Any]:
+def _really(function: Callable[..., object]) -> Callable[..., object]:
     """The function with real tensors inside."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: object) -> object:
         with unset_fake_temporarily():
             return function(*args, **kwargs)
 
@@ -65,7 +65,7 @@ def _keep_real() -> None:
             made = _really(getattr(c10d, name))
             for module in (c10d, dist):
                 setattr(module, name, made)
-    meshes: Any = import_module("torch.distributed.device_mesh")
+    meshes = import_module("torch.distributed.device_mesh")
     for name, value in list(vars(meshes.DeviceMesh).items()):
         if callable(value) and not isinstance(value, type | staticmethod) and name not in ("__hash__", "__eq__"):
             setattr(meshes.DeviceMesh, name, _really(value))

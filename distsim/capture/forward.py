@@ -22,7 +22,7 @@ class Forward:
     """Notes lines as a forward pass goes on. ``sites``: whose frames are the user's."""
 
     def __init__(self, sites: Sites) -> None:
-        torch: Any = import_module("torch")
+        torch = import_module("torch")
         self.sites = sites
         self._tensor = torch.Tensor
         self._current: Callable[[], Any] = torch._C._current_autograd_node
@@ -44,7 +44,7 @@ class Forward:
         function.apply = classmethod(apply)
         import_module("torch.nn.modules.module").register_module_forward_hook(self._after)
 
-    def _after(self, module: Any, args: object, found: object) -> None:
+    def _after(self, module: object, args: object, found: object) -> None:
         """Behind a module's forward: what it did since those of its parts, down to its own parameters."""
         if not self._compiling():
             self._note(found, _MOST_NODES)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from distsim.capture.child import Target
 
 
 def target_of(
-    function: Callable[..., object], backend: str, args: Sequence[object], kwargs: Mapping[str, Any], init: bool
+    function: Callable[..., object], backend: str, args: Sequence[object], kwargs: Mapping[str, object], init: bool
 ) -> Target:
     """What the ranks run: the function, with ``init`` between the making of the world and its end. Loads torch, which they share."""
     import torch.distributed as dist

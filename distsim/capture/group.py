@@ -51,11 +51,11 @@ def reduction(opts: Opts) -> str:
 
 
 @cache
-def _reduction(kind: Any) -> str:
+def _reduction(kind: object) -> str:
     return _named(kind)
 
 
-def _named(kind: Any) -> str:
+def _named(kind: object) -> str:
     return str(getattr(kind, "name", kind)).rsplit(".", 1)[-1].lower()
 
 
@@ -63,7 +63,7 @@ def multiplied(tensors: Sequence[Tensor], opts: Opts, backend: str) -> list[Tens
     """What is summed up under PREMUL_SUM: each input times the op's factor. Raises RuntimeError as torch does where it is not nccl's."""
     if "nccl" not in backend:
         raise RuntimeError(f"Cannot use ReduceOp.PREMUL_SUM with {backend.capitalize()}")
-    python: Any = import_module("torch.utils._python_dispatch")
+    python = import_module("torch.utils._python_dispatch")
     factor = (opts.reduceOp if hasattr(opts, "reduceOp") else opts).__getstate__()[1]
     with python._disable_current_modes():  # nccl's kernel does it on the way: nothing of the script's to count
         return [t if is_fake(t) else t.detach() * factor for t in tensors]
@@ -123,7 +123,7 @@ class GroupMethods:
     setGroupName, setGroupDesc = _set_group_name, _set_group_desc  # noqa: N815
 
     @property
-    def _device_types(self) -> list[Any]:
+    def _device_types(self) -> list[object]:
         import torch
 
         if not torch.cuda.is_available():
@@ -131,10 +131,10 @@ class GroupMethods:
         return [torch.device(kind) for kind in ("cpu", "cuda") if kind == "cuda" or self.told_backend != "nccl"]
 
     @property
-    def options(self) -> Any:
+    def options(self) -> object:
         return self.__dict__.setdefault("held_options", type("Options", (), {"_timeout": timedelta(minutes=30)})())
 
-    def _get_backend(self, device: object) -> Any:
+    def _get_backend(self, device: object) -> object:
         return self
 
     def _has_hooks(self) -> bool:
@@ -224,13 +224,13 @@ class GroupMethods:
         return ":" in self.told_backend or self.__dict__.get("batch") is not None
 
     # --- messages ---
-    def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> Any:  # noqa: N803
+    def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> object:  # noqa: N803
         return self.call("isend", tensors, (), peer=self._global(dstRank), tag=tag, flow=Flow(kept=True))
 
-    def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int = 0) -> Any:  # noqa: N803
+    def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int = 0) -> object:  # noqa: N803
         return self.call("irecv", (), tensors, peer=self._global(srcRank), tag=tag)
 
-    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Any:
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> object:
         """It is received under every back end, so that what follows is known; the judgement says which of them refuses it."""
         return self.call("irecv", (), tensors, tag=tag)
 
@@ -259,28 +259,28 @@ class GroupMethods:
         return works[0] if len(works) == 1 else Works(works)
 
     # --- collectives in which all play the same part ---
-    def allreduce(self, tensors: Any, opts: Opts = None, timeout: object = None) -> Any:
+    def allreduce(self, tensors: Any, opts: Opts = None, timeout: object = None) -> object:
         tensors = _listed(tensors)
         return self.call("all_reduce", tensors[:1], tensors[:1], opts, reduce_op=reduction(opts) if opts is not None else "sum")
 
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Opts = None) -> Any:
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Opts = None) -> object:
         return self.call("all_reduce_coalesced", tensors, tensors, opts, reduce_op=reduction(opts))
 
-    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Opts = None) -> Any:
+    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Opts = None) -> object:
         outs, ins = output_tensors, _listed(input_tensors)
         return self.call("all_gather", ins[:1], outs[0] if isinstance(outs[0], list | tuple) else outs, opts)
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Opts = None) -> Any:
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Opts = None) -> object:
         return self.call("all_gather_into_tensor", [input], [output], opts)
 
     _allgather_base = all_gather_single
 
-    def all_gather_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Opts = None) -> Any:
+    def all_gather_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Opts = None) -> object:
         return self.call("all_gather_into_tensor_coalesced", inputs, outputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def allgather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Opts = None) -> Any:
+    def allgather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Opts = None) -> object:
         if torch_profiles():
             show_in_profile(f"{self.told_backend}:all_gather", inputs)
         works = [
@@ -291,32 +291,32 @@ class GroupMethods:
             Works(works).wait()
         return works[0] if len(works) == 1 else Works(works)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Opts = None, timeout: object = None) -> Any:
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Opts = None, timeout: object = None) -> object:
         ins = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
         return self.call("reduce_scatter", ins, _listed(outputs)[:1], opts, reduce_op=reduction(opts))
 
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Opts = None) -> Any:
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Opts = None) -> object:
         return self.call("reduce_scatter_tensor", [input], [output], opts, reduce_op=reduction(opts))
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Opts = None) -> Any:
+    def reduce_scatter_single_coalesced(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Opts = None) -> object:
         return self.call("reduce_scatter_tensor_coalesced", inputs, outputs, opts, reduce_op=reduction(opts))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Opts = None
-    ) -> Any:
+    ) -> object:
         splits: dict[str, Any] = {"output_splits": list(output_splits), "input_splits": list(input_splits)}
         return self.call("all_to_all_single", [input], [output], opts, **splits)
 
     alltoall_base = all_to_all_single
 
-    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Opts = None) -> Any:
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Opts = None) -> object:
         return self.call("all_to_all", inputs, outputs, opts)
 
-    def barrier(self, opts: Opts = None, timeout: object = None) -> Any:
+    def barrier(self, opts: Opts = None, timeout: object = None) -> object:
         return self.call("barrier", (), (), opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -325,26 +325,26 @@ class GroupMethods:
         self.call("monitored_barrier", (), (), sync, timeout_ns=limit, wait_all_ranks=wait_all_ranks)
 
     # --- collectives with a root ---
-    def broadcast(self, tensors: Any, opts: Opts = None, timeout: object = None) -> Any:
+    def broadcast(self, tensors: Any, opts: Opts = None, timeout: object = None) -> object:
         tensors = _listed(tensors)[:1]
         root = opts.rootRank if hasattr(opts, "rootRank") else int(opts or 0)
         mine = root == self.me
         flow = Flow(given=tensors if mine else (), taken=() if mine else tensors, kept=mine)
         return self.call("broadcast", tensors, tensors, opts, peer=self._global(root), flow=flow)
 
-    def reduce(self, tensors: Any, opts: Opts = None, *_: object) -> Any:
+    def reduce(self, tensors: Any, opts: Opts = None, *_: object) -> object:
         tensors, mine = _listed(tensors)[:1], opts.rootRank == self.me
         flow, root = Flow(taken=tensors if mine else (), kept=not mine), self._global(opts.rootRank)
         return self.call("reduce", tensors, tensors, opts, peer=root, flow=flow, reduce_op=reduction(opts))
 
-    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Opts = None) -> Any:
+    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Opts = None) -> object:
         outs: Any = outputs[0] if outputs and isinstance(outputs[0], list | tuple) else outputs
         mine = opts.rootRank == self.me
         return self.call(
             "gather", inputs[:1], outs if mine else (), opts, peer=self._global(opts.rootRank), flow=Flow(kept=not mine)
         )
 
-    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Opts = None) -> Any:
+    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Opts = None) -> object:
         ins: Any = inputs[0] if inputs and isinstance(inputs[0], list | tuple) else inputs
         mine = opts.rootRank == self.me
         return self.call("scatter", ins if mine else (), outputs[:1], opts, peer=self._global(opts.rootRank))
@@ -352,7 +352,7 @@ class GroupMethods:
 
 @cache
 def _asks_profiler() -> Callable[[], bool]:
-    autograd: Any = import_module("torch.autograd")
+    autograd = import_module("torch.autograd")
     found: Callable[[], bool] = autograd._profiler_enabled
     return found
 
@@ -363,7 +363,7 @@ def torch_profiles() -> bool:
 
 def show_in_profile(name: str, tensors: Sequence[Tensor]) -> None:
     """The event that torch's profiler would have of a call. It ends on another thread, as that of a back end's worker does."""
-    autograd: Any = import_module("torch.autograd")
+    autograd = import_module("torch.autograd")
     event = autograd._record_function_with_args_enter(name, *tensors)
     ends = threading.Thread(target=autograd._record_function_with_args_exit, args=(event,))
     ends.start()

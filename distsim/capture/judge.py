@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from distsim.capture.launch import Captured
 from distsim.capture.matching import fits
@@ -99,7 +98,9 @@ def _came_through(captured: Captured, outcome: str) -> bool:
     return (captured.ended == "ended" or refused) and all(end is None or end.how == "ended" for end in ends)
 
 
-def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapping[str, Any] | Cluster | None = None) -> Judged:
+def judge(
+    captured: Captured, *, backend: str | None = None, cluster: str | Mapping[str, object] | Cluster | None = None
+) -> Judged:
     """What the back end makes of the captured calls. ``backend``: None takes the one that the script asked for."""
     for world in captured.past:
         judged = judge(world, backend=backend, cluster=cluster)
@@ -122,7 +123,7 @@ def judge(captured: Captured, *, backend: str | None = None, cluster: str | Mapp
     return Judged(captured, found, where, made, _threaded(captured), len(captured.past) + 1)
 
 
-def _simulated(captured: Captured, backend: str, cluster: str | Mapping[str, Any] | Cluster | None) -> Simulation:
+def _simulated(captured: Captured, backend: str, cluster: str | Mapping[str, object] | Cluster | None) -> Simulation:
     """The calls of each rank in the order in which they met. Where that does not come through, but the run did and threads made them:
     in one that does, unless some thread would stand even if no other ever waited."""
     first = _ordered(captured, backend, cluster, "met")
@@ -143,11 +144,13 @@ def _threaded(captured: Captured) -> tuple[int, ...]:
     return tuple(rank for rank, member in captured.judged_ranks.items() if has_threads(member))
 
 
-def _ordered(captured: Captured, backend: str, cluster: str | Mapping[str, Any] | Cluster | None, threads: Order) -> Simulation:
+def _ordered(
+    captured: Captured, backend: str, cluster: str | Mapping[str, object] | Cluster | None, threads: Order
+) -> Simulation:
     file, nodes = shown(captured), captured.wish.nodes
     priced = _cluster(backend, cluster) if captured.wish.ways.counts else None
     program = program_of(captured, backend, os.path.basename(file), file, priced, threads)
-    world: Any = {"nodes": nodes, "ranks_per_node": program.local_size} if nodes > 1 else program.world_size
+    world: object = {"nodes": nodes, "ranks_per_node": program.local_size} if nodes > 1 else program.world_size
     scenario = Scenario(name=program.name, world=world, backend=backend, program=[], file=file)
     return simulate_program(scenario, program, cost_model(scenario, program, cluster), with_values=False)
 
@@ -182,7 +185,7 @@ def _key_finding(keys: str, place: Where, ranks: tuple[int, ...], held: tuple[in
     )  # fmt: skip
 
 
-def _cluster(backend: str, asked: str | Mapping[str, Any] | Cluster | None) -> Cluster:
+def _cluster(backend: str, asked: str | Mapping[str, object] | Cluster | None) -> Cluster:
     """Whose devices compute: those of the cluster that the calls are priced by."""
     if isinstance(asked, str) and asked not in PRESETS and asked.endswith((".yaml", ".yml")):
         return cluster_of_file(asked)

@@ -83,7 +83,7 @@ class Patches:
         join = sys.modules.get("torch.distributed.algorithms.join") or import_module("torch.distributed.algorithms.join")
         join.Join.notify_join_context = staticmethod(self._keeping(join.Join.notify_join_context))
 
-    def _everywhere(self, name: str, function: Callable[..., Any]) -> None:
+    def _everywhere(self, name: str, function: Callable[..., object]) -> None:
         """In both modules in which torch keeps the name."""
         for module in (self.c10d, self.dist):
             if hasattr(module, name):
@@ -94,13 +94,13 @@ class Patches:
                 setattr(function, attribute, value)
 
     # --- stores ---
-    def _store(self, space: str, limit: timedelta | None = None) -> Any:
+    def _store(self, space: str, limit: timedelta | None = None) -> object:
         store = self.store_type()
         store.client, store.space, store.limit = self.client, space, limit
         self.kept.append(store)
         return store
 
-    def _store_maker(self, kind: str) -> Callable[..., Any]:
+    def _store_maker(self, kind: str) -> Callable[..., object]:
         def make(*args: Any, **kwargs: Any) -> Any:
             host = kwargs.get("host_name", args[0] if args else "")
             port = kwargs.get("port", args[1] if len(args) > 1 else 0)
@@ -108,7 +108,7 @@ class Patches:
 
         return make
 
-    def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+    def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **kwargs: object) -> Iterator[tuple[object, int, int]]:
         """Rank and world as the URL, the arguments or the environment have them."""
         asked = dict(parse_qsl(urlparse(url).query))
         rank = int(asked.get("rank", rank if rank >= 0 else _environment("RANK")))
@@ -131,7 +131,7 @@ class Patches:
         self.client.hold(["group", group.number, group.title, ranks, self.asked, limit, title, self.is_world])
         return group
 
-    def _make_work(self, request: Request, results: Sequence[Any]) -> Any:
+    def _make_work(self, request: Request, results: Sequence[object]) -> object:
         work = self.work_type()
         work.request, work.results, work.futures = request, results, self.futures
         return work
@@ -169,7 +169,7 @@ class Patches:
         facts = {"backend": group.told_backend, "timeout_ns": _ns(timeout)}
         self.client.ask(["meet", self.client.number(), site, "init_process_group", group.members, facts])
 
-    def _without_mpi(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _without_mpi(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
         """torch asks an MPI library for rank and world; there is none, so they come as for gloo."""
         named = kwargs.get("backend", args[0] if args else None)
         self.is_mpi = str(named).lower() == "mpi"
@@ -177,10 +177,10 @@ class Patches:
             return args, kwargs
         return args[1:] and ("gloo", *args[1:]), {**kwargs, **({} if args[1:] else {"backend": "gloo"})}
 
-    def _wrapped_new_group(self, name: str) -> Callable[..., Any]:
+    def _wrapped_new_group(self, name: str) -> Callable[..., object]:
         original = self._originals[name]
 
-        def new_group(*args: Any, **kwargs: Any) -> Any:
+        def new_group(*args: object, **kwargs: object) -> object:
             if name == "new_group":  # it hands on to the other
                 return original(*args, **kwargs)
             return self._new_group(original, *args, **kwargs)
@@ -241,22 +241,22 @@ class Patches:
             works = group.end_batch()
         return works
 
-    def _keeping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _keeping(self, original: Callable[..., object]) -> Callable[..., object]:
         """C++ waits for this work, whose Python half must live as long."""
 
-        def notify_join_context(joinable: Any) -> Any:
+        def notify_join_context(joinable: object) -> object:
             work = original(joinable)
             self.kept_works.append(work)
             return work
 
         return notify_join_context
 
-    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _backward(self, original: Callable[..., object]) -> Callable[..., object]:
         """Say where a backward pass in which futures were asked for has ended."""
         client = self.client
 
         @wraps(original)
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> object:
             found = original(*args, **kwargs)
             if client.in_backward:
                 client.in_backward = False
@@ -281,7 +281,7 @@ class Patches:
 
 def _of_devices() -> str:
     """What torch takes where no back end is named: one for each device that is there (`Backend.default_device_backend_map`)."""
-    cuda: Any = import_module("torch.cuda")
+    cuda = import_module("torch.cuda")
     return "cpu:gloo,cuda:nccl" if cuda.is_available() else "gloo"
 
 

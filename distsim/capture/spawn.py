@@ -53,15 +53,15 @@ def lay_spawn(client: Client) -> None:
     torch_mp.start_processes = spawning.start_processes = _by_fork(spawning.start_processes)
 
 
-def _by_fork(original: Callable[..., Any]) -> Callable[..., Any]:
-    def start_processes(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False,
-                        start_method: str = "fork", **_: Any) -> Any:  # fmt: skip
+def _by_fork(original: Callable[..., object]) -> Callable[..., object]:
+    def start_processes(fn: object, args: object = (), nprocs: int = 1, join: bool = True, daemon: bool = False,
+                        start_method: str = "fork", **_: object) -> object:  # fmt: skip
         return original(fn, args, nprocs, join, daemon, "fork")
 
     return start_processes
 
 
-def _spawn(client: Client) -> Callable[..., Any]:
+def _spawn(client: Client) -> Callable[..., object]:
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False,
               start_method: str = "spawn") -> Any:  # fmt: skip
         """In a rank that was started as one, run its share; else fork the ranks."""

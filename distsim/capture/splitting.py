@@ -14,7 +14,7 @@ _SPLITS: Final = ("nccl", "gloo")
 class Splitting:
     """``new_group``: torch's, as the hub has it. ``device``: was one given to init_process_group, without which torch splits nothing?"""
 
-    def __init__(self, new_group: Callable[..., Any]) -> None:
+    def __init__(self, new_group: Callable[..., object]) -> None:
         self.new_group = new_group
         self.device: object = None
 
@@ -27,7 +27,7 @@ class Splitting:
         Raises ValueError and RuntimeError as torch does, in its words. All ranks of the parent meet first, as NCCL's split of a
         communicator needs them all (ncclCommSplit); then the members of each part make their group.
         """
-        c10d: Any = import_module("torch.distributed.distributed_c10d")
+        c10d = import_module("torch.distributed.distributed_c10d")
         parent = parent_pg or c10d._get_default_group()
         members = self._members(c10d, parent, split_ranks)
         self._refuse(c10d, parent)
@@ -45,7 +45,7 @@ class Splitting:
             group_desc=group_desc,
         )
 
-    def _refuse(self, c10d: Any, parent: Any) -> None:
+    def _refuse(self, c10d: object, parent: Any) -> None:
         if self.device is None:
             raise RuntimeError("No device associated with the default pg, not safe to split any process groups")
         named = {part.rpartition(":")[2] for part in parent.name().split(",")}

@@ -33,7 +33,7 @@ class StoreMethods:
             self.client.join(-1, -1)
         return self.client.ask(["store", self.client.number(), self.client.site(4), verb, self.space, *given])[0]
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: object) -> None:
         self._ask("set", key, _text(value))
 
     def get(self, key: str) -> bytes:
@@ -63,7 +63,7 @@ class StoreMethods:
 
     getNumKeys = num_keys  # noqa: N815
 
-    def append(self, key: str, value: Any) -> None:
+    def append(self, key: str, value: object) -> None:
         self._ask("append", key, _text(value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
@@ -71,7 +71,7 @@ class StoreMethods:
 
     multiGet = multi_get  # noqa: N815
 
-    def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
+    def multi_set(self, keys: Sequence[str], values: Sequence[object]) -> None:
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
@@ -102,7 +102,7 @@ class StoreMethods:
     def port(self) -> int:
         return 29500
 
-    def clone(self) -> Any:
+    def clone(self) -> object:
         return self
 
 

@@ -26,7 +26,7 @@ def _refusing(what: str) -> Callable[..., NoReturn]:
 
 def refuse_unseen() -> None:
     """Lay the refusals over torch."""
-    core: Any = import_module("torch._C._distributed_c10d")
+    core = import_module("torch._C._distributed_c10d")
     for name in _SYMMETRIC:
         if hasattr(getattr(core, "_SymmetricMemory", None), name):
             setattr(core._SymmetricMemory, name, staticmethod(_refusing(SYMMETRIC)))

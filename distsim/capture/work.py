@@ -48,7 +48,7 @@ class Request:
     waited: bool = False
     site: int = 0
     watched: tuple[Seen, ...] = ()
-    lock: Any = field(default_factory=threading.Lock)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, answer: Sequence[Any], blobs: Blobs) -> None:
         """Put what came where it belongs."""
@@ -131,7 +131,7 @@ class WorkMethods:
     def _source_rank(self) -> int:
         return self.request.source
 
-    def get_future(self) -> Future[Any]:
+    def get_future(self) -> Future[object]:
         return self.futures.of(self.request, list(self.results))
 
     getFuture = get_future  # noqa: N815 - the name that torch's C++ asks for

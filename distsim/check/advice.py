@@ -65,9 +65,6 @@ def advise_collectives(turns: Sequence[Awaited], parts: Sequence[Counterpart | N
         return (f"rank {absent.rank} makes no {absent.call.op} on {absent.call.group.name} at all: let it take part, with nothing to give",
                 "where it has nothing (no tokens, no gradients), or make a group without it")  # fmt: skip
     groups = list(dict.fromkeys(c.group.name for c in calls))
-    if calls and all(c.op == "new_group" and c.local_sync for c in calls):
-        return ("torch names a group with use_local_synchronization by its members and by how many groups each is in by then: destroy"
-                " or make other groups so that this number is equal on all members, or leave use_local_synchronization out",)  # fmt: skip
     if len(groups) < 2:
         return ("some members leave out a call that others make: let all make the same calls on the group",)
     if all(turn[0] in calls[0].group.ranks for turn in turns):
@@ -89,7 +86,7 @@ def advise_new_group(missing: Sequence[int], local: bool = False) -> tuple[str, 
     """The rule that a new_group without some ranks breaks; ``local``: it is a call of its members alone."""
     ranks = f"rank{'' if len(missing) == 1 else 's'} {number_list(list(missing), 4)}"
     if local:
-        return (f"with use_local_synchronization a new_group is a call of all its members: let {ranks} make it too",)
+        return (f"a new_group that its members make alone is a call of all of them: let {ranks} make it too",)
     return (f"new_group is a call of all ranks of the world, members or not: let {ranks} make it too,",
             "or say `use_local_synchronization: true` for a call of the members alone")  # fmt: skip
 

@@ -15,11 +15,12 @@ from distsim.ops.records import Buffer, Call
 from distsim.profiles import Profile, judge_of, refusal
 from distsim.program.records import Program
 from distsim.semantics.compiler import refusal_key
+from distsim.semantics.creation import not_made, unlike_groups
 
 
 def backend_findings(program: Program, profile: Profile, layout: Layout | None = None) -> tuple[Finding, ...]:
     """DS701 to DS704, calls that the profile refuses, and DS602, tags that it ignores although the order of messages needs them."""
-    found = _refused(program, profile)
+    found = _refused(program, profile) + _not_made(program, profile)
     if not profile.tags:
         found += _tags(program, CallIndex(layout or build_layout(program)))
     return tuple(found)
@@ -60,6 +61,35 @@ def _refused(program: Program, profile: Profile) -> list[Finding]:
         message = f"{judge.name} refuses {words}, {where_text(place)}: {reason}"
         found.append(Finding(number, "error", message, tuple(sorted(those)), (), (_help(number),), (place,)))
     return found
+
+
+def _not_made(program: Program, profile: Profile) -> list[Finding]:
+    """DS704 of groups that torch does not make, one for each place."""
+    if not any(call.op == "new_group" and call.fields.get("local_sync") for code in program.codes for call in code.calls):
+        return []
+    unlike, said = unlike_groups(program, profile), dict[int, dict[int, tuple[Call, str]]]()
+    for rank in program.present:
+        for position, call in program.calls_of(rank):
+            made = unlike.get((rank, position))
+            if call.op == "new_group" and (reason := not_made(call, made, profile)) is not None:
+                said.setdefault(program.code_call(rank, position).site, {})[rank] = call, reason
+    found = []
+    for site, those in sorted(said.items()):
+        ranks, (call, reason) = tuple(sorted(those)), those[min(those)]
+        place = program.sites[site].place(ranks[0])
+        message = (
+            f"{judge_of(profile, call).name} refuses {call_words(call)} of {some_ranks(ranks)}, {where_text(place)}: {reason}"
+        )
+        found.append(Finding("DS704", "error", message, ranks, (), (_NAMED if "name" in reason else _ALONE,), (place,)))
+    return found
+
+
+#: What to do about a group of which torch makes none.
+_NAMED = (
+    "torch names a group with use_local_synchronization by its members and by how many groups each is in, and one that is still there"
+    " has this name: use it, destroy it first, or leave use_local_synchronization out and let all ranks make the call"
+)
+_ALONE = "leave use_local_synchronization out, and let all ranks of the world make the call"
 
 
 def _help(number: str) -> str:

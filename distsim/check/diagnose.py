@@ -22,6 +22,7 @@ from distsim.check.counterpart import Counterpart, Counterparts, Near, Taken, ne
 from distsim.check.layout import Layout, build_layout
 from distsim.check.leaks import request_lost
 from distsim.check.left import Advice, advise_left, gone_words, members_only, stays_connected
+from distsim.check.local_names import advise_local_group
 from distsim.check.waitfor import Circle, WaitFor, edge, wait_for
 from distsim.check.wording import (
     SHOWN,
@@ -167,13 +168,13 @@ class _Diagnosis:
         return replace(found, places=(place, *found.places))
 
     def _apart(self, parts: list[Counterpart]) -> tuple[str, ...]:
-        """Both ends are posted, one in a batch and one alone: what to do about the two communicators they travel on (semantics N7)."""
+        """Both ends are posted, on two communicators (semantics N7), or on a group that has other names: what to do about it."""
         for part in parts if PROFILES[self.program.backend].device else ():
             if part.is_message and part.position is not None and self._posted(part):
                 alone = not self.program.code_call(part.rank, part.position).parts
                 if alone == bool(part.batched):
                     return advise_apart(part.call.rank if alone else part.rank, part.rank if alone else part.call.rank)
-        return ()
+        return advise_local_group(self.program, parts)
 
     def _posted(self, part: Counterpart) -> bool:
         """The awaited rank has made the call: its host is past it, or stands in it and waits for what it asked for there."""

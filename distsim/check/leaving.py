@@ -1,7 +1,8 @@
 """Ranks that leave before their end (they exit, raise or are killed) with requests open: what others find is a race.
 
 What has met by then is done, for the leaver too; every other open row is withdrawn with its rank. So each open row may have been met
-before the rank left, or not, as far as one does not need the other. Leaving lets nobody go on, so a partner can always come first; it
+before the rank left, or not, as far as one does not need the other; of a collective that lets members go one by one (the root of a
+broadcast gives to each), by some members and not by others. Leaving lets nobody go on, so a partner can always come first; it
 can come last where the leaver gets to its end without it, which a run shows in which the partner is held back. What is open under a
 reading is what that reading has not let go: a buffered send is done when it is posted.
 """
@@ -15,7 +16,7 @@ from math import prod
 
 from distsim.check.readings import Contract, Reading, Run, leavers
 from distsim.semantics.columns import go
-from distsim.semantics.conditions import Conditions
+from distsim.semantics.conditions import Conditions, Withdrawn
 from distsim.semantics.flat import COLLECTIVE, JOIN, MESSAGE, NEVER, POST
 from distsim.semantics.form import PartKind, Post, Wait
 from distsim.semantics.link import Linked
@@ -35,17 +36,17 @@ def runs_of(contract: Contract, reading: Reading) -> Iterator[Run]:
     whole = go(linked, Conditions(linked, None))
     yield Run(contract, whole, reading)
     held = _Held(linked, whole)
-    for rows in held.combinations():
-        if held.is_possible(rows):
-            left = go(linked, Conditions(linked, None, withdrawn=rows))
-            for row in rows:
+    for those in held.combinations():
+        if held.is_possible(those):
+            left = go(linked, Conditions(linked, None, withdrawn=those))
+            for row in held.unmet(those):
                 if linked.instance[row] >= 0:
                     left.posted[row] = -1  # its rank is missing again
-            yield Run(contract, left, reading, rows)
+            yield Run(contract, left, reading, those)
 
 
 class _Held:
-    """Which open rows may be withdrawn."""
+    """Which open rows may be withdrawn, and from whom."""
 
     def __init__(self, linked: Linked, whole: Progress) -> None:
         self.linked, self.whole, self.leavers = linked, whole, leavers(linked)
@@ -62,25 +63,44 @@ class _Held:
             found += [base + row for row in posted if row not in waited and self._is_open(base + row)]
         return found
 
-    def combinations(self) -> Iterator[tuple[int, ...]]:
-        """Sets of open rows that may be withdrawn together; who is held back before one row comes to no later one either."""
-        rows, lasts = self.open_rows, self._lasts()
-        if len(rows) > MOST_OPEN and prod(len(one) + 1 for one in lasts) <= MOST_COMBINED:
-            ends = product(*([tuple(one[k:]) for k in range(len(one) + 1)] for one in lasts))
-            yield from sorted((tuple(sorted(chain(*one))) for one in ends if any(one)), key=lambda found: (len(found), found))
-            return
-        for count in range(1, len(rows) + 1) if len(rows) <= MOST_OPEN else (1, len(rows)):
-            yield from combinations(rows, count)
+    @cached_property
+    def open_ends(self) -> list[Withdrawn]:
+        """The open rows, one by one for each member that goes on by what it gets of it; together where that are too many."""
+        found = [(row, other) for row in self.open_rows for other in self._served(row) or (-1,)]
+        return found if len(found) <= MOST_COMBINED else [(row, -1) for row in self.open_rows]
 
-    def _lasts(self) -> list[list[int]]:
-        """The open rows of each leaver that one partner comes to, in that partner's order."""
-        found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-        for row in self.open_rows:
-            partners = self._partners(row)
+    def unmet(self, those: tuple[Withdrawn, ...]) -> set[int]:
+        """The rows that are withdrawn from everybody."""
+        met = {end[0] for end in self.open_ends if end not in those}
+        return {row for row, _ in those if row not in met}
+
+    def combinations(self) -> Iterator[tuple[Withdrawn, ...]]:
+        """What may be withdrawn together; who is held back before one row comes to no later one either."""
+        ends, lasts = self.open_ends, self._lasts()
+        if len(ends) > MOST_OPEN and prod(len(one) + 1 for one in lasts) <= MOST_COMBINED:
+            tails = product(*([tuple(one[k:]) for k in range(len(one) + 1)] for one in lasts))
+            yield from sorted((tuple(sorted(chain(*one))) for one in tails if any(one)), key=lambda found: (len(found), found))
+            return
+        for count in range(1, len(ends) + 1) if len(ends) <= MOST_OPEN else (1, len(ends)):
+            yield from combinations(ends, count)
+
+    def _lasts(self) -> list[list[Withdrawn]]:
+        """What of each leaver's one partner comes to, in that partner's order."""
+        found: dict[tuple[int, ...], list[tuple[int, Withdrawn]]] = {}
+        for end in self.open_ends:
+            partners, row = self._others(end), end[0]
             alone = len(partners) == 1
             key = (int(self.linked.rank[row]), int(self.linked.rank[partners[0]])) if alone else (row,)
-            found.setdefault(key, []).append((partners[0], row))
-        return [[row for _, row in sorted(pairs)] for pairs in found.values()]
+            found.setdefault(key, []).append((partners[0], end))
+        return [[end for _, end in sorted(pairs)] for pairs in found.values()]
+
+    def _others(self, end: Withdrawn) -> list[int]:
+        """The rows that come to meet one."""
+        return [end[1]] if end[1] >= 0 else self._partners(end[0])
+
+    def _served(self, row: int) -> list[int]:
+        """Of a collective that lets members go one by one, the rows that need this one."""
+        return [other for other in self._partners(row) if row in self.conditions.early.get(other, ())]
 
     def _is_open(self, row: int) -> bool:
         if self.linked.kind[row] == PartKind.WORK:
@@ -98,18 +118,19 @@ class _Held:
             mates = [other for other in linked.rows_of[int(linked.instance[row])].tolist() if other != row]
         return [other for other in mates if other >= 0 and self.whole.posted[other] >= 0]
 
-    def is_possible(self, rows: tuple[int, ...]) -> bool:
-        """Their leavers get to their end while somebody is held back from each of these rows; other open rows of who has left are met by
+    def is_possible(self, those: tuple[Withdrawn, ...]) -> bool:
+        """Their leavers get to their end while somebody is held back from each of these; what else is open of who has left is met by
         then."""
-        others = [row for row in self.open_rows if row not in rows]
-        held: list[int] = []
-        for row in rows:
-            held += next(([p] for p in self._partners(row) if self._reaches(rows, [*held, p], [])), [])
-            if not any(p in held for p in self._partners(row)):
+        others = [end for end in self.open_ends if end not in those]
+        rows, held = [row for row, _ in those], list[int]()
+        for end in those:
+            partners = self._others(end)
+            held += next(([p] for p in partners if self._reaches(rows, [*held, p], [])), [])
+            if not any(p in held for p in partners):
                 return False
         return self._reaches(rows, held, others)
 
-    def _reaches(self, rows: tuple[int, ...], held: list[int], others: list[int]) -> bool:
+    def _reaches(self, rows: list[int], held: list[int], others: list[Withdrawn]) -> bool:
         course = course_of(self.linked, self.conditions, steps=self.steps)
         for row in held:
             host = course.hosts[int(self.linked.rank[row])]
@@ -118,5 +139,5 @@ class _Held:
                 host.steps = [*host.steps[:at], (NEVER, row - host.base, ())]
         left = LocalClocks(course).run()
         rank = self.linked.rank
-        met = all(any(left.posted[p] >= 0 for p in self._partners(row)) for row in others if left.hosts[int(rank[row])].ended)
+        met = all(any(left.posted[p] >= 0 for p in self._others(end)) for end in others if left.hosts[int(rank[end[0]])].ended)
         return met and all(left.hosts[int(rank[row])].ended for row in rows)

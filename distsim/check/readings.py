@@ -19,7 +19,7 @@ from distsim.profiles import READINGS
 from distsim.program.records import Program
 from distsim.semantics.blocked import standstill as standstill_of
 from distsim.semantics.columns import go
-from distsim.semantics.conditions import Conditions
+from distsim.semantics.conditions import Conditions, Withdrawn
 from distsim.semantics.form import Leave
 from distsim.semantics.link import Linked
 from distsim.semantics.local import Progress
@@ -81,9 +81,9 @@ class Contract:
 
 
 class Run:
-    """A finished run under a reading. ``withdrawn``: rows that nobody met before their ranks left."""
+    """A finished run under a reading. ``withdrawn``: rows that some or all did not meet before their ranks left."""
 
-    def __init__(self, contract: Contract, left: Progress, reading: Reading, withdrawn: tuple[int, ...] = ()) -> None:
+    def __init__(self, contract: Contract, left: Progress, reading: Reading, withdrawn: tuple[Withdrawn, ...] = ()) -> None:
         self.contract, self.left, self.reading, self.withdrawn = contract, left, reading, withdrawn
         self.layout, self.where = contract.layout, contract.where
 
@@ -99,7 +99,8 @@ class Run:
         misfits = self.contract.misfits
         if not misfits.receives and not misfits.instances:
             return ()
-        gone = {int(self.contract.linked.mate[row]) for row in self.withdrawn} | set(self.withdrawn)
+        rows = {row for row, _ in self.withdrawn}
+        gone = {int(self.contract.linked.mate[row]) for row in rows} | rows
         misfits = Misfits(tuple(row for row in misfits.receives if row not in gone), misfits.instances)
         found = tuple(self._met(self.left, misfits))
         if len(found) < 2:

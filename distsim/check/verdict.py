@@ -18,6 +18,7 @@ from distsim.check.races import DataRace, data_races
 from distsim.check.readings import Contract, Reading, leavers, never_starts
 from distsim.check.remote import remote_findings, remote_races
 from distsim.check.schedule import Schedule
+from distsim.check.signals import signal_findings
 from distsim.check.timing import bound_finding, buffering_dependence, order_findings, race_findings, reliance_findings
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding
@@ -208,6 +209,7 @@ class _Judgement:
         found += (
             *race_findings(program, self.clashes),
             *remote_findings(program, self.remote),
+            *signal_findings(program, self.layout),
             *leak_findings(program, self.leaks),
         )
         found += unreceived_findings(program, first) if self.unreceived else ()

@@ -28,7 +28,7 @@ GROUPS = {
 class _Grouped(TyperGroup):
     """Lists the commands by what they are for."""
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
+    def format_commands(self, ctx: object, formatter: Any) -> None:
         named = {name for names in GROUPS.values() for name in names}
         rest = tuple(name for name in self.commands if name not in named)
         for title, names in (*GROUPS.items(), ("More", rest)):
@@ -44,7 +44,7 @@ _CONTEXT: Any = TyperCommand.context_class
 class _Narrow(_CONTEXT.formatter_class):  # type: ignore[misc]
     """Where there is little room, what an option does stands below it, and no word is cut."""
 
-    def write_dl(self, rows: Any, col_max: int = 30, col_spacing: int = 2) -> None:
+    def write_dl(self, rows: object, col_max: int = 30, col_spacing: int = 2) -> None:
         super().write_dl(rows, col_max if self.width >= 60 else 12, col_spacing)
 
 

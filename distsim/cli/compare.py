@@ -69,7 +69,7 @@ def _beside(log: str, cluster: str | None, format: Format) -> NoReturn:
     from distsim.cli.replay import read_cluster
     from distsim.cluster import cluster_from
     from distsim.errors import UsageError
-    from distsim.views.besideview import beside_json, beside_text
+    from distsim.views.benchview import beside_json, beside_text
 
     if cluster is None:
         raise UsageError("one run has nothing to be laid beside", "give two runs, or measured times and --cluster NAME")

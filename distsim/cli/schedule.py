@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distsim.errors import UsageError
 from distsim.reading import read_bytes
@@ -31,7 +31,7 @@ def read_schedule(path: Path, scenario: str) -> Schedule:
     return schedule_from_json(_schedule(data, path, scenario))
 
 
-def _schedule(data: Any, path: Path, scenario: str) -> Any:
+def _schedule(data: object, path: Path, scenario: str) -> object:
     if isinstance(data, dict) and isinstance(data.get("files"), list):
         files = [one for one in data["files"] if isinstance(one, dict)]
         named = [one for one in files if one.get("file") == scenario] or (files if len(files) == 1 else [])

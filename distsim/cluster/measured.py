@@ -2,8 +2,9 @@
 
 At a measured size the price is the measured time. Between two of them it is interpolated (`Correction`), and beyond the ends the ratio
 of measured to modelled time stays as it is there; so the model keeps the say about sizes that nobody measured, and the price stays between
-the two measured times. So it is in the number of ranks: between two measured ones the logarithm of the ratio is interpolated,
-beyond them a quarter of the trend is believed. How far off that is: `benchmarks/accuracy/run.py`.
+the two measured times. A first size that took longer than the second warmed up (a sweep begins there): what lies between is the second's.
+So it is in the number of ranks: between two measured ones the logarithm of the ratio is interpolated, beyond them a quarter of the
+trend is believed. How far off that is: `benchmarks/accuracy/run.py`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Correction:
         points = sorted((nbytes, ns) for nbytes, ns in curve.times.items() if ns > 0)
         self._modelled = modelled
         self._ns = [float(ns) for _, ns in points]
+        self._first = self._ns[0] if points else 0.0
+        self._ns[:1] = [min(self._ns[:2])] if points else []  # fewer bytes cost no more
         self._at = [log(max(nbytes, 1)) for nbytes, _ in points]
         self._nbytes, self._told = [float(nbytes) for nbytes, _ in points], [max(modelled(nbytes), 1.0) for nbytes, _ in points]
         self._ratio = [log(ns / told) for ns, told in zip(self._ns, self._told, strict=True)]
@@ -43,7 +46,7 @@ class Correction:
         if i == 0 or i == len(at):
             return exp(ratio[0] if i == 0 else ratio[-1])
         if x == at[i - 1]:
-            return exp(ratio[i - 1])
+            return exp(ratio[i - 1]) if i > 1 else self._first / self._told[0]
         modelled = max(self._modelled(nbytes), 1.0)
         ways = (modelled * exp(self._cubic(i, x)), self._along(i, modelled, self._told), self._along(i, nbytes, self._nbytes))
         low, high = sorted((self._ns[i - 1], self._ns[i]))

@@ -128,7 +128,7 @@ class Network(_Part):
     latency_ns: Duration = Field(alias="latency")
     oversubscription: float = Field(default=1.0, ge=1)
     leaf: int | None = Field(default=None, ge=1, le=1 << 20)
-    transport: Literal["ib", "roce", "efa", "slingshot", "tcpx", "tcp"] = "ib"
+    transport: Literal["ib", "roce", "efa", "slingshot", "tcpx", "tcpxo", "tcp"] = "ib"
     reduces: bool = False
     source: str = ""
 

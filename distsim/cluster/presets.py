@@ -101,7 +101,7 @@ _GPU_CLUSTERS: Final = (
         "Google Cloud, A3 High machine types (GPUDirect-TCPX)",
     ),
     _cluster(
-        "gcp-a3-mega", devices.H100, _nvlink(4), _nics(8, 200, "Google Cloud: 8 x 200 Gbit/s for GPUs"), "tcpx",
+        "gcp-a3-mega", devices.H100, _nvlink(4), _nics(8, 200, "Google Cloud: 8 x 200 Gbit/s for GPUs"), "tcpxo",
         "Google Cloud, A3 Mega machine types (GPUDirect-TCPXO)",
     ),
     _cluster(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from distsim.cluster import PRESETS, cluster_from
 from distsim.compact.align import Entry, Round, Step, aligned
@@ -133,8 +133,8 @@ def _usual(option: str) -> object:
     return getattr(Options.model_validate({option: default}), option) if isinstance(default, str) else default
 
 
-def _fault(fault: Fault) -> dict[str, Any]:
-    found: dict[str, Any] = {"rank": fault.rank, "kind": fault.kind}
+def _fault(fault: Fault) -> dict[str, object]:
+    found: dict[str, object] = {"rank": fault.rank, "kind": fault.kind}
     if fault.at_ns is not None:
         found["at"] = duration_text(fault.at_ns)
     elif fault.position is not None:

@@ -179,7 +179,9 @@ class Itemizer:
             ("name", ("text", self.families.name_made(rank, ranks, str(call.fields.get("name") or "group")))),
             ("ranks", ("ints", len(ranks))),
         ]
-        if call.fields.get("local_sync"):
+        if call.fields.get("store"):
+            found.append(("store", ("text", call.fields["store"])))
+        elif call.fields.get("local_sync"):
             found.append(("use_local_synchronization", ("text", True)))
         return found + _torch_arguments(call, values)
 

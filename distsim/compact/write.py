@@ -101,7 +101,7 @@ class Writer:
     def _number(self, values: Sequence[int], ranks: Sequence[int]) -> Fitted:
         return fit_number(np.array(values, dtype=np.int64), np.array(ranks, dtype=np.int64), self.names)
 
-    def peer(self, side: str, family: int, values: Sequence[int], ranks: Sequence[int]) -> tuple[str, Any]:
+    def peer(self, side: str, family: int, values: Sequence[int], ranks: Sequence[int]) -> tuple[str, object]:
         """The field and its value: a global rank, or a place in the group where that is said more plainly."""
         plain = self._number(values, ranks)
         if family <= 0 or isinstance(plain, int) or (isinstance(plain, str) and len(plain) < 12):
@@ -179,7 +179,7 @@ def flow(fields: Mapping[Any, Any]) -> str:
     return "{" + ", ".join(f"{text(key)}: {text(value)}" for key, value in fields.items()) + "}"
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """A value in YAML's flow style, on one line."""
     if isinstance(value, str):
         bare = _PLAIN.fullmatch(value) is not None and value.lower() not in _WORDS

@@ -130,5 +130,6 @@ BEFOREHAND: Final[dict[str, dict[str, float]]] = {
         "bandwidth, messagex": 0.7,
     },
 }
+BEFOREHAND["tcpxo"] = BEFOREHAND["tcpx"]
 #: What the presets have as ``call_overhead``, in ns: the launch.
 LAUNCH_NS: Final = 3300

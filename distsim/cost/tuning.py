@@ -19,6 +19,8 @@ from distsim.cost.setting import Kind, Setting
 Array = NDArray[np.float64]
 
 PROTOCOLS: Final = ("LL", "LL128", "Simple")
+#: GPUDirect-TCPX (A3 High) and TCPXO (A3 Mega).
+_GOOGLES: Final = ("tcpx", "tcpxo")
 _BASE: Final = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4), "pat": (8.0, 8.0, 8.0)}
 _HOP: Final = {
     "nvlink": {"tree": (0.6, 1.25, 4.0), "ring": (0.6, 1.9, 3.4), "nvls": 25.0, "pat": 4.0, "collnet": 3.7},
@@ -80,7 +82,7 @@ def _protocols(at: Setting) -> tuple[str, ...]:
     between nodes a card behind the GPU's PCIe switch (tuning.cc: PXB), where Slingshot's hang on the CPU. LL and LL128 need what arrives
     in order: over EFA before P5 its plugin takes Simple alone (aws-ofi-nccl, src/platform-aws.cpp: ``NCCL_PROTO``), as Google's settings
     for GPUDirect-TCPX and TCPXO do."""
-    if at.transport == "tcpx" or (at.nodes > 1 and at.transport == "efa" and at.architecture in ("volta", "ampere")):
+    if at.transport in _GOOGLES or (at.nodes > 1 and at.transport == "efa" and at.architecture in ("volta", "ampere")):
         return ("Simple",)
     whole = at.link == "nvlink" and (at.per_node > 1 or at.nodes == 1) and at.architecture != "cdna3"
     return PROTOCOLS if whole and (at.nodes == 1 or at.transport != "slingshot") else ("LL", "Simple")
@@ -174,7 +176,10 @@ def _start(algorithm: str, protocol: str, at: Setting) -> Iterator[Part]:
 
 
 def _trees(at: Setting, nbytes: Array) -> Iterator[Form]:
-    """Double binary trees: chains inside, trees between nodes; on two nodes each moves the buffer once."""
+    """Double binary trees: chains inside, trees between nodes; on two nodes each moves the buffer once. None over GPUDirect-TCPX, inside
+    a machine either: what its maker gives out for A3 High sets ``NCCL_ALGO=Ring`` (for TCPXO ``Ring,Tree``)."""
+    if at.transport == "tcpx":
+        return
     total = at.intra_gbs if at.nodes == 1 else min(at.intra_gbs, at.inter_gbs) if at.per_node > 1 else at.inter_gbs
     wide = min(0.92 * at.intra_gbs / 2, at.inter_gbs) if at.nodes == 2 and at.per_node > 1 else 0.92 * total / 2
     if at.nodes == 2 and at.per_node == 1:
@@ -201,7 +206,7 @@ def _trees(at: Setting, nbytes: Array) -> Iterator[Form]:
 def _in_switch(kind: Kind, at: Setting, nbytes: Array) -> Iterator[Form]:
     """NVLS: the switch reduces and multiplies; between nodes a tree of switches."""
     efficiency = _NVLS_EFFICIENCY.get(at.architecture)
-    if efficiency is None or not at.switch or at.link != "nvlink" or at.per_node < 3 or at.transport == "tcpx":
+    if efficiency is None or not at.switch or at.link != "nvlink" or at.per_node < 3 or at.transport in _GOOGLES:
         return  # Google's settings for TCPX and TCPXO: NCCL_NVLS_ENABLE=0
     inside = efficiency * at.intra_gbs
     hop = _HOP["nvlink"]["nvls"]

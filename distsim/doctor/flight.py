@@ -94,7 +94,7 @@ def _name(entry: dict[str, object]) -> tuple[str, str]:
     return (f"pg {entry.get('pg_id')}" if isinstance(entry.get("pg_id"), int) else ""), ""
 
 
-def _group(evidence: Evidence, entry: dict[str, Any], named: dict[str, tuple[int, ...]]) -> str | None:
+def _group(evidence: Evidence, entry: dict[str, object], named: dict[str, tuple[int, ...]]) -> str | None:
     name, desc = _name(entry)
     sure = isinstance(entry.get("process_group"), (list, tuple))
     return evidence.group(name, desc, named.get(name), sure) if name else None

@@ -90,7 +90,7 @@ def read_kineto(evidence: Evidence, data: dict[str, Any], rank: int | None, sour
     return who
 
 
-def _kineto_call(evidence: Evidence, args: dict[str, Any], rank: int, order: int, numbers: dict[str, int], source: str) -> int:
+def _kineto_call(evidence: Evidence, args: dict[str, object], rank: int, order: int, numbers: dict[str, int], source: str) -> int:
     op = args.get("Collective name")
     if not isinstance(op, str) or op in ("wait", "init"):
         return 0

@@ -45,7 +45,7 @@ class _Machine:
         self.below: list[list[object]] = []
         self.memo: dict[int, object] = {}
 
-    def run(self) -> Any:
+    def run(self) -> object:
         """Carry out opcodes to STOP; the frequent ones here, the others by the table."""
         data, at, stack, below, memo, end = self.data, 0, self.stack, self.below, self.memo, len(self.data)
         for _ in range(MOST_STEPS // _ROUND):

@@ -112,7 +112,7 @@ def _text(found: Diagnosis, main: Cause, parts: list[_Part], backend: str) -> st
     program = [{"ranks": [number[p.rank]], "steps": [writer.step(c) for c in p.calls]} for p in parts if p.calls]
     mapping = ", ".join(f"rank {i} is the job's rank {rank}" for rank, i in number.items() if rank != i)
     about = visible(f"{main.title}{f' ({mapping})' if mapping else ''}", one_line=True)
-    data: dict[str, Any] = {"name": "standstill", "about": about[:600], "world": len(parts), "backend": backend}
+    data: dict[str, object] = {"name": "standstill", "about": about[:600], "world": len(parts), "backend": backend}
     if writer.groups:
         data["groups"] = {name: {"ranks": ranks} for name, ranks in writer.groups.items()}
     data["tensors"] = writer.tensors or {"x": {"shape": [1]}}
@@ -129,7 +129,7 @@ class _Writer:
         self.tensors: dict[str, dict[str, Any]] = {}
         self._names: dict[str, str] = {}
 
-    def step(self, call: Call) -> dict[str, Any]:
+    def step(self, call: Call) -> dict[str, object]:
         fields = self._fields(call)
         group = "" if call.op in P2P else self._group(call.group)
         if group:

@@ -23,6 +23,7 @@ from distsim.semantics.blocked import standstill
 from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.contacts import bad_contacts
+from distsim.semantics.creation import unlike_groups
 from distsim.semantics.form import Drop
 from distsim.semantics.free import leaves_open, why_ordered
 from distsim.semantics.link import Linked
@@ -288,4 +289,5 @@ def _overlap(program: Program) -> bool:
 def _besides(program: Program, profile: Profile, outcome: str, end: End) -> set[str]:
     """Outcomes that the numbers or the memory decide, which a program's text does not tell."""
     outside = any(finding.code == "DS101" for finding in program.findings)
-    return set(profile.besides(outcome, [note.fields for note in end.notes if note.outcome == outcome], outside))
+    luck = {"completes"} if outcome == "hangs" and any(made.again for made in unlike_groups(program, profile).values()) else set()
+    return luck | set(profile.besides(outcome, [note.fields for note in end.notes if note.outcome == outcome], outside))

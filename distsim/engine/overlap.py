@@ -20,6 +20,8 @@ from distsim.semantics.form import PartKind
 from distsim.semantics.link import IntArray, Linked
 
 BoolArray = NDArray[np.bool_]
+#: Rows that are looked at before all of them.
+_FEW = 4096
 
 
 def shares(conditions: Conditions, columns: Columns, cost: CostModel) -> bool:
@@ -28,8 +30,8 @@ def shares(conditions: Conditions, columns: Columns, cost: CostModel) -> bool:
         return False
     linked, started = conditions.linked, np.asarray(columns.started)
     transfers = (linked.kind >= 0) & (linked.kind <= PartKind.COLLECTIVE) & (linked.tag < SIGNALS) & (started >= 0)
-    received = (conditions.mate >= 0) & (started[np.maximum(conditions.mate, 0)] >= 0)
-    if bool((transfers & conditions.ahead & ~received).any()):
+    mate = conditions.mate[np.flatnonzero(transfers & conditions.ahead)]
+    if bool(((mate < 0) | (started[np.maximum(mate, 0)] < 0)).any()):
         return True  # what nobody receives, or not yet, has no price here
     device, ports = cost.cluster.device, Ports(cost)
     works = device.overlap_compute > 1 or device.overlap_transfers > 1
@@ -43,14 +45,13 @@ def shares(conditions: Conditions, columns: Columns, cost: CostModel) -> bool:
         return True  # those who have cards in common with the ranks of a section need not be there
     if not one_by_one and works and _beside_work(linked, transfers, begin, end):
         return True
-    rows = np.flatnonzero(transfers)
-    return (bool(ports.pools.levels) and _at_once(linked, rows, begin, end)) or _cross(linked, ports, rows, begin, end)
+    return (bool(ports.pools.levels) and _at_once(linked, transfers, begin, end)) or _cross(linked, ports, transfers, begin, end)
 
 
-def _at_once(linked: Linked, rows: IntArray, begin: IntArray, end: IntArray) -> bool:
+def _at_once(linked: Linked, transfers: BoolArray, begin: IntArray, end: IntArray) -> bool:
     """Whether two transfers are under way at once, anywhere: they may have a switch's way up in common."""
-    of = np.where(linked.instance[rows] >= 0, linked.rows + linked.instance[rows], np.minimum(rows, linked.mate[rows]))
-    _, first = np.unique(of, return_index=True)
+    rows = np.flatnonzero(transfers)
+    _, first = np.unique(_transfer(linked, rows), return_index=True)
     rows = rows[first]
     order = np.argsort(begin[rows], kind="stable")
     return bool((begin[rows[order]][1:] < np.maximum.accumulate(end[rows[order]])[:-1]).any())
@@ -75,9 +76,11 @@ def _spans(conditions: Conditions, columns: Columns, transfers: BoolArray) -> tu
 
 
 def _one_by_one(linked: Linked, rows: IntArray, begin: IntArray, end: IntArray) -> bool:
-    """Whether each rank does these rows one after the other, in their order."""
-    same = linked.rank[rows[1:]] == linked.rank[rows[:-1]]
-    return not bool((same & (begin[rows[1:]] < end[rows[:-1]])).any())
+    """Whether each rank does these rows one after the other, in their order. Where not, the first of them mostly tell."""
+    return not any(
+        bool(((begin[part[1:]] < end[part[:-1]]) & (linked.rank[part[1:]] == linked.rank[part[:-1]])).any())
+        for part in (rows[:_FEW], rows[_FEW - 1 :])
+    )
 
 
 def _beside_work(linked: Linked, transfers: BoolArray, begin: IntArray, end: IntArray) -> bool:
@@ -95,39 +98,55 @@ def _beside_work(linked: Linked, transfers: BoolArray, begin: IntArray, end: Int
     return bool((latest > rank[work] * span + begin[work]).any())
 
 
-def _cross(linked: Linked, ports: Ports, rows: IntArray, begin: IntArray, end: IntArray) -> bool:
+def _cross(linked: Linked, ports: Ports, transfers: BoolArray, begin: IntArray, end: IntArray) -> bool:
     """Whether two transfers cross a port at once."""
-    inside, across = _ways(linked, ports, rows)
-    out, into = linked.kind[rows] != PartKind.RECEIVE, linked.kind[rows] != PartKind.SEND
-    rank = linked.rank[rows]
-    node, local = np.divmod(rank, ports.cost.local_size)
-    card = ports.first_card + 2 * (node * ports.cards + local % ports.cards)
-    of = np.where(linked.instance[rows] >= 0, linked.rows + linked.instance[rows], np.minimum(rows, linked.mate[rows]))
-    uses = [(2 * rank, inside & out), (2 * rank + 1, inside & into), (card, across & out), (card + 1, across & into)]
-    uses += [(ports.threads + rank, inside | across)] if ports.crossing else []
-    which = np.concatenate([np.flatnonzero(mask) for _, mask in uses])
-    port = np.concatenate([number[mask] for number, mask in uses])
-    first, last, one = begin[rows[which]], end[rows[which]], of[which]
-    order = np.lexsort((one, first, port))
-    port, first, last, one = port[order], first[order], last[order], one[order]
-    return bool(((port[1:] == port[:-1]) & (first[1:] < last[:-1]) & (one[1:] != one[:-1])).any())
+    node, local = np.divmod(np.arange(linked.program.world_size), ports.cost.local_size)
+    link, card = 2 * np.arange(len(node)), ports.first_card + 2 * (node * ports.cards + local % ports.cards)
+    for into, other in enumerate((PartKind.RECEIVE, PartKind.SEND)):
+        rows = np.flatnonzero(transfers & (linked.kind != other))
+        rank, ways = linked.rank[rows], _ways(linked, ports, rows, node)
+        for used, port in zip(ways, (link + into, card + into), strict=True):
+            if used.any() and _meet(linked, port[rank[used]], rows[used], begin, end):
+                return True
+    if not ports.crossing:
+        return False
+    rows = np.flatnonzero(transfers)
+    inside, across = _ways(linked, ports, rows, node)
+    rows = rows[inside | across]
+    return _meet(linked, ports.threads + linked.rank[rows], rows, begin, end)
 
 
-def _ways(linked: Linked, ports: Ports, rows: IntArray) -> tuple[BoolArray, BoolArray]:
-    """(whether each row uses its rank's link, whether its card)."""
-    size = ports.cost.local_size
-    node, peer = linked.rank[rows] // size, np.maximum(linked.peer[rows], 0) // size
-    messages = linked.kind[rows] != PartKind.COLLECTIVE
-    apart = messages & (node != peer)
-    inside = messages & (node == peer) & (linked.peer[rows] != linked.rank[rows])
+def _meet(linked: Linked, port: IntArray, rows: IntArray, begin: IntArray, end: IntArray) -> bool:
+    """Whether two transfers, each of these rows a use of its port, are at one port at once. Most come in the order of ports and, at each,
+    of time: as ranks do them."""
+    first, last, same = begin[rows], end[rows], port[1:] == port[:-1]
+    if bool(((port[1:] < port[:-1]) | (same & (first[1:] < first[:-1]))).any()):
+        order = np.lexsort((_transfer(linked, rows), first, port))
+        port, first, last, rows = port[order], first[order], last[order], rows[order]
+        same = port[1:] == port[:-1]
+    met = np.flatnonzero(same & (first[1:] < last[:-1]))
+    return bool((_transfer(linked, rows[met]) != _transfer(linked, rows[met + 1])).any())
+
+
+def _transfer(linked: Linked, rows: IntArray) -> IntArray:
+    """A number of what each row takes part in, the same for all who do."""
+    return np.where(linked.instance[rows] >= 0, linked.rows + linked.instance[rows], np.minimum(rows, linked.mate[rows]))
+
+
+def _ways(linked: Linked, ports: Ports, rows: IntArray, node: IntArray) -> tuple[BoolArray, BoolArray]:
+    """(whether each row uses its rank's link, whether its card); ``node``: by rank."""
+    rank, peer = linked.rank[rows], linked.peer[rows]
+    near = node[rank] == node[np.clip(peer, 0, len(node) - 1)]
+    grouped = np.flatnonzero(linked.kind[rows] == PartKind.COLLECTIVE) if len(linked.members) else np.zeros(0, dtype=np.int64)
+    apart, inside = ~near, near & (peer != rank)
+    instance = linked.instance[rows[grouped]]
     known: dict[int, tuple[bool, bool]] = {}
     of_instance = np.zeros((len(linked.members), 2), dtype=np.bool_)
-    for instance in distinct(linked.instance[rows[~messages]]).tolist():
-        members = linked.whole[instance]
+    for one in distinct(instance).tolist():
+        members = linked.whole[one]
         if id(members) not in known:
-            nodes = len({rank // size for rank in members})
+            nodes = len(set(node[list(members)].tolist()))
             known[id(members)] = (len(members) > nodes, nodes > 1)
-        of_instance[instance] = known[id(members)]
-    group = of_instance[linked.instance[rows[~messages]]]
-    inside[~messages], apart[~messages] = group[:, 0], group[:, 1]
+        of_instance[one] = known[id(members)]
+    inside[grouped], apart[grouped] = of_instance[instance].T
     return inside | apart if ports.through_intra else inside, apart

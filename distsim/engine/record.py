@@ -238,6 +238,7 @@ def _facts(program: Program, code: Code, call: CodeCall, table: _Tables) -> dict
 _KEPT = (
     "ranks",
     "local_sync",
+    "store",
     "queue",
     "stream",
     "code",

@@ -106,6 +106,26 @@ program:
 """,
     ),
     CodeInfo(
+        "DS611",
+        "signal and barrier take each other's",
+        "warning",
+        None,
+        "A barrier of symmetric memory uses the cells of the signal pad that put_signal and wait_signal of its channel use too, and a"
+        " signal given by hand meets the barrier's wait, or the barrier's signal a wait by hand.",
+        "The kernel takes what stands in the cell. A rank leaves the barrier before the other has come, so what the barrier was to order"
+        " is in no order; and the wait that the signal was meant for takes the barrier's signal, or none is left and it spins for ever.",
+        "Give the barrier a channel of its own, as handle.barrier(channel=1); or let every signal be waited for before the barrier.",
+        """world: 2
+backend: nccl
+program:
+  - put_signal: {dst: 1}
+    ranks: 0
+  - symm_mem_barrier
+  - wait_signal: {src: 0}
+    ranks: 1
+""",
+    ),
+    CodeInfo(
         "DS701",
         "receive from any source refused",
         "error",
@@ -140,7 +160,7 @@ program:
         "operation not supported by the back end",
         "error",
         None,
-        "The back end does not offer this operation.",
+        "The back end does not offer this operation, or torch does not make this group.",
         "torch raises on every calling rank: monitored_barrier is gloo's alone.",
         "Use an operation it has; `distsim explain backends` has the table.",
         scenario(2, "", "monitored_barrier", backend="nccl"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, TypeVar, cast
 
 from distsim import units
@@ -69,6 +70,11 @@ def ref(value: object) -> Ref:
         return value
     if not isinstance(value, str) or not value.strip():
         raise wrong("a name, or name@index", value)
+    return _ref(value)
+
+
+@lru_cache(maxsize=4096)
+def _ref(value: str) -> Ref:
     name, mark, index = value.partition("@")
     if not name.strip().isidentifier():
         raise wrong("a name made of letters, digits and _ (not starting with a digit), or name@index", value)

@@ -2,7 +2,9 @@
 
 from collections.abc import Hashable, Sequence
 from datetime import timedelta
+from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from pydantic import StrictBool
 
@@ -89,7 +91,10 @@ class NewGroup(Op):
         example="- new_group: {name: pair, ranks: [0, 1]}",
         notes=("It does not inherit the world's timeout.", "torch sorts the ranks.",
                "Made by the members alone it shifts torch's count of groups, and the next new_group fails.",
-               "With use_local_synchronization members find each other only if they are in equally many groups: torch hashes that."),
+               "With use_local_synchronization members find each other only if they are in equally many groups: torch hashes that.",
+               "So a group that is destroyed and made again has the name of before, and members may find each other's addresses of"
+               " before: it hangs, where they don't come at one time.",
+               "`store` is not torch's: the members meet under this prefix of the store, whatever groups they are in."),
         torch="pair = dist.new_group([0, 1])",
     )  # fmt: skip
 
@@ -98,6 +103,8 @@ class NewGroup(Op):
     timeout: TimeoutField = None
     backend: str | None = None
     use_local_synchronization: StrictBool = False
+    #: Not torch's: a prefix of the world's store, for a group that its members make by themselves, whatever groups they are in.
+    store: str | None = None
 
     @classmethod
     def parties(cls, call: Call) -> tuple[int, ...]:
@@ -120,7 +127,25 @@ class NewGroup(Op):
     def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
         """Returns torch's group."""
         timeout = _timedelta(call.timeout_ns)
+        if call.store is not None:
+            return _with_store(dist, call, timeout) if call.rank in call.ranks else None
         return dist.new_group(list(call.ranks), timeout, call.backend, use_local_synchronization=call.local_sync)
+
+
+def _with_store(dist: ModuleType, call: Call, timeout: timedelta | None) -> object:
+    """torch's own helper, for it has no public call: what torchft's `configure` and the custom groups of RL trainers come down to."""
+    c10d: Any = import_module("torch.distributed.distributed_c10d")
+    members = sorted(call.ranks)
+    backend, store = c10d._world.pg_map[c10d._get_default_group()]
+    kind = c10d.Backend(call.backend or backend)
+    timeout = timeout or c10d._get_default_timeout(kind)
+    prefixed = dist.PrefixStore(call.store, store)
+    name = f"{call.store}/{'_'.join(map(str, members))}"
+    group, _ = c10d._new_process_group_helper(
+        len(members), members.index(call.rank), members, kind, prefixed, name, timeout=timeout
+    )
+    c10d._world.pg_group_ranks[group] = {rank: number for number, rank in enumerate(members)}
+    return group
 
 
 class DestroyProcessGroup(Op):

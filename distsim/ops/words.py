@@ -55,6 +55,7 @@ WORDS: dict[str, Told] = {
     "backend": Told("The back end of the group: gloo, nccl, mpi; left out, the scenario's.", "gloo"),
     "init_method": Told("Where the ranks meet: `env://`, `tcp://host:port` or `file:///path`.", "env://"),
     "store": Told("In place of init_method: `tcp://host:port`, `file:///path`, or `hash` (one of this process alone).", "hash"),
+    "new_group.store": Told("A prefix of the store where its members alone meet, as torchft has one for each quorum.", "torchft/3"),
     "rank": Told("Which number the process says it has; left out, env:// reads RANK.", "rank"),
     "world_size": Told("How many ranks it says there are; left out, env:// reads WORLD_SIZE.", "world_size"),
     "device_id": Told("The index of its GPU, which makes nccl's communicators at once.", "local_rank"),

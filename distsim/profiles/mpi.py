@@ -82,4 +82,5 @@ MPI = Profile(
           "collectives of a process, and one lock is held through every blocking call. Dropping a message's request ends the process.",
     needs=needs_all, mismatch=mismatch, refuse=SUPPORT.refuse, credit=credit, slot=by_number, workers=workers, new_group=new_group,
     invalid=invalid, dropped="crashes", lock=True, support=SUPPORT, buffer_option=BUFFER, listed=5, built_in=False,
+    local_groups="ValueError: MPI backend doesn't support use_local_synchronization=True",
 )  # fmt: skip

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from distsim.ops.records import Call
+from distsim.ops.table import OPS
 from distsim.profiles.support import Support
 
 #: What a run does in the end (design §5, "Verdicts and outcomes").
@@ -114,6 +115,7 @@ class Profile:
     left to ``mismatch``.
     ``workers``: the queue of a rank's collectives on a group, of (rank, group id); None: they run at once.
     ``new_group``: who meets in it, given the options (`Parties`).
+    ``local_groups``: why it makes no group with use_local_synchronization; None where it does.
     ``invalid``: what becomes of a call that the contract forbids, given the finding's code (DS101 …) and the options.
     ``dropped``: what becomes of a message whose request nobody can wait for any more.
     ``peer_death``: what a rank does that has a transfer to a dead one.
@@ -155,6 +157,7 @@ class Profile:
     cluster: str = "cpu-10gbe"
     listed: int = 0
     built_in: bool = True
+    local_groups: str | None = None
     besides: Besides = nothing_besides
     by_messages: Mapping[str, str] = field(default_factory=dict)
     apart: Callable[[Sequence[Call]], Mapping[int, Awaited]] | None = None
@@ -170,7 +173,10 @@ class Profile:
 
 def torch_layer(call: Call, code: str, options: Options) -> Reaction:
     """What torch's Python layer does before a back end sees the call: a non-member is warned and nothing happens, but in `send`,
-    which raises ("Invalid process group specified"); every other wrong argument raises (2.1, 2.2, 2.3)."""
+    which raises ("Invalid process group specified"); every other wrong argument raises (2.1, 2.2, 2.3). Without any group left a
+    non-member is still warned where torch asks for no root first (run: all_reduce and barrier return, broadcast raises)."""
+    if code == "DS108" and call.group.group_rank(call.rank) < 0:
+        return "ignored" if OPS[call.op].kind == "collective" and OPS[call.op].root_field is None else "raises"
     return "ignored" if code == "DS104" and call.op != "send" else "raises"
 
 

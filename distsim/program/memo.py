@@ -23,6 +23,11 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 _REQUESTS = ("handle", "handles")
 
 
+#: Fields of `Call` that a local step fills, and where it has them.
+_LOCAL_FIELDS = {"name": "name", "time_ns": "time", "flops": "flops", "mem_bytes": "bytes", "queue": "on", "dtype": "dtype",
+                 "stream": "stream", "code": "code", "message": "message"}  # fmt: skip
+
+
 GroupName = str | tuple[str, ...] | None
 
 
@@ -42,6 +47,17 @@ class Traits(NamedTuple):
 def fields_of(row: type[Op]) -> frozenset[str]:
     """The fields of an operation: asking a model for one that it has not is slow."""
     return frozenset(row.model_fields)
+
+
+@cache
+def local_fields(row: type[Op]) -> tuple[tuple[str, str], ...]:
+    """Those of `_LOCAL_FIELDS` that an operation has."""
+    return tuple((name, source) for name, source in _LOCAL_FIELDS.items() if source in fields_of(row))
+
+
+def has_init(entries: Iterable[Entry]) -> bool:
+    """Whether some entry is an init_process_group."""
+    return any(type(e.op).op == "init_process_group" if isinstance(e, Step) else has_init(e.steps) for e in entries)
 
 
 def traits_of(step: Step) -> Traits:
@@ -104,12 +120,21 @@ def vec_key(value: object) -> Hashable:
 
 def facts_key(fields: Mapping[str, object]) -> Hashable:
     """Arguments of one key are alike to a row's columns: of a buffer, its sizes count, and which others are the same copy."""
+    given, taken = fields.get("inputs"), fields.get("outputs")
+    if type(given) is type(taken) is tuple and len(given) == len(taken) == 1 and given[0] is taken[0] and _one_copy(given[0]):
+        rest = tuple([(name, _value_key(value)) for name, value in fields.items() if name not in ("inputs", "outputs")])
+        return ("one buffer", bool(given[0].name), given[0].shape, given[0].dtype, rest)
     flat = [buffer for name in ("inputs", "outputs") for buffer in _buffers(fields.get(name))]
     copies = [(buffer.name, vec_key(buffer.index)) for buffer in flat]
     number = {copy: k for k, copy in reversed(list(enumerate(copies)))}
     exact = any(isinstance(buffer.index, np.ndarray) for buffer in flat)
     alike = tuple(copies if exact else ((bool(copy[0]), number[copy]) for copy in copies))
     return (alike, *((name, _value_key(value)) for name, value in fields.items()))
+
+
+def _one_copy(value: object) -> bool:
+    """Whether it is a buffer that is alike on all ranks."""
+    return isinstance(value, BufferVec) and type(value.index) is int and all(type(n) is int for n in value.shape)
 
 
 def _buffers(value: object) -> Iterator[BufferVec]:

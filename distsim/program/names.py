@@ -47,6 +47,7 @@ class Names:
         self.ranks = np.arange(self.world_size, dtype=np.int64)
         self.used: dict[int, frozenset[str]] = {}  # id of an entry -> names in its expressions
         self._traits: dict[int, Traits] = {}  # id of a step -> what it is
+        self._like: dict[tuple[int, int, int] | None, Traits] = {}  # by operation and place, of steps that select no ranks
         self._keys: dict[Hashable, int] = {}
         self.shelf = Shelf(self.world_size, scenario.backend)
         self.world: dict[str, Numbers] = self._ranks_and_axes()
@@ -135,7 +136,7 @@ class Names:
                 self._handles[name] = self._axis_groups(tuple(group.axes), name, *more)
             elif group.by is not None:
                 value = np.broadcast_to(np.asarray(self.evaluate(group.by, self.world, ("groups", name))), self.world_size)
-                self._handles[name] = self._partition(value, partial("{}[{}]".format, name), *more)
+                self._handles[name] = self._partition(value, partial("{0}[{1}]".format, name), *more)
 
     def _check_group(self, name: str, ranks: tuple[int, ...]) -> None:
         bad = [r for r in ranks if not 0 <= r < self.world_size]
@@ -174,20 +175,21 @@ class Names:
         for axis in others:
             key = key * self.scenario.mesh[axis] + cast("IntVector", self.world[axis])
 
-        def title(value: int) -> str:
-            first = int(np.flatnonzero(key == value)[0])
-            where = ",".join(f"{axis}={at(self.world[axis], first)}" for axis in others)
+        def title(_: int, first: int) -> str:
+            where = ",".join([f"{axis}={at(self.world[axis], first)}" for axis in others])
             return f"{name}[{where}]" if where else name
 
         return self._partition(key, title, backend, timeout_ns)
 
-    def _partition(self, key: IntVector, title: Callable[[int], str], backend: str | None, timeout_ns: int | None) -> Vec:
+    def _partition(self, key: IntVector, title: Callable[[int, int], str], backend: str | None, timeout_ns: int | None) -> Vec:
+        """``title``: a part's name, by its value of the key and its first rank."""
         values, which = np.unique(key, return_inverse=True)
         which = np.asarray(which).reshape(-1)
         order = np.argsort(which, kind="stable")
         parts = np.split(order, np.flatnonzero(np.diff(which[order])) + 1)
         ids = [
-            self.shelf.group(title(v), part.tolist(), backend, timeout_ns) for v, part in zip(values.tolist(), parts, strict=True)
+            self.shelf.group(title(v, int(part[0])), part.tolist(), backend, timeout_ns)
+            for v, part in zip(values.tolist(), parts, strict=True)
         ]
         every: IntVector = np.array(ids, dtype=np.int64)[which]
         self.shelf.partition(every)
@@ -197,8 +199,15 @@ class Names:
         """What a step is wherever it stands; its key is a number."""
         found = self._traits.get(id(step))
         if found is None:
-            found = traits_of(step)
-            found = self._traits[id(step)] = found._replace(key=self._keys.setdefault(found.key, len(self._keys)))
+            alike = None if step.ranks is not None else (id(step.op), step.line, step.column)
+            found = self._like.get(alike)
+            if found is None:
+                found = traits_of(step)
+                own = found.key == id(step)
+                found = found._replace(key=self._keys.setdefault(found.key, len(self._keys)))
+                if alike is not None and not own:
+                    self._like[alike] = found
+            self._traits[id(step)] = found
         return found
 
     # --- expressions ---

@@ -52,6 +52,8 @@ class Resolver:
 
     # --- values ---
     def _value(self, here: Here, value: Written) -> Numbers:
+        if isinstance(value, (int, float)):
+            return value
         more = None
         names = value.names if isinstance(value, Expression) else self.walker.names_in((here.step,))
         if "group_rank" in names or "group_size" in names:
@@ -67,7 +69,8 @@ class Resolver:
         kind = getattr(found, "dtype", None)
         if isinstance(found, bool) or (not isinstance(found, int) and kind != np.int64):
             self.walker.names.problem(here.step, f"{what}: expected an integer, found {np.ravel(found)[0]}")
-        if what in _INT32 and not (np.min(found) >= -_MOST_RANK and np.max(found) < _MOST_RANK):
+        low, high = (found, found) if isinstance(found, int) else (np.min(found), np.max(found))
+        if what in _INT32 and not (low >= -_MOST_RANK and high < _MOST_RANK):
             far = int(np.ravel(found)[np.argmax(np.abs(np.ravel(found)))])
             self.walker.names.problem(here.step, f"{what}: expected an integer of 32 bits, as torch takes it, found {far}")
         return cast("Vec", found)

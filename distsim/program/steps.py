@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,20 +14,15 @@ from distsim.ops.one_sided import SIGNALS
 from distsim.program.assemble import Draft, Flaw, Requests
 from distsim.program.autoshape import auto_shape
 from distsim.program.handles import Handle
-from distsim.program.memo import Traits, fields_of
+from distsim.program.memo import Traits, fields_of, has_init, local_fields
 from distsim.program.names import has_bool
 from distsim.program.records import BoolVector, CodeCall, Numbers, Site, Vec, Written, narrow
 from distsim.program.resolver import Here, Indices, Resolver
 from distsim.program.transpose import transposed
-from distsim.scenario.entries import Entry, Step
+from distsim.scenario.entries import Step
 
 if TYPE_CHECKING:
     from distsim.program.walk import Walker
-
-
-#: Fields of `Call` that a local step fills, and where it has them.
-_LOCAL_FIELDS = {"name": "name", "time_ns": "time", "flops": "flops", "mem_bytes": "bytes", "queue": "on", "dtype": "dtype",
-                 "stream": "stream", "code": "code", "message": "message"}  # fmt: skip
 
 
 _NO_REQUESTS = Requests()
@@ -42,11 +36,18 @@ class StepLowering(Resolver):
     def __init__(self, walker: Walker) -> None:
         super().__init__(walker)
         self._made: dict[Hashable, CodeCall] = {}
+        self._plain: dict[
+            int, CodeCall
+        ] = {}  # by a step's id: it makes this call wherever it stands, until groups are made or end
         self._new_groups = 0
-        self._ready = not _has_init(walker.scenario.program)
+        self._ready = not has_init(walker.scenario.program)
 
     def add(self, step: Step, indices: Indices, guard: BoolVector | None) -> None:
-        builder, traits = self.walker.builder, self.walker.names.traits(step)
+        builder = self.walker.builder
+        if guard is None and (call := self._plain.get(id(step))) is not None:
+            builder.append(call, None)
+            return
+        traits = self.walker.names.traits(step)
         row, handle = traits.row, traits.handle
         if guard is not None and not guard.all() and (handle is not None or row.kind in ("wait", "group")):
             self._split(guard)
@@ -65,6 +66,10 @@ class StepLowering(Resolver):
         call = None if invalid or row.kind == "group" else self._made.get(key)
         if call is None:
             call = self._made[key] = self._make(here, row, invalid, requests)
+        if row.kind == "group":
+            self._plain.clear()
+        elif guard is None and handle is None and traits.waits is None and traits.names.isdisjoint(indices):
+            self._plain[id(step)] = call
         builder.append(call, guard)
 
     def _make(self, here: Here, row: type[Op], invalid: list[Flaw], requests: Requests) -> CodeCall:
@@ -269,7 +274,7 @@ class StepLowering(Resolver):
     def _local(self, here: Here, draft: Draft) -> None:
         op: Any = here.step.op
         fields = draft.fields
-        for name, source in _local_fields(draft.row):
+        for name, source in local_fields(draft.row):
             value = getattr(op, source)
             if value is not None and value != "":
                 fields[name] = self._integer(here, value, source) if source == "code" else self._value(here, value)
@@ -340,21 +345,21 @@ class StepLowering(Resolver):
         for member in members:
             if isinstance(member, np.ndarray):
                 self._split(member)
-        draft.fields.update(name=op.name, ranks=tuple(members), local_sync=bool(op.use_local_synchronization))
+        alone = bool(op.use_local_synchronization or op.store)
+        draft.fields.update(name=op.name, ranks=tuple(members), local_sync=alone, store=op.store)
         world = self.walker.names.world_size
         if len(set(members)) != len(members) or any(not 0 <= m < world for m in members) or not members:
             draft.invalid.append(
                 Flaw(True, "DS111", f"new_group with ranks {members}; the world has ranks 0 to {world - 1}, each may stand once")
             )
             return
-        count = -1 if op.use_local_synchronization else self._new_groups
-        self._new_groups += not op.use_local_synchronization
-        gid = self.walker.names.made_group(
+        count = -1 if alone else self._new_groups
+        self._new_groups += not alone
+        self._bound[op.name] = gid = self.walker.names.made_group(
             count, op.name, tuple(sorted(int(m) for m in members)), op, draft.fields.get("timeout_ns")
         )
-        self._bound[op.name] = gid
         self._gone.discard(op.name)
-        if op.use_local_synchronization:
+        if alone:
             draft.group = gid
 
 
@@ -376,16 +381,6 @@ def _coded(reason: str) -> tuple[str, str]:
 
 def _row(value: Vec, i: int) -> int:
     return int(value[i]) if isinstance(value, np.ndarray) else int(value)
-
-
-def _has_init(entries: Iterable[Entry]) -> bool:
-    return any(type(e.op).op == "init_process_group" if isinstance(e, Step) else _has_init(e.steps) for e in entries)
-
-
-@cache
-def _local_fields(row: type[Op]) -> tuple[tuple[str, str], ...]:
-    """Those of `_LOCAL_FIELDS` that an operation has."""
-    return tuple((name, source) for name, source in _LOCAL_FIELDS.items() if source in fields_of(row))
 
 
 def _nothing(steps: StepLowering, here: Here, draft: Draft) -> None:

@@ -47,6 +47,7 @@ class Walker:
         self.steps = StepLowering(self)
         self.limit = 0
         self._selected: dict[Hashable, BoolVector] = {}
+        self._steady: dict[int, tuple[Expression, Numbers]] = {}  # by id: expressions of what no loop changes, with their values
 
     def code(self, limit: int) -> Code:
         self.limit = limit
@@ -162,6 +163,10 @@ class Walker:
                 return value.constant
         elif not isinstance(value, PerRank):
             return value
+        if guard is None and not more and isinstance(value, Expression) and value.names.isdisjoint(indices):
+            if id(value) not in self._steady:
+                self._steady[id(value)] = (value, self.names.evaluate(value, self._seen(value, {}), place, self.ranks))
+            return self._steady[id(value)][1]
         env = self._seen(value, {**indices, **(more or {})})
         if guard is None:
             return self.names.evaluate(value, env, place, self.ranks)

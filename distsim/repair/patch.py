@@ -46,14 +46,14 @@ def _splices(document: Document, old: Any, new: Any) -> Iterator[_Splice]:
         yield from _items(document, old, new)
 
 
-def _opens(old: Any, new: Any) -> bool:
+def _opens(old: object, new: object) -> bool:
     """Are both written over several lines, so that parts of them can be changed?"""
     if isinstance(old, Map) and isinstance(new, dict):
         return not old.node.flow_style and list(old) == list(new)
     return isinstance(old, Seq) and isinstance(new, list) and bool(old) and bool(new) and not old.node.flow_style
 
 
-def _items(document: Document, old: Seq, new: list[Any]) -> Iterator[_Splice]:
+def _items(document: Document, old: Seq, new: list[object]) -> Iterator[_Splice]:
     matcher = difflib.SequenceMatcher(None, [json.dumps(x) for x in old], [json.dumps(x) for x in new], autojunk=False)
     indent = " " * old.node.start_mark.column
     for tag, a, b, c, d in matcher.get_opcodes():

@@ -21,7 +21,7 @@ def without_rank(data: Data, rank: int) -> Data:
     return found
 
 
-def _number(value: Any, rank: int) -> Any:
+def _number(value: object, rank: int) -> object:
     return value - 1 if isinstance(value, int) and not isinstance(value, bool) and value > rank else value
 
 

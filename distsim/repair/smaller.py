@@ -66,7 +66,7 @@ def _worlds(data: Data) -> Iterator[Data]:
         yield {**without_rank(data, rank), "world": size - 1}
 
 
-def _less(number: Any, least: int) -> list[int]:
+def _less(number: object, least: int) -> list[int]:
     """The least, then halves upwards, and an eighth less."""
     if not isinstance(number, int) or isinstance(number, bool) or number <= least:
         return []
@@ -111,7 +111,7 @@ def _tensors(tensor: object) -> Iterator[object]:
             yield {k: v for k, v in tensor.items() if k != key}
 
 
-def _chunks(items: Sequence[Any]) -> Iterator[list[Any]]:
+def _chunks(items: Sequence[object]) -> Iterator[list[object]]:
     """The list without halves of it, then quarters, down to single items."""
     length = len(items)
     while length >= 1:
@@ -127,7 +127,7 @@ def _lists(entries: list[Any], size: int) -> Iterator[list[Any]]:
             yield [*entries[:k], *smaller, *entries[k + 1 :]]
 
 
-def _entries(entry: Any, size: int) -> Iterator[list[Any]]:
+def _entries(entry: object, size: int) -> Iterator[list[object]]:
     """What may stand in place of one entry."""
     if not isinstance(entry, dict):
         return
@@ -171,7 +171,7 @@ def _repeats(entry: Data, size: int) -> Iterator[list[Any]]:
             yield [{**entry, "repeat": {**repeat, "steps": steps}}]
 
 
-def _fields(fields: Any, size: int) -> Iterator[Any]:
+def _fields(fields: object, size: int) -> Iterator[object]:
     """Fewer fields, a shorter batch, fewer handles, smaller tensors."""
     if not isinstance(fields, dict):
         return

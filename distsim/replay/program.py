@@ -23,7 +23,7 @@ from distsim.trace import Trace, TraceCall
 _FAULTS = {"killed": "kill", "absent": "absent"}
 #: Fields of a call that are handed on as the trace has them.
 _LOCAL = ("queue", "stream", "code", "message")
-_GROUP = ("name", "ranks", "local_sync", "timeout_ns", "backend", "init_method", "wait_all_ranks")
+_GROUP = ("name", "ranks", "local_sync", "store", "timeout_ns", "backend", "init_method", "wait_all_ranks")
 #: A trace with more iterations is taken for a damaged one.
 _MOST_ITERATIONS: Final = 1 << 24
 #: What a process takes between two calls of a real run by itself: shorter pauses of a trace come again without being asked for.

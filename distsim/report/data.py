@@ -34,7 +34,11 @@ def page_data(runs: Sequence[Told], comparison: Comparison | None) -> str:
     columns: dict[str, Numbers] = {}
     heads = [_run(told, f"{number}.", columns) for number, told in enumerate(runs)]
     files = [place.file for told in runs for place in told.trace.tables["place"]]
-    head: dict[str, Any] = {"format": FORMAT, "runs": heads, "sources": sources(runs[0].file, [*(t.file for t in runs), *files])}
+    head: dict[str, object] = {
+        "format": FORMAT,
+        "runs": heads,
+        "sources": sources(runs[0].file, [*(t.file for t in runs), *files]),
+    }
     if comparison is not None:
         found = compare_json(comparison, (runs[0].name, runs[1].name))
         partings = found["partings"]

@@ -45,7 +45,7 @@ class _Resolver:
 
     depth = 0
 
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+    def resolve(self, kind: Any, value: object, implicit: Any) -> str:
         return _STR if kind is yaml.ScalarNode and not implicit[0] else ""
 
     def descend_resolver(self, current_node: object, current_index: object) -> None:

@@ -94,7 +94,7 @@ def entry_data(entry: Entry) -> dict[str, object]:
     return _chosen(entry.ranks, {type(entry.op).op: _fields(entry)})
 
 
-def _fields(step: Step) -> dict[str, Any]:
+def _fields(step: Step) -> dict[str, object]:
     op = step.op
     fields = op.model_dump(by_alias=True, exclude_unset=True, exclude={"ops"})
     if type(op).kind == "batch":

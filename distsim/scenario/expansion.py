@@ -37,7 +37,7 @@ MOST_PARTS = 20_000
 _DECLARED = ("tensors", "groups", "vars", "memory")
 
 
-def expand_data(data: Mapping[Any, Any], document: Document, problems: Problems) -> Mapping[Any, Any]:
+def expand_data(data: Mapping[object, object], document: Document, problems: Problems) -> Mapping[object, object]:
     """The data with every strategy's entry replaced by its plain steps; the same object where there is none.
 
     What is wrong with a strategy is noted at its place, and its entry then does nothing.
@@ -70,9 +70,9 @@ def strategies_of(data: Any) -> tuple[str, ...]:
 
 
 class _Expander:
-    def __init__(self, data: Mapping[Any, Any], problems: Problems) -> None:
+    def __init__(self, data: Mapping[object, object], problems: Problems) -> None:
         self.data, self.problems = data, problems
-        self.added: dict[str, dict[str, Any]] = {key: {} for key in _DECLARED}
+        self.added: dict[str, dict[str, object]] = {key: {} for key in _DECLARED}
         self.taken = set(_WORDS) | set(_names(data))
         self.made: Strategy | None = None  # the entry that was expanded last
         self.partial: list[tuple[tuple[int, ...], Strategy, dict[str, Any]]] = []
@@ -83,7 +83,7 @@ class _Expander:
             "quantities": known["names"], "kinds": known["kinds"],
         }  # fmt: skip
 
-    def expanded(self) -> dict[Any, Any]:
+    def expanded(self) -> dict[object, object]:
         found = dict(self.data)
         found["program"] = self.entries(self.data["program"], ("program",))
         self.compare()
@@ -98,7 +98,7 @@ class _Expander:
             return entries
         return [self.entry(item, (*path, k)) for k, item in enumerate(entries)]
 
-    def entry(self, item: Any, path: Path) -> Any:
+    def entry(self, item: object, path: Path) -> object:
         if isinstance(item, str):
             return self.strategy(item, {}, path, path) if item in STRATEGIES else item
         if not isinstance(item, Mapping):
@@ -114,7 +114,7 @@ class _Expander:
             found["repeat"] = {**body, "steps": self.entries(body["steps"], (*path, "repeat", "steps"))}
         return found
 
-    def beside(self, item: Mapping[Any, Any], name: str, path: Path) -> Any:
+    def beside(self, item: Mapping[object, object], name: str, path: Path) -> object:
         """A strategy's entry; strange keys beside it are left for the reader of steps to note."""
         if any(key not in (name, "ranks") for key in item):
             return item
@@ -156,7 +156,7 @@ class _Expander:
         self.made = None if refusals else made
         return {"steps": []} if refusals else self.keep(made.expand(context))
 
-    def validated(self, model: type[Strategy], value: Any, here: Path) -> Strategy | None:
+    def validated(self, model: type[Strategy], value: object, here: Path) -> Strategy | None:
         if value is None:
             value = {}
         by_rank = isinstance(value, Mapping) and value and all(key == "else" or isinstance(key, int) for key in value)
@@ -193,7 +193,7 @@ class _Expander:
                 return False
         return True
 
-    def keep(self, expansion: Expansion) -> dict[str, Any]:
+    def keep(self, expansion: Expansion) -> dict[str, object]:
         for key in _DECLARED:
             added = getattr(expansion, key)
             self.added[key].update(added)
@@ -259,10 +259,10 @@ def made_strategies(scenario: Scenario) -> list[tuple[Strategy, Context]]:
     return found
 
 
-def known_quantities(data: Mapping[Any, Any]) -> dict[str, Any]:
+def known_quantities(data: Mapping[object, object]) -> dict[str, object]:
     """What parts that are no steps may use in quantities: ``names`` that are the same on every rank, and the ``kinds`` among them."""
     context = _context(data, set(), "")
-    names: dict[str, Any] = {} if context is None else _constants({**data, "vars": None}, context)
+    names: dict[str, object] = {} if context is None else _constants({**data, "vars": None}, context)
     kinds: dict[str, Kind] = {}
     given = data.get("vars")
     for name, value in given.items() if isinstance(given, Mapping) else ():
@@ -274,7 +274,7 @@ def known_quantities(data: Mapping[Any, Any]) -> dict[str, Any]:
     return {"names": names, "kinds": kinds}
 
 
-def _names(data: Mapping[Any, Any]) -> Iterator[str]:
+def _names(data: Mapping[object, object]) -> Iterator[str]:
     """Names that a file uses."""
     for key in ("vars", "groups", "tensors", "mesh"):
         value = data.get(key)
@@ -284,14 +284,17 @@ def _names(data: Mapping[Any, Any]) -> Iterator[str]:
     yield from _bound(data.get("program"))
 
 
-def _bound(value: Any) -> Iterator[str]:
+def _bound(value: object) -> Iterator[str]:
     """Names that steps bind: handles, indices, groups."""
     left = [value]
     while left:
         one = left.pop()
         if isinstance(one, dict):
-            left += one.values()
-            yield from (one[key].partition("@")[0].strip() for key in ("as", "index", "name") if isinstance(one.get(key), str))
+            for key, part in one.items():
+                if not isinstance(part, str):
+                    left.append(part)
+                elif key in ("as", "index", "name"):
+                    yield part.partition("@")[0].strip()
         elif isinstance(one, list | tuple):
             left += one
         elif isinstance(one, Mapping):

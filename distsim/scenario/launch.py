@@ -37,7 +37,7 @@ def _environment(value: Any) -> dict[str, Any]:
 
 
 def _plain_environment(env: dict[str, object]) -> dict[str, object]:
-    def one(value: Any) -> Any:
+    def one(value: object) -> object:
         return value.written(one) if isinstance(value, PerRank) else value or None
 
     return {name: one(value) for name, value in env.items()}

@@ -103,7 +103,7 @@ def _key(path: str, info: FieldInfo, property: Mapping[str, Any]) -> Key:
     return Key(path, info.description or "", _kind(property), _unit(property), default, example, needed)
 
 
-def _default(info: FieldInfo, property: Mapping[str, Any]) -> str:
+def _default(info: FieldInfo, property: Mapping[str, object]) -> str:
     if "default" in property:
         return written(property["default"])
     found = info.get_default(call_default_factory=True, validated_data={})
@@ -112,7 +112,7 @@ def _default(info: FieldInfo, property: Mapping[str, Any]) -> str:
 
 
 # --- words for a schema ---
-def _kind(schema: Mapping[str, Any]) -> str:
+def _kind(schema: Mapping[str, object]) -> str:
     """A type in words: `an integer from 1 to 65535, or …`."""
     return ", or ".join(kind for kind in dict.fromkeys(_kinds(schema)) if kind != "nothing")
 
@@ -142,7 +142,7 @@ _REFERENCES = {
 }  # fmt: skip
 
 
-def _choices(words: list[Any]) -> str:
+def _choices(words: list[object]) -> str:
     shown = [f"`{written(word)}`" for word in words]
     return " | ".join(shown) if len(shown) <= 16 else f"{' | '.join(shown[:3])} and {len(shown) - 3} more"
 
@@ -168,7 +168,7 @@ def _several(words: str) -> str:
     )
 
 
-def _unit(schema: Mapping[str, Any]) -> str:
+def _unit(schema: Mapping[str, object]) -> str:
     """The units that a quantity may have."""
     measured = {word: kind for kind, word in KINDS.items()}
     for word in _linked(schema):

@@ -118,7 +118,7 @@ def _linked(value: Any) -> Any:
     return {"$ref": f"#/$defs/{name}", **rest} if isinstance(name, str) else rest
 
 
-def _shaped(found: dict[str, Any], name: str) -> dict[str, Any]:
+def _shaped(found: dict[str, object], name: str) -> dict[str, object]:
     """With what its keys ask of each other."""
     return {**found, **shape_of(name)}
 
@@ -138,7 +138,7 @@ def _entry() -> dict[str, Any]:
     return {"if": {"type": "string"}, "then": {"enum": bare}, "else": mapping}
 
 
-def _message() -> dict[str, Any]:
+def _message() -> dict[str, object]:
     """An entry of a batch."""
     properties = {**{name: {"$ref": f"#/$defs/{_fields_of(name)}"} for name in IN_A_BATCH}, "ranks": {"$ref": "#/$defs/selector"}}
     return {"type": "object", "additionalProperties": False, "properties": properties, **entry_shape()}
@@ -161,7 +161,7 @@ def _step(row: type[Op]) -> dict[str, Any]:
     return _ways(_shaped(mapping, row.op), row.first_field)
 
 
-def _other_word(op: str, name: str, field: str) -> dict[str, Any]:
+def _other_word(op: str, name: str, field: str) -> dict[str, object]:
     """A name of torch that nothing fits; editors show the file's word."""
     said = (
         f"unknown field {name} in {op}; did you mean {field}?"
@@ -182,9 +182,9 @@ def _strategy(row: type[Strategy], definitions: dict[str, Any]) -> dict[str, Any
 _SHORT = ("layers", "model")
 
 
-def _short(key: str, property: dict[str, Any]) -> dict[str, Any]:
+def _short(key: str, property: dict[str, object]) -> dict[str, object]:
     """One layer for a list of them, a preset's name for a model."""
-    said: dict[str, Any] = {word: property.pop(word) for word in ("description", "examples") if word in property}
+    said: dict[str, object] = {word: property.pop(word) for word in ("description", "examples") if word in property}
     if property.get("type") == "array":
         return {"anyOf": [{**property, "minItems": 1}, property["items"]], **said}
     return {"anyOf": [{"type": "string"}, property], **said} if key == "model" else {**property, **said}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from distsim.expr import Expression, ExpressionError
@@ -32,6 +33,12 @@ _INTEGERS = {"dst": "a rank", "src": "a rank", "group_dst": "a group rank", "gro
 _COUNTED = {"bytes": "a size", "flops": "floating-point operations"}
 
 
+@cache
+def _keys(row: type[Op]) -> tuple[tuple[str, str], ...]:
+    """Its fields, and what a file calls them."""
+    return tuple((name, info.alias or name) for name, info in row.model_fields.items())
+
+
 def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """The expressions, references and inline tensors inside a field's value, each with the way to it."""
     if isinstance(value, PerRank):
@@ -54,7 +61,7 @@ class Scope:
         self.problems = problems
         self.axes = dict(axes)
         self.groups: set[str] = {"world"}
-        self.tensors: dict[str, Any] = {}
+        self.tensors: dict[str, object] = {}
         self.handles: set[str] = set()
         self.meaning: dict[str, str] = dict.fromkeys(RESERVED, "a word of expressions")
         self.names: dict[str, None] = dict.fromkeys(BASE)
@@ -63,10 +70,10 @@ class Scope:
         #: The vars that are quantities, and what they measure.
         self.kinds: dict[str, Kind] = {}
         #: What rank 0 sees.
-        self.sample: dict[str, Any] = {**dict.fromkeys(BASE, 0), "world_size": world_size or 1}
+        self.sample: dict[str, object] = {**dict.fromkeys(BASE, 0), "world_size": world_size or 1}
 
     # --- definitions ---
-    def define(self, name: Any, what: str, path: Path) -> None:
+    def define(self, name: object, what: str, path: Path) -> None:
         """One name, one meaning."""
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             self.problems.add(path, f"expected a name made of letters, digits and _ for {what}, found {shown(name)}", at_key=True)
@@ -247,11 +254,11 @@ class Scope:
         op = step.op
         row = type(op)
         more = [*index, *(GROUP_WORDS if getattr(op, "group", None) is not None else ())]
-        for name, info in row.model_fields.items():
-            value = getattr(op, name, None)
-            if value is None or name not in op.model_fields_set or name == "ops":
+        values, given = op.__dict__, op.model_fields_set
+        for name, key in _keys(row):
+            value = values.get(name)
+            if value is None or name not in given or name == "ops":
                 continue  # the steps of a batch are entries of the walk
-            key = info.alias or name
             if name in _INTEGERS:
                 self._constants(name, value, self._field_path(step, key))
             if self._plainly_known(row, name, value, more):
@@ -272,13 +279,15 @@ class Scope:
             if value.index is not None and not all(n in self.names or n in more for n in value.index.names):
                 return False
             return value.name in (self.handles if row.kind == "wait" else self.tensors) or name == "handle"
+        if kind is tuple:
+            return all(type(one) is Ref and self._plainly_known(row, name, one, more) for one in value)
         if kind is Expression:
             return not value.names or (
                 not self.kinds and row.op != "assign" and all(n in self.names or n in more for n in value.names)
             )
         return kind in (str, int, float, bool)
 
-    def _constants(self, name: str, value: Any, path: Path) -> None:
+    def _constants(self, name: str, value: object, path: Path) -> None:
         """Plain numbers are what torch takes there: integers within 32 bits, no true or false."""
         for way, leaf in leaves(value):
             found = getattr(leaf, "constant", None)

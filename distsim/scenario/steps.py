@@ -31,6 +31,9 @@ class StepReader:
 
     def __init__(self, problems: Problems) -> None:
         self.problems = problems
+        self._sound: dict[
+            tuple[type[Op], str] | None, Op
+        ] = {}  # by what is written: a layer's steps come again with each of its likes
 
     def entries(self, value: object, path: Path, rounds: int = 1, batch: bool = False) -> tuple[Entry, ...]:
         """A list of entries; ``rounds``: how often the repeats around it run it."""
@@ -73,13 +76,13 @@ class StepReader:
             last = self.one(key, item[key], ranks, path, rounds, batch)
         return last
 
-    def one(self, key: str, value: Any, ranks: Selector, path: Path, rounds: int, batch: bool) -> Entry | None:
+    def one(self, key: str, value: object, ranks: Selector, path: Path, rounds: int, batch: bool) -> Entry | None:
         if key == "repeat":
             return self.repeat(value, ranks, path, rounds, batch)
         return self.step(key, value, ranks, path, (key,), batch)
 
     # --- who ---
-    def selector(self, item: dict[Any, Any], path: Path) -> Selector:
+    def selector(self, item: dict[object, object], path: Path) -> Selector:
         value = item.get("ranks")
         if value is None:
             if "ranks" in item:
@@ -187,7 +190,7 @@ class StepReader:
         return times
 
     # --- steps ---
-    def step(self, name: str, value: Any, ranks: Selector, path: Path, key: Path, batch: bool) -> Step | None:
+    def step(self, name: str, value: object, ranks: Selector, path: Path, key: Path, batch: bool) -> Step | None:
         """One operation. ``key`` is what leads from the entry to the fields: empty for a bare word."""
         here = (*path, *key)
         row = row_of(name)
@@ -210,11 +213,15 @@ class StepReader:
         """The row with its fields; where some are wrong, with the others, so that their names are still looked at."""
         known = fields_of(row)
         strange = fields.keys() - known.keys()
+        written = (row, repr(fields)) if not strange and _is_plain(fields) else None
+        if written in self._sound:
+            return self._sound[written]
         try:
-            return row.model_validate({key: value for key, value in fields.items() if key in known} if strange else fields)
+            op = row.model_validate({key: value for key, value in fields.items() if key in known} if strange else fields)
+            return self._sound.setdefault(written, op) if written is not None else op
         except ValidationError as errors:
             note_errors(self.problems, errors, here, row, paths, name, lenient=bool(strange))
-        found = {}
+        found: dict[str, Any] = {}
         for key, value in fields.items():
             parse = getattr(next(iter(row.model_fields[known[key]].metadata), None), "func", None) if key in known else None
             with suppress(ValueError):
@@ -337,3 +344,13 @@ def _near_field(key: object, known: dict[str, str]) -> str:
 
 
 __all__ = ["MAX_TIMES", "StepReader", "fields_of", "bad_times", "row_of"]
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value's text says all of it."""
+    kind = type(value)
+    if kind is dict:
+        return all(_is_plain(item) for item in value.values())  # type: ignore[attr-defined]
+    if kind is list:
+        return all(_is_plain(item) for item in value)  # type: ignore[attr-defined]
+    return kind in (str, int, float, bool, type(None))

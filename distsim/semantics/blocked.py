@@ -22,7 +22,6 @@ class _Told:
     def __init__(self, run: Progress) -> None:
         self.run, self.linked = run, run.linked
         self._missing: dict[int, tuple[int, ...]] = {}
-        self._missing_set: dict[int, frozenset[int]] = {}
         self._launches: dict[int, dict[int, Launch]] = {}
         self._launch_of: dict[int, dict[int, Launch]] = {}
 
@@ -136,9 +135,8 @@ class _Told:
         needs = self.run.conditions.needs.of(i) if self.run.early else None
         if needs is None:
             return missing
-        if instance not in self._missing_set:
-            self._missing_set[instance] = frozenset(missing)
-        return tuple(r for r in needs if r in self._missing_set[instance])
+        posted = self.run.posted
+        return tuple(r for r, n in zip(needs, self.run.early[i], strict=False) if n < 0 or posted[n] < 0)
 
     def _missing_of(self, instance: int) -> tuple[int, ...]:
         """Members that have not come to a collective; the same tuple for all who ask."""

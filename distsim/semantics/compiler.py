@@ -11,7 +11,7 @@ from distsim.profiles import refusal
 from distsim.profiles.record import Profile, Reaction
 from distsim.profiles.support import SHAPED
 from distsim.program.records import Code, CodeCall, Program, Vec, at
-from distsim.semantics.creation import Made, made_groups
+from distsim.semantics.creation import Made, made_groups, not_made
 from distsim.semantics.form import (
     Drop,
     Gathering,
@@ -92,6 +92,8 @@ class Compiler:
         self.meets = 0
         self.has_started = self.apart = False  # apart: in a group that is not that of the others
         self.made: set[int] = set()  # positions of the calls that this unit makes
+        self._groups: dict[int, int] = {}  # ids by slot
+        self._queues: dict[int, Queue] = {}  # of collectives, by slot
         self._refused: dict[int, str | None] = {}  # by a call's id: why the back end refuses it
         self._sound: set[int] = set()  # by a call's id: nothing is wrong with it, wherever it stands
         self.fatal = {f.position: f for f in program.faults if f.rank == self.rank and f.at_ns is None and f.kind in _ENDS}
@@ -103,7 +105,7 @@ class Compiler:
                 self.unit.instructions = self.out
                 return self.unit
             if not self.apart:
-                self.meet(Meet(0, gathering=Gathering(("init",))))
+                self.meet(Meet(0, gathering=Gathering(("init", 0))))
         if all(self._call(k) for k in self.code.positions(self.vector_row)) and not self._fault(end):
             self.finish(end)
         self.unit.instructions = self.out
@@ -142,7 +144,7 @@ class Compiler:
             return False
         self.made.add(position)
         wrong = None
-        if self.ignored or id(call) not in self._sound:
+        if self.ignored or id(call) not in self._sound or call.op == "new_group":
             wrong = self.wrong(position, call)
             if wrong is not None and wrong[0] != "goes on":
                 return self._react(position, *wrong)
@@ -155,7 +157,7 @@ class Compiler:
             return call.op == "init_process_group"
         self.odd = wrong is not None and wrong[1][:5] not in ("DS102", "DS105", "DS108")
         goes_on = self.compile(position, call)
-        if goes_on and call.drops:  # Python makes the call before it rebinds the name
+        if call.drops and goes_on:  # Python makes the call before it rebinds the name
             for distance in call.drops:
                 self.drop(position, position - distance)
         return goes_on
@@ -186,7 +188,12 @@ class Compiler:
         return self.code.offsets[position] + 1 + part
 
     def group_id(self, call: CodeCall) -> int:
-        return int(self.value(self.code.groups[call.group])) if call.group >= 0 else 0
+        if call.group < 0:
+            return 0
+        known = self._groups.get(call.group)
+        if known is None:
+            known = self._groups[call.group] = int(self.value(self.code.groups[call.group]))
+        return known
 
     def peer(self, call: CodeCall) -> int:
         return int(self.value(self.code.ports[call.port].peer))
@@ -198,6 +205,9 @@ class Compiler:
                 return self._reaction(position, call, one, one.invalid[1]), one.invalid[1]
         if self.ignored and any(k in self.ignored and self.code.calls[k].is_async for k in (position - d for d in call.waits)):
             return "raises", "AttributeError: 'NoneType' object has no attribute 'wait'"
+        if call.op == "new_group":
+            text = not_made(self.resolved(call), self.shared.unlike.get((self.rank, position)), self.profile)
+            return None if text is None else ("raises", text)
         if id(call) not in self._refused:
             self._refused[id(call)] = next(
                 (text for one in (call, *call.parts) if (text := self._refusal(one)) is not None), None
@@ -289,11 +299,11 @@ class Compiler:
             self.kept[position] = None
 
     def collective(self, position: int, call: CodeCall) -> None:
-        workers = self.profile.workers(self.rank, self.group_id(call))
-        key, width = (None, 0) if workers is None else workers
-        self.post(
-            position, self.collective_part(position, call), wait=not call.is_async, queue=Queue(key, width, max(call.group, 0))
-        )
+        queue = self._queues.get(call.group)
+        if queue is None:
+            key, width = self.profile.workers(self.rank, self.group_id(call)) or (None, 0)
+            queue = self._queues[call.group] = Queue(key, width, max(call.group, 0))
+        self.post(position, self.collective_part(position, call), wait=not call.is_async, queue=queue)
 
     def remote(self, position: int, call: CodeCall) -> None:
         """A put or get: this rank's own work, whoever's memory it is."""
@@ -311,11 +321,11 @@ class Compiler:
     def requests(self, position: int) -> tuple[int, ...]:
         """The rows that a wait for this call's handle ends."""
         parts = self.code.calls[position].parts
-        return tuple(self.row(position, i) for i in range(len(parts))) if parts else (self.row(position),)
+        return tuple([self.row(position, i) for i in range(len(parts))]) if parts else (self.row(position),)
 
     def wait(self, position: int, call: CodeCall) -> None:
-        targets = [k for k in (position - d for d in call.waits) if k in self.made]
-        rows = tuple(row for k in targets for row in self.requests(k))
+        targets = [k for k in [position - d for d in call.waits] if k in self.made]
+        rows = tuple([row for k in targets for row in self.requests(k)])
         if not self.profile.lock:
             self.out.append(Wait(position, rows, rows))
             return
@@ -344,7 +354,8 @@ class Compiler:
         if call.op == "new_group":
             self.new_group(position, call, self.resolved(call))
         elif call.op == "init_process_group":
-            self.post(position, self.meeting_part(position, call, Gathering(("init",))), wait=True)
+            again = self.numbers["init"] = self.numbers.get("init", -1) + 1
+            self.post(position, self.meeting_part(position, call, Gathering(("init", again))), wait=True)
 
     def new_group(self, position: int, call: CodeCall, resolved: Call) -> None:
         members, made = tuple(sorted(resolved.ranks)), made_groups(self.program, resolved)

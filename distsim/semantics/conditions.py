@@ -24,6 +24,8 @@ from distsim.semantics.link import NEVER_COMES, IntArray, Linked
 from distsim.semantics.needs import Needs
 
 BoolArray = NDArray[np.bool_]
+#: A row that its rank took back, as it left, before another row came that needs it; -1: before anybody came.
+Withdrawn = tuple[int, int]
 #: More bytes than any program sends: a back end that buffers so many knows no window.
 _UNLIMITED = 1 << 60
 
@@ -38,11 +40,12 @@ class Conditions:
 
     def __init__(
         self, linked: Linked, cost: CostModel | None, misfits: tuple[Sequence[int], Sequence[int]] = ((), ()),
-        withdrawn: Sequence[int] = (),
+        withdrawn: Sequence[Withdrawn] = (),
     ) -> None:  # fmt: skip
         self.linked, self.cost, self.needs = linked, cost, Needs(linked)
-        self.mate, self.withdrawn = _without(linked, withdrawn), frozenset(withdrawn)
-        gone = [int(linked.instance[row]) for row in withdrawn if linked.instance[row] >= 0]
+        whole = [row for row, other in withdrawn if other < 0]
+        self.mate, self.withdrawn = _without(linked, whole), frozenset(withdrawn)
+        gone = [int(linked.instance[row]) for row in whole if linked.instance[row] >= 0]
         self.never = distinct(np.array([*misfits[1], *gone], dtype=np.int64))
         self.ahead = self._ahead()
         self.need = np.where(self.ahead, -1, self.mate)
@@ -200,11 +203,12 @@ class Conditions:
         unfit, said = set(self.never.tolist()), self.linked.signature
         for instance in distinct(self.linked.instance[self.needs.early]).tolist():
             rows = self.linked.rows_of[instance].tolist()
-            of = {int(self.linked.rank[row]): row for row in rows if row not in self.withdrawn}
+            of = {int(self.linked.rank[row]): row for row in rows if (row, -1) not in self.withdrawn}
             for row in rows:
                 needed = self.needs.of(row)
                 ranks = self.linked.members[instance] if needed is None else needed
-                found[row] = tuple(of.get(rank, NEVER_COMES) for rank in ranks)
+                needs = (of.get(rank, NEVER_COMES) for rank in ranks)
+                found[row] = tuple(NEVER_COMES if (n, row) in self.withdrawn else n for n in needs)
                 unlike = instance in unfit and any(said[of[rank]] != said[row] for rank in ranks if rank in of)
                 if unlike or self.needs.in_vain(row):
                     found[row] = (*found[row], NEVER_COMES)

@@ -242,12 +242,12 @@ class DeviceCompiler(Compiler):
 
     def wait(self, position: int, call: CodeCall) -> None:
         """N1: the stream that is current waits, not the host (but for a barrier, and under TORCH_NCCL_BLOCKING_WAIT)."""
-        targets = [k for k in (position - d for d in call.waits) if k in self.made]
-        rows = tuple(row for k in targets for row in self.requests(k))
+        targets = [k for k in [position - d for d in call.waits] if k in self.made]
+        rows = [self.row(k) for k in targets]
         for row in rows:
             self.join(row, stream_of(call.fields.get("queue")))
-        on_host = tuple(row for row in rows if self.blocking_wait or row in self.host_waits)
-        waited = tuple(self.row(k, i) for k in targets for i in range(-1, len(self.code.calls[k].parts)))
+        on_host = tuple([row for row in rows if self.blocking_wait or row in self.host_waits])
+        waited = tuple([self.row(k, i) for k in targets for i in range(-1, len(self.code.calls[k].parts))])
         self.out.append(Wait(position, on_host, waited))
 
     def drop(self, position: int, target: int) -> None:
@@ -281,4 +281,8 @@ class DeviceCompiler(Compiler):
             own = -1 - unlike.name  # a name of its own, which the other members don't have
             self.alias |= {made: Group(own if resolved.local_sync else made, resolved.name, unlike.holders)
                            for made in made_groups(self.program, resolved)}  # fmt: skip
+        again = set(
+            made_groups(self.program, resolved)
+        )  # in a loop, of the members alone: the same group, with a communicator anew
+        self.met = {key for key in self.met if not (isinstance(key, tuple) and key[1] in again)}
         super().new_group(position, call, resolved)

@@ -178,9 +178,7 @@ class Meetings(Tables):
             out.met(tuple(there.values()), instance)
         first = next(iter(there.values()))
         mishap = None
-        if instance in self.suspects and (
-            self.signature[first] != self.signature[row] or (complete and self._unlike(list(there.values())))
-        ):
+        if instance in self.suspects and self._may_differ(row, there, complete):
             mishap = self._judge(tuple(there.values()), instance, out)
         if (phase[first] == JAMMED and row not in self.apart) or (mishap is not None and mishap.hangs):
             self._jam(state, there)
@@ -211,6 +209,29 @@ class Meetings(Tables):
             running = [one for of, one in there.items()
                        if phase[one] == RUNNING and (others is None or of in others or of == rank)]  # fmt: skip
         return [one for one in running if all(r in there for r in self.needs(one))]
+
+    def _may_differ(self, row: int, there: dict[int, int], complete: bool) -> bool:
+        """Who comes to a collective differs from who came first or, where parts are agreed on pair by pair, from anybody."""
+        first = next(iter(there.values()))
+        if complete and self._unlike(list(there.values())):
+            return True
+        differ, ops = self.signature[first] != self.signature[row], {self.part(one).call.op for one in (first, row)}
+        if len(ops) > 1 or not OPS[ops.pop()].pairwise or ODD in (self.signature[first], self.signature[row]):
+            return differ
+        return (differ and self.call(first).inputs[0].dtype != self.call(row).inputs[0].dtype) or self._crosses(row, there)
+
+    def _crosses(self, row: int, there: dict[int, int]) -> bool:
+        """A part that this rank exchanges with one who has come is not as large on both sides."""
+        members, (sent, room) = self.members[self.instance[row]], self.cut(row)
+        me = place_in(members, self.rank_of[row])
+        op = self.part(row).call.op
+        for rank, other in there.items():
+            if self.part(other).call.op != op or self.signature[other] == ODD:
+                continue
+            at, (theirs, their_room) = place_in(members, rank), self.cut(other)
+            if sent[at] != their_room[me] or theirs[me] != room[at]:
+                return True
+        return False
 
     def _unlike(self, rows: list[int]) -> bool:
         """Some of those who came may differ."""

@@ -26,7 +26,6 @@ class Rows(Protocol):
     """What is known of rows: a `Linked` program, or the tables made of it."""
 
     profile: Profile
-    members: list[tuple[int, ...]]
 
     @property
     def signature(self) -> Sequence[int] | IntArray: ...
@@ -57,7 +56,7 @@ def judge(of: Rows, rows: Sequence[int], instance: int) -> tuple[tuple[str, ...]
     if any(of.signature[row] == ODD for row in rows):
         return ("splits",), Mishap("wrong-data")
     calls, is_message = tuple(of.call(row) for row in rows), instance < 0
-    fields = differences(calls, is_message, is_message or len(rows) == len(of.members[instance]))
+    fields = differences(calls, is_message)
     if is_message and of.tag[rows[0]] != of.tag[rows[1]]:
         fields += ("tag",)
     if not fields:
@@ -65,10 +64,10 @@ def judge(of: Rows, rows: Sequence[int], instance: int) -> tuple[tuple[str, ...]
     return fields, of.profile.mismatch(Meeting(fields, calls, tuple(int(of.nbytes[row]) for row in rows), is_message))
 
 
-def differences(calls: tuple[Call, ...], is_message: bool, complete: bool) -> tuple[str, ...]:
+def differences(calls: tuple[Call, ...], is_message: bool) -> tuple[str, ...]:
     """The words in which calls that met differ (`agreement` of their rows).
 
-    Of operations that agree pair by pair (all_to_all) the sizes are compared when all are there.
+    Operations that agree pair by pair (all_to_all) are compared so, whoever else is missing: gloo's parts travel between two (run).
     """
     said = [OPS[c.op].agreement(c) if is_message else {"op": c.op, **OPS[c.op].agreement(c)} for c in calls]
     names = dict.fromkeys(name for words in said for name in words)
@@ -76,7 +75,7 @@ def differences(calls: tuple[Call, ...], is_message: bool, complete: bool) -> tu
     row = OPS[calls[0].op]
     if not row.pairwise or "op" in fields:
         return fields
-    uneven = complete and ("numel" in fields or "numel" not in said[0])
+    uneven = "numel" in fields or "numel" not in said[0]
     fields = tuple(name for name in fields if name not in ("numel", "splits"))
     return (*fields, "splits") if uneven and row.cross_faults(sorted(calls, key=lambda c: c.group_rank)) else fields
 
@@ -88,7 +87,8 @@ class Misfits:
     def __init__(self, linked: Linked) -> None:
         self.linked = linked
         self.receives = bad_pairs(linked)
-        self.instances = union(*bad_instances(linked))
+        unlike, uneven = bad_instances(linked)
+        self.instances, self.uneven = union(unlike, uneven), frozenset(uneven.tolist())
         if linked.program.stands_for is not None and self.instances.size:
             raise Unfold  # what comes of it goes by how many say what, and where they stand
         refuse_too_many(linked, self.instances.tolist())
@@ -111,7 +111,7 @@ class Misfits:
         for instance in self.instances.tolist():
             came = [row for row in self.linked.rows_of[instance].tolist() if posted[row] >= 0]
             whole = len(came) == len(self.linked.members[instance])
-            if whole or len(set(self.linked.signature[came].tolist())) > 1:
+            if whole or len(set(self.linked.signature[came].tolist())) > 1 or (instance in self.uneven and len(came) > 1):
                 found = self._judge(tuple(came), instance)
                 if found is not None:
                     yield Misfit(tuple(came), found[0], found[1].outcome)

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from distsim.arrays import distinct
+from distsim.ops.exchange import Exchange
 from distsim.ops.one_sided import SIGNALS
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
@@ -117,6 +118,7 @@ class Tables:
         self.lock, self.sees_death = self.profile.lock, self.profile.peer_death == "raises"
         self._compile(linked)
         self._calls: dict[int, Call] = {}
+        self._cuts: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.wants = Needs(linked)
         self.apart = self.wants.apart
         self._near: dict[tuple[str, int, int], tuple[frozenset[int], ...] | None] = {}
@@ -169,6 +171,13 @@ class Tables:
         if row not in self._calls:
             self._calls[row] = self.program.resolve(self.rank_of[row], self.part(row).call)
         return self._calls[row]
+
+    def cut(self, row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of a pairwise operation: elements for each group rank, and from each; counted once."""
+        if row not in self._cuts:
+            call = self.call(row)
+            self._cuts[row] = Exchange.sent(call), Exchange.received(call)
+        return self._cuts[row]
 
     # --- whom a collective needs ---
     @cached_property

@@ -100,12 +100,12 @@ class QuorumWriter(Writer):
     def configured(self, k: int, members: tuple[int, ...], before: tuple[int, ...], joined: list[int]) -> list[Entry]:
         """A new group, made by its members alone; then those who joined get the weights, each from one that has them.
 
-        Who was in one before leaves it first, as the manager aborts its group when it is configured anew. (So does anybody who makes
-        such groups with new_group: its name is a hash of the members and of how many groups the rank has.)
+        Who was in one before leaves it first, as the manager aborts its group when it is configured anew. Each quorum has a prefix
+        of the store of its own (`_async_quorum`: `torchft/{quorum_id}/{group_rank}`), so that nobody finds addresses of before.
         """
         earlier = list(self.f.quorums.values())[:k]
         last = {rank: max((j for j, those in enumerate(earlier) if rank in those), default=-1) for rank in members}
-        made = {"name": self.group_name(k), "ranks": list(members), "use_local_synchronization": True}
+        made = {"name": self.group_name(k), "ranks": list(members), "store": f"torchft/{k}"}
         found: list[Entry] = [compute("quorum", self.f.quorum)]
         for j in sorted(set(last.values()) - {-1}):
             left = [rank for rank in members if last[rank] == j]

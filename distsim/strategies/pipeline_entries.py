@@ -168,10 +168,14 @@ class RankWriter:
     def pieces(self, call: Call) -> list[Piece]:
         if call.what == "compute" and call.action is not None:
             return self.computes(call.action, call.beside)
-        numbers = tuple([self.copy(m.stage, m.micro_batch) for m in call.messages])
+        first, named = self.first_copy, self.handles
+        numbers = tuple([first[stage] + m for _, _, stage, m in call.messages])
         if call.what == "wait":
-            handles = tuple([self.handle(m) for m in call.messages])
-            return [Piece(self.waits.setdefault(handles, _Wait(handles)), numbers)]
+            handles = tuple([named[sends, way] for sends, way, _, _ in call.messages])
+            wait = self.waits.get(handles)
+            if wait is None:
+                wait = self.waits[handles] = _Wait(handles)
+            return [Piece(wait, numbers)]
         if call.what == "batch":
             return [Piece(_Batch(tuple(self.message(m) for m in call.messages)), numbers)]
         if call.what == "start":
@@ -181,10 +185,14 @@ class RankWriter:
 
     def message(self, m: Message, handled: bool = False) -> _Start:
         """The same object for messages that differ in their copies alone."""
-        key = m.sends, m.way, self.schedule.rank_of[m.peer_stage], handled
-        if key not in self.starts:
-            self.starts[key] = _Start(m.sends, self.tensor(m), self.axis, self.peer(m), self.handle(m) if handled else None)
-        return self.starts[key]
+        key = m.sends, m.way, m.stage, handled
+        known = self.starts.get(key)
+        if known is None:
+            alike = m.sends, m.way, -1 - self.schedule.rank_of[m.peer_stage], handled  # from another stage to the same rank
+            if alike not in self.starts:
+                self.starts[alike] = _Start(m.sends, self.tensor(m), self.axis, self.peer(m), self.handle(m) if handled else None)
+            known = self.starts[key] = self.starts[alike]
+        return known
 
     def silent(self, action: Action) -> list[Piece]:
         """What sharded weights do at an action that others pass over."""
@@ -198,6 +206,8 @@ class RankWriter:
 
     def computes(self, action: Action, beside: Action | None = None) -> list[Piece]:
         """Stage 0 has no input whose gradient anybody wants: PyTorch does nothing at its I and all at its W (stage.py)."""
+        if action.kind == "F" and self.data is None and not self.layout.numbered:
+            return [self.piece(action, beside)]
         if action.stage == 0 and action.kind in "IW" and self.schedule.issue != "batched":
             return [] if action.kind == "I" else self.computes(action._replace(kind="B"))
         halves = action.kind == "B" and ("B", action.stage) not in self.layout.costs
@@ -254,12 +264,13 @@ class RankWriter:
         if self.data is not None or ("L", stage) in self.layout.costs:
             return self.made(action)
         key = stage, kind, beside and beside[:2]
-        if key not in self.plain:
+        known = self.plain.get(key)
+        if known is None:
             first = self.made(action)
             assert isinstance(first.what, Compute)
             what = first.what if beside is None else replace(first.what, cost=self.share(action, beside))
-            self.plain[key] = what, tuple([number - m for number in first.numbers])
-        what, copies = self.plain[key]
+            known = self.plain[key] = what, tuple([number - m for number in first.numbers])
+        what, copies = known
         return Piece(what, tuple([copy + m for copy in copies]))
 
     def share(self, action: Action, beside: Action) -> Cost:

@@ -161,7 +161,7 @@ class TransformerFields(Strategy):
             model, self.micro_batch, self.sequence or model.sequence, DTYPES[self.dtype], self.ways("tensor", context),
             self.sequence_parallel and self.ways("tensor", context) > 1, self.ways("context", context),
             self.ways("experts", context), self.recompute, flash, flash if self.causal is None else self.causal,
-            self.tensor_calls == "dtensor",
+            self.tensor_calls == "dtensor", self.tensor_calls == "dtensor" and not self.loss_parallel,
         )  # fmt: skip
 
     def stages(self, context: Context) -> int:

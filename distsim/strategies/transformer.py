@@ -23,7 +23,7 @@ class MicroBatch(NamedTuple):
     spend with an expert elsewhere. ``flash``: fused kernels: attention never writes its scores to memory, a gated feed-forward layer not
     its gate's non-linearity. ``causal``: only the half of the scores that
     is used is computed; the papers count them all. ``gathered``: what sequence-parallel ranks gather before a block is kept for its
-    backward pass, as DTensor keeps it; else gathered again.
+    backward pass, as DTensor keeps it; else gathered again. ``whole_logits``: each rank has all logits for the loss.
     """
 
     model: Architecture
@@ -38,6 +38,7 @@ class MicroBatch(NamedTuple):
     flash: bool = False
     causal: bool = False
     gathered: bool = False
+    whole_logits: bool = False
 
     @property
     def tokens(self) -> int:
@@ -202,16 +203,29 @@ class MicroBatch(NamedTuple):
 
     @property
     def head_bytes(self) -> int:
-        """The last norm's and the projection's input, and float32 logits: 4 s b h (1 + V / h) / t (Korthikanti, section 4.3)."""
-        return (2 * self.itemsize * self.tokens * self.model.hidden + 4 * self.tokens * self.model.vocabulary) // self.tensor
+        """The last norm's and the projection's input, and float32 logits: 4 s b h (1 + V / h) / t (Korthikanti, section 4.3); DTensor
+        keeps the projection's input whole."""
+        row, spread = self.itemsize * self.tokens * self.model.hidden, self.tensor if self.sequence_parallel else 1
+        return row // spread + row // (1 if self.gathered else spread) + 4 * self._logits
+
+    @property
+    def _logits(self) -> int:
+        """Elements of a rank's logits in the loss."""
+        return self.tokens * self.model.vocabulary // (1 if self.whole_logits else self.tensor)
 
     @property
     def loss_bytes(self) -> int:
-        """What the loss holds beside that while its backward pass runs. PyTorch's cross_entropy: the logits as the product left them, the
-        gradient of nll_loss and that of log_softmax, both float32 (aten's nll_loss_backward and _log_softmax_backward_data make a tensor
-        each). Megatron's works in place (tensor_parallel/cross_entropy.py): the gradient of the logits, in their dtype."""
-        logits = self.tokens * self.model.vocabulary // self.tensor
-        return logits * (self.itemsize + 8 if self.gathered else self.itemsize)
+        """What the loss holds beside that while its backward pass runs.
+
+        PyTorch's cross_entropy: the logits as the product left them, the gradient of nll_loss and that of log_softmax, both float32
+        (aten's nll_loss_backward and _log_softmax_backward_data make a tensor each). On cut logits torch's loss_parallel has three there:
+        zeros with -1 at the targets, the exponentials and their sum (torch 2.13, distributed/tensor/parallel/loss.py,
+        _nll_loss_and_log_softmax_backward; counted on CPU: 18 bytes a logit with the 4 kept, 14 uncut). Megatron's works in place
+        (tensor_parallel/cross_entropy.py): the gradient of the logits, in their dtype.
+        """
+        if not self.gathered:
+            return self._logits * self.itemsize
+        return self._logits * (self.itemsize + (12 if self.tensor > 1 and not self.whole_logits else 8))
 
     # --- messages ---
     @property

@@ -60,7 +60,7 @@ def trace_lines(trace: Trace) -> Iterator[str]:
     texts["args"] = [item or "null" for item in [*trace.tables.get("args", []), ""]]
     template = "{" + ", ".join(f'"{name}": %{"s" if name in TABLES or name == "peer" else "d"}' for name in COLUMNS) + "}\n"
     for start in range(0, len(trace), _CHUNK):
-        columns: list[list[Any]] = []
+        columns: list[list[object]] = []
         for name in COLUMNS:
             values = trace.columns[name][start : start + _CHUNK].tolist()
             if name in TABLES:
@@ -170,7 +170,7 @@ def same_trace(a: Trace, b: Trace) -> bool:
     return all(_same_column(name, a, b) for name in COLUMNS)
 
 
-def _plain(header: Mapping[str, Any]) -> Any:
+def _plain(header: Mapping[str, object]) -> object:
     return json.loads(json.dumps({**header, "schema_version": TRACE_SCHEMA_VERSION}))
 
 
@@ -180,7 +180,7 @@ def _same_column(name: str, a: Trace, b: Trace) -> bool:
         return bool(
             np.array_equal(np.maximum(left, -1), np.maximum(right, -1)) if name == "peer" else np.array_equal(left, right)
         )
-    common: dict[Any, int] = {}
+    common: dict[object, int] = {}
     numbers = [
         np.array([common.setdefault(item, len(common)) for item in [*t.tables.get(name, []), t.text(name, -1)]], dtype=np.int64)
         for t in (a, b)

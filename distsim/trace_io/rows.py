@@ -36,10 +36,10 @@ class Rows:
 
     def __post_init__(self) -> None:
         #: Ranks of each group; names may repeat (one group per value of `by`), ids do not.
-        self._by_name: dict[str, list[tuple[int, frozenset[Any]]]] = {}
+        self._by_name: dict[str, list[tuple[int, frozenset[object]]]] = {}
         for number, (name, ranks) in enumerate(self.header.get("groups", [])):
             self._by_name.setdefault(name, []).append((number, frozenset(ranks)))
-        self._plain: dict[Any, int] = {name: ids[0][0] for name, ids in self._by_name.items() if len(ids) == 1}
+        self._plain: dict[object, int] = {name: ids[0][0] for name, ids in self._by_name.items() if len(ids) == 1}
         self._others: dict[str, int] = {}  # groups that the header lacks
         self.size = int(self.header.get("world_size") or 0)
         self.last = (-1, 0, 0)  # of the last call: see `_ORDER`
@@ -115,7 +115,7 @@ class Rows:
             numbers.append(number)
         return numbers
 
-    def _group(self, name: Any, rank: Any) -> int:
+    def _group(self, name: object, rank: object) -> int:
         """The id of a group, by its name and a member."""
         if not isinstance(name, str):
             raise ValueError("expected `group` as a text")

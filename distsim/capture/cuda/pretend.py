@@ -101,25 +101,25 @@ class Ranges:
 def nothing() -> Callable[..., None]:
     """A new function that takes anything and does nothing: two names must not share one, or dynamo complains of a duplicate."""
 
-    def ignored(*args: Any, **more: Any) -> None:
+    def ignored(*args: object, **more: object) -> None:
         return None
 
     return ignored
 
 
-def fixed(value: Any) -> Callable[..., Any]:
+def fixed(value: object) -> Callable[..., object]:
     """A new function that always answers the same."""
 
-    def answer(*args: Any, **more: Any) -> Any:
+    def answer(*args: object, **more: object) -> object:
         return value
 
     return answer
 
 
-def _statistics(device: Device) -> Callable[..., dict[str, Any]]:
-    def stats(*args: Any) -> dict[str, Any]:
+def _statistics(device: Device) -> Callable[..., dict[str, object]]:
+    def stats(*args: object) -> dict[str, object]:
         now, most, times = device.memory()
-        kinds: dict[str, Any] = {}
+        kinds: dict[str, object] = {}
         for name, amounts in (("bytes", (now, most)), ("", (times, times))):
             amount = {"current": amounts[0], "peak": amounts[1], "allocated": amounts[1], "freed": amounts[1] - amounts[0]}
             for kind in _BYTES if name else _COUNTS:
@@ -132,7 +132,7 @@ def _statistics(device: Device) -> Callable[..., dict[str, Any]]:
     return stats
 
 
-def _streams(device: Device) -> dict[str, tuple[Callable[..., Any], str]]:
+def _streams(device: Device) -> dict[str, tuple[Callable[..., object], str]]:
     def current(index: int) -> tuple[int, int, int]:
         return device.get_stream(index), index, 1  # 1: DeviceType::CUDA
 
@@ -154,7 +154,7 @@ def _streams(device: Device) -> dict[str, tuple[Callable[..., Any], str]]:
     }
 
 
-def _devices(device: Device) -> dict[str, tuple[Callable[..., Any], str]]:
+def _devices(device: Device) -> dict[str, tuple[Callable[..., object], str]]:
     def count() -> int:
         return device.count
 
@@ -207,7 +207,7 @@ _IDLE: Final = {
     "_cuda_unlock_mutex": "torch.cuda.FreeMutex",
 }
 #: Functions of torch._C with one answer: the answer, and who asks.
-_FIXED: Final[dict[str, tuple[Any, str]]] = {
+_FIXED: Final[dict[str, tuple[object, str]]] = {
     "_cuda_isInBadFork": (False, "ranks are forked, and there is nothing that a fork breaks"),
     "_cuda_canDeviceAccessPeer": (True, "torch.cuda.can_device_access_peer"),
     "_cuda_getArchFlags": ("sm_80", "torch.cuda.get_arch_list"),
@@ -227,7 +227,7 @@ _FIXED: Final[dict[str, tuple[Any, str]]] = {
 def patches(device: Device) -> list[Patch]:
     """Everything that both layers put in place."""
 
-    def reset(*args: Any) -> None:
+    def reset(*args: object) -> None:
         device.reset_peak()
 
     def of_device(index: int) -> Properties:
@@ -273,7 +273,7 @@ def patches(device: Device) -> list[Patch]:
     ]
 
 
-def place(patch: Patch) -> Any:
+def place(patch: Patch) -> object:
     """The module or class that the patch is for."""
     import importlib
 

@@ -172,7 +172,7 @@ def _event() -> type:
         ) -> Any:
             return super().__new__(cls, torch.device("cuda"), enable_timing=True, blocking=blocking, interprocess=interprocess)
 
-        def __init__(self, *args: Any, **more: Any) -> None:
+        def __init__(self, *args: object, **more: object) -> None:
             """The rest is done in __new__."""
             self.at_ns = 0
 

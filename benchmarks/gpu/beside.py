@@ -1,0 +1,139 @@
+"""What one H100 took for blocks of models and for products, beside what distsim counts for them.
+
+    python benchmarks/gpu/beside.py
+
+Reads `compute_h100.json`, which `compute.py` made there. A block: a layer's forward and backward pass on one rank of a tensor axis, without
+messages. `transformer`: what the strategy counts; `capture`: what `distsim capture` counts operator by operator.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent.parent))
+
+import torch  # noqa: E402
+from modules import MODELS, Model, Options, Sizes  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+from distsim.capture.price import counting, duration_ns  # noqa: E402
+from distsim.cluster import cluster_from  # noqa: E402
+from distsim.strategies.models import PRESETS, Architecture  # noqa: E402
+from distsim.strategies.transformer import MicroBatch  # noqa: E402
+
+_GPT = Architecture(24, 2048, 16, 16, 8192, 50257, 2048, mlp="gelu", bias=True)
+DEVICE = cluster_from("dgx-h100").device
+
+
+def read() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((HERE / "compute_h100.json").read_text())
+    return found
+
+
+def counted_us(model: str, batch: int, length: int, share: int) -> tuple[float, float]:
+    """Forward and backward pass by the `transformer` strategy's counts, in us."""
+    one = MicroBatch(
+        {**PRESETS, "gpt-1.3b": _GPT}[model], batch, length, 2, share, flash=True, causal=MODELS[model].causal, gathered=True
+    )
+    rate, memory = DEVICE.flop_per_ns("bfloat16") * 1e3, DEVICE.memory_bytes_per_ns * DEVICE.memory_efficiency * 1e3
+    products, lag = one.layer_flops + one.padding_flops, one.scores_flops * (1 / 0.8 - 1)
+    forward = (products + lag) / rate + (one.layer_traffic + one.products_traffic[0] + one.routing_traffic) / memory
+    backward = 2 * products + one.flash_flops + 2.5 * lag
+    moved = 2 * one.layer_traffic + one.products_traffic[1] + one.routing_traffic
+    return forward, backward / rate + moved / memory
+
+
+def captured_us(sizes: Sizes, batch: int, length: int, share: int) -> tuple[float, float]:
+    """The same by its operators, as `distsim capture --fake` counts them."""
+    part = sizes._replace(
+        heads=sizes.heads // share, kv_heads=max(sizes.kv_heads // share, 1), ffn=sizes.ffn // share, head=sizes.head_width,
+        layers=1, vocabulary=64, positions=bool(sizes.positions) * length,
+    )  # fmt: skip
+    plain = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with FakeTensorMode():
+            block: Any = Model(part, Options()).layers[0]
+            block.attention.freqs = None if part.positions else torch.empty(length, part.head_width // 2, dtype=torch.complex64)
+            x = torch.randn(batch, length, part.hidden, requires_grad=True)
+            with counting() as counted:
+                y = block(x)
+                forward = counted.take()
+                y.backward(torch.empty_like(y))
+                backward = counted.take()
+    finally:
+        torch.set_default_dtype(plain)
+    return duration_ns(forward, "dgx-h100") / 1e3, duration_ns(backward, "dgx-h100") / 1e3
+
+
+def blocks(found: dict[str, Any]) -> None:
+    times: dict[tuple[str, int, int, int], dict[str, float]] = defaultdict(dict)
+    for row in found["blocks"]:
+        if row["what"] == "block":
+            times[row["model"], row["batch"], row["length"], row["share"]][row["way"]] = row["us"]
+    print("us, forward + backward; told / read\n")
+    print("| block | read | transformer | | capture | |\n|---|---|---|---|---|---|")
+    for (model, batch, length, share), way in times.items():
+        took = way["forward"] + way["backward"]
+        told = sum(counted_us(model, batch, length, share))
+        cells = f"| {model}, {batch} × {length}, 1/{share} | {took:.0f} | {told:.0f} | {told / took:.2f} |"
+        if MODELS[model].experts:
+            print(f"{cells} | |")
+            continue
+        seen = sum(captured_us(MODELS[model], batch, length, share))
+        print(f"{cells} {seen:.0f} | {seen / took:.2f} |")
+
+
+def roofline(found: dict[str, Any]) -> None:
+    """Products beside a roofline of one rate, one bandwidth and one start, fitted to them (mean of logarithms)."""
+    errors = []
+    for row in found["products"]:
+        m, n, k = row["m"], row["n"], row["k"]
+        if m % 8 == n % 8 == k % 8 == 0:
+            told = max(2 * m * n * k / 796e6, 2 * (m * k + n * k + m * n) / 2.8546e6) + 5.9
+            errors.append(abs(told / row["us"] - 1))
+    mean, most = sum(errors) / len(errors), max(errors)
+    print(
+        f"\n{len(errors)} products beside max(FLOP / 796 TFLOP/s, bytes / 2.85 TB/s) + 5.9 us: {mean:.1%} off, at most {most:.0%}"
+    )
+
+
+def rates(found: dict[str, Any]) -> None:
+    """TFLOP/s of products by the smallest of their three sides, and of attention by length."""
+    groups: dict[int, list[float]] = defaultdict(list)
+    for row in found["products"]:
+        if row["n"] % 8 == 0 and row["k"] % 8 == 0 and row["m"] % 8 == 0:
+            side = min(row["m"], row["n"], row["k"])
+            groups[1 << (side.bit_length() - 1)].append(2 * row["m"] * row["n"] * row["k"] / row["us"] / 1e6)
+    print("\nproducts in bfloat16, by their smallest side\n\n| from | shapes | least | median | most |\n|---|---|---|---|---|")
+    for side, each in sorted(groups.items()):
+        each.sort()
+        print(f"| {side} | {len(each)} | {each[0]:.0f} | {each[len(each) // 2]:.0f} | {each[-1]:.0f} |")
+    print("\nattention\n\n| | forward | backward |\n|---|---|---|")
+    flops: dict[str, list[str]] = defaultdict(list)
+    for row in found["attention"]:
+        if "us" in row and row["backend"] != "default":
+            count = 4 * row["batch"] * row["heads"] * row["length"] ** 2 * row["wide"] / (2 if row["causal"] else 1)
+            count *= 2.5 if row["way"] == "backward" else 1
+            name = (
+                f"{row['backend']}, {row['batch']} × {row['length']}, {row['heads']} × {row['wide']}{', causal' * row['causal']}"
+            )
+            flops[name].append(f"{count / row['us'] / 1e6:.0f}")
+    for name, each_way in flops.items():
+        print(f"| {name} | {' | '.join(each_way)} |")
+
+
+def main() -> None:
+    found = read()
+    blocks(found)
+    roofline(found)
+    rates(found)
+
+
+if __name__ == "__main__":
+    main()

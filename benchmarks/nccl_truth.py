@@ -1,6 +1,7 @@
 """Does NCCL do what its rules here say? Agreed programs and scenarios, run for real on as many GPUs as there are, beside their simulation.
 
     python benchmarks/nccl_truth.py cases|scenarios|rules [pattern] [--init lazy|eager] [--out FILE.jsonl] [--slots N] [--seconds S]
+        [--ranks N] [--backend gloo]
 
 prints a line for each run that ended otherwise than simulated or that the rules leave open, and the sums; ``--out`` keeps a line of JSON
 for each. Ranks share GPUs where there are too few. A process that came to its end runs the next program too, since a CUDA context takes a
@@ -43,7 +44,7 @@ from tests.agreed import load_cases, scenario_of  # noqa: E402
 #: The most ranks, bytes of tensors and simulated nanoseconds of a program that is run.
 RANKS, LARGEST, LONGEST_NS = 8, 1 << 30, 5_000_000_000
 #: Seconds in which nothing moves: a hang. The second number holds for what is run again.
-PATIENCE = (6, 15)
+PATIENCE = (4, 12)
 #: Longer than this inside isend, and the host waited for somebody.
 WAITED_NS = 500_000_000
 Found = dict[str, Any]
@@ -141,14 +142,14 @@ def _rank_loop(connection: Connection) -> None:
 # --- one question ---
 
 
-def asked(question: Question, backend: str, patience: int) -> Found:
+def asked(question: Question, backend: str, patience: int, ranks: int) -> Found:
     """Simulate and run one program."""
     began = time.monotonic()
     found: Found = {"name": question.name, "sets": list(question.sets)}
     try:
         simulation = simulate(load(question.path, list(question.sets)), backend=backend)
         found |= {"world": simulation.program.world_size, "predicted": simulation.outcome}
-        why = _unfit(simulation)
+        why = _unfit(simulation, ranks)
         if why:
             return found | {"found": f"not run: {why}"}
         wish = real.Wish(backend=backend, launcher="fork", timeout_ns=patience * 10**9, force=True)
@@ -174,11 +175,11 @@ def _waits(trace: Trace) -> bool:
     return bool((trace["returned_ns"] - trace["posted_ns"])[isend][0] > WAITED_NS)
 
 
-def _unfit(simulation: Simulation) -> str:
+def _unfit(simulation: Simulation, ranks: int) -> str:
     program = simulation.program
     if program.startup is not None and program.startup.failed:
         return "it does not start"
-    if program.world_size > RANKS:
+    if program.world_size > ranks:
         return f"{program.world_size} ranks"
     if tensor_bytes(program, range(program.world_size)) > LARGEST:
         return "its tensors are large"
@@ -221,7 +222,7 @@ def rules(pattern: str, init: str, folder: Path) -> Iterator[Question]:
 SOURCES = {"cases": cases, "scenarios": scenarios, "rules": rules}
 
 
-def slot(questions: Any, answers: Any, backend: str, until: float) -> None:
+def slot(questions: Any, answers: Any, backend: str, until: float, ranks: int) -> None:
     """Take questions one after the other; a process of its own."""
     real.Launcher = WarmLauncher  # type: ignore[misc]
     while (item := questions.get()) is not None:
@@ -230,17 +231,17 @@ def slot(questions: Any, answers: Any, backend: str, until: float) -> None:
             answers.put({"name": question.name, "sets": list(question.sets), "predicted": "", "found": "not run: no time left"})
             continue
         try:
-            answers.put(asked(question, backend, patience))
+            answers.put(asked(question, backend, patience, ranks))
         except Exception as error:  # of one program; the others are to be run
             answers.put({"name": question.name, "predicted": "", "found": f"broke: {type(error).__name__}: {error}"})
     for warm in WarmLauncher.idle:
         warm.process.kill()
 
 
-def ask_all(questions: Sequence[Question], backend: str, slots: int, patience: int, until: float) -> list[Found]:
+def ask_all(questions: Sequence[Question], given: argparse.Namespace, slots: int, patience: int, until: float) -> list[Found]:
     context = multiprocessing.get_context("fork")
     todo, answers = context.Queue(), context.Queue()
-    workers = [context.Process(target=slot, args=(todo, answers, backend, until)) for _ in range(slots)]
+    workers = [context.Process(target=slot, args=(todo, answers, given.backend, until, given.ranks)) for _ in range(slots)]
     for process in workers:
         process.start()
     for question in questions:
@@ -271,6 +272,7 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=3000)
     parser.add_argument("--backend", default="nccl")
+    parser.add_argument("--ranks", type=int, default=RANKS)
     given = parser.parse_args()
     import torch.distributed  # noqa: F401 - the ranks are forked from this process
 
@@ -282,10 +284,10 @@ def main() -> int:
         chosen.sort(
             key=lambda one: hashlib.sha256(one.name.encode()).digest()
         )  # so that what there was time for is a fair sample
-        found = ask_all(chosen, given.backend, given.slots, PATIENCE[0], began + given.seconds * 0.75)
+        found = ask_all(chosen, given, given.slots, PATIENCE[0], began + given.seconds * 0.75)
         again = {one.name for one in chosen} & {one["name"] for one in found if differs(one)}
         print(f"once more, alone: {len(again)}")
-        second = ask_all([one for one in chosen if one.name in again], given.backend, 1, PATIENCE[1], began + given.seconds)
+        second = ask_all([one for one in chosen if one.name in again], given, 1, PATIENCE[1], began + given.seconds)
     later = {one["name"]: one for one in second if not one["found"].startswith("not run")}
     found = [later.get(one["name"], one) for one in found]
     if given.out:

@@ -128,8 +128,8 @@ def told(program: Program, profile: str = "rendezvous") -> list[Mismatched]:
 
 
 def test_parts_that_do_not_fit_are_told_as_two_are_there_and_again_of_all() -> None:
-    """Rank 2 expects one element of rank 0 more than it gets; rank 1 fits both, and comes last where it comes."""
-    calls = [[splits([1, 1, 2], [1, 1, 2])], [splits([1, 1, 1], [1, 1, 1])], [splits([2, 1, 1], [3, 1, 1])]]
+    """Rank 2 expects one element of rank 0 more than it gets; rank 1 fits both, comes last where it comes, and keeps two for itself."""
+    calls = [[splits([1, 1, 2], [1, 1, 2])], [splits([1, 2, 1], [1, 2, 1])], [splits([2, 1, 1], [3, 1, 1])]]
     two, three = ([sorted(found.rows) for found in told(build_program(3, dict(enumerate(those))))]
                   for those in ([calls[0], [], calls[2]], calls))  # fmt: skip
 
@@ -181,6 +181,15 @@ def test_of_a_recorded_program_the_groups_that_met_are_known() -> None:
     use = {**REDUCE, "group": "b"}
 
     assert ran([other, make, use], [make, use], [other]).outcome == "completes"
+
+
+def test_a_group_that_all_its_members_make_alike_is_no_matter_of_order() -> None:
+    make, use = {"op": "new_group", "name": "g", "ranks": [0, 1]}, {**REDUCE, "group": "g"}
+    other = {**make, "ranks": [0, 2]}
+    programs = ([[make, use], [make, use], [make]], [[make, use], [make, use], [other]])
+    found = [why_ordered(Linked(build_program(3, dict(enumerate(ranks))), PROFILES["gloo"])) for ranks in programs]
+
+    assert found == [None, "the ranks made different groups"]
 
 
 def test_a_group_that_nobody_uses_is_found_as_the_world() -> None:

@@ -221,7 +221,7 @@ class StepReader:
             return self._sound.setdefault(written, op) if written is not None else op
         except ValidationError as errors:
             note_errors(self.problems, errors, here, row, paths, name, lenient=bool(strange))
-        found = {}
+        found: dict[str, Any] = {}
         for key, value in fields.items():
             parse = getattr(next(iter(row.model_fields[known[key]].metadata), None), "func", None) if key in known else None
             with suppress(ValueError):

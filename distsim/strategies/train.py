@@ -154,7 +154,35 @@ class TrainWriter(LayerCalls):
         activations = peak_activations(row, self.kept, self.working)
         layer = self.layer_weights()
         gathered = (2 * sum(layer) + self.ends_weights(0).dense) * bytes_.parameters if zero == 3 else 0
-        return held + Footprint(activations=activations, gathered=gathered)
+        return held + Footprint(gradients=self.partial_sums(stages), activations=activations, gathered=gathered)
+
+    def at_once(self) -> int:
+        """Bytes that torch's tensors hold at the fullest moment under fully_shard, whose parameters at rest are Adam's float32 copy: while the
+        loss, the last layer, the first layer or the embedding is passed backward. The readings of benchmarks/gpu/memory_h100.json tell
+        which; the 16-bit logits are let go before (torchtitan's train.py: `del pred`)."""
+        one, model, parts = self.one, self.model, 2 if self.train.zero == 3 else 0
+        wide, narrow = DTYPES[self.train.gradient_dtype], DTYPES[self.train.dtype]
+        total, layer = self.rank_weights((0,)), sum(self.layer_weights())
+        rest = sum((states(n, 3, self.sharers(g), Precision(0, wide)) for _, n, g in self.kinds(total)), Footprint())
+        early = rest.gradients if self.train.micro_batches > 1 else 0
+        kept, working = self.split[0] * one.activation_bytes, max(one.peak_layer_bytes - one.activation_bytes, 0)
+        head, embedding = model.head_parameters // one.tensor, model.embedding_parameters // one.tensor
+        whole = sum(total) * narrow
+        layers = parts * layer * narrow or whole
+        loss = early + kept + one.head_bytes + one.loss_bytes - one.logits * one.itemsize + (head * narrow if parts else whole)
+        last = early + kept + working + layers + head * wide + layer * narrow
+        first = rest.gradients + one.activation_bytes + working + layers + layer * (narrow + wide)
+        ends = rest.gradients + (model.embedding_parameters + embedding) * narrow + layer * wide
+        return rest.optimizer + max(loss, last, first, ends + (0 if parts else whole))
+
+    def partial_sums(self, stages: Sequence[int]) -> int:
+        """Bytes by which the embedding's gradient is more than the rank's part: DTensor makes it a partial sum over the whole vocabulary, cut
+        only when it is reduced over data ranks (torch 2.13, distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy;
+        fsdp/_fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed; read on an H100, benchmarks/gpu/memory_h100.json)."""
+        if self.train.zero > 1 or not self.one.gathered or 0 not in stages:
+            return 0
+        whole = self.model.vocabulary * self.model.hidden
+        return (whole - whole // self.one.tensor) * DTYPES[self.train.gradient_dtype]
 
     def kept(self, stage: int) -> int:
         """Bytes that a micro-batch's forward pass leaves on a stage."""

@@ -20,9 +20,9 @@ class MicroBatch(NamedTuple):
 
     ``tensor``: ranks that share a layer's matrices; with ``sequence_parallel`` they also share what lies between the matrices.
     ``context``: ranks that share a sequence. ``experts``: ranks that share the experts; each keeps its own tokens but for the time they
-    spend with an expert elsewhere. ``flash``: fused: attention never writes its scores to memory. ``causal``: only the half of the scores that
-    is used is computed; the papers count them all. ``gathered``: what sequence-parallel ranks gather before a block is kept for its
-    backward pass, as DTensor keeps it; else gathered again. ``whole_logits``: each rank has all logits for the loss.
+    spend with an expert elsewhere. ``flash``: fused: attention never writes its scores to memory. ``causal``: only the half of the scores
+    that is used is computed; the papers count them all. ``gathered``: PyTorch's own modules: what sequence-parallel ranks gather before
+    a block is kept for its backward pass, as DTensor keeps it; else gathered again. ``whole_logits``: each rank has all of them for the loss.
     """
 
     model: Architecture
@@ -174,7 +174,7 @@ class MicroBatch(NamedTuple):
 
     @property
     def _inner_bytes(self) -> int:
-        """Queries, keys, values, the output projection's input; then what lies between the matrices of the feed-forward layers.
+        """Queries, keys, values, the output projection's input; queries and keys also before a norm of theirs; the feed-forward layers'.
 
         24 s b h for GPT: 2 f wide (before and after the non-linearity). Gated: gate, up, product, and the gate's non-linearity unless it is
         fused, as Megatron-LM's is (core/fusions/fused_bias_swiglu.py); eager PyTorch keeps all four. Experts: once for each that a token
@@ -183,6 +183,7 @@ class MicroBatch(NamedTuple):
         """
         model = self.model
         attention = model.q_hidden + model.o_hidden + 2 * model.kv_hidden
+        attention += model.q_hidden + model.kv_hidden if model.qk_norm else 0
         wide = (2 if model.mlp == "gelu" else 3 if self.flash and not self.gathered else 4) * model.active_ffn
         sorted_input = model.hidden * model.active_experts * self.tensor * (1 + self.gathered) if model.experts else 0
         return self.itemsize * self.tokens * (attention + wide + sorted_input)

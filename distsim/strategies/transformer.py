@@ -22,7 +22,7 @@ class MicroBatch(NamedTuple):
     ``context``: ranks that share a sequence. ``experts``: ranks that share the experts; each keeps its own tokens but for the time they
     spend with an expert elsewhere. ``flash``: fused: attention never writes its scores to memory. ``causal``: only the half of the scores
     that is used is computed; the papers count them all. ``gathered``: PyTorch's own modules: what sequence-parallel ranks gather before
-    a block is kept for its backward pass, as DTensor keeps it; else gathered again. ``whole_logits``: each rank has all of them for the loss.
+    a block is kept for its backward pass, as DTensor keeps it; else gathered again. ``whole_logits``: all on each rank for the loss.
     """
 
     model: Architecture

@@ -8,11 +8,9 @@ from distsim.check.call_index import CallIndex
 from distsim.check.layout import Layout
 from distsim.check.wording import call_words, columns, some_ranks, where_text
 from distsim.findings.record import Finding
-from distsim.ops.records import Call
-from distsim.ops.table import OPS
 from distsim.profiles import Profile
 from distsim.program.records import Program
-from distsim.semantics.contacts import bad_contacts
+from distsim.semantics.contacts import Launched, bad_contacts
 
 
 def undefined_findings(program: Program, layout: Layout, profile: Profile) -> tuple[Finding, ...]:
@@ -33,25 +31,26 @@ def undefined_findings(program: Program, layout: Layout, profile: Profile) -> tu
 
 
 def _contacts(program: Program, profile: Profile) -> list[Finding]:
-    pairs = bad_contacts(program, program.options.get("init") == "eager") if profile.device else ()
-    if not pairs:
+    clashes = bad_contacts(program, program.options.get("init") == "eager") if profile.device else ()
+    if not clashes:
         return []
-    p, q = pairs[0]
-    more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
-    sends = [next(k for k, call in program.calls_of(rank) if _sends_to(call, peer)) for rank, peer in ((p, q), (q, p))]
+    (p, q), launches = clashes[0]
+    more = f" (and {len(clashes) - 1} more pairs)" if len(clashes) > 1 else ""
+    calls = list(zip((p, q), (one.position for one in launches), strict=True))
     rows = [
-        (f"rank {rank}", call_words(program.call(rank, k)), where_text(program.place(rank, k)))
-        for rank, k in zip((p, q), sends, strict=True)
+        (f"rank {rank}", call_words(program.call(rank, k)), where_text(program.place(rank, k)), f"connects {_ways(one, peer)}")
+        for (rank, k), one, peer in zip(calls, launches, (q, p), strict=True)
     ]
-    head = f"{profile.name} leaves open what happens: the first message between ranks {p} and {q} is a send on both sides{more}"
-    places = tuple(dict.fromkeys(program.place(rank, k) for rank, k in zip((p, q), sends, strict=True)))
-    ranks = tuple(sorted({rank for pair in pairs for rank in pair}))
-    advice = f"post both directions in one batch_isend_irecv, or let rank {q} receive first"
+    head = f"{profile.name} leaves open what happens: ranks {p} and {q} first meet in calls that connect other directions{more}"
+    places = tuple(dict.fromkeys(program.place(rank, k) for rank, k in calls))
+    ranks = tuple(sorted({rank for clash in clashes for rank in clash.pair}))
+    advice = "post both directions in one batch_isend_irecv on both ranks, or each direction by a call of its own on both, in one order"
     return [Finding("DS705", "warning", "\n".join([head, *columns(rows)]), ranks, (), (advice,), places)]
 
 
-def _sends_to(call: Call, peer: int) -> bool:
-    return any(OPS[part.op].direction == "send" and part.peer == peer for part in call.parts or (call,))
+def _ways(launched: Launched, peer: int) -> str:
+    """Directions as a reader of the launch sees them: to and from its peer."""
+    return " and ".join(words for way, words in (("send", f"to {peer}"), ("recv", f"from {peer}")) if way in launched.ways)
 
 
 def _swap(where: CallIndex, a: int, b: int, shared: list[int]) -> tuple[tuple[int, int, int], tuple[int, int, int]] | None:

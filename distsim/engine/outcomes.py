@@ -265,9 +265,9 @@ def left_open(program: Program, profile: Profile, cost: CostModel) -> Open | Non
     """
     if not profile.device:
         return None
-    pairs = bad_contacts(program, program.options.get("init") == "eager")
-    if pairs:
-        return Open(tuple(sorted({rank for pair in pairs for rank in pair})), ("completes",))
+    clashes = bad_contacts(program, program.options.get("init") == "eager")
+    if clashes:
+        return Open(tuple(sorted({rank for clash in clashes for rank in clash.pair})), ("hangs", "raises", "completes"))
     if program.call_count <= N12_CALLS and _overlap(program) and not program.options.get("launch_order_implicit"):
         in_order = _Under(_with(program, one_queue=True), profile, cost).end()
         if in_order.standstill.blocked:

@@ -170,15 +170,17 @@ program:
         "behaviour left undefined by the back end",
         "warning",
         None,
-        "The back end's manual or its source leaves open what this program does: the first message between two ranks is a send on both"
-        " sides, or groups that share ranks are used in another order on different ranks.",
+        "The back end's manual or its source leaves open what this program does: two ranks first meet in calls that connect"
+        " other directions than each other (one batches a send and a receive, the other makes them one by one), or groups that"
+        " share ranks are used in another order on different ranks.",
         "It may pass here and hang on another version or another machine.",
-        "Batch the two directions, or use the groups in one order, as the message says.",
+        "Batch the two directions on both ranks, or use the groups in one order, as the message says.",
         scenario(
             2,
-            "",
-            "isend: {tensor: x, dst: 1 - rank, as: h}",
-            "irecv: {tensor: z, src: 1 - rank, as: k}",
+            "options: {init: eager}\n",
+            "{batch_isend_irecv: {ops: [{isend: {tensor: x, dst: 1}}, {irecv: {tensor: z, src: 1}}], as: h}, ranks: 0}",
+            "{irecv: {tensor: z, src: 0, as: h}, ranks: 1}",
+            "{isend: {tensor: x, dst: 0, as: k}, ranks: 1}",
             "wait: all",
             backend="nccl",
         ),

@@ -10,40 +10,57 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from itertools import zip_longest
+from typing import NamedTuple
 
 from distsim.ops.table import OPS
 from distsim.program.records import Code, CodeCall, Program, Vec, at
 
-#: (communicator, peer) -> of each launch that connects something between the two, the directions that it connects.
-_Connected = dict[tuple[Hashable, int], list[frozenset[str]]]
+
+class Launched(NamedTuple):
+    """A launch that connects something between two ranks: the call's position, and the directions that it connects."""
+
+    position: int
+    ways: frozenset[str]
+
+
+class Clash(NamedTuple):
+    """Two launches of a pair of ranks, the lower one first, that connect other directions than each other."""
+
+    pair: tuple[int, int]
+    launches: tuple[Launched, Launched]
+
+
+#: (communicator, peer) -> the launches that connect something between the two.
+_Connected = dict[tuple[Hashable, int], list[Launched]]
 _MIRRORED = {"send": "recv", "recv": "send"}
 _RECEIVES = frozenset({"recv"})
 
 
-def bad_contacts(program: Program, eager: bool) -> tuple[tuple[int, int], ...]:
-    """Pairs of ranks, the lower one first, that connect other directions than each other in a launch on some communicator."""
+def bad_contacts(program: Program, eager: bool) -> tuple[Clash, ...]:
+    """Of each pair of ranks that connects other directions than its partner in a launch on some communicator, the first such launches."""
     calls = [_messages(code) for code in program.codes]
     connects = {
         r: _Contacts(program, program.code(r), program.row_of[r], eager, calls[program.code_of[r]]).found for r in program.present
     }
-    found = {
-        (rank, peer)
-        for rank, contacts in connects.items()
-        for (comm, peer), ways in contacts.items()
-        if rank < peer and peer in connects and _clash(ways, connects[peer].get((comm, rank), []))
-    }
-    return tuple(sorted(found))
+    found: dict[tuple[int, int], Clash] = {}
+    for rank, contacts in connects.items():
+        for (comm, peer), mine in contacts.items():
+            if rank < peer and peer in connects and (rank, peer) not in found:
+                met = _clash(mine, connects[peer].get((comm, rank), []))
+                if met is not None:
+                    found[rank, peer] = Clash((rank, peer), met)
+    return tuple(found[pair] for pair in sorted(found))
 
 
-def _clash(mine: list[frozenset[str]], theirs: list[frozenset[str]]) -> bool:
-    """Do two launches meet that do not mirror each other? Receives alone on both sides wait for each other, as everywhere, and whose
-    partner never comes waits."""
+def _clash(mine: list[Launched], theirs: list[Launched]) -> tuple[Launched, Launched] | None:
+    """The first two launches that meet and do not mirror each other. Receives alone on both sides wait for each other, as everywhere,
+    and whose partner never comes waits."""
     for one, other in zip_longest(mine, theirs):
-        if one is None or other is None or one == other == _RECEIVES:
-            return False
-        if {_MIRRORED[way] for way in one} != other:
-            return True
-    return False
+        if one is None or other is None or one.ways == other.ways == _RECEIVES:
+            return None
+        if {_MIRRORED[way] for way in one.ways} != other.ways:
+            return one, other
+    return None
 
 
 def _messages(code: Code) -> list[tuple[int, CodeCall]]:
@@ -61,13 +78,13 @@ class _Contacts:
         self.found: _Connected = {}
         for position, call in calls:
             if self._made(position):
-                self._look(call.parts or (call,), batched=bool(call.parts))
+                self._look(position, call.parts or (call,), batched=bool(call.parts))
 
     def _made(self, position: int) -> bool:
         mask = None if self.code.guards is None else self.code.guards[position]
         return mask is None or bool(mask[self.row])
 
-    def _look(self, parts: tuple[CodeCall, ...], batched: bool) -> None:
+    def _look(self, position: int, parts: tuple[CodeCall, ...], batched: bool) -> None:
         ways: dict[tuple[Hashable, int], set[str]] = {}
         for part in parts:
             if OPS[part.op].signals:
@@ -79,9 +96,9 @@ class _Contacts:
             comm: Hashable = group if batched or self.eager else ("pair", group)
             ways.setdefault((comm, peer), set()).add(OPS[part.op].direction or "")
         for key, way in ways.items():
-            fresh = frozenset(way.difference(*self.found.get(key, ())))
+            fresh = frozenset(way.difference(*(one.ways for one in self.found.get(key, ()))))
             if fresh:
-                self.found.setdefault(key, []).append(fresh)
+                self.found.setdefault(key, []).append(Launched(position, fresh))
 
     def _at(self, value: Vec) -> int:
         return int(at(value, self.row))

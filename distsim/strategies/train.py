@@ -141,9 +141,12 @@ class TrainWriter(LayerCalls):
     def memory(self) -> dict[str, dict[str, str]]:
         """What each rank of the pipeline holds at its peak, as the scenario's `memory` states it."""
         if self.stages == 1:
-            told, most = self.footprint((0,), [Action(0, "F", 0), Action(0, "B", 0)]), self.at_once()
-            sharded = self.train.zero > 1 and self.one.gathered and most < told.total
-            return {"rank": {**_plain(told), **({"allocated": units.size_text(most)} if sharded else {})}}
+            told = self.footprint((0,), [Action(0, "F", 0), Action(0, "B", 0)])
+            if self.train.zero < 2 or not self.one.gathered:
+                return {"rank": _plain(told)}
+            most = self.at_once()  # more than the parts where a layer's whole gradients are: no fit is judged by less
+            told += Footprint(gathered=max(most - told.total, 0))
+            return {"rank": {**_plain(told), "allocated": units.size_text(most)}}
         axis = self.train.axis("pipeline", self.context)
         held = [self.footprint(self.schedule.stages_of(rank), row) for rank, row in enumerate(self.schedule.rows)]
         return {f"{axis}_{rank}": {"ranks": f"{axis} == {rank}", **_plain(one)} for rank, one in enumerate(held)}

@@ -48,6 +48,8 @@ class Calls(Spoilt):
             ranks = sorted(self.random.sample(range(self.world), self.random.randint(2, self.world)))
             self.members[f"g{i}"] = ranks
             self.groups[f"g{i}"] = {"ranks": ranks, **self._timeout(0.3)}
+        if len(self.groups) == 1 and self.random.random() < 0.3:  # another of the same ranks
+            self.members["g1"], self.groups["g1"] = self.members["g0"], {"ranks": self.members["g0"]}
         if "tensors" in self.on:
             self.tensors = {name: {"shape": [300], "dtype": "uint8"} for name in ("x", "y")}
 
@@ -104,8 +106,9 @@ class Calls(Spoilt):
 
     # --- events, in one global order ---
     def _event(self) -> None:
-        kinds = {"message": 5, "exchange": 2 * ("batches" in self.on), "ring": "rings" in self.on, "collective": 5, "work": 1,
-                 "wait": 2, "streams": "streams" in self.on, "new_group": 2 * ("new_group" in self.on),
+        kinds = {"message": 5, "exchange": 2 * ("batches" in self.on), "fan": "batches" in self.on,
+                 "ring": "rings" in self.on, "collective": 5, "work": 1, "wait": 2,
+                 "streams": "streams" in self.on, "new_group": 2 * ("new_group" in self.on),
                  "window": 2 * ("edges" in self.on),
                  "monitored": 3 * ("monitored" in self.on)}  # fmt: skip
         kind = self.random.choices(list(kinds), list(kinds.values()))[0]
@@ -149,6 +152,19 @@ class Calls(Spoilt):
             ops = [*sends, *receives] if self.random.random() < 0.5 else [*receives, *sends]
             request = self.request(rank) if self.random.random() < 0.4 else {}
             self.add(rank, "batch_isend_irecv", {"ops": ops, **request, **self.on_stream()})
+
+    def _fan(self) -> None:
+        """One rank and all others of a group, each way or one, in a batch of its own; the others batch theirs."""
+        group = self.random.choice(list(self.members))
+        hub, *others = self.random.sample(self.members[group], len(self.members[group]))
+        more = {"group": group} if group != "world" else {}
+        ways, tensor = self.random.choice((("isend", "irecv"), ("isend",), ("irecv",))), buffer(self.nbytes())
+        where, mirrored = {"isend": "dst", "irecv": "src"}, {"isend": "irecv", "irecv": "isend"}
+        own = [{way: {"tensor": tensor, where[way]: peer, **more}} for way in ways for peer in others]
+        self.add(hub, "batch_isend_irecv", {"ops": own, **(self.request(hub) if self.random.random() < 0.4 else {})})
+        for peer in others:
+            ops = [{way: {"tensor": tensor, where[way]: hub, **more}} for way in map(mirrored.__getitem__, ways)]
+            self.add(peer, "batch_isend_irecv", {"ops": ops})
 
     def _window(self) -> None:
         """Several messages that together weigh about what a buffer holds, received one by one: the last ones have to wait."""

@@ -19,6 +19,8 @@ COLLECTIVES = (
     "all_gather",
     "reduce_scatter",
     "all_to_all",
+    "gather",
+    "scatter",
 )
 
 
@@ -51,6 +53,8 @@ class _Maker:
         faults = [self._fault() for _ in range(r.choice((0, 0, 0, 1, 1, 2)))]
         if faults:
             made["faults"] = faults
+        if made["backend"] == "nccl" and r.random() < 0.4:
+            made["options"] = {"init": "eager"}
         if r.random() < 0.25:
             made["groups"] = {"odd": {"by": "rank % 2"}}
             made["program"].append(self._of_all({"all_reduce": {"tensor": self._tensor(), "group": "odd"}}))
@@ -103,19 +107,19 @@ class _Maker:
         group: Any = r.choice(("world", self._axis(), self._axis(), [*self.mesh][:2]))
         group = group[0] if isinstance(group, list) and len(group) == 1 else group
         told: Entry = {} if group == "world" else {"group": group}
-        if op in ("broadcast", "reduce"):
-            told["group_src" if op == "broadcast" else "group_dst"] = r.choice((0, 0, 1))
-        if op in ("all_gather", "reduce_scatter", "all_to_all"):
+        if op in ("broadcast", "reduce", "gather", "scatter"):
+            told["group_src" if op in ("broadcast", "scatter") else "group_dst"] = r.choice((0, 0, 1))
+        if op in ("gather", "scatter"):
+            n = self._size_of(group)
+            one, rows = {"shape": [24]}, {"shape": [n, 24]}
+            told["input"], told["output"] = (one, rows) if op == "gather" else (rows, one)
+        elif op in ("all_gather", "reduce_scatter", "all_to_all"):
             op = {
                 "all_gather": "all_gather_into_tensor",
                 "reduce_scatter": "reduce_scatter_tensor",
                 "all_to_all": "all_to_all_single",
             }[op]
-            n = (
-                "world_size"
-                if group == "world"
-                else " * ".join(f"{a}_size" for a in ([group] if isinstance(group, str) else group))
-            )
+            n = self._size_of(group)
             one, many = {"shape": [24]}, {"shape": [f"24 * {n}"]}
             told["input"], told["output"] = {"a": (many, many)}.get(op[4], (one, many) if op.startswith("all_g") else (many, one))
             if op == "all_to_all_single":
@@ -125,6 +129,12 @@ class _Maker:
         if r.random() < 0.25 and op != "barrier":
             told |= {"async": True, "as": self._handle()}
         return self._of_all({op: told})
+
+    @staticmethod
+    def _size_of(group: Any) -> str:
+        return (
+            "world_size" if group == "world" else " * ".join(f"{a}_size" for a in ([group] if isinstance(group, str) else group))
+        )
 
     def _handle(self) -> str:
         self.handles += 1
@@ -192,4 +202,7 @@ class _Maker:
             {"isend": {"tensor": tensor, "dst": to, "as": name}} for (to, _), name in zip(pairs, names, strict=False)
         ]
         steps += [{"irecv": {"tensor": tensor, "src": of, "as": name}} for (_, of), name in zip(pairs, names[2:], strict=True)]
+        if self.random.random() < 0.4:
+            ops = [{op: {k: v for k, v in fields.items() if k != "as"}} for step in steps for op, fields in step.items()]
+            return {"steps": [{"batch_isend_irecv": {"ops": ops, "as": names[0]}}, {"wait": [names[0]]}]}
         return {"steps": [*steps, {"wait": names}]}

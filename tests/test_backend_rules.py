@@ -46,6 +46,15 @@ ON = {name: coll("all_reduce", group=name) for name in OVERLAP}
 START = {name: started(name, group=name) for name in OVERLAP}
 ORDERS = [[ON["A"], ON["B"]], [ON["B"], ON["A"]]]
 ASYNC_ORDERS = [[START["A"], START["B"], wait("A", "B")], [START["B"], START["A"], wait("A", "B")]]
+
+
+def gathered_then_sent(src: int, dst: int) -> Ranks:
+    """All gather to rank 0; then the sender's host goes on to a barrier of both, which the receiver passes before it receives."""
+    meet, first = coll("barrier", group="A"), [coll("gather", root=0)]
+    ends = {src: [*first, isend(dst, "s"), meet, wait("s")], dst: [*first, meet, irecv(src, "r"), wait("r")]}
+    return [[meet, *ends[0]], [meet, *ends[1]], first]
+
+
 LATE = [[REDUCE], [pause(2), REDUCE]]
 SECOND = {"timeout_ns": 10**9}
 
@@ -115,6 +124,13 @@ CASES: list[tuple[str, str, str, Ranks, dict[str, Any], dict[str, Any], str]] = 
      LAZY, {}, "completes"),
     ("N9", "a batch whose sides differ in their directions, over two calls", "nccl",
      [[batch("b", isend(1, None), irecv(1, None)), wait("b")], [irecv(0, "r"), isend(0, "s"), wait("s", "r")]], EAGER, {}, "undefined"),
+    ("N9", "what a gather has connected, a message need not", "nccl", gathered_then_sent(1, 0), EAGER, {"groups": OVERLAP}, "completes"),
+    ("N9", "but the way back it must", "nccl", gathered_then_sent(0, 1), EAGER, {"groups": OVERLAP}, "hangs"),
+    ("N9", "and lazily a single message has a communicator of its own", "nccl", gathered_then_sent(1, 0), LAZY, {"groups": OVERLAP},
+     "hangs"),
+    ("N9", "an all_to_all has connected all: a batch may meet single calls", "nccl",
+     [[coll("all_to_all_single", 2), batch("b", isend(1, None), irecv(1, None)), wait("b")],
+      [coll("all_to_all_single", 2), irecv(0, "r"), isend(0, "s"), wait("s", "r")]], EAGER, {}, "completes"),
     ("N9", "after another contact they pass", "nccl", [[send(1), *crossed()[0]], [recv(0), *crossed()[1]]], {}, {}, "completes"),
     ("N10", "large ones do not run ahead", "nccl", [[send(1), *crossed(BIG)[0]], [recv(0), *crossed(BIG)[1]]], {}, {}, "hangs"),
     ("N11", "a batch ends as a unit", "nccl",

@@ -31,7 +31,7 @@ def undefined_findings(program: Program, layout: Layout, profile: Profile) -> tu
 
 
 def _contacts(program: Program, profile: Profile) -> list[Finding]:
-    clashes = bad_contacts(program, program.options.get("init") == "eager") if profile.device else ()
+    clashes = bad_contacts(program, profile) if profile.device else ()
     if not clashes:
         return []
     (p, q), launches = clashes[0]

@@ -219,7 +219,7 @@ def _outcome(linked: Linked, end: End, cost: CostModel, max_states: int) -> Prof
         doubt = left_open(program, profile, cost)
         if doubt is not None:
             outcome, ranks, possible = "undefined", doubt.ranks, {"undefined", *doubt.possible}
-    if profile.device and outcome == "hangs" and bad_contacts(program, program.options.get("init") == "eager"):
+    if profile.device and outcome == "hangs" and bad_contacts(program, profile):
         possible |= {"raises"}  # N9: as it does over sockets
     possible |= _besides(program, profile, outcome, end)
     return ProfileOutcome(outcome, tuple(word for word in WORST_FIRST if word in possible), ranks, complete=complete)
@@ -265,7 +265,7 @@ def left_open(program: Program, profile: Profile, cost: CostModel) -> Open | Non
     """
     if not profile.device:
         return None
-    clashes = bad_contacts(program, program.options.get("init") == "eager")
+    clashes = bad_contacts(program, profile)
     if clashes:
         return Open(tuple(sorted({rank for clash in clashes for rank in clash.pair})), ("hangs", "raises", "completes"))
     if program.call_count <= N12_CALLS and _overlap(program) and not program.options.get("launch_order_implicit"):

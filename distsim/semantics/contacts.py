@@ -13,6 +13,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from distsim.ops.table import OPS
+from distsim.profiles.record import ALL_PAIRS, FROM_ROOT, TO_ROOT, Profile
 from distsim.program.records import Code, CodeCall, Program, Vec, at
 
 
@@ -36,12 +37,10 @@ _MIRRORED = {"send": "recv", "recv": "send"}
 _RECEIVES = frozenset({"recv"})
 
 
-def bad_contacts(program: Program, eager: bool) -> tuple[Clash, ...]:
+def bad_contacts(program: Program, profile: Profile) -> tuple[Clash, ...]:
     """Of each pair of ranks that connects other directions than its partner in a launch on some communicator, the first such launches."""
-    calls = [_messages(code) for code in program.codes]
-    connects = {
-        r: _Contacts(program, program.code(r), program.row_of[r], eager, calls[program.code_of[r]]).found for r in program.present
-    }
+    calls = [_connecting(code, profile) for code in program.codes]
+    connects = {r: _Contacts(program, profile, r, calls[program.code_of[r]]).found for r in program.present}
     found: dict[tuple[int, int], Clash] = {}
     for rank, contacts in connects.items():
         for (comm, peer), mine in contacts.items():
@@ -63,21 +62,29 @@ def _clash(mine: list[Launched], theirs: list[Launched]) -> tuple[Launched, Laun
     return None
 
 
-def _messages(code: Code) -> list[tuple[int, CodeCall]]:
-    """Messages and batches with their positions; of a repeated one the first, where all ranks of the code make it."""
-    found = [(k, call) for k, call in enumerate(code.calls) if OPS[call.op].kind in ("p2p", "batch")]
+def _connecting(code: Code, profile: Profile) -> list[tuple[int, CodeCall]]:
+    """Messages, batches and collectives that travel as messages, with their positions; of a repeated one the first, where all ranks of
+    the code make it."""
+    found = [
+        (k, call) for k, call in enumerate(code.calls) if OPS[call.op].kind in ("p2p", "batch") or call.op in profile.by_messages
+    ]
     return found if code.guards is not None else list({id(call): (k, call) for k, call in reversed(found)}.values())[::-1]
 
 
 class _Contacts:
-    """What one rank connects, ``calls`` being its code's messages and batches."""
+    """What one rank connects, ``calls`` being its code's that connect something."""
 
-    def __init__(self, program: Program, code: Code, row: int, eager: bool, calls: list[tuple[int, CodeCall]]) -> None:
-        self.program, self.code, self.row, self.eager = program, code, row, eager
-        self.rank = code.ranks[row]
+    def __init__(self, program: Program, profile: Profile, rank: int, calls: list[tuple[int, CodeCall]]) -> None:
+        self.code, self.row, self.rank = program.code(rank), program.row_of[rank], rank
+        self.eager = program.options.get("init") == "eager"
         self.found: _Connected = {}
+        self.joined: set[tuple[int, str, int]] = set()  # what collectives have connected: group, how, root
         for position, call in calls:
-            if self._made(position):
+            if not self._made(position):
+                continue
+            if call.op in profile.by_messages:
+                self.joined.add((self._group(call.group), profile.by_messages[call.op], self._at(call.fields.get("root", -1))))
+            else:
                 self._look(position, call.parts or (call,), batched=bool(call.parts))
 
     def _made(self, position: int) -> bool:
@@ -91,14 +98,22 @@ class _Contacts:
                 continue
             if part.port < 0:  # its group is not there: it is refused before it reaches anybody
                 continue
-            port = self.code.ports[part.port]
-            group, peer = self._at(self.code.groups[port.group]), self._at(port.peer)
-            comm: Hashable = group if batched or self.eager else ("pair", group)
-            ways.setdefault((comm, peer), set()).add(OPS[part.op].direction or "")
-        for key, way in ways.items():
-            fresh = frozenset(way.difference(*(one.ways for one in self.found.get(key, ()))))
+            port, way = self.code.ports[part.port], OPS[part.op].direction or ""
+            group, peer = self._group(port.group), self._at(port.peer)
+            on_group = batched or self.eager
+            if not (on_group and self._is_joined(group, way, peer)):
+                ways.setdefault((group if on_group else ("pair", group), peer), set()).add(way)
+        for key, way_set in ways.items():
+            fresh = frozenset(way_set.difference(*(one.ways for one in self.found.get(key, ()))))
             if fresh:
                 self.found.setdefault(key, []).append(Launched(position, fresh))
+
+    def _is_joined(self, group: int, way: str, peer: int) -> bool:
+        to_root, from_root = (self.rank, peer) if way == "recv" else (peer, self.rank)
+        return not self.joined.isdisjoint(((group, ALL_PAIRS, -1), (group, TO_ROOT, to_root), (group, FROM_ROOT, from_root)))
+
+    def _group(self, slot: int) -> int:
+        return self._at(self.code.groups[slot]) if slot >= 0 else -1
 
     def _at(self, value: Vec) -> int:
         return int(at(value, self.row))

@@ -11,7 +11,7 @@ from functools import cache
 
 from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
-from distsim.profiles.record import ALL_PAIRS, TO_ROOT, Profile
+from distsim.profiles.record import ALL_PAIRS, FROM_ROOT, TO_ROOT, Profile
 from distsim.program.records import CodeCall, Program
 from distsim.semantics.compiler import Compiler, Shared
 from distsim.semantics.creation import made_groups
@@ -111,15 +111,21 @@ class DeviceCompiler(Compiler):
             self.meet(Meet(position, spots=tuple(fresh), of_group=group))
 
     def connect_messages(self, position: int, comm: Queue, calls: Iterable[CodeCall]) -> None:
-        """The directions of messages: each is connected by its first message. A message to oneself needs none."""
+        """The directions of messages: each is connected by its first message, or by a collective that travelled as messages. A message
+        to oneself needs none."""
         if (comm.key, ALL_PAIRS, -1) in self.connected:
             return
         kind = "group" if comm.port < 0 else "own"
         wanted = [(call, self.peer(call)) for call in calls if not OPS[call.op].signals and call.group >= 0]
         self.connect(position, comm, [
             (Spot(comm.group, call.port, f"{kind} {OPS[call.op].direction}"), peer)
-            for call, peer in wanted if peer >= 0 and peer != self.rank
+            for call, peer in wanted if peer >= 0 and peer != self.rank and not self._is_rooted(comm, OPS[call.op].direction, peer)
         ])  # fmt: skip
+
+    def _is_rooted(self, comm: Queue, way: str | None, peer: int) -> bool:
+        """A gather or scatter has connected this direction: its root is one of the two."""
+        to_root, from_root = (self.rank, peer) if way == "recv" else (peer, self.rank)
+        return (comm.key, TO_ROOT, to_root) in self.connected or (comm.key, FROM_ROOT, from_root) in self.connected
 
     def connect_collective(self, position: int, comm: Queue, call: CodeCall) -> None:
         """Kernels of collectives have connections of their own (one algorithm is taken to connect for all); what NCCL sends as messages

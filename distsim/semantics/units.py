@@ -75,15 +75,23 @@ def _columns(code: Code, profile: Profile) -> Iterator[_Array]:
     if profile.device and len(peers) > 1:
         pairs = [peer * (1 << 31) + groups[port.group] for port, peer in zip(code.ports, peers, strict=True)]
         yield coincidences(np.stack(pairs, axis=1))
-    roots = [call.fields.get("root") for call in code.distinct_calls() if call.op in profile.by_messages]
-    if any(isinstance(root, np.ndarray) for root in roots):  # is it the root of an earlier call, is it this rank
-        known = [np.broadcast_to(np.asarray(root, dtype=np.int64), size) for root in roots if root is not None]
-        yield coincidences(np.stack([np.array(code.ranks, dtype=np.int64), *known], axis=1))
+    yield from _of_roots(code, profile, peers)
     for call in code.distinct_calls():
         if call.op in SHAPED:
             yield from (
                 np.asarray(n, dtype=np.int64) for side in ("inputs", "outputs") for n in _varying(call.fields.get(side) or ())
             )
+
+
+def _of_roots(code: Code, profile: Profile, peers: list[_Array]) -> Iterator[_Array]:
+    """Of collectives that travel as messages: is a root that of an earlier one, this rank, whom a message goes to or comes from."""
+    roots = [call.fields.get("root") for call in code.distinct_calls() if call.op in profile.by_messages]
+    known = [np.broadcast_to(np.asarray(root, dtype=np.int64), len(code.ranks)) for root in roots if root is not None]
+    own = np.array(code.ranks, dtype=np.int64)
+    if any(isinstance(root, np.ndarray) for root in roots):
+        yield coincidences(np.stack([own, *known], axis=1))
+    if known and peers:
+        yield from (other == root for root in known for other in (own, *peers))
 
 
 def _varying(buffers: tuple[object, ...]) -> Iterator[Vec]:

@@ -125,7 +125,8 @@ def main() -> None:
     if run is None:
         print("\n".join(run.name for run in RUNS))
         return
-    counted = sum(told(run._asdict()).parts.values())
+    one = told(run._asdict())
+    counted = one.allocated_nbytes or sum(one.parts.values())
     found = held(run)
     most = max(found.values())
     phases = ", ".join(f"{name[2:]} {nbytes / 2**30:.2f}" for name, nbytes in found.items())

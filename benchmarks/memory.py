@@ -1,9 +1,9 @@
-"""Memory of a rank beside published readings: torchtitan's, of Llama 3.1 on H100.
+"""Memory of a rank beside published readings, torchtitan's of Llama 3.1 on H100, and beside those of one H100 for thirty layouts.
 
     python benchmarks/memory.py
 
 The readings are the highest over all ranks, of what the allocator has reserved (torchtitan 9dec370, metrics.py: reserved_bytes.all.peak);
-the last column is what is left unexplained, in bytes a logit.
+the last column is what is left unexplained, in bytes a logit. Those of one H100 (`gpu/memory_h100.json`) are also what its tensors held.
 Source: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 2 and 4 to 6 (all recomputed; torch.compile, float8).
 """
 
@@ -14,11 +14,14 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE / "gpu")]
 
-from distsim.check.memory import held
-from distsim.scenario import loads
-from distsim.simulation import simulate
+from told import readings, told  # noqa: E402
+
+from distsim.check.memory import held  # noqa: E402
+from distsim.scenario import loads  # noqa: E402
+from distsim.simulation import simulate  # noqa: E402
 
 
 class Reading(NamedTuple):
@@ -83,12 +86,38 @@ def counted_gib(reading: Reading) -> float:
     return max(one.total for one in held(done.scenario, done.program)) / 2**30
 
 
-def main() -> None:
+def published() -> None:
+    off = []
     print(f"{'layout':51} {'read':>6} {'told':>6} {'told/read':>9}  B a logit left")
     for one in READINGS:
-        told = counted_gib(one)
-        left = (one.gib - told) * 2**30 / (one.tokens * _VOCABULARY / one.shards)
-        print(f"{one.name:51} {one.gib:6.1f} {told:6.1f} {told / one.gib:9.2f}  {left:.1f}")
+        gib = counted_gib(one)
+        left = (one.gib - gib) * 2**30 / (one.tokens * _VOCABULARY / one.shards)
+        off.append(abs(gib / one.gib - 1))
+        print(f"{one.name:51} {one.gib:6.1f} {gib:6.1f} {gib / one.gib:9.2f}  {left:.1f}")
+    print(f"{sum(off) / len(off):.1%} off, mean of {len(off)}")
+
+
+def measured() -> None:
+    """Of one H100: what tensors held, what the allocator had reserved; beside them `allocated`, where it is told, and the parts' sum."""
+    off: dict[str, list[float]] = {"held": [], "reserved": []}
+    print(f"\n{'layout, GiB':75} {'held':>6} {'told':>6} {'ratio':>5}  {'reserved':>8} {'told':>6} {'ratio':>5}")
+    for run in readings():
+        one = told(run)
+        total, read = sum(one.parts.values()), {"held": run["allocated"], "reserved": run["reserved"]}
+        both = {"held": one.allocated_nbytes or total, "reserved": total}
+        cells = [f"{read[k] / 2**30:6.2f} {both[k] / 2**30:6.2f} {both[k] / read[k]:5.2f}" for k in read]
+        for key, ratios in off.items():
+            ratios.append(abs(both[key] / read[key] - 1))
+        name = run["name"].replace("micro_batches", "mb").replace("sequence", "seq").replace("reshard False", "kept")
+        print(f"{name:75} {cells[0]}    {cells[1]}")
+    print(
+        ", ".join(f"{key} {sum(ratios) / len(ratios):.1%} off" for key, ratios in off.items()) + f", mean of {len(off['held'])}"
+    )
+
+
+def main() -> None:
+    published()
+    measured()
 
 
 if __name__ == "__main__":

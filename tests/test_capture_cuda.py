@@ -46,7 +46,7 @@ generator = torch.Generator(device="cuda").manual_seed(1)
 assert torch.randn(2, device="cuda", generator=generator).shape == (2,) and isinstance(generator, torch.Generator)
 assert torch.accelerator.is_available() and torch.accelerator.current_accelerator().type == "cuda"
 torch.accelerator.set_device_index(0)
-torch.accelerator.synchronize()
+torch.accelerator.synchronize(torch.accelerator.current_stream().device_index)
 assert torch.accelerator.device_count() == 2 and torch.accelerator.current_device_index() == torch.cuda.current_device() == 0
 assert torch.ones(1).to(torch.accelerator.current_accelerator()).device == torch.device("cuda")
 import io

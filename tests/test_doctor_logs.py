@@ -210,3 +210,30 @@ def test_of_a_public_threads_lines_something_is_read_and_nobody_is_accused(threa
     assert [file.problem for file in found.evidence.files] == [""]
     assert found.main is not None or found.evidence.notes
     assert found.culprits == ()
+
+
+TRUNCATED = {
+    "2.28.9": "[2026-11-22 23:15:45] vm:1361:1361 [0] bootstrap.cc:209 NCCL WARN Message truncated : received 1024 bytes instead of 512",
+    "2.32.3": "[2026-11-22 23:18:27] vm:2195:2195 [0] bootstrap.cc:227 (socketRecv) NCCL WARN Message truncated : received 1024 bytes "
+              "instead of 512",
+    "raised": "Message truncated : received 1024 bytes instead of 512",
+    "sockets": "[2026-11-22 23:15:40] vm:1310:1331 [0] misc/socket.cc:820 NCCL WARN ncclSocketInit: connecting to address  with "
+               "family 1 is neither AF_INET(2) nor AF_INET6(10)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", TRUNCATED.values(), ids=TRUNCATED)
+def test_connection_data_that_do_not_belong_together_are_told_as_calls_that_do_not_mirror_each_other(tmp_path: Path, line: str):
+    """As NCCL wrote it on an H100, where a batch of both directions met a receive alone, and two sends each other."""
+    raised = ["Traceback (most recent call last):", '  File "/job/train.py", line 33, in step',
+              "    dist.batch_isend_irecv(ops)", "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:5529, internal "
+              "error - please report this issue to the NCCL developers, NCCL version 2.28.9"]  # fmt: skip
+    found = said(
+        tmp_path, *[f"[rank1]: {one}" for one in (*raised, "ncclInternalError: Internal check failed.", "Last error:", line)]
+    )
+
+    assert found.main is not None
+    assert (found.main.kind, found.main.grade, found.main.ranks) == ("connection", "suspected", (1,))
+    assert "on rank 1" in found.main.title
+    assert "batch_isend_irecv on both ranks" in " ".join(found.main.details)
+    assert [f.line for _, _, f in found.main.lines if f] == [33]

@@ -26,10 +26,7 @@ from torch.utils._pytree import tree_iter
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from distsim.scenario import loads
-
-_STAGES = {"first": "transformer_pp_0", "middle": "transformer_pp_1", "last": "transformer_pp_3"}
-_GPT = "{{layers: 24, hidden: 2048, heads: 16, ffn: 8192, vocabulary: 50257, mlp: gelu, positions: 2048, dropout: {}}}"
+from told import told
 
 
 class Storages(TorchDispatchMode):
@@ -122,30 +119,13 @@ def held(run: Run) -> dict[str, int]:
     return {name: nbytes for name, nbytes in phases.items() if name.startswith("1")}
 
 
-def told(run: Run) -> int:
-    """What distsim counts for this rank."""
-    zero = {"ddp": 0, "zero1": 1}.get(run.wrap, 1 if run.stage else 3 if run.reshard else 2)
-    mesh = {"pp": 4 if run.stage else 1, "dp": run.dp // run.ep, "ep": run.ep, "tp": run.tp}
-    model = _GPT.format(str(bool(run.dropout)).lower()) if run.model.startswith("gpt") else run.model
-    fields = {"model": model, "micro_batch": run.batch, "sequence": run.sequence, "zero": zero, "micro_batches": run.micro_batches,
-              "recompute": {"op": "selective"}.get(run.ac, run.ac)}  # fmt: skip
-    world = mesh["pp"] * run.dp * run.tp
-    shown = {axis: size for axis, size in mesh.items() if size > 1}
-    text = "\n".join((
-        "name: memory", f"world: {world}", "backend: nccl", "cluster: dgx-h100",
-        f"mesh: {{{', '.join(f'{axis}: {size}' for axis, size in shown.items())}}}", "program:",
-        f"  - transformer: {{{', '.join(f'{key}: {value}' for key, value in fields.items())}}}",
-    ))  # fmt: skip
-    return sum(loads(text).memory[_STAGES.get(run.stage, "transformer_rank")].parts.values())
-
-
 def main() -> None:
     """One layout a process: torch's groups can be made once."""
     run = next((run for run in RUNS if run.name == " ".join(sys.argv[1:])), None)
     if run is None:
         print("\n".join(run.name for run in RUNS))
         return
-    counted = told(run)
+    counted = sum(told(run._asdict()).parts.values())
     found = held(run)
     most = max(found.values())
     phases = ", ".join(f"{name[2:]} {nbytes / 2**30:.2f}" for name, nbytes in found.items())

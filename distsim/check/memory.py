@@ -22,11 +22,12 @@ _MOST = 16
 
 
 class Held(NamedTuple):
-    """One entry of `memory:`: what each of its ranks holds at its peak, in bytes, by kind."""
+    """One entry of `memory:`: what each of its ranks holds at its peak, in bytes, by kind. What fits is judged by ``total``."""
 
     name: str
     ranks: tuple[int, ...]
     parts: Mapping[str, int]
+    allocated: int = 0  # the most that tensors hold at a time; 0: not known
 
     @property
     def total(self) -> int:
@@ -35,7 +36,7 @@ class Held(NamedTuple):
 
 def held(scenario: Scenario, program: Program) -> tuple[Held, ...]:
     """Every entry of `memory:` that selects a rank, those of strategies included, in the file's order."""
-    found = [Held(name, _ranks(part.ranks, program), part.parts) for name, part in scenario.memory.items()]
+    found = [Held(name, _ranks(part.ranks, program), part.parts, part.allocated_nbytes) for name, part in scenario.memory.items()]
     return tuple(one for one in found if one.ranks)
 
 

@@ -63,6 +63,7 @@ def _ordered(whole: Standing, absent: tuple[int, ...]) -> list[Cause]:
     found = [*named, *behind]
     if any(c.grade == "proved" for c in behind):  # suspicions come after what is proved
         found.sort(key=lambda c: c.grade != "proved")
+    found = [*undecided.misconnected(whole), *found]  # the crash that comes of it is of the library
     if not found:
         found = [
             *undecided.passed(whole),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from distsim.doctor.evidence import MOST_RANKS, Evidence
-from distsim.doctor.nccl import NcclLines
+from distsim.doctor.nccl import MISCONNECTED, NcclLines
 from distsim.doctor.ops import family
 from distsim.doctor.records import Call, End, Frame, Mismatched, Said
 from distsim.doctor.stacks import StackReader
@@ -130,6 +130,8 @@ class LogReader:
         if failed is not None and self._last_work is not None:
             self._frame_of_failed(Frame(failed[1], failed[2], int(failed[3])))
             return
+        if (exchanged := MISCONNECTED.search(plain)) is not None:
+            self._say("NCCL", "" if told is None else str(told), exchanged[0])
         if "NCCL" in plain:
             self._torch(line, rank, weak)
             if self._nccl.take(plain, told if told is not None else weak):

@@ -9,7 +9,12 @@ from distsim.doctor.ops import family
 from distsim.doctor.records import Call, Said
 
 _HEAD = re.compile(
-    r"(?P<host>[\w.-]+):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>\d+)\] (?:[\w/.]+:\d+ )?NCCL (?P<level>INFO|WARN) (?P<text>.*)$"
+    r"(?P<host>[\w.-]+):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>\d+)\] (?:[\w/.]+:\d+ (?:\(\w+\) )?)?NCCL (?P<level>INFO|WARN) (?P<text>.*)$"
+)
+#: What NCCL says where two ranks exchange connection data that do not belong together (`bootstrap.cc`, `socket.cc`; seen with 2.28.9 and
+#: 2.32.3 where the first messages of two ranks did not mirror each other).
+MISCONNECTED = re.compile(
+    r"Message truncated : received \d+ bytes instead of \d+|connecting to address\s+with family \d+ is neither"
 )
 _INIT = re.compile(r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d+) n[rR]anks (?P<size>\d+)(?:.*?commId (?P<id>0x[0-9a-f]+))?")
 _OP = re.compile(

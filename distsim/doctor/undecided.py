@@ -126,6 +126,22 @@ def all_there(whole: Standing) -> list[Cause]:
     return found[:1]
 
 
+def misconnected(whole: Standing) -> list[Cause]:
+    """NCCL's error where two ranks connect other things than each other in one call. Whose call is the wrong one, it does not say."""
+    said = [one for one in whole.evidence.said if one.tool == "NCCL"]
+    if not said:
+        return []
+    ranks = tuple(sorted({rank for one in said for rank in one.ranks if rank in whole.ranks}))
+    title = f'two ranks connect different things in one call: NCCL says "{said[0].text}"{f" on {who(ranks)}" if ranks else ""}'
+    details = [
+        "the first message of a direction, and the first collective of a group, are connected by both sides together: two sends first, "
+        "or a batch of both directions against single calls, do not mirror each other",
+        "post both directions in one batch_isend_irecv on both ranks, or let one of them receive first; "
+        "`distsim capture` of the script names the calls",
+    ]
+    return [Cause("connection", "suspected", title, (), ranks, _stands(whole, ranks), details)]
+
+
 def reported(whole: Standing) -> list[Cause]:
     """What other tools concluded, in their name."""
     found = []
@@ -134,6 +150,8 @@ def reported(whole: Standing) -> list[Cause]:
             known = [r for r in said.ranks if r in whole.ranks and whole.ranks[r].waits]
             title = f"{who(said.ranks)} did not come to a monitored_barrier in its time"
             found.append(Cause("behind", "proved", title, () if known else said.ranks, said.ranks, _stands(whole, said.ranks)))
+        elif said.tool == "NCCL":
+            continue
         elif said.ranks:
             detail = "its numbers mix the groups of a job, so I do not take it for proof" if "desync" in said.tool else \
                 "it lists the smaller party and counts each communicator by itself: a hint, no proof of who is wrong"  # fmt: skip

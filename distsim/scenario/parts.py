@@ -126,6 +126,8 @@ class MemoryDecl(Part):
     activations_nbytes: Size = Field(default=0, alias="activations")
     #: Full parameters of layers that are sharded at rest.
     gathered_nbytes: Size = Field(default=0, alias="gathered")
+    #: The most that tensors hold at a time, where that is known to be less than the sum of the parts; 0: not known.
+    allocated_nbytes: Size = Field(default=0, alias="allocated")
 
     @property
     def parts(self) -> dict[str, int]:

@@ -19,6 +19,9 @@ from distsim.scenario.parts import Bounds
 from distsim.scenario.schema import schema, written
 from distsim.strategies import STRATEGIES
 
+#: A part of the JSON schema.
+Schema = Mapping[str, Any]
+
 #: What stands between a key and the keys of what it holds.
 _INSIDE = {"groups": ".NAME", "tensors": ".NAME", "memory": ".NAME", "faults": "[]"}
 _TYPES = {"string": "a text", "integer": "an integer", "number": "a number", "boolean": "true or false", "object": "a mapping",
@@ -64,7 +67,7 @@ def _top() -> Iterator[Key]:
             yield from found
 
 
-def _part(path: str, model: type[BaseModel], whole: Mapping[str, Any]) -> Iterator[Key]:
+def _part(path: str, model: type[BaseModel], whole: Schema) -> Iterator[Key]:
     properties = whole["$defs"][model.__name__]["properties"]
     for name, info in model.model_fields.items():
         written_name = info.alias or name
@@ -73,7 +76,7 @@ def _part(path: str, model: type[BaseModel], whole: Mapping[str, Any]) -> Iterat
             yield from _part(f"{path}.{name}", Bounds, whole)
 
 
-def _cluster(path: str, model: type[BaseModel], definition: str, whole: Mapping[str, Any]) -> Iterator[Key]:
+def _cluster(path: str, model: type[BaseModel], definition: str, whole: Schema) -> Iterator[Key]:
     properties = whole["$defs"][definition]["properties"]
     if definition == "cluster":
         yield Key("cluster.preset", properties["preset"]["description"], _kind(properties["preset"]), "", "", "dgx-h100", False)
@@ -96,7 +99,7 @@ def _steps() -> Iterator[Key]:
             yield _key(f"{name}.{written_name}", info, properties[written_name])
 
 
-def _key(path: str, info: FieldInfo, property: Mapping[str, Any]) -> Key:
+def _key(path: str, info: FieldInfo, property: Schema) -> Key:
     needed = info.is_required()
     default = "" if needed else _default(info, property)
     example = written(info.examples[0]) if info.examples else ""
@@ -117,7 +120,7 @@ def _kind(schema: Mapping[str, object]) -> str:
     return ", or ".join(kind for kind in dict.fromkeys(_kinds(schema)) if kind != "nothing")
 
 
-def _kinds(schema: Mapping[str, Any]) -> Iterator[str]:
+def _kinds(schema: Schema) -> Iterator[str]:
     if "$ref" in schema:
         yield _REFERENCES.get(schema["$ref"].rpartition("/")[2], "a mapping")
     for one in schema.get("anyOf", ()):
@@ -147,7 +150,7 @@ def _choices(words: list[object]) -> str:
     return " | ".join(shown) if len(shown) <= 16 else f"{' | '.join(shown[:3])} and {len(shown) - 3} more"
 
 
-def _typed(kind: str, schema: Mapping[str, Any]) -> str:
+def _typed(kind: str, schema: Schema) -> str:
     if kind == "array":
         items = schema.get("items", {})
         return f"a list of {_several(_kind(items))}" if items else "a list"
@@ -177,7 +180,7 @@ def _unit(schema: Mapping[str, object]) -> str:
     return str(schema.get("x-unit", ""))
 
 
-def _linked(schema: Mapping[str, Any]) -> Iterator[str]:
+def _linked(schema: Schema) -> Iterator[str]:
     """Names of the definitions that a value may be."""
     if "$ref" in schema:
         yield schema["$ref"].rpartition("/")[2]

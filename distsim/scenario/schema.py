@@ -29,6 +29,9 @@ from distsim.scenario.shapes import entry_shape, shape_of
 from distsim.strategies import STRATEGIES
 from distsim.strategies.base import Strategy
 
+#: A part of the JSON schema, which grows.
+Json = dict[str, Any]
+
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 #: What the schema is called, wherever a copy of it lies; the number grows where a file that was valid no longer is.
 ID = "urn:distsim:scenario:1"
@@ -40,8 +43,8 @@ _BY_RANK = {"type": "object", "minProperties": 1, "propertyNames": {"pattern": "
 
 
 @cache
-def _made() -> dict[str, Any]:
-    definitions: dict[str, Any] = {
+def _made() -> Json:
+    definitions: Json = {
         "selector": SELECTOR,
         **DEFINITIONS, "tensor": TENSOR, "dtype": DTYPES, "value": VALUE, "expected": _NUMBERS,
         "numbers": {"anyOf": [{"$ref": "#/$defs/expected"}, {**_BY_RANK, "additionalProperties": {"$ref": "#/$defs/expected"}}]},
@@ -58,7 +61,7 @@ def _made() -> dict[str, Any]:
     return _linked({**whole, "$defs": dict(sorted(definitions.items()))})  # type: ignore[no-any-return]
 
 
-def schema() -> dict[str, Any]:
+def schema() -> Json:
     """The JSON Schema (draft 2020-12) of a scenario file. Names of groups, tensors, handles and variables are beyond it."""
     return dict(_made())
 
@@ -69,7 +72,7 @@ class _Generator(GenerateJsonSchema):
     ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {"skipped-choice", "non-serializable-default"}  # type: ignore[misc]
 
 
-def _model(model: type[BaseModel], definitions: dict[str, Any] | None = None) -> dict[str, Any]:
+def _model(model: type[BaseModel], definitions: Json | None = None) -> Json:
     """A model's schema, with hover texts; the models inside it go to the definitions, or stand there already."""
     found = model.model_json_schema(ref_template="#/$defs/{model}", schema_generator=_Generator)
     inner = found.pop("$defs", {})
@@ -127,12 +130,12 @@ def _fields_of(name: str) -> str:
     return f"{name}_fields"
 
 
-def _entry() -> dict[str, Any]:
+def _entry() -> Json:
     """An entry: a bare word, or a mapping with one operation, strategy, repeat or list of steps, and `ranks` beside it."""
     words = [*OPS, *ALIASES, *STRATEGIES]
     bare = sorted(name for name in words if not _needed(name))
     block, repeat = _model(Block), _model(Repeat)
-    properties: dict[str, Any] = {name: {"$ref": f"#/$defs/{_fields_of(ALIASES.get(name, name))}"} for name in words}
+    properties: Json = {name: {"$ref": f"#/$defs/{_fields_of(ALIASES.get(name, name))}"} for name in words}
     properties |= {"repeat": repeat, **block["properties"]}
     mapping = {"type": "object", "additionalProperties": False, "properties": properties, **entry_shape()}
     return {"if": {"type": "string"}, "then": {"enum": bare}, "else": mapping}
@@ -150,7 +153,7 @@ def _needed(name: str) -> bool:
     return any(info.is_required() for info in row.model_fields.values())
 
 
-def _step(row: type[Op]) -> dict[str, Any]:
+def _step(row: type[Op]) -> Json:
     """An operation's fields."""
     mapping = _model(row)
     mapping["description"] = row.words.signature
@@ -171,7 +174,7 @@ def _other_word(op: str, name: str, field: str) -> dict[str, object]:
     return {"not": {}, "errorMessage": said, "deprecationMessage": said, "doNotSuggest": True, "description": said}
 
 
-def _strategy(row: type[Strategy], definitions: dict[str, Any]) -> dict[str, Any]:
+def _strategy(row: type[Strategy], definitions: Json) -> Json:
     """A training strategy's fields; models inside them go to the definitions, each under its own name."""
     mapping = {**_model(row, definitions), "description": row.about}
     mapping["properties"] |= {key: _short(key, property) for key, property in mapping["properties"].items() if key in _SHORT}
@@ -190,7 +193,7 @@ def _short(key: str, property: dict[str, object]) -> dict[str, object]:
     return {"anyOf": [{"type": "string"}, property], **said} if key == "model" else {**property, **said}
 
 
-def _ways(mapping: dict[str, Any], first_field: str | None) -> dict[str, Any]:
+def _ways(mapping: Json, first_field: str | None) -> Json:
     """The fields as a mapping; alone, the first field's value; nothing, where no field is needed."""
     others: list[Any] = []
     if first_field:

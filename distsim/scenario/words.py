@@ -55,6 +55,7 @@ WORDS: dict[str, Told] = {
     "MemoryDecl.optimizer": Told("The optimizer's states.", "8 GiB"),
     "MemoryDecl.activations": Told("What the forward pass keeps for the backward pass.", "10 GiB"),
     "MemoryDecl.gathered": Told("Full parameters of layers that are sharded at rest.", "1 GiB"),
+    "MemoryDecl.allocated": Told("The most that tensors hold at a time, where it is less than all parts together.", "20 GiB"),
     # --- options ---
     "Options.init": Told("nccl: communicators are made at their first use (lazy), or all at once (eager: device_id is given).", "eager"),
     "Options.blocking_wait": Told("TORCH_NCCL_BLOCKING_WAIT: wait() blocks the host until the work is done.", True),

@@ -141,7 +141,12 @@ class TrainWriter(LayerCalls):
     def memory(self) -> dict[str, dict[str, str]]:
         """What each rank of the pipeline holds at its peak, as the scenario's `memory` states it."""
         if self.stages == 1:
-            return {"rank": _plain(self.footprint((0,), [Action(0, "F", 0), Action(0, "B", 0)]))}
+            told = self.footprint((0,), [Action(0, "F", 0), Action(0, "B", 0)])
+            if self.train.zero < 2 or not self.one.gathered:
+                return {"rank": _plain(told)}
+            most = self.at_once()  # more than the parts where a layer's whole gradients are: no fit is judged by less
+            told += Footprint(gathered=max(most - told.total, 0))
+            return {"rank": {**_plain(told), "allocated": units.size_text(most)}}
         axis = self.train.axis("pipeline", self.context)
         held = [self.footprint(self.schedule.stages_of(rank), row) for rank, row in enumerate(self.schedule.rows)]
         return {f"{axis}_{rank}": {"ranks": f"{axis} == {rank}", **_plain(one)} for rank, one in enumerate(held)}
@@ -154,7 +159,41 @@ class TrainWriter(LayerCalls):
         activations = peak_activations(row, self.kept, self.working)
         layer = self.layer_weights()
         gathered = (2 * sum(layer) + self.ends_weights(0).dense) * bytes_.parameters if zero == 3 else 0
-        return held + Footprint(activations=activations, gathered=gathered)
+        return held + Footprint(gradients=self.partial_sums(stages), activations=activations, gathered=gathered)
+
+    def at_once(self) -> int:
+        """Bytes that torch's tensors hold at the fullest moment under fully_shard, whose parameters at rest are Adam's float32 copy.
+
+        The moments: while the loss, the last layer, the first layer or the embedding is passed backward, as benchmarks/gpu/memory_h100.json
+        has them; the logits' 16-bit copy is let go before (torchtitan's train.py: `del pred`).
+        """
+        one, model, parts = self.one, self.model, 2 if self.train.zero == 3 else 0
+        wide, narrow = DTYPES[self.train.gradient_dtype], DTYPES[self.train.dtype]
+        total, layer = self.rank_weights((0,)), sum(self.layer_weights())
+        rest = sum((states(n, 3, self.sharers(g), Precision(0, wide)) for _, n, g in self.kinds(total)), Footprint())
+        early = rest.gradients if self.train.micro_batches > 1 else 0
+        kept, working = self.split[0] * one.activation_bytes, max(one.peak_layer_bytes - one.activation_bytes, 0)
+        words = model.vocabulary * model.hidden
+        head = words // one.tensor
+        whole = sum(total) * narrow
+        layers = parts * layer * narrow or whole
+        loss = early + kept + one.head_bytes + one.loss_bytes - one.logits * one.itemsize + (head * narrow if parts else whole)
+        last = early + kept + working + layers + head * wide + layer * narrow
+        first = rest.gradients + one.activation_bytes + working + layers + layer * (narrow + wide)
+        ends = rest.gradients + (words + head) * narrow + layer * wide
+        return rest.optimizer + max(loss, last, first, ends + (0 if parts else whole))
+
+    def partial_sums(self, stages: Sequence[int]) -> int:
+        """Bytes by which the embedding's gradient is more than the rank's part.
+
+        DTensor makes it a partial sum over the whole vocabulary, cut only when it is reduced over data ranks (torch 2.13,
+        distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward_strategy; distributed/fsdp/_fully_shard/_fsdp_param.py,
+        to_accumulated_grad_if_needed; read on an H100, benchmarks/gpu/memory_h100.json).
+        """
+        if self.train.zero > 1 or not self.one.gathered or 0 not in stages:
+            return 0
+        whole = self.model.vocabulary * self.model.hidden
+        return (whole - whole // self.one.tensor) * DTYPES[self.train.gradient_dtype]
 
     def kept(self, stage: int) -> int:
         """Bytes that a micro-batch's forward pass leaves on a stage."""

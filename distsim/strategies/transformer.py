@@ -20,10 +20,9 @@ class MicroBatch(NamedTuple):
 
     ``tensor``: ranks that share a layer's matrices; with ``sequence_parallel`` they also share what lies between the matrices.
     ``context``: ranks that share a sequence. ``experts``: ranks that share the experts; each keeps its own tokens but for the time they
-    spend with an expert elsewhere. ``flash``: fused kernels: attention never writes its scores to memory, a gated feed-forward layer not
-    its gate's non-linearity. ``causal``: only the half of the scores that
-    is used is computed; the papers count them all. ``gathered``: what sequence-parallel ranks gather before a block is kept for its
-    backward pass, as DTensor keeps it; else gathered again. ``whole_logits``: each rank has all logits for the loss.
+    spend with an expert elsewhere. ``flash``: fused: attention never writes its scores to memory. ``causal``: only the half of the scores
+    that is used is computed; the papers count them all. ``gathered``: PyTorch's own modules: what sequence-parallel ranks gather before
+    a block is kept for its backward pass, as DTensor keeps it; else gathered again. ``whole_logits``: all on each rank for the loss.
     """
 
     model: Architecture
@@ -175,15 +174,18 @@ class MicroBatch(NamedTuple):
 
     @property
     def _inner_bytes(self) -> int:
-        """Queries, keys, values, the output projection's input; then what lies between the matrices of the feed-forward layers.
+        """Queries, keys, values, the output projection's input; queries and keys also before a norm of theirs; the feed-forward layers'.
 
-        24 s b h for GPT: 2 f wide (before and after the non-linearity). Gated: gate, up, product, and unless fused the gate's
-        non-linearity. Experts: once for each that a token passes, and their input again, in the experts' order.
+        24 s b h for GPT: 2 f wide (before and after the non-linearity). Gated: gate, up, product, and the gate's non-linearity unless it is
+        fused, as Megatron-LM's is (core/fusions/fused_bias_swiglu.py); eager PyTorch keeps all four. Experts: once for each that a token
+        passes, and their input again, in the experts' order; PyTorch's modules also before it is multiplied by its scores (torchtitan,
+        models/moe). Both read on an H100 (benchmarks/gpu/memory_h100.json).
         """
         model = self.model
         attention = model.q_hidden + model.o_hidden + 2 * model.kv_hidden
-        wide = (2 if model.mlp == "gelu" else 3 if self.flash else 4) * model.active_ffn
-        sorted_input = model.hidden * model.active_experts * self.tensor if model.experts else 0
+        attention += model.q_hidden + model.kv_hidden if model.qk_norm else 0
+        wide = (2 if model.mlp == "gelu" else 3 if self.flash and not self.gathered else 4) * model.active_ffn
+        sorted_input = model.hidden * model.active_experts * self.tensor * (1 + self.gathered) if model.experts else 0
         return self.itemsize * self.tokens * (attention + wide + sorted_input)
 
     @property
@@ -206,10 +208,10 @@ class MicroBatch(NamedTuple):
         """The last norm's and the projection's input, and float32 logits: 4 s b h (1 + V / h) / t (Korthikanti, section 4.3); DTensor
         keeps the projection's input whole."""
         row, spread = self.itemsize * self.tokens * self.model.hidden, self.tensor if self.sequence_parallel else 1
-        return row // spread + row // (1 if self.gathered else spread) + 4 * self._logits
+        return row // spread + row // (1 if self.gathered else spread) + 4 * self.logits
 
     @property
-    def _logits(self) -> int:
+    def logits(self) -> int:
         """Elements of a rank's logits in the loss."""
         return self.tokens * self.model.vocabulary // (1 if self.whole_logits else self.tensor)
 
@@ -224,8 +226,8 @@ class MicroBatch(NamedTuple):
         (tensor_parallel/cross_entropy.py): the gradient of the logits, in their dtype.
         """
         if not self.gathered:
-            return self._logits * self.itemsize
-        return self._logits * (self.itemsize + (12 if self.tensor > 1 and not self.whole_logits else 8))
+            return self.logits * self.itemsize
+        return self.logits * (self.itemsize + (12 if self.tensor > 1 and not self.whole_logits else 8))
 
     # --- messages ---
     @property

@@ -90,6 +90,7 @@ def _memory(simulation: Simulation) -> list[dict[str, object]]:
             "ranks": list(one.ranks),
             "parts_nbytes": dict(one.parts),
             "total_nbytes": one.total,
+            "allocated_nbytes": one.allocated or None,
             "device": device.name,
             "device_nbytes": device.memory_nbytes,
             "fits": one.total <= device.memory_nbytes,

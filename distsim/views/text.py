@@ -266,7 +266,12 @@ def memory_lines(found: Sequence[Held], cluster: Cluster) -> list[str]:
     lines = [f"{label.ljust(wide)}{line}" for label, line in zip(labels, lines, strict=True)][: 1 + MOST_KINDS]
     more = [f"  … {len(rows) - MOST_KINDS} more …"] if len(rows) > MOST_KINDS else []
     title = f"Memory of a rank at its peak; {cluster.device.name} has {show_bytes(room)}"
-    return [*folded(title), *lines, *more]
+    return [*folded(title), *lines, *more, *_allocated(found)]
+
+
+def _allocated(found: Sequence[Held]) -> list[str]:
+    most = max(one.allocated for one in found)
+    return [f"  tensors: at most {show_bytes(most)} at a time; total: near what the allocator keeps"] if most else []
 
 
 def _kinds(found: Sequence[Held]) -> list[str]:

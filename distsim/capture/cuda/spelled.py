@@ -150,12 +150,12 @@ def _accelerator(device: Device) -> list[Patch]:
     import torch
 
     exchange = {patch.name: patch.value for patch in patches(device)}
-    stream: Any = torch.cuda.Stream
+    cuda: Any = torch.cuda
     answers = {
         "getAccelerator": fixed(torch._C.device("cuda")), "setDeviceIndex": exchange["_cuda_setDevice"],
         "getDeviceIndex": exchange["_cuda_getDevice"], "exchangeDevice": exchange["_cuda_exchangeDevice"],
         "maybeExchangeDevice": exchange["_cuda_maybeExchangeDevice"], "synchronizeDevice": nothing(), "setStream": nothing(),
-        "getStream": lambda index: stream(), "isAllocatorInitialized": fixed(False), "emptyCache": nothing(),
+        "getStream": lambda index: cuda.Stream(), "isAllocatorInitialized": fixed(False), "emptyCache": nothing(),
         "getMemoryInfo": lambda index: torch.cuda.mem_get_info(),
     }  # fmt: skip
     reason = "torch.accelerator, for scripts that do not say cuda"

@@ -30,7 +30,7 @@ def _returns_at_once(call: CodeCall) -> bool:
 
 
 def _explained(finding: Finding, op: str, profile: Profile) -> Finding:
-    """``op``: the call that stands still, "" where none does."""
+    """``op``: the call that stands still, "" where none does. Who is told a reason already is told no second."""
     said = f"{op} waits on the host here: {profile.name} makes a communicator, and each connection on it, in the first call that uses it," \
            " together with those who share it; later calls return at once"  # fmt: skip
-    return replace(finding, help=(said, *finding.help)) if op else finding
+    return replace(finding, help=(said, *finding.help)) if op and len(finding.help) < 2 else finding

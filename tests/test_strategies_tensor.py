@@ -62,12 +62,13 @@ def test_fused_matrices_reduce_their_inputs_gradient_once() -> None:
 
 def test_megatron_gathers_a_blocks_input_again_and_dtensor_keeps_it() -> None:
     """Kept, it is held from the forward pass on: two whole inputs a layer instead of their parts. Megatron's loss works in place, where
-    PyTorch's has two float32 gradients more."""
+    PyTorch's has two float32 gradients more; its fused gate keeps no non-linearity."""
     assert counted()["all_gather_into_tensor"] == 4 + 4 + 2
     assert counted(tensor_calls="megatron")["all_gather_into_tensor"] == 4 + 2 * 4 + 3
     kept, again = (scenario(2, tensor_calls=word).memory["transformer_rank"].parts for word in ("dtensor", "megatron"))
     part = tp.BATCH * tp.SEQUENCE * tp.HIDDEN * 4 // 2
-    assert kept["activations"] - again["activations"] == 2 * 2 * part + part + 3 * 4 * tp.BATCH * tp.SEQUENCE * tp.VOCABULARY // 2
+    gate, logits = (4 * tp.BATCH * tp.SEQUENCE * wide // 2 for wide in (tp.WIDE, tp.VOCABULARY))
+    assert kept["activations"] - again["activations"] == 2 * 2 * part + part + 2 * gate + 3 * logits
 
 
 def test_images_have_no_words_to_cut() -> None:

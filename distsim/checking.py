@@ -13,6 +13,7 @@ from pathlib import Path
 from distsim.check.backends import backend_findings
 from distsim.check.diagnose import diagnose
 from distsim.check.ending import MAX_STATES
+from distsim.check.host_waits import with_host_waits
 from distsim.check.judge import fold_waits, untold
 from distsim.check.layout import Layout, build_layout
 from distsim.check.memory import memory_findings
@@ -256,7 +257,8 @@ def _of_run(
     """What a run under a back end tells: waits that outlast their timeout and, to ``explain``, who stands where in the end."""
     priced = cost or CostModel(default_cluster(profile.name), program.world_size, program.local_size, program.link_faults)
     left: Run = run(program, profile, priced)
-    return (*left.findings, *(diagnose(program, left.standstill, layout) if explain else ()))
+    told = diagnose(program, left.standstill, layout) if explain else ()
+    return (*left.findings, *with_host_waits(told, program, left.standstill, profile))
 
 
 def _open(outcome: ProfileOutcome) -> bool:

@@ -270,8 +270,10 @@ def _of_backend(program: Program, layout: Layout, result: Run, verdict: Verdict 
     if told or refused or not result.standstill.blocked:
         return found
     from distsim.check.diagnose import diagnose
+    from distsim.check.host_waits import with_host_waits
 
-    return (*found, *diagnose(program, result.standstill, layout))
+    left = result.standstill
+    return (*found, *with_host_waits(diagnose(program, left, layout), program, left, profile))
 
 
 def cost_model(scenario: Scenario, program: Program, cluster: str | Mapping[str, object] | Cluster | None = None) -> CostModel:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from distsim.checking import check
 from distsim.scenario import loads
 from distsim.simulation import simulate
 
@@ -76,3 +77,49 @@ def test_a_call_keeps_the_host_where_it_connects_something_as_nccl_was_seen_to(v
             if call == "all_reduce" and k:
                 expected[k] = False
     assert host_waits(row) == expected, list(zip(row["calls"], expected, host_waits(row), strict=False))
+
+
+RING = """\
+world: 3
+backend: nccl
+options: {init: eager}
+tensors: {x: {shape: [4]}, z: {shape: [4]}}
+program:
+  - isend: {tensor: x, dst: (rank + 1) % 3, as: s}
+  - irecv: {tensor: z, src: (rank - 1) % 3, as: r}
+  - wait: all
+"""
+
+
+def test_of_a_call_that_returns_at_once_and_stands_still_it_is_said_why():
+    """In simulate and in check; not of one that waits on every back end, nor where the device stands still."""
+    told = [
+        one for found in (simulate(loads(RING)).findings, check(loads(RING)).findings) for one in found if one.code == "DS301"
+    ]
+    assert [one.help[0].partition(":")[0] for one in told] == ["isend waits on the host here"] * 2
+    assert all("let every second rank receive first" in one.help[-1] for one in told)
+
+    plain = RING.replace("isend", "send").replace(", as: s", "")
+    assert not any("on the host here" in text for one in check(loads(plain)).findings for text in one.help)
+
+
+ASYMMETRIC = """\
+world: 2
+backend: nccl
+options: {init: eager}
+tensors: {x: {shape: [4]}, z: {shape: [4]}}
+program:
+  - {batch_isend_irecv: {ops: [{isend: {tensor: x, dst: 1}}, {irecv: {tensor: z, src: 1}}], as: h}, ranks: 0}
+  - {irecv: {tensor: z, src: 0, as: h}, ranks: 1}
+  - {isend: {tensor: x, dst: 0, as: k}, ranks: 1}
+  - wait: all
+"""
+
+
+def test_launches_that_connect_other_directions_are_told_with_both_calls():
+    (told,) = (one for one in check(loads(ASYMMETRIC)).findings if one.code == "DS705")
+
+    assert [place.line for place in told.places] == [6, 7]
+    assert "connects to 1 and from 1" in told.message
+    assert told.message.endswith("connects from 0")
+    assert check(loads(ASYMMETRIC)).profiles["nccl"].possible == ("raises", "undefined", "hangs", "completes")

@@ -64,7 +64,7 @@ def buffering_dependence(said: Mapping[str, How], ranks: tuple[int, ...], *, sen
     """DS603: a deadlock that some way of buffering hides. ``said``: the readings of a deadlock; ``sends``: some rank waits to send."""
     if said["buffered"] != "never" or set(said.values()) == {"never"}:
         return ()
-    message, advice = "it gets through where sends are buffered: small messages on mpi and nccl", (
+    message, advice = "it gets through where sends are buffered: small messages on mpi, and on nccl once ranks are connected", (
         "do not rely on it: a larger tensor, another back end, and it hangs")  # fmt: skip
     if not sends:
         message = "it gets through where a rank leaves a collective that has a root as soon as its own data have moved"

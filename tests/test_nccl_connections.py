@@ -123,3 +123,28 @@ def test_launches_that_connect_other_directions_are_told_with_both_calls():
     assert "connects to 1 and from 1" in told.message
     assert told.message.endswith("connects from 0")
     assert check(loads(ASYMMETRIC)).profiles["nccl"].possible == ("raises", "undefined", "hangs", "completes")
+
+
+LATE = "  - {sleep: 400 ms, ranks: 1}\n  - {all_reduce: {tensor: x, GROUP async: true, as: h}}\n  - wait: h\n"
+ANEW = {
+    "the world": "  - init_process_group\n" + LATE.replace("GROUP", "") + "  - destroy_process_group\n"
+    "  - init_process_group\n" + LATE.replace("GROUP", "") * 2 + "  - destroy_process_group\n",
+    "a group": 2 * ("  - new_group: {name: g, ranks: [0, 1]}\n" + LATE.replace("GROUP", "group: g,"))
+    + LATE.replace("GROUP", "group: g,"),
+    "a group that nobody uses": LATE.replace("GROUP", "") + "  - new_group: {name: g, ranks: [0, 1]}\n"
+    + LATE.replace("GROUP", "") * 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("init", ["lazy", "eager"])
+@pytest.mark.parametrize(("what", "waits"), [
+    ("the world", [True, True, False]), ("a group", [True, True, False]), ("a group that nobody uses", [True, False, False]),
+])  # fmt: skip
+def test_what_is_made_anew_is_connected_anew_and_nothing_else(what: str, waits: list[bool], init: str):
+    text = f"world: 2\nbackend: nccl\noptions: {{init: {init}}}\ntensors: {{x: {{shape: [4]}}}}\nprogram:\n{ANEW[what]}"
+    found = simulate(loads(text))
+    trace = found.run.trace
+    mine = (trace["rank"] == 0) & trace.ops("all_reduce")
+
+    assert found.outcome == "completes"
+    assert ((trace["returned_ns"] - trace["posted_ns"])[mine] > 300_000_000).tolist() == waits

@@ -274,8 +274,14 @@ class DeviceCompiler(Compiler):
     def group(self, position: int, call: CodeCall) -> None:
         if call.op == "destroy_process_group":
             self.synchronize(position)
+            self.forget({self.group_id(call)})
             return
         super().group(position, call)
+
+    def forget(self, groups: set[int]) -> None:
+        """Groups that are gone or made anew (0: all): their next use makes communicators and connections anew."""
+        self.met = {key for key in self.met if not _is_of(key, groups)}
+        self.connected = {key for key in self.connected if not _is_of(key[0], groups)}
 
     def new_group(self, position: int, call: CodeCall, resolved: Call) -> None:
         """2.3: lazily made communicators find each other in the store by the group's name, at first use. Names that stand for
@@ -287,8 +293,10 @@ class DeviceCompiler(Compiler):
             own = -1 - unlike.name  # a name of its own, which the other members don't have
             self.alias |= {made: Group(own if resolved.local_sync else made, resolved.name, unlike.holders)
                            for made in made_groups(self.program, resolved)}  # fmt: skip
-        again = set(
-            made_groups(self.program, resolved)
-        )  # in a loop, of the members alone: the same group, with a communicator anew
-        self.met = {key for key in self.met if not (isinstance(key, tuple) and key[1] in again)}
+        self.forget(set(made_groups(self.program, resolved)) - {0})  # in a loop: the same group, with a communicator anew
         super().new_group(position, call, resolved)
+
+
+def _is_of(communicator: Hashable, groups: set[int]) -> bool:
+    """Is a communicator, by its queue's key, one of these groups (0: of any)?"""
+    return 0 in groups or (isinstance(communicator, tuple) and communicator[1] in groups)

@@ -7,6 +7,7 @@ something left for a driver to decide (`ANY_SOURCE`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from copy import copy
 from dataclasses import replace
@@ -138,8 +139,10 @@ class Linked:
         self._meet_instances(keys)
 
     def _meet_instances(self, keys: _Keys) -> None:
-        """Meets are instances too, behind those of calls; ranks whose meet has one key and the same members come to one."""
+        """Meets are instances too, behind those of calls; ranks whose meet has one key and the same members come to one, and who has that
+        key again, since the group was made anew, to the next one."""
         known: dict[Hashable, int] = {}
+        before = Counter[tuple[int, Hashable]]()
         self.meets: list[list[int]] = [[] for _ in range(self.program.world_size)]
         for unit in self.units:
             for meet in (i for i in unit.instructions if isinstance(i, Meet)):
@@ -148,11 +151,13 @@ class Linked:
                     [(unit.vector_rows[0], unit.ranks[0])] if alike else zip(unit.vector_rows, unit.ranks, strict=True)
                 ):
                     for key, members in self._gatherings(meet, rank, row):
-                        if key not in known:
-                            known[key] = len(self.members)
+                        turn = key, before[rank, key]
+                        before[rank, key] += 1
+                        if turn not in known:
+                            known[turn] = len(self.members)
                             self.members.append(members)
                         for one in unit.ranks if alike else (rank,):
-                            self.meets[one].append(known[key])
+                            self.meets[one].append(known[turn])
 
     def _gatherings(self, meet: Meet, rank: int, vector_row: int) -> Iterator[tuple[Hashable, tuple[int, ...]]]:
         """The keys under which a rank meets others, and whom it expects."""

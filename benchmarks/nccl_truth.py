@@ -32,6 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from distsim.errors import DistsimError  # noqa: E402
 from distsim.ops.table import OPS  # noqa: E402
+from distsim.profiles import PROFILES  # noqa: E402
 from distsim.real import run as real  # noqa: E402
 from distsim.real import worker  # noqa: E402
 from distsim.real.job import Job  # noqa: E402
@@ -151,7 +152,8 @@ def asked(question: Question, backend: str, patience: int, ranks: int) -> Found:
     try:
         simulation = simulate(load(question.path, list(question.sets)), backend=backend)
         found |= {"world": simulation.program.world_size, "predicted": simulation.outcome}
-        found["may raise"] = bool(bad_contacts(simulation.program, simulation.program.options.get("init") == "eager"))
+        profile = PROFILES[simulation.program.backend]
+        found["may raise"] = profile.device and bool(bad_contacts(simulation.program, profile))
         why = _unfit(simulation, ranks)
         if why:
             return found | {"found": f"not run: {why}"}

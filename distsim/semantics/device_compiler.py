@@ -274,8 +274,9 @@ class DeviceCompiler(Compiler):
     def group(self, position: int, call: CodeCall) -> None:
         if call.op == "destroy_process_group":
             self.synchronize(position)
-            self.forget({self.group_id(call)})
             return
+        if call.op == "init_process_group":  # the world is made anew
+            self.forget({0})
         super().group(position, call)
 
     def forget(self, groups: set[int]) -> None:

@@ -54,12 +54,15 @@ def _not_met(rules: Rules, state: State, rank: int, meet: Meet, known: dict[tupl
     for instance, members in rules.meetings(rank, meet):
         if meet.lost:
             return tuple(r for r in members if r >= 0 and r != rank)
-        key, there = (instance, id(members)), state.meets.get(instance, ())
-        if key not in known and rank in there:
-            known[key] = tuple(r for r in members if r >= 0 and r not in frozenset(there))
-        if len(meet.spots) <= 1 and rank in there:
+        there = state.meets.get(instance, {})
+        if rank not in there:  # everybody has come
+            continue
+        key = instance, id(members)
+        if key not in known:
+            known[key] = tuple(r for r in members if r >= 0 and r not in there)
+        if len(meet.spots) <= 1:
             return known[key]
-        found |= dict.fromkeys(known[key] if rank in there else ())
+        found |= dict.fromkeys(known[key])
     return tuple(found)
 
 

@@ -306,7 +306,7 @@ def main() -> int:
 
 
 def summary(found: Sequence[Found]) -> int:
-    """Print the sums; how many differ."""
+    """Print the sums; 1 where something differs or broke, or nothing could be run."""
     ran = [one for one in found if not one["found"].startswith(("not run", "refused", "broke"))]
     open_ = [one for one in ran if one["predicted"] == "undefined"]
     other = [one for one in ran if differs(one)]
@@ -319,7 +319,7 @@ def summary(found: Sequence[Found]) -> int:
     print(
         f"{len(ran) - len(open_) - len(other)} of {len(ran) - len(open_)} as simulated; {len(open_)} more left open by the rules"
     )
-    return bool(other)
+    return bool(other) or not ran or any(one["found"].startswith("broke") for one in found)
 
 
 if __name__ == "__main__":

@@ -48,8 +48,7 @@ class Hub:
         self.ranks: dict[int, Member] = {}
         self.world = 0
         self.past: list[tuple[int, dict[int, Member]]] = []  # worlds that ended before: sizes and ranks
-        self.progress = 0
-        self.polls = 0
+        self.progress = self.polls = 0
         self.asking = Asking()
         self.stood: dict[int, Member] | None = None
         self._epoll = select.epoll()

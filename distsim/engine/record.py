@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from typing import Any
 
@@ -17,6 +17,7 @@ from distsim.ops.checks import part_sizes
 from distsim.ops.records import DTYPE_BYTES, Call, Group
 from distsim.ops.table import OPS
 from distsim.program.records import Code, CodeCall, Program
+from distsim.records import dataclass
 from distsim.standstill import Standstill
 from distsim.trace import NEVER, TRACE_SCHEMA_VERSION, Trace
 

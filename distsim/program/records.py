@@ -8,7 +8,7 @@ calls asks `Program.call(rank, position)`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
@@ -22,6 +22,7 @@ from distsim.findings.record import Finding, Place
 from distsim.ops.base import Op
 from distsim.ops.records import Buffer, Call, Group
 from distsim.ops.table import OPS
+from distsim.records import dataclass
 
 if TYPE_CHECKING:
     from distsim.startup.records import StartUp

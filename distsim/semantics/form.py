@@ -8,13 +8,14 @@ and prices stand beside, in columns by row (`distsim.semantics.link`). No instru
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
 from distsim.ops.records import Group
 from distsim.program.records import CodeCall, Vec
+from distsim.records import dataclass
 from distsim.standstill import RankStatus
 
 #: The signature of a call that breaks the contract and that the back end takes all the same: wrong data comes of it.

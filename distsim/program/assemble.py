@@ -214,8 +214,10 @@ class CodeBuilder:
         port, nbytes, signature, invalid = self._judged(draft) if found is None else found
         if key is not None and invalid is None:
             self._sound[key] = (port, nbytes, signature, None)
-        return CodeCall(row.op, draft.site, draft.is_async, self.group_port(draft.group), port, nbytes, signature,
-                        parts=draft.parts, invalid=invalid, fields=draft.fields, **requests._asdict())  # fmt: skip
+        return CodeCall(
+            row.op, draft.site, draft.is_async, self.group_port(draft.group), port, nbytes, signature, *requests, draft.parts, invalid,
+            draft.fields,
+        )  # fmt: skip
 
     def _facts_key(self, draft: Draft) -> Hashable:
         """What decides a call's facts; None where it is judged each time."""

@@ -123,19 +123,21 @@ def _by_place(profile: Profile, op: str) -> bool:
     return False
 
 
-def vectors(call: CodeCall) -> Iterator[NDArray[np.generic]]:
+def vectors(call: CodeCall) -> list[NDArray[np.generic]]:
     """All vectors of a call but its peers and groups."""
-    todo: list[object] = [call.nbytes, call.signature, *call.fields.values()]
+    found: list[NDArray[np.generic]] = []
+    todo: list[object] = [value for value in (call.nbytes, call.signature, *call.fields.values()) if type(value) not in _PLAIN]
     while todo:
         value = todo.pop()
         if type(value) in _PLAIN:
             continue
         if isinstance(value, np.ndarray):
-            yield value
+            found.append(value)
         elif isinstance(value, BufferVec):
             todo += [value.index, *value.shape]
         elif isinstance(value, tuple):
             todo += value
+    return found
 
 
 def _labels(vector: NDArray[np.generic]) -> Ints:

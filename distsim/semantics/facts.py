@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.arrays import numbered as by_columns
 from distsim.ops.table import OPS
 from distsim.profiles.record import Profile
 from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Program, Vec
@@ -16,6 +17,8 @@ Ints = NDArray[np.int64]
 
 #: Group ranks beside which a rule is tried, to see whether it goes by their places.
 _TRIED = 8
+#: Tables of more columns are sorted as rows of bytes, and not column by column.
+_FEW = 8
 #: What most fields of calls are.
 _PLAIN = frozenset((int, str, bool, float, type(None)))
 
@@ -154,7 +157,7 @@ def numbered(table: Ints) -> Ints:
     if not len(table):
         return np.zeros(0, dtype=np.int64)
     plain = np.ascontiguousarray(table[:, (table != table[:1]).any(axis=0)])
-    if not plain.shape[1]:
-        return np.zeros(len(table), dtype=np.int64)
+    if plain.shape[1] <= _FEW:
+        return by_columns(plain.T, len(table))
     rows = plain.view(np.dtype((np.void, plain.dtype.itemsize * plain.shape[1]))).reshape(-1)
     return np.asarray(np.unique(rows, return_inverse=True)[1], dtype=np.int64).reshape(-1)

@@ -8,7 +8,6 @@ channels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from distsim.ops.table import OPS
 from distsim.profiles import READINGS
 from distsim.program.records import Code, CodeCall, Program, at
+from distsim.records import dataclass
 from distsim.semantics.link import Linked
 
 _Array = NDArray[np.int64]

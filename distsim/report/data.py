@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -52,17 +51,18 @@ def page_data(runs: Sequence[Told], comparison: Comparison | None) -> str:
     return packed(head, columns)
 
 
-def _run(told: Told, prefix: str, columns: dict[str, Numbers]) -> dict[str, Any]:
+def _run(told: Told, prefix: str, columns: dict[str, Numbers]) -> dict[str, object]:
     """A run's facts; its columns go into ``columns``."""
     trace, simulation = told.trace, told.simulation
     own = simulation is not None and trace.columns is simulation.run.trace.columns
     time = simulation.timeline if simulation is not None and own else timeline(trace)
-    head = facts(told, time) | {"tables": _tables(trace), "animations": animations(trace)}
+    tables = _tables(trace)
+    head = facts(told, time) | {"tables": tables, "animations": animations(trace)}
     more: dict[str, Numbers] = {}
     if simulation is not None and own:
         named = Named(simulation.program, trace)
         more |= {"tensor": named.tensor, "root": named.root}
-        head["tables"]["tensor"] = named.tensors
+        tables["tensor"] = list(named.tensors)
         held = holdings(simulation.program, trace)
         if held is not None:
             head["holdings"] = held.tables
@@ -97,7 +97,7 @@ def _path(trace: Trace) -> dict[str, Numbers]:
 MOST_RANKS, MOST_OPS = 8, 8
 
 
-def animations(trace: Trace) -> list[dict[str, Any]]:
+def animations(trace: Trace) -> list[dict[str, object]]:
     """For every collective of the run and each of its algorithms: what ranks hold at first, and who sends which chunk in each round.
 
     ``rounds``: [source, destination, chunk, 1 where it is combined with what is there]. A larger group is shown with `MOST_RANKS`.
@@ -129,7 +129,7 @@ def _animated(row: type[Op], full: int) -> list[dict[str, object]]:
     return found
 
 
-def _plays(algorithm: Algorithm, n: int, givers: Any) -> bool:
+def _plays(algorithm: Algorithm, n: int, givers: Iterable[int]) -> bool:
     """Whether the schedule runs from the root 0 with these givers."""
     try:
         play(algorithm.rounds(n, 0), start(algorithm.chunking, n, givers))

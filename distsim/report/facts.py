@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,7 @@ def headline(told: Told) -> str:
     return f"{told.outcome} {'in' if told.outcome == 'completes' else 'after'} {show_ns(ns)}"
 
 
-def facts(told: Told, timeline: Timeline) -> dict[str, Any]:
+def facts(told: Told, timeline: Timeline) -> dict[str, object]:
     """Everything but columns, prices and values."""
     header = told.trace.header
     return {

@@ -229,3 +229,28 @@ def test_calls_that_meet_in_some_orders_only_are_a_mismatch_of_those() -> None:
 
 def test_who_says_nothing_of_a_search_means_a_complete_one() -> None:
     assert Verdict("deadlock").complete
+
+
+# --- what some buffering hides ---
+FIRST = "- {all_reduce: {tensor: h, async: true}}\n- {send: {tensor: x, dst: 1 - rank}}\n- {recv: {tensor: x, src: 1 - rank}}"
+ROOTED = """- {broadcast: {tensor: x, src: 0}, ranks: 0}
+- {send: {tensor: x, dst: 1}, ranks: 0}
+- {recv: {tensor: x, src: 0}, ranks: 1}
+- {broadcast: {tensor: x, src: 0}, ranks: 1}"""
+
+
+BATCH = (
+    "- {batch_isend_irecv: {ops: [{isend: {tensor: x, dst: 1 - rank}}], as: b}}\n- wait: b\n- {recv: {tensor: x, src: 1 - rank}}"
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "hidden"),
+    [(FIRST, "sends are buffered"), (BATCH, "sends are buffered"), (ROOTED, "leaves a collective that has a root")],
+)
+def test_a_deadlock_that_some_buffering_hides_says_which_and_nothing_of_what_was_left_open(program: str, hidden: str) -> None:
+    found = verdict_of(lower(loads(f"{HEAD}world: 2\nprogram:\n{program}\n")))
+
+    assert (found.verdict, found.depends_on) == ("deadlock", "buffering")
+    assert [f.code for f in found.findings] == ["DS301", "DS603"]
+    assert hidden in found.findings[1].message

@@ -6,7 +6,7 @@ Rows, channels, boxes and instances are the integers of `Linked`.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from distsim.match import Matcher
@@ -160,7 +160,7 @@ class State:
     mates: dict[int, int]
     closed: dict[tuple[int, int], bool]
     matcher: Matcher
-    losses: dict[int, None] = field(default_factory=dict)
+    losses: dict[int, None]
 
     def copy(self) -> State:
         return State(

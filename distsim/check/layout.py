@@ -9,7 +9,6 @@ channels.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,7 +171,7 @@ class _Lanes:
     def _lane(self, key: str, call: CodeCall) -> int:
         if key not in self._keys:
             self._keys[key] = len(self.ranks)
-            ranks: Any = tuple(range(self.program.world_size))
+            ranks: tuple[int, ...] = tuple(range(self.program.world_size))
             if call.fields.get("local_sync"):
                 ranks = tuple(sorted(call.fields.get("ranks", ranks)))
             self.ranks.append(ranks)

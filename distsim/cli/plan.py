@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from distsim.cli import console
 from distsim.cli.declared import Argument, Option
@@ -14,6 +14,7 @@ from distsim.cli.sweep import Workers, names_of
 from distsim.records import dataclass
 
 if TYPE_CHECKING:
+    from distsim.cluster import Cluster as Machines
     from distsim.planning.layouts import Question
     from distsim.planning.plan import Plan
 
@@ -115,12 +116,11 @@ def _names(given: PlanOptions) -> dict[str, str]:
     return {_cluster(name).name: name for name in _clusters(given.cluster)}
 
 
-def _cluster(name: str) -> Any:
+def _cluster(name: str) -> Machines:
     from distsim.cli.replay import read_cluster
     from distsim.cluster import cluster_from
 
-    found = read_cluster(name)
-    return cluster_from(found) if isinstance(found, str) else found
+    return cluster_from(read_cluster(name) or name)
 
 
 def _question(given: PlanOptions, gpus: int, cluster: str) -> Question:
@@ -136,21 +136,21 @@ def _question(given: PlanOptions, gpus: int, cluster: str) -> Question:
     return Question(model, gpus, given.global_batch, _cluster(cluster), given.sequence, given.ranks_per_node, fields, choices)
 
 
-def _model(text: str) -> str | Mapping[str, Any]:
+def _model(text: str) -> str | Mapping[str, object]:
     """A preset's name, or a mapping's text."""
     if not text.lstrip().startswith("{"):
         return text
     from distsim.scenario import raw
 
-    found: dict[str, Any] = raw(f"model: {text}", "MODEL")["model"]
+    found: dict[str, object] = raw(f"model: {text}", "MODEL")["model"]
     return dict(found)
 
 
-def _fields(sets: list[str]) -> dict[str, Any]:
+def _fields(sets: list[str]) -> dict[str, object]:
     from distsim.errors import UsageError
     from distsim.scenario import raw
 
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for text in sets:
         name, equals, value = text.partition("=")
         if not equals:
@@ -159,12 +159,12 @@ def _fields(sets: list[str]) -> dict[str, Any]:
     return found
 
 
-def _choices(given: list[str]) -> dict[str, tuple[Any, ...]]:
+def _choices(given: list[str]) -> dict[str, tuple[str | int, ...]]:
     from distsim.errors import UsageError
     from distsim.names import listing, near
     from distsim.planning.layouts import Layout
 
-    found: dict[str, tuple[Any, ...]] = {}
+    found: dict[str, tuple[str | int, ...]] = {}
     known = [name for name in Layout._fields if name != "gpus"]
     for text in given:
         name, _, values = text.partition("=")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -148,9 +148,9 @@ class _Under:
         self.none_waits = False
         self._known: dict[bytes, ProfileOutcome] = {}
 
-    def outcome(self, **options: Any) -> ProfileOutcome:
+    def outcome(self, **options: object) -> ProfileOutcome:
         """What it comes to with these options. All buffers that hold the same sends, with room for all of them, are one."""
-        linked = self.linked.under(**options)
+        linked = self.linked.under(None, **options)
         conditions = self._conditions(linked)
         if conditions.has_room:
             return _outcome(linked, self.end(conditions), self.cost, self.max_states)

@@ -12,13 +12,11 @@ from distsim.ops.base import Op
 from distsim.ops.fields import PerRank, Ref, Scalar, Splits
 from distsim.ops.one_sided import SIGNALS
 from distsim.program.assemble import Draft, Flaw, Requests
-from distsim.program.autoshape import auto_shape
 from distsim.program.handles import Handle
 from distsim.program.memo import Traits, fields_of, local_fields
 from distsim.program.names import has_bool
 from distsim.program.records import BoolVector, CodeCall, Numbers, Site, Vec, Written, narrow
-from distsim.program.resolver import Here, Indices, Resolver
-from distsim.program.transpose import transposed
+from distsim.program.resolver import Here, Indices, Resolver, auto_shape, transposed
 from distsim.scenario.entries import Step
 
 if TYPE_CHECKING:

@@ -53,9 +53,22 @@ class MicroBatch(NamedTuple):
         return full // 2 if self.causal else full
 
     @property
+    def idle_flops(self) -> int:
+        """What fused attention could compute forward while its last tiles end: a tile is 128 rows of a head over all keys, half of which
+        most of 128 multiprocessors miss (A100 has 108, H100 132, B200 148). Few heads feel it: on an H100 the time of 4 to 64 heads
+        over 8192 tokens is a line that starts at 70 us, 172 backward (benchmarks/gpu/compute_h100.json); this is 81 and 203."""
+        columns = (self.model.q_hidden + self.model.o_hidden) // self.model.heads
+        return 128 * min(128, self.sequence) * self.sequence * columns if self.flash else 0
+
+    @property
     def attention_flops(self) -> int:
         """One layer's attention, forward: 2 per token and weight of the projections, and the scores."""
         return 2 * self.tokens * self.model.attention_weights // self.tensor + self.scores_flops
+
+    @property
+    def output_flops(self) -> int:
+        """Of that the output projection's, forward."""
+        return 2 * self.tokens * self.model.o_hidden * self.model.hidden // self.tensor
 
     @property
     def mlp_flops(self) -> int:
@@ -98,12 +111,15 @@ class MicroBatch(NamedTuple):
 
         Two norms (read, write) and two residual sums with their dropout (two reads, one write, a mask); the non-linearity; softmax and
         its dropout where attention is not fused (read and write twice, a mask). Counted by us; the backward pass takes it twice.
+        Rotary embeddings of queries and keys: fused, or in PyTorch's modules (`gathered`) cast to float32, multiplied as complex
+        numbers, and cast back, 20 bytes an element (23 on an H100, benchmarks/gpu/compute_h100.json).
         """
         model, wide = self.model, 3 if self.model.mlp == "swiglu" else 2
         masks = 2 if model.dropout else 0
         between = self.tokens * model.hidden * (10 * self.itemsize + masks) // (self.tensor if self.sequence_parallel else 1)
         inner = self.itemsize * self.tokens * wide * model.active_ffn // self.tensor
         each = (4 * self.itemsize + 1) if model.dropout else 2 * self.itemsize
+        inner += self.tokens * (20 if self.gathered else 2 * self.itemsize) * model.rotary_columns // self.tensor
         return between + inner + (0 if self.flash else self.tokens * model.heads * self.sequence * each // self.tensor)
 
     @property
@@ -127,6 +143,16 @@ class MicroBatch(NamedTuple):
         experts = max(model.experts // self.experts, 1) * model.ffn + model.shared
         weights = model.attention_weights + model.matrices * model.hidden * experts
         return self.itemsize * self.tokens * self._outputs, self.itemsize * (self.tokens * self._inputs + weights // self.tensor)
+
+    @property
+    def sums_traffic(self) -> int:
+        """Bytes that whole gradients of inputs cost where queries, keys, values, gate and up are matrices of their own, as in PyTorch's
+        modules: each but one of the two blocks' writes its own, and a sum reads two and writes one. No tensor rank has less of it."""
+        if not self.gathered:
+            return 0
+        model = self.model
+        apart = (0 if model.latent else 2) + (model.matrices - 2) * (model.active_experts + bool(model.shared))
+        return 4 * self.itemsize * self.tokens * model.hidden * apart
 
     @property
     def casts_traffic(self) -> tuple[int, int]:

@@ -164,7 +164,7 @@ def test_the_band_of_compute_holds_four_of_five_steps_of_sources_that_it_was_not
 
 
 def test_published_steps_are_met_as_the_pages_say_and_no_gpu_is_off_to_one_side() -> None:
-    """8.3 % over sources; no GPU's sources are off by more than 6 % in their mean, and mixtures of experts by no more than 20."""
+    """8.5 % over sources; no GPU's sources are off by more than 6 % in their mean, and mixtures of experts by no more than 20."""
     rows, seconds = published(), simulated()
     errors = {row["run_id"]: seconds[row["run_id"]] / float(row["step_time_s"]) - 1 for row in rows if row["run_id"] in seconds}
     sources, families = defaultdict[str, list[float]](list), defaultdict[tuple[str, str], list[float]](list)
@@ -173,7 +173,7 @@ def test_published_steps_are_met_as_the_pages_say_and_no_gpu_is_off_to_one_side(
         sources[source].append(abs(errors[row["run_id"]]))
         families[STEPS.gpu_of(row), source].append(errors[row["run_id"]])
 
-    assert mean(map(mean, sources.values())) == pytest.approx(0.083, abs=0.001)
+    assert mean(map(mean, sources.values())) == pytest.approx(0.085, abs=0.001)
     for gpu in {gpu for gpu, _ in families}:
         assert abs(mean(median(own) for (of, _), own in families.items() if of == gpu)) < 0.06
     assert mean(abs(errors[row["run_id"]]) for row in rows if row["experts"] and row["run_id"] in errors) < 0.20

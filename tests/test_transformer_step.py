@@ -33,6 +33,8 @@ LAYOUTS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "context": ({"cp": 2, "tp": 2}, {}),
     "experts": ({"dp": 2, "ep": 2}, {"model": MOE}),
     "experts, fully sharded": ({"dp": 2, "ep": 2}, {"model": MOE, "zero": 3}),
+    "recomputed by operation": ({"dp": 2, "tp": 2}, {"recompute": "op"}),
+    "experts recomputed by operation": ({"dp": 1, "ep": 2, "tp": 2}, {"model": MOE, "recompute": "op"}),
     "recomputed": ({"dp": 2, "tp": 2}, {"recompute": "full"}),
     "1f1b": ({"dp": 2, "pp": 2, "tp": 2}, PIPELINED),
     "gpipe": ({"pp": 4}, {**PIPELINED, "schedule": "gpipe"}),

@@ -84,6 +84,7 @@ class TransformerFields(Strategy):
     dtype: Dtype = "bfloat16"
     #: Gradients are kept and reduced in it.
     gradient_dtype: Dtype = "float32"
+    #: selective: scores of plain attention; op: every second product and all that is none (torchtitan's selective checkpoints); full.
     recompute: Recompute = "none"
     #: flash: fused, its scores never reach memory.
     attention: Literal["flash", "plain"] = "flash"

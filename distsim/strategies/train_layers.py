@@ -113,7 +113,7 @@ class LayerCalls(TensorCalls):
 
     def layer_backward(self) -> list[Entry]:
         one = self.one
-        again = self.layer_forward() if one.recompute == "full" else []
+        again = self.layer_forward() if one.recompute == "full" else self.op_again() if one.recompute == "op" else []
         extra = one.flash_flops + (one.again_flops if one.recompute == "selective" else 0)
         passes = 2.5 if one.flash else 3 if one.recompute == "selective" else 2
         extra += self.lag(passes)
@@ -130,6 +130,17 @@ class LayerCalls(TensorCalls):
             self.moved("backward"),
             *mlp,
             *self.block_backward("attention", 2 * one.attention_flops + extra, columns, keys, []),
+        ]
+
+    def op_again(self) -> list[Entry]:
+        """What a policy by operation computes again: products that are not kept, and all that is none; inputs are gathered again."""
+        again = [*self.before(), *self.before()] if self.one.sequence_parallel else []
+        products = self.one.again_flops
+        return [
+            *self.launched(1),
+            *again,
+            *([self.priced("forward, again", products)] if products else []),
+            self.moved("forward"),
         ]
 
     def attention_columns(self) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from distsim.strategies.models import Architecture
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "op", "full"]
 
 
 class MicroBatch(NamedTuple):
@@ -97,6 +97,9 @@ class MicroBatch(NamedTuple):
         """What recomputation adds to one layer's backward pass."""
         if self.recompute == "full":
             return self.layer_flops
+        if self.recompute == "op":
+            grouped = 2 * self.tokens * self.model.matrices * self.model.hidden * self.model.ffn * self.model.top_k
+            return sum(self._products_again) + (grouped // self.tensor if self.model.experts else 0)
         return self.scores_flops if self.recompute == "selective" and not self.flash else 0
 
     @property
@@ -189,8 +192,43 @@ class MicroBatch(NamedTuple):
         spread = self.tensor if self.sequence_parallel else 1
         if self.recompute == "full":
             return self.itemsize * row // spread
+        if self.recompute == "op":
+            return self._op_bytes
         again = 2 * self.itemsize * (row - row // spread) if self.gathered else 0
         return again + self._between_bytes // spread + (self._inner_bytes + self._scores_bytes) // self.tensor
+
+    @property
+    def _products(self) -> list[tuple[int, int, bool]]:
+        """Columns in, columns out, and whether the output is cut among tensor ranks, of what PyTorch's modules multiply one after the
+        other; without the router and the experts, whose products are grouped."""
+        model, latent = self.model, self.model.latent
+        kv = (model.hidden, model.kv_hidden, True)
+        first = [(model.hidden, model.q_hidden, True), kv, kv]
+        if latent is not None:
+            first = [(model.hidden, latent.queries, False), (latent.queries, model.q_hidden, True)]
+            first += [(model.hidden, latent.keys + latent.rotary, False), (latent.keys, 2 * model.kv_hidden, True)]
+        wide = model.shared if model.experts else model.ffn
+        up = [(model.hidden, wide, True)] * (model.matrices - 1)
+        return [*first, (model.o_hidden, model.hidden, False), *([*up, (wide, model.hidden, False)] if wide else [])]
+
+    @property
+    def _products_again(self) -> list[int]:
+        """FLOPs of every second one; with biases torch calls addmm, and keeps all."""
+        again = [] if self.model.bias or self.model.biased else self._products[1::2]
+        return [2 * self.tokens * into * out // self.tensor for into, out, _ in again]
+
+    @property
+    def _op_bytes(self) -> int:
+        """What torchtitan's per-operation policy keeps (distributed/activation_checkpoint.py, SelectiveAC, August 2026): a layer's input,
+        what attention and every other one of the products give, whole where ranks' sums are still to be added, and what was scattered
+        or came from experts. What was gathered is gathered again."""
+        model, spread = self.model, self.tensor if self.sequence_parallel else 1
+        kept = self._products if model.bias or model.biased else self._products[::2]
+        columns = sum(out // (self.tensor if cut else 1) for _, out, cut in kept) + model.o_hidden // self.tensor
+        scores = self.tokens * model.heads * (4 if self.flash else self.sequence * self.itemsize) // self.tensor
+        between = model.hidden * (3 if self.sequence_parallel else 1) // spread
+        sent = 2 * self.routed_numel if self.experts > 1 else 0
+        return self.itemsize * (self.tokens * (columns + between) + sent) + scores
 
     @property
     def _between_bytes(self) -> int:

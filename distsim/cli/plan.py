@@ -174,7 +174,7 @@ def _choices(given: list[str]) -> dict[str, tuple[str | int, ...]]:
                 f"--only {text}: expected one of {listing(known)} and its values{near(name, known)}", "as --only tp=1,2"
             )
         if name == "recompute":
-            wrong = [word for word in words if word not in ("none", "selective", "full")]
+            wrong = [word for word in words if word not in ("none", "selective", "op", "full")]
             found[name] = words
         else:
             least, most = (0, 3) if name == "zero" else (1, 2**17)

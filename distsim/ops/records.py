@@ -99,6 +99,7 @@ class Call:
     time_ns: int = 0  # compute, sleep
     flops: float = 0.0
     mem_bytes: float = 0.0
+    kernels: int = 1  # that flops and bytes fall into
     dtype: str | None = None  # what a compute's flops are done in
     reads: tuple[Buffer, ...] = ()
     writes: tuple[Buffer, ...] = ()

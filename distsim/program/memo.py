@@ -24,8 +24,8 @@ _REQUESTS = ("handle", "handles")
 
 
 #: Fields of `Call` that a local step fills, and where it has them.
-_LOCAL_FIELDS = {"name": "name", "time_ns": "time", "flops": "flops", "mem_bytes": "bytes", "queue": "on", "dtype": "dtype",
-                 "stream": "stream", "code": "code", "message": "message"}  # fmt: skip
+_LOCAL_FIELDS = {"name": "name", "time_ns": "time", "flops": "flops", "mem_bytes": "bytes", "kernels": "kernels", "queue": "on",
+                 "dtype": "dtype", "stream": "stream", "code": "code", "message": "message"}  # fmt: skip
 
 
 GroupName = str | tuple[str, ...] | None

@@ -234,6 +234,27 @@ def test_a_script_asks_for_cuda_where_it_or_a_file_beside_it_says_so(tmp_path: P
     assert not cuda.asks_for_cuda(tmp_path / "nowhere" / "train.py")
 
 
+def test_a_script_asks_for_cuda_where_a_package_beside_it_that_it_imports_says_so(tmp_path: Path) -> None:
+    script, module = tmp_path / "train.py", tmp_path / "engine" / "loops" / "step.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("model.cuda()\n", encoding="utf-8")
+    script.write_text("import torch\n", encoding="utf-8")
+
+    assert not cuda.asks_for_cuda(script), "nobody imports it"
+    script.write_text("def main():\n    from engine.loops import step\n", encoding="utf-8")
+    assert cuda.asks_for_cuda(script)
+
+
+def test_a_script_that_misses_a_gpu_is_told_of_cuda(tmp_path: Path) -> None:
+    """Where nothing beside the script speaks of it, as where an installed library asks for a device."""
+    script = tmp_path / "train.py"
+    script.write_text("import torch\ngetattr(torch, 'cu' + 'da').set_device(0)\n", encoding="utf-8")
+
+    done = in_a_process("-m", "distsim", "capture", "--nproc", "2", "--no-cuda", "--", "python", str(script))
+
+    assert "`--cuda` gives each rank one" in " ".join(done.stdout.split()), done.stdout + done.stderr[-2000:]
+
+
 def test_without_a_compiler_cuda_is_spelled_cpu_and_a_training_script_runs(tmp_path: Path) -> None:
     done = in_a_process("-c", TRAINS, str(ROOT), str(tmp_path))
 

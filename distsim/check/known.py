@@ -7,7 +7,8 @@ SAME_MODEL = (
     "build the same model on all ranks, with the same parameters frozen: DistributedDataParallel raises where it is made,",
     '"DDP expects same model across all ranks"',
 )
-#: Words of an error (torch 2.13, torch/nn/parallel/distributed.py and reducer.cpp; Megatron-Core) -> what to do about it.
+#: Words of an error (torch 2.13, torch/nn/parallel/distributed.py, reducer.cpp, torch/cuda/__init__.py; Megatron-Core) -> what to do.
+_NO_GPU = ("there is no GPU here: under `distsim capture`, `--cuda` gives each rank one over this memory",)
 _KNOWN: dict[str, tuple[str, ...]] = {
     "expects same model across all ranks": SAME_MODEL,
     "appears not to match": SAME_MODEL,
@@ -19,6 +20,10 @@ _KNOWN: dict[str, tuple[str, ...]] = {
         "a parameter of that bucket got no gradient, and nothing was sent for it: let every parameter take part in the loss,",
         "or train without overlap_grad_reduce",
     ),
+    "Torch not compiled with CUDA enabled": _NO_GPU,
+    "Found no NVIDIA driver": _NO_GPU,
+    "No CUDA GPUs are available": _NO_GPU,
+    "has no attribute '_cuda_": _NO_GPU,
 }
 
 

@@ -29,12 +29,15 @@ def shares(conditions: Conditions, columns: Columns, cost: CostModel) -> bool:
     if not cost.cluster.shared_links:
         return False
     linked, started = conditions.linked, np.asarray(columns.started)
+    device, ports = cost.cluster.device, Ports(cost)
+    works = device.overlap_compute > 1 or device.overlap_transfers > 1
+    alone = not (works or ports.shared_cards or ports.crossing or (linked.kind == PartKind.COLLECTIVE).any())
+    if alone and all(_in_turn(conditions, started, kind) for kind in (PartKind.SEND, PartKind.RECEIVE)):
+        return False
     transfers = (linked.kind >= 0) & (linked.kind <= PartKind.COLLECTIVE) & (linked.tag < SIGNALS) & (started >= 0)
     mate = conditions.mate[np.flatnonzero(transfers & conditions.ahead)]
     if bool(((mate < 0) | (started[np.maximum(mate, 0)] < 0)).any()):
         return True  # what nobody receives, or not yet, has no price here
-    device, ports = cost.cluster.device, Ports(cost)
-    works = device.overlap_compute > 1 or device.overlap_transfers > 1
     busy = transfers | ((linked.kind == PartKind.WORK) & (started >= 0)) if works else transfers
     begin, end = _spans(conditions, columns, transfers)
     transfers, busy = transfers & (end > begin), busy & (end > begin)
@@ -46,6 +49,20 @@ def shares(conditions: Conditions, columns: Columns, cost: CostModel) -> bool:
     if not one_by_one and works and _beside_work(linked, transfers, begin, end):
         return True
     return (bool(ports.pools.levels) and _at_once(linked, transfers, begin, end)) or _cross(linked, ports, transfers, begin, end)
+
+
+def _in_turn(conditions: Conditions, started: IntArray, kind: PartKind) -> bool:
+    """Whether all messages that began met, and each rank's out, or in, were under way one after the other, in the order of its rows."""
+    linked = conditions.linked
+    rows = np.flatnonzero((linked.kind == kind) & (started >= 0))
+    mate = conditions.mate[rows]
+    if rows.size and int(mate.min()) < 0:
+        return False
+    begin = started[rows if kind is PartKind.SEND else mate]
+    end, rank = begin + conditions.price[rows], linked.rank[rows]
+    if kind is PartKind.SEND and rows.size and int(started[mate].min()) < 0:
+        return False
+    return not bool(((begin[1:] < end[:-1]) & (rank[1:] == rank[:-1])).any())
 
 
 def _at_once(linked: Linked, transfers: BoolArray, begin: IntArray, end: IntArray) -> bool:
@@ -67,12 +84,19 @@ def _spans(conditions: Conditions, columns: Columns, transfers: BoolArray) -> tu
     end[messages] = begin[messages] + conditions.price[messages]
     rows = np.flatnonzero(transfers & (linked.kind == PartKind.COLLECTIVE))
     instance, count = linked.instance[rows], len(linked.members)
-    if rows.size and conditions.early:
+    if rows.size and (conditions.early or _uneven(conditions, rows, instance)):
         first, last = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
         np.minimum.at(first, instance, begin[rows])
         np.maximum.at(last, instance, end[rows])
         begin[rows], end[rows] = first[instance], last[instance]
     return begin, end
+
+
+def _uneven(conditions: Conditions, rows: IntArray, instance: IntArray) -> bool:
+    """Whether members of a collective pay different prices: it is under way, at all of them, until the last is done."""
+    price, last = conditions.price[rows], np.zeros(len(conditions.linked.members), dtype=np.int64)
+    last[instance] = price
+    return bool((last[instance] != price).any())
 
 
 def _one_by_one(linked: Linked, rows: IntArray, begin: IntArray, end: IntArray) -> bool:

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from distsim.capture.cuda.build import NoBuild, library
@@ -19,8 +20,9 @@ from distsim.capture.cuda.build import NoBuild, library
 if TYPE_CHECKING:
     import torch
 
-#: Files beside a script that are looked at, and bytes of each.
+#: Files beside a script that are looked at, folders of a package beside it, and bytes of each file.
 _MOST_FILES: Final = 200
+_MOST_FOLDERS: Final = 50
 _MOST_BYTES: Final = 1 << 20
 REAL: Final = "cuda over CPU memory"
 SPELLED: Final = "cuda spelled cpu"
@@ -67,21 +69,35 @@ def prepare(environ: Mapping[str, str] | None = None) -> Layer:
 
 
 def asks_for_cuda(script: str | os.PathLike[str]) -> bool:
-    """Does a script, or a Python file beside it, say ``cuda`` or ``torch.accelerator``? False where nothing can be read."""
+    """Does a script, a Python file beside it or one of a folder beside it that one of these imports, say ``cuda`` or
+    ``torch.accelerator``? False where nothing can be read."""
     folder = os.path.dirname(os.path.abspath(script))
-    try:
-        beside = sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".py"))[:_MOST_FILES]
-    except OSError:
-        return False
-    return any(_says_cuda(file) for file in (os.fspath(script), *beside))
+    texts = [_read(os.fspath(script)), *map(_read, _python_files(folder))]
+    for package in sorted({found[1].decode() for text in texts for found in _IMPORTS.finditer(text)}):
+        texts += map(_read, _python_files(os.path.join(folder, package), deep=True))
+    return any(_CUDA.search(text) for text in texts)
 
 
-def _says_cuda(file: str) -> bool:
+_CUDA: Final = re.compile(rb"\bcuda\b|\btorch\.accelerator\b")
+_IMPORTS: Final = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
+
+
+def _python_files(folder: str, deep: bool = False) -> list[str]:
+    """Those in a folder, of the first `_MOST_FOLDERS` in it as well if ``deep``: the first `_MOST_FILES`."""
+    found = []
+    for at, folders, names in islice(os.walk(folder), _MOST_FOLDERS if deep else 1):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        files = (os.path.join(at, name) for name in sorted(names) if name.endswith(".py"))
+        found += [file for file in files if os.path.isfile(file)]
+    return found[:_MOST_FILES]
+
+
+def _read(file: str) -> bytes:
     try:
         with open(file, "rb") as lines:
-            return re.search(rb"\bcuda\b|\btorch\.accelerator\b", lines.read(_MOST_BYTES)) is not None
+            return lines.read(_MOST_BYTES)
     except OSError:
-        return False
+        return b""
 
 
 def over_cpu() -> bool:

@@ -5,30 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Argument, Option
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
 
 Name = Annotated[
     str | None,
-    Argument(metavar="NAME", help="A finding's code, an operation, a key of the file, `scenario`, `expressions` or `backends`."),
+    typer.Argument(
+        metavar="NAME", help="A finding's code, an operation, a key of the file, `scenario`, `expressions` or `backends`."
+    ),
 ]
 ClusterOption = Annotated[
     str | None,
-    Option("--cluster", metavar="NAME", help="Tell an operation's price here, term by term: a preset or a file."),
+    typer.Option("--cluster", metavar="NAME", help="Tell an operation's price here, term by term: a preset or a file."),
 ]
-Bytes = Annotated[str, Option("--bytes", metavar="SIZE", help="Of that price: the buffer, as nccl-tests counts.")]
-Ranks = Annotated[int, Option("--ranks", metavar="N", min=2, max=1 << 17, help="Of that price: how many take part.")]
+Bytes = Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Of that price: the buffer, as nccl-tests counts.")]
+Ranks = Annotated[int, typer.Option("--ranks", metavar="N", min=2, max=1 << 17, help="Of that price: how many take part.")]
 PerNode = Annotated[
     int | None,
-    Option(
+    typer.Option(
         "--ranks-per-node", metavar="N", min=1, max=1 << 17, help="Of it: ranks on a machine; left out, the preset's GPUs, or 8."
     ),
 ]
 ClusterSets = Annotated[
-    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change a key of that cluster: nics.count=4. Repeatable.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of that cluster: nics.count=4. Repeatable.")
 ]
 
 

@@ -14,7 +14,6 @@ So the four add up to the makespan, exactly. Everything is worked out on the tra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from distsim.critical_path import Segment, critical_path
 from distsim.ops.table import COMPUTE_OPS, LOCAL_OPS, OPS, REMOTE_OPS
 from distsim.profiles import PROFILES
+from distsim.records import dataclass
 from distsim.trace import NEVER, Trace
 
 Ints = NDArray[np.int64]

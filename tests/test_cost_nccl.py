@@ -176,7 +176,7 @@ def test_a_network_that_reduces_spares_the_cards() -> None:
 
 
 def test_a_dearer_call_makes_every_price_as_much_dearer() -> None:
-    plain, dear = (CostModel(cluster_from({"preset": "dgx-h100", "call_overhead": o}), 8, 8) for o in ("3.3 us", "13.3 us"))
+    plain, dear = (CostModel(cluster_from({"preset": "dgx-h100", "call_overhead": o}), 8, 8) for o in ("3.1 us", "13.1 us"))
 
     assert price(dear, "all_reduce", 8, 1 << 20) == price(plain, "all_reduce", 8, 1 << 20) + 10_000
     assert abs(LAUNCH_NS - 1000 * CONSTANTS["launch"]) < 100

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from distsim.cost import CostModel
+from distsim.engine import outcome_of
 from distsim.engine.general import simulate_in_order
-from distsim.engine.ordered import outcome_of
 from distsim.profiles import PROFILES, default_cluster
 from distsim.standstill import RankEnd
 from tests.gloo_observed import CASES, LEFT_OUT, Case

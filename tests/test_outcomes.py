@@ -9,8 +9,8 @@ from conftest import draws
 from hypothesis import given, settings
 
 from distsim.cost import CostModel
+from distsim.engine import outcome_of
 from distsim.engine.general import simulate_in_order
-from distsim.engine.ordered import outcome_of
 from distsim.engine.orders import ends_of_orders
 from distsim.engine.outcomes import _surely as surely
 from distsim.engine.outcomes import outcome_under

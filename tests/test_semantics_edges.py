@@ -29,6 +29,7 @@ from distsim.semantics.moves import Rules
 from distsim.semantics.section import section
 from distsim.semantics.standing import standstill
 from distsim.semantics.state import STEP, Cancelled, Choice, Mismatched
+from distsim.semantics.tasks import is_member
 from distsim.semantics.units import coincidences
 from distsim.simulation import cost_model, simulate
 from distsim.standstill import Standstill
@@ -494,3 +495,11 @@ def settled(program: Program) -> Standstill:
     """By the rules, under `early`."""
     rules, state, _ = settle(program, "early")
     return standstill(rules, state)
+
+
+# --- who is among some ---
+@pytest.mark.parametrize(
+    ("ranks", "rank", "there"), [((0, 1, 2), 2, True), ((0, 1, 2), 3, False), ((2, 0), 2, True), ((2, 0), 1, False)]
+)
+def test_a_rank_is_among_others_in_whatever_order_they_stand(ranks: tuple[int, ...], rank: int, there: bool) -> None:
+    assert is_member(ranks, rank) == there

@@ -49,6 +49,19 @@ def test_both_engines_tell_a_settled_scenario_alike(path: Path) -> None:
     assert fast.trace["finished_ns"].tolist() == ordered.trace["finished_ns"].tolist()
 
 
+def test_a_collective_is_under_way_at_a_member_that_is_done_until_the_last_is() -> None:
+    """So a kernel beside the rest of it slows it down, and the run is made in the order of time."""
+    scenario = load(str(next(path for path in SETTLED if path.stem == "uneven_prices")))
+    program = lower(scenario)
+    profile, cost = PROFILES[program.backend], cost_model(scenario, program, None)
+
+    runs = [run(program, profile, cost, ordered=ordered) for ordered in (False, True)]
+
+    ends = [made.trace["finished_ns"].tolist() for made in runs]
+    assert ends[0] == ends[1]
+    assert ends[0][1] < ends[0][0] < ends[0][2]  # rank 1 is done, then rank 0, then the kernel of rank 1
+
+
 @pytest.mark.parametrize("path", cases("transfers_outlast_timeout", "launches_outlast_timeout"))
 def test_a_check_sees_a_timeout_that_runs_out(path: Path) -> None:
     """As the simulation does."""

@@ -178,7 +178,7 @@ _Help = tuple[tuple[str, ...], tuple[Place, ...]]
 
 def _models_differ(program: Program, mismatch: Mismatch) -> bool:
     """Members that compare the shapes of models which have others."""
-    calls = [program.call(rank, position) for rank, position, _ in mismatch.calls]
+    calls = (program.call(rank, position) for rank, position, _ in mismatch.calls)
     return "op" not in mismatch.aspects and all(call.inputs and _SHAPES.fullmatch(call.inputs[0].label) for call in calls)
 
 

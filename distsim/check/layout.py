@@ -8,9 +8,7 @@ channels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from distsim.ops.table import OPS
 from distsim.profiles import READINGS
 from distsim.program.records import Code, CodeCall, Program, at
+from distsim.records import dataclass
 from distsim.semantics.link import Linked
 
 _Array = NDArray[np.int64]
@@ -172,7 +171,7 @@ class _Lanes:
     def _lane(self, key: str, call: CodeCall) -> int:
         if key not in self._keys:
             self._keys[key] = len(self.ranks)
-            ranks: Any = tuple(range(self.program.world_size))
+            ranks: tuple[int, ...] = tuple(range(self.program.world_size))
             if call.fields.get("local_sync"):
                 ranks = tuple(sorted(call.fields.get("ranks", ranks)))
             self.ranks.append(ranks)

@@ -8,11 +8,11 @@ happens follows from these choices, so whoever follows a schedule only needs the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.errors import UsageError
 from distsim.program.records import Program
+from distsim.records import dataclass
 from distsim.standstill import Standstill
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ class Schedule:
 def schedule_to_json(schedule: Schedule, program: Program | None = None) -> dict[str, object]:
     """Plain data for `json.dump`. With a program each call also says where it is written (``at``), for the reader alone."""
 
-    def call(one: CallId) -> dict[str, Any]:
-        said: dict[str, Any] = {"rank": one.rank, "position": one.position, "part": one.part}
+    def call(one: CallId) -> dict[str, object]:
+        said: dict[str, object] = {"rank": one.rank, "position": one.position, "part": one.part}
         if program is not None:
             place = program.place(one.rank, one.position)
             said["at"] = f"{place.file}:{place.line}"

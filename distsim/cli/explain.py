@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from distsim.cli import console
+from distsim.cli.declared import Argument, Option
 
 Name = Annotated[
     str | None,
-    typer.Argument(
-        metavar="NAME", help="A finding's code, an operation, a key of the file, `scenario`, `expressions` or `backends`."
-    ),
+    Argument(metavar="NAME", help="A finding's code, an operation, a key of the file, `scenario`, `expressions` or `backends`."),
 ]
 ClusterOption = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="NAME", help="Tell an operation's price here, term by term: a preset or a file."),
+    Option("--cluster", metavar="NAME", help="Tell an operation's price here, term by term: a preset or a file."),
 ]
-Bytes = Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Of that price: the buffer, as nccl-tests counts.")]
-Ranks = Annotated[int, typer.Option("--ranks", metavar="N", min=2, max=1 << 17, help="Of that price: how many take part.")]
+Bytes = Annotated[str, Option("--bytes", metavar="SIZE", help="Of that price: the buffer, as nccl-tests counts.")]
+Ranks = Annotated[int, Option("--ranks", metavar="N", min=2, max=1 << 17, help="Of that price: how many take part.")]
 PerNode = Annotated[
     int | None,
-    typer.Option(
+    Option(
         "--ranks-per-node", metavar="N", min=1, max=1 << 17, help="Of it: ranks on a machine; left out, the preset's GPUs, or 8."
     ),
 ]

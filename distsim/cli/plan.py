@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Annotated
 
 from distsim.cli import console
+from distsim.cli.declared import Argument, Option
 from distsim.cli.options import taking
 from distsim.cli.simulate import Format, FormatOption
 from distsim.cli.sweep import Workers, names_of
+from distsim.records import dataclass
 
 if TYPE_CHECKING:
+    from distsim.cluster import Cluster as Machines
     from distsim.planning.layouts import Question
     from distsim.planning.plan import Plan
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A preset (llama3-8b), or sizes as '{layers: 32, …}'.")]
-Gpus = Annotated[str, typer.Option("--gpus", metavar="N,M", help="How many GPUs there are.")]
-Cluster = Annotated[str, typer.Option("--cluster", metavar="A,B", help="Which: presets or files.")]
-Batch = Annotated[int, typer.Option("--global-batch", metavar="N", min=1, help="Sequences of a step, whatever the layout.")]
-Sequence = Annotated[
-    int | None, typer.Option("--sequence", metavar="N", min=1, help="Tokens of a sequence; left out: the model's.")
-]
-PerNode = Annotated[int, typer.Option("--ranks-per-node", metavar="N", min=1, help="GPUs of a machine.")]
+Model = Annotated[str, Argument(metavar="MODEL", help="A preset (llama3-8b), or sizes as '{layers: 32, …}'.")]
+Gpus = Annotated[str, Option("--gpus", metavar="N,M", help="How many GPUs there are.")]
+Cluster = Annotated[str, Option("--cluster", metavar="A,B", help="Which: presets or files.")]
+Batch = Annotated[int, Option("--global-batch", metavar="N", min=1, help="Sequences of a step, whatever the layout.")]
+Sequence = Annotated[int | None, Option("--sequence", metavar="N", min=1, help="Tokens of a sequence; left out: the model's.")]
+PerNode = Annotated[int, Option("--ranks-per-node", metavar="N", min=1, help="GPUs of a machine.")]
 Only = Annotated[
     list[str] | None,
-    typer.Option(
-        "--only", metavar="KEY=A,B", help="Look at these values only: tp, pp, chunks, cp, ep, zero, recompute, micro_batch."
-    ),
+    Option("--only", metavar="KEY=A,B", help="Look at these values only: tp, pp, chunks, cp, ep, zero, recompute, micro_batch."),
 ]
 Steps = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A field of `transformer:`, as launch=0 ns. Repeatable.")
+    list[str] | None, Option("--set", metavar="KEY=VALUE", help="A field of `transformer:`, as launch=0 ns. Repeatable.")
 ]
 Outputs = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--output", "-o", metavar="F", help="F.csv, F.parquet: all layouts; F.svg: a plot; F.yaml: the best as a scenario."
-    ),
+    Option("--output", "-o", metavar="F", help="F.csv, F.parquet: all layouts; F.svg: a plot; F.yaml: the best as a scenario."),
 ]
 #: Fields of a step that layouts decide.
 _DECIDED = ("model", "micro_batch", "micro_batches", "zero", "recompute", "schedule", "chunks", "sequence")
@@ -85,7 +79,7 @@ def command(given: PlanOptions, workers: Workers) -> None:
         found = plan(questions, how, tell)
     _write(found, [path for path in outputs if path not in tables], _names(given))
     console.out(console.to_json(plan_json(found)) if given.format is Format.json else plan_text(found, workers.top))
-    raise typer.Exit(int(found.best is None))
+    raise SystemExit(int(found.best is None))
 
 
 def _outputs(paths: list[Path]) -> list[Path]:
@@ -122,12 +116,11 @@ def _names(given: PlanOptions) -> dict[str, str]:
     return {_cluster(name).name: name for name in _clusters(given.cluster)}
 
 
-def _cluster(name: str) -> Any:
+def _cluster(name: str) -> Machines:
     from distsim.cli.replay import read_cluster
     from distsim.cluster import cluster_from
 
-    found = read_cluster(name)
-    return cluster_from(found) if isinstance(found, str) else found
+    return cluster_from(read_cluster(name) or name)
 
 
 def _question(given: PlanOptions, gpus: int, cluster: str) -> Question:
@@ -143,21 +136,21 @@ def _question(given: PlanOptions, gpus: int, cluster: str) -> Question:
     return Question(model, gpus, given.global_batch, _cluster(cluster), given.sequence, given.ranks_per_node, fields, choices)
 
 
-def _model(text: str) -> str | Mapping[str, Any]:
+def _model(text: str) -> str | Mapping[str, object]:
     """A preset's name, or a mapping's text."""
     if not text.lstrip().startswith("{"):
         return text
     from distsim.scenario import raw
 
-    found: dict[str, Any] = raw(f"model: {text}", "MODEL")["model"]
+    found: dict[str, object] = raw(f"model: {text}", "MODEL")["model"]
     return dict(found)
 
 
-def _fields(sets: list[str]) -> dict[str, Any]:
+def _fields(sets: list[str]) -> dict[str, object]:
     from distsim.errors import UsageError
     from distsim.scenario import raw
 
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for text in sets:
         name, equals, value = text.partition("=")
         if not equals:
@@ -166,12 +159,12 @@ def _fields(sets: list[str]) -> dict[str, Any]:
     return found
 
 
-def _choices(given: list[str]) -> dict[str, tuple[Any, ...]]:
+def _choices(given: list[str]) -> dict[str, tuple[str | int, ...]]:
     from distsim.errors import UsageError
     from distsim.names import listing, near
     from distsim.planning.layouts import Layout
 
-    found: dict[str, tuple[Any, ...]] = {}
+    found: dict[str, tuple[str | int, ...]] = {}
     known = [name for name in Layout._fields if name != "gpus"]
     for text in given:
         name, _, values = text.partition("=")

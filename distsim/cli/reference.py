@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distsim.cli.console import note, write_file
 
@@ -22,11 +22,10 @@ def cli_page() -> str:
     from distsim.cli.app import app
 
     root = get_command(app)
-    settings: dict[str, Any] = {"terminal_width": 80, "max_content_width": 80}
-    top = root.make_context("distsim", [], resilient_parsing=True, **settings)
+    top = root.make_context("distsim", [], resilient_parsing=True, terminal_width=80, max_content_width=80)
     parts = ["# The command line", GENERATED, f"```text\n{top.get_help().strip()}\n```"]
     for name, command in root.commands.items():  # type: ignore[attr-defined]  # a typer app with several commands is a group
-        context = command.make_context(f"distsim {name}", [], resilient_parsing=True, **settings)
+        context = command.make_context(f"distsim {name}", [], resilient_parsing=True, terminal_width=80, max_content_width=80)
         parts += [f"## distsim {name}", f"```text\n{context.get_help().strip()}\n```"]
     return "\n\n".join(parts) + "\n"
 

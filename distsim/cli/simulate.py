@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from distsim.cli import console
+from distsim.cli.declared import Option
 from distsim.cli.options import BackendOption, ClusterOption, File, MaxCalls, NoFold, Sets, read_scenario, taking
 from distsim.cli.report import ReportOption, check_report_name, report_simulation
 from distsim.cli.whatif import WhatIfOptions
+from distsim.records import dataclass
 
 if TYPE_CHECKING:
     from distsim.check.schedule import Schedule
@@ -27,18 +26,16 @@ class Format(StrEnum):
     json = "json"
 
 
-Traces = Annotated[
-    list[Path] | None, typer.Option("--trace", metavar="F", help="Write the run: F.jsonl native, F.json for Perfetto.")
-]
-FormatOption = Annotated[Format, typer.Option("--format", help="A report to read, or JSON for programs.")]
-NoVerdict = Annotated[bool, typer.Option("--no-verdict", help="Skip the verdict: this run alone.")]
-NoValues = Annotated[bool, typer.Option("--no-values", help="Skip what the tensors hold.")]
+Traces = Annotated[list[Path] | None, Option("--trace", metavar="F", help="Write the run: F.jsonl native, F.json for Perfetto.")]
+FormatOption = Annotated[Format, Option("--format", help="A report to read, or JSON for programs.")]
+NoVerdict = Annotated[bool, Option("--no-verdict", help="Skip the verdict: this run alone.")]
+NoValues = Annotated[bool, Option("--no-values", help="Skip what the tensors hold.")]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="A leak counts as an error, and a search that stopped at its bound as a failure.")
+    bool, Option("--strict", help="A leak counts as an error, and a search that stopped at its bound as a failure.")
 ]
 ScheduleOption = Annotated[
     Path | None,
-    typer.Option("--schedule", metavar="F", help="Follow the order of events in F, which `check --format json` wrote."),
+    Option("--schedule", metavar="F", help="Follow the order of events in F, which `check --format json` wrote."),
 ]
 
 
@@ -89,7 +86,7 @@ def command(given: SimulateOptions, more: WhatIfOptions) -> None:
         report_simulation(given.report, simulation)
         report = whatif.answer(given, more, simulation, tell) if more.asked else _report(simulation, given.format)
     console.out(report)
-    raise typer.Exit(status(simulation, given.strict))
+    raise SystemExit(status(simulation, given.strict))
 
 
 def _simulated(given: SimulateOptions, tell: Callable[[str], None]) -> Simulation:
@@ -110,8 +107,6 @@ def _simulated(given: SimulateOptions, tell: Callable[[str], None]) -> Simulatio
 def _order(schedule: Path | None, file: str) -> Schedule | None:
     if schedule is None:
         return None
-    from distsim.cli.schedule import read_schedule
-
     return read_schedule(schedule, file)
 
 
@@ -169,3 +164,43 @@ def _report(simulation: Simulation, format: Format) -> str:
     from distsim.views.text import report
 
     return report(simulation)
+
+
+# --- the order of events that `check --format json` wrote ---
+_REMEDY = "write it with `distsim check FILE --format json > F`: a verdict that depends on the order of events has a `schedule`"
+
+
+def read_schedule(path: Path, scenario: str) -> Schedule:
+    """The schedule for a scenario file: the whole output of a check, one file's part of it, or the schedule alone.
+
+    Raises UsageError where there is none.
+    """
+    import json
+
+    from distsim.check.schedule import schedule_from_json
+    from distsim.errors import UsageError
+    from distsim.reading import read_bytes
+
+    try:
+        data = json.loads(read_bytes(path))
+    except OSError as error:
+        raise UsageError(f"can't read {path}: {error.strerror}", _REMEDY) from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path} is no JSON", _REMEDY) from None
+    return schedule_from_json(_schedule(data, path, scenario))
+
+
+def _schedule(data: object, path: Path, scenario: str) -> object:
+    from distsim.errors import UsageError
+
+    if isinstance(data, dict) and isinstance(data.get("files"), list):
+        files = [one for one in data["files"] if isinstance(one, dict)]
+        named = [one for one in files if one.get("file") == scenario] or (files if len(files) == 1 else [])
+        if not named:
+            raise UsageError(f"{path} says nothing of {scenario}", _REMEDY)
+        data = named[0]
+    if isinstance(data, dict) and "schedule" in data:
+        if data["schedule"] is None:
+            raise UsageError(f"{path} has no schedule: any order of events leads to its verdict", "simulate without --schedule")
+        data = data["schedule"]
+    return data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +26,10 @@ from distsim.semantics.local import Progress
 from distsim.semantics.misfits import Misfit, Misfits
 from distsim.semantics.section import Unfold
 
-__all__ = ["SHARED_CALLS", "Run", "may_share", "run"]
+if TYPE_CHECKING:
+    from distsim.engine.general import Ordered
+
+__all__ = ["SHARED_CALLS", "Run", "may_share", "outcome_of", "run"]
 
 
 #: Programs of more calls are not followed in the order of time only because they share links: their prices stay those of each alone.
@@ -58,9 +62,7 @@ def run(
         found = None if ordered or follow else _free(program, profile, cost, shared)
         if found is not None:
             return found
-        from distsim.engine.ordered import run_ordered
-
-        return run_ordered(program, profile, cost, follow)
+        return _ordered(program, profile, cost, follow)
 
 
 def _free(program: Program, profile: Profile, cost: CostModel, shared: bool) -> Run | None:
@@ -91,3 +93,25 @@ def _fast(done: Progress, cost: CostModel, columns: Columns, misfits: Sequence[M
     )  # fmt: skip
     return Run(linked.program, linked.profile.name, outcome, trace, left, makespan,
                mismatches=tuple((misfit.rows, misfit.fields) for misfit in misfits))  # fmt: skip
+
+
+def _ordered(program: Program, profile: Profile, cost: CostModel, follow: Mapping[CallKey, CallKey] | None) -> Run:
+    from distsim.engine.deadlines import late_findings
+    from distsim.engine.general import simulate_in_order
+
+    left = simulate_in_order(program, profile, cost, follow)
+    outcome = outcome_of(program, left)
+    trace = build_trace(
+        program, left.columns, left.standstill, profile=profile.name, outcome=outcome, makespan_ns=left.end_ns, cluster=cost.cluster,
+        queues=left.queues,
+    )  # fmt: skip
+    mismatches = tuple((rows, fields) for rows, fields, _ in left.mismatches)
+    return Run(program, profile.name, outcome, trace, left.standstill, left.end_ns, mismatches=mismatches, path="ordered",
+               findings=late_findings(program, profile, left.late))  # fmt: skip
+
+
+def outcome_of(program: Program, left: Ordered) -> str:
+    """The worst that happened in a run in the order of time."""
+    return worst_of(
+        left.standstill, {*(outcome for _, _, outcome in left.mismatches), *(("undefined",) if left.undefined else ())}
+    )

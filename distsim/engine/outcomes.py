@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from distsim.engine.record import WORST_FIRST, worst_of
 from distsim.ops.table import OPS
 from distsim.profiles import Profile, default_cluster
 from distsim.program.records import Program
+from distsim.records import dataclass
 from distsim.semantics.blocked import standstill
 from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions
@@ -147,9 +148,9 @@ class _Under:
         self.none_waits = False
         self._known: dict[bytes, ProfileOutcome] = {}
 
-    def outcome(self, **options: Any) -> ProfileOutcome:
+    def outcome(self, **options: object) -> ProfileOutcome:
         """What it comes to with these options. All buffers that hold the same sends, with room for all of them, are one."""
-        linked = self.linked.under(**options)
+        linked = self.linked.under(None, **options)
         conditions = self._conditions(linked)
         if conditions.has_room:
             return _outcome(linked, self.end(conditions), self.cost, self.max_states)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distsim.engine.record import Columns
 from distsim.ops.table import OPS
 from distsim.profiles import Profile
-from distsim.program.records import Program
+from distsim.program.records import CodeCall, Program
+from distsim.semantics.link import IntArray
 from distsim.semantics.local import Progress
+
+BoolArray = NDArray[np.bool_]
 
 #: Launches that a host may be ahead of its device: CUDA's queue of kernels of a stream.
 LAUNCH_QUEUE = 1024
@@ -76,7 +79,7 @@ def _has_monitored(program: Program) -> bool:
     return any(call.op == MONITORED for code in program.codes for call in code.distinct_calls(parts=False))
 
 
-def _stand_monitored(program: Program, columns: Columns, posted: Any, finished: Any) -> bool:
+def _stand_monitored(program: Program, columns: Columns, posted: IntArray, finished: IntArray) -> bool:
     """Some rank has come to a monitored_barrier and never left it."""
     for rank in program.present:
         rows = slice(columns.base[rank], columns.base[rank + 1])
@@ -92,7 +95,7 @@ def _own_limits(program: Program) -> Iterator[int]:
         yield from (int(c.fields["timeout_ns"]) for c in code.calls if c.fields.get("timeout_ns"))
 
 
-def _clocked(calls: list[Any], device: bool) -> tuple[Any, Any]:
+def _clocked(calls: list[CodeCall], device: bool) -> tuple[BoolArray, BoolArray]:
     """Of each row of a code: is it clocked from its post to its end (collectives; on a device, all that communicates), or as long as
     the host is in it (messages and waits)? NCCL's watchdog does not know of signals."""
     kinds = ["" if OPS[call.op].signals else OPS[call.op].kind for call in calls for _ in (call, *call.parts)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class Prices:
         self._classes, self._messages = _classes(tables)
         self._kinds, self._collectives = _kinds(tables)
         self._asked: dict[tuple[str, int, int, int | None], int] = {}
-        self._work: dict[Hashable, Any] = {}
+        self._work: dict[Hashable, list[int]] = {}
 
     def work_ns(self, row: int) -> int:
         tables, program = self.tables, self.program
@@ -43,7 +43,7 @@ class Prices:
         if found is None:
             ns = 0 if part.call.op == "assign" else durations_ns(program, self.cost, program.code(rank), part.position)
             found = self._work[key] = np.broadcast_to(np.asarray(ns, dtype=np.int64), len(program.code(rank).ranks)).tolist()
-        return int(found[program.row_of[rank]])
+        return found[program.row_of[rank]]
 
     def message(self, row: int) -> Price:
         """Of a message, by its send."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
-from typing import Any
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,10 @@ from distsim.findings.record import Finding
 from distsim.ops.checks import part_sizes
 from distsim.ops.records import DTYPE_BYTES, Call, Group
 from distsim.ops.table import OPS
-from distsim.program.records import Code, CodeCall, Program
+from distsim.program.records import Code, CodeCall, Program, Site, Vec
+from distsim.records import dataclass
 from distsim.standstill import Standstill
-from distsim.trace import NEVER, TRACE_SCHEMA_VERSION, Trace
+from distsim.trace import NEVER, TRACE_SCHEMA_VERSION, Column, Trace
 
 #: For each trace row the number of its queue's name, -1 where the call tells it; and the names.
 Queues = tuple[Sequence[int] | NDArray[np.int64], list[str]]
@@ -67,8 +68,8 @@ class Run:
 class _Tables:
     """Texts of a trace, each once."""
 
-    tables: dict[str, list[Any]] = field(default_factory=dict)
-    index: dict[str, dict[Any, int]] = field(default_factory=dict)
+    tables: dict[str, list[object]] = field(default_factory=dict)
+    index: dict[str, dict[object, int]] = field(default_factory=dict)
 
     def __call__(self, table: str, value: object) -> int:
         index = self.index.setdefault(table, {})
@@ -93,7 +94,7 @@ def build_trace(
     table = _Tables()
     for group in program.groups:
         table("group", (group.id, group.name))
-    static: dict[str, NDArray[Any]] = {}
+    static: dict[str, Column] = {}
     fixed = [_code_rows(program, code, table) for code in program.codes]
     for name, dtype in _STATIC.items():
         out = np.empty(columns.base[-1], dtype=dtype)
@@ -121,7 +122,8 @@ def build_trace(
     if keep is not None:
         every = {name: column[keep] for name, column in every.items()}
     tables = {**{n: [] for n in ("op", "dtype", "reduce_op", "place", "queue", "name")}, **table.tables}
-    tables["group"] = [name for _, name in table.tables["group"]]
+    tables["group"] = [group.name for group in program.groups]
+    tables["place"] = [site.place() for site in cast("list[Site]", tables["place"])]
     header = {
         "schema_version": TRACE_SCHEMA_VERSION, "source": "simulated", "name": program.name, "file": program.file,
         "world_size": program.world_size, "nodes": program.nodes, "local_size": program.local_size, "backend": profile,
@@ -136,14 +138,16 @@ def build_trace(
     return Trace(header, tables, every)
 
 
-def _group_options(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
+def _group_options(groups: Sequence[Group]) -> dict[str, dict[str, object]]:
     """Timeout and back end of groups that have their own, by the group's number; the world's are those of the run."""
-    given = {str(g.id): {"timeout_ns": g.timeout_ns, "backend": g.backend} for g in groups if g.id}
+    given: dict[str, dict[str, object]] = {str(g.id): {"timeout_ns": g.timeout_ns, "backend": g.backend} for g in groups if g.id}
     said = {number: {name: value for name, value in found.items() if value is not None} for number, found in given.items()}
     return {number: found for number, found in said.items() if found}
 
 
-_STATIC = {"op": np.int16, "group": np.int32, "peer": np.int32, "tag": np.int64, "nbytes": np.int64, "dtype": np.int16,
+#: Types of numbers in a column.
+Whole = type[np.int16] | type[np.int32] | type[np.int64]
+_STATIC: dict[str, Whole] = {"op": np.int16, "group": np.int32, "peer": np.int32, "tag": np.int64, "nbytes": np.int64, "dtype": np.int16,
            "reduce_op": np.int16, "handle": np.int32, "place": np.int32, "iteration": np.int32, "queue": np.int16,
            "position": np.int32, "part": np.int16, "name": np.int32, "ended_by": np.int32, "args": np.int32}  # fmt: skip
 
@@ -165,7 +169,7 @@ def _made(program: Program, columns: Columns) -> NDArray[np.bool_] | None:
     return keep
 
 
-def _code_rows(program: Program, code: Code, table: _Tables) -> dict[str, NDArray[Any]]:
+def _code_rows(program: Program, code: Code, table: _Tables) -> dict[str, Column]:
     """Per trace row of a code, the values of the static columns."""
     pieces = code.calls
     if len(pieces) != code.offsets[-1]:
@@ -209,7 +213,7 @@ def _ended_by(code: Code) -> list[int]:
     return found
 
 
-def _column(values: list[Any], dtype: Any, ranks: int) -> NDArray[Any]:
+def _column(values: list[Vec], dtype: Whole, ranks: int) -> Column:
     """Shape (rows,), or (rows, ranks) where some row differs between the ranks."""
     if not any(isinstance(v, np.ndarray) for v in values):
         return np.array(values, dtype=dtype)
@@ -219,7 +223,7 @@ def _column(values: list[Any], dtype: Any, ranks: int) -> NDArray[Any]:
     return out
 
 
-def _facts(program: Program, code: Code, call: CodeCall, table: _Tables) -> dict[str, object]:
+def _facts(program: Program, code: Code, call: CodeCall, table: _Tables) -> dict[str, Vec]:
     buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
     port = code.ports[call.port] if call.port >= 0 else None
     queue = (
@@ -229,7 +233,7 @@ def _facts(program: Program, code: Code, call: CodeCall, table: _Tables) -> dict
         "op": table("op", call.op), "group": code.groups[call.group] if call.group >= 0 else 0,
         "peer": call.fields.get("root", -1) if port is None else port.peer, "tag": 0 if port is None else port.tag, "nbytes": call.nbytes,
         "dtype": table("dtype", buffers[0].dtype if buffers else ""), "reduce_op": table("reduce_op", call.fields.get("reduce_op") or ""),
-        "place": table("place", program.sites[call.site].place()), "queue": table("queue", queue),
+        "place": table("place", program.sites[call.site]), "queue": table("queue", queue),
         "name": table("name", call.fields.get("name") or ""), "args": _args(program, code, call, table),
     }  # fmt: skip
 
@@ -253,7 +257,7 @@ _KEPT_SET = frozenset(_KEPT)
 _UNSAID = (None, "", 0, False, ())
 
 
-def _args(program: Program, code: Code, call: CodeCall, table: _Tables) -> object:
+def _args(program: Program, code: Code, call: CodeCall, table: _Tables) -> Vec:
     """What else the call was given, as the text of a JSON object; empty for most. Vec of numbers in the table.
 
     ``waits``: how many calls back each of the requests is that a wait ends, in the order in which it waits for them.

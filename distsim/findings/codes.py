@@ -9,7 +9,6 @@ from __future__ import annotations
 from difflib import get_close_matches
 from textwrap import fill, indent
 
-from distsim.findings.habits import HABITS
 from distsim.findings.info import CodeInfo, VerdictClass
 from distsim.findings.invalid import INVALID
 from distsim.findings.mismatch import MISMATCH
@@ -17,7 +16,7 @@ from distsim.findings.remarks import REMARKS
 from distsim.findings.startup import STARTUP
 from distsim.findings.waiting import WAITING
 
-_EVERY = (*INVALID, *STARTUP, *MISMATCH, *WAITING, *REMARKS, *HABITS)
+_EVERY = (*INVALID, *STARTUP, *MISMATCH, *WAITING, *REMARKS)
 #: Every code, in ascending order.
 CODES: dict[str, CodeInfo] = {info.code: info for info in sorted(_EVERY, key=lambda info: info.code)}
 

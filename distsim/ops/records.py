@@ -6,9 +6,11 @@ file, a clock or a back end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from typing import Any
+
+from distsim.records import dataclass
 
 #: Bytes of one element. Names are torch's (``torch.float32`` is ``float32``).
 DTYPE_BYTES: dict[str, int] = {

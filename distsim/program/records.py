@@ -8,7 +8,7 @@ calls asks `Program.call(rank, position)`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
@@ -22,6 +22,7 @@ from distsim.findings.record import Finding, Place
 from distsim.ops.base import Op
 from distsim.ops.records import Buffer, Call, Group
 from distsim.ops.table import OPS
+from distsim.records import dataclass
 
 if TYPE_CHECKING:
     from distsim.startup.records import StartUp
@@ -167,6 +168,19 @@ class Code:
     def _distinct(self) -> list[CodeCall]:
         return list({id(call): call for call in self.calls}.values())
 
+    def plain_fields(self, call: CodeCall) -> tuple[Fields, tuple[str, ...]]:
+        """The fields of a call, or of a part, that are the same in every row, and the names of the others."""
+        found = self._plain_fields.get(id(call))
+        if found is None or found[0] is not call:
+            varying = tuple([name for name, value in call.fields.items() if _varies(value)])
+            fixed = {name: _plain(value, 0) for name, value in call.fields.items() if name not in varying}
+            found = self._plain_fields[id(call)] = call, fixed, varying
+        return found[1:]
+
+    @cached_property
+    def _plain_fields(self) -> dict[int, tuple[CodeCall, Fields, tuple[str, ...]]]:
+        return {}
+
     def call_count(self, times: IntVector | None = None) -> int:
         """How many calls its ranks make, each rank counted ``times[rank]`` times."""
         count = np.ones(len(self.ranks), dtype=np.int64) if times is None else times[list(self.ranks)]
@@ -261,8 +275,17 @@ class Program:
 
     def members(self, group: int) -> tuple[int, ...]:
         """The ranks of a group whose calls are there."""
-        ranks = self.groups[group].ranks
-        return ranks if self.stands_for is None else tuple(rank for rank in ranks if self.stands_for[rank] == rank)
+        if self.stands_for is None:
+            return self.groups[group].ranks
+        found = self._present_members.get(group)
+        if found is None:
+            ranks = np.array(self.groups[group].ranks, dtype=np.int64)
+            found = self._present_members[group] = tuple(ranks[self.stands_for[ranks] == ranks].tolist())
+        return found
+
+    @cached_property
+    def _present_members(self) -> dict[int, tuple[int, ...]]:
+        return {}
 
     def alike(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """The ranks that these stand for, themselves included, ascending."""
@@ -326,7 +349,8 @@ class Program:
 
 def resolve(code: Code, groups: Sequence[Group], row: int, call: CodeCall) -> Call:
     """The plain call of one row of a code."""
-    plain: Fields = {name: _plain(value, row) for name, value in call.fields.items()}
+    fixed, varying = code.plain_fields(call)
+    plain: Fields = {**fixed, **{name: _plain(call.fields[name], row) for name in varying}}
     group = groups[at(code.groups[call.group], row)] if call.group >= 0 else groups[0]
     if call.port >= 0:
         port = code.ports[call.port]
@@ -335,6 +359,13 @@ def resolve(code: Code, groups: Sequence[Group], row: int, call: CodeCall) -> Ca
     parts = tuple(resolve(code, groups, row, part) for part in call.parts)
     _drop_absent(plain, OPS[call.op], code.ranks[row])
     return Call(op=call.op, rank=code.ranks[row], group=group, is_async=call.is_async, parts=parts, **plain)
+
+
+def _varies(value: object) -> bool:
+    """Whether a field may differ from one row to another."""
+    if isinstance(value, BufferVec):
+        return isinstance(value.index, np.ndarray) or _varies(value.shape)
+    return any(map(_varies, value)) if isinstance(value, tuple) else isinstance(value, np.ndarray)
 
 
 def _plain(value: object, row: int) -> object:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn, cast
 
 import numpy as np
 
 from distsim.expr import Expression
-from distsim.ops.fields import Inline, Ref
+from distsim.ops.base import Op
+from distsim.ops.fields import Inline, PerRank, Ref, Splits
 from distsim.ops.records import Group
 from distsim.program.assemble import Draft, Flaw
 from distsim.program.memo import GroupName, vec_key
-from distsim.program.records import BoolVector, BufferVec, Numbers, Vec, Written, narrow
+from distsim.program.names import Marked, Names
+from distsim.program.records import BoolVector, BufferVec, Fields, Numbers, Vec, Written, narrow
 from distsim.scenario.entries import Step
 
 if TYPE_CHECKING:
     from distsim.program.walk import Walker
+
 
 Indices = dict[str, int]
 
@@ -178,3 +181,59 @@ def _group_names(groups: list[Group], group: Vec, ranks: tuple[int, ...]) -> dic
         "group_rank": narrow(np.array([index[g].get(r, -1) for g, r in zip(ids, ranks, strict=True)], dtype=np.int64)),
         "group_size": narrow(np.array([groups[g].size for g in ids], dtype=np.int64)),
     }
+
+
+# --- what the file leaves out ---
+def auto_shape(row: type[Op], fields: Fields, n: Vec) -> tuple[Vec, ...] | None:
+    """Shape of the one output (`shape: auto`), from the input's shape and the group's size ``n``; None where it can't be told."""
+    inputs: Sequence[BufferVec] = fields.get("inputs") or ()
+    if len(inputs) != 1:
+        return None
+    shape: tuple[Vec, ...] = inputs[0].shape
+    one_in, one_out = row.input_parts == "one", row.output_parts == "one"
+    if not one_in and not one_out:
+        splits = fields.get("output_splits")
+        return shape if splits is None else (_total(splits), *shape[1:])
+    if one_in and not one_out:
+        return ((shape[0] * n if shape else n), *shape[1:]) if row.flat else (n, *shape)
+    if not one_in:
+        return (np.asarray(shape[0]) // n if isinstance(n, np.ndarray) else shape[0] // n, *shape[1:]) if row.flat else shape[1:]
+    return shape
+
+
+def _total(splits: Sequence[Vec]) -> Vec:
+    total: Vec = 0
+    for split in splits:
+        total = total + split
+    return total
+
+
+def transposed(
+    names: Names, ranks: Sequence[int], groups: Sequence[int], value: Splits, indices: Mapping[str, int], place: Marked
+) -> list[list[int] | None]:
+    """Output splits that the file leaves out: the transpose of the input splits (design §3, rule 8).
+
+    For each of ``ranks``, in the group of ``groups``: what each group rank's ``value`` (its input splits) gives to it.
+
+    None for a rank where some group rank has no list, or one of another length than the group's size: that is a fault of its own.
+    """
+    matrices = {g: _matrix(names, g, value, indices, place) for g in sorted(set(groups))}
+    found: list[list[int] | None] = []
+    for rank, group in zip(ranks, groups, strict=True):
+        matrix, members = matrices[group], names.shelf.groups[group].ranks
+        found.append(None if matrix is None or rank not in members else [row[members.index(rank)] for row in matrix])
+    return found
+
+
+def _matrix(names: Names, group: int, value: Splits, indices: Mapping[str, int], place: Marked) -> list[list[int]] | None:
+    """Row i: how many rows of its input group rank i sends to each group rank."""
+    members = names.shelf.groups[group].ranks
+    rows = []
+    for number, member in enumerate(members):
+        items = value.get(member) if isinstance(value, PerRank) else value
+        if items is None or len(items) != len(members):
+            return None
+        env = {name: v[member].item() if isinstance(v, np.ndarray) else v for name, v in names.world.items()}
+        env |= {**indices, "group_rank": number, "group_size": len(members)}
+        rows.append([int(names.evaluate(item, env, place, names.ranks[member : member + 1])) for item in items])
+    return rows

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from distsim.compare import Comparison
 from distsim.critical_path import path_pieces
+from distsim.ops.base import Op
+from distsim.ops.table import OPS
 from distsim.report.columns import columns_of
 from distsim.report.facts import facts
 from distsim.report.holdings import holdings
 from distsim.report.named import Named
 from distsim.report.packing import Numbers, packed, steps
 from distsim.report.prices import Priced, curves
-from distsim.report.rounds import animations
-from distsim.report.sources import sources
 from distsim.report.subject import Told
+from distsim.schedules import Algorithm, play, start
 from distsim.timeline import timeline
 from distsim.trace import Trace
 from distsim.views.compareview import compare_json
@@ -50,17 +51,18 @@ def page_data(runs: Sequence[Told], comparison: Comparison | None) -> str:
     return packed(head, columns)
 
 
-def _run(told: Told, prefix: str, columns: dict[str, Numbers]) -> dict[str, Any]:
+def _run(told: Told, prefix: str, columns: dict[str, Numbers]) -> dict[str, object]:
     """A run's facts; its columns go into ``columns``."""
     trace, simulation = told.trace, told.simulation
     own = simulation is not None and trace.columns is simulation.run.trace.columns
     time = simulation.timeline if simulation is not None and own else timeline(trace)
-    head = facts(told, time) | {"tables": _tables(trace), "animations": animations(trace)}
+    tables = _tables(trace)
+    head = facts(told, time) | {"tables": tables, "animations": animations(trace)}
     more: dict[str, Numbers] = {}
     if simulation is not None and own:
         named = Named(simulation.program, trace)
         more |= {"tensor": named.tensor, "root": named.root}
-        head["tables"]["tensor"] = named.tensors
+        tables["tensor"] = list(named.tensors)
         held = holdings(simulation.program, trace)
         if held is not None:
             head["holdings"] = held.tables
@@ -88,3 +90,79 @@ def _path(trace: Trace) -> dict[str, Numbers]:
     numbers = np.array([(p.row, p.rank, p.start_ns, p.end_ns, _WHY.index(p.why)) for p in pieces], dtype=np.int64).reshape(-1, 5)
     row, rank, start, end, why = numbers.T
     return {"path_row": row + 1, "path_rank": rank, "path_start": steps(start), "path_end": steps(end), "path_why": why}
+
+
+# --- collectives of the run as rounds of transfers, small enough to watch ---
+#: Ranks of an animation, and operations that have one.
+MOST_RANKS, MOST_OPS = 8, 8
+
+
+def animations(trace: Trace) -> list[dict[str, object]]:
+    """For every collective of the run and each of its algorithms: what ranks hold at first, and who sends which chunk in each round.
+
+    ``rounds``: [source, destination, chunk, 1 where it is combined with what is there]. A larger group is shown with `MOST_RANKS`.
+    """
+    sizes: dict[str, int] = {}
+    groups = trace.header.get("groups", ())
+    rows = trace["match"] >= 0
+    met = set(zip(trace["op"][rows].tolist(), trace["group"][rows].tolist(), strict=True))
+    for op, group in sorted(met):
+        name, n = trace.tables["op"][op], len(groups[group][1]) if 0 <= group < len(groups) else 0
+        row = OPS.get(name)
+        if row is not None and row.kind == "collective" and row.algorithms and n > 1:
+            sizes[name] = max(sizes.get(name, 0), n)
+    return [one for name, n in list(sizes.items())[:MOST_OPS] for one in _animated(OPS[name], n)]
+
+
+def _animated(row: type[Op], full: int) -> list[dict[str, object]]:
+    n = min(full, MOST_RANKS)
+    found = []
+    for name, algorithm in row.algorithms.items():
+        rounds, givers = algorithm.rounds(n, 0), range(n) if row.gives != "root" else (0,)
+        held = start(algorithm.chunking, n, givers)
+        if _plays(algorithm, n, givers):
+            found.append({
+                "op": row.op, "algorithm": name, "n": n, "full": full, "chunking": algorithm.chunking,
+                "held": [[[chunk, [list(one) for one in what]] for chunk, what in chunks.items()] for chunks in held],
+                "rounds": [[[t.src, t.dst, t.chunk, int(t.reduce)] for t in round_] for round_ in rounds],
+            })  # fmt: skip
+    return found
+
+
+def _plays(algorithm: Algorithm, n: int, givers: Iterable[int]) -> bool:
+    """Whether the schedule runs from the root 0 with these givers."""
+    try:
+        play(algorithm.rounds(n, 0), start(algorithm.chunking, n, givers))
+    except ValueError:
+        return False
+    return True
+
+
+# --- lines that findings and calls point to: the scenario's file and the script's, as text ---
+#: Bytes of a file and of all files together, and files, that go into a report.
+_MOST_BYTES, _MOST_TOTAL, _MOST_FILES = 200_000, 400_000, 12
+#: A trace names the files that it likes; only those that may hold a program are read.
+_SUFFIXES = (".yaml", ".yml", ".py")
+
+
+def sources(main: str, named: Iterable[str]) -> dict[str, str]:
+    """Text by file name: of ``main``, and of the other files that lie beside it or below the current folder and hold programs."""
+    found: dict[str, str] = {}
+    left = _MOST_TOTAL
+    folders = [Path.cwd().resolve(), *([Path(main).resolve().parent] if main and main != "-" else [])]
+    for name in dict.fromkeys([main, *named]):
+        text = _text(name, folders) if len(found) < _MOST_FILES else None
+        if text is not None and len(text) <= left:
+            found[name] = text
+            left -= len(text)
+    return found
+
+
+def _text(name: str, folders: list[Path]) -> str | None:
+    try:
+        path = Path(name).resolve()
+        if path.suffix not in _SUFFIXES or not any(path.is_relative_to(folder) for folder in folders) or not path.is_file():
+            return None
+        return path.read_text(encoding="utf-8", errors="replace") if path.stat().st_size <= _MOST_BYTES else None
+    except (OSError, ValueError, RuntimeError):  # no file, a NUL in its name, a circle of links
+        return None

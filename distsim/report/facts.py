@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
-from distsim.check.memory import held
+import numpy as np
+
+from distsim.check.memory import Held, held
 from distsim.report.subject import Told
-from distsim.report.sums import equal_steps, memory_over_time, traffic
 from distsim.standstill import Standstill
 from distsim.timeline import Timeline
 from distsim.trace import Trace
@@ -14,7 +15,10 @@ from distsim.units import show_ns
 from distsim.views.bandline import makespan_band
 from distsim.views.ending import how_it_ended, stop_lines
 from distsim.views.findings import verdict_words
+from distsim.views.folding import fold_steps
+from distsim.views.holding import Filled, filled, one_step
 from distsim.views.jsonview import finding_json
+from distsim.views.traffic import block_of, traffic_of
 
 #: Findings that the page has; more of them say the same again.
 MOST_FINDINGS = 200
@@ -28,7 +32,7 @@ def headline(told: Told) -> str:
     return f"{told.outcome} {'in' if told.outcome == 'completes' else 'after'} {show_ns(ns)}"
 
 
-def facts(told: Told, timeline: Timeline) -> dict[str, Any]:
+def facts(told: Told, timeline: Timeline) -> dict[str, object]:
     """Everything but columns, prices and values."""
     header = told.trace.header
     return {
@@ -96,3 +100,52 @@ def _standstill(found: Standstill) -> dict[str, object]:
     ]  # fmt: skip
     ends = [[e.rank, e.status, e.position, e.at_ns, e.message] for e in found.ends if e.status not in ("ended", "blocked")]
     return {"blocked": blocked, "sets": [list(ranks) for ranks in sets], "ends": ends}
+
+
+# --- sums over the run ---
+#: Kinds of ranks of which the memory is drawn, and points of a curve.
+_MOST_CURVES, _MOST_POINTS = 8, 400
+
+
+def traffic(trace: Trace) -> dict[str, object]:
+    """``pairs``: [from, to, bytes] of blocks of ``block`` ranks, the most first; ``by``: the algorithm of each collective in them."""
+    found = traffic_of(trace, block_of(trace))
+    source, target = found.sent.nonzero()
+    nbytes = found.sent[source, target]
+    order = np.lexsort((target, source, -nbytes))
+    columns = (column[order].tolist() for column in (source, target, nbytes))
+    return {"block": found.block, "by": found.by, "pairs": [list(pair) for pair in zip(*columns, strict=True)]}
+
+
+def equal_steps(trace: Trace) -> list[list[int]]:
+    """[first, how many, start, end of the first] of equal neighbours; nothing where the run has no steps."""
+    return [[s.first, s.times, s.start_ns, s.end_ns] for s in fold_steps(trace, range(trace.world_size))]
+
+
+def memory_over_time(stated: Iterable[Held], trace: Trace) -> dict[str, object] | None:
+    """What each kind of rank holds over one step, or over the run; None where no passes tell when anything comes or goes."""
+    ranks = range(trace.world_size)
+    step, words = one_step(trace, ranks)
+    kinds = [one for one in filled(stated, trace, ranks, step) if one.share is not None and one.parts.get("activations")]
+    if not kinds:
+        return None
+    start, end = step or (0, max(trace.makespan_ns, 1))
+    curves = [[list(one.ranks), dict(one.parts), *_curve(one)] for one in kinds[:_MOST_CURVES]]
+    return {
+        "note": words,
+        "from": start,
+        "to": end,
+        "curves": curves,
+        "more": sum(len(one.ranks) for one in kinds[_MOST_CURVES:]),
+    }
+
+
+def _curve(one: Filled) -> tuple[list[int], list[float]]:
+    """Instants and the activations' share of their peak there; of many points the highest and the lowest of a stretch."""
+    assert one.share is not None
+    at, share = one.share
+    if len(at) > _MOST_POINTS:
+        parts = np.array_split(np.arange(len(at)), _MOST_POINTS // 2)
+        kept = np.unique([place for part in parts for place in (part[share[part].argmin()], part[share[part].argmax()])])
+        at, share = at[kept], share[kept]
+    return at.tolist(), [round(level, 4) for level in share.tolist()]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from distsim.cost import CostModel
 from distsim.cost.told import Candidate, told
 from distsim.ops.base import Op
 from distsim.ops.table import OPS
 from distsim.report.packing import Numbers
+from distsim.timeline import CollectiveTimes
 from distsim.trace import Trace
 
 #: Prices that are told; a run with more different ones keeps those of its first calls.
@@ -25,7 +25,7 @@ class Priced:
         self._cost, self._index = cost, dict[tuple[object, ...], int]()
         self._known: dict[tuple[object, ...], int] = {}  # by what a row says, before it is looked up where its ranks sit
         self._groups: list[tuple[int, ...]] = [tuple(ranks) for _, ranks in trace.header.get("groups", ())]
-        self.prices: list[dict[str, Any]] = []
+        self.prices: list[dict[str, object]] = []
         names = [OPS.get(op) for op in trace.tables["op"]]
         columns = (trace[n].tolist() for n in ("op", "rank", "group", "peer", "nbytes", "match"))
         self.price = [
@@ -120,13 +120,13 @@ def _collective(cost: CostModel, row: type[Op], ends: tuple[int, ...], nbytes: i
 MOST_CURVES, _SIZES, _LARGE = 6, [1 << k for k in range(10, 31)], 4096
 
 
-def curves(cost: CostModel, trace: Trace, measured: Sequence[Any]) -> list[dict[str, object]]:
+def curves(cost: CostModel, trace: Trace, measured: Sequence[CollectiveTimes]) -> list[dict[str, object]]:
     """Modelled algbw and busbw (GB/s) by size for the collectives of a run, those that took longest first, with the run's own points.
 
     ``measured``: `CollectiveTimes` of the run. Bandwidths as nccl-tests defines them.
     """
     groups = {name: tuple(ranks) for name, ranks in trace.header.get("groups", ())}
-    chosen: dict[tuple[object, ...], list[Any]] = {}
+    chosen: dict[tuple[object, ...], list[CollectiveTimes]] = {}
     for one in measured:
         row, ranks = OPS[one.op], groups.get(one.group, ())
         if 1 < len(ranks) <= _LARGE and one.nbytes and row.busbw_factor(len(ranks)):
@@ -135,11 +135,11 @@ def curves(cost: CostModel, trace: Trace, measured: Sequence[Any]) -> list[dict[
     return [_curve(cost, groups[some[0].group], some) for some in largest]
 
 
-def _curve(cost: CostModel, ranks: tuple[int, ...], some: Sequence[Any]) -> dict[str, object]:
+def _curve(cost: CostModel, ranks: tuple[int, ...], some: Sequence[CollectiveTimes]) -> dict[str, object]:
     row = OPS[some[0].op]
     factor = row.busbw_factor(len(ranks))
     algbw = [size / max(cost.collective_ns(row, ranks, size, ranks[0] if row.root_field else None), 1) for size in _SIZES]
-    points: Mapping[tuple[int, float], Any] = {(c.nbytes, round(c.algbw, 6)): c for c in some}
+    points: Mapping[tuple[int, float], CollectiveTimes] = {(c.nbytes, round(c.algbw, 6)): c for c in some}
     bands = [found.band for size in _SIZES if (found := told(cost, row, ranks, size)) is not None]
     return {
         "op": row.op, "n": len(ranks), "nodes": len({cost.node(r) for r in ranks}), "group": some[0].group, "factor": factor,

@@ -61,7 +61,7 @@ class Rules(Queues):
         gone = absent if of is None else absent | (set(range(n)) - set(self.program.present))
         ends: list[Leave | None] = [Leave(0, "absent") if rank in gone else None for rank in range(n)]
         return State([0] * n, ends, [0] * n, bytearray(self.linked.rows), {}, {}, {}, {}, {}, {}, {}, {}, {},
-                     Matcher(self.profile.specific_first), bool(absent))  # fmt: skip
+                     Matcher(self.profile.specific_first), dict.fromkeys(sorted(absent)))  # fmt: skip
 
     def instruction(self, state: State, rank: int) -> Instruction:
         """Where a rank's host stands; its rows count from the rank's first."""
@@ -92,7 +92,7 @@ class Rules(Queues):
         if op == POST:
             return not (self.lock and task is not None and task.locks and self.worker_has_lock(state, rank))
         if op == WAIT:
-            return self.open_row(state, rank, rows) < 0 or (state.losses and self._is_broken(state, rank, instruction))
+            return self.open_row(state, rank, rows) < 0 or (bool(state.losses) and self._is_broken(state, rank, instruction))
         if op == SYNC:
             return state.open[rank] == 0
         if op == MEET:
@@ -197,7 +197,7 @@ class Rules(Queues):
     def close(self, state: State, rank: int, group: int) -> None:
         """G10: a timeout closes a group's connections in the rank's process. Who waits there finds out (`broken`)."""
         state.closed[rank, group] = True
-        state.losses = True
+        state.losses[rank] = None
 
     # --- the host ---
     def step(self, state: State, rank: int, out: Listener) -> None:
@@ -304,7 +304,7 @@ class Rules(Queues):
         for there in state.meets.values():
             there.pop(rank, None)
         if leave.gone:
-            state.losses = True
+            state.losses[rank] = None
             for row in range(self.base[rank], self.base[rank + 1]):
                 if state.phase[row]:
                     self.cancel(state, row, out)

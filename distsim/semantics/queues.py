@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from distsim.ops.table import OPS
 from distsim.semantics.form import PartKind
 from distsim.semantics.meetings import Meetings
 from distsim.semantics.state import CLOSED, DUE, JAMMED, QUEUED, RUNNING, Listener, State
-from distsim.semantics.tasks import LOCK, Task
+from distsim.semantics.tasks import LOCK, Task, is_member
 
 _SEND, _RECEIVE, _COLLECTIVE, _WORK = (int(kind) for kind in PartKind)
 
@@ -185,15 +183,14 @@ class Queues(Meetings):
             return False
         group = self.group[row]
         return any(
-            ((end := state.ends[r]) is not None and end.gone) or (r, group) in state.closed for r in self._lacked(state, row)
-        )
+            ((end := state.ends[r]) is not None and end.gone) or (r, group) in state.closed
+            for r in state.losses if self._lacks(state, row, r)
+        )  # fmt: skip
 
-    def _lacked(self, state: State, row: int) -> Iterator[int]:
-        """Whom a running row waits for, all of them, one by one: mostly the first is enough to know."""
-        me = self.rank_of[row]
+    def _lacks(self, state: State, row: int, rank: int) -> bool:
+        """Whether a running row waits for this rank, of all that it waits for (`lacking`)."""
         if row in state.jams:
-            return (r for r in state.jams[row] if r != me)
+            return rank != self.rank_of[row] and is_member(state.jams[row], rank)
         if self.kind[row] != _COLLECTIVE:
-            return iter((self.peer[row],))
-        there = state.there.get(self.instance[row], {})
-        return (r for r in self.needs(row) if r not in there)
+            return self.peer[row] == rank
+        return rank not in state.there.get(self.instance[row], {}) and is_member(self.needs(row), rank)

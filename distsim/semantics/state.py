@@ -6,10 +6,10 @@ Rows, channels, boxes and instances are the integers of `Linked`.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from distsim.match import Matcher
+from distsim.records import dataclass
 from distsim.semantics.form import Leave
 
 #: Where a row stands. Closed: it has finished, was cancelled, or was never posted. Queued: its queue has not come to it. Running: it has
@@ -143,7 +143,7 @@ class State:
     ``sends``, ``receives``: open messages by channel, oldest first; those of boxes that are open to any source are in ``matcher``.
     ``there``: who has come to a collective (rank -> row, by order of arrival). ``ahead``: bytes of a channel sent without a receive.
     ``jams``: whom a jammed row waits for in vain. ``mates``: of a send that is due, its receive. ``closed``: (rank, group) whose
-    connections the rank's own timeout closed. ``losses``: some rank is gone, or has closed a group.
+    connections the rank's own timeout closed. ``losses``: ranks that are gone, or have closed a group.
     """
 
     pc: list[int]
@@ -160,14 +160,14 @@ class State:
     mates: dict[int, int]
     closed: dict[tuple[int, int], bool]
     matcher: Matcher
-    losses: bool = False
+    losses: dict[int, None]
 
     def copy(self) -> State:
         return State(
             self.pc[:], self.ends[:], self.open[:], self.phase[:], _copied(self.queues),
             {k: v.copy() for k, v in self.meets.items()}, _copied(self.sends), _copied(self.receives),
             {k: v.copy() for k, v in self.there.items()}, self.ahead.copy(), self.jams.copy(),
-            self.mates.copy(), self.closed.copy(), self.matcher.copy(), self.losses,
+            self.mates.copy(), self.closed.copy(), self.matcher.copy(), self.losses.copy(),
         )  # fmt: skip
 
     def key(self) -> Hashable:

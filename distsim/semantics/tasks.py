@@ -239,3 +239,8 @@ class Tables:
 def place_in(members: tuple[int, ...], rank: int) -> int:
     """The group rank of a member."""
     return rank if rank < len(members) and members[rank] == rank else members.index(rank)
+
+
+def is_member(ranks: tuple[int, ...], rank: int) -> bool:
+    """Whether a rank is among some; of all ranks of a world that is known at once."""
+    return (rank < len(ranks) and ranks[rank] == rank) or rank in ranks

@@ -198,8 +198,9 @@ class _Execution:
         """The row's effect with equal entries made one object, so that ranks with the same result share it."""
         key = (op, size, root)
         if key not in self._effects:
-            one: dict[Effect, Effect] = {}
-            self._effects[key] = tuple(None if e is None else one.setdefault(e, e) for e in OPS[op].effect(size, root))
+            whole, one = OPS[op].effect(size, root), dict[Effect, Effect]()
+            distinct = {id(e): None if e is None else one.setdefault(e, e) for e in {id(e): e for e in whole}.values()}
+            self._effects[key] = tuple([distinct[id(e)] for e in whole])
         return self._effects[key]
 
     def _new(self, kind: str, rank: int, buffer: Buffer, row: int) -> int:

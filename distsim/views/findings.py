@@ -75,11 +75,11 @@ def _finding(finding: Finding, file: str) -> list[str]:
 
 def _places(places: Sequence[Place], file: str) -> list[str]:
     """One line per place, with all the ranks that are there."""
-    ranks: dict[tuple[str, int, int, str], list[int]] = {}
+    ranks: dict[tuple[str, int, int, str], dict[int, None]] = {}
     for place in places:
-        at = ranks.setdefault((place.file, place.line, place.column, place.op), [])
-        if place.rank is not None and place.rank not in at:
-            at.append(place.rank)
+        at = ranks.setdefault((place.file, place.line, place.column, place.op), {})
+        if place.rank is not None:
+            at[place.rank] = None
     return [line for key, who in ranks.items() for line in _place(*key, sorted(who), file)]
 
 

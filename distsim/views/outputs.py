@@ -6,8 +6,6 @@ its name, ``?`` may be null, a list of one in brackets, ``{}`` a mapping of name
 
 from __future__ import annotations
 
-from typing import Any
-
 from distsim.findings.codes import CODES
 from distsim.scenario.parts import OUTCOMES, VERDICTS
 
@@ -99,13 +97,14 @@ def output_schema(command: str, closed: bool = False) -> dict[str, object]:
     return {"$schema": DIALECT, "$id": f"urn:distsim:{command}:{VERSION}", "title": title, **body}
 
 
-def _schema(one: Any, closed: bool) -> dict[str, Any]:
+def _schema(one: object, closed: bool) -> dict[str, object]:
     if isinstance(one, tuple):
         return {"anyOf": [_schema(form, closed) for form in one]}
     if isinstance(one, list):
         return {"type": "array", "items": _schema(one[0], closed)}
     if isinstance(one, dict):
         return _mapping(one, closed)
+    assert isinstance(one, str)
     word, null = one.removesuffix("?"), one.endswith("?")
     found = _WORDS.get(word) or ({"type": _TYPES[word]} if _TYPES[word] else {})
     return {"anyOf": [found, {"type": "null"}]} if null else dict(found)

@@ -150,7 +150,7 @@ def test_flops_that_this_machine_would_take_for_ever_take_the_clusters_time():
     light = simulate(written("world: 1\ncluster: dgx-a100\nprogram: [compute: {flops: 1 GFLOP}]\n"))
 
     assert prices(light, [0], "cpu") == {}
-    assert prices(heavy, [0], "cpu") == {(1e15, 0.0, "bfloat16"): heavy.makespan_ns}
+    assert prices(heavy, [0], "cpu") == {(1e15, 0.0, "bfloat16", 1): heavy.makespan_ns}
     assert prices(heavy, [0], "cuda") == {}
 
 

@@ -28,7 +28,7 @@ CASES = [
      "unknown key repeat in fsdp.layers; expected name, params, forward, backward, count"),
     (4, "{dp: 4}", "fsdp: {layers: {" + LAYER + ", backward: 2 ms}, param_dtype: bf16}", "bf16", "did you mean bfloat16?"),
     # words and numbers
-    (8, "{tp: 8}", LLAMA + "recompute: partial}", "partial", "expected none, selective or full, found 'partial'"),
+    (8, "{tp: 8}", LLAMA + "recompute: partial}", "partial", "expected none, selective, op or full, found 'partial'"),
     (8, "{tp: 8}", LLAMA + "attention: flash2}", "flash2", "expected flash or plain, found 'flash2'; did you mean flash?"),
     (8, "{tp: 8}", LLAMA + "zero: 4}", "4}", "expected 0, 1, 2 or 3, found 4"),
     (8, "{tp: 8}", LLAMA + "sequence: 4k}", "4k", "expected a number without a unit, found '4k'"),

@@ -1,10 +1,11 @@
 """Large programs, folded and not: whole processes from YAML, their CPU time and peak memory, beside SimGrid's SMPI where it has the like.
 
-    python benchmarks/folding.py [--rounds N] [--only WORD] [--growth] [--limit SECONDS]
+    python benchmarks/folding.py [--rounds N] [--only WORD] [--growth] [--instructions] [--limit SECONDS]
 
 Each work runs once in each round, in turn; printed are the medians. CPU time, because a machine that others use as well says little of
 wall time. SMPI replays the same calls in the same rounds, if it is installed (`smpi.py`). A process that takes more wall time than
-the limit is ended, and counts no further. ``--growth`` prints by which power of the number of calls and of ranks the time grows.
+the limit is ended, and counts no further. ``--growth`` prints by which power of the number of calls and of ranks the time grows,
+``--instructions`` the instructions of each process outside of the kernel (`perf stat`), which others on the machine do not change.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -72,6 +74,7 @@ class Work(NamedTuple):
 
 
 WORKS = (
+    Work("empty program", ["simulate"], "world: 1\nprogram: [barrier]\n"),
     Work("ring, 1024 ranks x 100 rounds", ["simulate", RING], beside=True),
     Work("the same ring, --no-fold", ["simulate", RING, "--no-fold"]),
     Work("1F1B 8 x 32 x dp 128", ["simulate", PIPELINE], beside=True),
@@ -160,6 +163,24 @@ def table(works: list[Work], rounds: int, limit: float) -> None:
         print(f"{name:48} {cpu:7.2f} {wall:7.2f} {memory:5.0f} {ratio:>8}")
 
 
+def instructions(works: list[Work], rounds: int) -> None:
+    """Print the medians of the works' instructions, in thousand millions."""
+    if shutil.which("perf") is None:
+        sys.exit("there is no perf here")
+    with tempfile.TemporaryDirectory() as folder:
+        counted, todo = Path(folder) / "counted", [commands(work, Path(folder))[0] for work in works]
+        found: dict[str, list[float]] = {name: [] for name, _, _ in todo}
+        for _ in range(rounds + 1):  # one to warm up
+            for name, command, status in todo:
+                perf = ["perf", "stat", "-x,", "-e", "instructions:u", "-o", str(counted), *command]
+                ended = subprocess.run(perf, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_ENVIRONMENT, check=False)
+                if ended.returncode != status:
+                    sys.exit(f"{' '.join(command)} ended with {ended.returncode}, not {status}")
+                found[name].append(int(counted.read_text(encoding="utf-8").splitlines()[-1].partition(",")[0]) / 1e9)
+    for name, taken in found.items():
+        print(f"{name:48} {statistics.median(taken[1:]):7.2f}")
+
+
 def growth(rounds: int, limit: float) -> None:
     """By which power the time beyond an empty program's grows: with the calls of each rank, and with ranks that do the same."""
     with tempfile.TemporaryDirectory() as folder:
@@ -191,10 +212,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="works whose names hold this")
     parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--instructions", action="store_true")
     parser.add_argument("--limit", type=float, default=600, help="wall seconds of one process")
     given = parser.parse_args()
     if given.growth:
         growth(given.rounds, given.limit)
+    elif given.instructions:
+        instructions([work for work in WORKS if given.only in work.name], given.rounds)
     else:
         table([work for work in WORKS if given.only in work.name], given.rounds, given.limit)
 

@@ -9,9 +9,12 @@ and a step with many micro-batches is simulated with one and with two, and the d
 as `distsim plan` times them, which is what a simulation says of a program too large to follow who shares links.
 Left out: GPUs without a preset, 4-bit matrix products, latent attention, and rows that do not say over how many replicas they ran
 (``dp``). What a row does not say is taken as micro-batches of one sequence and a schedule without chunks.
-Two columns say what a published row ran that users choose otherwise today: ``attention`` (``flash-2``, ``flash-1``, or ``plain``: it writes
-its scores) and ``grad_reduce`` (``beside`` the last backward pass, or ``after`` it, as Megatron-LM of 2021 and its forks); where a table
-has no such columns, or nothing in them, it is what today's software does: fused attention, and gradients beside.
+Three columns say what a published row ran that users choose otherwise: ``attention`` (``flash-2``, ``flash-1``, or ``plain``: it writes
+its scores), ``grad_reduce`` (``beside`` the last backward pass, or ``after`` it, as Megatron-LM of 2021 and its forks) and
+``tensor_overlap`` (``yes``: messages of tensor ranks in pieces beside products); where a table has no such columns, or nothing in them, it
+is what today's software does by default: fused attention, gradients beside, no overlap. Of Megatron-Bridge's rows with tp that and
+``seq_parallel`` are its recipes' (scripts/performance of v0.2.0, src/megatron/bridge/perf_recipes of 067f987df03b), of NeMo's of 24.12
+its launcher's (conf/training/gpt3/20b.yaml, llama/llama2_70b.yaml); torchtitan names its row with async TP.
 """
 
 from __future__ import annotations
@@ -93,6 +96,9 @@ def number(row: dict[str, str], key: str, default: int = 1) -> int:
 
 
 def recompute_of(row: dict[str, str]) -> str:
+    """``every other op`` is torchtitan's selective checkpoint."""
+    if "every other op" in row["recompute"]:
+        return "op"
     return next((word for word in ("full", "selective") if row["recompute"].startswith(word)), "none")
 
 
@@ -138,6 +144,8 @@ def step_of(row: dict[str, str], micro_batches: int) -> dict[str, Any]:
         "tensor_calls": "dtensor" if "FSDP" in row["sharding"] else "megatron", **attention_of(row), **products_of(row),
     }  # fmt: skip
     chunks = number(row, "vpp")
+    if row.get("tensor_overlap") == "yes":
+        step["tensor_overlap"] = True
     if pp > 1:
         step |= {"schedule": "interleaved_1f1b", "chunks": chunks} if chunks > 1 else {"schedule": "1f1b"}
     return step
@@ -163,9 +171,7 @@ def scenario_of(row: dict[str, str], micro_batches: int) -> Scenario:
 
 
 def step_s(row: dict[str, str]) -> float:
-    """Seconds of the simulated step. torchtitan's `every other op` computes half of a layer again: the middle of nothing and all."""
-    if "every other op" in row["recompute"]:
-        return statistics.mean(step_s({**row, "recompute": word}) for word in ("none", "full"))
+    """Seconds of the simulated step."""
     micro_batches = max(round(number(row, "global_batch_seqs") / (number(row, "dp") * number(row, "micro_batch"))), 1)
     if number(row, "pp") > 1:
         return _timed_s(row, micro_batches)

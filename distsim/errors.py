@@ -14,17 +14,15 @@ All take positional arguments only, so that they survive simpy, which rebuilds e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from textwrap import wrap
 from traceback import clear_frames
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 #: Longer source lines are cut around the caret.
 _WIDEST_LINE = 100
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Problem:
+class Problem(NamedTuple):
     """One thing in a scenario that can't be read.
 
     ``line`` and ``column`` count from 1; both are 0 when there is no text (the file is not there, or the scenario was built

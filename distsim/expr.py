@@ -13,9 +13,11 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any
+
+from distsim.records import dataclass
 
 Number = int | float | bool
 Env = Mapping[str, Any]

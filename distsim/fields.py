@@ -8,7 +8,6 @@ A parser takes what YAML gives and returns what is meant, or raises ValueError w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -16,6 +15,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from distsim.expr import Expression, parse
 from distsim.names import near
+from distsim.records import dataclass
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

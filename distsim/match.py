@@ -10,8 +10,10 @@ thing left open is which sender an any-source receive takes: `takes` lists what 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
+
+from distsim.records import dataclass
 
 #: The sender of a receive that accepts any.
 ANY = -1

@@ -10,12 +10,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from typing import Any
 
 from distsim import units
 from distsim.expr import Env, Expression, ExpressionError, parse, tree
+from distsim.records import dataclass
 
 #: What a unit measures, in the words of messages -> an example.
 EXAMPLES = {

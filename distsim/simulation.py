@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -30,6 +30,7 @@ from distsim.profiles import PROFILES, default_cluster
 from distsim.program.limits import FOLDED_CALLS, bounded_program, bounded_world, fits
 from distsim.program.lower import lower
 from distsim.program.records import Program
+from distsim.records import dataclass
 from distsim.scenario import Scenario
 from distsim.semantics.section import Unfold, alike_groups, section, standing
 from distsim.standstill import Standstill

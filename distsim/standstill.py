@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from distsim.records import dataclass
 
 #: How a rank's program ended. ``raised``: a Python error; ``crashed``: the process died (signal); ``silent``: of a real run, does not
 #: move and waits for nobody.

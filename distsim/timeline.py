@@ -2,7 +2,8 @@
 
 Every instant of a rank is one of four things, the first that applies:
 
-- *compute*: a compute (or assign) runs;
+- *compute*: a compute (or assign) runs; where the host only enqueues, what it computes itself (`on: host`) counts after communication,
+  which it hides no more than launches do;
 - *exposed communication*: a message or collective of the rank is under way, after its match;
 - *waiting*: the host is in a call that has not met its parties yet (or waits for a request), or, with a back end whose host runs
   ahead, a launch is posted and can't start;
@@ -13,7 +14,6 @@ So the four add up to the makespan, exactly. Everything is worked out on the tra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from distsim.critical_path import Segment, critical_path
 from distsim.ops.table import COMPUTE_OPS, LOCAL_OPS, OPS, REMOTE_OPS
 from distsim.profiles import PROFILES
+from distsim.records import dataclass
 from distsim.trace import NEVER, Trace
 
 Ints = NDArray[np.int64]
@@ -117,8 +118,10 @@ def rank_times(trace: Trace, makespan_ns: int) -> tuple[RankTimes, ...]:
     def add(mask: Mask, start: Ints, end: Ints) -> Ints:
         return cover.add(rank[mask], start[mask], end[mask])
 
-    compute = add(computing & ran, started, till)
+    hosted = np.isin(trace["queue"], [i for i, name in enumerate(trace.tables["queue"]) if name == "host"]) & _enqueues(trace)
+    compute = add(computing & ran & ~hosted, started, till)
     exposed = add(((trace["match"] >= 0) | trace.ops(*REMOTE_OPS)) & ~local & ran & (finished >= 0), started, till)
+    compute = compute + add(computing & ran & hosted, started, till)
     waiting = add(made & ~computing & ~sleeping, posted, back)
     if _enqueues(trace):
         asleep = made & sleeping

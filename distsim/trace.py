@@ -8,13 +8,13 @@ run, -1 where it never happened.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsim.findings.record import Place
+from distsim.records import dataclass
 
 TRACE_SCHEMA_VERSION: Final = 1
 NEVER: Final = -1

@@ -670,6 +670,17 @@ def forked() -> None:
     assert text == "tensor([3., 3.], device='cuda:1')", text
 
 
+def elsewhere() -> None:
+    """What lies on another device than the current one stays there, through kernels of our own too."""
+    x = torch.randn(2, 3, 5, 4, device="cuda:1", requires_grad=True)
+    made = [x.softmax(-1), x.log_softmax(-1), torch._safe_softmax(x, -1), x.softmax(-1, dtype=torch.float64)]
+    made += [F.scaled_dot_product_attention(x, x, x, is_causal=True, dropout_p=p) for p in (0.0, 0.5)]
+    made += [nn.GRU(4, 4).to(x.device)(x[0])[0], nn.LSTMCell(4, 4).to(x.device)(x[0, 0])[0]]
+    sum(m.float().sum() for m in made).backward()
+    assert torch.cuda.current_device() == 0
+    assert {m.device for m in (*made, x.grad)} == {torch.device("cuda:1")}
+
+
 def patched() -> None:
     """Each name that was put in place is there, has a reason, and shares no function with another in the same place."""
     from distsim.capture.cuda import pretend, real

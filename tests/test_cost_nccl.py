@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from distsim.cli.explain import price_page
 from distsim.cluster import PRESETS, cluster_from, preset
 from distsim.cluster.model import Cluster
 from distsim.cost import CostModel
@@ -175,7 +176,7 @@ def test_a_network_that_reduces_spares_the_cards() -> None:
 
 
 def test_a_dearer_call_makes_every_price_as_much_dearer() -> None:
-    plain, dear = (CostModel(cluster_from({"preset": "dgx-h100", "call_overhead": o}), 8, 8) for o in ("3.3 us", "13.3 us"))
+    plain, dear = (CostModel(cluster_from({"preset": "dgx-h100", "call_overhead": o}), 8, 8) for o in ("3.1 us", "13.1 us"))
 
     assert price(dear, "all_reduce", 8, 1 << 20) == price(plain, "all_reduce", 8, 1 << 20) + 10_000
     assert abs(LAUNCH_NS - 1000 * CONSTANTS["launch"]) < 100
@@ -298,3 +299,22 @@ def test_a_group_sits_where_its_ranks_are() -> None:
 
     assert (at.nodes, at.per_node) == (2, 8)
     assert (at.inter_gbs, at.nic_gbs) == pytest.approx((48, 6))
+
+
+def test_an_exchange_of_uneven_nodes_is_bounded_by_what_the_smaller_one_sends() -> None:
+    """80 ranks of NVL72: the 8 beside 72 send nine tenths of 1 GiB each, through a card of 50 GB/s of their own: 19.3 ms and little more.
+    Of even nodes, half of it."""
+    cost = CostModel(cluster_from("gb200-nvl72"), 144, 4)
+    uneven, even = (price(cost, "all_to_all_single", n, 1 << 30) for n in (80, 144))
+
+    assert 0.9 * (1 << 30) / 50 <= uneven < 1.2 * 0.9 * (1 << 30) / 50
+    assert 0.5 * (1 << 30) / 50 <= even < 1.3 * 0.5 * (1 << 30) / 50
+
+
+def test_a_price_is_explained_on_machines_of_as_many_gpus_as_the_preset_has() -> None:
+    """4 on a tray of NVL72, one of GH200; another number where it is given."""
+    page = price_page("all_reduce", "gb200-nvl72", "1 GiB", 144, None)
+
+    assert page == price_page("all_reduce", "gb200-nvl72", "1 GiB", 144, 4)
+    assert page != price_page("all_reduce", "gb200-nvl72", "1 GiB", 144, 8)
+    assert "among 8 ranks on 8 nodes of 1" in " ".join(price_page("all_reduce", "gh200", "1 MiB", 8, None).split())

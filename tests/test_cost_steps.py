@@ -96,6 +96,47 @@ def test_shards_of_a_matrix_write_less_but_not_in_proportion(tensor: int) -> Non
     assert backward / tensor < part[1] < backward
 
 
+COUNTED: Any = import_module("benchmarks.gpu.counted")
+
+
+def test_blocks_of_one_tensor_rank_are_told_alike_however_many_share_them() -> None:
+    """Beside an H100's readings, for a moment and alone: 1.28 to 1.43 of them, 1 to 8 tensor ranks, 2048 to 8192 tokens (the preset's
+    rate is that of whole published steps). Without what ends of attention, sums of gradients, rotary embeddings and starts of kernels
+    take it fell from 1.32 to 0.97."""
+    dense = {
+        block: sum(COUNTED.counted_us(*block)) / took
+        for block, took in COUNTED.read_us(COUNTED.read()).items()
+        if block[0] in ("llama3-8b", "llama3-70b", "gpt-1.3b", "qwen3-8b")
+    }
+
+    assert len(dense) == 15
+    assert min(dense.values()) > 1.28
+    assert max(dense.values()) < 1.43
+
+
+@pytest.mark.parametrize(
+    ("heads", "forward_us", "backward_us"), [(4, 172, 480), (8, 274, 788), (32, 885, 2669), (64, 1715, 5177)]
+)
+def test_few_heads_pay_for_the_end_of_fused_attention(heads: int, forward_us: float, backward_us: float) -> None:
+    """cuDNN's over 8192 tokens, causal, on an H100 (benchmarks/gpu/compute_h100.json: TFLOP/s of 4 to 64 heads of 128): work and idle end
+    at one rate are within a fifth of each, where work alone has 4 heads at half of the time of 64."""
+    one = MicroBatch(Architecture(1, heads * 128, heads, heads, 1, 1, 8192), sequence=8192, flash=True, causal=True)
+    rate = 671e6  # FLOP per us, what 64 heads have but for their end
+
+    assert (one.scores_flops + one.idle_flops) / rate == pytest.approx(forward_us, rel=0.2)
+    assert 2.5 * (one.scores_flops + one.idle_flops) / (rate * 0.83) == pytest.approx(backward_us, rel=0.2)
+
+
+def test_each_kernel_takes_the_devices_launch() -> None:
+    """4 us on an H100, beside what its bytes take."""
+
+    def took(**fields: object) -> int:
+        step = {"compute": {"bytes": "1 GiB", **fields}}
+        return simulate(Scenario(name="k", world=1, backend="nccl", cluster="dgx-h100", program=[step])).makespan_ns
+
+    assert took(kernels=20) - took() == 19 * 4000
+
+
 ROOT = Path(__file__).resolve().parent.parent
 STEPS: Any = import_module("benchmarks.training_steps")
 
@@ -123,7 +164,7 @@ def test_the_band_of_compute_holds_four_of_five_steps_of_sources_that_it_was_not
 
 
 def test_published_steps_are_met_as_the_pages_say_and_no_gpu_is_off_to_one_side() -> None:
-    """8.9 % over sources; no GPU's sources are off by more than 6 % in their mean, and mixtures of experts by no more than 20."""
+    """8.5 % over sources; no GPU's sources are off by more than 6 % in their mean, and mixtures of experts by no more than 20."""
     rows, seconds = published(), simulated()
     errors = {row["run_id"]: seconds[row["run_id"]] / float(row["step_time_s"]) - 1 for row in rows if row["run_id"] in seconds}
     sources, families = defaultdict[str, list[float]](list), defaultdict[tuple[str, str], list[float]](list)
@@ -132,7 +173,7 @@ def test_published_steps_are_met_as_the_pages_say_and_no_gpu_is_off_to_one_side(
         sources[source].append(abs(errors[row["run_id"]]))
         families[STEPS.gpu_of(row), source].append(errors[row["run_id"]])
 
-    assert mean(map(mean, sources.values())) == pytest.approx(0.089, abs=0.001)
+    assert mean(map(mean, sources.values())) == pytest.approx(0.085, abs=0.001)
     for gpu in {gpu for gpu, _ in families}:
         assert abs(mean(median(own) for (of, _), own in families.items() if of == gpu)) < 0.06
     assert mean(abs(errors[row["run_id"]]) for row in rows if row["experts"] and row["run_id"] in errors) < 0.20

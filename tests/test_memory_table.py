@@ -146,7 +146,8 @@ def test_what_tensors_hold_at_a_time_is_told_and_does_not_decide_what_fits():
 
 
 _READ = (
-    "llama3-8b, ac full", "llama3-8b, tp 4", "llama3-70b, tp 8, ac full", "llama3-8b, dp 64, sequence 4096, reshard False",
+    "llama3-8b, ac full", "llama3-8b, ac op", "llama3-8b, tp 4", "llama3-70b, tp 8, ac full",
+    "llama3-8b, dp 64, sequence 4096, reshard False",
     "qwen3-8b, sequence 4096",
     "mixtral-8x7b, dp 64, ep 8, sequence 2048",
     "llama3-70b, tp 8, sequence 4096, reshard False, stage first, held 4, micro_batches 8, layers 20",

@@ -63,6 +63,8 @@ CASES = [
     (6, "{dp: 2, tp: 3}", LLAMA + "zero: 1}", "llama3-8b", "hidden 4096 is not divisible by the tensor axis of 3 ranks; 2 or 4 would do"),
     (8, "{tp: 8}", LLAMA + "sequence: 4097}", "4097",
      "sequence 4097 is not divisible by the tensor axis of 8 ranks, as sequence_parallel needs"),
+    (8, "{tp: 8}", LLAMA + "tensor_overlap: true, sequence_parallel: false}", "true",
+     "what it hides is what sequence_parallel gathers and scatters: expected sequence_parallel: true"),
     (8, "{dp: 2, ep: 4}", LLAMA + "zero: 1}", "{model",
      "the model has no experts for the axis ep of 4 ranks to share: leave ep out of the mesh"),
     (6, "{dp: 2, ep: 3}", "transformer: mixtral-8x7b", "mixtral",

@@ -279,3 +279,19 @@ def test_times_of_a_simulated_run_add_up(backend: str) -> None:
     assert _tiles(result)
     assert [c.op for c in result.collectives] == ["all_reduce", "barrier"]
     assert (result.critical_path[0].rank, result.critical_path[0].op) == (3, "compute")
+
+
+@pytest.mark.parametrize("on", ["host", "current"])
+def test_what_the_host_does_meanwhile_hides_no_communication_of_a_device(on: str) -> None:
+    """2 ranks under nccl: while a reduction is under way the host computes, as it does launching what comes next. With the computing on the
+    device's stream, after the reduction, the same time counts once as each."""
+    reduced = {"op": "all_reduce", "numel": 1 << 22, "reduce_op": "sum"}
+    work = {"op": "compute", "time_ns": 30_000, "name": "work", "queue": "" if on == "current" else on}
+    program = build_program(2, {r: [reduced, work] for r in range(2)}, backend="nccl")
+    result = timeline(run(program, PROFILES["nccl"], CostModel(default_cluster("nccl"), 2, 2)).trace)
+    price = result.collectives[0].duration_ns
+
+    assert price > 30_000
+    assert result.ranks[0].exposed_comm_ns == price
+    assert result.ranks[0].compute_ns == (30_000 if on == "current" else 0)
+    assert sum(_shares(result)) == result.makespan_ns

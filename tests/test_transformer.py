@@ -91,6 +91,22 @@ def test_activations_of_a_layer_follow_korthikanti(one: MicroBatch, expected: fl
     assert one.activation_bytes == expected
 
 
+def test_every_second_product_is_computed_again_and_the_others_kept() -> None:
+    """torchtitan's policy on Llama 3 8B: of wq, wk, wv, wo, w1, w3, w2 the first, third …, attention, the layer's input. Tensor ranks keep
+    w2's sums whole and what is scattered of wo and w2. Biases make it addmm, which is kept; experts' products are all computed again."""
+    one = MicroBatch(PRESETS["llama3-8b"], sequence=4096, flash=True, causal=True, gathered=True, recompute="op")
+    kept, again = 4096 + (4096 + 1024 + 4096) + (14336 + 4096), 2 * 4096 * (1024 + 4096 + 14336)
+    part = one._replace(tensor=8, sequence_parallel=True)
+    routed = one._replace(model=PRESETS["mixtral-8x7b"])
+
+    assert one.activation_bytes == 4096 * (2 * kept + 4 * 32)
+    assert one.again_flops == 4096 * again
+    assert part.activation_bytes == 4096 * (2 * (3 * 512 + (512 + 128 + 512) + (1792 + 4096)) + 4 * 4)
+    assert part.again_flops == 512 * again
+    assert GPT._replace(recompute="op").again_flops == 0
+    assert routed.again_flops == 2 * 4096 * 4096 * (1024 + 4096) + 2 * 4096 * 3 * 4096 * 14336 * 2
+
+
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_flops_of_a_step_follow_narayanan(recompute: str) -> None:
     """96 B s l h^2 (1 + s/6h + V/16lh) with recomputation (equation 3); three quarters of the layers' part without."""

@@ -26,10 +26,15 @@ LAYOUTS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "zero 1": ({"dp": 4}, {"zero": 1}),
     "fully sharded": ({"dp": 4}, {"zero": 3, "micro_batches": 2}),
     "tensor": ({"tp": 4}, {}),
+    "tensor in pieces": ({"tp": 4}, {"tensor_overlap": True}),
+    "tensor in pieces as Megatron": ({"tp": 4, "pp": 2}, {**PIPELINED, "tensor_overlap": True, "tensor_calls": "megatron"}),
+    "experts not in pieces": ({"dp": 1, "ep": 2, "tp": 2}, {"model": MOE, "tensor_overlap": True}),
     "tensor without sequence": ({"tp": 4}, {"sequence_parallel": False}),
     "context": ({"cp": 2, "tp": 2}, {}),
     "experts": ({"dp": 2, "ep": 2}, {"model": MOE}),
     "experts, fully sharded": ({"dp": 2, "ep": 2}, {"model": MOE, "zero": 3}),
+    "recomputed by operation": ({"dp": 2, "tp": 2}, {"recompute": "op"}),
+    "experts recomputed by operation": ({"dp": 1, "ep": 2, "tp": 2}, {"model": MOE, "recompute": "op"}),
     "recomputed": ({"dp": 2, "tp": 2}, {"recompute": "full"}),
     "1f1b": ({"dp": 2, "pp": 2, "tp": 2}, PIPELINED),
     "gpipe": ({"pp": 4}, {**PIPELINED, "schedule": "gpipe"}),
@@ -237,6 +242,21 @@ def test_gradients_of_a_stage_travel_beside_its_last_backward(schedule: dict[str
         assert first < last
 
 
+@pytest.mark.parametrize("calls", ["dtensor", "megatron"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_messages_in_pieces_move_the_same_bytes_and_hide_behind_the_same_products(calls: str, recompute: str) -> None:
+    """All of a block's gathers and all but 1/8 of its scatters lie beside products, whose FLOP are the same; the step gets shorter."""
+    large = {"model": {**SMALL, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672}, "sequence": 4096, "launch": "0 ns"}
+    fields = {**large, "tensor_calls": calls, "recompute": recompute}
+    plain, pieces = (scenario({"tp": 8}, {**fields, "tensor_overlap": on}, cluster="dgx-h100") for on in (False, True))
+    sums = [[sum(c.flops for _, c in lower(s).calls_of(0)), sum(c.mem_bytes for _, c in lower(s).calls_of(0)),
+             sum(b.nbytes for _, c in lower(s).calls_of(0) for b in c.inputs)] for s in (plain, pieces)]  # fmt: skip
+    whole, beside = (simulate(s, with_verdict=False, with_values=False).makespan_ns for s in (plain, pieces))
+
+    assert sums[0] == sums[1]
+    assert beside < 0.95 * whole
+
+
 def test_a_layer_lasts_at_least_as_long_as_the_host_launches_it() -> None:
     """Small kernels: the host decides. 150 launches forward and backward of a layer."""
     slow, fast = (run({}, {"launch": launch}).makespan_ns for launch in ("15 us", "0 ns"))
@@ -249,12 +269,13 @@ def test_a_layer_lasts_at_least_as_long_as_the_host_launches_it() -> None:
 
 
 def test_attention_below_a_matrix_products_rate_adds_its_scores_again() -> None:
+    """Its scores, and what idle multiprocessors could compute while its last tiles end, of 32 rows here."""
     one = scenario({}, {"attention_efficiency": 0.5, "launch": "0 ns"})
     other = scenario({}, {"attention_efficiency": 1.0, "launch": "0 ns"})
     flops = [sum(c.flops for _, c in lower(s).calls_of(0)) for s in (one, other)]
-    scores = 4 * 32 * 32 * 64 // 2
+    scores, idle = 4 * 32 * 32 * 64 // 2, 128 * 32 * 32 * 2 * 8
 
-    assert flops[0] - flops[1] == pytest.approx(4 * 3.5 * scores)
+    assert flops[0] - flops[1] == pytest.approx(4 * 3.5 * (scores + idle))
 
 
 def test_heads_that_miss_the_tensor_cores_have_their_scores_priced_at_float32s_rate() -> None:

@@ -3,12 +3,10 @@
     python benchmarks/accuracy/run.py [--tables] [--fit]
 
 A table's error is the mean of ``|priced / measured - 1|`` over its sizes; given are mean and median over tables, then the means
-within three classes
-of sizes. Lines: latency and bandwidth alone (`collectives: rails`, which distsim priced GPUs by before); the constants as they
-come; fitted
-anew without the scored table, and without any table of its system; measured at every fourth size and predicted at the others;
-measured at two
-rank counts and predicted at a third; and how often the band of `distsim.cost.band` holds what was measured.
+within three classes of sizes. Lines: latency and bandwidth alone (`collectives: rails`, which distsim priced GPUs by before); the
+constants as they come; fitted anew without the scored table, and without any table of its system; measured at every fourth size and
+predicted at the others; measured at two rank counts and predicted at a third; beside parts of tables that threads quote
+(`nccl_quoted.csv`), in no fit; and how often the band of `distsim.cost.band` holds what was measured.
 `--tables` adds a line for each table, `--fit` prints the constants again.
 """
 
@@ -23,7 +21,7 @@ from collections.abc import Callable, Iterable
 import fit
 import numpy as np
 from numpy.typing import NDArray
-from tables import Table, tables
+from tables import Table, quoted, tables
 
 from distsim.cluster import Curve, cluster_from
 from distsim.cost import CostModel
@@ -39,25 +37,31 @@ OP = {
     "send": "send",
 }
 #: What the presets had when they were priced by latency and bandwidth alone: by architecture the share of the link, its latency.
-RAILS = {"volta": (0.78, "0.8 us"), "ampere": (0.78, "0.8 us"), "hopper": (0.81, "0.6 us"), "ada": (0.78, "0.8 us")}
+RAILS = {
+    "blackwell": (0.8, "0.6 us"),
+    "volta": (0.78, "0.8 us"),
+    "ampere": (0.78, "0.8 us"),
+    "hopper": (0.81, "0.6 us"),
+    "ada": (0.78, "0.8 us"),
+}
 
 
-def cluster_of(table: Table, rails: bool = False, measured: tuple[Curve, ...] = ()) -> CostModel:
-    """The table's machines as a cluster file would tell them."""
+def cluster_of(table: Table, rails: bool = False, measured: tuple[Curve, ...] = (), driven: int = 0) -> CostModel:
+    """The table's machines as a cluster file would tell them; ``driven``: GPUs that a process drives, if more than in this table."""
     at = table.at
     cards = 1 if at.nodes == 1 else max(round(at.sheet_inter / (at.nic_gbs / 0.96)), 1)
     bandwidth = at.sheet_inter / cards if at.nodes > 1 else 12.5
     memory = {"memory_bandwidth": "1 TB/s", "memory_size": "80 GB"}  # not asked for
     share, latency = RAILS[at.architecture]
     cluster = {
-        "name": table.id, "collectives": "rails" if rails else "nccl", "call_overhead": "6.6 us" if rails else "3.3 us",
+        "name": table.id, "collectives": "rails" if rails else "nccl", "call_overhead": "6.6 us" if rails else "3.1 us",
         "device": {"name": at.architecture, "architecture": at.architecture, "peak": {}, **memory},
         "intra": {
             "kind": at.intra, "latency": latency if rails else "0.6 us", "bandwidth": f"{at.sheet_intra} GB/s",
             "efficiency": share if rails else at.intra_gbs / at.sheet_intra, "switch": at.switch, "peer_access": at.peer_access,
         },
         "nics": {"count": cards, "latency": "1 us", "bandwidth": f"{bandwidth} GB/s", "efficiency": 0.93 if rails else 0.96},
-        "network": {"latency": "4 us", "transport": at.transport}, "gpus_per_process": at.driven,
+        "network": {"latency": "4 us", "transport": at.transport}, "gpus_per_process": driven or at.driven,
     }  # fmt: skip
     found = cluster_from(cluster).model_copy(update={"measured": measured})
     return CostModel(found, at.n if at.nodes == 1 else at.nodes * at.per_node, at.per_node)
@@ -100,7 +104,8 @@ def thirds(every: list[Table]) -> list[tuple[Table, Array]]:
             continue
         for table in same:
             others = tuple(curve_of(t, np.arange(len(t.us))) for t in same if t.at.n != table.at.n)
-            found.append((table, np.abs(priced(table, cluster_of(table, measured=others)) / table.us - 1)))
+            cost = cluster_of(table, measured=others, driven=max(t.at.driven for t in same))
+            found.append((table, np.abs(priced(table, cost) / table.us - 1)))
     return found
 
 
@@ -184,8 +189,8 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="print the constants, fitted anew")
     asked, start = parser.parse_args(), time.perf_counter()
     every = tables()
-    d = fit.data(every)
-    x = fit.fit(d)
+    both = fit.data([*every, *quoted(fitted=True)])
+    x = fit.fit(both)
     if asked.fit:
         sys.stdout.write(fit.module(x))
         return
@@ -197,16 +202,21 @@ def main() -> None:
     )
     front = [(t, t.nbytes, np.abs(priced(t, cluster_of(t)) / t.us - 1)) for t in every]
     write(line("constants as they come (in sample)", front))
-    by_table, by_system = left_out(d, x, lambda t: t.id), left_out(d, x, lambda t: t.system)
+    d = fit.data(every)
+    by_table, by_system = (left_out(both, x, label)[: len(d.us)] for label in (lambda t: t.id, lambda t: t.system))
     write(line("fitted without the scored table", split(d, _off(d, by_table))))
     write(line("fitted without the scored system", split(d, _off(d, by_system))))
     write(line("measured at every fourth size", ((t, *_fourth(t)) for t in every if len(t.us) > 8)))
     write(line("measured at two rank counts", ((t, t.nbytes, off) for t, off in thirds(every))))
+    elsewhere = [(t, t.nbytes, np.abs(priced(t, cluster_of(t)) / t.us - 1)) for t in quoted(fitted=False)]
+    write(line("quoted elsewhere, in no fit", elsewhere))
     for known in (True, False):
         share, rows = coverage(d, by_system, known)
         write(f"90 % band of systems left out holds {share:.0f} % of {rows} times, of {'known' if known else 'new'} classes")
     write("quantiles .05 and .95 of measured over predicted, systems left out, by size:\n" + quantiles(d, by_system))
     if asked.tables:
+        for table, _, off in elsewhere:
+            write(f"  {table.id:42} {100 * off.mean():5.1f} in no fit")
         for (table, _, off), (_, _, out) in zip(front, split(d, _off(d, by_system)), strict=True):
             write(f"  {table.id:42} {100 * off.mean():5.1f} in sample, {100 * out.mean():5.1f} without its system")
     write(f"in {time.perf_counter() - start:.0f} s")

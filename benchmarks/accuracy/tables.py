@@ -1,4 +1,4 @@
-"""The published nccl-tests tables of `nccl_tables.csv`, each in the setting that it was measured in.
+"""The published nccl-tests tables of `nccl_tables.csv`, and the readings of `nccl_quoted.csv`, each in the setting it was measured in.
 
 Columns: `table_id`, `source` (where it was published), `system`, `gpu`, nodes and ranks, the data sheet's bandwidths
 (`intra_bw_GBps` of a GPU, `inter_bw_GBps_per_node` of all cards of a node; per direction), `nccl_version`, `launch`, `collective`,
@@ -27,8 +27,11 @@ KINDS: dict[str, Kind] = {
 #: What NCCL counts of a data sheet's bandwidth (src/graph/topo.h): 20 of 25 GB/s a link of NVLink 2 and 3, 20.6 of NVLink 4; 12
 #: of 16 GB/s on PCIe 3
 #: (doubled with each generation); 12 of 12.5 GB/s on a card of 100 Gbit/s.
-NVLINK = {"volta": 0.8, "ampere": 0.8, "hopper": 0.824}
+NVLINK = {"volta": 0.8, "ampere": 0.8, "hopper": 0.824, "blackwell": 0.802}
 PCIE, NIC = 0.75, 0.96
+#: Of what is quoted, the systems that tell what no whole table does: calls of one process a GPU that make an exchange of messages on
+#: NVLink, and messages over InfiniBand. All others are in no fit.
+FITTED = ("8 x H20 node (DeepEP issue)", "2 x 1 A40")
 
 
 class Table(NamedTuple):
@@ -50,8 +53,10 @@ class Table(NamedTuple):
 
 def architecture(gpu: str) -> str:
     return (
-        "hopper"
-        if gpu.startswith("H100")
+        "blackwell"
+        if gpu.startswith(("B200", "GB200"))
+        else "hopper"
+        if gpu.startswith("H")
         else "volta"
         if gpu.startswith("V100")
         else "ada"
@@ -110,6 +115,11 @@ def tables(path: Path = HERE / "nccl_tables.csv") -> list[Table]:
 def steady(out_of_place: float, in_place: float | None) -> float:
     """The time of a call among many."""
     return out_of_place if in_place is None or out_of_place < SET_UP * in_place else in_place
+
+
+def quoted(fitted: bool) -> list[Table]:
+    """Parts of tables, as threads quote them: those of `FITTED`, or the others."""
+    return [table for table in tables(HERE / "nccl_quoted.csv") if (table.system in FITTED) is fitted]
 
 
 def _table(name: str, rows: list[dict[str, str]], in_place: list[float | None]) -> Table:

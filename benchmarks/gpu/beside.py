@@ -8,7 +8,6 @@ messages. `transformer`: what the strategy counts; `capture`: what `distsim capt
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -18,34 +17,11 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent))
 
 import torch  # noqa: E402
+from counted import counted_us, read, read_us  # noqa: E402
 from modules import MODELS, Model, Options, Sizes  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from distsim.capture.price import counting, duration_ns  # noqa: E402
-from distsim.cluster import cluster_from  # noqa: E402
-from distsim.strategies.models import PRESETS, Architecture  # noqa: E402
-from distsim.strategies.transformer import MicroBatch  # noqa: E402
-
-_GPT = Architecture(24, 2048, 16, 16, 8192, 50257, 2048, mlp="gelu", bias=True)
-DEVICE = cluster_from("dgx-h100").device
-
-
-def read() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((HERE / "compute_h100.json").read_text())
-    return found
-
-
-def counted_us(model: str, batch: int, length: int, share: int) -> tuple[float, float]:
-    """Forward and backward pass by the `transformer` strategy's counts, in us."""
-    one = MicroBatch(
-        {**PRESETS, "gpt-1.3b": _GPT}[model], batch, length, 2, share, flash=True, causal=MODELS[model].causal, gathered=True
-    )
-    rate, memory = DEVICE.flop_per_ns("bfloat16") * 1e3, DEVICE.memory_bytes_per_ns * DEVICE.memory_efficiency * 1e3
-    products, lag = one.layer_flops + one.padding_flops, one.scores_flops * (1 / 0.8 - 1)
-    forward = (products + lag) / rate + (one.layer_traffic + one.products_traffic[0] + one.routing_traffic) / memory
-    backward = 2 * products + one.flash_flops + 2.5 * lag
-    moved = 2 * one.layer_traffic + one.products_traffic[1] + one.routing_traffic
-    return forward, backward / rate + moved / memory
 
 
 def captured_us(sizes: Sizes, batch: int, length: int, share: int) -> tuple[float, float]:
@@ -72,14 +48,9 @@ def captured_us(sizes: Sizes, batch: int, length: int, share: int) -> tuple[floa
 
 
 def blocks(found: dict[str, Any]) -> None:
-    times: dict[tuple[str, int, int, int], dict[str, float]] = defaultdict(dict)
-    for row in found["blocks"]:
-        if row["what"] == "block":
-            times[row["model"], row["batch"], row["length"], row["share"]][row["way"]] = row["us"]
     print("us, forward + backward; told / read\n")
     print("| block | read | transformer | | capture | |\n|---|---|---|---|---|---|")
-    for (model, batch, length, share), way in times.items():
-        took = way["forward"] + way["backward"]
+    for (model, batch, length, share), took in read_us(found).items():
         told = sum(counted_us(model, batch, length, share))
         cells = f"| {model}, {batch} × {length}, 1/{share} | {took:.0f} | {told:.0f} | {told / took:.2f} |"
         if MODELS[model].experts:

@@ -21,12 +21,12 @@ def readings() -> list[dict[str, Any]]:
 
 
 def told(run: Mapping[str, Any]) -> MemoryDecl:
-    """What distsim counts for this rank. Per-operation checkpoints (`ac: op`) have no word of theirs and are counted as none."""
+    """What distsim counts for this rank."""
     zero = {"ddp": 0, "zero1": 1}.get(run["wrap"], 1 if run["stage"] else 3 if run["reshard"] else 2)
     mesh = {"pp": 4 if run["stage"] else 1, "dp": run["dp"] // run["ep"], "ep": run["ep"], "tp": run["tp"]}
     model = _GPT.format(str(bool(run["dropout"])).lower()) if run["model"].startswith("gpt") else run["model"]
     fields = {"model": model, "micro_batch": run["batch"], "sequence": run["sequence"], "zero": zero,
-              "micro_batches": run["micro_batches"], "recompute": {"op": "selective"}.get(run["ac"], run["ac"])}  # fmt: skip
+              "micro_batches": run["micro_batches"], "recompute": run["ac"]}  # fmt: skip
     shown = {axis: size for axis, size in mesh.items() if size > 1}
     text = "\n".join((
         "name: memory", f"world: {mesh['pp'] * run['dp'] * run['tp']}", "backend: nccl", "cluster: dgx-h100",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import socket
@@ -10,8 +11,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from distsim.capture.repeats import numbered
 from distsim.capture.sites import NOWHERE, Sites, Where
-from distsim.capture.wire import READ, Arena, Blobs, Frames, Piece, Regions, Texts, connect, frame, frame_again
+from distsim.capture.wire import READ, Arena, Blobs, Frames, Piece, Regions, Texts, connect, frame, frame_again, result_head
 
 if TYPE_CHECKING:
     from distsim.capture.price import Counted
@@ -33,6 +35,8 @@ class _Line(threading.local):
         self.socket: socket.socket | None = None
         self.token = 0
         self.frames = Frames()
+        self.room = bytearray(READ)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.room))
 
 
 class Client:
@@ -104,14 +108,16 @@ class Client:
             self._read(line)
         return line
 
-    def _read(self, line: _Line) -> Answer:
+    def _read(self, line: _Line, data: bytes = b"") -> Answer:
+        """The next answer. ``data``: what of it was read."""
         assert line.socket is not None
         while True:
-            data = line.socket.recv(READ)
+            data = data or line.socket.recv(READ)
             if not data:
                 os._exit(1)  # the hub is gone, and with it everybody whom this rank could meet
             for message, blob in line.frames.feed(data):
                 return message, Blobs(blob)
+            data = b""
 
     # --- saying ---
     def hold(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
@@ -151,11 +157,10 @@ class Client:
     def flush(self) -> None:
         with self._lock:
             if self._out is not None and self._held:
-                if all(type(message) is tuple for message in self._held):
-                    key = tuple(self._held)
-                    held = frame_again(self._texts.of(key, lambda: key), self._held_blobs)
-                else:
+                if list in map(type, self._held):
                     held = frame(self._held, self._held_blobs)
+                else:
+                    held = frame_again(self._texts.of(tuple(self._held), None), self._held_blobs)
                 self._held, self._held_blobs = [], []
                 try:
                     self._out.sendall(held)
@@ -166,10 +171,45 @@ class Client:
         """Say it and wait for the answer. Raises what the hub answers with."""
         line = self._answers()
         self.say(("ask", line.token, *message) if type(message) is tuple else ["ask", line.token, *message], blobs)
-        answer, found = self._read(line)
+        return self._heard(line)
+
+    def _heard(self, line: _Line, data: bytes = b"") -> Answer:
+        answer, found = self._read(line, data)
         if answer[0] == "raise":
             raise _error(answer[1], answer[2])
         return answer, found
+
+    # --- saying again ---
+    def send_again(self, name: int, payload: bytes) -> None:
+        """Make a call that is known by this name and waits for nobody, as `post` does."""
+        with self._lock:
+            thread = threading.get_ident()
+            if thread != self._speaker:
+                self._speaks()
+            self._held_blobs += (numbered(self._pair()), payload)
+            self._held.append(("again", name))
+            if thread != self._main or len(self._held) > _MOST_HELD:
+                self.flush()
+
+    def receive_again(self, name: int, source: int, count: int) -> tuple[int, int, Answer | None]:
+        """Make a call that is known by this name, and wait for its ``count`` bytes.
+
+        Returns its number, and where the bytes lie; or the answer, where it is another.
+        """
+        line = self._answers()
+        with self._lock:
+            if threading.get_ident() != self._speaker:
+                self._speaks()
+            number = self._pair()
+            self._held_blobs.append(numbered(number))
+            self._held.append(("ask", line.token, "again", name))
+            self.flush()
+        head, room = result_head(source, count), line.room
+        assert line.socket is not None
+        got = line.socket.recv_into(room)
+        if got == len(head) + count and room.startswith(head):
+            return number, line.address + len(head), None
+        return number, 0, self._heard(line, bytes(room[:got]) or line.socket.recv(READ))
 
     def number(self) -> int:
         """The next number in the order of what this rank does; what it computed until now has the one before."""
@@ -177,11 +217,10 @@ class Client:
             self.tell_computed()
         return next(self._numbers)
 
-    def numbers(self) -> int:
-        """As `number`; the one behind it is the caller's as well."""
-        with self._lock:
-            first = self.number()
-            next(self._numbers)
+    def _pair(self) -> int:
+        """As `number`, under the lock; the one behind it is the caller's as well."""
+        first = next(self._numbers) if self.counted is None else self.number()
+        next(self._numbers)
         return first
 
     def learn(self, key: object, facts: Sequence[object]) -> int:

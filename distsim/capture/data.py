@@ -25,6 +25,8 @@ Payload = bytes | Piece
 class Side:
     """What one member brought: its payloads, the shapes of its buffers, its dtype."""
 
+    __slots__ = ("dtype", "extra", "ins", "outs", "payloads")
+
     def __init__(self, payloads: Sequence[Payload], facts: Sequence[Any]) -> None:
         self.payloads = payloads
         self.ins, self.outs, self.dtype, self.extra = facts

@@ -6,14 +6,14 @@ Whatever is not plain, wrong arguments first, goes torch's way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import string_at
+from ctypes import memmove, string_at
 from functools import wraps
 from importlib import import_module
+from sys import _getframe
 from typing import TYPE_CHECKING, Any
 
 from distsim.capture.client import Client
-from distsim.capture.group import GroupMethods, torch_profiles
-from distsim.capture.repeats import numbered
+from distsim.capture.group import GroupMethods
 from distsim.capture.tensors import dtype_of, is_simple
 from distsim.capture.wire import INLINE
 from distsim.capture.work import take
@@ -30,6 +30,7 @@ class Direct:
         self.client, self.world = client, world
         self._compiling: Callable[[], bool] = torch.compiler.is_compiling
         self._watched: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
+        self._profiled: Callable[[], bool] = torch.autograd._profiler_enabled
 
     def send(self, original: Callable[..., None]) -> Callable[..., None]:
         """What stands for `torch.distributed.send`."""
@@ -39,8 +40,8 @@ class Direct:
             own = None if group_dst is not None or self._compiling() else self._group(tensor, dst, group)
             if own is None:
                 return original(tensor, dst, group, tag, group_dst)
-            number, message = self._message(own, "isend", tensor, dst, tag)
-            self.client.post(message, (numbered(number), string_at(tensor.data_ptr(), tensor.nbytes)))
+            name = self._name(own, "isend", tensor, dst, tag)
+            self.client.send_again(name, string_at(tensor.data_ptr(), tensor.nbytes))
             return None
 
         return send
@@ -53,8 +54,12 @@ class Direct:
             own = None if group_src is not None or self._compiling() else self._group(tensor, src, group)
             if own is None:
                 return original(tensor, src, group, tag, group_src)
-            number, message = self._message(own, "irecv", tensor, src, tag)
-            take(self.client, number, (tensor,), *self.client.ask(message, (numbered(number),)))
+            count: int = tensor.nbytes
+            number, address, answer = self.client.receive_again(self._name(own, "irecv", tensor, src, tag), src, count)
+            if answer is None:
+                memmove(tensor.data_ptr(), address, count)
+            else:
+                take(self.client, number, (tensor,), *answer)
             return int(src)
 
         return recv
@@ -64,22 +69,29 @@ class Direct:
         own = self.world.default_pg
         if (group is not None and group is not own) or type(peer) is not int or not isinstance(own, GroupMethods):
             return None
-        if not 0 <= peer < len(own.members) or peer == own.me or own.members[peer] != peer or own.is_special():
+        if not 0 <= peer < len(own.members) or peer == own.me or own.is_special():  # the world's ranks are 0, 1, 2 …
             return None
-        if torch_profiles() or self._watched():
+        if self._profiled() or self._watched() or not is_simple(tensor) or tensor.is_complex():
             return None
-        plain = is_simple(tensor) and not tensor.is_complex() and 0 < tensor.nbytes <= INLINE
-        return own if plain else None
+        return own if 0 < tensor.nbytes <= INLINE else None
 
-    def _message(self, own: GroupMethods, op: str, tensor: Tensor, peer: int, tag: int) -> tuple[int, tuple[object, ...]]:
-        """The number of a call whose wait has the next, and its words."""
+    def _name(self, own: GroupMethods, op: str, tensor: Tensor, peer: int, tag: int) -> int:
+        """The name of a call whose wait is the next: by where the script makes it, looked at once for a place of the script's own."""
         client = self.client
-        number, site = client.numbers(), client.site(4)
-        key = (site, own.number, op, peer, tag, tensor.shape, tensor.dtype)
-        name = client.shapes.get(key)
+        frame, here = _getframe(2), not client.sites.passes
+        shapes, place = client.shapes, (id(frame.f_code), frame.f_lasti, op, own.number, peer, tag, tensor.shape, tensor.dtype)
+        name = shapes.get(place) if here else None
         if name is None:
-            sides: list[list[int]] = [list(tensor.shape)]
-            facts = [sides, [], dtype_of(tensor), {}] if op == "isend" else [[], sides, dtype_of(tensor), {}]
-            counts = [tensor.numel() * tensor.element_size()] if op == "isend" else []
-            name = client.learn(key, (site, own.number, op, peer, tag, True, True, facts, counts))
-        return number, ("again", name)
+            site = client.site(4)
+            key = (site, own.number, op, peer, tag, tensor.shape, tensor.dtype)
+            name = shapes.get(key) or self._learnt(own, op, tensor, key)
+            if here and client.sites.is_own(frame.f_code.co_filename):  # `sites` keeps its code, so that no other gets its number
+                shapes[place] = name
+        return name
+
+    def _learnt(self, own: GroupMethods, op: str, tensor: Tensor, key: tuple[Any, ...]) -> int:
+        site, number, _, peer, tag, *_ = key
+        sides: list[list[int]] = [list(tensor.shape)]
+        facts = [sides, [], dtype_of(tensor), {}] if op == "isend" else [[], sides, dtype_of(tensor), {}]
+        counts = [tensor.nbytes] if op == "isend" else []
+        return self.client.learn(key, (site, number, op, peer, tag, True, True, facts, counts))

@@ -14,6 +14,7 @@ from typing import Any, Final
 from distsim.capture.asking import Asking, ask_held, looks_at, only_sleep
 from distsim.capture.data import Side
 from distsim.capture.limits import limited, no_place, too_late
+from distsim.capture.loops import Plan, planned, run
 from distsim.capture.matching import Matching, Posted
 from distsim.capture.members import Event, Failure, Line, Member, Question
 from distsim.capture.repeats import call_of, learn
@@ -47,8 +48,7 @@ class Hub:
         self.ranks: dict[int, Member] = {}
         self.world = 0
         self.past: list[tuple[int, dict[int, Member]]] = []  # worlds that ended before: sizes and ranks
-        self.progress = 0
-        self.polls = 0
+        self.progress = self.polls = 0
         self.asking = Asking()
         self.stood: dict[int, Member] | None = None
         self._epoll = select.epoll()
@@ -103,10 +103,11 @@ class Hub:
     def _poll_lines(self, wait_s: float) -> bool:
         ready = self._epoll.poll(wait_s)
         for fd, _ in ready:
-            if fd == self.listener.fileno():
+            line = self._lines.get(fd)
+            if line is not None:
+                self._hear(line)
+            elif fd == self.listener.fileno():
                 self._accept()
-            elif fd in self._lines:
-                self._hear(self._lines[fd])
         return bool(ready)
 
     def _accept(self) -> None:
@@ -128,6 +129,8 @@ class Hub:
         for message, blob in line.frames.feed(data):
             if line.member is None:
                 self._introduce(line, message)
+            elif type(message) is Plan:
+                run(self, message, line.member, blob)
             else:
                 blobs = Blobs(blob)
                 for said in message:
@@ -141,8 +144,9 @@ class Hub:
             line.member.gone = True
 
     def _introduce(self, line: Line, message: list[Any]) -> None:
-        line.member = self.members.setdefault(message[1], Member(message[1]))
-        line.member.opens(line, message)
+        member = line.member = self.members.setdefault(message[1], Member(message[1]))
+        line.frames.learnt = lambda message: planned(member, message)
+        member.opens(line, message)
 
     def _take(self, member: Member, message: list[Any], blobs: Blobs) -> None:
         question = None
@@ -199,11 +203,8 @@ class Hub:
 
     def _again(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
         shape, call = call_of(member, message[1], blobs)
-        number, site = call.number, shape.site
-        member.note(Event(number, "call", site, call=call, is_async=shape.is_async))
-        if shape.waited:
-            member.note(Event(number + 1, "wait", site, targets=(number,)))
-        self._post(member, call, site, question)
+        member.note(Event(call.number, "call", shape.site, call=call, is_async=shape.is_async, waited=shape.waited))
+        self._post(member, call, shape.site, question)
 
     def _post(self, member: Member, call: Posted, site: int, question: Question | None) -> None:
         call.limit_ns = call.side.extra.get("timeout_ns")
@@ -213,7 +214,7 @@ class Hub:
             question.limit_ns = call.limit_ns
         for done in self.matching.post(call):
             if done is not call or question is not None:  # else nobody asks yet
-                self._tell(done)
+                self.tell(done)
 
     def _wait(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
         _, number, site, target, limit = message
@@ -223,9 +224,9 @@ class Hub:
         member.asks(question, call, site)
         question.limit_ns = limit
         if call.done:
-            self._tell(call)
+            self.tell(call)
 
-    def _tell(self, call: Posted) -> None:
+    def tell(self, call: Posted) -> None:
         """A call is done: whoever waits for it goes on."""
         member = self.ranks[call.rank]
         question = member.waiting.pop(call.number, None)
@@ -271,7 +272,7 @@ class Hub:
         if in_backward:
             member.note(Event(number, "future", site, targets=(target,)))
         if member.calls[target].done:
-            self._tell(member.calls[target])
+            self.tell(member.calls[target])
 
     def _store(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
         _, number, site, verb, space, *given = message
@@ -348,7 +349,7 @@ class Hub:
         taken = self.matching.take_any()
         if taken:
             for call in taken:
-                self._tell(call)
+                self.tell(call)
             return True
         polling = sorted((m.rank, n) for m in self._living() for n, q in m.waiting.items() if q.poll is not None)
         if polling and self.polls < _MOST_POLLS:
@@ -365,7 +366,7 @@ class Hub:
         """Who needs no more than time goes on. Time-outs pass that are over on the clock."""
         taken = self.matching.take_any()
         for call in taken:
-            self._tell(call)
+            self.tell(call)
         polling = [(m, n) for m in self._living() for n, q in m.waiting.items() if q.poll is not None]
         for member, number in polling:
             member.waiting.pop(number).answer(["not yet"])

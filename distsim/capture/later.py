@@ -49,9 +49,8 @@ def later_steps(members: Sequence[Member]) -> dict[int, list[Step]]:
 
 def _sent_otherwise(members: Sequence[Member], standing: dict[int, list[Posted]], call: Posted, receiver: int) -> bool:
     """Did the peer of a receive send it something already that nobody takes, and go on? Then that is its message: its tag is wrong."""
-    taken = {id(c.origin) for c in members[receiver].calls.values()}
     return any(
-        c.op in ("send", "isend") and c.peer == receiver and c.team is call.team and c.on == call.on and id(c) not in taken
+        c.op in ("send", "isend") and c.peer == receiver and c.team is call.team and c.on == call.on and not c.met
         for c in members[call.peer].calls.values() if c not in standing[call.peer]
     )  # fmt: skip
 

@@ -33,7 +33,7 @@ class Team:
     counts: dict[tuple[str, int], int] = field(default_factory=dict)  # collectives by device and rank
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Posted:
     """A call that a rank made. ``outs``: what it gets, once that is settled."""
 
@@ -98,6 +98,28 @@ class Matching:
     # --- messages ---
     def _box(self, call: Posted, receiver: int) -> Hashable:
         return (id(call.team), receiver, call.tag if self.profile.tags else 0, call.on)
+
+    def await_message(self, call: Posted) -> list[Posted]:
+        """`post` of a receive that names its sender. Where nothing is on its way there it waits, and that is all."""
+        box = self._box(call, call.rank)
+        if box in self.matcher.boxes:
+            return self.post(call)
+        self.matcher.receive(box, call.peer, len(self.items))
+        self.items.append(call)
+        return []
+
+    def hand_on(self, call: Posted) -> Posted | None:
+        """The receive that takes this message at once, if there is but that one: they have met. Else the send is to be posted."""
+        box = self._box(call, call.peer)
+        place = self.matcher.boxes.get(box)
+        if place is None or place.sends or len(place.receives) != 1 or len(waiting := place.receives.get(call.rank, ())) != 1:
+            return None
+        del self.matcher.boxes[box]
+        self.meetings += 1
+        taker = self.items[waiting[0][1]]
+        taker.met = call.met = self.meetings
+        taker.source, call.outs = call.rank, []
+        return taker
 
     def _message(self, call: Posted) -> list[Posted]:
         item = len(self.items)

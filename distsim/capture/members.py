@@ -7,11 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from distsim.capture.matching import Posted, Team
 from distsim.capture.repeats import Shape
-from distsim.capture.wire import Frames, Texts, frame, frame_again
+from distsim.capture.wire import Frames, Texts, frame, frame_again, result_head
 
 Place = tuple[str, int, str, str]
 #: Answers of the hub, but for the numbers of their tensors.
@@ -46,6 +47,17 @@ class Event:
     team: Team | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     lane: int = 0  # which of the rank's threads; 0 is the main one and those of C++ that work for it
+    waited: bool = False  # a call, and the wait for it, which has the next number
+
+    def wait(self) -> Event:
+        """The wait for it, of a call that is waited for at once; itself of any other."""
+        return Event(self.number + 1, "wait", self.site, targets=(self.number,), lane=self.lane) if self.waited else self
+
+
+def told_apart(events: Sequence[Event]) -> list[Event]:
+    """Events in order, each wait by itself."""
+    waits = [e.wait() for e in events if e.waited]
+    return sorted([*events, *waits], key=attrgetter("number"))
 
 
 @dataclass(eq=False)
@@ -64,11 +76,18 @@ class Line:
         with suppress(OSError):  # the rank has ended; its end is told elsewhere
             self.socket.sendall(data)
 
+    def gives(self, source: int, payload: bytes) -> None:
+        """A result of one payload."""
+        self.owed = None
+        try:
+            self.socket.sendall(result_head(source, len(payload)) + payload)
+        except OSError:  # as in `send`
+            return
+
     def result(self, call: Posted, verb: str = "result") -> None:
         found = call.outs or []
         if verb == "result" and len(found) == 1 and len(found[0]) == 1 and isinstance(found[0][0], bytes):  # as most are
-            blob, source = found[0][0], call.source
-            self.send(frame_again(_RESULTS.of((source, len(blob)), lambda: [verb, [[[len(blob)]]], source]), (blob,)))
+            self.gives(call.source, found[0][0])
             return
         outs, blobs = carried(found)
         if verb == "done":
@@ -78,7 +97,7 @@ class Line:
         self.send(frame_again(_RESULTS.of(key, lambda: [verb, outs, call.source]), blobs))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Question:
     """A thread that waits for an answer, and for what."""
 

@@ -257,7 +257,8 @@ class Patches:
 
         @wraps(original)
         def run(*args: object, **kwargs: object) -> object:
-            found = original(*args, **kwargs)
+            with client.sites.backward():
+                found = original(*args, **kwargs)
             if client.in_backward:
                 client.in_backward = False
                 client.hold(["mark", client.number(), client.site(), "backward", 0, {}])

@@ -16,7 +16,10 @@ NUMBER: Final = 8
 
 
 class Shape(NamedTuple):
-    """All of a call but its number and its numbers. ``waited``: its rank waits for it at once, which is a call of its own, the next."""
+    """All of a call but its number and its numbers. ``waited``: its rank waits for it at once, which is a call of its own, the next.
+
+    ``bare``: what its side says of it, without payloads.
+    """
 
     site: int
     team: Team
@@ -27,6 +30,7 @@ class Shape(NamedTuple):
     waited: bool
     facts: list[Any]
     counts: list[int]
+    bare: Side
 
 
 def numbered(number: int) -> bytes:
@@ -37,7 +41,7 @@ def numbered(number: int) -> bytes:
 def learn(member: Member, message: list[Any]) -> None:
     """Keep what a member says of the calls that it will make."""
     _, name, site, group, *rest = message
-    member.shapes[name] = Shape(site, member.teams[group], *rest)
+    member.shapes[name] = Shape(site, member.teams[group], *rest, Side((), rest[-2]))
 
 
 def call_of(member: Member, name: int, blobs: Blobs) -> tuple[Shape, Posted]:

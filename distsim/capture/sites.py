@@ -8,7 +8,8 @@ import site
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Final
 
@@ -53,6 +54,8 @@ class Sites:
         self._shown: dict[str, str] = {}
         self._places: dict[tuple[object, ...], tuple[Where, CodeType, CodeType | None]] = {}
         self.forward: Callable[[], Where] | None = None  # the line whose backward is running in this thread
+        self.passes = 0  # backward passes that are running
+        self._counts = threading.Lock()
         self._here = os.getcwd()
 
     def is_own(self, file: str) -> bool:
@@ -74,11 +77,24 @@ class Sites:
         """The innermost frame of the user's; of a thread that has none, that of the main thread. A call of a backward pass says which
         line of the forward pass it is for."""
         found = self.running(depth + 1)
-        made = self.forward() if self.forward is not None else NOWHERE
+        made = NOWHERE
+        if self.passes and self.forward is not None:  # torch takes long to say that none is running
+            made = self.forward()
         if made is NOWHERE or made[:3] == found[:3]:
             return found
         file, line, function, via = found
         return file, line, function, f"{via}{', ' if via else ''}{BACKWARD}{made[0]}:{made[1]} {made[2]}"
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """While a backward pass runs, in any thread."""
+        with self._counts:
+            self.passes += 1
+        try:
+            yield
+        finally:
+            with self._counts:
+                self.passes -= 1
 
     def running(self, depth: int = 2) -> Where:
         """As `where`, without the forward pass."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from distsim.capture.matching import Posted
-from distsim.capture.members import Event, Member
+from distsim.capture.members import Event, Member, told_apart
 from distsim.ops.table import OPS
 
 #: Where a call stands that its thread had not to wait for, as a small message: where it met its other side ("met"), or was made
@@ -34,7 +34,7 @@ def lanes_of(members: Iterable[Member]) -> list[int]:
 
 def in_order(members: Sequence[Member], order: Order) -> list[list[Event]]:
     """By rank what it did, one after the other, up to where its threads stand."""
-    made = [sorted(m.events, key=lambda e: e.number) for m in members]
+    made = [told_apart(m.events) for m in members]
     if not any(map(has_threads, members)):
         return made
     made = [_without_unended(member, events) for member, events in zip(members, made, strict=True)]
@@ -49,14 +49,15 @@ def _without_unended(member: Member, events: list[Event]) -> list[Event]:
     """What a thread was in when its rank ended came to nothing."""
     if member.ended is None or not has_threads(member):
         return events
-    over = [q.event for q in member.waiting.values() if q.event is not None]
+    over = [q.event.wait() for q in member.waiting.values() if q.event is not None]
     gone = {n for e in over for n in (e.number, *e.targets)}
     return [e for e in events if e.number not in gone]
 
 
 def _threaded(rank: int, member: Member, events: list[Event], order: Order, ends: Mapping[tuple[int, int], int]) -> list[Event]:
     if order in ("met", "early"):
-        stands = {q.event.number: q.event for q in member.waiting.values() if q.event is not None and member.ended is None}
+        waits = [q.event.wait() for q in member.waiting.values() if q.event is not None and member.ended is None]
+        stands = {e.number: e for e in waits}
         events = sorted(events, key=lambda e: (ends[rank, e.number], e.lane, e.number))
         return _at_end(events, stands) if len(stands) > 1 else events
     late = {e.number: e for e in events if e.lane != order and (e.kind == "wait" or _blocks(e))}

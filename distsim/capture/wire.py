@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 #: Payloads up to this many bytes travel in the frame.
@@ -53,31 +54,39 @@ def frame_again(text: bytes, blobs: Sequence[bytes] = ()) -> bytes:
     return _HEAD.pack(len(text) | AGAIN, len(blob)) + text + blob
 
 
+@lru_cache(_MOST_KEPT)
+def result_head(source: int, count: int) -> bytes:
+    """The frame of an answer up to its one payload, of ``count`` bytes: as most answers are."""
+    text = encoded(["result", [[[count]]], source])
+    return _HEAD.pack(len(text) | AGAIN, count) + text
+
+
 class Texts:
     """Encodings of what is said again and again, by what it says."""
 
     def __init__(self) -> None:
         self._known: dict[object, bytes] = {}
 
-    def of(self, key: object, make: Callable[[], object]) -> bytes:
-        """The text of ``make()``, which is all that ``key`` says."""
+    def of(self, key: object, make: Callable[[], object] | None) -> bytes:
+        """The text of ``make()``, which is all that ``key`` says; without it that of the key."""
         text = self._known.get(key)
         if text is None:
             if len(self._known) >= _MOST_KEPT:
                 self._known.clear()
-            text = self._known[key] = encoded(make())
+            text = self._known[key] = encoded(make() if make is not None else key)
         return text
 
 
 class Frames:
-    """Cuts a stream of bytes into frames."""
+    """Cuts a stream of bytes into frames. ``learnt``: what is kept of a message that will come again, which is what `feed` gives then."""
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
         self._missing = 0  # bytes until the first frame can be whole
-        self._known: dict[bytes, list[Any]] = {}
+        self._known: dict[bytes, Any] = {}
+        self.learnt: Callable[[list[Any]], Any] = _as_it_is
 
-    def feed(self, data: bytes) -> list[tuple[list[Any], bytes]]:
+    def feed(self, data: bytes) -> Sequence[tuple[Any, bytes]]:
         """Every frame that is whole now."""
         if self._held:
             self._held.append(data)
@@ -85,7 +94,12 @@ class Frames:
             if self._missing > 0:
                 return []
             data, self._held = b"".join(self._held), []
-        found, at, have = list[tuple[list[Any], bytes]](), 0, len(data)
+        elif len(data) >= _HEAD.size:  # one frame that came before, as in a loop
+            text, blob = _HEAD.unpack_from(data)
+            known = self._known.get(data[_HEAD.size : len(data) - blob]) if text & AGAIN else None
+            if known is not None and _HEAD.size + (text & ~AGAIN) + blob == len(data):
+                return ((known, data[len(data) - blob :]),)
+        found, at, have = list[tuple[Any, bytes]](), 0, len(data)
         while have - at >= _HEAD.size:
             text, blob = _HEAD.unpack_from(data, at)
             middle = at + _HEAD.size + (text & ~AGAIN)
@@ -101,13 +115,17 @@ class Frames:
                 self._missing = _HEAD.size + (text & ~AGAIN) + blob - (have - at)
         return found
 
-    def _repeated(self, text: bytes) -> list[Any]:
+    def _repeated(self, text: bytes) -> Any:
         found = self._known.get(text)
         if found is None:
             if len(self._known) >= _MOST_KEPT:
                 self._known.clear()
-            found = self._known[text] = _decoded(text.decode())[0]
+            found = self._known[text] = self.learnt(_decoded(text.decode())[0])
         return found
+
+
+def _as_it_is(message: list[Any]) -> list[Any]:
+    return message
 
 
 class Blobs:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from distsim.check.mismatch import Mismatch
 from distsim.check.schedule import Schedule
+from distsim.records import dataclass
 from distsim.standstill import Standstill
 
 #: States that are stored at most, over all readings, unless the caller says otherwise.

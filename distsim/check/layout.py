@@ -8,7 +8,6 @@ channels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from distsim.ops.table import OPS
 from distsim.profiles import READINGS
 from distsim.program.records import Code, CodeCall, Program, at
+from distsim.records import dataclass
 from distsim.semantics.link import Linked
 
 _Array = NDArray[np.int64]

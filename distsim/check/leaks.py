@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from distsim.ops.table import OPS
 from distsim.program.records import Code, CodeCall, Program
+from distsim.records import dataclass
 from distsim.standstill import Standstill
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 
 from distsim.check.call_index import CallIndex
 from distsim.check.layout import Layout, joins
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.program.records import CodeCall, Program
+from distsim.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ the others until they wait for it (`StreamOrder`), whatever the back end: a prog
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from distsim.expr import Expression
 from distsim.ops.fields import PerRank
 from distsim.ops.table import OPS
 from distsim.program.records import BufferVec, Code, CodeCall, Program, at
+from distsim.records import dataclass
 
 #: Who works: a stream by its name ("" is the default one), or a request by the position of its call.
 Actor = str | int

@@ -7,7 +7,7 @@ single run of the one form is exact (with one, see `explore`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from distsim.arrays import union
@@ -17,6 +17,7 @@ from distsim.check.layout import Layout
 from distsim.check.mismatch import Mismatch, judge_lane, message_mismatch
 from distsim.profiles import READINGS
 from distsim.program.records import Program
+from distsim.records import dataclass
 from distsim.semantics.blocked import standstill as standstill_of
 from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions, Withdrawn

@@ -8,7 +8,6 @@ from another rank, race if neither is known to be over before the other begins. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +18,7 @@ from distsim.check.wording import call_words, columns, where_text
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
 from distsim.program.records import CodeCall, Program, at
+from distsim.records import dataclass
 from distsim.semantics.form import PartKind
 
 _Clock = NDArray[np.int64]

@@ -8,11 +8,11 @@ happens follows from these choices, so whoever follows a schedule only needs the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.errors import UsageError
 from distsim.program.records import Program
+from distsim.records import dataclass
 from distsim.standstill import Standstill
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -24,6 +24,7 @@ from distsim.findings.codes import CODES
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
 from distsim.program.records import Program
+from distsim.records import dataclass
 from distsim.standstill import Standstill
 
 Class = Literal["invalid", "mismatch", "deadlock", "race", "leak", "ok"]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from distsim.cli import console
+from distsim.cli.declared import Argument
 
-Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Print this one whole, as `cluster:` may have it.")]
+Name = Annotated[str | None, Argument(metavar="NAME", help="Print this one whole, as `cluster:` may have it.")]
 
 
 def command(name: Name = None) -> None:

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from distsim.cli import console
+from distsim.cli.declared import Argument, Option
 
 Name = Annotated[
     str | None,
-    typer.Argument(
-        metavar="NAME", help="A finding's code, an operation, a key of the file, `scenario`, `expressions` or `backends`."
-    ),
+    Argument(metavar="NAME", help="A finding's code, an operation, a key of the file, `scenario`, `expressions` or `backends`."),
 ]
 ClusterOption = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="NAME", help="Tell an operation's price here, term by term: a preset or a file."),
+    Option("--cluster", metavar="NAME", help="Tell an operation's price here, term by term: a preset or a file."),
 ]
-Bytes = Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Of that price: the buffer, as nccl-tests counts.")]
-Ranks = Annotated[int, typer.Option("--ranks", metavar="N", min=2, max=1 << 17, help="Of that price: how many take part.")]
-PerNode = Annotated[int, typer.Option("--ranks-per-node", metavar="N", min=1, max=1 << 17, help="Of it: ranks on a machine.")]
+Bytes = Annotated[str, Option("--bytes", metavar="SIZE", help="Of that price: the buffer, as nccl-tests counts.")]
+Ranks = Annotated[int, Option("--ranks", metavar="N", min=2, max=1 << 17, help="Of that price: how many take part.")]
+PerNode = Annotated[
+    int | None,
+    Option(
+        "--ranks-per-node", metavar="N", min=1, max=1 << 17, help="Of it: ranks on a machine; left out, the preset's GPUs, or 8."
+    ),
+]
 
 
 def command(
-    name: Name = None, cluster: ClusterOption = None, nbytes: Bytes = "16 MiB", ranks: Ranks = 8, per_node: PerNode = 8
+    name: Name = None, cluster: ClusterOption = None, nbytes: Bytes = "16 MiB", ranks: Ranks = 8, per_node: PerNode = None
 ) -> None:
     """Explain a finding (DS301), an operation (all_gather), a key of the file (world.nodes); with --cluster, a price.
 
@@ -43,10 +45,11 @@ def command(
     console.out(index_page() if name is None else page(name))
 
 
-def price_page(name: str | None, cluster: str, nbytes: str, ranks: int, per_node: int) -> str:
+def price_page(name: str | None, cluster: str, nbytes: str, ranks: int, per_node: int | None) -> str:
     """The price of an operation, term by term. Raises UsageError for another word, and for what is not priced by NCCL's forms."""
     from distsim.cli.replay import read_cluster
     from distsim.cluster import cluster_from
+    from distsim.cluster.presets import MACHINES
     from distsim.cost import CostModel
     from distsim.cost.told import told
     from distsim.errors import UsageError
@@ -62,7 +65,8 @@ def price_page(name: str | None, cluster: str, nbytes: str, ranks: int, per_node
         size = parse_size_bytes(nbytes)
     except ValueError as fault:
         raise UsageError(f"--bytes: {fault}", "as --bytes 16MiB") from None
-    cost = CostModel(cluster_from(read_cluster(cluster) or cluster), ranks, min(per_node, ranks))
+    described = cluster_from(read_cluster(cluster) or cluster)
+    cost = CostModel(described, ranks, min(per_node or MACHINES.get(described.name, 8), ranks))
     found = told(cost, row, (0, ranks - 1) if row.kind == "p2p" else tuple(range(ranks)), size, ways=True)
     if found is None:
         remedy = "GPU presets have `collectives: nccl`; others are priced by their schedule, see `distsim explain " + row.op + "`"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from distsim.cli.declared import Option
 from distsim.cli.options import read_scenario
+from distsim.records import dataclass
 
 if TYPE_CHECKING:
     from distsim.cli.simulate import SimulateOptions
@@ -16,15 +15,15 @@ if TYPE_CHECKING:
 
 Against = Annotated[
     str | None,
-    typer.Option("--against", metavar="B", help="Beside the scenario B as it stands: one table of differences."),
+    Option("--against", metavar="B", help="Beside the scenario B as it stands: one table of differences."),
 ]
-WhatIf = Annotated[bool, typer.Option("--what-if", help="Every resource twice as fast, in turn; the critical path by kind.")]
+WhatIf = Annotated[bool, Option("--what-if", help="Every resource twice as fast, in turn; the critical path by kind.")]
 Draws = Annotated[
-    int | None, typer.Option("--draws", metavar="N", min=2, help="As many runs with seeds from the file's on: the spread.")
+    int | None, Option("--draws", metavar="N", min=2, help="As many runs with seeds from the file's on: the spread.")
 ]
 Stragglers = Annotated[
     str | None,
-    typer.Option("--stragglers", metavar="SHARExFACTOR", help="With --draws: ranks that are slow by chance, as 1%x1.3."),
+    Option("--stragglers", metavar="SHARExFACTOR", help="With --draws: ranks that are slow by chance, as 1%x1.3."),
 ]
 
 

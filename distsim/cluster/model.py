@@ -33,7 +33,7 @@ Efficiency = Annotated[float, Field(gt=0, le=2)]  # above 1: in-network reductio
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod

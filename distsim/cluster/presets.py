@@ -50,13 +50,13 @@ def _nics(count: int, gbits: int, source: str) -> Data:
 
 
 def _cluster(name: str, device: Data, intra: Data, nics: Data, transport: str, source: str, **more: object) -> Data:
-    """Of GPUs. A hop through the network takes 4 us (NCCL tuning.cc: ring, LL128), a call's launch 3.3 us
+    """Of GPUs. A hop through the network takes 4 us (NCCL tuning.cc: ring, LL128), a call's launch 3.1 us
     (`distsim.cost.constants`)."""
     band = _GPU_BAND if device["architecture"] in _MEASURED and transport == "ib" and intra["kind"] == "nvlink" else _NEW_BAND
     return {
         "name": name, "source": source, "error_band": band, "device": device, "intra": intra, "nics": nics,
         "network": {"latency": "4 us", "transport": transport, "source": "NCCL tuning.cc, ring, network, LL128"},
-        "call_overhead": "3.3 us", "collectives": "nccl", **more,
+        "call_overhead": "3.1 us", "collectives": "nccl", **more,
     }  # fmt: skip
 
 
@@ -153,4 +153,6 @@ _CPU_CLUSTERS: Final[dict[str, Data]] = {
     },
 }
 
+#: GPUs of a machine where they are not 8, by the sources above.
+MACHINES: Final = {"dgx2-v100": 16, "gb200-nvl72": 4, "gh200": 1}
 PRESETS: Final[dict[str, Data]] = {str(cluster["name"]): cluster for cluster in _GPU_CLUSTERS} | _CPU_CLUSTERS

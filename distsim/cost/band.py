@@ -45,7 +45,7 @@ def band_of(at: Setting, nbytes: int, known: bool | None = None) -> Band:
 
 #: Of compute that is priced by FLOP and bytes: what lies between these quantiles, .08 and .92, of published over simulated training steps,
 #: sources weighing alike, holds four of five of the times of a source that was left out (`benchmarks/training_steps.py`).
-COMPUTED: Final = (0.88, 1.24)
+COMPUTED: Final = (0.87, 1.19)
 
 
 def several(cost: CostModel, ranks: int) -> tuple[float, float]:

@@ -37,6 +37,7 @@ def forms(kind: Kind, at: Setting, nbytes: Array) -> Iterator[Form]:
     narrow = "x" if seconds_between > seconds_inside else ""
     common = (
         Part("message", 1.0, "a group of sends and receives"),
+        Part("message between", min(remote, 1), "its way through the network"),
         Part("peer inside", max(local - 1, 0), f"{local} peers inside"),
         Part("peer between", max(remote - 1, 0), f"{remote} peers between nodes"),
     )

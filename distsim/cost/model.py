@@ -177,8 +177,10 @@ class CostModel:
         other, and there is no protocol to begin; not fitted to measurements."""
         return self.latency_ns(self.link_class(src, dst)) + ceil(nbytes / self.bytes_per_ns(src, dst))
 
-    def compute_ns(self, time_ns: int, flops: float = 0.0, mem_bytes: float = 0.0, dtype: str = "float32") -> int:
-        """``time_ns`` where it is given; else the roofline: launch + max(flops / attainable rate, bytes / memory bandwidth).
+    def compute_ns(
+        self, time_ns: int, flops: float = 0.0, mem_bytes: float = 0.0, dtype: str = "float32", kernels: int = 1
+    ) -> int:
+        """``time_ns`` where it is given; else the roofline: a launch a kernel + max(flops / attainable rate, bytes / memory bandwidth).
 
         Williams, Waterman, Patterson, "Roofline" (2009). ``dtype`` picks the device's rate.
         """
@@ -186,7 +188,7 @@ class CostModel:
             return time_ns
         device = self.cluster.device
         memory = mem_bytes / (device.memory_bytes_per_ns * device.memory_efficiency)
-        return self.launch_ns + ceil(max(flops / device.flop_per_ns(dtype), memory))
+        return kernels * self.launch_ns + ceil(max(flops / device.flop_per_ns(dtype), memory))
 
     def collective_ns(self, row: type[Row], ranks: tuple[int, ...], nbytes: int, root: int | None = None) -> int:
         """A collective of ``row`` among ``ranks``, from the arrival of the last rank to the end.

@@ -107,14 +107,17 @@ def raw_us(kind: Kind, at: Setting, nbytes: Array) -> Array:
 def bound_us(kind: Kind, at: Setting, nbytes: Array | float) -> Array:
     """No schedule is faster: what must cross a rank's link, and a node's cards, by their data sheets.
 
-    Where the switch inside reduces (NVLS), a rank gives and takes the buffer once; likewise a node where the network reduces.
+    Where the switch inside reduces (NVLS), a rank gives and takes the buffer once; likewise a node where the network reduces. Of an
+    exchange what the node with the fewest ranks sends, which has the fewest cards.
     """
     share, apart = (at.n - 1) / at.n, (at.nodes - 1) / at.nodes
     whole = {"broadcast": 1.0, "reduce": 1.0, "send": 1.0}
     if at.nodes == 1:
         asked = {"all_reduce": 1.0 if reduces(at) else 2 * share, **whole}.get(kind, share)
         return np.asarray(asked * nbytes / (1000.0 * at.sheet_intra))
-    asked = {"all_reduce": 1.0 if at.reducing else 2 * apart, "all_to_all": at.per_node * apart, **whole}.get(kind, apart)
+    fewest = max(at.n - (at.nodes - 1) * at.per_node, 1)
+    exchanged = fewest * (at.n - fewest) / at.n
+    asked = {"all_reduce": 1.0 if at.reducing else 2 * apart, "all_to_all": exchanged, **whole}.get(kind, apart)
     return np.asarray(asked * nbytes / (1000.0 * at.sheet_inter))
 
 

@@ -10,8 +10,6 @@ at once on shared links takes longer (`distsim.engine.flows`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from distsim.cost import CostModel
@@ -25,6 +23,7 @@ from distsim.engine.underway import Underway
 from distsim.match import ANY
 from distsim.profiles import Profile
 from distsim.program.records import Program
+from distsim.records import dataclass
 from distsim.semantics.compiler import end_by_fault
 from distsim.semantics.form import Instruction, Leave, PartKind, Stuck
 from distsim.semantics.link import Linked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from distsim.engine.record import WORST_FIRST, worst_of
 from distsim.ops.table import OPS
 from distsim.profiles import Profile, default_cluster
 from distsim.program.records import Program
+from distsim.records import dataclass
 from distsim.semantics.blocked import standstill
 from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions

@@ -29,12 +29,15 @@ def shares(conditions: Conditions, columns: Columns, cost: CostModel) -> bool:
     if not cost.cluster.shared_links:
         return False
     linked, started = conditions.linked, np.asarray(columns.started)
+    device, ports = cost.cluster.device, Ports(cost)
+    works = device.overlap_compute > 1 or device.overlap_transfers > 1
+    alone = not (works or ports.shared_cards or ports.crossing or (linked.kind == PartKind.COLLECTIVE).any())
+    if alone and all(_in_turn(conditions, started, kind) for kind in (PartKind.SEND, PartKind.RECEIVE)):
+        return False
     transfers = (linked.kind >= 0) & (linked.kind <= PartKind.COLLECTIVE) & (linked.tag < SIGNALS) & (started >= 0)
     mate = conditions.mate[np.flatnonzero(transfers & conditions.ahead)]
     if bool(((mate < 0) | (started[np.maximum(mate, 0)] < 0)).any()):
         return True  # what nobody receives, or not yet, has no price here
-    device, ports = cost.cluster.device, Ports(cost)
-    works = device.overlap_compute > 1 or device.overlap_transfers > 1
     busy = transfers | ((linked.kind == PartKind.WORK) & (started >= 0)) if works else transfers
     begin, end = _spans(conditions, columns, transfers)
     transfers, busy = transfers & (end > begin), busy & (end > begin)
@@ -46,6 +49,20 @@ def shares(conditions: Conditions, columns: Columns, cost: CostModel) -> bool:
     if not one_by_one and works and _beside_work(linked, transfers, begin, end):
         return True
     return (bool(ports.pools.levels) and _at_once(linked, transfers, begin, end)) or _cross(linked, ports, transfers, begin, end)
+
+
+def _in_turn(conditions: Conditions, started: IntArray, kind: PartKind) -> bool:
+    """Whether all messages that began met, and each rank's out, or in, were under way one after the other, in the order of its rows."""
+    linked = conditions.linked
+    rows = np.flatnonzero((linked.kind == kind) & (started >= 0))
+    mate = conditions.mate[rows]
+    if rows.size and int(mate.min()) < 0:
+        return False
+    begin = started[rows if kind is PartKind.SEND else mate]
+    end, rank = begin + conditions.price[rows], linked.rank[rows]
+    if kind is PartKind.SEND and rows.size and int(started[mate].min()) < 0:
+        return False
+    return not bool(((begin[1:] < end[:-1]) & (rank[1:] == rank[:-1])).any())
 
 
 def _at_once(linked: Linked, transfers: BoolArray, begin: IntArray, end: IntArray) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,8 @@ from distsim.findings.record import Finding
 from distsim.ops.checks import part_sizes
 from distsim.ops.records import DTYPE_BYTES, Call, Group
 from distsim.ops.table import OPS
-from distsim.program.records import Code, CodeCall, Program, Vec
+from distsim.program.records import Code, CodeCall, Program, Site, Vec
+from distsim.records import dataclass
 from distsim.standstill import Standstill
 from distsim.trace import NEVER, TRACE_SCHEMA_VERSION, Column, Trace
 
@@ -121,6 +123,7 @@ def build_trace(
         every = {name: column[keep] for name, column in every.items()}
     tables = {**{n: [] for n in ("op", "dtype", "reduce_op", "place", "queue", "name")}, **table.tables}
     tables["group"] = [group.name for group in program.groups]
+    tables["place"] = [site.place() for site in cast("list[Site]", tables["place"])]
     header = {
         "schema_version": TRACE_SCHEMA_VERSION, "source": "simulated", "name": program.name, "file": program.file,
         "world_size": program.world_size, "nodes": program.nodes, "local_size": program.local_size, "backend": profile,
@@ -230,7 +233,7 @@ def _facts(program: Program, code: Code, call: CodeCall, table: _Tables) -> dict
         "op": table("op", call.op), "group": code.groups[call.group] if call.group >= 0 else 0,
         "peer": call.fields.get("root", -1) if port is None else port.peer, "tag": 0 if port is None else port.tag, "nbytes": call.nbytes,
         "dtype": table("dtype", buffers[0].dtype if buffers else ""), "reduce_op": table("reduce_op", call.fields.get("reduce_op") or ""),
-        "place": table("place", program.sites[call.site].place()), "queue": table("queue", queue),
+        "place": table("place", program.sites[call.site]), "queue": table("queue", queue),
         "name": table("name", call.fields.get("name") or ""), "args": _args(program, code, call, table),
     }  # fmt: skip
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from distsim.findings.record import Severity
+from distsim.records import dataclass
 
 #: The classes of a verdict, worst first; `ok` is none of them.
 VerdictClass = Literal["invalid", "mismatch", "deadlock", "race", "leak"]

@@ -6,7 +6,6 @@ Everything here is written by people and read by Pydantic; lowering evaluates it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, TypeVar, cast
 
@@ -41,6 +40,7 @@ from distsim.ops.patterns import (
 )
 from distsim.ops.records import DTYPE_BYTES, REDUCE_OPS
 from distsim.quantities import expression_of, has_units
+from distsim.records import dataclass
 
 N = TypeVar("N", int, float)
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from types import ModuleType
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StrictInt, field_validator, model_validator
 
 from distsim.ops import colours
 from distsim.ops.base import Drawing, Op, Words
@@ -35,12 +35,12 @@ class Compute(Local):
     first_field = "time"
     drawing = Drawing(colours.LOCAL, "box", "f")
     words = Words(
-        signature="compute(time | flops and bytes, name, reads, writes, adds, on, dtype)",
+        signature="compute(time | flops and bytes, kernels, name, reads, writes, adds, on, dtype)",
         before="The tensors under reads (and adds) hold what it needs.",
         after="The tensors under writes hold something new, those under adds hold more than before; their numbers are unknown.",
         waits="Nobody. Under nccl it is only launched, and runs when its stream comes to it.",
         example="- compute: {name: forward, time: 3 ms, reads: [x], writes: [y]}",
-        notes=("Time is given, or priced from flops and bytes by the cluster's device.",
+        notes=("Time is given, or priced from flops and bytes by the cluster's device; each of its kernels takes the device's launch.",
                "on: host keeps the host busy; another word names a stream of its own, which waits for others by wait_stream alone."),
         torch="y = forward(x)",
     )  # fmt: skip
@@ -48,6 +48,7 @@ class Compute(Local):
     time: DurationField = None
     flops: FlopsField = None
     bytes: AmountField = None
+    kernels: StrictInt | None = Field(default=None, ge=1, le=1_000_000)
     name: str = ""
     reads: RefList = ()
     writes: RefList = ()
@@ -65,6 +66,8 @@ class Compute(Local):
         by_device = self.flops is not None or self.bytes is not None
         if (self.time is not None) == by_device:
             raise ValueError("expected either `time`, or `flops` and `bytes` that the cluster's device prices")
+        if self.kernels is not None and not by_device:
+            raise ValueError("kernels: what a kernel's start takes is in the `time`; it is for `flops` and `bytes`")
         return self
 
 

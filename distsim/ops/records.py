@@ -6,9 +6,11 @@ file, a clock or a back end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 from typing import Any
+
+from distsim.records import dataclass
 
 #: Bytes of one element. Names are torch's (``torch.float32`` is ``float32``).
 DTYPE_BYTES: dict[str, int] = {
@@ -97,6 +99,7 @@ class Call:
     time_ns: int = 0  # compute, sleep
     flops: float = 0.0
     mem_bytes: float = 0.0
+    kernels: int = 1  # that flops and bytes fall into
     dtype: str | None = None  # what a compute's flops are done in
     reads: tuple[Buffer, ...] = ()
     writes: tuple[Buffer, ...] = ()

@@ -44,6 +44,7 @@ WORDS: dict[str, Told] = {
     "time": Told("How long it takes.", "3 ms"),
     "flops": Told("Floating-point operations, which the cluster's device prices.", "2 TFLOP"),
     "bytes": Told("Bytes that are read and written in the device's memory, which the device prices.", "4 B * width"),
+    "kernels": Told("Kernels that the work is done in, each of which takes the device's launch; left out, one.", 7),
     "name": Told("What reports and pictures call it.", "forward"),
     "new_group.name": Told("What later steps call the group.", "pair"),
     "reads": Told("Tensors that it needs: it must not overlap a transfer into them.", ["x"]),

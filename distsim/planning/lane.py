@@ -64,11 +64,12 @@ class Prices:
     def compute(self, fields: Mapping[str, Any]) -> Priced:
         if "time" in fields:
             return Priced(LAUNCH, units.parse_duration_ns(fields["time"]))
+        kernels = fields.get("kernels", 1)
         if "flops" in fields:
             flops = units.parse_flops(fields["flops"])
-            return Priced(PRODUCTS, round(self.factors[0] * self.cost.compute_ns(0, flops, 0.0, fields["dtype"])))
+            return Priced(PRODUCTS, round(self.factors[0] * self.cost.compute_ns(0, flops, 0.0, fields["dtype"], kernels)))
         nbytes = float(units.parse_size_bytes(fields["bytes"]))
-        return Priced(MEMORY, round(self.factors[0] * self.cost.compute_ns(0, 0.0, nbytes)))
+        return Priced(MEMORY, round(self.factors[0] * self.cost.compute_ns(0, 0.0, nbytes, kernels=kernels)))
 
     def collective(self, op: str, fields: Mapping[str, object]) -> Priced:
         """``kind`` is the group: an axis, several joined by `+`, or `world`."""

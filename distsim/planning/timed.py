@@ -150,7 +150,7 @@ class Timed(TrainWriter):
     def takes(self, word: str) -> Measured:
         """One layer's forward or backward pass; or the head's, or the embedding's."""
         key = (word, self.one, self.train.launch, self.train.attention_efficiency, self.train.dtype, self.products,
-               self.train.loss_parallel, self.prices.inside((self.tensor_axis, self.cp, self.ep)))  # fmt: skip
+               self.train.loss_parallel, self.train.tensor_overlap, self.prices.inside((self.tensor_axis, self.cp, self.ep)))  # fmt: skip
         if key not in self.cache:
             made = {
                 "forward": self.layer_forward, "backward": self.layer_backward, "head forward": self.head_forward,

@@ -7,12 +7,13 @@ has no clock and no cost. Functions take plain integers or resolved calls; all r
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.profiles.support import Support
+from distsim.records import dataclass
 
 #: What a run does in the end (design §5, "Verdicts and outcomes").
 Outcome = Literal["completes", "hangs", "raises", "crashes", "wrong-data", "undefined"]

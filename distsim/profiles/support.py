@@ -7,13 +7,14 @@ profiles (`Profile.refuse`) and for `distsim explain backends`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from distsim.ops.base import Binding
 from distsim.ops.checks import mixed_parts, shared_part
 from distsim.ops.records import Buffer, Call
 from distsim.ops.table import OPS
+from distsim.records import dataclass
 
 Device = Literal["cpu", "gpu"]
 #: ``built``: only where the library underneath was built for it.

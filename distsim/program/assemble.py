@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from distsim.ops.base import Op
 from distsim.ops.records import Call, Group
 from distsim.program.memo import facts_key, vec_key
 from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Fields, IntVector, Port, Site, Vec, at, narrow, resolve
+from distsim.records import dataclass
 
 #: Bytes of one call; times that follow from them still fit 64 bits.
 _MOST_BYTES = 2**62
@@ -213,8 +214,10 @@ class CodeBuilder:
         port, nbytes, signature, invalid = self._judged(draft) if found is None else found
         if key is not None and invalid is None:
             self._sound[key] = (port, nbytes, signature, None)
-        return CodeCall(row.op, draft.site, draft.is_async, self.group_port(draft.group), port, nbytes, signature,
-                        parts=draft.parts, invalid=invalid, fields=draft.fields, **requests._asdict())  # fmt: skip
+        return CodeCall(
+            row.op, draft.site, draft.is_async, self.group_port(draft.group), port, nbytes, signature, *requests, draft.parts, invalid,
+            draft.fields,
+        )  # fmt: skip
 
     def _facts_key(self, draft: Draft) -> Hashable:
         """What decides a call's facts; None where it is judged each time."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from distsim.arrays import distinct
+from distsim.arrays import distinct, numbered
 from distsim.errors import Problem, ScenarioErrors
 from distsim.expr import Expression
 from distsim.findings.record import Finding, Place
@@ -104,8 +104,7 @@ def _classes(scenario: Scenario, names: Names) -> list[np.ndarray]:
     look(scenario.program, np.arange(names.world_size), frozenset({ITERATION}))
     if not labels:
         return [np.arange(names.world_size)]
-    _, classes = np.unique(np.array(labels), axis=1, return_inverse=True)
-    classes = np.asarray(classes).reshape(-1)
+    classes = numbered(labels, names.world_size)
     return [np.flatnonzero(classes == c) for c in range(int(classes.max()) + 1)]
 
 

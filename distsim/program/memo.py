@@ -24,8 +24,8 @@ _REQUESTS = ("handle", "handles")
 
 
 #: Fields of `Call` that a local step fills, and where it has them.
-_LOCAL_FIELDS = {"name": "name", "time_ns": "time", "flops": "flops", "mem_bytes": "bytes", "queue": "on", "dtype": "dtype",
-                 "stream": "stream", "code": "code", "message": "message"}  # fmt: skip
+_LOCAL_FIELDS = {"name": "name", "time_ns": "time", "flops": "flops", "mem_bytes": "bytes", "kernels": "kernels", "queue": "on",
+                 "dtype": "dtype", "stream": "stream", "code": "code", "message": "message"}  # fmt: skip
 
 
 GroupName = str | tuple[str, ...] | None
@@ -95,7 +95,7 @@ def names_of(value: object) -> frozenset[str]:
     if isinstance(value, (tuple, list)):
         return _NOTHING.union(*map(names_of, value))
     if isinstance(value, Step):
-        return names_of(value.ranks).union(*[names_of(v) for v in value.op.__dict__.values() if type(v) not in _PLAIN])
+        return names_of(value.ranks) | _names_of_op(value.op)
     if isinstance(value, (Block, Repeat)):
         inner = names_of(value.ranks) | names_of(value.steps)
         return inner | names_of(value.times) if isinstance(value, Repeat) else inner
@@ -103,14 +103,29 @@ def names_of(value: object) -> frozenset[str]:
 
 
 def names_in(entries: Iterable[Entry], known: dict[int, frozenset[str]]) -> frozenset[str]:
-    """All names that expressions in some entries use; ``known``: those of entries looked at before, by id."""
+    """All names that expressions in some entries use; ``known``: those of entries and operations looked at before, by id."""
     found: frozenset[str] = frozenset()
     for entry in entries:
         names = known.get(id(entry))
         if names is None:
-            names = known[id(entry)] = names_of(entry)
+            names = known[id(entry)] = _names_at(entry, known)
         found |= names
     return found
+
+
+def _names_at(entry: Entry, known: dict[int, frozenset[str]]) -> frozenset[str]:
+    """Steps that are written alike have one operation."""
+    if isinstance(entry, Step):
+        own = known.get(id(entry.op))
+        if own is None:
+            own = known[id(entry.op)] = _names_of_op(entry.op)
+    else:
+        own = names_in(entry.steps, known) | (names_of(entry.times) if isinstance(entry, Repeat) else _NOTHING)
+    return own if entry.ranks is None else own | names_of(entry.ranks)
+
+
+def _names_of_op(op: Op) -> frozenset[str]:
+    return _NOTHING.union(*[names_of(value) for value in op.__dict__.values() if type(value) not in _PLAIN])
 
 
 def vec_key(value: object) -> Hashable:

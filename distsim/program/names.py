@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
+from itertools import pairwise
 from typing import NoReturn, Protocol, cast
 
 import numpy as np
@@ -14,7 +15,7 @@ from distsim.ops.base import Op
 from distsim.ops.fields import PerRank
 from distsim.ops.records import DTYPE_BYTES
 from distsim.program.assemble import Shelf
-from distsim.program.memo import Traits, traits_of
+from distsim.program.memo import Traits, has_init, traits_of
 from distsim.program.records import BoolVector, Env, IntVector, Numbers, Vec, Written, at, narrow
 from distsim.scenario.entries import Step
 from distsim.scenario.model import Scenario
@@ -49,6 +50,8 @@ class Names:
         self._traits: dict[int, Traits] = {}  # id of a step -> what it is
         self._like: dict[tuple[int, int, int] | None, Traits] = {}  # by operation and place, of steps that select no ranks
         self._keys: dict[Hashable, int] = {}
+        self.has_init = has_init(scenario.program)
+        self._indexed: dict[tuple[int, ...], tuple[Expression, Numbers]] = {}  # by id and indices
         self.shelf = Shelf(self.world_size, scenario.backend)
         self.world: dict[str, Numbers] = self._ranks_and_axes()
         for name, expression in scenario.vars.items():
@@ -186,7 +189,8 @@ class Names:
         values, which = np.unique(key, return_inverse=True)
         which = np.asarray(which).reshape(-1)
         order = np.argsort(which, kind="stable")
-        parts = np.split(order, np.flatnonzero(np.diff(which[order])) + 1)
+        bounds = [0, *(np.flatnonzero(np.diff(which[order])) + 1).tolist(), len(order)]
+        parts = [order[start:end] for start, end in pairwise(bounds)]
         ids = [
             self.shelf.group(title(v, int(part[0])), part.tolist(), backend, timeout_ns)
             for v, part in zip(values.tolist(), parts, strict=True)
@@ -211,6 +215,13 @@ class Names:
         return found
 
     # --- expressions ---
+    def indexed(self, value: Expression, indices: Mapping[str, int], place: Marked | tuple[str, ...]) -> Numbers:
+        """The value of an expression of loop indices alone: one number for all ranks, looked up when it comes again."""
+        key = (id(value), *[indices[name] for name in value.names])
+        if key not in self._indexed:
+            self._indexed[key] = (value, self.evaluate(value, indices, place))
+        return self._indexed[key][1]
+
     def evaluate(self, value: Written, env: Env, place: Marked | tuple[str, ...], ranks: IntVector | None = None) -> Numbers:
         """An Expression, a PerRank of them or a plain number, for the ranks that the vectors of ``env`` are over."""
         if isinstance(value, PerRank):

@@ -8,7 +8,7 @@ calls asks `Program.call(rank, position)`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
@@ -22,6 +22,7 @@ from distsim.findings.record import Finding, Place
 from distsim.ops.base import Op
 from distsim.ops.records import Buffer, Call, Group
 from distsim.ops.table import OPS
+from distsim.records import dataclass
 
 if TYPE_CHECKING:
     from distsim.startup.records import StartUp
@@ -274,8 +275,17 @@ class Program:
 
     def members(self, group: int) -> tuple[int, ...]:
         """The ranks of a group whose calls are there."""
-        ranks = self.groups[group].ranks
-        return ranks if self.stands_for is None else tuple(rank for rank in ranks if self.stands_for[rank] == rank)
+        if self.stands_for is None:
+            return self.groups[group].ranks
+        found = self._present_members.get(group)
+        if found is None:
+            ranks = np.array(self.groups[group].ranks, dtype=np.int64)
+            found = self._present_members[group] = tuple(ranks[self.stands_for[ranks] == ranks].tolist())
+        return found
+
+    @cached_property
+    def _present_members(self) -> dict[int, tuple[int, ...]]:
+        return {}
 
     def alike(self, ranks: Iterable[int]) -> tuple[int, ...]:
         """The ranks that these stand for, themselves included, ascending."""

@@ -13,7 +13,7 @@ from distsim.ops.fields import PerRank, Ref, Scalar, Splits
 from distsim.ops.one_sided import SIGNALS
 from distsim.program.assemble import Draft, Flaw, Requests
 from distsim.program.handles import Handle
-from distsim.program.memo import Traits, fields_of, has_init, local_fields
+from distsim.program.memo import Traits, fields_of, local_fields
 from distsim.program.names import has_bool
 from distsim.program.records import BoolVector, CodeCall, Numbers, Site, Vec, Written, narrow
 from distsim.program.resolver import Here, Indices, Resolver, auto_shape, transposed
@@ -38,7 +38,7 @@ class StepLowering(Resolver):
             int, CodeCall
         ] = {}  # by a step's id: it makes this call wherever it stands, until groups are made or end
         self._new_groups = 0
-        self._ready = not has_init(walker.scenario.program)
+        self._ready = not walker.names.has_init
 
     def add(self, step: Step, indices: Indices, guard: BoolVector | None) -> None:
         builder = self.walker.builder

@@ -167,6 +167,8 @@ class Walker:
             if id(value) not in self._steady:
                 self._steady[id(value)] = (value, self.names.evaluate(value, self._seen(value, {}), place, self.ranks))
             return self._steady[id(value)][1]
+        if guard is None and not more and isinstance(value, Expression) and value.names <= indices.keys():
+            return self.names.indexed(value, indices, place)
         env = self._seen(value, {**indices, **(more or {})})
         if guard is None:
             return self.names.evaluate(value, env, place, self.ranks)

@@ -32,19 +32,21 @@ Prices = Mapping[tuple[float, float, str | None], int]
 
 def prices(simulation: Simulation, ranks: Sequence[int], kind: str) -> Prices:
     """What computes that state flops take on the scenario's cluster, where this machine is too slow to do them; else nothing."""
-    program, found = simulation.program, dict[tuple[float, float, str | None], int]()
+    program, found = simulation.program, dict[tuple[float, float, str | None, int], int]()
     heaviest = [0.0, 0.0]
     for rank in ranks:
         priced = [call for _, call in program.calls_of(rank) if call.op == "compute" and (call.flops or call.mem_bytes)]
         heaviest = [max(heaviest[0], sum(c.flops for c in priced)), max(heaviest[1], sum(c.mem_bytes for c in priced))]
         for call in priced:
             if _price(call) not in found:
-                found[_price(call)] = simulation.cost.compute_ns(0, call.flops, call.mem_bytes, call.dtype or "float32")
+                found[_price(call)] = simulation.cost.compute_ns(
+                    0, call.flops, call.mem_bytes, call.dtype or "float32", call.kernels
+                )
     return found if any(amount > most for amount, most in zip(heaviest, _MOST[kind], strict=True)) else {}
 
 
-def _price(call: Call) -> tuple[float, float, str | None]:
-    return call.flops, call.mem_bytes, call.dtype
+def _price(call: Call) -> tuple[float, float, str | None, int]:
+    return call.flops, call.mem_bytes, call.dtype, call.kernels
 
 
 def pass_until(end_ns: int, spin_ns: float) -> None:

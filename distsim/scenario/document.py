@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import yaml
 
 from distsim.errors import Problem, ScenarioErrors
+from distsim.records import dataclass
 from distsim.scenario.broken import diagnosed
 
 Path = tuple[str | int, ...]

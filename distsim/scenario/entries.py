@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from distsim.expr import Expression
 from distsim.ops.fields import PerRank
+from distsim.records import dataclass
 
 if TYPE_CHECKING:
     from distsim.ops.base import Op

@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 
 from distsim.semantics.flat import AWAIT_ENDS, END, MEET, NEVER, WAIT_EACH, WAIT_ENDS, Step
-from distsim.semantics.form import Launch, Leave, PartKind, Stuck, Unit
+from distsim.semantics.form import KIND_COLLECTIVE, KIND_SEND, Launch, Leave, Stuck, Unit
 from distsim.semantics.link import Linked
 from distsim.semantics.local import Progress, Thread
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
@@ -46,7 +46,7 @@ class _Told:
     def _unreceived(self) -> list[tuple[int, int, int]]:
         """(rank, position, part) of messages that no receive has met."""
         linked, posted, mate = self.linked, np.asarray(self.run.posted), self.run.conditions.mate
-        sends = np.flatnonzero((linked.kind == PartKind.SEND) & (posted >= 0))
+        sends = np.flatnonzero((linked.kind == KIND_SEND) & (posted >= 0))
         lost = sends[(mate[sends] < 0) | (posted[np.maximum(mate[sends], 0)] < 0)]
         return [linked.place(row) for row in lost.tolist()]
 
@@ -128,7 +128,7 @@ class _Told:
         if self.run.done(i, 0)[0] is None:
             return None
         linked = self.linked
-        if linked.kind[i] != PartKind.COLLECTIVE:
+        if int(linked.kind[i]) != KIND_COLLECTIVE:
             return (int(linked.peer[i]),)
         instance = int(linked.instance[i])
         missing = self._missing_of(instance)

@@ -26,7 +26,7 @@ from distsim.semantics.flat import (
     Step,
 )
 from distsim.semantics.fold import Class, Folded, fold
-from distsim.semantics.form import PartKind
+from distsim.semantics.form import KIND_COLLECTIVE, KIND_WORK
 from distsim.semantics.link import IntArray, Linked
 from distsim.semantics.local import Course, LocalClocks, Progress, Segment, Thread, course_of, flatten_unit, threads_of
 
@@ -178,9 +178,9 @@ class _Columns:
 
     def _ends(self, i: IntArray) -> IntArray:
         kind = self.linked.kind[i[0]]
-        if kind == PartKind.WORK:
+        if kind == KIND_WORK:
             return self.ended[i]
-        if kind == PartKind.COLLECTIVE:
+        if kind == KIND_COLLECTIVE:
             return self.conditions.collective_ends(i, self.posted, self.latest)
         return self.conditions.message_ends(i, self.posted)
 

@@ -13,6 +13,10 @@ from distsim.profiles.support import SHAPED
 from distsim.program.records import Code, CodeCall, Program, Vec, at
 from distsim.semantics.creation import Made, made_groups, not_made
 from distsim.semantics.form import (
+    KIND_COLLECTIVE,
+    KIND_RECEIVE,
+    KIND_SEND,
+    KIND_WORK,
     Drop,
     Gathering,
     Instruction,
@@ -21,7 +25,6 @@ from distsim.semantics.form import (
     Lock,
     Meet,
     Part,
-    PartKind,
     Post,
     Queue,
     Stuck,
@@ -256,20 +259,20 @@ class Compiler:
 
     # --- parts ---
     def message_part(self, position: int, part: int, call: CodeCall, batched: bool) -> Part:
-        kind = PartKind.SEND if OPS[call.op].direction == "send" else PartKind.RECEIVE
+        kind = KIND_SEND if OPS[call.op].direction == "send" else KIND_RECEIVE
         return Part(self.row(position, part), position, part, kind, call, batched=batched)
 
     def collective_part(self, position: int, call: CodeCall) -> Part:
         group = self.group_id(call)
         number = self.numbers.get(group, 0)
         self.numbers[group] = number + 1
-        return Part(self.row(position), position, -1, PartKind.COLLECTIVE, call, number, odd=self.odd, real=self.alias.get(group))
+        return Part(self.row(position), position, -1, KIND_COLLECTIVE, call, number, odd=self.odd, real=self.alias.get(group))
 
     def meeting_part(self, position: int, call: CodeCall, gathering: Gathering) -> Part:
-        return Part(self.row(position), position, -1, PartKind.COLLECTIVE, call, odd=self.odd, gathering=gathering)
+        return Part(self.row(position), position, -1, KIND_COLLECTIVE, call, odd=self.odd, gathering=gathering)
 
     def work_part(self, position: int, call: CodeCall) -> Part:
-        return Part(self.row(position), position, -1, PartKind.WORK, call)
+        return Part(self.row(position), position, -1, KIND_WORK, call)
 
     # --- kinds of call ---
     def meet(self, meet: Meet) -> None:
@@ -280,7 +283,7 @@ class Compiler:
     def post(self, position: int, part: Part, wait: bool, queue: Queue | None = None) -> None:
         self.out.append(Post(position, Launch(part.row, (part,), (), queue)))
         if wait:
-            self.await_rows(position, (part.row,), part.kind in (PartKind.SEND, PartKind.RECEIVE))
+            self.await_rows(position, (part.row,), part.kind in (KIND_SEND, KIND_RECEIVE))
 
     def await_rows(self, position: int, rows: tuple[int, ...], messages: bool, waited: tuple[int, ...] = ()) -> None:
         """Block until rows are done. A back end with a lock takes it for each message's wait."""

@@ -15,7 +15,7 @@ from distsim.profiles.record import ALL_PAIRS, FROM_ROOT, TO_ROOT, Profile
 from distsim.program.records import CodeCall, Program
 from distsim.semantics.compiler import Compiler, Shared
 from distsim.semantics.creation import made_groups
-from distsim.semantics.form import Launch, Meet, Part, PartKind, Post, Queue, Spot, Stuck, Sync, Unit, Wait
+from distsim.semantics.form import KIND_COLLECTIVE, Launch, Meet, Part, Post, Queue, Spot, Stuck, Sync, Unit, Wait
 
 #: What the kernels of collectives connect.
 KERNELS = "kernels"
@@ -166,7 +166,7 @@ class DeviceCompiler(Compiler):
                 self.held(issuer.key, after)
             if comm.key in self.issued:
                 after.add(self.issued[comm.key])
-            if self.launch_order or (self.one_queue and parts[0].kind is PartKind.COLLECTIVE):
+            if self.launch_order or (self.one_queue and parts[0].kind is KIND_COLLECTIVE):
                 self.held("launch order", after)
                 self.last["launch order"] = row
             self.issued[comm.key] = row

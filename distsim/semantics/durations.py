@@ -54,8 +54,8 @@ def _remote_ns(cost: CostModel, code: Code, call: CodeCall) -> Vec:
 def _base_ns(cost: CostModel, call: CodeCall, ranks: int) -> Vec:
     """Time as the file says, or by the device's roofline. Vec."""
     time, flops, size = (call.fields.get(name, 0) for name in ("time_ns", "flops", "mem_bytes"))
-    dtype = call.fields.get("dtype") or "float32"
+    dtype, kernels = call.fields.get("dtype") or "float32", call.fields.get("kernels", 1)
     if not any(isinstance(v, np.ndarray) for v in (time, flops, size)):
-        return cost.compute_ns(int(time), float(flops), float(size), dtype)
+        return cost.compute_ns(int(time), float(flops), float(size), dtype, kernels)
     rows = zip(*(np.broadcast_to(v, ranks).tolist() for v in (time, flops, size)), strict=True)
-    return np.array([cost.compute_ns(int(t), float(f), float(m), dtype) for t, f, m in rows], dtype=np.int64)
+    return np.array([cost.compute_ns(int(t), float(f), float(m), dtype, kernels) for t, f, m in rows], dtype=np.int64)

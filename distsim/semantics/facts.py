@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.arrays import numbered as by_columns
 from distsim.ops.table import OPS
 from distsim.profiles.record import Profile
 from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Program, Vec
@@ -16,6 +17,8 @@ Ints = NDArray[np.int64]
 
 #: Group ranks beside which a rule is tried, to see whether it goes by their places.
 _TRIED = 8
+#: Tables of more columns are sorted as rows of bytes, and not column by column.
+_FEW = 8
 #: What most fields of calls are.
 _PLAIN = frozenset((int, str, bool, float, type(None)))
 
@@ -123,19 +126,21 @@ def _by_place(profile: Profile, op: str) -> bool:
     return False
 
 
-def vectors(call: CodeCall) -> Iterator[NDArray[np.generic]]:
+def vectors(call: CodeCall) -> list[NDArray[np.generic]]:
     """All vectors of a call but its peers and groups."""
-    todo: list[object] = [call.nbytes, call.signature, *call.fields.values()]
+    found: list[NDArray[np.generic]] = []
+    todo: list[object] = [value for value in (call.nbytes, call.signature, *call.fields.values()) if type(value) not in _PLAIN]
     while todo:
         value = todo.pop()
         if type(value) in _PLAIN:
             continue
         if isinstance(value, np.ndarray):
-            yield value
+            found.append(value)
         elif isinstance(value, BufferVec):
             todo += [value.index, *value.shape]
         elif isinstance(value, tuple):
             todo += value
+    return found
 
 
 def _labels(vector: NDArray[np.generic]) -> Ints:
@@ -152,7 +157,7 @@ def numbered(table: Ints) -> Ints:
     if not len(table):
         return np.zeros(0, dtype=np.int64)
     plain = np.ascontiguousarray(table[:, (table != table[:1]).any(axis=0)])
-    if not plain.shape[1]:
-        return np.zeros(len(table), dtype=np.int64)
+    if plain.shape[1] <= _FEW:
+        return by_columns(plain.T, len(table))
     rows = plain.view(np.dtype((np.void, plain.dtype.itemsize * plain.shape[1]))).reshape(-1)
     return np.asarray(np.unique(rows, return_inverse=True)[1], dtype=np.int64).reshape(-1)

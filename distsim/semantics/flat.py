@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from distsim.semantics.form import Instruction, Launch, Leave, Lock, Meet, Part, PartKind, Post, Stuck, Sync, Unit, Wait
+from distsim.semantics.form import (
+    KIND_COLLECTIVE,
+    KIND_WORK,
+    Instruction,
+    Launch,
+    Leave,
+    Lock,
+    Meet,
+    Part,
+    Post,
+    Stuck,
+    Sync,
+    Unit,
+    Wait,
+)
 
 #: Steps of a host: hand over and go on (POST, JOIN), or hand over and wait (the next ones), … and of a stream: BEGIN a launch once the
 #: host has handed it over (ISSUE) and all before it have ended, and FINISH it. A host waits for the ends of its requests' launches one
@@ -55,9 +69,9 @@ def _host_step(found: Sequence[Instruction], i: int, offsets: list[int], own: se
         whole = launch.row == offsets[here.position]  # not a part of a batch, whose return is written down in its own row
         waits = whole and i + 1 < len(found) and found[i + 1] == (here.position, (launch.row,), ())  # a Wait
         kind = launch.parts[0].kind
-        if kind is PartKind.WORK:
+        if kind is KIND_WORK:
             return (WORK, launch.row, ()), 2 if waits else 1
-        step = JOIN if kind is PartKind.COLLECTIVE else POST
+        step = JOIN if kind is KIND_COLLECTIVE else POST
         return (step + waits, launch.row, ()), 1 + waits
     row = offsets[here.position] if here.position < len(offsets) - 1 else -1
     if isinstance(here, Wait):
@@ -74,7 +88,7 @@ def _host_step(found: Sequence[Instruction], i: int, offsets: list[int], own: se
 def _stream_steps(launch: Launch) -> list[Step]:
     parts: tuple[Part, ...] = launch.parts
     begin = (BEGIN, launch.row, launch.after)
-    if parts[0].kind is PartKind.WORK:
+    if parts[0].kind is KIND_WORK:
         return [begin, (WORK, launch.row, ())]
-    come: list[Step] = [(JOIN if part.kind is PartKind.COLLECTIVE else POST, part.row, ()) for part in parts]
+    come: list[Step] = [(JOIN if part.kind is KIND_COLLECTIVE else POST, part.row, ()) for part in parts]
     return [begin, *come, (FINISH, launch.row, tuple([part.row for part in parts]))]

@@ -9,11 +9,11 @@ processors, STOC 1980.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from distsim.records import dataclass
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.form import Unit
 from distsim.semantics.link import IntArray, Linked

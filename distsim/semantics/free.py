@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from distsim.semantics.form import Drop, Leave, Lock, Meet, PartKind, Post, Stuck, Unit, Wait
+from distsim.semantics.form import (
+    KIND_COLLECTIVE,
+    KIND_RECEIVE,
+    KIND_WORK,
+    Drop,
+    Leave,
+    Lock,
+    Meet,
+    Post,
+    Stuck,
+    Unit,
+    Wait,
+)
 from distsim.semantics.link import Linked
 from distsim.semantics.misfits import Misfits
 
@@ -70,15 +82,13 @@ def _lock_contended(unit: Unit) -> str | None:
 
 
 def _is_message(instruction: object) -> bool:
-    return isinstance(instruction, Post) and instruction.launch.parts[0].kind <= PartKind.RECEIVE
+    return isinstance(instruction, Post) and instruction.launch.parts[0].kind <= KIND_RECEIVE
 
 
 def _is_host_s(instruction: object) -> bool:
     """A collective that no worker runs, as a new_group."""
     return (
-        isinstance(instruction, Post)
-        and instruction.launch.queue is None
-        and instruction.launch.parts[0].kind is PartKind.COLLECTIVE
+        isinstance(instruction, Post) and instruction.launch.queue is None and instruction.launch.parts[0].kind is KIND_COLLECTIVE
     )
 
 
@@ -88,6 +98,6 @@ def leaves_open(linked: Linked) -> bool:
         last = unit.instructions[-1]
         if isinstance(last, Leave) and last.gone:
             waited = {row for i in unit.instructions if isinstance(i, Wait) for row in i.rows}
-            if any(part.row not in waited for launch in unit.launches for part in launch.parts if part.kind is not PartKind.WORK):
+            if any(part.row not in waited for launch in unit.launches for part in launch.parts if part.kind is not KIND_WORK):
                 return True
     return False

@@ -23,7 +23,7 @@ from distsim.ops.one_sided import SIGNALS
 from distsim.ops.records import Call
 from distsim.profiles.record import Profile
 from distsim.program.records import Code, CodeCall, Program, Vec, at
-from distsim.semantics.form import ODD, Launch, Meet, Part, PartKind, Unit
+from distsim.semantics.form import KIND_COLLECTIVE, KIND_RECEIVE, KIND_SEND, ODD, Launch, Meet, Part, PartKind, Unit
 from distsim.semantics.units import compile_units
 
 IntArray = NDArray[np.int64]
@@ -94,7 +94,7 @@ class Linked:
         if odd.any():
             self.signature[index[odd]] = ODD
         self._spaces.add(unit, parts, index)
-        self._add_collectives(unit, [(part, index[i]) for i, part in enumerate(parts) if part.kind is PartKind.COLLECTIVE], keys)
+        self._add_collectives(unit, [(part, index[i]) for i, part in enumerate(parts) if part.kind is KIND_COLLECTIVE], keys)
 
     # --- collectives ---
     def _add_collectives(self, unit: Unit, parts: list[tuple[Part, IntArray]], keys: _Keys) -> None:
@@ -202,7 +202,7 @@ class Linked:
     def mate(self) -> IntArray:
         """For each message row the row of its other side; `NEVER_COMES` where it has none, `ANY_SOURCE` where that is open."""
         found = np.full(self.rows, -1, dtype=np.int64)
-        sends, receives = (self._by_channel(kind) for kind in (PartKind.SEND, PartKind.RECEIVE))
+        sends, receives = (self._by_channel(kind) for kind in (KIND_SEND, KIND_RECEIVE))
         found[sends], found[receives] = NEVER_COMES, NEVER_COMES
         counts = int(self.channel.max(initial=-1)) + 1
         sent, starts = np.bincount(self.channel[sends], minlength=counts), np.zeros(counts, dtype=np.int64)
@@ -214,7 +214,7 @@ class Linked:
         mates = sends[(starts[self.channel[receives]] + ordinal)[there]]
         found[receives[there]], found[mates] = mates, receives[there]
         if self.open_boxes.size:
-            found[np.isin(self.box, self.open_boxes) & (self.kind >= 0) & (self.kind <= PartKind.RECEIVE)] = ANY_SOURCE
+            found[np.isin(self.box, self.open_boxes) & (self.kind >= 0) & (self.kind <= KIND_RECEIVE)] = ANY_SOURCE
         return found
 
     def _by_channel(self, kind: PartKind) -> IntArray:
@@ -224,7 +224,7 @@ class Linked:
     @cached_property
     def open_boxes(self) -> IntArray:
         """Boxes in which some receive is open to any source."""
-        return distinct(self.box[(self.kind == PartKind.RECEIVE) & (self.peer == ANY)])
+        return distinct(self.box[(self.kind == KIND_RECEIVE) & (self.peer == ANY)])
 
     @cached_property
     def rows_of(self) -> list[IntArray]:
@@ -355,8 +355,8 @@ class _Spaces:
     def add(self, unit: Unit, parts: list[Part], index: IntArray) -> None:
         by_port: dict[tuple[int, bool, bool], list[int]] = {}
         for i, part in enumerate(parts):
-            if part.kind <= PartKind.RECEIVE:
-                by_port.setdefault((part.call.port, part.kind is PartKind.SEND, self.lazy and not part.batched), []).append(i)
+            if part.kind <= KIND_RECEIVE:
+                by_port.setdefault((part.call.port, part.kind is KIND_SEND, self.lazy and not part.batched), []).append(i)
         ranks = np.array(unit.ranks, dtype=np.int64)
         for (_, sends, paired), those in by_port.items():
             rows = index[those]

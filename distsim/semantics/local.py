@@ -29,7 +29,7 @@ from distsim.semantics.flat import (
     Threads,
     flatten,
 )  # fmt: skip
-from distsim.semantics.form import PartKind, Unit
+from distsim.semantics.form import KIND_COLLECTIVE, KIND_WORK, Unit
 from distsim.semantics.link import IntArray, Linked
 
 
@@ -143,10 +143,10 @@ class Progress:
 
         Keys are what a thread waits for: a row's post 4r, its end 4r + 1, its issue 4r + 2, an instance 4i + 3; -1 what never comes.
         """
-        kind = self.kind[i]
-        if kind == PartKind.COLLECTIVE:
+        kind = int(self.kind[i])
+        if kind == KIND_COLLECTIVE:
             return self._collective_done(i, t)
-        if kind == PartKind.WORK:
+        if kind == KIND_WORK:
             return None, max(t, self.ended[i])
         n, mine = self.need[i], self.posted[i]
         if n < 0:

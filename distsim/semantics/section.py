@@ -129,7 +129,7 @@ class _Cut:
 
     def _call(self, call: CodeCall) -> CodeCall:
         found = self._calls.get(id(call))
-        if found is None and call.invalid is None and not call.parts and not any(True for _ in vectors(call)):
+        if found is None and call.invalid is None and not call.parts and not vectors(call):
             found = self._calls[id(call)] = call  # nothing in it differs by rank
         if found is None:
             found = self._calls[id(call)] = replace(

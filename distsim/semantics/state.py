@@ -6,10 +6,10 @@ Rows, channels, boxes and instances are the integers of `Linked`.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from distsim.match import Matcher
+from distsim.records import dataclass
 from distsim.semantics.form import Leave
 
 #: Where a row stands. Closed: it has finished, was cancelled, or was never posted. Queued: its queue has not come to it. Running: it has

@@ -86,6 +86,14 @@ class Architecture(NamedTuple):
         return self.heads * (self.head_width if self.latent is None else self.latent.values)
 
     @property
+    def rotary_columns(self) -> int:
+        """Columns of queries and keys that are turned by their place: none where places are learned (GPT), all heads' and the one key's
+        rotary part with latent attention."""
+        if self.latent is not None:
+            return (self.heads + 1) * self.latent.rotary
+        return 0 if self.bias else self.q_hidden + self.kv_hidden
+
+    @property
     def matrices(self) -> int:
         """Matrices of one feed-forward layer."""
         return 3 if self.mlp == "swiglu" else 2

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from distsim import units
+from distsim.records import dataclass
 from distsim.strategies.base import Cost, Entry, step
 from distsim.strategies.pipeline_actions import Action, Schedule
 from distsim.strategies.pipeline_calls import Call, Message

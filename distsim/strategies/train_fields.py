@@ -84,6 +84,7 @@ class TransformerFields(Strategy):
     dtype: Dtype = "bfloat16"
     #: Gradients are kept and reduced in it.
     gradient_dtype: Dtype = "float32"
+    #: selective: scores of plain attention; op: every second product and all that is none (torchtitan's selective checkpoints); full.
     recompute: Recompute = "none"
     #: flash: fused, its scores never reach memory.
     attention: Literal["flash", "plain"] = "flash"
@@ -104,6 +105,9 @@ class TransformerFields(Strategy):
     sequence_parallel: StrictBool = True
     #: dtensor: calls of PyTorch's DTensor; megatron: those of fused matrices, their input gathered again, its gradient beside the weights'.
     tensor_calls: Literal["dtensor", "megatron"] = "dtensor"
+    #: What sequence-parallel ranks gather before a dense block and scatter after it travels in pieces beside its products: Transformer
+    #: Engine's userbuffers (Megatron-LM's --tp-comm-overlap), PyTorch's async TP (torch.compile, _micro_pipeline_tp).
+    tensor_overlap: StrictBool = False
     #: The loss is computed from each rank's part of the logits (torchtitan's default, and Megatron-LM's only way); else they are gathered.
     loss_parallel: StrictBool = True
     pipeline: Axis | None = None
@@ -236,6 +240,11 @@ class TransformerFields(Strategy):
             part = one.sequence // one.context
             whole = f"sequence {part}" if one.context == 1 else f"the part of {part} tokens that a context rank has"
             yield ("sequence",), f"{whole} is not divisible by the tensor axis of {one.tensor} ranks, as sequence_parallel needs"
+        if self.tensor_overlap and one.tensor > 1 and not one.sequence_parallel:
+            yield (
+                ("tensor_overlap",),
+                "what it hides is what sequence_parallel gathers and scatters: expected sequence_parallel: true",
+            )
         if one.experts > 1 and model.experts == 0:
             axis = self.axis("experts", context)
             yield (

@@ -17,6 +17,11 @@ from distsim.strategies.models import numel
 from distsim.strategies.train_fields import TransformerFields
 from distsim.strategies.train_tensor import TensorCalls, asked
 
+#: Kernels of a layer forward and backward, but for two or more that its products' entries count. PyTorch's modules in eager mode: 65 on
+#: an H100 (torch's profiler, benchmarks/gpu/compute_h100.json), as many a product and a gradient as there are matrices; Transformer
+#: Engine's fused layer: 12 forward and twice as many backward (counted in its modules: norms, products, rotary, attention, sums).
+KERNELS = {"dtensor": (20, 41), "megatron": (10, 22)}
+
 
 class Weights(NamedTuple):
     """Parameters of a stage on one rank: those that all experts share, and the rank's experts'."""
@@ -74,10 +79,16 @@ class LayerCalls(TensorCalls):
         if self.tensor_axis is None and self.cp is None and self.ep is None:
             whole = self.priced("forward", one.layer_flops + one.padding_flops + self.lag(1))
             return [*self.launched(1), whole, *self.scores(1), self.moved("forward")]
-        attention = [*self.keys(), self.priced("forward attention", one.attention_flops + self.lag(1)), *self.scores(1)]
-        experts = [*self.routed(), self.priced("forward mlp", one.mlp_flops + one.padding_flops), *self.routed()]
-        blocks = [*self.before(), *attention, *self.after(), *self.before(), *experts, *self.after()]
-        return [*self.launched(1), *blocks, self.moved("forward")]
+        attention = self.block_forward("attention", one.attention_flops + self.lag(1), self.keys(), self.scores(1))
+        experts = self.block_forward("mlp", one.mlp_flops + one.padding_flops, self.routed(), self.routed())
+        return [*self.launched(1), *attention, *experts, self.moved("forward")]
+
+    def block_forward(self, word: str, flops: int, first: list[Entry], last: list[Entry]) -> list[Entry]:
+        """A block between its messages, or beside them."""
+        if rows := self.hidden_rows(word):
+            columns = self.mlp_columns() if word == "mlp" else self.attention_columns()
+            return self.pieces(f"forward {word}", flops, sum(columns), rows, [*first, *last])
+        return [*self.before(), *first, self.priced(f"forward {word}", flops), *last, *self.after()]
 
     def lag(self, passes: float) -> int:
         """The floating-point operations that would take as long as attention takes beyond its own at the products' rate: fused it is
@@ -86,7 +97,7 @@ class LayerCalls(TensorCalls):
             return -round(passes * self.one.scores_flops)
         slower = 1 / self.train.attention_efficiency if self.one.flash else 1.0
         wider = DTYPES[self.train.dtype] / DTYPES[self.products]
-        return round(passes * self.one.scores_flops * (slower * wider - 1))
+        return round(passes * ((self.one.scores_flops + self.one.idle_flops) * slower * wider - self.one.scores_flops))
 
     def scores(self, passes: float) -> list[Entry]:
         """Scores that miss the tensor cores, at float32's rate."""
@@ -102,7 +113,7 @@ class LayerCalls(TensorCalls):
 
     def layer_backward(self) -> list[Entry]:
         one = self.one
-        again = self.layer_forward() if one.recompute == "full" else []
+        again = self.layer_forward() if one.recompute == "full" else self.op_again() if one.recompute == "op" else []
         extra = one.flash_flops + (one.again_flops if one.recompute == "selective" else 0)
         passes = 2.5 if one.flash else 3 if one.recompute == "selective" else 2
         extra += self.lag(passes)
@@ -119,6 +130,17 @@ class LayerCalls(TensorCalls):
             self.moved("backward"),
             *mlp,
             *self.block_backward("attention", 2 * one.attention_flops + extra, columns, keys, []),
+        ]
+
+    def op_again(self) -> list[Entry]:
+        """What a policy by operation computes again: products that are not kept, and all that is none; inputs are gathered again."""
+        again = [*self.before(), *self.before()] if self.one.sequence_parallel else []
+        products = self.one.again_flops
+        return [
+            *self.launched(1),
+            *again,
+            *([self.priced("forward, again", products)] if products else []),
+            self.moved("forward"),
         ]
 
     def attention_columns(self) -> list[int]:
@@ -152,7 +174,8 @@ class LayerCalls(TensorCalls):
         one, back = self.one, word == "backward"
         total = (1 + back) * one.layer_traffic + one.products_traffic[back] + one.routing_traffic
         total += one.casts_traffic[back] if self.products.startswith("float8") else 0
-        return compute(f"{word}, memory", {"bytes": units.size_text(total)})
+        total += one.sums_traffic if back else 0
+        return compute(f"{word}, memory", {"bytes": units.size_text(total)}, kernels=KERNELS[self.train.tensor_calls][back])
 
     # --- weights ---
     def layer_weights(self) -> Weights:

@@ -122,12 +122,39 @@ class TensorCalls(Writer):
             return [*first, self.priced(f"backward {word}", flops), *last]
         if self.train.tensor_calls == "megatron":
             return self.beside(word, flops, sum(columns), first, last)
+        if rows := self.hidden_rows(word):
+            return self.pieces(f"backward {word}", flops, rows, sum(columns), [*first, *last])
         if self.one.sequence_parallel or len(columns) == 1:
             return [*self.before(), *first, self.priced(f"backward {word}", flops), *last, *self.after()]
         found = [*first, self.priced(f"backward {word}", flops - 2 * sum(columns)), *last]
         for k, each in enumerate(columns):
             found += [self.priced(f"backward {word}, matrix {k}", 2 * each), self.reduced()]
         return found
+
+    def hidden_rows(self, word: str) -> int:
+        """FLOPs of the product by rows that ends a block, forward; 0 where none travels beside it (`tensor_overlap`; experts have none)."""
+        if not (self.train.tensor_overlap and self.cut and self.one.sequence_parallel) or (word == "mlp" and self.model.experts):
+            return 0
+        return self.one.mlp_flops // self.model.matrices if word == "mlp" else self.one.output_flops
+
+    def pieces(self, word: str, flops: int, first: int, last: int, inner: list[Entry] | None = None) -> list[Entry]:
+        """A block between a gather before its first product and a scatter after its last, of so many FLOP, both in pieces: while one
+        travels the one before is multiplied, or made (Transformer Engine, PyTorch's async TP). Only the last product of the first and the
+        last piece of the second wait. ``inner``: what comes between.
+        """
+        t, handle = self.one.tensor, f"{self.p}_{word.replace(' ', '_')}"
+        early, late, part = first - first // t, last - last // t, self.one.hidden_numel // self.one.tensor
+        begin = [self.gather(f"{handle}_in"), self.priced(f"{word}, pieces", early), wait(f"{handle}_in")]
+        return [*begin, *(inner or []), self.priced(word, flops - early - late), *self.sent_pieces(word, handle, late, part)]
+
+    def sent_pieces(self, word: str, handle: str, flops: int, part: int) -> list[Entry]:
+        """A scatter of which all but the last piece travels beside products."""
+        left = max(part // self.one.tensor, 1)
+        axis = self.tensor_axis
+        if left == part:
+            return [self.priced(f"{word}, pieces", flops), self.scattered(part, axis)]
+        ahead = [self.scattered(part - left, axis, f"{handle}_out"), self.priced(f"{word}, pieces", flops), wait(f"{handle}_out")]
+        return [*ahead, self.scattered(left, axis)]
 
     def beside(
         self, word: str, flops: int, columns: int, first: list[Entry], last: list[Entry], rows: bool = True
@@ -138,6 +165,10 @@ class TensorCalls(Writer):
         gathered = [self.gather(f"{handle}_input")] if again else []
         waited: list[Entry] = [wait(f"{handle}_input")] if again else []
         sent = self.scatter(f"{handle}_grad") if again else self.reduced(f"{handle}_grad")
-        begin = [*([self.gather()] if again and rows else []), *gathered]
+        begin, done = [*([self.gather()] if again and rows else []), *gathered], 0
+        if hidden := self.hidden_rows(word) if rows else 0:
+            done = hidden - hidden // self.one.tensor
+            pieces = [self.gather(f"{handle}_out"), self.priced(f"backward {word}, pieces", done), wait(f"{handle}_out")]
+            begin = [*pieces, *gathered]
         end = [self.priced(f"weight gradients {word}", columns), wait(f"{handle}_grad")]
-        return [*begin, *first, self.priced(f"backward {word}", flops - columns), *last, *waited, sent, *end]
+        return [*begin, *first, self.priced(f"backward {word}", flops - columns - done), *last, *waited, sent, *end]

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from distsim.strategies.models import Architecture
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "op", "full"]
 
 
 class MicroBatch(NamedTuple):
@@ -53,9 +53,22 @@ class MicroBatch(NamedTuple):
         return full // 2 if self.causal else full
 
     @property
+    def idle_flops(self) -> int:
+        """What fused attention could compute forward while its last tiles end: a tile is 128 rows of a head over all keys, half of which
+        most of 128 multiprocessors miss (A100 has 108, H100 132, B200 148). Few heads feel it: on an H100 the time of 4 to 64 heads
+        over 8192 tokens is a line that starts at 70 us, 172 backward (benchmarks/gpu/compute_h100.json); this is 81 and 203."""
+        columns = (self.model.q_hidden + self.model.o_hidden) // self.model.heads
+        return 128 * min(128, self.sequence) * self.sequence * columns if self.flash else 0
+
+    @property
     def attention_flops(self) -> int:
         """One layer's attention, forward: 2 per token and weight of the projections, and the scores."""
         return 2 * self.tokens * self.model.attention_weights // self.tensor + self.scores_flops
+
+    @property
+    def output_flops(self) -> int:
+        """Of that the output projection's, forward."""
+        return 2 * self.tokens * self.model.o_hidden * self.model.hidden // self.tensor
 
     @property
     def mlp_flops(self) -> int:
@@ -84,6 +97,9 @@ class MicroBatch(NamedTuple):
         """What recomputation adds to one layer's backward pass."""
         if self.recompute == "full":
             return self.layer_flops
+        if self.recompute == "op":
+            grouped = 2 * self.tokens * self.model.matrices * self.model.hidden * self.model.ffn * self.model.top_k
+            return sum(self._products_again) + (grouped // self.tensor if self.model.experts else 0)
         return self.scores_flops if self.recompute == "selective" and not self.flash else 0
 
     @property
@@ -98,12 +114,15 @@ class MicroBatch(NamedTuple):
 
         Two norms (read, write) and two residual sums with their dropout (two reads, one write, a mask); the non-linearity; softmax and
         its dropout where attention is not fused (read and write twice, a mask). Counted by us; the backward pass takes it twice.
+        Rotary embeddings of queries and keys: fused, or in PyTorch's modules (`gathered`) cast to float32, multiplied as complex
+        numbers, and cast back, 20 bytes an element (23 on an H100, benchmarks/gpu/compute_h100.json).
         """
         model, wide = self.model, 3 if self.model.mlp == "swiglu" else 2
         masks = 2 if model.dropout else 0
         between = self.tokens * model.hidden * (10 * self.itemsize + masks) // (self.tensor if self.sequence_parallel else 1)
         inner = self.itemsize * self.tokens * wide * model.active_ffn // self.tensor
         each = (4 * self.itemsize + 1) if model.dropout else 2 * self.itemsize
+        inner += self.tokens * (20 if self.gathered else 2 * self.itemsize) * model.rotary_columns // self.tensor
         return between + inner + (0 if self.flash else self.tokens * model.heads * self.sequence * each // self.tensor)
 
     @property
@@ -127,6 +146,16 @@ class MicroBatch(NamedTuple):
         experts = max(model.experts // self.experts, 1) * model.ffn + model.shared
         weights = model.attention_weights + model.matrices * model.hidden * experts
         return self.itemsize * self.tokens * self._outputs, self.itemsize * (self.tokens * self._inputs + weights // self.tensor)
+
+    @property
+    def sums_traffic(self) -> int:
+        """Bytes that whole gradients of inputs cost where queries, keys, values, gate and up are matrices of their own, as in PyTorch's
+        modules: each but one of the two blocks' writes its own, and a sum reads two and writes one. No tensor rank has less of it."""
+        if not self.gathered:
+            return 0
+        model = self.model
+        apart = (0 if model.latent else 2) + (model.matrices - 2) * (model.active_experts + bool(model.shared))
+        return 4 * self.itemsize * self.tokens * model.hidden * apart
 
     @property
     def casts_traffic(self) -> tuple[int, int]:
@@ -163,8 +192,43 @@ class MicroBatch(NamedTuple):
         spread = self.tensor if self.sequence_parallel else 1
         if self.recompute == "full":
             return self.itemsize * row // spread
+        if self.recompute == "op":
+            return self._op_bytes
         again = 2 * self.itemsize * (row - row // spread) if self.gathered else 0
         return again + self._between_bytes // spread + (self._inner_bytes + self._scores_bytes) // self.tensor
+
+    @property
+    def _products(self) -> list[tuple[int, int, bool]]:
+        """Columns in, columns out, and whether the output is cut among tensor ranks, of what PyTorch's modules multiply one after the
+        other; without the router and the experts, whose products are grouped."""
+        model, latent = self.model, self.model.latent
+        kv = (model.hidden, model.kv_hidden, True)
+        first = [(model.hidden, model.q_hidden, True), kv, kv]
+        if latent is not None:
+            first = [(model.hidden, latent.queries, False), (latent.queries, model.q_hidden, True)]
+            first += [(model.hidden, latent.keys + latent.rotary, False), (latent.keys, 2 * model.kv_hidden, True)]
+        wide = model.shared if model.experts else model.ffn
+        up = [(model.hidden, wide, True)] * (model.matrices - 1)
+        return [*first, (model.o_hidden, model.hidden, False), *([*up, (wide, model.hidden, False)] if wide else [])]
+
+    @property
+    def _products_again(self) -> list[int]:
+        """FLOPs of every second one; with biases torch calls addmm, and keeps all."""
+        again = [] if self.model.bias or self.model.biased else self._products[1::2]
+        return [2 * self.tokens * into * out // self.tensor for into, out, _ in again]
+
+    @property
+    def _op_bytes(self) -> int:
+        """What torchtitan's per-operation policy keeps (distributed/activation_checkpoint.py, SelectiveAC, August 2026): a layer's input,
+        what attention and every other one of the products give, whole where ranks' sums are still to be added, and what was scattered
+        or came from experts. What was gathered is gathered again."""
+        model, spread = self.model, self.tensor if self.sequence_parallel else 1
+        kept = self._products if model.bias or model.biased else self._products[::2]
+        columns = sum(out // (self.tensor if cut else 1) for _, out, cut in kept) + model.o_hidden // self.tensor
+        scores = self.tokens * model.heads * (4 if self.flash else self.sequence * self.itemsize) // self.tensor
+        between = model.hidden * (3 if self.sequence_parallel else 1) // spread
+        sent = 2 * self.routed_numel if self.experts > 1 else 0
+        return self.itemsize * (self.tokens * (columns + between) + sent) + scores
 
     @property
     def _between_bytes(self) -> int:

@@ -422,11 +422,12 @@ Tensor as_cpu(const Tensor& t) {
   return tensor_on(same_memory(t.storage(), Device(c10::DeviceType::CPU), c10::GetCPUAllocator()), t, kHostKeys);
 }
 
-Tensor from_cpu(const Tensor& t) {
-  if (on_device(t)) return t;
-  const Device device(kDevice, here);
-  return tensor_on(same_memory(t.storage(), device, &device_allocator), t, kDeviceKeys);
+Tensor to_device(const Tensor& t, Device device) {
+  return on_device(t) ? t : tensor_on(same_memory(t.storage(), device, &device_allocator), t, kDeviceKeys);
 }
+
+// ``index``: of which device; -1 for the current one.
+Tensor from_cpu(const Tensor& t, int64_t index) { return to_device(t, Device(kDevice, index < 0 ? here : static_cast<DeviceIndex>(index))); }
 
 int64_t sdp_choice(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double dropout, bool,
                    std::optional<double>, bool gqa) {
@@ -440,7 +441,7 @@ using Flash = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymIn
 Flash flash(const Tensor& q, const Tensor& k, const Tensor& v, double dropout, bool causal, bool, std::optional<double> scale) {
   auto [out, sums] = at::_scaled_dot_product_flash_attention_for_cpu(as_cpu(q), as_cpu(k), as_cpu(v), dropout, causal, std::nullopt, scale);
   Tensor seed = at::empty({2}, at::TensorOptions().dtype(at::kLong).device(q.device())), none = at::empty({}, at::TensorOptions().dtype(at::kLong).device(q.device()));
-  return {from_cpu(out), from_cpu(sums), Tensor(), Tensor(), q.size(2), k.size(2), seed, none, at::empty({0}, q.options())};
+  return {to_device(out, q.device()), to_device(sums, q.device()), Tensor(), Tensor(), q.size(2), k.size(2), seed, none, at::empty({0}, q.options())};
 }
 
 std::tuple<Tensor, Tensor, Tensor> flash_backward(
@@ -448,7 +449,7 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
     c10::SymInt, c10::SymInt, double dropout, bool causal, const Tensor&, const Tensor&, std::optional<double> scale) {
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
       as_cpu(grad), as_cpu(q), as_cpu(k), as_cpu(v), as_cpu(out), as_cpu(sums), dropout, causal, std::nullopt, scale);
-  return {from_cpu(dq), from_cpu(dk), from_cpu(dv)};
+  return {to_device(dq, q.device()), to_device(dk, q.device()), to_device(dv, q.device())};
 }
 
 Tensor with_bias(const Tensor& gates, const std::optional<Tensor>& bias) { return bias && bias->defined() ? gates + *bias : gates; }
@@ -610,7 +611,7 @@ TORCH_LIBRARY(distsim, m) {
   m.def("as_cpu(Tensor(a) self) -> Tensor(a)", &as_cpu);
   m.def("default_generator(int index) -> Generator?", [](int64_t index) { return default_generator(static_cast<DeviceIndex>(index)); });
   m.def("resize_storage(Tensor self, int nbytes) -> ()", &resize_storage);
-  m.def("from_cpu(Tensor(a) self) -> Tensor(a)", &from_cpu);
+  m.def("from_cpu(Tensor(a) self, int index=-1) -> Tensor(a)", &from_cpu);
 }
 
 namespace {

@@ -53,14 +53,13 @@ def log_softmax_backward(grad: Tensor, found: Tensor, dim: int, input_dtype: dty
     return _on_cpu("_log_softmax_backward_data", grad, found, dim, found.dtype).to(input_dtype)
 
 
-def _on_cpu(name: str, *given: Any) -> Tensor:
-    """The CPU's kernel on the same memory."""
+def _on_cpu(name: str, x: Tensor, *given: Any) -> Tensor:
+    """The CPU's kernel on the same memory; its result is on the device of ``x``, which need not be the current one."""
     import torch
 
     own: Any = torch.ops.distsim
-    found: Tensor = own.from_cpu(
-        getattr(torch.ops.aten, name)(*(own.as_cpu(a) if isinstance(a, torch.Tensor) else a for a in given))
-    )
+    made = getattr(torch.ops.aten, name)(*(own.as_cpu(a) if isinstance(a, torch.Tensor) else a for a in (x, *given)))
+    found: Tensor = own.from_cpu(made, x.device.index)
     return found
 
 

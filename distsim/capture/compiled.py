@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, Final
 
 _PACKAGE: Final = "distsim.capture"
 
 
+@cache
 def leave_alone() -> None:
     """Keep dynamo out of this package: torch's own groups are C++, in which it sees no frame, and the hub's are to be no other.
 
-    Set in C, so that a script without torch.compile does not import dynamo.
+    Once, for a process and those that it forks. Set in C, so that a script without torch.compile does not import dynamo.
     """
     dynamo: Any = import_module("torch._C")._dynamo.eval_frame
     skip = dynamo._FrameAction.SKIP
@@ -25,13 +28,19 @@ def leave_alone() -> None:
 
 def _codes() -> Iterator[CodeType]:
     """The code of every function of this package that is loaded, nested ones too."""
-    for name, module in list(sys.modules.items()):
-        if name == _PACKAGE or name.startswith(_PACKAGE + "."):
-            waiting = [code for value in list(vars(module).values()) for code in _of(value)]
-            while waiting:
-                code = waiting.pop()
-                yield code
-                waiting += [c for c in code.co_consts if isinstance(c, CodeType)]
+    for module in filter(None, map(sys.modules.get, _names())):
+        waiting = [code for value in list(vars(module).values()) for code in _of(value)]
+        while waiting:
+            code = waiting.pop()
+            yield code
+            waiting += [c for c in code.co_consts if isinstance(c, CodeType)]
+
+
+def _names() -> Iterator[str]:
+    """The modules of this package. To look through those of all libraries would give each rank a copy of the memory in which they are."""
+    here = Path(__file__).parent
+    for file in sorted(here.rglob("*.py")):
+        yield ".".join((_PACKAGE, *file.relative_to(here).with_suffix("").parts)).removesuffix(".__init__")
 
 
 def _of(value: object) -> Iterator[CodeType]:

@@ -11,9 +11,11 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 from distsim.capture.child import Target, Ways, die_with_parent, environment_of, run_child
+from distsim.capture.compiled import leave_alone
 from distsim.capture.hub import Hub
 from distsim.capture.keeper import VARIABLE, Keeper, started_by
 from distsim.capture.members import Failure, Member
@@ -76,6 +78,7 @@ def capture(wish: Wish, meanwhile: Callable[[], object] | None = None) -> Captur
     parent = _Parent(hub, keeper)
     _adopt()
     before = _ends_tidily()
+    _share()
     try:
         for rank in range(max(wish.ranks, 1)):
             parent.start(wish, rank, address, regions)
@@ -94,6 +97,14 @@ def capture(wish: Wish, meanwhile: Callable[[], object] | None = None) -> Captur
     written, past = parent.written(), tuple(Captured(wish, "ended", n, dict(sorted(ranks.items())), ()) for n, ranks in hub.past)
     ranks = dict(sorted(hub.ranks.items()))
     return Captured(wish, ended, hub.world or wish.ranks, ranks, others, written, hub.stood, past)
+
+
+def _share() -> None:
+    """Do here, once, what each rank would do in memory of its own. Not where the script alone brings torch."""
+    if "torch" in sys.modules:
+        for name in ("patches", "spawn"):
+            import_module(f"distsim.capture.{name}")
+        leave_alone()
 
 
 def _ends_tidily() -> dict[signal.Signals, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -40,10 +40,10 @@ class Parameter(NamedTuple):
     """A parameter of a command: ``kind`` is what one word of its becomes, ``many``: a list of such."""
 
     name: str
-    kind: Any
+    kind: object
     many: bool
-    default: Any  # inspect.Parameter.empty: it must be given
-    annotation: Any
+    default: object  # inspect.Parameter.empty: it must be given
+    annotation: object
     declared: Declared
 
 
@@ -53,7 +53,7 @@ def parameters_of(command: Callable[..., None]) -> list[Parameter]:
     return [_parameter(hints[one.name], one) for one in inspect.signature(command).parameters.values()]
 
 
-def _parameter(hint: Any, given: inspect.Parameter) -> Parameter:
+def _parameter(hint: object, given: inspect.Parameter) -> Parameter:
     kind, declared = get_args(hint)
     if get_origin(kind) is UnionType:
         kind = next(one for one in get_args(kind) if one is not NoneType)
@@ -75,7 +75,7 @@ def for_typer(command: Callable[..., None]) -> Callable[..., None]:
         for one in parameters_of(command)
     ]  # fmt: skip
 
-    def typed(**given: Any) -> None:
+    def typed(**given: object) -> None:
         command(**given)
 
     typed.__doc__ = command.__doc__
@@ -84,12 +84,12 @@ def for_typer(command: Callable[..., None]) -> Callable[..., None]:
     return typed
 
 
-def plainly(command: Callable[..., None], words: list[str]) -> dict[str, Any] | None:
+def plainly(command: Callable[..., None], words: list[str]) -> dict[str, object] | None:
     """What a command is given by a command line that leaves nothing open: options by their whole names, each value a word that its type
     takes. None where something is not so, wrong or asked for: typer takes such a line, and tells."""
     parameters = parameters_of(command)
     options = {name: one for one in parameters if one.declared.is_plain for name in one.declared.names}
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     places: list[str] = []
     rest = iter(words)
     for word in rest:
@@ -106,7 +106,7 @@ def plainly(command: Callable[..., None], words: list[str]) -> dict[str, Any] | 
     return found if placed and inspect.Parameter.empty not in found.values() else None
 
 
-def _take(options: dict[str, Parameter], found: dict[str, Any], word: str, rest: Any) -> bool:
+def _take(options: dict[str, Parameter], found: dict[str, object], word: str, rest: Iterator[str]) -> bool:
     """Take an option with its value; False where something is not plain."""
     name, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
     one = options.get(name)
@@ -120,7 +120,7 @@ def _take(options: dict[str, Parameter], found: dict[str, Any], word: str, rest:
     return not value.startswith("-") and _keep(one, value, found)
 
 
-def _place(arguments: list[Parameter], places: list[str], found: dict[str, Any]) -> bool:
+def _place(arguments: list[Parameter], places: list[str], found: dict[str, object]) -> bool:
     """Give the arguments their words, each of which is used."""
     for one in arguments:
         if not one.declared.is_plain:
@@ -135,7 +135,7 @@ def _place(arguments: list[Parameter], places: list[str], found: dict[str, Any])
 
 def _keep(one: Parameter, word: str, found: dict[str, Any]) -> bool:
     """Note the value of a word; False where its type may not take it."""
-    value: Any = word
+    value: object = word
     if isinstance(one.kind, type) and issubclass(one.kind, Enum):
         if word not in {str(member.value) for member in one.kind}:
             return False

@@ -72,7 +72,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "test_rules", "test_rules_reference", "test_engine_general", "test_engine_streams", "test_engines_agree", "test_backend_rules",
             "test_gloo_observed", "test_settled", "test_outcomes", "test_agreement", "test_folding", "test_semantics_*",
-            "test_local_groups", "test_one_sided", "test_gloo_roots",
+            "test_local_groups", "test_nccl_connections", "test_one_sided", "test_gloo_roots",
         ),
     ),
     "engine": (

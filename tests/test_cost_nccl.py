@@ -22,10 +22,10 @@ from distsim.cost.band import band_of
 from distsim.cost.constants import CONSTANTS, LAUNCH_NS
 from distsim.cost.on_gpus import setting
 from distsim.cost.told import told
+from distsim.figures import makespan_band
 from distsim.ops.table import OPS
 from distsim.scenario import loads
 from distsim.simulation import simulate
-from distsim.views.bandline import makespan_band
 from distsim.views.text import report
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -503,3 +503,41 @@ def settled(program: Program) -> Standstill:
 )
 def test_a_rank_is_among_others_in_whatever_order_they_stand(ranks: tuple[int, ...], rank: int, there: bool) -> None:
     assert is_member(ranks, rank) == there
+
+
+# --- whom somebody waits for ---
+GATHERED = """name: n
+backend: gloo
+world: 3
+cluster: {preset: cpu-10gbe, shared_links: false}
+tensors: {x: {shape: [4]}, y: {shape: [4], copies: 3}}
+program:
+- {gather: {input: x, output: ['y@0', 'y@1', 'y@2'], dst: 0}, ranks: rank < 2}
+"""
+BEHIND = """name: n
+backend: nccl
+world: 2
+options: {blocking_wait: true}
+tensors: {x: {shape: [4]}}
+program:
+- all_reduce: {tensor: x}
+- {all_reduce: {tensor: x, async: true, as: b}, ranks: 1}
+- {all_reduce: {tensor: x, async: true, as: c}, ranks: 1}
+- {wait: c, ranks: 1}
+"""
+
+
+@pytest.mark.parametrize(("text", "waits"), [(GATHERED, (0, 0, (2,))), (BEHIND, (1, 1, (0,)))])
+def test_who_stands_still_waits_for_those_who_have_not_come_to_what_is_ahead(
+    text: str, waits: tuple[int, int, tuple[int, ...]]
+) -> None:
+    """A root lacks no member that came at once; whoever waits for a launch that has not begun lacks what the one before it lacks."""
+    scenario = loads(text)
+    program = lower(scenario)
+    cost = cost_model(scenario, program, None)
+
+    runs = [run_engine(program, PROFILES[program.backend], cost, ordered=ordered) for ordered in (False, True)]
+
+    assert [one.path for one in runs] == ["fast", "ordered"]
+    for one in runs:
+        assert [(b.rank, need.position, need.ranks) for b in one.standstill.blocked for need in b.needs] == [waits]

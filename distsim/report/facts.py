@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import numpy as np
 
 from distsim.check.memory import Held, held
+from distsim.figures import makespan_band
 from distsim.report.subject import Told
 from distsim.standstill import Standstill
 from distsim.timeline import Timeline
 from distsim.trace import Trace
 from distsim.units import show_ns
-from distsim.views.bandline import makespan_band
 from distsim.views.ending import how_it_ended, stop_lines
 from distsim.views.findings import verdict_words
 from distsim.views.folding import fold_steps

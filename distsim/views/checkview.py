@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distsim.units import show_bytes, show_ns
-from distsim.views.against import against_lines
-from distsim.views.findings import findings_lines, verdict_words
+from distsim.views.findings import against_lines, findings_lines, verdict_words
 from distsim.views.jsonview import SCHEMA_VERSION, finding_json
 from distsim.views.tables import cut, folded, ranks_words, table
 

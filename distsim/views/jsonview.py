@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from distsim.check.memory import held
-from distsim.figures import figures
+from distsim.figures import figures, makespan_band
 from distsim.findings.record import Finding
-from distsim.views.bandline import makespan_band
 from distsim.views.values import values_json
 
 if TYPE_CHECKING:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.check.memory import held
-from distsim.figures import figures
+from distsim.engine import SHARED_CALLS
+from distsim.figures import figures, makespan_band
 from distsim.units import show_bytes, show_ns
-from distsim.views.against import against_lines
-from distsim.views.bandline import band_line
-from distsim.views.findings import findings_lines, verdict_words
+from distsim.views.findings import against_lines, findings_lines, verdict_words
 from distsim.views.tables import cells, cut, folded, page_width, ranks_text, table
 from distsim.views.values import values_lines
 from distsim.views.whatifview import figures_lines
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from distsim.simulation import Simulation
     from distsim.standstill import RankEnd
     from distsim.timeline import CollectiveTimes, RankTimes
+
 
 LEGEND = "  exposed: communicating, nothing computes; waiting: in a call, before its match"
 #: More ranks than this are shown by groups of ranks with equal times.
@@ -298,3 +298,15 @@ def _share_of(nbytes: int, room: int) -> str:
     if 0 < 100 * nbytes < room:
         return "<1"
     return str(-(-100 * nbytes // room)) if room else "-"
+
+
+def band_line(simulation: Simulation) -> str:
+    """The line that a report ends with: the cost model, its band, and where a run on the machines would end."""
+    cost = simulation.cost
+    told = f"Times by the cost model of {cost.name}: {cost.error_band}."
+    if simulation.run.alone:
+        told += f" With more than {SHARED_CALLS:,} calls, what is under way at once counts as if each were alone."
+    span = makespan_band(cost, simulation.program, simulation.timeline)
+    if span is None:
+        return told
+    return f"{told} If the prices on the critical path err alike, it takes {show_ns(span[0])} to {show_ns(span[1])}."

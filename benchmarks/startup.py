@@ -17,7 +17,7 @@ from pathlib import Path
 
 TEXT = "name: tiny\nworld: 2\ntensors: {x: {shape: [4]}}\nprogram:\n  - all_reduce: {tensor: x}\n"
 #: What any process takes that has these libraries and makes one model.
-LIBRARIES = "import numpy, yaml\nfrom pydantic import BaseModel\nclass One(BaseModel):\n    one: int\n"
+LIBRARIES = "import numpy, typer, yaml\nfrom pydantic import BaseModel\nclass One(BaseModel):\n    one: int\n"
 ROUNDS = 9
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 

@@ -20,7 +20,7 @@ from distsim.simulation import simulate
 HEAVY = ("torch", "networkx", "scipy", "pygraphviz", "graphviz", "simpy", "numpy", "yaml", "pydantic", "rich", "ml_dtypes")
 #: What a plain `distsim simulate` does without.
 UNUSED = (
-    *("torch", "networkx", "scipy", "pygraphviz", "graphviz", "simpy", "rich", "typer", "ml_dtypes"),
+    *("torch", "networkx", "scipy", "pygraphviz", "graphviz", "simpy", "rich", "ml_dtypes"),
     *(
         "joblib",
         "optuna",

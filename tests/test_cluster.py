@@ -86,3 +86,17 @@ def test_a_cluster_is_taken_as_it_is() -> None:
     cluster: Cluster = preset("cpu-25gbe")
 
     assert cluster_from(cluster) is cluster
+
+
+def test_a_price_is_explained_of_a_preset_that_is_changed(cli: Any) -> None:
+    """`--set` means in `explain` what it means in `simulate`; with half the cards three nodes take longer, as their bandwidth says."""
+    asked = ("explain", "all_reduce", "--cluster", "dgx-a100", "--ranks", "24", "--bytes", "1GiB")
+    whole, half = cli(*asked), cli(*asked, "--set", "nics.count=4")
+    same, wrong = cli(*asked, "--set", "cluster.nics.count=4"), cli(*asked, "--set", "nics.cout=4")
+
+    busbw = [float(re.findall(r"busbw\s+([\d.]+)", one.stdout)[0]) for one in (whole, half)]
+    assert busbw[0] > 1.8 * busbw[1]
+    assert same.stdout == half.stdout
+    assert wrong.returncode == 2
+    assert "did you mean count?" in wrong.stderr
+    assert "add `--cluster" in cli("explain", "all_reduce", "--set", "nics.count=4").stderr

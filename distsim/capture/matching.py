@@ -112,10 +112,7 @@ class Matching:
         """The receive that takes this message at once, if there is but that one: they have met. Else the send is to be posted."""
         box = self._box(call, call.peer)
         place = self.matcher.boxes.get(box)
-        if place is None or place.sends or len(place.receives) != 1:
-            return None
-        waiting = place.receives.get(call.rank)
-        if waiting is None or len(waiting) != 1:
+        if place is None or place.sends or len(place.receives) != 1 or len(waiting := place.receives.get(call.rank, [])) != 1:
             return None
         del self.matcher.boxes[box]
         self.meetings += 1

@@ -41,8 +41,8 @@ def numbered(number: int) -> bytes:
 def learn(member: Member, message: list[Any]) -> None:
     """Keep what a member says of the calls that it will make."""
     _, name, site, group, op, peer, tag, is_async, waited, facts, counts = message
-    bare = Side((), facts)
-    member.shapes[name] = Shape(site, member.teams[group], op, peer, tag, is_async, waited, facts, counts, bare)
+    team, bare = member.teams[group], Side((), facts)
+    member.shapes[name] = Shape(site, team, op, peer, tag, is_async, waited, facts, counts, bare)
 
 
 def call_of(member: Member, name: int, blobs: Blobs) -> tuple[Shape, Posted]:

@@ -9,9 +9,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from distsim.cli.commands import COMMANDS as COMMANDS
-from distsim.cli.declared import for_typer
-
+#: Every command, in the order in which they are listed; each is the function `command` of the module of that name.
+COMMANDS = (
+    "simulate", "check", "plan", "sweep", "shrink", "run", "replay", "compare", "doctor", "capture", "bench", "calibrate", "render",
+    "report", "explain", "test", "expand", "schema", "clusters", "learn", "new",
+)  # fmt: skip
 #: What the commands are for: title -> their names, as `distsim --help` lists them.
 GROUPS = {
     "Predict": ("simulate", "check", "test", "render", "report"),
@@ -92,7 +94,7 @@ def application(words: Sequence[str] = ()) -> typer.Typer:
     )
     app.callback()(_distsim)
     for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
-        app.command(name)(for_typer(import_module(f"distsim.cli.{name}").command))
+        app.command(name)(import_module(f"distsim.cli.{name}").command)
     return app
 
 

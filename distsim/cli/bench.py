@@ -5,16 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Option
 from distsim.cli.simulate import Format, FormatOption
 
-Ranks = Annotated[str, Option("--ranks", metavar="N,…", help="Numbers of processes.")]
-Sizes = Annotated[str | None, Option("--sizes", metavar="SIZE,…", help="As 4KiB,1MiB; left out: 4 KiB to 16 MiB by fours.")]
-Ops = Annotated[str | None, Option("--ops", metavar="OP,…", help="As send,all_reduce; left out: messages and every collective.")]
-Rounds = Annotated[int, Option("--rounds", min=1, max=10000, help="Samples of each.")]
-Timeout = Annotated[str, Option("--timeout", metavar="TIME", help="It is broken off after so long.")]
-Output = Annotated[Path | None, Option("--out", "-o", metavar="F.json", help="Write the measurement, for `distsim calibrate`.")]
+Ranks = Annotated[str, typer.Option("--ranks", metavar="N,…", help="Numbers of processes.")]
+Sizes = Annotated[str | None, typer.Option("--sizes", metavar="SIZE,…", help="As 4KiB,1MiB; left out: 4 KiB to 16 MiB by fours.")]
+Ops = Annotated[
+    str | None, typer.Option("--ops", metavar="OP,…", help="As send,all_reduce; left out: messages and every collective.")
+]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, max=10000, help="Samples of each.")]
+Timeout = Annotated[str, typer.Option("--timeout", metavar="TIME", help="It is broken off after so long.")]
+Output = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="F.json", help="Write the measurement, for `distsim calibrate`.")
+]
 
 
 def command(

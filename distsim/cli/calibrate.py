@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Argument, Option
 from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:
@@ -14,12 +15,16 @@ if TYPE_CHECKING:
 
 Sources = Annotated[
     list[Path],
-    Argument(metavar="SOURCE…", help="Outputs of `distsim bench`, traces (.jsonl), or nccl-tests' text or JSON."),
+    typer.Argument(metavar="SOURCE…", help="Outputs of `distsim bench`, traces (.jsonl), or nccl-tests' text or JSON."),
 ]
-Output = Annotated[Path, Option("--output", "-o", metavar="F.yaml", help="The cluster's file to write.")]
-Base = Annotated[str | None, Option("--cluster", metavar="NAME", help="What the sources don't tell is taken from this cluster.")]
-Name = Annotated[str | None, Option("--name", metavar="NAME", help="What the cluster is called; left out: as its file.")]
-OpOption = Annotated[str | None, Option("--op", metavar="OP", help="What an nccl-tests log measures, if its name does not tell.")]
+Output = Annotated[Path, typer.Option("--output", "-o", metavar="F.yaml", help="The cluster's file to write.")]
+Base = Annotated[
+    str | None, typer.Option("--cluster", metavar="NAME", help="What the sources don't tell is taken from this cluster.")
+]
+Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="What the cluster is called; left out: as its file.")]
+OpOption = Annotated[
+    str | None, typer.Option("--op", metavar="OP", help="What an nccl-tests log measures, if its name does not tell.")
+]
 
 
 #: A word of a GPU's name -> the preset whose machines have it; longer words first.

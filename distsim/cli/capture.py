@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from distsim.cli import console
 from distsim.cli.check import Format, FormatOption
-from distsim.cli.declared import Argument, Option
 from distsim.cli.options import BackendOption, ClusterOption, check_scenario_name, taking
 from distsim.cli.report import ReportOption, check_report_name, report_simulation
 from distsim.cli.simulate import Traces
-from distsim.records import dataclass
 
 if TYPE_CHECKING:
     from distsim.capture.command import Command
@@ -24,24 +24,26 @@ if TYPE_CHECKING:
     from distsim.simulation import Simulation
 
 Words = Annotated[
-    list[str] | None, Argument(metavar="-- COMMAND", help="As you would type it: python train.py …, torchrun … train.py.")
+    list[str] | None, typer.Argument(metavar="-- COMMAND", help="As you would type it: python train.py …, torchrun … train.py.")
 ]
-Nproc = Annotated[int | None, Option("--nproc", metavar="N", help="Ranks of a node; left out, the script starts them.")]
-Nnodes = Annotated[int | None, Option("--nnodes", metavar="M", help="Nodes, for the cluster's prices and LOCAL_RANK.")]
-Limit = Annotated[str | None, Option("--timeout", metavar="D", help="End it after so long, if it still runs: 30 s, 5 min.")]
+Nproc = Annotated[int | None, typer.Option("--nproc", metavar="N", help="Ranks of a node; left out, the script starts them.")]
+Nnodes = Annotated[int | None, typer.Option("--nnodes", metavar="M", help="Nodes, for the cluster's prices and LOCAL_RANK.")]
+Limit = Annotated[str | None, typer.Option("--timeout", metavar="D", help="End it after so long, if it still runs: 30 s, 5 min.")]
 Cuda = Annotated[
-    bool | None, Option("--cuda/--no-cuda", help="GPUs over this memory; left out: where the script speaks of cuda.")
+    bool | None, typer.Option("--cuda/--no-cuda", help="GPUs over this memory; left out: where the script speaks of cuda.")
 ]
 ScenarioFile = Annotated[
     Path | None,
-    Option("-o", metavar="S.yaml", help="Write the calls as a scenario: loops, and one program for equal ranks."),
+    typer.Option("-o", metavar="S.yaml", help="Write the calls as a scenario: loops, and one program for equal ranks."),
 ]
 Compute = Annotated[
     bool | None,
-    Option("--compute/--no-compute", help="Price what the script computes by the cluster's device; left out: with --cluster."),
+    typer.Option(
+        "--compute/--no-compute", help="Price what the script computes by the cluster's device; left out: with --cluster."
+    ),
 ]
-Fake = Annotated[bool, Option("--fake", help="Sizes in place of numbers: models larger than this machine.")]
-Strict = Annotated[bool, Option("--strict", help="A leak counts as an error.")]
+Fake = Annotated[bool, typer.Option("--fake", help="Sizes in place of numbers: models larger than this machine.")]
+Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def command(given: CaptureOptions) -> None:
     captured = capture(wish, lambda: _ahead(wish.ranks))
     if not captured.world:
         console.note(_no_ranks(captured.others[0].ended.how if captured.others and captured.others[0].ended else "ended"))
-        raise SystemExit(1 if captured.others and captured.others[0].ended and captured.others[0].ended.code else 0)
+        raise typer.Exit(1 if captured.others and captured.others[0].ended and captured.others[0].ended.code else 0)
     judged = judge(captured, backend=backend, cluster=given.cluster)
     for path, write in zip(given.trace or (), writers, strict=True):
         write(judged.simulation, path)
@@ -105,7 +107,7 @@ def command(given: CaptureOptions) -> None:
         _write_scenario(judged.simulation, given.scenario)
     sys.stdout.flush()
     console.out(_report(judged, given.format), commands=given.format is Format.github)
-    raise SystemExit(int(judged.outcome != "completes") or status(judged.simulation, given.strict))
+    raise typer.Exit(int(judged.outcome != "completes") or status(judged.simulation, given.strict))
 
 
 #: What a report of a hang needs, small first. networkx takes longer than all else, and two ranks that stand need no graph.

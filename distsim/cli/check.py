@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Argument, Option
 from distsim.cli.options import BackendOption, MaxCalls, NoFold, Sets, taking
 from distsim.cli.report import ReportOption, check_report_name, report_check
-from distsim.records import dataclass
 
 if TYPE_CHECKING:
     from distsim.checking import CheckResult
@@ -27,16 +28,18 @@ class Format(StrEnum):
     github = "github"
 
 
-Paths = Annotated[list[str], Argument(metavar="FILE…", help="Scenario files, or folders that hold some.")]
-FormatOption = Annotated[Format, Option("--format", help="A report, JSON, SARIF 2.1.0 for code scanning, or GitHub annotations.")]
+Paths = Annotated[list[str], typer.Argument(metavar="FILE…", help="Scenario files, or folders that hold some.")]
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="A report, JSON, SARIF 2.1.0 for code scanning, or GitHub annotations.")
+]
 MaxStates = Annotated[
     int | None,
-    Option("--max-states", metavar="N", min=1, help="Bound of the search over orders of events (200000)."),
+    typer.Option("--max-states", metavar="N", min=1, help="Bound of the search over orders of events (200000)."),
 ]
-Fix = Annotated[bool, Option("--fix", help="Propose repairs, each checked again and priced; prints a patch.")]
-Patch = Annotated[Path | None, Option("-o", metavar="F.patch", help="With --fix: write the patches there.")]
+Fix = Annotated[bool, typer.Option("--fix", help="Propose repairs, each checked again and priced; prints a patch.")]
+Patch = Annotated[Path | None, typer.Option("-o", metavar="F.patch", help="With --fix: write the patches there.")]
 Strict = Annotated[
-    bool, Option("--strict", help="A leak counts as an error, and a search that stopped at its bound as a failure.")
+    bool, typer.Option("--strict", help="A leak counts as an error, and a search that stopped at its bound as a failure.")
 ]
 
 
@@ -100,7 +103,7 @@ def command(given: CheckOptions) -> None:
     files = expanded(given.files)
     _reportable(given, files)
     results = (checked(path) for path in watched(files, "checking"))
-    raise SystemExit(_stream(results, given, len(files)) if given.format is Format.json else _told(list(results), given))
+    raise typer.Exit(_stream(results, given, len(files)) if given.format is Format.json else _told(list(results), given))
 
 
 def _told(results: list[CheckResult], given: CheckOptions) -> int:

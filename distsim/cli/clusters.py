@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from distsim.cli import console
-from distsim.cli.declared import Argument
+import typer
 
-Name = Annotated[str | None, Argument(metavar="NAME", help="Print this one whole, as `cluster:` may have it.")]
+from distsim.cli import console
+
+Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Print this one whole, as `cluster:` may have it.")]
 
 
 def command(name: Name = None) -> None:

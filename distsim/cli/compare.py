@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Argument, Option
 from distsim.cli.options import ClusterOption, Sets, read_scenario
 from distsim.cli.report import ReportOption, check_report_name, write_report
 from distsim.cli.simulate import Format, FormatOption
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
     from distsim.report import Told
 
 First = Annotated[
-    str, Argument(metavar="A", help="A trace, or a scenario, which is simulated; alone, measured times beside --cluster.")
+    str, typer.Argument(metavar="A", help="A trace, or a scenario, which is simulated; alone, measured times beside --cluster.")
 ]
-Second = Annotated[str | None, Argument(metavar="B", help="The same; a scenario takes the other's back end.")]
+Second = Annotated[str | None, typer.Argument(metavar="B", help="The same; a scenario takes the other's back end.")]
 Tolerance = Annotated[
-    str, Option("--tolerance", metavar="SHARE", help="Ends of calls may differ by this share of A's makespan: 0.05 or 5%.")
+    str, typer.Option("--tolerance", metavar="SHARE", help="Ends of calls may differ by this share of A's makespan: 0.05 or 5%.")
 ]
-Picture = Annotated[Path | None, Option("--output", "-o", metavar="F.svg", help="Draw both runs over one axis of time.")]
+Picture = Annotated[Path | None, typer.Option("--output", "-o", metavar="F.svg", help="Draw both runs over one axis of time.")]
 
 
 def command(
@@ -58,7 +59,7 @@ def command(
         console.note(f"wrote {output}")
     write_report(report, [first, second], found)
     console.out(console.to_json(compare_json(found, names)) if format is Format.json else compare_text(found, names))
-    raise SystemExit(int(not found.same))
+    raise typer.Exit(int(not found.same))
 
 
 def _beside(log: str, cluster: str | None, format: Format) -> NoReturn:
@@ -79,7 +80,7 @@ def _beside(log: str, cluster: str | None, format: Format) -> NoReturn:
     if not found:
         raise UsageError(f"{log} has no time that a cluster has a price for", "give a log of nccl-tests, a bench or a trace")
     console.out(console.to_json(beside_json(found)) if format is Format.json else beside_text(found, known.name, log))
-    raise SystemExit(int(any(b.parts for b in found)))
+    raise typer.Exit(int(any(b.parts for b in found)))
 
 
 def _share(text: str) -> float:

@@ -61,9 +61,11 @@ def _no_commands(text: str) -> str:
 
 def _failed(error: OSError) -> NoReturn:
     """Standard output takes nothing more; Python's own flush at exit then finds an open file."""
+    import typer
+
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if error.errno in _NOBODY_READS:
-        raise SystemExit(128 + 13)  # as a process ends that SIGPIPE ends
+        raise typer.Exit(128 + 13)  # as a process ends that SIGPIPE ends
     from distsim.errors import EnvironmentFault
 
     if error.errno == errno.EBADF:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Argument, Option
 from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:
@@ -14,18 +15,18 @@ if TYPE_CHECKING:
 
 Paths = Annotated[
     list[str] | None,
-    Argument(metavar="PATH…", help="Dumps, logs, stacks, traces; folders of them. Each is recognised by what it holds."),
+    typer.Argument(metavar="PATH…", help="Dumps, logs, stacks, traces; folders of them. Each is recognised by what it holds."),
 ]
-Pids = Annotated[list[int] | None, Option("--pid", metavar="PID", help="Take the stack of a live rank. Repeatable.")]
+Pids = Annotated[list[int] | None, typer.Option("--pid", metavar="PID", help="Take the stack of a live rank. Repeatable.")]
 Torchrun = Annotated[
-    int | None, Option("--torchrun", metavar="PID", help="Take the stacks of all ranks that this launcher started.")
+    int | None, typer.Option("--torchrun", metavar="PID", help="Take the stacks of all ranks that this launcher started.")
 ]
-View = Annotated[str | None, Option("--view", metavar="VIEW", help="waitfor: who waits for whom, as a picture.")]
+View = Annotated[str | None, typer.Option("--view", metavar="VIEW", help="waitfor: who waits for whom, as a picture.")]
 Output = Annotated[
     Path | None,
-    Option("--output", "-o", metavar="F", help="F.yaml: the smallest scenario with this standstill; F.svg: the picture."),
+    typer.Option("--output", "-o", metavar="F", help="F.yaml: the smallest scenario with this standstill; F.svg: the picture."),
 ]
-Width = Annotated[int | None, Option("--width", metavar="N", min=40, max=200, help="Columns of the report.")]
+Width = Annotated[int | None, typer.Option("--width", metavar="N", min=40, max=200, help="Columns of the report.")]
 
 
 def command(
@@ -61,7 +62,7 @@ def command(
         console.out(str(_picture(found, "svg")).rstrip("\n"))
     else:
         _report(found, format, width)
-    raise SystemExit(int(bool(found.causes)))
+    raise typer.Exit(int(bool(found.causes)))
 
 
 def _evidence(paths: list[str], pids: list[int], torchrun: int | None) -> Evidence:

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from distsim.cli import console
-from distsim.cli.declared import Argument, Option
+
+if TYPE_CHECKING:
+    from distsim.cluster import Cluster
 
 Name = Annotated[
     str | None,
-    Argument(metavar="NAME", help="A finding's code, an operation, a key of the file, `scenario`, `expressions` or `backends`."),
+    typer.Argument(
+        metavar="NAME", help="A finding's code, an operation, a key of the file, `scenario`, `expressions` or `backends`."
+    ),
 ]
 ClusterOption = Annotated[
     str | None,
-    Option("--cluster", metavar="NAME", help="Tell an operation's price here, term by term: a preset or a file."),
+    typer.Option("--cluster", metavar="NAME", help="Tell an operation's price here, term by term: a preset or a file."),
 ]
-Bytes = Annotated[str, Option("--bytes", metavar="SIZE", help="Of that price: the buffer, as nccl-tests counts.")]
-Ranks = Annotated[int, Option("--ranks", metavar="N", min=2, max=1 << 17, help="Of that price: how many take part.")]
+Bytes = Annotated[str, typer.Option("--bytes", metavar="SIZE", help="Of that price: the buffer, as nccl-tests counts.")]
+Ranks = Annotated[int, typer.Option("--ranks", metavar="N", min=2, max=1 << 17, help="Of that price: how many take part.")]
 PerNode = Annotated[
     int | None,
-    Option(
+    typer.Option(
         "--ranks-per-node", metavar="N", min=1, max=1 << 17, help="Of it: ranks on a machine; left out, the preset's GPUs, or 8."
     ),
+]
+ClusterSets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of that cluster: nics.count=4. Repeatable.")
 ]
 
 
 def command(
-    name: Name = None, cluster: ClusterOption = None, nbytes: Bytes = "16 MiB", ranks: Ranks = 8, per_node: PerNode = None
+    name: Name = None,
+    cluster: ClusterOption = None,
+    nbytes: Bytes = "16 MiB",
+    ranks: Ranks = 8,
+    per_node: PerNode = None,
+    sets: ClusterSets = None,
 ) -> None:
     """Explain a finding (DS301), an operation (all_gather), a key of the file (world.nodes); with --cluster, a price.
 
@@ -40,15 +55,17 @@ def command(
     from distsim.views.pages import index_page
 
     if cluster is not None:
-        console.out(price_page(name, cluster, nbytes, ranks, per_node))
+        console.out(price_page(name, cluster, nbytes, ranks, per_node, sets or ()))
         return
+    if sets:
+        from distsim.errors import UsageError
+
+        raise UsageError("--set changes a cluster, and none is asked for", "add `--cluster dgx-h100`")
     console.out(index_page() if name is None else page(name))
 
 
-def price_page(name: str | None, cluster: str, nbytes: str, ranks: int, per_node: int | None) -> str:
+def price_page(name: str | None, cluster: str, nbytes: str, ranks: int, per_node: int | None, sets: Sequence[str] = ()) -> str:
     """The price of an operation, term by term. Raises UsageError for another word, and for what is not priced by NCCL's forms."""
-    from distsim.cli.replay import read_cluster
-    from distsim.cluster import cluster_from
     from distsim.cluster.presets import MACHINES
     from distsim.cost import CostModel
     from distsim.cost.told import told
@@ -65,13 +82,30 @@ def price_page(name: str | None, cluster: str, nbytes: str, ranks: int, per_node
         size = parse_size_bytes(nbytes)
     except ValueError as fault:
         raise UsageError(f"--bytes: {fault}", "as --bytes 16MiB") from None
-    described = cluster_from(read_cluster(cluster) or cluster)
+    described = changed_cluster(cluster, sets)
     cost = CostModel(described, ranks, min(per_node or MACHINES.get(described.name, 8), ranks))
     found = told(cost, row, (0, ranks - 1) if row.kind == "p2p" else tuple(range(ranks)), size, ways=True)
     if found is None:
         remedy = "GPU presets have `collectives: nccl`; others are priced by their schedule, see `distsim explain " + row.op + "`"
         raise UsageError(f"{row.op} has no forms to choose among on {cost.name}", remedy)
     return price_text(row.op, cost.name, found)
+
+
+def changed_cluster(name: str, sets: Sequence[str]) -> Cluster:
+    """A preset or a file's cluster, with keys of it changed, as `--set cluster.KEY=VALUE` changes those of a scenario's."""
+    import json
+
+    from distsim.cli.replay import read_cluster
+    from distsim.cluster import PRESETS, cluster_from
+    from distsim.scenario import loads
+
+    found = cluster_from(read_cluster(name) or name)
+    if not sets:
+        return found
+    written = json.dumps(name if name in PRESETS else found.to_mapping())
+    under = [text if text.startswith("cluster.") else f"cluster.{text}" for text in sets]
+    scenario = loads(f"{{name: price, world: 2, cluster: {written}, program: [barrier]}}", sets=under)
+    return found if scenario.cluster is None else cluster_from(scenario.cluster)
 
 
 def page(name: str) -> str:

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Argument, Option
 
 if TYPE_CHECKING:
     from distsim.scenario.lessons import Lesson
 
-Name = Annotated[str | None, Argument(metavar="LESSON", help="One lesson; left out: all.")]
+Name = Annotated[str | None, typer.Argument(metavar="LESSON", help="One lesson; left out: all.")]
 Output = Annotated[
-    Path | None, Option("-o", "--output", metavar="FOLDER", help="Write the scenarios there; what is there stays as it is.")
+    Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Write the scenarios there; what is there stays as it is.")
 ]
 
 

@@ -39,14 +39,14 @@ def main() -> None:
 
 def _status() -> str | int | None:
     """Run the command; its status, or that of what it failed with."""
-    from distsim.cli.commands import run
+    from distsim.cli.app import application
     from distsim.errors import OUT_OF_BOUNDS, DistsimError, out_of_bounds
 
     try:
         words = sys.argv[2:] if sys.argv[1:2] == ["--debug"] else sys.argv[1:]
-        run(words)
+        application(words)(prog_name="distsim", terminal_width=min(max(console.columns() or 80, 40), 200) - 2)
     except SystemExit as end:
-        return end.code
+        return end.code  # typer's own
     except DistsimError as error:
         return _told(error)
     except OUT_OF_BOUNDS as error:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from distsim.cli import console
-from distsim.cli.declared import Argument, Option
+import typer
 
-File = Annotated[Path, Argument(metavar="FILE", help="The file to write; it must not be there yet.")]
-Kind = Annotated[str, Option("--kind", metavar="KIND", help="Which one: plain, ring, ddp or pipeline.")]
+from distsim.cli import console
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must not be there yet.")]
+Kind = Annotated[str, typer.Option("--kind", metavar="KIND", help="Which one: plain, ring, ddp or pipeline.")]
 
 
 def command(file: File = Path("scenario.yaml"), kind: Kind = "plain") -> None:

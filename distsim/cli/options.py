@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_type_hints
 
-from distsim.cli.declared import Argument, Option
+import typer
 
 if TYPE_CHECKING:
     from distsim.scenario import Scenario
@@ -23,32 +22,29 @@ class Backend(StrEnum):
     mpi = "mpi"
 
 
-File = Annotated[str, Argument(metavar="FILE", help="A scenario; - reads standard input.")]
-Sets = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change a var or a key of the file. Repeatable.")]
-BackendOption = Annotated[Backend | None, Option("--backend", help="Whose rules hold, in place of the file's.")]
-ClusterOption = Annotated[
-    str | None, Option("--cluster", metavar="NAME", help="What it costs: a preset or a file, in place of the file's.")
+File = Annotated[str, typer.Argument(metavar="FILE", help="A scenario; - reads standard input.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a var or a key of the file. Repeatable.")
 ]
-NoFold = Annotated[bool, Option("--no-fold", help="Every rank by itself, those that do the same as well.")]
+BackendOption = Annotated[Backend | None, typer.Option("--backend", help="Whose rules hold, in place of the file's.")]
+ClusterOption = Annotated[
+    str | None, typer.Option("--cluster", metavar="NAME", help="What it costs: a preset or a file, in place of the file's.")
+]
+NoFold = Annotated[bool, typer.Option("--no-fold", help="Every rank by itself, those that do the same as well.")]
 MaxCalls = Annotated[
-    int | None, Option("--max-calls", metavar="N", min=1, help="Calls that may be simulated (5000000, on 131072 ranks).")
+    int | None, typer.Option("--max-calls", metavar="N", min=1, help="Calls that may be simulated (5000000, on 131072 ranks).")
 ]
 
 
 def taking(*records: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function of records a command: each field of each record (a dataclass) is an argument or an option of it."""
+    """Make a function of records a command of typer's: each field of each record (a dataclass) is an argument or an option of it."""
 
     def made(function: Callable[..., None]) -> Callable[..., None]:
         hints = {record: get_type_hints(record, include_extras=True) for record in records}
         parameters = [
-            inspect.Parameter(
-                one.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                annotation=hints[record][one.name],
-                default=inspect.Parameter.empty if one.default is MISSING else one.default,
-            )
+            parameter.replace(annotation=hints[record][parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
             for record in records
-            for one in fields(record)
+            for parameter in inspect.signature(record).parameters.values()
         ]
 
         def command(**given: object) -> None:

@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Argument, Option
 from distsim.cli.options import taking
 from distsim.cli.simulate import Format, FormatOption
 from distsim.cli.sweep import Workers, names_of
-from distsim.records import dataclass
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster as Machines
     from distsim.planning.layouts import Question
     from distsim.planning.plan import Plan
 
-Model = Annotated[str, Argument(metavar="MODEL", help="A preset (llama3-8b), or sizes as '{layers: 32, …}'.")]
-Gpus = Annotated[str, Option("--gpus", metavar="N,M", help="How many GPUs there are.")]
-Cluster = Annotated[str, Option("--cluster", metavar="A,B", help="Which: presets or files.")]
-Batch = Annotated[int, Option("--global-batch", metavar="N", min=1, help="Sequences of a step, whatever the layout.")]
-Sequence = Annotated[int | None, Option("--sequence", metavar="N", min=1, help="Tokens of a sequence; left out: the model's.")]
-PerNode = Annotated[int, Option("--ranks-per-node", metavar="N", min=1, help="GPUs of a machine.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A preset (llama3-8b), or sizes as '{layers: 32, …}'.")]
+Gpus = Annotated[str, typer.Option("--gpus", metavar="N,M", help="How many GPUs there are.")]
+Cluster = Annotated[str, typer.Option("--cluster", metavar="A,B", help="Which: presets or files.")]
+Batch = Annotated[int, typer.Option("--global-batch", metavar="N", min=1, help="Sequences of a step, whatever the layout.")]
+Sequence = Annotated[
+    int | None, typer.Option("--sequence", metavar="N", min=1, help="Tokens of a sequence; left out: the model's.")
+]
+PerNode = Annotated[int, typer.Option("--ranks-per-node", metavar="N", min=1, help="GPUs of a machine.")]
 Only = Annotated[
     list[str] | None,
-    Option("--only", metavar="KEY=A,B", help="Look at these values only: tp, pp, chunks, cp, ep, zero, recompute, micro_batch."),
+    typer.Option(
+        "--only", metavar="KEY=A,B", help="Look at these values only: tp, pp, chunks, cp, ep, zero, recompute, micro_batch."
+    ),
 ]
 Steps = Annotated[
-    list[str] | None, Option("--set", metavar="KEY=VALUE", help="A field of `transformer:`, as launch=0 ns. Repeatable.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A field of `transformer:`, as launch=0 ns. Repeatable.")
 ]
 Outputs = Annotated[
     list[Path] | None,
-    Option("--output", "-o", metavar="F", help="F.csv, F.parquet: all layouts; F.svg: a plot; F.yaml: the best as a scenario."),
+    typer.Option(
+        "--output", "-o", metavar="F", help="F.csv, F.parquet: all layouts; F.svg: a plot; F.yaml: the best as a scenario."
+    ),
 ]
 #: Fields of a step that layouts decide.
 _DECIDED = ("model", "micro_batch", "micro_batches", "zero", "recompute", "schedule", "chunks", "sequence")
@@ -79,7 +86,7 @@ def command(given: PlanOptions, workers: Workers) -> None:
         found = plan(questions, how, tell)
     _write(found, [path for path in outputs if path not in tables], _names(given))
     console.out(console.to_json(plan_json(found)) if given.format is Format.json else plan_text(found, workers.top))
-    raise SystemExit(int(found.best is None))
+    raise typer.Exit(int(found.best is None))
 
 
 def _outputs(paths: list[Path]) -> list[Path]:

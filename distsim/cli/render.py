@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Argument, Option
 from distsim.cli.options import Backend, BackendOption, ClusterOption, Sets, read_scenario, taking
-from distsim.records import dataclass
 from distsim.views.pictures import names
 
 if TYPE_CHECKING:
@@ -23,31 +24,31 @@ FORMATS = "svg, png, pdf, dot or mermaid"
 
 File = Annotated[
     str | None,
-    Argument(metavar="FILE", help="A scenario, or a trace (.jsonl); - reads standard input. The view op needs none."),
+    typer.Argument(metavar="FILE", help="A scenario, or a trace (.jsonl); - reads standard input. The view op needs none."),
 ]
-ViewName = Annotated[str, Option("--view", metavar="VIEW", help=f"One of {VIEWS}.")]
+ViewName = Annotated[str, typer.Option("--view", metavar="VIEW", help=f"One of {VIEWS}.")]
 Format = Annotated[
-    str | None, Option("--format", metavar="FORMAT", help=f"One of {FORMATS}; left out: by the name after -o, else svg.")
+    str | None, typer.Option("--format", metavar="FORMAT", help=f"One of {FORMATS}; left out: by the name after -o, else svg.")
 ]
-Output = Annotated[Path | None, Option("--output", "-o", metavar="F", help="Write there; left out: to standard output.")]
-OpName = Annotated[str | None, Option("--op", metavar="NAME", help="The operation that the views op and rounds draw.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="F", help="Write there; left out: to standard output.")]
+OpName = Annotated[str | None, typer.Option("--op", metavar="NAME", help="The operation that the views op and rounds draw.")]
 Algorithm = Annotated[
-    str | None, Option("--algorithm", metavar="NAME", help="Of the view rounds: ring, tree, …; left out: the usual one.")
+    str | None, typer.Option("--algorithm", metavar="NAME", help="Of the view rounds: ring, tree, …; left out: the usual one.")
 ]
 Ranks = Annotated[
     str | None,
-    Option(
+    typer.Option(
         "--ranks", metavar="N|LIST", help="Only these ranks, as 0-7,12; of op and rounds: how many, or which. [default: all; 4]"
     ),
 ]
-Steps = Annotated[str | None, Option("--steps", metavar="LIST", help="Only these training iterations, as 0-2,9.")]
-Time = Annotated[str | None, Option("--time", metavar="FROM..TO", help="Only this stretch of time, as '1 ms..2.5 ms'.")]
-GroupName = Annotated[str | None, Option("--group", metavar="NAME", help="Only this group, or all groups of this axis.")]
+Steps = Annotated[str | None, typer.Option("--steps", metavar="LIST", help="Only these training iterations, as 0-2,9.")]
+Time = Annotated[str | None, typer.Option("--time", metavar="FROM..TO", help="Only this stretch of time, as '1 ms..2.5 ms'.")]
+GroupName = Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this group, or all groups of this axis.")]
 
 
 MeasuredFile = Annotated[
     Path | None,
-    Option("--measured", metavar="F", help="Of the view bandwidth: an output of nccl-tests or of `distsim bench`."),
+    typer.Option("--measured", metavar="F", help="Of the view bandwidth: an output of nccl-tests or of `distsim bench`."),
 ]
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Argument, Option
 from distsim.cli.options import ClusterOption, check_scenario_name, taking
 from distsim.cli.run import RealBackend, RealOptions, check_trace_name, deliver, recorded_in, tell_refused, write_trace
 from distsim.cli.simulate import Format, FormatOption
-from distsim.records import dataclass
 
 if TYPE_CHECKING:
     from distsim.cluster import Cluster
@@ -18,20 +19,24 @@ if TYPE_CHECKING:
     from distsim.replay import Scale
     from distsim.trace import Trace
 
-TraceFile = Annotated[Path, Argument(metavar="TRACE", help="A trace, as `simulate --trace F.jsonl` and `run --real` write it.")]
+TraceFile = Annotated[
+    Path, typer.Argument(metavar="TRACE", help="A trace, as `simulate --trace F.jsonl` and `run --real` write it.")
+]
 BackendOption = Annotated[
-    RealBackend | None, Option("--backend", help="In place of the trace's; auto, with --real: what is here.")
+    RealBackend | None, typer.Option("--backend", help="In place of the trace's; auto, with --real: what is here.")
 ]
 ScaleOption = Annotated[
     list[str] | None,
-    Option("--scale", metavar="WHAT=FACTOR", help="Multiply durations: compute, or gaps (a host between its calls)."),
+    typer.Option("--scale", metavar="WHAT=FACTOR", help="Multiply durations: compute, or gaps (a host between its calls)."),
 ]
-Output = Annotated[Path | None, Option("--trace", metavar="F", help="Write the replay: F.jsonl native, F.json for Perfetto.")]
+Output = Annotated[
+    Path | None, typer.Option("--trace", metavar="F", help="Write the replay: F.jsonl native, F.json for Perfetto.")
+]
 Scenario = Annotated[
     Path | None,
-    Option("-o", metavar="S.yaml", help="Write the calls as a scenario: loops, and one program for equal ranks."),
+    typer.Option("-o", metavar="S.yaml", help="Write the calls as a scenario: loops, and one program for equal ranks."),
 ]
-Real = Annotated[bool, Option("--real", help="Run it on torch.distributed; the options below are for that.")]
+Real = Annotated[bool, typer.Option("--real", help="Run it on torch.distributed; the options below are for that.")]
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,9 @@ def command(given: ReplayOptions, how: RealOptions) -> None:
     if given.output is not None:
         check_trace_name(given.output)
     if given.real:
-        raise SystemExit(_for_real(given, recorded_in(how.wish(given.backend), given.output), factors))
+        raise typer.Exit(_for_real(given, recorded_in(how.wish(given.backend), given.output), factors))
     _alone([*how.given(), *(["--backend auto"] if given.backend is RealBackend.auto else [])])
-    raise SystemExit(_simulated(given, factors))
+    raise typer.Exit(_simulated(given, factors))
 
 
 def _write_scenario(trace: Path, file: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Argument, Option
 from distsim.cli.options import BackendOption, ClusterOption, MaxCalls, Sets, read_scenario, taking
-from distsim.records import dataclass
 
 if TYPE_CHECKING:
     from distsim.checking import CheckResult
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from distsim.simulation import Simulation
 
 ReportOption = Annotated[
-    Path | None, Option("--report", metavar="F.html", help="Write a report to open in a browser, in one file.")
+    Path | None, typer.Option("--report", metavar="F.html", help="Write a report to open in a browser, in one file.")
 ]
-File = Annotated[str, Argument(metavar="FILE", help="A scenario, which is simulated, or a trace; - reads standard input.")]
-Output = Annotated[Path, Option("--output", "-o", metavar="F.html", help="Write there.")]
+File = Annotated[str, typer.Argument(metavar="FILE", help="A scenario, which is simulated, or a trace; - reads standard input.")]
+Output = Annotated[Path, typer.Option("--output", "-o", metavar="F.html", help="Write there.")]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def command(given: ReportOptions) -> None:
             told, ended = told_of(simulation), status(simulation)
         tell("the report")
         write_report(given.output, [told])
-    raise SystemExit(ended)
+    raise typer.Exit(ended)
 
 
 def _of_trace(given: ReportOptions) -> tuple[Told, int]:

@@ -6,17 +6,17 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Option
 from distsim.cli.options import File, Sets, read_scenario, taking
 from distsim.cli.report import ReportOption, check_report_name, report_real
 from distsim.cli.simulate import Format, FormatOption
-from distsim.records import dataclass
 
 if TYPE_CHECKING:
     from distsim.real.run import RealRun, Refused, Wish
@@ -50,25 +50,27 @@ class Launcher(StrEnum):
     elastic = "elastic"
 
 
-Real = Annotated[bool, Option("--real", help="Run it on torch.distributed.")]
-BackendOption = Annotated[RealBackend | None, Option("--backend", help="In place of the file's; auto: what is here.")]
-Timeout = Annotated[str, Option("--timeout", metavar="TIME", help="Nothing moves for so long: a standstill.")]
+Real = Annotated[bool, typer.Option("--real", help="Run it on torch.distributed.")]
+BackendOption = Annotated[RealBackend | None, typer.Option("--backend", help="In place of the file's; auto: what is here.")]
+Timeout = Annotated[str, typer.Option("--timeout", metavar="TIME", help="Nothing moves for so long: a standstill.")]
 LauncherOption = Annotated[
     Launcher | None,
-    Option(
+    typer.Option(
         "--launcher",
         help="Who starts the processes; elastic: torch's own. Else fork; spawn where a forked rank can't use its GPU.",
     ),
 ]
-DeviceOption = Annotated[RealDevice, Option("--device", help="Where tensors lie; auto: on GPUs for nccl, else on the CPU.")]
-Init = Annotated[str, Option("--init", metavar="HOW", help="How ranks meet: env, tcp, file, or a URL as file:///tmp/x.")]
-TraceOption = Annotated[Path | None, Option("--trace", metavar="F", help="Write the recording: F.jsonl, or F.json for Perfetto.")]
-Repeat = Annotated[int, Option("--repeat", min=1, max=1000, help="Runs that count, after one to warm up.")]
-Force = Annotated[bool, Option("--force", help="Run it although the simulation says that it fails.")]
-Nnodes = Annotated[int, Option("--nnodes", min=1, help="Launchers that share the ranks: one per machine.")]
-NodeRank = Annotated[int, Option("--node-rank", min=0, help="Which of them this is.")]
-MasterAddr = Annotated[str | None, Option("--master-addr", metavar="HOST", help="Machine 0.")]
-MasterPort = Annotated[int | None, Option("--master-port", min=1, max=65535, help="Its port for the store.")]
+DeviceOption = Annotated[RealDevice, typer.Option("--device", help="Where tensors lie; auto: on GPUs for nccl, else on the CPU.")]
+Init = Annotated[str, typer.Option("--init", metavar="HOW", help="How ranks meet: env, tcp, file, or a URL as file:///tmp/x.")]
+TraceOption = Annotated[
+    Path | None, typer.Option("--trace", metavar="F", help="Write the recording: F.jsonl, or F.json for Perfetto.")
+]
+Repeat = Annotated[int, typer.Option("--repeat", min=1, max=1000, help="Runs that count, after one to warm up.")]
+Force = Annotated[bool, typer.Option("--force", help="Run it although the simulation says that it fails.")]
+Nnodes = Annotated[int, typer.Option("--nnodes", min=1, help="Launchers that share the ranks: one per machine.")]
+NodeRank = Annotated[int, typer.Option("--node-rank", min=0, help="Which of them this is.")]
+MasterAddr = Annotated[str | None, typer.Option("--master-addr", metavar="HOST", help="Machine 0.")]
+MasterPort = Annotated[int | None, typer.Option("--master-port", min=1, max=65535, help="Its port for the store.")]
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def command(given: RunOptions, how: RealOptions) -> None:
     _reportable(given)
     scenario = read_scenario(given.file, given.sets)
     if given.real:
-        raise SystemExit(_run(scenario, recorded_in(wish, given.trace), given))
+        raise typer.Exit(_run(scenario, recorded_in(wish, given.trace), given))
     scenario = _started_as(scenario, how)
     console.out(_plan(scenario, _words(given, how), given.backend, how.device, given.format))
 

@@ -6,8 +6,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Argument, Option
 
 
 class Of(StrEnum):
@@ -20,9 +21,11 @@ class Of(StrEnum):
     compare = "compare"
 
 
-OfOption = Annotated[Of, Option("--of", help="The scenario file, or what a command prints with --format json.")]
-Install = Annotated[bool, Option("--install", help="Write the schema and editors' settings into a folder, the current one.")]
-Folder = Annotated[str, Argument(metavar="FOLDER", help="Where --install writes.", show_default=False)]
+OfOption = Annotated[Of, typer.Option("--of", help="The scenario file, or what a command prints with --format json.")]
+Install = Annotated[
+    bool, typer.Option("--install", help="Write the schema and editors' settings into a folder, the current one.")
+]
+Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Where --install writes.", show_default=False)]
 
 
 def command(folder: Folder = ".", of: OfOption = Of.scenario, install: Install = False) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Option
 from distsim.cli.options import BackendOption, File, Sets, read_scenario
 
-Output = Annotated[Path | None, Option("--output", "-o", metavar="S.yaml", help="Where it is written; else to the terminal.")]
-Tries = Annotated[int | None, Option("--tries", metavar="N", min=1, help="Smaller scenarios tried at most (3000).")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="S.yaml", help="Where it is written; else to the terminal.")
+]
+Tries = Annotated[int | None, typer.Option("--tries", metavar="N", min=1, help="Smaller scenarios tried at most (3000).")]
 
 
 def command(file: File, output: Output = None, backend: BackendOption = None, tries: Tries = None, sets: Sets = None) -> None:

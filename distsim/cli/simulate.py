@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Option
 from distsim.cli.options import BackendOption, ClusterOption, File, MaxCalls, NoFold, Sets, read_scenario, taking
 from distsim.cli.report import ReportOption, check_report_name, report_simulation
 from distsim.cli.whatif import WhatIfOptions
-from distsim.records import dataclass
 
 if TYPE_CHECKING:
     from distsim.check.schedule import Schedule
@@ -26,16 +27,18 @@ class Format(StrEnum):
     json = "json"
 
 
-Traces = Annotated[list[Path] | None, Option("--trace", metavar="F", help="Write the run: F.jsonl native, F.json for Perfetto.")]
-FormatOption = Annotated[Format, Option("--format", help="A report to read, or JSON for programs.")]
-NoVerdict = Annotated[bool, Option("--no-verdict", help="Skip the verdict: this run alone.")]
-NoValues = Annotated[bool, Option("--no-values", help="Skip what the tensors hold.")]
+Traces = Annotated[
+    list[Path] | None, typer.Option("--trace", metavar="F", help="Write the run: F.jsonl native, F.json for Perfetto.")
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="A report to read, or JSON for programs.")]
+NoVerdict = Annotated[bool, typer.Option("--no-verdict", help="Skip the verdict: this run alone.")]
+NoValues = Annotated[bool, typer.Option("--no-values", help="Skip what the tensors hold.")]
 Strict = Annotated[
-    bool, Option("--strict", help="A leak counts as an error, and a search that stopped at its bound as a failure.")
+    bool, typer.Option("--strict", help="A leak counts as an error, and a search that stopped at its bound as a failure.")
 ]
 ScheduleOption = Annotated[
     Path | None,
-    Option("--schedule", metavar="F", help="Follow the order of events in F, which `check --format json` wrote."),
+    typer.Option("--schedule", metavar="F", help="Follow the order of events in F, which `check --format json` wrote."),
 ]
 
 
@@ -86,7 +89,7 @@ def command(given: SimulateOptions, more: WhatIfOptions) -> None:
         report_simulation(given.report, simulation)
         report = whatif.answer(given, more, simulation, tell) if more.asked else _report(simulation, given.format)
     console.out(report)
-    raise SystemExit(status(simulation, given.strict))
+    raise typer.Exit(status(simulation, given.strict))
 
 
 def _simulated(given: SimulateOptions, tell: Callable[[str], None]) -> Simulation:

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Option
 from distsim.cli.options import BackendOption, File, MaxCalls, Sets, taking
 from distsim.cli.simulate import Format, FormatOption
-from distsim.records import dataclass
 
 if TYPE_CHECKING:
     from distsim.scenario.sweep_form import Sweep as SweepBlock
     from distsim.sweep.run import Sweep, Swept
 
 Grid = Annotated[
-    list[str] | None, Option("--grid", metavar="KEY=A,B", help="A var or a key of the file, and its values. Repeatable.")
+    list[str] | None, typer.Option("--grid", metavar="KEY=A,B", help="A var or a key of the file, and its values. Repeatable.")
 ]
-Clusters = Annotated[str | None, Option("--cluster", metavar="A,B", help="Clusters: presets or files, in place of the file's.")]
+Clusters = Annotated[
+    str | None, typer.Option("--cluster", metavar="A,B", help="Clusters: presets or files, in place of the file's.")
+]
 Output = Annotated[
     Path | None,
-    Option("--output", "-o", metavar="F.csv", help="Keep the rows there as they come (.csv, .parquet); go on from it."),
+    typer.Option("--output", "-o", metavar="F.csv", help="Keep the rows there as they come (.csv, .parquet); go on from it."),
 ]
 Plot = Annotated[
     Path | None,
-    Option("--plot", metavar="F.svg", help="Draw time over what was swept, and over memory (.svg, .png, .pdf)."),
+    typer.Option("--plot", metavar="F.svg", help="Draw time over what was swept, and over memory (.svg, .png, .pdf)."),
 ]
-Jobs = Annotated[int | None, Option("--jobs", "-j", metavar="N", min=1, help="Processes; left out: one a core.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes; left out: one a core.")]
 Address = Annotated[
-    str | None, Option("--address", metavar="ADDR", help="Workers elsewhere: tcp://… of a Dask scheduler, or ray://….")
+    str | None, typer.Option("--address", metavar="ADDR", help="Workers elsewhere: tcp://… of a Dask scheduler, or ray://….")
 ]
-Budget = Annotated[int | None, Option("--budget", metavar="N", min=1, help="A guided search that tries N points (Optuna).")]
-Seed = Annotated[int, Option("--seed", metavar="N", min=0, help="Where the guided search starts.")]
-Top = Annotated[int, Option("--top", metavar="N", min=1, help="Rows that the table shows.")]
+Budget = Annotated[int | None, typer.Option("--budget", metavar="N", min=1, help="A guided search that tries N points (Optuna).")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Where the guided search starts.")]
+Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows that the table shows.")]
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def command(given: SweepOptions, workers: Workers) -> None:
     console.out(console.to_json(sweep_json(found)) if given.format is Format.json else sweep_text(found, workers.top))
     if given.plot is not None:
         _plot(given, given.plot, found)
-    raise SystemExit(int(not any(row["outcome"] == "completes" for row in found.rows)))
+    raise typer.Exit(int(not any(row["outcome"] == "completes" for row in found.rows)))
 
 
 def check_plot(path: Path) -> None:

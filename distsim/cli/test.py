@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from distsim.cli import console
-from distsim.cli.declared import Argument
 
 if TYPE_CHECKING:
     from distsim.expectations import Checked
 
-Paths = Annotated[list[Path], Argument(metavar="PATHS", help="Scenario files, or folders that hold some.")]
+Paths = Annotated[list[Path], typer.Argument(metavar="PATHS", help="Scenario files, or folders that hold some.")]
 
 
 def command(paths: Paths) -> None:
@@ -34,7 +35,7 @@ def command(paths: Paths) -> None:
         if one.error is not None:
             console.note(str(one.error))
     console.note(summary(checked))
-    raise SystemExit(_status(checked))
+    raise typer.Exit(_status(checked))
 
 
 def _status(checked: list[Checked]) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from distsim.cli.declared import Option
+import typer
+
 from distsim.cli.options import read_scenario
-from distsim.records import dataclass
 
 if TYPE_CHECKING:
     from distsim.cli.simulate import SimulateOptions
@@ -15,15 +16,15 @@ if TYPE_CHECKING:
 
 Against = Annotated[
     str | None,
-    Option("--against", metavar="B", help="Beside the scenario B as it stands: one table of differences."),
+    typer.Option("--against", metavar="B", help="Beside the scenario B as it stands: one table of differences."),
 ]
-WhatIf = Annotated[bool, Option("--what-if", help="Every resource twice as fast, in turn; the critical path by kind.")]
+WhatIf = Annotated[bool, typer.Option("--what-if", help="Every resource twice as fast, in turn; the critical path by kind.")]
 Draws = Annotated[
-    int | None, Option("--draws", metavar="N", min=2, help="As many runs with seeds from the file's on: the spread.")
+    int | None, typer.Option("--draws", metavar="N", min=2, help="As many runs with seeds from the file's on: the spread.")
 ]
 Stragglers = Annotated[
     str | None,
-    Option("--stragglers", metavar="SHARExFACTOR", help="With --draws: ranks that are slow by chance, as 1%x1.3."),
+    typer.Option("--stragglers", metavar="SHARExFACTOR", help="With --draws: ranks that are slow by chance, as 1%x1.3."),
 ]
 
 

@@ -26,8 +26,8 @@ _CYCLES = 20_000_000
 
 #: Flops, and bytes to move, that a rank of a run does for real: some ten seconds of a core (a GPU: of the GPU).
 _MOST = {"cpu": (2e11, 4e10), "cuda": (2e15, 2e13)}
-#: (flops, bytes, dtype) of a compute -> ns.
-Prices = Mapping[tuple[float, float, str | None], int]
+#: (flops, bytes, dtype, kernels) of a compute -> ns.
+Prices = Mapping[tuple[float, float, str | None, int], int]
 
 
 def prices(simulation: Simulation, ranks: Sequence[int], kind: str) -> Prices:

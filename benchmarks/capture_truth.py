@@ -8,6 +8,7 @@ prints what differs, with the reason where one is known (`tests/hub_truth.py`, `
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 import tempfile
@@ -55,10 +56,14 @@ def cases(pattern: str, backends: Sequence[str]) -> int:
     return unexplained
 
 
-def main(words: Sequence[str]) -> int:
-    what, pattern = words[0] if words else "scenarios", words[1] if len(words) > 1 else ""
-    return scenarios(pattern) if what == "scenarios" else cases(pattern, words[2:] or ("gloo", "nccl"))
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["scenarios", "cases"])
+    parser.add_argument("pattern", nargs="?", default="", help="a regular expression: the rest is left out")
+    parser.add_argument("backends", nargs="*", help="of cases; gloo and nccl by default")
+    given = parser.parse_args()
+    return scenarios(given.pattern) if given.what == "scenarios" else cases(given.pattern, given.backends or ["gloo", "nccl"])
 
 
 if __name__ == "__main__":
-    sys.exit(bool(main(sys.argv[1:])))
+    sys.exit(bool(main()))

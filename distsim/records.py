@@ -36,14 +36,14 @@ else:
         return made if cls is None else made(cls)
 
 
-def _give(record: type, methods: Mapping[str, Any]) -> None:
+def _give(record: type, methods: Mapping[str, object]) -> None:
     """Those that the class does not define itself."""
     for name, method in methods.items():
         if name not in record.__dict__ or record.__dict__[name] is None:
             setattr(record, name, method)
 
 
-def _comparing(record: type, frozen: bool, order: bool) -> dict[str, Any]:
+def _comparing(record: type, frozen: bool, order: bool) -> dict[str, object]:
     """By what the fields hold."""
     values = _reader([field.name for field in fields(record) if field.compare])
     orders = (operator.lt, operator.le, operator.gt, operator.ge) if order else ()
@@ -51,20 +51,20 @@ def _comparing(record: type, frozen: bool, order: bool) -> dict[str, Any]:
     return {**compared, "__hash__": (lambda self: hash(values(self))) if frozen else None}
 
 
-def _comparison(values: Callable[[Any], tuple[Any, ...]], compare: Callable[[Any, Any], bool]) -> Callable[[Any, object], bool]:
-    def compared(self: Any, other: object) -> bool:
+def _comparison(values: Callable[[object], tuple[object, ...]], compare: Callable[[object, object], bool]) -> Callable[[object, object], bool]:
+    def compared(self: object, other: object) -> bool:
         return compare(values(self), values(other)) if other.__class__ is self.__class__ else NotImplemented
 
     return compared
 
 
-def _frozen(record: type, slots: bool) -> dict[str, Any]:
+def _frozen(record: type, slots: bool) -> dict[str, object]:
     """Made once, and then refusing changes."""
     kept = {"__getstate__": _state, "__setstate__": _restore} if slots else {}
     return {"__init__": _initialiser(record, slots), "__setattr__": _refuse, "__delattr__": _refuse, **kept}
 
 
-def _reader(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+def _reader(names: Sequence[str]) -> Callable[[object], tuple[object, ...]]:
     """Reads these attributes."""
     if len(names) > 1:
         return operator.attrgetter(*names)
@@ -77,23 +77,23 @@ def _initialiser(record: type, slots: bool) -> Callable[..., None]:
     given_by = _binder(record, names)
     count, setters = len(names), [getattr(record, name).__set__ for name in names] if slots else []
 
-    def into_slots(self: Any, *given: Any, **named: Any) -> None:
+    def into_slots(self: object, *given: object, **named: object) -> None:
         for put, value in zip(setters, given if len(given) == count and not named else given_by(given, named), strict=True):
             put(self, value)
 
-    def into_dict(self: Any, *given: Any, **named: Any) -> None:
+    def into_dict(self: object, *given: object, **named: object) -> None:
         self.__dict__.update(zip(names, given if len(given) == count and not named else given_by(given, named), strict=True))
 
     return into_slots if slots else into_dict
 
 
-def _binder(record: type, names: tuple[str, ...]) -> Callable[[tuple[Any, ...], dict[str, Any]], Iterable[Any]]:
+def _binder(record: type, names: tuple[str, ...]) -> Callable[[tuple[object, ...], dict[str, object]], Iterable[object]]:
     """What a call gives each of the fields. It raises TypeError where that is not one value for each."""
     known = frozenset(names)
     defaults = {field.name: field.default for field in fields(record) if field.default is not MISSING}
     factories = {field.name: field.default_factory for field in fields(record) if field.default_factory is not MISSING}
 
-    def given_by(given: tuple[Any, ...], named: dict[str, Any]) -> Iterable[Any]:
+    def given_by(given: tuple[object, ...], named: dict[str, object]) -> Iterable[object]:
         bound = {**defaults, **dict(zip(names, given, strict=False)), **named}
         for name, factory in factories.items():
             if name not in bound:
@@ -112,15 +112,15 @@ def _shown(self: Any) -> str:
     return f"{type(self).__qualname__}({values})"
 
 
-def _refuse(self: Any, name: str, *value: object) -> None:
+def _refuse(self: object, name: str, *value: object) -> None:
     raise FrozenInstanceError(f"cannot assign to or delete field {name!r}")
 
 
-def _state(self: Any) -> list[Any]:
+def _state(self: Any) -> list[object]:
     return [getattr(self, field.name) for field in fields(self)]
 
 
-def _restore(self: Any, state: list[Any]) -> None:
+def _restore(self: Any, state: list[object]) -> None:
     for field, value in zip(fields(self), state, strict=True):
         object.__setattr__(self, field.name, value)
 

@@ -99,6 +99,15 @@ def test_a_rank_that_raised_is_the_reason_and_its_error_is_told() -> None:
     assert found.help == ("look at the log of rank 1 first: out of memory; the others only follow",)
 
 
+def test_ranks_that_left_in_different_ways_are_gone_and_each_says_how() -> None:
+    fail = {"op": "fail", "message": "out of memory"}
+    found = first([[BARRIER, reduce()], [BARRIER, reduce()], [BARRIER, fail]], faults=(Fault(0, "kill", 1),))
+
+    assert found.message.startswith("ranks 0 and 2 are gone"), found.message
+    assert "rank 0  was killed" in found.message
+    assert "rank 2  has raised an error" in found.message
+
+
 def test_ranks_that_wait_for_one_who_never_started_stand_in_init() -> None:
     found = first([[BARRIER]] * 3, faults=(Fault(1, "absent"),))
 

@@ -30,12 +30,14 @@ def exits(program: Program, end: RankEnd) -> bool:
 
 
 def gone_words(program: Program, ends: Sequence[RankEnd]) -> str:
-    """`has already ended`, `have left by exit with code 1`."""
+    """`has already ended`, `have left by exit with code 1`; `are gone` where not all went in one way."""
     lone = len(ends) == 1
     if all(exits(program, end) for end in ends):
         codes = {program.call(end.rank, end.position).code for end in ends}
         code = f" with code {next(iter(codes))}" if len(codes) == 1 and codes != {0} else ""
         return f"{'has' if lone else 'have'} left by exit{code}"
+    if len({end.status for end in ends}) > 1:
+        return "are gone"
     return (_GONE if lone else _GONE_MANY)[ends[0].status]
 
 

@@ -71,10 +71,10 @@ for _ in range(5):
 dist.destroy_process_group()
 """
 HANG = """
-import time, torch, torch.distributed as dist
+import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 dist.barrier()
-print("stands", time.monotonic(), flush=True)
+os.write(1, f"stands {time.monotonic()}{chr(10)}".encode())
 dist.recv(torch.ones(1), 1 - dist.get_rank())
 """
 RING = """
@@ -160,6 +160,8 @@ def hang(script: Path, repeat: int) -> None:
                     stands = max(stands, float(line.split()[1]))
                 elif "verdict deadlock" in line:
                     reported = time.monotonic()
+        if not stands or reported < stands:
+            sys.exit("the ranks came to no standstill that was reported")
         found.append(reported - stands)
     middle = statistics.median(found)
     print(

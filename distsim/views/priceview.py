@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import exp
 
 from distsim.cost.constants import ADDED
+from distsim.cost.setting import PAIRWISE
 from distsim.cost.told import Candidate, Told
 from distsim.units import show_bytes, show_ns
 from distsim.views.tables import folded, table
@@ -69,7 +70,9 @@ def _row(candidate: Candidate) -> tuple[str, str, str, str, str]:
 
 def _end(found: Told) -> str:
     rounded = "Where forms meet, the price is rounded off below the least of them"
-    parts = [f"{rounded}; it is never less than with fewer bytes or in a group inside this one."]
+    meshed = found.at.intra == "nvlink" and not found.at.switch  # a smaller group has fewer of its links
+    fewer = "with fewer bytes" if found.kind in PAIRWISE or meshed else "with fewer bytes or in a group inside this one"
+    parts = [f"{rounded}; it is never less than {fewer}."]
     if found.at.driven > 1:
         parts.append(
             f"One process launches on {found.at.driven} GPUs in turn, which takes {_us(found.issue_us)}: no call is shorter."

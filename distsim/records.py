@@ -51,7 +51,9 @@ def _comparing(record: type, frozen: bool, order: bool) -> dict[str, object]:
     return {**compared, "__hash__": (lambda self: hash(values(self))) if frozen else None}
 
 
-def _comparison(values: Callable[[object], tuple[object, ...]], compare: Callable[[object, object], bool]) -> Callable[[object, object], bool]:
+def _comparison(
+    values: Callable[[object], tuple[object, ...]], compare: Callable[[object, object], bool]
+) -> Callable[[object, object], bool]:
     def compared(self: object, other: object) -> bool:
         return compare(values(self), values(other)) if other.__class__ is self.__class__ else NotImplemented
 

@@ -245,6 +245,21 @@ def test_a_script_asks_for_cuda_where_a_package_beside_it_that_it_imports_says_s
     assert cuda.asks_for_cuda(script)
 
 
+def test_a_librarys_thread_on_a_timer_hides_no_standstill(tmp_path: Path) -> None:
+    """Kineto has a thread of its own while a profiler runs, which Python does not know."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "with torch.profiler.profile():\n    dist.recv(torch.ones(1), 1 - dist.get_rank())\n",
+        encoding="utf-8",
+    )
+
+    done = in_a_process("-m", "distsim", "capture", "--nproc", "2", "--timeout", "120s", "--", "python", str(script))
+
+    assert "verdict deadlock" in done.stdout, done.stdout + done.stderr[-2000:]
+    assert "still" not in done.stderr
+
+
 def test_a_script_that_misses_a_gpu_is_told_of_cuda(tmp_path: Path) -> None:
     """Where nothing beside the script speaks of it, as where an installed library asks for a device."""
     script = tmp_path / "train.py"

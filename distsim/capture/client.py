@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from distsim.capture import stall
 from distsim.capture.repeats import numbered
 from distsim.capture.sites import NOWHERE, Sites, Where
 from distsim.capture.wire import READ, Arena, Blobs, Frames, Piece, Regions, Texts, connect, frame, frame_again, result_head
@@ -280,10 +281,12 @@ class Client:
                 self.say(["heard"])
 
     def idle_threads(self) -> list[int]:
-        """Native ids of daemon threads in which no line of the user's is running."""
-        frames = sys._current_frames()
-        return [t.native_id or 0 for t in threading.enumerate()
-                if t.daemon and t.native_id and not self.sites.is_busy(frames.get(t.ident or 0))]  # fmt: skip
+        """Native ids of daemon threads in which no line of the user's is running, and of a library's own threads that sleep on a timer,
+        as Kineto's does while a profiler runs."""
+        frames, known = sys._current_frames(), threading.enumerate()
+        daemons = [t.native_id or 0 for t in known
+                   if t.daemon and t.native_id and not self.sites.is_busy(frames.get(t.ident or 0))]  # fmt: skip
+        return daemons + [thread for thread in stall.on_a_timer(os.getpid()) if thread not in {t.native_id for t in known}]
 
     # --- payloads ---
     def region_piece(self, count: int) -> tuple[int, Piece] | None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 #: Numbers of (recvfrom, futex) by machine: Linux's tables of system calls.
 _CALLS: Final = {"x86_64": (45, 202), "aarch64": (207, 98)}
 _PRIVATE: Final = 128
+_COMMAND: Final = 127  # without FUTEX_PRIVATE_FLAG and FUTEX_CLOCK_REALTIME
 _WAITS: Final = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET
 #: What a thread that sleeps is in, as `alive_in` says it.
 SLEEPS: Final = frozenset({"nanosleep", "clock_nanosleep"})
@@ -48,15 +50,32 @@ def look(pid: int, lines: Collection[int], idle: Collection[int] = ()) -> Look:
 
 def _waits(call: str, lines: Collection[int]) -> bool:
     words = call.split()
-    receive, futex = _CALLS[platform.machine()]
     if not words or not words[0].isdigit():
         return False
-    if int(words[0]) == receive:
+    if int(words[0]) == _CALLS[platform.machine()][0]:
         return int(words[1], 16) in lines
-    if int(words[0]) != futex:
+    return _in_own_futex(words) and int(words[4], 16) == 0
+
+
+def _in_own_futex(words: Sequence[str]) -> bool:
+    """Of a line of /proc/PID/task/TID/syscall: a private futex's wait."""
+    if words[0] != str(_CALLS[platform.machine()][1]):
         return False
     operation = int(words[2], 16)
-    return bool(operation & _PRIVATE) and (operation & 127) in _WAITS and int(words[4], 16) == 0
+    return bool(operation & _PRIVATE) and operation & _COMMAND in _WAITS
+
+
+def on_a_timer(pid: int) -> list[int]:
+    """Threads that wait for their own process no longer than a time-out."""
+    found: list[int] = []
+    if not is_known():
+        return found
+    with suppress(OSError):
+        for task in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
+            words = Path(f"/proc/{pid}/task/{task}/syscall").read_text().split()
+            if len(words) > 4 and _in_own_futex(words) and int(words[4], 16):
+                found.append(int(task))
+    return found
 
 
 def alive_in(pid: int, lines: Collection[int]) -> list[str]:

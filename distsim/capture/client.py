@@ -286,7 +286,7 @@ class Client:
         frames, known = sys._current_frames(), threading.enumerate()
         daemons = [t.native_id or 0 for t in known
                    if t.daemon and t.native_id and not self.sites.is_busy(frames.get(t.ident or 0))]  # fmt: skip
-        return daemons + [thread for thread in stall.on_a_timer(os.getpid()) if thread not in {t.native_id for t in known}]
+        return [*daemons, *set(stall.on_a_timer(os.getpid())).difference(t.native_id for t in known)]
 
     # --- payloads ---
     def region_piece(self, count: int) -> tuple[int, Piece] | None:

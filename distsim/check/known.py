@@ -7,8 +7,8 @@ SAME_MODEL = (
     "build the same model on all ranks, with the same parameters frozen: DistributedDataParallel raises where it is made,",
     '"DDP expects same model across all ranks"',
 )
-#: Words of an error (torch 2.13, torch/nn/parallel/distributed.py, reducer.cpp, torch/cuda/__init__.py; Megatron-Core) -> what to do.
 _NO_GPU = ("there is no GPU here: under `distsim capture`, `--cuda` gives each rank one over this memory",)
+#: Words of an error (torch 2.13, torch/nn/parallel/distributed.py, reducer.cpp, torch/cuda/__init__.py; Megatron-Core) -> what to do.
 _KNOWN: dict[str, tuple[str, ...]] = {
     "expects same model across all ranks": SAME_MODEL,
     "appears not to match": SAME_MODEL,

@@ -158,6 +158,10 @@ def lnorm():
     modsame(nn.RMSNorm(8), (2, 8))
 
 
+def outer():
+    same(lambda a, b: torch.bmm(a, b), (2, 3, 1), (2, 1, 4))
+
+
 def sdpa():
     same(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), (2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 5, 4))
 

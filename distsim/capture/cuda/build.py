@@ -79,8 +79,6 @@ def library(environ: Mapping[str, str] | None = None) -> Path:
     """The path of the built extension. Raises NoBuild where this torch, or this machine, gives none."""
     environ = os.environ if environ is None else environ
     torch = find_torch()
-    if torch.has_cuda:
-        raise NoBuild(f"torch {torch.version} brings CUDA kernels of its own, which would be taken in place of the CPU's")
     if not (torch.folder / "include" / "ATen" / "ATen.h").is_file():
         raise NoBuild(f"torch {torch.version} is installed without its headers")
     source = SOURCE.read_bytes()
@@ -108,7 +106,7 @@ def _build(compiler: str, torch: Torch, target: Path) -> None:
     include, libraries = torch.folder / "include", torch.folder / "lib"
     command = [
         compiler, *_FLAGS, f"-I{include}", f"-I{include / 'torch' / 'csrc' / 'api' / 'include'}", str(SOURCE), "-o", half,
-        f"-L{libraries}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{libraries}",
+        f"-L{libraries}", "-lc10", "-ltorch_cpu", *(("-Wl,--no-as-needed", "-ltorch_cuda") if torch.has_cuda else ()), f"-Wl,-rpath,{libraries}",
     ]  # fmt: skip
     try:
         _run(command, f"{compiler} could not build it")

@@ -3,6 +3,9 @@
 // A fallback under the CUDA key shows every CUDA tensor of a call to the CPU's kernel as a CPU tensor on the same memory, and gives what
 // comes back as CUDA tensors: an argument as itself, a view of one as a view, new memory as new memory. The rest are the parts that
 // torch looks for by name: guard, allocators, hooks, DDP's timer, and operators that exist for CUDA alone.
+//
+// A torch that brings kernels for CUDA loads its own parts first (`libtorch_cuda` is linked to this, so it starts before): each of its
+// kernels is overruled by the fallback, and each part by the one here.
 #define AT_PER_OPERATOR_HEADERS
 #include <ATen/core/Tensor.h>
 #include <ATen/Context.h>
@@ -24,6 +27,7 @@
 #include <ATen/ops/sum.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/transformers/attention.h>
 #include <c10/core/CPUAllocator.h>
@@ -554,7 +558,7 @@ struct DeviceTimer final : c10d::Timer {
 
 namespace c10d {
 namespace {
-C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, DeviceTimer);
+C10_REGISTER_TYPED_CLASS_WITH_PRIORITY(TimerRegistry, c10::kCUDA, c10::REGISTRY_PREFERRED, DeviceTimer);
 }
 }  // namespace c10d
 
@@ -585,8 +589,43 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   std::string showConfig() const override { return "cuda tensors over CPU memory"; }
 };
 namespace at {
-REGISTER_CUDA_HOOKS(CUDAHooks);
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks);
 }
+
+namespace {
+struct Silent final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+// An operator that the CPU makes of others, while CUDA has it in one: of others here too, also for the gradient.
+void composite(const c10::OperatorHandle& op, Stack* stack) { op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::AutogradCPU), stack); }
+
+bool is_composite(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+}
+
+// Of an operator's kernels the newest is called; torch warns of the first that is overruled. Must stand before the implementations below.
+struct Overrule {
+  static void put(const c10::OperatorName& name, c10::DispatchKey key, c10::KernelFunction kernel) {
+    static auto* kept = new std::vector<c10::RegistrationHandleRAII>;  // an operator whose handle goes gets its old kernel back
+    kept->push_back(c10::Dispatcher::singleton().registerImpl(name, key, std::move(kernel), std::nullopt, nullptr, "distsim"));
+  }
+  Overrule() {
+    Silent silent;
+    c10::WarningUtils::WarningHandlerGuard guard(&silent);
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const auto& name : dispatcher.getAllOpNamesForDispatchKey(c10::DispatchKey::CUDA)) {
+      auto op = dispatcher.findOp(name);
+      if (op && is_composite(*op)) {
+        put(name, c10::DispatchKey::AutogradCUDA, c10::KernelFunction::makeFromBoxedFunction<&composite>());
+        put(name, c10::DispatchKey::CUDA, c10::KernelFunction::makeFromBoxedFunction<&composite>());
+      } else {
+        put(name, c10::DispatchKey::CUDA, c10::KernelFunction::makeFromBoxedFunction<&fallback>());
+      }
+    }
+  }
+} overrule;
+}  // namespace
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 

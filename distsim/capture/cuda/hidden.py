@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
+from collections.abc import Iterator
 
-_NAME = "CUDA_VISIBLE_DEVICES"
+
+@contextlib.contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """A variable of this process's environment, for as long as it takes."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def hide() -> None:
@@ -19,18 +33,18 @@ def hide() -> None:
     count = getattr(torch._C, "_cuda_getDeviceCount", None)
     if count is None:  # a torch without CUDA
         return
-    before = os.environ.get(_NAME)
-    os.environ[_NAME] = ""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            count()
-    finally:
-        if before is None:
-            del os.environ[_NAME]
-        else:
-            os.environ[_NAME] = before
+    with environment("CUDA_VISIBLE_DEVICES", ""), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        count()
     setattr(torch.cuda, "_device_count_nvml", lambda: -1)  # noqa: B010 - NVML counts by itself, unless it fails
+    # To have counted and be forked is, to torch, a CUDA that was used and can't be in a child; a rank is told what it would be told alone.
+    setattr(torch.cuda, "_is_in_bad_fork", lambda: False)  # noqa: B010
+    setattr(torch._C, "_cuda_init", _no_gpu)  # noqa: B010
 
 
-__all__ = ["hide"]
+def _no_gpu() -> None:
+    """Raises what torch raises where the driver shows no device (c10/cuda/CUDAFunctions.cpp)."""
+    raise RuntimeError("No CUDA GPUs are available")
+
+
+__all__ = ["environment", "hide"]

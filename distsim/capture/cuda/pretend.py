@@ -248,6 +248,7 @@ def patches(device: Device) -> list[Patch]:
         Patch("torch._C", "_cuda_resetPeakMemoryStats", reset, "torch.cuda.reset_peak_memory_stats"),
         Patch("torch._C", "_CudaDeviceProperties", Properties, "the type of a device's properties"),
         Patch("torch._C", "_has_cuda", True, "torch.backends.cuda.is_built"),
+        Patch("torch._C", "_has_cudnn", False, "recurrent layers ask cuDNN for its version in a build that has it"),
         Patch("torch.version", "cuda", CUDA_VERSION, "libraries read CUDA's version to choose what they import"),
         Patch("torch.cuda", "_cudart", Runtime(device), "torch.cuda's lazy start, mem_get_info and pinning by cudaHostRegister"),
         Patch("torch.cuda", "_get_device_properties", of_device, "get_device_properties: torch's C half defines it at its start"),

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from distsim.capture.compiled import as_traced
 from distsim.capture.cuda import syncbn, wide
+from distsim.capture.cuda.hidden import environment
 from distsim.capture.cuda.pretend import Device, Patch, fixed, patches, put
 from distsim.capture.tensors import Unsupported
 
@@ -51,7 +52,9 @@ class Library(Device):
 
 def install(library: ctypes.CDLL, count: int) -> None:
     """Let torch.cuda have so many devices."""
-    import torch
+    # While torch is imported: a build with CUDA overrides operators by kernels that Triton compiles (torch/_native, since 2.13).
+    with environment("TORCH_DISABLE_NATIVE_JIT", "1"):
+        import torch
 
     if _installed:
         _installed[0].resize(count)

@@ -104,9 +104,10 @@ def _build(compiler: str, torch: Torch, target: Path) -> None:
     except OSError as fault:
         raise NoBuild(f"{target.parent} can't be written: {fault.strerror}") from None
     include, libraries = torch.folder / "include", torch.folder / "lib"
+    cuda = ("-Wl,--no-as-needed", "-ltorch_cuda") if torch.has_cuda else ()  # linked, so that it starts before
     command = [
         compiler, *_FLAGS, f"-I{include}", f"-I{include / 'torch' / 'csrc' / 'api' / 'include'}", str(SOURCE), "-o", half,
-        f"-L{libraries}", "-lc10", "-ltorch_cpu", *(("-Wl,--no-as-needed", "-ltorch_cuda") if torch.has_cuda else ()), f"-Wl,-rpath,{libraries}",
+        f"-L{libraries}", "-lc10", "-ltorch_cpu", *cuda, f"-Wl,-rpath,{libraries}",
     ]  # fmt: skip
     try:
         _run(command, f"{compiler} could not build it")

@@ -152,7 +152,6 @@ REASONS: Mapping[str, str] = {
     r"ds101_": "the hub's group refuses the rank, where Gloo would look for it and hang",
     r"ds501_never|ds607_handle": "who comes first to a message whose request is dropped is a tie",
     r"ds704|ds802|ds803|frozen_on_one_rank": "a rank that raises or leaves by itself never gets the verdict ok",
-    r"ds705_undefined": "a record says nothing of `init: eager`: it is judged as lazy",
     r"ds404|ds611|get_before_signal|put_and_signal|signal_other_channel": "torch.distributed has no one-sided calls: the worker refuses",
     r"ds804_late|z26_": "what a rank does alone takes no time here",
 }

@@ -14,6 +14,7 @@ from distsim.capture.judge import Judged
 from distsim.capture.preload import preload
 from distsim.capture.sites import BACKWARD, text_of
 from distsim.capture.stall import is_known
+from distsim.compact import compact
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
@@ -59,6 +60,23 @@ def test_a_group_is_split_where_torch_splits_it_and_a_rank_that_stays_away_is_na
     assert {s.source for s in stuck.stands} == {"dist.split_group(split_ranks=[[0, 1]])", "dist.recv(torch.ones(1), 0)"}
     assert refused.stands[0].source == "dist.split_group(split_ranks=[[0, 1]])"
     assert "No device associated" in refused.stands[0].what
+
+
+def makes_a_group_alone(*backend: str, device: str | None = None) -> None:
+    dist.init_process_group(*backend, device_id=torch.device(device) if device else None)
+    assert dist.get_backend() == "nccl"
+    if dist.get_rank() == 0:
+        dist.new_group([0])
+    dist.all_reduce(torch.ones(1))
+
+
+def test_a_device_given_at_the_start_has_groups_made_at_once_by_all_ranks():
+    """As `init: eager` of a scenario, which the capture becomes: torch then splits groups off that of the world, by all its ranks."""
+    lazy, eager = run(makes_a_group_alone, 2, args=("nccl",)), run(makes_a_group_alone, 2, kwargs={"device": "cuda:0"})
+
+    assert (lazy.outcome, eager.outcome) == ("completes", "hangs")
+    assert lazy.simulation.verdict.verdict == eager.simulation.verdict.verdict == "deadlock"
+    assert "options: {init: eager}" in compact(eager.simulation.run.trace).text
 
 
 def calls_remotely() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
 from distsim.capture.client import Client
+from distsim.capture.cuda import over_cpu
 from distsim.capture.direct import Direct
 from distsim.capture.group import GroupMethods
 from distsim.capture.preload import have_all_backends
@@ -156,7 +157,12 @@ class Patches:
     # --- what the program says of groups ---
     def _init(self, *args: Any, **kwargs: Any) -> None:
         client, c10d = self.client, self.c10d
-        self.splitting.device = kwargs.pop("device_id", None)
+        device = self.splitting.device = kwargs.get("device_id")
+        if (
+            device is not None and not over_cpu()
+        ):  # nothing here that torch could hold it against; it names the back end, if nothing does
+            del kwargs["device_id"]
+            kwargs |= {} if args or kwargs.get("backend") else {"backend": "nccl"}
         timeout = kwargs.get("timeout", args[2] if len(args) > 2 else None)
         self.explicit = timeout
         args, kwargs = self._without_mpi(args, kwargs)
@@ -166,7 +172,8 @@ class Patches:
         finally:
             self.explicit, self.is_mpi = None, False
         group = c10d._get_default_group()
-        facts = {"backend": group.told_backend, "timeout_ns": _ns(timeout)}
+        eager = device is not None and "nccl" in group.told_backend  # torch connects the group at once, and splits others off it
+        facts = {"backend": group.told_backend, "timeout_ns": _ns(timeout), "eager": eager}
         self.client.ask(["meet", self.client.number(), site, "init_process_group", group.members, facts])
 
     def _without_mpi(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:

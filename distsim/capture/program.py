@@ -86,10 +86,15 @@ class _Builder:
                 faults.append(Fault(rank, "kill", position=len(codes[-1].calls) - len(never)))
         nodes = self.captured.wish.nodes
         return Program(
-            name=name, file=file, world_size=self.size, nodes=nodes, local_size=-(-self.size // nodes), backend=self.backend,
-            options={}, sites=self.shelf.sites, groups=self.shelf.groups, tensors={}, codes=codes, code_of=list(range(self.size)),
+            name=name, file=file, world_size=self.size, nodes=nodes, local_size=-(-self.size // nodes), backend=self.backend, options=self._options(),
+            sites=self.shelf.sites, groups=self.shelf.groups, tensors={}, codes=codes, code_of=list(range(self.size)),
             row_of=[0] * self.size, findings=self.shelf.findings(), faults=tuple(faults),
         )  # fmt: skip
+
+    def _options(self) -> dict[str, object]:
+        """``init: eager`` where each rank gave init_process_group its device (torch: ``device_id``)."""
+        begun = [e.facts for m in self.members for e in m.events if e.kind == "init_process_group"]
+        return {"init": "eager"} if self.backend == "nccl" and begun and all(facts["eager"] for facts in begun) else {}
 
     def price(self, kernels: Sequence[Sequence[Any]]) -> int:
         """Nanoseconds of what a rank counted; 0 where nobody said on which device."""

@@ -86,9 +86,9 @@ class _Builder:
                 faults.append(Fault(rank, "kill", position=len(codes[-1].calls) - len(never)))
         nodes = self.captured.wish.nodes
         return Program(
-            name=name, file=file, world_size=self.size, nodes=nodes, local_size=-(-self.size // nodes), backend=self.backend, options=self._options(),
-            sites=self.shelf.sites, groups=self.shelf.groups, tensors={}, codes=codes, code_of=list(range(self.size)),
-            row_of=[0] * self.size, findings=self.shelf.findings(), faults=tuple(faults),
+            name=name, file=file, world_size=self.size, nodes=nodes, local_size=-(-self.size // nodes), backend=self.backend,
+            options=self._options(), sites=self.shelf.sites, groups=self.shelf.groups, tensors={}, codes=codes,
+            code_of=list(range(self.size)), row_of=[0] * self.size, findings=self.shelf.findings(), faults=tuple(faults),
         )  # fmt: skip
 
     def _options(self) -> dict[str, object]:

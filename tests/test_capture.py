@@ -17,11 +17,11 @@ import capture_programs as programs
 import torch.distributed as dist
 
 from distsim import testing
+from distsim.capture import preload
 from distsim.capture.child import Target
 from distsim.capture.command import parse
 from distsim.capture.judge import Judged, judge
 from distsim.capture.launch import Wish, capture
-from distsim.capture.preload import installed
 from distsim.capture.sites import text_of
 from distsim.capture.stall import is_known
 from distsim.errors import UsageError
@@ -47,6 +47,19 @@ def test_what_is_right_gives_the_right_numbers_and_completes(program):
     judged = testing.run(program, ranks)
 
     assert (judged.outcome, judged.captured.ended) == ("completes", "ended")
+
+
+def knows_what_is_late() -> None:
+    """A module of a name that nothing else loads, in the place of those that torch loads late; the file speaks of nn."""
+    assert "this" in sys.modules
+
+
+def test_what_torch_imports_late_is_imported_once_for_all_ranks_of_a_function_of_a_file_with_models(monkeypatch):
+    """Seconds that each rank of DistributedDataParallel or an optimizer would take for itself."""
+    monkeypatch.setattr(preload, "_LATE", ("this",))
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+
+    assert testing.run(knows_what_is_late, 2).outcome == "completes"
 
 
 def leaves_without_a_word() -> None:
@@ -202,7 +215,7 @@ def test_only_installed_modules_are_loaded_before_the_ranks_part(tmp_path):
         "import own\nfrom torch import nn\ntry:\n    import numpy as np\nexcept ImportError: pass\ndef f():\n    import late"
     )
 
-    assert installed(str(script)) == ["torch", "numpy", "json"]
+    assert preload.installed(str(script)) == ["torch", "numpy", "json"]
 
 
 @pytest.mark.parametrize(("command", "name"), [("check", "train.py"), ("simulate", "train")])

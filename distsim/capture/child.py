@@ -18,6 +18,7 @@ from distsim.capture.compiled import leave_alone
 from distsim.capture.fake import told
 from distsim.capture.forward import Forward
 from distsim.capture.members import Failure
+from distsim.capture.preload import preload_late
 from distsim.capture.refusals import refusal
 from distsim.capture.sites import NOWHERE, Sites
 from distsim.capture.unseen import refuse_launching, told_unseen
@@ -40,6 +41,25 @@ class Target:
     module: bool = False
     function: Callable[[], object] | None = None
     home: str = ""
+
+
+def target_of(
+    function: Callable[..., object], backend: str, args: Sequence[object], kwargs: Mapping[str, object], init: bool
+) -> Target:
+    """What the ranks run: the function, with ``init`` between the making of the world and its end. Loads torch, which they share."""
+    import torch.distributed as dist
+
+    def work() -> None:
+        if init:
+            dist.init_process_group(backend)
+        function(*args, **kwargs)
+        if init and dist.is_initialized():
+            dist.destroy_process_group()
+
+    code = getattr(function, "__code__", None)
+    home = code.co_filename if code is not None else ""
+    preload_late(home)
+    return Target(getattr(function, "__qualname__", "function"), function=work, home=home)
 
 
 class Ways(NamedTuple):

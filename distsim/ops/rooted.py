@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from types import ModuleType
 
 from distsim.ops import colours
-from distsim.ops.base import Binding, Drawing, Effect, Source, Words
+from distsim.ops.base import Binding, Effect, Source, Words
 from distsim.ops.bindings import COMPLEX, NCCL_MOVES, gather_route, reduce_route, root_alone, scatter_route, tree_route
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreducible
 from distsim.ops.collective import FromRoot, InPlace, Reducing, ToRoot, everyone, op_of, torch_list
@@ -18,7 +18,7 @@ class Broadcast(FromRoot, InPlace):
     op = "broadcast"
     torch_name = "broadcast"
     nccl_tests = "broadcast_perf"
-    drawing = Drawing(colours.SPREAD, "invtriangle", "1→all")
+    colour = colours.SPREAD
     words = Words(
         signature="broadcast(tensor, src=None, group=None, async_op=False, group_src=None)",
         before="The rank src has the tensor; on the others it is room of the same element count and dtype.",
@@ -49,7 +49,7 @@ class Reduce(ToRoot, Reducing, InPlace):
     op = "reduce"
     torch_name = "reduce"
     nccl_tests = "reduce_perf"
-    drawing = Drawing(colours.REDUCE, "triangle", "Σ→1")
+    colour = colours.REDUCE
     words = Words(
         signature="reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False, group_dst=None)",
         before="Every rank has a tensor of the same element count and dtype.",
@@ -87,7 +87,7 @@ class Gather(ToRoot):
     nccl_tests = "gather_perf"
     output_parts = "n"
     root_optional = True
-    drawing = Drawing(colours.COLLECT, "triangle", "all→1")
+    colour = colours.COLLECT
     words = Words(
         signature="gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None)",
         before="Every rank has an input of the same element count and dtype; dst has room for all of them.",
@@ -143,7 +143,7 @@ class Scatter(FromRoot):
     nccl_tests = "scatter_perf"
     input_parts = "n"
     root_optional = True
-    drawing = Drawing(colours.SPREAD, "invtriangle", "1→each")
+    colour = colours.SPREAD
     words = Words(
         signature="scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None)",
         before="The rank src has one part for every rank; every rank has room for its own.",

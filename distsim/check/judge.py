@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from distsim.check.advice import SAME_MODEL, remedy
 from distsim.check.call_index import CallIndex
-from distsim.check.known import SAME_MODEL, remedy
 from distsim.check.leaks import Leak
 from distsim.check.mismatch import Mismatch, part_call
 from distsim.check.wording import SHOWN, call_words, columns, some_ranks, where_text

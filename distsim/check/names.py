@@ -26,11 +26,11 @@ def name_swaps(program: Program, trace: Trace | None = None, layout: Layout | No
     layout = layout or build_layout(program)
     where = CallIndex(layout)
     found = []
-    suspects = _sequences(program, layout, where)
-    if trace is not None and suspects:
+    sequences = _sequences(program, layout, where)
+    if trace is not None and sequences:
         met = _met(trace)
-        suspects = {lane: {r: [p for p in ps if (r, p) in met] for r, ps in rows.items()} for lane, rows in suspects.items()}
-    for lane, rows in suspects.items():
+        sequences = {lane: {r: [p for p in ps if (r, p) in met] for r, ps in rows.items()} for lane, rows in sequences.items()}
+    for lane, rows in sequences.items():
         swap = _swap(program, rows)
         if swap is not None:
             found.append(_finding(program, layout.lane_names[lane], *swap))

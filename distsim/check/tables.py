@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from distsim.check.layout import Layout
-from distsim.check.suspects import Posted, Suspects
+from distsim.check.may_mismatch import MayMismatch, Posted
 from distsim.ops.table import OPS
 from distsim.profiles import READINGS, Profile
 from distsim.program.records import at as value_at
@@ -103,7 +103,7 @@ class Tables:
         walks = [self._walk(rank, absent) for rank in range(self.size)]
         self._make_boxes()
         self._number()
-        self.suspects = Suspects(layout, self.joins, self.sends, self.receives, self.box_of)
+        self.may_mismatch = MayMismatch(layout, self.joins, self.sends, self.receives, self.box_of)
         self.posts = walks
         self._lane_tests: dict[tuple[int, int], tuple[Test, ...]] = {}
         self.stops = [[Stop(p, self._requests(r, rows)) for p, rows in walks[r].stops] for r in range(self.size)]
@@ -212,7 +212,7 @@ class Tables:
         if box is None:
             posts = (self.receives if sends else self.sends).get(channel, [])
             tests = ((other, posts[k].stop) if k < len(posts) else (self.zero, 1),)
-            tests += ((self.zero, 1),) if (channel, k) in self.suspects.bad_pairs else ()
+            tests += ((self.zero, 1),) if (channel, k) in self.may_mismatch.bad_pairs else ()
         elif sends:
             tests = ((self.gone + self.pair(box, rank), k + 1),)
         elif other >= 0:
@@ -243,7 +243,7 @@ class Tables:
         """All members have made the lane's n-th call."""
         if (lane, n) not in self._lane_tests:
             tests = tuple(self._come(lane, rank, n) for rank in self.layout.lane_ranks[lane])
-            self._lane_tests[lane, n] = tests + (((self.zero, 1),) if (lane, n) in self.suspects.bad_lanes else ())
+            self._lane_tests[lane, n] = tests + (((self.zero, 1),) if (lane, n) in self.may_mismatch.bad_lanes else ())
         return self._lane_tests[lane, n]
 
     def _come(self, lane: int, rank: int, n: int) -> Test:

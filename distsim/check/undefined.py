@@ -31,11 +31,11 @@ def undefined_findings(program: Program, layout: Layout, profile: Profile) -> tu
 
 
 def _contacts(program: Program, profile: Profile) -> list[Finding]:
-    clashes = bad_contacts(program, profile) if profile.device else ()
-    if not clashes:
+    contacts = bad_contacts(program, profile) if profile.device else ()
+    if not contacts:
         return []
-    (p, q), launches = clashes[0]
-    more = f" (and {len(clashes) - 1} more pairs)" if len(clashes) > 1 else ""
+    (p, q), launches = contacts[0]
+    more = f" (and {len(contacts) - 1} more pairs)" if len(contacts) > 1 else ""
     calls = list(zip((p, q), (one.position for one in launches), strict=True))
     rows = [
         (f"rank {rank}", call_words(program.call(rank, k)), where_text(program.place(rank, k)), f"connects {_ways(one, peer)}")
@@ -43,7 +43,7 @@ def _contacts(program: Program, profile: Profile) -> list[Finding]:
     ]
     head = f"{profile.name} leaves open what happens: ranks {p} and {q} first meet in calls that connect other directions{more}"
     places = tuple(dict.fromkeys(program.place(rank, k) for rank, k in calls))
-    ranks = tuple(sorted({rank for clash in clashes for rank in clash.pair}))
+    ranks = tuple(sorted({rank for one in contacts for rank in one.pair}))
     advice = "post both directions in one batch_isend_irecv on both ranks, or each direction by a call of its own on both, in one order"
     return [Finding("DS705", "warning", "\n".join([head, *columns(rows)]), ranks, (), (advice,), places)]
 

@@ -13,7 +13,7 @@ from distsim.check.tables import Tables
 Classes = tuple[tuple[int, ...], ...]
 
 
-def alike_ranks(tables: Tables) -> Classes:
+def symmetric_ranks(tables: Tables) -> Classes:
     """Classes of two ranks or more that may change places, ascending."""
     named = _named(tables)
     classes: dict[Hashable, list[int]] = {}

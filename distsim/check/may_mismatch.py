@@ -20,7 +20,7 @@ class Posted(NamedTuple):
     assume: int = -1  # the sender that a receive relies on
 
 
-class Suspects:
+class MayMismatch:
     """``lanes``: (lane, number, (rank, call) of all who make it) of calls that differ in signature or have uneven parts;
     ``pairs``: (channel, number, message, receive) that differ. ``bad_lanes`` and ``bad_pairs`` number those that never fit."""
 

@@ -80,14 +80,14 @@ class BlockedRows:
         return self.meets(part) if part.position is not None else ""
 
     def _made(self, part: Counterpart) -> str:
-        """How many calls of a collective's lane an awaited rank makes, or made before something ended it."""
+        """How many calls of a collective's sequence an awaited rank makes, or made before something ended it."""
         end = self.ends[part.rank]
         cut = end.status not in ("ended", "blocked") or end.position < len(self.program.code(part.rank).calls)
         if part.position is None and (part.rank in self.blocked or not cut):
             return f"; rank {part.rank} makes {f'only {part.has}' if part.has else 'none'}"
         if part.rank in self.blocked or end.status == "absent" or (part.position is not None and part.position < end.position):
             return ""
-        made = sum(position < end.position for position in self.where.joins(part.rank, part.lane))
+        made = sum(position < end.position for position in self.where.joins(part.rank, part.sequence))
         return f"; rank {part.rank} made {f'only {made}' if made else 'none'}"
 
     # --- places ---

@@ -194,7 +194,7 @@ class _Diagnosis:
                 if id(need.ranks) not in inside:
                     inside[id(need.ranks)] = rank in need.ranks
                 found = self.counterparts.of(waiting, need, rank) if inside[id(need.ranks)] and not need.any else None
-                if found is not None and found.lane not in (-1, part.lane) and found.position is None:
+                if found is not None and found.sequence not in (-1, part.sequence) and found.position is None:
                     other = found.call.group.name != part.call.group.name
                     return found if other and same_call(found.call, part.call) else None
         return None
@@ -210,12 +210,12 @@ class _Diagnosis:
         return sorted(groups.items(), key=lambda item: (item[0][0] != "DS303", item[1][0]))
 
     def _meeting(self, rank: int, need: Need) -> tuple[int, tuple[int, ...]]:
-        """What tells groups apart: a message's place, or a collective's lane and who is missing there."""
+        """What tells groups apart: a message's place, or a collective's sequence and who is missing there."""
         if need.position >= len(self.program.code(rank).calls) or self.rows.starts(rank, need):
             return -1, need.ranks
         if need.part >= 0 or not self.where.is_join(rank, need.position):
             return self.program.code_call(rank, need.position).site, ()
-        return self.where.lane(rank, self.program.code_call(rank, need.position)), need.ranks
+        return self.where.sequence(rank, self.program.code_call(rank, need.position)), need.ranks
 
     def _is_message(self, rank: int, need: Need) -> bool:
         """The need is for a message."""

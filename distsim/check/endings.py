@@ -100,15 +100,15 @@ class Fits:
     def bad(self, state: State) -> bool:
         """Something that met in an ended state differs; what, goes to ``found``."""
         bad, seen = False, set()
-        for lane, n, calls in self.may_mismatch.lanes:
+        for sequence, n, calls in self.may_mismatch.sequences:
             came = tuple(rank for rank, call in calls if state[rank] >= call.stop)
-            if lane in seen or len(came) < 2:
+            if sequence in seen or len(came) < 2:
                 continue
-            unlike = self.may_mismatch.judge(lane, n, came)
+            unlike = self.may_mismatch.judge(sequence, n, came)
             if unlike is not None:
                 bad = True
-                seen.add(lane)
-                self.found.setdefault((lane, n), unlike)
+                seen.add(sequence)
+                self.found.setdefault((sequence, n), unlike)
         for channel, k, s, r in self.may_mismatch.pairs:
             src, dst = self.layout.chan_src[channel], self.layout.chan_dst[channel]
             if state[src] >= s.stop and state[dst] >= r.stop:
@@ -126,5 +126,5 @@ class Fits:
         for pair, k, receive in machine.unfit:
             receiver = machine.receiver[machine.box_of_pair[pair]]
             opened.append(self._pair(k, machine.sender_of[pair], machine.messages[pair][k], receiver, receive))
-        collective = [u for u in self.found.values() if u.lane >= 0]
-        return (*collective, *(u for u in self.found.values() if u.lane < 0), *opened)
+        collective = [u for u in self.found.values() if u.sequence >= 0]
+        return (*collective, *(u for u in self.found.values() if u.sequence < 0), *opened)

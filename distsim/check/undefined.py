@@ -23,7 +23,7 @@ def undefined_findings(program: Program, layout: Layout, profile: Profile) -> tu
     where = CallIndex(layout)
     found = _contacts(program, profile)
     for a, b in combinations(range(1, len(program.groups)), 2):
-        shared = [rank for rank in layout.lane_ranks[a] if rank in set(layout.lane_ranks[b])]
+        shared = [rank for rank in layout.sequence_ranks[a] if rank in set(layout.sequence_ranks[b])]
         swap = _swap(where, a, b, shared) if len(shared) > 1 else None
         if swap is not None:
             found.append(_order(program, profile, a, b, swap))
@@ -55,11 +55,11 @@ def _ways(launched: Launched, peer: int) -> str:
 
 def _swap(where: CallIndex, a: int, b: int, shared: list[int]) -> tuple[tuple[int, int, int], tuple[int, int, int]] | None:
     """((p, its call on a, its later call on b), (q, its call on b, its later call on a)): the first pair of ranks that differ."""
-    orders = {rank: [sorted((p, lane) for lane in (a, b) for p in where.joins(rank, lane))] for rank in shared}
+    orders = {rank: [sorted((p, sequence) for sequence in (a, b) for p in where.joins(rank, sequence))] for rank in shared}
     first = shared[0]
-    base = [lane for _, lane in orders[first][0]]
+    base = [sequence for _, sequence in orders[first][0]]
     for q in shared[1:]:
-        other = [lane for _, lane in orders[q][0]]
+        other = [sequence for _, sequence in orders[q][0]]
         for k, (x, y) in enumerate(zip(base, other, strict=False)):
             if x != y:
                 return _at(orders[first][0], k, first), _at(orders[q][0], k, q)
@@ -67,7 +67,7 @@ def _swap(where: CallIndex, a: int, b: int, shared: list[int]) -> tuple[tuple[in
 
 
 def _at(calls: list[tuple[int, int]], k: int, rank: int) -> tuple[int, int, int]:
-    later = next((p for p, lane in calls[k:] if lane != calls[k][1]), calls[k][0])
+    later = next((p for p, sequence in calls[k:] if sequence != calls[k][1]), calls[k][0])
     return rank, calls[k][0], later
 
 

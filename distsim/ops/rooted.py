@@ -81,6 +81,19 @@ class Reduce(ToRoot, Reducing, InPlace):
         return dist.reduce(tensor, dst=call.root, op=op_of(dist, call), group=group, async_op=call.is_async)
 
 
+def _parts_misfit(call: Call, parts: Sequence[Buffer], ones: Sequence[Buffer], names: tuple[str, str, str]) -> str | None:
+    """What is wrong with the root's list, a part for each rank as large as what every rank has on the other side. ``names``: of the root
+    in torch, of the list, of the other side."""
+    if call.rank != call.root:
+        return None
+    root, list_name, one_name = names
+    if not parts:
+        return f"rank {call.rank} is {root}, so it needs an {list_name}"
+    n, one = call.group.size, ones[0].numel
+    fits = (misfit(f"part {k} of the {list_name}", size, one, f"an {one_name} has") for k, size in enumerate(part_sizes(parts, n)))
+    return first((not_a_list_of(parts, n, list_name), *fits))
+
+
 class Gather(ToRoot):
     op = "gather"
     torch_name = "gather"
@@ -109,14 +122,7 @@ class Gather(ToRoot):
 
     @classmethod
     def misfits(cls, call: Call) -> str | None:
-        if call.rank != call.root:
-            return None
-        if not call.outputs:
-            return f"rank {call.rank} is dst, so it needs an output"
-        n, one = call.group.size, call.inputs[0].numel
-        sizes = part_sizes(call.outputs, n)
-        fits = (misfit(f"part {k} of the output", size, one, "an input has") for k, size in enumerate(sizes))
-        return first((not_a_list_of(call.outputs, n, "output"), *fits))
+        return _parts_misfit(call, call.outputs, call.inputs, ("dst", "output", "input"))
 
     @classmethod
     def nbytes(cls, call: Call) -> int:
@@ -169,14 +175,7 @@ class Scatter(FromRoot):
 
     @classmethod
     def misfits(cls, call: Call) -> str | None:
-        if call.rank != call.root:
-            return None
-        if not call.inputs:
-            return f"rank {call.rank} is src, so it needs an input"
-        n, one = call.group.size, call.outputs[0].numel
-        sizes = part_sizes(call.inputs, n)
-        fits = (misfit(f"part {k} of the input", size, one, "an output has") for k, size in enumerate(sizes))
-        return first((not_a_list_of(call.inputs, n, "input"), *fits))
+        return _parts_misfit(call, call.inputs, call.outputs, ("src", "input", "output"))
 
     @classmethod
     def nbytes(cls, call: Call) -> int:

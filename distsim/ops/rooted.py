@@ -90,7 +90,9 @@ def _parts_misfit(call: Call, parts: Sequence[Buffer], ones: Sequence[Buffer], n
     if not parts:
         return f"rank {call.rank} is {root}, so it needs an {list_name}"
     n, one = call.group.size, ones[0].numel
-    fits = (misfit(f"part {k} of the {list_name}", size, one, f"an {one_name} has") for k, size in enumerate(part_sizes(parts, n)))
+    fits = (
+        misfit(f"part {k} of the {list_name}", size, one, f"an {one_name} has") for k, size in enumerate(part_sizes(parts, n))
+    )
     return first((not_a_list_of(parts, n, list_name), *fits))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -24,7 +25,7 @@ def _variable(value: object) -> str:
     return str(value)
 
 
-def _environment(value: Any) -> dict[str, Any]:
+def _environment(value: object) -> Mapping[str, object]:
     return by_name(value, "a mapping of variables to values, as `{MASTER_ADDR: node0, RANK: null}`", per_rank(_variable))
 
 

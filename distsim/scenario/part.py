@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from distsim.fields import Gather, tell
+from distsim.fields import Gather, Parser, tell
 from distsim.scenario.scalars import wrong
 from distsim.scenario.words import WORDS
+
+T = TypeVar("T")
 
 
 class Part(BaseModel):
@@ -33,7 +35,7 @@ def text_key(value: object) -> str:
     return value
 
 
-def by_name(value: object, what: str, parse: Callable[[Any], object]) -> dict[str, Any]:
+def by_name(value: object, what: str, parse: Parser[T]) -> Mapping[str, T]:
     """A mapping of names to what ``parse`` makes of each value; ``what``: the mapping that is expected, for who wrote another thing."""
     if not isinstance(value, Mapping):
         raise wrong(what, value)

@@ -260,7 +260,7 @@ def _expected(value: object) -> object:
     raise ValueError(f"expected a number, a list of numbers, or `?` for unknown, found {shown(value)}")
 
 
-def _values(value: object) -> dict[str, object]:
+def _values(value: object) -> Mapping[str, object]:
     return by_name(value, "a mapping of tensors to numbers, as `{x: {0: 6, 1: 6}}`", per_rank(_expected))
 
 

@@ -107,8 +107,8 @@ class ScenarioErrors(UserError):
         return "\n".join(problem.render(width) for problem in self.problems)
 
 
-class UsageError(UserError):
-    """A wrong argument or option: what is wrong, and the remedy."""
+class _WithRemedy(DistsimError):
+    """What is wrong, and the remedy."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message, remedy)
@@ -117,6 +117,10 @@ class UsageError(UserError):
 
     def __str__(self) -> str:
         return f"{self.message}\n  help: {self.remedy}" if self.remedy else self.message
+
+
+class UsageError(_WithRemedy, UserError):
+    """A wrong argument or option."""
 
 
 class InternalError(DistsimError):
@@ -125,18 +129,10 @@ class InternalError(DistsimError):
     exit_code: ClassVar[int] = 3
 
 
-class EnvironmentFault(DistsimError):
+class EnvironmentFault(_WithRemedy):
     """The surroundings fail: a library is missing, a file can't be written, a machine is gone."""
 
     exit_code: ClassVar[int] = 4
-
-    def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(message, remedy)
-        self.message = message
-        self.remedy = remedy
-
-    def __str__(self) -> str:
-        return f"{self.message}\n  help: {self.remedy}" if self.remedy else self.message
 
 
 #: What input that is out of all bounds makes Python raise.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from distsim.check.backends import backend_findings
 from distsim.check.judge import fold_waits, untold
-from distsim.check.layout import Layout, build_layout, lane_key
+from distsim.check.layout import Layout, build_layout, sequence_key
 from distsim.check.memory import memory_findings
 from distsim.check.messages import message_swaps
 from distsim.check.names import name_swaps
@@ -251,7 +251,7 @@ def _ended(program: Program, result: Run) -> Standstill | None:
     if profile.device or not profile.rendezvous or result.path != "fast" or result.outcome != "completes" or result.mismatches:
         return None
     calls = [call for code in program.codes for call in code.distinct_calls()]
-    if any(map(lane_key, calls)):
+    if any(map(sequence_key, calls)):
         return None
     ops = {call.op for call in calls if OPS[call.op].kind == "collective"}
     waits_for_all = all(profile.needs(op, 4, 0, me) is None for op in sorted(ops) for me in range(4))

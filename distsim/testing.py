@@ -44,7 +44,7 @@ def run(
     ``init``: make the process group before it and destroy it afterwards. ``timeout``: seconds of real time that it may run; hangs need
     none. Raises RanksFailed with the report where a rank raised or the program does not complete, unless ``check`` is false.
     """
-    from distsim.capture.function import target_of
+    from distsim.capture.child import target_of
     from distsim.capture.judge import judge
     from distsim.capture.launch import Wish, capture
     from distsim.profiles import DEFAULT_BACKEND

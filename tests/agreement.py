@@ -81,7 +81,7 @@ class Case:
     @cached_property
     def starts(self) -> bool:
         """False where a rank never comes to the init_process_group that everybody implies."""
-        return not self.absent or "init_process_group" in self.layout.lane_names
+        return not self.absent or "init_process_group" in self.layout.sequence_names
 
     @cached_property
     def run(self) -> Run:

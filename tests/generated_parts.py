@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from random import Random
 from typing import Any
 
-from tests.spoilt_parts import COALESCED, PLAIN, REDUCING, ROOTED, Entry, Spoilt, buffer
+from tests.gloo_support import REDUCING
+from tests.spoilt_parts import COALESCED, PLAIN, ROOTED, Entry, Spoilt, buffer
 
 TIMES = ("0 ns", "1 us", "40 us", "700 us", "5 ms")
 STREAMS = ("current", "copy", "side")

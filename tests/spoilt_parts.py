@@ -11,14 +11,6 @@ PLAIN = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter",
          "all_to_all_single", "barrier")  # fmt: skip
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 COALESCED = ("all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
-REDUCING = (
-    "all_reduce",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_reduce_coalesced",
-    "reduce_scatter_tensor_coalesced",
-)
 
 
 def buffer(numel: int, dtype: str = "uint8") -> Entry:

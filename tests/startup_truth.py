@@ -20,11 +20,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from distsim.program.entrance import full_startup, surroundings
+from distsim.program.entrance import entrances, surroundings
 from distsim.program.lower import lower
-from distsim.scenario import loads
+from distsim.program.names import Names
+from distsim.scenario import Scenario, loads
 from distsim.startup.address import VARIABLES
-from distsim.startup.records import Entrance
+from distsim.startup.meeting import start_up
+from distsim.startup.records import Entrance, StartUp
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "scenarios" / "startup"
@@ -40,6 +42,12 @@ def real_files() -> list[Path]:
     return [path for path, text in texts.items() if "backend: gloo" in text and "nodes:" not in text]
 
 
+def startup_of(scenario: Scenario) -> StartUp:
+    """The start-up of any scenario, also where nothing in it is out of the ordinary."""
+    program = lower(scenario)
+    return program.startup or start_up(entrances(scenario, program, Names(scenario)), surroundings(scenario))
+
+
 def record(path: Path) -> dict[str, dict[str, Any]]:
     """How every process of a scenario comes out, by rank."""
     folder = Path(tempfile.mkdtemp(prefix="startup-"))
@@ -48,7 +56,7 @@ def record(path: Path) -> dict[str, dict[str, Any]]:
         path.read_text(encoding="utf-8").replace(PORT, str(port)).replace("29501", str(other)).replace(FILE, str(folder / "meet"))
     )
     scenario = loads(text, str(path))
-    brought = full_startup(scenario, lower(scenario)).entrances
+    brought = startup_of(scenario).entrances
     around = surroundings(scenario)
     doors = [_listen(taken) for taken in around.ports_taken]
     for _ in around.files_left:

@@ -17,11 +17,11 @@ import capture_programs as programs
 import torch.distributed as dist
 
 from distsim import testing
+from distsim.capture import preload
 from distsim.capture.child import Target
 from distsim.capture.command import parse
 from distsim.capture.judge import Judged, judge
 from distsim.capture.launch import Wish, capture
-from distsim.capture.preload import installed
 from distsim.capture.sites import text_of
 from distsim.capture.stall import is_known
 from distsim.errors import UsageError
@@ -47,6 +47,19 @@ def test_what_is_right_gives_the_right_numbers_and_completes(program):
     judged = testing.run(program, ranks)
 
     assert (judged.outcome, judged.captured.ended) == ("completes", "ended")
+
+
+def knows_what_is_late() -> None:
+    """A module of a name that nothing else loads, in the place of those that torch loads late; the file speaks of nn."""
+    assert "this" in sys.modules
+
+
+def test_what_torch_imports_late_is_imported_once_for_all_ranks_of_a_function_of_a_file_with_models(monkeypatch):
+    """Seconds that each rank of DistributedDataParallel or an optimizer would take for itself."""
+    monkeypatch.setattr(preload, "_LATE", ("this",))
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+
+    assert testing.run(knows_what_is_late, 2).outcome == "completes"
 
 
 def leaves_without_a_word() -> None:
@@ -127,31 +140,28 @@ dist.send(torch.ones(1), 1 - rank)
 """
 
 
-def start(folder: Path, *words: str, **options: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "distsim", *words]
-    return subprocess.Popen(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)  # type: ignore[call-overload,no-any-return]
-
-
-def test_the_command_names_the_line_and_writes_a_trace_that_check_takes(tmp_path):
+def test_the_command_names_the_line_and_writes_a_trace_that_check_takes(tmp_path, cli):
     (tmp_path / "train.py").write_text(HANGS)
 
-    command = start(tmp_path, "capture", "--nproc", "2", "--trace", "t.jsonl", "-o", "s.yaml", "--", "python", "train.py")
-    out, err = command.communicate(timeout=120)
-    checked = start(tmp_path, "check", "s.yaml")
-    text, _ = checked.communicate(timeout=120)
+    words = ("capture", "--nproc", "2", "--trace", "t.jsonl", "-o", "s.yaml", "--", "python", "train.py")
+    captured = cli(*words, cwd=tmp_path)
+    checked = cli("check", "s.yaml", cwd=tmp_path)
 
-    assert command.returncode == checked.returncode == 1, err
-    assert "DS301: ranks 0 → 1 → 0 wait for each other" in out
-    assert "train.py:5" in out
-    assert "dist.recv(torch.ones(1), 1 - rank)" in out
+    assert captured.returncode == checked.returncode == 1, captured.stderr
+    assert "DS301: ranks 0 → 1 → 0 wait for each other" in captured.stdout
+    assert "train.py:5" in captured.stdout
+    assert "dist.recv(torch.ones(1), 1 - rank)" in captured.stdout
     assert '"file": "train.py", "line": 5' in (tmp_path / "t.jsonl").read_text()
-    assert "DS301" in text
+    assert "DS301" in checked.stdout
 
 
 def test_ctrl_c_leaves_no_process(tmp_path):
     """The ranks stand in a sleep; the parent gets the signal alone."""
     (tmp_path / "train.py").write_text(HANGS.replace("dist.recv", "import time; time.sleep(600); dist.recv"))
-    command = start(tmp_path, "capture", "--nproc", "2", "--", "python", "train.py", start_new_session=True)
+    words = [sys.executable, "-m", "distsim", "capture", "--nproc", "2", "--", "python", "train.py"]
+    command = subprocess.Popen(
+        words, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
     assert command.stdout is not None
     seen = [command.stdout.readline(), command.stdout.readline()]
     ranks = [int(p.name) for p in Path("/proc").glob("[0-9]*") if parent_of(p) == command.pid]
@@ -202,18 +212,17 @@ def test_only_installed_modules_are_loaded_before_the_ranks_part(tmp_path):
         "import own\nfrom torch import nn\ntry:\n    import numpy as np\nexcept ImportError: pass\ndef f():\n    import late"
     )
 
-    assert installed(str(script)) == ["torch", "numpy", "json"]
+    assert preload.installed(str(script)) == ["torch", "numpy", "json"]
 
 
 @pytest.mark.parametrize(("command", "name"), [("check", "train.py"), ("simulate", "train")])
-def test_a_python_file_in_place_of_a_scenario_is_answered_with_the_line_to_type(command, name, tmp_path):
+def test_a_python_file_in_place_of_a_scenario_is_answered_with_the_line_to_type(command, name, tmp_path, cli):
     (tmp_path / name).write_text("# a comment\n" + HANGS)
 
-    asked = start(tmp_path, command, name)
-    out, err = asked.communicate(timeout=60)
+    asked = cli(command, name, cwd=tmp_path)
 
     assert asked.returncode == 2
-    assert f"distsim capture --nproc 2 -- python {name}" in out + err
+    assert f"distsim capture --nproc 2 -- python {name}" in asked.stdout + asked.stderr
 
 
 REPAIRED = {

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from distsim.capture.child import Ways
-from distsim.capture.function import target_of
+from distsim.capture.child import Ways, target_of
 from distsim.capture.judge import Judged, judge
 from distsim.capture.launch import Wish, capture
 from distsim.capture.preload import file_of

@@ -70,7 +70,7 @@ def test_an_operation_is_one_file_and_no_back_end_has_it_until_its_row_says_so(c
 
     assert BOUND is not None
     place = copy / "distsim" / "ops" / "scan.py"
-    row = place.read_text(encoding="utf-8").replace("import Drawing", "import Binding, Drawing")
+    row = place.read_text(encoding="utf-8").replace("import Effect", "import Binding, Effect")
     place.write_text(row.replace("    first_field", BOUND[1] + "    first_field"), encoding="utf-8")
     taken = simulated(copy, text)
     assert (taken["verdict"], taken["outcome"]) == ("ok", "completes")

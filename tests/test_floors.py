@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "distsim"
-MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
+import source_trees
+from source_trees import PACKAGE, ROOT, nodes, tree
+
+MODULES = [path for path in source_trees.MODULES if path != PACKAGE / "__init__.py"]
 
 #: Library -> (rooms that may import it, whether only inside functions).
 RULES = {
@@ -48,11 +50,14 @@ def room_of_name(name: str) -> str | None:
     return parts[1] if (PACKAGE / parts[1]).is_dir() or (PACKAGE / f"{parts[1]}.py").is_file() else None
 
 
-def imports(path: Path) -> Iterator[Import]:
+@cache
+def imports(path: Path) -> tuple[Import, ...]:
     """Every import of a module with its full dotted name, wherever it stands."""
 
     def walk(node: ast.AST, late: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                continue
             if isinstance(child, ast.Import):
                 yield from (Import(alias.name, child.lineno, late) for alias in child.names)
             elif isinstance(child, ast.ImportFrom):
@@ -60,7 +65,7 @@ def imports(path: Path) -> Iterator[Import]:
             typing_only = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
             yield from walk(child, late or typing_only or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)))
 
-    yield from walk(ast.parse(path.read_text(encoding="utf-8")), False)
+    return tuple(walk(tree(path), False))
 
 
 def floors() -> dict[str, int]:
@@ -101,6 +106,4 @@ def test_a_library_is_imported_only_in_its_rooms_and_a_slow_one_only_inside_func
 
 
 def test_imports_are_absolute():
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
-
-    assert [str(p) for p, tree in trees.items() for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level] == []
+    assert [str(p) for p in MODULES for n in nodes(p) if isinstance(n, ast.ImportFrom) and n.level] == []

@@ -5,20 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "distsim"
+from source_trees import MODULES, PACKAGE, ROOT, nodes
+
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
-MODULES = sorted(PACKAGE.rglob("*.py"))
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill"}
-
-
-@cache
-def nodes(path: Path) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:

@@ -15,7 +15,7 @@ from distsim.check.memory import held
 from distsim.output import visible
 from distsim.scenario import loads
 from distsim.simulation import simulate
-from distsim.views.chrome import chrome_trace
+from distsim.views.chrome import chrome_lines
 from distsim.views.holding import filled
 
 READER = Path(__file__).resolve().parent / "web" / "traceprocessor.js"
@@ -39,7 +39,7 @@ def asked(text: str, folder: Path, *queries: str) -> tuple[list[dict[str, Any]],
     simulation = simulate(loads(text, "a.yaml", ()))
     trace = simulation.run.trace
     memory = filled(held(simulation.scenario, simulation.program), trace, range(trace.world_size))
-    written = chrome_trace(trace, memory)
+    written = "".join(chrome_lines(trace, memory))
     (folder / "run.json").write_text(written, encoding="utf-8")
     command = ["node", "--liftoff-only", str(READER), str(engine()), str(folder / "run.json")]
     done = subprocess.run(command, input=json.dumps(queries), capture_output=True, text=True, check=False, timeout=120)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from source_trees import MODULES, PACKAGE, nodes
 
 import distsim
 from distsim.ops.base import Binding
@@ -16,7 +17,6 @@ from distsim.scenario.parts import Options
 from distsim.schedules import binomial_parent
 
 GLOO, NCCL, MPI = PROFILES["gloo"], PROFILES["nccl"], PROFILES["mpi"]
-PACKAGE = Path(distsim.__file__).parent
 #: `cost`, `cluster` and `calibrate` mean the library whose algorithms are priced; `capture`, `doctor` and `startup` read what torch says.
 NAMING = {"profiles", "ops", "findings", "bench.py", "real", "strategies", "views", "cli",
           "cost", "cluster", "calibrate", "capture", "doctor", "startup"}  # fmt: skip
@@ -32,9 +32,9 @@ def test_a_back_ends_name_stands_in_its_own_file_and_in_the_rows_of_operations()
     """Elsewhere a rule is asked for. Rooms that drive torch itself, show texts about back ends or read options name them too."""
     named = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
-        for path in sorted(PACKAGE.rglob("*.py"))
+        for path in MODULES
         if path.relative_to(PACKAGE).parts[0] not in NAMING and path.name != "words.py"  # texts of the reference
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and node.value in PROFILES
     ]
 

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 from real_runs import written
-from startup_truth import FOLDER, RECORD, real_files
+from startup_truth import FOLDER, RECORD, real_files, startup_of
 
 from distsim.errors import ScenarioErrors
-from distsim.program.entrance import full_startup
 from distsim.program.lower import lower
 from distsim.real.plan import plan
-from distsim.scenario import Scenario, load, loads
+from distsim.scenario import load, loads
 from distsim.simulation import simulate
 from distsim.startup.address import address
 from distsim.startup.meeting import start_up
-from distsim.startup.records import Address, Entrance, Refusal, StartUp, Surroundings
+from distsim.startup.records import Address, Entrance, Refusal, Surroundings
 from distsim.views.drawing.palette import RED, RED_FILL
 from distsim.views.pictures.startup import startup_diagram
 from distsim.views.plan import plan_text
@@ -38,10 +37,6 @@ def entrance(rank: int = 0, **more: Any) -> Entrance:
     return Entrance(rank, 0, **{**given, **more})
 
 
-def of(scenario: Scenario) -> StartUp:
-    return full_startup(scenario, lower(scenario))
-
-
 # --- as real torch does ---
 def test_every_start_up_that_one_machine_can_have_was_tried_with_real_torch() -> None:
     assert sorted(TRUTH) == [path.stem for path in real_files()]
@@ -51,7 +46,7 @@ def test_every_start_up_that_one_machine_can_have_was_tried_with_real_torch() ->
 def test_each_process_comes_out_as_one_of_real_torch(name: str) -> None:
     """Error class, text and time-out. Different world sizes, and addresses of processes that are gone, are races in gloo: there it must
     not get through to a result, and that is all."""
-    found = of(load(str(FOLDER / f"{name}.yaml")))
+    found = startup_of(load(str(FOLDER / f"{name}.yaml")))
     for rank, real in TRUTH[name].items():
         ending = found.endings[int(rank)]
         if name in ("world_sizes_differ", "file_left"):

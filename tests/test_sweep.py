@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from distsim.errors import EnvironmentFault, UsageError
 from distsim.sweep.backends import finished
-from distsim.sweep.guided import proposed
-from distsim.sweep.points import Point, key_of, parse_grid, points
+from distsim.sweep.points import Point, key_of, parse_grid, points, proposed
 from distsim.sweep.run import Sweep, rows_in_order, sweep
 from distsim.sweep.table import Table
 

@@ -19,7 +19,7 @@ from distsim.errors import EnvironmentFault, UsageError
 from distsim.findings.record import Place
 from distsim.trace import COLUMNS, NEVER, NOWHERE, TABLES, Trace, is_partial
 from distsim.trace_io import parse_trace, read_trace, same_trace, trace_lines, write_trace
-from distsim.views.chrome import chrome_trace
+from distsim.views.chrome import chrome_lines
 
 PLACE = Place("ring.yaml", 9, 5, "send")
 DEFAULTS: dict[str, Any] = {
@@ -259,7 +259,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> N
 
 
 def _events(trace: Trace) -> list[dict[str, Any]]:
-    events: list[dict[str, Any]] = json.loads(chrome_trace(trace))["traceEvents"]
+    events: list[dict[str, Any]] = json.loads("".join(chrome_lines(trace)))["traceEvents"]
     return events
 
 

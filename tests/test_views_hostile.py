@@ -13,7 +13,7 @@ from distsim.output import visible
 from distsim.scenario import loads
 from distsim.simulation import Simulation, simulate
 from distsim.trace import Trace
-from distsim.views.chrome import chrome_trace
+from distsim.views.chrome import chrome_lines
 from distsim.views.render import VIEWS, Subject, render, view_of
 
 NAMES = {
@@ -97,5 +97,5 @@ def test_a_name_is_text_in_every_view_and_format(name: str):
 def test_a_name_is_text_in_the_chrome_export(name: str):
     done = named(name)
 
-    events = json.loads(chrome_trace(recorded(done, name)))["traceEvents"]
+    events = json.loads("".join(chrome_lines(recorded(done, name))))["traceEvents"]
     assert {e["name"] for e in events if e["ph"] == "X"} & {visible(f"forward {name}", one_line=True), visible(f"forward {name}")}

@@ -75,12 +75,12 @@ _SERVERS: dict[str, Warm] = {}
 def tool(words: Iterable[str] = ()) -> list[str]:
     """How a command with these words begins: one that runs ranks forks from a server that has imported torch, too.
 
-    What starts processes in other ways is a process of its own.
+    What starts processes in other ways is a process of its own, and so is a capture with a GPU, which must come before torch.
     """
     given = set(words)
-    if {"capture", "bench", "sweep", "plan", "--pid", "--torchrun", "elastic", "spawn", "forkserver"} & given:
+    if {"--cuda", "bench", "sweep", "plan", "--pid", "--torchrun", "elastic", "spawn", "forkserver"} & given:
         return [sys.executable, "-m", "distsim"]
-    more = "torch" if "--real" in given else ""
+    more = "torch" if {"--real", "capture"} & given else ""
     if more not in _SERVERS:
         _SERVERS[more] = Warm(more)
     return [str(_SERVERS[more].tool)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
 from distsim.scenario import load  # noqa: E402  the checkout is meant, installed or not
-from distsim.simulation import simulate  # noqa: E402
+from distsim.simulation import Simulation, simulate  # noqa: E402
 from distsim.views.render import VIEWS, Subject, render, view_of  # noqa: E402
 
 
@@ -42,11 +43,17 @@ class Shown(NamedTuple):
 PICTURES = tuple(Shown(name, *example) for name in VIEWS for example in view_of(name).examples)
 
 
+@lru_cache(maxsize=1)
+def simulated(name: str) -> Simulation:
+    """The scenario of the picture before is kept: pictures of one scenario that follow each other share it."""
+    return simulate(load(str(ROOT / "scenarios" / f"{name}.yaml")))
+
+
 def picture(shown: Shown, fmt: str) -> str:
     """A picture of the gallery as text."""
     if view_of(shown.view).of == "operation":
         return str(render(shown.view, fmt, Subject(op=shown.of)))
-    done = simulate(load(str(ROOT / "scenarios" / f"{shown.of}.yaml")))
+    done = simulated(shown.of)
     return str(
         render(
             shown.view, fmt, Subject(done.program, done.run, done.values, done.verdict, cost=done.cost, scenario=done.scenario)

@@ -11,14 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import wraps
-from typing import NamedTuple
+from types import TracebackType
+from typing import Final, NamedTuple
 
 from distsim.capture.client import Client
 from distsim.capture.compiled import leave_alone
 from distsim.capture.fake import told
 from distsim.capture.forward import Forward
 from distsim.capture.members import Failure
-from distsim.capture.refusals import refusal
+from distsim.capture.preload import preload_late
 from distsim.capture.sites import NOWHERE, Sites
 from distsim.capture.unseen import refuse_launching, told_unseen
 from distsim.capture.wire import Regions
@@ -40,6 +41,25 @@ class Target:
     module: bool = False
     function: Callable[[], object] | None = None
     home: str = ""
+
+
+def target_of(
+    function: Callable[..., object], backend: str, args: Sequence[object], kwargs: Mapping[str, object], init: bool
+) -> Target:
+    """What the ranks run: the function, with ``init`` between the making of the world and its end. Loads torch, which they share."""
+    import torch.distributed as dist
+
+    def work() -> None:
+        if init:
+            dist.init_process_group(backend)
+        function(*args, **kwargs)
+        if init and dist.is_initialized():
+            dist.destroy_process_group()
+
+    code = getattr(function, "__code__", None)
+    home = code.co_filename if code is not None else ""
+    preload_late(home)
+    return Target(getattr(function, "__qualname__", "function"), function=work, home=home)
 
 
 class Ways(NamedTuple):
@@ -201,3 +221,38 @@ def environment_of(rank: int, ranks: int, local: int, nodes: int) -> dict[str, s
         ("TORCHELASTIC_RUN_ID", "distsim"), ("TORCHELASTIC_USE_AGENT_STORE", "False"),
     )  # fmt: skip
     return {name: str(value) for name, value in named}
+
+
+# --- calls that torch does not take: it raises before anything is sent ---
+#: Files whose own checks of arguments raise: torch's, and the hub's group in the place of a back end's.
+_CHECKS: Final = ("torch/distributed/distributed_c10d.py", "distsim/capture/group.py")
+#: What torch says (torch/distributed/distributed_c10d.py) and the finding's code; of what is not here, DS112.
+_WORDS: Final = (
+    (r"Invalid rank|is not part of group", "DS101"),
+    (r"should not be the same as the rank of the current process", "DS102"),
+    (r"Default process group has not been initialized", "DS108"),
+    (r"trying to initialize the default process group twice", "DS109"),
+    (r"new group's rank should be|is out of range|the new group.*unique|ranks list contains duplicate", "DS111"),
+    (r"only (implemented|supported) for|not supported by|does not support", "DS704"),
+    (r"[Ss]plits? .*(sum|match|add)|split.*(dim|size)", "DS107"),
+)  # fmt: skip
+_ROOTED: Final = frozenset({"broadcast", "reduce", "gather", "scatter"})
+
+
+def refusal(error: BaseException) -> str:
+    """The code of a finding where torch took exception to an argument of a call, else "". What the script raises is no refusal."""
+    trace = error.__traceback__
+    names: list[str] = []
+    while trace is not None:
+        names.append(trace.tb_frame.f_code.co_name)
+        if trace.tb_next is None and not _checks(trace):
+            return ""
+        trace = trace.tb_next
+    if not names or not isinstance(error, ValueError | TypeError | RuntimeError) or "distsim capture does not" in str(error):
+        return ""
+    code = next((code for words, code in _WORDS if re.search(words, str(error))), "DS112")
+    return "DS103" if code == "DS101" and not _ROOTED.isdisjoint(names) else code
+
+
+def _checks(trace: TracebackType) -> bool:
+    return trace.tb_frame.f_code.co_filename.replace("\\", "/").endswith(_CHECKS)

@@ -25,10 +25,6 @@ _MOST_HELD: Final = 64
 Answer = tuple[list[Any], Blobs]
 
 
-class HubGone(RuntimeError):
-    """The hub has ended; so does the rank."""
-
-
 class _Line(threading.local):
     """The answering line of this thread."""
 

@@ -1,4 +1,4 @@
-"""The hub: hears all ranks, lets calls meet, tells waits when they end, and knows when nothing can go on."""
+"""The hub: hears all ranks, lets calls meet, and tells waits when they end. What it does in a silence: `distsim.capture.silence`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from distsim.capture.asking import Asking, ask_held, looks_at, only_sleep
 from distsim.capture.data import Side
-from distsim.capture.limits import limited, no_place, too_late
 from distsim.capture.loops import Plan, planned, run
 from distsim.capture.matching import Matching, Posted
 from distsim.capture.members import Event, Failure, Line, Member, Question
 from distsim.capture.repeats import call_of, learn
+from distsim.capture.silence import Silence
 from distsim.capture.store import Shelf
 from distsim.capture.wire import READ, Blobs, Regions
 from distsim.profiles.record import Profile
@@ -25,15 +24,6 @@ from distsim.profiles.record import Profile
 #: Seconds of silence after which the hub looks whether all are stuck; it doubles up to the second number.
 _SOON: Final = 0.002
 _LATER: Final = 0.1
-#: Seconds of silence after which what time would decide is decided, although some process is not done with its sleeps.
-_LONG: Final = 0.3
-#: As many answers "not yet" in a row, to ranks that only ask, are a standstill.
-_MOST_POLLS: Final = 400
-#: Seconds of silence after which ranks are asked for calls that they have not said; between two such questions where others go on.
-_HELD: Final = 0.01
-_ASK_HELD: Final = 0.05
-#: Seconds after which threads are asked whether a line of the user's runs in them.
-_ASK_THREADS: Final = 1.0
 
 
 class Hub:
@@ -49,13 +39,11 @@ class Hub:
         self.world = 0
         self.past: list[tuple[int, dict[int, Member]]] = []  # worlds that ended before: sizes and ranks
         self.progress = self.polls = 0
-        self.asking = Asking()
-        self.stood: dict[int, Member] | None = None
+        self.silence = Silence(self)
         self._epoll = select.epoll()
         self._lines: dict[int, Line] = {}
         self._meetings: dict[int, list[tuple[Member, int]]] = defaultdict(list)
         self._epoll.register(listener.fileno(), select.EPOLLIN)
-        self._asked_threads, self._next_ask_s = 0, 0.0
         self._handlers: dict[str, Callable[[Member, list[Any], Blobs, Question | None], None]] = {
             "call": self._call, "again": self._again, "shape": lambda member, message, *_: learn(member, message),
             "wait": self._wait, "waited": self._event, "dropped": self._dropped, "poll": self._poll,
@@ -73,34 +61,35 @@ class Hub:
         """Until all have ended ("ended"), nothing can go on ("stalled"), or time is over ("late")."""
         pause, started, quiet_since = _SOON, time.monotonic(), time.monotonic()
         while True:
-            heard = self._poll_lines(pause)
-            if heard and not self.asking.over(self.progress):
+            heard = self.listen(pause)
+            if heard and not self.silence.asking.over(self.progress):
                 pause, quiet_since = _SOON, time.monotonic()
-                if quiet_since > self._next_ask_s:
-                    self._ask_held()
+                self.silence.interrupted(quiet_since)
                 continue
             reap()
             if self._all_ended():
                 return "ended"
-            if time.monotonic() - quiet_since > _HELD:
-                self._ask_held()
-            if self._is_still(time.monotonic() - quiet_since):
-                if not self._decide():
-                    self._stand()
-                    return "stalled"
-                pause, quiet_since = _SOON, time.monotonic()
-            elif time.monotonic() - quiet_since > _LONG and only_sleep(self._living()) and self._go_on():
+            came = self.silence.after(time.monotonic() - quiet_since)
+            if came == "stalled":
+                return "stalled"
+            if came == "moved":
                 pause, quiet_since = _SOON, time.monotonic()
             elif deadline_s is not None and time.monotonic() - started > deadline_s:
                 return "late"
             else:
                 pause = min(pause * 1.5, _LATER)
 
-    def _ask_held(self) -> bool:
-        self._next_ask_s = time.monotonic() + _ASK_HELD
-        return ask_held(self.members.values(), self._living(), self.progress)
+    def living(self) -> list[Member]:
+        """Who counts: the ranks once all are there, else every process that was started."""
+        if self.world and len(self.ranks) == self.world:
+            return [m for m in self.ranks.values() if not m.over]
+        return [m for m in self.members.values() if not m.over]
 
-    def _poll_lines(self, wait_s: float) -> bool:
+    def _all_ended(self) -> bool:
+        return bool(self.members) and all(m.over for m in self.members.values())
+
+    def listen(self, wait_s: float) -> bool:
+        """Hear what is there, or comes within so many seconds. Was there anything?"""
         ready = self._epoll.poll(wait_s)
         for fd, _ in ready:
             line = self._lines.get(fd)
@@ -283,7 +272,7 @@ class Hub:
         else:
             found = self.shelf.do(verb, space, given)
             if verb == "check" and not found:
-                self.asking.heard(member, replace(question, keys=given[0], space=space, site=site), self.progress)
+                self.silence.asking.heard(member, replace(question, keys=given[0], space=space, site=site), self.progress)
             self.progress += verb == "check" and bool(found)
             question.answer(["ok", found])
         self._serve_store()
@@ -316,85 +305,20 @@ class Hub:
         if question is not None:
             question.answer(["ok"])
 
-    # --- standstill ---
-    def _living(self) -> list[Member]:
-        """Who counts: the ranks once all are there, else every process that was started."""
-        if self.world and len(self.ranks) == self.world:
-            return [m for m in self.ranks.values() if not m.over]
-        return [m for m in self.members.values() if not m.over]
-
-    def _all_ended(self) -> bool:
-        return bool(self.members) and all(m.over for m in self.members.values())
-
-    def _is_still(self, quiet_s: float) -> bool:
-        asked = self.asking.over(self.progress)
-        living = [m for m in self._living() if m.pid not in asked or m.waiting]
-        if not (living or asked) or not all(m.is_waiting() for m in living):
-            return False
-        if self._ask_held():
-            return False
-        if quiet_s > _ASK_THREADS * (1 + self._asked_threads) and self._asked_threads < 20:
-            self._asked_threads += 1
-            for member in living:
-                member.ask("threads")
-        looks, progress = looks_at(self._living(), asked), self.progress
-        if any(found is None for found in looks):
-            return False
-        if self._poll_lines(0.0005) and (not asked or self.progress != progress):
-            return False
-        return looks == looks_at(self._living(), asked) and all(m.is_waiting() for m in living)
-
-    def _decide(self) -> bool:
-        """All stand still: let the one thing happen that time would bring about. False where there is none."""
-        taken = self.matching.take_any()
-        if taken:
-            for call in taken:
-                self.tell(call)
-            return True
-        polling = sorted((m.rank, n) for m in self._living() for n, q in m.waiting.items() if q.poll is not None)
-        if polling and self.polls < _MOST_POLLS:
-            self.polls += 1
-            self.ranks[polling[0][0]].waiting.pop(polling[0][1]).answer(["not yet"])
-            return True
-        waits = sorted((limit, m.rank, n) for limit, m, n in limited(self._living(), self.matching.profile))
-        for limit_ns, rank, number in waits:
-            if limit_ns == waits[0][0]:
-                self._expire(limit_ns, rank, number)
-        return bool(waits)
-
-    def _go_on(self) -> bool:
-        """Who needs no more than time goes on. Time-outs pass that are over on the clock."""
-        taken = self.matching.take_any()
-        for call in taken:
-            self.tell(call)
-        polling = [(m, n) for m in self._living() for n, q in m.waiting.items() if q.poll is not None]
-        for member, number in polling:
-            member.waiting.pop(number).answer(["not yet"])
-        now = time.monotonic()
-        waits = limited(self._living(), self.matching.profile)
-        late = [(limit, m.rank, n) for limit, m, n in waits if (now - m.waiting[n].since) * 1e9 > limit]
-        for limit, rank, number in late:
-            self._expire(limit, rank, number)
-        return bool(taken or polling or late)
-
-    def _expire(self, limit_ns: int, rank: int, number: int) -> None:
-        """A time-out passes. How all stood before is kept: that is what there is to explain."""
-        if self.stood is None:
-            self.stood = {r: m.as_it_stands() for r, m in self.ranks.items()}
-        question = self.ranks[rank].waiting.pop(number)
-        question.refuse("store" if question.keys is not None else "error", too_late(question, rank, limit_ns))
-
-    def _stand(self) -> None:
-        """Who asks again and again whether a call is done, or a key is there, waits for it."""
-        for each in self.asking.over(self.progress).values():
-            if not each.member.waiting:
-                each.member.waiting[0] = each.question
-        for member in self.ranks.values():
-            member.polls_wait()
-
     def close(self) -> None:
         for line in list(self._lines.values()):
             with suppress(OSError):
                 line.socket.close()
         self._epoll.close()
         self.listener.close()
+
+
+def no_place(rank: int, world: int, known: int, taken: bool) -> str:
+    """Why a process can't be this rank of this world; "" where it can. ``known``: the world's size, 0 before anybody said it."""
+    if known not in (0, world):
+        return f"rank {rank} says that the world has {world} ranks, others said {known}"
+    if not 0 <= rank < world:
+        return f"rank {rank} is outside a world of {world}"
+    if not taken:
+        return ""
+    return f"two processes say that they are rank {rank}; one that a rank starts can't make a world of its own here"

@@ -96,7 +96,7 @@ def capture(wish: Wish, meanwhile: Callable[[], object] | None = None) -> Captur
     others = tuple(m for m in hub.members.values() if m.rank < 0)
     written, past = parent.written(), tuple(Captured(wish, "ended", n, dict(sorted(ranks.items())), ()) for n, ranks in hub.past)
     ranks = dict(sorted(hub.ranks.items()))
-    return Captured(wish, ended, hub.world or wish.ranks, ranks, others, written, hub.stood, past)
+    return Captured(wish, ended, hub.world or wish.ranks, ranks, others, written, hub.silence.stood, past)
 
 
 def _share() -> None:

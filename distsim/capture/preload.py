@@ -98,10 +98,22 @@ def preload(script: str, args: Sequence[str] = ()) -> None:
 def _preload(script: str) -> None:
     have_all_backends()
     names = installed(script)
+    _load([*names, *(_LATE if any(name.split(".")[0] not in _PLAIN for name in names) or _has_models(script, names) else ())])
+
+
+def preload_late(file: str) -> None:
+    """For a function of this file, which is loaded with all that it imports: what each of its ranks would import for itself."""
+    if _has_models(file, installed(file)):
+        _load(_LATE)
+
+
+def _has_models(script: str, names: Sequence[str]) -> bool:
     with suppress(OSError):
-        trains = any(name.startswith(("torch.nn", "torch.optim")) or name.split(".")[0] not in _PLAIN for name in names)
-        late = _LATE if trains or b"nn." in Path(script).read_bytes() else ()
-        names = [*names, *late]
+        return any(name.startswith(("torch.nn", "torch.optim")) for name in names) or b"nn." in Path(script).read_bytes()
+    return False
+
+
+def _load(names: Sequence[str]) -> None:
     for name in names:
         if name.split(".")[0] in ("__main__", "__future__", "distsim") or name in sys.modules:
             continue

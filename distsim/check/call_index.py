@@ -1,4 +1,4 @@
-"""Where in a rank's program its k-th message on a channel or its n-th call on a lane stands. Built on demand, for findings."""
+"""Where in a rank's program its k-th message on a channel or its n-th call on a sequence stands. Built on demand, for findings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Message(NamedTuple):
 
 
 class CallIndex:
-    """Looks calls up by channel and lane."""
+    """Looks calls up by channel and sequence."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -59,25 +59,27 @@ class CallIndex:
         ports = self._ports_of(rank, sends).get(channel, ())
         return sum(bisect_left(by_port.get((port, sends), ()), (position, part), key=lambda m: m[:2]) for port in ports)
 
-    def joins(self, rank: int, lane: int) -> list[int]:
-        """Positions of all calls that the rank's program makes on a lane, reached or not. Not to be changed: ranks that run the same
+    def joins(self, rank: int, sequence: int) -> list[int]:
+        """Positions of all calls that the rank's program makes on a sequence, reached or not. Not to be changed: ranks that run the same
         code without a guard share one list."""
-        if (rank, lane) not in self._joins:
+        if (rank, sequence) not in self._joins:
             number = self.layout.program.code_of[rank]
-            slots = tuple(slot for slot, m in enumerate(self.layout.member[rank]) if m >= 0 and self.layout.lane_of[m] == lane)
+            slots = tuple(
+                slot for slot, m in enumerate(self.layout.member[rank]) if m >= 0 and self.layout.sequence_of[m] == sequence
+            )
             if (number, slots) not in self._shared:
                 by_slot = self._by_slot(number)
                 self._shared[number, slots] = sorted(p for slot in slots for p in by_slot.get(slot, ()))
             found = self._shared[number, slots]
             if not self._is_plain(number):
                 found = [p for p in found if self.makes(rank, p, self.layout.program.code_call(rank, p))]
-            self._joins[rank, lane] = found
-        return self._joins[rank, lane]
+            self._joins[rank, sequence] = found
+        return self._joins[rank, sequence]
 
-    def signatures(self, rank: int, lane: int) -> list[int]:
-        """Signatures of all calls that the rank's program makes on a lane; shared as their positions are, where no rank differs."""
+    def signatures(self, rank: int, sequence: int) -> list[int]:
+        """Signatures of all calls that the rank's program makes on a sequence; shared as their positions are, where no rank differs."""
         program = self.layout.program
-        positions = self.joins(rank, lane)
+        positions = self.joins(rank, sequence)
         if id(positions) not in self._signatures:
             vectors = [program.code_call(rank, p).signature for p in positions]
             row = program.row_of[rank]
@@ -94,12 +96,12 @@ class CallIndex:
             self._plain[number] = code.guards is None and all(call.invalid is None for call in code.calls)
         return self._plain[number]
 
-    def lane(self, rank: int, call: CodeCall) -> int:
-        """The lane of a collective call."""
-        return self.layout.lane_of[self.layout.member[rank][self.layout.slot(self.layout.program.code_of[rank], call)]]
+    def sequence(self, rank: int, call: CodeCall) -> int:
+        """The sequence of a collective call."""
+        return self.layout.sequence_of[self.layout.member[rank][self.layout.slot(self.layout.program.code_of[rank], call)]]
 
     def is_join(self, rank: int, position: int) -> bool:
-        """The call at a position meets others on a lane."""
+        """The call at a position meets others on a sequence."""
         return joins(self.layout.program.code_call(rank, position))
 
     def channel(self, rank: int, call: CodeCall) -> int:

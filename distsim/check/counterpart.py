@@ -24,22 +24,22 @@ Taken = Mapping[Any, tuple[int, int, int]]
 class Counterpart:
     """What a need waits for on one awaited rank.
 
-    ``position`` is the call there that would meet it, None where the rank's whole program has none. ``lane`` is the
-    collective's lane, -1 for a message; ``number`` counts the calls before it on that lane or channel; ``has`` how many the
+    ``position`` is the call there that would meet it, None where the rank's whole program has none. ``sequence`` is the
+    collective's sequence, -1 for a message; ``number`` counts the calls before it on that sequence or channel; ``has`` how many the
     awaited rank's program makes. ``batched``: the message that waits is part of a batch.
     """
 
     call: Call  # the one that waits
     rank: int  # the awaited one
     position: int | None
-    lane: int
+    sequence: int
     number: int
     has: int
     batched: bool = False
 
     @property
     def is_message(self) -> bool:
-        return self.lane < 0
+        return self.sequence < 0
 
 
 class Near(NamedTuple):
@@ -151,12 +151,12 @@ class Counterparts:
         return Counterpart(call, awaited, position, -1, number, len(messages), batched)
 
     def _collective(self, waiting: int, need: Need, awaited: int, call: Call) -> Counterpart | None:
-        lane = self.where.lane(waiting, self.program.code_call(waiting, need.position))
-        mine, theirs = self.where.joins(waiting, lane), self.where.joins(awaited, lane)
+        sequence = self.where.sequence(waiting, self.program.code_call(waiting, need.position))
+        mine, theirs = self.where.joins(waiting, sequence), self.where.joins(awaited, sequence)
         if need.position not in mine:
             return None
         number = mine.index(need.position)
-        return Counterpart(call, awaited, theirs[number] if number < len(theirs) else None, lane, number, len(theirs))
+        return Counterpart(call, awaited, theirs[number] if number < len(theirs) else None, sequence, number, len(theirs))
 
     # --- near misses ---
     def near(self, waiting: int, found: Counterpart) -> list[Near]:

@@ -17,6 +17,7 @@ from distsim.check.advice import (
     lead_new_group,
     same_call,
 )
+from distsim.check.blocked_rows import BlockedRows
 from distsim.check.call_index import CallIndex
 from distsim.check.counterpart import Counterpart, Counterparts, Near, Taken, near_words
 from distsim.check.layout import Layout, build_layout
@@ -28,12 +29,9 @@ from distsim.check.wording import (
     SHOWN,
     arrow,
     columns,
-    device_standing,
     like_this,
     lonely_words,
-    meeting_words,
     place_of,
-    plural,
     some_ranks,
     standing,
     where_text,
@@ -42,7 +40,7 @@ from distsim.findings.record import Finding, Place
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES
 from distsim.program.records import Program
-from distsim.standstill import Blocked, Need, Standstill
+from distsim.standstill import Need, Standstill
 
 
 def diagnose(
@@ -79,9 +77,9 @@ class _Diagnosis:
     """One standstill under the lens."""
 
     def __init__(self, program: Program, standstill: Standstill, where: CallIndex, taken: Taken) -> None:
-        self.program, self.standstill, self.where = program, standstill, where
-        self.blocked: dict[int, Blocked] = {b.rank: b for b in standstill.blocked}
-        self.ends = {end.rank: end for end in standstill.ends}
+        self.program, self.where = program, where
+        self.rows = BlockedRows(program, standstill, where)
+        self.blocked, self.ends = self.rows.blocked, self.rows.ends
         self.graph: WaitFor = wait_for(standstill)
         self.counterparts = Counterparts(program, where, taken)
         self._left: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -133,7 +131,7 @@ class _Diagnosis:
         for turn, part in zip(turns, parts, strict=False):
             if part is not None and self._given_up(part):
                 return self._cancelled(turn, part, core, also)
-        lines = [self._row(t.rank, t.need, self._meets(p)) for t, p in zip(turns, parts, strict=False)]
+        lines = [self.rows.row(t.rank, t.need, self.rows.meets(p)) for t, p in zip(turns, parts, strict=False)]
         head = f"{arrow(circle.path)} wait for each other"
         if circle.by_choice:
             head = f"{some_ranks(circle.ranks)} wait for each other, one in a receive from any source"
@@ -152,7 +150,7 @@ class _Diagnosis:
         state = self.blocked.get(part.rank)
         if PROFILES[self.program.backend].dropped != "cancels" or not part.is_message or (state is not None and state.device):
             return False
-        return part.position is not None and self._passed(part) and request_lost(self.program, part.rank, part.position)
+        return part.position is not None and self.rows.passed(part) and request_lost(self.program, part.rank, part.position)
 
     def _cancelled(self, turn: Turn, part: Counterpart, core: tuple[int, ...], also: list[str]) -> Finding:
         """DS304, where the counterpart was there and is no more."""
@@ -162,7 +160,10 @@ class _Diagnosis:
         why = "its handle is bound again before a wait" if handled else "it keeps no handle of the request"
         head = f"rank {turn.rank} waits to {wants} a message that rank {part.rank} has given up: {why}"
         posted, place = standing(self.program, part.rank, position, position, -1), self.program.place(part.rank, position)
-        rows = [self._row(turn.rank, turn.need, ""), (f"rank {part.rank}", posted, where_text(place), "posted, never waited for")]
+        rows = [
+            self.rows.row(turn.rank, turn.need, ""),
+            (f"rank {part.rank}", posted, where_text(place), "posted, never waited for"),
+        ]
         advice = ADVICE_HANDLE if handled else advise_keep(part.rank)
         found = self._finding("DS304", [head, *columns(rows), *also], core, advice, [(turn.rank, turn.need)])
         return replace(found, places=(place, *found.places))
@@ -170,17 +171,11 @@ class _Diagnosis:
     def _apart(self, parts: list[Counterpart]) -> tuple[str, ...]:
         """Both ends are posted, on two communicators (semantics N7), or on a group that has other names: what to do about it."""
         for part in parts if PROFILES[self.program.backend].device else ():
-            if part.is_message and part.position is not None and self._posted(part):
+            if part.is_message and part.position is not None and self.rows.posted(part):
                 alone = not self.program.code_call(part.rank, part.position).parts
                 if alone == bool(part.batched):
                     return advise_apart(part.call.rank if alone else part.rank, part.rank if alone else part.call.rank)
         return advise_local_group(self.program, parts)
-
-    def _posted(self, part: Counterpart) -> bool:
-        """The awaited rank has made the call: its host is past it, or stands in it and waits for what it asked for there."""
-        state = self.blocked.get(part.rank)
-        return self._passed(part) or (part.position is not None and state is not None and part.position == state.position
-                                      and any(need.position == part.position for need in state.needs))  # fmt: skip
 
     def _other_group(self, parts: list[Counterpart]) -> OtherGroup | None:
         """A rank waits on a group where another has no such call, and is awaited on another group for the same call."""
@@ -188,13 +183,8 @@ class _Diagnosis:
             if not part.is_message and part.position is None and part.call.op not in ("new_group", "init_process_group"):
                 awaited = self._awaits_elsewhere(part)
                 if awaited is not None:
-                    return OtherGroup(part.call, awaited.call, self._place(awaited))
+                    return OtherGroup(part.call, awaited.call, self.rows.caller_place(awaited))
         return None
-
-    def _place(self, part: Counterpart) -> Place | None:
-        """Where the call that waits is written."""
-        rank = part.call.rank
-        return place_of(self.program, rank, self.blocked[rank].position) if rank in self.blocked else None
 
     def _awaits_elsewhere(self, part: Counterpart) -> Counterpart | None:
         """What a rank waits for that the rank of a call should have joined on another group: the same operation, which it never makes."""
@@ -204,29 +194,10 @@ class _Diagnosis:
                 if id(need.ranks) not in inside:
                     inside[id(need.ranks)] = rank in need.ranks
                 found = self.counterparts.of(waiting, need, rank) if inside[id(need.ranks)] and not need.any else None
-                if found is not None and found.lane not in (-1, part.lane) and found.position is None:
+                if found is not None and found.sequence not in (-1, part.sequence) and found.position is None:
                     other = found.call.group.name != part.call.group.name
                     return found if other and same_call(found.call, part.call) else None
         return None
-
-    def _meets(self, part: Counterpart | None) -> str:
-        """Where the awaited rank has the call that would end the wait."""
-        if part is None:
-            return ""
-        if part.position is None:
-            made = "only " + plural(part.has, "call") if part.has else "no call"
-            return f"waits for rank {part.rank}" if part.is_message else f"rank {part.rank} makes {made} there"
-        place = place_of(self.program, part.rank, part.position)
-        own = place_of(self.program, part.call.rank, 0)
-        spot = f"line {place.line}" if place and own and place.file == own.file else where_text(place)
-        verb, past = meeting_words(part.call) if part.is_message else ("joins", "joined")
-        if self._posted(part):
-            return f"rank {part.rank} has {past} it, {spot}"
-        return f"rank {part.rank} {verb} it later, {spot}"
-
-    def _passed(self, part: Counterpart) -> bool:
-        """The awaited rank's host is already past its part: its device, or a request of its own, holds it up."""
-        return part.position is not None and part.position < self.ends[part.rank].position
 
     # --- ranks that have left ---
     def _gone_groups(self) -> list[tuple[tuple[str, int, tuple[int, ...]], list[int]]]:
@@ -239,12 +210,12 @@ class _Diagnosis:
         return sorted(groups.items(), key=lambda item: (item[0][0] != "DS303", item[1][0]))
 
     def _meeting(self, rank: int, need: Need) -> tuple[int, tuple[int, ...]]:
-        """What tells groups apart: a message's place, or a collective's lane and who is missing there."""
-        if need.position >= len(self.program.code(rank).calls) or self._starts(rank, need):
+        """What tells groups apart: a message's place, or a collective's sequence and who is missing there."""
+        if need.position >= len(self.program.code(rank).calls) or self.rows.starts(rank, need):
             return -1, need.ranks
         if need.part >= 0 or not self.where.is_join(rank, need.position):
             return self.program.code_call(rank, need.position).site, ()
-        return self.where.lane(rank, self.program.code_call(rank, need.position)), need.ranks
+        return self.where.sequence(rank, self.program.code_call(rank, need.position)), need.ranks
 
     def _is_message(self, rank: int, need: Need) -> bool:
         """The need is for a message."""
@@ -264,7 +235,7 @@ class _Diagnosis:
         return self._left[key]
 
     def _gone_code(self, rank: int, need: Need, gone: tuple[int, ...]) -> str:
-        if self._starts(rank, need):
+        if self.rows.starts(rank, need):
             return "DS303"
         lost = need.position < len(self.program.code(rank).calls) and self._is_message(rank, need) and (
             need.any or not self.counterparts.has_one(rank, need, gone[0]))  # fmt: skip
@@ -284,13 +255,13 @@ class _Diagnosis:
         gone = sorted({r for found in left.values() for r in found})
         ends = [self.ends[r] for r in gone]
         status = ends[0].status
-        where = " in init_process_group" if self._starts(ranks[0], needs[0]) else ""
+        where = " in init_process_group" if self.rows.starts(ranks[0], needs[0]) else ""
         it = "it" if len(gone) == 1 else "them"
         head = f"{some_ranks(gone)} {gone_words(self.program, ends)}; {some_ranks(ranks)} " \
                f"wait{'s' if len(ranks) == 1 else ''} for {it}{where}"  # fmt: skip
         parts = [self.counterparts.of(r, n, self._gone_in(r, n)[0]) for r, n in zip(ranks[:SHOWN], needs, strict=False)]
-        lines = [self._row(r, n, self._lacks(p)) for r, n, p in zip(ranks, needs, parts, strict=False)]
-        lines += [self._end_row(rank) for rank in gone[:SHOWN]]
+        lines = [self.rows.row(r, n, self.rows.lacks(p)) for r, n, p in zip(ranks, needs, parts, strict=False)]
+        lines += [self.rows.end_row(rank) for rank in gone[:SHOWN]]
         more = [*like_this(len(ranks) - len(parts))]
         more += self.program.startup.waits if status == "absent" and self.program.startup is not None else ()
         more += stays_connected(self.program, ends)
@@ -307,31 +278,6 @@ class _Diagnosis:
             return found if made is None else lead_new_group(found, *made)
         return other.lead(found)
 
-    def _lacks(self, part: Counterpart | None) -> str:
-        if part is None:
-            return ""
-        if not part.is_message:
-            return f"call {part.number + 1} of {part.call.group.name}{self._made(part)}"
-        return self._meets(part) if part.position is not None else ""
-
-    def _made(self, part: Counterpart) -> str:
-        """How many calls of a collective's lane an awaited rank makes, or made before something ended it."""
-        end = self.ends[part.rank]
-        cut = end.status not in ("ended", "blocked") or end.position < len(self.program.code(part.rank).calls)
-        if part.position is None and (part.rank in self.blocked or not cut):
-            return f"; rank {part.rank} makes {f'only {part.has}' if part.has else 'none'}"
-        if part.rank in self.blocked or end.status == "absent" or (part.position is not None and part.position < end.position):
-            return ""
-        made = sum(position < end.position for position in self.where.joins(part.rank, part.lane))
-        return f"; rank {part.rank} made {f'only {made}' if made else 'none'}"
-
-    def _end_row(self, rank: int) -> tuple[str, str, str, str]:
-        end = self.ends[rank]
-        last = end.position - 1 if end.status == "ended" and end.position >= len(self.program.code(rank).calls) else end.position
-        place = place_of(self.program, rank, last) if last >= 0 and end.status != "absent" else None
-        after = {"ended": "its last call", "raised": "raised here", "killed": "killed before this call"}.get(end.status, "")
-        return (f"rank {rank}", gone_words(self.program, [end]), where_text(place), after if place else "")
-
     # --- messages that have no counterpart ---
     def _no_counterpart(self, turns: list[Turn], core: tuple[int, ...], also: Sequence[str] = ()) -> Finding:
         rank, need, awaited = turns[0]
@@ -346,7 +292,7 @@ class _Diagnosis:
             if taken := self.counterparts.taken_before(rank, need):
                 return self._taken(turns, core, taken, also)
             near = self.counterparts.near(rank, part)
-        lines = [self._row(r, n, "") for r, n, _ in turns[:SHOWN]] + ([] if need.any else [self._state_row(awaited)])
+        lines = [self.rows.row(r, n, "") for r, n, _ in turns[:SHOWN]] + ([] if need.any else [self.rows.state_row(awaited)])
         more = [*like_this(len(turns) - SHOWN), *(f"  {line}" for line in near_words(near[:3])), *also]
         return self._finding("DS304", [head, *columns(lines), *more], core, advise_message(part, near, sends),
                              [(r, n) for r, n, _ in turns])  # fmt: skip
@@ -356,45 +302,18 @@ class _Diagnosis:
         rank, need, awaited = turns[0]
         head = f"rank {rank} waits for a message of rank {awaited} that its receive from any source has taken"
         spots = [where_text(place_of(self.program, rank, p)) for p in positions[:3]]
-        rows = [self._row(rank, need, ""), self._state_row(awaited)]
+        rows = [self.rows.row(rank, need, ""), self.rows.state_row(awaited)]
         rows += [(f"rank {rank}", standing(self.program, rank, p, p, -1), spot, f"took rank {awaited}'s message")
                  for p, spot in zip(positions, spots, strict=False)]  # fmt: skip
         advice = ("name the source of that receive, or give messages of different meaning different tags",)
         return self._finding("DS304", [head, *columns(rows), *also], core, advice, [(r, n) for r, n, _ in turns])
 
-    def _state_row(self, rank: int) -> tuple[str, str, str, str]:
-        if rank in self.blocked:
-            return self._row(rank, self.blocked[rank].needs[0], "")
-        return self._end_row(rank)
-
-    # --- common ---
-    def _row(self, rank: int, need: Need, reason: str) -> tuple[str, str, str, str]:
-        if self._starts(rank, need):
-            return (f"rank {rank}", "init_process_group()", "", "")
-        state = self.blocked[rank]
-        if self._ran_ahead(state, need):
-            words = device_standing(self.program, state, need)
-            return (f"rank {rank}", words, where_text(place_of(self.program, rank, need.position)), reason)
-        spot = where_text(place_of(self.program, rank, state.position))
-        return (f"rank {rank}", standing(self.program, rank, state.position, need.position, need.part), spot, reason)
-
-    def _ran_ahead(self, state: Blocked, need: Need) -> bool:
-        """The host has gone on, and its device stands in an earlier call."""
-        return state.device and need.position < state.position
-
-    def _starts(self, rank: int, need: Need) -> bool:
-        """The rank waits in an init_process_group that the file does not write: for those who never start, before its first call."""
-        if self.blocked[rank].position != 0 or any(self.ends[r].status != "absent" for r in need.ranks):
-            return False
-        calls = self.program.code(rank).calls
-        return not calls or calls[0].op != "init_process_group"
-
+    # --- a finding ---
     def _finding(self, code: str, lines: list[str], core: tuple[int, ...], help_lines: Iterable[str],
                  who: list[tuple[int, Need]]) -> Finding:  # fmt: skip
         places: dict[Place, None] = {}
         for rank, need in who[:SHOWN]:
-            state = self.blocked[rank]
-            place = place_of(self.program, rank, need.position if self._ran_ahead(state, need) else state.position)
+            place = self.rows.place(rank, need)
             if place is not None:
                 places[place] = None
         return Finding(code, "error", "\n".join(lines), core, core, tuple(help_lines), tuple(places))

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from distsim.check.layout import Layout
 from distsim.check.machine import Machine, State
+from distsim.check.may_mismatch import Posted
 from distsim.check.mismatch import Mismatch, message_mismatch
-from distsim.check.suspects import Posted
 from distsim.check.tables import Request
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
 
@@ -93,23 +93,23 @@ class Fits:
     """Finds what met and differs in ended states. Nothing to do where all that can meet is alike, as in most programs."""
 
     def __init__(self, machine: Machine) -> None:
-        self.machine, self.suspects = machine, machine.tables.suspects
+        self.machine, self.may_mismatch = machine, machine.tables.may_mismatch
         self.layout: Layout = machine.tables.layout
         self.found: dict[object, Mismatch] = {}
 
     def bad(self, state: State) -> bool:
         """Something that met in an ended state differs; what, goes to ``found``."""
         bad, seen = False, set()
-        for lane, n, calls in self.suspects.lanes:
+        for sequence, n, calls in self.may_mismatch.sequences:
             came = tuple(rank for rank, call in calls if state[rank] >= call.stop)
-            if lane in seen or len(came) < 2:
+            if sequence in seen or len(came) < 2:
                 continue
-            unlike = self.suspects.judge(lane, n, came)
+            unlike = self.may_mismatch.judge(sequence, n, came)
             if unlike is not None:
                 bad = True
-                seen.add(lane)
-                self.found.setdefault((lane, n), unlike)
-        for channel, k, s, r in self.suspects.pairs:
+                seen.add(sequence)
+                self.found.setdefault((sequence, n), unlike)
+        for channel, k, s, r in self.may_mismatch.pairs:
             src, dst = self.layout.chan_src[channel], self.layout.chan_dst[channel]
             if state[src] >= s.stop and state[dst] >= r.stop:
                 bad = True
@@ -126,5 +126,5 @@ class Fits:
         for pair, k, receive in machine.unfit:
             receiver = machine.receiver[machine.box_of_pair[pair]]
             opened.append(self._pair(k, machine.sender_of[pair], machine.messages[pair][k], receiver, receive))
-        collective = [u for u in self.found.values() if u.lane >= 0]
-        return (*collective, *(u for u in self.found.values() if u.lane < 0), *opened)
+        collective = [u for u in self.found.values() if u.sequence >= 0]
+        return (*collective, *(u for u in self.found.values() if u.sequence < 0), *opened)

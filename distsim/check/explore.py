@@ -7,7 +7,7 @@ sender an open receive takes, and, in the reading ``mixed``, whether a send that
   taken", which stay true once they are true; no step takes away another. Whatever order they come in, the same state is left;
 * choices at different boxes commute, so one box is branched over at a time where that is safe (`persistent`);
 * receives of one box are served in order and messages of one sender keep theirs, so a state counts messages taken per sender and
-  forgets by which of several alike receives (the numbers of `tables`); senders that may change places are sorted (`alike`);
+  forgets by which of several alike receives (the numbers of `tables`); senders that may change places are sorted (`symmetry`);
 * counts that nothing can ask for any more are left out of a state's key (`_Key`).
 
 A send in ``mixed`` is released at the time when it is seen to wait. That covers every way to decide: a buffered send that
@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Literal
 
-from distsim.check.alike import Classes, alike_ranks
 from distsim.check.endings import Fits, core
 from distsim.check.layout import Layout
 from distsim.check.machine import RELIED, UNFIT, Machine, State
+from distsim.check.may_mismatch import Posted
 from distsim.check.persistent import Chooser
-from distsim.check.suspects import Posted
+from distsim.check.symmetry import Classes, symmetric_ranks
 from distsim.check.tables import OpenBox, Tables
 
 #: What a search looks for: everything, or, where the plain readings leave only that open, an execution in which nobody is blocked
@@ -66,7 +66,7 @@ class Search:
         self.tables = Tables(layout, reading, absent)
         self.machine, self.reading, self.goal = Machine(self.tables), reading, goal
         self.chooser = Chooser(self.machine)
-        self.classes: Classes = alike_ranks(self.tables)
+        self.classes: Classes = symmetric_ranks(self.tables)
         self.fits = Fits(self.machine)
         self.key = _Key(self.machine, self.classes).function()
         self.seen = Seen()

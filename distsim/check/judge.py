@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from distsim.check.advice import SAME_MODEL, remedy
 from distsim.check.call_index import CallIndex
-from distsim.check.known import SAME_MODEL, remedy
 from distsim.check.leaks import Leak
 from distsim.check.mismatch import Mismatch, part_call
 from distsim.check.wording import SHOWN, call_words, columns, some_ranks, where_text
@@ -90,10 +90,10 @@ def _past(mismatches: Iterable[Mismatch], standstill: Standstill) -> set[int]:
 
 def mismatch_findings(program: Program, where: CallIndex, mismatches: Iterable[Mismatch]) -> tuple[Finding, ...]:
     """DS201 to DS210. Messages of the same places that differ in the same way are one finding."""
-    found = [_collective(program, where, u) for u in mismatches if u.lane >= 0]
+    found = [_collective(program, where, u) for u in mismatches if u.sequence >= 0]
     groups: dict[tuple[object, ...], list[Mismatch]] = {}
     for mismatch in mismatches:
-        if mismatch.lane < 0:
+        if mismatch.sequence < 0:
             (s, p, _), (r, q, _) = mismatch.calls
             key = (program.code_call(s, p).site, program.code_call(r, q).site, tuple(mismatch.aspects.items()))
             groups.setdefault(key, []).append(mismatch)
@@ -103,7 +103,7 @@ def mismatch_findings(program: Program, where: CallIndex, mismatches: Iterable[M
 def _collective(program: Program, where: CallIndex, mismatch: Mismatch) -> Finding:
     aspect, code = next((a, c) for a, c in _ASPECT_CODES.items() if a in mismatch.aspects)
     layout = where.layout
-    name, ranks = layout.lane_names[mismatch.lane], mismatch.ranks
+    name, ranks = layout.sequence_names[mismatch.sequence], mismatch.ranks
     if mismatch.order and code != "DS205":
         code = "DS210" if name == "new_group" else "DS206"
     what = number_words(mismatch.aspects)
@@ -216,7 +216,7 @@ def _gathers(program: Program, mismatch: Mismatch) -> bool:
 
 
 class _Made(NamedTuple):
-    """A call that a rank's program makes on a lane."""
+    """A call that a rank's program makes on a sequence."""
 
     site: int
     signature: int
@@ -229,7 +229,7 @@ def _slip(where: CallIndex, mismatch: Mismatch) -> _Help | None:
         return None
     odd = mismatch.minority[0]
     most = next(r for r in mismatch.ranks if r not in mismatch.minority)
-    mine, theirs = (_made(where, rank, mismatch.lane) for rank in (odd, most))
+    mine, theirs = (_made(where, rank, mismatch.sequence) for rank in (odd, most))
     program = where.layout.program
     if left := _surplus(theirs, mine, mismatch.number):
         words, place = call_words(program.call(most, left[0].position)), program.place(most, left[0].position)
@@ -249,8 +249,8 @@ def _slip(where: CallIndex, mismatch: Mismatch) -> _Help | None:
 _RULE = "a collective is a call of all members of its group: take it out of the branch, or let the others make it too"
 
 
-def _made(where: CallIndex, rank: int, lane: int) -> list[_Made]:
-    calls = zip(where.joins(rank, lane), where.signatures(rank, lane), strict=True)
+def _made(where: CallIndex, rank: int, sequence: int) -> list[_Made]:
+    calls = zip(where.joins(rank, sequence), where.signatures(rank, sequence), strict=True)
     return [_Made(where.layout.program.code_call(rank, p).site, signature, p) for p, signature in calls]
 
 

@@ -1,9 +1,9 @@
-"""Where the calls of a program meet, as plain numbers: channels for messages, lanes for collectives.
+"""Where the calls of a program meet, as plain numbers: channels for messages, sequences for collectives.
 
-A *channel* is (group, sender, receiver, tag): its k-th message goes to its k-th receive. A *lane* is a group, or the world's
-sequence of new_group calls or of init_process_group calls: the k-th call of each member meets the k-th of all others. A
-*member* is a rank on a lane. The arrays are built at once for all ranks, because a pipeline has hundreds of thousands of
-channels.
+A *channel* is (group, sender, receiver, tag): its k-th message goes to its k-th receive. A *sequence* is the
+collectives of a group, or the world's new_group calls or its init_process_group calls: the k-th call of each member meets the k-th of
+all others. A *member* is a rank in a sequence. The arrays are built at once for all ranks, because a pipeline has hundreds of thousands
+of channels.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SEND, RECV = 0, 1
 
 @dataclass(eq=False)
 class Layout:
-    """Channels, lanes and members of one program.
+    """Channels, sequences and members of one program.
 
     ``chan_group, chan_src, chan_dst, chan_tag`` describe channel c; a source of -1 is a receive from any source.
     ``send_chan[rank][port]`` and ``recv_chan[rank][port]`` number channels. ``member[rank][slot]`` numbers members, where the
-    slots of a code are its groups, then those of `extra_slots`. ``lane_of[m]`` and ``rank_of[m]`` describe member m,
-    ``lane_ranks[lane]`` who meets there.
+    slots of a code are its groups, then those of `extra_slots`. ``sequence_of[m]`` and ``rank_of[m]`` describe member m,
+    ``sequence_ranks[sequence]`` who meets there.
     """
 
     program: Program
@@ -42,11 +42,11 @@ class Layout:
     send_chan: list[list[int]]
     recv_chan: list[list[int]]
     member: list[list[int]]
-    lane_of: list[int]
+    sequence_of: list[int]
     rank_of: list[int]
-    lane_ranks: list[tuple[int, ...]]
-    lane_names: list[str]
-    extra_slots: list[dict[str, int]]  # per code: key of a lane that is no group -> slot
+    sequence_ranks: list[tuple[int, ...]]
+    sequence_names: list[str]
+    extra_slots: list[dict[str, int]]  # per code: key of a sequence that is no group -> slot
 
     @cached_property
     def linked(self) -> Linked:
@@ -55,19 +55,19 @@ class Layout:
 
     def slot(self, code: int, call: CodeCall) -> int:
         """The slot of a collective call of a code."""
-        key = lane_key(call)
+        key = sequence_key(call)
         return self.extra_slots[code][key] if key else call.group
 
 
-def lane_key(call: CodeCall) -> str:
-    """The name of the lane where it is not the call's group: "" for a plain collective."""
+def sequence_key(call: CodeCall) -> str:
+    """The name of the sequence where it is not the call's group: "" for a plain collective."""
     if call.op == "new_group":
         return f"new_group {call.fields.get('ranks')}" if call.fields.get("local_sync") else "new_group"
     return "init_process_group" if call.op == "init_process_group" else ""
 
 
 def joins(call: CodeCall) -> bool:
-    """The call meets the other members of a lane."""
+    """The call meets the other members of a sequence."""
     return OPS[call.op].kind == "collective" or call.op in ("new_group", "init_process_group")
 
 
@@ -76,11 +76,11 @@ def build_layout(program: Program) -> Layout:
     ends = [_port_uses(code) for code in program.codes]
     (groups, sources, targets, tags), tables, any_source = _channels(program, ends)
     send_chan, recv_chan = (_by_rank(program, [t[way] for t in tables]) for way in (SEND, RECV))
-    lanes = _Lanes(program)
-    members = [lanes.code(code) for code in program.codes]
+    sequences = _Sequences(program)
+    members = [sequences.code(code) for code in program.codes]
     return Layout(
         program, any_source, groups, sources, targets, tags, send_chan, recv_chan, _by_rank(program, members),
-        lanes.lane_of, lanes.rank_of, lanes.ranks, lanes.names, lanes.extra,
+        sequences.sequence_of, sequences.rank_of, sequences.ranks, sequences.names, sequences.extra,
     )  # fmt: skip
 
 
@@ -140,14 +140,14 @@ def _number(columns: list[_Array]) -> tuple[_Array, _Array]:
     return first, key
 
 
-class _Lanes:
-    """Numbers lanes and members; plain groups keep their ids as lanes."""
+class _Sequences:
+    """Numbers sequences and members; plain groups keep their ids as sequences."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.ranks: list[tuple[int, ...]] = [program.members(g.id) for g in program.groups]
         self.names: list[str] = [g.name for g in program.groups]
-        self.lane_of: list[int] = []
+        self.sequence_of: list[int] = []
         self.rank_of: list[int] = []
         self.extra: list[dict[str, int]] = []
         self._members: dict[tuple[int, int], int] = {}
@@ -155,20 +155,20 @@ class _Lanes:
 
     def code(self, code: Code) -> list[list[int]]:
         """The table row -> slot -> member of one code."""
-        used = sorted({c.group for c in code.distinct_calls() if c.group >= 0 and joins(c) and not lane_key(c)})
-        keys = {lane_key(c): c for c in code.distinct_calls() if lane_key(c)}
+        used = sorted({c.group for c in code.distinct_calls() if c.group >= 0 and joins(c) and not sequence_key(c)})
+        keys = {sequence_key(c): c for c in code.distinct_calls() if sequence_key(c)}
         self.extra.append({key: len(code.groups) + i for i, key in enumerate(keys)})
-        lanes = [self._lane(key, call) for key, call in keys.items()]
+        sequences = [self._sequence(key, call) for key, call in keys.items()]
         table = []
         for row, rank in enumerate(code.ranks):
-            own = [lane if rank in self.ranks[lane] else self._alone(rank) for lane in lanes]
-            members = [-1] * len(code.groups) + [self._member(lane, rank) for lane in own]
+            own = [sequence if rank in self.ranks[sequence] else self._alone(rank) for sequence in sequences]
+            members = [-1] * len(code.groups) + [self._member(sequence, rank) for sequence in own]
             for slot in used:
                 members[slot] = self._member(int(at(code.groups[slot], row)), rank)
             table.append(members)
         return table
 
-    def _lane(self, key: str, call: CodeCall) -> int:
+    def _sequence(self, key: str, call: CodeCall) -> int:
         if key not in self._keys:
             self._keys[key] = len(self.ranks)
             ranks: tuple[int, ...] = tuple(range(self.program.world_size))
@@ -179,7 +179,7 @@ class _Lanes:
         return self._keys[key]
 
     def _alone(self, rank: int) -> int:
-        """A lane for a rank that makes a new_group with local synchronization and is no member: it waits for nobody."""
+        """A sequence for a rank that makes a new_group with local synchronization and is no member: it waits for nobody."""
         key = f"alone {rank}"
         if key not in self._keys:
             self._keys[key] = len(self.ranks)
@@ -187,9 +187,9 @@ class _Lanes:
             self.names.append("new_group")
         return self._keys[key]
 
-    def _member(self, lane: int, rank: int) -> int:
-        number = self._members.setdefault((lane, rank), len(self.lane_of))
-        if number == len(self.lane_of):
-            self.lane_of.append(lane)
+    def _member(self, sequence: int, rank: int) -> int:
+        number = self._members.setdefault((sequence, rank), len(self.sequence_of))
+        if number == len(self.sequence_of):
+            self.sequence_of.append(sequence)
             self.rank_of.append(rank)
         return number

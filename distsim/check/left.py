@@ -73,15 +73,15 @@ class Advice(NamedTuple):
     slips: tuple[Place, ...] = ()
 
 
-def advise_branch(where: CallIndex, ranks: Sequence[int], position: int, lane: int, gone: Sequence[int]) -> Advice | None:
-    """Calls in a branch that the others do not take: where these, and these alone, are why one rank waits on a lane for others."""
+def advise_branch(where: CallIndex, ranks: Sequence[int], position: int, sequence: int, gone: Sequence[int]) -> Advice | None:
+    """Calls in a branch that the others do not take: where these, and these alone, are why one rank waits on a sequence for others."""
     program, rank = where.layout.program, ranks[0]
     if len({site.file for site in program.sites}) > 1:  # built or recorded: lines of two ranks have nothing in common
         return None
-    mine = [(program.code_call(rank, p).site, p) for p in where.joins(rank, lane) if p <= position]
+    mine = [(program.code_call(rank, p).site, p) for p in where.joins(rank, sequence) if p <= position]
     extra: list[int] = []
     for other in gone:
-        theirs = [program.code_call(other, p).site for p in where.joins(other, lane)]
+        theirs = [program.code_call(other, p).site for p in where.joins(other, sequence)]
         known = set(theirs)
         more = [p for site, p in mine if site not in known]
         if not more or [site for site, _ in mine if site in known] != theirs or (extra and more != extra):
@@ -102,7 +102,7 @@ def members_only(
     program = where.layout.program
     for (_, need, _), part in zip(turns, parts, strict=False):
         if part is not None and part.call.op == "new_group" and part.position is None:
-            made = (program.call(need.ranks[0], p) for p in where.joins(need.ranks[0], part.lane))
+            made = (program.call(need.ranks[0], p) for p in where.joins(need.ranks[0], part.sequence))
             return None if any(call.name == part.call.name for call in made) else (part.call, need.ranks)
     return None
 
@@ -116,4 +116,4 @@ def advise_left(
     gone = [end.rank for end in ends]
     if part is None or part.is_message or part.call.op in _FIRST or any(end.status != "ended" for end in ends):
         return Advice(advise_gone(ends[0].status, part, gone, ends[0].message))
-    return advise_branch(where, ranks, position, part.lane, gone) or Advice(advise_gone("ended", part, gone, "", ranks))
+    return advise_branch(where, ranks, position, part.sequence, gone) or Advice(advise_gone("ended", part, gone, "", ranks))

@@ -52,10 +52,10 @@ def _made_before(program: Program, call: Call, made: Made) -> tuple[str, ...]:
     """Its name is that of one before."""
     first = min(call.ranks)
     left = f"rank {first}'s NCCL id" if PROFILES[program.backend].device else "the others' addresses"
-    luck = f"whoever comes before {f'rank {first}' if PROFILES[program.backend].device else 'the others'} finds {left} of then in the store"
+    why = f"whoever comes before {f'rank {first}' if PROFILES[program.backend].device else 'the others'} finds {left} of then in the store"
     if isinstance(made.called, str):
-        return (f"a group of these members had the prefix {made.called} before, and {luck}: give each group a prefix of its own, as"
+        return (f"a group of these members had the prefix {made.called} before, and {why}: give each group a prefix of its own, as"
                 " torchft does with the number of the quorum",)  # fmt: skip
     return ("torch names a group with use_local_synchronization by its members and by how many groups each is in by then, and one that"
-            f" was destroyed had this name: {luck}. Keep that group and use it again, or leave use_local_synchronization out and let all"
+            f" was destroyed had this name: {why}. Keep that group and use it again, or leave use_local_synchronization out and let all"
             " ranks of the world make the call",)  # fmt: skip

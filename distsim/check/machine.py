@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from distsim.check.suspects import Posted
+from distsim.check.may_mismatch import Posted
 from distsim.check.tables import OpenBox, Tables, Test
 
 State = list[int]

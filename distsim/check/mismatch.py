@@ -17,14 +17,14 @@ from distsim.records import dataclass
 class Mismatch:
     """Calls that met and differ: a collective's members in group order, or sender and receiver.
 
-    ``lane`` is the collective's lane (-1: a message), ``number`` its number there. ``calls`` are (rank, position, part).
+    ``sequence`` is the collective's sequence (-1: a message), ``number`` its number there. ``calls`` are (rank, position, part).
     ``aspects`` maps what differs (op, numel, dtype, reduce_op, root, ranks, splits) to each call's value, in the order of
     ``calls``. ``ranks`` are all who belong to it. ``order``: the members make the same calls in another order. ``minority``:
     those who differ from a majority. ``note`` says more of a pair that does not fit. ``later``: how many further calls of the
-    lane differ as well.
+    sequence differ as well.
     """
 
-    lane: int
+    sequence: int
     number: int
     calls: tuple[tuple[int, int, int], ...]
     aspects: Mapping[str, tuple[Hashable, ...]]
@@ -36,7 +36,7 @@ class Mismatch:
 
 
 def uneven_calls(layout: Layout, where: CallIndex) -> set[tuple[int, int]]:
-    """(lane, n) of all_to_all calls with uneven parts: their signatures agree, their splits may not."""
+    """(sequence, n) of all_to_all calls with uneven parts: their signatures agree, their splits may not."""
     found: set[tuple[int, int]] = set()
     program = layout.program
     for code in program.codes:
@@ -47,8 +47,8 @@ def uneven_calls(layout: Layout, where: CallIndex) -> set[tuple[int, int]]:
             continue
         slots = {layout.slot(program.code_of[code.ranks[0]], c) for c in code.calls if id(c) in uneven}
         for rank in code.ranks:
-            for lane in sorted({layout.lane_of[layout.member[rank][slot]] for slot in slots}):
-                found |= {(lane, n) for n, p in enumerate(where.joins(rank, lane)) if id(code.calls[p]) in uneven}
+            for sequence in sorted({layout.sequence_of[layout.member[rank][slot]] for slot in slots}):
+                found |= {(sequence, n) for n, p in enumerate(where.joins(rank, sequence)) if id(code.calls[p]) in uneven}
     return found
 
 
@@ -58,11 +58,11 @@ def _is_uneven(program: Program, rank: int, call: CodeCall) -> bool:
     return "numel" not in OPS[call.op].agreement(program.resolve(rank, call)) or not isinstance(call.signature, int)
 
 
-def judge_lane(layout: Layout, where: CallIndex, lane: int, n: int, ranks: Sequence[int]) -> Mismatch | None:
-    """What differs among the ranks that came to the n-th call of a lane (in group order); None where nothing does."""
-    program, members = layout.program, layout.lane_ranks[lane]
-    came = [(rank, where.joins(rank, lane)[n]) for rank in ranks]
-    whole = [where.signatures(rank, lane) for rank in members]
+def judge_sequence(layout: Layout, where: CallIndex, sequence: int, n: int, ranks: Sequence[int]) -> Mismatch | None:
+    """What differs among the ranks that came to the n-th call of a sequence (in group order); None where nothing does."""
+    program, members = layout.program, layout.sequence_ranks[sequence]
+    came = [(rank, where.joins(rank, sequence)[n]) for rank in ranks]
+    whole = [where.signatures(rank, sequence) for rank in members]
     here = dict(zip(members, whole, strict=True))
     said: dict[int, Mapping[str, Hashable]] = {}  # equal signatures agree in all
     for rank, p in came:
@@ -87,7 +87,7 @@ def judge_lane(layout: Layout, where: CallIndex, lane: int, n: int, ranks: Seque
     order = all(sorted(s) == sorted(whole[0]) for s in kinds) and any(s != whole[0] for s in kinds)
     order = order and not (row.pairwise and note)
     met = tuple((rank, p, -1) for rank, p in came)
-    return Mismatch(lane, n, met, aspects, members, order, _minority(members, whole, n), note)
+    return Mismatch(sequence, n, met, aspects, members, order, _minority(members, whole, n), note)
 
 
 def _splits(call: Call) -> Hashable:

@@ -26,27 +26,29 @@ def name_swaps(program: Program, trace: Trace | None = None, layout: Layout | No
     layout = layout or build_layout(program)
     where = CallIndex(layout)
     found = []
-    suspects = _sequences(program, layout, where)
-    if trace is not None and suspects:
+    sequences = _sequences(program, layout, where)
+    if trace is not None and sequences:
         met = _met(trace)
-        suspects = {lane: {r: [p for p in ps if (r, p) in met] for r, ps in rows.items()} for lane, rows in suspects.items()}
-    for lane, rows in suspects.items():
+        sequences = {
+            sequence: {r: [p for p in ps if (r, p) in met] for r, ps in rows.items()} for sequence, rows in sequences.items()
+        }
+    for sequence, rows in sequences.items():
         swap = _swap(program, rows)
         if swap is not None:
-            found.append(_finding(program, layout.lane_names[lane], *swap))
+            found.append(_finding(program, layout.sequence_names[sequence], *swap))
     return tuple(found)
 
 
 def _sequences(program: Program, layout: Layout, where: CallIndex) -> dict[int, dict[int, list[int]]]:
-    """Lane -> rank -> positions of its calls there. Lanes on which all members run one code with the same names are left out."""
-    lanes: dict[int, dict[int, list[int]]] = {}
+    """Sequence -> rank -> positions of its calls there. Sequences on which all members run one code with the same names are left out."""
+    sequences: dict[int, dict[int, list[int]]] = {}
     plain = [_same_names(program, number) for number in range(len(program.codes))]
-    for lane in range(len(program.groups)):
-        members = layout.lane_ranks[lane]
+    for sequence in range(len(program.groups)):
+        members = layout.sequence_ranks[sequence]
         codes = {program.code_of[rank] for rank in members}
         if len(codes) > 1 or not all(plain[c] for c in codes):
-            lanes[lane] = {rank: where.joins(rank, lane) for rank in members}
-    return lanes
+            sequences[sequence] = {rank: where.joins(rank, sequence) for rank in members}
+    return sequences
 
 
 def _met(trace: Trace) -> set[tuple[int, int]]:
@@ -75,7 +77,7 @@ def _names(program: Program, rank: int, position: int) -> Names:
 def _swap(
     program: Program, rows: dict[int, list[int]]
 ) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]] | None:
-    """((p, k), (q, k), (p, m), (q, m)) with positions for k and m: the first swap on a lane against its first member."""
+    """((p, k), (q, k), (p, m), (q, m)) with positions for k and m: the first swap on a sequence against its first member."""
     if not rows:
         return None
     p = min(rows)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from distsim.check.alike import images, orbit
 from distsim.check.ending import MAX_STATES, Ending, Example, Kind, Orders, hows
 from distsim.check.endings import standstill_at
 from distsim.check.explore import Goal, Search
 from distsim.check.layout import Layout
 from distsim.check.schedule import schedule_of
+from distsim.check.symmetry import images, orbit
 from distsim.ops.table import OPS
 
 #: How many sets of stuck ranks are listed at most.

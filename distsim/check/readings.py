@@ -14,7 +14,7 @@ from distsim.arrays import union
 from distsim.check.call_index import CallIndex
 from distsim.check.ending import Ending
 from distsim.check.layout import Layout
-from distsim.check.mismatch import Mismatch, judge_lane, message_mismatch
+from distsim.check.mismatch import Mismatch, judge_sequence, message_mismatch
 from distsim.profiles import READINGS
 from distsim.program.records import Program
 from distsim.records import dataclass
@@ -93,7 +93,7 @@ class Run:
         return replace(found, ends=tuple(map(_said_by_a_fault, found.ends)))
 
     def mismatches(self) -> tuple[Mismatch, ...]:
-        """Of what met and differs that before which nothing else did: the first of each lane, the first of each channel.
+        """Of what met and differs that before which nothing else did: the first of each sequence, the first of each channel.
 
         An execution ends for those whose calls don't fit; what they would have done afterwards says nothing more.
         """
@@ -122,13 +122,13 @@ class Run:
         yield from self._messages(left, misfits.receives)
 
     def _collectives(self, left: Progress, instances: Sequence[int]) -> Iterator[Mismatch]:
-        """The first of each lane, with how many later calls of it differ too."""
+        """The first of each sequence, with how many later calls of it differ too."""
         came = {i: rows for i in instances if len(rows := self._came(left, i)) > 1}
-        by_lane: dict[int, list[int]] = {}
+        by_sequence: dict[int, list[int]] = {}
         for instance in came:
-            by_lane.setdefault(self._lane(instance), []).append(instance)
-        for lane in sorted(by_lane):
-            those = sorted(by_lane[lane], key=self._number)
+            by_sequence.setdefault(self._sequence(instance), []).append(instance)
+        for sequence in sorted(by_sequence):
+            those = sorted(by_sequence[sequence], key=self._number)
             for k, instance in enumerate(those):
                 found = self._judge(instance, came[instance])
                 if found is not None:
@@ -144,19 +144,19 @@ class Run:
     def _signatures_differ(self, rows: list[int]) -> bool:
         return len(set(self.contract.linked.signature[rows].tolist())) > 1
 
-    def _lane(self, instance: int) -> int:
+    def _sequence(self, instance: int) -> int:
         rank, position, _ = self.contract.linked.place(int(self.contract.linked.rows_of[instance][0]))
-        return self.where.lane(rank, self.layout.program.code_call(rank, position))
+        return self.where.sequence(rank, self.layout.program.code_call(rank, position))
 
     def _number(self, instance: int) -> int:
         rank, position, _ = self.contract.linked.place(int(self.contract.linked.rows_of[instance][0]))
-        return self.where.joins(rank, self._lane(instance)).index(position)
+        return self.where.joins(rank, self._sequence(instance)).index(position)
 
     def _judge(self, instance: int, rows: list[int]) -> Mismatch | None:
         ranks = {int(self.contract.linked.rank[row]) for row in rows}
-        lane = self._lane(instance)
-        came = [rank for rank in self.layout.lane_ranks[lane] if rank in ranks]
-        return judge_lane(self.layout, self.where, lane, self._number(instance), came)
+        sequence = self._sequence(instance)
+        came = [rank for rank in self.layout.sequence_ranks[sequence] if rank in ranks]
+        return judge_sequence(self.layout, self.where, sequence, self._number(instance), came)
 
     def _messages(self, left: Progress, receives: Sequence[int]) -> Iterator[Mismatch]:
         linked, by_channel = self.contract.linked, dict[int, list[int]]()
@@ -171,7 +171,7 @@ class Run:
 
 
 def _key(mismatch: Mismatch) -> object:
-    return (mismatch.lane, mismatch.number) if mismatch.lane >= 0 else mismatch.calls
+    return (mismatch.sequence, mismatch.number) if mismatch.sequence >= 0 else mismatch.calls
 
 
 def _said_by_a_fault(end: RankEnd) -> RankEnd:

@@ -87,16 +87,16 @@ def _left_out(program: Program, layout: Layout) -> list[Finding]:
     made = Counter((group.name, group.ranks) for group in program.groups)
     cut = _cut_short(program)
     found: dict[int, Finding] = {}
-    for lane, group in enumerate(program.groups):
-        members = layout.lane_ranks[lane]
+    for sequence, group in enumerate(program.groups):
+        members = layout.sequence_ranks[sequence]
         plain = {program.code_of[r] for r in members}
         if len(members) < 2 or (len(plain) == 1 and program.codes[next(iter(plain))].guards is None):
             continue
-        counts = {rank: _counts(program, where, rank, lane) for rank in members}
+        counts = {rank: _counts(program, where, rank, sequence) for rank in members}
         if made[group.name, group.ranks] > 1 or len({sum(count.values()) for count in counts.values()}) == 1:
             continue
         for op in sorted({op for count in counts.values() for op, _ in count}):
-            found |= _missing(program, lane, op, counts, cut)
+            found |= _missing(program, sequence, op, counts, cut)
     return [found[site] for site in sorted(found)]
 
 
@@ -109,14 +109,14 @@ def _cut_short(program: Program) -> set[int]:
     return killed | {r for r in program.present if program.code_of[r] in codes}
 
 
-def _counts(program: Program, where: CallIndex, rank: int, lane: int) -> Counter[tuple[str, int]]:
-    """(op, site) -> how often the rank's program makes it on a lane."""
-    calls = (program.code_call(rank, p) for p in where.joins(rank, lane))
+def _counts(program: Program, where: CallIndex, rank: int, sequence: int) -> Counter[tuple[str, int]]:
+    """(op, site) -> how often the rank's program makes it on a sequence."""
+    calls = (program.code_call(rank, p) for p in where.joins(rank, sequence))
     return Counter((call.op, call.site) for call in calls)
 
 
 def _missing(
-    program: Program, lane: int, op: str, counts: dict[int, Counter[tuple[str, int]]], cut: set[int]
+    program: Program, sequence: int, op: str, counts: dict[int, Counter[tuple[str, int]]], cut: set[int]
 ) -> dict[int, Finding]:
     total = {rank: sum(n for (name, _), n in count.items() if name == op) for rank, count in counts.items()}
     most = max(total.values())
@@ -130,7 +130,7 @@ def _missing(
             place = program.sites[site].place(reach[0])
             who = some_ranks(out)
             message = (
-                f"{op} on {program.groups[lane].name}, {where_text(place)}, stands under a selector that leaves out {who},"
+                f"{op} on {program.groups[sequence].name}, {where_text(place)}, stands under a selector that leaves out {who},"
                 f" {'a member' if len(out) == 1 else 'members'} of the group"
             )
             advice = f"let {who} make it too, or make a group of {some_ranks(reach)} for it"

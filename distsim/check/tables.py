@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from distsim.check.layout import Layout
-from distsim.check.suspects import Posted, Suspects
+from distsim.check.may_mismatch import MayMismatch, Posted
 from distsim.ops.table import OPS
 from distsim.profiles import READINGS, Profile
 from distsim.program.records import at as value_at
@@ -26,7 +26,7 @@ Test = tuple[int, int]
 
 
 class Request(NamedTuple):
-    """What a stop waits for. ``position`` and ``part``: the call whose request it is. ``ranks``: who has to come (None: see ``lane``).
+    """What a stop waits for. ``position`` and ``part``: the call whose request it is. ``ranks``: who has to come (None: see ``sequence``).
 
     ``tests`` must hold under the reading; ``least`` must hold even where this request is buffered (equal outside ``mixed``).
     """
@@ -74,7 +74,7 @@ class RankPosts:
 
 
 class Row(NamedTuple):
-    """A row that others may need: its part, and its number on its channel or lane, ``where``."""
+    """A row that others may need: its part, and its number on its channel or sequence, ``where``."""
 
     part: Part
     where: int
@@ -95,7 +95,7 @@ class Tables:
         self.size = layout.program.world_size
         self.sends: dict[int, list[Posted]] = defaultdict(list)  # channel -> messages
         self.receives: dict[int, list[Posted]] = defaultdict(list)
-        self.joins: dict[tuple[int, int], list[Posted]] = defaultdict(list)  # (lane, rank) -> calls
+        self.joins: dict[tuple[int, int], list[Posted]] = defaultdict(list)  # (sequence, rank) -> calls
         self.boxes: list[OpenBox] = []
         self.box_of: dict[int, int] = {}  # channel -> open box
         self.profile: Profile = READINGS["rendezvous" if reading == "mixed" else reading]
@@ -103,9 +103,9 @@ class Tables:
         walks = [self._walk(rank, absent) for rank in range(self.size)]
         self._make_boxes()
         self._number()
-        self.suspects = Suspects(layout, self.joins, self.sends, self.receives, self.box_of)
+        self.may_mismatch = MayMismatch(layout, self.joins, self.sends, self.receives, self.box_of)
         self.posts = walks
-        self._lane_tests: dict[tuple[int, int], tuple[Test, ...]] = {}
+        self._sequence_tests: dict[tuple[int, int], tuple[Test, ...]] = {}
         self.stops = [[Stop(p, self._requests(r, rows)) for p, rows in walks[r].stops] for r in range(self.size)]
 
     # --- first pass: what is posted where ---
@@ -139,7 +139,7 @@ class Tables:
             return
         row, assume = program.row_of[rank], -1
         if part.kind is PartKind.COLLECTIVE:
-            where = layout.lane_of[layout.member[rank][layout.slot(program.code_of[rank], call)]]
+            where = layout.sequence_of[layout.member[rank][layout.slot(program.code_of[rank], call)]]
             posts = self.joins[where, rank]
         else:
             sends = part.kind is PartKind.SEND
@@ -212,40 +212,42 @@ class Tables:
         if box is None:
             posts = (self.receives if sends else self.sends).get(channel, [])
             tests = ((other, posts[k].stop) if k < len(posts) else (self.zero, 1),)
-            tests += ((self.zero, 1),) if (channel, k) in self.suspects.bad_pairs else ()
+            tests += ((self.zero, 1),) if (channel, k) in self.may_mismatch.bad_pairs else ()
         elif sends:
             tests = ((self.gone + self.pair(box, rank), k + 1),)
         elif other >= 0:
             pair = self.pair(box, other)
             tests = ((self.by_name + pair, k + 1) if pair >= 0 else (self.zero, 1),)
         else:
-            ranks = tuple(r for r in layout.lane_ranks[layout.chan_group[channel]] if r != rank)
+            ranks = tuple(r for r in layout.sequence_ranks[layout.chan_group[channel]] if r != rank)
             tests = ((self.served + box, k + 1),)
             return Request(part.position, part.part, ranks, True, tests, tests)
         buffered = sends and self.reading == "mixed"
         return Request(part.position, part.part, (other,), False, tests, () if buffered else tests)
 
     def _collective(self, rank: int, row: Row, profile: Profile) -> Request:
-        part, lane, n = row.part, row.where, row.number
-        members, written = self.layout.lane_ranks[lane], part.call.fields.get("root")
+        part, sequence, n = row.part, row.where, row.number
+        members, written = self.layout.sequence_ranks[sequence], part.call.fields.get("root")
         root = members[0] if written is None else int(value_at(written, self.layout.program.row_of[rank]))
         needed = profile.needs(part.call.op, len(members), members.index(root), members.index(rank))
         if needed is None:
-            tests = self.lane_tests(lane, n)
+            tests = self.sequence_tests(sequence, n)
             return Request(part.position, -1, members, False, tests, tests)
-        ranks, mine = tuple(members[i] for i in sorted(needed)), self.joins[lane, rank][n].signature
-        theirs = [call for other in ranks for call in self.joins.get((lane, other), ())[n : n + 1]]
+        ranks, mine = tuple(members[i] for i in sorted(needed)), self.joins[sequence, rank][n].signature
+        theirs = [call for other in ranks for call in self.joins.get((sequence, other), ())[n : n + 1]]
         fits = all(call.signature == mine for call in theirs)
-        tests = (*(self._come(lane, other, n) for other in ranks), *(() if fits else ((self.zero, 1),)))
+        tests = (*(self._come(sequence, other, n) for other in ranks), *(() if fits else ((self.zero, 1),)))
         return Request(part.position, -1, ranks, False, tests, tests)
 
-    def lane_tests(self, lane: int, n: int) -> tuple[Test, ...]:
-        """All members have made the lane's n-th call."""
-        if (lane, n) not in self._lane_tests:
-            tests = tuple(self._come(lane, rank, n) for rank in self.layout.lane_ranks[lane])
-            self._lane_tests[lane, n] = tests + (((self.zero, 1),) if (lane, n) in self.suspects.bad_lanes else ())
-        return self._lane_tests[lane, n]
+    def sequence_tests(self, sequence: int, n: int) -> tuple[Test, ...]:
+        """All members have made the sequence's n-th call."""
+        if (sequence, n) not in self._sequence_tests:
+            tests = tuple(self._come(sequence, rank, n) for rank in self.layout.sequence_ranks[sequence])
+            self._sequence_tests[sequence, n] = tests + (
+                ((self.zero, 1),) if (sequence, n) in self.may_mismatch.bad_sequences else ()
+            )
+        return self._sequence_tests[sequence, n]
 
-    def _come(self, lane: int, rank: int, n: int) -> Test:
-        calls = self.joins.get((lane, rank), ())
+    def _come(self, sequence: int, rank: int, n: int) -> Test:
+        calls = self.joins.get((sequence, rank), ())
         return (rank, calls[n].stop) if n < len(calls) else (self.zero, 1)

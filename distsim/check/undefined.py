@@ -23,7 +23,7 @@ def undefined_findings(program: Program, layout: Layout, profile: Profile) -> tu
     where = CallIndex(layout)
     found = _contacts(program, profile)
     for a, b in combinations(range(1, len(program.groups)), 2):
-        shared = [rank for rank in layout.lane_ranks[a] if rank in set(layout.lane_ranks[b])]
+        shared = [rank for rank in layout.sequence_ranks[a] if rank in set(layout.sequence_ranks[b])]
         swap = _swap(where, a, b, shared) if len(shared) > 1 else None
         if swap is not None:
             found.append(_order(program, profile, a, b, swap))
@@ -31,11 +31,11 @@ def undefined_findings(program: Program, layout: Layout, profile: Profile) -> tu
 
 
 def _contacts(program: Program, profile: Profile) -> list[Finding]:
-    clashes = bad_contacts(program, profile) if profile.device else ()
-    if not clashes:
+    contacts = bad_contacts(program, profile) if profile.device else ()
+    if not contacts:
         return []
-    (p, q), launches = clashes[0]
-    more = f" (and {len(clashes) - 1} more pairs)" if len(clashes) > 1 else ""
+    (p, q), launches = contacts[0]
+    more = f" (and {len(contacts) - 1} more pairs)" if len(contacts) > 1 else ""
     calls = list(zip((p, q), (one.position for one in launches), strict=True))
     rows = [
         (f"rank {rank}", call_words(program.call(rank, k)), where_text(program.place(rank, k)), f"connects {_ways(one, peer)}")
@@ -43,7 +43,7 @@ def _contacts(program: Program, profile: Profile) -> list[Finding]:
     ]
     head = f"{profile.name} leaves open what happens: ranks {p} and {q} first meet in calls that connect other directions{more}"
     places = tuple(dict.fromkeys(program.place(rank, k) for rank, k in calls))
-    ranks = tuple(sorted({rank for clash in clashes for rank in clash.pair}))
+    ranks = tuple(sorted({rank for one in contacts for rank in one.pair}))
     advice = "post both directions in one batch_isend_irecv on both ranks, or each direction by a call of its own on both, in one order"
     return [Finding("DS705", "warning", "\n".join([head, *columns(rows)]), ranks, (), (advice,), places)]
 
@@ -55,11 +55,11 @@ def _ways(launched: Launched, peer: int) -> str:
 
 def _swap(where: CallIndex, a: int, b: int, shared: list[int]) -> tuple[tuple[int, int, int], tuple[int, int, int]] | None:
     """((p, its call on a, its later call on b), (q, its call on b, its later call on a)): the first pair of ranks that differ."""
-    orders = {rank: [sorted((p, lane) for lane in (a, b) for p in where.joins(rank, lane))] for rank in shared}
+    orders = {rank: [sorted((p, sequence) for sequence in (a, b) for p in where.joins(rank, sequence))] for rank in shared}
     first = shared[0]
-    base = [lane for _, lane in orders[first][0]]
+    base = [sequence for _, sequence in orders[first][0]]
     for q in shared[1:]:
-        other = [lane for _, lane in orders[q][0]]
+        other = [sequence for _, sequence in orders[q][0]]
         for k, (x, y) in enumerate(zip(base, other, strict=False)):
             if x != y:
                 return _at(orders[first][0], k, first), _at(orders[q][0], k, q)
@@ -67,7 +67,7 @@ def _swap(where: CallIndex, a: int, b: int, shared: list[int]) -> tuple[tuple[in
 
 
 def _at(calls: list[tuple[int, int]], k: int, rank: int) -> tuple[int, int, int]:
-    later = next((p for p, lane in calls[k:] if lane != calls[k][1]), calls[k][0])
+    later = next((p for p, sequence in calls[k:] if sequence != calls[k][1]), calls[k][0])
     return rank, calls[k][0], later
 
 

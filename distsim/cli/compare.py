@@ -64,7 +64,7 @@ def command(
 
 def _beside(log: str, cluster: str | None, format: Format) -> NoReturn:
     """Measured times alone: they are laid beside a cluster's prices."""
-    from distsim.calibrate.beside import beside
+    from distsim.calibrate.fit import beside
     from distsim.cli.calibrate import read_points
     from distsim.cli.replay import read_cluster
     from distsim.cluster import cluster_from

@@ -13,7 +13,7 @@ from distsim.cli.options import BackendOption, File, MaxCalls, Sets, taking
 from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:
-    from distsim.scenario.sweep_form import Sweep as SweepBlock
+    from distsim.scenario.parts import Sweep as SweepBlock
     from distsim.sweep.run import Sweep, Swept
 
 Grid = Annotated[

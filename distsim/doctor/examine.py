@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from distsim.doctor import causes, chains, undecided
-from distsim.doctor.advice import advice
 from distsim.doctor.causes import Cause
 from distsim.doctor.evidence import Evidence
 from distsim.doctor.standing import Standing, finished, standing
-from distsim.doctor.words import call_text, who
+from distsim.doctor.words import call_text, ranges, verb, who
 
 
 @dataclass
@@ -39,7 +38,7 @@ def examine(evidence: Evidence) -> Diagnosis:
     found.absent = _absent(evidence)
     found.causes = _ordered(whole, found.absent)
     found.common = _common(whole)
-    found.collect = advice(evidence, whole, found.absent, found.main)
+    found.collect = _advice(evidence, whole, found.absent, found.main)
     return found
 
 
@@ -118,4 +117,33 @@ def _common(whole: Standing) -> list[str]:
             call_text(whole.evidence, shown) if shown else f"call {number} of {group_text}" if number else f"none on {group_text}"
         )
         found.append(f"{word} by all of {who(members)}: {what}")
+    return found
+
+
+def _advice(evidence: Evidence, whole: Standing, absent: tuple[int, ...], main: Cause | None) -> list[str]:
+    """What to collect next: commands and variables, those that would settle the most first; none where all is told."""
+    found = []
+    recorded = any(e.recorded for e in evidence.ranks.values())
+    settled = (
+        main is not None
+        and main.grade == "proved"
+        and (main.culprits or main.kind in ("clash", "tags", "communication", "parted"))
+    )
+    if absent:
+        found.append(f"the files of {who(absent)}: nothing of {verb(absent, 'it', 'them')} was given (lost, or never written?)")
+    unplaced = [r for r, s in whole.ranks.items() if s.place is None and s.end is None]
+    wanted = [r for r in (main.ranks if main else ()) if r in unplaced] or ([] if settled else unplaced)
+    if wanted and not settled:
+        found.append(f"while it hangs, the stack of {who(wanted)}: `distsim doctor --pid PID` there, or `py-spy dump --locals --pid PID > "
+                     f"rank_{ranges(wanted[:1])}.txt`")  # fmt: skip
+    if not recorded and not settled:
+        found.append("Flight Recorder dumps of all ranks, from the next run: TORCH_FR_BUFFER_SIZE=20000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 "
+                     "TORCH_FR_DUMP_TEMP_FILE=/shared/fr_rank_ (older versions: TORCH_NCCL_TRACE_BUFFER_SIZE, "
+                     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE); then `distsim doctor /shared`")  # fmt: skip
+    if recorded and not settled and not any(e.messages for e in evidence.ranks.values()):
+        found.append(
+            "Gloo records no messages: the stacks of all ranks with locals (`py-spy dump --locals`) tell who sends to whom"
+        )
+    if any(not g.sure for g in evidence.groups.values()) and not settled:
+        found.append("lines that name groups by GUID: torch 2.5 or newer, or Flight Recorder dumps")
     return found

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,6 @@ from distsim.doctor.logs import LogReader
 from distsim.doctor.nccl import is_ras, read_ras
 from distsim.doctor.records import FileRead
 from distsim.doctor.stacks import is_pyspy_json, read_pyspy_json
-from distsim.doctor.unrelated import unrelated_bytes, unrelated_json, unrelated_text
 from distsim.errors import UsageError
 from distsim.output import visible
 
@@ -111,7 +110,7 @@ def _read(evidence: Evidence, path: str, data: bytes, shown: str, name: str) -> 
             return _parsed(evidence, parsed, rank, path, shown)
         if b'"format": "distsim-trace"' in data[:200]:
             return _trace(evidence, path, shown)
-    if other := unrelated_bytes(data):
+    if other := _unrelated_bytes(data):
         return other, set(), ""
     if data.count(b"\0", 0, 4096) > 8:
         raise Refused("it is neither text nor a dump of plain data")
@@ -240,7 +239,7 @@ def _parsed(evidence: Evidence, parsed: Any, rank: int | None, path: str, shown:
 
 def _several(evidence: Evidence, parsed: Any, shown: str) -> tuple[str, set[int], str]:
     """Dumps of many ranks in one file: a list in order of ranks, or an object by rank."""
-    if other := unrelated_json(parsed):
+    if other := _unrelated_json(parsed):
         return other, set(), ""
     items: Iterable[tuple[Any, Any]] = enumerate(parsed) if isinstance(parsed, list) else parsed.items()
     ranks = set()
@@ -274,8 +273,49 @@ def _text(evidence: Evidence, data: bytes, rank: int | None, shown: str) -> tupl
     if is_ras(text):
         reader.ranks |= read_ras(evidence, lines, shown)
         reader.found.add("an NCCL RAS report")
-    if not reader.found and (other := unrelated_text(text)):
+    if not reader.found and (other := _unrelated_text(text)):
         return other, set(), ""
     if not reader.found:
         return "text", reader.ranks, "no line of torch or NCCL, no stack and no error is in it"
     return ", ".join(sorted(reader.found)), reader.ranks, ""
+
+
+# --- files of the trade that tell nothing of a hang, so that nobody wonders whether they were understood ---
+#: What a file begins with -> what it is. Chakra's traces are protobuf: a message's length, then its `version` or first attribute.
+_TEXTS: Final = (
+    (re.compile(r"^# +nThreads? |^# nccl-tests", re.MULTILINE), "results of nccl-tests"),
+    (re.compile(r"\A\s*<algo [^>]*\bcoll="), "an algorithm of MSCCL"),
+    (re.compile(r"\A\S+ +model_parallel_NPU_group: *\d"), "a workload of SimAI"),
+    (re.compile(r"\Atest\s*\n\w+:\s*\nallreduce,:", re.MULTILINE), "bandwidths of SimAI"),
+    (re.compile(r"\A(?=(?s:.*)^npus_count:)(?=(?s:.*)^topology:)", re.MULTILINE), "a network of ASTRA-sim"),
+    (re.compile(r"\A(?=(?s:.*)^world:)(?=(?s:.*)^program:)", re.MULTILINE), "a scenario of distsim"),
+    (
+        re.compile(r"\A(,*\d+(F|B|I|W|BW|SEND_\w|RECV_\w|UNSHARD|RESHARD)\d*)(,(\d+[A-Z_]+\d*|\([^)]*\)\w+)?){3}"),
+        "a schedule of a pipeline",
+    ),
+)
+_CHAKRA: Final = re.compile(rb"\A[\x80-\xff]{0,3}[\x01-\x7f](\x0a[\x05-\x08]\d+\.\d+\.\d|\x12.\x0a\x06schema)", re.DOTALL)
+
+
+def _unrelated_text(text: str) -> str:
+    """What a text is that is no evidence; empty where that is not known."""
+    head = text[:4096]
+    return next((f"{what}, which tells nothing of a hang" for pattern, what in _TEXTS if pattern.search(head)), "")
+
+
+def _unrelated_bytes(data: bytes) -> str:
+    """The same for what is no text."""
+    return "an execution trace of Chakra, which tells nothing of a hang" if _CHAKRA.match(data[:96]) else ""
+
+
+def _unrelated_json(parsed: object) -> str:
+    """The same for JSON."""
+    if not isinstance(parsed, Mapping):
+        return ""
+    if isinstance(parsed.get("nodes"), list) and "schema" in parsed:
+        return "a PyTorch execution trace, which tells nothing of a hang"
+    if "scheduling-policy" in parsed and "all-reduce-implementation" in parsed:
+        return "a system of ASTRA-sim, which tells nothing of a hang"
+    if any(str(key).startswith("pytorch.wait_counter") for key in parsed):
+        return "torch's wait counters, which name no call"
+    return ""

@@ -266,9 +266,9 @@ def left_open(program: Program, profile: Profile, cost: CostModel) -> Open | Non
     """
     if not profile.device:
         return None
-    clashes = bad_contacts(program, profile)
-    if clashes:
-        return Open(tuple(sorted({rank for clash in clashes for rank in clash.pair})), ("hangs", "raises", "completes"))
+    contacts = bad_contacts(program, profile)
+    if contacts:
+        return Open(tuple(sorted({rank for one in contacts for rank in one.pair})), ("hangs", "raises", "completes"))
     if program.call_count <= N12_CALLS and _overlap(program) and not program.options.get("launch_order_implicit"):
         in_order = _Under(_with(program, one_queue=True), profile, cost).end()
         if in_order.standstill.blocked:
@@ -290,5 +290,7 @@ def _overlap(program: Program) -> bool:
 def _besides(program: Program, profile: Profile, outcome: str, end: End) -> set[str]:
     """Outcomes that the numbers or the memory decide, which a program's text does not tell."""
     outside = any(finding.code == "DS101" for finding in program.findings)
-    luck = {"completes"} if outcome == "hangs" and any(made.again for made in unlike_groups(program, profile).values()) else set()
-    return luck | set(profile.besides(outcome, [note.fields for note in end.notes if note.outcome == outcome], outside))
+    again = (
+        {"completes"} if outcome == "hangs" and any(made.again for made in unlike_groups(program, profile).values()) else set()
+    )
+    return again | set(profile.besides(outcome, [note.fields for note in end.notes if note.outcome == outcome], outside))

@@ -295,12 +295,12 @@ def _args_text(call: Call) -> str:
 WORST_FIRST = ("crashes", "raises", "undefined", "hangs", "wrong-data", "completes")
 
 
-def worst_of(standstill: Standstill, mishaps: Iterable[str]) -> str:
+def worst_of(standstill: Standstill, outcomes: Iterable[str]) -> str:
     """The worst that happened, given also what came of calls that met and did not fit.
 
     A rank that a fault killed counts as a crash only where nothing else came of it."""
     words = {"raised": "raises", "crashed": "crashes", "blocked": "hangs"}
-    happened = {*mishaps, *(words[end.status] for end in standstill.ends if end.status in words)}
+    happened = {*outcomes, *(words[end.status] for end in standstill.ends if end.status in words)}
     if standstill.blocked:
         happened.add("hangs")
     if not happened - {"completes"} and any(end.status == "killed" for end in standstill.ends):

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from distsim.findings.info import CodeInfo, scenario, two_ranks
 
+#: Two receives from any source, and two senders.
+_TWO_SENDERS = scenario(
+    3, "", "{recv: {tensor: x}, ranks: 0}", "{recv: {tensor: x}, ranks: 0}", "{send: {tensor: x, dst: 0}, ranks: rank > 0}"
+)
+
 REMARKS: tuple[CodeInfo, ...] = (
     CodeInfo(
         "DS601",
@@ -53,13 +58,7 @@ REMARKS: tuple[CodeInfo, ...] = (
         "More than one sender's message can be taken by a receive that names no source.",
         "The order of arrival decides. That is what such receives are for, so this is a remark, not a verdict.",
         "Nothing, if any order is right. Else name the source, or say which sender is meant with `assume_src`.",
-        scenario(
-            3,
-            "",
-            "{recv: {tensor: x}, ranks: 0}",
-            "{recv: {tensor: x}, ranks: 0}",
-            "{send: {tensor: x, dst: 0}, ranks: rank > 0}",
-        ),
+        _TWO_SENDERS,
     ),
     CodeInfo(
         "DS609",
@@ -265,13 +264,7 @@ program:
         "Not every order of events was looked at, so the verdict is the worst found so far.",
         "Receives from any source, and sends that may be buffered, give more orders than the bound allows.",
         "Name the sources where you can, or run `distsim check` with a larger bound (`--max-states`).",
-        scenario(
-            3,
-            "",
-            "{recv: {tensor: x}, ranks: 0}",
-            "{recv: {tensor: x}, ranks: 0}",
-            "{send: {tensor: x, dst: 0}, ranks: rank > 0}",
-        ),
+        _TWO_SENDERS,
     ),
     CodeInfo(
         "DS604",

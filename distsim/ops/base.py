@@ -7,16 +7,17 @@ when a column is missing.
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import ModuleType
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from distsim.errors import UsageError
 from distsim.fields import tell
+from distsim.ops.fields import Expr
 from distsim.ops.records import Call
 from distsim.ops.torch_types import Memory, Work
 from distsim.ops.words import WORDS
-from distsim.schedules import Algorithm, Round
+from distsim.schedules import Algorithm, Round, Transfer
 
 Kind = Literal["p2p", "collective", "remote", "batch", "wait", "local", "group", "block"]
 Share = Literal["all", "root", "none"]
@@ -31,14 +32,6 @@ class Source(NamedTuple):
 
 #: What a group rank's output holds in the end, part by part: the contributions of each part (several: reduced). None: nothing.
 Effect = tuple[tuple[Source, ...], ...] | None
-
-
-class Drawing(NamedTuple):
-    """How an operation looks in a picture: a colour (hex), a Graphviz shape, a short word."""
-
-    colour: str
-    shape: str
-    glyph: str
 
 
 class Words(NamedTuple):
@@ -140,7 +133,8 @@ class Op(BaseModel):
     bindings: ClassVar[Mapping[str, Binding]] = {}
     #: Algorithms that bring the effect about, by name; the first one is the default schedule.
     algorithms: ClassVar[Mapping[str, Algorithm]] = {}
-    drawing: ClassVar[Drawing]
+    #: Its fill in pictures, as hex: one of `distsim.ops.colours`.
+    colour: ClassVar[str]
     words: ClassVar[Words]
 
     # --- columns on resolved calls ---
@@ -231,4 +225,51 @@ class Op(BaseModel):
 #: Pydantic looks at the annotations of all bases for every row, and keeps by itself which names are class variables.
 Op.__annotations__ = {}
 
-__all__ = ["Binding", "Drawing", "Effect", "Kind", "Op", "Peers", "Share", "Source", "Words"]
+
+def _one_transfer(n: int, root: int) -> list[Round]:
+    """Group rank 0 stands for who gives, 1 for who gets."""
+    return [[Transfer(0, 1, 0)]]
+
+
+class OneTransfer(Op):
+    """Data of one rank for one other, whose effect and schedule are those of a pair: group rank 0 gives, group rank 1 gets."""
+
+    algorithms = {"direct": Algorithm(_one_transfer, "whole")}
+
+    @classmethod
+    def busbw_factor(cls, n: int) -> float:
+        """1: nccl-tests doc/PERFORMANCE.md, sendrecv."""
+        return 1.0
+
+    @classmethod
+    def effect(cls, n: int, root: int) -> tuple[Effect, ...]:
+        return (None, ((Source(0, 0),),))
+
+
+class To(Op):
+    """The other side of an operation between two ranks, where it must be named: exactly one of `dst` and `group_dst`."""
+
+    dst: Expr = None
+    group_dst: Expr = None
+
+    @model_validator(mode="after")
+    def _one_peer(self) -> Self:
+        if (self.dst is None) == (self.group_dst is None):
+            raise ValueError(f"expected either `dst` (a global rank) or `group_dst` (a group rank) in {self.op}")
+        return self
+
+
+class From(Op):
+    """Exactly one of `src` and `group_src`."""
+
+    src: Expr = None
+    group_src: Expr = None
+
+    @model_validator(mode="after")
+    def _one_peer(self) -> Self:
+        if (self.src is None) == (self.group_src is None):
+            raise ValueError(f"expected either `src` (a global rank) or `group_src` (a group rank) in {self.op}")
+        return self
+
+
+__all__ = ["Binding", "Effect", "From", "Kind", "OneTransfer", "Op", "Peers", "Share", "Source", "To", "Words"]

@@ -15,7 +15,7 @@ from typing import ClassVar
 from pydantic import model_validator
 
 from distsim.ops import colours
-from distsim.ops.base import Binding, Drawing, Effect, Op, Words
+from distsim.ops.base import Binding, Effect, Op, Words
 from distsim.ops.bindings import GLOO_SHAPES
 from distsim.ops.checks import first, mixed_parts, shared_part, stranger
 from distsim.ops.collective import Collective, Reducing
@@ -109,7 +109,7 @@ class AllReduceCoalesced(Reducing, _Coalesced):
         "mpi": Binding(refused="allreduce_coalesced is currently not supported with MPI"),
     }
     first_field = "tensor"
-    drawing = Drawing(colours.REDUCE, "ellipse", "Σ→all ×k")
+    colour = colours.REDUCE
     words = Words(
         signature="with _coalescing_manager(group=None, async_ops=False): all_reduce(tensor, op=ReduceOp.SUM, group=None), …",
         before="Every rank has a list of tensors of one dtype; the k-th of all ranks have the same element count.",
@@ -163,7 +163,7 @@ class AllGatherIntoTensorCoalesced(_InAndOut):
         "mpi": Binding(refused="Backend mpi does not support allgather_into_tensor_coalesced"),
     }
     output_parts = AllGatherIntoTensor.output_parts
-    drawing = Drawing(colours.COLLECT, "ellipse", "all→all×k")
+    colour = colours.COLLECT
     words = Words(
         signature="with _coalescing_manager(group=None, async_ops=False): all_gather_single(output_tensor, input_tensor), …",
         before="Every rank has a list of inputs of one dtype, and for each an output n times as large.",
@@ -193,7 +193,7 @@ class ReduceScatterTensorCoalesced(Reducing, _InAndOut):
         "mpi": Binding(refused="Backend mpi does not support reduce_scatter_tensor_coalesced"),
     }
     input_parts = ReduceScatterTensor.input_parts
-    drawing = Drawing(colours.REDUCE, "ellipse", "Σ→each×k")
+    colour = colours.REDUCE
     words = Words(
         signature="with _coalescing_manager(group=None, async_ops=False): reduce_scatter_single(output, input, op=ReduceOp.SUM), …",
         before="Every rank has a list of inputs of one dtype, each n outputs long; the lists are alike on all ranks.",

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import StrictBool
 
 from distsim.ops import colours
-from distsim.ops.base import Binding, Drawing, Effect, Op, Share, Source, Words
+from distsim.ops.base import Binding, Effect, Op, Share, Source, Words
 from distsim.ops.bindings import NCCL_MOVES, ONLY_GLOO
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, stranger
 from distsim.ops.collective import Collective, torch_list
@@ -90,7 +90,7 @@ class Exchange(Collective):
 class AllToAll(Exchange):
     op = "all_to_all"
     torch_name = "all_to_all"
-    drawing = Drawing(colours.EXCHANGE, "ellipse", "each⇄each")
+    colour = colours.EXCHANGE
     words = Words(
         signature="all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=False)",
         before="Every rank has one part for every rank, and room for one part of every rank.",
@@ -117,7 +117,7 @@ class AllToAllSingle(Exchange):
     op = "all_to_all_single"
     torch_name = "all_to_all_single"
     flat = True
-    drawing = Drawing(colours.EXCHANGE, "ellipse", "each⇄each")
+    colour = colours.EXCHANGE
     words = Words(
         signature="all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False)",
         before="Every rank has an input, cut along its first axis into a part for every rank: evenly, or by input_splits.",
@@ -166,7 +166,7 @@ class Barrier(Collective):
     first_field = "group"
     gives: ClassVar[Share] = "none"
     gets: ClassVar[Share] = "none"
-    drawing = Drawing(colours.WAIT, "box", "||")
+    colour = colours.WAIT
     words = Words(
         signature="barrier(group=None, async_op=False, device_ids=None, timeout=None)",
         before="Ranks come at different times.",
@@ -193,7 +193,7 @@ class MonitoredBarrier(Op):
     kind = "collective"
     torch_name = "monitored_barrier"
     first_field = "group"
-    drawing = Drawing(colours.WAIT, "box", "|?|")
+    colour = colours.WAIT
     words = Words(
         signature="monitored_barrier(group=None, timeout=None, wait_all_ranks=False)",
         before="Ranks come at different times; group rank 0 keeps the list.",

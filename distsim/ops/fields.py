@@ -365,6 +365,17 @@ ReduceOpField = Annotated[
 #: A name of torch, which may stand behind `torch.`.
 DtypeField = Annotated[str, *_field(dtype, {"x-def": "dtype"})]
 
+
+def _stream(value: object) -> str:
+    if isinstance(value, str) and value != "host" and value.isidentifier():
+        return "" if value == "current" else value
+    raise ValueError(f"expected a stream's name (`current`: the default one), found {value!r}")
+
+
+#: A stream's name; "" is the default stream, which a file may also call `current`.
+StreamField = Annotated[str, Parsed(_stream, {"type": "string"}, lambda name: name or "current")]
+
+
 __all__ = [
     "SELECTOR", "Scalar", "Splits", "AmountField", "DtypeField", "DurationField", "Expr", "ExprList", "FieldError",
     "FieldErrors", "FlopsField", "Gather", "GroupField", "HandleField", "Inline", "PerRank", "ReduceOpField", "Ref",

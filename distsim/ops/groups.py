@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import StrictBool
 
 from distsim.ops import colours
-from distsim.ops.base import Drawing, Op, Words
+from distsim.ops.base import Op, Words
 from distsim.ops.fields import Expr, ExprList, GroupField, TextField, TimeoutField
 from distsim.ops.records import Call
 from distsim.ops.torch_types import Memory, Work
@@ -20,7 +20,7 @@ class InitProcessGroup(Op):
     kind = "group"
     torch_name = "init_process_group"
     first_field = "backend"
-    drawing = Drawing(colours.COLLECT, "component", "init")
+    colour = colours.COLLECT
     words = Words(
         signature="init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, …, device_id=None)",
         before="Every rank knows its number, the world size and where the store is: from RANK, WORLD_SIZE, MASTER_ADDR and "
@@ -82,7 +82,7 @@ class NewGroup(Op):
     kind = "group"
     torch_name = "new_group"
     first_field = "name"
-    drawing = Drawing(colours.COLLECT, "component", "new")
+    colour = colours.COLLECT
     words = Words(
         signature="new_group(ranks=None, timeout=None, backend=None, use_local_synchronization=False, …) -> ProcessGroup",
         before="The world exists. All ranks of it make the call, members or not, in the same order.",
@@ -153,7 +153,7 @@ class DestroyProcessGroup(Op):
     kind = "group"
     torch_name = "destroy_process_group"
     first_field = "group"
-    drawing = Drawing(colours.END, "component", "destroy")
+    colour = colours.END
     words = Words(
         signature="destroy_process_group(group=None)",
         before="The group exists on this rank.",

@@ -6,7 +6,7 @@ from types import ModuleType
 from pydantic import Field, StrictInt, field_validator, model_validator
 
 from distsim.ops import colours
-from distsim.ops.base import Drawing, Op, Words
+from distsim.ops.base import Op, Words
 from distsim.ops.fields import (
     AmountField,
     DtypeField,
@@ -14,13 +14,13 @@ from distsim.ops.fields import (
     Expr,
     FlopsField,
     RefList,
+    StreamField,
     TensorField,
     ValueField,
     WaitField,
     expression,
 )  # fmt: skip
 from distsim.ops.records import Call
-from distsim.ops.streams import StreamField
 from distsim.ops.torch_types import Memory, Work
 
 
@@ -33,7 +33,7 @@ class Local(Op):
 class Compute(Local):
     op = "compute"
     first_field = "time"
-    drawing = Drawing(colours.LOCAL, "box", "f")
+    colour = colours.LOCAL
     words = Words(
         signature="compute(time | flops and bytes, kernels, name, reads, writes, adds, on, dtype)",
         before="The tensors under reads (and adds) hold what it needs.",
@@ -73,7 +73,7 @@ class Compute(Local):
 
 class Assign(Local):
     op = "assign"
-    drawing = Drawing(colours.LOCAL, "box", "=")
+    colour = colours.LOCAL
     words = Words(
         signature="assign(tensor, value)",
         before="The tensors that the value names have the same shape.",
@@ -90,7 +90,7 @@ class Assign(Local):
 
 class Synchronize(Local):
     op = "synchronize"
-    drawing = Drawing(colours.WAIT, "box", "⏲")
+    colour = colours.WAIT
     words = Words(
         signature="torch.cuda.synchronize()",
         before="The host may have run ahead of the device.",
@@ -105,7 +105,7 @@ class Synchronize(Local):
 class WaitStream(Local):
     op = "wait_stream"
     first_field = "stream"
-    drawing = Drawing(colours.WAIT, "box", "wait")
+    colour = colours.WAIT
     words = Words(
         signature="torch.cuda.Stream.wait_stream(stream)",
         before="Both streams hold what was launched on them so far.",
@@ -131,7 +131,7 @@ class WaitStream(Local):
 class Sleep(Local):
     op = "sleep"
     first_field = "time"
-    drawing = Drawing(colours.LOCAL, "box", "zzz")
+    colour = colours.LOCAL
     words = Words(
         signature="time.sleep(seconds)",
         before="The host is free.",
@@ -148,7 +148,7 @@ class Sleep(Local):
 class Exit(Local):
     op = "exit"
     first_field = "code"
-    drawing = Drawing(colours.END, "octagon", "exit")
+    colour = colours.END
     words = Words(
         signature="sys.exit(code)",
         before="The rank runs.",
@@ -165,7 +165,7 @@ class Exit(Local):
 class Fail(Local):
     op = "fail"
     first_field = "message"
-    drawing = Drawing(colours.END, "octagon", "!")
+    colour = colours.END
     words = Words(
         signature="raise RuntimeError(message)",
         before="The rank runs.",
@@ -183,7 +183,7 @@ class Wait(Op):
     kind = "wait"
     torch_name = "wait"
     first_field = "handles"
-    drawing = Drawing(colours.WAIT, "box", "wait")
+    colour = colours.WAIT
     words = Words(
         signature="Work.wait(timeout=None)",
         before="The requests behind the handles have been started.",

@@ -11,13 +11,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from distsim.ops import colours
-from distsim.ops.base import Binding, Drawing, Effect, Op, Source, Words
+from distsim.ops.base import Binding, From, OneTransfer, To, Words
 from distsim.ops.checks import first, no_peer, stranger
-from distsim.ops.fields import Expr, GroupField, TensorField, expression
-from distsim.ops.peers import From, To
+from distsim.ops.fields import Expr, GroupField, StreamField, TensorField, expression
 from distsim.ops.records import Call
-from distsim.ops.streams import StreamField
-from distsim.schedules import Algorithm, Round, Transfer
 
 #: The tag of a signal on channel 0: tags of messages end below, so that the two never meet.
 SIGNALS = 1 << 32
@@ -38,16 +35,10 @@ def tag_text(tag: int) -> str:
     return f"channel {tag - SIGNALS}" if is_signal(tag) else f"tag {tag}" if tag else ""
 
 
-def _one_transfer(n: int, root: int) -> list[Round]:
-    """Group rank 0 stands for whose memory is read, 1 for whose is written."""
-    return [[Transfer(0, 1, 0)]]
-
-
-class _OneSided(Op):
+class _OneSided(OneTransfer):
     """What the four have in common."""
 
     bindings = _BINDINGS
-    algorithms = {"direct": Algorithm(_one_transfer, "whole")}
 
     group: GroupField = None
     #: The stream that is current at the call.
@@ -56,15 +47,6 @@ class _OneSided(Op):
     @classmethod
     def faults(cls, call: Call) -> str | None:
         return first((stranger(call), no_peer(call, call.peer)))
-
-    @classmethod
-    def busbw_factor(cls, n: int) -> float:
-        """1, as of a message (nccl-tests doc/PERFORMANCE.md, sendrecv)."""
-        return 1.0
-
-    @classmethod
-    def effect(cls, n: int, root: int) -> tuple[Effect, ...]:
-        return (None, ((Source(0, 0),),))
 
 
 # --- data ---
@@ -107,7 +89,7 @@ _ORDER = (
 class Put(To, _Remote):
     op = "put"
     gives = "all"
-    drawing = Drawing(colours.SEND, "component", "put→")
+    colour = colours.SEND
     words = Words(
         signature="torch.ops.symm_mem.nvshmem_put(tensor, peer)",
         before="The tensor is in symmetric memory: every rank of the group has one of the same size.",
@@ -122,7 +104,7 @@ class Put(To, _Remote):
 class Get(From, _Remote):
     op = "get"
     gets = "all"
-    drawing = Drawing(colours.RECV, "component", "←get")
+    colour = colours.RECV
     words = Words(
         signature="torch.ops.symm_mem.nvshmem_get(tensor, peer)",
         before="The tensor is in symmetric memory: every rank of the group has one of the same size.",
@@ -168,7 +150,7 @@ _PAD = (
 class PutSignal(To, _Signal):
     op = "put_signal"
     direction = "send"
-    drawing = Drawing(colours.SEND, "triangle", "sig→")
+    colour = colours.SEND
     words = Words(
         signature="_SymmetricMemory.put_signal(dst_rank, channel=0, timeout_ms=0)",
         before="The other rank's cell for this sender and channel is empty.",
@@ -183,7 +165,7 @@ class PutSignal(To, _Signal):
 class WaitSignal(From, _Signal):
     op = "wait_signal"
     direction = "recv"
-    drawing = Drawing(colours.WAIT, "invtriangle", "→sig")
+    colour = colours.WAIT
     words = Words(
         signature="_SymmetricMemory.wait_signal(src_rank, channel=0, timeout_ms=0)",
         before="Anything; the cell may be empty or full.",

@@ -7,28 +7,19 @@ from typing import ClassVar
 from pydantic import Field, model_validator
 
 from distsim.ops import colours
-from distsim.ops.base import Binding, Drawing, Effect, Op, Source, Words
+from distsim.ops.base import Binding, OneTransfer, Op, To, Words
 from distsim.ops.bindings import NCCL_MOVES
 from distsim.ops.checks import first, no_peer, stranger
-from distsim.ops.fields import Expr, GroupField, HandleField, TensorField, expression
-from distsim.ops.peers import To
+from distsim.ops.fields import Expr, GroupField, HandleField, StreamField, TensorField, expression
 from distsim.ops.records import Call
-from distsim.ops.streams import StreamField
 from distsim.ops.torch_types import Memory, Work
-from distsim.schedules import Algorithm, Round, Transfer
 
 
-def _one_message(n: int, root: int) -> list[Round]:
-    """Group rank 0 stands for the sender, 1 for the receiver."""
-    return [[Transfer(0, 1, 0)]]
-
-
-class Message(Op):
-    """What the four have in common. Their effect and schedule are those of a pair: group rank 0 sends, group rank 1 receives."""
+class Message(OneTransfer):
+    """What the four have in common."""
 
     kind = "p2p"
     nccl_tests = "sendrecv_perf"
-    algorithms = {"direct": Algorithm(_one_message, "whole")}
     bindings = {"gloo": Binding(gpu=False), "nccl": Binding(dtype_text=NCCL_MOVES), "mpi": Binding()}
 
     tensor: TensorField
@@ -56,15 +47,6 @@ class Message(Op):
     @classmethod
     def nbytes(cls, call: Call) -> int:
         return (call.inputs or call.outputs)[0].nbytes
-
-    @classmethod
-    def busbw_factor(cls, n: int) -> float:
-        """1: nccl-tests doc/PERFORMANCE.md, sendrecv."""
-        return 1.0
-
-    @classmethod
-    def effect(cls, n: int, root: int) -> tuple[Effect, ...]:
-        return (None, ((Source(0, 0),),))
 
     @classmethod
     def torch_call(cls, dist: ModuleType, call: Call, tensors: Memory, group: object, works: Sequence[Work] = ()) -> object:
@@ -104,7 +86,7 @@ _TAGS = "nccl ignores tags: between two ranks, messages of one direction meet in
 class Send(_ToPeer):
     op = "send"
     torch_name = "send"
-    drawing = Drawing(colours.SEND, "box", "→")
+    colour = colours.SEND
     words = Words(
         signature="send(tensor, dst=None, group=None, tag=0, group_dst=None)",
         before="This rank has the tensor.",
@@ -120,7 +102,7 @@ class Recv(_FromPeer):
     op = "recv"
     torch_name = "recv"
     first_field = "tensor"
-    drawing = Drawing(colours.RECV, "box", "←")
+    colour = colours.RECV
     words = Words(
         signature="recv(tensor, src=None, group=None, tag=0, group_src=None)",
         before="The tensor is room for the message: same element count, same dtype.",
@@ -136,7 +118,7 @@ class Isend(_ToPeer):
     op = "isend"
     torch_name = "isend"
     nonblocking = True
-    drawing = Drawing(colours.SEND, "box", "⇢")
+    colour = colours.SEND
     words = Words(
         signature="isend(tensor, dst=None, group=None, tag=0, group_dst=None) -> Work",
         before="This rank has the tensor.",
@@ -154,7 +136,7 @@ class Irecv(_FromPeer):
     torch_name = "irecv"
     first_field = "tensor"
     nonblocking = True
-    drawing = Drawing(colours.RECV, "box", "⇠")
+    colour = colours.RECV
     words = Words(
         signature="irecv(tensor, src=None, group=None, tag=0, group_src=None) -> Work",
         before="The tensor is room for the message: same element count, same dtype.",
@@ -177,7 +159,7 @@ class BatchIsendIrecv(Op):
     kind: ClassVar = "batch"
     torch_name = "batch_isend_irecv"
     nonblocking = True
-    drawing = Drawing(colours.SEND, "box3d", "⇄")
+    colour = colours.SEND
     words = Words(
         signature="batch_isend_irecv([P2POp(isend | irecv, tensor, peer, group, tag), …]) -> list[Work]",
         before="Each isend's tensor is there, each irecv's tensor is room.",

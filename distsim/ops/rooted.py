@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from types import ModuleType
 
 from distsim.ops import colours
-from distsim.ops.base import Binding, Drawing, Effect, Source, Words
+from distsim.ops.base import Binding, Effect, Source, Words
 from distsim.ops.bindings import COMPLEX, NCCL_MOVES, gather_route, reduce_route, root_alone, scatter_route, tree_route
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreducible
 from distsim.ops.collective import FromRoot, InPlace, Reducing, ToRoot, everyone, op_of, torch_list
@@ -18,7 +18,7 @@ class Broadcast(FromRoot, InPlace):
     op = "broadcast"
     torch_name = "broadcast"
     nccl_tests = "broadcast_perf"
-    drawing = Drawing(colours.SPREAD, "invtriangle", "1→all")
+    colour = colours.SPREAD
     words = Words(
         signature="broadcast(tensor, src=None, group=None, async_op=False, group_src=None)",
         before="The rank src has the tensor; on the others it is room of the same element count and dtype.",
@@ -49,7 +49,7 @@ class Reduce(ToRoot, Reducing, InPlace):
     op = "reduce"
     torch_name = "reduce"
     nccl_tests = "reduce_perf"
-    drawing = Drawing(colours.REDUCE, "triangle", "Σ→1")
+    colour = colours.REDUCE
     words = Words(
         signature="reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False, group_dst=None)",
         before="Every rank has a tensor of the same element count and dtype.",
@@ -81,13 +81,28 @@ class Reduce(ToRoot, Reducing, InPlace):
         return dist.reduce(tensor, dst=call.root, op=op_of(dist, call), group=group, async_op=call.is_async)
 
 
+def _parts_misfit(call: Call, parts: Sequence[Buffer], ones: Sequence[Buffer], names: tuple[str, str, str]) -> str | None:
+    """What is wrong with the root's list, a part for each rank as large as what every rank has on the other side. ``names``: of the root
+    in torch, of the list, of the other side."""
+    if call.rank != call.root:
+        return None
+    root, list_name, one_name = names
+    if not parts:
+        return f"rank {call.rank} is {root}, so it needs an {list_name}"
+    n, one = call.group.size, ones[0].numel
+    fits = (
+        misfit(f"part {k} of the {list_name}", size, one, f"an {one_name} has") for k, size in enumerate(part_sizes(parts, n))
+    )
+    return first((not_a_list_of(parts, n, list_name), *fits))
+
+
 class Gather(ToRoot):
     op = "gather"
     torch_name = "gather"
     nccl_tests = "gather_perf"
     output_parts = "n"
     root_optional = True
-    drawing = Drawing(colours.COLLECT, "triangle", "all→1")
+    colour = colours.COLLECT
     words = Words(
         signature="gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None)",
         before="Every rank has an input of the same element count and dtype; dst has room for all of them.",
@@ -109,14 +124,7 @@ class Gather(ToRoot):
 
     @classmethod
     def misfits(cls, call: Call) -> str | None:
-        if call.rank != call.root:
-            return None
-        if not call.outputs:
-            return f"rank {call.rank} is dst, so it needs an output"
-        n, one = call.group.size, call.inputs[0].numel
-        sizes = part_sizes(call.outputs, n)
-        fits = (misfit(f"part {k} of the output", size, one, "an input has") for k, size in enumerate(sizes))
-        return first((not_a_list_of(call.outputs, n, "output"), *fits))
+        return _parts_misfit(call, call.outputs, call.inputs, ("dst", "output", "input"))
 
     @classmethod
     def nbytes(cls, call: Call) -> int:
@@ -143,7 +151,7 @@ class Scatter(FromRoot):
     nccl_tests = "scatter_perf"
     input_parts = "n"
     root_optional = True
-    drawing = Drawing(colours.SPREAD, "invtriangle", "1→each")
+    colour = colours.SPREAD
     words = Words(
         signature="scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None)",
         before="The rank src has one part for every rank; every rank has room for its own.",
@@ -169,14 +177,7 @@ class Scatter(FromRoot):
 
     @classmethod
     def misfits(cls, call: Call) -> str | None:
-        if call.rank != call.root:
-            return None
-        if not call.inputs:
-            return f"rank {call.rank} is src, so it needs an input"
-        n, one = call.group.size, call.outputs[0].numel
-        sizes = part_sizes(call.inputs, n)
-        fits = (misfit(f"part {k} of the input", size, one, "an output has") for k, size in enumerate(sizes))
-        return first((not_a_list_of(call.inputs, n, "input"), *fits))
+        return _parts_misfit(call, call.inputs, call.outputs, ("src", "input", "output"))
 
     @classmethod
     def nbytes(cls, call: Call) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from types import ModuleType
 
 from distsim.ops import colours
-from distsim.ops.base import Binding, Drawing, Effect, Source, Words
+from distsim.ops.base import Binding, Effect, Source, Words
 from distsim.ops.bindings import COMPLEX, GLOO_SHAPES
 from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreducible
 from distsim.ops.collective import Collective, InPlace, Reducing, everyone, op_of, torch_list
@@ -21,7 +21,7 @@ class AllReduce(Reducing, InPlace):
     torch_name = "all_reduce"
     nccl_tests = "all_reduce_perf"
     first_field = "tensor"
-    drawing = Drawing(colours.REDUCE, "ellipse", "Σ→all")
+    colour = colours.REDUCE
     words = Words(
         signature="all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False)",
         before="Every rank has a tensor of the same element count and dtype.",
@@ -77,7 +77,7 @@ class _Gathering(Collective):
 class AllGather(_Gathering):
     op = "all_gather"
     torch_name = "all_gather"
-    drawing = Drawing(colours.COLLECT, "ellipse", "all→all")
+    colour = colours.COLLECT
     words = Words(
         signature="all_gather(tensor_list, tensor, group=None, async_op=False)",
         before="Every rank has an input, and room for everybody's.",
@@ -116,7 +116,7 @@ class AllGatherIntoTensor(_Gathering):
     aliases = ("all_gather_single",)
     torch_name = "all_gather_into_tensor"
     flat = True
-    drawing = Drawing(colours.COLLECT, "ellipse", "all→all")
+    colour = colours.COLLECT
     words = Words(
         signature="all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False)",
         before="Every rank has an input of the same element count and dtype, and an output n times as large.",
@@ -179,7 +179,7 @@ class _ReduceScattering(Reducing):
 class ReduceScatter(_ReduceScattering):
     op = "reduce_scatter"
     torch_name = "reduce_scatter"
-    drawing = Drawing(colours.REDUCE, "ellipse", "Σ→each")
+    colour = colours.REDUCE
     words = Words(
         signature="reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op=False)",
         before="Every rank has one part for every rank.",
@@ -219,7 +219,7 @@ class ReduceScatterTensor(_ReduceScattering):
     aliases = ("reduce_scatter_single",)
     torch_name = "reduce_scatter_tensor"
     flat = True
-    drawing = Drawing(colours.REDUCE, "ellipse", "Σ→each")
+    colour = colours.REDUCE
     words = Words(
         signature="reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=False)",
         before="Every rank has an input that is n outputs long, of the same element count and dtype everywhere.",

@@ -15,7 +15,7 @@ from distsim.planning.exact import Asked, exact
 from distsim.planning.layouts import Layout, Left, Question, layouts
 from distsim.planning.outcome import Outcome, Part, Pricing, apart
 from distsim.sweep.backends import cores, finished
-from distsim.sweep.guided import proposed
+from distsim.sweep.points import proposed
 from distsim.sweep.table import Table
 
 #: Layouts that a worker takes at a time; they share schedules and prices.

@@ -11,12 +11,11 @@ from distsim.ops.records import Call
 from distsim.profiles import PROFILES
 from distsim.program.names import Names
 from distsim.program.records import Program, at
+from distsim.scenario.launch import Launch
 from distsim.scenario.model import Scenario
-from distsim.scenario.parts import Launch
-from distsim.startup.address import VARIABLES, address
+from distsim.startup.address import VARIABLES, address, is_loopback
 from distsim.startup.meeting import start_up
 from distsim.startup.records import Address, Cause, Entrance, StartUp, Surroundings
-from distsim.startup.where import is_loopback
 
 OP = "init_process_group"
 #: Launchers whose agent serves the store, and those that set the four variables.
@@ -41,11 +40,6 @@ def _same_numbers(brought: list[Entrance], names: Names) -> None:
         if isinstance(here, Address) and here.kind != "launcher" and here.rank != entrance.rank and not entrance.absent:
             names.problem(("program",), f"process {entrance.rank} says that it is rank {here.rank}, and all numbers are there once; a file "
                           "counts processes by these numbers: write `rank: rank`")  # fmt: skip
-
-
-def full_startup(scenario: Scenario, program: Program) -> StartUp:
-    """The same for any program, for a picture."""
-    return program.startup or start_up(entrances(scenario, program, Names(scenario)), surroundings(scenario))
 
 
 def surroundings(scenario: Scenario) -> Surroundings:

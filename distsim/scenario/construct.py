@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from distsim.names import shown
 from distsim.output import visible
 from distsim.scenario.document import MAX_ALIASED, Document, Map, Seq, plain_scalar
-from distsim.scenario.problems import Problems, shown
+from distsim.scenario.problems import Problems
 from distsim.scenario.remedies import remedy
 
 _MISSING_BLANK = re.compile(r"([A-Za-z_]\w*):(\S.*)", re.DOTALL)

@@ -9,7 +9,8 @@ from distsim.expr import Expression
 from distsim.ops.fields import plain
 from distsim.scenario.document import write
 from distsim.scenario.entries import Block, Entry, Repeat, Selector, Step
-from distsim.scenario.parts import GroupDecl, Part
+from distsim.scenario.part import Part
+from distsim.scenario.parts import GroupDecl
 
 if TYPE_CHECKING:
     from distsim.scenario.model import Scenario

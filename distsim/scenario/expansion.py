@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from distsim.expr import parse
-from distsim.names import listing
+from distsim.names import listing, shown
 from distsim.ops.fields import expression
 from distsim.profiles import DEFAULT_BACKEND
 from distsim.quantities import Kind, has_units, kind_of, quantity
 from distsim.scenario.document import Document, Path
-from distsim.scenario.problems import Problems, shown
+from distsim.scenario.problems import Problems
 from distsim.scenario.scalars import MAX_WORLD, integer
 from distsim.scenario.validation import note_errors
 from distsim.strategies import STRATEGIES

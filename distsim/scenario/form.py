@@ -15,9 +15,10 @@ from distsim.ops.fields import expression
 from distsim.ops.patterns import WORD, expression_schema, name_schema, per_rank_schema, quantity_schema
 from distsim.profiles import DEFAULT_BACKEND, PROFILES
 from distsim.quantities import EXAMPLES
-from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, MemoryDecl, Options, Part, TensorDecl, World
+from distsim.scenario.launch import Launch
+from distsim.scenario.part import Part
+from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, MemoryDecl, Options, Sweep, TensorDecl, World
 from distsim.scenario.scalars import MAX_WORLD, choice, field, fraction, integer, text, wrong
-from distsim.scenario.sweep_form import Sweep
 
 MAX_TIMES = 10**6
 #: What a batch may hold.

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from distsim.ops.fields import Gather, PerRank, per_rank
-from distsim.scenario.part import Part, text_key
+from distsim.ops.fields import PerRank, per_rank
+from distsim.scenario.part import Part, by_name
 from distsim.scenario.scalars import Count, Names, Ranks, Text, choice, field, integer, listed, wrong
 
 LAUNCHERS = ("torchrun", "elastic", "mp.spawn", "mp.Process", "srun", "mpirun")
@@ -25,15 +25,8 @@ def _variable(value: object) -> str:
     return str(value)
 
 
-def _environment(value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise wrong("a mapping of variables to values, as `{MASTER_ADDR: node0, RANK: null}`", value)
-    gather = Gather()
-    for name in value:
-        gather.take(name, text_key, name)
-    found = {name: gather.take(name, per_rank(_variable), given) for name, given in value.items()}
-    gather.done()
-    return found
+def _environment(value: object) -> Mapping[str, object]:
+    return by_name(value, "a mapping of variables to values, as `{MASTER_ADDR: node0, RANK: null}`", per_rank(_variable))
 
 
 def _plain_environment(env: dict[str, object]) -> dict[str, object]:

@@ -10,10 +10,10 @@ from distsim.errors import Problem
 from distsim.expr import Expression
 from distsim.scenario.document import Document, Path
 from distsim.scenario.entries import Entry
-from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, Launch, MemoryDecl, Options, TensorDecl, World
+from distsim.scenario.launch import Launch
+from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, MemoryDecl, Options, Sweep, TensorDecl, World
 from distsim.scenario.problems import Problems, problem
 from distsim.scenario.read import read
-from distsim.scenario.sweep_form import Sweep
 
 
 class Scenario(BaseModel):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 from pydantic import BaseModel, ConfigDict
 
-from distsim.fields import tell
+from distsim.fields import Gather, Parser, tell
 from distsim.scenario.scalars import wrong
 from distsim.scenario.words import WORDS
+
+T = TypeVar("T")
 
 
 class Part(BaseModel):
@@ -28,3 +33,15 @@ def text_key(value: object) -> str:
     if not isinstance(value, str):
         raise wrong("a name", value)
     return value
+
+
+def by_name(value: object, what: str, parse: Parser[T]) -> Mapping[str, T]:
+    """A mapping of names to what ``parse`` makes of each value; ``what``: the mapping that is expected, for who wrote another thing."""
+    if not isinstance(value, Mapping):
+        raise wrong(what, value)
+    gather = Gather()
+    for name in value:
+        gather.take(name, text_key, name)
+    found = {name: gather.take(name, parse, given) for name, given in value.items()}
+    gather.done()
+    return found

@@ -1,4 +1,4 @@
-"""The parts of a scenario that are no steps: world, groups, tensors, options, launch, faults, expectations."""
+"""The parts of a scenario that are no steps: world, groups, tensors, options, launch, faults, sweep, expectations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distsim import units
 from distsim.expr import Expression
 from distsim.fields import Schema
 from distsim.findings.codes import CODES
-from distsim.names import near
+from distsim.names import near, shown
 from distsim.ops.fields import (
     DtypeField,
     FieldError,
@@ -25,13 +25,11 @@ from distsim.ops.fields import (
 )
 from distsim.ops.patterns import expression_schema, per_rank_schema
 from distsim.profiles import PROFILES
-from distsim.scenario.launch import Launch as Launch
-from distsim.scenario.part import Part as Part
-from distsim.scenario.part import text_key
-from distsim.scenario.problems import shown
+from distsim.scenario.part import Part, by_name, text_key
 from distsim.scenario.scalars import (
     MAX_WORLD,
     Backend,
+    Count,
     Duration,
     Flag,
     Names,
@@ -262,15 +260,8 @@ def _expected(value: object) -> object:
     raise ValueError(f"expected a number, a list of numbers, or `?` for unknown, found {shown(value)}")
 
 
-def _values(value: object) -> dict[str, object]:
-    if not isinstance(value, Mapping):
-        raise wrong("a mapping of tensors to numbers, as `{x: {0: 6, 1: 6}}`", value)
-    gather = Gather()
-    for name in value:
-        gather.take(name, text_key, name)
-    found = {name: gather.take(name, per_rank(_expected), numbers) for name, numbers in value.items()}
-    gather.done()
-    return found
+def _values(value: object) -> Mapping[str, object]:
+    return by_name(value, "a mapping of tensors to numbers, as `{x: {0: 6, 1: 6}}`", per_rank(_expected))
 
 
 def _code(value: object) -> str:
@@ -311,3 +302,32 @@ class Expect(Part):
     )
     makespan: Bounds | None = None
     iteration: Bounds | None = None
+
+
+def _grid(value: object) -> dict[str, tuple[object, ...]]:
+    if not isinstance(value, Mapping) or not value:
+        raise wrong("a mapping of keys to their values, as `{mesh.dp: [1, 2, 4]}`", value)
+    gather = Gather()
+    for name, values in value.items():
+        gather.take(name, text_key, name)
+        gather.take(name, _some, values)
+    gather.done()
+    return {name: tuple(values) for name, values in value.items()}
+
+
+def _some(value: object) -> object:
+    if not isinstance(value, list | tuple) or not value:
+        raise wrong("a list of values", value)
+    return value
+
+
+class Sweep(Part):
+    """What `distsim sweep` runs: every point of a grid."""
+
+    grid: Annotated[
+        dict[str, Any],
+        *field(_grid, {"type": "object", "minProperties": 1, "additionalProperties": {"type": "array", "minItems": 1}}),
+    ] = Field(default_factory=dict)
+    cluster: Names = ()
+    #: Points that a guided search tries; left out: all.
+    budget: Count | None = None

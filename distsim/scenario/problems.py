@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from distsim.errors import Problem, ScenarioErrors
-from distsim.names import shown as shown
 from distsim.ops.fields import errors_of
 from distsim.scenario.document import Document, Path
 

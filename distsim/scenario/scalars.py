@@ -9,12 +9,11 @@ from pydantic import ValidationInfo
 
 from distsim import units
 from distsim.fields import Parsed
-from distsim.names import near
+from distsim.names import near, shown
 from distsim.ops.fields import each, plain
 from distsim.ops.patterns import quantity_schema
 from distsim.profiles import PROFILES
 from distsim.quantities import read_quantity
-from distsim.scenario.problems import shown
 
 
 def wrong(expected: str, value: object) -> ValueError:

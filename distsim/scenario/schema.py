@@ -24,7 +24,8 @@ from distsim.ops.table import ALIASES, OPS
 from distsim.ops.words import torch_names
 from distsim.scenario.cluster_form import CLUSTER_MODELS, cluster_schema
 from distsim.scenario.form import IN_A_BATCH, PARTS, Block, File, Repeat
-from distsim.scenario.parts import Bounds, Part
+from distsim.scenario.part import Part
+from distsim.scenario.parts import Bounds
 from distsim.scenario.shapes import entry_shape, shape_of
 from distsim.strategies import STRATEGIES
 from distsim.strategies.base import Strategy

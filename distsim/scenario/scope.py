@@ -9,13 +9,13 @@ from functools import cache
 from typing import Any
 
 from distsim.expr import Expression, ExpressionError
-from distsim.names import listing, near
+from distsim.names import listing, near, shown
 from distsim.ops.base import Op
 from distsim.ops.fields import Inline, PerRank, Ref
 from distsim.quantities import Kind, Quantity, kind_of
 from distsim.scenario.document import Path
 from distsim.scenario.entries import Block, Entry, Repeat, Selector, Step
-from distsim.scenario.problems import Problems, shown
+from distsim.scenario.problems import Problems
 from distsim.scenario.steps import bad_times
 
 #: Words of expressions; nothing else may be called so.

@@ -1,4 +1,4 @@
-"""init_method, store, rank and world_size to where the store is and as whom one comes, with torch's refusals.
+"""init_method, store, rank and world_size to where the store is and as whom one comes, and where a name leads; with torch's refusals.
 
 Every check and every text is torch's own, in torch's order (torch 2.13, torch/distributed/rendezvous.py and `init_process_group` of
 distributed_c10d.py); `tests/data/startup.json` has them from real processes.
@@ -7,11 +7,11 @@ distributed_c10d.py); `tests/data/startup.json` has them from real processes.
 from __future__ import annotations
 
 import posixpath
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 from urllib.parse import ParseResult, urlparse
 
 from distsim.names import near
-from distsim.startup.records import Address, Entrance, Refusal
+from distsim.startup.records import Address, Entrance, Refusal, Surroundings
 
 SCHEMES = ("env", "tcp", "file")
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -187,3 +187,40 @@ def _who_sets(name: str, launcher: str) -> str:
             )
             return f"{known} sets no {name}; {how}"
     return f"torchrun sets {name}; else export it, or start with `distsim run --real`"
+
+
+_LOOPBACK = ("localhost", "127.", "::1")
+#: Names that never resolve (RFC 6761), and addresses that no machine has (RFC 5737).
+_NEVER = (".invalid",)
+_NOBODY = ("192.0.2.", "198.51.100.", "203.0.113.")
+
+
+class Place(NamedTuple):
+    """A store's place: a port of a machine, or a file. ``node``: None where no machine of the job is meant."""
+
+    kind: str
+    node: int | None
+    path: str
+    port: int
+
+
+def resolves(host: str, around: Surroundings) -> bool:
+    """Has the name an address? Where the file lists its hosts, no other name has."""
+    return not host.endswith(_NEVER) and (host in around.hosts or not around.closed or host[:1].isdigit() or is_loopback(host))
+
+
+def is_loopback(host: str) -> bool:
+    return host.startswith(_LOOPBACK)
+
+
+def leads_to(address: Address, node: int, around: Surroundings) -> Place:
+    """Where a process on machine ``node`` comes to. A name that is not listed means the machine of rank 0."""
+    if address.kind != "tcp":
+        return Place(address.kind, 0, address.path, 0)
+    host = address.host
+    if is_loopback(host) and host not in around.hosts:
+        return Place("tcp", node, "", address.port)
+    if host in around.hosts:
+        return Place("tcp", around.hosts[host], "", address.port)
+    elsewhere = around.closed or not resolves(host, around) or host.startswith(_NOBODY)
+    return Place("tcp", None if elsewhere else 0, "", address.port)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from distsim.startup.address import Place, is_loopback, resolves
 from distsim.startup.records import Address, Cause, Ending, Entrance, Refusal, Surroundings
-from distsim.startup.where import Place, is_loopback, resolves
 
 _MOST = 8
 

@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from distsim.startup.address import address
+from distsim.startup.address import Place, address, leads_to
 from distsim.startup.causes import alone_under_mpi, causes_of, remarks_of
 from distsim.startup.records import Address, Ending, Entrance, Event, Refusal, StartUp, StoreKind, Surroundings
-from distsim.startup.where import Place, leads_to
 
 _SECOND = 10**9
 #: gloo tries a connection five times, each as long as the time-out (gloo/transport/tcp/pair.cc, `connect`).

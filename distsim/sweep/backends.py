@@ -31,7 +31,7 @@ def finished(
         for number, task in enumerate(tasks):
             yield number, function(task)
         return
-    joblib = _needed("joblib")
+    joblib = needed("joblib")
     with _backend(joblib, address):
         pool = joblib.Parallel(n_jobs=-1 if address else count, return_as="generator_unordered", pre_dispatch="4*n_jobs")
         yield from pool(joblib.delayed(_numbered)(function, number, task) for number, task in enumerate(tasks))
@@ -48,7 +48,7 @@ def _backend(joblib: Any, address: str | None) -> Iterator[None]:
         with joblib.parallel_config(backend="loky"):
             yield
     elif address.startswith(("tcp://", "tls://", "ucx://")):
-        distributed = _needed("distributed")
+        distributed = needed("distributed")
         try:
             client = distributed.Client(address, timeout="10s")
         except OSError as error:
@@ -56,7 +56,7 @@ def _backend(joblib: Any, address: str | None) -> Iterator[None]:
         with client, joblib.parallel_config(backend="dask"):
             yield
     elif address == "ray" or address.startswith("ray://"):
-        ray, register = _needed("ray"), _needed("ray.util.joblib")
+        ray, register = needed("ray"), needed("ray.util.joblib")
         ray.init(address="auto" if address == "ray" else address, ignore_reinit_error=True)
         register.register_ray()
         with joblib.parallel_config(backend="ray"):
@@ -71,7 +71,7 @@ def _has(name: str) -> bool:
     return find_spec(name) is not None
 
 
-def _needed(name: str) -> Any:
+def needed(name: str) -> Any:
     """A package that is no part of the base. Raises EnvironmentFault with the extra that brings it."""
     from importlib import import_module
 
@@ -84,4 +84,4 @@ def _needed(name: str) -> Any:
         raise EnvironmentFault(f"{package} is not installed", remedy) from None
 
 
-__all__ = ["cores", "finished"]
+__all__ = ["cores", "finished", "needed"]

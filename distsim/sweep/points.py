@@ -1,19 +1,20 @@
-"""The points of a grid, and what tells two of them apart: the content of the scenario that each comes to."""
+"""The points of a grid, all or those that a guided search proposes; what tells two apart is the content of their scenarios."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from distsim import __version__
 from distsim.errors import ScenarioErrors, UsageError
 from distsim.names import listing
 from distsim.scenario import raw
 from distsim.simulation import cluster_path
+from distsim.sweep.backends import needed
 
 #: Keys of a file that change nothing of what comes out.
 _SILENT = ("name", "about", "expect", "sweep", "launch")
@@ -109,6 +110,40 @@ def grid_words(grid: Mapping[str, Sequence[str]], clusters: Sequence[str]) -> st
     """The grid in a line."""
     words = [f"{name} {listing(values, 8)}" for name, values in grid.items()]
     return "; ".join([*words, *([f"cluster {listing(clusters, 8)}"] if clusters else [])])
+
+
+#: Proposals in a row that name points already tried, after which the search ends: it has found its place.
+_STALE = 200
+
+
+def proposed(
+    space: Mapping[str, Sequence[str]], budget: int, seed: int, score: Callable[[dict[str, str]], float | None]
+) -> Iterator[dict[str, str]]:
+    """Optuna's sampler proposes, points are tried, the best are asked for again nearby.
+
+    Up to ``budget`` different choices of one value for each name, each yielded before ``score`` is asked for it (what is least is
+    best; None: it can't be). The same seed and scores propose the same. Raises EnvironmentFault without Optuna."""
+    optuna = needed("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=max(budget // 4, 8))
+    )
+    distributions = {name: optuna.distributions.CategoricalDistribution(list(values)) for name, values in space.items()}
+    tried: dict[tuple[str, ...], float | None] = {}
+    stale = 0
+    while len(tried) < budget and stale < _STALE:
+        trial: Any = study.ask(distributions)
+        choice = {name: str(trial.params[name]) for name in space}
+        key = tuple(choice.values())
+        stale = stale + 1 if key in tried else 0
+        if key not in tried:
+            yield choice
+            tried[key] = score(choice)
+        found = tried[key]
+        if found is None:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(trial, found)
 
 
 __all__ = ["Point", "check_names", "grid_words", "key_of", "parse_grid", "points"]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from distsim.sweep.backends import finished
 from distsim.sweep.evaluate import Task, columns_of, evaluate
-from distsim.sweep.guided import proposed
-from distsim.sweep.points import Point, check_names, key_of, points
+from distsim.sweep.points import Point, check_names, key_of, points, proposed
 from distsim.sweep.table import Table
 
 #: Called with (points done, points in all).

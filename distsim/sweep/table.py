@@ -15,7 +15,7 @@ from typing import Any
 from distsim.errors import UsageError
 from distsim.output import visible, write_file
 from distsim.reading import read_bytes
-from distsim.sweep.backends import _needed
+from distsim.sweep.backends import needed
 
 #: The column that tells rows apart: the content hash of a point.
 KEY = "key"
@@ -35,7 +35,7 @@ class Table:
         if not path.parent.is_dir():
             raise UsageError(f"there is no folder {path.parent} for the table", "name a file in a folder that exists")
         if path.suffix == ".parquet":
-            _needed("pyarrow")
+            needed("pyarrow")
         self.growing = path if path.suffix == ".csv" else path.with_name(path.name + ".part.csv")
         self._take_up()
 
@@ -107,7 +107,7 @@ def _line(cells: Iterable[str]) -> str:
 
 def _parquet(columns: Sequence[str], rows: Iterable[Mapping[str, str]]) -> bytes:
     """Columns of integers and of floats as such, the others as texts; empty cells are null."""
-    arrow, parquet = _needed("pyarrow"), _needed("pyarrow.parquet")
+    arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
     kept = list(rows)
     found = {name: arrow.array(_typed([row[name] for row in kept])) for name in columns}
     out = io.BytesIO()
@@ -126,7 +126,7 @@ def _typed(cells: Sequence[str]) -> list[Any]:
 
 
 def _parquet_rows(path: Path) -> list[list[str]]:
-    parquet = _needed("pyarrow.parquet")
+    parquet = needed("pyarrow.parquet")
     try:
         data = parquet.read_table(path).to_pydict()
     except Exception as error:  # pyarrow's own kinds

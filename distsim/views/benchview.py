@@ -9,7 +9,7 @@ from itertools import groupby
 
 from distsim.bench import Bench
 from distsim.calibrate import Calibration
-from distsim.calibrate.beside import Beside
+from distsim.calibrate.fit import Beside
 from distsim.cluster import Cluster
 from distsim.ops.table import OPS
 from distsim.units import bandwidth_text, show_bytes, show_ns

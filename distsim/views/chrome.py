@@ -54,13 +54,8 @@ class _Slice(NamedTuple):
     open: bool = False
 
 
-def chrome_trace(trace: Trace, memory: Sequence[Filled] = ()) -> str:
-    """The trace as JSON text, one event per line. The same trace gives the same text. ``memory``: what ranks hold."""
-    return "".join(chrome_lines(trace, memory))
-
-
 def chrome_lines(trace: Trace, memory: Sequence[Filled] = ()) -> Iterator[str]:
-    """The same in pieces."""
+    """The trace as JSON text in pieces, one event per line. The same trace gives the same text. ``memory``: what ranks hold."""
     ended = how_it_ended(trace)
     makespan = max(trace.makespan_ns, int(trace.header.get("until_ns") or 0) if ended else 0)
     events, threads = _events(trace, memory, makespan)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.trace import Trace
-from distsim.views.folding import alike_ranks, fold_steps
+from distsim.views.folding import fold_steps, symmetric_ranks
 from distsim.views.part import Part, chosen_ranks, group_numbers, told, window
 
 #: So many columns are drawn even if all ranks are alike: a collective is between several.
@@ -43,7 +43,7 @@ def choose(trace: Trace, part: Part, most: int, rows_too_many: int, must: Sequen
             notes.append(f"step {step.first} of {count} is drawn, {same}")
     if len(ranks) <= most:
         return Chosen(ranks, {}, rows, tuple(notes))
-    classes = alike_ranks(trace, ranks, rows)
+    classes = symmetric_ranks(trace, ranks, rows)
     shown = list(dict.fromkeys([r for r in must if r in set(ranks)][:most]))
     shown += [m[0] for m in classes if not set(m) & set(shown)][: max(most - len(shown), 0)]
     partners = _partners(trace, rows)

@@ -105,7 +105,7 @@ def fold_ranks(
     return tuple(sorted(lanes, key=lambda lane: lane.first))
 
 
-def alike_ranks(trace: Trace, ranks: Sequence[int], keep: NDArray[np.bool_] | None = None) -> list[tuple[int, ...]]:
+def symmetric_ranks(trace: Trace, ranks: Sequence[int], keep: NDArray[np.bool_] | None = None) -> list[tuple[int, ...]]:
     """Ranks that make the same calls, whenever they make them: by class, in order of their lowest ranks."""
     return sorted(_classes(np.asarray(ranks, dtype=np.int64), _signatures(trace, False, keep)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from distsim.errors import UsageError
@@ -74,6 +74,19 @@ class View(NamedTuple):
     examples: tuple[Example, ...] = ()
     of_trace: bool = False
     large: Callable[[Subject], str | None] | None = None
+
+
+def of_trace_or_run(svg: Callable[[Trace, Part, str, Iterable[int] | None], str]) -> Callable[[Subject], str]:
+    """How to draw a recording, or else a run, by what draws a trace: the part, a title and the ranks that are
+    stuck ("" and None: as the trace says)."""
+
+    def drawn(subject: Subject) -> str:
+        if subject.trace is not None:
+            return svg(subject.trace, subject.part, "", None)
+        run = given(subject.run, "run")
+        return svg(run.trace, subject.part, run.program.name, run.standstill.stuck)
+
+    return drawn
 
 
 def given(part: T | None, what: str) -> T:

@@ -95,7 +95,7 @@ class _Dataflow:
             if event is min(met, key=lambda e: e.column) or event.row != met[1].row:
                 self._band([e for e in met if e.row == event.row])
             return
-        fill = RED_FILL if event.red else PALE if event.kind == "wait" else tint(OPS[event.call.op].drawing.colour)
+        fill = RED_FILL if event.red else PALE if event.kind == "wait" else tint(OPS[event.call.op].colour)
         lines = [Text(head_text(event.call), bold=True, colour=RED if event.red else INK)]
         detail = wait_text(self.program, event.rank, event.position) if event.kind == "wait" else detail_text(event.call)
         lines += [Text(detail, size=11)] if detail else []
@@ -142,7 +142,7 @@ class _Dataflow:
             own = [head_text(e.call)] if len(heads) > 1 else []
             own += [_about(e)] if len(abouts) > 1 else []
             cells[e.column] = tuple(Text(text, size=11) for text in (*own, *self._change(e)))
-        fill = RED_FILL if red else tint(OPS[event.call.op].drawing.colour)
+        fill = RED_FILL if red else tint(OPS[event.call.op].colour)
         columns = tuple(sorted(e.column for e in party))
         look = (fill, RED if red else GREY, event.call.is_async)
         self.bands.append(Band(event.id, columns, event.row, tuple(title), cells, *look))
@@ -207,7 +207,7 @@ class _Dataflow:
     def _legend(self) -> tuple[Key, ...]:
         ops: dict[str, list[str]] = {}
         for event in (e for column in self.events for e in column if not e.red):
-            names = ops.setdefault(PALE if event.kind == "wait" else tint(OPS[event.call.op].drawing.colour), [])
+            names = ops.setdefault(PALE if event.kind == "wait" else tint(OPS[event.call.op].colour), [])
             names += [event.call.op] if event.call.op not in names else []
         keys = [Key(colour, ", ".join(names[:3])) for colour, names in ops.items()]
         keys += [Key(MESSAGE, "message", "solid")] if any(not a.dashed for a in self.arrows) else []

@@ -23,7 +23,7 @@ from distsim.views.drawing.palette import GREY, LINE, MESSAGE, RED
 from distsim.views.drawing.ranklane import COMPUTE
 from distsim.views.drawing.records import clipped, text_width
 from distsim.views.drawing.svg import WAITING, TimeChart, number, ticks
-from distsim.views.drawing.view import Example, Subject, View, given
+from distsim.views.drawing.view import Example, View, of_trace_or_run
 from distsim.views.folding import Lane, RankRows, fold_ranks, fold_steps
 from distsim.views.messages import Choice, Ints, alone, choices, messages
 from distsim.views.part import WHOLE, Part, chosen_ranks, told, window
@@ -314,14 +314,7 @@ class _Diagram:
         return drawn
 
 
-def _drawn(subject: Subject) -> str:
-    if subject.trace is not None:
-        return spacetime_svg(subject.trace, subject.part)
-    run = given(subject.run, "run")
-    return spacetime_svg(run.trace, subject.part, run.program.name, run.standstill.stuck)
-
-
-VIEW = View(_drawn, formats=("svg", "png", "pdf"), of_trace=True, examples=(
+VIEW = View(of_trace_or_run(spacetime_svg), formats=("svg", "png", "pdf"), of_trace=True, examples=(
     Example("pipeline_1f1b", "Messages in space and time: activations go down, their gradients come back up."),
     Example("findings/ds401_wrong_sender", "Receives from any source: which message each takes is a choice, and one of them is wrong."),
     Example("head_to_head_receives", "Two receives that wait for each other: nobody sends."),

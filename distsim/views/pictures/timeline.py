@@ -25,7 +25,7 @@ from distsim.views.drawing.palette import GREY, INK, MESSAGE, PALE
 from distsim.views.drawing.ranklane import BACKWARD, COMPUTE, EXPOSED, LOWER, STRIP, UPPER, LanePainter, Row
 from distsim.views.drawing.records import clipped
 from distsim.views.drawing.svg import HIDDEN, WAITING, Svg, TimeChart, ticks
-from distsim.views.drawing.view import Example, Subject, View, given
+from distsim.views.drawing.view import Example, View, of_trace_or_run
 from distsim.views.folding import Lane, RankRows, Step, fold_ranks, fold_steps
 from distsim.views.part import WHOLE, Part, chosen_ranks, group_numbers, told, window
 from distsim.views.spans import Spans, merged, within
@@ -246,14 +246,7 @@ def _percent(part: int, whole: int) -> str:
     return f"{share:.0f} %" if share >= 9.5 else f"{share:.2g} %"
 
 
-def _drawn(subject: Subject) -> str:
-    if subject.trace is not None:
-        return timeline_svg(subject.trace, subject.part)
-    run = given(subject.run, "run")
-    return timeline_svg(run.trace, subject.part, run.program.name, run.standstill.stuck)
-
-
-VIEW = View(_drawn, formats=("svg", "png", "pdf"), of_trace=True, examples=(
+VIEW = View(of_trace_or_run(timeline_svg), formats=("svg", "png", "pdf"), of_trace=True, examples=(
     Example("hybrid", "The same run to scale: what each rank does, and the path that sets the pace."),
     Example("ddp_by_hand", "The same to scale: two of the three all_reduces are hidden behind compute."),
     Example("pipeline_1f1b", "One forward, one backward: the bubble at both ends."),

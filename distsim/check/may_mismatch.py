@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from distsim.check.call_index import CallIndex
 from distsim.check.layout import Layout
-from distsim.check.mismatch import Mismatch, judge_lane, uneven_calls
+from distsim.check.mismatch import Mismatch, judge_sequence, uneven_calls
 
 
 class Posted(NamedTuple):
@@ -20,9 +20,9 @@ class Posted(NamedTuple):
     assume: int = -1  # the sender that a receive relies on
 
 
-class Suspects:
-    """``lanes``: (lane, number, (rank, call) of all who make it) of calls that differ in signature or have uneven parts;
-    ``pairs``: (channel, number, message, receive) that differ. ``bad_lanes`` and ``bad_pairs`` number those that never fit."""
+class MayMismatch:
+    """``sequences``: (sequence, number, (rank, call) of all who make it) of calls that differ in signature or have uneven parts;
+    ``pairs``: (channel, number, message, receive) that differ. ``bad_sequences`` and ``bad_pairs`` number those that never fit."""
 
     def __init__(
         self, layout: Layout, joins: Mapping[tuple[int, int], list[Posted]], sends: Mapping[int, list[Posted]],
@@ -31,24 +31,26 @@ class Suspects:
         self.layout = layout
         self.where = CallIndex(layout)
         self._judged: dict[tuple[int, int, tuple[int, ...]], Mismatch | None] = {}
-        self.lanes = list(self._lanes(joins))
+        self.sequences = list(self._sequences(joins))
         both = {c: zip(sends[c], receives.get(c, ()), strict=False) for c in sorted(sends) if c not in open_channels}
         self.pairs = [(c, k, s, r) for c, met in both.items() for k, (s, r) in enumerate(met) if s.signature != r.signature]
         self.bad_pairs = {(channel, k) for channel, k, _, _ in self.pairs}
-        self.bad_lanes = {(lane, n) for lane, n, calls in self.lanes if self.judge(lane, n, tuple(r for r, _ in calls))}
+        self.bad_sequences = {
+            (sequence, n) for sequence, n, calls in self.sequences if self.judge(sequence, n, tuple(r for r, _ in calls))
+        }
 
-    def _lanes(self, joins: Mapping[tuple[int, int], list[Posted]]) -> Iterator[tuple[int, int, list[tuple[int, Posted]]]]:
+    def _sequences(self, joins: Mapping[tuple[int, int], list[Posted]]) -> Iterator[tuple[int, int, list[tuple[int, Posted]]]]:
         uneven = uneven_calls(self.layout, self.where)
-        for lane in sorted({lane for lane, _ in joins}):
-            calls = [(rank, joins[lane, rank]) for rank in self.layout.lane_ranks[lane] if (lane, rank) in joins]
+        for sequence in sorted({sequence for sequence, _ in joins}):
+            calls = [(rank, joins[sequence, rank]) for rank in self.layout.sequence_ranks[sequence] if (sequence, rank) in joins]
             for n in range(max(len(c) for _, c in calls)):
                 came = [(rank, c[n]) for rank, c in calls if n < len(c)]
-                if len({p.signature for _, p in came}) > 1 or (lane, n) in uneven:
-                    yield lane, n, came
+                if len({p.signature for _, p in came}) > 1 or (sequence, n) in uneven:
+                    yield sequence, n, came
 
-    def judge(self, lane: int, n: int, came: tuple[int, ...]) -> Mismatch | None:
-        """What differs among ranks that came to a lane's n-th call."""
-        key = (lane, n, came)
+    def judge(self, sequence: int, n: int, came: tuple[int, ...]) -> Mismatch | None:
+        """What differs among ranks that came to a sequence's n-th call."""
+        key = (sequence, n, came)
         if key not in self._judged:
-            self._judged[key] = judge_lane(self.layout, self.where, lane, n, came)
+            self._judged[key] = judge_sequence(self.layout, self.where, sequence, n, came)
         return self._judged[key]

@@ -13,7 +13,7 @@ from distsim.check.tables import Tables
 Classes = tuple[tuple[int, ...], ...]
 
 
-def alike_ranks(tables: Tables) -> Classes:
+def symmetric_ranks(tables: Tables) -> Classes:
     """Classes of two ranks or more that may change places, ascending."""
     named = _named(tables)
     classes: dict[Hashable, list[int]] = {}
@@ -48,7 +48,7 @@ def _shape(tables: Tables, rank: int) -> Hashable:
         for c in sorted(tables.sends)
         if layout.chan_src[c] == rank
     )
-    calls = tuple((lane, tuple(p)) for (lane, who), p in sorted(tables.joins.items()) if who == rank)
+    calls = tuple((sequence, tuple(p)) for (sequence, who), p in sorted(tables.joins.items()) if who == rank)
     waits = tuple((stop.position, tuple(q[:2] for q in stop.requests)) for stop in tables.stops[rank])
     return messages, calls, waits, posts.status, posts.end, posts.message
 

@@ -290,7 +290,7 @@ def test_every_preset_stands_on_the_page_with_what_is_weak() -> None:
 
 def test_published_times_are_met_as_well_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """The constants as they come, through the front door: mean over 57 tables below 16 %, and nine of ten times in their band; measured
-    at every fourth size, below 6 %."""
+    at every fourth size, below 6 %, and below 4.5 where the network is not Slingshot; at both sizes beside, below 4.5 %."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "accuracy"))
     run: Any = __import__("run")
     tables = run.tables()
@@ -301,11 +301,15 @@ def test_published_times_are_met_as_well_as_the_page_says(monkeypatch: pytest.Mo
         for told_us, us, size in zip(run.priced(t, run.cluster_of(t)), t.us, t.nbytes, strict=True)
         for band in (band_of(t.at, int(size)),)
     ]
-    fourths = [np.abs(priced / true - 1).mean() for t in tables if len(t.us) > 8 for priced, true in (run.fourth(t),)]
+    long = [t for t in tables if len(t.us) > 8]
+    fourths = {t.id: run.fourth(t)[1].mean() for t in long}
+    besides = [run.beside(t)[1].mean() for t in long]
     for module in ("run", "fit", "tables"):
         sys.modules.pop(module, None)
 
-    assert np.mean(fourths) < 0.06
+    assert np.mean(list(fourths.values())) < 0.06
+    assert np.mean([fourths[t.id] for t in long if t.at.transport != "slingshot"]) < 0.045
+    assert np.mean(besides) < 0.045
     assert np.mean(off) < 0.16
     assert np.median(off) < 0.14
     assert np.mean(inside) > 0.88

@@ -15,6 +15,8 @@ its scores), ``grad_reduce`` (``beside`` the last backward pass, or ``after`` it
 is what today's software does by default: fused attention, gradients beside, no overlap. Of Megatron-Bridge's rows with tp that and
 ``seq_parallel`` are its recipes' (scripts/performance of v0.2.0, src/megatron/bridge/perf_recipes of 067f987df03b), of NeMo's of 24.12
 its launcher's (conf/training/gpt3/20b.yaml, llama/llama2_70b.yaml); torchtitan names its row with async TP.
+``memory_bw_GBps`` is that of the row's GPU where it is not the preset's: 1555 of the A100 of 40 GB (its data sheet), 2400 of torchtitan's
+H100 (its page: 96 GB of HBM2e, and 500 W, which costs clocks that nobody published).
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ CLUSTERS = {"A100": "dgx-a100", "H100": "dgx-h100", "B200": "dgx-b200", "GB200":
 ATTENTION = {("A100", "flash-2"): 0.55, ("H100", "flash-2"): 0.31, ("A100", "flash-1"): 0.325, ("H100", "flash-1"): 0.154}
 #: Of published times so many are to lie in the band of a step (`distsim.cost.band.COMPUTED`): a little more than it is to hold of sources
 #: that it was not made of, which are off by what is their own as well.
-SHARE = 0.84
+SHARE = 0.87
 #: Of a longer table's rows of this family --every takes some.
 MANY = "vTrain"
 
@@ -81,12 +83,14 @@ def products_of(row: dict[str, str]) -> dict[str, str]:
 
 
 def cluster_of(row: dict[str, str]) -> dict[str, Any]:
-    """The preset of the GPU, with the network that the row states."""
+    """The preset of the GPU, with the network and the memory that the row states."""
     preset: dict[str, Any] = dict(PRESETS[CLUSTERS[row["gpu"].split("-")[0]]])
     per_node = row["inter_bw_GBps_per_node"]
     if per_node:
         count = int(row["inter_link"].split("x")[0]) if row["inter_link"].split("x")[0].isdigit() else 8
         preset["nics"] = {**preset["nics"], "count": count, "bandwidth": f"{float(per_node) / count:g} GB/s"}
+    if row.get("memory_bw_GBps"):
+        preset["device"] = {**preset["device"], "memory_bandwidth": f"{row['memory_bw_GBps']} GB/s"}
     return preset
 
 

@@ -150,6 +150,25 @@ def test_a_transport_leaves_nccl_the_protocols_that_it_can_carry(name: str, chan
     assert ("NVLS tree" in {c.algorithm for c in found.candidates}) == (name == "aws-p5")
 
 
+def test_a_whole_node_of_mi300x_sums_by_all_pairs_to_16_mib_and_no_part_of_it_does() -> None:
+    """RCCL's MSCCL schedules are of eight GPUs, a process for each: two hops in place of a ring's 14, on all links at once. All_reduce of
+    8 MiB takes 85 to 91 us there, of 64 KiB 14 (one published rccl-tests table and a reading, in no fit)."""
+    eight, driven = (cluster_from({"preset": "mi300x", "gpus_per_process": g}) for g in (1, 8))
+
+    def algorithms(cluster: Cluster, n: int, nbytes: int) -> set[tuple[str, str]]:
+        found = told(CostModel(cluster, 16, 8), OPS["all_reduce"], tuple(range(n)), nbytes)
+        assert found is not None
+        return {(c.algorithm, c.protocol) for c in found.candidates if c.algorithm == "all pairs"}
+
+    assert [algorithms(eight, 8, nbytes) for nbytes in (1, (1 << 19) - 1)] == [{("all pairs", "LL")}] * 2
+    assert [algorithms(eight, 8, nbytes) for nbytes in (1 << 19, 1 << 24)] == [{("all pairs", "Simple")}] * 2
+    assert not algorithms(eight, 8, (1 << 24) + 1) | algorithms(eight, 16, 1 << 20) | algorithms(eight, 4, 1 << 20)
+    assert not algorithms(driven, 8, 1 << 20)
+    cost = CostModel(eight, 8, 8)
+    assert 12_000 < price(cost, "all_reduce", 8, 1 << 16) < 17_000
+    assert 68_000 < price(cost, "all_reduce", 8, 1 << 23) < 102_000
+
+
 def test_a3_high_runs_rings_alone_where_a3_mega_has_trees() -> None:
     """What Google gives out for GPUDirect-TCPX sets NCCL_ALGO=Ring, for one machine as well; for TCPXO Ring,Tree. So where hops decide, a
     ring of 64 takes longer than twice a tree's time on the same machines; where bytes do, both have rings."""
@@ -271,7 +290,7 @@ def test_every_preset_stands_on_the_page_with_what_is_weak() -> None:
 
 def test_published_times_are_met_as_well_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """The constants as they come, through the front door: mean over 57 tables below 16 %, and nine of ten times in their band; measured
-    at every fourth size, below 6 %."""
+    at every fourth size, below 6 %, and below 4.5 where the network is not Slingshot; at both sizes beside, below 4.5 %."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "accuracy"))
     run: Any = __import__("run")
     tables = run.tables()
@@ -282,11 +301,15 @@ def test_published_times_are_met_as_well_as_the_page_says(monkeypatch: pytest.Mo
         for told_us, us, size in zip(run.priced(t, run.cluster_of(t)), t.us, t.nbytes, strict=True)
         for band in (band_of(t.at, int(size)),)
     ]
-    fourths = [np.abs(priced / true - 1).mean() for t in tables if len(t.us) > 8 for priced, true in (run.fourth(t),)]
+    long = [t for t in tables if len(t.us) > 8]
+    fourths = {t.id: run.fourth(t)[1].mean() for t in long}
+    besides = [run.beside(t)[1].mean() for t in long]
     for module in ("run", "fit", "tables"):
         sys.modules.pop(module, None)
 
-    assert np.mean(fourths) < 0.06
+    assert np.mean(list(fourths.values())) < 0.06
+    assert np.mean([fourths[t.id] for t in long if t.at.transport != "slingshot"]) < 0.045
+    assert np.mean(besides) < 0.045
     assert np.mean(off) < 0.16
     assert np.median(off) < 0.14
     assert np.mean(inside) > 0.88

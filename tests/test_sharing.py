@@ -11,6 +11,7 @@ import pytest
 
 from distsim.cluster import cluster_from, preset
 from distsim.cost import CostModel
+from distsim.cost.passing import passed
 from distsim.cost.sharing import Demand, Ports, fair_rates
 from distsim.engine import overlap
 from distsim.ops.table import OPS
@@ -286,3 +287,54 @@ def test_slots_behind_one_pcie_switch_share_its_way_up() -> None:
     assert apart == pytest.approx(2 * within, rel=0.001)
     assert {ports.name(port) for port in ports.of_message(0, 3).ports} >= {"pcie switch 0 out", "pcie switch 1 in"}
     assert not Ports(CostModel(cluster_from({**pcie, "intra": {**intra, "per_switch": 4}}), 4, 4)).pools.levels
+
+
+#: An operation of each kind, and bytes out of and into the cards of a node with 3 of 4 ranks and of one with the last, which is the root.
+UNEVEN = {
+    "all_reduce": ((1, 1), (1, 1)),
+    "all_gather_into_tensor": ((0.75, 0.25), (0.25, 0.75)),
+    "reduce_scatter_tensor": ((0.25, 0.75), (0.75, 0.25)),
+    "all_to_all_single": ((0.75, 0.75), (0.75, 0.75)),
+    "gather": ((0.75, 0), (0, 0.75)),
+    "scatter": ((0, 0.75), (0.75, 0)),
+    "broadcast": ((1, 1), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("op", UNEVEN)
+def test_of_nodes_that_are_not_alike_each_sends_what_it_has_and_takes_what_it_lacks(op: str) -> None:
+    cost = CostModel(cluster_from({**LINE, "nics": {"count": 1, "bandwidth": "25 GB/s"}}), 6, 3)
+    ports = Ports(cost)
+    asked = ports.asked(OPS[op], (0, 1, 2, 5), 5)
+    cards = [tuple(asked.get(ports.card(rank) + way, 0.0) for way in (0, 1)) for rank in (0, 5)]
+
+    assert cards == [pytest.approx(UNEVEN[op][0]), pytest.approx(UNEVEN[op][1])]
+
+
+@pytest.mark.parametrize("op", UNEVEN)
+@pytest.mark.parametrize("counts", [(1, 3, 2), (5, 1), (2, 2, 2), (4, 1, 1, 4)])
+def test_what_leaves_some_parts_of_a_group_enters_others_and_alike_parts_pass_alike(op: str, counts: tuple[int, ...]) -> None:
+    found, n = passed(OPS[op], counts, 1), sum(counts)
+
+    assert sum(part.out for part in found) == pytest.approx(sum(part.into for part in found))
+    if len(set(counts)) == 1 and op not in ("gather", "scatter"):
+        share = OPS[op].busbw_factor(len(counts)) * (counts[0] if op == "all_to_all_single" else 1)
+        assert found == [pytest.approx((share, share))] * len(counts)
+    assert max(max(part) for part in found) <= n
+
+
+def test_a_gather_is_bound_by_the_way_into_its_roots_leaf_and_by_no_other() -> None:
+    """Eight machines of two, two on a leaf whose way up has 0.25 GB/s: 12 of 16 parts of a GiB pass the root's."""
+    narrow = {
+        **LINE,
+        "nics": {"count": 2, "bandwidth": "25 GB/s"},
+        "network": {"latency": "0 us", "leaf": 2, "oversubscription": 400},
+    }
+    cost = CostModel(cluster_from(narrow), 16, 2)
+    ports = cost.pools.of_collective(OPS["gather"], tuple(range(16)), 5)
+
+    assert {cost.pools.name(port): share for port, share in ports.items()} == pytest.approx(
+        {"leaf 1 in": 0.75, "leaf 0 out": 0.25, "leaf 2 out": 0.25, "leaf 3 out": 0.25}
+    )
+    ns = [cost.collective_ns(OPS["gather"], tuple(range(16)), nbytes, 5) for nbytes in (0, 1 << 30)]
+    assert ns[1] - ns[0] == pytest.approx(0.75 * (1 << 30) / (2 * 2 * 25 / 400), rel=1e-6)

@@ -24,6 +24,7 @@ LAYOUTS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "one rank": ({}, {}),
     "data": ({"dp": 4}, {"zero": 0, "micro_batches": 2}),
     "zero 1": ({"dp": 4}, {"zero": 1}),
+    "autocast": ({"dp": 4}, {"zero": 1, "autocast": True, "micro_batches": 2}),
     "fully sharded": ({"dp": 4}, {"zero": 3, "micro_batches": 2}),
     "tensor": ({"tp": 4}, {}),
     "tensor in pieces": ({"tp": 4}, {"tensor_overlap": True}),
@@ -104,6 +105,31 @@ def test_gradients_of_all_parameters_are_reduced_once() -> None:
         assert moved({"dp": 4}, fields)["all_reduce"] == 4 * model
 
 
+def test_under_autocast_gradients_are_reduced_and_parameters_come_back_in_float32() -> None:
+    """DDP reduces all of them under ZeroRedundancyOptimizer too; without autocast ZeRO 1 scatters them, and gathers 16 bits."""
+    plain, cast = (moved({"dp": 4}, {"zero": 1, "autocast": on}) for on in (False, True))
+    parameters = moved({"dp": 4}, {"zero": 0})["all_reduce"] // 4
+
+    assert cast["all_reduce"] == 4 * parameters + 4
+    assert cast["all_gather_into_tensor"] == 2 * plain["all_gather_into_tensor"]
+    assert "reduce_scatter_tensor" not in cast
+
+
+def test_autocast_costs_what_its_casts_move() -> None:
+    """Norms and sums in float32, an input cast for each matrix that reads it: 60 bytes of an element of GPT's layers in place of 20, three
+    times; weights are cast and their gradients cast back, 12 bytes, and none written in 16 bits by the update, 2 less."""
+    gpt = {**SMALL, "kv_heads": 8, "mlp": "gelu", "bias": False, "dropout": False, "positions": 64}
+
+    def more(sequence: int) -> float:
+        made = [scenario({}, {"model": gpt, "sequence": sequence, "autocast": on}) for on in (False, True)]
+        plain, cast = (sum(call.mem_bytes for _, call in lower(one).calls_of(0)) for one in made)
+        return cast - plain
+
+    layers, others = 4 * (4 * 64 * 64 + 2 * 64 * 128), 2 * 256 * 64 + 64 * 64
+    assert more(64) - more(32) == pytest.approx(4 * 3 * 40 * 32 * 64, rel=0.01)
+    assert 2 * more(32) - more(64) == pytest.approx(12 * layers - 2 * (layers + others), rel=0.03)
+
+
 def test_experts_are_reduced_among_those_that_have_them() -> None:
     """Gradients of shared parameters over dp and ep, of experts over dp alone."""
     program = lower(scenario({"dp": 2, "ep": 2}, {"model": MOE, "zero": 0}))
@@ -125,6 +151,11 @@ def test_experts_are_reduced_among_those_that_have_them() -> None:
         ({"pp": 2}, {"micro_batches": 4, "layers_per_stage": [1, 2]}, "the stages have 3 layers, the model 4"),
         ({"pp": 8}, {"micro_batches": 8}, "4 layers are too few for 8 stages"),
         ({"dp": 2}, {"tensor": "tq"}, "unknown axis tq"),
+        ({"dp": 2}, {"autocast": True, "zero": 3}, "autocast goes with zero 0 or 1"),
+        ({"tp": 2}, {"autocast": True}, "autocast goes with no tensor axis and no pipeline"),
+        ({"dp": 2}, {"autocast": True, "model": MOE}, "autocast goes with a model without experts"),
+        ({"dp": 2}, {"autocast": True, "attention": "plain"}, "autocast goes with attention: flash"),
+        ({"dp": 2}, {"autocast": True, "recompute": "op"}, "autocast goes with recompute none or full"),
         ({"dp": 2}, {"model": "llama3-9b"}, "unknown model llama3-9b"),
         ({"dp": 2}, {"model": {"layers": 2}}, "expected hidden"),
     ],

@@ -5,7 +5,8 @@
 A table's error is the mean of ``|priced / measured - 1|`` over its sizes; given are mean and median over tables, then the means
 within three classes of sizes. Lines: latency and bandwidth alone (`collectives: rails`, which distsim priced GPUs by before); the
 constants as they come; fitted anew without the scored table, and without any table of its system; measured at every fourth size and
-predicted at the others; measured at two rank counts and predicted at a third; beside parts of tables that threads quote
+predicted at the others; from both sizes next to each; the same run's times in place, which no prediction can be expected to beat by much;
+measured at two rank counts and predicted at a third; beside parts of tables that threads quote
 (`nccl_quoted.csv`), in no fit; and how often the band of `distsim.cost.band` holds what was measured.
 `--tables` adds a line for each table, `--fit` prints the constants again.
 """
@@ -84,12 +85,29 @@ def curve_of(table: Table, rows: NDArray[np.int64]) -> Curve:
     return Curve.model_construct(op=OP.get(table.kind, table.kind), group=group, ranks=ranks, nodes=nodes, times=times)
 
 
+def left_between(table: Table, given: Iterable[int]) -> tuple[Array, Array]:
+    """(sizes that a calibration was not given, errors there); the last size is given too."""
+    known = np.array(sorted({*given, len(table.us) - 1}))
+    left = np.setdiff1d(np.arange(len(table.us)), known)
+    cost = cluster_of(table, measured=(curve_of(table, known),))
+    return table.nbytes[left], np.abs(priced(table, cost)[left] / table.us[left] - 1)
+
+
 def fourth(table: Table) -> tuple[Array, Array]:
-    """(priced, measured) at the sizes that a calibration of every fourth one was not given; the last is given too."""
-    given = np.array(sorted({*range(0, len(table.us), 4), len(table.us) - 1}))
-    left = np.setdiff1d(np.arange(len(table.us)), given)
-    cost = cluster_of(table, measured=(curve_of(table, given),))
-    return priced(table, cost)[left], table.us[left]
+    return left_between(table, range(0, len(table.us), 4))
+
+
+def beside(table: Table) -> tuple[Array, Array]:
+    """The same of every size but the first and the last, from both sizes next to it and all others as far away as they."""
+    parts = [left_between(table, {0, *range(phase, len(table.us), 2)}) for phase in (0, 1)]
+    sizes, errors = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
+    return sizes, errors
+
+
+def again(table: Table) -> tuple[Array, Array]:
+    """How far the same run's times in place are from those that are scored: what a reading is worth."""
+    known = np.flatnonzero(~np.isnan(table.again))
+    return table.nbytes[known], np.abs(table.again[known] / table.us[known] - 1)
 
 
 def thirds(every: list[Table]) -> list[tuple[Table, Array]]:
@@ -206,7 +224,13 @@ def main() -> None:
     by_table, by_system = (left_out(both, x, label)[: len(d.us)] for label in (lambda t: t.id, lambda t: t.system))
     write(line("fitted without the scored table", split(d, _off(d, by_table))))
     write(line("fitted without the scored system", split(d, _off(d, by_system))))
-    write(line("measured at every fourth size", ((t, *_fourth(t)) for t in every if len(t.us) > 8)))
+    long = [t for t in every if len(t.us) > 8]
+    slingshot = [t for t in long if t.at.transport == "slingshot"]
+    write(line("measured at every fourth size", ((t, *fourth(t)) for t in long)))
+    write(line("  of these, Slingshot", ((t, *fourth(t)) for t in slingshot)))
+    write(line("  of these, all others", ((t, *fourth(t)) for t in long if t not in slingshot)))
+    write(line("measured at both sizes beside", ((t, *beside(t)) for t in long)))
+    write(line("the same run in place", ((t, *again(t)) for t in long)))
     write(line("measured at two rank counts", ((t, t.nbytes, off) for t, off in thirds(every))))
     elsewhere = [(t, t.nbytes, np.abs(priced(t, cluster_of(t)) / t.us - 1)) for t in quoted(fitted=False)]
     write(line("quoted elsewhere, in no fit", elsewhere))
@@ -220,13 +244,6 @@ def main() -> None:
         for (table, _, off), (_, _, out) in zip(front, split(d, _off(d, by_system)), strict=True):
             write(f"  {table.id:42} {100 * off.mean():5.1f} in sample, {100 * out.mean():5.1f} without its system")
     write(f"in {time.perf_counter() - start:.0f} s")
-
-
-def _fourth(table: Table) -> tuple[Array, Array]:
-    given = {*range(0, len(table.us), 4), len(table.us) - 1}
-    sizes = np.array([b for k, b in enumerate(table.nbytes) if k not in given])
-    price, true = fourth(table)
-    return sizes, np.abs(price / true - 1)
 
 
 if __name__ == "__main__":

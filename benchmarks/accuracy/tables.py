@@ -35,7 +35,7 @@ FITTED = ("8 x H20 node (DeepEP issue)", "2 x 1 A40")
 
 
 class Table(NamedTuple):
-    """``rings``: the run was told to use rings alone."""
+    """``rings``: the run was told to use rings alone. ``again``: us of the same sizes in place, NaN where none was printed."""
 
     id: str
     system: str
@@ -43,6 +43,7 @@ class Table(NamedTuple):
     at: Setting
     nbytes: NDArray[np.float64]
     us: NDArray[np.float64]
+    again: NDArray[np.float64]
     rings: bool = False
 
     @property
@@ -126,6 +127,7 @@ def _table(name: str, rows: list[dict[str, str]], in_place: list[float | None]) 
     first = rows[0]
     nbytes = np.array([float(row["bytes"]) for row in rows])
     us = np.array([steady(float(row["time_us"]), other) for row, other in zip(rows, in_place, strict=True)])
+    again = np.array([np.nan if other is None else other for other in in_place])
     return Table(
-        name, first["system"], KINDS[first["collective"]], setting(first), nbytes, us, "NCCL_ALGO=RING" in first["notes"]
+        name, first["system"], KINDS[first["collective"]], setting(first), nbytes, us, again, "NCCL_ALGO=RING" in first["notes"]
     )

@@ -26,7 +26,8 @@ def told(run: Mapping[str, Any]) -> MemoryDecl:
     mesh = {"pp": 4 if run["stage"] else 1, "dp": run["dp"] // run["ep"], "ep": run["ep"], "tp": run["tp"]}
     model = _GPT.format(str(bool(run["dropout"])).lower()) if run["model"].startswith("gpt") else run["model"]
     fields = {"model": model, "micro_batch": run["batch"], "sequence": run["sequence"], "zero": zero,
-              "micro_batches": run["micro_batches"], "recompute": run["ac"]}  # fmt: skip
+              "micro_batches": run["micro_batches"], "recompute": run["ac"],
+              **({} if run["wrap"] == "fsdp" else {"autocast": "true"})}  # fmt: skip
     shown = {axis: size for axis, size in mesh.items() if size > 1}
     text = "\n".join((
         "name: memory", f"world: {mesh['pp'] * run['dp'] * run['tp']}", "backend: nccl", "cluster: dgx-h100",

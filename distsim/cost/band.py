@@ -43,8 +43,8 @@ def band_of(at: Setting, nbytes: int, known: bool | None = None) -> Band:
     return Band(low, high, True) if known else Band(low**_NEW, high**_NEW, False)
 
 
-#: Of compute that is priced by FLOP and bytes: what lies between these quantiles, .08 and .92, of published over simulated training steps,
-#: sources weighing alike, holds four of five of the times of a source that was left out (`benchmarks/training_steps.py`).
+#: Of compute that is priced by FLOP and bytes: what lies between these quantiles, .065 and .935, of published over simulated training
+#: steps, sources weighing alike, holds four of five of the times of a source that was left out (`benchmarks/training_steps.py`).
 COMPUTED: Final = (0.87, 1.19)
 
 

@@ -200,7 +200,9 @@ class CostModel:
         if price is None:
             price = self._collective_ns(row, ranks, nbytes, 0 if root is None else ranks.index(root))
             if self.pools.levels and nbytes:
-                price = max(price, self.collective_ns(row, ranks, 0, root) + ceil(nbytes * self.pools.ns_per_byte(row, ranks)))
+                price = max(
+                    price, self.collective_ns(row, ranks, 0, root) + ceil(nbytes * self.pools.ns_per_byte(row, ranks, root))
+                )
             if self.cluster.measured and len(ranks) > 1:
                 price = self._corrected(price, row.single(), len(ranks), self.placement(ranks).nodes, nbytes, row)
             self._prices[key] = price

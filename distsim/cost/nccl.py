@@ -158,7 +158,8 @@ class PriceCurve:
 def curve(kind: Kind, at: Setting) -> PriceCurve:
     """The prices of an operation in a setting."""
     us = np.maximum(raw_us(kind, at, GRID), bound_us(kind, at, GRID))
-    inside = None if kind in PAIRWISE else at.smaller  # the fewer the peers, the fewer channels a buffer has
+    alone = kind in PAIRWISE or tuning.all_pairs(kind, at)  # the fewer the peers, the fewer channels or links a buffer has
+    inside = None if alone else at.smaller
     if inside is not None:
         us = np.maximum(us, curve(kind, inside).us)
     return PriceCurve(np.maximum.accumulate(us))

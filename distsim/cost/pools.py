@@ -1,7 +1,7 @@
 """Ways that ranks of several cards, or of several slots, have in common: the way up from a leaf switch, and from a PCIe switch.
 
 A *block* is what lies behind such a switch, and has one port out and one in. What stays inside a block passes none. Of a collective those
-bytes are counted that must leave a block, as `distsim.cost.sharing` counts those that must leave a machine.
+bytes are counted that must leave and enter a block (`distsim.cost.passing`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from distsim.cluster.model import Cluster
 from distsim.cost.loads import Row, brings_about
+from distsim.cost.passing import EXCHANGES, passed
 
-#: Operations of which a block sends what all its ranks send.
-OF_EACH_RANK = ("all_to_all", "gather", "scatter")
+#: Operations of which what passes a block is the same whether those beside it are behind the same switch above it or another.
+_FLAT = (*EXCHANGES, "all_gather", "reduce_scatter")
 
 
 class Level(NamedTuple):
@@ -64,34 +65,39 @@ class Pools:
             found += [out, into + 1] if out != into else []
         return found
 
-    def of_collective(self, row: type[Row], ranks: tuple[int, ...]) -> dict[int, float]:
-        """Bytes by port, for each byte of the buffer."""
-        each, asked = brings_about(row) in OF_EACH_RANK, dict[int, float]()
+    def of_collective(self, row: type[Row], ranks: tuple[int, ...], root: int | None = None) -> dict[int, float]:
+        """Bytes by port, for each byte of the buffer. ``root``: the rank, where there is one; left out, the first."""
+        asked = dict[int, float]()
         for at, level in enumerate(self.levels):
+            if brings_about(row) in _FLAT:
+                blocks = self._blocks(at, ranks)
+                at_root = list(blocks).index(self._port(at, ranks[0] if root is None else root))
+                for port, own in zip(blocks, passed(row, list(blocks.values()), at_root), strict=True):
+                    asked |= {port: own.out, port + 1: own.into}
+                continue
             whole = (ranks,) if level.word == "leaf" else _parts(ranks, self.machine_size)
             for part in whole:
-                self._add(asked, at, part, row, each, (len(ranks), len(whole)))
-        return asked
+                self._add(asked, self._blocks(at, part), row, len(whole))
+        return {port: nbytes for port, nbytes in asked.items() if nbytes > 0}
 
-    def _add(
-        self, asked: dict[int, float], at: int, part: tuple[int, ...], row: type[Row], each: bool, group: tuple[int, int]
-    ) -> None:
-        """What leaves the blocks of ranks that one switch above them joins; ``group``: ranks of all, and such switches."""
-        blocks: dict[int, int] = {}
-        for rank in part:
+    def _blocks(self, at: int, ranks: tuple[int, ...]) -> dict[int, int]:
+        """How many of the ranks are in each block, by its way out."""
+        found: dict[int, int] = {}
+        for rank in ranks:
             port = self._port(at, rank)
-            blocks[port] = blocks.get(port, 0) + 1
-        inside = row.busbw_factor(len(blocks)) if len(blocks) > 1 else 0.0
-        across = row.busbw_factor(group[1]) if group[1] > 1 else 0.0
-        for port, mates in blocks.items():
-            own = inside * mates * len(part) / group[0] if each else inside
-            own += across * mates if each else across * mates / len(part)
-            if own > 0:
-                asked[port] = asked[port + 1] = own
+            found[port] = found.get(port, 0) + 1
+        return found
 
-    def ns_per_byte(self, row: type[Row], ranks: tuple[int, ...]) -> float:
+    def _add(self, asked: dict[int, float], blocks: dict[int, int], row: type[Row], switches: int) -> None:
+        """What leaves blocks that one of so many switches above them joins; each way out and in has as much."""
+        inside = row.busbw_factor(len(blocks)) if len(blocks) > 1 else 0.0
+        across = row.busbw_factor(switches) / sum(blocks.values()) if switches > 1 else 0.0
+        for port, mates in blocks.items():
+            asked[port] = asked[port + 1] = inside + across * mates
+
+    def ns_per_byte(self, row: type[Row], ranks: tuple[int, ...], root: int | None = None) -> float:
         """What no schedule can spare: ns at the narrowest way for each byte of the buffer."""
-        return max((asked / self.capacity[port] for port, asked in self.of_collective(row, ranks).items()), default=0.0)
+        return max((asked / self.capacity[port] for port, asked in self.of_collective(row, ranks, root).items()), default=0.0)
 
 
 def _parts(ranks: tuple[int, ...], size: int) -> tuple[tuple[int, ...], ...]:

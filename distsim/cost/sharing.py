@@ -7,7 +7,7 @@ that cross it are slowed down to 1 / (1 + (n - 1) crossing) each, by `Cluster.cr
 
 Rates by progressive filling: all grow alike until a port is full or a transfer has what it can use (Bertsekas, Gallager, Data Networks,
 6.5.2: max-min flow control). Of a collective the bytes that must cross a port are those of the bandwidth bound, as nccl-tests counts
-(doc/PERFORMANCE.md).
+(doc/PERFORMANCE.md), where its nodes are alike; else see `distsim.cost.passing`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from distsim.cost.loads import Row, brings_about
 from distsim.cost.model import CostModel
-from distsim.cost.pools import OF_EACH_RANK
+from distsim.cost.passing import EXCHANGES, Passed, exchanged, passed
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -62,7 +62,7 @@ class Ports:
         #: Whether bytes for the network pass the way that ranks inside use as well.
         self.through_intra = cluster.intra.kind == "pcie"
         self._of_pair: dict[tuple[int, int], Demand] = {}
-        self._of_group: dict[tuple[str, tuple[int, ...]], Demand] = {}
+        self._of_group: dict[tuple[str, tuple[int, ...], int], Demand] = {}
 
     def card(self, rank: int) -> int:
         """The port out of a rank's card; the next one goes in."""
@@ -109,28 +109,30 @@ class Ports:
         return Demand((*ports, *threads), (*(1.0 for _ in ports), *(0.0 for _ in threads)), rate)
 
     # --- collectives ---
-    def of_collective(self, row: type[Row], ranks: tuple[int, ...]) -> Demand:
-        """A collective among ranks; a group's is worked out once."""
-        key = (row.op, ranks)
+    def of_collective(self, row: type[Row], ranks: tuple[int, ...], root: int | None = None) -> Demand:
+        """A collective among ranks; a group's is worked out once. ``root``: the rank, where there is one; left out, the first."""
+        key = (row.op, ranks, ranks[0] if root is None else root)
         found = self._of_group.get(key)
         if found is None:
-            found = self._of_group[key] = self._collective(row, ranks) if len(ranks) > 1 else NOTHING
+            found = self._of_group[key] = self._collective(row, *key[1:]) if len(ranks) > 1 else NOTHING
         return found
 
-    def asked(self, row: type[Row], ranks: tuple[int, ...]) -> dict[int, float]:
+    def asked(self, row: type[Row], ranks: tuple[int, ...], root: int | None = None) -> dict[int, float]:
         """Bytes that a collective among ranks puts on each port that it passes, for each byte of its buffer."""
-        name, size = brings_about(row), self.cost.local_size
+        size, root = self.cost.local_size, ranks[0] if root is None else root
         on_node: dict[int, list[int]] = {}
         for rank in ranks:
             on_node.setdefault(rank // size, []).append(rank)
-        asked: dict[int, float] = {}  # bytes by port, for each byte of the buffer
-        for mates in on_node.values():
-            self._add_node(asked, row, name, mates, len(ranks), len(on_node))
-        asked |= {self.first_pool + port: nbytes for port, nbytes in self.pools.of_collective(row, ranks).items()}
+        across = passed(row, [len(mates) for mates in on_node.values()], list(on_node).index(root // size))
+        asked: dict[int, float] = {}
+        for mates, through in zip(on_node.values(), across, strict=True):
+            self._add_links(asked, mates, _inside(row, mates, root, len(ranks)), through)
+            self._add_cards(asked, mates, through)
+        asked |= {self.first_pool + port: nbytes for port, nbytes in self.pools.of_collective(row, ranks, root).items()}
         return {port: nbytes for port, nbytes in asked.items() if nbytes > 0}
 
-    def _collective(self, row: type[Row], ranks: tuple[int, ...]) -> Demand:
-        asked = self.asked(row, ranks)
+    def _collective(self, row: type[Row], ranks: tuple[int, ...], root: int) -> Demand:
+        asked = self.asked(row, ranks, root)
         ports = list(asked)
         if not ports:
             return NOTHING
@@ -140,18 +142,29 @@ class Ports:
         weights = (*(asked[port] / most for port in ports), *(0.0 for _ in threads))
         return Demand((*ports, *threads), weights, rate)
 
-    def _add_node(self, asked: dict[int, float], row: type[Row], name: str, mates: list[int], n: int, nodes: int) -> None:
-        """What the ranks of one node send and take, in a group of ``n`` on so many nodes."""
-        inside = row.busbw_factor(len(mates)) * (len(mates) / n if name in OF_EACH_RANK else 1.0) if len(mates) > 1 else 0.0
-        across = row.busbw_factor(nodes) * (len(mates) if name in OF_EACH_RANK else 1.0) if nodes > 1 else 0.0
+    def _add_links(self, asked: dict[int, float], mates: list[int], inside: list[Passed], through: Passed) -> None:
+        """What ranks of one node put on their ways to each other, and on those to the cards where they are the same."""
+        share = 1 / len(mates) if self.through_intra else 0.0
+        for rank, own in zip(mates, inside, strict=True):
+            asked[2 * rank] = asked.get(2 * rank, 0.0) + own.out + share * through.out
+            asked[2 * rank + 1] = asked.get(2 * rank + 1, 0.0) + own.into + share * through.into
+
+    def _add_cards(self, asked: dict[int, float], mates: list[int], through: Passed) -> None:
+        """What passes the cards of a node, each of which takes as much."""
         cards = sorted({self.card(rank) for rank in mates})
-        for rank in mates:
-            own = inside + (across / len(mates) if self.through_intra else 0.0)
-            for port in (2 * rank, 2 * rank + 1):
-                asked[port] = asked.get(port, 0.0) + own
-        for card in cards if across else ():
-            for port in (card, card + 1):
-                asked[port] = asked.get(port, 0.0) + across / len(cards)
+        for card in cards:
+            asked[card] = asked.get(card, 0.0) + through.out / len(cards)
+            asked[card + 1] = asked.get(card + 1, 0.0) + through.into / len(cards)
+
+
+def _inside(row: type[Row], mates: list[int], root: int, n: int) -> list[Passed]:
+    """What each rank of a node sends to its mates and takes from them, in a group of ``n``: of other operations than exchanges as much
+    as if the node were the group, since what comes from others, or goes to them, is cut among its ranks."""
+    kind = brings_about(row)
+    if kind in EXCHANGES:
+        return exchanged(kind, [1] * len(mates), mates.index(root) if root in mates else None, n)
+    factor = row.busbw_factor(len(mates)) if len(mates) > 1 else 0.0
+    return [Passed(factor, factor)] * len(mates)
 
 
 def fair_rates(demands: Sequence[Demand], capacity: FloatArray, limits: Sequence[float] | None = None) -> FloatArray:

@@ -21,10 +21,12 @@ Array = NDArray[np.float64]
 PROTOCOLS: Final = ("LL", "LL128", "Simple")
 #: GPUDirect-TCPX (A3 High) and TCPXO (A3 Mega).
 _GOOGLES: Final = ("tcpx", "tcpxo")
-_BASE: Final = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4), "pat": (8.0, 8.0, 8.0)}
+#: ``xgmi``: RCCL's figures for MI300X (ROCm/rccl 0cbce2a7, src/graph/tuning.cc, tuning_model_5); its base latencies are NCCL's here.
+_BASE: Final = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4), "all pairs": (6.6, 14.0, 8.4), "pat": (8.0, 8.0, 8.0)}
 _HOP: Final = {
     "nvlink": {"tree": (0.6, 1.25, 4.0), "ring": (0.6, 1.9, 3.4), "nvls": 25.0, "pat": 4.0, "collnet": 3.7},
     "pcie": {"tree": (1.0, 1.9, 4.0), "ring": (1.0, 2.5, 5.7), "nvls": 0.0, "pat": 4.0, "collnet": 3.7},
+    "xgmi": {"tree": (0.9, 0.9, 2.3), "ring": (0.8, 0.8, 2.1), "pat": 4.0, "collnet": 3.7},
     "network": {"tree": (5.0, 8.5, 14.0), "ring": (2.7, 4.0, 14.0), "nvls": 18.0, "nvls_tree": 20.9, "pat": 14.0, "collnet": 31.0},
 }  # fmt: skip
 #: By architecture, of one node, two, more; across nodes LL's limit goes by the CPU instead.
@@ -42,6 +44,10 @@ _TREE_BY_SIZE: Final = {
 }  # fmt: skip
 #: The "plateau" of rings between nodes: Simple's latency there.
 _PLATEAU: Final = 1.4
+
+
+#: GB/s of a form at sizes that it is not run at: slower than anything.
+_NEVER: Final = 1e-9
 
 
 class Part(NamedTuple):
@@ -71,7 +77,7 @@ def forms(kind: Kind, at: Setting, nbytes: Array) -> tuple[Form, ...]:
     """Every form that NCCL would weigh for a collective, for these sizes (whole buffers, as nccl-tests counts)."""
     found = [*_rings(kind, at, nbytes)]
     if kind == "all_reduce":
-        found += [*_trees(at, nbytes), *_in_switch(kind, at, nbytes), *_collnet(at, nbytes)]
+        found += [*_all_pairs(at, nbytes), *_trees(at, nbytes), *_in_switch(kind, at, nbytes), *_collnet(at, nbytes)]
     elif kind in ("all_gather", "reduce_scatter"):
         found += [*_in_switch(kind, at, nbytes), *_pat(at, nbytes)]
     return tuple(found)
@@ -90,7 +96,7 @@ def _protocols(at: Setting) -> tuple[str, ...]:
 
 def _hop(at: Setting, algorithm: str, protocol: str) -> tuple[float, float]:
     """(inside, between nodes) us of a hop."""
-    inside = _HOP["nvlink" if at.link == "nvlink" else "pcie"][algorithm]
+    inside = _HOP["pcie" if at.link != "nvlink" else "xgmi" if at.architecture == "cdna3" else "nvlink"][algorithm]
     across = _HOP["network"]["tree" if at.per_node == 1 and algorithm == "ring" else algorithm]
     k = PROTOCOLS.index(protocol)
     return inside[k], across[k]  # type: ignore[index]
@@ -185,6 +191,8 @@ def _trees(at: Setting, nbytes: Array) -> Iterator[Form]:
     if at.nodes == 2 and at.per_node == 1:
         wide = 0.92 * at.inter_gbs
     for protocol in _protocols(at):
+        if protocol == "Simple" and at.architecture == "cdna3" and at.nodes == 1:
+            continue  # RCCL's tuning.cc leaves it out
         inside, between = _hop(at, "tree", protocol)
         limit = {
             "LL": min(wide / 3.8 * 2, _ll_gbs(at, total)) / 2,
@@ -201,6 +209,34 @@ def _trees(at: Setting, nbytes: Array) -> Iterator[Form]:
         gbs = limit * np.interp(np.log2(np.maximum(nbytes, 1) / 64), np.arange(23), _TREE_BY_SIZE[protocol])
         powers = (*_reached(protocol, at), ("tree", 1.0), *((("two nodes", 1.0),) if at.nodes == 2 else ()))
         yield Form("tree", protocol, parts, gbs, powers)
+
+
+#: Of RCCL's exchange of all pairs by protocol: the fewest bytes, then the most with so many channels (ROCm/rccl 0cbce2a7,
+#: tools/msccl-algorithms, allreduce-allpairs-8n-*.xml).
+_PAIRED: Final = {"LL": (0, (1 << 16, 4), ((1 << 19) - 1, 8)), "Simple": (1 << 19, (1 << 24, 8), (1 << 24, 8))}
+
+
+def all_pairs(kind: Kind, at: Setting) -> bool:
+    """Whether RCCL runs its exchange of all pairs where the size allows: the whole node of eight MI300X, a process for each (its README,
+    MSCCL)."""
+    return kind == "all_reduce" and at.architecture == "cdna3" and at.nodes == 1 and at.n == 8 and at.driven == 1
+
+
+def _all_pairs(at: Setting, nbytes: Array) -> Iterator[Form]:
+    """Each GPU sums a part that its mates send it, then sends the sum to all of them: two hops, all its links at once."""
+    for protocol, (fewest, few, most) in _PAIRED.items() if all_pairs("all_reduce", at) else ():
+        runs = (nbytes >= fewest) & (nbytes <= most[0])
+        if not runs.any():
+            continue
+        inside, _ = _hop(at, "ring", protocol)
+        parts = (
+            *_start("all pairs", protocol, at),
+            Part("channel", np.where(nbytes <= few[0], few[1], most[1]), "a block for each channel"),
+            Part(f"hop inside, {protocol}", 2 * inside, "2 hops inside"),
+        )
+        bus = _ll_gbs(at, at.intra_gbs) if protocol == "LL" else at.intra_gbs
+        gbs = np.where(runs, bus * at.n / steps("all_reduce", at.n), _NEVER)
+        yield Form("all pairs", protocol, parts, gbs, _reached(protocol, at, 0.0))
 
 
 def _in_switch(kind: Kind, at: Setting, nbytes: Array) -> Iterator[Form]:

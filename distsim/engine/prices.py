@@ -68,7 +68,7 @@ class Prices:
             if self.ports is None or op.kind != "collective":
                 price = Price(ns, 0, NOTHING)
             else:
-                price = Price(ns, max(ns - self._price(row, 0), 0), self.ports.of_collective(op, members))
+                price = Price(ns, max(ns - self._price(row, 0), 0), self.ports.of_collective(op, members, self._root(row)))
             self._collectives[self._kinds[row]] = price
         return price
 
@@ -77,11 +77,16 @@ class Prices:
         op, members = OPS[self.tables.part(row).call.op], self.tables.linked.whole[self.tables.instance[row]]
         if op.kind != "collective":
             return 0
-        root = members[self.tables.root(row)] if op.root_field is not None else None
+        root = self._root(row)
         key = (op.op, id(members), nbytes, root)
         if key not in self._asked:
             self._asked[key] = self.cost.collective_ns(op, members, nbytes, root)
         return self._asked[key]
+
+    def _root(self, row: int) -> int | None:
+        """The rank that is a collective's root; None where it has none."""
+        op, members = OPS[self.tables.part(row).call.op], self.tables.linked.whole[self.tables.instance[row]]
+        return members[self.tables.root(row)] if op.root_field is not None else None
 
 
 def _classes(tables: Tables) -> tuple[list[int], list[Price | None]]:

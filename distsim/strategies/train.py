@@ -19,6 +19,9 @@ from distsim.strategies.pipeline_actions import Action, Schedule
 from distsim.strategies.train_fields import TransformerFields
 from distsim.strategies.train_layers import LayerCalls, Weights
 
+#: DDP under autocast: float32 parameters, their gradients with the buckets that reduce them (gradient_as_bucket_view is off), two moments.
+_DDP = Precision(4, 8, 8)
+
 
 class Transformer(TransformerFields):
     """One training step: micro-batches forward and backward, gradients reduced, parameters updated, as Megatron-LM lays it out.
@@ -122,7 +125,7 @@ class TrainWriter(LayerCalls):
         zero = self.train.zero
         total = self.rank_weights(stages)
         mine = sum(-(-n // (self.sharers(group) if zero else 1)) for _, n, group in self.kinds(total))
-        touched = 24 + DTYPES[self.train.gradient_dtype] + DTYPES[self.train.dtype]
+        touched = 24 + DTYPES[self.train.gradient_dtype] + (0 if self.train.autocast else DTYPES[self.train.dtype])
         found = [*self.embeddings(stages), *self.norm(), compute("optimizer", {"bytes": units.size_text(mine * touched)})]
         return found + (self.gather_weights(total) if zero in (1, 2) else [])
 
@@ -142,9 +145,11 @@ class TrainWriter(LayerCalls):
         """What each rank of the pipeline holds at its peak, as the scenario's `memory` states it."""
         if self.stages == 1:
             told = self.footprint((0,), [Action(0, "F", 0), Action(0, "B", 0)])
-            if self.train.zero < 2 or not self.one.gathered:
+            if not self.train.autocast and (self.train.zero < 2 or not self.one.gathered):
                 return {"rank": _plain(told)}
-            most = self.at_once()  # more than the parts where a layer's whole gradients are: no fit is judged by less
+            most = (
+                self.under_autocast() if self.train.autocast else self.at_once()
+            )  # more than the parts where a layer's whole gradients are: no fit is judged by less
             told += Footprint(gathered=max(most - told.total, 0))
             return {"rank": {**_plain(told), "allocated": units.size_text(most)}}
         axis = self.train.axis("pipeline", self.context)
@@ -154,11 +159,12 @@ class TrainWriter(LayerCalls):
     def footprint(self, stages: Sequence[int], row: Sequence[Action]) -> Footprint:
         total = self.rank_weights(stages)
         zero, bytes_ = self.train.zero, Precision(DTYPES[self.train.dtype], DTYPES[self.train.gradient_dtype])
+        bytes_ = _DDP if self.train.autocast else bytes_
         held = states(total.dense, zero, self.sharers(self.shared), bytes_)
         held += states(total.expert, zero, self.sharers(self.apart), bytes_)
         activations = peak_activations(row, self.kept, self.working)
         layer = self.layer_weights()
-        gathered = (2 * sum(layer) + self.ends_weights(0).dense) * bytes_.parameters if zero == 3 else 0
+        gathered = (2 * sum(layer) + self.ends_weights(0).dense) * bytes_.parameters if zero == 3 else self.cast_weights()
         return held + Footprint(gradients=self.partial_sums(stages), activations=activations, gathered=gathered)
 
     def at_once(self) -> int:
@@ -182,6 +188,23 @@ class TrainWriter(LayerCalls):
         first = rest.gradients + one.activation_bytes + working + layers + layer * (narrow + wide)
         ends = rest.gradients + (words + head) * narrow + layer * wide
         return rest.optimizer + max(loss, last, first, ends + (0 if parts else whole))
+
+    def cast_weights(self) -> int:
+        """Bytes of the weights that products read under autocast, which stay for the backward pass; a recomputed layer's are made again."""
+        layers = 1 if self.one.recompute == "full" else self.split[0]
+        head = self.model.vocabulary * self.model.hidden
+        return (layers * sum(self.layer_weights()) + head) * DTYPES[self.train.dtype] if self.train.autocast else 0
+
+    def under_autocast(self) -> int:
+        """Bytes that torch's tensors hold at the fullest moment under DDP and torch.autocast: while the loss is passed backward, or the
+        layer that is left last, when all gradients are there beside DDP's buckets (benchmarks/gpu/memory_h100.json)."""
+        one, held = self.one, self.footprint((0,), [])
+        rest, gradients = held.parameters + held.optimizer + held.gradients // 2, held.gradients // 2
+        early = gradients if self.train.micro_batches > 1 else 0
+        kept = self.split[0] * one.activation_bytes + one.head_bytes + self.cast_weights()
+        loss = early + kept + one.loss_bytes - one.logits * one.itemsize
+        layer = one.peak_layer_bytes + sum(self.layer_weights()) * DTYPES[self.train.dtype]
+        return rest + max(loss, gradients + layer)
 
     def partial_sums(self, stages: Sequence[int]) -> int:
         """Bytes by which the embedding's gradient is more than the rank's part.

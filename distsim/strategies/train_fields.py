@@ -84,6 +84,9 @@ class TransformerFields(Strategy):
     dtype: Dtype = "bfloat16"
     #: Gradients are kept and reduced in it.
     gradient_dtype: Dtype = "float32"
+    #: DDP's usual mixed precision, without fully_shard: parameters and gradients are float32, torch.autocast casts what products read to
+    #: ``dtype``; with zero 1 ZeroRedundancyOptimizer.
+    autocast: StrictBool = False
     #: selective: scores of plain attention; op: every second product and all that is none (torchtitan's selective checkpoints); full.
     recompute: Recompute = "none"
     #: flash: fused, its scores never reach memory.
@@ -165,7 +168,7 @@ class TransformerFields(Strategy):
             model, self.micro_batch, self.sequence or model.sequence, DTYPES[self.dtype], self.ways("tensor", context),
             self.sequence_parallel and self.ways("tensor", context) > 1, self.ways("context", context),
             self.ways("experts", context), self.recompute, flash, flash if self.causal is None else self.causal,
-            self.tensor_calls == "dtensor", self.tensor_calls == "dtensor" and not self.loss_parallel,
+            self.tensor_calls == "dtensor", self.tensor_calls == "dtensor" and not self.loss_parallel, self.autocast,
         )  # fmt: skip
 
     def stages(self, context: Context) -> int:
@@ -212,7 +215,7 @@ class TransformerFields(Strategy):
         found = list(self._unknown_axes(context))
         if found:
             return found
-        return [*self._uneven(context), *self._wrong_stages(context)]
+        return [*self._uneven(context), *self._wrong_stages(context), *self._not_cast(context)]
 
     def _unknown_axes(self, context: Context) -> Iterator[Refusal]:
         named = {field: getattr(self, field) for field in _USUAL}
@@ -258,6 +261,21 @@ class TransformerFields(Strategy):
             yield ("attention_efficiency",), "expected a share above 0"
         if model.experts and not 1 <= model.top_k <= model.experts:
             yield ("model",), f"top_k must be 1 to the {model.experts} experts, found {model.top_k}"
+
+    def _not_cast(self, context: Context) -> Iterator[Refusal]:
+        """What does not go with autocast, or is not counted under it."""
+        asked = {
+            "zero 0 or 1 (fully_shard has a precision of its own)": self.zero < 2,
+            "no tensor axis and no pipeline": self.ways("tensor", context) == self.ways("pipeline", context) == 1,
+            "a model without experts": not self.model.architecture().experts,
+            "attention: flash": self.attention == "flash",
+            "recompute none or full": self.recompute in ("none", "full"),
+            "tensor_calls: dtensor": self.tensor_calls == "dtensor",
+            "gradient_dtype: float32": self.gradient_dtype == "float32",
+            "no matmul_dtype": self.matmul_dtype is None,
+        }
+        if self.autocast:
+            yield from ((("autocast",), f"autocast goes with {what}") for what, holds in asked.items() if not holds)
 
     def _wrong_stages(self, context: Context) -> Iterator[Refusal]:
         layers, split = self.model.architecture().layers, self.split(context)

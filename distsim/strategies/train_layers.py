@@ -175,6 +175,9 @@ class LayerCalls(TensorCalls):
         total = (1 + back) * one.layer_traffic + one.products_traffic[back] + one.routing_traffic
         total += one.casts_traffic[back] if self.products.startswith("float8") else 0
         total += one.sums_traffic if back else 0
+        total += (
+            (4 + DTYPES[self.train.dtype]) * sum(self.layer_weights()) if one.autocast else 0
+        )  # weights cast, their gradients cast back
         return compute(f"{word}, memory", {"bytes": units.size_text(total)}, kernels=KERNELS[self.train.tensor_calls][back])
 
     # --- weights ---
@@ -213,7 +216,7 @@ class LayerCalls(TensorCalls):
                 continue
             fields = {"op": "avg", "group": group, **asked(None if handle is None else f"{handle}_{word}@{index}")}
             part, dtype = -(-elements // self.ranks[group]), self.train.gradient_dtype
-            if self.train.zero == 0:
+            if self.train.zero == 0 or self.train.autocast:  # ZeroRedundancyOptimizer stands behind DDP
                 found.append(step("all_reduce", tensor=declared(elements, dtype), **fields))
             else:
                 full, shard = declared(part * self.ranks[group], dtype), declared(part, dtype)
@@ -221,8 +224,14 @@ class LayerCalls(TensorCalls):
         return found
 
     def gather_weights(self, weights: Weights, handle: str | None = None, index: str = "") -> list[Entry]:
+        """Parameters of all; ZeroRedundancyOptimizer's broadcasts, of each rank's part, are told as one call."""
         return [
-            self.gathered(-(-elements // self.ranks[group]), group, None if handle is None else f"{handle}_{word}@{index}")
+            self.gathered(
+                -(-elements // self.ranks[group]),
+                group,
+                None if handle is None else f"{handle}_{word}@{index}",
+                self.weights_dtype,
+            )
             for word, elements, group in self.kinds(weights)
             if elements and group is not None
         ]

@@ -54,8 +54,13 @@ class TensorCalls(Writer):
         return compute(name, {"flops": units.flops_text(float(flops)), "dtype": dtype})
 
     # --- messages ---
-    def buffer(self, elements: int) -> Entry:
-        return declared(elements, self.dtype)
+    @property
+    def weights_dtype(self) -> str:
+        """What parameters are kept and sent in."""
+        return "float32" if self.train.autocast else self.train.dtype
+
+    def buffer(self, elements: int, dtype: str | None = None) -> Entry:
+        return declared(elements, dtype or self.dtype)
 
     def before(self) -> list[Entry]:
         return [self.gather()] if self.one.sequence_parallel else []
@@ -74,8 +79,8 @@ class TensorCalls(Writer):
     def reduced(self, handle: str | None = None) -> Entry:
         return step("all_reduce", tensor=self.buffer(self.one.hidden_numel), group=self.tensor_axis, **asked(handle))
 
-    def gathered(self, part: int, group: Group | None, handle: str | None = None) -> Entry:
-        shard, full = self.buffer(part), self.buffer(part * self.context.size_of(group))
+    def gathered(self, part: int, group: Group | None, handle: str | None = None, dtype: str | None = None) -> Entry:
+        shard, full = self.buffer(part, dtype), self.buffer(part * self.context.size_of(group), dtype)
         return step("all_gather_into_tensor", input=shard, output=full, group=group, **asked(handle))
 
     def scattered(self, part: int, group: Group | None, handle: str | None = None) -> Entry:

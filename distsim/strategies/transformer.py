@@ -23,6 +23,8 @@ class MicroBatch(NamedTuple):
     spend with an expert elsewhere. ``flash``: fused: attention never writes its scores to memory. ``causal``: only the half of the scores
     that is used is computed; the papers count them all. ``gathered``: PyTorch's own modules: what sequence-parallel ranks gather before
     a block is kept for its backward pass, as DTensor keeps it; else gathered again. ``whole_logits``: all on each rank for the loss.
+    ``autocast``: weights and what lies between layers are float32, and each product casts what it reads to ``itemsize`` bytes, an input
+    once for each matrix that reads it (torch.autocast keeps casts of weights alone; counted on CPU, tests/autocast_memory.py).
     """
 
     model: Architecture
@@ -38,6 +40,17 @@ class MicroBatch(NamedTuple):
     causal: bool = False
     gathered: bool = False
     whole_logits: bool = False
+    autocast: bool = False
+
+    @property
+    def between(self) -> int:
+        """Bytes of an element that lies between two layers."""
+        return 4 if self.autocast else self.itemsize
+
+    @property
+    def casts(self) -> int:
+        """How often a layer's two norms are cast for the matrices that read them."""
+        return 3 + self.model.matrices - 1 if self.autocast else 0
 
     @property
     def tokens(self) -> int:
@@ -114,12 +127,14 @@ class MicroBatch(NamedTuple):
 
         Two norms (read, write) and two residual sums with their dropout (two reads, one write, a mask); the non-linearity; softmax and
         its dropout where attention is not fused (read and write twice, a mask). Counted by us; the backward pass takes it twice.
+        Under autocast a norm reads and writes float32, a sum reads one input of each kind, and each cast reads 4 bytes and writes 2.
         Rotary embeddings of queries and keys: fused, or in PyTorch's modules (`gathered`) cast to float32, multiplied as complex
         numbers, and cast back, 20 bytes an element (23 on an H100, benchmarks/gpu/compute_h100.json).
         """
         model, wide = self.model, 3 if self.model.mlp == "swiglu" else 2
         masks = 2 if model.dropout else 0
-        between = self.tokens * model.hidden * (10 * self.itemsize + masks) // (self.tensor if self.sequence_parallel else 1)
+        each = 8 * self.between + (2 + self.casts) * self.itemsize + self.casts * self.between + masks
+        between = self.tokens * model.hidden * each // (self.tensor if self.sequence_parallel else 1)
         inner = self.itemsize * self.tokens * wide * model.active_ffn // self.tensor
         each = (4 * self.itemsize + 1) if model.dropout else 2 * self.itemsize
         inner += self.tokens * (20 if self.gathered else 2 * self.itemsize) * model.rotary_columns // self.tensor
@@ -191,7 +206,7 @@ class MicroBatch(NamedTuple):
         row = self.tokens * self.model.hidden
         spread = self.tensor if self.sequence_parallel else 1
         if self.recompute == "full":
-            return self.itemsize * row // spread
+            return self.between * row // spread
         if self.recompute == "op":
             return self._op_bytes
         again = 2 * self.itemsize * (row - row // spread) if self.gathered else 0
@@ -234,7 +249,7 @@ class MicroBatch(NamedTuple):
     def _between_bytes(self) -> int:
         """Inputs of the two norms, of attention and of the feed-forward part, and two dropout masks: 10 s b h for GPT."""
         masks = 2 if self.model.dropout else 0
-        return self.tokens * self.model.hidden * (4 * self.itemsize + masks)
+        return self.tokens * self.model.hidden * (2 * self.between + (self.casts or 2) * self.itemsize + masks)
 
     @property
     def _inner_bytes(self) -> int:
@@ -271,8 +286,8 @@ class MicroBatch(NamedTuple):
     def head_bytes(self) -> int:
         """The last norm's and the projection's input, and float32 logits: 4 s b h (1 + V / h) / t (Korthikanti, section 4.3); DTensor
         keeps the projection's input whole."""
-        row, spread = self.itemsize * self.tokens * self.model.hidden, self.tensor if self.sequence_parallel else 1
-        return row // spread + row // (1 if self.gathered else spread) + 4 * self.logits
+        row, spread = self.tokens * self.model.hidden, self.tensor if self.sequence_parallel else 1
+        return self.between * row // spread + self.itemsize * row // (1 if self.gathered else spread) + 4 * self.logits
 
     @property
     def logits(self) -> int:

@@ -132,6 +132,7 @@ WORDS: dict[str, Told] = {
     "attention_efficiency": Told("Share of a matrix product's rate that fused attention reaches.", 0.6),
     "matmul_dtype": Told("What the layers' matrix products are in, where it is not dtype.", "float8_e4m3fn"),
     "launch": Told("Host time to launch one operation.", "15 us"),
+    "autocast": Told("DDP under torch.autocast: parameters and gradients in float32, products in dtype.", True),
     "tensor_overlap": Told("What tensor ranks gather and scatter travels in pieces beside the products.", True),
     "layers_per_stage": Told("Layers of each stage; left out, evenly.", [8, 8, 8, 8]),
     "overlap_grad_reduce": Told("Reduce each layer's gradients while the next layer's are computed.", False),

@@ -65,7 +65,7 @@ class Pools:
         return found
 
     def of_collective(self, row: type[Row], ranks: tuple[int, ...]) -> dict[int, float]:
-        """Bytes by port, for each byte of the buffer."""
+        """Bytes by port of each block that has ranks of it, for each byte of the buffer."""
         each, asked = brings_about(row) in OF_EACH_RANK, dict[int, float]()
         for at, level in enumerate(self.levels):
             whole = (ranks,) if level.word == "leaf" else _parts(ranks, self.machine_size)
@@ -86,12 +86,11 @@ class Pools:
         for port, mates in blocks.items():
             own = inside * mates * len(part) / group[0] if each else inside
             own += across * mates if each else across * mates / len(part)
-            if own > 0:
-                asked[port] = asked[port + 1] = own
+            asked[port] = asked[port + 1] = own
 
     def ns_per_byte(self, row: type[Row], ranks: tuple[int, ...]) -> float:
-        """What no schedule can spare: ns at the narrowest way for each byte of the buffer."""
-        return max((asked / self.capacity[port] for port, asked in self.of_collective(row, ranks).items()), default=0.0)
+        """What no schedule can spare: ns at the narrowest way for each byte of the buffer; where there are levels."""
+        return max(asked / self.capacity[port] for port, asked in self.of_collective(row, ranks).items())
 
 
 def _parts(ranks: tuple[int, ...], size: int) -> tuple[tuple[int, ...], ...]:

@@ -13,7 +13,6 @@ from distsim.cluster import PRESETS, cluster_from, preset
 from distsim.cost import CostModel
 from distsim.cost.sharing import Ports
 from distsim.errors import UsageError
-from distsim.ops.base import Op
 from distsim.ops.table import OPS
 
 COLLECTIVES = {name: row for name, row in OPS.items() if row.kind == "collective"}
@@ -203,7 +202,6 @@ def test_a_thousand_ranks_are_priced_without_writing_the_rounds_down(monkeypatch
     def refuse(*_: object) -> None:
         raise AssertionError("the rounds were written down")
 
-    monkeypatch.setattr(Op, "schedule", classmethod(refuse))
     monkeypatch.setattr("distsim.cost.loads.written_load", refuse)
     prices = [cost.collective_ns(OPS[op], ranks(cost), 1 << 20) for op in named]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from distsim.cluster import cluster_from, preset
@@ -105,6 +106,17 @@ def test_a_slow_link_makes_bytes_and_their_bound_as_many_times_dearer(link: str,
     assert 2.5 < dear / price < 4.1  # a tree of two nodes is bound by links and cards
 
 
+def test_a_network_of_half_its_cards_bandwidth_doubles_what_bytes_between_machines_take_at_least() -> None:
+    plain, narrow = (
+        CostModel(cluster_from({"preset": "dgx-a100", "network": {"oversubscription": k}}), 16, 8).link_bound_ns(
+            OPS["all_reduce"], tuple(range(16)), 1 << 30
+        )
+        for k in (1, 2)
+    )
+
+    assert narrow == pytest.approx(2 * plain, abs=2)
+
+
 def test_a_price_on_one_machine_knows_nothing_of_its_cards_and_of_two_it_does() -> None:
     plain, other = (
         CostModel(cluster_from({"preset": "dgx-a100", "nics": {"count": n, "bandwidth": "7 GB/s"}}), 16, 8) for n in (8, 3)
@@ -127,6 +139,30 @@ def test_two_machines_that_nvlink_joins_are_one_node_with_the_cards_of_both() ->
 
     assert [joined.link_class(0, rank) for rank in (8, 15, 16)] == ["intra", "intra", "inter"]
     assert joined.cluster.nics.count == 16
+
+
+def test_two_levels_cross_a_slow_link_inside_as_many_times_slower() -> None:
+    """Priced by latency and bandwidth alone: of 4 x 8 ranks what a sum takes inside the machines, on links of a quarter of the speed."""
+    cluster = cluster_from({"preset": "dgx-h100", "collectives": "rails", "call_overhead": "0 us"})
+    sound, slow = (
+        CostModel(cluster, 32, 8, faults).collective_ns(OPS["all_reduce"], tuple(range(32)), MIB)
+        for faults in ((), [Slow("nvlink", (2,), 4.0)])
+    )
+
+    assert slow - sound == pytest.approx(3 * 2 * 7 / 8 * MIB / cluster.intra.attained, abs=1)
+
+
+@pytest.mark.parametrize("changed", [
+    {}, {"network": {"leaf": 1, "oversubscription": 8}}, {"call_overhead": "9 us"}, {"algorithms": {"broadcast": "chain"}},
+    {"collectives": "rails"},
+    {"measured": [{"op": "broadcast", "group": 16, "nodes": 2, "ranks": 8, "times": {"1 MiB": "9 ms"}}]},
+])  # fmt: skip
+def test_many_sizes_at_once_cost_what_each_costs_alone_whatever_a_cluster_says(changed: dict[str, Any]) -> None:
+    cost = CostModel(cluster_from({"preset": "dgx-h100", **changed}), 16, 8)
+    for group in (tuple(range(16)), (3,)):
+        for sizes in ([1, 1000, MIB, 1 << 30], [0, 8]):
+            found = cost.collectives_ns(OPS["broadcast"], group, np.array(sizes)).tolist()
+            assert found == [cost.collective_ns(OPS["broadcast"], group, size, group[0]) for size in sizes]
 
 
 # --- switches ---

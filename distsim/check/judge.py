@@ -179,7 +179,7 @@ _Help = tuple[tuple[str, ...], tuple[Place, ...]]
 def _models_differ(program: Program, mismatch: Mismatch) -> bool:
     """Members that compare the shapes of models which have others."""
     calls = (program.call(rank, position) for rank, position, _ in mismatch.calls)
-    return "op" not in mismatch.aspects and all(call.inputs and _SHAPES.fullmatch(call.inputs[0].label) for call in calls)
+    return all(call.inputs and _SHAPES.fullmatch(call.inputs[0].label) for call in calls)
 
 
 def _collective_help(program: Program, where: CallIndex, mismatch: Mismatch, aspect: str) -> _Help:

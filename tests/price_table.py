@@ -29,6 +29,8 @@ GROUPS = {
     "one of each": (0, 8, 16, 24), "two of each": (0, 1, 8, 9, 16, 17, 24, 25), "uneven": tuple(range(11)), "all": tuple(range(32)),
     "strided": tuple(sorted(range(16), key=lambda rank: (rank % 4, rank))),
 }  # fmt: skip
+#: Prices of these are kept term by term too, among these.
+TOLD, TOLD_AMONG = ("all_reduce", "all_gather_into_tensor", "send"), ("machine", "one of each", "two of each", "uneven")
 ROWS = {name: row for name, row in OPS.items() if row.kind == "collective" and row.coalesces is None}
 
 
@@ -46,6 +48,10 @@ def cases() -> Iterator[tuple[str, Case]]:
     for local in (1, 4):
         yield f"dgx-a100, {local} a machine", Case({"preset": "dgx-a100"}, local)
     yield "dgx-h100, two cards", Case({"preset": "dgx-h100", "nics": {"count": 2}})
+    yield "dgx-a100, slingshot", Case({"preset": "dgx-a100", "network": {"transport": "slingshot"}})
+    yield "dgx-h100, tcp that reduces", Case({"preset": "dgx-h100", "network": {"transport": "tcp", "reduces": True}})
+    yield "dgx-h100, leaves", Case({"preset": "dgx-h100", "network": {"leaf": 2, "oversubscription": 4, "reduces": True}})
+    yield "l40s-pcie, staged", Case({"preset": "l40s-pcie", "intra": {"peer_access": False, "per_switch": 2}})
 
 
 def prices(case: Case) -> dict[str, list[object]]:
@@ -57,19 +63,20 @@ def prices(case: Case) -> dict[str, list[object]]:
     for name, group in GROUPS.items():
         for op, row in ROWS.items():
             found[f"{op}, {name}"] = [cost.collective_ns(row, group, n, group[0]) for n in SIZES]
-        for op in ("all_reduce", "send"):
-            shown = told(cost, OPS[op], group, 1_000_000)
-            if shown is not None:
-                best = shown.candidates[0]
-                bound = [shown.ns, shown.bound_ns, round(shown.busbw, 3), *shown.band, len(shown.candidates)]
-                found[f"told {op}, {name}"] = [
-                    *bound,
-                    best.algorithm,
-                    best.protocol,
-                    round(best.us, 3),
-                    round(best.counted_gbs, 3),
-                ]
+        for op in TOLD if name in TOLD_AMONG else ():
+            if kept := as_told(cost, op, group):
+                found[f"told {op}, {name}"] = kept
     return found
+
+
+def as_told(cost: CostModel, op: str, group: tuple[int, ...]) -> list[object]:
+    """A price of 1 MB as `distsim explain` tells it: every form with its time and NCCL's own bandwidth, and the ways it must pass."""
+    shown = told(cost, OPS[op], group, 1_000_000, ways=True)
+    if shown is None:
+        return []
+    forms = [[c.algorithm, c.protocol, round(c.us, 3), round(c.counted_gbs, 3)] for c in shown.candidates]
+    ways = [[way.name, way.nbytes, round(way.gbs, 3), way.ns] for way in shown.ways]
+    return [shown.ns, shown.bound_ns, round(shown.busbw, 3), *shown.band, round(shown.issue_us, 3), forms, ways]
 
 
 def table() -> dict[str, dict[str, list[object]]]:

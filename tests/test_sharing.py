@@ -225,6 +225,8 @@ def test_n_flows_at_one_port_get_an_nth_each_and_those_that_want_less_leave_the_
     capacity = np.array([12.0])
     assert fair_rates([Demand((0,), (1.0,), 12.0)] * 4, capacity).tolist() == [3.0] * 4
     assert fair_rates([Demand((0,), (1.0,), 12.0)] * 2 + [Demand((0,), (1.0,), 2.0)], capacity).tolist() == [5.0, 5.0, 2.0]
+    slow = [Demand((0,), (1.0,), 1.0)] * 2 + [Demand((0,), (1.0,), 0.25)]  # less than a byte each ns
+    assert fair_rates(slow, np.array([1.0])).tolist() == [0.375, 0.375, 0.25]
 
 
 def test_ranks_have_cards_in_common_where_a_machine_has_fewer_cards_than_ranks() -> None:

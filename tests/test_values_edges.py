@@ -285,6 +285,8 @@ def test_equal_combinations_are_one_node_and_contributions_add_up_over_all_ways(
     assert graph.counts(twice) == Counter({a: 2, b: 1})
     assert graph.origins(twice, 2) == Counter({(a, 2): 1, (b, 2): 1, (a, 6): 1})
     assert graph.first_with(graph.combine("sum", ((twice, 0), (two, 0)), 5), a) == twice
+    other = graph.combine("max", ((one, 0), (two, 0)), 6)
+    assert graph.origins(graph.combine("sum", ((both, 0), (other, 0)), 7), 2) == Counter({(a, 2): 2, (b, 2): 2})
 
 
 # --- a whole run ---

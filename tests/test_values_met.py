@@ -160,8 +160,8 @@ def test_a_sum_is_exact_only_where_all_ranks_and_all_elements_have_it() -> None:
 
 def test_buffers_are_told_by_name_copy_and_rank() -> None:
     calls = [{"op": "assign", "tensor": ("x", k), "value": k} for k in (10, 2, 0, 1)]
-    case = ByHand([calls, calls[:2]], {"x": ((1,), "int64", None)})
+    case = ByHand([calls, calls[:3]], {"x": ((1,), "int64", None)})
 
     assert list(compute_values(case.program, case.trace()).final) == [
-        (0, "x"), (0, "x@1"), (0, "x@2"), (1, "x@2"), (0, "x@10"), (1, "x@10"),
+        (0, "x"), (1, "x"), (0, "x@1"), (0, "x@2"), (1, "x@2"), (0, "x@10"), (1, "x@10"),
     ]  # fmt: skip

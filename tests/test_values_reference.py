@@ -56,6 +56,13 @@ def test_an_assignment_computes_with_what_tensors_hold(value: str, held: dict[in
         assert values.at_call[rank, 1, "out"] == str(numbers)
 
 
+def test_what_is_assigned_from_gathered_elements_is_one_number_for_each() -> None:
+    text = "world: 2\ntensors: {s: {shape: [1], dtype: int64, value: 10 * rank}, a: {shape: [2], dtype: int64}, b: {like: a}}\nprogram:\n"
+    values = values_of(text + "  - all_gather_into_tensor: {input: s, output: a}\n  - assign: {tensor: b, value: a + 1}\n")
+
+    assert values.text(1, "b") == "[1, 11]"
+
+
 def test_what_is_assigned_has_the_history_of_its_sources_at_each_element() -> None:
     values = values_of(f"{TWO}  - assign: {{tensor: c, value: a + b}}\n")
 

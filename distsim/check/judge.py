@@ -179,7 +179,7 @@ _Help = tuple[tuple[str, ...], tuple[Place, ...]]
 def _models_differ(program: Program, mismatch: Mismatch) -> bool:
     """Members that compare the shapes of models which have others."""
     calls = (program.call(rank, position) for rank, position, _ in mismatch.calls)
-    return "op" not in mismatch.aspects and all(call.inputs and _SHAPES.fullmatch(call.inputs[0].label) for call in calls)
+    return all(call.inputs and _SHAPES.fullmatch(call.inputs[0].label) for call in calls)
 
 
 def _collective_help(program: Program, where: CallIndex, mismatch: Mismatch, aspect: str) -> _Help:
@@ -271,8 +271,7 @@ def _message(program: Program, group: list[Mismatch]) -> Finding:
     sender, receiver = mismatch.calls
     out, into = part_call(program, *sender), part_call(program, *receiver)
     code = "DS208" if "numel" in mismatch.aspects else "DS209"
-    sent, taken = (b.inputs or b.outputs for b in (out, into))
-    size, room = (f"{b[0].numel} {b[0].dtype}" for b in (sent, taken))
+    size, room = (f"{b.inputs[0].numel} {b.inputs[0].dtype}" for b in (out, into))
     head = f"rank {sender[0]} sends {size}, but rank {receiver[0]} receives into {room}"
     rows = [(f"rank {r}", call_words(c), where_text(program.place(r, p)), f"message {mismatch.number + 1} of its kind")
             for (r, p, _), c in zip(mismatch.calls, (out, into), strict=True)]  # fmt: skip

@@ -18,7 +18,7 @@ from distsim.cost.tuning import Array, Form, Part
 #: GB/s of the channels that a peer starts with, and the bytes beyond which it gets more: 12 to 18 GB/s up to 3 MiB on 2, 4 and
 #: 8 A100, 82 up to
 #: 64 MiB on 8 H100 (open nccl-tests tables). For all_to_all a peer starts with half of H100's channels.
-_CHANNEL: Final = {"volta": (17.5, 3 << 20), "ampere": (17.5, 3 << 20), "ada": (17.5, 3 << 20)}
+_CHANNEL: Final = {"volta": (17.5, 3 << 20), "ampere": (17.5, 3 << 20)}
 _CHANNEL_LATER: Final = (82.0, 64 << 20)
 _LL_SHARE: Final = 0.5  # of what is sent, half is flags
 
@@ -31,8 +31,6 @@ def forms(kind: Kind, at: Setting, nbytes: Array) -> Iterator[Form]:
     share = 1.0 if kind == "send" else 1.0 / at.n  # of the bytes, to each peer
     seconds_inside = local * share / at.intra_gbs
     seconds_between = remote * share / at.nic_gbs if remote else 0.0
-    if kind in ("gather", "scatter") and remote:  # one rank's card against all
-        seconds_between = remote * share / at.nic_gbs
     wide = 1.0 / max(seconds_inside, seconds_between)
     narrow = "x" if seconds_between > seconds_inside else ""
     common = (

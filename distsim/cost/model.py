@@ -251,7 +251,7 @@ class CostModel:
             return self._nccl_ns(kind, place, nbytes if row.busbw_factor(2) else 4)
         every = tuple(row.algorithms.values())
         named = every if chosen == CHEAPEST else (row.algorithms[chosen],) if chosen else every[:1]
-        best = min(self.flat_ns(row, ranks, nbytes, root, algorithm) for algorithm in named or (None,))
+        best = min(self.flat_ns(row, ranks, nbytes, root, algorithm) for algorithm in named)
         if self.cluster.collectives == "flat":
             return best
         forms = [self._in_form(algorithm, place, nbytes) for algorithm in (named if chosen else every)]
@@ -270,7 +270,7 @@ class CostModel:
         form
         where there is one."""
         n, place = len(ranks), self.placement(ranks)
-        algorithm = algorithm or next(iter(row.algorithms.values()), None) or Algorithm(row.schedule, "whole")
+        algorithm = algorithm or next(iter(row.algorithms.values()))
         chunk = algorithm.chunk_nbytes(n, nbytes)
         return self.call_overhead_ns + ceil(self._load_ns(self._load_of(place, algorithm, root), chunk))
 

@@ -29,8 +29,7 @@ def kind_of(row: type[Row]) -> Kind | None:
 
 def message_setting(cluster: Cluster, place: Placement) -> Setting:
     """Where a message goes, one of those that all GPUs of a process send at once (as sendrecv_perf does)."""
-    at = setting(cluster, place)
-    return at if cluster.gpus_per_process == 1 else at._replace(driven=cluster.gpus_per_process)
+    return setting(cluster, place)._replace(driven=cluster.gpus_per_process)
 
 
 def setting(cluster: Cluster, place: Placement) -> Setting:

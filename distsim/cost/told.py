@@ -103,8 +103,6 @@ def _ways(cost: CostModel, row: type[Row], ranks: tuple[int, ...], nbytes: int, 
     at_card = 1.0 / min(ports.cards, at.per_node) if brings_about(row) == "all_reduce" and at.reducing else inf
     found: dict[str, Way] = {}
     for port, each in asked.items():
-        if ports.is_thread(port):
-            continue
         reach = cost.cluster.intra.reach(at.per_node if message is None else 2) if port < ports.threads else 1.0
         gbs, name = reach * float(ports.capacity[port]), ports.name(port)
         each = min(each, once) if port < ports.threads else min(each, at_card) if port < ports.first_pool else each

@@ -32,9 +32,9 @@ _HOP: Final = {
 #: By architecture, of one node, two, more; across nodes LL's limit goes by the CPU instead.
 _LL_MAX: Final = {"volta": 39.0, "ampere": 87.7, "ada": 87.7, "hopper": 141.0, "blackwell": 282.0, "cdna3": 141.0}
 _LL_MAX_ACROSS: Final = {"intel": (39.0, 20.4), "amd": (22.5, 19.0), "hopper": (45.0, 35.0), "blackwell": (90.0, 70.0)}
-_TREE_128: Final = {"volta": 20.0, "ampere": 20.0, "ada": 20.0, "hopper": 36.7, "blackwell": 55.6, "cdna3": 36.7}
+_TREE_128: Final = {"volta": 20.0, "ampere": 20.0, "hopper": 36.7, "blackwell": 55.6, "cdna3": 36.7}
 #: Channels of a ring: NCCL's search doubles 12 paths of NVLink; 2 over PCIe.
-_CHANNELS: Final = {"volta": 12, "ampere": 24, "ada": 8, "hopper": 24, "blackwell": 32, "cdna3": 32}
+_CHANNELS: Final = {"volta": 12, "ampere": 24, "hopper": 24, "blackwell": 32, "cdna3": 32}
 _NVLS_EFFICIENCY: Final = {"hopper": 0.85, "blackwell": 0.74}
 #: Correction of a tree's bandwidth by floor(log2(bytes / 64)).
 _TREE_BY_SIZE: Final = {

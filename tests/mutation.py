@@ -3,7 +3,7 @@
     python tests/mutation.py                    all parts (hours); fails where a part is under 90 %
     python tests/mutation.py cost values        these parts
     python tests/mutation.py distsim/match.py   these files, with the tests of their part
-    python tests/mutation.py cost --sample 50   50 mutants a file, the same ones each time
+    python tests/mutation.py cost --sample 50   50 mutants a file, the same ones each time; others with another --seed
     python tests/mutation.py cost --seconds 5   only the shortest tests, five seconds of them for a mutant: the rate is a lower bound
 
 A part's tests are collected once, and run once to see which lines each of them reaches. Then every mutant has a process forked for it,
@@ -303,7 +303,7 @@ class Part:
         tally, mutants = Tally(), list(mutants_of(path, ROOT))
         mutants = [mutant for mutant in mutants if self.options.only in str(mutant)]
         if self.options.sample and len(mutants) > self.options.sample:
-            mutants = sorted(random.Random(1).sample(mutants, self.options.sample), key=lambda m: m.first)
+            mutants = sorted(random.Random(self.options.seed).sample(mutants, self.options.sample), key=lambda m: m.first)
         for number, mutant in enumerate(mutants, 1):
             if number % 50 == 0:
                 said(f"{mutant.path}: {number} of {len(mutants)}")
@@ -381,6 +381,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", help=f"parts ({', '.join(PARTS)}) or files; all parts where nothing is named")
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="at most N mutants a file")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the sample: another seed, other mutants")
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="only the shortest tests of a mutant")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants with this text in their line")
     options = parser.parse_args()

@@ -48,6 +48,7 @@ DRAWN: dict[str, tuple[int, ...]] = {
 #: By folder the names of files.
 FILES = {
     "scenarios":
+        "size_mismatch tag_mismatch findings/ds209_message_of_another_dtype "
         "broadcast cases/uneven_splits_disagree findings/ds105_waited_twice findings/ds123_port_taken "
         "findings/ds124_rank_twice findings/ds125_worlds_differ findings/ds129_two_ways "
         "findings/ds201_unlike_collectives findings/ds205_roots_differ findings/ds210_groups_differ "

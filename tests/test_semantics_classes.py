@@ -13,7 +13,8 @@ from distsim.semantics.conditions import Conditions
 from distsim.semantics.facts import goes_by_place
 from distsim.semantics.fold import fold
 from distsim.semantics.link import Linked
-from distsim.semantics.section import alike_groups, section, standing
+from distsim.semantics.misfits import Misfits
+from distsim.semantics.section import Unfold, alike_groups, section, standing
 from distsim.semantics.tasks import place_in
 from distsim.simulation import cost_model
 from tests.folding import compared
@@ -107,6 +108,37 @@ def test_pairs_that_reduce_are_one_class_whichever_driver_folds_them() -> None:
     assert folded is not None
     assert [one.ranks.tolist() for one in folded.classes] == [list(range(16))]
     assert classes(PAIRS + work) == [list(range(0, 16, 2)), list(range(1, 16, 2))]
+
+
+def test_a_chain_falls_into_as_many_classes_as_it_has_ranks() -> None:
+    """From both ends, round by round."""
+    text = "world: 16\nbackend: gloo\nprogram:\n"
+    text += "  - {recv: {tensor: {shape: [4]}, src: rank - 1}, ranks: rank > 0}\n"
+    text += "  - {send: {tensor: {shape: [4]}, dst: rank + 1}, ranks: rank < 15}\n"
+
+    assert classes(text) == [[rank] for rank in range(16)]
+
+
+def test_who_reduces_with_ranks_that_are_told_apart_late_is_told_apart_with_them() -> None:
+    """Ranks 2 and 3 of a chain split in the first round, 6 and 7, which reduce with them, in the second; rank 8, which somebody waits
+    for and which never comes, has been alone from the start."""
+    by = "1 if rank == 2 or rank == 6 else 2 if rank == 3 or rank == 7 else 3 if rank > 7 else 0"
+    text = f"world: 10\nbackend: gloo\ngroups: {{near: {{by: {by}}}}}\nprogram:\n"
+    text += "  - {recv: {tensor: {shape: [4]}, src: rank - 1}, ranks: 0 < rank < 6}\n"
+    text += "  - {send: {tensor: {shape: [4]}, dst: rank + 1}, ranks: rank < 5}\n"
+    text += "  - {all_reduce: {tensor: {shape: [4]}, group: near}, ranks: rank == 2 or rank == 3 or rank == 6 or rank == 7}\n"
+    text += "  - {broadcast: {tensor: {shape: [4]}, group: near, group_src: 0}, ranks: 9}\n"
+
+    assert classes(text) == [[rank] for rank in range(10)]
+
+
+def test_calls_that_do_not_fit_are_not_told_by_those_who_stand_for_others() -> None:
+    """What comes of them goes by how many say what: the run is done whole."""
+    program, part = part_of(PAIRS + "  - all_reduce: {tensor: {shape: ['4 * (tp + 1)']}, group: tp}\n")
+
+    assert Misfits(Linked(program, PROFILES["nccl"])).instances.size == 8
+    with pytest.raises(Unfold):
+        Misfits(Linked(part, PROFILES["nccl"]))
 
 
 def test_a_batch_whose_sizes_differ_by_rank_is_cut_with_them() -> None:

@@ -55,8 +55,8 @@ MOST_STATES, MOST_BRUTE = 400, 1_500
 class Case:
     """A scenario, lowered, and what several executors need of it, worked out once."""
 
-    def __init__(self, mapping: dict[str, Any]) -> None:
-        self.mapping, self.scenario = mapping, Scenario(**mapping)
+    def __init__(self, said: dict[str, Any] | Scenario) -> None:
+        self.scenario = said if isinstance(said, Scenario) else Scenario(**said)
         self.program: Program = lower(self.scenario)
         self.cost: CostModel = cost_model(self.scenario, self.program, None)
         self.profile = PROFILES[self.program.backend]

@@ -192,7 +192,7 @@ class _Refinement:
 
     # --- colours ---
     def _first(self) -> Ints:
-        """Colours by what ranks are for themselves."""
+        """Colours by what ranks are for themselves, without gaps: a round that splits none is known by the largest."""
         own = self._of_faults()
         facts, start = self._port_facts(), 0
         columns: list[Ints] = []
@@ -211,7 +211,7 @@ class _Refinement:
             offset += int(numbers.max(initial=-1)) + 1
         missed = self._missed()
         colour[missed] = offset + np.arange(len(missed))
-        return colour
+        return _by_first(colour)
 
     def _missed(self) -> Ints:
         """Ranks of whom some members of their groups wait for in particular, by places or as the root, although they may not come: each

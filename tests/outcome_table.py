@@ -1,0 +1,134 @@
+"""What comes of some drawn programs, as it is now. `python tests/outcome_table.py` writes tests/data/outcomes.json anew.
+
+Nothing here says that an outcome is right (tests/test_agreement.py holds all ways to run a program to each other and to naive ones, and
+tests/data/settled to what was observed): it shows which of them a change moves, where every way to run a program is moved alike. The
+seeds are a few of some hundred, chosen one after the other by how much of `distsim/semantics` each reaches that no one before did:
+programs with every feature (`tests.generator`), and programs of many ranks that run one text (`tests.spmd`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from distsim.profiles import READINGS  # noqa: E402
+from distsim.scenario import Scenario, load  # noqa: E402
+from distsim.semantics.classes import partition  # noqa: E402
+from distsim.semantics.conditions import Conditions  # noqa: E402
+from distsim.semantics.contacts import bad_contacts  # noqa: E402
+from distsim.semantics.creation import unlike_groups  # noqa: E402
+from distsim.semantics.fold import fold  # noqa: E402
+from distsim.semantics.free import leaves_open, why_ordered  # noqa: E402
+from distsim.semantics.moves import Rules  # noqa: E402
+from distsim.semantics.section import section  # noqa: E402
+from distsim.semantics.standing import standstill  # noqa: E402
+from distsim.semantics.state import Mismatched  # noqa: E402
+from tests import generator, spmd  # noqa: E402
+from tests.agreement import EXECUTORS, Case  # noqa: E402
+
+DATA = ROOT / "tests" / "data" / "outcomes.json"
+#: Ways to run a program, all of which must give the answers that are kept.
+WAYS = ("ordered", "fast", "one_by_one", "in_classes", "surely", "rules", "passes", "all_rules")
+DRAWN: dict[str, tuple[int, ...]] = {
+    "drawn": (
+        15, 17, 22, 28, 54, 59, 62, 66, 70, 71, 79, 99, 104, 115, 118, 120, 121, 123, 142, 160, 161, 185, 186, 194, 197,
+        209, 210, 211, 222, 258, 276, 279, 290, 293, 296, 300, 302, 314, 316, 319, 321, 326,
+    ),
+    "of many ranks": (
+        5, 8, 14, 15, 17, 21, 29, 45, 46,
+    ),
+}  # fmt: skip
+#: By folder the names of files.
+FILES = {
+    "scenarios":
+        "size_mismatch tag_mismatch findings/ds209_message_of_another_dtype "
+        "broadcast cases/uneven_splits_disagree findings/ds105_waited_twice findings/ds123_port_taken "
+        "findings/ds124_rank_twice findings/ds125_worlds_differ findings/ds129_two_ways "
+        "findings/ds201_unlike_collectives findings/ds205_roots_differ findings/ds210_groups_differ "
+        "findings/ds404_put_without_order findings/ds611_barrier_takes_signal get_before_signal put_and_signal "
+        "signal_other_channel startup/rank_never_comes startup/world_sizes_differ uneven_all_to_all",
+    "tests/data/settled":
+        "all_to_all_of_some blocked_since blocked_since_a_launch killed_before_written_init leave_open_broadcast "
+        "leave_open_isend local_group_made_again uneven_prices window_in_order",
+    "tests/data/outcomes":
+        "*",
+}  # fmt: skip
+_DRAW = {"drawn": generator.scenario, "of many ranks": spmd.program}
+
+
+def cases() -> Iterator[tuple[str, Callable[[], Scenario]]]:
+    """(name, what makes the scenario) of each program."""
+    for kind, seeds in DRAWN.items():
+        for seed in seeds:
+            yield f"{kind} {seed}", partial(_drawn, kind, seed)
+    for folder, patterns in FILES.items():
+        for path in (path for pattern in patterns.split() for path in sorted((ROOT / folder).glob(f"{pattern}.yaml"))):
+            yield str(path.relative_to(ROOT)), partial(load, str(path))
+
+
+def _drawn(kind: str, seed: int) -> Scenario:
+    return Scenario(**_DRAW[kind](seed))
+
+
+def answers(scenario: Scenario) -> dict[str, list[Any]]:
+    """By question all answers that differ: one, where every way to run the program gives the same."""
+    case, found = Case(scenario), dict[str, list[Any]]()
+    for said in (*(EXECUTORS[way](case) or {} for way in WAYS), _form(case), _matched(case)):
+        for question, answer in said.items():
+            plain = json.loads(json.dumps(answer, default=_plain))
+            if plain not in found.setdefault(question, []):
+                found[question].append(plain)
+    return found
+
+
+def _plain(value: object) -> object:
+    return sorted(value) if isinstance(value, frozenset) else str(value)
+
+
+def _form(case: Case) -> dict[str, Any]:
+    """What is known before a program is run: which driver may take it and why, which of its ranks are equal, what cannot fit."""
+    conditions = Conditions(case.linked, case.cost)
+    folded = fold(case.linked, conditions, worth=1, rounds=100)
+    part = section(case.program, [case.cost], [case.profile], worth=1.0)
+    alike = [partition(case.program, [case.cost], [case.profile], shared=shared) for shared in (False, True)]
+    return {
+        "ordered since": why_ordered(case.linked), "leaves open": leaves_open(case.linked),
+        "classes": folded and [one.ranks.tolist() for one in folded.classes],
+        "alike": [found and found.of.tolist() for found in alike],
+        "stands for": None if part is None or part.stands_for is None else part.stands_for.tolist(),
+        "clashes": bad_contacts(case.program, case.profile) if case.profile.device else (),
+        "groups unlike": sorted(unlike_groups(case.program, case.profile).items()),
+        "streams": [case.ordered.trace.row(i).queue for i in range(len(case.ordered.trace))],
+    }  # fmt: skip
+
+
+def _matched(case: Case) -> dict[str, Any]:
+    """By the rules, under each reading and the back end: what met and did not fit, in which fields, what comes of it and on whom; and
+    where all stand in the end."""
+    found: dict[str, Any] = {}
+    for name, profile in {**READINGS, "back end": case.profile}.items():
+        rules = Rules(case.program, profile)
+        state = rules.initial()
+        events = [event for event in rules.settle(state) if isinstance(event, Mismatched)]
+        found[f"{name} mismatches"] = [
+            (sorted(rules.linked.place(row) for row in event.rows), event.fields, event.outcome, event.crash) for event in events
+        ]
+        found[f"{name} standstill"] = [standstill(rules, state).ends, standstill(rules, state).blocked]
+    return found
+
+
+def table() -> dict[str, dict[str, list[Any]]]:
+    return {name: answers(made()) for name, made in cases()}
+
+
+if __name__ == "__main__":
+    lines = (f"{json.dumps(name)}: {{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in rows.items()) + "}"
+             for name, rows in table().items())  # fmt: skip
+    DATA.write_text("{" + ",\n".join(lines) + "}\n", encoding="utf-8")

@@ -82,7 +82,7 @@ def answers(scenario: Scenario) -> dict[str, list[Any]]:
     case, found = Case(scenario), dict[str, list[Any]]()
     for said in (*(EXECUTORS[way](case) or {} for way in WAYS), _form(case), _matched(case)):
         for question, answer in said.items():
-            plain = json.loads(json.dumps(answer, default=_plain))
+            plain = json.loads(json.dumps(answer, default=_plain).replace(f"{ROOT}/", ""))
             if plain not in found.setdefault(question, []):
                 found[question].append(plain)
     return found

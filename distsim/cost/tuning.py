@@ -21,12 +21,14 @@ Array = NDArray[np.float64]
 PROTOCOLS: Final = ("LL", "LL128", "Simple")
 #: GPUDirect-TCPX (A3 High) and TCPXO (A3 Mega).
 _GOOGLES: Final = ("tcpx", "tcpxo")
-#: ``xgmi``: RCCL's figures for MI300X (ROCm/rccl 0cbce2a7, src/graph/tuning.cc, tuning_model_5); its base latencies are NCCL's here.
+#: ``xgmi`` and ``rccl's network``: RCCL's hops for MI300X (ROCm/rccl 0cbce2a7, src/graph/tuning.cc, tuning_model_5). Its 320 us for Simple
+#: in a ring over the network keep it from rings there and are no hop's: NCCL's 14 stand in their place, as its base latencies do.
 _BASE: Final = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4), "all pairs": (6.6, 14.0, 8.4), "pat": (8.0, 8.0, 8.0)}
 _HOP: Final = {
     "nvlink": {"tree": (0.6, 1.25, 4.0), "ring": (0.6, 1.9, 3.4), "nvls": 25.0, "pat": 4.0, "collnet": 3.7},
     "pcie": {"tree": (1.0, 1.9, 4.0), "ring": (1.0, 2.5, 5.7), "nvls": 0.0, "pat": 4.0, "collnet": 3.7},
     "xgmi": {"tree": (0.9, 0.9, 2.3), "ring": (0.8, 0.8, 2.1), "pat": 4.0, "collnet": 3.7},
+    "rccl's network": {"tree": (10.5, 10.5, 25.0), "ring": (9.5, 9.5, 14.0), "pat": 14.0, "collnet": 31.0},
     "network": {"tree": (5.0, 8.5, 14.0), "ring": (2.7, 4.0, 14.0), "nvls": 18.0, "nvls_tree": 20.9, "pat": 14.0, "collnet": 31.0},
 }  # fmt: skip
 #: By architecture, of one node, two, more; across nodes LL's limit goes by the CPU instead.
@@ -97,7 +99,8 @@ def _protocols(at: Setting) -> tuple[str, ...]:
 def _hop(at: Setting, algorithm: str, protocol: str) -> tuple[float, float]:
     """(inside, between nodes) us of a hop."""
     inside = _HOP["pcie" if at.link != "nvlink" else "xgmi" if at.architecture == "cdna3" else "nvlink"][algorithm]
-    across = _HOP["network"]["tree" if at.per_node == 1 and algorithm == "ring" else algorithm]
+    between = _HOP["rccl's network" if at.architecture == "cdna3" else "network"]
+    across = between["tree" if at.per_node == 1 and algorithm == "ring" else algorithm]
     k = PROTOCOLS.index(protocol)
     return inside[k], across[k]  # type: ignore[index]
 

@@ -80,7 +80,7 @@ def bench(
         for n in ranks:
             plan = [
                 Item(op, nbytes, group)
-                for group in _groups(n, ops) for op in ops
+                for group in _groups(n) for op in ops
                 if OPS[op].kind == "collective" or group == 2
                 for nbytes in (sizes if OPS[op].busbw_factor(2) or OPS[op].kind != "collective" else (0,))
             ]  # fmt: skip
@@ -92,7 +92,7 @@ def bench(
     return Bench(rows, _machine(), time.monotonic() - began)
 
 
-def _groups(n: int, ops: Sequence[str]) -> list[int]:
+def _groups(n: int) -> list[int]:
     """Groups of all ranks, and pairs."""
     return [n] if n == 2 else [n, 2]
 

@@ -91,7 +91,7 @@ def quantity(value: object, kind: str = ANY) -> Quantity:
         raise ExpressionError(f"expected {kind} with a unit, found {type(value).__name__}")
     source = value.strip()
     start = len(value) - len(value.lstrip())
-    letters, kinds, text = _replaced(source, start)
+    letters, kinds, text = _replaced(source)
     try:
         inner = parse(text)
         found = tree(text, start)
@@ -112,7 +112,7 @@ def _evaluated(inner: Expression, letters: Mapping[str, int | float], env: Env) 
     return inner.evaluate({**env, **letters})
 
 
-def _replaced(source: str, start: int) -> tuple[dict[str, int | float], dict[str, str], str]:
+def _replaced(source: str) -> tuple[dict[str, int | float], dict[str, str], str]:
     """The values and kinds of the quantities in a text, by the letter that stands for each, and the text with those."""
     letters: dict[str, int | float] = {}
     kinds: dict[str, str] = {}

@@ -52,7 +52,7 @@ def test_what_surely_completes_does_complete(plain: Plain) -> None:
         cost = CostModel(default_cluster(backend), program.world_size, program.local_size)
         if without_clock(program, profile) is True or (profile.device and surely(program, profile, cost)):
             left = simulate_in_order(program, profile, cost)
-            assert (outcome_of(program, left), left.mismatches) == ("completes", ())
+            assert (outcome_of(left), left.mismatches) == ("completes", ())
 
 
 @settings(max_examples=draws(100), deadline=None)
@@ -76,7 +76,7 @@ def test_what_happens_in_time_is_among_what_every_order_allows(plain: Plain) -> 
         found = ends_of_orders(Linked(program, PROFILES[backend]), 300)
         if found.complete:
             outcomes = {worst_of(end.standstill, (note.outcome for note in end.notes)) for end in found.ends}
-            assert outcome_of(program, left) in outcomes
+            assert outcome_of(left) in outcomes
 
 
 LEAVES = [

@@ -128,8 +128,8 @@ def test_a_receive_from_any_source_that_took_anothers_message_is_the_cause_and_b
     assert [f.code for f in left.findings] == ["DS304"]
     assert left.culprits == (0,)
     assert "took rank 1's message" in left.findings[0].message
-    assert taken_otherwise(simulation.program, sources, simulation.run.trace) == (TakenOtherwise(Request(0, 0, -1), 1, 2),)
-    assert taken_otherwise(simulation.program, {Request(0, 0, -1): 2}, simulation.run.trace) == ()
+    assert taken_otherwise(sources, simulation.run.trace) == (TakenOtherwise(Request(0, 0, -1), 1, 2),)
+    assert taken_otherwise({Request(0, 0, -1): 2}, simulation.run.trace) == ()
     together = beside(simulation, "hangs", left.standstill.ends, ())
     assert (together.differences, "the order of events decides it" in together.agreement) == ((), True)
 

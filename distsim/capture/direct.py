@@ -84,12 +84,12 @@ class Direct:
         if name is None:
             site = client.site(4)
             key = (site, own.number, op, peer, tag, tensor.shape, tensor.dtype)
-            name = shapes.get(key) or self._learnt(own, op, tensor, key)
+            name = shapes.get(key) or self._learnt(op, tensor, key)
             if here and client.sites.is_own(frame.f_code.co_filename):  # `sites` keeps its code, so that no other gets its number
                 shapes[place] = name
         return name
 
-    def _learnt(self, own: GroupMethods, op: str, tensor: Tensor, key: tuple[Any, ...]) -> int:
+    def _learnt(self, op: str, tensor: Tensor, key: tuple[Any, ...]) -> int:
         site, number, _, peer, tag, *_ = key
         sides: list[list[int]] = [list(tensor.shape)]
         facts = [sides, [], dtype_of(tensor), {}] if op == "isend" else [[], sides, dtype_of(tensor), {}]

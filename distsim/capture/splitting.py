@@ -30,7 +30,7 @@ class Splitting:
         c10d = import_module("torch.distributed.distributed_c10d")
         parent = parent_pg or c10d._get_default_group()
         members = self._members(c10d, parent, split_ranks)
-        self._refuse(c10d, parent)
+        self._refuse(parent)
         options = c10d.BarrierOptions()
         options.asyncOp = False
         parent.barrier(options)
@@ -45,7 +45,7 @@ class Splitting:
             group_desc=group_desc,
         )
 
-    def _refuse(self, c10d: object, parent: Any) -> None:
+    def _refuse(self, parent: Any) -> None:
         if self.device is None:
             raise RuntimeError("No device associated with the default pg, not safe to split any process groups")
         named = {part.rpartition(":")[2] for part in parent.name().split(",")}

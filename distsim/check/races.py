@@ -49,7 +49,7 @@ def data_races(program: Program, reached: Sequence[int]) -> tuple[DataRace, ...]
     for code in program.codes:
         if not _may_race(code):
             continue
-        for row, ranks in _variants(program, code):
+        for row, ranks in _variants(code):
             for race in Walk(program, code, row).races():
                 late = [r for r in ranks if race.position <= reached[r]]
                 call, opened = code.calls[race.position], code.calls[race.opened]
@@ -71,7 +71,7 @@ def _named(call: CodeCall) -> bool:
     )
 
 
-def _variants(program: Program, code: Code) -> Iterator[tuple[int, list[int]]]:
+def _variants(code: Code) -> Iterator[tuple[int, list[int]]]:
     """Rows that use buffers alike: (one of them, their ranks)."""
     masks: list[NDArray[np.generic]] = [g for g in code.guards or () if g is not None]
     for call in code.distinct_calls(parts=False):

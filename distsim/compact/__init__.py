@@ -59,14 +59,14 @@ def compact(trace: Trace, *, name: str = "", exact: bool | None = None, resolve:
     body = writer.program(entries)
     head = _head(trace, program, families, name)
     iterations = [f"iterations: {rounds}"] if rounds > 1 else []
-    notes = _notes(exact, simulated, program, items_of=sum(map(len, items.values())), written=_count(entries))
+    notes = _notes(exact, program, items_of=sum(map(len, items.values())), written=_count(entries))
     lines = [
         *(f"# {note}" for note in notes),
         *head,
         "program:" if body else "program: []",
         *body,
         *iterations,
-        *_tail(program, trace),
+        *_tail(program),
     ]
     return Compact("\n".join(lines) + "\n", program.call_count, _count(entries), notes)
 
@@ -79,7 +79,7 @@ def _laid_out(items: Mapping[int, list[Item]], exact: bool) -> list[Entry]:
     return alike if _count(alike) < _MUCH_LESS * _count(by_line) else by_line
 
 
-def _notes(exact: bool, simulated: bool, program: Program, items_of: int, written: int) -> tuple[str, ...]:
+def _notes(exact: bool, program: Program, items_of: int, written: int) -> tuple[str, ...]:
     found = [f"Written from a trace: {items_of:,} calls of {program.world_size:,} ranks as {written:,} steps."]
     if not exact:
         found.append("Durations of computes and pauses are means over the calls that a step stands for.")
@@ -116,7 +116,7 @@ def _cluster(trace: Trace) -> object:
     return dict(prices) if isinstance(prices, Mapping) and prices else None
 
 
-def _tail(program: Program, trace: Trace) -> list[str]:
+def _tail(program: Program) -> list[str]:
     """Options that are not the usual ones, and faults."""
     given = {("timeout" if key == "timeout_ns" else key): value for key, value in program.options.items() if value != _usual(key)}
     if isinstance(given.get("timeout"), int):

@@ -44,7 +44,7 @@ class Families:
     declared: dict[str, object] = field(default_factory=dict)
     _made: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
 
-    def name(self, rank: int, group: int) -> str | tuple[str, ...] | None:
+    def name(self, group: int) -> str | tuple[str, ...] | None:
         """None for the world."""
         if group == 0:
             return None

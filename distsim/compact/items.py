@@ -104,12 +104,12 @@ class Itemizer:
                 return None
             fields.append(("handles", ("text", names[0] if len(names) == 1 else tuple(names))))
         elif row.kind == "batch":
-            parts = tuple(self._message(rank, code, part, OPS[part.op], values) for part in call.parts)
+            parts = tuple(self._message(code, part, OPS[part.op], values) for part in call.parts)
             fields.append(("ops", ("parts", parts)))
         elif row.kind in ("p2p", "remote"):
-            fields += self._message(rank, code, call, row, values).fields
+            fields += self._message(code, call, row, values).fields
         elif row.kind == "collective":
-            fields += self._collective(rank, code, call, row, values)
+            fields += self._collective(code, call, row, values)
         elif row.kind == "group":
             fields += self._group_step(rank, call, values)
         else:
@@ -127,13 +127,13 @@ class Itemizer:
         return f"{os.path.basename(site.file)}:{site.line}" if site.file and site.line else ""
 
     # --- kinds of calls ---
-    def _message(self, rank: int, code: Code, call: CodeCall, row: type[Op], values: _Values) -> Form:
+    def _message(self, code: Code, call: CodeCall, row: type[Op], values: _Values) -> Form:
         port, group = code.ports[call.port], _plain(code.groups[call.group])
         peer, side = _plain(port.peer), "dst" if row.direction == "send" or (row.kind, row.gives) == ("remote", "all") else "src"
         fields: list[tuple[str, Spec]] = [] if row.signals else [("tensor", _tensor(call.fields["inputs"][0], values))]
         if row.kind == "remote" and call.fields["outputs"] != call.fields["inputs"]:
             fields.append(("into", _tensor(call.fields["outputs"][0], values)))
-        fields += self._group(rank, group)
+        fields += self._group(group)
         if peer >= 0:
             inside = peer in self.program.groups[group].ranks
             values.ints.append(peer)
@@ -146,14 +146,14 @@ class Itemizer:
             fields.append(("assume_src", ("int",)))
         return Form(call.op, tuple(fields))
 
-    def _collective(self, rank: int, code: Code, call: CodeCall, row: type[Op], values: _Values) -> list[tuple[str, Spec]]:
+    def _collective(self, code: Code, call: CodeCall, row: type[Op], values: _Values) -> list[tuple[str, Spec]]:
         found: list[tuple[str, Spec]] = []
         group = _plain(code.groups[call.group])
         if "tensor" in row.model_fields:
             found.append(("tensor", _tensors(call.fields["inputs"], values)))
         elif row.gives != "none":
             found += [(side, _tensors(call.fields[f"{side}s"], values)) for side in ("input", "output")]
-        found += self._group(rank, group)
+        found += self._group(group)
         if row.root_field is not None:
             values.ints.append(int(call.fields["root"]))
             inside = call.fields["root"] in self.program.groups[group].ranks
@@ -164,15 +164,15 @@ class Itemizer:
             if (splits := call.fields.get(name)) is not None:
                 values.ints += splits
                 found.append((name, ("ints", len(splits))))
-        return found + _torch_arguments(call, values)
+        return found + _torch_arguments(call)
 
-    def _group(self, rank: int, group: int) -> list[tuple[str, Spec]]:
-        name = self.families.name(rank, group)
+    def _group(self, group: int) -> list[tuple[str, Spec]]:
+        name = self.families.name(group)
         return [] if name is None else [("group", ("text", name))]
 
     def _group_step(self, rank: int, call: CodeCall, values: _Values) -> list[tuple[str, Spec]]:
         if call.op != "new_group":
-            return _torch_arguments(call, values)
+            return _torch_arguments(call)
         ranks = tuple(call.fields.get("ranks") or ())
         values.ints += ranks
         found: list[tuple[str, Spec]] = [
@@ -183,10 +183,10 @@ class Itemizer:
             found.append(("store", ("text", call.fields["store"])))
         elif call.fields.get("local_sync"):
             found.append(("use_local_synchronization", ("text", True)))
-        return found + _torch_arguments(call, values)
+        return found + _torch_arguments(call)
 
 
-def _torch_arguments(call: CodeCall, values: _Values) -> list[tuple[str, Spec]]:
+def _torch_arguments(call: CodeCall) -> list[tuple[str, Spec]]:
     found: list[tuple[str, Spec]] = [
         (name, ("text", call.fields[name])) for name in ("backend", "init_method", "wait_all_ranks") if call.fields.get(name)
     ]

@@ -48,7 +48,7 @@ def crashes(whole: Standing) -> list[Cause]:
         lines = [((rank,), end.text.split(":")[0] if end.kind == "raised" else end.text, frame)] if frame else []
         of_library = bool(end.frames) and is_library(end.frames[0].file)
         found.append(Cause("crash", "proved", title, (rank,), (rank,), lines, details, of_library=of_library))
-    return _first_crash(found, whole)
+    return _first_crash(found)
 
 
 def _ended(end: End) -> str:
@@ -57,7 +57,7 @@ def _ended(end: End) -> str:
     return end.text if end.text.startswith("ended") else f"raised {end.text}"
 
 
-def _first_crash(found: list[Cause], whole: Standing) -> list[Cause]:
+def _first_crash(found: list[Cause]) -> list[Cause]:
     """Of several crashes no order is known, unless times say it: then they are one cause with several ranks."""
     if len(found) <= 1:
         return found

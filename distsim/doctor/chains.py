@@ -137,7 +137,7 @@ def _all_receive(whole: Standing) -> list[Cause]:
 # --- behind ---
 
 
-def behind(whole: Standing, absent: tuple[int, ...]) -> list[Cause]:
+def behind(whole: Standing) -> list[Cause]:
     """Who is waited for and waits for nobody: at the end of all chains."""
     graph = edges(whole)
     awaited: dict[int, Wait] = {}
@@ -150,11 +150,11 @@ def behind(whole: Standing, absent: tuple[int, ...]) -> list[Cause]:
     by_call: dict[tuple[str, int, int | None], list[int]] = {}
     for rank, wait in awaited.items():
         by_call.setdefault((wait.call.group, wait.call.number, wait.call.peer), []).append(rank)
-    causes = [_behind(whole, ranks, awaited[ranks[0]], absent) for ranks in by_call.values()]
+    causes = [_behind(whole, ranks, awaited[ranks[0]]) for ranks in by_call.values()]
     return sorted(causes, key=lambda c: (not c.culprits, len(c.ranks), c.ranks))
 
 
-def _behind(whole: Standing, ranks: list[int], wait: Wait, absent: tuple[int, ...]) -> Cause:
+def _behind(whole: Standing, ranks: list[int], wait: Wait) -> Cause:
     """Ranks that have not come to a call which others are in."""
     call, evidence = wait.call, whole.evidence
     inside = tuple(r for r, s in whole.ranks.items() if any(same_call(w, wait) for w in s.waits))
@@ -169,13 +169,13 @@ def _behind(whole: Standing, ranks: list[int], wait: Wait, absent: tuple[int, ..
     )
     if call.p2p:
         title = f"{who(ranks)} {verb(ranks, 'does', 'do')} not answer: rank {wait.rank} is in {text}"
-    certain = all(_certain(whole, s, absent) for s in stands)
+    certain = all(_certain(whole, s) for s in stands)
     minor = len(ranks) * 2 < len(ranks) + len(inside)
     shown_by_stack = all(s.place is not None and s.place.frame is not None for s in stands)
     culprits = tuple(ranks) if certain and (minor or (shown_by_stack and len(ranks) <= len(inside))) else ()
     lines: list[Line] = [((s.rank,), doing(s), s.told) for s in stands if s.told is not None]
     lines.append((inside or (wait.rank,), call.op or "waits", wait.frame))
-    details = list(_why(whole, stands, ranks, culprits, minor))
+    details = list(_why(whole, stands, culprits, minor))
     return Cause("behind", "proved", title, culprits, tuple(ranks), lines, details, call.group, call.number)
 
 
@@ -185,7 +185,7 @@ def same_call(one: Wait, other: Wait) -> bool:
     return (one.call.group, one.call.number) == (other.call.group, other.call.number)
 
 
-def _certain(whole: Standing, stand: Stand, absent: tuple[int, ...]) -> bool:
+def _certain(whole: Standing, stand: Stand) -> bool:
     """Is it the end of the chain, and not itself in a wait that nothing recorded?"""
     given = whole.evidence.ranks[stand.rank]
     if stand.end is not None:
@@ -203,7 +203,7 @@ def doing(stand: Stand) -> str:
     return "waits for its device" if stand.place.op == "synchronize" else "host code"
 
 
-def _why(whole: Standing, stands: list[Stand], ranks: list[int], culprits: tuple[int, ...], minor: bool) -> Iterator[str]:
+def _why(whole: Standing, stands: list[Stand], culprits: tuple[int, ...], minor: bool) -> Iterator[str]:
     """What keeps them, as far as it is known."""
     for stand in stands[:4]:
         text = source_line(stand.frame)

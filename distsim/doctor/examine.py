@@ -36,7 +36,7 @@ def examine(evidence: Evidence) -> Diagnosis:
     whole = standing(evidence)
     found = Diagnosis(evidence, whole)
     found.absent = _absent(evidence)
-    found.causes = _ordered(whole, found.absent)
+    found.causes = _ordered(whole)
     found.common = _common(whole)
     found.collect = _advice(evidence, whole, found.absent, found.main)
     return found
@@ -48,7 +48,7 @@ def _absent(evidence: Evidence) -> tuple[int, ...]:
     return tuple(sorted(members - set(evidence.ranks)))
 
 
-def _ordered(whole: Standing, absent: tuple[int, ...]) -> list[Cause]:
+def _ordered(whole: Standing) -> list[Cause]:
     """All causes that the evidence shows, that which explains the others first."""
     crashes = causes.crashes(whole)
     parted = causes.parted(whole)
@@ -58,7 +58,7 @@ def _ordered(whole: Standing, absent: tuple[int, ...]) -> list[Cause]:
     clashing = {r for c in clashes for r in c.ranks}
     if crashes and clashes and set(crashes[0].culprits) & clashing and crashes[0].of_library:
         named = [*clashes, *crashes, *parted, *circles]  # torch raised because they did not fit
-    behind = chains.behind(whole, absent)
+    behind = chains.behind(whole)
     found = [*named, *behind]
     if any(c.grade == "proved" for c in behind):  # suspicions come after what is proved
         found.sort(key=lambda c: c.grade != "proved")
@@ -67,7 +67,7 @@ def _ordered(whole: Standing, absent: tuple[int, ...]) -> list[Cause]:
         found = [
             *undecided.passed(whole),
             *undecided.reported(whole),
-            *undecided.silent(whole, absent),
+            *undecided.silent(whole),
             *undecided.all_there(whole),
             *undecided.by_stack(whole),
         ]

@@ -194,7 +194,7 @@ class LogReader:
         if last is not None:
             self._status(line, who, key, last)
         if work is not None:
-            self._work(line, who, key, work)
+            self._work(who, key, work)
 
     def _group(self, group: re.Match[str] | None, sure: bool) -> str:
         if group is None:
@@ -228,7 +228,7 @@ class LogReader:
             if call.group == "" and call.number == number and call.source == self.source:
                 calls[at] = replace(call, group=key)
 
-    def _work(self, line: str, who: int, key: str, work: re.Match[str]) -> None:
+    def _work(self, who: int, key: str, work: re.Match[str]) -> None:
         key = key or self.evidence.group("", sure=False)
         op = family(work["op"])
         sizes = int(work["in"] or -1), int(work["out"] or -1)

@@ -37,7 +37,7 @@ def passed(whole: Standing) -> list[Cause]:
     return found[:4]
 
 
-def silent(whole: Standing, absent: tuple[int, ...]) -> list[Cause]:
+def silent(whole: Standing) -> list[Cause]:
     """All of whom something is known stand in one call; whoever is missing was not given."""
     found: dict[tuple[str, int], list[Wait]] = {}
     for stand in whole.ranks.values():

@@ -100,7 +100,7 @@ def _ordered(program: Program, profile: Profile, cost: CostModel, follow: Mappin
     from distsim.engine.general import simulate_in_order
 
     left = simulate_in_order(program, profile, cost, follow)
-    outcome = outcome_of(program, left)
+    outcome = outcome_of(left)
     trace = build_trace(
         program, left.columns, left.standstill, profile=profile.name, outcome=outcome, makespan_ns=left.end_ns, cluster=cost.cluster,
         queues=left.queues,
@@ -110,7 +110,7 @@ def _ordered(program: Program, profile: Profile, cost: CostModel, follow: Mappin
                findings=late_findings(program, profile, left.late))  # fmt: skip
 
 
-def outcome_of(program: Program, left: Ordered) -> str:
+def outcome_of(left: Ordered) -> str:
     """The worst that happened in a run in the order of time."""
     return worst_of(
         left.standstill, {*(outcome for _, _, outcome in left.mismatches), *(("undefined",) if left.undefined else ())}

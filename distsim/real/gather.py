@@ -127,7 +127,7 @@ def judged(session: Session, job: Job, watched: Watched, records: Sequence[Mappi
     running = watched.reason == "interrupted" and watched.still_ns < _STILL_NS
     if running:
         left = Postmortem(left.standstill, (), ())  # it was getting on: who waited for whom just then says nothing
-    taken, ends = taken_otherwise(program, sources, simulation.run.trace), left.standstill.ends
+    taken, ends = taken_otherwise(sources, simulation.run.trace), left.standstill.ends
     outcome = "" if running else outcome_of(ends, got.buffers, simulation.outcome, taken)
     both = Beside(()) if running else beside(simulation, outcome, ends, got.buffers, taken)
     end = _end(watched, left, running, outcome, start_ns)

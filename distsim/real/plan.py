@@ -92,14 +92,14 @@ def plan(scenario: Scenario, command: tuple[str, ...], backend: str, device: str
     lines = (*_torchrun(scenario, command, address, gpu), *_elastic(scenario, command, address, gpu),
              *_others(scenario, command, address, gpu))  # fmt: skip
     if by:
-        lines = _of(by, lines, scenario, command)
+        lines = _of(by, lines, scenario)
     script = batch_script(scenario, command, gpu) if by == "srun" or (not by and many) else ()
     sets = tuple(one for one in SETS if not by or one[0] in (by, "mp.spawn" if by == "mp.Process" else ""))
     return Plan(scenario.name, world.size, world.nodes, world.ranks_per_node, backend, address, launch.master_port, ranks, lines,
                 sets, tuple(notes), by, script)  # fmt: skip
 
 
-def _of(by: str, lines: tuple[CommandLine, ...], scenario: Scenario, command: tuple[str, ...]) -> tuple[CommandLine, ...]:
+def _of(by: str, lines: tuple[CommandLine, ...], scenario: Scenario) -> tuple[CommandLine, ...]:
     """The lines of one launcher. multiprocessing's are distsim's own, with the start method."""
     if by not in ("mp.spawn", "mp.Process"):
         return tuple(line for line in lines if line.launcher == by)

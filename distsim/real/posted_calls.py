@@ -170,7 +170,7 @@ class TakenOtherwise(NamedTuple):
     simulated: int
 
 
-def taken_otherwise(program: Program, sources: Mapping[Request, int], simulated: Trace) -> tuple[TakenOtherwise, ...]:
+def taken_otherwise(sources: Mapping[Request, int], simulated: Trace) -> tuple[TakenOtherwise, ...]:
     """Which receives from any source met another rank than in a simulated run of the same program. Those that met nobody there are
     left out."""
     if not sources:

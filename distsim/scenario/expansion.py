@@ -19,7 +19,7 @@ from distsim.names import listing, shown
 from distsim.ops.fields import expression
 from distsim.profiles import DEFAULT_BACKEND
 from distsim.quantities import Kind, has_units, kind_of, quantity
-from distsim.scenario.document import Document, Path
+from distsim.scenario.document import Path
 from distsim.scenario.problems import Problems
 from distsim.scenario.scalars import MAX_WORLD, integer
 from distsim.scenario.validation import note_errors
@@ -37,7 +37,7 @@ MOST_PARTS = 20_000
 _DECLARED = ("tensors", "groups", "vars", "memory")
 
 
-def expand_data(data: Mapping[object, object], document: Document, problems: Problems) -> Mapping[object, object]:
+def expand_data(data: Mapping[object, object], problems: Problems) -> Mapping[object, object]:
     """The data with every strategy's entry replaced by its plain steps; the same object where there is none.
 
     What is wrong with a strategy is noted at its place, and its entry then does nothing.
@@ -100,7 +100,7 @@ class _Expander:
 
     def entry(self, item: object, path: Path) -> object:
         if isinstance(item, str):
-            return self.strategy(item, {}, path, path) if item in STRATEGIES else item
+            return self.strategy(item, {}, path) if item in STRATEGIES else item
         if not isinstance(item, Mapping):
             return item
         names = [key for key in item if key in STRATEGIES]
@@ -118,7 +118,7 @@ class _Expander:
         """A strategy's entry; strange keys beside it are left for the reader of steps to note."""
         if any(key not in (name, "ranks") for key in item):
             return item
-        found = self.strategy(name, item[name], path, (*path, name))
+        found = self.strategy(name, item[name], (*path, name))
         if "ranks" not in item:
             return found
         found = {"ranks": item["ranks"], **found}
@@ -143,7 +143,7 @@ class _Expander:
         numbers = isinstance(one, list | tuple) and all(isinstance(rank, int) for rank in one)
         return tuple(sorted(set(one))) if numbers else ()
 
-    def strategy(self, name: str, value: Any, path: Path, here: Path) -> dict[str, Any]:
+    def strategy(self, name: str, value: Any, here: Path) -> dict[str, Any]:
         made, self.made = self.validated(STRATEGIES[name], value, here), None
         if made is None or self.context is None:
             return {"steps": []}

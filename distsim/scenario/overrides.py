@@ -27,7 +27,7 @@ def apply(document: Document, root: object, sets: Sequence[str]) -> object:
         keys = _keys(root, name)
         if keys[0] == "cluster" and len(keys) > 1:
             _open_preset(root)
-        node = _value(document, text, len(text) - len(value))
+        node = _value(text, len(text) - len(value))
         _put(root, keys, node, text)
         document.overrides[id(node)] = (text, len(text) - len(value))
     return root
@@ -48,7 +48,7 @@ def _keys(root: object, name: str) -> list[str]:
     return [name]
 
 
-def _value(document: Document, text: str, start: int) -> object:
+def _value(text: str, start: int) -> object:
     """The value's node, read as YAML."""
     part = Document("--set", text[start:])
     if not part.text.strip():

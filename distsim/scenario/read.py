@@ -38,7 +38,7 @@ def read(document: Document, problems: Problems) -> dict[str, Any]:
             problems.add((), f"expected a scenario, a mapping with `world`, `program` and the like, found {shown(data)}")
         problems.raise_any()
         return {}
-    fields = _Reader(document, problems, expand_data(data, document, problems)).fields()
+    fields = _Reader(document, problems, expand_data(data, problems)).fields()
     problems.raise_any()
     return fields
 

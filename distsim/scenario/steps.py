@@ -70,7 +70,7 @@ class StepReader:
         if not known:
             self.unknown(keys, path)
             return None
-        self.strangers(keys, known, item, path)
+        self.strangers(keys, known, path)
         last = None
         for key in known:
             last = self.one(key, item[key], ranks, path, rounds, batch)
@@ -119,7 +119,7 @@ class StepReader:
         for key in keys:
             self.problems.add((*path, key), _no_such_step(key), at_key=True)
 
-    def strangers(self, keys: list[Any], known: list[str], item: dict[Any, Any], path: Path) -> None:
+    def strangers(self, keys: list[Any], known: list[str], path: Path) -> None:
         """More than one key in an entry."""
         for key in known[1:]:
             message = f"two operations in one entry, {known[0]} and {key}: put a dash before {key}"

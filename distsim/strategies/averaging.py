@@ -46,7 +46,7 @@ class Averaged(Layered):
     every: Count = 1
     optimizer: CostField = Field(default_factory=lambda: _FREE)
 
-    def local(self, w: Writer, weights: list[str]) -> list[Entry]:
+    def local(self, weights: list[str]) -> list[Entry]:
         """A step of one rank alone."""
         forward = [compute(f"forward {layer.name}", layer.forward, reads=weights) for layer in self.model]
         backward = [compute(f"backward {layer.name}", layer.backward) for layer in reversed(self.model)]
@@ -92,7 +92,7 @@ class LocalSgd(Averaged):
         w = Writer(context.prefix(self.name), self.dtype, self.group)
         sizes = self.shapes()
         names = [w.tensor(f"weights_{k}", size) for k, size in enumerate(sizes if self.per_parameter else [sum(sizes)])]
-        return Expansion([*self.local(w, names), *self.averages(w, names, context)], w.tensors)
+        return Expansion([*self.local(names), *self.averages(w, names, context)], w.tensors)
 
     def averages(self, w: Writer, names: list[str], context: Context) -> list[Entry]:
         """The mean, in the iterations that have one."""
@@ -148,7 +148,7 @@ class DiLoCo(Averaged):
         bounds = [len(layers) * k // parts for k in range(parts + 1)]
         sizes = [sum(layer.numel for layer in layers[a:b]) for a, b in pairwise(bounds)]
         weights = [w.tensor(f"weights_{k}", size) for k, size in enumerate(sizes)]
-        steps = self.local(w, weights)
+        steps = self.local(weights)
         for k, size in enumerate(sizes):
             before, delta = w.tensor(f"before_{k}", size), w.tensor(f"delta_{k}", size)
             last = (k + 1) * each - 1

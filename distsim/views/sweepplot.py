@@ -85,7 +85,7 @@ def _ns(row: Row) -> int:
     return int(row["iteration_ns"] or row["makespan_ns"])
 
 
-def _frame(draw: Svg, left: float, x: _Axis, y: _Axis, words: tuple[str, str]) -> None:
+def _frame(draw: Svg, left: float, y: _Axis, words: tuple[str, str]) -> None:
     draw.rect(left, _TOP, _WIDTH, _HEIGHT, PALE)
     draw.text(left + _WIDTH / 2, _TOP + _HEIGHT + 38, words[0], 12, anchor="middle", colour=GREY)
     draw.text(left, _TOP - 10, words[1], 12, bold=True)
@@ -127,7 +127,7 @@ class _Curves:
         """Draws everything; returns how far down it goes."""
         draw = self.canvas
         every = any(row["iteration_ns"] for _, some in self.curves for row in some)
-        _frame(draw, _LEFT, self.x, self.y, (self.over, "time of an iteration" if every else "time of the run"))
+        _frame(draw, _LEFT, self.y, (self.over, "time of an iteration" if every else "time of the run"))
         free = -100.0
         for value in self.values:
             x, word = self.at(value, self.y.low)[0], f"{value:g}"
@@ -233,9 +233,7 @@ def _front(draw: Svg, rows: Sequence[Row], names: Sequence[str]) -> None:
     room = max(float(row["memory"]) for row in rows)
     times = [_ns(row) for row in rows]
     x, y = _Axis(0.0, max(room, 1.0), _WIDTH - 20, False), _Axis(min(times) * 0.85, max(times) * 1.15, _HEIGHT, True)
-    _frame(
-        draw, left, x, y, ("memory of the fullest rank, % of its device", "time over memory; joined: nobody is faster with less")
-    )
+    _frame(draw, left, y, ("memory of the fullest rank, % of its device", "time over memory; joined: nobody is faster with less"))
     for share in (0, 25, 50, 75, 100):
         at = left + 10 + x.at(share / 100)
         draw.line((at, _TOP), (at, _TOP + _HEIGHT), "#DDE1E6")

@@ -48,6 +48,7 @@ def cases() -> Iterator[tuple[str, Case]]:
     for local in (1, 4):
         yield f"dgx-a100, {local} a machine", Case({"preset": "dgx-a100"}, local)
     yield "dgx-h100, two cards", Case({"preset": "dgx-h100", "nics": {"count": 2}})
+    yield "dgx-a100, one process a machine", Case({"preset": "dgx-a100", "gpus_per_process": 8})
     yield "dgx-a100, slingshot", Case({"preset": "dgx-a100", "network": {"transport": "slingshot"}})
     yield "dgx-h100, tcp that reduces", Case({"preset": "dgx-h100", "network": {"transport": "tcp", "reduces": True}})
     yield "dgx-h100, leaves", Case({"preset": "dgx-h100", "network": {"leaf": 2, "oversubscription": 4, "reduces": True}})

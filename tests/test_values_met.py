@@ -8,6 +8,7 @@ from values_by_hand import ByHand
 from distsim import loads, simulate
 from distsim.values import Values, compute_values
 from distsim.values.lineage import Contribution
+from distsim.values.order import completions, matches_of
 from distsim.values.record import Breach
 
 TWO = "world: 2\nbackend: {backend}\ntensors: {{x: {{shape: [2], dtype: int64, value: rank * 10 + index}}, " \
@@ -128,6 +129,25 @@ def test_of_ranks_that_all_wait_a_sender_goes_first_and_its_message_is_what_it_h
         "[11]",
         "[100]",
     ]
+
+
+def test_what_follows_a_batch_without_a_handle_finds_what_came_with_it() -> None:
+    """At the same ns: the batch is over, and the assignment after it takes no time."""
+    parts = "{isend: {tensor: a, dst: 1 - rank}}, {irecv: {tensor: x, src: 1 - rank}}"
+    values = ran(f"  - batch_isend_irecv: {{ops: [{parts}]}}\n  - assign: {{tensor: two, value: x + 100}}\n")
+
+    assert [values.text(rank, "two") for rank in (0, 1)] == ["[110, 111]", "[100, 101]"]
+
+
+def test_what_met_nobody_has_no_number_and_numbers_of_what_met_rise() -> None:
+    recv, send = {"op": "recv", "tensor": "x"}, {"op": "send", "tensor": "x"}
+    case = ByHand([[{**recv, "peer": 1}, {**recv, "peer": 1}], [{**send, "peer": 0}]], {"x": ((1,), "int64", "rank")})
+    trace = case.trace([[(0, 0), (1, 0)]])
+    first, second, third = completions(case.program, trace, matches_of(trace))
+
+    assert first == third
+    assert 0 < first[0] < first[1]
+    assert second == (-1, -1)
 
 
 # --- what is kept ---

@@ -132,7 +132,8 @@ class _Judgement:
         self.invalid = tuple(f for f in program.findings if f.code in CODES and CODES[f.code].verdict == "invalid")
         example = self.endings["rendezvous"].example("end")
         first = example.standstill
-        blocked = not example.ended or any(ending.stuck for ending in self.endings.values())
+        # an execution that was not followed beyond calls that differ leaves all at them
+        blocked = not example.ended or bool(first.blocked) or any(ending.stuck for ending in self.endings.values())
         self.clashes: tuple[DataRace, ...] = data_races(program, [end.position for end in first.ends])
         self.remote = remote_races(program, layout, [end.position for end in first.ends])
         self.leaks: tuple[Leak, ...] = () if blocked else leaks(program, first)

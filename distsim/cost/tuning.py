@@ -25,12 +25,13 @@ _GOOGLES: Final = ("tcpx", "tcpxo")
 #: in a ring over the network keep it from rings there and are no hop's: NCCL's 14 stand in their place, as its base latencies do.
 _BASE: Final = {"tree": (6.8, 14.0, 8.4), "ring": (6.6, 14.0, 8.4), "all pairs": (6.6, 14.0, 8.4), "pat": (8.0, 8.0, 8.0)}
 _HOP: Final = {
-    "nvlink": {"tree": (0.6, 1.25, 4.0), "ring": (0.6, 1.9, 3.4), "nvls": 25.0, "pat": 4.0, "collnet": 3.7},
-    "pcie": {"tree": (1.0, 1.9, 4.0), "ring": (1.0, 2.5, 5.7), "nvls": 0.0, "pat": 4.0, "collnet": 3.7},
-    "xgmi": {"tree": (0.9, 0.9, 2.3), "ring": (0.8, 0.8, 2.1), "pat": 4.0, "collnet": 3.7},
-    "rccl's network": {"tree": (10.5, 10.5, 25.0), "ring": (9.5, 9.5, 14.0), "pat": 14.0, "collnet": 31.0},
-    "network": {"tree": (5.0, 8.5, 14.0), "ring": (2.7, 4.0, 14.0), "nvls": 18.0, "nvls_tree": 20.9, "pat": 14.0, "collnet": 31.0},
+    "nvlink": {"tree": (0.6, 1.25, 4.0), "ring": (0.6, 1.9, 3.4)}, "pcie": {"tree": (1.0, 1.9, 4.0), "ring": (1.0, 2.5, 5.7)},
+    "xgmi": {"tree": (0.9, 0.9, 2.3), "ring": (0.8, 0.8, 2.1)},
+    "network": {"tree": (5.0, 8.5, 14.0), "ring": (2.7, 4.0, 14.0)},
+    "rccl's network": {"tree": (10.5, 10.5, 25.0), "ring": (9.5, 9.5, 14.0)},
 }  # fmt: skip
+#: Hops of what runs in Simple alone: through the switch inside, and between switches; of CollNet inside, and through the network's.
+_NVLS_HOP, _NVLS_TREE_HOP, _PAT_HOP, _COLLNET_INSIDE, _COLLNET_BETWEEN = 25.0, 20.9, 14.0, 3.7, 31.0
 #: By architecture, of one node, two, more; across nodes LL's limit goes by the CPU instead.
 _LL_MAX: Final = {"volta": 39.0, "ampere": 87.7, "ada": 87.7, "hopper": 141.0, "blackwell": 282.0, "cdna3": 141.0}
 _LL_MAX_ACROSS: Final = {"intel": (39.0, 20.4), "amd": (22.5, 19.0), "hopper": (45.0, 35.0), "blackwell": (90.0, 70.0)}
@@ -102,7 +103,7 @@ def _hop(at: Setting, algorithm: str, protocol: str) -> tuple[float, float]:
     between = _HOP["rccl's network" if at.architecture == "cdna3" else "network"]
     across = between["tree" if at.per_node == 1 and algorithm == "ring" else algorithm]
     k = PROTOCOLS.index(protocol)
-    return inside[k], across[k]  # type: ignore[index]
+    return inside[k], across[k]
 
 
 def ring_gbs(at: Setting) -> float:
@@ -248,19 +249,17 @@ def _in_switch(kind: Kind, at: Setting, nbytes: Array) -> Iterator[Form]:
     if efficiency is None or not at.switch or at.link != "nvlink" or at.per_node < 3 or at.transport in _GOOGLES:
         return  # Google's settings for TCPX and TCPXO: NCCL_NVLS_ENABLE=0
     inside = efficiency * at.intra_gbs
-    hop = _HOP["nvlink"]["nvls"]
-    assert isinstance(hop, float)
     if at.nodes == 1:
         gbs = inside if kind == "all_reduce" else inside * at.n / (at.n - 1)
-        parts: tuple[Part, ...] = (Part("hop, NVLS", hop, "through the switch"),)
+        parts: tuple[Part, ...] = (Part("hop, NVLS", _NVLS_HOP, "through the switch"),)
         powers = (("bandwidth, NVLS", 1.0),) if kind == "all_reduce" else (("bandwidth, NVLS gather", 1.0),)
         yield Form("NVLS", "Simple", parts, gbs * np.ones_like(nbytes), powers)
     elif kind == "all_reduce":
         levels = 2 * floor(log2(at.nodes))
         gbs = min(inside, at.inter_gbs / (1 if at.nodes == 2 else 2))
         parts = (
-            Part("hop, NVLS", hop, "through the switch"),
-            Part("hop between, NVLS", levels * 20.9, f"{levels} hops between nodes"),
+            Part("hop, NVLS", _NVLS_HOP, "through the switch"),
+            Part("hop between, NVLS", levels * _NVLS_TREE_HOP, f"{levels} hops between nodes"),
         )
         powers = (("bandwidth, NVLS tree", 1.0), *((("two nodes", 1.0),) if at.nodes == 2 else ()), *_crowded(at))
         yield Form("NVLS tree", "Simple", parts, gbs * np.ones_like(nbytes), powers)
@@ -271,8 +270,8 @@ def _collnet(at: Setting, nbytes: Array) -> Iterator[Form]:
     if not at.reducing or at.nodes < 2:
         return
     parts = (
-        Part("hop inside, Simple", 2 * 3.7 * (1 + 0.2 * (at.per_node - 1)), "into the node and out of it"),
-        Part("hop between, Simple", 31.0, "through the network's switches"),
+        Part("hop inside, Simple", 2 * _COLLNET_INSIDE * (1 + 0.2 * (at.per_node - 1)), "into the node and out of it"),
+        Part("hop between, Simple", _COLLNET_BETWEEN, "through the network's switches"),
     )
     gbs = min(0.85 * at.intra_gbs, at.inter_gbs)
     yield Form("CollNet", "Simple", parts, gbs * np.ones_like(nbytes), (("bandwidth, Simplex", 1.0),))
@@ -284,7 +283,7 @@ def _pat(at: Setting, nbytes: Array) -> Iterator[Form]:
         return
     parts = (
         *_start("pat", "Simple", at),
-        Part("hop between, Simple", floor(log2(at.nodes)) * 14.0 / 3.5, f"{floor(log2(at.nodes))} levels between nodes"),
+        Part("hop between, Simple", floor(log2(at.nodes)) * _PAT_HOP / 3.5, f"{floor(log2(at.nodes))} levels between nodes"),
         Part("base", 2.8 * at.n, "of each rank"),
     )
     gbs = 0.75 * ring_gbs(at) * at.n / (at.n - 1) * np.ones_like(nbytes)

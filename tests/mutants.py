@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from types import CodeType
 
 COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
@@ -80,6 +81,13 @@ def mutants_of(path: Path, root: Path) -> Iterator[Mutant]:
         label = base if seen[base] == 1 else f"{base} [{seen[base]}]"
         first = getattr(change.node, "lineno", 1)
         yield Mutant(name, label, function, first, getattr(change.node, "end_lineno", None) or first, tree, change)
+
+
+def drawn(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
+    """So many of them, in the order of their lines; all where there are no more. Another seed draws others."""
+    if len(mutants) <= count:
+        return mutants
+    return sorted(Random(seed).sample(mutants, count), key=lambda mutant: mutant.first)
 
 
 def _changes(node: ast.AST, names: tuple[str, ...], function: str | None) -> Iterator[tuple[str | None, str, Change]]:

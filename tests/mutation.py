@@ -29,7 +29,6 @@ import importlib.util
 import json
 import math
 import os
-import random
 import resource
 import signal
 import sys
@@ -49,7 +48,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import pytest  # noqa: E402
 from _pytest.runner import runtestprotocol  # noqa: E402
 
-from tests.mutants import Mutant, mutants_of  # noqa: E402
+from tests.mutants import Mutant, drawn, mutants_of  # noqa: E402
 
 EQUIVALENT = ROOT / "tests" / "data" / "equivalent_mutants.json"
 #: Part -> (its files as patterns, the tests that ought to notice).
@@ -72,7 +71,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             "test_rules", "test_rules_reference", "test_engine_general", "test_engine_streams", "test_engines_agree", "test_backend_rules",
             "test_gloo_observed", "test_settled", "test_outcomes", "test_agreement", "test_folding", "test_semantics_*",
-            "test_local_groups", "test_nccl_connections", "test_one_sided", "test_gloo_roots",
+            "test_local_groups", "test_nccl_connections", "test_one_sided", "test_gloo_roots", "test_deadlines",
         ),
     ),
     "engine": (
@@ -302,8 +301,8 @@ class Part:
     def judge(self, path: Path) -> Tally:
         tally, mutants = Tally(), list(mutants_of(path, ROOT))
         mutants = [mutant for mutant in mutants if self.options.only in str(mutant)]
-        if self.options.sample and len(mutants) > self.options.sample:
-            mutants = sorted(random.Random(self.options.seed).sample(mutants, self.options.sample), key=lambda m: m.first)
+        if self.options.sample:
+            mutants = drawn(mutants, self.options.sample, self.options.seed)
         for number, mutant in enumerate(mutants, 1):
             if number % 50 == 0:
                 said(f"{mutant.path}: {number} of {len(mutants)}")

@@ -46,7 +46,7 @@ ASIDE = {
     r"doctor --torchrun": "needs a live launcher; tests/test_doctor_cli.py has one",
     r"--backend nccl$|--device cuda|nccl\.sh": "needs a GPU",
     r"distsim run scenarios/hybrid.yaml --real --trace": "needs a GPU: the file says nccl",
-    r"tests/(made_docs|scenario_outputs|price_table)|viz/make|cli\.reference": "writes into the project; tests compare what each writes",
+    r"tests/(made_docs|scenario_outputs|(price|outcome)_table)|viz/make|cli\.reference": "writes into the project; tests compare it all",
     r"benchmarks/doctor.py|benchmarks/smpi.py": "needs arguments, or SimGrid",
 }
 #: Lines that start processes, or take longer than a second or two.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import mutants_of
+from tests.mutants import drawn, mutants_of
 
 ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = json.loads((ROOT / "tests" / "data" / "equivalent_mutants.json").read_text(encoding="utf-8"))
@@ -58,6 +58,19 @@ def test_every_small_change_of_a_module_is_a_mutant_and_texts_and_types_are_none
         "Box.room: n - LIMIT -> n + LIMIT (Box.room)",
         "Box.room: 0 -> 1 (Box.room)",
     ])  # fmt: skip
+
+
+def test_a_seed_draws_the_same_mutants_each_time_and_another_seed_others(tmp_path: Path) -> None:
+    path = tmp_path / "sample.py"
+    path.write_text(SAMPLE, encoding="utf-8")
+    found = [
+        [mutant.name for mutant in drawn(list(mutants_of(path, tmp_path)), count, seed)]
+        for count, seed in ((5, 1), (5, 1), (5, 2))
+    ]
+
+    assert found[0] == found[1] != found[2]
+    assert {len(names) for names in found} == {5}
+    assert len(drawn(list(mutants_of(path, tmp_path)), 99, 1)) == 16
 
 
 def test_a_mutant_compiles_differs_in_its_place_alone_and_leaves_the_tree_as_it_was(tmp_path: Path) -> None:

@@ -119,6 +119,15 @@ def test_a_chain_falls_into_as_many_classes_as_it_has_ranks() -> None:
     assert classes(text) == [[rank] for rank in range(16)]
 
 
+def test_on_three_axes_ranks_are_told_apart_by_how_far_they_are_from_one_that_works() -> None:
+    """Each reduces with its neighbour on each axis, in turn: rank 5 works first."""
+    text = "world: 8\nbackend: gloo\nmesh: {a: 2, b: 2, c: 2}\nprogram:\n  - {compute: {time: 1 ms}, ranks: rank == 5}\n"
+    text += "".join(f"  - all_reduce: {{tensor: {{shape: [4]}}, group: {axis}}}\n" for axis in "abc")
+
+    assert classes(text) == [[rank] for rank in range(8)]
+    assert classes(text.replace("  - {compute: {time: 1 ms}, ranks: rank == 5}\n", "")) == [list(range(8))]
+
+
 def test_who_reduces_with_ranks_that_are_told_apart_late_is_told_apart_with_them() -> None:
     """Ranks 2 and 3 of a chain split in the first round, 6 and 7, which reduce with them, in the second; rank 8, which somebody waits
     for and which never comes, has been alone from the start."""
@@ -153,9 +162,35 @@ def test_a_batch_whose_sizes_differ_by_rank_is_cut_with_them() -> None:
     assert classes(text) == [list(range(0, 16, 2)), list(range(1, 16, 2))]
 
 
+def test_rounds_that_some_ranks_leave_out_are_cut_with_those_who_make_them() -> None:
+    """A guard that keeps some of the kept ranks out stays, and one that keeps none out goes."""
+    text = PAIRS + "  - repeat:\n      times: 3\n      index: i\n      steps:\n"
+    text += "        - {compute: {time: 1 ms}, ranks: tp == 0 and i == 1}\n"
+    text += "        - {all_reduce: {tensor: {shape: [4]}, group: dp}, ranks: tp == 1 and i > 0}\n"
+    text += "        - {all_reduce: {tensor: {shape: [4]}, group: tp}, ranks: i < 2}\n"
+    found = compared(loads(text))
+
+    assert found.folded
+    assert found.differences == ()
+
+
+def test_a_ring_s_ranks_are_alike_and_none_of_them_can_be_left_out() -> None:
+    """Each draws in whom it sends to: a section of one class keeps them all, which does not pay."""
+    text = "world: 16\nbackend: gloo\nprogram:\n  - isend: {tensor: {shape: [4]}, dst: (rank + 1) % 16, as: s}\n"
+    text += "  - recv: {tensor: {shape: [4]}, src: (rank - 1) % 16}\n  - wait: s\n"
+    program = lowered(text)
+    cost = cost_model(loads(text), program, None)
+
+    assert classes(text) == [list(range(16))]
+    assert section(program, [cost], [PROFILES["gloo"]], worth=2) is None
+
+
 def test_groups_that_one_stands_for_are_told_with_their_lowest_ranks() -> None:
-    program, part = part_of(PAIRS + "  - all_reduce: {tensor: {shape: [4]}, group: tp}\n")
-    found = alike_groups(part, program)
+    """Whichever of a group's members makes more calls."""
+    program, part = part_of(
+        PAIRS + "  - {compute: {time: 1 ms}, ranks: tp == 0}\n  - all_reduce: {tensor: {shape: [4]}, group: tp}\n"
+    )
+    found = {of: those for of, those in alike_groups(part, program).items() if program.groups[of].size == 2}
     (of,) = found
 
     assert program.groups[of].ranks == (0, 1)

@@ -124,22 +124,26 @@ class Conditions:
             sends = sends[~pad]
         if not sends.size:
             return
-        _, first, inverse = np.unique(linked.channel[sends], return_index=True, return_inverse=True)
+        channel = linked.channel[sends]
+        first = np.full(int(channel.max()) + 1, -1, dtype=np.int64)
+        first[channel[::-1]] = sends[::-1]
         classes: dict[object, int] = {}
-        numbers, ends_of = list[int](), list[tuple[int, int]]()
-        for row in sends[first].tolist():
+        numbers, ends_of = np.zeros(len(first), dtype=np.int64), list[tuple[int, int]]()
+        used = np.flatnonzero(first >= 0)
+        for of, row in zip(used.tolist(), first[used].tolist(), strict=True):
             ends = int(linked.rank[row]), int(linked.peer[row])
             link = tuple(map(cost.node, ends)) if linked.program.link_faults else cost.link_class(*ends)
             if link not in classes:
                 classes[link] = len(ends_of)
                 ends_of.append(ends)
-            numbers.append(classes[link])
-        sizes, size_of = np.unique(linked.nbytes[sends], return_inverse=True)
-        key = np.array(numbers, dtype=np.int64)[inverse.reshape(-1)] * len(sizes) + size_of.reshape(-1)
-        keys, of = np.unique(key, return_inverse=True)
+            numbers[of] = classes[link]
+        nbytes = linked.nbytes[sends]
+        sizes = distinct(nbytes)
+        key = numbers[channel] * len(sizes) + np.searchsorted(sizes, nbytes)
+        keys = distinct(key)
         pairs = [(*ends_of[k // len(sizes)], int(sizes[k % len(sizes)])) for k in keys.tolist()]
         prices = [cost.p2p_ns(src, dst, nbytes) for src, dst, nbytes in pairs]
-        self.price[sends] = np.array(prices, dtype=np.int64)[of.reshape(-1)]
+        self.price[sends] = np.array(prices, dtype=np.int64)[np.searchsorted(keys, key)]
         self.price[self.mate[sends]] = self.price[sends]
 
     def _price_collectives(self, cost: CostModel) -> None:

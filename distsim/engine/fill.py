@@ -21,7 +21,6 @@ def fill(run: Progress) -> Columns:
     columns = Columns(linked.program)
     there, ended = np.asarray(run.posted, dtype=np.int64), np.asarray(run.ended, dtype=np.int64)
     columns.posted, columns.returned = _host_times(run)
-    columns.started, columns.finished, columns.match = (np.full(linked.rows, NEVER, dtype=np.int64) for _ in range(3))
     _messages(run, there, columns)
     _collectives(run, there, columns)
     own = (linked.kind == PartKind.WORK) & (there >= 0)

@@ -113,6 +113,17 @@ class Conditions:
         found[taken] = -found[taken]
         return found
 
+    @cached_property
+    def some_leave_first(self) -> bool:
+        """The data of some message may leave before its receive is there."""
+        return bool((self.lag < 0).any())
+
+    @cached_property
+    def some_need_nobody(self) -> bool:
+        """Some message may be done without its other side, or never."""
+        linked = self.linked
+        return bool((self.need[(linked.kind == PartKind.SEND) | (linked.kind == PartKind.RECEIVE)] < 0).any())
+
     # --- prices ---
     def _price_messages(self, cost: CostModel) -> None:
         linked, sends = self.linked, np.flatnonzero((self.linked.kind == PartKind.SEND) & (self.mate >= 0))
@@ -180,11 +191,12 @@ class Conditions:
     def message_ends(self, rows: IntArray, posted: IntArray) -> IntArray:
         """When messages are done that were posted and have what they need; ns. Shape of ``rows``."""
         mine, need, lag = posted[rows], self.need[rows], self.lag[rows]
-        came = np.where(need >= 0, posted[np.maximum(need, 0)], mine)
+        came = np.where(need >= 0, posted[np.maximum(need, 0)], mine) if self.some_need_nobody else posted[need]
         if self.has_room:
             gate = np.where(need >= 0, self.room[np.maximum(need, 0)], self.room[rows])
             came = np.where(gate >= 0, np.maximum(came, posted[np.maximum(gate, 0)]), came)
-        return np.where(lag >= 0, np.maximum(mine, came) + lag, np.maximum(mine, came - lag))
+        together = np.maximum(mine, came) + lag
+        return np.where(lag >= 0, together, np.maximum(mine, came - lag)) if self.some_leave_first else together
 
     def collective_ends(self, rows: IntArray, posted: IntArray, latest: IntArray) -> IntArray:
         """When collectives are done whose members have come, ``latest`` by instance."""

@@ -7,7 +7,7 @@ something left for a driver to decide (`ANY_SOURCE`).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from copy import copy
 from dataclasses import replace
@@ -187,13 +187,10 @@ class Linked:
         """By unit the parts that one call object makes, in the order of their first ones."""
         found = []
         for unit in self.units:
-            by_call: dict[int, list[Part]] = {}
+            by_call: dict[int, list[Part]] = defaultdict(list)
             for launch in unit.launches:
                 for part in launch.parts:
-                    if (known := by_call.get(id(part.call))) is None:
-                        by_call[id(part.call)] = [part]
-                    else:
-                        known.append(part)
+                    by_call[id(part.call)].append(part)
             found.append(list(by_call.values()))
         return found
 

@@ -19,7 +19,10 @@ def distinct(values: NDArray[T]) -> NDArray[T]:
 
     No NaN may be among them.
     """
-    flat = np.sort(values, axis=None)
+    flat = values.reshape(-1)
+    if len(flat) and (flat == flat[0]).all():
+        return flat[:1].copy()
+    flat = np.sort(flat)
     return flat[np.append(True, flat[1:] != flat[:-1])] if len(flat) > 1 else flat
 
 

@@ -85,9 +85,9 @@ class _Union:
         self._starts = self._ends = np.empty(0, dtype=np.int64)
         self.lengths = np.zeros(world_size, dtype=np.int64)
 
-    def add(self, rank: Ints, start: Ints, end: Ints) -> Ints:
-        """Lay intervals over what is there; returns by how much each rank's cover grew."""
-        keep = start < end
+    def add(self, these: Mask, rank: Ints, start: Ints, end: Ints) -> Ints:
+        """Lay some of these intervals over what is there; returns by how much each rank's cover grew."""
+        keep = these & (start < end)
         offset = rank[keep].astype(np.int64) * self._span
         starts = np.concatenate([self._starts, start[keep] + offset])
         ends = np.concatenate([self._ends, end[keep] + offset])
@@ -116,9 +116,9 @@ def rank_times(trace: Trace, makespan_ns: int) -> tuple[RankTimes, ...]:
     cover = _Union(size, makespan_ns)
 
     def add(mask: Mask, start: Ints, end: Ints) -> Ints:
-        return cover.add(rank[mask], start[mask], end[mask])
+        return cover.add(mask, rank, start, end)
 
-    hosted = np.isin(trace["queue"], [i for i, name in enumerate(trace.tables["queue"]) if name == "host"]) & _enqueues(trace)
+    hosted = trace.said("queue", frozenset(("host",))) & _enqueues(trace)
     compute = add(computing & ran & ~hosted, started, till)
     exposed = add(((trace["match"] >= 0) | trace.ops(*REMOTE_OPS)) & ~local & ran & (finished >= 0), started, till)
     compute = compute + add(computing & ran & hosted, started, till)

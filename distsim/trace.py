@@ -126,8 +126,16 @@ class Trace:
 
     def ops(self, *names: str) -> NDArray[np.bool_]:
         """Which rows are calls of these operations."""
-        wanted = [i for i, op in enumerate(self.tables["op"]) if op in names]
-        return np.isin(self.columns["op"], wanted)
+        return self.said("op", frozenset(names))
+
+    def said(self, column: str, texts: frozenset[str]) -> NDArray[np.bool_]:
+        """In which rows a column of texts holds one of these."""
+        numbers = self.columns[column]
+        found = np.zeros(len(numbers), dtype=np.bool_)
+        for number, text in enumerate(self.tables[column]):
+            if text in texts:
+                found |= numbers == number
+        return found
 
 
 # --- how a run ended ---

@@ -313,3 +313,29 @@ program:
 
     sends = [part for _, call in p.calls_of(0) for part in call.parts if part.op == "isend"]
     assert [(send.peer, send.group.ranks) for send in sends] == [(1, (0, 1)), (2, (0, 2))]
+
+
+def test_a_copys_number_is_that_of_its_round_its_rank_and_its_group_wherever_the_same_name_stands() -> None:
+    p = program("""
+world: 4
+mesh: {dp: 2, tp: 2}
+tensors: {x: {shape: [4], copies: 12}}
+vars: {own: rank}
+program:
+  - repeat:
+      times: 3
+      index: i
+      steps:
+        - repeat:
+            times: 2
+            index: j
+            steps:
+              - all_reduce: {tensor: x@(i + 3 * j)}
+        - {all_reduce: {tensor: x@(i + own), group: tp}, ranks: i < 2}
+        - broadcast: {tensor: x@group_rank, group_src: 0, group: tp}
+        - broadcast: {tensor: x@group_rank, group_src: 0, group: dp}
+""")
+    for rank in range(4):
+        said = [call.inputs[0].index if call.inputs else call.outputs[0].index for _, call in p.calls_of(rank)]
+        rounds = [[i, i + 3, *([i + rank] if i < 2 else []), rank % 2, rank // 2] for i in range(3)]
+        assert said == [number for one in rounds for number in one]

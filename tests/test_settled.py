@@ -130,3 +130,15 @@ def test_each_member_of_a_broadcast_has_its_part_before_the_root_leaves_or_not()
     assert sorted(left.stuck for left in ends["early"]) == [(), (1,), (1, 2), (2,)]
     assert sorted(left.stuck for left in ends["rendezvous"]) == [(), (1, 2)]
     assert {need.ranks for left in ends["early"] for b in left.blocked for need in b.needs} == {(0,)}
+
+
+def test_calls_that_differ_are_compared_once_for_each_way_in_which_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members who say the same agree: who comes late to a collective of hundreds that differ is not compared with each of them."""
+    from distsim.ops.symmetric import AllReduce
+    from distsim.scenario import loads
+
+    asked, said, size = list[str](), AllReduce.agreement, 200
+    monkeypatch.setattr(AllReduce, "agreement", lambda call: asked.append(call.op) or said(call))
+    done = simulate(loads(f"world: {size}\nprogram: [all_reduce: {{tensor: {{shape: ['4 + (rank == 0)']}}}}]\n"))
+    assert done.outcome == "crashes"
+    assert len(asked) <= 10 * size

@@ -356,3 +356,13 @@ def test_slices_carry_bytes_group_match_and_bandwidth() -> None:
 
 def test_a_trace_without_calls_is_an_empty_picture() -> None:
     assert [e["ph"] for e in _events(make([], world_size=0))] == []
+
+
+@given(
+    st.lists(st.sampled_from(("send", "recv", "compute", "barrier")), max_size=12),
+    st.sets(st.sampled_from(("send", "wait", "barrier"))),
+)
+def test_the_rows_of_some_operations_are_those_that_name_one_of_them(made: list[str], asked: set[str]) -> None:
+    trace = make([{"op": op} for op in made])
+    assert trace.ops(*asked).tolist() == [op in asked for op in made]
+    assert trace.said("op", frozenset(asked)).tolist() == [op in asked for op in made]

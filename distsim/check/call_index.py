@@ -139,8 +139,10 @@ class CallIndex:
     def _by_slot(self, number: int) -> dict[int, list[int]]:
         if number not in self._slots:
             found: dict[int, list[int]] = defaultdict(list)
-            for position, call in enumerate(self.layout.program.codes[number].calls):
-                if joins(call):
-                    found[self.layout.slot(number, call)].append(position)
+            code = self.layout.program.codes[number]
+            slots = {id(call): self.layout.slot(number, call) for call in code.distinct_calls(parts=False) if joins(call)}
+            for position, call in enumerate(code.calls):
+                if (slot := slots.get(id(call))) is not None:
+                    found[slot].append(position)
             self._slots[number] = found
         return self._slots[number]

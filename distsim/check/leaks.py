@@ -64,7 +64,8 @@ def _never_waited(code: Code) -> list[tuple[int, np.ndarray[tuple[int], np.dtype
     """(position, rows that leak: None for all) of each request without a wait."""
     if code.guards is None and not any(c.invalid for c in code.calls):
         waited = {p - d for p, call in enumerate(code.calls) for d in call.waits}
-        return [(p, None) for p, call in enumerate(code.calls) if p not in waited and makes_request(call)]
+        asks = {id(call) for call in code.distinct_calls(parts=False) if makes_request(call)}
+        return [(p, None) for p, call in enumerate(code.calls) if id(call) in asks and p not in waited]
     rows = len(code.ranks)
     open_rows: dict[int, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
     for position, call in enumerate(code.calls):

@@ -18,6 +18,7 @@ from distsim.check.leaks import makes_request
 from distsim.expr import Expression
 from distsim.ops.fields import PerRank
 from distsim.ops.table import OPS
+from distsim.program.memo import fields_of
 from distsim.program.records import BufferVec, Code, CodeCall, Program, at
 from distsim.records import dataclass
 
@@ -193,7 +194,7 @@ class Walk:
         root = at(fields["root"], self.row) == self.rank if "root" in fields else False
         if row.gives == "all" or (row.gives == "root" and root):
             yield from ((buffer, False) for buffer in fields.get("inputs", ()))
-        in_place = "tensor" in row.model_fields
+        in_place = "tensor" in fields_of(row)
         if (row.gets == "root" and root) or (row.gets == "all" and not (root and row.gives == "root" and in_place)):
             yield from ((buffer, True) for buffer in fields.get("outputs", ()))
 

@@ -19,9 +19,8 @@ def fill(run: Progress) -> Columns:
     """The columns of a run. A host does nothing between two calls, so each call is posted when the one before it returned."""
     linked = run.linked
     columns = Columns(linked.program)
-    there, ended = np.array(run.posted, dtype=np.int64), np.array(run.ended, dtype=np.int64)
+    there, ended = np.asarray(run.posted, dtype=np.int64), np.asarray(run.ended, dtype=np.int64)
     columns.posted, columns.returned = _host_times(run)
-    columns.started, columns.finished, columns.match = (np.full(linked.rows, NEVER, dtype=np.int64) for _ in range(3))
     _messages(run, there, columns)
     _collectives(run, there, columns)
     own = (linked.kind == PartKind.WORK) & (there >= 0)
@@ -33,7 +32,7 @@ def fill(run: Progress) -> Columns:
 
 def _host_times(run: Progress) -> tuple[IntArray, IntArray]:
     """(posted, returned): the host's clock carried forward over calls that took no time."""
-    linked, returned = run.linked, np.array(run.returned, dtype=np.int64)
+    linked, returned = run.linked, np.asarray(run.returned, dtype=np.int64)
     base = np.array(linked.base, dtype=np.int64)
     size, starts = linked.rows, base[:-1]
     end = starts.copy()
@@ -82,6 +81,8 @@ def _messages(run: Progress, there: IntArray, columns: Columns) -> None:
     columns.match[both] = np.minimum(both, other)
     columns.started[both] = np.maximum(there[both], there[other])
     columns.finished[both] = found.message_ends(both, there)
+    if not found.ahead.any():
+        return
     ahead = rows[found.ahead[rows] & (found.need[rows] == -1)]
     left = ahead[(found.room[ahead] < 0) | (there[np.maximum(found.room[ahead], 0)] >= 0)]
     columns.started[ahead] = columns.finished[ahead] = NEVER

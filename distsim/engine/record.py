@@ -99,9 +99,7 @@ def build_trace(
     for name, dtype in _STATIC.items():
         out = np.empty(columns.base[-1], dtype=dtype)
         for code, rows in zip(program.codes, fixed, strict=True):
-            values = rows[name]
-            for row, rank in enumerate(code.ranks):
-                out[columns.base[rank] : columns.base[rank + 1]] = values if values.ndim == 1 else values[:, row]
+            _spread(rows[name], out, np.array([columns.base[rank] for rank in code.ranks], dtype=np.int64))
         static[name] = out
     static["rank"] = np.repeat(np.arange(program.world_size, dtype=np.int32), np.diff(columns.base))
     if queues is not None:
@@ -136,6 +134,16 @@ def build_trace(
         "ends": [[end.rank, end.status, end.at_ns] for end in standstill.ends if end.status in _GONE],
     }  # fmt: skip
     return Trace(header, tables, every)
+
+
+def _spread(values: Column, out: Column, starts: NDArray[np.int64]) -> None:
+    """Write the values of a code, by row or by row and rank, where the rows of its ranks start; of ranks side by side all at once."""
+    size = len(values)
+    if (starts[1:] - starts[:-1] == size).all():
+        out[starts[0] : starts[-1] + size].reshape(len(starts), size)[:] = values if values.ndim == 1 else values.T
+        return
+    for row, start in enumerate(starts.tolist()):
+        out[start : start + size] = values if values.ndim == 1 else values[:, row]
 
 
 def _group_options(groups: Sequence[Group]) -> dict[str, dict[str, object]]:

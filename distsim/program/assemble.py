@@ -19,7 +19,7 @@ from distsim.findings.codes import CODES
 from distsim.findings.record import Finding, Severity
 from distsim.ops.base import Op
 from distsim.ops.records import Call, Group
-from distsim.program.memo import facts_key, vec_key
+from distsim.program.memo import VectorKeys, facts_key, vec_key
 from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Fields, IntVector, Port, Site, Vec, at, narrow, resolve
 from distsim.records import dataclass
 
@@ -182,17 +182,18 @@ class CodeBuilder:
         self._ports: dict[Hashable, int] = {}
         self._groups: dict[Hashable, int] = {}
         self._sound: dict[Hashable, Judged] = {}
+        self._key = VectorKeys()
 
     # --- handles of groups and ports ---
     def group_port(self, group: Vec) -> int:
-        key = vec_key(group)
+        key = self._key(group)
         if key not in self._groups:
             self._groups[key] = len(self.groups)
             self.groups.append(group)
         return self._groups[key]
 
     def port(self, peer: Vec, group: int, tag: Vec) -> int:
-        key = (vec_key(peer), group, vec_key(tag))
+        key = (self._key(peer), group, self._key(tag))
         if key not in self._ports:
             self._ports[key] = len(self.ports)
             self.ports.append(Port(peer, group, tag))
@@ -226,7 +227,7 @@ class CodeBuilder:
         guard = None if draft.guard is None else draft.guard.tobytes()
         if draft.row.kind in ("local", "wait"):
             return (draft.row, guard)
-        return (draft.row, vec_key(draft.group), vec_key(draft.peer), vec_key(draft.tag), draft.is_async, guard,
+        return (draft.row, self._key(draft.group), self._key(draft.peer), self._key(draft.tag), draft.is_async, guard,
                 facts_key(draft.fields))  # fmt: skip
 
     def _judged(self, draft: Draft) -> Judged:

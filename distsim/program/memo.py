@@ -133,6 +133,23 @@ def vec_key(value: object) -> Hashable:
     return (value.dtype.str, value.tobytes()) if isinstance(value, np.ndarray) else value
 
 
+class VectorKeys:
+    """As `vec_key`, for vectors that come again and again: each is read once, and kept."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._known: dict[int, tuple[object, Hashable]] = {}  # by id: the vector, and its key
+
+    def __call__(self, value: object) -> Hashable:
+        if not isinstance(value, np.ndarray):
+            return value
+        known = self._known.get(id(value))
+        if known is None:
+            number = self._numbers.setdefault(vec_key(value), len(self._numbers))
+            known = self._known[id(value)] = (value, ("vector", number))
+        return known[1]
+
+
 def facts_key(fields: Mapping[str, object]) -> Hashable:
     """Arguments of one key are alike to a row's columns: of a buffer, its sizes count, and which others are the same copy."""
     given, taken = fields.get("inputs"), fields.get("outputs")

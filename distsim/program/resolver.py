@@ -26,6 +26,8 @@ Indices = dict[str, int]
 #: What torch counts in 32 bits: ranks, tags and channels. An integer beyond is refused (torch raises).
 _INT32 = ("src", "dst", "group_src", "group_dst", "assume_src", "tag", "channel", "ranks")
 _MOST_RANK = 2**31
+#: Names that stand for something else in each group.
+_OF_GROUP = ("group_rank", "group_size")
 
 
 class Here:
@@ -45,6 +47,7 @@ class Resolver:
         self._auto: dict[str, tuple[Vec, ...]] = {}
         self._known: dict[object, Vec] = {}  # groups by handle
         self._in_group: dict[Hashable, Vec] = {}  # global ranks of group ranks that are there
+        self._counted: dict[Hashable, tuple[Ref, Vec]] = {}  # by a name's id and the loop indices: the name, and its number
         self._bound: dict[str, int] = {}  # groups made by new_group steps on the way
         self._gone: set[GroupName] = set()  # groups destroyed on the way
 
@@ -59,7 +62,7 @@ class Resolver:
             return value
         more = None
         names = value.names if isinstance(value, Expression) else self.walker.names_in((here.step,))
-        if "group_rank" in names or "group_size" in names:
+        if not names.isdisjoint(_OF_GROUP):
             more = self._group_names(here.group)
         return self.walker.evaluate(value, here.indices, here.guard, here.step, more)
 
@@ -77,6 +80,19 @@ class Resolver:
             far = int(np.ravel(found)[np.argmax(np.abs(np.ravel(found)))])
             self.walker.names.problem(here.step, f"{what}: expected an integer of 32 bits, as torch takes it, found {far}")
         return cast("Vec", found)
+
+    def _number(self, here: Here, ref: Ref) -> Vec:
+        """What stands behind a name's @, 0 where nothing does; looked up when it comes again in the same rounds of its loops."""
+        index = ref.index
+        if index is None:
+            return 0
+        if here.guard is not None or not index.names.isdisjoint(_OF_GROUP):
+            return self._integer(here, index, str(ref))
+        key = (id(ref), *[here.indices.get(name) for name in index.names])
+        known = self._counted.get(key)
+        if known is None:
+            known = self._counted[key] = (ref, self._integer(here, index, str(ref)))
+        return known[1]
 
     def _group_names(self, group: Vec) -> dict[str, Vec]:
         groups, ranks = self.walker.names.shelf.groups, self.walker.builder.ranks
@@ -137,7 +153,7 @@ class Resolver:
             sizes = tuple(self._integer(here, n, "shape") for n in ref.shape)
             names.check_bytes(here.step, "the tensor", sizes, ref.dtype)
             return BufferVec("", 0, sizes, ref.dtype)
-        index = 0 if ref.index is None else self._integer(here, ref.index, str(ref))
+        index = self._number(here, ref)
         key = (ref.name, vec_key(index), self._auto.get(ref.name) is None)
         if key not in self._buffers:
             tensor = names.scenario.tensors[ref.name]

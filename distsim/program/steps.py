@@ -109,7 +109,7 @@ class StepLowering(Resolver):
     def _handle(self, here: Here, ref: Ref) -> Handle:
         if ref.index is None:
             return (ref.name, None)
-        index = self._integer(here, ref.index, str(ref))
+        index = self._number(here, ref)
         if isinstance(index, np.ndarray):
             self._split(index)
         return (ref.name, int(index))

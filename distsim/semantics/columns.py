@@ -28,7 +28,7 @@ from distsim.semantics.flat import (
 from distsim.semantics.fold import Class, Folded, fold
 from distsim.semantics.form import KIND_COLLECTIVE, KIND_WORK
 from distsim.semantics.link import IntArray, Linked
-from distsim.semantics.local import Course, LocalClocks, Progress, Segment, Thread, course_of, flatten_unit, threads_of
+from distsim.semantics.local import Course, LocalClocks, Progress, Segment, Thread, Times, course_of, flatten_unit, threads_of
 
 
 def go(linked: Linked, conditions: Conditions) -> Progress:
@@ -202,9 +202,9 @@ class _Columns:
     def progress(self, ran: LocalClocks, first: IntArray) -> Progress:
         """What the classes left, of every rank."""
         linked, folded = self.linked, self.folded
-        left = Progress(course_of(linked, self.conditions, plain=False))
-        left.posted, left.issued, left.returned = self.posted, self.issued, self.returned
-        left.ended, left.waited, left.latest = self.ended, self.waited, self.latest
+        times = Times(self.posted, self.issued, self.returned, self.ended, self.waited)
+        left = Progress(course_of(linked, self.conditions, plain=False), times)
+        left.latest = self.latest
         came = np.bincount(linked.instance[(linked.instance >= 0) & (self.posted >= 0)], minlength=len(linked.members))
         for one in folded.classes:
             host = ran.hosts[one.number]

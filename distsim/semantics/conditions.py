@@ -113,6 +113,17 @@ class Conditions:
         found[taken] = -found[taken]
         return found
 
+    @cached_property
+    def some_leave_first(self) -> bool:
+        """The data of some message may leave before its receive is there."""
+        return bool((self.lag < 0).any())
+
+    @cached_property
+    def some_need_nobody(self) -> bool:
+        """Some message may be done without its other side, or never."""
+        linked = self.linked
+        return bool((self.need[(linked.kind == PartKind.SEND) | (linked.kind == PartKind.RECEIVE)] < 0).any())
+
     # --- prices ---
     def _price_messages(self, cost: CostModel) -> None:
         linked, sends = self.linked, np.flatnonzero((self.linked.kind == PartKind.SEND) & (self.mate >= 0))
@@ -124,22 +135,26 @@ class Conditions:
             sends = sends[~pad]
         if not sends.size:
             return
-        _, first, inverse = np.unique(linked.channel[sends], return_index=True, return_inverse=True)
+        channel = linked.channel[sends]
+        first = np.full(int(channel.max()) + 1, -1, dtype=np.int64)
+        first[channel[::-1]] = sends[::-1]
         classes: dict[object, int] = {}
-        numbers, ends_of = list[int](), list[tuple[int, int]]()
-        for row in sends[first].tolist():
+        numbers, ends_of = np.zeros(len(first), dtype=np.int64), list[tuple[int, int]]()
+        used = np.flatnonzero(first >= 0)
+        for of, row in zip(used.tolist(), first[used].tolist(), strict=True):
             ends = int(linked.rank[row]), int(linked.peer[row])
             link = tuple(map(cost.node, ends)) if linked.program.link_faults else cost.link_class(*ends)
             if link not in classes:
                 classes[link] = len(ends_of)
                 ends_of.append(ends)
-            numbers.append(classes[link])
-        sizes, size_of = np.unique(linked.nbytes[sends], return_inverse=True)
-        key = np.array(numbers, dtype=np.int64)[inverse.reshape(-1)] * len(sizes) + size_of.reshape(-1)
-        keys, of = np.unique(key, return_inverse=True)
+            numbers[of] = classes[link]
+        nbytes = linked.nbytes[sends]
+        sizes = distinct(nbytes)
+        key = numbers[channel] * len(sizes) + np.searchsorted(sizes, nbytes)
+        keys = distinct(key)
         pairs = [(*ends_of[k // len(sizes)], int(sizes[k % len(sizes)])) for k in keys.tolist()]
         prices = [cost.p2p_ns(src, dst, nbytes) for src, dst, nbytes in pairs]
-        self.price[sends] = np.array(prices, dtype=np.int64)[of.reshape(-1)]
+        self.price[sends] = np.array(prices, dtype=np.int64)[np.searchsorted(keys, key)]
         self.price[self.mate[sends]] = self.price[sends]
 
     def _price_collectives(self, cost: CostModel) -> None:
@@ -176,11 +191,12 @@ class Conditions:
     def message_ends(self, rows: IntArray, posted: IntArray) -> IntArray:
         """When messages are done that were posted and have what they need; ns. Shape of ``rows``."""
         mine, need, lag = posted[rows], self.need[rows], self.lag[rows]
-        came = np.where(need >= 0, posted[np.maximum(need, 0)], mine)
+        came = np.where(need >= 0, posted[np.maximum(need, 0)], mine) if self.some_need_nobody else posted[need]
         if self.has_room:
             gate = np.where(need >= 0, self.room[np.maximum(need, 0)], self.room[rows])
             came = np.where(gate >= 0, np.maximum(came, posted[np.maximum(gate, 0)]), came)
-        return np.where(lag >= 0, np.maximum(mine, came) + lag, np.maximum(mine, came - lag))
+        together = np.maximum(mine, came) + lag
+        return np.where(lag >= 0, together, np.maximum(mine, came - lag)) if self.some_leave_first else together
 
     def collective_ends(self, rows: IntArray, posted: IntArray, latest: IntArray) -> IntArray:
         """When collectives are done whose members have come, ``latest`` by instance."""

@@ -66,6 +66,7 @@ class _Refinement:
         self.width = int(np.max(np.diff(self.base), initial=0)) + 1  # rows of a rank, and as many meets
         self.local = np.arange(linked.rows) - self.base[linked.rank]
         self.of = np.zeros(linked.program.world_size, dtype=np.int64)
+        self.codes = self.local  # by row: the class of its rank, and its place there
         self.parts: dict[int, IntArray] = {}
         self._members()
 
@@ -78,6 +79,7 @@ class _Refinement:
                 return None
             for number, ranks in enumerate(members):
                 self.of[ranks] = number
+            self.codes = self.of[self.linked.rank] * (2 * self.width) + self.local
             kinds = self._kinds()
             split = [piece for unit, ranks in zip(units, members, strict=True) for piece in self._split(unit, ranks, kinds[0])]
             if len(split) == len(members):
@@ -147,7 +149,7 @@ class _Refinement:
 
     def _code(self, rows: IntArray) -> IntArray:
         """Class and place of rows; negative numbers stay."""
-        return np.where(rows >= 0, self.of[self.linked.rank[rows]] * (2 * self.width) + self.local[rows], rows)
+        return np.where(rows >= 0, self.codes[rows], rows)
 
     def _early(self, index: IntArray) -> IntArray:
         known: dict[tuple[int, ...] | None, int] = {}

@@ -7,7 +7,7 @@ something left for a driver to decide (`ANY_SOURCE`).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from copy import copy
 from dataclasses import replace
@@ -17,7 +17,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.arrays import distinct
+from distsim.arrays import distinct, numbered
 from distsim.match import ANY
 from distsim.ops.one_sided import SIGNALS
 from distsim.ops.records import Call
@@ -187,13 +187,10 @@ class Linked:
         """By unit the parts that one call object makes, in the order of their first ones."""
         found = []
         for unit in self.units:
-            by_call: dict[int, list[Part]] = {}
+            by_call: dict[int, list[Part]] = defaultdict(list)
             for launch in unit.launches:
                 for part in launch.parts:
-                    if (known := by_call.get(id(part.call))) is None:
-                        by_call[id(part.call)] = [part]
-                    else:
-                        known.append(part)
+                    by_call[id(part.call)].append(part)
             found.append(list(by_call.values()))
         return found
 
@@ -204,15 +201,10 @@ class Linked:
         found = np.full(self.rows, -1, dtype=np.int64)
         sends, receives = (self._by_channel(kind) for kind in (KIND_SEND, KIND_RECEIVE))
         found[sends], found[receives] = NEVER_COMES, NEVER_COMES
-        counts = int(self.channel.max(initial=-1)) + 1
-        sent, starts = np.bincount(self.channel[sends], minlength=counts), np.zeros(counts, dtype=np.int64)
-        np.cumsum(sent[:-1], out=starts[1:])
-        taken, ends = np.bincount(self.channel[receives], minlength=counts), np.zeros(counts, dtype=np.int64)
-        np.cumsum(taken[:-1], out=ends[1:])
-        ordinal = np.arange(len(receives)) - ends[self.channel[receives]]
-        there = ordinal < sent[self.channel[receives]]
-        mates = sends[(starts[self.channel[receives]] + ordinal)[there]]
-        found[receives[there]], found[mates] = mates, receives[there]
+        out, into = self.channel[sends], self.channel[receives]
+        if not np.array_equal(out, into):  # else a channel has as many of both
+            sends, receives = _met(sends, out, receives, into, int(self.channel.max(initial=-1)) + 1)
+        found[sends], found[receives] = receives, sends
         if self.open_boxes.size:
             found[np.isin(self.box, self.open_boxes) & (self.kind >= 0) & (self.kind <= KIND_RECEIVE)] = ANY_SOURCE
         return found
@@ -290,6 +282,17 @@ class Linked:
             return f"group {group}"
         peer = at(code.ports[queue.port].peer, vector_row)
         return f"pair {min(rank, peer)}-{max(rank, peer)} of {group}"
+
+
+def _met(sends: IntArray, out: IntArray, receives: IntArray, into: IntArray, channels: int) -> tuple[IntArray, IntArray]:
+    """(sends, receives) that meet, of rows in the order of their channels, ``out`` and ``into``."""
+    sent, starts = np.bincount(out, minlength=channels), np.zeros(channels, dtype=np.int64)
+    np.cumsum(sent[:-1], out=starts[1:])
+    taken, ends = np.bincount(into, minlength=channels), np.zeros(channels, dtype=np.int64)
+    np.cumsum(taken[:-1], out=ends[1:])
+    ordinal = np.arange(len(receives)) - ends[into]
+    there = ordinal < sent[into]
+    return sends[(starts[into] + ordinal)[there]], receives[there]
 
 
 def _values(code: Code, calls: list[CodeCall], rows: IntArray) -> Iterable[tuple[str, IntArray]]:
@@ -373,9 +376,9 @@ class _Spaces:
         if not self._columns:
             return
         keys = np.concatenate(self._columns)
-        box = _number([keys[:, i] for i in range(5)])
-        channel = _number([box, keys[:, 5]])
-        directions = _number([keys[:, i] for i in range(2, 6)])
+        box = numbered((keys[:, i] for i in range(5)), len(keys))
+        channel = numbered((box, keys[:, 5]), len(keys))
+        directions = numbered((keys[:, i] for i in range(2, 6)), len(keys))
         self.linked.mixes_batches = bool(directions.max() < channel.max())
         start = 0
         for rows in self._rows:
@@ -383,14 +386,3 @@ class _Spaces:
             self.linked.box[rows] = box[start:end][None, :]
             self.linked.channel[rows] = channel[start:end][None, :]
             start = end
-
-
-def _number(columns: list[IntArray]) -> IntArray:
-    """Equal rows of the columns have equal numbers."""
-    key = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        if (column == column[0]).all():
-            continue
-        values, inverse = np.unique(column, return_inverse=True)
-        key = np.unique(key * len(values) + inverse.reshape(-1), return_inverse=True)[1].reshape(-1)
-    return key

@@ -116,21 +116,28 @@ def threads_of(
     return host, [Thread(number, base, stream, [], 0, False) for stream in steps.streams]
 
 
+class Times(NamedTuple):
+    """By row, -1 where it never was; see `Progress`."""
+
+    posted: Column
+    issued: Column
+    returned: Column
+    ended: Column
+    waited: Column
+
+
 class Progress:
-    """How far all have come.
+    """How far all have come; ``times`` where that is known: left out, nobody has gone anywhere.
 
     By row, -1 where it never was: ``posted`` (there for others), ``issued`` (handed to a stream), ``returned`` (of calls that wait),
     ``ended`` (of launches and of own work), ``waited`` (of requests that are waited for one by one). By instance: how many are ``missing``,
     when the ``latest`` came, who ``came`` to a meet. ``hosts``: by rank; one that has ended where another rank stands for it.
     """
 
-    def __init__(self, course: Course) -> None:
+    def __init__(self, course: Course, times: Times | None = None) -> None:
         self.course, self.linked, self.conditions = course, course.linked, course.conditions
-        self.posted: Column = [-1] * len(course.need)
-        self.issued: Column = list(self.posted)
-        self.returned: Column = list(self.posted)
-        self.ended: Column = list(self.posted)
-        self.waited: Column = list(self.posted)
+        known = times or Times(*([-1] * len(course.need) for _ in Times._fields))
+        self.posted, self.issued, self.returned, self.ended, self.waited = known
         self.need, self.room, self.lag, self.price = course.need, course.room, course.lag, course.price
         self.instance, self.kind, self.early = course.instance, course.kind, course.early
         self.missing = list(course.missing)

@@ -53,10 +53,11 @@ class Misfit(NamedTuple):
 def judge(of: Rows, rows: Sequence[int], instance: int) -> tuple[tuple[str, ...], Mishap] | None:
     """In what calls that met differ, and what comes of it; None where they fit. ``instance``: of a collective, -1 for a send and its
     receive. Of a collective ``rows`` may be those that have come so far."""
-    if any(of.signature[row] == ODD for row in rows):
+    signatures = [of.signature[row] for row in rows]
+    if ODD in signatures:
         return ("splits",), Mishap("wrong-data")
-    calls, is_message = tuple(of.call(row) for row in rows), instance < 0
-    fields = differences(calls, is_message)
+    calls, is_message = tuple([of.call(row) for row in rows]), instance < 0
+    fields = differences(calls, signatures, is_message)
     if is_message and of.tag[rows[0]] != of.tag[rows[1]]:
         fields += ("tag",)
     if not fields:
@@ -64,12 +65,13 @@ def judge(of: Rows, rows: Sequence[int], instance: int) -> tuple[tuple[str, ...]
     return fields, of.profile.mismatch(Meeting(fields, calls, tuple(int(of.nbytes[row]) for row in rows), is_message))
 
 
-def differences(calls: tuple[Call, ...], is_message: bool) -> tuple[str, ...]:
-    """The words in which calls that met differ (`agreement` of their rows).
+def differences(calls: tuple[Call, ...], signatures: Sequence[int], is_message: bool) -> tuple[str, ...]:
+    """The words in which calls that met differ (`agreement` of their rows); those of one operation and one signature agree.
 
     Operations that agree pair by pair (all_to_all) are compared so, whoever else is missing: gloo's parts travel between two (run).
     """
-    said = [OPS[c.op].agreement(c) if is_message else {"op": c.op, **OPS[c.op].agreement(c)} for c in calls]
+    unlike = {(call.op, signature): call for call, signature in zip(calls, signatures, strict=True)}.values()
+    said = [OPS[c.op].agreement(c) if is_message else {"op": c.op, **OPS[c.op].agreement(c)} for c in unlike]
     names = dict.fromkeys(name for words in said for name in words)
     fields = tuple(name for name in names if any(words.get(name) != said[0].get(name) for words in said))
     row = OPS[calls[0].op]

@@ -43,19 +43,19 @@ def section(
     classes = partition(program, costs, [*profiles, *READINGS.values()], shared=shared)
     if classes is None or worth * (int(classes.of.max(initial=-1)) + 1) > program.world_size:
         return None
-    kept = _kept(classes, program.world_size)
+    kept = _kept(classes, program.world_size, program.world_size / worth)
     return None if worth * len(kept) > program.world_size else cut(program, kept, classes.of)
 
 
-def _kept(classes: Partition, size: int) -> Ints:
-    """The lowest rank of each class, and whom these draw in, ascending."""
+def _kept(classes: Partition, size: int, most: float) -> Ints:
+    """The lowest rank of each class, and whom these draw in, ascending; not all of them where they are more than ``most``."""
     peers = _Table(classes.ends.rank, classes.ends.peer, size)
     groups = _Table(classes.slots.rank, classes.slots.group, size)
     needed = _lowest(classes)
     kept = np.zeros(size, dtype=np.bool_)
     seen = np.zeros(len(classes.slots.ids), dtype=np.bool_)
     fresh = np.unique(classes.of, return_index=True)[1]
-    while len(fresh):
+    while len(fresh) and np.count_nonzero(kept) <= most:
         kept[fresh] = True
         those = distinct(groups.of(fresh))
         those = those[~seen[those]]

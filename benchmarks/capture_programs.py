@@ -1,9 +1,8 @@
 """Programs of other people under `distsim capture`, as pip installs them: program, ranks, calls, CPU seconds, result.
 
-    pip install -c constraints.txt 'distsim[programs]'
     python benchmarks/capture_programs.py [pattern] [--keep FOLDER]
 
-Nothing is fetched: models are small and random, data sets are made first (`capture_assets.py`). Where a package has no program to start,
+Their packages are to be installed first, by pip; docs/capture.md has the versions. Nothing is fetched: models are small and random, data sets are made first (`capture_assets.py`). Where a package has no program to start,
 a short driver beside this file (`capture_drivers`) calls it as its documentation says. CPU seconds are of all ranks, the hub, and the
 imports, which happen once. ``--keep`` leaves what the programs wrote, and their reports, in a folder.
 """

@@ -270,6 +270,66 @@ def test_a_script_that_misses_a_gpu_is_told_of_cuda(tmp_path: Path) -> None:
     assert "`--cuda` gives each rank one" in " ".join(done.stdout.split()), done.stdout + done.stderr[-2000:]
 
 
+TRITON = """
+import os, sys
+from distsim.capture.cuda import kernels
+kernels.prepare()
+import triton.runtime.driver as there
+assert there.loaded and os.environ["TRITON_INTERPRET"] == "1"
+assert there.driver.active.get_benchmarker()(print, quantiles=(0.5, 0.2)) == [0.0, 0.0]
+try:
+    there.driver.active.utils.load_binary()
+except RuntimeError as refused:
+    assert "interpreted" in str(refused)
+    print("driven")
+"""
+
+
+def test_triton_interprets_its_kernels_and_has_a_driver_without_a_gpu(tmp_path: Path) -> None:
+    """A package of that name in place of Triton, which torch brings with its CUDA wheel alone."""
+    package = tmp_path / "triton" / "runtime"
+    package.mkdir(parents=True)
+    for file in (package.parent / "__init__.py", package / "__init__.py"):
+        file.touch()
+    (package / "driver.py").write_text(
+        "class Config:\n    def set_active(self, driver):\n        self.active = driver\n\n\ndriver, loaded = Config(), True\n",
+        encoding="utf-8",
+    )
+
+    code = f"import sys\nsys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n{TRITON}"
+    done = in_a_process("-c", code)
+
+    assert done.stdout == "driven\n", done.stderr[-2000:]
+
+
+KERNEL = """
+import torch, torch.distributed as dist, triton, triton.language as tl
+
+@triton.autotune(configs=[triton.Config({"B": 32}), triton.Config({"B": 64})], key=["n"])
+@triton.jit
+def twice(x, o, n, B: tl.constexpr):
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(o + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+
+dist.init_process_group("nccl")
+x = torch.arange(100.0, device="cuda")
+o = torch.empty_like(x)
+twice[lambda meta: (triton.cdiv(100, meta["B"]),)](x, o, 100)
+assert o.is_cuda and torch.equal(o, 2 * x)
+dist.all_reduce(o)
+"""
+
+
+def test_a_kernel_in_triton_gives_its_numbers_on_cuda_tensors(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    script = tmp_path / "train.py"
+    script.write_text(KERNEL, encoding="utf-8")
+
+    done = in_a_process("-m", "distsim", "capture", "--nproc", "2", "--", "python", str(script))
+
+    assert "verdict ok" in done.stdout, done.stdout + done.stderr[-2000:]
+
+
 def test_without_a_compiler_cuda_is_spelled_cpu_and_a_training_script_runs(tmp_path: Path) -> None:
     done = in_a_process("-c", TRAINS, str(ROOT), str(tmp_path))
 

@@ -38,8 +38,9 @@ class Layer:
 
     def install(self, devices: int = 1) -> None:
         """Let torch have so many devices, in this process and in those forked from it. Imports torch; again is no harm."""
-        from distsim.capture.cuda import real, spelled
+        from distsim.capture.cuda import kernels, real, spelled
 
+        kernels.prepare()
         if self._library is not None:
             real.install(self._library, devices)
         else:

@@ -110,7 +110,7 @@ def test_groups_of_unequal_parts_of_nodes_have_no_two_levels() -> None:
 def test_a_broadcast_is_a_chain_in_the_best_number_of_pieces() -> None:
     """a + (sqrt((n-2) a) + sqrt(S/B))^2 on one node; between nodes the last hop is the network's."""
     nbytes = 64 * MIB
-    for nodes in (1, 4):
+    for nodes in (1, 2, 4):
         cost = model("dgx-a100", nodes)
         n, a, x = 8 * nodes, cost.cluster.intra.latency_ns, cost.cluster.inter_latency_ns
         last = x if nodes > 1 else a

@@ -117,13 +117,14 @@ def test_many_sizes_at_once_cost_what_each_costs_alone_whatever_a_cluster_says(c
             assert found == [cost.collective_ns(OPS["broadcast"], group, size, group[0]) for size in sizes]
 
 
-def test_many_sizes_at_once_are_not_priced_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("n", [2, 16])
+def test_many_sizes_at_once_are_not_priced_one_by_one(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     """Where NCCL's forms alone decide, so that a million of them take a fraction of a second."""
     cost, sizes = CostModel(preset("dgx-h100"), 16, 8), np.arange(1, 5000)
-    alone = cost.collective_ns(OPS["all_gather"], tuple(range(16)), 4999)
+    alone = cost.collective_ns(OPS["all_gather"], tuple(range(n)), 4999)
     monkeypatch.setattr(CostModel, "collective_ns", None)
 
-    assert cost.collectives_ns(OPS["all_gather"], tuple(range(16)), sizes)[-1] == alone
+    assert cost.collectives_ns(OPS["all_gather"], tuple(range(n)), sizes)[-1] == alone
 
 
 def test_a_message_takes_its_latency_and_its_bytes_at_the_narrowest_way_that_it_passes() -> None:

@@ -110,7 +110,7 @@ def test_groups_of_unequal_parts_of_nodes_have_no_two_levels() -> None:
 def test_a_broadcast_is_a_chain_in_the_best_number_of_pieces() -> None:
     """a + (sqrt((n-2) a) + sqrt(S/B))^2 on one node; between nodes the last hop is the network's."""
     nbytes = 64 * MIB
-    for nodes in (1, 4):
+    for nodes in (1, 2, 4):
         cost = model("dgx-a100", nodes)
         n, a, x = 8 * nodes, cost.cluster.intra.latency_ns, cost.cluster.inter_latency_ns
         last = x if nodes > 1 else a
@@ -131,6 +131,14 @@ def test_an_all_to_all_on_one_node_is_bound_by_what_a_rank_sends() -> None:
     found = cost.collective_ns(OPS["all_to_all_single"], tuple(range(8)), nbytes)
 
     assert found == pytest.approx(7 / 8 * nbytes / cost.cluster.intra.attained, rel=0.01)
+
+
+def test_an_all_to_all_of_few_bytes_takes_one_hop_for_all_pairs_at_once() -> None:
+    cost = model("dgx-a100")
+
+    found = cost.collective_ns(OPS["all_to_all_single"], tuple(range(8)), 8 * 1000)
+
+    assert found == cost.call_overhead_ns + ceil(cost.cluster.intra.latency_ns + 7 * 1000 / cost.cluster.intra.attained)
 
 
 # --- links ---
@@ -270,6 +278,18 @@ def test_messages_inside_a_node_and_between_nodes_were_measured_apart() -> None:
 
     assert cost.p2p_ns(0, 1, MIB) == pytest.approx(3_000_000, abs=1)
     assert cost.p2p_ns(1, 2, MIB) == pytest.approx(9_000_000, abs=1)
+
+
+def test_what_was_measured_with_all_ranks_busy_counts_for_a_group_of_few_of_them() -> None:
+    """A pair on two machines, one of eight at once; a message of sixteen ranks that all send to the next machine."""
+    curves = [
+        {"op": "all_reduce", "group": 2, "nodes": 2, "ranks": 8, "times": {"1 MiB": "5 ms"}},
+        {"op": "send", "group": 16, "nodes": 2, "ranks": 8, "times": {"1 MiB": "3 ms"}},
+    ]
+    cost = CostModel(cluster_from({"preset": "dgx-h100", "measured": curves}), 16, 8)
+
+    assert cost.collective_ns(OPS["all_reduce"], (0, 8), MIB) == pytest.approx(5_000_000, abs=1)
+    assert cost.p2p_ns(0, 8, MIB) == pytest.approx(3_000_000, abs=1)
 
 
 def test_a_collective_measured_over_nodes_is_held_against_the_model_over_as_many() -> None:

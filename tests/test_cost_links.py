@@ -117,6 +117,25 @@ def test_many_sizes_at_once_cost_what_each_costs_alone_whatever_a_cluster_says(c
             assert found == [cost.collective_ns(OPS["broadcast"], group, size, group[0]) for size in sizes]
 
 
+def test_a_put_takes_the_latency_of_its_link_and_its_bytes_there() -> None:
+    cost = CostModel(preset("dgx-h100"), 16, 8)
+
+    assert cost.one_sided_ns(0, 1, 64 * MIB) == cost.cluster.intra.latency_ns + ceil(64 * MIB / cost.cluster.intra.attained)
+    assert cost.one_sided_ns(0, 8, 64 * MIB) == cost.cluster.inter_latency_ns + ceil(
+        64 * MIB / cost.cluster.rank_inter_bytes_per_ns
+    )
+
+
+@pytest.mark.parametrize("n", [2, 16])
+def test_many_sizes_at_once_are_not_priced_one_by_one(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """Where NCCL's forms alone decide, so that a million of them take a fraction of a second."""
+    cost, sizes = CostModel(preset("dgx-h100"), 16, 8), np.arange(1, 5000)
+    alone = cost.collective_ns(OPS["all_gather"], tuple(range(n)), 4999)
+    monkeypatch.setattr(CostModel, "collective_ns", None)
+
+    assert cost.collectives_ns(OPS["all_gather"], tuple(range(n)), sizes)[-1] == alone
+
+
 def test_a_message_takes_its_latency_and_its_bytes_at_the_narrowest_way_that_it_passes() -> None:
     """A leaf's way up of a hundredth of a card: priced by latency and bandwidth alone."""
     network = {"leaf": 1, "oversubscription": 800, "latency": "3 us"}

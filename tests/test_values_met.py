@@ -89,6 +89,13 @@ def test_a_put_writes_over_there_what_was_here_and_a_get_here_what_is_there() ->
         assert (values.text(where, "x"), values.text(1 - where, "x")) == (held, held)
 
 
+def test_a_put_reads_here_and_writes_nothing_here() -> None:
+    done = simulate(loads(TWO.format(backend="nccl") + "  - put: {tensor: x, dst: 1}\n    ranks: 0\n  - barrier:\n"))
+    values = compute_values(done.program, done.run.trace, at_calls=True)
+
+    assert {key: text for key, text in values.at_call.items() if key[:2] == (0, 0)} == {(0, 0, "in"): "[0, 1]"}
+
+
 # --- order ---
 def test_an_assign_without_a_time_happens_when_it_was_posted_unless_a_device_makes_it() -> None:
     calls = [

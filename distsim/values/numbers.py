@@ -140,7 +140,7 @@ def show(content: Content, shape: Sequence[int], dtype: str) -> str:
     if len(content) <= SHOWN_ELEMENTS // 2 and all(p.numbers is None or p.numbers.size == 1 for p in content):
         return "[" + ", ".join(f"{_texts(p.numbers, 1)[0]} (×{p.numel})" for p in content) + "]"
     first, last = content[0], content[-1]
-    head = _texts(first.numbers, first.numel)[:3] if first.numel >= 3 else _texts(first.numbers, first.numel)
+    head = _texts(first.numbers, first.numel)[:3]
     return f"[{', '.join(head)}, …, {_texts(last.numbers, last.numel)[-1]}] ({numel} elements)"
 
 

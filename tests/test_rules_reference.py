@@ -46,7 +46,7 @@ def test_every_order_of_choices_ends_in_the_same_state(profile: Profile, drawn: 
     while choices := rules.enabled(state):
         state = rules.apply(state, random.choice(choices))
     assume(not any(end is not None and end.status == "crashed" for end in state.ends))
-    assert state == end_of(rules)
+    assert state.key() == end_of(rules).key()
     assert standstill(rules, state) == standstill(rules, end_of(rules))
 
 
@@ -69,9 +69,8 @@ def test_applying_a_choice_leaves_the_given_state_alone(drawn: Drawn, steps: int
         choices = rules.enabled(state)
         if not choices:
             break
-        before, twin = hash(state), state.copy()
+        before, twin = state.key(), state.copy()
         after = rules.apply(state, choices[-1])
-        assert hash(state) == before
-        assert state == twin
-        assert after != state
+        assert state.key() == before == twin.key()
+        assert after.key() != before
         state = after

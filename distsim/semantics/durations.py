@@ -11,16 +11,14 @@ from distsim.ops.table import OPS
 from distsim.program.records import Code, CodeCall, Program, Vec, at
 
 
-def duration_ns(program: Program, cost: CostModel, rank: int, position: int) -> int:
-    """The duration of a compute or sleep of one rank.
+def _varied_ns(program: Program, cost: CostModel, rank: int, position: int) -> int:
+    """The duration of a compute of one rank, where faults or chance vary it.
 
     ``faults: {kind: slow, factor}`` multiplies compute; ``jitter: j`` multiplies it by a factor drawn evenly from [1, 1 + j], by a
     generator seeded with the file's seed, the rank and the call's position, so that every engine draws the same.
     """
     code, call = program.code(rank), program.code_call(rank, position)
     base = int(at(_base_ns(cost, call, len(code.ranks)), program.row_of[rank]))
-    if call.op != "compute":
-        return base
     factor = 1.0
     for fault in program.faults:
         if fault.kind == "slow" and fault.rank == rank:
@@ -38,7 +36,7 @@ def durations_ns(program: Program, cost: CostModel, code: Code, position: int) -
     varied = call.op == "compute" and (program.jitter or any(f.kind == "slow" for f in program.faults))
     if not varied:
         return _base_ns(cost, call, len(code.ranks))
-    return np.array([duration_ns(program, cost, rank, position) for rank in code.ranks], dtype=np.int64)
+    return np.array([_varied_ns(program, cost, rank, position) for rank in code.ranks], dtype=np.int64)
 
 
 def _remote_ns(cost: CostModel, code: Code, call: CodeCall) -> Vec:

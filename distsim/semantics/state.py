@@ -179,12 +179,6 @@ class State:
             frozenset((k, frozenset(v.values())) for k, v in self.there.items()), self.matcher.key(),
         )  # fmt: skip
 
-    def __hash__(self) -> int:
-        return hash(self.key())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, State) and self.key() == other.key()
-
 
 def _copied(lists: dict[int, list[int]]) -> dict[int, list[int]]:
     return {key: rows[:] for key, rows in lists.items()}

@@ -150,8 +150,9 @@ class PriceCurve:
 
     def many(self, nbytes: Sequence[int] | NDArray[np.int64]) -> Array:
         """us for many sizes at once."""
-        x = np.log(np.maximum(np.asarray(nbytes, dtype=np.float64), 1.0))
-        return np.exp(np.interp(x, _LOG_GRID, self._log) + np.maximum(x - _LOG_GRID[-1], 0.0))
+        sizes = np.maximum(np.asarray(nbytes, dtype=np.float64), 1.0)
+        x = np.log(sizes)
+        return np.where(x < _LOG_GRID[-1], np.exp(np.interp(x, _LOG_GRID, self._log)), self.us[-1] * sizes / GRID[-1])
 
 
 @lru_cache(maxsize=4096)

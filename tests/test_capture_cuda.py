@@ -270,6 +270,20 @@ def test_a_script_that_misses_a_gpu_is_told_of_cuda(tmp_path: Path) -> None:
     assert "`--cuda` gives each rank one" in " ".join(done.stdout.split()), done.stdout + done.stderr[-2000:]
 
 
+@pytest.mark.skipif(not builds(), reason="no compiler")
+def test_a_device_that_is_not_there_is_refused_in_torchs_words_as_no_fault_of_a_group(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\ndist.init_process_group('nccl', device_id=torch.device('cuda', 7))\n",
+        encoding="utf-8",
+    )
+
+    done = in_a_process("-c", CAPTURE, str(ROOT), "--nproc", "2", "--", "python", str(script))
+
+    assert "error DS112: ValueError: device_id cuda:7 is out of range" in done.stdout, done.stdout + done.stderr[-2000:]
+    assert "list each member once" not in done.stdout
+
+
 TRITON = """
 import os, sys
 from distsim.capture.cuda import kernels

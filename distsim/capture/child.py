@@ -232,7 +232,7 @@ _WORDS: Final = (
     (r"should not be the same as the rank of the current process", "DS102"),
     (r"Default process group has not been initialized", "DS108"),
     (r"trying to initialize the default process group twice", "DS109"),
-    (r"new group's rank should be|is out of range|the new group.*unique|ranks list contains duplicate", "DS111"),
+    (r"new group's rank should be|[Rr]ank -?\d+ is out of range|the new group.*unique|ranks list contains duplicate", "DS111"),
     (r"only (implemented|supported) for|not supported by|does not support", "DS704"),
     (r"[Ss]plits? .*(sum|match|add)|split.*(dim|size)", "DS107"),
 )  # fmt: skip

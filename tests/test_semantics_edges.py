@@ -541,3 +541,24 @@ def test_who_stands_still_waits_for_those_who_have_not_come_to_what_is_ahead(
     assert [one.path for one in runs] == ["fast", "ordered"]
     for one in runs:
         assert [(b.rank, need.position, need.ranks) for b in one.standstill.blocked for need in b.needs] == [waits]
+
+
+# --- room in buffers ---
+@pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 3), (3, 1)])
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_buffer_holds_exactly_its_bytes(sizes: tuple[int, ...], early: int) -> None:
+    """Two ranks that send 16 bytes in all before they receive, in one message or two, into 16 bytes of buffer, and into one byte less."""
+    ranks = [
+        [*(to(peer, "isend", numel=n, handle=f"s{k}") for k, n in enumerate(sizes)),
+         *(to(peer, "irecv", numel=n, handle=f"r{k}") for k, n in enumerate(sizes)), {"op": "wait", "handles": "all"}]
+        for peer in (1, 0)
+    ]  # fmt: skip
+
+    def left(nbytes: int) -> tuple[int, ...]:
+        linked = Linked(build_program(2, dict(enumerate(ranks)), backend="nccl", options={"buffsize": nbytes, "connected": True}),
+                        PROFILES["nccl"])  # fmt: skip
+        slow = settle(linked.program, "nccl")
+        assert left_by(go(linked, Conditions(linked, None))).stuck == standstill(*slow[:2]).stuck
+        return standstill(*slow[:2]).stuck
+
+    assert left(16 - early) == ((0, 1) if early else ())

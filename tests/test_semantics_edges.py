@@ -11,6 +11,7 @@ from distsim.cluster import cluster_from
 from distsim.cost import CostModel
 from distsim.engine import Run
 from distsim.engine import run as run_engine
+from distsim.errors import UsageError
 from distsim.profiles import PROFILES, READINGS
 from distsim.program.build import build_program
 from distsim.program.lower import lower
@@ -25,6 +26,7 @@ from distsim.semantics.fold import fold
 from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
 from distsim.semantics.local import LocalClocks, course_of
+from distsim.semantics.misfits import Misfits
 from distsim.semantics.moves import Rules
 from distsim.semantics.section import section
 from distsim.semantics.standing import standstill
@@ -562,3 +564,17 @@ def test_a_buffer_holds_exactly_its_bytes(sizes: tuple[int, ...], early: int) ->
         return standstill(*slow[:2]).stuck
 
     assert left(16 - early) == ((0, 1) if early else ())
+
+
+# --- many that differ ---
+@pytest.mark.parametrize(("ranks", "refused"), [(2048, False), (2049, True)])
+def test_calls_that_differ_in_more_ways_than_can_be_compared_are_refused_with_an_estimate(ranks: int, refused: bool) -> None:
+    """Each rank reduces another size: 2049 x 2049 comparisons are more than 2^22."""
+    text = f"name: t\nworld: {ranks}\nbackend: nccl\ncluster: dgx-h100\ntensors: {{x: {{shape: [rank + 1]}}}}\nprogram: [all_reduce: x]\n"
+    linked = Linked(lower(loads(text)), READINGS["rendezvous"])
+
+    if refused:
+        with pytest.raises(UsageError, match=r"4,198,401 comparisons, about 1 min, where 4,194,304 are allowed"):
+            Misfits(linked)
+    else:
+        assert Misfits(linked).instances.tolist() == [0]

@@ -157,7 +157,7 @@ def refuse_too_many(linked: Linked, instances: Iterable[int]) -> None:
     if compared > MOST_COMPARED:
         seconds = compared * _COMPARE_US / 1e6
         raise UsageError(
-            f"calls of one collective differ from rank to rank: {compared:,} comparisons, about {seconds / 60:,.0f} minutes, "
+            f"calls of one collective differ from rank to rank: {compared:,} comparisons, about {seconds / 60:,.0f} min, "
             f"where {MOST_COMPARED:,} are allowed",
             "let the members agree (root, sizes, dtype, operation), or look at the same program with fewer ranks: `world:`",
         )

@@ -125,6 +125,18 @@ def test_crossed_tags_deadlock_on_gloo_and_swap_data_on_nccl() -> None:
     assert [(e.rows, e.fields, e.outcome) for e in told] == [((0, 2), ("tag",), "wrong-data"), ((1, 3), ("tag",), "wrong-data")]
 
 
+@pytest.mark.parametrize("pick", [0, -1])
+def test_who_waits_for_the_root_alone_leaves_whichever_of_the_two_comes_first(pick: int) -> None:
+    """Rank 1 takes a broadcast's part from rank 0, which makes an all_reduce in its place and waits for rank 2, who never comes."""
+    reduce, broadcast = {"op": "all_reduce", "numel": 4}, {"op": "broadcast", "numel": 4, "root": 0}
+    rules = Rules(build_program(3, {0: [reduce], 1: [broadcast], 2: []}), READINGS["early"])
+    state = rules.initial()
+    while choices := rules.enabled(state):
+        state = rules.apply(state, choices[pick])
+
+    assert standstill(rules, state).stuck == (0,)
+
+
 def test_groups_never_match_each_other() -> None:
     ranks = [[to(1, group="a")], [to(0, "recv", group="b")]]
     assert stuck("gloo", *ranks, groups={"a": [0, 1], "b": [0, 1]}) == (0, 1)

@@ -197,10 +197,10 @@ class Meetings(Tables):
         if complete:  # all that anybody can need
             return [one for one in there.values() if phase[one] == RUNNING]
         near = self.near(row)
-        if near is None:
-            return []
-        if self.instance[row] in self.suspects:
+        if self.instance[row] in self.suspects:  # others may make an operation that waits for this rank alone
             running = [one for one in there.values() if phase[one] == RUNNING]
+        elif near is None:
+            return []
         else:
             rank = self.rank_of[row]
             who = near[place_in(self.members[self.instance[row]], rank)]

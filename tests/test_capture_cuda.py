@@ -290,6 +290,8 @@ from distsim.capture.cuda import kernels
 kernels.prepare()
 import triton.runtime.driver as there
 assert there.loaded and os.environ["TRITON_INTERPRET"] == "1"
+from distsim.capture.cuda.pretend import properties
+assert there.driver.active.utils.get_device_properties(0)["multiprocessor_count"] == properties().multi_processor_count
 assert there.driver.active.get_benchmarker()(print, quantiles=(0.5, 0.2)) == [0.0, 0.0]
 try:
     there.driver.active.utils.load_binary()

@@ -11,10 +11,15 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, Final
 
+from distsim.capture.cuda.pretend import properties
+
 _DRIVERS: Final = "triton.runtime.driver"
-#: What `pretend.properties` says of the device, by the names that Triton has for it.
-_PROPERTIES: Final = {"max_shared_mem": 166912, "max_num_regs": 65536, "multiprocessor_count": 108, "warpSize": 32,
-                      "sm_clock_rate": 1410000, "mem_clock_rate": 1593000, "mem_bus_width": 5120}  # fmt: skip
+#: Triton's names for what a device has -> those of `pretend.properties`.
+_NAMES: Final = {
+    "max_shared_mem": "shared_memory_per_block_optin", "max_num_regs": "regs_per_multiprocessor", "warpSize": "warp_size",
+    "multiprocessor_count": "multi_processor_count", "sm_clock_rate": "clock_rate", "mem_clock_rate": "memory_clock_rate",
+    "mem_bus_width": "memory_bus_width",
+}  # fmt: skip
 
 
 def prepare() -> None:
@@ -49,11 +54,12 @@ class _Loading(Loader):
 
 
 def _driver() -> object:
-    """A driver of Triton's (backends/driver.py) for an A100 that nothing is compiled for."""
+    """A driver of Triton's (backends/driver.py) for the device of `pretend.properties`, that nothing is compiled for."""
+    known = properties()
 
     class Utils:
         def get_device_properties(self, device: int) -> dict[str, int]:
-            return _PROPERTIES
+            return {name: getattr(known, ours) for name, ours in _NAMES.items()}
 
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError(f"there is no GPU here for Triton's {name}: under distsim capture its kernels are interpreted")
@@ -68,10 +74,10 @@ def _driver() -> object:
             return 0
 
         def get_device_capability(self, device: int = 0) -> tuple[int, int]:
-            return 8, 0
+            return known.major, known.minor
 
         def get_current_target(self) -> object:
-            return import_module("triton.backends.compiler").GPUTarget("cuda", 80, 32)
+            return import_module("triton.backends.compiler").GPUTarget("cuda", 10 * known.major + known.minor, known.warp_size)
 
         def get_active_torch_device(self) -> object:
             return import_module("torch").device("cuda", self.get_current_device())

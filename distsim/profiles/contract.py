@@ -24,6 +24,7 @@ from distsim.profiles.record import (
     by_number,
     needs_all,
     never,
+    no_neighbours,
     no_workers,
 )
 
@@ -65,7 +66,7 @@ def _raise(call: Call, code: str, options: Options) -> Reaction:
 
 def _reading(name: str, about: str, needs: Needs, credit: Callable[[int, int, Options], bool]) -> Profile:
     return Profile(name=name, about=about, needs=needs, credit=credit, mismatch=_note_only, refuse=_refuse_nothing, slot=by_number,
-                   workers=no_workers, new_group=_world, invalid=_raise)  # fmt: skip
+                   workers=no_workers, new_group=_world, invalid=_raise, neighbours=no_neighbours)  # fmt: skip
 
 
 RENDEZVOUS = _reading("rendezvous", "A send waits for its receive, a collective for all members.", needs_all, never)

@@ -157,6 +157,16 @@ def _overrun(meeting: Meeting, source: Callable[[int], int] | None) -> tuple[int
     return tuple(crash)
 
 
+def neighbours(call: Call) -> frozenset[int]:
+    """From whom a member receives and to whom it sends: in the ring and, where it is one, in the tree (`_overrun`)."""
+    n, me = call.group.size, call.group_rank
+    ring = {(me - 1) % n, (me + 1) % n}
+    if _bound(call.op).needs is not binomial_kin:
+        return frozenset(ring)
+    root = max(call.group.group_rank(call.root), 0) if call.root is not None else 0
+    return binomial_kin(n, root, me) | ring
+
+
 def _uneven_parts(meeting: Meeting) -> Mishap:
     """As with messages: a part larger than the room for it aborts its receiver, a smaller one leaves the tail (G14); both at once, also
     while a third member has not come (run: of three the second was sent 1200 bytes for 16 by the last)."""
@@ -225,7 +235,7 @@ GLOO = Profile(
           "on the group (G5) and run on two worker threads per group (G7). A dropped request is cancelled (G4).",
     needs=needs, mismatch=mismatch, refuse=SUPPORT.refuse, credit=never, slot=slot, workers=workers, new_group=new_group,
     invalid=invalid, dropped="cancels", peer_death="raises", specific_first=True, timed_out="raises", store_grace_ns=10**9,
-    support=SUPPORT, listed=1, besides=besides, apart=apart,
+    support=SUPPORT, listed=1, besides=besides, apart=apart, neighbours=neighbours,
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from distsim.profiles.record import (
     Workers,
     by_number,
     needs_all,
+    no_neighbours,
     torch_layer,
 )
 from distsim.profiles.support import COMPLEX, Support, reduced_by
@@ -82,5 +83,6 @@ MPI = Profile(
           "collectives of a process, and one lock is held through every blocking call. Dropping a message's request ends the process.",
     needs=needs_all, mismatch=mismatch, refuse=SUPPORT.refuse, credit=credit, slot=by_number, workers=workers, new_group=new_group,
     invalid=invalid, dropped="crashes", lock=True, support=SUPPORT, buffer_option=BUFFER, listed=5, built_in=False,
+    neighbours=no_neighbours,
     local_groups="ValueError: MPI backend doesn't support use_local_synchronization=True",
 )  # fmt: skip

@@ -21,6 +21,7 @@ from distsim.profiles.record import (
     Reaction,
     by_number,
     needs_all,
+    no_neighbours,
     no_workers,
     torch_layer,
 )
@@ -97,5 +98,5 @@ NCCL = Profile(
           "members (N8), first use of a connection for those who share it (N9). Small sends may run ahead into buffers (N10).",
     needs=needs_all, mismatch=mismatch, refuse=SUPPORT.refuse, credit=credit, slot=by_number, workers=no_workers, new_group=new_group,
     invalid=invalid, by_messages=BY_MESSAGES, timed_out="crashes", device=True, tags=False, any_source=False, timeout_ns=10 * 60 * 10**9,
-    support=SUPPORT, buffer_option=BUFFER, cluster="dgx-a100", listed=2,
+    support=SUPPORT, buffer_option=BUFFER, cluster="dgx-a100", listed=2, neighbours=no_neighbours,
 )  # fmt: skip

@@ -120,7 +120,8 @@ class Profile:
     ``invalid``: what becomes of a call that the contract forbids, given the finding's code (DS101 …) and the options.
     ``dropped``: what becomes of a message whose request nobody can wait for any more.
     ``peer_death``: what a rank does that has a transfer to a dead one.
-    ``mismatch``: what calls that meet and don't fit lead to.
+    ``mismatch``: what calls that meet and don't fit lead to. ``neighbours``: of a collective's call, the group ranks whose calls decide
+    whether it or they die of that, beside what kinds of call there are (operation, what must agree, bytes); None: all of them.
     ``refuse``: the error text of a call that the back end rejects on its own, else None.
     ``specific_first``: see `distsim.match.Matcher`.
     ``timeout_ns``: torch's default of a group's timeout. ``timed_out``: what an expired one leads to; ``store_grace_ns``: how much
@@ -162,6 +163,7 @@ class Profile:
     besides: Besides = nothing_besides
     by_messages: Mapping[str, str] = field(default_factory=dict)
     apart: Callable[[Sequence[Call]], Mapping[int, Awaited]] | None = None
+    neighbours: Callable[[Call], frozenset[int]] | None = None
 
     @property
     def rendezvous(self) -> bool:
@@ -189,6 +191,11 @@ def needs_all(op: str, n: int, root: int, me: int) -> frozenset[int] | None:
 def by_number(op: str) -> Hashable:
     """The n-th collective of a group meets the n-th, whatever its kind."""
     return None
+
+
+def no_neighbours(call: Call) -> frozenset[int]:
+    """What comes of a mismatch goes by what kinds of call there are alone."""
+    return frozenset()
 
 
 def no_workers(rank: int, group: int) -> Workers | None:

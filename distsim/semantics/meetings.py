@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from distsim.match import ANY
 from distsim.ops.one_sided import SIGNALS
 from distsim.ops.table import OPS
@@ -171,17 +173,16 @@ class Meetings(Tables):
         if there is None:
             there = state.there[instance] = {}
         there[self.rank_of[row]] = row
-        complete = len(there) == len(self.members[instance])
-        if not (complete or state.jams or row in self.early_rows or instance in self.suspects):
+        complete, suspect = len(there) == len(self.members[instance]), instance in self.suspects
+        if not (complete or state.jams or row in self.early_rows or suspect):
             return
         if complete:
             out.met(tuple(there.values()), instance)
-        first = next(iter(there.values()))
-        mishap = None
-        if instance in self.suspects and self._may_differ(row, there, complete):
-            mishap = self._judge(tuple(there.values()), instance, out)
-        if (phase[first] == JAMMED and row not in self.apart) or (mishap is not None and mishap.hangs):
-            self._jam(state, there)
+        mishap = self._judge_coming(state, row, there, complete, out) if suspect else None
+        if mishap is not None and mishap.hangs:
+            self._jam(state, there.values())
+        elif phase[next(iter(there.values()))] == JAMMED and row not in self.apart:
+            self._jam(state, there.values() if complete else (row,))
         for one in self._ready(state, row, there, complete):
             if one in self.apart and self.wants.in_vain(one):
                 phase[one], state.jams[one] = JAMMED, self.wants.in_vain(one)
@@ -190,25 +191,54 @@ class Meetings(Tables):
             out.due(one)
         if complete:
             del state.there[instance]
+            state.kinds.pop(instance, None)
 
     def _ready(self, state: State, row: int, there: dict[int, int], complete: bool) -> list[int]:
-        """Rows of a collective that need wait no longer."""
+        """Rows of a collective that need wait no longer, by order of arrival."""
         phase = state.phase
         if complete:  # all that anybody can need
             return [one for one in there.values() if phase[one] == RUNNING]
-        near = self.near(row)
-        if self.instance[row] in self.suspects:  # others may make an operation that waits for this rank alone
-            running = [one for one in there.values() if phase[one] == RUNNING]
-        elif near is None:
-            return []
-        else:
-            rank = self.rank_of[row]
-            who = near[place_in(self.members[self.instance[row]], rank)]
-            members = self.members[self.instance[row]]
-            others = {members[j] for j in who} if len(who) < len(there) else None
-            running = [one for of, one in there.items()
-                       if phase[one] == RUNNING and (others is None or of in others or of == rank)]  # fmt: skip
-        return [one for one in running if all(r in there for r in self.needs(one))]
+        who = (row, *self.wants.awaiting(self.rank_of[row], self.instance[row]))
+        found = {
+            one for one in who if there.get(self.rank_of[one]) == one and phase[one] == RUNNING and self._has_all(one, there)
+        }
+        return list(found) if len(found) < 2 else [one for one in there.values() if one in found]
+
+    def _has_all(self, row: int, there: dict[int, int]) -> bool:
+        needs = self.wants.of(row)
+        return needs is not None and len(needs) <= len(there) and all(rank in there for rank in needs)
+
+    def _judge_coming(self, state: State, row: int, there: dict[int, int], complete: bool, out: Listener) -> Mishap | None:
+        """What comes of one more call that may not fit those who have come."""
+        instance = self.instance[row]
+        kinds, kind = state.kinds.setdefault(instance, {}), self.kind_of(row)
+        known = kinds.setdefault(kind, row) != row
+        if not self._may_differ(row, there, complete):
+            return None
+        near, came = self.profile.neighbours if known and not complete else None, tuple(there.values())
+        if near is None or any(OPS[op].pairwise for op, _, _ in kinds):
+            return self._judge(came, instance, out)
+        members = self.members[instance]
+        beside = (there.get(members[i]) for i in near(self.call(row)))
+        found = judge(self, tuple({row, *kinds.values(), *(one for one in beside if one is not None)}), instance)
+        if found is not None and found[1].crash:  # else nothing that was not told when the first of the kind came
+            self._suffer(came, found, instance, out)
+        return None if found is None else found[1]
+
+    def forget_kind(self, state: State, row: int, there: dict[int, int]) -> None:
+        """Whoever came to a collective is gone: another stands for its kind, if one came."""
+        kinds, kind = state.kinds.get(self.instance[row]), self.kind_of(row)
+        if kinds is not None and kinds.get(kind) == row:
+            other = next((one for one in there.values() if self.kind_of(one) == kind), None)
+            kinds.pop(kind)
+            if other is not None:
+                kinds[kind] = other
+            if not kinds:
+                del state.kinds[self.instance[row]]
+
+    def kind_of(self, row: int) -> tuple[str, int, int]:
+        """What a collective's call says and how many bytes it has: all that `differences` and most of what profiles go by."""
+        return self.part(row).call.op, self.signature[row], self.nbytes[row]
 
     def _may_differ(self, row: int, there: dict[int, int], complete: bool) -> bool:
         """Who comes to a collective differs from who came first or, where parts are agreed on pair by pair, from anybody."""
@@ -247,19 +277,20 @@ class Meetings(Tables):
         differ = any(self.signature[other] != self.signature[first] for other in rows)
         return differ or "numel" not in op.agreement(self.call(first))
 
-    def _jam(self, state: State, there: dict[int, int]) -> None:
-        came = tuple(sorted(there))
-        for row in there.values():
+    def _jam(self, state: State, rows: Iterable[int]) -> None:
+        """These are stuck with whoever comes to their collective."""
+        for row in rows:
             if state.phase[row] in (RUNNING, JAMMED):
                 state.phase[row] = JAMMED
-                state.jams[row] = came
+                state.jams[row] = ()
 
     # --- what does not fit ---
     def _judge(self, rows: tuple[int, ...], instance: int, out: Listener) -> Mishap | None:
         """What comes of calls that met, if they differ."""
         found = judge(self, rows, instance)
-        if found is None:
-            return None
+        return None if found is None else self._suffer(rows, found, instance, out)
+
+    def _suffer(self, rows: tuple[int, ...], found: tuple[tuple[str, ...], Mishap], instance: int, out: Listener) -> Mishap:
         fields, mishap = found
         out.mismatched(Mismatched(rows, fields, mishap.outcome, instance, mishap.crash))
         self.doomed += mishap.crash

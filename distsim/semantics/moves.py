@@ -61,7 +61,7 @@ class Rules(Queues):
         gone = absent if of is None else absent | (set(range(n)) - set(self.program.present))
         ends: list[Leave | None] = [Leave(0, "absent") if rank in gone else None for rank in range(n)]
         return State([0] * n, ends, [0] * n, bytearray(self.linked.rows), {}, {}, {}, {}, {}, {}, {}, {}, {},
-                     Matcher(self.profile.specific_first), dict.fromkeys(sorted(absent)))  # fmt: skip
+                     Matcher(self.profile.specific_first), dict.fromkeys(sorted(absent)), {})  # fmt: skip
 
     def instruction(self, state: State, rank: int) -> Instruction:
         """Where a rank's host stands; its rows count from the rank's first."""

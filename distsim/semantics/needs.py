@@ -3,7 +3,7 @@ each would have by its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +21,7 @@ class Needs:
         self.linked = linked
         self._known: dict[tuple[str, int, int, int], tuple[int, ...] | None] = {}
         self._rows: dict[int, tuple[int, ...] | None] = {}
+        self._awaiting: dict[int, dict[int, list[int]]] = {}
 
     def of(self, row: int) -> tuple[int, ...] | None:
         """The ranks that must have come to a collective's row before it is done; None: all members."""
@@ -43,6 +44,15 @@ class Needs:
             return None
         ranks, of = tuple(members[i] for i in places), linked.program.stands_for
         return ranks if of is None else tuple(one for one in ranks if of[one] == one)
+
+    def awaiting(self, rank: int, instance: int) -> Sequence[int]:
+        """Of the rows of a collective that need not all members those that need this rank."""
+        if instance not in self._awaiting:
+            found = self._awaiting[instance] = dict[int, list[int]]()
+            for row in self.linked.rows_of[instance].tolist():
+                for one in self.of(row) or ():
+                    found.setdefault(one, []).append(row)
+        return self._awaiting[instance].get(rank, ())
 
     def in_vain(self, row: int) -> tuple[int, ...]:
         """Of these the ranks that come and still do not do what the row waits for."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+
 from distsim.ops.table import OPS
 from distsim.semantics.form import PartKind
 from distsim.semantics.meetings import Meetings
@@ -9,6 +11,9 @@ from distsim.semantics.state import CLOSED, DUE, JAMMED, QUEUED, RUNNING, Listen
 from distsim.semantics.tasks import LOCK, Task, is_member
 
 _SEND, _RECEIVE, _COLLECTIVE, _WORK = (int(kind) for kind in PartKind)
+
+#: Ranks that somebody waits for, by the collective and, where it is jammed, what the waiting ones called it with.
+Lacks = dict[tuple[int, Hashable], tuple[int, ...]]
 
 
 class Queues(Meetings):
@@ -135,9 +140,13 @@ class Queues(Meetings):
 
     def _take_back(self, state: State, row: int) -> None:
         """A rank that had come to a collective dies."""
-        there = state.there.get(self.instance[row])
-        if there is not None and there.pop(self.rank_of[row], None) is not None and not there:
-            del state.there[self.instance[row]]
+        instance = self.instance[row]
+        there = state.there.get(instance)
+        if there is None or there.pop(self.rank_of[row], None) is None:
+            return
+        self.forget_kind(state, row, there)
+        if not there:
+            del state.there[instance]
 
     def _cut(self, state: State, row: int) -> None:
         others = [state.mates[row]] if row in state.mates else [s for s, receive in state.mates.items() if receive == row]
@@ -151,17 +160,39 @@ class Queues(Meetings):
                 state.jams[other] = (self.rank_of[row],)
 
     # --- whom a row lacks ---
-    def lacking(self, state: State, row: int) -> tuple[tuple[int, ...], bool]:
-        """Whom a running row waits for: (global ranks, whether any one of them is enough)."""
+    def lacking(self, state: State, row: int, known: Lacks) -> tuple[tuple[int, ...], bool]:
+        """Whom a running row waits for: (global ranks, whether any one of them is enough). Who waits for the same shares one tuple;
+        ``known``: those that were found in this state."""
         if row in state.jams:
-            return tuple(r for r in state.jams[row] if r != self.rank_of[row]), False
+            return self._stuck_with(state, row, known), False
         kind = self.kind[row]
         if kind == _RECEIVE and self.peer[row] < 0:
             return tuple(r for r in self.program.groups[self.group[row]].ranks if r != self.rank_of[row]), True
         if kind != _COLLECTIVE:
             return (self.peer[row],), False
-        there = state.there.get(self.instance[row], {})
-        return tuple(r for r in self.needs(row) if r not in there), False
+        there, needs = state.there.get(self.instance[row], {}), self.wants.of(row)
+        if needs is not None:
+            return tuple(r for r in needs if r not in there), False
+        key = self.instance[row], None
+        if key not in known:
+            known[key] = tuple(r for r in self.members[self.instance[row]] if r not in there)
+        return known[key], False
+
+    def _stuck_with(self, state: State, row: int, known: Lacks) -> tuple[int, ...]:
+        """With whom a row is jammed: of those who came to its collective the ones whose calls differ from its own, if any do."""
+        rank, instance = self.rank_of[row], self.instance[row]
+        if state.jams[row]:
+            return tuple(r for r in state.jams[row] if r != rank)
+        key = instance, self.kind_of(row)
+        if key not in known:
+            came = self._came(state, row)
+            known[key] = tuple(sorted(r for r, other in came.items() if self.kind_of(other) != key[1]))
+        return known[key] or tuple(sorted(r for r in self._came(state, row) if r != rank))
+
+    def _came(self, state: State, row: int) -> Mapping[int, int]:
+        """Who has come to a jammed row's collective, by rank: where nothing is kept of it any more, all."""
+        there = state.there.get(self.instance[row])
+        return there if there is not None else {self.rank_of[r]: r for r in self.linked.rows_of[self.instance[row]].tolist()}
 
     def broken(self, state: State, row: int) -> bool:
         """G13: the back end sees that a transfer of this row is with a dead rank. G10: or on a group that either side has closed.
@@ -190,7 +221,8 @@ class Queues(Meetings):
     def _lacks(self, state: State, row: int, rank: int) -> bool:
         """Whether a running row waits for this rank, of all that it waits for (`lacking`)."""
         if row in state.jams:
-            return rank != self.rank_of[row] and is_member(state.jams[row], rank)
+            stuck = state.jams[row]
+            return rank != self.rank_of[row] and (is_member(stuck, rank) if stuck else rank in self._came(state, row))
         if self.kind[row] != _COLLECTIVE:
             return self.peer[row] == rank
         return rank not in state.there.get(self.instance[row], {}) and is_member(self.needs(row), rank)

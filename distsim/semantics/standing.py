@@ -6,14 +6,15 @@ import numpy as np
 
 from distsim.semantics.form import Instruction, Lock, Meet, Post, Stuck, Sync, Wait
 from distsim.semantics.moves import Rules
+from distsim.semantics.queues import Lacks
 from distsim.semantics.state import QUEUED, State
 from distsim.standstill import Blocked, Need, RankEnd, Standstill
 
 
 def standstill(rules: Rules, state: State) -> Standstill:
     """What a state that has stopped leaves behind. Ranks that have not ended are blocked at their present call."""
-    rows, met = _begun(rules, state), dict[tuple[int, int], tuple[int, ...]]()
-    blocked = tuple(_blocked(rules, state, rank, rows.get(rank, []), met) for rank, end in enumerate(state.ends) if end is None)
+    told = _Told(rules, state)
+    blocked = tuple(told.blocked(rank) for rank, end in enumerate(state.ends) if end is None)
     ends = []
     for rank in rules.program.present:
         end, position = state.ends[rank], rules.position(state, rank)
@@ -36,62 +37,73 @@ def _begun(rules: Rules, state: State) -> dict[int, list[int]]:
     return found
 
 
-def _waited_for(rules: Rules, state: State, rank: int, begun: list[int]) -> list[int]:
-    """Open rows that the rank's host waits for, batches by their parts."""
-    instruction, base = rules.instruction(state, rank), rules.base[rank]
-    if isinstance(instruction, Sync):
-        rows = begun
-    elif isinstance(instruction, (Lock, Post)):  # the lock is with a collective of the rank's worker
-        rows = [row for row in begun if rules.task(row).queue >= 0]
-    else:
-        rows = [base + row for row in instruction.rows if state.phase[base + row]] if isinstance(instruction, Wait) else []
-    return [base + part for row in rows for part in rules.task(row).parts if state.phase[base + part]]
+class _Told:
+    """What is found of one state once, for all ranks."""
 
+    def __init__(self, rules: Rules, state: State) -> None:
+        self.rules, self.state, self.begun = rules, state, _begun(rules, state)
+        self._met: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._lacks: Lacks = {}
 
-def _not_met(rules: Rules, state: State, rank: int, meet: Meet, known: dict[tuple[int, int], tuple[int, ...]]) -> tuple[int, ...]:
-    """Whom a rank still expects; one tuple for all who expect the same."""
-    found: dict[int, None] = {}
-    for instance, members in rules.meetings(rank, meet):
-        if meet.lost:
-            return tuple(r for r in members if r >= 0 and r != rank)
-        there = state.meets.get(instance, {})
-        if rank not in there:  # everybody has come
-            continue
-        key = instance, id(members)
-        if key not in known:
-            known[key] = tuple(r for r in members if r >= 0 and r not in there)
-        if len(meet.spots) <= 1:
-            return known[key]
-        found |= dict.fromkeys(known[key])
-    return tuple(found)
+    def blocked(self, rank: int) -> Blocked:
+        instruction: Instruction = self.rules.instruction(self.state, rank)
+        if isinstance(instruction, Meet):
+            return Blocked(rank, instruction.position, (Need(instruction.position, -1, self._not_met(rank, instruction)),))
+        if isinstance(instruction, Stuck):
+            return Blocked(rank, instruction.position, (Need(instruction.position, -1, instruction.ranks),))
+        found: dict[Need, None] = {}
+        for row in self._waited_for(rank):
+            for need in self._needs(row):
+                found[need] = None
+        return Blocked(rank, instruction.position, tuple(found), device=self.rules.profile.device)
 
+    def _not_met(self, rank: int, meet: Meet) -> tuple[int, ...]:
+        """Whom a rank still expects; one tuple for all who expect the same."""
+        found: dict[int, None] = {}
+        for instance, members in self.rules.meetings(rank, meet):
+            if meet.lost:
+                return tuple(r for r in members if r >= 0 and r != rank)
+            there = self.state.meets.get(instance, {})
+            if rank not in there:  # everybody has come
+                continue
+            key = instance, id(members)
+            if key not in self._met:
+                self._met[key] = tuple(r for r in members if r >= 0 and r not in there)
+            if len(meet.spots) <= 1:
+                return self._met[key]
+            found |= dict.fromkeys(self._met[key])
+        return tuple(found)
 
-def _blocked(rules: Rules, state: State, rank: int, begun: list[int], met: dict[tuple[int, int], tuple[int, ...]]) -> Blocked:
-    instruction: Instruction = rules.instruction(state, rank)
-    if isinstance(instruction, Meet):
-        missing = _not_met(rules, state, rank, instruction, met)
-        return Blocked(rank, instruction.position, (Need(instruction.position, -1, missing),))
-    if isinstance(instruction, Stuck):
-        return Blocked(rank, instruction.position, (Need(instruction.position, -1, instruction.ranks),))
-    found: dict[Need, None] = {}
-    for row in _waited_for(rules, state, rank, begun):
-        for need in _needs(rules, state, row):
-            found[need] = None
-    return Blocked(rank, instruction.position, tuple(found), device=rules.profile.device)
+    def _waited_for(self, rank: int) -> list[int]:
+        """Open rows that the rank's host waits for, batches by their parts."""
+        rules, phase = self.rules, self.state.phase
+        instruction, base, begun = rules.instruction(self.state, rank), rules.base[rank], self.begun.get(rank, [])
+        if isinstance(instruction, Sync):
+            rows = begun
+        elif isinstance(instruction, (Lock, Post)):  # the lock is with a collective of the rank's worker
+            rows = [row for row in begun if rules.task(row).queue >= 0]
+        else:
+            rows = [base + row for row in instruction.rows if phase[base + row]] if isinstance(instruction, Wait) else []
+        return [base + part for row in rows for part in rules.task(row).parts if phase[base + part]]
 
+    def _needs(self, row: int) -> list[Need]:
+        """What must come before a row can finish: its own partners, or, while it queues, those of the rows ahead of it."""
+        rules = self.rules
+        if self.state.phase[row] != QUEUED:
+            return [self._need(row)]
+        task, rank = rules.task(row), rules.rank_of[row]
+        if task.queue >= 0:
+            ahead = [self._need(other) for other in self.state.queues[rank * rules.most_queues + task.queue][: task.width]]
+            if len(ahead) == 1:
+                return ahead
+            ranks = tuple(sorted({rank for need in ahead for rank in need.ranks}))
+            return [Need(ahead[0].position, ahead[0].part, ranks, any=True)]
+        return [need for other in _ahead(rules, self.state, rank, task.after) for need in self._needs(other)]
 
-def _needs(rules: Rules, state: State, row: int) -> list[Need]:
-    """What must come before a row can finish: its own partners, or, while it queues, those of the rows ahead of it."""
-    if state.phase[row] != QUEUED:
-        return [_need(rules, state, row)]
-    task, rank = rules.task(row), rules.rank_of[row]
-    if task.queue >= 0:
-        ahead = [_need(rules, state, other) for other in state.queues[rank * rules.most_queues + task.queue][: task.width]]
-        if len(ahead) == 1:
-            return ahead
-        ranks = tuple(sorted({rank for need in ahead for rank in need.ranks}))
-        return [Need(ahead[0].position, ahead[0].part, ranks, any=True)]
-    return [need for other in _ahead(rules, state, rank, task.after) for need in _needs(rules, state, other)]
+    def _need(self, row: int) -> Need:
+        part = self.rules.part(row)
+        ranks, any_one = self.rules.lacking(self.state, row, self._lacks)
+        return Need(part.position, part.part, ranks, any_one)
 
 
 def _ahead(rules: Rules, state: State, rank: int, after: tuple[int, ...]) -> list[int]:
@@ -108,9 +120,3 @@ def _ahead(rules: Rules, state: State, rank: int, after: tuple[int, ...]) -> lis
         else:
             found.extend(base + part for part in task.parts if state.phase[base + part])
     return sorted(found)
-
-
-def _need(rules: Rules, state: State, row: int) -> Need:
-    part = rules.part(row)
-    ranks, any_one = rules.lacking(state, row)
-    return Need(part.position, part.part, ranks, any_one)

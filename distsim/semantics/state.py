@@ -141,9 +141,11 @@ class State:
 
     ``phase``: of every row. ``queues``: rows of a queue with workers, in order. ``meets``: who has come where a communicator is made.
     ``sends``, ``receives``: open messages by channel, oldest first; those of boxes that are open to any source are in ``matcher``.
-    ``there``: who has come to a collective (rank -> row, by order of arrival). ``ahead``: bytes of a channel sent without a receive.
-    ``jams``: whom a jammed row waits for in vain. ``mates``: of a send that is due, its receive. ``closed``: (rank, group) whose
-    connections the rank's own timeout closed. ``losses``: ranks that are gone, or have closed a group.
+    ``there``: who has come to a collective (rank -> row, by order of arrival). ``kinds``: where calls may differ, one row of each kind
+    that has come. ``ahead``: bytes of a channel sent without a receive.
+    ``jams``: whom a jammed row waits for in vain, nobody named for whoever comes to its collective. ``mates``: of a send that is due,
+    its receive. ``closed``: (rank, group) whose connections the rank's own timeout closed.
+    ``losses``: ranks that are gone, or have closed a group.
     """
 
     pc: list[int]
@@ -161,6 +163,7 @@ class State:
     closed: dict[tuple[int, int], bool]
     matcher: Matcher
     losses: dict[int, None]
+    kinds: dict[int, dict[tuple[str, int, int], int]]
 
     def copy(self) -> State:
         return State(
@@ -168,10 +171,13 @@ class State:
             {k: v.copy() for k, v in self.meets.items()}, _copied(self.sends), _copied(self.receives),
             {k: v.copy() for k, v in self.there.items()}, self.ahead.copy(), self.jams.copy(),
             self.mates.copy(), self.closed.copy(), self.matcher.copy(), self.losses.copy(),
+            {k: v.copy() for k, v in self.kinds.items()},
         )  # fmt: skip
 
     def key(self) -> Hashable:
-        """Equal for states with the same future. (``open``, ``ahead``, ``mates``, ``queues`` and ``losses`` follow from the rest.)"""
+        """Equal for states with the same future.
+
+        ``open``, ``ahead``, ``mates``, ``queues``, ``losses`` and ``kinds`` follow from the rest."""
         return (
             tuple(self.pc), tuple(self.ends), bytes(self.phase), frozenset(self.jams.items()),
             frozenset((k, frozenset(v)) for k, v in self.meets.items()), frozenset(self.closed),

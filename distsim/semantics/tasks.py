@@ -11,7 +11,6 @@ from distsim.arrays import distinct
 from distsim.ops.exchange import Exchange
 from distsim.ops.one_sided import SIGNALS
 from distsim.ops.records import Call
-from distsim.ops.table import OPS
 from distsim.profiles.record import Profile
 from distsim.program.records import CodeCall, Program
 from distsim.semantics.creation import made_groups
@@ -121,7 +120,6 @@ class Tables:
         self._cuts: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.wants = Needs(linked)
         self.apart = self.wants.apart
-        self._near: dict[tuple[str, int, int], tuple[frozenset[int], ...] | None] = {}
 
     def _compile(self, linked: Linked) -> None:
         program = self.program
@@ -210,19 +208,6 @@ class Tables:
 
     def root(self, row: int) -> int:
         return max(int(self.linked.root[row]), 0)
-
-    def near(self, row: int) -> tuple[frozenset[int], ...] | None:
-        """For each group rank whose coming matters to which others; None: all wait for all, whatever each says the operation is."""
-        op, n, root = self.part(row).call.op, len(self.members[self.instance[row]]), 0
-        if OPS[op].root_field is not None:
-            root = self.root(row)
-        key = (op, n, root)
-        if key not in self._near:
-            needs = [self.profile.needs(op, n, root, me) for me in range(n)]
-            self._near[key] = None if all(need is None for need in needs) else tuple(
-                frozenset(j for j, need in enumerate(needs) if need is None or me in need) for me in range(n)
-            )  # fmt: skip
-        return self._near[key]
 
     def needs(self, row: int) -> tuple[int, ...]:
         """The ranks that must have come before a row is done."""

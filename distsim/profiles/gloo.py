@@ -40,6 +40,7 @@ def apart(calls: Sequence[Call]) -> Mapping[int, Awaited]:
     """Members that name different roots send and receive each by its own: a message goes through where both sides have it (run: whoever
     names a rank that takes itself for the root is through with a gather, a scatter or, after the ring, a reduce)."""
     group = calls[0].group
+    everybody = frozenset(group.ranks)
     routes = {call.group_rank: _route(call) for call in calls}
     came: dict[int, tuple[frozenset[int], frozenset[int]]] = {}
 
@@ -60,8 +61,9 @@ def apart(calls: Sequence[Call]) -> Mapping[int, Awaited]:
     for me, route in routes.items():
         needed, never = received(me)
         deaf = {peer for peer in route.sends if peer in routes and me not in routes[peer].receives}
-        ranks = needed | route.sends | (frozenset(range(group.size)) if route.ring else frozenset())
-        found[group.ranks[me]] = Awaited(*(frozenset(group.ranks[i] for i in those - {me}) for those in (ranks, never | deaf)))
+        in_vain = frozenset(group.ranks[i] for i in (never | deaf) - {me})
+        ranks = everybody if route.ring else frozenset(group.ranks[i] for i in (needed | route.sends) - {me})
+        found[group.ranks[me]] = Awaited(ranks, in_vain)
     return found
 
 

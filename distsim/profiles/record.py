@@ -78,8 +78,8 @@ Besides = Callable[[str, Sequence[tuple[str, ...]], bool], frozenset[str]]
 
 
 class Awaited(NamedTuple):
-    """What a member of a collective needs whose members do not agree on the root, in global ranks: who must have come, and whom of these
-    it then waits for ``in_vain``, since they take another root and do something else."""
+    """What a member of a collective needs whose members do not agree on the root, in global ranks: who must have come (itself aside, or
+    all members), and whom of these it then waits for ``in_vain``, since they take another root and do something else."""
 
     ranks: frozenset[int]
     in_vain: frozenset[int] = frozenset()

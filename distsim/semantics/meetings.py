@@ -213,10 +213,12 @@ class Meetings(Tables):
         instance = self.instance[row]
         kinds, kind = state.kinds.setdefault(instance, {}), self.kind_of(row)
         known = kinds.setdefault(kind, row) != row
-        if not self._may_differ(row, there, complete):
+        if any(OPS[op].pairwise for op, _, _ in kinds):
+            return self._judge(tuple(there.values()), instance, out) if self._may_differ(row, there, complete) else None
+        if len(kinds) == 1 and not (complete and self.signature[row] == ODD):
             return None
         near, came = self.profile.neighbours if known and not complete else None, tuple(there.values())
-        if near is None or any(OPS[op].pairwise for op, _, _ in kinds):
+        if near is None:
             return self._judge(came, instance, out)
         members = self.members[instance]
         beside = (there.get(members[i]) for i in near(self.call(row)))

@@ -33,7 +33,8 @@ class Needs:
         linked = self.linked
         rank, members = int(linked.rank[row]), linked.whole[int(linked.instance[row])]
         if row in self.apart:
-            return tuple(sorted(self.apart[row].ranks))
+            needed = self.apart[row].ranks
+            return None if len(needed) == len(members) else tuple(sorted(needed))
         me = rank if rank < len(members) and members[rank] == rank else members.index(rank)
         key = (linked.code_call(row).op, len(members), max(int(linked.root[row]), 0), me)
         if key not in self._known:

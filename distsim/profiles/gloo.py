@@ -121,7 +121,8 @@ def mismatch(meeting: Meeting) -> Mishap:
         return Mishap("wrong-data")
     if all(_bound(op).needs is root_alone for op in ops):
         receivers = [i for i, call in enumerate(meeting.calls) if (call.rank == call.root) == (OPS[call.op].gets == "root")]
-        crash = tuple(meeting.calls[i].rank for i in receivers if sizes[i] < max(sizes))
+        sent = max((size for i, size in enumerate(sizes) if i not in receivers), default=0)
+        crash = tuple(meeting.calls[i].rank for i in receivers if sizes[i] < sent)
     else:
         tree = all(_bound(op).needs is binomial_kin for op in ops)
         crash = _overrun(meeting, binomial_parent if tree else None)
@@ -160,13 +161,14 @@ def _overrun(meeting: Meeting, source: Callable[[int], int] | None) -> tuple[int
 
 
 def neighbours(call: Call) -> frozenset[int]:
-    """From whom a member receives and to whom it sends: in the ring and, where it is one, in the tree (`_overrun`)."""
-    n, me = call.group.size, call.group_rank
-    ring = {(me - 1) % n, (me + 1) % n}
-    if _bound(call.op).needs is not binomial_kin:
-        return frozenset(ring)
-    root = max(call.group.group_rank(call.root), 0) if call.root is not None else 0
-    return binomial_kin(n, root, me) | ring
+    """From whom a member receives and to whom it sends: in the ring or, where it is one, in the tree (`_overrun`), or with the root."""
+    n, me, needed = call.group.size, call.group_rank, _bound(call.op).needs
+    ring = frozenset({(me - 1) % n, (me + 1) % n})
+    if needed is None or call.root is None:
+        return ring
+    root = max(call.group.group_rank(call.root), 0)
+    with_root = frozenset(range(n)) if me == root else frozenset({root})
+    return ring | (with_root if needed is root_alone else binomial_kin(n, root, me))
 
 
 def _uneven_parts(meeting: Meeting) -> Mishap:

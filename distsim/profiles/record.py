@@ -120,8 +120,8 @@ class Profile:
     ``invalid``: what becomes of a call that the contract forbids, given the finding's code (DS101 …) and the options.
     ``dropped``: what becomes of a message whose request nobody can wait for any more.
     ``peer_death``: what a rank does that has a transfer to a dead one.
-    ``mismatch``: what calls that meet and don't fit lead to. ``neighbours``: of a collective's call, the group ranks whose calls decide
-    whether it or they die of that, beside what kinds of call there are (operation, what must agree, bytes); None: all of them.
+    ``mismatch``: what calls that meet and don't fit lead to. ``neighbours``: of a collective's call, the group ranks with whose calls it
+    decides who of them dies of that (what else comes of it goes by what kinds of calls there are); None: all of them.
     ``refuse``: the error text of a call that the back end rejects on its own, else None.
     ``specific_first``: see `distsim.match.Matcher`.
     ``timeout_ns``: torch's default of a group's timeout. ``timed_out``: what an expired one leads to; ``store_grace_ns``: how much
@@ -194,7 +194,7 @@ def by_number(op: str) -> Hashable:
 
 
 def no_neighbours(call: Call) -> frozenset[int]:
-    """What comes of a mismatch goes by what kinds of call there are alone."""
+    """Nobody dies of collectives that don't fit."""
     return frozenset()
 
 

@@ -179,10 +179,9 @@ class Meetings(Tables):
         if complete:
             out.met(tuple(there.values()), instance)
         mishap = self._judge_coming(state, row, there, complete, out) if suspect else None
-        if mishap is not None and mishap.hangs:
-            self._jam(state, there.values())
-        elif phase[next(iter(there.values()))] == JAMMED and row not in self.apart:
-            self._jam(state, there.values() if complete else (row,))
+        stuck = phase[next(iter(there.values()))] == JAMMED and row not in self.apart
+        if stuck or (mishap is not None and mishap.hangs):
+            self._jam(state, (row,) if stuck and not complete else there.values())
         for one in self._ready(state, row, there, complete):
             if one in self.apart and self.wants.in_vain(one):
                 phase[one], state.jams[one] = JAMMED, self.wants.in_vain(one)
@@ -198,11 +197,12 @@ class Meetings(Tables):
         phase = state.phase
         if complete:  # all that anybody can need
             return [one for one in there.values() if phase[one] == RUNNING]
-        who = (row, *self.wants.awaiting(self.rank_of[row], self.instance[row]))
-        found = {
-            one for one in who if there.get(self.rank_of[one]) == one and phase[one] == RUNNING and self._has_all(one, there)
-        }
-        return list(found) if len(found) < 2 else [one for one in there.values() if one in found]
+        found = [one for one in self.wants.awaiting(self.rank_of[row], self.instance[row])
+                 if one != row and there.get(self.rank_of[one]) == one and phase[one] == RUNNING and self._has_all(one, there)]  # fmt: skip
+        if len(found) > 1:
+            these = frozenset(found)
+            found = [one for one in there.values() if one in these]
+        return [*found, row] if phase[row] == RUNNING and self._has_all(row, there) else found
 
     def _has_all(self, row: int, there: dict[int, int]) -> bool:
         needs = self.wants.of(row)
@@ -212,31 +212,33 @@ class Meetings(Tables):
         """What comes of one more call that may not fit those who have come."""
         instance = self.instance[row]
         kinds, kind = state.kinds.setdefault(instance, {}), self.kind_of(row)
-        known = kinds.setdefault(kind, row) != row
+        known = kind in kinds
+        kinds.setdefault(kind, {})[row] = None
         if any(OPS[op].pairwise for op, _, _ in kinds):
             return self._judge(tuple(there.values()), instance, out) if self._may_differ(row, there, complete) else None
         if len(kinds) == 1 and not (complete and self.signature[row] == ODD):
             return None
-        near, came = self.profile.neighbours if known and not complete else None, tuple(there.values())
-        if near is None:
-            return self._judge(came, instance, out)
+        near = self.profile.neighbours
+        if near is None or complete:
+            return self._judge(tuple(there.values()), instance, out)
         members = self.members[instance]
-        beside = (there.get(members[i]) for i in near(self.call(row)))
-        found = judge(self, tuple({row, *kinds.values(), *(one for one in beside if one is not None)}), instance)
-        if found is not None and found[1].crash:  # else nothing that was not told when the first of the kind came
-            self._suffer(came, found, instance, out)
+        beside = {there.get(members[i], row) for i in near(self.call(row))}
+        found = judge(self, tuple({row} | beside | {next(iter(rows)) for rows in kinds.values()}), instance)
+        if found is not None and (found[1].crash or not known):  # else nothing that was not told when the first of the kind came
+            self._suffer(tuple(there.values()), found, instance, out)
         return None if found is None else found[1]
 
-    def forget_kind(self, state: State, row: int, there: dict[int, int]) -> None:
-        """Whoever came to a collective is gone: another stands for its kind, if one came."""
-        kinds, kind = state.kinds.get(self.instance[row]), self.kind_of(row)
-        if kinds is not None and kinds.get(kind) == row:
-            other = next((one for one in there.values() if self.kind_of(one) == kind), None)
-            kinds.pop(kind)
-            if other is not None:
-                kinds[kind] = other
-            if not kinds:
-                del state.kinds[self.instance[row]]
+    def forget(self, state: State, row: int) -> None:
+        """Whoever came to a collective is gone."""
+        kinds = state.kinds.get(self.instance[row])
+        if kinds is None:
+            return
+        kind = self.kind_of(row)
+        del kinds[kind][row]
+        if not kinds[kind]:
+            del kinds[kind]
+        if not kinds:
+            del state.kinds[self.instance[row]]
 
     def kind_of(self, row: int) -> tuple[str, int, int]:
         """What a collective's call says and how many bytes it has: all that `differences` and most of what profiles go by."""

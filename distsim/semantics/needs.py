@@ -33,8 +33,8 @@ class Needs:
         linked = self.linked
         rank, members = int(linked.rank[row]), linked.whole[int(linked.instance[row])]
         if row in self.apart:
-            needed = self.apart[row].ranks
-            return None if len(needed) == len(members) else tuple(sorted(needed))
+            awaited = self.apart[row].ranks
+            return None if len(awaited) == len(members) else tuple(sorted(awaited))
         me = rank if rank < len(members) and members[rank] == rank else members.index(rank)
         key = (linked.code_call(row).op, len(members), max(int(linked.root[row]), 0), me)
         if key not in self._known:

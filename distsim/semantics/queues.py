@@ -144,7 +144,7 @@ class Queues(Meetings):
         there = state.there.get(instance)
         if there is None or there.pop(self.rank_of[row], None) is None:
             return
-        self.forget_kind(state, row, there)
+        self.forget(state, row)
         if not there:
             del state.there[instance]
 

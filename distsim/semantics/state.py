@@ -141,8 +141,8 @@ class State:
 
     ``phase``: of every row. ``queues``: rows of a queue with workers, in order. ``meets``: who has come where a communicator is made.
     ``sends``, ``receives``: open messages by channel, oldest first; those of boxes that are open to any source are in ``matcher``.
-    ``there``: who has come to a collective (rank -> row, by order of arrival). ``kinds``: where calls may differ, one row of each kind
-    that has come. ``ahead``: bytes of a channel sent without a receive.
+    ``there``: who has come to a collective (rank -> row, by order of arrival). ``kinds``: where calls may differ, the rows of each kind
+    that have come. ``ahead``: bytes of a channel sent without a receive.
     ``jams``: whom a jammed row waits for in vain, nobody named for whoever comes to its collective. ``mates``: of a send that is due,
     its receive. ``closed``: (rank, group) whose connections the rank's own timeout closed.
     ``losses``: ranks that are gone, or have closed a group.
@@ -163,7 +163,7 @@ class State:
     closed: dict[tuple[int, int], bool]
     matcher: Matcher
     losses: dict[int, None]
-    kinds: dict[int, dict[tuple[str, int, int], int]]
+    kinds: dict[int, dict[tuple[str, int, int], dict[int, None]]]
 
     def copy(self) -> State:
         return State(
@@ -171,7 +171,7 @@ class State:
             {k: v.copy() for k, v in self.meets.items()}, _copied(self.sends), _copied(self.receives),
             {k: v.copy() for k, v in self.there.items()}, self.ahead.copy(), self.jams.copy(),
             self.mates.copy(), self.closed.copy(), self.matcher.copy(), self.losses.copy(),
-            {k: v.copy() for k, v in self.kinds.items()},
+            {k: {kind: rows.copy() for kind, rows in v.items()} for k, v in self.kinds.items()},
         )  # fmt: skip
 
     def key(self) -> Hashable:

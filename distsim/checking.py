@@ -15,12 +15,11 @@ from distsim.check.diagnose import diagnose
 from distsim.check.ending import MAX_STATES
 from distsim.check.host_waits import with_host_waits
 from distsim.check.judge import fold_waits, untold
-from distsim.check.layout import Layout, build_layout
+from distsim.check.layout import Layout
 from distsim.check.memory import memory_findings
-from distsim.check.messages import message_swaps
-from distsim.check.names import name_swaps
 from distsim.check.remarks import remarks
 from distsim.check.schedule import schedule_to_json
+from distsim.check.subject import Subject
 from distsim.check.undefined import undefined_findings
 from distsim.check.verdict import Verdict, verdict_of
 from distsim.collection import no_collection
@@ -37,7 +36,7 @@ from distsim.program.records import Program
 from distsim.scenario import Scenario, load
 from distsim.semantics.facts import goes_by_place
 from distsim.semantics.section import Unfold, section
-from distsim.simulation import cost_model
+from distsim.simulation import cost_model, swaps_of
 from distsim.units import show_bytes
 
 __all__ = ["MAX_STATES", "NOT_COVERED", "CheckResult", "ProfileOutcome", "check", "check_file", "check_program"]
@@ -202,14 +201,14 @@ def check_program(
 
     ``whole``: all ranks of a program that is cut down to some; back ends that cannot be told by these, and those in ``apart``, run that.
     """
-    layout = build_layout(program)
-    verdict = verdict_of(program, max_states)
-    swaps = (*name_swaps(program, None, layout), *message_swaps(program, None, layout))
+    subject = Subject(program)
+    verdict = verdict_of(program, max_states, subject=subject)
+    swaps = swaps_of(subject)
     prices = {name: cost if name == program.backend else None for name in PROFILES}
     outcomes = {
         name: _swapped(_outcome(program, p, prices[name], whole, name in apart), bool(swaps)) for name, p in PROFILES.items()
     }
-    found = _findings(program, layout, verdict, outcomes, cost, (*more, *swaps))
+    found = _findings(program, subject.layout, verdict, outcomes, cost, (*more, *swaps))
     order = verdict.schedule
     said = schedule_to_json(order, program) if order is not None and order.choices else None
     return CheckResult(program.file, (), program.backend, verdict, outcomes, found, program.name, said)

@@ -42,13 +42,13 @@ WIDE_ELEMENTS = 1 << 21
 
 @dataclass(frozen=True)
 class Simulation:
-    """What came of a scenario. ``verdict`` and ``values`` are None where they were not asked for."""
+    """What came of a scenario. ``verdict`` and `values` are None where they were not asked for."""
 
     scenario: Scenario
     program: Program
     run: Run
     verdict: Verdict | None
-    values: Values | None
+    has_values: bool
     cost: CostModel
     findings: tuple[Finding, ...]
     outcome: str
@@ -64,9 +64,14 @@ class Simulation:
         return self.run.makespan_ns
 
     @cached_property
+    def values(self) -> Values | None:
+        """What tensors hold, worked out when it is first asked for. Raises UsageError where a tensor's value has none."""
+        return _values_of(self.program, self.run.trace) if self.has_values else None
+
+    @cached_property
     def wide_values(self) -> Values | None:
         """The values with more numbers written out than a report needs, to be compared; None where there are none."""
-        return None if self.values is None else _values_of(self.program, self.run.trace, limit_elements=WIDE_ELEMENTS)
+        return _values_of(self.program, self.run.trace, limit_elements=WIDE_ELEMENTS) if self.has_values else None
 
     @property
     def iteration_ns(self) -> int | None:
@@ -95,7 +100,7 @@ class How(TypedDict, total=False):
 def simulate(scenario: Scenario, **how: Unpack[How]) -> Simulation:
     """Simulate a scenario under the file's back end and cluster, or under others.
 
-    ``with_verdict``: True where nothing is said. ``with_values``: None works them out where the program is small. ``ordered`` runs the
+    ``with_verdict``: True where nothing is said. ``with_values``: None has them where the program is small. ``ordered`` runs the
     time-ordered engine even where the fast one is exact. ``schedule``: the order of events that a check wrote; receives from any source
     take the messages it names. ``max_calls``: calls that may be simulated, in place of the limits of `distsim.program.limits`.
     ``fold``: ranks that do the same are simulated once; None: where the program is large. It changes no figure.
@@ -160,12 +165,17 @@ def simulate_program(scenario: Scenario, program: Program, cost: CostModel, **mo
         bounded_program(program, most)
     tell(f"{program.call_count:,} calls on {program.world_size:,} ranks in simulated time")
     result = run(program, PROFILES[program.backend], cost, ordered=more.get("ordered", False), follow=more.get("follow"))
-    judged = _judged(scenario, program, cost, result, more)
-    wanted, tell = more.get("with_values") is not False, more.get("tell", _untold)
-    tell("values")
-    return (
-        judged if not wanted or program.call_count > VALUES_CALLS else replace(judged, values=_values_of(program, result.trace))
-    )
+    return _with_values(_judged(scenario, program, cost, result, more), more)
+
+
+def _with_values(found: Simulation, more: More) -> Simulation:
+    """The same with its values, where they are wanted. Those that have numbers are worked out at once, for they may be wrong."""
+    has = more.get("with_values") is not False and found.program.call_count <= VALUES_CALLS
+    found = replace(found, has_values=has)
+    if has and "numbers" in found.program.features:
+        more.get("tell", _untold)("values")
+        assert found.values is not None
+    return found
 
 
 def _folded(scenario: Scenario, program: Program, cost: CostModel, more: More) -> Simulation | None:
@@ -200,10 +210,7 @@ def _folded(scenario: Scenario, program: Program, cost: CostModel, more: More) -
     left = whole.standstill if left is result.standstill else whole_standstill(part, left)
     verdict = found.verdict and replace(found.verdict, standstill=left)
     wide = tuple(replace(f, ranks=part.alike(f.ranks)) for f in found.findings)
-    values = None
-    if more.get("with_values") is not False and program.call_count <= VALUES_CALLS:
-        values = _values_of(program, whole.trace)
-    return replace(found, program=program, run=whole, verdict=verdict, findings=wide, values=values)
+    return _with_values(replace(found, program=program, run=whole, verdict=verdict, findings=wide), more)
 
 
 def _is_clear(found: Simulation, program: Program) -> bool:
@@ -226,7 +233,7 @@ def _judged(scenario: Scenario, program: Program, cost: CostModel, result: Run, 
         outcome = "completes" if left_open(program, PROFILES[program.backend], cost) is None else "undefined"
     of_contract = (*program.findings, *_of_memory(scenario, program, cost), *(verdict.findings if verdict else ()))
     found = _told_once((*of_contract, *result.findings, *swaps), _of_backend(subject, result, verdict))
-    return Simulation(scenario, program, result, verdict, None, cost, found, outcome)
+    return Simulation(scenario, program, result, verdict, False, cost, found, outcome)
 
 
 def swaps_of(subject: Subject, trace: Trace | None = None) -> tuple[Finding, ...]:

@@ -13,8 +13,8 @@ import typer
 
 from distsim.cli import console
 from distsim.cli.check import Format, FormatOption
-from distsim.cli.options import BackendOption, ClusterOption, check_scenario_name, taking
-from distsim.cli.report import ReportOption, check_report_name, report_simulation
+from distsim.cli.options import BackendOption, ClusterOption, ReportOption, check_scenario_name, taking
+from distsim.cli.report import check_report_name, report_simulation
 from distsim.cli.simulate import Traces
 
 if TYPE_CHECKING:

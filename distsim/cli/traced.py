@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from distsim.trace import Trace
 
 
-def is_trace(file: str) -> bool:
-    return file.endswith((".jsonl", ".jsonl.gz", ".jsonl.partial", ".jsonl.gz.partial"))
-
-
 def check_trace(file: str, *, backend: str | None, max_states: int) -> CheckResult:
     """What `check` says of a trace's calls. A file that can't be read is no exception but a result with ``errors``."""
     from dataclasses import replace

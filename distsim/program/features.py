@@ -13,7 +13,7 @@ from distsim.program.records import Code, CodeCall, Program
 #: ``requests``: a call leaves a request, or is a batch. ``messages``: a send or a receive, signals among them; ``any source``: a peer is
 #: open. ``remote``: another rank's memory. ``signals``, ``streams``: calls with them. ``branches``: ranks do not all make the same calls on
 #: the same copies. ``new groups``: a step makes a group, or the world. ``timeouts``: one is said, or a call has its own.
-#: ``numbers``: a tensor has a value, is assigned one, or has no elements.
+#: ``numbers``: a tensor has a value or is assigned one; if not, all that values can tell is lineage.
 Feature = Literal[
     "requests", "messages", "any source", "remote", "signals", "streams", "branches", "new groups", "timeouts", "numbers",
 ]  # fmt: skip
@@ -27,7 +27,7 @@ def features_of(program: Program) -> frozenset[Feature]:
         found.add("branches")
     if program.options.get("timeout_ns") is not None or any(group.timeout_ns is not None for group in program.groups):
         found.add("timeouts")
-    if any(spec.value is not None or _may_be_empty(spec.shape) for spec in program.tensors.values()):
+    if any(spec.value is not None for spec in program.tensors.values()):
         found.add("numbers")
     return frozenset(found)
 
@@ -60,10 +60,6 @@ def _of_code(code: Code) -> Iterator[Feature]:
         yield "branches"
     if any(np.any(np.asarray(port.peer) == -1) for port in code.ports):
         yield "any source"
-
-
-def _may_be_empty(shape: tuple[object, ...] | None) -> bool:
-    return shape is None or any(np.any(np.asarray(size) == 0) for size in shape)
 
 
 def makes_request(call: CodeCall) -> bool:

@@ -22,7 +22,6 @@ from distsim.check.schedule import schedule_to_json
 from distsim.check.subject import Subject
 from distsim.check.undefined import undefined_findings
 from distsim.check.verdict import Verdict, verdict_of
-from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine import Run, run
 from distsim.engine.folded import whole_standstill
@@ -33,6 +32,7 @@ from distsim.profiles import PROFILES, Profile, default_cluster
 from distsim.program.limits import FOLDED_CALLS, bounded_program, bounded_world, fits
 from distsim.program.lower import lower
 from distsim.program.records import Program
+from distsim.records import no_collection
 from distsim.scenario import Scenario, load
 from distsim.semantics.facts import goes_by_place
 from distsim.semantics.section import Unfold, section

@@ -12,7 +12,6 @@ from distsim.check.schedule import Schedule
 from distsim.check.subject import Subject, made_all_calls
 from distsim.check.verdict import Verdict, verdict_of
 from distsim.cluster import PRESETS, Cluster, cluster_from
-from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.critical_path import critical_path
 from distsim.engine import Run, may_share, run
@@ -24,7 +23,7 @@ from distsim.profiles import PROFILES, default_cluster
 from distsim.program.limits import FOLDED_CALLS, bounded_program, bounded_world, fits
 from distsim.program.lower import lower
 from distsim.program.records import Program
-from distsim.records import dataclass
+from distsim.records import dataclass, no_collection
 from distsim.scenario import Scenario
 from distsim.semantics.section import Unfold, alike_groups, section, standing
 from distsim.standstill import Standstill

@@ -18,11 +18,10 @@ from distsim.check.mismatch import Mismatch, judge_sequence, message_mismatch
 from distsim.profiles import READINGS
 from distsim.records import dataclass
 from distsim.semantics.blocked import standstill as standstill_of
-from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions, Withdrawn
 from distsim.semantics.form import Leave
 from distsim.semantics.link import Linked
-from distsim.semantics.local import Progress
+from distsim.semantics.local import Progress, go
 from distsim.semantics.misfits import bad_instances, bad_pairs
 from distsim.semantics.section import Unfold
 from distsim.standstill import RankEnd, Standstill

@@ -13,9 +13,10 @@ from distsim.program.records import Code, CodeCall, Program
 #: ``requests``: a call leaves a request, or is a batch. ``messages``: a send or a receive, signals among them; ``any source``: a peer is
 #: open. ``remote``: another rank's memory. ``signals``, ``streams``: calls with them. ``branches``: ranks do not all make the same calls on
 #: the same copies. ``new groups``: a step makes a group, or the world. ``timeouts``: one is said, or a call has its own.
-#: ``numbers``: a tensor has a value or is assigned one; if not, all that values can tell is lineage.
+#: ``host work``: a sleep, or a compute on the host, which no device waits for. ``numbers``: a tensor has a value or is assigned one; if
+#: not, all that values can tell is lineage.
 Feature = Literal[
-    "requests", "messages", "any source", "remote", "signals", "streams", "branches", "new groups", "timeouts", "numbers",
+    "requests", "messages", "any source", "remote", "signals", "streams", "host work", "branches", "new groups", "timeouts", "numbers",
 ]  # fmt: skip
 
 
@@ -44,6 +45,8 @@ def _of_call(call: CodeCall) -> Iterator[Feature]:
         yield "signals"
     if call.stream or call.op == "wait_stream":
         yield "streams"
+    if call.op == "sleep" or call.fields.get("queue") == "host":
+        yield "host work"
     if call.op in ("new_group", "init_process_group"):
         yield "new groups"
     if call.fields.get("timeout_ns") or call.op == "monitored_barrier":

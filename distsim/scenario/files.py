@@ -7,14 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from distsim.collection import no_collection
 from distsim.errors import Problem, ScenarioErrors
 from distsim.output import visible
 from distsim.reading import read_bytes
+from distsim.records import no_collection
 from distsim.scenario.construct import construct
 from distsim.scenario.document import Document, compose
 from distsim.scenario.model import Scenario, scenario_of
-from distsim.scenario.overrides import apply
 from distsim.scenario.problems import Problems
 from distsim.scenario.read import read
 
@@ -56,10 +55,20 @@ def loads(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> Scenario
     """The scenario in a text; ``file`` is what its places are called."""
     document = Document(visible(file, one_line=True), text)
     with no_collection():
-        document.node = apply(document, compose(document), sets)
+        document.node = _composed(document, sets)
         problems = Problems(document)
         document.root = construct(document, document.node, problems)
         return scenario_of(read(document, problems), document)
+
+
+def _composed(document: Document, sets: Sequence[str]) -> object:
+    """The root node, with what ``sets`` changes."""
+    root = compose(document)
+    if not sets:
+        return root
+    from distsim.scenario.overrides import apply
+
+    return apply(document, root, sets)
 
 
 def text_of(path: str | os.PathLike[str]) -> str:
@@ -70,7 +79,7 @@ def text_of(path: str | os.PathLike[str]) -> str:
 def raw(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> dict[str, Any]:
     """A scenario's data as written, with ``sets`` applied, nothing expanded or checked. Raises ScenarioErrors, UsageError."""
     document = Document(visible(file, one_line=True), text)
-    document.node = apply(document, compose(document), sets)
+    document.node = _composed(document, sets)
     problems = Problems(document)
     data = construct(document, document.node, problems)
     problems.raise_any()

@@ -14,6 +14,7 @@ from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.profiles.record import Profile
 from distsim.program.records import CodeCall, Program
+from distsim.semantics.conditions import Needs
 from distsim.semantics.creation import made_groups
 from distsim.semantics.form import (
     Drop,
@@ -32,7 +33,6 @@ from distsim.semantics.form import (
 )  # fmt: skip
 from distsim.semantics.link import Linked
 from distsim.semantics.misfits import bad_instances
-from distsim.semantics.needs import Needs
 
 #: Kinds of step.
 POST, WAIT, SYNC, MEET, STUCK, LOCK, DROP, LEAVE = range(8)

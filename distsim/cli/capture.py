@@ -155,7 +155,7 @@ _MOST_RANKS = 1024
 
 def _write_scenario(simulation: Simulation, file: Path) -> None:
     from distsim.compact import compact
-    from distsim.output import write_file
+    from distsim.files import write_file
 
     write_file(file, [compact(simulation.run.trace).text])
 

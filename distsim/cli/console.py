@@ -1,4 +1,4 @@
-"""What the command line writes: data to standard output, notes to standard error; files as `distsim.output` writes them."""
+"""What the command line writes: data to standard output, notes to standard error; files as `distsim.files` writes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn, TextIO
 
-from distsim.output import visible, visible_json, write_file
+from distsim.files import visible, visible_json, write_file
 
 #: The reader of a pipe has gone, the terminal has been closed.
 _NOBODY_READS = (errno.EPIPE, errno.EIO)

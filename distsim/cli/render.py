@@ -138,7 +138,7 @@ def _measured(file: Path | None) -> tuple[Measurement, ...]:
     from distsim.calibrate.nccl_tests import from_nccl_log
     from distsim.calibrate.points import from_bench
     from distsim.errors import UsageError
-    from distsim.reading import read_bytes
+    from distsim.files import read_bytes
     from distsim.views.drawing.view import Measurement
 
     if file is None:

@@ -85,7 +85,7 @@ def _of_trace(given: ReportOptions) -> tuple[Told, int]:
 def check_report_name(path: Path | None) -> None:
     """Raises UsageError before anything runs, where a report has another ending than a page's, or its folder is not there."""
     from distsim.errors import UsageError
-    from distsim.output import is_stream
+    from distsim.files import is_stream
 
     if path is None or is_stream(path):
         return

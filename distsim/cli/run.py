@@ -257,7 +257,7 @@ def check_trace_name(path: Path) -> None:
     import tempfile
 
     from distsim.errors import UsageError
-    from distsim.output import is_stream
+    from distsim.files import is_stream
 
     if is_stream(path):
         return

@@ -164,7 +164,7 @@ def status(simulation: Simulation, strict: bool = False) -> int:
 def trace_writer(path: Path) -> Callable[[Simulation, Path], None]:
     """How a trace is written, by the file's name. Raises UsageError for a name that says neither, before anything runs."""
     from distsim.errors import UsageError
-    from distsim.output import is_stream
+    from distsim.files import is_stream
 
     writers = {".jsonl": _write_native, ".json": _write_chrome}
     ending = Path(path.name.removesuffix(".gz")).suffix
@@ -221,7 +221,7 @@ def read_schedule(path: Path, scenario: str) -> Schedule:
 
     from distsim.check.schedule import schedule_from_json
     from distsim.errors import UsageError
-    from distsim.reading import read_bytes
+    from distsim.files import read_bytes
 
     try:
         data = json.loads(read_bytes(path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from distsim.output import visible
+from distsim.files import visible
 
 if TYPE_CHECKING:
     from distsim.checking import CheckResult

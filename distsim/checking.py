@@ -208,7 +208,7 @@ def check_program(
     outcomes = {
         name: _swapped(_outcome(program, p, prices[name], whole, name in apart), bool(swaps)) for name, p in PROFILES.items()
     }
-    found = _findings(program, subject.layout, verdict, outcomes, cost, (*more, *swaps))
+    found = _findings(subject, verdict, outcomes, cost, (*more, *swaps))
     order = verdict.schedule
     said = schedule_to_json(order, program) if order is not None and order.choices else None
     return CheckResult(program.file, (), program.backend, verdict, outcomes, found, program.name, said)
@@ -230,10 +230,9 @@ def _outcome(program: Program, profile: Profile, cost: CostModel | None, whole: 
 
 
 def _findings(
-    program: Program, layout: Layout, verdict: Verdict, outcomes: Mapping[str, ProfileOutcome],
-    cost: CostModel | None, more: tuple[Finding, ...],
+    subject: Subject, verdict: Verdict, outcomes: Mapping[str, ProfileOutcome], cost: CostModel | None, more: tuple[Finding, ...],
 ) -> tuple[Finding, ...]:  # fmt: skip
-    backend = program.backend
+    program, layout, backend = subject.program, subject.layout, subject.program.backend
     profile, own = PROFILES[backend], outcomes[backend]
     clear = verdict.verdict not in _QUIET
     refused = backend_findings(program, profile, layout)
@@ -244,7 +243,7 @@ def _findings(
     found = (
         *fold_waits(said, ran),
         *(undefined_findings(program, layout, profile) if clear and _open(own) else ()),
-        *remarks(program, profile, layout),
+        *(remarks(program, profile, layout) if subject.concerns("remarks") else ()),
         *(_elsewhere(program, layout, outcomes, backend) if clear else ()),
     )
     return untold(found)

@@ -16,10 +16,10 @@ from collections.abc import Callable
 
 from distsim.check.backends import backend_findings
 from distsim.check.diagnose import diagnose
-from distsim.check.layout import build_layout
 from distsim.check.messages import message_swaps
 from distsim.check.names import name_swaps
 from distsim.check.remarks import remarks
+from distsim.check.subject import Subject
 from distsim.check.verdict import verdict_of
 from distsim.checking import check
 from distsim.profiles import PROFILES
@@ -104,8 +104,9 @@ def _explain(scenario: Scenario) -> Callable[[], object]:
 
 
 def _findings(lowered: Program, stood: Standstill | None) -> None:
-    layout, profile = build_layout(lowered), PROFILES[lowered.backend]
-    verdict_of(lowered, layout=layout)
+    subject, profile = Subject(lowered), PROFILES[lowered.backend]
+    layout = subject.layout
+    verdict_of(lowered, subject=subject)
     name_swaps(lowered, None, layout)
     message_swaps(lowered, None, layout)
     backend_findings(lowered, profile, layout)

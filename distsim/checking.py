@@ -15,15 +15,13 @@ from distsim.check.diagnose import diagnose
 from distsim.check.ending import MAX_STATES
 from distsim.check.host_waits import with_host_waits
 from distsim.check.judge import fold_waits, untold
-from distsim.check.layout import Layout, build_layout
+from distsim.check.layout import Layout
 from distsim.check.memory import memory_findings
-from distsim.check.messages import message_swaps
-from distsim.check.names import name_swaps
 from distsim.check.remarks import remarks
 from distsim.check.schedule import schedule_to_json
+from distsim.check.subject import Subject
 from distsim.check.undefined import undefined_findings
 from distsim.check.verdict import Verdict, verdict_of
-from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine import Run, run
 from distsim.engine.folded import whole_standstill
@@ -34,10 +32,11 @@ from distsim.profiles import PROFILES, Profile, default_cluster
 from distsim.program.limits import FOLDED_CALLS, bounded_program, bounded_world, fits
 from distsim.program.lower import lower
 from distsim.program.records import Program
+from distsim.records import no_collection
 from distsim.scenario import Scenario, load
 from distsim.semantics.facts import goes_by_place
 from distsim.semantics.section import Unfold, section
-from distsim.simulation import cost_model
+from distsim.simulation import cost_model, swaps_of
 from distsim.units import show_bytes
 
 __all__ = ["MAX_STATES", "NOT_COVERED", "CheckResult", "ProfileOutcome", "check", "check_file", "check_program"]
@@ -202,14 +201,14 @@ def check_program(
 
     ``whole``: all ranks of a program that is cut down to some; back ends that cannot be told by these, and those in ``apart``, run that.
     """
-    layout = build_layout(program)
-    verdict = verdict_of(program, max_states)
-    swaps = (*name_swaps(program, None, layout), *message_swaps(program, None, layout))
+    subject = Subject(program)
+    verdict = verdict_of(program, max_states, subject=subject)
+    swaps = swaps_of(subject)
     prices = {name: cost if name == program.backend else None for name in PROFILES}
     outcomes = {
         name: _swapped(_outcome(program, p, prices[name], whole, name in apart), bool(swaps)) for name, p in PROFILES.items()
     }
-    found = _findings(program, layout, verdict, outcomes, cost, (*more, *swaps))
+    found = _findings(subject, verdict, outcomes, cost, (*more, *swaps))
     order = verdict.schedule
     said = schedule_to_json(order, program) if order is not None and order.choices else None
     return CheckResult(program.file, (), program.backend, verdict, outcomes, found, program.name, said)
@@ -231,10 +230,9 @@ def _outcome(program: Program, profile: Profile, cost: CostModel | None, whole: 
 
 
 def _findings(
-    program: Program, layout: Layout, verdict: Verdict, outcomes: Mapping[str, ProfileOutcome],
-    cost: CostModel | None, more: tuple[Finding, ...],
+    subject: Subject, verdict: Verdict, outcomes: Mapping[str, ProfileOutcome], cost: CostModel | None, more: tuple[Finding, ...],
 ) -> tuple[Finding, ...]:  # fmt: skip
-    backend = program.backend
+    program, layout, backend = subject.program, subject.layout, subject.program.backend
     profile, own = PROFILES[backend], outcomes[backend]
     clear = verdict.verdict not in _QUIET
     refused = backend_findings(program, profile, layout)
@@ -245,7 +243,7 @@ def _findings(
     found = (
         *fold_waits(said, ran),
         *(undefined_findings(program, layout, profile) if clear and _open(own) else ()),
-        *remarks(program, profile, layout),
+        *(remarks(program, profile, layout) if subject.concerns("remarks") else ()),
         *(_elsewhere(program, layout, outcomes, backend) if clear else ()),
     )
     return untold(found)

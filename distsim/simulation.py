@@ -8,17 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from distsim.check.backends import backend_findings
-from distsim.check.judge import fold_waits, untold
-from distsim.check.layout import Layout, build_layout, sequence_key
-from distsim.check.memory import memory_findings
-from distsim.check.messages import message_swaps
-from distsim.check.names import name_swaps
-from distsim.check.remarks import remarks
 from distsim.check.schedule import Schedule
+from distsim.check.subject import Subject, made_all_calls
 from distsim.check.verdict import Verdict, verdict_of
 from distsim.cluster import PRESETS, Cluster, cluster_from
-from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.critical_path import critical_path
 from distsim.engine import Run, may_share, run
@@ -30,7 +23,7 @@ from distsim.profiles import PROFILES, default_cluster
 from distsim.program.limits import FOLDED_CALLS, bounded_program, bounded_world, fits
 from distsim.program.lower import lower
 from distsim.program.records import Program
-from distsim.records import dataclass
+from distsim.records import dataclass, no_collection
 from distsim.scenario import Scenario
 from distsim.semantics.section import Unfold, alike_groups, section, standing
 from distsim.standstill import Standstill
@@ -48,13 +41,13 @@ WIDE_ELEMENTS = 1 << 21
 
 @dataclass(frozen=True)
 class Simulation:
-    """What came of a scenario. ``verdict`` and ``values`` are None where they were not asked for."""
+    """What came of a scenario. ``verdict`` and `values` are None where they were not asked for."""
 
     scenario: Scenario
     program: Program
     run: Run
     verdict: Verdict | None
-    values: Values | None
+    has_values: bool
     cost: CostModel
     findings: tuple[Finding, ...]
     outcome: str
@@ -70,9 +63,14 @@ class Simulation:
         return self.run.makespan_ns
 
     @cached_property
+    def values(self) -> Values | None:
+        """What tensors hold, worked out when it is first asked for. Raises UsageError where a tensor's value has none."""
+        return _values_of(self.program, self.run.trace) if self.has_values else None
+
+    @cached_property
     def wide_values(self) -> Values | None:
         """The values with more numbers written out than a report needs, to be compared; None where there are none."""
-        return None if self.values is None else _values_of(self.program, self.run.trace, limit_elements=WIDE_ELEMENTS)
+        return _values_of(self.program, self.run.trace, limit_elements=WIDE_ELEMENTS) if self.has_values else None
 
     @property
     def iteration_ns(self) -> int | None:
@@ -101,7 +99,7 @@ class How(TypedDict, total=False):
 def simulate(scenario: Scenario, **how: Unpack[How]) -> Simulation:
     """Simulate a scenario under the file's back end and cluster, or under others.
 
-    ``with_verdict``: True where nothing is said. ``with_values``: None works them out where the program is small. ``ordered`` runs the
+    ``with_verdict``: True where nothing is said. ``with_values``: None has them where the program is small. ``ordered`` runs the
     time-ordered engine even where the fast one is exact. ``schedule``: the order of events that a check wrote; receives from any source
     take the messages it names. ``max_calls``: calls that may be simulated, in place of the limits of `distsim.program.limits`.
     ``fold``: ranks that do the same are simulated once; None: where the program is large. It changes no figure.
@@ -166,12 +164,17 @@ def simulate_program(scenario: Scenario, program: Program, cost: CostModel, **mo
         bounded_program(program, most)
     tell(f"{program.call_count:,} calls on {program.world_size:,} ranks in simulated time")
     result = run(program, PROFILES[program.backend], cost, ordered=more.get("ordered", False), follow=more.get("follow"))
-    judged = _judged(scenario, program, cost, result, more)
-    wanted, tell = more.get("with_values") is not False, more.get("tell", _untold)
-    tell("values")
-    return (
-        judged if not wanted or program.call_count > VALUES_CALLS else replace(judged, values=_values_of(program, result.trace))
-    )
+    return _with_values(_judged(scenario, program, cost, result, more), more)
+
+
+def _with_values(found: Simulation, more: More) -> Simulation:
+    """The same with its values, where they are wanted. Those that have numbers are worked out at once, for they may be wrong."""
+    has = more.get("with_values") is not False and found.program.call_count <= VALUES_CALLS
+    found = replace(found, has_values=has)
+    if has and "numbers" in found.program.features:
+        more.get("tell", _untold)("values")
+        assert found.values is not None
+    return found
 
 
 def _folded(scenario: Scenario, program: Program, cost: CostModel, more: More) -> Simulation | None:
@@ -206,33 +209,61 @@ def _folded(scenario: Scenario, program: Program, cost: CostModel, more: More) -
     left = whole.standstill if left is result.standstill else whole_standstill(part, left)
     verdict = found.verdict and replace(found.verdict, standstill=left)
     wide = tuple(replace(f, ranks=part.alike(f.ranks)) for f in found.findings)
-    values = None
-    if more.get("with_values") is not False and program.call_count <= VALUES_CALLS:
-        values = _values_of(program, whole.trace)
-    return replace(found, program=program, run=whole, verdict=verdict, findings=wide, values=values)
+    return _with_values(replace(found, program=program, run=whole, verdict=verdict, findings=wide), more)
 
 
 def _is_clear(found: Simulation, program: Program) -> bool:
     """All is well, and nothing is said that names single ranks of the section."""
     well = found.outcome == "completes" and (found.verdict is None or found.verdict.verdict == "ok")
-    of_all = {*program.findings, *memory_findings(found.scenario, program, found.cost.cluster)}
+    of_all = {*program.findings, *_of_memory(found.scenario, program, found.cost)}
     return well and all(finding in of_all for finding in found.findings)
 
 
 def _judged(scenario: Scenario, program: Program, cost: CostModel, result: Run, more: More) -> Simulation:
     """A run with its verdict and all that there is to say of it, but the values."""
     more.get("tell", _untold)("the verdict")
-    layout = build_layout(program)
-    verdict = verdict_of(program, layout=layout, ended=_ended(program, result)) if more.get("with_verdict", True) else None
-    swaps = (*name_swaps(program, result.trace, layout), *message_swaps(program, result.trace, layout))
+    subject = Subject(program)
+    verdict = verdict_of(program, subject=subject, ended=_ended(program, result)) if more.get("with_verdict", True) else None
+    swaps = swaps_of(subject, result.trace)
     outcome = "wrong-data" if swaps and result.outcome == "completes" else result.outcome
     if outcome == "completes" and PROFILES[program.backend].device:
         from distsim.engine.outcomes import left_open
 
         outcome = "completes" if left_open(program, PROFILES[program.backend], cost) is None else "undefined"
-    of_contract = (*program.findings, *memory_findings(scenario, program, cost.cluster), *(verdict.findings if verdict else ()))
-    found = fold_waits((*of_contract, *result.findings, *swaps), _of_backend(program, layout, result, verdict))
-    return Simulation(scenario, program, result, verdict, None, cost, untold(found), outcome)
+    of_contract = (*program.findings, *_of_memory(scenario, program, cost), *(verdict.findings if verdict else ()))
+    found = _told_once((*of_contract, *result.findings, *swaps), _of_backend(subject, result, verdict))
+    return Simulation(scenario, program, result, verdict, False, cost, found, outcome)
+
+
+def swaps_of(subject: Subject, trace: Trace | None = None) -> tuple[Finding, ...]:
+    """Equal calls, and equal messages, that met by their order although others were meant. ``trace``: of those that met in this run."""
+    found = list[Finding]()
+    if subject.concerns("names"):
+        from distsim.check.names import name_swaps
+
+        found += name_swaps(subject.program, trace, subject.layout)
+    if subject.concerns("messages"):
+        from distsim.check.messages import message_swaps
+
+        found += message_swaps(subject.program, trace, subject.layout)
+    return tuple(found)
+
+
+def _of_memory(scenario: Scenario, program: Program, cost: CostModel) -> tuple[Finding, ...]:
+    """What ranks hold, where the file says anything of it."""
+    if not scenario.memory and not program.tensors:
+        return ()
+    from distsim.check.memory import memory_findings
+
+    return memory_findings(scenario, program, cost.cluster)
+
+
+def _told_once(found: tuple[Finding, ...], waits: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    if not found and not waits:
+        return ()
+    from distsim.check.judge import fold_waits, untold
+
+    return untold(fold_waits(found, waits))
 
 
 def _values_of(program: Program, trace: Trace, **more: Any) -> Values:
@@ -250,22 +281,33 @@ def _ended(program: Program, result: Run) -> Standstill | None:
     profile = PROFILES[program.backend]
     if profile.device or not profile.rendezvous or result.path != "fast" or result.outcome != "completes" or result.mismatches:
         return None
-    calls = [call for code in program.codes for call in code.distinct_calls()]
-    if any(map(sequence_key, calls)):
+    if "new groups" in program.features:
         return None
-    ops = {call.op for call in calls if OPS[call.op].kind == "collective"}
+    ops = {call.op for code in program.codes for call in code.distinct_calls() if OPS[call.op].kind == "collective"}
     waits_for_all = all(profile.needs(op, 4, 0, me) is None for op in sorted(ops) for me in range(4))
     return result.standstill if waits_for_all else None
 
 
-def _of_backend(program: Program, layout: Layout, result: Run, verdict: Verdict | None) -> tuple[Finding, ...]:
+def _may_refuse(program: Program, result: Run) -> bool:
+    """Whether a back end may refuse a call: that would be the last one of its rank, and one that nobody makes is asked about, too."""
+    return any(code.guards is not None for code in program.codes) or not made_all_calls(program, result.standstill)
+
+
+def _of_backend(subject: Subject, result: Run, verdict: Verdict | None) -> tuple[Finding, ...]:
     """What the back end alone makes of the program: calls it refuses or reads otherwise, and a standstill that the contract has not."""
-    profile = PROFILES[program.backend]
-    found = (*backend_findings(program, profile, layout), *(remarks(program, profile, layout) if verdict is not None else ()))
+    program, profile, found = subject.program, PROFILES[subject.program.backend], tuple[Finding, ...]()
+    if _may_refuse(program, result) or (subject.concerns("messages") and not profile.tags):
+        from distsim.check.backends import backend_findings
+
+        found = backend_findings(program, profile, subject.layout)
+    if verdict is not None and subject.concerns("remarks"):
+        from distsim.check.remarks import remarks
+
+        found = (*found, *remarks(program, profile, subject.layout))
     if result.outcome == "undefined":
         from distsim.check.undefined import undefined_findings
 
-        found = (*found, *undefined_findings(program, layout, profile))
+        found = (*found, *undefined_findings(program, subject.layout, profile))
     told = verdict is not None and (verdict.verdict == "invalid" or bool(verdict.standstill and verdict.standstill.blocked))
     refused = any(f.severity == "error" for f in found)
     if told or refused or not result.standstill.blocked:
@@ -274,7 +316,7 @@ def _of_backend(program: Program, layout: Layout, result: Run, verdict: Verdict 
     from distsim.check.host_waits import with_host_waits
 
     left = result.standstill
-    return (*found, *with_host_waits(diagnose(program, left, layout), program, left, profile))
+    return (*found, *with_host_waits(diagnose(program, left, subject.layout), program, left, profile))
 
 
 def cost_model(scenario: Scenario, program: Program, cluster: str | Mapping[str, object] | Cluster | None = None) -> CostModel:

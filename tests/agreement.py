@@ -20,7 +20,6 @@ from distsim.check.orders import ending_of
 from distsim.check.readings import Contract
 from distsim.check.readings import Run as SingleRun
 from distsim.check.verdict import Verdict, verdict_of
-from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine import Run, run
 from distsim.engine.fill import fill
@@ -29,14 +28,15 @@ from distsim.engine.outcomes import ProfileOutcome, outcome_under
 from distsim.profiles import PROFILES, READINGS
 from distsim.program.lower import lower
 from distsim.program.records import Program
+from distsim.records import no_collection
 from distsim.scenario import Scenario
 from distsim.semantics.blocked import standstill as left_by
-from distsim.semantics.columns import go, run_folded
+from distsim.semantics.columns import run_folded
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.fold import fold
 from distsim.semantics.free import leaves_open, why_ordered
 from distsim.semantics.link import Linked
-from distsim.semantics.local import LocalClocks, Progress, course_of
+from distsim.semantics.local import LocalClocks, Progress, course_of, go
 from distsim.semantics.moves import Rules
 from distsim.semantics.standing import standstill
 from distsim.semantics.state import Mismatched

@@ -208,7 +208,7 @@ def test_a_bar_is_shown_on_a_terminal_and_only_when_it_takes_long(
 ) -> None:
     """It goes to standard error, and all items come through, in order."""
     monkeypatch.setattr(console, "coloured", lambda stream: True)
-    monkeypatch.setattr(progress, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(console, "PATIENCE_S", patience_s)
     monkeypatch.setenv("FORCE_COLOR", "1")
 
     def slowly() -> list[int]:

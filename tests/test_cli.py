@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distsim.cli import console, progress
+from distsim.cli import console
 from distsim.cli.reference import PAGES
 from distsim.scenario import load
 from distsim.simulation import simulate
@@ -269,14 +269,14 @@ def test_long_work_shows_a_line_on_a_terminal_that_goes_away(monkeypatch: pytest
     master, slave = os.openpty()
     shown = os.fdopen(slave, "w")
     monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(console, "PATIENCE_S", 0.0)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
 
-    with progress.phases() as tell:
+    with console.phases() as tell:
         tell("the verdict")
         time.sleep(0.3)
-    with progress.phases(shown=False) as tell:
+    with console.phases(shown=False) as tell:
         tell("nothing")
         time.sleep(0.05)
     shown.flush()

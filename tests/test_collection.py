@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from distsim.collection import no_collection
+from distsim.records import no_collection
 
 
 def test_the_collector_is_off_inside_and_as_it_was_afterwards() -> None:

@@ -11,7 +11,6 @@ from conftest import draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distsim.check.layout import build_layout
 from distsim.check.verdict import verdict_of
 from distsim.cluster import cluster_from
 from distsim.compact import compact
@@ -60,7 +59,7 @@ def unlike(trace: Trace, with_verdict: bool = True) -> list[str]:
     found += [name for name in ("op", "dtype", "reduce_op") if _texts(mine, name) != _texts(theirs, name)]
     if with_verdict:
         program = again.program
-        before = verdict_of(program, layout=build_layout(program))
+        before = verdict_of(program)
         assert written.verdict is not None
         found += [] if written.verdict.verdict == before.verdict else [f"{written.verdict.verdict} for {before.verdict}"]
     return found

@@ -170,7 +170,7 @@ def test_what_is_no_evidence_is_said_to_be_none(tmp_path: Path) -> None:
 
 
 def test_control_characters_of_a_log_do_not_reach_the_report(tmp_path: Path) -> None:
-    from distsim.output import visible
+    from distsim.files import visible
     from distsim.views.doctorview import doctor_text
 
     lines = [

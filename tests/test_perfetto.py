@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distsim.check.memory import held
-from distsim.output import visible
+from distsim.files import visible
 from distsim.scenario import loads
 from distsim.simulation import simulate
 from distsim.views.chrome import chrome_lines

@@ -21,7 +21,7 @@ from distsim.cli.report import check_report_name
 from distsim.cli.run import RunOptions, _reportable
 from distsim.compare import compare
 from distsim.errors import UsageError
-from distsim.output import visible
+from distsim.files import visible
 from distsim.report import report_page, subject, told_of, told_of_trace
 from distsim.report.packing import folded, steps, varints
 from distsim.scenario import loads

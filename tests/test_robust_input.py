@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, work
 
-from distsim import reading
+from distsim import files
 from distsim.checking import check, check_file
 from distsim.errors import ScenarioErrors, UsageError
 from distsim.expectations import check_file as held_to_expect
@@ -207,7 +207,7 @@ def test_an_endless_file_is_read_up_to_a_bound():
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes as POSIX has them")
 def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reading, "IDLE_S", 0.2)
+    monkeypatch.setattr(files, "IDLE_S", 0.2)
     os.mkfifo(tmp_path / "pipe.yaml")
     with pytest.raises(ScenarioErrors, match="can't be read: nothing came for"):
         load(tmp_path / "pipe.yaml")

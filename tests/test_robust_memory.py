@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distsim.cli import process
+from distsim.cli import main as process
 from distsim.errors import UsageError, out_of_bounds
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,7 +15,7 @@ import warm
 from conftest import Cli
 
 from distsim.errors import EnvironmentFault, UsageError
-from distsim.output import visible, visible_json, write_file
+from distsim.files import visible, visible_json, write_file
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIO = "scenarios/send_one.yaml"

@@ -18,14 +18,14 @@ from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import loads
 from distsim.semantics.blocked import standstill as left_by
-from distsim.semantics.columns import go, run_folded
+from distsim.semantics.columns import run_folded
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.creation import made_groups
 from distsim.semantics.facts import numbered, vectors
 from distsim.semantics.fold import fold
 from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
-from distsim.semantics.local import LocalClocks, course_of
+from distsim.semantics.local import LocalClocks, course_of, go
 from distsim.semantics.misfits import Misfits
 from distsim.semantics.moves import Rules
 from distsim.semantics.section import section

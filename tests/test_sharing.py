@@ -8,15 +8,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import draws
+from hypothesis import given, settings
 
+from distsim import engine
 from distsim.cluster import cluster_from, preset
 from distsim.cost import CostModel
 from distsim.cost.passing import passed
 from distsim.cost.sharing import Demand, Ports, fair_rates
 from distsim.engine import overlap
+from distsim.engine.fill import fill
+from distsim.engine.outlasting import outlasts
 from distsim.ops.table import OPS
-from distsim.scenario import loads
-from distsim.simulation import Simulation, simulate
+from distsim.profiles import PROFILES
+from distsim.scenario import Scenario, loads
+from distsim.semantics.conditions import Conditions
+from distsim.semantics.free import why_ordered
+from distsim.semantics.link import Linked
+from distsim.semantics.local import go
+from distsim.semantics.misfits import Misfits
+from distsim.simulation import Simulation, cost_model, simulate
+from tests import generator
 
 BIG = 1 << 28  # float32 elements: 1 GiB
 LINE = {
@@ -133,6 +145,29 @@ def test_messages_alone_are_looked_over_the_short_way_and_the_long_way_with_one_
 
     assert paths[0] == paths[1]
     assert {path.split()[0] for path in paths[0]} == {"fast", "ordered"}
+
+
+@given(
+    generator.scenarios(
+        generator.FEATURES - {"async_messages", "batches", "groups", "async_collectives", "links", "lost", "moved"}
+    )
+)
+@settings(max_examples=draws(80))
+def test_what_is_taken_to_be_under_way_alone_and_in_time_is_so(mapping: generator.Mapping) -> None:
+    """The engine looks for shared links and for waits that are too long only in programs that may have them: of the others both are asked
+    here."""
+    program = generator.program_of(mapping)
+    profile, cost = PROFILES[program.backend], cost_model(Scenario(**mapping), program)
+    linked = Linked(program, profile)
+    misfits = Misfits(linked)
+    if why_ordered(linked, misfits) is not None:
+        return
+    done = go(linked, Conditions(linked, cost))
+    columns = fill(done)
+
+    if engine._one_at_a_time(program, misfits, done.conditions):
+        assert not overlap.shares(done.conditions, columns, cost)
+    assert engine._outlasts(program, profile, columns) == outlasts(program, profile, columns)
 
 
 def test_shared_links_can_be_switched_off() -> None:

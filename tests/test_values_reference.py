@@ -9,7 +9,7 @@ import pytest
 
 from distsim import loads, simulate
 from distsim.program.lower import lower
-from distsim.values import Values, carries_numbers, compute_values
+from distsim.values import Values, compute_values
 from distsim.values.lineage import Contribution, Piece, align, cut
 
 TWO = """
@@ -145,7 +145,7 @@ def test_what_was_there_before_the_program_comes_from_no_call() -> None:
     ],
 )
 def test_one_value_or_one_assignment_of_one_rank_brings_numbers_in(program: str, there: bool) -> None:
-    assert carries_numbers(lower(loads(f"world: 2\n{program}\n"))) == there
+    assert ("numbers" in lower(loads(f"world: 2\n{program}\n")).features) == there
 
 
 def test_two_elements_that_are_cut_in_half_keep_their_own_number() -> None:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from distsim.output import visible
+from distsim.files import visible
 from distsim.scenario import loads
 from distsim.simulation import Simulation, simulate
 from distsim.trace import Trace

@@ -17,10 +17,10 @@ from distsim.capture.threads import Order, has_threads, lanes_of
 from distsim.capture.words import of_backward, spoken
 from distsim.check.verdict import Verdict
 from distsim.cluster import PRESETS, Cluster, cluster_from
-from distsim.collection import no_collection
 from distsim.findings.record import Finding, Place
 from distsim.profiles import default_cluster
 from distsim.program.records import Program
+from distsim.records import no_collection
 from distsim.scenario import Scenario
 from distsim.simulation import Simulation, cluster_of_file, cost_model, simulate_program
 

@@ -20,9 +20,9 @@ from distsim.capture.hub import Hub
 from distsim.capture.keeper import VARIABLE, Keeper, started_by
 from distsim.capture.members import Failure, Member
 from distsim.capture.wire import Regions, listen
-from distsim.collection import no_collection
 from distsim.profiles import PROFILES
 from distsim.profiles.record import Profile
+from distsim.records import no_collection
 
 #: Ranks that a script which starts them itself may have.
 _MOST_SPAWNED = 64

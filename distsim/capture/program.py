@@ -19,7 +19,8 @@ from distsim.cluster import Cluster
 from distsim.cost import CostModel
 from distsim.ops.records import DTYPE_BYTES, Group
 from distsim.ops.table import OPS
-from distsim.program.assemble import CodeBuilder, Draft, Requests, Shelf
+from distsim.program.assemble import CodeBuilder, Shelf
+from distsim.program.drafts import Draft, Requests
 from distsim.program.records import BufferVec, Code, CodeCall, Fault, Program, Site
 
 #: Dtypes that distsim has no name for, as one of the same width.

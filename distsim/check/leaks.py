@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from distsim.ops.table import OPS
-from distsim.program.records import Code, CodeCall, Program
+from distsim.program.features import makes_request
+from distsim.program.records import Code, Program
 from distsim.records import dataclass
 from distsim.standstill import Standstill
 
@@ -23,12 +23,6 @@ class Leak:
     position: int
     dropped: bool
     overwritten: bool
-
-
-def makes_request(call: CodeCall) -> bool:
-    """The call leaves a request that someone has to wait for."""
-    row = OPS[call.op]
-    return (row.kind == "p2p" and row.nonblocking) or (row.kind in ("batch", "collective") and call.is_async)
 
 
 def request_lost(program: Program, rank: int, position: int) -> bool:

@@ -15,12 +15,10 @@ from itertools import chain, combinations, product
 from math import prod
 
 from distsim.check.readings import Contract, Reading, Run, leavers
-from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions, Withdrawn
-from distsim.semantics.flat import COLLECTIVE, JOIN, MESSAGE, NEVER, POST
-from distsim.semantics.form import PartKind, Post, Wait
+from distsim.semantics.form import COLLECTIVE, JOIN, MESSAGE, NEVER, POST, PartKind, Post, Wait
 from distsim.semantics.link import Linked
-from distsim.semantics.local import LocalClocks, Progress, course_of, steps_of
+from distsim.semantics.local import LocalClocks, Progress, course_of, go, steps_of
 
 #: Steps that post a row.
 POSTS = (POST, MESSAGE, JOIN, COLLECTIVE)

@@ -14,10 +14,10 @@ from dataclasses import field
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.check.leaks import makes_request
 from distsim.expr import Expression
 from distsim.ops.fields import PerRank
 from distsim.ops.table import OPS
+from distsim.program.features import makes_request
 from distsim.program.memo import fields_of
 from distsim.program.records import BufferVec, Code, CodeCall, Program, at
 from distsim.records import dataclass

@@ -16,14 +16,12 @@ from distsim.check.ending import Ending
 from distsim.check.layout import Layout
 from distsim.check.mismatch import Mismatch, judge_sequence, message_mismatch
 from distsim.profiles import READINGS
-from distsim.program.records import Program
 from distsim.records import dataclass
 from distsim.semantics.blocked import standstill as standstill_of
-from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions, Withdrawn
 from distsim.semantics.form import Leave
 from distsim.semantics.link import Linked
-from distsim.semantics.local import Progress
+from distsim.semantics.local import Progress, go
 from distsim.semantics.misfits import bad_instances, bad_pairs
 from distsim.semantics.section import Unfold
 from distsim.standstill import RankEnd, Standstill
@@ -182,9 +180,3 @@ def _said_by_a_fault(end: RankEnd) -> RankEnd:
 def leavers(linked: Linked) -> list[int]:
     """The ranks that leave before their end."""
     return [r for r, unit in enumerate(linked.unit_of) if isinstance(last := unit.instructions[-1], Leave) and last.gone]
-
-
-def never_starts(program: Program) -> bool:
-    """Somebody is absent, and no rank gets past the world's first meeting."""
-    written = any(call.op == "init_process_group" for code in program.codes for call in code.calls)
-    return not written and any(fault.kind == "absent" for fault in program.faults)

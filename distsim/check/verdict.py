@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import field
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from distsim.check.call_index import CallIndex
 from distsim.check.ending import MAX_STATES, READINGS, Ending, Example, How, Kind, Orders, depends_on, first_with, hows
-from distsim.check.judge import choice_findings, end_findings, failure_findings, leak_findings, unreceived_findings
-from distsim.check.layout import Layout, build_layout
-from distsim.check.leaks import Leak, leaks
-from distsim.check.leaving import runs_of
 from distsim.check.mismatch import Mismatch
-from distsim.check.races import DataRace, data_races
-from distsim.check.readings import Contract, Reading, leavers, never_starts
-from distsim.check.remote import remote_findings, remote_races
 from distsim.check.schedule import Schedule
-from distsim.check.signals import signal_findings
-from distsim.check.timing import bound_finding, buffering_dependence, order_findings, race_findings, reliance_findings
+from distsim.check.subject import Subject, made_all_calls
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
 from distsim.program.records import Program
 from distsim.records import dataclass
 from distsim.standstill import Standstill
+
+if TYPE_CHECKING:
+    from distsim.check.leaks import Leak
+    from distsim.check.races import DataRace
+    from distsim.check.readings import Contract, Reading
+    from distsim.check.remote import RemoteRace
 
 Class = Literal["invalid", "mismatch", "deadlock", "race", "leak", "ok"]
 _PLAIN: tuple[Reading, ...] = ("rendezvous", "early", "buffered")
@@ -61,26 +58,38 @@ class Verdict:
 
 
 def verdict_of(
-    program: Program, max_states: int = MAX_STATES, *, layout: Layout | None = None, ended: Standstill | None = None
+    program: Program, max_states: int = MAX_STATES, *, subject: Subject | None = None, ended: Standstill | None = None
 ) -> Verdict:
     """Judge a program under every reading of what blocks, and every order of events.
 
     Without a receive from any source one untimed pass per reading is exact: the matching is fixed, so the order of events cannot
     matter. Else every order is explored, until at most ``max_states`` states are stored. ``ended``: how a run ended that completed under
     rules at least as strict as the rendezvous reading, with nothing that differed where calls met; it stands for that pass.
+    ``subject``: the program, if it has been asked about.
     """
-    layout = layout or build_layout(program)
-    where = CallIndex(layout)
-    starts = not never_starts(program)
-    if layout.any_source and starts:
+    subject = subject or Subject(program)
+    return _Judgement(subject, _orders(subject, max_states, ended), max_states).verdict()
+
+
+def _orders(subject: Subject, max_states: int, ended: Standstill | None) -> Orders:
+    """What its executions end in: what is known, that of every order, or that of a pass for each reading."""
+    program = subject.program
+    starts = not (program.faults and _never_starts(program))
+    if "any source" in program.features and starts and subject.layout.any_source:
         from distsim.check.orders import all_orders  # most programs need no search
 
-        orders = all_orders(layout, max_states)
-    elif ended is not None and starts:
-        orders = Orders({"rendezvous": Ending({}, True, (), True, {"end": Example(ended)}, mismatch_ranks=())}, 0, True)
-    else:
-        orders = Orders(_single_passes(Contract(layout, where)), 0, True)
-    return _Judgement(program, layout, where, orders, max_states).verdict()
+        return all_orders(subject.layout, max_states)
+    if ended is not None and starts:
+        return Orders({"rendezvous": Ending({}, True, (), True, {"end": Example(ended)}, mismatch_ranks=())}, 0, True)
+    from distsim.check.readings import Contract
+
+    return Orders(_single_passes(Contract(subject.layout, subject.where)), 0, True)
+
+
+def _never_starts(program: Program) -> bool:
+    """Somebody is absent, and no rank gets past the world's first meeting."""
+    written = any(call.op == "init_process_group" for code in program.codes for call in code.calls)
+    return not written and any(fault.kind == "absent" for fault in program.faults)
 
 
 def _single_passes(contract: Contract) -> dict[str, Ending]:
@@ -95,6 +104,9 @@ def _single_passes(contract: Contract) -> dict[str, Ending]:
 
 def _pass(contract: Contract, reading: Reading) -> Ending:
     """One run, or, where ranks leave with requests open, one for each way in which these meet or do not."""
+    from distsim.check.leaving import runs_of
+    from distsim.check.readings import leavers
+
     runs = runs_of(contract, reading) if leavers(contract.linked) else [contract.run(reading)]
     stuck: dict[tuple[int, ...], tuple[int, ...]] = {}
     unlikes: dict[object, Mismatch] = {}
@@ -126,19 +138,39 @@ class _Who(NamedTuple):
 class _Judgement:
     """One program with the endings of its readings."""
 
-    def __init__(self, program: Program, layout: Layout, where: CallIndex, orders: Orders, bound: int) -> None:
-        self.program, self.layout, self.where, self.orders, self.bound = program, layout, where, orders, bound
-        self.endings = orders.endings
+    def __init__(self, subject: Subject, orders: Orders, bound: int) -> None:
+        self.subject, self.program, self.orders, self.bound = subject, subject.program, orders, bound
+        self.endings, program = orders.endings, subject.program
         self.invalid = tuple(f for f in program.findings if f.code in CODES and CODES[f.code].verdict == "invalid")
         example = self.endings["rendezvous"].example("end")
         first = example.standstill
         # an execution that was not followed beyond calls that differ leaves all at them
         blocked = not example.ended or bool(first.blocked) or any(ending.stuck for ending in self.endings.values())
-        self.clashes: tuple[DataRace, ...] = data_races(program, [end.position for end in first.ends])
-        self.remote = remote_races(program, layout, [end.position for end in first.ends])
-        self.leaks: tuple[Leak, ...] = () if blocked else leaks(program, first)
+        self.clashes, self.remote = self._races([end.position for end in first.ends])
+        self.leaks = () if blocked else self._leaks(first)
         self.unreceived = () if blocked else first.unreceived
         self.kind = self._kind()
+
+    def _races(self, reached: list[int]) -> tuple[tuple[DataRace, ...], tuple[RemoteRace, ...]]:
+        """Of calls that were reached: uses of a buffer that a request has, and of another rank's memory."""
+        clashes: tuple[DataRace, ...] = ()
+        remote: tuple[RemoteRace, ...] = ()
+        if self.subject.concerns("races"):
+            from distsim.check.races import data_races
+
+            clashes = data_races(self.program, reached)
+        if self.subject.concerns("remote"):
+            from distsim.check.remote import remote_races
+
+            remote = remote_races(self.program, self.subject.layout, reached)
+        return clashes, remote
+
+    def _leaks(self, first: Standstill) -> tuple[Leak, ...]:
+        if not self.subject.concerns("leaks"):
+            return ()
+        from distsim.check.leaks import leaks
+
+        return leaks(self.program, first)
 
     def _kind(self) -> Class:
         if self.invalid:
@@ -195,35 +227,68 @@ class _Judgement:
         return sorted(receive for receive, senders in takers.items() if len(senders) > 1)
 
     def _findings(self, choices: list[tuple[int, int, int]]) -> tuple[Finding, ...]:
-        program = self.program
-        unlike, stuck, racing = (first_with(self.endings, kind) for kind in _KINDS)
+        found = (*self.program.findings, *self._of_failures(), *self._of_orders(), *self._of_races(), *self._of_ends(choices))
+        if self.orders.complete:
+            return found
+        from distsim.check.timing import bound_finding
+
+        return (*found, bound_finding(self.orders.explored, self.bound))
+
+    def _of_failures(self) -> tuple[Finding, ...]:
+        """What met and differs, who stands still, and whether buffers would hide it."""
+        unlike, stuck = first_with(self.endings, "mismatch"), first_with(self.endings, "deadlock")
+        if unlike is None and stuck is None:
+            return ()
+        from distsim.check.judge import failure_findings
+        from distsim.check.timing import buffering_dependence
+
         stood = stuck.example("deadlock") if stuck else None
-        first = self.endings["rendezvous"].example("end").standstill
         taken = stood.schedule.sender_of if stood is not None and stood.schedule else None
         left = None if stood is None else stood.standstill
-        found = [*program.findings, *failure_findings(program, self.where, unlike.unlikes if unlike else (), left, taken)]
-        if self.kind == "deadlock" and stuck is not None:
-            found += buffering_dependence(
-                hows(self.endings, "deadlock"), _union(stuck.stuck), sends=left is None or _wait_to_send(program, left)
-            )
-        found += self._order_findings()
-        found += reliance_findings(program, racing) if racing is not None else ()
-        found += (
-            *race_findings(program, self.clashes),
-            *remote_findings(program, self.remote),
-            *signal_findings(program, self.layout),
-            *leak_findings(program, self.leaks),
-        )
-        found += unreceived_findings(program, first) if self.unreceived else ()
-        found += (*end_findings(program, first), *choice_findings(program, choices))
-        return (*found, *(() if self.orders.complete else (bound_finding(self.orders.explored, self.bound),)))
+        found = failure_findings(self.program, self.subject.where, unlike.unlikes if unlike else (), left, taken)
+        if self.kind != "deadlock" or stuck is None:
+            return found
+        sends = left is None or _wait_to_send(self.program, left)
+        return (*found, *buffering_dependence(hows(self.endings, "deadlock"), _union(stuck.stuck), sends=sends))
 
-    def _order_findings(self) -> tuple[Finding, ...]:
-        """DS609, where the verdict shows in some orders of events only."""
-        if self.kind not in _KINDS or "sometimes" not in hows(self.endings, self.kind).values():
+    def _of_orders(self) -> tuple[Finding, ...]:
+        """DS609, where the verdict shows in some orders of events only, and DS401."""
+        shown, racing = None, first_with(self.endings, "race")
+        if self.kind in _KINDS and "sometimes" in hows(self.endings, self.kind).values():
+            shown = first_with(self.endings, self.kind)
+        if shown is None and racing is None:
             return ()
-        shown = first_with(self.endings, self.kind)
-        return order_findings(self.program, shown.example(self.kind).schedule, self.kind) if shown is not None else ()
+        from distsim.check.timing import order_findings, reliance_findings
+
+        found = () if shown is None else order_findings(self.program, shown.example(self.kind).schedule, self.kind)
+        return (*found, *(reliance_findings(self.program, racing) if racing is not None else ()))
+
+    def _of_races(self) -> tuple[Finding, ...]:
+        """Of what nothing orders."""
+        program, found = self.program, list[Finding]()
+        if self.clashes:
+            from distsim.check.timing import race_findings
+
+            found += race_findings(program, self.clashes)
+        if self.remote:
+            from distsim.check.remote import remote_findings
+
+            found += remote_findings(program, self.remote)
+        if self.subject.concerns("signals"):
+            from distsim.check.signals import signal_findings
+
+            found += signal_findings(program, self.subject.layout)
+        return tuple(found)
+
+    def _of_ends(self, choices: list[tuple[int, int, int]]) -> tuple[Finding, ...]:
+        """What is left over where the first execution ends, how its ranks ended, and what other messages they could have taken."""
+        program, first = self.program, self.endings["rendezvous"].example("end").standstill
+        if made_all_calls(program, first) and not (self.leaks or self.unreceived or choices):
+            return ()
+        from distsim.check.judge import choice_findings, end_findings, leak_findings, unreceived_findings
+
+        left = unreceived_findings(program, first) if self.unreceived else ()
+        return (*leak_findings(program, self.leaks), *left, *end_findings(program, first), *choice_findings(program, choices))
 
 
 _KINDS: tuple[Kind, ...] = ("mismatch", "deadlock", "race")

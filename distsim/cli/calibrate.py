@@ -74,7 +74,7 @@ def read_points(source: Path, op: str | None) -> tuple[tuple[Point, ...], str | 
     from distsim.bench import FORMAT, from_json
     from distsim.calibrate import from_bench, from_nccl_log, from_trace
     from distsim.errors import UsageError
-    from distsim.reading import read_bytes
+    from distsim.files import read_bytes
     from distsim.trace_io import read_trace
 
     if source.suffix == ".jsonl":

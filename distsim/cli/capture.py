@@ -13,8 +13,8 @@ import typer
 
 from distsim.cli import console
 from distsim.cli.check import Format, FormatOption
-from distsim.cli.options import BackendOption, ClusterOption, check_scenario_name, taking
-from distsim.cli.report import ReportOption, check_report_name, report_simulation
+from distsim.cli.options import BackendOption, ClusterOption, ReportOption, check_scenario_name, taking
+from distsim.cli.report import check_report_name, report_simulation
 from distsim.cli.simulate import Traces
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ _MOST_RANKS = 1024
 
 def _write_scenario(simulation: Simulation, file: Path) -> None:
     from distsim.compact import compact
-    from distsim.output import write_file
+    from distsim.files import write_file
 
     write_file(file, [compact(simulation.run.trace).text])
 

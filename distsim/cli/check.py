@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, MaxCalls, NoFold, Sets, taking
-from distsim.cli.report import ReportOption, check_report_name, report_check
+from distsim.cli.options import BackendOption, MaxCalls, NoFold, ReportOption, Sets, is_trace, taking
+from distsim.cli.report import check_report_name, report_check
 
 if TYPE_CHECKING:
     from distsim.checking import CheckResult
@@ -76,7 +76,7 @@ def command(given: CheckOptions) -> None:
     """
     from distsim.checking import MAX_STATES, CheckResult, check_file
     from distsim.cli.progress import watched
-    from distsim.cli.traced import check_trace, is_trace
+    from distsim.cli.traced import check_trace
     from distsim.errors import OUT_OF_BOUNDS, Problem, out_of_bounds
 
     _fixable(given)
@@ -157,7 +157,7 @@ def _reportable(given: CheckOptions, files: list[str]) -> None:
 def _simulated(given: CheckOptions) -> Simulation | None:
     """The run beside the verdict; None for a file that can't be read."""
     from distsim.cli.options import read_scenario
-    from distsim.cli.traced import is_trace, simulate_trace
+    from distsim.cli.traced import simulate_trace
     from distsim.errors import DistsimError
     from distsim.simulation import simulate
 

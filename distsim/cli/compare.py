@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import ClusterOption, Sets, read_scenario
-from distsim.cli.report import ReportOption, check_report_name, write_report
+from distsim.cli.options import ClusterOption, ReportOption, Sets, read_scenario
+from distsim.cli.report import check_report_name, write_report
 from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:

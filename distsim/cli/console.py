@@ -1,4 +1,4 @@
-"""What the command line writes: data to standard output, notes to standard error; files as `distsim.output` writes them."""
+"""What the command line writes: data to standard output, notes to standard error; files as `distsim.files` writes them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import errno
 import os
 import re
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import NoReturn, TextIO
 
-from distsim.output import visible, visible_json, write_file
+from distsim.files import visible, visible_json, write_file
 
 #: The reader of a pipe has gone, the terminal has been closed.
 _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 _COMMAND = re.compile(r"^([ \t]*)::", re.MULTILINE)
+#: Work shorter than this shows no bar and no line.
+PATIENCE_S = 2.0
 #: Words that are coloured on a terminal: pattern -> style.
 HIGHLIGHTS = (
     (r"(?m)^passed\b|\bcompletes(?= in \d)|(?<=verdict )ok\b", "green"),
@@ -126,3 +129,28 @@ def to_json(record: object) -> str:
 
 
 __all__ = ["HIGHLIGHTS", "coloured", "columns", "note", "note_columns", "out", "out_bytes", "to_json", "write_file"]
+
+
+@contextmanager
+def phases(shown: bool = True) -> Iterator[Callable[[str], None]]:
+    """Gives a function that says what is being done, beside the time it has taken, for work whose length nobody knows."""
+    if not shown or not coloured(sys.stderr):
+        yield lambda _: None
+        return
+    from threading import Timer
+
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    line = Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True), transient=True
+    )
+    task = line.add_task("", total=None)
+    start = Timer(PATIENCE_S, line.start)
+    start.daemon = True
+    start.start()
+    try:
+        yield lambda words: line.update(task, description=words)
+    finally:
+        start.cancel()
+        line.stop()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distsim.cli import console
+from distsim.cli.options import is_trace
 
 if TYPE_CHECKING:
     from distsim.checking import CheckResult
@@ -16,7 +17,6 @@ _KINDS = ("order", "arguments", "calls added", "a call left out: look whether it
 
 def propose(results: list[CheckResult], backend: str | None, file: Path | None) -> None:
     """Print the repairs of each file that fails, the best with its patch; all best patches go to ``file``, if there is one."""
-    from distsim.cli.traced import is_trace
     from distsim.repair.fixes import fixes
     from distsim.repair.patch import diff
 

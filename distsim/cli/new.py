@@ -20,7 +20,7 @@ def command(file: File = Path("scenario.yaml"), kind: Kind = "plain") -> None:
     Example: distsim new mine.yaml --kind pipeline
     """
     from distsim.errors import UsageError
-    from distsim.output import is_stream
+    from distsim.files import is_stream
     from distsim.scenario import starter
 
     text = starter(kind)

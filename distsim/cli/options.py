@@ -34,6 +34,9 @@ NoFold = Annotated[bool, typer.Option("--no-fold", help="Every rank by itself, t
 MaxCalls = Annotated[
     int | None, typer.Option("--max-calls", metavar="N", min=1, help="Calls that may be simulated (5000000, on 131072 ranks).")
 ]
+ReportOption = Annotated[
+    Path | None, typer.Option("--report", metavar="F.html", help="Write a report to open in a browser, in one file.")
+]
 
 
 def taking(*records: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -71,6 +74,11 @@ def read_scenario(file: str, sets: list[str] | None) -> Scenario:
 
         note("reading a scenario from the terminal; Ctrl-D ends it")
     return load_stdin(tuple(sets or ()))
+
+
+def is_trace(file: str) -> bool:
+    """Whether a file is a trace, where a scenario may be named as well."""
+    return file.endswith((".jsonl", ".jsonl.gz", ".jsonl.partial", ".jsonl.gz.partial"))
 
 
 def check_scenario_name(file: Path | None) -> None:

@@ -9,8 +9,6 @@ from typing import TypeVar
 
 from distsim.cli import console
 
-#: Work shorter than this shows no bar.
-PATIENCE_S = 2.0
 T = TypeVar("T")
 
 
@@ -26,7 +24,7 @@ def watched(items: Sequence[T], what: str) -> Iterator[T]:
 
     bar = Progress(console=Console(stderr=True), transient=True)
     task = bar.add_task(what, total=len(items))
-    start = Timer(PATIENCE_S, bar.start)
+    start = Timer(console.PATIENCE_S, bar.start)
     start.daemon = True
     start.start()
     try:
@@ -52,7 +50,7 @@ def counted(what: str) -> Iterator[Callable[[int, int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task(what, total=None)
-    start = Timer(PATIENCE_S, bar.start)
+    start = Timer(console.PATIENCE_S, bar.start)
     start.daemon = True
     start.start()
     try:
@@ -60,28 +58,3 @@ def counted(what: str) -> Iterator[Callable[[int, int], None]]:
     finally:
         start.cancel()
         bar.stop()
-
-
-@contextmanager
-def phases(shown: bool = True) -> Iterator[Callable[[str], None]]:
-    """Gives a function that says what is being done, beside the time it has taken, for work whose length nobody knows."""
-    if not shown or not console.coloured(sys.stderr):
-        yield lambda _: None
-        return
-    from threading import Timer
-
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    line = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True), transient=True
-    )
-    task = line.add_task("", total=None)
-    start = Timer(PATIENCE_S, line.start)
-    start.daemon = True
-    start.start()
-    try:
-        yield lambda words: line.update(task, description=words)
-    finally:
-        start.cancel()
-        line.stop()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import Backend, BackendOption, ClusterOption, Sets, read_scenario, taking
+from distsim.cli.options import Backend, BackendOption, ClusterOption, Sets, is_trace, read_scenario, taking
 from distsim.views.pictures import names
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _tell_missing(subject: Subject) -> None:
 
 def _of_file(view: View, file: str, given: RenderOptions) -> Subject:
     """A scenario or a trace: as it was recorded where the view can draw that, else what its calls come to when simulated."""
-    from distsim.cli.traced import is_trace, simulate_trace
+    from distsim.cli.traced import simulate_trace
     from distsim.trace_io import read_trace
     from distsim.views.drawing.view import Subject
 
@@ -138,7 +138,7 @@ def _measured(file: Path | None) -> tuple[Measurement, ...]:
     from distsim.calibrate.nccl_tests import from_nccl_log
     from distsim.calibrate.points import from_bench
     from distsim.errors import UsageError
-    from distsim.reading import read_bytes
+    from distsim.files import read_bytes
     from distsim.views.drawing.view import Measurement
 
     if file is None:

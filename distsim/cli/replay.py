@@ -77,7 +77,7 @@ def command(given: ReplayOptions, how: RealOptions) -> None:
 def _write_scenario(trace: Path, file: Path) -> None:
     from distsim.compact import compact
     from distsim.errors import UsageError
-    from distsim.output import write_file
+    from distsim.files import write_file
     from distsim.trace_io import read_trace
 
     check_scenario_name(file)

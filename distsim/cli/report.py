@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, ClusterOption, MaxCalls, Sets, read_scenario, taking
+from distsim.cli.options import BackendOption, ClusterOption, MaxCalls, Sets, is_trace, read_scenario, taking
 
 if TYPE_CHECKING:
     from distsim.checking import CheckResult
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from distsim.report import Told
     from distsim.simulation import Simulation
 
-ReportOption = Annotated[
-    Path | None, typer.Option("--report", metavar="F.html", help="Write a report to open in a browser, in one file.")
-]
 File = Annotated[str, typer.Argument(metavar="FILE", help="A scenario, which is simulated, or a trace; - reads standard input.")]
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="F.html", help="Write there.")]
 
@@ -49,14 +46,12 @@ def command(given: ReportOptions) -> None:
     Example: distsim report scenarios/hybrid.yaml -o hybrid.html
     Example: distsim report run.jsonl -o run.html
     """
-    from distsim.cli.progress import phases
     from distsim.cli.simulate import status
-    from distsim.cli.traced import is_trace
     from distsim.report import told_of
     from distsim.simulation import simulate
 
     check_report_name(given.output)
-    with phases(given.file != "-") as tell:
+    with console.phases(given.file != "-") as tell:
         if is_trace(given.file):
             told, ended = _of_trace(given)
         else:
@@ -90,7 +85,7 @@ def _of_trace(given: ReportOptions) -> tuple[Told, int]:
 def check_report_name(path: Path | None) -> None:
     """Raises UsageError before anything runs, where a report has another ending than a page's, or its folder is not there."""
     from distsim.errors import UsageError
-    from distsim.output import is_stream
+    from distsim.files import is_stream
 
     if path is None or is_stream(path):
         return

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import File, Sets, read_scenario, taking
-from distsim.cli.report import ReportOption, check_report_name, report_real
+from distsim.cli.options import File, ReportOption, Sets, read_scenario, taking
+from distsim.cli.report import check_report_name, report_real
 from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def check_trace_name(path: Path) -> None:
     import tempfile
 
     from distsim.errors import UsageError
-    from distsim.output import is_stream
+    from distsim.files import is_stream
 
     if is_stream(path):
         return

@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, ClusterOption, File, MaxCalls, NoFold, Sets, read_scenario, taking
-from distsim.cli.report import ReportOption, check_report_name, report_simulation
-from distsim.cli.whatif import WhatIfOptions
+from distsim.cli.options import (
+    BackendOption,
+    ClusterOption,
+    File,
+    MaxCalls,
+    NoFold,
+    ReportOption,
+    Sets,
+    is_trace,
+    read_scenario,
+    taking,
+)
 
 if TYPE_CHECKING:
     from distsim.check.schedule import Schedule
@@ -41,6 +50,19 @@ ScheduleOption = Annotated[
     typer.Option("--schedule", metavar="F", help="Follow the order of events in F, which `check --format json` wrote."),
 ]
 
+Against = Annotated[
+    str | None,
+    typer.Option("--against", metavar="B", help="Beside the scenario B as it stands: one table of differences."),
+]
+WhatIf = Annotated[bool, typer.Option("--what-if", help="Every resource twice as fast, in turn; the critical path by kind.")]
+Draws = Annotated[
+    int | None, typer.Option("--draws", metavar="N", min=2, help="As many runs with seeds from the file's on: the spread.")
+]
+Stragglers = Annotated[
+    str | None,
+    typer.Option("--stragglers", metavar="SHARExFACTOR", help="With --draws: ranks that are slow by chance, as 1%x1.3."),
+]
+
 
 @dataclass(frozen=True)
 class SimulateOptions:
@@ -61,6 +83,16 @@ class SimulateOptions:
     no_fold: NoFold = False
 
 
+@dataclass(frozen=True)
+class WhatIfOptions:
+    """The further questions of `simulate`."""
+
+    against: Against = None
+    what_if: WhatIf = False
+    draws: Draws = None
+    stragglers: Stragglers = None
+
+
 @taking(SimulateOptions, WhatIfOptions)
 def command(given: SimulateOptions, more: WhatIfOptions) -> None:
     """Simulate a scenario: outcome, verdict, findings, times, values.
@@ -72,34 +104,41 @@ def command(given: SimulateOptions, more: WhatIfOptions) -> None:
     Example: distsim simulate a.yaml --against b.yaml
     Example: distsim simulate scenarios/hybrid.yaml --what-if
     """
-    from distsim.cli import whatif
-    from distsim.cli.progress import phases
+    asked = more != WhatIfOptions()
+    if asked:
+        from distsim.cli import whatif
 
-    whatif.check(given, more)
-
+        whatif.check(given, more)
     traces, file = given.trace or (), given.file
     writers = [trace_writer(path) for path in traces]
-    check_report_name(given.report)
-    with phases(file != "-") as tell:
+    if given.report is not None:
+        from distsim.cli.report import check_report_name
+
+        check_report_name(given.report)
+    with console.phases(file != "-") as tell:
         tell(f"reading {file}")
         simulation = _simulated(given, tell)
         tell("the report")
         for path, write in zip(traces, writers, strict=True):
             write(simulation, path)
-        report_simulation(given.report, simulation)
-        report = whatif.answer(given, more, simulation, tell) if more.asked else _report(simulation, given.format)
+        if given.report is not None:
+            from distsim.cli.report import report_simulation
+
+            report_simulation(given.report, simulation)
+        report = whatif.answer(given, more, simulation, tell) if asked else _report(simulation, given.format)
     console.out(report)
     raise typer.Exit(status(simulation, given.strict))
 
 
 def _simulated(given: SimulateOptions, tell: Callable[[str], None]) -> Simulation:
     """Of a scenario, or of the calls that a trace tells of."""
-    from distsim.cli.traced import is_trace, simulate_trace
-    from distsim.simulation import simulate
-
     file, backend = given.file, given.backend
     if is_trace(file):
+        from distsim.cli.traced import simulate_trace
+
         return simulate_trace(file, backend=backend and str(backend), cluster=given.cluster)
+    from distsim.simulation import simulate
+
     return simulate(
         read_scenario(file, given.sets), backend=backend, cluster=given.cluster, with_verdict=not given.no_verdict,
         with_values=False if given.no_values else None, schedule=_order(given.schedule, file), max_calls=given.max_calls,
@@ -125,7 +164,7 @@ def status(simulation: Simulation, strict: bool = False) -> int:
 def trace_writer(path: Path) -> Callable[[Simulation, Path], None]:
     """How a trace is written, by the file's name. Raises UsageError for a name that says neither, before anything runs."""
     from distsim.errors import UsageError
-    from distsim.output import is_stream
+    from distsim.files import is_stream
 
     writers = {".jsonl": _write_native, ".json": _write_chrome}
     ending = Path(path.name.removesuffix(".gz")).suffix
@@ -182,7 +221,7 @@ def read_schedule(path: Path, scenario: str) -> Schedule:
 
     from distsim.check.schedule import schedule_from_json
     from distsim.errors import UsageError
-    from distsim.reading import read_bytes
+    from distsim.files import read_bytes
 
     try:
         data = json.loads(read_bytes(path))

@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from distsim.output import visible
+from distsim.files import visible
 
 if TYPE_CHECKING:
     from distsim.checking import CheckResult
     from distsim.simulation import Simulation
     from distsim.trace import Trace
-
-
-def is_trace(file: str) -> bool:
-    return file.endswith((".jsonl", ".jsonl.gz", ".jsonl.partial", ".jsonl.gz.partial"))
 
 
 def check_trace(file: str, *, backend: str | None, max_states: int) -> CheckResult:

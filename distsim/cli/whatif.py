@@ -3,55 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from distsim.cli.options import read_scenario
+from distsim.cli.options import is_trace, read_scenario
 
 if TYPE_CHECKING:
-    from distsim.cli.simulate import SimulateOptions
+    from distsim.cli.simulate import SimulateOptions, WhatIfOptions
     from distsim.simulation import Simulation
-
-Against = Annotated[
-    str | None,
-    typer.Option("--against", metavar="B", help="Beside the scenario B as it stands: one table of differences."),
-]
-WhatIf = Annotated[bool, typer.Option("--what-if", help="Every resource twice as fast, in turn; the critical path by kind.")]
-Draws = Annotated[
-    int | None, typer.Option("--draws", metavar="N", min=2, help="As many runs with seeds from the file's on: the spread.")
-]
-Stragglers = Annotated[
-    str | None,
-    typer.Option("--stragglers", metavar="SHARExFACTOR", help="With --draws: ranks that are slow by chance, as 1%x1.3."),
-]
-
-
-@dataclass(frozen=True)
-class WhatIfOptions:
-    """The further questions of `simulate`."""
-
-    against: Against = None
-    what_if: WhatIf = False
-    draws: Draws = None
-    stragglers: Stragglers = None
-
-    @property
-    def asked(self) -> bool:
-        return self.against is not None or self.what_if or self.draws is not None
 
 
 def check(given: SimulateOptions, more: WhatIfOptions) -> None:
-    """Raises UsageError for what does not go together, before anything runs."""
-    from distsim.cli.traced import is_trace
+    """Raises UsageError for questions that do not go together with the rest, before anything runs."""
     from distsim.errors import UsageError
 
     if more.stragglers is not None and more.draws is None:
         raise UsageError("--stragglers: one run has no spread", "add --draws 100")
-    if more.asked and str(given.format) == "json":
+    if str(given.format) == "json":
         raise UsageError("--against, --what-if and --draws print text", "leave out --format json")
-    if more.asked and is_trace(given.file):
+    if is_trace(given.file):
         raise UsageError(f"{given.file} is a trace: what if is asked of scenarios", "`distsim replay` runs it on other clusters")
 
 

@@ -23,6 +23,7 @@ nccl-tests doc/PERFORMANCE.md for bytes and busbw. Operations come in as rows; t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from math import ceil, log2, sqrt
 from typing import Literal, Protocol
 
@@ -69,9 +70,11 @@ class CostModel:
 
     def __init__(self, cluster: Cluster, world_size: int, local_size: int, link_faults: Sequence[SlowLink] = ()) -> None:
         self.machine_size = max(local_size, 1)
-        self.cluster, self.local_size = over_domains(cluster, self.machine_size)
+        self._written = cluster
+        self.cluster, self.local_size = (
+            over_domains(cluster, self.machine_size) if cluster.intra.domain else (cluster, self.machine_size)
+        )
         self.world_size = world_size
-        self.pools = Pools(cluster, self.machine_size, world_size)
         self.name, self.source, self.error_band = cluster.name, cluster.source, cluster.error_band
         self.nccl = cluster.collectives == "nccl"
         self.call_overhead_ns = cluster.call_overhead_ns  # of a communication call, part of its price
@@ -90,6 +93,16 @@ class CostModel:
         self._loads: dict[tuple[Placement, RoundsOf, int], Load] = {}
         self._corrections: dict[tuple[str, int, int], list[tuple[Correction, float]]] = {}
         self._references: dict[tuple[int, int], CostModel] = {}
+
+    @cached_property
+    def pools(self) -> Pools:
+        """Ways up from switches that ranks have in common."""
+        return Pools(self._written, self.machine_size, self.world_size)
+
+    @property
+    def _switched(self) -> bool:
+        """Whether the cluster's file names switches."""
+        return self.cluster.network.leaf is not None or self.cluster.intra.per_switch is not None
 
     # --- links ---
 
@@ -143,7 +156,7 @@ class CostModel:
         price = self._p2p.get(key)
         if price is None:
             price = self._p2p_ns(src, dst, nbytes)
-            for port in self.pools.of_message(src, dst) if nbytes else ():
+            for port in self.pools.of_message(src, dst) if nbytes and self._switched else ():
                 price = max(price, self._p2p_ns(src, dst, 0) + ceil(nbytes / self.pools.capacity[port]))
             if self.cluster.measured:
                 price = self._corrected(price, _MESSAGE, 2, 1 if self.link_class(src, dst) == "intra" else 2, nbytes, None)
@@ -199,7 +212,7 @@ class CostModel:
         price = self._prices.get(key)
         if price is None:
             price = self._collective_ns(row, ranks, nbytes, 0 if root is None else ranks.index(root))
-            if self.pools.levels and nbytes:
+            if nbytes and self._switched and self.pools.levels:
                 price = max(
                     price, self.collective_ns(row, ranks, 0, root) + ceil(nbytes * self.pools.ns_per_byte(row, ranks, root))
                 )
@@ -246,8 +259,8 @@ class CostModel:
         if len(ranks) < 2:
             return self.call_overhead_ns
         place, chosen = self.placement(ranks), self.cluster.algorithms.get(brings_about(row), "")
-        kind = kind_of(row)
-        if self.nccl and not chosen and kind is not None:
+        kind = kind_of(row) if self.nccl and not chosen else None
+        if kind is not None:
             return self._nccl_ns(kind, place, nbytes if row.busbw_factor(2) else 4)
         every = tuple(row.algorithms.values())
         named = every if chosen == CHEAPEST else (row.algorithms[chosen],) if chosen else every[:1]

@@ -10,7 +10,7 @@ from distsim.doctor.ops import P2P
 from distsim.doctor.records import Call
 from distsim.doctor.standing import Standing, Wait
 from distsim.errors import DistsimError, UsageError
-from distsim.output import visible
+from distsim.files import visible
 from distsim.scenario import loads
 from distsim.scenario.document import write
 from distsim.simulation import simulate

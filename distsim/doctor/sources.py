@@ -19,7 +19,7 @@ from distsim.doctor.nccl import is_ras, read_ras
 from distsim.doctor.records import FileRead
 from distsim.doctor.stacks import is_pyspy_json, read_pyspy_json
 from distsim.errors import UsageError
-from distsim.output import visible
+from distsim.files import visible
 
 #: Bytes of one file, and of one unpacked.
 MOST_BYTES: Final = 128 << 20

@@ -8,26 +8,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distsim.collection import no_collection
 from distsim.cost import CostModel
-from distsim.cost.sharing import Ports
 from distsim.engine.fill import fill
-from distsim.engine.outlasting import outlasts
-from distsim.engine.overlap import shares
 from distsim.engine.record import Columns, Run, build_trace, worst_of
 from distsim.profiles import Profile
 from distsim.program.records import Program
+from distsim.records import no_collection
 from distsim.semantics.blocked import standstill
-from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
-from distsim.semantics.local import Progress
+from distsim.semantics.local import Progress, go
 from distsim.semantics.misfits import Misfit, Misfits
 from distsim.semantics.section import Unfold
 
 if TYPE_CHECKING:
     from distsim.engine.general import Ordered
+    from distsim.program.features import Feature
 
 __all__ = ["SHARED_CALLS", "Run", "may_share", "outcome_of", "run"]
 
@@ -43,6 +40,8 @@ def may_share(program: Program, cost: CostModel) -> bool:
 
     Cards that ranks have in common join those who are there with those who are not, and slow links are of single nodes.
     """
+    from distsim.cost.sharing import Ports
+
     small = program.call_count <= SHARED_CALLS and cost.cluster.shared_links
     return small and not cost.link_faults and not Ports(cost).shared_cards
 
@@ -74,13 +73,39 @@ def _free(program: Program, profile: Profile, cost: CostModel, shared: bool) -> 
         done = go(linked, Conditions(linked, cost))
         columns = fill(done)
         halves = bool(misfits.early) and cost.cluster.shared_links  # of a group whose members name different roots
-        joined, late = halves or shares(done.conditions, columns, cost), outlasts(program, profile, columns)
+        joined = halves or (not _one_at_a_time(program, misfits, done.conditions) and _shares(done, columns, cost))
+        late = _outlasts(program, profile, columns)
         if not late and (not joined or program.call_count > SHARED_CALLS):
             return replace(_fast(done, cost, columns, list(misfits.met(done.posted))), alone=joined)
         late = late or halves
     if cut and (late or not shared or misfits.early):
         raise Unfold
     return None
+
+
+def _one_at_a_time(program: Program, misfits: Misfits, conditions: Conditions) -> bool:
+    """Whether nothing can be under way beside anything else: ranks only compute and make collectives of the world, and all leave each at
+    one time."""
+    beside: frozenset[Feature] = frozenset({"requests", "messages", "remote", "streams", "host work"})
+    of_world = not any(np.any(group) for code in program.codes for group in code.groups)
+    alone = of_world and program.stands_for is None and beside.isdisjoint(program.features)
+    return alone and not misfits.early and not conditions.uneven
+
+
+def _shares(done: Progress, columns: Columns, cost: CostModel) -> bool:
+    from distsim.engine.overlap import shares
+
+    return shares(done.conditions, columns, cost)
+
+
+def _outlasts(program: Program, profile: Profile, columns: Columns) -> bool:
+    """Whether a wait is longer than its timeout; none is where the run ends before the one that all groups have."""
+    last = max(np.max(np.asarray(column), initial=0) for column in (columns.returned, columns.finished))
+    if "timeouts" not in program.features and last <= profile.timeout_ns:
+        return False
+    from distsim.engine.outlasting import outlasts
+
+    return outlasts(program, profile, columns)
 
 
 def _fast(done: Progress, cost: CostModel, columns: Columns, misfits: Sequence[Misfit]) -> Run:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distsim.collection import no_collection
 from distsim.cost import CostModel
 from distsim.engine.fill import fill
 from distsim.engine.general import simulate_in_order
@@ -19,16 +18,15 @@ from distsim.engine.record import WORST_FIRST, worst_of
 from distsim.ops.table import OPS
 from distsim.profiles import Profile, default_cluster
 from distsim.program.records import Program
-from distsim.records import dataclass
+from distsim.records import dataclass, no_collection
 from distsim.semantics.blocked import standstill
-from distsim.semantics.columns import go
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.contacts import bad_contacts
 from distsim.semantics.creation import unlike_groups
 from distsim.semantics.form import Drop
 from distsim.semantics.free import leaves_open, why_ordered
 from distsim.semantics.link import Linked
-from distsim.semantics.local import Progress
+from distsim.semantics.local import Progress, go
 from distsim.semantics.misfits import Misfits
 from distsim.semantics.section import Unfold
 from distsim.standstill import Standstill

@@ -84,19 +84,12 @@ def _spans(conditions: Conditions, columns: Columns, transfers: BoolArray) -> tu
     end[messages] = begin[messages] + conditions.price[messages]
     rows = np.flatnonzero(transfers & (linked.kind == PartKind.COLLECTIVE))
     instance, count = linked.instance[rows], len(linked.members)
-    if rows.size and (conditions.early or _uneven(conditions, rows, instance)):
+    if rows.size and (conditions.early or conditions.uneven):
         first, last = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
         np.minimum.at(first, instance, begin[rows])
         np.maximum.at(last, instance, end[rows])
         begin[rows], end[rows] = first[instance], last[instance]
     return begin, end
-
-
-def _uneven(conditions: Conditions, rows: IntArray, instance: IntArray) -> bool:
-    """Whether members of a collective pay different prices: it is under way, at all of them, until the last is done."""
-    price, last = conditions.price[rows], np.zeros(len(conditions.linked.members), dtype=np.int64)
-    last[instance] = price
-    return bool((last[instance] != price).any())
 
 
 def _one_by_one(linked: Linked, rows: IntArray, begin: IntArray, end: IntArray) -> bool:

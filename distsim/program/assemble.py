@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +15,10 @@ from numpy.typing import NDArray
 from distsim.arrays import distinct
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding, Severity
-from distsim.ops.base import Op
 from distsim.ops.records import Call, Group
+from distsim.program.drafts import Draft, Flaw, Requests
 from distsim.program.memo import VectorKeys, facts_key, vec_key
-from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, Fields, IntVector, Port, Site, Vec, at, narrow, resolve
-from distsim.records import dataclass
+from distsim.program.records import BoolVector, BufferVec, Code, CodeCall, IntVector, Port, Site, Vec, at, narrow, resolve
 
 #: Bytes of one call; times that follow from them still fit 64 bits.
 _MOST_BYTES = 2**62
@@ -127,39 +124,6 @@ class Shelf:
         severity: Severity = "warning" if code.startswith("DS9") else "error"
         places = tuple(self.sites[site].place(rank) for rank in ranks[:1]) or (self.sites[site].place(),)
         return Finding(code, severity, text, ranks, ranks, (help_text,) if help_text else (), places)
-
-
-class Flaw(NamedTuple):
-    """Why a call is invalid on some rows of its code (True: on all), by a finding's code."""
-
-    rows: BoolVector | bool
-    code: str
-    reason: str
-
-
-class Requests(NamedTuple):
-    """What a call does with requests: see the fields of `CodeCall`."""
-
-    waits: tuple[int, ...] = ()
-    again: tuple[int, ...] = ()
-    handled: bool = False
-    drops: tuple[int, ...] = ()
-
-
-@dataclass
-class Draft:
-    """A call on its way into a code: vectors over the code's ranks, before validity, port and signature are known."""
-
-    row: type[Op]
-    site: int
-    group: Vec = 0  # group ids
-    peer: Vec | None = None  # p2p: global rank, -1 any source
-    tag: Vec = 0
-    is_async: bool = False
-    invalid: list[Flaw] = field(default_factory=list)
-    fields: Fields = field(default_factory=dict)
-    parts: tuple[CodeCall, ...] = ()
-    guard: BoolVector | None = None
 
 
 _NONE = Requests()

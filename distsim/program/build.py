@@ -9,8 +9,8 @@ from distsim.ops.base import Op
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.profiles import DEFAULT_BACKEND
-from distsim.program.assemble import CodeBuilder, Draft, Flaw, Requests, Shelf
-from distsim.program.handles import Handles
+from distsim.program.assemble import CodeBuilder, Shelf
+from distsim.program.drafts import Draft, Flaw, Handles, Requests
 from distsim.program.records import BufferVec, Code, CodeCall, Fault, LinkFault, Program, Site, TensorSpec
 
 Plain = Mapping[str, Any]

@@ -25,6 +25,7 @@ from distsim.ops.table import OPS
 from distsim.records import dataclass
 
 if TYPE_CHECKING:
+    from distsim.program.features import Feature
     from distsim.startup.records import StartUp
 
 T = TypeVar("T")
@@ -267,6 +268,13 @@ class Program:
     #: Lowered from a file: ranks hold the groups that it names and no others. What was recorded may have been made otherwise, under names
     #: that are known.
     from_file: bool = False
+
+    @cached_property
+    def features(self) -> frozenset[Feature]:
+        """What it uses."""
+        from distsim.program.features import features_of
+
+        return features_of(self)
 
     @cached_property
     def present(self) -> Sequence[int]:

@@ -11,7 +11,7 @@ from distsim.expr import Expression
 from distsim.ops.base import Op
 from distsim.ops.fields import Inline, PerRank, Ref, Splits
 from distsim.ops.records import Group
-from distsim.program.assemble import Draft, Flaw
+from distsim.program.drafts import Draft, Flaw
 from distsim.program.memo import GroupName, vec_key
 from distsim.program.names import Marked, Names
 from distsim.program.records import BoolVector, BufferVec, Fields, Numbers, Vec, Written, narrow

@@ -11,8 +11,7 @@ import numpy as np
 from distsim.ops.base import Op
 from distsim.ops.fields import PerRank, Ref, Scalar, Splits
 from distsim.ops.one_sided import SIGNALS
-from distsim.program.assemble import Draft, Flaw, Requests
-from distsim.program.handles import Handle
+from distsim.program.drafts import Draft, Flaw, Handle, Requests
 from distsim.program.memo import Traits, fields_of, local_fields
 from distsim.program.names import has_bool
 from distsim.program.records import BoolVector, CodeCall, Numbers, Site, Vec, Written, narrow

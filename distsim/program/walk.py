@@ -10,7 +10,7 @@ import numpy as np
 from distsim.expr import Expression
 from distsim.ops.fields import PerRank
 from distsim.program.assemble import CodeBuilder
-from distsim.program.handles import Handles
+from distsim.program.drafts import Handles
 from distsim.program.memo import names_in
 from distsim.program.names import Names
 from distsim.program.records import BoolVector, Code, CodeCall, Env, IntVector, Numbers, Written, narrow

@@ -177,6 +177,6 @@ def _trace(
         "backend": session.backend, **device, "cluster": "", "launcher": session.launcher, "torch": torch.__version__,
         "repetition": repetition, "clock_error_ns": got.error_ns, "recording_ns_per_call": got.overhead_ns,
         "compute": "busy" if job.busy else "asleep", "cores": os.cpu_count(),
-        **(header_values(got.kept) if session.simulation.values is not None else {}), **end,
+        **(header_values(got.kept) if session.simulation.has_values else {}), **end,
     }  # fmt: skip
     return merged(job.program, got.tables.get(repetition, {}), left, outcome, header)

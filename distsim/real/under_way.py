@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from distsim.errors import DistsimError
-from distsim.output import is_stream
+from distsim.files import is_stream
 from distsim.real.board import Phase, seen
 from distsim.real.job import Job
 from distsim.real.merge import RankTimes, merged

@@ -15,7 +15,8 @@ from distsim.errors import UsageError
 from distsim.ops.base import Op
 from distsim.ops.records import DTYPE_BYTES, Group
 from distsim.ops.table import OPS
-from distsim.program.assemble import CodeBuilder, Draft, Requests, Shelf
+from distsim.program.assemble import CodeBuilder, Shelf
+from distsim.program.drafts import Draft, Requests
 from distsim.program.records import BufferVec, Code, CodeCall, Fault, LinkFault, Program, Site
 from distsim.trace import Trace, TraceCall
 

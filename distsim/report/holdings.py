@@ -9,7 +9,7 @@ from distsim.program.records import Program
 from distsim.report.columns import Table
 from distsim.report.packing import Numbers, steps
 from distsim.trace import Trace
-from distsim.values import carries_numbers, compute_values
+from distsim.values import compute_values
 from distsim.values.numbers import show
 from distsim.values.record import Values
 
@@ -42,7 +42,7 @@ class Holdings:
 
 def holdings(program: Program, trace: Trace) -> Holdings | None:
     """What tensors hold through a run; None where no numbers are known, or the program has more than `MOST_CALLS` calls."""
-    if program.call_count > MOST_CALLS or not carries_numbers(program):
+    if program.call_count > MOST_CALLS or "numbers" not in program.features:
         return None
     values, found = compute_values(program, trace, at_calls=True), Holdings()
     for rank, label in values.buffers:

@@ -13,7 +13,7 @@ from html import escape
 from importlib.resources import files
 
 from distsim.compare import Comparison
-from distsim.output import visible
+from distsim.files import visible
 from distsim.report.data import page_data
 from distsim.report.facts import headline
 from distsim.report.subject import Told

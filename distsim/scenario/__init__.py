@@ -3,8 +3,7 @@
 from typing import Any
 
 from distsim.scenario.entries import Block, Entry, Repeat, Step
-from distsim.scenario.files import load, load_mapping, load_stdin, loads, raw, text_of
-from distsim.scenario.model import Scenario
+from distsim.scenario.model import Scenario, load, load_mapping, load_stdin, loads, raw, text_of
 
 __all__ = [
     "Block",

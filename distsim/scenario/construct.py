@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from distsim.files import visible
 from distsim.names import shown
-from distsim.output import visible
 from distsim.scenario.document import MAX_ALIASED, Document, Map, Seq, plain_scalar
 from distsim.scenario.problems import Problems
 from distsim.scenario.remedies import remedy

@@ -24,7 +24,6 @@ from distsim.scenario.problems import Problems
 from distsim.scenario.scalars import MAX_WORLD, integer
 from distsim.scenario.scope import Scope
 from distsim.scenario.steps import MAX_ROUNDS, StepReader
-from distsim.scenario.tensors import resolve
 from distsim.scenario.validation import note_errors
 
 P = TypeVar("P", bound=Part)
@@ -182,6 +181,15 @@ class _Reader:
         return found
 
     # --- what there is to name, and the program ---
+    def tensors(self, declared: Mapping[str, TensorDecl | None]) -> dict[str, TensorDecl]:
+        """Those that can be read, with what their declarations leave out."""
+        found = {name: tensor for name, tensor in declared.items() if tensor is not None}
+        if all(tensor.like is None and tensor.shape is not None for tensor in found.values()):
+            return found
+        from distsim.scenario.tensors import resolve
+
+        return resolve(found, declared.keys(), self.problems)
+
     def program(self, found: dict[str, Any], size: int | None) -> None:
         scope = Scope(self.problems, found["mesh"], size)
         scope.define_axes()
@@ -191,7 +199,7 @@ class _Reader:
         scope.define_groups(found["groups"], size)
         scope.groups |= {name for name in self.named("groups") if isinstance(name, str)}
         declared = {name: self.tensor(name, value) for name, value in self.named("tensors").items()}
-        found["tensors"] = resolve({name: t for name, t in declared.items() if t is not None}, declared.keys(), self.problems)
+        found["tensors"] = self.tensors(declared)
         scope.define_tensors(found["tensors"])
         scope.tensors |= dict.fromkeys(declared)
         reader = StepReader(self.problems)

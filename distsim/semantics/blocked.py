@@ -6,8 +6,21 @@ from itertools import chain
 
 import numpy as np
 
-from distsim.semantics.flat import AWAIT_ENDS, END, MEET, NEVER, WAIT_EACH, WAIT_ENDS, Step
-from distsim.semantics.form import KIND_COLLECTIVE, KIND_SEND, Launch, Leave, Stuck, Unit
+from distsim.semantics.form import (
+    AWAIT_ENDS,
+    END,
+    KIND_COLLECTIVE,
+    KIND_SEND,
+    MEET,
+    NEVER,
+    WAIT_EACH,
+    WAIT_ENDS,
+    Launch,
+    Leave,
+    Step,
+    Stuck,
+    Unit,
+)
 from distsim.semantics.link import Linked
 from distsim.semantics.local import Progress, Thread
 from distsim.standstill import Blocked, Need, RankEnd, Standstill

@@ -9,13 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from distsim.semantics.conditions import Conditions
-from distsim.semantics.flat import (
+from distsim.semantics.fold import Class, Folded
+from distsim.semantics.form import (
     AWAIT_ENDS,
     BEGIN,
     COLLECTIVE,
     FINISH,
     ISSUE,
     JOIN,
+    KIND_COLLECTIVE,
+    KIND_WORK,
     MEET,
     MESSAGE,
     POST,
@@ -25,16 +28,8 @@ from distsim.semantics.flat import (
     WORK,
     Step,
 )
-from distsim.semantics.fold import Class, Folded, fold
-from distsim.semantics.form import KIND_COLLECTIVE, KIND_WORK
 from distsim.semantics.link import IntArray, Linked
 from distsim.semantics.local import Course, LocalClocks, Progress, Segment, Thread, Times, course_of, flatten_unit, threads_of
-
-
-def go(linked: Linked, conditions: Conditions) -> Progress:
-    """Run a program that is free of order, by classes where that pays."""
-    folded = fold(linked, conditions)
-    return LocalClocks(course_of(linked, conditions)).run() if folded is None else run_folded(linked, conditions, folded)
 
 
 def run_folded(linked: Linked, conditions: Conditions, folded: Folded) -> Progress:

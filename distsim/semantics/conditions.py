@@ -1,5 +1,8 @@
 """When a row is done: whom it needs, and how long what it does then takes. Columns over the rows of a linked program.
 
+The members of a collective wait for all, for those whom its data come from and go to, or, where they disagree on the root, for those whom
+each would have by its own (`Needs`).
+
 A message row i is done at ``max(A[i], A[need]) + lag`` where A is when a row was posted, or, with a negative lag, at
 ``max(A[i], A[need] - lag)``: data that left before its receive was there arrives on its own. A send that a back end buffers needs nobody,
 or, where the window is full, the receive that makes room.
@@ -7,7 +10,7 @@ or, where the window is full, the receive that makes room.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -17,11 +20,11 @@ from distsim.arrays import distinct
 from distsim.cost import CostModel
 from distsim.ops.one_sided import CELL, SIGNALS
 from distsim.ops.table import OPS
+from distsim.profiles.record import Awaited
 from distsim.program.records import Vec
 from distsim.semantics.durations import durations_ns
 from distsim.semantics.form import PartKind
 from distsim.semantics.link import NEVER_COMES, IntArray, Linked
-from distsim.semantics.needs import Needs
 
 BoolArray = NDArray[np.bool_]
 #: A row that its rank took back, as it left, before another row came that needs it; -1: before anybody came.
@@ -187,6 +190,15 @@ class Conditions:
                 ns = known[key]
                 self.price[those] = ns[own] if isinstance(ns, np.ndarray) else ns
 
+    @cached_property
+    def uneven(self) -> bool:
+        """Members of some collective pay different prices: it is under way, at all of them, until the last is done."""
+        rows = np.flatnonzero(self.linked.instance >= 0)
+        instance, price = self.linked.instance[rows], self.price[rows]
+        last = np.zeros(len(self.linked.members), dtype=np.int64)
+        last[instance] = price
+        return bool((last[instance] != price).any())
+
     # --- ends, for many rows at once ---
     def message_ends(self, rows: IntArray, posted: IntArray) -> IntArray:
         """When messages are done that were posted and have what they need; ns. Shape of ``rows``."""
@@ -239,3 +251,77 @@ def _without(linked: Linked, withdrawn: Sequence[int]) -> IntArray:
     mate[linked.mate[rows]] = NEVER_COMES
     mate[rows] = NEVER_COMES
     return mate
+
+
+class Needs:
+    """Whom the members of collectives wait for, in a linked program under its profile."""
+
+    def __init__(self, linked: Linked) -> None:
+        self.linked = linked
+        self._known: dict[tuple[str, int, int, int], tuple[int, ...] | None] = {}
+        self._rows: dict[int, tuple[int, ...] | None] = {}
+        self._awaiting: dict[int, dict[int, list[int]]] = {}
+
+    def of(self, row: int) -> tuple[int, ...] | None:
+        """The ranks that must have come to a collective's row before it is done; None: all members."""
+        if row not in self._rows:
+            self._rows[row] = self._of(row)
+        return self._rows[row]
+
+    def _of(self, row: int) -> tuple[int, ...] | None:
+        linked = self.linked
+        rank, members = int(linked.rank[row]), linked.whole[int(linked.instance[row])]
+        if row in self.apart:
+            awaited = self.apart[row].ranks
+            return None if len(awaited) == len(members) else tuple(sorted(awaited))
+        me = rank if rank < len(members) and members[rank] == rank else members.index(rank)
+        key = (linked.code_call(row).op, len(members), max(int(linked.root[row]), 0), me)
+        if key not in self._known:
+            needed = linked.profile.needs(*key)
+            self._known[key] = None if needed is None else tuple(sorted(needed))
+        places = self._known[key]
+        if places is None:
+            return None
+        ranks, of = tuple(members[i] for i in places), linked.program.stands_for
+        return ranks if of is None else tuple(one for one in ranks if of[one] == one)
+
+    def awaiting(self, rank: int, instance: int) -> Sequence[int]:
+        """Of the rows of a collective that need not all members those that need this rank."""
+        if instance not in self._awaiting:
+            found = self._awaiting[instance] = dict[int, list[int]]()
+            for row in self.linked.rows_of[instance].tolist():
+                for one in self.of(row) or ():
+                    found.setdefault(one, []).append(row)
+        return self._awaiting[instance].get(rank, ())
+
+    def in_vain(self, row: int) -> tuple[int, ...]:
+        """Of these the ranks that come and still do not do what the row waits for."""
+        return tuple(sorted(self.apart[row].in_vain)) if row in self.apart else ()
+
+    @cached_property
+    def apart(self) -> Mapping[int, Awaited]:
+        """The rows of collectives whose members name different roots, where the profile says what comes of that."""
+        linked = self.linked
+        if linked.profile.apart is None:
+            return {}
+        rows = np.flatnonzero((linked.kind == PartKind.COLLECTIVE) & (linked.root >= 0) & (linked.instance >= 0))
+        low, high = np.full(len(linked.members), np.iinfo(np.int64).max), np.full(len(linked.members), -1)
+        np.minimum.at(low, linked.instance[rows], linked.root[rows])
+        np.maximum.at(high, linked.instance[rows], linked.root[rows])
+        found = dict[int, Awaited]()
+        for instance in np.flatnonzero(low < high).tolist():
+            of = {int(linked.rank[row]): row for row in linked.rows_of[instance].tolist()}
+            awaited = linked.profile.apart([linked.call(row) for row in of.values()])
+            found |= {of[rank]: one for rank, one in awaited.items()}
+        return found
+
+    @cached_property
+    def early(self) -> IntArray:
+        """Rows of collectives of which some members may go before all have come, or wait although all have."""
+        needs, known, found = self.linked.profile.needs, dict[str, bool](), [np.array(sorted(self.apart), dtype=np.int64)]
+        for _, parts, rows in self.linked.parts(PartKind.COLLECTIVE):
+            op = parts[0].call.op
+            if op not in known:
+                known[op] = any(needs(op, n, 0, me) is not None for n in (2, 3, 4) for me in range(n))
+            found += [rows.reshape(-1)] if known[op] else []
+        return distinct(np.concatenate(found))

@@ -17,9 +17,8 @@ from distsim.records import dataclass
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.form import Unit
 from distsim.semantics.link import IntArray, Linked
+from distsim.semantics.local import WORTH
 
-#: Classes are worth their while where they hold at least so many ranks on average.
-WORTH = 8
 #: Rounds of refinement after which a program counts as one that does not fold; and rounds in a row in which the largest class loses a
 #: few ranks at most, as a chain does in which each rank needs the next.
 ROUNDS, CHAIN = 8, 3

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from distsim.semantics.conditions import Conditions
-from distsim.semantics.flat import (
+from distsim.semantics.form import (
     AWAIT_ENDS,
     BEGIN,
     COLLECTIVE,
     FINISH,
     ISSUE,
     JOIN,
+    KIND_COLLECTIVE,
+    KIND_WORK,
     MEET,
     MESSAGE,
     NEVER,
@@ -27,10 +29,13 @@ from distsim.semantics.flat import (
     WORK,
     Step,
     Threads,
+    Unit,
     flatten,
 )  # fmt: skip
-from distsim.semantics.form import KIND_COLLECTIVE, KIND_WORK, Unit
 from distsim.semantics.link import IntArray, Linked
+
+#: Classes are worth their while where they hold at least so many ranks on average (`distsim.semantics.fold`).
+WORTH = 8
 
 
 class Thread:
@@ -348,3 +353,15 @@ class LocalClocks(Progress):
                 return 4 * (base + r) + 1, t
             t = max(t, end)
         return None, t
+
+
+def go(linked: Linked, conditions: Conditions) -> Progress:
+    """Run a program that is free of order, by classes where that pays."""
+    if len(linked.units) * WORTH <= len(linked.program.present):
+        from distsim.semantics.columns import run_folded
+        from distsim.semantics.fold import fold
+
+        folded = fold(linked, conditions)
+        if folded is not None:
+            return run_folded(linked, conditions, folded)
+    return LocalClocks(course_of(linked, conditions)).run()

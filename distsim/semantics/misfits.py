@@ -13,9 +13,9 @@ from distsim.errors import UsageError
 from distsim.ops.records import Call
 from distsim.ops.table import OPS
 from distsim.profiles.record import Meeting, Mishap, Profile
+from distsim.semantics.conditions import Needs
 from distsim.semantics.form import ODD, PartKind
 from distsim.semantics.link import IntArray, Linked
-from distsim.semantics.needs import Needs
 from distsim.semantics.section import Unfold
 
 #: Calls of one meeting that differ in more ways are left to the order of events.

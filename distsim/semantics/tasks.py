@@ -13,6 +13,7 @@ from distsim.ops.one_sided import SIGNALS
 from distsim.ops.records import Call
 from distsim.profiles.record import Profile
 from distsim.program.records import CodeCall, Program
+from distsim.semantics.conditions import Needs
 from distsim.semantics.creation import made_groups
 from distsim.semantics.form import (
     Drop,
@@ -31,7 +32,6 @@ from distsim.semantics.form import (
 )  # fmt: skip
 from distsim.semantics.link import Linked
 from distsim.semantics.misfits import bad_instances
-from distsim.semantics.needs import Needs
 
 #: Kinds of step.
 POST, WAIT, SYNC, MEET, STUCK, LOCK, DROP, LEAVE = range(8)

@@ -29,7 +29,7 @@ def compile_units(program: Program, profile: Profile) -> list[Unit]:
     if program.startup is not None and program.startup.failed:
         struck |= set(program.startup.endings)
     found = [unit for number, code in enumerate(program.codes) for unit in _units_of(number, code, profile, struck)]
-    shared = Shared(unlike_groups(program, profile))
+    shared = Shared(unlike_groups(program, profile) if "new groups" in program.features else {})
     compiler = DeviceCompiler if profile.device else Compiler
     return [compiler(program, profile, unit, shared).run() for unit in sorted(found, key=lambda u: u.ranks[0])]
 

@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, PlainValidator, StrictBool, ValidationInfo, WithJsonSchema, field_validator
 
 from distsim import units
+from distsim.files import read_bytes
 from distsim.names import listing, near, shown
-from distsim.reading import read_bytes
 from distsim.strategies.base import Context, Cost, Entry, Expansion, Refusal, Strategy, block, blocks, declared, step
 from distsim.strategies.fields import COST, Axis, Count, Dtype, Duration, Shape, cost, keyed
 from distsim.strategies.pipeline_actions import Schedule, computes, forwards, from_rows, parse_rows

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.errors import UsageError
-from distsim.output import visible, write_file
-from distsim.reading import read_bytes
+from distsim.files import read_bytes, visible, write_file
 from distsim.sweep.backends import needed
 
 #: The column that tells rows apart: the content hash of a point.

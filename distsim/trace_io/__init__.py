@@ -21,10 +21,9 @@ from typing import Any, Final
 import numpy as np
 
 from distsim.errors import EnvironmentFault, UsageError
+from distsim.files import LongLine, open_bytes, some_lines, visible, write_file
 from distsim.findings.record import Place
 from distsim.names import nearest
-from distsim.output import visible, write_file
-from distsim.reading import LongLine, open_bytes, some_lines
 from distsim.trace import COLUMNS, NOWHERE, TABLES, TRACE_SCHEMA_VERSION, Trace
 from distsim.trace_io.files import is_gzip, lines_of, packed
 from distsim.trace_io.header import FORMAT, REMEDY, read_header

@@ -8,7 +8,7 @@ from io import BufferedIOBase
 from os import PathLike, fspath
 from typing import Final
 
-from distsim.reading import LongLine
+from distsim.files import LongLine
 
 _PIECE: Final = 1 << 16
 _MAGIC: Final = b"\x1f\x8b"

@@ -31,12 +31,6 @@ def compute_values(program: Program, trace: Trace, *, limit_elements: int = LIMI
     return _Execution(program, trace, limit_elements, at_calls).values()
 
 
-def carries_numbers(program: Program) -> bool:
-    """Does any tensor ever have numbers: by its declaration, or by an `assign`? If not, all that values can tell is lineage."""
-    given = any(spec.value is not None for spec in program.tensors.values())
-    return given or any(call.op == "assign" for code in program.codes for call in code.calls)
-
-
 class _Execution:
     """Carries out the reads and writes of a run."""
 

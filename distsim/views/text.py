@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from distsim.check.memory import held
 from distsim.engine import SHARED_CALLS
-from distsim.figures import figures, makespan_band
 from distsim.units import show_bytes, show_ns
 from distsim.views.findings import against_lines, findings_lines, verdict_words
 from distsim.views.tables import cells, cut, folded, page_width, ranks_text, table
-from distsim.views.values import values_lines
-from distsim.views.whatifview import figures_lines
 
 if TYPE_CHECKING:
     from distsim.check.memory import Held
@@ -40,11 +36,28 @@ def report(simulation: Simulation) -> str:
         _titled("Ranks", _ranks(timeline.ranks, simulation.run.standstill.ends)),
         _titled("Collectives", _collectives(timeline.collectives)),
         _titled("Critical path", _critical_path(timeline.critical_path, timeline.makespan_ns, file)),
-        memory_lines(held(simulation.scenario, simulation.program), simulation.cost.cluster),
-        _titled("Values at the end", values_lines(simulation.values)),
+        _memory(simulation),
+        _values(simulation),
         folded(band_line(simulation)),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _memory(simulation: Simulation) -> list[str]:
+    if not simulation.scenario.memory:
+        return []
+    from distsim.check.memory import held
+
+    return memory_lines(held(simulation.scenario, simulation.program), simulation.cost.cluster)
+
+
+def _values(simulation: Simulation) -> list[str]:
+    """Nothing where no tensor has numbers: then all that values can tell is whose data they are."""
+    if "numbers" not in simulation.program.features:
+        return []
+    from distsim.views.values import values_lines
+
+    return _titled("Values at the end", values_lines(simulation.values))
 
 
 def _titled(title: str, lines: Sequence[str]) -> list[str]:
@@ -60,8 +73,18 @@ def _head(simulation: Simulation) -> list[str]:
         *against_lines(simulation.verdict, simulation.outcome, simulation.run.profile, simulation.findings),
         *folded(scenario.about),
         *folded(f"{ranks} on {machines}, back end {simulation.run.profile}, cluster {simulation.cost.name}"),
-        *figures_lines(figures(simulation)),
+        *_figures(simulation),
     ]
+
+
+def _figures(simulation: Simulation) -> list[str]:
+    """Those of a training step; nothing where the file names no strategy."""
+    if not simulation.scenario.strategies:
+        return []
+    from distsim.figures import figures
+    from distsim.views.whatifview import figures_lines
+
+    return figures_lines(figures(simulation))
 
 
 def _outcome(simulation: Simulation) -> str:
@@ -306,6 +329,10 @@ def band_line(simulation: Simulation) -> str:
     told = f"Times by the cost model of {cost.name}: {cost.error_band}."
     if simulation.run.alone:
         told += f" With more than {SHARED_CALLS:,} calls, what is under way at once counts as if each were alone."
+    if not cost.nccl:
+        return told
+    from distsim.figures import makespan_band
+
     span = makespan_band(cost, simulation.program, simulation.timeline)
     if span is None:
         return told

@@ -1,13 +1,53 @@
-"""Which request a handle stands for: names bound, spent and dropped, in program order of one code."""
+"""A call on its way into a code: its draft, why it may be invalid, and the requests that it makes, waits for and loses.
+
+Which request a handle stands for is told in program order: names are bound, spent and dropped.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import field
+from typing import NamedTuple
 
-from distsim.program.assemble import Flaw
+from distsim.ops.base import Op
+from distsim.program.records import BoolVector, CodeCall, Fields, Vec
+from distsim.records import dataclass
 
 #: A name and its index; None where the name stands alone.
 Handle = tuple[str, int | None]
+
+
+class Flaw(NamedTuple):
+    """Why a call is invalid on some rows of its code (True: on all), by a finding's code."""
+
+    rows: BoolVector | bool
+    code: str
+    reason: str
+
+
+class Requests(NamedTuple):
+    """What a call does with requests: see the fields of `CodeCall`."""
+
+    waits: tuple[int, ...] = ()
+    again: tuple[int, ...] = ()
+    handled: bool = False
+    drops: tuple[int, ...] = ()
+
+
+@dataclass
+class Draft:
+    """A call on its way into a code: vectors over the code's ranks, before validity, port and signature are known."""
+
+    row: type[Op]
+    site: int
+    group: Vec = 0  # group ids
+    peer: Vec | None = None  # p2p: global rank, -1 any source
+    tag: Vec = 0
+    is_async: bool = False
+    invalid: list[Flaw] = field(default_factory=list)
+    fields: Fields = field(default_factory=dict)
+    parts: tuple[CodeCall, ...] = ()
+    guard: BoolVector | None = None
 
 
 class Handles:

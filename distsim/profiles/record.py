@@ -78,8 +78,8 @@ Besides = Callable[[str, Sequence[tuple[str, ...]], bool], frozenset[str]]
 
 
 class Awaited(NamedTuple):
-    """What a member of a collective needs whose members do not agree on the root, in global ranks: who must have come, and whom of these
-    it then waits for ``in_vain``, since they take another root and do something else."""
+    """What a member of a collective needs whose members do not agree on the root, or on whether there is anything to send, in global
+    ranks: who must have come, and whom of these it then waits for ``in_vain``, since they do something else or nothing."""
 
     ranks: frozenset[int]
     in_vain: frozenset[int] = frozenset()
@@ -100,6 +100,11 @@ def nothing_besides(outcome: str, fields: Sequence[tuple[str, ...]], outside: bo
     return frozenset()
 
 
+def no_ring(op: str) -> bool:
+    """Whatever members bring, they meet as one."""
+    return False
+
+
 #: What a collective that travels as messages needs connected: all pairs of its group, or one direction between each member and the root.
 ALL_PAIRS, TO_ROOT, FROM_ROOT = "all pairs", "to root", "from root"
 
@@ -112,8 +117,8 @@ class Profile:
     ``tags``, ``any_source``: whether they are obeyed, or ignored and refused.
     ``slot``: what besides group and number tells two collectives apart, of the operation.
     ``credit``: may a send complete without its receive, given (nbytes, bytes sent so and not yet received, options).
-    ``needs``: who waits for whom in a collective. ``apart``: the same by rank, of calls that name different roots; None where that is
-    left to ``mismatch``.
+    ``needs``: who waits for whom in a collective. ``apart``: the same by rank, of calls that name different roots or
+    do not bring equally much to a ``ring``; None where that is left to ``mismatch``.
     ``workers``: the queue of a rank's collectives on a group, of (rank, group id); None: they run at once.
     ``new_group``: who meets in it, given the options (`Parties`).
     ``local_groups``: why it makes no group with use_local_synchronization; None where it does.
@@ -129,6 +134,8 @@ class Profile:
     ``support``: what the back end takes; None for a reading of the contract, which takes all. ``buffer_option``: what ``credit`` goes by;
     None where no option changes it. ``cluster``: the preset that a scenario runs on which names none. ``listed``: the place among the
     back ends, torch's (`torch.distributed.Backend.backend_list`). ``built_in``: torch's own packages have it.
+    ``ring``: collectives that a member with nothing to send passes by, and of which ``apart`` tells who gets round where members do not
+    bring equally much.
     ``besides``: outcomes that may come in place of the one found (`Besides`). ``by_messages``: collectives that travel as messages between
     members, with what they need connected.
     """
@@ -162,6 +169,7 @@ class Profile:
     besides: Besides = nothing_besides
     by_messages: Mapping[str, str] = field(default_factory=dict)
     apart: Callable[[Sequence[Call]], Mapping[int, Awaited]] | None = None
+    ring: Callable[[str], bool] = no_ring
 
     @property
     def rendezvous(self) -> bool:

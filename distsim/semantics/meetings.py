@@ -200,7 +200,7 @@ class Meetings(Tables):
         if self.instance[row] in self.suspects:  # others may make an operation that waits for this rank alone
             running = [one for one in there.values() if phase[one] == RUNNING]
         elif near is None:
-            return []
+            running = [row]
         else:
             rank = self.rank_of[row]
             who = near[place_in(self.members[self.instance[row]], rank)]

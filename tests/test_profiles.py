@@ -135,6 +135,8 @@ def test_sends_run_ahead_by_limit_and_by_credit() -> None:
     ("gloo", call("all_reduce", "bfloat16", "avg"), None),
     ("gloo", call("all_reduce", "complex64", "product"), "all_reduce does not support RedOpType.PRODUCT on complex tensors"),
     ("gloo", call("recv", peer=None), None),
+    ("gloo", call("recv", numel=0), None),
+    ("gloo", call("recv", numel=0, peer=None), "[enforce fail at gloo/transport/tcp/unbound_buffer.cc] offset < this->size. 0 vs 0"),
     ("nccl", call("recv", peer=None), "ProcessGroupNCCL does not support recvAnysource"),
     ("nccl", call("all_reduce", "int32", "bor"), "Cannot use ReduceOp.BOR with NCCL"),
     ("nccl", call("all_reduce", "int32", "avg"), None),

@@ -31,6 +31,13 @@ SUPPORT = Support(
 _SUM = "all_reduce"
 
 
+def refuse(call: Call) -> str | None:
+    """What gloo has no word for, and a receive of nothing from any source, whose buffer has no place to begin at (run)."""
+    if call.peer is None and OPS[call.op].direction == "recv" and not call.outputs[0].nbytes:
+        return "[enforce fail at gloo/transport/tcp/unbound_buffer.cc] offset < this->size. 0 vs 0"
+    return SUPPORT.refuse(call)
+
+
 def slot(op: str) -> Hashable:
     """G5: kinds have slots of their own, so another kind at the same number hangs; rows say what they are underneath. Calls that name
     another root meet, as `apart` says."""
@@ -255,7 +262,7 @@ GLOO = Profile(
     name="gloo",
     about="Every send is a rendezvous at every size (G1). Tags and any-source are true (G2). Collectives meet by kind and number "
           "on the group (G5) and run on two worker threads per group (G7). A dropped request is cancelled (G4).",
-    needs=needs, mismatch=mismatch, refuse=SUPPORT.refuse, credit=never, slot=slot, workers=workers, new_group=new_group,
+    needs=needs, mismatch=mismatch, refuse=refuse, credit=never, slot=slot, workers=workers, new_group=new_group,
     invalid=invalid, dropped="cancels", peer_death="raises", specific_first=True, timed_out="raises", store_grace_ns=10**9,
     support=SUPPORT, listed=1, besides=besides, apart=apart, ring=ring,
 )  # fmt: skip

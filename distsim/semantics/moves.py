@@ -110,8 +110,10 @@ class Rules(Queues):
         return -1
 
     def _is_broken(self, state: State, rank: int, wait: Instruction) -> bool:
+        """Requests are waited for one by one, so a death is seen by the wait whose turn it is (run)."""
         assert isinstance(wait, Wait)
-        return any(self.broken(state, self.base[rank] + row) for row in wait.rows)
+        row = self.open_row(state, rank, wait.rows)
+        return row >= 0 and self.broken(state, row)
 
     # --- making a choice ---
     def apply(self, state: State, choice: Choice) -> State:

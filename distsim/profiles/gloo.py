@@ -134,6 +134,20 @@ def needs(op: str, n: int, root: int, me: int) -> frozenset[int] | None:
     return None if needed is None else needed(n, root, me)
 
 
+def talks(op: str, n: int, root: int, one: int, other: int) -> bool:
+    """Neighbours in a ring, and of a reduce the root with all; the two ends of an edge of a tree; the root and another; those a power of
+    two apart in a barrier (barrier.cc, read); any two in all_to_all. Run: four ranks of which 0 and 1 do not hear each other."""
+    apart, rooted = (one - other) % n, root in (one, other)
+    if _bound(op).needs is root_alone:
+        return rooted
+    if _bound(op).needs is not None:
+        v, w = (one - root) % n, (other - root) % n
+        return (v > 0 and binomial_parent(v) == w) or (w > 0 and binomial_parent(w) == v)
+    if ring(op):
+        return apart in (1, n - 1) or (op == "reduce" and rooted)
+    return OPS[op].pairwise or any(gap & (gap - 1) == 0 for gap in (apart, n - apart))
+
+
 def workers(rank: int, group: int) -> Workers:
     """G7: two worker threads per group, first in first out. Messages have none."""
     return Workers(("workers", rank, group), 2)
@@ -264,7 +278,7 @@ GLOO = Profile(
           "on the group (G5) and run on two worker threads per group (G7). A dropped request is cancelled (G4).",
     needs=needs, mismatch=mismatch, refuse=refuse, credit=never, slot=slot, workers=workers, new_group=new_group,
     invalid=invalid, dropped="cancels", peer_death="raises", specific_first=True, timed_out="raises", store_grace_ns=10**9,
-    support=SUPPORT, listed=1, besides=besides, apart=apart, ring=ring,
+    support=SUPPORT, listed=1, besides=besides, apart=apart, ring=ring, talks=talks,
 )  # fmt: skip
 
 

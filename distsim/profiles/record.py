@@ -90,6 +90,15 @@ class Awaited(NamedTuple):
 Needs = Callable[[str, int, int, int], frozenset[int] | None]
 
 
+#: Whether anything passes between two members of a collective, by (op, group size, root, and the two as group ranks).
+Talks = Callable[[str, int, int, int, int], bool]
+
+
+def all_talk(op: str, n: int, root: int, one: int, other: int) -> bool:
+    """Any two members may have something for each other."""
+    return True
+
+
 def never(nbytes: int, outstanding: int, options: Options) -> bool:
     """A send is a rendezvous at every size."""
     return False
@@ -123,7 +132,8 @@ class Profile:
     ``new_group``: who meets in it, given the options (`Parties`).
     ``local_groups``: why it makes no group with use_local_synchronization; None where it does.
     ``invalid``: what becomes of a call that the contract forbids, given the finding's code (DS101 …) and the options.
-    ``dropped``: what becomes of a message whose request nobody can wait for any more.
+    ``dropped``: what becomes of a message whose request nobody can wait for any more; where it ``cancels``, whoever meets it falls
+    silent towards its rank, in collectives between whose members ``talks`` says that something passes.
     ``peer_death``: what a rank does that has a transfer to a dead one.
     ``mismatch``: what calls that meet and don't fit lead to.
     ``refuse``: the error text of a call that the back end rejects on its own, else None.
@@ -170,6 +180,7 @@ class Profile:
     by_messages: Mapping[str, str] = field(default_factory=dict)
     apart: Callable[[Sequence[Call]], Mapping[int, Awaited]] | None = None
     ring: Callable[[str], bool] = no_ring
+    talks: Talks = all_talk
 
     @property
     def rendezvous(self) -> bool:

@@ -142,7 +142,9 @@ class State:
     ``phase``: of every row. ``queues``: rows of a queue with workers, in order. ``meets``: who has come where a communicator is made.
     ``sends``, ``receives``: open messages by channel, oldest first; those of boxes that are open to any source are in ``matcher``.
     ``there``: who has come to a collective (rank -> row, by order of arrival). ``ahead``: bytes of a channel sent without a receive.
-    ``jams``: whom a jammed row waits for in vain. ``mates``: of a send that is due, its receive. ``closed``: (rank, group) whose
+    ``silent``: of a pair of ranks on a group between whom nothing arrives any more, in one direction (group, giver, getter): whether it is
+    the giver that keeps it back, and the giver's receives whose notice had got there before (G4). ``jams``: whom a jammed row waits for in
+    vain. ``mates``: of a send that is due, its receive. ``closed``: (rank, group) whose
     connections the rank's own timeout closed. ``losses``: ranks that are gone, or have closed a group.
     """
 
@@ -161,13 +163,14 @@ class State:
     closed: dict[tuple[int, int], bool]
     matcher: Matcher
     losses: dict[int, None]
+    silent: dict[tuple[int, int, int], tuple[bool, frozenset[int]]]
 
     def copy(self) -> State:
         return State(
             self.pc[:], self.ends[:], self.open[:], self.phase[:], _copied(self.queues),
             {k: v.copy() for k, v in self.meets.items()}, _copied(self.sends), _copied(self.receives),
             {k: v.copy() for k, v in self.there.items()}, self.ahead.copy(), self.jams.copy(),
-            self.mates.copy(), self.closed.copy(), self.matcher.copy(), self.losses.copy(),
+            self.mates.copy(), self.closed.copy(), self.matcher.copy(), self.losses.copy(), self.silent.copy(),
         )  # fmt: skip
 
     def key(self) -> Hashable:
@@ -176,7 +179,7 @@ class State:
             tuple(self.pc), tuple(self.ends), bytes(self.phase), frozenset(self.jams.items()),
             frozenset((k, frozenset(v)) for k, v in self.meets.items()), frozenset(self.closed),
             frozenset((k, tuple(v)) for k, v in self.sends.items()), frozenset((k, tuple(v)) for k, v in self.receives.items()),
-            frozenset((k, frozenset(v.values())) for k, v in self.there.items()), self.matcher.key(),
+            frozenset((k, frozenset(v.values())) for k, v in self.there.items()), self.matcher.key(), frozenset(self.silent.items()),
         )  # fmt: skip
 
 

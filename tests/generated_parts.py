@@ -130,6 +130,8 @@ class Calls(Spoilt):
         for rank, way, where in ((src, "send", {"dst": dst}), (dst, "recv", named)):
             fields = {"tensor": tensor, **where, **common, **self.on_stream()}
             if self.has("batches", 0.2):
+                if way == "recv" and "src" not in named:  # a batch knows no receive from any source
+                    fields = {**{k: v for k, v in fields.items() if k != "assume_src"}, "src": src}
                 self.add(rank, "batch_isend_irecv", {"ops": [{f"i{way}": {k: v for k, v in fields.items() if k != "on"}}],
                                                      **(self.request(rank) if self.random.random() < 0.5 else {})})  # fmt: skip
             elif self.has("async_messages", 0.5):

@@ -1,7 +1,9 @@
-"""Asks gloo itself who gets through a collective whose members name different roots: four ranks of one machine, a group for each case.
+"""Asks gloo itself who gets through a collective whose members name different roots or bring tensors of different sizes: four ranks of
+one machine, a group for each case.
 
-``python tests/gloo_roots.py SECONDS`` reads cases as JSON, [operation, members, elements, root of each member], and prints whether each
-member got through, or whether its wait timed out. tests/test_gloo_roots.py holds the rules to it.
+``python tests/gloo_roots.py SECONDS`` reads cases as JSON, [operation, members, elements (of each member, if a list), root of each
+member], and prints whether each member got through, or whether its wait timed out. tests/test_gloo_roots.py and tests/test_gloo_rings.py
+hold the rules to it.
 """
 
 from __future__ import annotations
@@ -16,13 +18,18 @@ from typing import Any
 
 RANKS = 4
 
-Case = tuple[str, list[int], int, list[int]]
+Case = tuple[str, list[int], int | list[int], list[int]]
 
 
 def start(dist: Any, torch: Any, case: Case, group: Any, rank: int) -> Any:
     op, members, numel, roots = case
-    root, tensor = roots[members.index(rank)], torch.ones(numel)
-    parts = [torch.ones(numel) for _ in members] if root == rank else None
+    me = members.index(rank)
+    root, tensor = roots[me], torch.ones(numel[me] if isinstance(numel, list) else numel)
+    parts = [tensor.clone() for _ in members] if root == rank else None
+    if op == "all_reduce":
+        return dist.all_reduce(tensor, group=group, async_op=True)
+    if op == "all_gather":
+        return dist.all_gather([tensor.clone() for _ in members], tensor, group=group, async_op=True)
     if op == "gather":
         return dist.gather(tensor, parts, root, group=group, async_op=True)
     if op == "scatter":

@@ -192,12 +192,6 @@ def test_invalid_calls(backend: str, ranks: Ranks, outcome: str, possible: tuple
     assert (found.outcome, found.possible) == (outcome, possible)
 
 
-@pytest.mark.parametrize(("sizes", "dead"), [((4, 4, 8), (1,)), ((8, 4, 4), (2,)), ((4, 8, 4), (0,)), ((8, 6, 8), (1,))])
-@pytest.mark.parametrize("op", ["all_reduce", "all_gather"])
-def test_in_a_ring_the_rank_before_the_larger_one_aborts_on_gloo(op: str, sizes: tuple[int, ...], dead: tuple[int, ...]) -> None:
-    assert under("gloo", [[coll(op, n)] for n in sizes]).ranks == dead
-
-
 def test_uneven_parts_of_an_all_to_all_are_judged_as_messages_on_gloo() -> None:
     """More than there is room for aborts, less leaves the tail."""
 

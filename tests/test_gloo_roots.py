@@ -1,4 +1,4 @@
-"""Rooted collectives on gloo whose members name different roots: who gets through, held to gloo itself."""
+"""Collectives on gloo whose members name different roots or bring tensors of different sizes: who gets through, held to gloo itself."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from distsim.engine import run
 from distsim.ops.records import Buffer, Call, Group
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES, default_cluster
+from distsim.profiles.gloo_rings import RINGS, Share, ring_ends
 from distsim.program.build import build_program
 from distsim.program.records import Program
 from distsim.semantics.moves import Rules
@@ -25,12 +26,15 @@ from tests.gloo_observed import coll, recv, send
 
 GLOO = PROFILES["gloo"]
 ROOTED = [name for name, row in OPS.items() if row.root_field is not None and row.kind == "collective"]
-Case = tuple[str, list[int], int, list[int]]
+Case = tuple[str, list[int], int | list[int], list[int]]
 
 
 def program_of(case: Case, before: Mapping[int, list[dict[str, Any]]], after: Mapping[int, list[dict[str, Any]]]) -> Program:
     op, members, numel, roots = case
-    ranks = {r: [coll(op, numel, root=root, group="g")] for r, root in zip(members, roots, strict=True)}
+    sizes = numel if isinstance(numel, list) else [numel] * len(members)
+    rooted = OPS[op].root_field is not None
+    ranks = {r: [coll(op, size, group="g", **({"root": root} if rooted else {}))]
+             for r, size, root in zip(members, sizes, roots, strict=True)}  # fmt: skip
     return build_program(4, {r: [*before.get(r, ()), *ranks.get(r, ()), *after.get(r, ())] for r in range(4)},
                          groups={"g": members}, backend="gloo")  # fmt: skip
 
@@ -63,10 +67,23 @@ def drawn(count: int) -> list[Case]:
     return found
 
 
-def test_who_gets_through_with_different_roots_is_what_gloo_does() -> None:
-    """48 cases at once, each on a group of its own. Who gets through does so in milliseconds; a busy machine has a second chance."""
+def unlike(count: int) -> list[Case]:
+    """Rings to which not all bring equally much, and in which nobody aborts: that would end the process that the other cases share."""
+    draw, found = random.Random(11), list[Case]()
+    while len(found) < count:
+        op, members = draw.choice(sorted(RINGS)), sorted(draw.sample(range(4), draw.choice((2, 3, 4, 4))))
+        numel, root = draw.choice((1, 5, 64, 1 << 20)), draw.choice(members)
+        sizes = [draw.choice((0, numel, numel, numel + 1, 2 * numel)) for _ in members]
+        place = members.index(root) if op == "reduce" else -1
+        if not ring_ends(op, len(members), tuple((me, (Share(4 * size, 4, place),)) for me, size in enumerate(sizes))).aborts:
+            found.append((op, members, sizes, [root] * len(members)))
+    return found
+
+
+def test_who_gets_through_with_different_roots_or_sizes_is_what_gloo_does() -> None:
+    """80 cases at once, each on a group of its own. Who gets through does so in milliseconds; a busy machine has a second chance."""
     pytest.importorskip("torch.distributed", reason="torch is not installed")
-    cases = drawn(48)
+    cases = [*drawn(48), *unlike(32)]
     script = Path(__file__).parent / "gloo_roots.py"
     said = [through(case) for case in cases]
     assert any(map(all, said))

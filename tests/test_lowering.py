@@ -209,6 +209,7 @@ INVALID: dict[str, tuple[str, str]] = {
     "buffers that do not fit": ("DS110", "all_gather_into_tensor: {input: a, output: a}"),
     "new_group with a rank outside": ("DS111", "new_group: {name: g, ranks: [0, 7]}"),
     "initialised twice": ("DS109", "init_process_group"),
+    "a batched receive from any source": ("DS112", "batch_isend_irecv: {ops: [{irecv: {tensor: a}}]}"),
     "an empty batch": ("DS112", "batch_isend_irecv: {ops: []}"),
 }
 

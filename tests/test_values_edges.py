@@ -352,3 +352,18 @@ def test_the_first_part_of_a_batch_is_kept_like_the_others() -> None:
 
     assert values.at_part[0, 0, 0, "in"] == "[0.0, 1.0, 2.0, 3.0]"
     assert values.at_part[0, 0, 1, "out"] == "[10.0, 11.0, 12.0, 13.0]"
+
+
+def test_zeros_of_either_sign_are_no_uniform_tensor() -> None:
+    """0.0 == -0.0, and still their bits differ: three ranks' zeros stay as each sent them (run on gloo)."""
+    assert np.signbit(whole((piece(1, -0.0), piece(1, 0.0)), F32)).tolist() == [True, False]  # type: ignore[arg-type]
+    scenario = loads("""
+        world: 3
+        tensors: {mine: {shape: [3], value: "-0.5 * rank * (rank - 2) * (index - 1)"}, got: {shape: [3], value: 1}}
+        program: [all_to_all_single: {input: mine, output: got}]
+    """)
+    got = simulate(scenario).values
+    assert got is not None
+    for rank in range(3):
+        mine = [-0.5 * r * (r - 2) * (rank - 1) for r in range(3)]
+        assert np.signbit(got.array(rank, "got")).tolist() == np.signbit(np.array(mine)).tolist(), rank  # type: ignore[arg-type]

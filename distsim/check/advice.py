@@ -25,6 +25,12 @@ def advise_keep(rank: int) -> tuple[str, ...]:
     return (f"rank {rank} posted it and ended without a wait: keep the request (`as: h`) and wait for it",)
 
 
+def advise_silenced(rank: int, other: int, where: str) -> tuple[str, ...]:
+    """A dropped request keeps two ranks apart that have both posted."""
+    return (f"rank {rank} drops its request for a message with rank {other}, {where}, and nothing passes between them since: keep it"
+            " (`as: h`) and wait for it",)  # fmt: skip
+
+
 def advise_circle(turns: Sequence[Awaited], parts: Sequence[Counterpart | None], length: int) -> tuple[str, ...]:
     """How to break a circle, by what its ranks stand in."""
     calls = [p.call for p in parts if p is not None]

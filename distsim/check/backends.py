@@ -12,6 +12,7 @@ from distsim.findings.codes import CODES
 from distsim.findings.record import Finding
 from distsim.ops.one_sided import is_signal
 from distsim.ops.records import Buffer, Call
+from distsim.ops.table import OPS
 from distsim.profiles import Profile, judge_of, refusal
 from distsim.program.records import Program
 from distsim.semantics.compiler import refusal_key
@@ -59,7 +60,7 @@ def _refused(program: Program, profile: Profile) -> list[Finding]:
         refused, judge = said[number, site, reason]
         words = f"{call_words(refused)} of {some_ranks(sorted(those))}"
         message = f"{judge.name} refuses {words}, {where_text(place)}: {reason}"
-        found.append(Finding(number, "error", message, tuple(sorted(those)), (), (_help(number),), (place,)))
+        found.append(Finding(number, "error", message, tuple(sorted(those)), (), (_help(number, refused),), (place,)))
     return found
 
 
@@ -92,14 +93,16 @@ _NAMED = (
 _ALONE = "leave use_local_synchronization out, and let all ranks of the world make the call"
 
 
-def _help(number: str) -> str:
+def _help(number: str, refused: Call) -> str:
+    if number == "DS704" and OPS[refused.op].direction == "recv" and refused.peer is None:
+        return "name the source, or receive one element at least"
     remedy = CODES[number].remedy
     return remedy[0].lower() + remedy[1:].rstrip(".")
 
 
 def _refusal_code(call: Call, profile: Profile) -> str:
     """Which of its arguments the profile refuses: the source, the dtype, the reduce op, or the call as such."""
-    if call.op in ("recv", "irecv") and call.peer is None:
+    if call.op in ("recv", "irecv") and call.peer is None and not profile.any_source:
         return "DS701"
     if profile.refuse(replace(call, inputs=_floats(call.inputs), outputs=_floats(call.outputs))) is None:
         return "DS702"

@@ -14,6 +14,7 @@ from distsim.check.advice import (
     advise_keep,
     advise_message,
     advise_new_group,
+    advise_silenced,
     lead_new_group,
     same_call,
 )
@@ -21,7 +22,7 @@ from distsim.check.blocked_rows import BlockedRows
 from distsim.check.call_index import CallIndex
 from distsim.check.counterpart import Counterpart, Counterparts, Near, Taken, near_words
 from distsim.check.layout import Layout, build_layout
-from distsim.check.leaks import request_lost
+from distsim.check.leaks import lost_message, request_lost
 from distsim.check.left import Advice, advise_left, gone_words, members_only, stays_connected
 from distsim.check.local_names import advise_local_group
 from distsim.check.waitfor import Circle, WaitFor, edge, wait_for
@@ -138,7 +139,12 @@ class _Diagnosis:
         more = [*like_this(len(circle.ranks) - len(lines)), *also]
         known = [p for p in parts if p is not None]
         other, made = self._other_group(known), members_only(self.where, turns, parts)
-        advice = self._apart(known) or (other and other.advice) or advise_circle(turns[:SHOWN], parts, len(circle.path))
+        advice = (
+            self._apart(known)
+            or self._silenced(turns, parts)
+            or (other and other.advice)
+            or advise_circle(turns[:SHOWN], parts, len(circle.path))
+        )
         found = self._finding("DS305" if circle.by_choice else "DS301", [head, *columns(lines), *more], core, advice,
                               [(t.rank, t.need) for t in turns])  # fmt: skip
         if made is not None:
@@ -176,6 +182,17 @@ class _Diagnosis:
                 if alone == bool(part.batched):
                     return advise_apart(part.call.rank if alone else part.rank, part.rank if alone else part.call.rank)
         return advise_local_group(self.program, parts)
+
+    def _silenced(self, turns: Sequence[Turn], parts: Sequence[Counterpart | None]) -> tuple[str, ...]:
+        """Both sides are posted, and nothing passes between the two since a request of theirs was dropped (semantics G4)."""
+        met = [(turn.rank, part) for turn, part in zip(turns, parts, strict=False) if part is not None and self.rows.posted(part)]
+        for mine, part in met if PROFILES[self.program.backend].dropped == "cancels" else ():
+            for rank, other in ((mine, part.rank), (part.rank, mine)):
+                end = self.blocked[rank].position if rank in self.blocked else len(self.program.code(rank).calls)
+                position = lost_message(self.program, rank, other, part.call.group.id, end)
+                if position is not None:
+                    return advise_silenced(rank, other, where_text(self.program.place(rank, position)))
+        return ()
 
     def _other_group(self, parts: list[Counterpart]) -> OtherGroup | None:
         """A rank waits on a group where another has no such call, and is awaited on another group for the same call."""

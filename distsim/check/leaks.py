@@ -32,6 +32,16 @@ def request_lost(program: Program, rank: int, position: int) -> bool:
     return makes_request(call) and (not call.handled or any(position == p - d for p, c in enumerate(calls) for d in c.drops))
 
 
+def lost_message(program: Program, rank: int, other: int, group: int, end: int) -> int | None:
+    """The first message between two ranks on a group of which nobody can wait for the request, before a position; None: there is none."""
+    for position, call in program.calls_of(rank):
+        if position >= end:
+            break
+        if call.peer == other and call.group.id == group and request_lost(program, rank, position):
+            return position
+    return None
+
+
 def leaks(program: Program, standstill: Standstill) -> tuple[Leak, ...]:
     """All leaks of the calls that were reached, by place."""
     reached = {end.rank: end.position for end in standstill.ends}

@@ -174,7 +174,7 @@ class BatchIsendIrecv(Op):
         notes=(
             "nccl runs a batch as one unit: no message of it is done before all are.",
             "Where a batch is the first call on a group, nccl needs all ranks of the group to make one.",
-            "All messages of a batch belong to one group.",
+            "All messages of a batch belong to one group, and name both sides: a receive from any source can't be batched.",
         ),
         torch=(
             "sent = dist.P2POp(dist.isend, x, (rank + 1) % world_size)\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
 
 from distsim.ops.base import Binding, Route
@@ -10,6 +10,7 @@ from distsim.ops.bindings import root_alone
 from distsim.ops.exchange import Exchange
 from distsim.ops.records import DTYPE_BYTES, Call
 from distsim.ops.table import OPS
+from distsim.profiles.gloo_rings import RINGS, Ends, Share, ring_ends
 from distsim.profiles.record import Awaited, Meeting, Mishap, Options, Parties, Profile, Reaction, Workers, never, torch_layer
 from distsim.profiles.support import COMPLEX, FLOATS, INTEGERS, Support, reduced_by
 from distsim.schedules import binomial_kin, binomial_parent
@@ -30,6 +31,13 @@ SUPPORT = Support(
 _SUM = "all_reduce"
 
 
+def refuse(call: Call) -> str | None:
+    """What gloo has no word for, and a receive of nothing from any source, whose buffer has no place to begin at (run)."""
+    if call.peer is None and OPS[call.op].direction == "recv" and not call.outputs[0].nbytes:
+        return "[enforce fail at gloo/transport/tcp/unbound_buffer.cc] offset < this->size. 0 vs 0"
+    return SUPPORT.refuse(call)
+
+
 def slot(op: str) -> Hashable:
     """G5: kinds have slots of their own, so another kind at the same number hangs; rows say what they are underneath. Calls that name
     another root meet, as `apart` says."""
@@ -38,7 +46,11 @@ def slot(op: str) -> Hashable:
 
 def apart(calls: Sequence[Call]) -> Mapping[int, Awaited]:
     """Members that name different roots send and receive each by its own: a message goes through where both sides have it (run: whoever
-    names a rank that takes itself for the root is through with a gather, a scatter or, after the ring, a reduce)."""
+    names a rank that takes itself for the root is through with a gather, a scatter or, after the ring, a reduce). Of a ring to which
+    not all bring equally much, those get round whom the segments reach."""
+    found = _round(calls) if ring(calls[0].op) else {}
+    if found or calls[0].root is None:
+        return found
     group = calls[0].group
     everybody = frozenset(group.ranks)
     routes = {call.group_rank: _route(call) for call in calls}
@@ -83,11 +95,60 @@ def _underneath(op: str) -> str:
     return _bound(op).slot or op
 
 
+def ring(op: str) -> bool:
+    """G15: a rank that has nothing to send passes a ring by (run: all_reduce, reduce, all_gather, reduce_scatter, alone and coalesced;
+    broadcast, gather, scatter, all_to_all and messages of nothing do wait)."""
+    return _underneath(op) in RINGS
+
+
+def _ends(calls: Sequence[Call]) -> Ends:
+    """What comes of a ring of those who came, in group ranks."""
+    group = calls[0].group
+    shares = sorted((call.group_rank, _shares(call)) for call in calls)
+    return ring_ends(_underneath(calls[0].op), group.size, tuple(shares))
+
+
+def _shares(call: Call) -> tuple[Share, ...]:
+    """A coalesced reduce_scatter goes round once for each part (run: the parts [2, 3] and [3, 2] abort both of two ranks; two plain calls
+    of 2 and 3 end right). Complex numbers travel as pairs of real ones."""
+    root = max(call.group.group_rank(call.root), 0) if call.root is not None else -1
+    parts = OPS[call.op].separate(call) if _bound(call.op).part_by_part else (call,)
+    return tuple(
+        Share(part.input_nbytes, DTYPE_BYTES[part.inputs[0].dtype] // (2 if part.inputs[0].dtype in COMPLEX else 1), root)
+        for part in parts
+    )
+
+
+def _round(calls: Sequence[Call]) -> Mapping[int, Awaited]:
+    """Nothing where all who come get round once the others are there."""
+    ranks, ends = calls[0].group.ranks, _ends(calls)
+    everybody = frozenset(ranks)
+    found = {call.rank: Awaited(frozenset()) for call in calls if not call.input_nbytes}
+    if len(calls) == len(ranks):
+        found |= {ranks[me]: Awaited(everybody, frozenset({ranks[peer]})) for me, peer in ends.waits.items()}
+    rest = {call.rank: Awaited(everybody) for call in calls}
+    return rest | found if found else {}
+
+
 def needs(op: str, n: int, root: int, me: int) -> frozenset[int] | None:
     """G6, 2.5: data flow, not a barrier, where a row says so: broadcast all above in a binomial tree and the own children, gather and
     scatter the root all and the others the root. Everything else synchronises fully."""
     needed = _bound(op).needs
     return None if needed is None else needed(n, root, me)
+
+
+def talks(op: str, n: int, root: int, one: int, other: int) -> bool:
+    """Neighbours in a ring, and of a reduce the root with all; the two ends of an edge of a tree; the root and another; those a power of
+    two apart in a barrier (barrier.cc, read); any two in all_to_all. Run: four ranks of which 0 and 1 do not hear each other."""
+    apart, rooted = (one - other) % n, root in (one, other)
+    if _bound(op).needs is root_alone:
+        return rooted
+    if _bound(op).needs is not None:
+        v, w = (one - root) % n, (other - root) % n
+        return (v > 0 and binomial_parent(v) == w) or (w > 0 and binomial_parent(w) == v)
+    if ring(op):
+        return apart in (1, n - 1) or (op == "reduce" and rooted)
+    return OPS[op].pairwise or any(gap & (gap - 1) == 0 for gap in (apart, n - apart))
 
 
 def workers(rank: int, group: int) -> Workers:
@@ -109,23 +170,18 @@ def mismatch(meeting: Meeting) -> Mishap:
     ops = {call.op for call in meeting.calls}
     if all(OPS[op].pairwise for op in ops) and "splits" in meeting.fields:
         return _uneven_parts(meeting)
-    sums = all(_underneath(op) == _SUM for op in ops)
-    if sums and any(_bound(op).part_by_part for op in ops):
-        return _one_by_one(meeting)
-    if sums and len(ops) > 1:
-        sizes = tuple(call.input_nbytes for call in meeting.calls)
-        if len(set(sizes)) == 1 and set(meeting.fields) <= {"op", "numel"}:
-            return Mishap("completes")
-        meeting = meeting._replace(nbytes=sizes)
+    if all(map(ring, ops)):
+        return _unlike_rings(meeting)
     if len(set(sizes)) == 1:
         return Mishap("wrong-data")
     if all(_bound(op).needs is root_alone for op in ops):
         receivers = [i for i, call in enumerate(meeting.calls) if (call.rank == call.root) == (OPS[call.op].gets == "root")]
         sent = max((size for i, size in enumerate(sizes) if i not in receivers), default=0)
         crash = tuple(meeting.calls[i].rank for i in receivers if sizes[i] < sent)
+    elif all(OPS[op].pairwise for op in ops):
+        crash = tuple(call.rank for call, nbytes in zip(meeting.calls, sizes, strict=True) if nbytes < max(sizes))
     else:
-        tree = all(_bound(op).needs is binomial_kin for op in ops)
-        crash = _overrun(meeting, binomial_parent if tree else None)
+        crash = _overrun(meeting)
     return Mishap("crashes", crash) if crash else Mishap("wrong-data")
 
 
@@ -146,22 +202,35 @@ def _by_root(meeting: Meeting) -> Mishap:
     return Mishap("completes" if not fields and all(_bound(op).needs is None for op in ops) else "wrong-data")
 
 
-def _overrun(meeting: Meeting, source: Callable[[int], int] | None) -> tuple[int, ...]:
-    """The ranks that are sent more than they have room for, of those who have come. ``source``: who sends to whom, counted from the
-    root; without one a ring, in which every rank receives from the next (`coll.size.all_reduce_n3`: of 4, 4, 8 only rank 1 aborts)."""
+def _unlike_rings(meeting: Meeting) -> Mishap:
+    """Who is not through is told by `apart`. What adds up the same inputs ends right, whatever it is called."""
+    calls, ends = meeting.calls, _ends(meeting.calls)
+    if ends.aborts:
+        return Mishap("crashes", tuple(call.rank for call in calls if call.group_rank in ends.aborts))
+    if len(calls) == calls[0].group.size and ends.waits:
+        return Mishap("hangs")
+    ops, alike = (
+        {call.op for call in calls},
+        len({call.input_nbytes for call in calls}) == 1 and set(meeting.fields) <= {"op", "numel"},
+    )
+    same = alike and all(_underneath(op) == _SUM for op in ops) and (len(ops) > 1 or any(_bound(op).part_by_part for op in ops))
+    return Mishap("completes" if same or not any(call.input_nbytes for call in calls) else "wrong-data")
+
+
+def _overrun(meeting: Meeting) -> tuple[int, ...]:
+    """The ranks that are sent more than they have room for down a binomial tree, of those who have come."""
     n = meeting.calls[0].group.size
     sizes = {call.group_rank: nbytes for call, nbytes in zip(meeting.calls, meeting.nbytes, strict=True)}
     crash = []
     for call in meeting.calls:
         me, root = call.group_rank, call.group.group_rank(call.root) if call.root is not None else 0
-        sender = (me + 1) % n if source is None else (source((me - root) % n) + root) % n
-        if sizes.get(sender, 0) > sizes[me]:
+        if sizes.get((binomial_parent((me - root) % n) + root) % n, 0) > sizes[me]:
             crash.append(call.rank)
     return tuple(crash)
 
 
 def neighbours(call: Call) -> frozenset[int]:
-    """From whom a member receives and to whom it sends: in the ring or, where it is one, in the tree (`_overrun`), or with the root."""
+    """From whom a member receives and to whom it sends: in the ring (`ring_ends`), in the tree (`_overrun`), or as or with the root."""
     n, me, needed = call.group.size, call.group_rank, _bound(call.op).needs
     ring = frozenset({(me - 1) % n, (me + 1) % n})
     if needed is None or call.root is None:
@@ -179,21 +248,6 @@ def _uneven_parts(meeting: Meeting) -> Mishap:
     room = {call.group_rank: Exchange.received(call) for call in calls}
     crash = tuple(b.rank for b in calls if any(out[b.group_rank] > room[b.group_rank][i] for i, out in sent.items()))
     return Mishap("crashes", crash) if crash else Mishap("wrong-data")
-
-
-def _one_by_one(meeting: Meeting) -> Mishap:
-    """A coalesced reduce_scatter is an all_reduce for each part, one after the other, and meets others so (run: the parts [2, 3] and
-    [3, 2] abort both of two ranks; two plain calls of 2 and 3 end right). The rest of a longer list waits for ever."""
-    sizes = [
-        [part.input_nbytes for part in OPS[call.op].separate(call)] if _bound(call.op).part_by_part else [call.input_nbytes]
-        for call in meeting.calls
-    ]
-    crash = {rank for part in zip(*sizes, strict=False) for rank in _overrun(meeting._replace(nbytes=part), None)}
-    if crash:
-        return Mishap("crashes", tuple(sorted(crash)))
-    if len({len(parts) for parts in sizes}) > 1:
-        return Mishap("hangs", hangs=True)
-    return Mishap("completes" if set(meeting.fields) <= {"op", "numel"} else "wrong-data")
 
 
 def new_group(call: Call, options: Options) -> Parties:
@@ -237,9 +291,9 @@ GLOO = Profile(
     name="gloo",
     about="Every send is a rendezvous at every size (G1). Tags and any-source are true (G2). Collectives meet by kind and number "
           "on the group (G5) and run on two worker threads per group (G7). A dropped request is cancelled (G4).",
-    needs=needs, mismatch=mismatch, refuse=SUPPORT.refuse, credit=never, slot=slot, workers=workers, new_group=new_group,
+    needs=needs, mismatch=mismatch, refuse=refuse, credit=never, slot=slot, workers=workers, new_group=new_group,
     invalid=invalid, dropped="cancels", peer_death="raises", specific_first=True, timed_out="raises", store_grace_ns=10**9,
-    support=SUPPORT, listed=1, besides=besides, apart=apart, neighbours=neighbours,
+    support=SUPPORT, listed=1, besides=besides, apart=apart, neighbours=neighbours, ring=ring, talks=talks,
 )  # fmt: skip
 
 

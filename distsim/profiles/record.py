@@ -78,8 +78,9 @@ Besides = Callable[[str, Sequence[tuple[str, ...]], bool], frozenset[str]]
 
 
 class Awaited(NamedTuple):
-    """What a member of a collective needs whose members do not agree on the root, in global ranks: who must have come (itself aside, or
-    all members), and whom of these it then waits for ``in_vain``, since they take another root and do something else."""
+    """What a member of a collective needs whose members do not agree on the root, or on whether there is anything to send, in global
+    ranks: who must have come (itself aside, or all members), and whom of these it then waits for ``in_vain``, since they do something
+    else or nothing."""
 
     ranks: frozenset[int]
     in_vain: frozenset[int] = frozenset()
@@ -90,6 +91,15 @@ class Awaited(NamedTuple):
 Needs = Callable[[str, int, int, int], frozenset[int] | None]
 
 
+#: Whether anything passes between two members of a collective, by (op, group size, root, and the two as group ranks).
+Talks = Callable[[str, int, int, int, int], bool]
+
+
+def all_talk(op: str, n: int, root: int, one: int, other: int) -> bool:
+    """Any two members may have something for each other."""
+    return True
+
+
 def never(nbytes: int, outstanding: int, options: Options) -> bool:
     """A send is a rendezvous at every size."""
     return False
@@ -98,6 +108,11 @@ def never(nbytes: int, outstanding: int, options: Options) -> bool:
 def nothing_besides(outcome: str, fields: Sequence[tuple[str, ...]], outside: bool) -> frozenset[str]:
     """The outcome is the only one."""
     return frozenset()
+
+
+def no_ring(op: str) -> bool:
+    """Whatever members bring, they meet as one."""
+    return False
 
 
 #: What a collective that travels as messages needs connected: all pairs of its group, or one direction between each member and the root.
@@ -112,13 +127,14 @@ class Profile:
     ``tags``, ``any_source``: whether they are obeyed, or ignored and refused.
     ``slot``: what besides group and number tells two collectives apart, of the operation.
     ``credit``: may a send complete without its receive, given (nbytes, bytes sent so and not yet received, options).
-    ``needs``: who waits for whom in a collective. ``apart``: the same by rank, of calls that name different roots; None where that is
-    left to ``mismatch``.
+    ``needs``: who waits for whom in a collective. ``apart``: the same by rank, of calls that name different roots or
+    do not bring equally much to a ``ring``; None where that is left to ``mismatch``.
     ``workers``: the queue of a rank's collectives on a group, of (rank, group id); None: they run at once.
     ``new_group``: who meets in it, given the options (`Parties`).
     ``local_groups``: why it makes no group with use_local_synchronization; None where it does.
     ``invalid``: what becomes of a call that the contract forbids, given the finding's code (DS101 …) and the options.
-    ``dropped``: what becomes of a message whose request nobody can wait for any more.
+    ``dropped``: what becomes of a message whose request nobody can wait for any more; where it ``cancels``, whoever meets it falls
+    silent towards its rank, in collectives between whose members ``talks`` says that something passes.
     ``peer_death``: what a rank does that has a transfer to a dead one.
     ``mismatch``: what calls that meet and don't fit lead to. ``neighbours``: of a collective's call, the group ranks with whose calls it
     decides who of them dies of that (what else comes of it goes by what kinds of calls there are); None: all of them.
@@ -130,6 +146,8 @@ class Profile:
     ``support``: what the back end takes; None for a reading of the contract, which takes all. ``buffer_option``: what ``credit`` goes by;
     None where no option changes it. ``cluster``: the preset that a scenario runs on which names none. ``listed``: the place among the
     back ends, torch's (`torch.distributed.Backend.backend_list`). ``built_in``: torch's own packages have it.
+    ``ring``: collectives that a member with nothing to send passes by, and of which ``apart`` tells who gets round where members do not
+    bring equally much.
     ``besides``: outcomes that may come in place of the one found (`Besides`). ``by_messages``: collectives that travel as messages between
     members, with what they need connected.
     """
@@ -164,6 +182,8 @@ class Profile:
     by_messages: Mapping[str, str] = field(default_factory=dict)
     apart: Callable[[Sequence[Call]], Mapping[int, Awaited]] | None = None
     neighbours: Callable[[Call], frozenset[int]] | None = None
+    ring: Callable[[str], bool] = no_ring
+    talks: Talks = all_talk
 
     @property
     def rendezvous(self) -> bool:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _NO_REQUESTS = Requests()
 
 _AMOUNTS = {"time": "a duration (in ns)", "flops": "a count", "bytes": "a count"}
+_EMPTY_BATCH = "batch_isend_irecv with an empty list\ntorch raises IndexError; leave the call out where there is nothing to do"
+_OPEN_BATCH = "irecv from any source in a batch\nP2POp needs a peer: give `src`, or receive outside the batch"
 
 
 class StepLowering(Resolver):
@@ -260,13 +262,9 @@ class StepLowering(Resolver):
         broken = [part.invalid for part in parts if part.invalid is not None]
         draft.invalid += [Flaw(mask, *_coded(reason)) for mask, reason in broken]
         if not parts:
-            draft.invalid.append(
-                Flaw(
-                    True,
-                    "DS112",
-                    "batch_isend_irecv with an empty list\ntorch raises IndexError; leave the call out where there is nothing to do",
-                )
-            )
+            draft.invalid.append(Flaw(True, "DS112", _EMPTY_BATCH))
+        if any(part.op.direction == "recv" and part.op.src is None is part.op.group_src for part in op.ops):
+            draft.invalid.append(Flaw(True, "DS112", _OPEN_BATCH))
 
     def _local(self, here: Here, draft: Draft) -> None:
         op: Any = here.step.op

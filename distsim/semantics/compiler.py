@@ -69,7 +69,7 @@ def refusal_key(program: Program, code: Code, row: int, call: CodeCall) -> Hasha
     buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
     shapes = tuple(
         tuple(int(at(n, row)) for n in b.shape) for side in ("inputs", "outputs") for b in call.fields.get(side) or ()
-    ) if call.op in SHAPED else ()  # fmt: skip
+    ) if call.op in SHAPED or open_source else ()  # fmt: skip
     group = program.groups[int(at(code.groups[call.group], row)) if call.group >= 0 else 0]
     own = group.backend if group.id else None
     return (call.op, own, buffers[0].dtype if buffers else "", call.fields.get("reduce_op"), open_source, shapes)

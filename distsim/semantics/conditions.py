@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.arrays import distinct
+from distsim.arrays import distinct, union
 from distsim.cost import CostModel
 from distsim.ops.one_sided import CELL, SIGNALS
 from distsim.ops.table import OPS
@@ -300,20 +300,29 @@ class Needs:
 
     @cached_property
     def apart(self) -> Mapping[int, Awaited]:
-        """The rows of collectives whose members name different roots, where the profile says what comes of that."""
+        """The rows of collectives whose members name different roots or do not bring equally much to a ring, where the profile says what
+        comes of that."""
         linked = self.linked
         if linked.profile.apart is None:
             return {}
         rows = np.flatnonzero((linked.kind == PartKind.COLLECTIVE) & (linked.root >= 0) & (linked.instance >= 0))
-        low, high = np.full(len(linked.members), np.iinfo(np.int64).max), np.full(len(linked.members), -1)
-        np.minimum.at(low, linked.instance[rows], linked.root[rows])
-        np.maximum.at(high, linked.instance[rows], linked.root[rows])
+        rings = self._rings
+        unlike = union(_differing(linked, rows, linked.root), _differing(linked, rings, linked.signature))
         found = dict[int, Awaited]()
-        for instance in np.flatnonzero(low < high).tolist():
+        for instance in union(unlike, linked.instance[rings[linked.nbytes[rings] == 0]]).tolist():
             of = {int(linked.rank[row]): row for row in linked.rows_of[instance].tolist()}
             awaited = linked.profile.apart([linked.call(row) for row in of.values()])
             found |= {of[rank]: one for rank, one in awaited.items()}
         return found
+
+    @property
+    def _rings(self) -> IntArray:
+        """The rows of `Profile.ring`."""
+        linked, found = self.linked, [np.zeros(0, dtype=np.int64)]
+        for _, parts, rows in linked.parts(PartKind.COLLECTIVE):
+            if linked.profile.ring(parts[0].call.op):
+                found.append(rows[linked.instance[rows] >= 0])
+        return np.concatenate(found)
 
     @cached_property
     def early(self) -> IntArray:
@@ -325,3 +334,12 @@ class Needs:
                 known[op] = any(needs(op, n, 0, me) is not None for n in (2, 3, 4) for me in range(n))
             found += [rows.reshape(-1)] if known[op] else []
         return distinct(np.concatenate(found))
+
+
+def _differing(linked: Linked, rows: IntArray, said: IntArray) -> IntArray:
+    """The instances of rows that do not all say the same."""
+    low, high = np.full(len(linked.members), np.iinfo(np.int64).max), np.full(len(linked.members), np.iinfo(np.int64).min)
+    np.minimum.at(low, linked.instance[rows], said[rows])
+    np.maximum.at(high, linked.instance[rows], said[rows])
+    found: IntArray = np.flatnonzero(low < high)
+    return found

@@ -147,10 +147,17 @@ class Meetings(Tables):
 
     def pair(self, state: State, send: int, receive: int, out: Listener) -> None:
         phase = state.phase
-        if not phase[receive]:  # its request was dropped: the data is lost
+        if not phase[receive]:  # its request was dropped: the data leave, and nobody reads on
+            self._silence(state, send, held=False)
             if phase[send] == RUNNING:
                 phase[send] = DUE
                 out.due(send)
+            return
+        if self.profile.dropped == "cancels" and not phase[send]:  # its sender has nothing to send, and sends nothing else either
+            self._silence(state, send, held=True)
+            self._wait_in_vain(state, receive)
+            return
+        if state.silent and self._unheard(state, send, receive, out):
             return
         out.met((send, receive), -1)
         mishap = None
@@ -165,6 +172,43 @@ class Meetings(Tables):
             self._make_room(state, send, out)
         phase[receive] = DUE
         out.due(receive)
+
+    # --- pairs that have fallen silent (G4) ---
+    def _silence(self, state: State, send: int, held: bool) -> None:
+        """Nothing more arrives that the sender gives the receiver on their group: neither data nor the notices of its receives."""
+        group, giver, getter = self.group[send], self.rank_of[send], self.peer[send]
+        told = [row for rows in state.receives.values() for row in rows
+                if (self.group[row], self.rank_of[row], self.peer[row]) == (group, giver, getter)]  # fmt: skip
+        state.silent.setdefault((group, giver, getter), (held, frozenset(told)))
+
+    def _wait_in_vain(self, state: State, row: int) -> None:
+        state.phase[row], state.jams[row] = JAMMED, (self.peer[row] if self.peer[row] >= 0 else self.rank_of[row],)
+
+    def _unheard(self, state: State, send: int, receive: int, out: Listener) -> bool:
+        """Whether a message is stuck between two ranks: its data, or the notice of its receive without which they do not leave."""
+        group, giver, getter = self.group[send], self.rank_of[send], self.rank_of[receive]
+        there, back = state.silent.get((group, giver, getter)), state.silent.get((group, getter, giver))
+        noticed = back is None or receive in back[1]
+        if there is None and noticed:
+            return False
+        if noticed and there is not None and not there[0]:
+            state.phase[send] = DUE
+            out.due(send)
+        else:
+            self._wait_in_vain(state, send)
+        self._wait_in_vain(state, receive)
+        return True
+
+    def _silenced(self, state: State, row: int) -> tuple[int, ...]:
+        """Who of a silent pair keeps a member from getting through a collective; nobody where its data do not pass between the two."""
+        rank, members, op = self.rank_of[row], self.members[self.instance[row]], self.part(row).call.op
+        waits = {rank, *self.needs(row)}
+        for group, *pair in state.silent:
+            if group == self.group[row] and waits.issuperset(pair) and (rank in pair or not OPS[op].pairwise):
+                places = (place_in(members, one) for one in pair)
+                if self.profile.talks(op, len(members), self.root(row), *places):
+                    return tuple(one for one in pair if one != rank)
+        return ()
 
     # --- collectives ---
     def _join(self, state: State, row: int, out: Listener) -> None:
@@ -185,6 +229,9 @@ class Meetings(Tables):
         for one in self._ready(state, row, there, complete):
             if one in self.apart and self.wants.in_vain(one):
                 phase[one], state.jams[one] = JAMMED, self.wants.in_vain(one)
+                continue
+            if state.silent and (lost := self._silenced(state, one)):
+                phase[one], state.jams[one] = JAMMED, lost
                 continue
             phase[one] = DUE
             out.due(one)

@@ -61,7 +61,7 @@ class Rules(Queues):
         gone = absent if of is None else absent | (set(range(n)) - set(self.program.present))
         ends: list[Leave | None] = [Leave(0, "absent") if rank in gone else None for rank in range(n)]
         return State([0] * n, ends, [0] * n, bytearray(self.linked.rows), {}, {}, {}, {}, {}, {}, {}, {}, {},
-                     Matcher(self.profile.specific_first), dict.fromkeys(sorted(absent)), {})  # fmt: skip
+                     Matcher(self.profile.specific_first), dict.fromkeys(sorted(absent)), {}, {})  # fmt: skip
 
     def instruction(self, state: State, rank: int) -> Instruction:
         """Where a rank's host stands; its rows count from the rank's first."""
@@ -110,8 +110,10 @@ class Rules(Queues):
         return -1
 
     def _is_broken(self, state: State, rank: int, wait: Instruction) -> bool:
+        """Requests are waited for one by one, so a death is seen by the wait whose turn it is (run)."""
         assert isinstance(wait, Wait)
-        return any(self.broken(state, self.base[rank] + row) for row in wait.rows)
+        row = self.open_row(state, rank, wait.rows)
+        return row >= 0 and self.broken(state, row)
 
     # --- making a choice ---
     def apply(self, state: State, choice: Choice) -> State:
@@ -281,20 +283,17 @@ class Rules(Queues):
             del state.meets[instance]
 
     def _drop(self, state: State, rank: int, drop: Instruction, out: Listener) -> None:
-        """G4: gloo cancels a message that has met nobody. MPI ends the process (``~AsyncWork``).
-
-        The notice of a dropped receive has gone out, so its sender is let go and the data is lost (`p2p.work_dropped_irecv`)."""
+        """G4: gloo has sent the notice of a message that has met nobody, and keeps its place in the queue: who meets it does so in vain
+        (`Meetings.pair`), but a sender is let go (`p2p.work_dropped_irecv`). MPI ends the process (``~AsyncWork``)."""
         assert isinstance(drop, Drop)
         row = self.base[rank] + drop.row
         if self.profile.dropped == "crashes":
             text = "Attempted destruction of AsyncWork before work has completed, terminating the program."
             self._leave(state, rank, Leave(drop.position, "crashed", text), out)
-        elif state.phase[row] == RUNNING and self.kind[row] == _RECEIVE:
+        elif state.phase[row] == RUNNING:
             state.phase[row] = CLOSED
             out.cancelled(row)
             self.released(state, row, out)
-        elif state.phase[row] == RUNNING:
-            self.cancel(state, row, out)
 
     def _leave(self, state: State, rank: int, leave: Leave, out: Listener) -> None:
         if state.ends[rank] is not None:

@@ -23,8 +23,10 @@ def standstill(rules: Rules, state: State) -> Standstill:
 
 
 def _unreceived(rules: Rules, state: State) -> list[tuple[int, int, int]]:
-    """Messages that no receive has met, sent or still being sent."""
+    """Messages that no receive has met, sent or still being sent; not those that were given up."""
     open_sends = [row for rows in state.sends.values() for row in rows] + list(state.matcher.open_sends())
+    if rules.profile.dropped == "cancels":
+        open_sends = [row for row in open_sends if state.phase[row]]
     return [(rules.rank_of[row], rules.part(row).position, rules.part(row).part) for row in sorted(open_sends)]
 
 

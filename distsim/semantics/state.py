@@ -143,6 +143,8 @@ class State:
     ``sends``, ``receives``: open messages by channel, oldest first; those of boxes that are open to any source are in ``matcher``.
     ``there``: who has come to a collective (rank -> row, by order of arrival). ``kinds``: where calls may differ, the rows of each kind
     that have come. ``ahead``: bytes of a channel sent without a receive.
+    ``silent``: of a pair of ranks on a group between whom nothing arrives any more, in one direction (group, giver, getter): whether it is
+    the giver that keeps it back, and the giver's receives whose notice had got there before (G4).
     ``jams``: whom a jammed row waits for in vain, nobody named for whoever comes to its collective. ``mates``: of a send that is due,
     its receive. ``closed``: (rank, group) whose connections the rank's own timeout closed.
     ``losses``: ranks that are gone, or have closed a group.
@@ -163,6 +165,7 @@ class State:
     closed: dict[tuple[int, int], bool]
     matcher: Matcher
     losses: dict[int, None]
+    silent: dict[tuple[int, int, int], tuple[bool, frozenset[int]]]
     kinds: dict[int, dict[tuple[str, int, int], dict[int, None]]]
 
     def copy(self) -> State:
@@ -170,7 +173,7 @@ class State:
             self.pc[:], self.ends[:], self.open[:], self.phase[:], _copied(self.queues),
             {k: v.copy() for k, v in self.meets.items()}, _copied(self.sends), _copied(self.receives),
             {k: v.copy() for k, v in self.there.items()}, self.ahead.copy(), self.jams.copy(),
-            self.mates.copy(), self.closed.copy(), self.matcher.copy(), self.losses.copy(),
+            self.mates.copy(), self.closed.copy(), self.matcher.copy(), self.losses.copy(), self.silent.copy(),
             {k: {kind: rows.copy() for kind, rows in v.items()} for k, v in self.kinds.items()},
         )  # fmt: skip
 
@@ -182,7 +185,7 @@ class State:
             tuple(self.pc), tuple(self.ends), bytes(self.phase), frozenset(self.jams.items()),
             frozenset((k, frozenset(v)) for k, v in self.meets.items()), frozenset(self.closed),
             frozenset((k, tuple(v)) for k, v in self.sends.items()), frozenset((k, tuple(v)) for k, v in self.receives.items()),
-            frozenset((k, frozenset(v.values())) for k, v in self.there.items()), self.matcher.key(),
+            frozenset((k, frozenset(v.values())) for k, v in self.there.items()), self.matcher.key(), frozenset(self.silent.items()),
         )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def _columns(code: Code, profile: Profile) -> Iterator[_Array]:
         yield coincidences(np.stack(pairs, axis=1))
     yield from _of_roots(code, profile, peers)
     for call in code.distinct_calls():
-        if call.op in SHAPED:
+        if call.op in SHAPED or (call.port >= 0 and (peers[call.port] < 0).any()):
             yield from (
                 np.asarray(n, dtype=np.int64) for side in ("inputs", "outputs") for n in _varying(call.fields.get(side) or ())
             )

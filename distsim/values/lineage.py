@@ -91,7 +91,7 @@ def join(contents: Sequence[Content]) -> Content:
 def _same(a: Piece, b: Piece) -> bool:
     if a.numbers is None or b.numbers is None:
         return a.numbers is b.numbers
-    return a.numbers.size == b.numbers.size == 1 and a.numel > 1 < b.numel and bool(a.numbers[0] == b.numbers[0])
+    return a.numbers.size == b.numbers.size == 1 and a.numel > 1 < b.numel and a.numbers.tobytes() == b.numbers.tobytes()
 
 
 def align(contents: Sequence[Content]) -> list[tuple[Piece, ...]]:

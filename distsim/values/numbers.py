@@ -99,10 +99,8 @@ def whole(content: Content, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
     if any(piece.numbers is None for piece in content):
         return None
     parts = [piece.numbers for piece in content if piece.numbers is not None]
-    if parts and all(p.size == 1 for p in parts):
-        with np.errstate(all="ignore"):
-            if all(p[0] == parts[0][0] for p in parts):
-                return parts[0]
+    if parts and all(p.size == 1 for p in parts) and len({p.tobytes() for p in parts}) == 1:  # 0.0 == -0.0, bits tell them apart
+        return parts[0]
     numel = numel_of(content)
     if numel > limit:
         return None

@@ -1,0 +1,186 @@
+"""gloo's rings, message by message: what becomes of members that do not bring equally much.
+
+all_reduce and reduce cut a tensor into segments, at least two for each rank and none above 1 MiB, and hand them to the rank before;
+all_gather hands halves of the inputs to the rank behind (read in allreduce.cc, reduce.cc, allgather.cc; held to runs by
+tests/test_gloo_rings.py). A segment that is larger than the room for it aborts its receiver, one that never comes is waited for. Where
+the rounding up gives both the same segments, as with fewer elements than segments or with more than 1 MiB for each, nobody aborts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+#: gloo's default of the largest segment, bytes (`kMaxSegmentSize`).
+_MOST_SEGMENT = 1 << 20
+#: Steps of all members together that are followed; who is not round by then counts as stuck. Some seconds.
+_MOST_STEPS = 1 << 21
+#: Steps of each member while others are missing: the first two segments each way.
+_FIRST_STEPS = 4
+
+
+class Share(NamedTuple):
+    """What one member brings to one ring: bytes, and those of an element. ``root`` is a group rank; -1 where there is none."""
+
+    nbytes: int
+    item: int
+    root: int = -1
+
+
+class Ends(NamedTuple):
+    """By group rank: who aborts, who is through, and whom each of the others waits for in the end."""
+
+    aborts: frozenset[int]
+    through: frozenset[int]
+    waits: dict[int, int]
+
+
+class _Step(NamedTuple):
+    """A message that is posted, or (``length`` -1) the wait for the ``back``-th posted before it. ``peer``: the other side."""
+
+    peer: int
+    sends: bool
+    length: int
+    back: int = 0
+
+
+#: Lengths that are received and sent at once, -1: nothing is.
+_Round = tuple[int, int]
+
+
+# --- what each member does ---
+def _pipelined(rounds: Sequence[_Round], source: int, target: int) -> Iterator[_Step]:
+    """Two rounds under way at a time. Of the k-th post the wait goes ``back`` to."""
+    posted, at = 0, dict[tuple[int, bool], int]()
+    for i in range(len(rounds) + 2):
+        for sends in (False, True):
+            if (i - 2, sends) in at:
+                yield _Step(target if sends else source, sends, -1, posted - at[i - 2, sends])
+        for sends, length in zip((False, True), rounds[i] if i < len(rounds) else (), strict=False):
+            if length >= 0:
+                at[i, sends] = posted
+                posted += 1
+                yield _Step(target if sends else source, sends, length)
+
+
+class _Cut(NamedTuple):
+    """A tensor in so many ``segments`` of ``size`` bytes, ``each`` of a rank."""
+
+    total: int
+    segments: int
+    size: int
+    each: int
+
+    def length(self, number: int) -> int:
+        """Of a segment, counted round; -1 behind the tensor's end."""
+        left = self.total - number % self.segments * self.size
+        return min(self.size, left) if left > 0 else -1
+
+    def rounds(self, number: int, first: int) -> list[_Round]:
+        """So many rounds that send the segments from a number on, and receive those of the next rank's."""
+        return [(self.length(first + self.each + i), self.length(first + i)) for i in range(number)]
+
+
+def _up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _all_reduce(me: int, n: int, share: Share) -> Iterator[_Step]:
+    most = share.item * max(1, _MOST_SEGMENT // share.item)
+    count = _up(max(-(-share.nbytes // most), 2 * n), n)
+    cut = _Cut(share.nbytes, count, _up(-(-share.nbytes // count), share.item), count // n)
+    for first in (me + 1, me):
+        yield from _pipelined(cut.rounds(count - cut.each, first * cut.each), (me + 1) % n, (me - 1) % n)
+
+
+def _reduce(me: int, n: int, share: Share) -> Iterator[_Step]:
+    most = share.item * (_MOST_SEGMENT // share.item)
+    size = _up(min(-(-share.nbytes // (2 * n)), most), share.item)
+    count = _up(max(-(-share.nbytes // size), 2 * n), n)
+    cut = _Cut(share.nbytes, count, size, count // n)
+    yield from _pipelined(cut.rounds(count - 2, (me + 1) * cut.each), (me + 1) % n, (me - 1) % n)
+    chunk = cut.each * size
+    pieces = {rank: min(chunk, share.nbytes - rank * chunk) for rank in range(n) if rank != share.root}
+    moves = [_Step(rank, False, length) for rank, length in pieces.items()] if me == share.root else [
+        _Step(share.root, True, pieces[me])
+    ]  # fmt: skip
+    moves = [move for move in moves if move.length > 0]
+    yield from moves
+    for back, move in zip(range(len(moves), 0, -1), moves, strict=True):
+        yield _Step(move.peer, move.sends, -1, back)
+
+
+def _all_gather(me: int, n: int, share: Share) -> Iterator[_Step]:
+    halves = (share.nbytes // 2, share.nbytes - share.nbytes // 2)
+    yield from _pipelined([(half, half) for _ in range(n - 1) for half in halves], (me - 1) % n, (me + 1) % n)
+
+
+#: The rings by their kind, of (group rank, group size, share).
+RINGS: dict[str, Callable[[int, int, Share], Iterator[_Step]]] = {
+    "all_reduce": _all_reduce,
+    "reduce": _reduce,
+    "all_gather": _all_gather,
+}
+
+
+# --- all of them together ---
+class _Message:
+    """One side of a message that is posted: whose, how long, and whether it has met the other side."""
+
+    __slots__ = ("done", "length", "rank")
+
+    def __init__(self, rank: int, length: int) -> None:
+        self.rank, self.length, self.done = rank, length, False
+
+
+class _Run:
+    def __init__(self, steps: dict[int, Iterator[_Step]]) -> None:
+        self.steps = steps
+        self.at: dict[int, _Step | None] = {me: next(mine, None) for me, mine in steps.items()}
+        self.posted: dict[int, list[_Message]] = {me: [] for me in steps}
+        self.waiting: dict[tuple[int, int, bool], deque[_Message]] = defaultdict(deque)  # sender, receiver, which side
+        self.aborts: set[int] = set()
+
+    def move(self, me: int) -> bool:
+        """Take a member's next step, if it can."""
+        step = self.at[me]
+        if step is None or me in self.aborts or (step.length < 0 and not self.posted[me][-step.back].done):
+            return False
+        if step.length >= 0:
+            self._post(me, step)
+        self.at[me] = next(self.steps[me], None)
+        return True
+
+    def _post(self, me: int, step: _Step) -> None:
+        mine, ends = _Message(me, step.length), (me, step.peer) if step.sends else (step.peer, me)
+        self.posted[me].append(mine)
+        others = self.waiting[*ends, not step.sends]
+        if not others or ends[1] in self.aborts:
+            self.waiting[*ends, step.sends].append(mine)
+            return
+        other = others.popleft()
+        sent, room = (mine, other) if step.sends else (other, mine)
+        sent.done = True
+        room.done = sent.length <= room.length
+        if not room.done:
+            self.aborts.add(room.rank)
+
+
+@lru_cache(maxsize=256)
+def ring_ends(kind: str, n: int, shares: tuple[tuple[int, tuple[Share, ...]], ...]) -> Ends:
+    """What comes of a ring (of `RINGS`) of ``n`` ranks. ``shares``: by group rank what each of those who came brings, a share for each
+    ring that it goes round, two at a time; one of no bytes is left out by gloo. Who did not come sends nothing."""
+    most = max((len(mine) for _, mine in shares), default=0)
+    aborts, through, waits = set[int](), {me for me, _ in shares}, dict[int, int]()
+    for k in range(most):
+        steps = {me: RINGS[kind](me, n, mine[k]) for me, mine in shares if k < len(mine) and mine[k].nbytes}
+        run = _Run(steps)
+        left = _MOST_STEPS // max(len(steps), 1) if len(shares) == n else _FIRST_STEPS
+        while left > 0 and max([run.move(me) for me in steps], default=False):
+            left -= 1
+        aborts |= run.aborts
+        through -= {me for me in steps if run.at[me] is not None} | run.aborts
+        waits |= {me: step.peer for me, step in run.at.items() if step is not None and me not in run.aborts}
+    return Ends(frozenset(aborts), frozenset(through), waits)

@@ -55,6 +55,11 @@ class Evidence:
             self.disputes.append(text)
         known.sure = False
 
+    def note(self, text: str) -> None:
+        """Something that the reader should know, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
     def call(self, call: Call) -> None:
         self.rank(call.rank, call.source.split("#")[0]).calls.append(call)
 

@@ -69,6 +69,7 @@ def _ordered(whole: Standing) -> list[Cause]:
             *undecided.reported(whole),
             *undecided.silent(whole),
             *undecided.all_there(whole),
+            *undecided.messages_met(whole),
             *undecided.by_stack(whole),
         ]
         found = found or undecided.open_waits(whole) or undecided.follows(whole)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from distsim.doctor.batches import Operation, Unbatched, counts_messages
 from distsim.doctor.evidence import MOST_RANKS, Evidence
 from distsim.doctor.ops import family
-from distsim.doctor.records import MOST_CALLS, NOWHERE, Call, Frame, State
+from distsim.doctor.records import MOST_CALLS, NOWHERE, Call, Frame, State, whole
 
 #: Entries of a dump that are read, the latest of them: many times what a ring in use holds.
 _MOST_ENTRIES = 100_000
@@ -35,22 +36,24 @@ def read_dump(evidence: Evidence, data: dict[str, object], rank: int, source: st
         return "its entries are no list"
     lost, entries = max(len(entries) - _MOST_ENTRIES, 0), entries[-_MOST_ENTRIES:]
     evidence.rank(rank, source).recorded = True
-    if entries and isinstance(entries[0], dict) and _whole(entries[0], "record_id") > 0:
-        evidence.rank(rank, source).lapped = True
-    evidence.rank(rank, source).lapped |= lost > 0
+    lapped = lost > 0 or (bool(entries) and whole(entries[0], "record_id") > 0)
+    evidence.rank(rank, source).lapped |= lapped
     gloo = any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict))
     evidence.rank(rank, source).messages = bool(entries) and not gloo
     named = _named_groups(evidence, data, entries)
     pairs = {str(e.get("pg_id")): key for e in entries if isinstance(e, dict) and (key := _group(evidence, e, named)) is not None}
     status = data.get("pg_status") if isinstance(data.get("pg_status"), dict) else {}
     idle = _idle(status, entries)
-    unread = 0
-    for order, entry in enumerate(entries):
-        call = _call(evidence, entry, rank, source, named, idle, order) if isinstance(entry, dict) else None
-        if call is None:
-            unread += 1
-        else:
+    found = Unbatched(entries, lapped)
+    for name in found.uneven:
+        evidence.group(name, members=named.get(name), sure=False)
+        evidence.note(f"on group {name} batches of messages took numbers of collectives (torch before 2.6), and the first of them are no "
+                      "longer recorded: its calls can't be told by number")  # fmt: skip
+    calls = [_call(evidence, op, rank, source, named, idle, order) for order, op in enumerate(found.operations)]
+    for call in calls:
+        if call is not None:
             evidence.call(call)
+    unread = calls.count(None) + sum(not isinstance(e, dict) for e in entries)
     _take_status(evidence, rank, status, pairs, entries, source)
     told = [f"{unread} of its entries are damaged"] if unread else []
     return "; ".join([f"only its latest {_MOST_ENTRIES} entries are read", *told] if lost else told)
@@ -104,30 +107,22 @@ def _idle(status: Any, entries: list[Any]) -> set[str]:
     """Local numbers of groups on which all that was enqueued is completed: gloo's ``retired`` comes a little later."""
     found = set()
     for key, given in status.items():
-        enqueued, completed = _whole(given, "last_enqueued_collective"), _whole(given, "last_completed_collective")
+        enqueued, completed = whole(given, "last_enqueued_collective"), whole(given, "last_completed_collective")
         if enqueued > 0 and enqueued == completed:
             found.add(str(key))
     return found if any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict)) else set()
 
 
-def _whole(given: object, key: str) -> int:
-    value = given.get(key) if isinstance(given, dict) else None
-    try:
-        number = int(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return NOWHERE
-    return number if 0 <= number < MOST_CALLS else NOWHERE
-
-
 def _call(
     evidence: Evidence,
-    entry: dict[str, object],
+    op: Operation,
     rank: int,
     source: str,
     named: dict[str, tuple[int, ...]],
     idle: set[str],
     order: int,
 ) -> Call | None:
+    entry = op.entry
     text = entry.get("profiling_name")
     group = _group(evidence, entry, named)
     if not isinstance(text, str) or group is None:
@@ -135,16 +130,16 @@ def _call(
     backend, _, rest = text.rpartition(":")
     message = _P2P.match(rest)
     p2p = bool(entry.get("is_p2p")) or message is not None
-    number = _whole(entry, "p2p_seq_id" if p2p else "collective_seq_id")
+    number = whole(entry, "p2p_seq_id" if p2p else "collective_seq_id")
     if not p2p and number < 0:
-        number = _whole(entry, "seq_id")  # before version 2.2
+        number = whole(entry, "seq_id")  # before version 2.2
     sizes = _sizes(entry.get("input_sizes"))
     return Call(
         rank, group, number, message[1] if message else family(rest), _state(entry, backend, idle), p2p,
         _peer(message, evidence.groups[group].members), entry.get("state") == "started", sizes, _elements(sizes),
         _elements(_sizes(entry.get("output_sizes"))), _dtype(entry), _frames(entry.get("frames")),
-        max(_whole(entry, "time_created_ns"), 0) if _whole(entry, "time_created_ns") < 2**62 else 0, order, source,
-        batched=rest == "coalesced",
+        max(whole(entry, "time_created_ns"), 0) if whole(entry, "time_created_ns") < 2**62 else 0, order, source,
+        batched=op.batched,
     )  # fmt: skip
 
 
@@ -212,12 +207,13 @@ def _frames(given: object) -> tuple[Frame, ...]:
 
 
 def _take_status(evidence: Evidence, rank: int, status: Any, pairs: dict[str, str], entries: list[Any], source: str) -> None:
-    """The counters of nccl. Those of gloo count messages too, so there the entries alone speak."""
+    """The counters of nccl. Those of gloo count messages too, and those of nccl where there are any: there the entries alone speak."""
     if any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict)):
         return
+    carried = {str(e.get("pg_id")) for e in entries if isinstance(e, dict) and counts_messages(e)}
     for key, given in status.items():
         group = pairs.get(str(key))
-        if group is not None:
+        if group is not None and str(key) not in carried:
             evidence.status(
-                rank, group, _whole(given, "last_enqueued_collective"), _whole(given, "last_completed_collective"), source
+                rank, group, whole(given, "last_enqueued_collective"), whole(given, "last_completed_collective"), source
             )

@@ -172,7 +172,7 @@ class LogReader:
         work, last = _WORK.search(line), _LAST.search(line)
         if work is None and last is None:
             if "watchdog got stuck" in line and rank is not None:
-                self._note(f"rank {rank}'s watchdog thread made no progress: a CUDA call or the GIL holds it")
+                self.evidence.note(f"rank {rank}'s watchdog thread made no progress: a CUDA call or the GIL holds it")
             return
         group = _GROUP.search(line)
         own = _OWN_RANK.search(line)
@@ -181,7 +181,7 @@ class LogReader:
         default = group is not None and (group["desc"] == "default_pg" or bool(group["guid"] and group["name"] == "0"))
         who = label if label is not None else inner if inner is not None else weak if weak is not None else self.rank
         if who is None or who >= MOST_RANKS:
-            self._note("lines of a watchdog name no rank")
+            self.evidence.note("lines of a watchdog name no rank")
             return
         self.found.add("watchdog lines")
         self.ranks.add(who)
@@ -205,9 +205,9 @@ class LogReader:
     def _status(self, line: str, who: int, key: str, last: re.Match[str]) -> None:
         enqueued, completed = int(last["enqueued"]), int(last["completed"])
         if enqueued < 0:
-            self._note(f"rank {who} had enqueued no collective on {self._shown(key)}")
+            self.evidence.note(f"rank {who} had enqueued no collective on {self._shown(key)}")
         if 0 <= enqueued == completed and "from this local rank" in line:
-            self._note(
+            self.evidence.note(
                 f"rank {who} ran out of time on another group: on {self._shown(key)} it has finished all {completed} calls"
             )
         key = key or self.evidence.group("", sure=False)
@@ -264,10 +264,6 @@ class LogReader:
         if said not in self.evidence.said:
             self.evidence.said.append(said)
 
-    def _note(self, text: str) -> None:
-        if text not in self.evidence.notes:
-            self.evidence.notes.append(text)
-
     # --- ends ---
 
     def _elastic(self, line: str) -> None:
@@ -314,7 +310,7 @@ class LogReader:
     def _raised(self, rank: int | None, text: str, trace: _Trace) -> None:
         if rank is None or rank >= MOST_RANKS:
             if not any(word in text for word in FOLLOWS):
-                self._note(f"a process raised {text[:160]}, and its lines do not say which rank it was")
+                self.evidence.note(f"a process raised {text[:160]}, and its lines do not say which rank it was")
             return
         self.found.add("tracebacks")
         self.ranks.add(rank)

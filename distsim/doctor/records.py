@@ -16,6 +16,16 @@ NOWHERE = -1
 MOST_CALLS = 1 << 48
 
 
+def whole(given: object, key: str) -> int:
+    """The number that an object has under a key; NOWHERE where it has none, or one that nobody can have counted to."""
+    value = given.get(key) if isinstance(given, dict) else None
+    try:
+        number = int(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return NOWHERE
+    return number if 0 <= number < MOST_CALLS else NOWHERE
+
+
 class Frame(NamedTuple):
     """A line of a stack. ``values``: arguments and locals, as the tool printed them."""
 
@@ -33,7 +43,8 @@ class Frame(NamedTuple):
 class Call:
     """A call of a rank. ``number`` counts a group's collectives (torch's sequence number), -1 where nobody said it.
 
-    ``peer`` is the other rank of a message (a global rank), None for any or unknown. ``started``: the device was at it.
+    ``peer`` is the other rank of a message (a global rank), None for any or unknown. ``started``: the device was at it. ``batched``: it was
+    issued together with others, as one.
     Sizes are elements per tensor; ``elements_in``/``elements_out`` their sums, -1 unknown.
     """
 

@@ -192,14 +192,17 @@ def _gone(whole: Standing, rank: int) -> bool:
 
 
 def _queued(whole: Standing, member: int, call: Call) -> bool:
-    """It has enqueued the call, and its device is still at an earlier one of another group."""
+    """It has enqueued the call, and its device is still at an earlier one."""
     given = whole.evidence.ranks.get(member)
     if given is None:
         return False
     own = next((c for c in given.calls if (c.group, c.number, c.p2p) == (call.group, call.number, False)), None)
     if own is None or own.state != "waiting" or own.started:
         return False
-    return any(c.started and c.state == "waiting" and c.group != call.group for c in given.calls)
+    open_calls = [c for c in given.calls if c.state == "waiting"]
+    if any(c.batched and c.p2p and c.group == call.group and c.order < own.order for c in open_calls):
+        return True  # a batch of messages runs on the stream of the group's collectives
+    return any(c.started and c.group != call.group for c in open_calls)
 
 
 def _message(whole: Standing, call: Call, stand: Stand) -> Wait:
@@ -217,18 +220,24 @@ def _message(whole: Standing, call: Call, stand: Stand) -> Wait:
 
 
 def partner(whole: Standing, call: Call) -> Call | None:
-    """The message of the peer that meets this one, if it was posted."""
-    if call.peer is None or call.peer not in whole.evidence.ranks:
+    """The message of the peer that meets this one, if it was posted: of those between the two in one direction, that of the same number.
+
+    Where one of the two has lost its oldest calls, those that are open are counted.
+    """
+    given = whole.evidence.ranks.get(call.peer) if call.peer is not None else None
+    if given is None or call.peer is None:
         return None
-    mine = [c for c in whole.evidence.ranks[call.rank].calls if _open(c, call.op, call.peer, call.group)]
+    ours = whole.evidence.ranks[call.rank]
+    every = not (given.lapped or ours.lapped)
+    mine = [c for c in ours.calls if _between(c, call.op, call.peer, call.group, every)]
     other = "recv" if call.op == "send" else "send"
-    theirs = [c for c in whole.evidence.ranks[call.peer].calls if _open(c, other, call.rank, call.group)]
+    theirs = [c for c in given.calls if _between(c, other, call.rank, call.group, every)]
     at = next((i for i, c in enumerate(mine) if c.order == call.order and c.number == call.number), 0)
     return theirs[at] if at < len(theirs) else None
 
 
-def _open(call: Call, op: str, peer: int, group: str) -> bool:
-    return call.p2p and call.op == op and call.state == "waiting" and call.group == group and call.peer in (peer, None)
+def _between(call: Call, op: str, peer: int, group: str, every: bool) -> bool:
+    return call.p2p and call.op == op and (every or call.state == "waiting") and call.group == group and call.peer in (peer, None)
 
 
 def meets(whole: Standing, call: Call) -> bool:
@@ -236,8 +245,17 @@ def meets(whole: Standing, call: Call) -> bool:
     other = partner(whole, call)
     if other is None:
         return False
-    busy = [c for c in whole.evidence.ranks[other.rank].calls if c.state == "waiting" and c.started]
-    return other.started or not busy
+    if other.state != "waiting" or other.started:
+        return True
+    before = [c for c in whole.evidence.ranks[other.rank].calls if c.state == "waiting"]
+    return not any(c.started or (c.order < other.order and _one_stream(c, other)) for c in before)
+
+
+def _one_stream(one: Call, other: Call) -> bool:
+    """Do two messages of a rank run one after the other? Batches of a group do, and single messages between the same two ranks."""
+    if not one.p2p or one.group != other.group or one.batched != other.batched:
+        return False
+    return one.number != other.number if one.batched else one.peer == other.peer
 
 
 def _from_stack(whole: Standing, rank: int, place: Place) -> Wait:

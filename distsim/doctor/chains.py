@@ -111,6 +111,9 @@ def _circle(whole: Standing, graph: dict[int, dict[int, Wait]], ring: list[int])
         a, b = calls
         text = f"a send and a receive do not meet: {a.op} of rank {a.rank} has tag {a.tag}, {b.op} of rank {b.rank} tag {b.tag}"
         return Cause("tags", "proved", text, (), tuple(ring), lines)
+    if len(ring) == 1:
+        return Cause("circle", "proved", f"rank {ring[0]} waits for itself, in {call_text(whole.evidence, calls[0])}", (ring[0],),
+                     (ring[0],), lines)  # fmt: skip
     if all(c.p2p for c in calls):
         what = "each is in a message that meets another only later"
     elif any(c.p2p for c in calls):
@@ -207,8 +210,10 @@ def same_call(one: Wait, other: Wait) -> bool:
 def _certain(whole: Standing, stand: Stand) -> bool:
     """Is it the end of the chain, and not itself in a wait that nothing recorded?"""
     given = whole.evidence.ranks[stand.rank]
+    if stand.rank in whole.evidence.disputed:
+        return False
     if stand.end is not None:
-        return not stand.end.follows
+        return not (stand.end.follows or stand.end.unexplained)
     if stand.place is not None and stand.place.frame is not None:
         return given.messages or not may_hide_a_wait(stand.place.frame)
     return given.messages or (not given.recorded and bool(given.status))

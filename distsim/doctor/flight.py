@@ -6,6 +6,7 @@ Keys and quirks: PyTorch's FlightRecorder; gloo leaves ``state`` at scheduled fo
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
 from distsim.doctor.batches import Operation, Unbatched, counts_messages
@@ -40,19 +41,21 @@ def read_dump(evidence: Evidence, data: dict[str, object], rank: int, source: st
     evidence.rank(rank, source).lapped |= lapped
     gloo = any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict))
     evidence.rank(rank, source).messages = bool(entries) and not gloo
-    named = _named_groups(evidence, data, entries)
-    pairs = {str(e.get("pg_id")): key for e in entries if isinstance(e, dict) and (key := _group(evidence, e, named)) is not None}
+    evidence.rank(rank, source).longest_wait_ns = max((whole(e, "timeout_ms") for e in entries), default=0) * 10**6
+    groups = _Groups(evidence, _named_groups(evidence, data, entries))
+    pairs = {str(e.get("pg_id")): key for e in entries if isinstance(e, dict) and (key := groups.key(e)) is not None}
     status = data.get("pg_status") if isinstance(data.get("pg_status"), dict) else {}
     idle = _idle(status, entries)
     found = Unbatched(entries, lapped)
     for name in found.uneven:
-        evidence.group(name, members=named.get(name), sure=False)
+        evidence.group(name, members=groups.named.get(name), sure=False)
         evidence.note(f"on group {name} batches of messages took numbers of collectives (torch before 2.6), and the first of them are no "
                       "longer recorded: its calls can't be told by number")  # fmt: skip
-    calls = [_call(evidence, op, rank, source, named, idle, order) for order, op in enumerate(found.operations)]
+    calls = [_call(groups, op, rank, source, idle, order) for order, op in enumerate(found.operations)]
     for call in calls:
         if call is not None:
             evidence.call(call)
+    _check_rank(groups, rank, found.operations, source)
     unread = calls.count(None) + sum(not isinstance(e, dict) for e in entries)
     _take_status(evidence, rank, status, pairs, entries, source)
     told = [f"{unread} of its entries are damaged"] if unread else []
@@ -97,10 +100,49 @@ def _name(entry: dict[str, object]) -> tuple[str, str]:
     return (f"pg {entry.get('pg_id')}" if isinstance(entry.get("pg_id"), int) else ""), ""
 
 
-def _group(evidence: Evidence, entry: dict[str, object], named: dict[str, tuple[int, ...]]) -> str | None:
-    name, desc = _name(entry)
-    sure = isinstance(entry.get("process_group"), (list, tuple))
-    return evidence.group(name, desc, named.get(name), sure) if name else None
+@dataclass
+class _Groups:
+    """The groups of one dump. ``named``: members by name."""
+
+    evidence: Evidence
+    named: dict[str, tuple[int, ...]]
+    keys: dict[tuple[str, str, bool], str] = field(default_factory=dict)
+
+    def key(self, entry: dict[str, object]) -> str | None:
+        """The key of an entry's group among all evidence, None where it names none."""
+        (name, desc), sure = _name(entry), isinstance(entry.get("process_group"), (list, tuple))
+        if not name:
+            return None
+        if (name, desc, sure) not in self.keys:
+            self.keys[name, desc, sure] = self.evidence.group(name, desc, self.named.get(name), sure)
+        return self.keys[name, desc, sure]
+
+    def members(self, key: str) -> tuple[int, ...] | None:
+        return self.evidence.groups[key].members
+
+
+def _check_rank(groups: _Groups, rank: int, operations: list[Operation], source: str) -> None:
+    """Whose a file is, its name alone says. Its groups and its messages have to agree."""
+    strange = next((name for name, members in groups.named.items() if rank not in members), None)
+    own = {told for op in operations if (told := _own_rank(groups, op)) is not None}
+    if strange is not None:
+        why = f"its group {strange} has ranks {list(groups.named[strange])[:8]}"
+    elif own and own != {rank}:
+        why = f"its messages are of rank {min(own - {rank})}"
+    else:
+        return
+    groups.evidence.disputed.add(rank)
+    groups.evidence.disputes.append(
+        f"{source} is of rank {rank} by its name, and {why}: it is of another rank, or of another job"
+    )
+
+
+def _own_rank(groups: _Groups, op: Operation) -> int | None:
+    message = _P2P.match(str(op.entry.get("profiling_name")).rpartition(":")[2])
+    members = groups.members(key) if message is not None and (key := groups.key(op.entry)) is not None else None
+    if message is None or members is None or message[2] is None or int(message[2]) >= len(members):
+        return None
+    return members[int(message[2])]
 
 
 def _idle(status: Any, entries: list[Any]) -> set[str]:
@@ -114,17 +156,16 @@ def _idle(status: Any, entries: list[Any]) -> set[str]:
 
 
 def _call(
-    evidence: Evidence,
+    groups: _Groups,
     op: Operation,
     rank: int,
     source: str,
-    named: dict[str, tuple[int, ...]],
     idle: set[str],
     order: int,
 ) -> Call | None:
     entry = op.entry
     text = entry.get("profiling_name")
-    group = _group(evidence, entry, named)
+    group = groups.key(entry)
     if not isinstance(text, str) or group is None:
         return None
     backend, _, rest = text.rpartition(":")
@@ -136,9 +177,9 @@ def _call(
     sizes = _sizes(entry.get("input_sizes"))
     return Call(
         rank, group, number, message[1] if message else family(rest), _state(entry, backend, idle), p2p,
-        _peer(message, evidence.groups[group].members), entry.get("state") == "started", sizes, _elements(sizes),
+        _peer(message, groups.members(group)), entry.get("state") == "started", sizes, _elements(sizes),
         _elements(_sizes(entry.get("output_sizes"))), _dtype(entry), _frames(entry.get("frames")),
-        max(whole(entry, "time_created_ns"), 0) if whole(entry, "time_created_ns") < 2**62 else 0, order, source,
+max(whole(entry, "time_created_ns", 1 << 63), 0), order, source,
         batched=op.batched,
     )  # fmt: skip
 

@@ -105,8 +105,8 @@ def standing(evidence: Evidence) -> Standing:
 
 
 def _end(given: RankEvidence) -> End | None:
-    """How it ended; what followed from nobody else before what did."""
-    return min(given.ends, key=lambda e: (e.follows, e.clean), default=None)
+    """How it ended: what says why before what does not, what followed from nobody else before what did."""
+    return min(given.ends, key=lambda e: (e.unexplained, e.follows, e.clean), default=None)
 
 
 def _place(given: RankEvidence) -> Place | None:
@@ -188,7 +188,8 @@ def _collective(whole: Standing, call: Call, stand: Stand) -> Wait:
 
 def _gone(whole: Standing, rank: int) -> bool:
     given = whole.evidence.ranks.get(rank)
-    return given is not None and any(e.kind in ("killed", "raised") for e in given.ends)
+    end = None if given is None else _end(given)
+    return end is not None and end.kind in ("killed", "raised") and not (end.follows or end.unexplained)
 
 
 def _queued(whole: Standing, member: int, call: Call) -> bool:

@@ -101,7 +101,7 @@ def open_waits(whole: Standing) -> list[Cause]:
     details = ["who else belongs to it, and how far they are, these files do not say"]
     details += (
         ["the lines name no group, or a number that differs between processes: calls of two ranks may be of two groups"]
-        if unsure
+        if unsure and not whole.evidence.disputes
         else []
     )
     return [Cause("waits", "unknown", "; ".join(parts[:4]) + hidden, (), ranks, lines, details)]

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from distsim.doctor.records import MOST_CALLS, NOWHERE, Call, End, FileRead, Group, Mismatched, RankEvidence, Said, Stack, Status
+from distsim.doctor.records import (
+    MOST_CALLS,
+    NOWHERE,
+    Call,
+    End,
+    FileRead,
+    Frame,
+    Group,
+    Mismatched,
+    RankEvidence,
+    Said,
+    Stack,
+    Status,
+)
 
 #: Ranks above are taken for damage.
 MOST_RANKS = 1 << 20
@@ -24,6 +37,7 @@ class Evidence:
     notes: list[str] = field(default_factory=list)
     world: int = 0
     orphans: list[Stack] = field(default_factory=list)  # stacks of processes whose rank nobody said
+    callers: dict[tuple[tuple[str, str, int], ...], tuple[Frame, ...]] = field(default_factory=dict)  # stacks of calls, each once
     namesakes: dict[str, list[str]] = field(default_factory=dict)  # name -> keys of the groups that have it besides the first
     mixed: set[str] = field(default_factory=set)  # groups whose counters, in logs, are of messages and collectives in turn
 
@@ -54,9 +68,11 @@ class Evidence:
     def _key(self, name: str, members: tuple[int, ...] | None) -> str:
         """Older versions of torch give all groups that one split makes the same name. They share no rank."""
         keys = self.namesakes.get(name, [])
+        if members is None:
+            return name
         for key in (name, *keys):
             known = self.groups.get(key)
-            if members is None or known is None or known.members is None or not set(known.members).isdisjoint(members):
+            if known is None or known.members is None or not set(known.members).isdisjoint(members):
                 return key
         self.namesakes[name] = [*keys, f"{name} with rank {members[0]}"]
         return self.namesakes[name][-1]

@@ -36,7 +36,7 @@ def read_dump(evidence: Evidence, data: dict[str, object], rank: int, source: st
     if not isinstance(entries, list):
         return "its entries are no list"
     lost, entries = max(len(entries) - _MOST_ENTRIES, 0), entries[-_MOST_ENTRIES:]
-    evidence.rank(rank, source).recorded = True
+    evidence.rank(rank, source).recorded |= not _is_off(data, entries)
     lapped = lost > 0 or (bool(entries) and whole(entries[0], "record_id") > 0)
     evidence.rank(rank, source).lapped |= lapped
     gloo = any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict))
@@ -59,7 +59,16 @@ def read_dump(evidence: Evidence, data: dict[str, object], rank: int, source: st
     unread = calls.count(None) + sum(not isinstance(e, dict) for e in entries)
     _take_status(evidence, rank, status, pairs, entries, source)
     told = [f"{unread} of its entries are damaged"] if unread else []
+    if _is_off(data, entries):
+        told.append("no call is in it: the recorder was off (TORCH_FR_BUFFER_SIZE=0), or was asked for no calls")
     return "; ".join([f"only its latest {_MOST_ENTRIES} entries are read", *told] if lost else told)
+
+
+def _is_off(data: dict[str, object], entries: list[object]) -> bool:
+    """Was nothing recorded, though there may have been calls? A recorder that is on knows its groups before their first call."""
+    status = data.get("pg_status")
+    made = isinstance(status, dict) and any(whole(given, "last_enqueued_collective") > 0 for given in status.values())
+    return not entries and (made or not data.get("pg_config"))
 
 
 def _named_groups(evidence: Evidence, data: dict[str, object], entries: list[object]) -> dict[str, tuple[int, ...]]:
@@ -178,7 +187,7 @@ def _call(
     return Call(
         rank, group, number, message[1] if message else family(rest), _state(entry, backend, idle), p2p,
         _peer(message, groups.members(group)), entry.get("state") == "started", sizes, _elements(sizes),
-        _elements(_sizes(entry.get("output_sizes"))), _dtype(entry), _frames(entry.get("frames")),
+        _elements(_sizes(entry.get("output_sizes"))), _dtype(entry), _frames(groups.evidence, entry.get("frames")),
 max(whole(entry, "time_created_ns", 1 << 63), 0), order, source,
         batched=op.batched,
     )  # fmt: skip
@@ -237,14 +246,17 @@ def _dtype(entry: dict[str, object]) -> str:
     return str(given[0])[:40] if isinstance(given, (list, tuple)) and given else ""
 
 
-def _frames(given: object) -> tuple[Frame, ...]:
+def _frames(evidence: Evidence, given: object) -> tuple[Frame, ...]:
+    """The stack of a call, one object for all calls that have it."""
     if not isinstance(given, (list, tuple)):
         return ()
-    return tuple(
+    found = tuple(
         Frame(str(frame.get("name", ""))[:200], str(frame.get("filename", ""))[:400], frame["line"])
         for frame in given[:_MOST_FRAMES]
         if isinstance(frame, dict) and isinstance(frame.get("line"), int)
     )
+    key = tuple(frame[:3] for frame in found)
+    return evidence.callers.setdefault(key, found)
 
 
 def _take_status(evidence: Evidence, rank: int, status: Any, pairs: dict[str, str], entries: list[Any], source: str) -> None:

@@ -48,50 +48,64 @@ class Stand:
         return (user_frame(self.end.frames) if self.end is not None else None) or self.frame
 
 
+class Reach:
+    """How far a rank is, looked up: ``last`` number made and ``done`` number finished by group, its collectives, and its open calls."""
+
+    def __init__(self, given: RankEvidence) -> None:
+        self.last = {group: status.enqueued for group, status in given.status.items() if status.enqueued >= 0}
+        self.done = {group: status.completed for group, status in given.status.items()}
+        self.calls: dict[tuple[str, int], Call] = {}
+        self.unwritten = 0 if given.recorded and not given.lapped else None  # of a group on which there is nothing
+        self.open = [call for call in given.calls if call.state == "waiting"]
+        for call in given.calls:
+            if not call.p2p:
+                self.calls.setdefault((call.group, call.number), call)
+                self.last[call.group] = max(self.last.get(call.group, call.number), call.number)
+                if call.state == "done":
+                    self.done[call.group] = max(self.done.get(call.group, -1), call.number)
+
+
 @dataclass
 class Standing:
     """All ranks that something is known of, and how far each is on each group."""
 
     evidence: Evidence
     ranks: dict[int, Stand] = field(default_factory=dict)
+    _reach: dict[int, Reach] = field(default_factory=dict)
+    _members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def reach(self, rank: int) -> Reach:
+        """How far a rank is of which something is known."""
+        if rank not in self._reach:
+            self._reach[rank] = Reach(self.evidence.ranks[rank])
+        return self._reach[rank]
 
     def last(self, rank: int, group: str) -> int | None:
-        """The number of the last call that a rank made on a group; None where its records do not say."""
-        given = self.evidence.ranks.get(rank)
-        return None if given is None else last_of(given, group)
+        """The number of a rank's last call on a group: 0 where a whole recording has none, None where its records do not say."""
+        if rank not in self.evidence.ranks:
+            return None
+        reach = self.reach(rank)
+        return reach.last.get(group, reach.unwritten)
 
     def members(self, group: str) -> tuple[int, ...]:
         """Who belongs to a group, as far as anybody said."""
         known = self.evidence.groups.get(group)
         if known is not None and known.members is not None:
             return known.members
-        return tuple(
-            sorted(r for r, e in self.evidence.ranks.items() if group in e.status or any(c.group == group for c in e.calls))
-        )
+        if group not in self._members:
+            given = self.evidence.ranks.items()
+            self._members[group] = tuple(
+                sorted(r for r, e in given if group in e.status or any(c.group == group for c in e.calls))
+            )
+        return self._members[group]
 
     def behind(self, group: str, number: int) -> tuple[int, ...]:
         return tuple(m for m in self.members(group) if (n := self.last(m, group)) is not None and n < number)
 
 
-def last_of(given: RankEvidence, group: str) -> int | None:
-    """The last number on a group, from the calls and the counters; 0 where a whole recording has none."""
-    numbers = [c.number for c in given.calls if c.group == group and not c.p2p]
-    status = given.status.get(group)
-    if status is not None and status.enqueued >= 0:
-        numbers.append(status.enqueued)
-    if numbers:
-        return max(numbers)
-    return 0 if given.recorded and not given.lapped else None
-
-
 def finished(whole: Standing, rank: int, group: str) -> int:
     """The last call that a rank is known to have finished on a group, -1 unknown."""
-    given = whole.evidence.ranks.get(rank)
-    if given is None:
-        return -1
-    status = given.status.get(group)
-    done = [c.number for c in given.calls if c.group == group and not c.p2p and c.state == "done"]
-    return max([status.completed if status else -1, *done])
+    return whole.reach(rank).done.get(group, -1) if rank in whole.evidence.ranks else -1
 
 
 def standing(evidence: Evidence) -> Standing:
@@ -169,18 +183,19 @@ def _unnamed(given: RankEvidence, group: str) -> bool:
 
 def _timed_out(whole: Standing, given: RankEvidence, call: Call) -> bool:
     """A call of gloo that ended, nobody says how: by a timeout, where a member has not come to it."""
-    return call.op in NEEDS_ALL and call.number == last_of(given, call.group) and bool(whole.behind(call.group, call.number))
+    return (
+        call.op in NEEDS_ALL and call.number == whole.last(given.rank, call.group) and bool(whole.behind(call.group, call.number))
+    )
 
 
 def _collective(whole: Standing, call: Call, stand: Stand) -> Wait:
     group = whole.evidence.groups[call.group]
-    members = whole.members(call.group)
-    missing = [m for m in whole.behind(call.group, call.number) if m != call.rank]
-    missing += [m for m in members if m != call.rank and m not in missing and _queued(whole, m, call)]
-    ended = [m for m in members if m != call.rank and _gone(whole, m) and m not in missing and whole.last(m, call.group) is None]
-    silent = tuple(
-        m for m in members if m not in missing and m not in ended and m != call.rank and whole.last(m, call.group) is None
-    )
+    others = [m for m in whole.members(call.group) if m != call.rank]
+    late = {m for m in others if (n := whole.last(m, call.group)) is not None and n < call.number}
+    missing = late | {m for m in others if m not in late and _queued(whole, m, call)}
+    unknown = [m for m in others if m not in missing and whole.last(m, call.group) is None]
+    ended = [m for m in unknown if _gone(whole, m)]
+    silent = tuple(m for m in unknown if m not in ended)
     sure = tuple(sorted({*missing, *ended})) if group.sure else ()
     frame = user_frame(call.frames) or (stand.place.frame if stand.place else None)
     return Wait(call.rank, call, sure, silent, frame, open_ended=not group.sure or (group.members is None and not missing))
@@ -194,16 +209,15 @@ def _gone(whole: Standing, rank: int) -> bool:
 
 def _queued(whole: Standing, member: int, call: Call) -> bool:
     """It has enqueued the call, and its device is still at an earlier one."""
-    given = whole.evidence.ranks.get(member)
-    if given is None:
+    if member not in whole.evidence.ranks:
         return False
-    own = next((c for c in given.calls if (c.group, c.number, c.p2p) == (call.group, call.number, False)), None)
+    reach = whole.reach(member)
+    own = reach.calls.get((call.group, call.number))
     if own is None or own.state != "waiting" or own.started:
         return False
-    open_calls = [c for c in given.calls if c.state == "waiting"]
-    if any(c.batched and c.p2p and c.group == call.group and c.order < own.order for c in open_calls):
+    if any(c.batched and c.p2p and c.group == call.group and c.order < own.order for c in reach.open):
         return True  # a batch of messages runs on the stream of the group's collectives
-    return any(c.started and c.group != call.group for c in open_calls)
+    return any(c.started and c.group != call.group for c in reach.open)
 
 
 def _message(whole: Standing, call: Call, stand: Stand) -> Wait:

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from distsim.doctor import Diagnosis, examine, read_evidence
+from distsim.doctor.smallest import smallest_scenario
+from distsim.scenario import loads
+from distsim.simulation import simulate
 from tests.doctor_dumps import batch, dump, entry, write
 
 THREE = {"0": ("default_pg", [0, 1, 2])}
@@ -175,3 +178,13 @@ def test_the_end_of_a_batch_whose_messages_are_lost_is_no_collective(tmp_path: P
     assert found.main is not None
     assert found.main.kind == "communication"
     assert [call.number for call in found.evidence.ranks[0].calls] == [8]
+
+
+@pytest.mark.parametrize("last", [["all_reduce"] * 2, ["all_reduce", "all_gather"]], ids=["alike", "of two kinds"])
+def test_the_smallest_scenario_of_a_batch_stands_still_under_the_back_end_of_the_job(tmp_path: Path, last: list[str]) -> None:
+    first = batch(["all_reduce"], (1, 0), 5)
+    found = diagnosed(tmp_path, {r: dump([*first, *(batch(last, (2, 0), 6, "scheduled") if r else [])]) for r in range(4)})
+    scenario = loads(smallest_scenario(found))
+
+    assert scenario.backend == "nccl"
+    assert simulate(scenario).outcome == "hangs"

@@ -41,6 +41,8 @@ def read_dump(evidence: Evidence, data: dict[str, object], rank: int, source: st
     evidence.rank(rank, source).lapped |= lapped
     gloo = any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict))
     evidence.rank(rank, source).messages = bool(entries) and not gloo
+    titles = (str(e.get("profiling_name", "")) for e in entries if isinstance(e, dict))
+    evidence.rank(rank, source).backend = next((title.partition(":")[0][:40] for title in titles if ":" in title), "")
     evidence.rank(rank, source).longest_wait_ns = max((whole(e, "timeout_ms") for e in entries), default=0) * 10**6
     groups = _Groups(evidence, _named_groups(evidence, data, entries))
     pairs = {str(e.get("pg_id")): key for e in entries if isinstance(e, dict) and (key := groups.key(e)) is not None}

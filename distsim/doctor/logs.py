@@ -190,7 +190,7 @@ class LogReader:
             return
         self.found.add("watchdog lines")
         self.ranks.add(who)
-        self.evidence.rank(who, self.source)
+        self.evidence.rank(who, self.source).backend = "nccl"
         if work is not None:
             self._works[who, _number(work)] = (family(work["op"]), "")
             self._last_work = (who, _number(work))

@@ -145,6 +145,7 @@ class RankEvidence:
     recorded: bool = False  # a Flight Recorder dump, or something as complete, is there
     lapped: bool = False  # its ring buffer has dropped the oldest calls
     messages: bool = False  # its recording has sends and receives too
+    backend: str = ""  # the library that its calls go to, as torch names it: nccl, gloo
     longest_wait_ns: int = 0  # the longest time-out of its calls
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from distsim.doctor import Diagnosis, examine, read_evidence
 from tests.doctor_dumps import dump, entry, write
+from tests.hung_jobs import hung, random_job
 
 NOON = 1_760_000_000 * 10**9
 DAY = 86_400 * 10**9
@@ -177,6 +178,26 @@ def test_a_dump_that_another_rank_wrote_by_its_messages_proves_nothing(tmp_path:
     assert "its messages are of rank 1" in found.evidence.disputes[0]
 
 
+def test_groups_that_were_made_anew_count_from_the_start(tmp_path: Path) -> None:
+    """After destroy_process_group and init_process_group the name is the same, the numbers begin at 1, the local number is another."""
+    before = [entry(n, "all_reduce", 10) for n in range(1, 6)]
+    after = [entry(1, "all_reduce", 10), entry(2, "broadcast", 12, "scheduled")]
+    dumps = {rank: dump([*before, *(e | {"pg_id": 3} for e in (after[:1] if rank == 2 else after))]) for rank in range(4)}
+    found = diagnosed(tmp_path, dumps)
+
+    assert (found.main and found.main.kind, found.culprits) == ("behind", (2,))
+    assert found.evidence.disputes == []
+
+
+def test_a_branch_in_a_loop_of_one_line_is_no_call_too_many(tmp_path: Path) -> None:
+    """Its calls agree with the others' before and after without any shift: rank 2 is behind, and rank 3 went another way harmlessly."""
+    loop = {rank: [entry(n, "all_reduce", 11 if (rank, n) == (3, 3) else 10) for n in range(1, 9)] for rank in range(4)}
+    waits = entry(9, "all_reduce", 10, "scheduled")
+    found = diagnosed(tmp_path, {rank: dump([*calls, *([waits] if rank != 2 else [])]) for rank, calls in loop.items()})
+
+    assert (found.main and found.main.kind, found.culprits) == ("behind", (2,))
+
+
 # --- errors ---
 
 
@@ -229,3 +250,34 @@ def test_who_failed_because_of_others_is_not_said_to_be_behind(tmp_path: Path) -
 
     assert found.culprits == ()
     assert all(3 not in wait.missing for stand in found.standing.ranks.values() for wait in stand.waits)
+
+
+# --- random jobs ---
+
+
+@pytest.mark.parametrize("first", range(0, 160, 40))
+def test_of_a_random_job_nobody_but_its_faulty_rank_is_accused_and_its_hang_is_seen(tmp_path: Path, first: int) -> None:
+    """One rank stops, or makes a call too many or too few. A circle names its ranks, of whom the faulty one is one."""
+    for seed in range(first, first + 40):
+        job = random_job(seed)
+        hangs, dumps = hung(job)
+        (tmp_path / str(seed)).mkdir()
+        found = diagnosed(tmp_path / str(seed), dumps)
+
+        assert bool(found.causes) == hangs, seed
+        assert not found.culprits or job.faulty in found.culprits, seed
+        if found.main is not None and found.main.kind != "circle":
+            assert found.culprits in ((), (job.faulty,)), seed
+        assert not found.evidence.disputes, seed
+
+
+def test_of_a_rank_that_stops_the_calls_for_which_others_wait_are_found(tmp_path: Path) -> None:
+    """Where it is one against more than one, it is named."""
+    named = 0
+    for seed in range(160, 260):
+        job = random_job(seed)
+        if job.fault == "stop":
+            (tmp_path / str(seed)).mkdir()
+            named += diagnosed(tmp_path / str(seed), hung(job)[1]).culprits == (job.faulty,)
+
+    assert named >= 10

@@ -170,7 +170,7 @@ def _parting(
 ) -> Parting | None:
     numbers = sorted(n for n in mine if n in reference)
     start = next((n for n in numbers if mine[n] != reference[n]), None)
-    if start is None:
+    if start is None or _is_branch(mine, reference, numbers):
         return None
     for shift in range(1, _MOST_SHIFT + 1):
         if _follows(mine, reference, start, shift) and _is_new(mine, reference, start, shift):
@@ -179,6 +179,12 @@ def _parting(
             shown = next(call for other, call in calls[start].items() if other != rank)
             return Parting(rank, group, start, shift, False, shown)
     return None
+
+
+def _is_branch(mine: dict[int, Sign], reference: dict[int, Sign], numbers: list[int]) -> bool:
+    """Do calls at other lines, which else are alike, explain it as well? They stand between calls that agree without any shift."""
+    other = [n for n in numbers if mine[n] != reference[n]]
+    return other[-1] < numbers[-1] and all(mine[n][:2] == reference[n][:2] for n in other)
 
 
 def _agreed(mine: dict[int, Sign], said: dict[int, Counter[Sign]]) -> dict[int, Sign]:

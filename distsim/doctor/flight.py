@@ -35,7 +35,7 @@ def read_dump(evidence: Evidence, data: dict[str, object], rank: int, source: st
     entries = data.get("entries") or []
     if not isinstance(entries, list):
         return "its entries are no list"
-    lost, entries = max(len(entries) - _MOST_ENTRIES, 0), entries[-_MOST_ENTRIES:]
+    lost, entries = max(len(entries) - _MOST_ENTRIES, 0), _of_last_groups(entries[-_MOST_ENTRIES:])
     evidence.rank(rank, source).recorded |= not _is_off(data, entries)
     lapped = lost > 0 or (bool(entries) and whole(entries[0], "record_id") > 0)
     evidence.rank(rank, source).lapped |= lapped
@@ -64,6 +64,13 @@ def read_dump(evidence: Evidence, data: dict[str, object], rank: int, source: st
     if _is_off(data, entries):
         told.append("no call is in it: the recorder was off (TORCH_FR_BUFFER_SIZE=0), or was asked for no calls")
     return "; ".join([f"only its latest {_MOST_ENTRIES} entries are read", *told] if lost else told)
+
+
+def _of_last_groups(entries: list[object]) -> list[object]:
+    """Without calls on groups that were destroyed and made anew: a process then counts again from the start, under another local number."""
+    numbers = [(_name(e)[0], str(e.get("pg_id"))) if isinstance(e, dict) else ("", "") for e in entries]
+    latest = dict(numbers)
+    return [e for e, (name, number) in zip(entries, numbers, strict=True) if latest[name] == number or not isinstance(e, dict)]
 
 
 def _is_off(data: dict[str, object], entries: list[object]) -> bool:

@@ -173,7 +173,7 @@ def pending_calls(whole: Standing, given: RankEvidence) -> list[Call]:
             blank = Call(given.rank, group, number, op, "waiting", order=1 << 40, source=status.sources[0])
             found[group, False, None] = replace(seen, state="waiting") if seen else blank
     calls = sorted(found.values(), key=lambda c: c.order)
-    return [c for c in calls if c.started] or calls
+    return [c for c in calls if c.started] or [c for c in calls if not _queues(whole.reach(given.rank), c)]
 
 
 def _unnamed(given: RankEvidence, group: str) -> bool:
@@ -215,9 +215,7 @@ def _queued(whole: Standing, member: int, call: Call) -> bool:
     own = reach.calls.get((call.group, call.number))
     if own is None or own.state != "waiting" or own.started:
         return False
-    if any(c.batched and c.p2p and c.group == call.group and c.order < own.order for c in reach.open):
-        return True  # a batch of messages runs on the stream of the group's collectives
-    return any(c.started and c.group != call.group for c in reach.open)
+    return _queues(reach, own) or any(c.started and c.group != call.group for c in reach.open)
 
 
 def _message(whole: Standing, call: Call, stand: Stand) -> Wait:
@@ -262,15 +260,23 @@ def meets(whole: Standing, call: Call) -> bool:
         return False
     if other.state != "waiting" or other.started:
         return True
-    before = [c for c in whole.evidence.ranks[other.rank].calls if c.state == "waiting"]
-    return not any(c.started or (c.order < other.order and _one_stream(c, other)) for c in before)
+    reach = whole.reach(other.rank)
+    return not (_queues(reach, other) or any(c.started for c in reach.open))
 
 
-def _one_stream(one: Call, other: Call) -> bool:
-    """Do two messages of a rank run one after the other? Batches of a group do, and single messages between the same two ranks."""
-    if not one.p2p or one.group != other.group or one.batched != other.batched:
+def _queues(reach: Reach, call: Call) -> bool:
+    """Is the device at an earlier call after which this one runs?"""
+    return any(c.order < call.order and _one_after_the_other(c, call) for c in reach.open)
+
+
+def _one_after_the_other(one: Call, other: Call) -> bool:
+    """Do two calls of a rank run in order? Collectives and batches of messages of a group share its communicator, which takes one at a
+    time; single messages have one for the two ranks.
+    """
+    alone = (one.p2p and not one.batched, other.p2p and not other.batched)
+    if one.group != other.group or alone[0] != alone[1]:
         return False
-    return one.number != other.number if one.batched else one.peer == other.peer
+    return one.peer == other.peer if alone[0] else (one.p2p, one.number) != (other.p2p, other.number)
 
 
 def _from_stack(whole: Standing, rank: int, place: Place) -> Wait:

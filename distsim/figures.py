@@ -65,8 +65,7 @@ def figures(simulation: Simulation) -> Figures | None:
     flops = sum(_flops(one, context) for one, context in steps)
     device, gpus = simulation.cost.cluster.device, simulation.program.world_size
     dtype = steps[0][0].dtype
-    peak = device.peak.get(dtype) or device.flop_per_ns(dtype)
-    mfu = flops / (gpus * peak * step_ns)
+    mfu = flops / (gpus * device.peak_flop_per_ns(dtype) * step_ns)
     return Figures(step_ns, tokens, tokens / (step_ns / 1e9) / gpus, mfu, shares(simulation.run, simulation.timeline))
 
 

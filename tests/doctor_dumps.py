@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,36 @@ def entry(
     }  # fmt: skip
 
 
+def batch(ops: list[str], numbers: tuple[int, int], line: int = 0, state: str = "completed", **more: Any) -> list[dict[str, Any]]:
+    """A batch as NCCL's group records it. ``numbers``: of collectives and of messages, the same in all its entries. The operations have no
+    state that changes; the last entry has it, and is no message even where all operations are.
+    """
+    both = {"collective_seq_id": numbers[0], "p2p_seq_id": numbers[1]}
+    found = [entry(0, op, line, "scheduled", **both, **more) for op in ops]
+    return [
+        *found,
+        entry(0, "coalesced", line, state, **both, **more) | {"input_sizes": [], "input_dtypes": [], "output_sizes": []},
+    ]
+
+
 def dump(
     entries: list[dict[str, Any]], groups: dict[str, tuple[str, list[int]]] | None = None, version: str = "2.10"
 ) -> dict[str, Any]:
-    """A rank's dump. ``groups``: name -> (description, ranks); the default group has ranks 0 to 3 where nothing is said."""
+    """A rank's dump. ``groups``: name -> (description, ranks); the default group has ranks 0 to 3 where nothing is said.
+
+    Its status has the number of the last work, be it of a message or of a collective, as ProcessGroupNCCL counts.
+    """
     named = groups or {WORLD: ("default_pg", [0, 1, 2, 3])}
     status: dict[str, dict[str, int]] = {}
-    for e in entries:
-        if not e["is_p2p"]:
-            at = status.setdefault(
-                str(e["pg_id"]), {"last_enqueued_collective": 0, "last_started_collective": 0, "last_completed_collective": 0}
-            )
-            at["last_enqueued_collective"] = e.get("collective_seq_id", e.get("seq_id", 0))
-            at["last_completed_collective"] += e["state"] == "completed"
+    for before, e in pairwise([{}, *entries]):
+        at = status.setdefault(
+            str(e["pg_id"]), {"last_enqueued_collective": 0, "last_started_collective": 0, "last_completed_collective": 0}
+        )
+        of_messages = e["is_p2p"] or (e["profiling_name"] == "nccl:coalesced" and before.get("is_p2p"))
+        number = e["p2p_seq_id"] if of_messages else e.get("collective_seq_id", e.get("seq_id", 0))
+        at["last_enqueued_collective"] = number
+        if e["state"] == "completed":
+            at["last_completed_collective"] = number
     config = {name: {"name": name, "desc": desc, "ranks": str(ranks)} for name, (desc, ranks) in named.items()}
     return {"version": version, "comm_lib_version": "2.27", "pg_config": config, "pg_status": status, "entries": entries}
 

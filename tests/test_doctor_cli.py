@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -230,3 +231,13 @@ def test_live_ranks_are_looked_at_and_live_on(live: list[subprocess.Popen[bytes]
     assert "rank 0 is in no call that was recorded at rank.py:5 in load" in result.output
     assert live[0].poll() is None
     assert all(os.path.exists(f"/proc/{pid}") for pid in ranks_of(live[0].pid))
+
+
+def test_where_nothing_of_any_rank_can_be_read_the_status_says_so(tmp_path: Path) -> None:
+    """A cut dump is no proof that nobody waits."""
+    cut = tmp_path / "fr_rank_0"
+    cut.write_bytes(pickle.dumps(dump([entry(1, "all_reduce")]), protocol=2)[:300])
+    done = run(cut)
+
+    assert done.exit_code == 2
+    assert "it is cut short" in " ".join(done.output.split())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distsim.doctor import Diagnosis, examine, read_evidence
+from distsim.doctor.records import Call
 from tests.doctor_dumps import dump, entry, write
 
 PAIR = ("1", "tp")
@@ -235,3 +237,50 @@ def test_a_device_that_waits_in_one_group_is_not_blamed_for_the_call_it_has_queu
     assert found.main is not None
     assert found.main.kind == "behind"
     assert found.main.ranks == (2,)
+
+
+class Counted(list[Call]):
+    """Calls of a rank that count how many of them were looked at."""
+
+    looked = 0
+
+    def __iter__(self) -> Iterator[Call]:
+        Counted.looked += len(self)
+        return super().__iter__()
+
+
+def looked_at(folder: Path, ranks: int) -> float:
+    """How often the diagnosis looks at each call, on average."""
+    members = {"0": ("default_pg", list(range(ranks)))}
+    done = [entry(n, "all_reduce", 10 + n % 7, record_id=n - 1) for n in range(1, 11)]
+    waiting = [*done, entry(11, "all_reduce", 9, "scheduled", record_id=10)]
+    folder.mkdir()
+    write(folder, {rank: dump(done if rank == 3 else waiting, members) for rank in range(ranks)})
+    evidence = read_evidence([str(folder)])
+    for given in evidence.ranks.values():
+        given.calls = Counted(given.calls)
+    Counted.looked = 0
+    assert examine(evidence).culprits == (3,)
+    return Counted.looked / (11 * ranks)
+
+
+def test_the_diagnosis_looks_at_a_call_as_often_with_many_ranks_as_with_few(tmp_path: Path) -> None:
+    """So a thousand ranks take a hundred times as long as ten, not ten thousand times."""
+    assert looked_at(tmp_path / "many", 60) <= looked_at(tmp_path / "few", 10) + 0.5
+
+
+def test_calls_of_one_stack_share_it(tmp_path: Path) -> None:
+    """A ring holds 2000 calls of a rank, each with twenty frames, of a handful of lines."""
+    found = diagnosed(tmp_path, {rank: dump([entry(n, "all_reduce", 10) for n in range(1, 5)]) for rank in range(4)})
+
+    assert len({id(call.frames) for given in found.evidence.ranks.values() for call in given.calls}) == 1
+
+
+@pytest.mark.parametrize("off", [{"pg_config": {}, "pg_status": {}}, {"pg_status": {"0": {"last_enqueued_collective": 7}}}],
+                         ids=["switched off", "asked for no calls"])  # fmt: skip
+def test_an_empty_dump_of_a_recorder_that_was_off_accuses_nobody(tmp_path: Path, off: dict[str, Any]) -> None:
+    waiting = dump([entry(1, "all_reduce"), entry(2, "all_reduce", state="scheduled")])
+    found = diagnosed(tmp_path, {0: waiting, 1: waiting, 2: dump([]) | off, 3: waiting})
+
+    assert found.culprits == ()
+    assert any("the recorder was off" in file.problem for file in found.evidence.files)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from conftest import Cli, draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -228,6 +230,72 @@ class TestCommand:
         assert planned == pytest.approx(simulated, rel=1e-3)  # four digits
         assert ElementTree.parse(plot).getroot().tag.endswith("svg")
 
+    @pytest.mark.parametrize(
+        ("cluster", "gpus", "world"),
+        [
+            ("gh200", 4, {"nodes": 4, "ranks_per_node": 1}),
+            ("gb200-nvl72", 8, {"nodes": 2, "ranks_per_node": 4}),
+            ("dgx2-v100", 16, 16),
+        ],
+    )
+    def test_machines_are_as_large_as_the_preset_says(
+        self, cli: Cli, tmp_path: Path, cluster: str, gpus: int, world: object
+    ) -> None:
+        best = tmp_path / "best.yaml"
+        asked = (
+            "--gpus",
+            gpus,
+            "--cluster",
+            cluster,
+            "--global-batch",
+            "16",
+            "--only",
+            "micro_batch=1",
+            "--only",
+            "pp=1",
+            "-j",
+            "1",
+        )
+        cli("plan", "{layers: 2, hidden: 256, heads: 8, ffn: 512, vocabulary: 1000}", "--sequence", "128", *asked, "-o", best)
+
+        assert yaml.safe_load(best.read_text())["world"] == world
+
+    def test_gpus_that_make_no_whole_machines_are_refused_with_numbers_that_do(self, cli: Cli) -> None:
+        done = cli("plan", "llama3-8b", *self.WORDS[2:], "--gpus", "12")
+
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "no whole machines of 8 GPUs" in done.stderr
+        assert "--gpus 8 or 16, or --ranks-per-node 6" in done.stderr
+
+    def test_values_that_no_layout_has_are_refused(self, cli: Cli) -> None:
+        done = cli("plan", "llama3-8b", *self.WORDS, "--only", "tp=3")
+
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "has to divide the number of GPUs" in done.stderr
+
+    def test_a_dtype_that_the_device_has_no_rate_for_is_said_and_mfu_is_of_the_rate_that_it_has(self, cli: Cli) -> None:
+        """A V100 does not multiply in bfloat16. No step reaches more than the data sheet."""
+        words = (
+            "--gpus",
+            "8",
+            "--cluster",
+            "dgx1-v100",
+            "--global-batch",
+            "16",
+            "--only",
+            "micro_batch=1",
+            "-j",
+            "1",
+            "--top",
+            "1",
+        )
+        model = "{layers: 2, hidden: 256, heads: 8, ffn: 512, vocabulary: 1000}"
+        done = cli("plan", model, "--sequence", "128", *words, "--format", "json")
+        shown = cli("plan", model, "--sequence", "128", *words)
+
+        assert 0 < max(one["mfu"] for one in json.loads(done.stdout)["layouts"]) < 0.6 * 1.05  # what a V100's products reach
+        assert "has no rate for bfloat16" in " ".join(shown.stdout.split())
+
     def test_where_nothing_fits_it_ends_with_1_and_says_so(self, cli: Cli) -> None:
         done = cli("plan", "llama3-70b", *self.WORDS)
 
@@ -237,7 +305,8 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "said"),
         [(("llama3-7b",), "did you mean"), (("llama3-8b", "--only", "dp=2"), "--only dp=2"), (("llama3-8b", "-o", "x.txt"), "end it in"),
-         (("llama3-8b", "--set", "zero=1"), "--only zero=1"), (("{layers: 2}",), "expected hidden")],
+         (("llama3-8b", "--set", "zero=1"), "--only zero=1"),
+         (("llama3-8b", "--set", "lanch=0"), "did you mean launch"), (("{layers: 2}",), "expected hidden")],
     )  # fmt: skip
     def test_what_is_wrong_ends_with_2_and_a_remedy(self, cli: Cli, words: tuple[str, ...], said: str) -> None:
         done = cli("plan", *words, *self.WORDS)

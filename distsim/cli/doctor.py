@@ -62,7 +62,8 @@ def command(
         console.out(str(_picture(found, "svg")).rstrip("\n"))
     else:
         _report(found, format, width)
-    raise typer.Exit(int(bool(found.causes)))
+    unread = not found.evidence.ranks and any(file.problem for file in found.evidence.files)
+    raise typer.Exit(1 if found.causes else 2 if unread else 0)
 
 
 def _evidence(paths: list[str], pids: list[int], torchrun: int | None) -> Evidence:

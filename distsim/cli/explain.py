@@ -66,7 +66,7 @@ def command(
 
 def price_page(name: str | None, cluster: str, nbytes: str, ranks: int, per_node: int | None, sets: Sequence[str] = ()) -> str:
     """The price of an operation, term by term. Raises UsageError for another word, and for what is not priced by NCCL's forms."""
-    from distsim.cluster.presets import MACHINES
+    from distsim.cluster.presets import gpus_of_a_machine
     from distsim.cost import CostModel
     from distsim.cost.told import told
     from distsim.errors import UsageError
@@ -83,7 +83,7 @@ def price_page(name: str | None, cluster: str, nbytes: str, ranks: int, per_node
     except ValueError as fault:
         raise UsageError(f"--bytes: {fault}", "as --bytes 16MiB") from None
     described = changed_cluster(cluster, sets)
-    cost = CostModel(described, ranks, min(per_node or MACHINES.get(described.name, 8), ranks))
+    cost = CostModel(described, ranks, min(per_node or gpus_of_a_machine(described.name), ranks))
     found = told(cost, row, (0, ranks - 1) if row.kind == "p2p" else tuple(range(ranks)), size, ways=True)
     if found is None:
         remedy = "GPU presets have `collectives: nccl`; others are priced by their schedule, see `distsim explain " + row.op + "`"

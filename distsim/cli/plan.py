@@ -26,7 +26,9 @@ Batch = Annotated[int, typer.Option("--global-batch", metavar="N", min=1, help="
 Sequence = Annotated[
     int | None, typer.Option("--sequence", metavar="N", min=1, help="Tokens of a sequence; left out: the model's.")
 ]
-PerNode = Annotated[int, typer.Option("--ranks-per-node", metavar="N", min=1, help="GPUs of a machine.")]
+PerNode = Annotated[
+    int | None, typer.Option("--ranks-per-node", metavar="N", min=1, help="GPUs of a machine; left out, the preset's, or 8.")
+]
 Only = Annotated[
     list[str] | None,
     typer.Option(
@@ -57,7 +59,7 @@ class PlanOptions:
     cluster: Cluster
     global_batch: Batch
     sequence: Sequence = None
-    ranks_per_node: PerNode = 8
+    ranks_per_node: PerNode = None
     only: Only = None
     sets: Steps = None
     output: Outputs = None
@@ -131,6 +133,7 @@ def _cluster(name: str) -> Machines:
 
 
 def _question(given: PlanOptions, gpus: int, cluster: str) -> Question:
+    from distsim.cluster.presets import gpus_of_a_machine
     from distsim.errors import UsageError
     from distsim.planning.layouts import Question
 
@@ -140,7 +143,21 @@ def _question(given: PlanOptions, gpus: int, cluster: str) -> Question:
         remedy = "--only zero=1 looks at some values alone; --sequence has its own option"
         raise UsageError(f"--set {decided[0]}: the layouts decide that", remedy)
     model, choices = _model(given.model), _choices(given.only or [])
-    return Question(model, gpus, given.global_batch, _cluster(cluster), given.sequence, given.ranks_per_node, fields, choices)
+    machines = _cluster(cluster)
+    per_node = _machine(gpus, given.ranks_per_node or gpus_of_a_machine(machines.name))
+    return Question(model, gpus, given.global_batch, machines, given.sequence, per_node, fields, choices)
+
+
+def _machine(gpus: int, per_node: int) -> int:
+    """The GPUs of a machine, of which there have to be whole ones, or a part of one."""
+    from distsim.errors import UsageError
+
+    if gpus > per_node and gpus % per_node:
+        least, most = gpus // per_node * per_node, -(-gpus // per_node) * per_node
+        others = [n for n in range(per_node, 1, -1) if gpus % n == 0]
+        remedy = f"--gpus {least} or {most}" + (f", or --ranks-per-node {others[0]}" if others else "")
+        raise UsageError(f"--gpus {gpus}: these are no whole machines of {per_node} GPUs", remedy)
+    return per_node
 
 
 def _model(text: str) -> str | Mapping[str, object]:

@@ -60,11 +60,14 @@ class Device(_Part):
     overlap_transfers: float = Field(default=1.0, ge=1, le=10)  # by what a transfer's bytes do while a rank of its computes
     source: str = ""
 
+    def peak_flop_per_ns(self, dtype: str) -> float:
+        """The data sheet's rate for a dtype, in FLOP per ns; where it has none, that of float32, in which the device then computes."""
+        rates = self.peak
+        return rates.get(dtype) or rates.get("float32") or (min(rates.values()) if rates else 1.0)
+
     def flop_per_ns(self, dtype: str) -> float:
         """Attainable rate for a dtype, in FLOP per ns."""
-        rates = self.peak
-        rate = rates.get(dtype) or rates.get("float32") or (min(rates.values()) if rates else 1.0)
-        return rate * self.compute_efficiency
+        return self.peak_flop_per_ns(dtype) * self.compute_efficiency
 
 
 class Link(_Part):

@@ -156,3 +156,8 @@ _CPU_CLUSTERS: Final[dict[str, Data]] = {
 #: GPUs of a machine where they are not 8, by the sources above.
 MACHINES: Final = {"dgx2-v100": 16, "gb200-nvl72": 4, "gh200": 1}
 PRESETS: Final[dict[str, Data]] = {str(cluster["name"]): cluster for cluster in _GPU_CLUSTERS} | _CPU_CLUSTERS
+
+
+def gpus_of_a_machine(cluster: str) -> int:
+    """How many GPUs a machine of a cluster has, by the cluster's name."""
+    return MACHINES.get(cluster, 8)

@@ -36,19 +36,47 @@ class Cause:
 
 def crashes(whole: Standing) -> list[Cause]:
     """Ranks whose process failed of itself; the others wait for it, or lost their connection to it."""
+    awaited = {m for s in whole.ranks.values() for w in s.waits for m in w.missing}
     found = []
     for rank, stand in whole.ranks.items():
         end = stand.end
         if end is None or end.follows or end.clean:
             continue
-        frame = user_frame(end.frames)
-        title = f"rank {rank} {_ended(end)} before the others hung"
-        waiting = tuple(r for r, s in whole.ranks.items() if r != rank and (s.waits or (s.end is not None and s.end.follows)))
-        details = [f"{who(waiting)} {verb(waiting, 'waits', 'wait')} for it, or lost the connection to it"] if waiting else []
-        lines = [((rank,), end.text.split(":")[0] if end.kind == "raised" else end.text, frame)] if frame else []
-        of_library = bool(end.frames) and is_library(end.frames[0].file)
-        found.append(Cause("crash", "proved", title, (rank,), (rank,), lines, details, of_library=of_library))
-    return _first_crash(found)
+        if end.unexplained:
+            found += [] if stand.waits else [_unexplained(rank, end)]
+        elif stand.waits and rank not in awaited:
+            found.append(_lived_on(rank, end))
+        else:
+            found.append(_crash(whole, rank, end))
+    return _first_crash(whole, found)
+
+
+def _crash(whole: Standing, rank: int, end: End) -> Cause:
+    title = f"rank {rank} {_ended(end)} before the others hung"
+    waiting = tuple(r for r, s in whole.ranks.items() if r != rank and (s.waits or (s.end is not None and s.end.follows)))
+    details = [f"{who(waiting)} {verb(waiting, 'waits', 'wait')} for it, or lost the connection to it"] if waiting else []
+    of_library = bool(end.frames) and is_library(end.frames[0].file)
+    return Cause("crash", "proved", title, (rank,), (rank,), _crash_lines(rank, end), details, of_library=of_library)
+
+
+def _crash_lines(rank: int, end: End) -> list[Line]:
+    frame = user_frame(end.frames)
+    return [((rank,), end.text.split(":")[0] if end.kind == "raised" else end.text, frame)] if frame else []
+
+
+def _lived_on(rank: int, end: End) -> Cause:
+    """An error that was caught: the rank is in a call, and nobody waits for it."""
+    title = f"rank {rank} {_ended(end)}, and is in a call all the same, where nobody waits for it"
+    details = ["the error was caught, or is of another thread: it need not have to do with the hang"]
+    return Cause("crash", "suspected", title, (), (rank,), _crash_lines(rank, end), details)
+
+
+def _unexplained(rank: int, end: End) -> Cause:
+    """A launcher says that a process ended first. A call that ran out of time ends a process as well."""
+    details = [
+        f"why, only the log of rank {rank} tells: an error of its own, or a call that ran out of time because another was missing"
+    ]
+    return Cause("crash", "suspected", f"rank {rank} {_ended(end)}", (), (rank,), (), details)
 
 
 def _ended(end: End) -> str:
@@ -57,15 +85,23 @@ def _ended(end: End) -> str:
     return end.text if end.text.startswith("ended") else f"raised {end.text}"
 
 
-def _first_crash(found: list[Cause]) -> list[Cause]:
-    """Of several crashes no order is known, unless times say it: then they are one cause with several ranks."""
-    if len(found) <= 1:
-        return found
-    texts = {c.title.split(" ", 2)[2] for c in found}
+def _first_crash(whole: Standing, found: list[Cause]) -> list[Cause]:
+    """Of several crashes no order is known, unless a launcher saw one first: then all are one cause, of those that failed alike."""
+    proved = [c for c in found if c.grade == "proved"]
+    rest = [c for c in found if c.grade != "proved"]
+    seen_first = [c for c in proved if any(e.at for e in whole.evidence.ranks[c.ranks[0]].ends)]
+    if len(proved) <= 1 or len(seen_first) == 1:
+        return [*seen_first, *(c for c in proved if c not in seen_first), *rest]
+    ranks = tuple(sorted(r for c in proved for r in c.ranks))
+    lines = [line for c in proved for line in c.lines]
+    texts = {c.title.split(" ", 2)[2] for c in proved}
     if len(texts) == 1:
-        ranks = tuple(sorted(r for c in found for r in c.ranks))
-        return [Cause("crash", "proved", f"{who(ranks)} {texts.pop()}", ranks, ranks, [line for c in found for line in c.lines])]
-    return found
+        return [Cause("crash", "proved", f"{who(ranks)} {texts.pop()}", ranks, ranks, lines), *rest]
+    said = "; ".join(c.title.removesuffix(" before the others hung") for c in proved[:4])
+    details = [
+        "which of them failed first, and whether another followed from it, nothing here tells: compare the times of their logs"
+    ]
+    return [Cause("crash", "proved", f"{who(ranks)} failed, each in its own way: {said}", (), ranks, lines, details), *rest]
 
 
 # --- calls that do not fit ---

@@ -8,6 +8,9 @@ from distsim.doctor.causes import Cause, Line
 from distsim.doctor.standing import Stand, Standing, Wait
 from distsim.doctor.words import call_text, may_hide_a_wait, source_line, verb, who
 
+#: Messages that wait for one rank, each shown with its line.
+_MOST_LINES = 8
+
 # --- circles ---
 
 
@@ -108,6 +111,9 @@ def _circle(whole: Standing, graph: dict[int, dict[int, Wait]], ring: list[int])
         a, b = calls
         text = f"a send and a receive do not meet: {a.op} of rank {a.rank} has tag {a.tag}, {b.op} of rank {b.rank} tag {b.tag}"
         return Cause("tags", "proved", text, (), tuple(ring), lines)
+    if len(ring) == 1:
+        return Cause("circle", "proved", f"rank {ring[0]} waits for itself, in {call_text(whole.evidence, calls[0])}", (ring[0],),
+                     (ring[0],), lines)  # fmt: skip
     if all(c.p2p for c in calls):
         what = "each is in a message that meets another only later"
     elif any(c.p2p for c in calls):
@@ -149,7 +155,8 @@ def behind(whole: Standing) -> list[Cause]:
         return []
     by_call: dict[tuple[str, int, int | None], list[int]] = {}
     for rank, wait in awaited.items():
-        by_call.setdefault((wait.call.group, wait.call.number, wait.call.peer), []).append(rank)
+        call = wait.call
+        by_call.setdefault(("", 0, call.peer) if call.p2p else (call.group, call.number, None), []).append(rank)
     causes = [_behind(whole, ranks, awaited[ranks[0]]) for ranks in by_call.values()]
     return sorted(causes, key=lambda c: (not c.culprits, len(c.ranks), c.ranks))
 
@@ -157,7 +164,8 @@ def behind(whole: Standing) -> list[Cause]:
 def _behind(whole: Standing, ranks: list[int], wait: Wait) -> Cause:
     """Ranks that have not come to a call which others are in."""
     call, evidence = wait.call, whole.evidence
-    inside = tuple(r for r, s in whole.ranks.items() if any(same_call(w, wait) for w in s.waits))
+    waits = [w for s in whole.ranks.values() for w in s.waits if _awaits(w, wait, ranks)]
+    inside = tuple(dict.fromkeys(w.rank for w in waits))
     text = call_text(evidence, call)
     stands = [whole.ranks[r] for r in ranks]
     numbers = {r: whole.last(r, call.group) for r in ranks}
@@ -168,15 +176,29 @@ def _behind(whole: Standing, ranks: list[int], wait: Wait) -> Cause:
         f"{who(ranks)} {are} behind{at}: {who(inside)} {verb(inside, 'waits', 'wait')} for {verb(ranks, 'it', 'them')} in {text}"
     )
     if call.p2p:
-        title = f"{who(ranks)} {verb(ranks, 'does', 'do')} not answer: rank {wait.rank} is in {text}"
+        others = [r for r in inside if r != wait.rank]
+        more = (
+            f", and {who(others)} {verb(others, 'waits', 'wait')} for a message of {verb(ranks, 'it', 'them')} too"
+            if others
+            else ""
+        )
+        title = f"{who(ranks)} {verb(ranks, 'does', 'do')} not answer: rank {wait.rank} is in {text}{more}"
     certain = all(_certain(whole, s) for s in stands)
     minor = len(ranks) * 2 < len(ranks) + len(inside)
     shown_by_stack = all(s.place is not None and s.place.frame is not None for s in stands)
     culprits = tuple(ranks) if certain and (minor or (shown_by_stack and len(ranks) <= len(inside))) else ()
     lines: list[Line] = [((s.rank,), doing(s), s.told) for s in stands if s.told is not None]
-    lines.append((inside or (wait.rank,), call.op or "waits", wait.frame))
+    if call.p2p:
+        lines += [((w.rank,), call_text(evidence, w.call), w.frame) for w in waits[:_MOST_LINES]]
+    else:
+        lines.append((inside or (wait.rank,), call.op or "waits", wait.frame))
     details = list(_why(whole, stands, culprits, minor))
     return Cause("behind", "proved", title, culprits, tuple(ranks), lines, details, call.group, call.number)
+
+
+def _awaits(one: Wait, other: Wait, ranks: list[int]) -> bool:
+    """Does one wait for these ranks as the other does: in the same call, or in any message?"""
+    return same_call(one, other) or (one.call.p2p and other.call.p2p and one.call.peer in ranks and one.call.peer in one.missing)
 
 
 def same_call(one: Wait, other: Wait) -> bool:
@@ -188,8 +210,10 @@ def same_call(one: Wait, other: Wait) -> bool:
 def _certain(whole: Standing, stand: Stand) -> bool:
     """Is it the end of the chain, and not itself in a wait that nothing recorded?"""
     given = whole.evidence.ranks[stand.rank]
+    if stand.rank in whole.evidence.disputed:
+        return False
     if stand.end is not None:
-        return not stand.end.follows
+        return not (stand.end.follows or stand.end.unexplained)
     if stand.place is not None and stand.place.frame is not None:
         return given.messages or not may_hide_a_wait(stand.place.frame)
     return given.messages or (not given.recorded and bool(given.status))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 from distsim.doctor.ops import SAME_IN, SAME_OUT
@@ -12,6 +13,10 @@ from distsim.doctor.standing import Standing, partner
 
 #: By how many calls one rank's calls may be shifted against another's.
 _MOST_SHIFT = 16
+
+
+#: What a call is told by: operation, size and line.
+Sign = tuple[str, int, str]
 
 
 class Party(NamedTuple):
@@ -133,7 +138,7 @@ def line_of(call: Call) -> str:
     return frame.place if frame is not None and frame.line else ""
 
 
-def _sign(call: Call) -> tuple[str, int, str]:
+def _sign(call: Call) -> Sign:
     return call.op, size_of(call), line_of(call)
 
 
@@ -149,53 +154,56 @@ def partings(whole: Standing, group: str) -> list[Parting]:
     lines = {rank: {n: _sign(at[rank]) for n, at in calls.items() if rank in at} for rank in ranks}
     if not any(sign[2] for signs in lines.values() for sign in signs.values()):
         return []
+    said = {n: Counter(lines[rank][n] for rank in at) for n, at in sorted(calls.items())}
+    if all(len(signs) == 1 for signs in said.values()):
+        return []
     found = []
     for rank in ranks:
-        others = [r for r in ranks if r != rank]
-        parting = _parting(rank, lines, others, calls, group)
+        parting = _parting(rank, lines[rank], _agreed(lines[rank], said), calls, group)
         if parting is not None:
             found.append(parting)
     return found
 
 
 def _parting(
-    rank: int,
-    lines: dict[int, dict[int, tuple[str, int, str]]],
-    others: Sequence[int],
-    calls: dict[int, dict[int, Call]],
-    group: str,
+    rank: int, mine: dict[int, Sign], reference: dict[int, Sign], calls: dict[int, dict[int, Call]], group: str
 ) -> Parting | None:
-    reference = _agreed(lines, others)
-    mine = lines[rank]
     numbers = sorted(n for n in mine if n in reference)
     start = next((n for n in numbers if mine[n] != reference[n]), None)
-    if start is None:
+    if start is None or _is_branch(mine, reference, numbers):
         return None
     for shift in range(1, _MOST_SHIFT + 1):
         if _follows(mine, reference, start, shift) and _is_new(mine, reference, start, shift):
             return Parting(rank, group, start, shift, True, calls[start][rank])
         if _follows(reference, mine, start, shift) and _is_new(reference, mine, start, shift):
-            shown = next(calls[start][r] for r in others if r in calls[start])
+            shown = next(call for other, call in calls[start].items() if other != rank)
             return Parting(rank, group, start, shift, False, shown)
     return None
 
 
-def _agreed(lines: dict[int, dict[int, tuple[str, int, str]]], others: Sequence[int]) -> dict[int, tuple[str, int, str]]:
+def _is_branch(mine: dict[int, Sign], reference: dict[int, Sign], numbers: list[int]) -> bool:
+    """Do calls at other lines, which else are alike, explain it as well? They stand between calls that agree without any shift."""
+    other = [n for n in numbers if mine[n] != reference[n]]
+    return other[-1] < numbers[-1] and all(mine[n][:2] == reference[n][:2] for n in other)
+
+
+def _agreed(mine: dict[int, Sign], said: dict[int, Counter[Sign]]) -> dict[int, Sign]:
     """What all the others do at each number; the number is left out where they do not agree."""
-    found: dict[int, tuple[str, int, str]] = {}
-    for number in sorted({n for r in others for n in lines[r]}):
-        said = {lines[r][number] for r in others if number in lines[r]}
-        if len(said) == 1:
-            found[number] = said.pop()
+    found: dict[int, Sign] = {}
+    for number, signs in said.items():
+        own = mine.get(number)
+        others = [sign for sign, count in signs.items() if sign != own or count > 1]
+        if len(others) == 1:
+            found[number] = others[0]
     return found
 
 
-def _follows(longer: dict[int, tuple[str, int, str]], other: dict[int, tuple[str, int, str]], start: int, shift: int) -> bool:
+def _follows(longer: dict[int, Sign], other: dict[int, Sign], start: int, shift: int) -> bool:
     """Without ``shift`` calls from ``start`` on, does ``longer`` go on as ``other``? At least one call must say so."""
     common = [n for n in other if n >= start and n + shift in longer]
     return bool(common) and all(longer[n + shift] == other[n] for n in common)
 
 
-def _is_new(longer: dict[int, tuple[str, int, str]], other: dict[int, tuple[str, int, str]], start: int, shift: int) -> bool:
+def _is_new(longer: dict[int, Sign], other: dict[int, Sign], start: int, shift: int) -> bool:
     """The calls in between are of lines that the other does not have there: else a loop would look like a shift."""
     return all(longer.get(n) != other.get(start) for n in range(start, start + shift))

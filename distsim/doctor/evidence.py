@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from distsim.doctor.records import MOST_CALLS, Call, End, FileRead, Group, Mismatched, RankEvidence, Said, Stack, Status
+from distsim.doctor.records import (
+    MOST_CALLS,
+    NOWHERE,
+    Call,
+    End,
+    FileRead,
+    Frame,
+    Group,
+    Mismatched,
+    RankEvidence,
+    Said,
+    Stack,
+    Status,
+)
 
 #: Ranks above are taken for damage.
 MOST_RANKS = 1 << 20
@@ -24,6 +37,9 @@ class Evidence:
     notes: list[str] = field(default_factory=list)
     world: int = 0
     orphans: list[Stack] = field(default_factory=list)  # stacks of processes whose rank nobody said
+    callers: dict[tuple[tuple[str, str, int], ...], tuple[Frame, ...]] = field(default_factory=dict)  # stacks of calls, each once
+    namesakes: dict[str, list[str]] = field(default_factory=dict)  # name -> keys of the groups that have it besides the first
+    mixed: set[str] = field(default_factory=set)  # groups whose counters, in logs, are of messages and collectives in turn
 
     def rank(self, rank: int, source: str) -> RankEvidence:
         """The record of a rank, made at its first mention."""
@@ -34,8 +50,8 @@ class Evidence:
         return found
 
     def group(self, name: str, desc: str = "", members: tuple[int, ...] | None = None, sure: bool = True, size: int = 0) -> str:
-        """The key of a group, by its name in all processes."""
-        key = name
+        """The key of a group, by its name in all processes, and by its members where several groups have that name."""
+        key = self._key(name, members)
         known = self.groups.get(key)
         if known is None:
             self.groups[key] = Group(key, name, desc, members, sure, size)
@@ -49,11 +65,28 @@ class Evidence:
         known.sure, known.size = known.sure and sure, max(known.size, size)
         return key
 
+    def _key(self, name: str, members: tuple[int, ...] | None) -> str:
+        """Older versions of torch give all groups that one split makes the same name. They share no rank."""
+        keys = self.namesakes.get(name, [])
+        if members is None:
+            return name
+        for key in (name, *keys):
+            known = self.groups.get(key)
+            if known is None or known.members is None or not set(known.members).isdisjoint(members):
+                return key
+        self.namesakes[name] = [*keys, f"{name} with rank {members[0]}"]
+        return self.namesakes[name][-1]
+
     def _members_differ(self, known: Group, members: tuple[int, ...]) -> None:
         text = f"files name different members of {known.shown}: {list(known.members or ())} and {list(members)}"
         if text not in self.disputes:
             self.disputes.append(text)
         known.sure = False
+
+    def note(self, text: str) -> None:
+        """Something that the reader should know, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def call(self, call: Call) -> None:
         self.rank(call.rank, call.source.split("#")[0]).calls.append(call)
@@ -81,6 +114,9 @@ class Evidence:
 
     def settle(self) -> None:
         """Put calls in order, drop what was said twice, note what two files say differently, and infer what they imply."""
+        self._place_namesakes()
+        for key in self.mixed:
+            self._drop_counters(key)
         for evidence in self.ranks.values():
             self._settle_rank(evidence)
         default = next((g for g in self.groups.values() if g.desc == "default_pg" or g.name in ("0", "world")), None)
@@ -92,6 +128,29 @@ class Evidence:
             if group.sure and group.members and any(m >= MOST_RANKS for m in group.members):
                 group.members = None
             group.size = max(group.size, len(group.members or ()), number * 0)
+
+    def _place_namesakes(self) -> None:
+        """Logs name no members: what they say of a rank belongs to the group of that name that has the rank."""
+        for name in [key for key, group in self.groups.items() if group.members is not None and group.key == group.name]:
+            keys = [name, *self.namesakes.get(name, [])]
+            for key in keys if len(keys) > 1 else ():
+                self.groups[key].alike = True
+            for rank, evidence in self.ranks.items():
+                if rank not in (self.groups[name].members or ()):
+                    right = next((key for key in keys if rank in (self.groups[key].members or ())), None)
+                    _move(evidence, name, right or self.group(f"{name} of others", sure=False))
+        for group in self.groups.values():
+            if group.of_a_split and group.members is None and group.sure:
+                group.sure = False
+                self.note(f"{group.shown}: older versions of torch give all groups that one split makes this name; which ranks are in "
+                          "one of them, a log does not tell, and a Flight Recorder dump does")  # fmt: skip
+
+    def _drop_counters(self, key: str) -> None:
+        self.note(f"on {self.groups[key].shown} the counters of the log are of messages and of collectives in turn: they don't tell who is "
+                  "behind")  # fmt: skip
+        for evidence in self.ranks.values():
+            evidence.status.pop(key, None)
+            evidence.calls = [replace(c, number=NOWHERE) if c.group == key and c.op == "coalesced" else c for c in evidence.calls]
 
     def _settle_rank(self, evidence: RankEvidence) -> None:
         by_number: dict[tuple[str, int, bool], Call] = {}
@@ -116,6 +175,13 @@ class Evidence:
             f"call {one.number} of rank {one.rank} on {self.groups[one.group].shown} is {one.op} in {one.source} and {other.op} in "
             f"{other.source}: two jobs, or two ranks with one number; I cannot tell which is right"
         )
+
+
+def _move(evidence: RankEvidence, key: str, other: str) -> None:
+    """What was said of a rank on one group is of another."""
+    if key in evidence.status:
+        evidence.status.setdefault(other, evidence.status.pop(key))
+    evidence.calls = [replace(call, group=other) if call.group == key else call for call in evidence.calls]
 
 
 def merged(one: Call, other: Call) -> Call:

@@ -36,10 +36,18 @@ def examine(evidence: Evidence) -> Diagnosis:
     whole = standing(evidence)
     found = Diagnosis(evidence, whole)
     found.absent = _absent(evidence)
-    found.causes = _ordered(whole)
+    found.causes = _doubted(evidence, _ordered(whole))
     found.common = _common(whole)
     found.collect = _advice(evidence, whole, found.absent, found.main)
     return found
+
+
+def _doubted(evidence: Evidence, found: list[Cause]) -> list[Cause]:
+    """Nothing is proved by files of which it is not sure whose they are: what rests on them comes last."""
+    doubted = [cause for cause in found if evidence.disputed.intersection(cause.ranks)]
+    for cause in doubted:
+        cause.culprits, cause.grade = (), "suspected" if cause.grade == "proved" else cause.grade
+    return [*(cause for cause in found if cause not in doubted), *doubted]
 
 
 def _absent(evidence: Evidence) -> tuple[int, ...]:
@@ -60,18 +68,20 @@ def _ordered(whole: Standing) -> list[Cause]:
         named = [*clashes, *crashes, *parted, *circles]  # torch raised because they did not fit
     behind = chains.behind(whole)
     found = [*named, *behind]
-    if any(c.grade == "proved" for c in behind):  # suspicions come after what is proved
-        found.sort(key=lambda c: c.grade != "proved")
+    found.sort(key=lambda c: c.grade != "proved")  # suspicions come after what is proved
     found = [*undecided.misconnected(whole), *found]  # the crash that comes of it is of the library
-    if not found:
+    if all(c.grade != "proved" for c in found):
         found = [
+            *found,
             *undecided.passed(whole),
             *undecided.reported(whole),
             *undecided.silent(whole),
             *undecided.all_there(whole),
+            *undecided.messages_met(whole),
             *undecided.by_stack(whole),
         ]
-        found = found or undecided.open_waits(whole) or undecided.follows(whole)
+        if all(c.kind == "crash" for c in found):
+            found += undecided.open_waits(whole) or undecided.follows(whole)
     else:
         found += undecided.reported(whole)
     return _distinct(found)
@@ -144,6 +154,6 @@ def _advice(evidence: Evidence, whole: Standing, absent: tuple[int, ...], main: 
         found.append(
             "Gloo records no messages: the stacks of all ranks with locals (`py-spy dump --locals`) tell who sends to whom"
         )
-    if any(not g.sure for g in evidence.groups.values()) and not settled:
+    if any(not g.sure and not g.of_a_split for g in evidence.groups.values()) and not settled and not evidence.disputes:
         found.append("lines that name groups by GUID: torch 2.5 or newer, or Flight Recorder dumps")
     return found

@@ -6,11 +6,13 @@ Keys and quirks: PyTorch's FlightRecorder; gloo leaves ``state`` at scheduled fo
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from typing import Any
 
+from distsim.doctor.batches import Operation, Unbatched, counts_messages
 from distsim.doctor.evidence import MOST_RANKS, Evidence
 from distsim.doctor.ops import family
-from distsim.doctor.records import MOST_CALLS, NOWHERE, Call, Frame, State
+from distsim.doctor.records import MOST_CALLS, NOWHERE, Call, Frame, State, whole
 
 #: Entries of a dump that are read, the latest of them: many times what a ring in use holds.
 _MOST_ENTRIES = 100_000
@@ -33,27 +35,49 @@ def read_dump(evidence: Evidence, data: dict[str, object], rank: int, source: st
     entries = data.get("entries") or []
     if not isinstance(entries, list):
         return "its entries are no list"
-    lost, entries = max(len(entries) - _MOST_ENTRIES, 0), entries[-_MOST_ENTRIES:]
-    evidence.rank(rank, source).recorded = True
-    if entries and isinstance(entries[0], dict) and _whole(entries[0], "record_id") > 0:
-        evidence.rank(rank, source).lapped = True
-    evidence.rank(rank, source).lapped |= lost > 0
+    lost, entries = max(len(entries) - _MOST_ENTRIES, 0), _of_last_groups(entries[-_MOST_ENTRIES:])
+    evidence.rank(rank, source).recorded |= not _is_off(data, entries)
+    lapped = lost > 0 or (bool(entries) and whole(entries[0], "record_id") > 0)
+    evidence.rank(rank, source).lapped |= lapped
     gloo = any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict))
     evidence.rank(rank, source).messages = bool(entries) and not gloo
-    named = _named_groups(evidence, data, entries)
-    pairs = {str(e.get("pg_id")): key for e in entries if isinstance(e, dict) and (key := _group(evidence, e, named)) is not None}
+    titles = (str(e.get("profiling_name", "")) for e in entries if isinstance(e, dict))
+    evidence.rank(rank, source).backend = next((title.partition(":")[0][:40] for title in titles if ":" in title), "")
+    evidence.rank(rank, source).longest_wait_ns = max((whole(e, "timeout_ms") for e in entries), default=0) * 10**6
+    groups = _Groups(evidence, _named_groups(evidence, data, entries))
+    pairs = {str(e.get("pg_id")): key for e in entries if isinstance(e, dict) and (key := groups.key(e)) is not None}
     status = data.get("pg_status") if isinstance(data.get("pg_status"), dict) else {}
     idle = _idle(status, entries)
-    unread = 0
-    for order, entry in enumerate(entries):
-        call = _call(evidence, entry, rank, source, named, idle, order) if isinstance(entry, dict) else None
-        if call is None:
-            unread += 1
-        else:
+    found = Unbatched(entries, lapped)
+    for name in found.uneven:
+        evidence.group(name, members=groups.named.get(name), sure=False)
+        evidence.note(f"on group {name} batches of messages took numbers of collectives (torch before 2.6), and the first of them are no "
+                      "longer recorded: its calls can't be told by number")  # fmt: skip
+    calls = [_call(groups, op, rank, source, idle, order) for order, op in enumerate(found.operations)]
+    for call in calls:
+        if call is not None:
             evidence.call(call)
+    _check_rank(groups, rank, found.operations, source)
+    unread = calls.count(None) + sum(not isinstance(e, dict) for e in entries)
     _take_status(evidence, rank, status, pairs, entries, source)
     told = [f"{unread} of its entries are damaged"] if unread else []
+    if _is_off(data, entries):
+        told.append("no call is in it: the recorder was off (TORCH_FR_BUFFER_SIZE=0), or was asked for no calls")
     return "; ".join([f"only its latest {_MOST_ENTRIES} entries are read", *told] if lost else told)
+
+
+def _of_last_groups(entries: list[object]) -> list[object]:
+    """Without calls on groups that were destroyed and made anew: a process then counts again from the start, under another local number."""
+    numbers = [(_name(e)[0], str(e.get("pg_id"))) if isinstance(e, dict) else ("", "") for e in entries]
+    latest = dict(numbers)
+    return [e for e, (name, number) in zip(entries, numbers, strict=True) if latest[name] == number or not isinstance(e, dict)]
+
+
+def _is_off(data: dict[str, object], entries: list[object]) -> bool:
+    """Was nothing recorded, though there may have been calls? A recorder that is on knows its groups before their first call."""
+    status = data.get("pg_status")
+    made = isinstance(status, dict) and any(whole(given, "last_enqueued_collective") > 0 for given in status.values())
+    return not entries and (made or not data.get("pg_config"))
 
 
 def _named_groups(evidence: Evidence, data: dict[str, object], entries: list[object]) -> dict[str, tuple[int, ...]]:
@@ -94,57 +118,87 @@ def _name(entry: dict[str, object]) -> tuple[str, str]:
     return (f"pg {entry.get('pg_id')}" if isinstance(entry.get("pg_id"), int) else ""), ""
 
 
-def _group(evidence: Evidence, entry: dict[str, object], named: dict[str, tuple[int, ...]]) -> str | None:
-    name, desc = _name(entry)
-    sure = isinstance(entry.get("process_group"), (list, tuple))
-    return evidence.group(name, desc, named.get(name), sure) if name else None
+@dataclass
+class _Groups:
+    """The groups of one dump. ``named``: members by name."""
+
+    evidence: Evidence
+    named: dict[str, tuple[int, ...]]
+    keys: dict[tuple[str, str, bool], str] = field(default_factory=dict)
+
+    def key(self, entry: dict[str, object]) -> str | None:
+        """The key of an entry's group among all evidence, None where it names none."""
+        (name, desc), sure = _name(entry), isinstance(entry.get("process_group"), (list, tuple))
+        if not name:
+            return None
+        if (name, desc, sure) not in self.keys:
+            self.keys[name, desc, sure] = self.evidence.group(name, desc, self.named.get(name), sure)
+        return self.keys[name, desc, sure]
+
+    def members(self, key: str) -> tuple[int, ...] | None:
+        return self.evidence.groups[key].members
+
+
+def _check_rank(groups: _Groups, rank: int, operations: list[Operation], source: str) -> None:
+    """Whose a file is, its name alone says. Its groups and its messages have to agree."""
+    strange = next((name for name, members in groups.named.items() if rank not in members), None)
+    own = {told for op in operations if (told := _own_rank(groups, op)) is not None}
+    if strange is not None:
+        why = f"its group {strange} has ranks {list(groups.named[strange])[:8]}"
+    elif own and own != {rank}:
+        why = f"its messages are of rank {min(own - {rank})}"
+    else:
+        return
+    groups.evidence.disputed.add(rank)
+    groups.evidence.disputes.append(
+        f"{source} is of rank {rank} by its name, and {why}: it is of another rank, or of another job"
+    )
+
+
+def _own_rank(groups: _Groups, op: Operation) -> int | None:
+    message = _P2P.match(str(op.entry.get("profiling_name")).rpartition(":")[2])
+    members = groups.members(key) if message is not None and (key := groups.key(op.entry)) is not None else None
+    if message is None or members is None or message[2] is None or int(message[2]) >= len(members):
+        return None
+    return members[int(message[2])]
 
 
 def _idle(status: Any, entries: list[Any]) -> set[str]:
     """Local numbers of groups on which all that was enqueued is completed: gloo's ``retired`` comes a little later."""
     found = set()
     for key, given in status.items():
-        enqueued, completed = _whole(given, "last_enqueued_collective"), _whole(given, "last_completed_collective")
+        enqueued, completed = whole(given, "last_enqueued_collective"), whole(given, "last_completed_collective")
         if enqueued > 0 and enqueued == completed:
             found.add(str(key))
     return found if any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict)) else set()
 
 
-def _whole(given: object, key: str) -> int:
-    value = given.get(key) if isinstance(given, dict) else None
-    try:
-        number = int(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return NOWHERE
-    return number if 0 <= number < MOST_CALLS else NOWHERE
-
-
 def _call(
-    evidence: Evidence,
-    entry: dict[str, object],
+    groups: _Groups,
+    op: Operation,
     rank: int,
     source: str,
-    named: dict[str, tuple[int, ...]],
     idle: set[str],
     order: int,
 ) -> Call | None:
+    entry = op.entry
     text = entry.get("profiling_name")
-    group = _group(evidence, entry, named)
+    group = groups.key(entry)
     if not isinstance(text, str) or group is None:
         return None
     backend, _, rest = text.rpartition(":")
     message = _P2P.match(rest)
     p2p = bool(entry.get("is_p2p")) or message is not None
-    number = _whole(entry, "p2p_seq_id" if p2p else "collective_seq_id")
+    number = whole(entry, "p2p_seq_id" if p2p else "collective_seq_id")
     if not p2p and number < 0:
-        number = _whole(entry, "seq_id")  # before version 2.2
+        number = whole(entry, "seq_id")  # before version 2.2
     sizes = _sizes(entry.get("input_sizes"))
     return Call(
         rank, group, number, message[1] if message else family(rest), _state(entry, backend, idle), p2p,
-        _peer(message, evidence.groups[group].members), entry.get("state") == "started", sizes, _elements(sizes),
-        _elements(_sizes(entry.get("output_sizes"))), _dtype(entry), _frames(entry.get("frames")),
-        max(_whole(entry, "time_created_ns"), 0) if _whole(entry, "time_created_ns") < 2**62 else 0, order, source,
-        batched=rest == "coalesced",
+        _peer(message, groups.members(group)), entry.get("state") == "started", sizes, _elements(sizes),
+        _elements(_sizes(entry.get("output_sizes"))), _dtype(entry), _frames(groups.evidence, entry.get("frames")),
+max(whole(entry, "time_created_ns", 1 << 63), 0), order, source,
+        batched=op.batched,
     )  # fmt: skip
 
 
@@ -201,23 +255,27 @@ def _dtype(entry: dict[str, object]) -> str:
     return str(given[0])[:40] if isinstance(given, (list, tuple)) and given else ""
 
 
-def _frames(given: object) -> tuple[Frame, ...]:
+def _frames(evidence: Evidence, given: object) -> tuple[Frame, ...]:
+    """The stack of a call, one object for all calls that have it."""
     if not isinstance(given, (list, tuple)):
         return ()
-    return tuple(
+    found = tuple(
         Frame(str(frame.get("name", ""))[:200], str(frame.get("filename", ""))[:400], frame["line"])
         for frame in given[:_MOST_FRAMES]
         if isinstance(frame, dict) and isinstance(frame.get("line"), int)
     )
+    key = tuple(frame[:3] for frame in found)
+    return evidence.callers.setdefault(key, found)
 
 
 def _take_status(evidence: Evidence, rank: int, status: Any, pairs: dict[str, str], entries: list[Any], source: str) -> None:
-    """The counters of nccl. Those of gloo count messages too, so there the entries alone speak."""
+    """The counters of nccl. Those of gloo count messages too, and those of nccl where there are any: there the entries alone speak."""
     if any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict)):
         return
+    carried = {str(e.get("pg_id")) for e in entries if isinstance(e, dict) and counts_messages(e)}
     for key, given in status.items():
         group = pairs.get(str(key))
-        if group is not None:
+        if group is not None and str(key) not in carried:
             evidence.status(
-                rank, group, _whole(given, "last_enqueued_collective"), _whole(given, "last_completed_collective"), source
+                rank, group, whole(given, "last_enqueued_collective"), whole(given, "last_completed_collective"), source
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from distsim.doctor.evidence import MOST_RANKS, Evidence
 from distsim.doctor.nccl import MISCONNECTED, NcclLines
 from distsim.doctor.ops import family
-from distsim.doctor.records import Call, End, Frame, Mismatched, Said
+from distsim.doctor.records import MOST_CALLS, NOWHERE, Call, End, Frame, Mismatched, Said
 from distsim.doctor.stacks import StackReader
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\[(?:36|0|31|32|33|1)m")
@@ -38,7 +38,9 @@ _WORK = re.compile(
     r"WorkNCCL\((?:SeqNum=(?P<number>\d+)|\.\.\.),\s*OpType=(?P<op>\w+)(?:,\s*NumelIn=(?P<in>\d+))?(?:,\s*NumelOut=(?P<out>\d+))?"
 )
 _LAST = re.compile(
-    r"last enqueued(?: NCCL)? work: (?P<enqueued>-?\d+),? *last completed(?: NCCL)? work: (?P<completed>-?\d+)", re.IGNORECASE
+    r"last enqueued(?: NCCL)? work: (?P<enqueued>-?\d+)(?: \(\w*\))?,? *(?:last started(?: NCCL)? work: -?\d+(?: \(\w*\))?,? *)?"
+    r"last completed(?: NCCL)? work: (?P<completed>-?\d+)",
+    re.IGNORECASE,
 )
 _AT = re.compile(r"(?:watchdog at work(?: sequence id)?|Timeout at NCCL work):? (\d+)", re.IGNORECASE)
 _PRINT = re.compile(r"CollectiveFingerPrint\((?:SequenceNumber=(\d+),?\s*)?OpType=(\w+)(?:,\s*TensorShape=\[([^\]]*)\])?")
@@ -53,6 +55,8 @@ _NEVER = re.compile(r"ranks \[([\d, ]+)\] are the lagging ranks that caused this
 _ROOT = re.compile(r"^Root Cause \(first observed failure\):")
 _ROOT_FIELD = re.compile(r"^\s*(rank|exitcode|time|traceback)\s*: (.*)$")
 _TRACE_HEAD = re.compile(r"^\s*Traceback \(most recent call last\):\s*$")
+#: What stands before a traceback that ends no process.
+_HARMLESS = re.compile(r"^\s*(Exception ignored (?:in|on)|--- Logging error ---|Exception in thread |Error in atexit)")
 _TRACE_FILE = re.compile(r'^\s+File "(.*?)", line (\d+), in (.*)$')
 _ERROR = re.compile(r"^((?:\w+\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Warning)\b)(?::\s?(.*))?$")
 #: Lines after "Stack trace of the failed collective:", innermost first.
@@ -73,6 +77,7 @@ class _Trace:
     """A Python traceback that is being read, by the rank whose lines it has."""
 
     frames: list[Frame] = field(default_factory=list)
+    harmless: bool = False
 
 
 @dataclass
@@ -172,7 +177,7 @@ class LogReader:
         work, last = _WORK.search(line), _LAST.search(line)
         if work is None and last is None:
             if "watchdog got stuck" in line and rank is not None:
-                self._note(f"rank {rank}'s watchdog thread made no progress: a CUDA call or the GIL holds it")
+                self.evidence.note(f"rank {rank}'s watchdog thread made no progress: a CUDA call or the GIL holds it")
             return
         group = _GROUP.search(line)
         own = _OWN_RANK.search(line)
@@ -181,11 +186,11 @@ class LogReader:
         default = group is not None and (group["desc"] == "default_pg" or bool(group["guid"] and group["name"] == "0"))
         who = label if label is not None else inner if inner is not None else weak if weak is not None else self.rank
         if who is None or who >= MOST_RANKS:
-            self._note("lines of a watchdog name no rank")
+            self.evidence.note("lines of a watchdog name no rank")
             return
         self.found.add("watchdog lines")
         self.ranks.add(who)
-        self.evidence.rank(who, self.source)
+        self.evidence.rank(who, self.source).backend = "nccl"
         if work is not None:
             self._works[who, _number(work)] = (family(work["op"]), "")
             self._last_work = (who, _number(work))
@@ -205,11 +210,13 @@ class LogReader:
     def _status(self, line: str, who: int, key: str, last: re.Match[str]) -> None:
         enqueued, completed = int(last["enqueued"]), int(last["completed"])
         if enqueued < 0:
-            self._note(f"rank {who} had enqueued no collective on {self._shown(key)}")
+            self.evidence.note(f"rank {who} had enqueued no collective on {self._shown(key)}")
         if 0 <= enqueued == completed and "from this local rank" in line:
-            self._note(
+            self.evidence.note(
                 f"rank {who} ran out of time on another group: on {self._shown(key)} it has finished all {completed} calls"
             )
+        if 0 <= enqueued < completed < MOST_CALLS and key:
+            self.evidence.mixed.add(key)
         key = key or self.evidence.group("", sure=False)
         self.evidence.status(who, key, enqueued, completed, self.source)
         at = _AT.search(line)
@@ -227,11 +234,13 @@ class LogReader:
         for at, call in enumerate(calls):
             if call.group == "" and call.number == number and call.source == self.source:
                 calls[at] = replace(call, group=key)
+                if key and (call.p2p or (call.op == "coalesced" and call.elements_in < 0)):
+                    self.evidence.mixed.add(key)
 
     def _work(self, who: int, key: str, work: re.Match[str]) -> None:
         key = key or self.evidence.group("", sure=False)
         op = family(work["op"])
-        sizes = int(work["in"] or -1), int(work["out"] or -1)
+        sizes = _elements(work["in"]), _elements(work["out"])
         self.evidence.call(Call(
             who, key, _number(work), op, "waiting", op in ("send", "recv"), None, True, None, *sizes, order=self._order,
             source=self.source,
@@ -264,10 +273,6 @@ class LogReader:
         if said not in self.evidence.said:
             self.evidence.said.append(said)
 
-    def _note(self, text: str) -> None:
-        if text not in self.evidence.notes:
-            self.evidence.notes.append(text)
-
     # --- ends ---
 
     def _elastic(self, line: str) -> None:
@@ -293,11 +298,15 @@ class LogReader:
         self.ranks.add(int(rank[1]))
         text = f"ended first of all by torchrun's count, {f'by signal {-number}' if number < 0 else f'with exit status {number}'}"
         self.evidence.end(int(rank[1]), End("killed" if number < 0 else "raised", text, number in (-6, -15, -2), at=root.get("time", ""),
-                                            source=self.source))  # fmt: skip
+                                            source=self.source, unexplained=number >= 0))  # fmt: skip
 
     def _traceback(self, line: str, rank: int | None) -> None:
+        if _HARMLESS.match(line):
+            self._traces[rank] = _Trace(harmless=True)
+            return
         if _TRACE_HEAD.match(line):
-            self._traces[rank] = _Trace()
+            before = self._traces.get(rank)
+            self._traces[rank] = _Trace(harmless=before is not None and before.harmless and not before.frames)
             return
         trace = self._traces.get(rank)
         if trace is None:
@@ -309,17 +318,26 @@ class LogReader:
         error = _ERROR.match(line.strip()) if line[:1] not in (" ", "\t") else None
         if error is not None and trace.frames:
             del self._traces[rank]
-            self._raised(rank, line.strip(), trace)
+            if trace.harmless:
+                where = "a process" if rank is None else f"rank {rank}"
+                self.evidence.note(f"{where} raised {line.strip()[:160]} where it ends a thread at most, and no process")
+            else:
+                self._raised(rank, line.strip(), trace)
 
     def _raised(self, rank: int | None, text: str, trace: _Trace) -> None:
         if rank is None or rank >= MOST_RANKS:
             if not any(word in text for word in FOLLOWS):
-                self._note(f"a process raised {text[:160]}, and its lines do not say which rank it was")
+                self.evidence.note(f"a process raised {text[:160]}, and its lines do not say which rank it was")
             return
         self.found.add("tracebacks")
         self.ranks.add(rank)
         follows = any(word in text for word in FOLLOWS)
         self.evidence.end(rank, End("raised", text[:300], follows, tuple(reversed(trace.frames)), source=self.source))
+
+
+def _elements(text: str | None) -> int:
+    """A count of elements, -1 unknown: of a batch torch prints a word that nobody has written."""
+    return int(text) if text and int(text) < MOST_CALLS else NOWHERE
 
 
 def _number(work: re.Match[str]) -> int:

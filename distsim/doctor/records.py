@@ -16,6 +16,16 @@ NOWHERE = -1
 MOST_CALLS = 1 << 48
 
 
+def whole(given: object, key: str, most: int = MOST_CALLS) -> int:
+    """The number that an object has under a key; NOWHERE where it has none, or one that is not below ``most``."""
+    value = given.get(key) if isinstance(given, dict) else None
+    try:
+        number = int(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return NOWHERE
+    return number if 0 <= number < most else NOWHERE
+
+
 class Frame(NamedTuple):
     """A line of a stack. ``values``: arguments and locals, as the tool printed them."""
 
@@ -33,7 +43,8 @@ class Frame(NamedTuple):
 class Call:
     """A call of a rank. ``number`` counts a group's collectives (torch's sequence number), -1 where nobody said it.
 
-    ``peer`` is the other rank of a message (a global rank), None for any or unknown. ``started``: the device was at it.
+    ``peer`` is the other rank of a message (a global rank), None for any or unknown. ``started``: the device was at it. ``batched``: it was
+    issued together with others, as one.
     Sizes are elements per tensor; ``elements_in``/``elements_out`` their sums, -1 unknown.
     """
 
@@ -78,7 +89,9 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a rank's process ended. ``follows``: because of others, or of waiting; it names no culprit."""
+    """How a rank's process ended. ``follows``: because of others, or of waiting; it names no culprit. ``unexplained``: it ended, and why is
+    not said.
+    """
 
     kind: Literal["raised", "killed", "exited"]
     text: str
@@ -87,11 +100,14 @@ class End:
     at: str = ""
     source: str = ""
     clean: bool = False
+    unexplained: bool = False
 
 
 @dataclass(slots=True)
 class Group:
-    """A group of ranks. ``sure``: named by what is equal in all processes (GUID, hash, members), not by a local number."""
+    """A group of ranks. ``sure``: named by what is equal in all processes (GUID, hash, members), not by a local number. ``alike``: other
+    groups have its name.
+    """
 
     key: str
     name: str
@@ -99,6 +115,12 @@ class Group:
     members: tuple[int, ...] | None = None
     sure: bool = True
     size: int = 0
+    alike: bool = False
+
+    @property
+    def of_a_split(self) -> bool:
+        """May other groups have its name? Torch counts groups; a mesh on bound devices, and split_group, count once for several."""
+        return self.name.isdecimal() and (self.desc.startswith("mesh_") or ":split:" in self.desc)
 
     @property
     def shown(self) -> str:
@@ -107,7 +129,7 @@ class Group:
         if self.desc == "default_pg" or self.name in ("0", "world"):
             return "the default group"
         desc = f" ({self.desc})" if self.desc and self.desc not in ("undefined", self.name) else ""
-        return f"group {self.name}{desc}"
+        return f"group {self.name}{desc}{f' with rank {min(self.members)}' if self.alike and self.members else ''}"
 
 
 @dataclass(slots=True)
@@ -123,6 +145,8 @@ class RankEvidence:
     recorded: bool = False  # a Flight Recorder dump, or something as complete, is there
     lapped: bool = False  # its ring buffer has dropped the oldest calls
     messages: bool = False  # its recording has sends and receives too
+    backend: str = ""  # the library that its calls go to, as torch names it: nccl, gloo
+    longest_wait_ns: int = 0  # the longest time-out of its calls
 
 
 class FileRead(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from distsim.doctor.causes import Cause
@@ -40,7 +41,7 @@ def smallest_scenario(found: Diagnosis) -> str:
         raise UsageError(
             "what I was given shows the calls of one rank only: too little for a scenario", "give the files of more ranks"
         )
-    for backend in _backends(parts):
+    for backend in _backends(found, parts):
         text = _text(found, main, parts, backend)
         if _hangs(text):
             return text
@@ -48,8 +49,10 @@ def smallest_scenario(found: Diagnosis) -> str:
                      "take stacks of all ranks (`py-spy dump --locals`), or Flight Recorder dumps")  # fmt: skip
 
 
-def _backends(parts: list[_Part]) -> tuple[str, ...]:
-    nccl = any("cuda" in c.source for p in parts for c in p.calls)
+def _backends(found: Diagnosis, parts: list[_Part]) -> tuple[str, ...]:
+    """Those whose rules are tried: first the one that the job had, or NCCL's where it had one that is built like it."""
+    used = {given.backend for given in found.evidence.ranks.values()} - {""}
+    nccl = any("ccl" in backend for backend in used) or any("cuda" in c.source for p in parts for c in p.calls)
     return ("nccl", "gloo", "mpi") if nccl else _BACKENDS
 
 
@@ -130,6 +133,8 @@ class _Writer:
         self._names: dict[str, str] = {}
 
     def step(self, call: Call) -> dict[str, object]:
+        if call.op == "coalesced" or " + " in call.op:  # several calls as one: the first that is known
+            call = replace(call, op=call.op.split(" + ")[0] if " + " in call.op else "")
         fields = self._fields(call)
         group = "" if call.op in P2P else self._group(call.group)
         if group:
@@ -160,7 +165,7 @@ class _Writer:
         return name
 
     def _fields(self, call: Call) -> dict[str, Any]:
-        if call.op == "barrier":
+        if call.op in ("barrier", ""):
             return {}
         x = self._tensor(call.elements_in, call.dtype)
         size = self.tensors[x]["shape"][0]

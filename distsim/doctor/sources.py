@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from distsim.doctor import archives, others, plain_pickle
+from distsim.doctor.clocks import leave_out_other_runs
 from distsim.doctor.evidence import MOST_RANKS, Evidence
 from distsim.doctor.flight import is_dump, read_dump
 from distsim.doctor.logs import LogReader
@@ -35,6 +36,9 @@ _LONGEST_LINE: Final = 20_000
 _BOARD_BYTES: Final = 16 * 8 + 1024
 _SUFFIXES = (".py", ".pyc", ".so", ".pt", ".bin", ".safetensors", ".png", ".svg", ".yaml", ".yml", ".lock")
 _RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_ATTEMPT = re.compile(r"^(|.*?/)attempt_(\d{1,6})(?=/)")
+#: What torchrun's agent writes between two starts of the workers.
+_RESTART = re.compile(r"attempts left; will restart worker group")
 _LAST_NUMBER = re.compile(r"(\d{1,7})(?:\.[A-Za-z]\w*)*$")
 
 
@@ -45,7 +49,7 @@ class Refused(Exception):
 def read_evidence(paths: Sequence[str]) -> Evidence:
     """All that the files say. Raises UsageError for a path that is not there; a file that can't be read is listed with its problem."""
     evidence = Evidence()
-    for path in _files(paths) if paths else ():
+    for path in _last_starts(evidence, _files(paths)) if paths else ():
         shown = visible(path, one_line=True)
         try:
             data = _bytes(path)
@@ -58,6 +62,7 @@ def read_evidence(paths: Sequence[str]) -> Evidence:
             for name, part in members:
                 _take(evidence, path, part, f"{shown}/{visible(name, one_line=True)}" if name else shown, name or path)
     evidence.settle()
+    leave_out_other_runs(evidence)
     return evidence
 
 
@@ -92,6 +97,18 @@ def _files(paths: Sequence[str]) -> list[str]:
     if len(found) > _MOST_FILES:
         raise UsageError(f"{len(found)} files are more than {_MOST_FILES}", "name the folder of one job's dumps")
     return list(found)
+
+
+def _last_starts(evidence: Evidence, files: list[str]) -> list[str]:
+    """Torchrun keeps a folder ``attempt_N`` for each start of the workers. A hang is of the last one; the others are left out."""
+    starts = {path: (found[1], int(found[2])) for path in files if (found := _ATTEMPT.search(path)) is not None}
+    last: dict[str, int] = {}
+    for folder, number in starts.values():
+        last[folder] = max(last.get(folder, 0), number)
+    for folder, number in sorted({start for start in starts.values() if start[1] < last[start[0]]}):
+        evidence.note(f"{visible(folder, one_line=True)}attempt_{number} is of an earlier start of the job, and left out: name it alone to "
+                      "look at it")  # fmt: skip
+    return [path for path in files if path not in starts or starts[path][1] == last[starts[path][0]]]
 
 
 def _read(evidence: Evidence, path: str, data: bytes, shown: str, name: str) -> tuple[str, set[int], str]:
@@ -268,6 +285,9 @@ def _trace(evidence: Evidence, path: str, shown: str) -> tuple[str, set[int], st
 def _text(evidence: Evidence, data: bytes, rank: int | None, shown: str) -> tuple[str, set[int], str]:
     text = data.decode("utf-8", "replace")
     lines = text.split("\n")
+    if (start := max((at + 1 for at, line in enumerate(lines) if _RESTART.search(line)), default=0)) > 0:
+        evidence.note(f"{shown} has several starts of the job: read from line {start + 1} on, after the last restart")
+        lines = lines[start:]
     reader = LogReader(evidence, shown, rank)
     reader.read(line[:_LONGEST_LINE] for line in lines)
     if is_ras(text):

@@ -48,50 +48,64 @@ class Stand:
         return (user_frame(self.end.frames) if self.end is not None else None) or self.frame
 
 
+class Reach:
+    """How far a rank is, looked up: ``last`` number made and ``done`` number finished by group, its collectives, and its open calls."""
+
+    def __init__(self, given: RankEvidence) -> None:
+        self.last = {group: status.enqueued for group, status in given.status.items() if status.enqueued >= 0}
+        self.done = {group: status.completed for group, status in given.status.items()}
+        self.calls: dict[tuple[str, int], Call] = {}
+        self.unwritten = 0 if given.recorded and not given.lapped else None  # of a group on which there is nothing
+        self.open = [call for call in given.calls if call.state == "waiting"]
+        for call in given.calls:
+            if not call.p2p:
+                self.calls.setdefault((call.group, call.number), call)
+                self.last[call.group] = max(self.last.get(call.group, call.number), call.number)
+                if call.state == "done":
+                    self.done[call.group] = max(self.done.get(call.group, -1), call.number)
+
+
 @dataclass
 class Standing:
     """All ranks that something is known of, and how far each is on each group."""
 
     evidence: Evidence
     ranks: dict[int, Stand] = field(default_factory=dict)
+    _reach: dict[int, Reach] = field(default_factory=dict)
+    _members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def reach(self, rank: int) -> Reach:
+        """How far a rank is of which something is known."""
+        if rank not in self._reach:
+            self._reach[rank] = Reach(self.evidence.ranks[rank])
+        return self._reach[rank]
 
     def last(self, rank: int, group: str) -> int | None:
-        """The number of the last call that a rank made on a group; None where its records do not say."""
-        given = self.evidence.ranks.get(rank)
-        return None if given is None else last_of(given, group)
+        """The number of a rank's last call on a group: 0 where a whole recording has none, None where its records do not say."""
+        if rank not in self.evidence.ranks:
+            return None
+        reach = self.reach(rank)
+        return reach.last.get(group, reach.unwritten)
 
     def members(self, group: str) -> tuple[int, ...]:
         """Who belongs to a group, as far as anybody said."""
         known = self.evidence.groups.get(group)
         if known is not None and known.members is not None:
             return known.members
-        return tuple(
-            sorted(r for r, e in self.evidence.ranks.items() if group in e.status or any(c.group == group for c in e.calls))
-        )
+        if group not in self._members:
+            given = self.evidence.ranks.items()
+            self._members[group] = tuple(
+                sorted(r for r, e in given if group in e.status or any(c.group == group for c in e.calls))
+            )
+        return self._members[group]
 
     def behind(self, group: str, number: int) -> tuple[int, ...]:
         return tuple(m for m in self.members(group) if (n := self.last(m, group)) is not None and n < number)
 
 
-def last_of(given: RankEvidence, group: str) -> int | None:
-    """The last number on a group, from the calls and the counters; 0 where a whole recording has none."""
-    numbers = [c.number for c in given.calls if c.group == group and not c.p2p]
-    status = given.status.get(group)
-    if status is not None and status.enqueued >= 0:
-        numbers.append(status.enqueued)
-    if numbers:
-        return max(numbers)
-    return 0 if given.recorded and not given.lapped else None
-
-
 def finished(whole: Standing, rank: int, group: str) -> int:
     """The last call that a rank is known to have finished on a group, -1 unknown."""
-    given = whole.evidence.ranks.get(rank)
-    if given is None:
-        return -1
-    status = given.status.get(group)
-    done = [c.number for c in given.calls if c.group == group and not c.p2p and c.state == "done"]
-    return max([status.completed if status else -1, *done])
+    return whole.reach(rank).done.get(group, -1) if rank in whole.evidence.ranks else -1
 
 
 def standing(evidence: Evidence) -> Standing:
@@ -105,8 +119,8 @@ def standing(evidence: Evidence) -> Standing:
 
 
 def _end(given: RankEvidence) -> End | None:
-    """How it ended; what followed from nobody else before what did."""
-    return min(given.ends, key=lambda e: (e.follows, e.clean), default=None)
+    """How it ended: what says why before what does not, what followed from nobody else before what did."""
+    return min(given.ends, key=lambda e: (e.unexplained, e.follows, e.clean), default=None)
 
 
 def _place(given: RankEvidence) -> Place | None:
@@ -159,7 +173,7 @@ def pending_calls(whole: Standing, given: RankEvidence) -> list[Call]:
             blank = Call(given.rank, group, number, op, "waiting", order=1 << 40, source=status.sources[0])
             found[group, False, None] = replace(seen, state="waiting") if seen else blank
     calls = sorted(found.values(), key=lambda c: c.order)
-    return [c for c in calls if c.started] or calls
+    return [c for c in calls if c.started] or [c for c in calls if not _queues(whole.reach(given.rank), c)]
 
 
 def _unnamed(given: RankEvidence, group: str) -> bool:
@@ -169,18 +183,19 @@ def _unnamed(given: RankEvidence, group: str) -> bool:
 
 def _timed_out(whole: Standing, given: RankEvidence, call: Call) -> bool:
     """A call of gloo that ended, nobody says how: by a timeout, where a member has not come to it."""
-    return call.op in NEEDS_ALL and call.number == last_of(given, call.group) and bool(whole.behind(call.group, call.number))
+    return (
+        call.op in NEEDS_ALL and call.number == whole.last(given.rank, call.group) and bool(whole.behind(call.group, call.number))
+    )
 
 
 def _collective(whole: Standing, call: Call, stand: Stand) -> Wait:
     group = whole.evidence.groups[call.group]
-    members = whole.members(call.group)
-    missing = [m for m in whole.behind(call.group, call.number) if m != call.rank]
-    missing += [m for m in members if m != call.rank and m not in missing and _queued(whole, m, call)]
-    ended = [m for m in members if m != call.rank and _gone(whole, m) and m not in missing and whole.last(m, call.group) is None]
-    silent = tuple(
-        m for m in members if m not in missing and m not in ended and m != call.rank and whole.last(m, call.group) is None
-    )
+    others = [m for m in whole.members(call.group) if m != call.rank]
+    late = {m for m in others if (n := whole.last(m, call.group)) is not None and n < call.number}
+    missing = late | {m for m in others if m not in late and _queued(whole, m, call)}
+    unknown = [m for m in others if m not in missing and whole.last(m, call.group) is None]
+    ended = [m for m in unknown if _gone(whole, m)]
+    silent = tuple(m for m in unknown if m not in ended)
     sure = tuple(sorted({*missing, *ended})) if group.sure else ()
     frame = user_frame(call.frames) or (stand.place.frame if stand.place else None)
     return Wait(call.rank, call, sure, silent, frame, open_ended=not group.sure or (group.members is None and not missing))
@@ -188,18 +203,19 @@ def _collective(whole: Standing, call: Call, stand: Stand) -> Wait:
 
 def _gone(whole: Standing, rank: int) -> bool:
     given = whole.evidence.ranks.get(rank)
-    return given is not None and any(e.kind in ("killed", "raised") for e in given.ends)
+    end = None if given is None else _end(given)
+    return end is not None and end.kind in ("killed", "raised") and not (end.follows or end.unexplained)
 
 
 def _queued(whole: Standing, member: int, call: Call) -> bool:
-    """It has enqueued the call, and its device is still at an earlier one of another group."""
-    given = whole.evidence.ranks.get(member)
-    if given is None:
+    """It has enqueued the call, and its device is still at an earlier one."""
+    if member not in whole.evidence.ranks:
         return False
-    own = next((c for c in given.calls if (c.group, c.number, c.p2p) == (call.group, call.number, False)), None)
+    reach = whole.reach(member)
+    own = reach.calls.get((call.group, call.number))
     if own is None or own.state != "waiting" or own.started:
         return False
-    return any(c.started and c.state == "waiting" and c.group != call.group for c in given.calls)
+    return _queues(reach, own) or any(c.started and c.group != call.group for c in reach.open)
 
 
 def _message(whole: Standing, call: Call, stand: Stand) -> Wait:
@@ -217,18 +233,24 @@ def _message(whole: Standing, call: Call, stand: Stand) -> Wait:
 
 
 def partner(whole: Standing, call: Call) -> Call | None:
-    """The message of the peer that meets this one, if it was posted."""
-    if call.peer is None or call.peer not in whole.evidence.ranks:
+    """The message of the peer that meets this one, if it was posted: of those between the two in one direction, that of the same number.
+
+    Where one of the two has lost its oldest calls, those that are open are counted.
+    """
+    given = whole.evidence.ranks.get(call.peer) if call.peer is not None else None
+    if given is None or call.peer is None:
         return None
-    mine = [c for c in whole.evidence.ranks[call.rank].calls if _open(c, call.op, call.peer, call.group)]
+    ours = whole.evidence.ranks[call.rank]
+    every = not (given.lapped or ours.lapped)
+    mine = [c for c in ours.calls if _between(c, call.op, call.peer, call.group, every)]
     other = "recv" if call.op == "send" else "send"
-    theirs = [c for c in whole.evidence.ranks[call.peer].calls if _open(c, other, call.rank, call.group)]
+    theirs = [c for c in given.calls if _between(c, other, call.rank, call.group, every)]
     at = next((i for i, c in enumerate(mine) if c.order == call.order and c.number == call.number), 0)
     return theirs[at] if at < len(theirs) else None
 
 
-def _open(call: Call, op: str, peer: int, group: str) -> bool:
-    return call.p2p and call.op == op and call.state == "waiting" and call.group == group and call.peer in (peer, None)
+def _between(call: Call, op: str, peer: int, group: str, every: bool) -> bool:
+    return call.p2p and call.op == op and (every or call.state == "waiting") and call.group == group and call.peer in (peer, None)
 
 
 def meets(whole: Standing, call: Call) -> bool:
@@ -236,8 +258,25 @@ def meets(whole: Standing, call: Call) -> bool:
     other = partner(whole, call)
     if other is None:
         return False
-    busy = [c for c in whole.evidence.ranks[other.rank].calls if c.state == "waiting" and c.started]
-    return other.started or not busy
+    if other.state != "waiting" or other.started:
+        return True
+    reach = whole.reach(other.rank)
+    return not (_queues(reach, other) or any(c.started for c in reach.open))
+
+
+def _queues(reach: Reach, call: Call) -> bool:
+    """Is the device at an earlier call after which this one runs?"""
+    return any(c.order < call.order and _one_after_the_other(c, call) for c in reach.open)
+
+
+def _one_after_the_other(one: Call, other: Call) -> bool:
+    """Do two calls of a rank run in order? Collectives and batches of messages of a group share its communicator, which takes one at a
+    time; single messages have one for the two ranks.
+    """
+    alone = (one.p2p and not one.batched, other.p2p and not other.batched)
+    if one.group != other.group or alone[0] != alone[1]:
+        return False
+    return one.peer == other.peer if alone[0] else (one.p2p, one.number) != (other.p2p, other.number)
 
 
 def _from_stack(whole: Standing, rank: int, place: Place) -> Wait:

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from distsim.doctor.causes import Cause
+from distsim.doctor.causes import Cause, Line
 from distsim.doctor.chains import doing, same_call
-from distsim.doctor.records import Frame, Grade
-from distsim.doctor.standing import Stand, Standing, Wait, finished
+from distsim.doctor.records import Call, Frame, Grade
+from distsim.doctor.stacks import user_frame
+from distsim.doctor.standing import Stand, Standing, Wait, finished, partner
 from distsim.doctor.words import call_text, may_hide_a_wait, verb, who
 
 #: Where in a library's own sources an error was raised, as gloo and c10d write it.
@@ -100,7 +101,7 @@ def open_waits(whole: Standing) -> list[Cause]:
     details = ["who else belongs to it, and how far they are, these files do not say"]
     details += (
         ["the lines name no group, or a number that differs between processes: calls of two ranks may be of two groups"]
-        if unsure
+        if unsure and not whole.evidence.disputes
         else []
     )
     return [Cause("waits", "unknown", "; ".join(parts[:4]) + hidden, (), ranks, lines, details)]
@@ -124,6 +125,46 @@ def all_there(whole: Standing) -> list[Cause]:
             found.append(Cause("communication", "proved", title, (), inside, [(inside, wait.call.op, wait.frame)], details,
                                wait.call.group, wait.call.number))  # fmt: skip
     return found[:1]
+
+
+def messages_met(whole: Standing) -> list[Cause]:
+    """A send and its receive are both posted, and they do not end."""
+    met: dict[tuple[int, int, int, int], tuple[Call, Call]] = {}
+    for wait in (w for stand in whole.ranks.values() for w in stand.waits if w.call.p2p and not w.missing):
+        other = partner(whole, wait.call)
+        if other is not None:
+            send, recv = (wait.call, other) if wait.call.op == "send" else (other, wait.call)
+            met[send.rank, send.order, recv.rank, recv.order] = send, recv
+    uneven = next((pair for pair in met.values() if pair[0].batched != pair[1].batched), None)
+    if uneven is not None:
+        return [_in_a_batch_and_alone(*uneven)]
+    if not met:
+        return []
+    send, recv = next(iter(met.values()))
+    more = f", and so are {len(met) - 1} more" if len(met) > 1 else ""
+    title = f"the send of rank {send.rank} and its receive on rank {recv.rank} are both posted and fit{more}: the communication itself " \
+            "hangs"  # fmt: skip
+    details = [
+        "no rank is to blame by these records: look at the network, at the errors of NCCL and the driver (NCCL_DEBUG=WARN, dmesg)"
+    ]
+    ranks = tuple(sorted({call.rank for pair in met.values() for call in pair}))
+    return [Cause("communication", "proved", title, (), ranks, _both(send, recv), details, send.group)]
+
+
+def _both(send: Call, recv: Call) -> list[Line]:
+    return [
+        ((send.rank,), f"send to rank {recv.rank}", user_frame(send.frames)),
+        ((recv.rank,), f"recv from rank {send.rank}", user_frame(recv.frames)),
+    ]
+
+
+def _in_a_batch_and_alone(send: Call, recv: Call) -> Cause:
+    """In torch a batch goes over the group's communicator, a message alone over one of the two ranks, unless that was made at the start."""
+    first, second = ("in a batch", "alone") if send.batched else ("alone", "in a batch")
+    title = f"rank {send.rank} sends to rank {recv.rank} {first}, and rank {recv.rank} receives it {second}: on NCCL the two need not meet"
+    details = ["a batch runs on the communicator of the group, a message alone on one of the two ranks, unless init_process_group was "
+               "given a device_id: issue both sides with batch_isend_irecv, or both without"]  # fmt: skip
+    return Cause("connection", "suspected", title, (), (send.rank, recv.rank), _both(send, recv), details, send.group)
 
 
 def misconnected(whole: Standing) -> list[Cause]:

@@ -18,6 +18,7 @@ from distsim.profiles import DEVICE_BACKEND
 from distsim.strategies.base import Context
 from distsim.strategies.models import PRESETS, Architecture
 from distsim.strategies.train import Transformer
+from distsim.strategies.train_fields import ModelFields
 from distsim.strategies.transformer import MicroBatch, step_flops
 
 #: Axes of the mesh from the outermost in, as Megatron-LM lays them out (`distsim.strategies.hybrid.ORDERS`).
@@ -102,7 +103,7 @@ class Question:
 
     @property
     def node(self) -> int:
-        """Ranks of a machine; links that join several machines count as one."""
+        """Ranks of a machine."""
         return min(self.per_node, self.gpus)
 
     def fields(self, layout: Layout) -> Transformer:
@@ -189,7 +190,8 @@ def _sizes(question: Question, axis: str) -> Sequence[int]:
     if axis in question.choices:
         return question.choices[axis]
     if axis == "tp":
-        return [n for n in _divisors(question.gpus) if n <= question.node and model.heads % n == 0 and model.kv_heads % n == 0]
+        joined = max(question.node, question.cluster.intra.domain or 1)
+        return [n for n in _divisors(question.gpus) if n <= joined and model.heads % n == 0 and model.kv_heads % n == 0]
     if axis == "pp":
         return [n for n in _divisors(question.gpus) if n <= model.layers + 2]
     if axis == "cp":
@@ -221,9 +223,13 @@ def _wrong(model: object, errors: ValidationError) -> UsageError:
     if isinstance(model, str) and model not in PRESETS and where.startswith("model"):
         said = f"unknown model {model}; presets are {listing(PRESETS)}{near(model, PRESETS)}"
         return UsageError(said, "or sizes, as '{layers: 32, hidden: 4096, heads: 32, ffn: 14336, vocabulary: 128256}'")
-    known = [key for key in Transformer.model_fields if key != "model"]
-    hint = f"a step has {listing(known, 40)}{near(where, known)}" if first["type"] == "extra_forbidden" else ""
-    return UsageError(f"{where}: {str(first['msg']).removeprefix('Value error, ')}", hint)
+    if first["type"] == "extra_forbidden":
+        *inside, last = where.split(".")
+        fields = ModelFields.model_fields if inside else Transformer.model_fields
+        known = [key for key in fields if key != "model"]
+        what = "a model" if inside else "a step"
+        return UsageError(f"{what} has no field `{last}`{near(last, known)}", f"{what} has {listing(known, 40)}")
+    return UsageError(f"{where}: {str(first['msg']).removeprefix('Value error, ')}")
 
 
 __all__ = ["AXES", "Layout", "Left", "Question", "layouts", "refused"]

@@ -92,7 +92,7 @@ class Pricing:
         except Stuck as stuck:
             return Left(layout, f"it hangs: stages {', '.join(map(str, stuck.ranks))} wait for each other")
         seconds, shares = step.makespan_ns / 1e9, _shares(step)
-        peak = question.cluster.device.peak.get(question.base.dtype) or question.cluster.device.flop_per_ns(question.base.dtype)
+        peak = question.cluster.device.peak_flop_per_ns(question.base.dtype)
         return Outcome(
             layout, question.cluster.name, step.makespan_ns, parts_of(step.makespan_ns, shares, self.bands), shares, held, held / room,
             question.global_batch * question.tokens / seconds / layout.gpus,

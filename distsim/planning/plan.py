@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from distsim import __version__
 from distsim.cluster import Cluster
+from distsim.errors import UsageError
 from distsim.planning.exact import Asked, exact
 from distsim.planning.layouts import Layout, Left, Question, layouts
 from distsim.planning.outcome import Outcome, Part, Pricing, apart
@@ -78,7 +79,7 @@ class How:
 def plan(questions: Sequence[Question], how: How = How(), tell: Tell = lambda done, whole: None) -> Plan:
     """Time every layout of the questions (several numbers of GPUs, several clusters) and rank them.
 
-    Raises UsageError and EnvironmentFault as the table and the back ends do.
+    Raises UsageError where no question has any, and UsageError and EnvironmentFault as the table and the back ends do.
     """
     found: dict[tuple[int, Layout], Outcome | Left] = {}
     todo: list[tuple[int, Layout]] = []
@@ -88,6 +89,9 @@ def plan(questions: Sequence[Question], how: How = How(), tell: Tell = lambda do
                 found[number, one.layout] = one
             else:
                 todo.append((number, one))
+    if not found and not todo:
+        raise UsageError(f"no layout of {questions[0].gpus} GPUs has the values of --only",
+                         "the product of tp, pp, cp and ep has to divide the number of GPUs")  # fmt: skip
     table = Table(how.output, COLUMNS)
     try:
         found |= (_guided if how.budget is not None else _walked)(questions, todo, table, how, tell)

@@ -63,7 +63,7 @@ def _grouped(cause: Cause) -> list[tuple[tuple[int, ...], str, Frame | None]]:
     """Ranks at one line in one operation together."""
     found: dict[tuple[str, str], list[tuple[tuple[int, ...], str, Frame | None]]] = {}
     for line in cause.lines:
-        found.setdefault((re.sub(r"\d+", "", line[1]), line[2].place if line[2] else ""), []).append(line)
+        found.setdefault((re.sub(r"\b(rank|tag|call) \d+", r"\1", line[1]), line[2].place if line[2] else ""), []).append(line)
     grouped = []
     for same in found.values():
         what = same[0][1] if len({w for _, w, _ in same}) == 1 else re.split(r" to | from |,", same[0][1])[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
 from distsim.planning.plan import Plan, Ranked
@@ -27,14 +27,15 @@ def plan_text(plan: Plan, shown: int) -> str:
         return "\n\n".join(["\n".join(head), "\n".join(_left(plan))])
     rows = plan.ranked[:shown]
     more = [f"  … {len(plan.ranked) - shown} more …"] if len(plan.ranked) > shown else []
-    legend = [line for text in _legend(plan, any(map(_is_rough, rows))) for line in folded(text, "  ", "  ")]
+    notes = [*_legend(plan, any(map(_is_rough, rows))), *_unrated(plan)]
+    legend = [line for text in notes for line in folded(text, "  ", "  ")]
     return "\n\n".join(["\n".join(part) for part in (head, [*_table(plan, rows), *more], legend, _left(plan)) if part])
 
 
 def _legend(plan: Plan, rough: bool) -> list[str]:
     tied = sum(one.tied for one in plan.ranked)
     ties = (
-        f"may be as fast as the first, within the band of prices: {tied - 1} layouts"
+        f"may be as fast as the first, within the band of prices: {tied - 1} layout{'s' if tied > 2 else ''}"
         if tied > 1
         else "none may be as fast as the first"
     )
@@ -46,6 +47,14 @@ def _legend(plan: Plan, rough: bool) -> list[str]:
         "bound: what most of a rank's step goes into",
         *(["~: each transfer timed alone; simulated it may take a few percent longer"] if rough else []),
     ]
+
+
+def _unrated(plan: Plan) -> Iterator[str]:
+    """Devices that are not known to compute in the step's dtype at all."""
+    for name, device in {q.cluster.name: q.cluster.device for q in plan.questions}.items():
+        dtype = plan.questions[0].base.dtype
+        if device.peak and dtype not in device.peak:
+            yield f"{name}: its device has no rate for {dtype}, and is priced as computing in float32; --set dtype=float16 asks for another"
 
 
 def _head(plan: Plan) -> list[str]:
@@ -75,7 +84,7 @@ def _row(place: int, one: Ranked, scale: float, where: tuple[str, str]) -> tuple
     found = one.outcome
     mark = ("=" if one.tied and place > 1 else " ") + ("*" if one.front else " ")
     name = " ".join(word for word in (where[0], found.layout.label(), where[1]) if word)
-    low, high = (f"{ns / scale:.3g}" for ns in found.band_ns)
+    low, high = (f"{ns / scale:.3g}" if ns < 1000 * scale else f"{ns / scale:.0f}" for ns in found.band_ns)
     percent = (found.mfu, found.memory, found.bubble, found.exposed)
     return (
         f"{place}{mark}", name, f"{'~' * _is_rough(one)}{found.step_ns / scale:.4g}", f"{low}-{high}", f"{found.tokens_s_gpu:.0f}",

@@ -278,3 +278,15 @@ def test_what_is_imported_before_the_ranks_part_finds_the_words_of_the_script(tm
 
     assert sys.modules["reads_words"].parse() == ["--steps", "3"]
     assert sys.argv == before
+
+
+def test_a_torch_that_has_not_what_is_replaced_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch):
+    """A rank that can't be prepared does not leave without a word."""
+    monkeypatch.delattr("torch.distributed.distributed_c10d._get_default_timeout")
+
+    judged = testing.run(torch.manual_seed, 2, args=[0], check=False, init=False, timeout=20)
+
+    said = judged.simulation.findings[0].message
+    assert judged.outcome == "raises"
+    assert f"does not know torch {torch.__version__}: try torch 2.13, and report: " in said
+    assert "has no attribute" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from distsim import testing
 from distsim.capture.child import Target
 from distsim.capture.judge import Judged, judge
 from distsim.capture.launch import Wish, capture
+from distsim.capture.preload import preload
 from distsim.capture.sites import text_of
 from distsim.capture.stall import is_known
 from distsim.findings.codes import CODES
@@ -115,3 +117,100 @@ def test_ranks_that_raise_the_same_of_an_object_at_another_address_have_one_find
 
     assert [f.ranks for f in judged.simulation.findings] == [(0, 1, 2)]
     assert "ValueError: <object object> after 64" in judged.simulation.findings[0].message
+
+
+# --- stores that scripts make ---
+def passes_work_through_a_queue() -> None:
+    rank = dist.get_rank()
+    base = dist.TCPStore("127.0.0.1", 29871, 2, rank == 0)
+    jobs = dist.PrefixStore("jobs", base)
+    assert (base.host, base.port, isinstance(base, dist.TCPStore)) == ("127.0.0.1", 29871, True)
+    if rank == 0:
+        dist.barrier()
+        jobs.queue_push("todo", "é")
+        jobs.queue_push("todo", b"\xff")
+        assert jobs.list_keys() == []
+        return
+    with pytest.raises(dist.QueueEmptyError):
+        jobs.queue_pop("todo", block=False)
+    assert not jobs.check(["todo"])
+    dist.barrier()
+    assert (jobs.queue_pop("todo"), jobs.queue_pop("todo"), jobs.queue_len("todo")) == ("é".encode(), b"\xff", 0)
+
+
+def has_a_store_and_no_world() -> None:
+    """Keys and values as in torch 2.13, also before there are ranks, and a time-out that the script sets."""
+    rank = int(os.environ["RANK"])
+    store = dist.TCPStore("127.0.0.1", 29872, 2, rank == 0)
+    store.set(f"é{rank}", "é")
+    store.wait(["é0", "é1"])
+    assert store.get("é1") == "é".encode()
+    if rank == 0:
+        store.set("word", "abc")
+        with pytest.raises(TypeError):
+            store.set("number", 5)  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="word is no number"):
+            store.add("word", 1)
+        store.set_timeout(timedelta(hours=1))
+        with pytest.raises(dist.DistStoreError, match="wait timeout after 3600000ms, keys: nothing"):
+            store.get("nothing")
+
+
+@pytest.mark.parametrize(("program", "init"), [(passes_work_through_a_queue, True), (has_a_store_and_no_world, False)])
+def test_a_store_does_what_a_tcp_store_does(program, init):
+    assert testing.run(program, 2, init=init, timeout=20).outcome == "completes"
+
+
+def pops_once_too_often() -> None:
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        store.queue_push("jobs", "one")
+    else:
+        store.queue_pop("jobs")
+        store.queue_pop("jobs")
+    dist.barrier()
+
+
+def one_does_not_come_to_the_store() -> None:
+    rank = int(os.environ["RANK"])
+    if rank != 2:
+        dist.TCPStore("127.0.0.1", 29873, 3, is_master=rank == 0)
+
+
+def no_store_is_the_server() -> None:
+    dist.TCPStore("127.0.0.1", 29874, 2, is_master=False)
+
+
+@pytest.mark.parametrize(
+    ("program", "ranks", "init", "words", "line"),
+    [(pops_once_too_often, 2, True, "jobs, which nobody sets", 'store.queue_pop("jobs")'),
+     (one_does_not_come_to_the_store, 3, False, "all 3 workers of 127.0.0.1:29873",
+      'dist.TCPStore("127.0.0.1", 29873, 3, is_master=rank == 0)'),
+     (no_store_is_the_server, 2, False, "ranks 0, 1 wait for the store's key the server of 127.0.0.1:29874",
+      'dist.TCPStore("127.0.0.1", 29874, 2, is_master=False)')],
+)  # fmt: skip
+def test_a_store_whose_other_side_never_comes_is_a_hang_with_its_line(program, ranks, init, words, line):
+    judged = testing.run(program, ranks, init=init, check=False, timeout=20)
+
+    found = [f for f in judged.simulation.findings if f.code == "DS306"]
+    assert judged.outcome == "hangs"
+    assert words in found[0].message
+    assert {text for _, text in lines(judged, "DS306")} == {line}
+
+
+def test_what_an_installed_package_took_by_name_is_the_hub_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A package is imported before the ranks part; torch's own TCPStore would open a socket."""
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "took_by_name.py").write_text("from torch.distributed import TCPStore, init_process_group\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\nimport took_by_name\nimport torch.distributed as dist\n"
+        "assert took_by_name.TCPStore is dist.TCPStore\nassert took_by_name.init_process_group is dist.init_process_group\n"
+        "took_by_name.TCPStore('127.0.0.1', 29875, 2, os.environ['RANK'] == '0')\ntook_by_name.init_process_group('gloo')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    preload(str(script))
+
+    judged = judge(capture(Wish(Target(str(script)), 2, keep_output=True)))
+
+    assert judged.outcome == "completes", judged.captured.outputs

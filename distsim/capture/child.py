@@ -21,6 +21,7 @@ from distsim.capture.forward import Forward
 from distsim.capture.members import Failure
 from distsim.capture.preload import preload_late
 from distsim.capture.sites import NOWHERE, Sites
+from distsim.capture.tensors import Unsupported
 from distsim.capture.unseen import refuse_launching, told_unseen
 from distsim.capture.wire import Regions
 
@@ -91,19 +92,35 @@ def run_child(target: Target, environment: Mapping[str, str], address: str, regi
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends all
     os.environ.update(environment)
     client = Client(address, regions, Sites(target.home or ("" if target.module else target.name)))
-    from distsim.capture.patches import lay
-    from distsim.capture.spawn import lay_spawn
-
     _one_thread()
     _speaks_first(client)
-    lay(client)
-    lay_spawn(client)
-    refuse_launching()
-    forward = Forward(client.sites)
-    forward.lay()
-    client.sites.forward = forward.line
-    leave_alone()
-    return guarded(client, lambda: _in(ways, client, target))
+
+    def work() -> None:
+        _lay(client)
+        _in(ways, client, target)
+
+    return guarded(client, work)
+
+
+def _lay(client: Client) -> None:
+    """Make this process's torch.distributed the hub's. Raises Unsupported for a torch of another build than those that are known."""
+    import torch
+
+    try:
+        from distsim.capture.patches import lay
+        from distsim.capture.spawn import lay_spawn
+
+        lay(client)
+        lay_spawn(client)
+        refuse_launching()
+        forward = Forward(client.sites)
+        forward.lay()
+        client.sites.forward = forward.line
+        leave_alone()
+    except (AttributeError, ImportError, TypeError) as error:
+        raise Unsupported(
+            f"distsim capture does not know torch {torch.__version__}: try torch 2.13, and report: {error}"
+        ) from error
 
 
 def _speaks_first(client: Client) -> None:

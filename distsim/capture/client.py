@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from distsim.capture import stall
@@ -65,6 +65,7 @@ class Client:
         self._numbers = itertools.count(1)
         self.in_backward = False  # futures were asked for that C++ waits for when the pass ends
         self.groups: dict[object, int] = {}
+        self._coming: Iterator[tuple[list[Any], bytes]] = iter(())
 
     def _forked(self) -> None:
         """A child is no rank until it says so; its parent's lines are not its own."""
@@ -166,6 +167,7 @@ class Client:
 
     def ask(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> Answer:
         """Say it and wait for the answer. Raises what the hub answers with."""
+        self.hand_over()
         line = self._answers()
         self.say(("ask", line.token, *message) if type(message) is tuple else ["ask", line.token, *message], blobs)
         return self._heard(line)
@@ -263,18 +265,31 @@ class Client:
         started.wait()
 
     def _notices(self, started: threading.Event) -> None:
-        self._hears = threading.get_ident()
         line = self._open()
         line.sendall(frame(["notices", os.getpid(), threading.get_native_id(), line.fileno()]))
+        self._coming = _messages(line)
+        self._hears = threading.get_ident()
         started.set()
-        frames = Frames()
-        while data := line.recv(READ):
-            for message, blob in frames.feed(data):
-                if message[0] == "threads":
-                    self.say(["threads", self.idle_threads()])
-                elif message[0] == "done" and self.on_notice is not None:
-                    self.on_notice(message, Blobs(blob))
-                self.say(["heard"])
+        self._hear()
+
+    def _hear(self) -> None:
+        """Take one notice after the other, until another thread does it."""
+        me = self._hears = threading.get_ident()
+        for message, blob in self._coming:
+            if message[0] == "threads":
+                self.say(["threads", self.idle_threads()])
+            elif message[0] == "done" and self.on_notice is not None:
+                self.on_notice(message, Blobs(blob))
+            if self._hears != me:
+                return
+            self.say(["heard"])
+
+    def hand_over(self) -> None:
+        """Before a wait. In a callback of a future, another thread takes what comes from here on: it may be what the callback waits for."""
+        if threading.get_ident() == self._hears:
+            self._hears = 0
+            self.say(["heard"])
+            threading.Thread(target=self._hear, name="distsim", daemon=True).start()
 
     def idle_threads(self) -> list[int]:
         """Native ids of daemon threads in which no line of the user's is running, and of a library's own threads that sleep on a timer,
@@ -290,6 +305,13 @@ class Client:
         if self.arena is None or (offset := self.arena.take(count)) is None:
             return None
         return self.arena.address(offset), [self.arena.region, offset, count]
+
+
+def _messages(line: socket.socket) -> Iterator[tuple[list[Any], bytes]]:
+    """What comes on a line, until it is closed."""
+    frames = Frames()
+    while data := line.recv(READ):
+        yield from frames.feed(data)
 
 
 def _error(kind: str, text: str) -> BaseException:

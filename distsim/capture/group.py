@@ -24,6 +24,7 @@ Opts = Any
 Facts = tuple[str, int, int, bool, list[Any], list[Any], str, dict[str, Any]]
 #: The reduce op of nccl that multiplies before it adds; FSDP2 takes it to divide gradients.
 PREMUL_SUM = "premul_sum"
+_MESSAGES = frozenset({"isend", "irecv"})
 #: Names of events in a profile, where they differ.
 _PROFILED = {"isend": "send", "irecv": "recv"}
 
@@ -185,7 +186,8 @@ class GroupMethods:
             request.watch(site, ins, outs)
         batch = self.__dict__.get("batch")
         if batch is not None:
-            batch.append((self._message(request.number, site, facts, pieces), blobs, work))
+            request.unsaid = True
+            batch.append((self._message(request.number, site, (op, peer, tag, True, *facts[4:]), pieces), blobs, work))
             return work
         message, blobs = self._said(request.number, site, facts, pieces, blobs)
         if is_sync and not kept:
@@ -244,14 +246,27 @@ class GroupMethods:
         self.__dict__["batch"] = []
 
     def end_batch(self) -> list[Any]:
-        """Hand all of it over at once. Returns the works."""
+        """Hand all of it over at once. Returns the works.
+
+        Messages are one call; collectives among them, as nccl's coalesced ones, follow each as its own, since between them and messages
+        there is no order in one launch of nccl (ncclGroupEnd).
+        """
         held = self.__dict__.pop("batch", None) or []
-        for message, blobs, _ in held:
-            self.client.hold([*message, held[0][0][1]], blobs)
+        numbers = [message[1] for message, _, _ in held]
+        first = sorted(held, key=lambda one: one[0][4] not in _MESSAGES)
+        for number, (message, blobs, work) in zip(numbers, first, strict=True):
+            message[1] = work.request.number = number
+            work.request.unsaid = False
+            self.client.hold([*message, numbers[0]] if message[4] in _MESSAGES else message, blobs)
         self.client.flush()
         return [work for _, _, work in held]
 
-    def _start_coalescing(self, device: object) -> None:
+    def _start_coalescing(self, device: Any) -> None:
+        """Raises RuntimeError as torch does where the device's back end has none (Backend.hpp, `startCoalescing`): all but nccl."""
+        pairs = dict(pair.split(":", 1) for pair in self.told_backend.split(",") if ":" in pair)
+        backend = pairs.get(device.type, self.told_backend)
+        if backend != "nccl":
+            raise RuntimeError(f"Backend {backend} does not implement startCoalescing")
         self.start_batch()
 
     def _end_coalescing(self, device: object) -> Any:

@@ -17,7 +17,7 @@ from distsim.capture.matching import Matching, Posted
 from distsim.capture.members import Event, Failure, Line, Member, Question
 from distsim.capture.repeats import call_of, learn
 from distsim.capture.silence import Silence
-from distsim.capture.store import Shelf
+from distsim.capture.store import NoNumber, Shelf
 from distsim.capture.wire import READ, Blobs, Regions
 from distsim.profiles.record import Profile
 
@@ -266,11 +266,16 @@ class Hub:
     def _store(self, member: Member, message: list[Any], blobs: Blobs, question: Question | None) -> None:
         _, number, site, verb, space, *given = message
         assert question is not None
-        if verb == "wait":
+        if verb in ("wait", "pop"):
             question.keys, question.space, question.site, question.limit_ns = given[0], space, site, given[1]
+            question.pops = verb == "pop"
             member.waiting[number] = question
         else:
-            found = self.shelf.do(verb, space, given)
+            try:
+                found = self.shelf.do(verb, space, given)
+            except NoNumber as error:
+                question.refuse("store", str(error))
+                return
             if verb == "check" and not found:
                 self.silence.asking.heard(member, replace(question, keys=given[0], space=space, site=site), self.progress)
             self.progress += verb == "check" and bool(found)
@@ -280,7 +285,9 @@ class Hub:
     def _serve_store(self) -> None:
         for member in self.members.values():
             for number, question in list(member.waiting.items()):
-                if question.keys is not None and (found := self.shelf.found(question.space, question.keys)) is not None:
+                if question.keys is None:
+                    continue
+                if (found := self.shelf.found(question.space, question.keys, question.pops)) is not None:
                     del member.waiting[number]
                     question.answer(["ok", found])
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from distsim.capture import borrowed
 from distsim.capture.child import Target, Ways, die_with_parent, environment_of, run_child
 from distsim.capture.compiled import leave_alone
 from distsim.capture.hub import Hub
@@ -105,6 +106,7 @@ def _share() -> None:
         for name in ("patches", "spawn"):
             import_module(f"distsim.capture.{name}")
         leave_alone()
+        borrowed.find()
 
 
 def _ends_tidily() -> dict[signal.Signals, Any]:

@@ -105,6 +105,7 @@ class Question:
     call: Posted | None = None
     poll: Posted | None = None
     keys: Sequence[str] | None = None
+    pops: bool = False  # what comes next out of the queues of these names
     space: str = ""
     meeting: str = ""
     site: int = 0

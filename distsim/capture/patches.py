@@ -16,13 +16,14 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qsl, urlparse
 
+from distsim.capture import borrowed
 from distsim.capture.client import Client
 from distsim.capture.cuda import over_cpu
 from distsim.capture.direct import Direct
 from distsim.capture.group import GroupMethods
 from distsim.capture.preload import have_all_backends
 from distsim.capture.splitting import Splitting
-from distsim.capture.store import StoreMethods
+from distsim.capture.store_kinds import Stores
 from distsim.capture.unseen import refuse_unseen
 from distsim.capture.work import Futures, Request, WorkMethods
 
@@ -42,9 +43,8 @@ class Patches:
         self.group_type = type(
             "ProcessGroup", (GroupMethods, dist.ProcessGroup), {"__module__": "torch.distributed.distributed_c10d"}
         )
-        self.store_type = type("HubStore", (StoreMethods, dist.Store), {})
+        self.stores = Stores(client, dist)
         self.kept_works: deque[object] = deque(maxlen=256)
-        self.kept: list[object] = []  # torch keeps only the C++ half of a Python store, and dies without the other
         self.explicit: timedelta | None = None
         self.asked, self.title, self.is_world, self.is_mpi = "gloo", "", False, False
         names = ("init_process_group", "new_group", "_new_group_with_tag", "destroy_process_group", "batch_isend_irecv")
@@ -73,16 +73,17 @@ class Patches:
         )  # torch warns and does nothing: a call that no rule sees
         refuse_unseen()
         have_all_backends()  # judged by their rules, without their libraries
-        for name in ("TCPStore", "FileStore"):
-            setattr(dist, name, self._store_maker(name))
-        c10d.TCPStore = dist.TCPStore
+        for name, kind in self.stores.kinds.items():
+            for place in (dist, c10d):
+                setattr(place, name, kind)
         default = c10d._get_default_timeout  # nccl's own is in its library
         c10d._get_default_timeout = lambda backend: timedelta(minutes=10) if str(backend) == "nccl" else default(backend)
-        for place in ("torch.autograd", "torch.autograd.graph"):  # C++ waits for a pass's futures at its end
-            module = import_module(place)
+        for autograd in ("torch.autograd", "torch.autograd.graph"):  # C++ waits for a pass's futures at its end
+            module = import_module(autograd)
             module._engine_run_backward = self._backward(module._engine_run_backward)  # type: ignore[attr-defined]
         join = sys.modules.get("torch.distributed.algorithms.join") or import_module("torch.distributed.algorithms.join")
         join.Join.notify_join_context = staticmethod(self._keeping(join.Join.notify_join_context))
+        borrowed.lay()
 
     def _everywhere(self, name: str, function: Callable[..., object]) -> None:
         """In both modules in which torch keeps the name."""
@@ -94,28 +95,13 @@ class Patches:
             if value is not None and not hasattr(function, "__self__"):
                 setattr(function, attribute, value)
 
-    # --- stores ---
-    def _store(self, space: str, limit: timedelta | None = None) -> object:
-        store = self.store_type()
-        store.client, store.space, store.limit = self.client, space, limit
-        self.kept.append(store)
-        return store
-
-    def _store_maker(self, kind: str) -> Callable[..., object]:
-        def make(*args: Any, **kwargs: Any) -> Any:
-            host = kwargs.get("host_name", args[0] if args else "")
-            port = kwargs.get("port", args[1] if len(args) > 1 else 0)
-            return self._store(f"{kind} {host}:{port}", kwargs.get("timeout"))
-
-        return make
-
     def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **kwargs: object) -> Iterator[tuple[object, int, int]]:
         """Rank and world as the URL, the arguments or the environment have them."""
         asked = dict(parse_qsl(urlparse(url).query))
         rank = int(asked.get("rank", rank if rank >= 0 else _environment("RANK")))
         world_size = int(asked.get("world_size", world_size if world_size > 0 else _environment("WORLD_SIZE")))
         self.client.join(rank, world_size)
-        yield self._store("world"), rank, world_size
+        yield self.stores.make("world"), rank, world_size
 
     # --- groups ---
     def _make_group(self, options: Any, _: object = None) -> Any:

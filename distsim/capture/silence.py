@@ -86,10 +86,12 @@ class Silence:
             hub.polls += 1
             hub.ranks[polling[0][0]].waiting.pop(polling[0][1]).answer(["not yet"])
             return True
-        waits = sorted((limit, m.rank, n) for limit, m, n in limited(hub.living(), hub.matching.profile))
-        for limit_ns, rank, number in waits:
+        waits = sorted(
+            limited(hub.living(), hub.matching.profile), key=lambda wait: (wait[0], wait[1].rank, wait[1].pid, wait[2])
+        )
+        for limit_ns, member, number in waits:
             if limit_ns == waits[0][0]:
-                self._expire(limit_ns, rank, number)
+                self._expire(limit_ns, member, number)
         return bool(waits)
 
     def _go_on(self) -> bool:
@@ -103,18 +105,17 @@ class Silence:
             member.waiting.pop(number).answer(["not yet"])
         now = time.monotonic()
         waits = limited(hub.living(), hub.matching.profile)
-        late = [(limit, m.rank, n) for limit, m, n in waits if (now - m.waiting[n].since) * 1e9 > limit]
-        for limit, rank, number in late:
-            self._expire(limit, rank, number)
+        late = [(limit, m, n) for limit, m, n in waits if (now - m.waiting[n].since) * 1e9 > limit]
+        for limit, member, number in late:
+            self._expire(limit, member, number)
         return bool(taken or polling or late)
 
-    def _expire(self, limit_ns: int, rank: int, number: int) -> None:
+    def _expire(self, limit_ns: int, member: Member, number: int) -> None:
         """A time-out passes. How all stood before is kept: that is what there is to explain."""
-        ranks = self.hub.ranks
         if self.stood is None:
-            self.stood = {r: m.as_it_stands() for r, m in ranks.items()}
-        question = ranks[rank].waiting.pop(number)
-        question.refuse("store" if question.keys is not None else "error", too_late(question, rank, limit_ns))
+            self.stood = {r: m.as_it_stands() for r, m in self.hub.ranks.items()}
+        question = member.waiting.pop(number)
+        question.refuse("store" if question.keys is not None else "error", too_late(question, member.rank, limit_ns))
 
     def _stand(self) -> None:
         """Who asks again and again whether a call is done, or a key is there, waits for it."""

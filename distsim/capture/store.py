@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from distsim.capture.client import Client
 
+#: torch's, of a store for which nobody says one (c10d::Store::kDefaultTimeout).
+DEFAULT_TIMEOUT: Final = timedelta(minutes=5)
+#: The key under which a TCPStore counts who has come (TCPStore.hpp, `initKey_`); it is no key of the script's.
+INIT_KEY: Final = "init/"
+_OWN: Final = os.path.join(os.path.dirname(__file__), "")
+
+
+class NoNumber(Exception):
+    """`add` to a value that is no number."""
+
 
 def _text(value: Any) -> str:
-    """Bytes as a text of one character a byte."""
-    return value if isinstance(value, str) else bytes(value).decode("latin-1")
+    """A value as a text of one character a byte. Raises TypeError where it is neither text nor bytes, as torch does."""
+    if isinstance(value, int):
+        raise TypeError(f"a value of a store is str or bytes, not {type(value).__name__}: {value}")
+    return (value.encode() if isinstance(value, str) else bytes(value)).decode("latin-1")
 
 
 def _value(text: str) -> bytes:
-    try:
-        return text.encode("latin-1")
-    except UnicodeEncodeError:
-        return text.encode()
+    return text.encode("latin-1")
 
 
 class StoreMethods:
@@ -27,6 +40,8 @@ class StoreMethods:
     client: Client
     space: str
     limit: timedelta | None = None
+    host: str = "127.0.0.1"
+    port: int = 29500
 
     def _ask(self, verb: str, *given: object) -> Any:
         if not self.client.joined:
@@ -78,7 +93,25 @@ class StoreMethods:
     multiSet = multi_set  # noqa: N815
 
     def list_keys(self) -> list[str]:
-        return list(self._ask("keys")[1])
+        return [key for key in self._ask("keys")[1] if key != INIT_KEY]
+
+    # --- queues ---
+    def queue_push(self, key: str, value: object) -> None:
+        self._ask("push", key, _text(value))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """The oldest value. Raises QueueEmptyError where there is none and ``block`` is false."""
+        if block:
+            return _value(self._ask("pop", [key], _ns(self.limit))[1][0])
+        found = self._ask("take", key)[1]
+        if found is None:
+            from torch.distributed import QueueEmptyError
+
+            raise QueueEmptyError("queue is empty")
+        return _value(found)
+
+    def queue_len(self, key: str) -> int:
+        return int(self._ask("length", key)[1])
 
     def has_extended_api(self) -> bool:
         return True
@@ -86,21 +119,18 @@ class StoreMethods:
     hasExtendedApi = has_extended_api  # noqa: N815
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """A store's own time-out is torch's default unless somebody sets it; waits with it are no wish of the script."""
+        """Of what the script says. torch's own code says the group's to every store, which is no wish of the script."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN):
+            frame = frame.f_back
+        if self.client.sites.is_own(frame.f_code.co_filename):
+            self.limit = timeout
 
     setTimeout = set_timeout  # noqa: N815
 
     @property
     def timeout(self) -> timedelta:
-        return self.limit or timedelta(minutes=5)
-
-    @property
-    def host(self) -> str:
-        return "127.0.0.1"
-
-    @property
-    def port(self) -> int:
-        return 29500
+        return self.limit or DEFAULT_TIMEOUT
 
     def clone(self) -> object:
         return self
@@ -111,13 +141,14 @@ def _ns(timeout: timedelta | None) -> int | None:
 
 
 class Shelf:
-    """The hub's half: keys and values of every store."""
+    """The hub's half: keys and values of every store, and its queues."""
 
     def __init__(self) -> None:
         self.spaces: dict[str, dict[str, str]] = {}
+        self.queues: dict[tuple[str, str], deque[str]] = {}
 
     def do(self, verb: str, space: str, given: Sequence[Any]) -> object:
-        """Carry out what needs nobody."""
+        """Carry out what needs nobody. Raises NoNumber."""
         held = self.spaces.setdefault(space, {})
         key = given[0] if given else ""
         if verb == "set":
@@ -125,10 +156,10 @@ class Shelf:
         elif verb == "append":
             held[key] = held.get(key, "") + given[1]
         elif verb == "add":
-            held[key] = str(int(held.get(key, "0")) + given[1])
+            held[key] = str(_number(key, held.get(key, "0")) + given[1])
             return int(held[key])
         elif verb == "check":
-            return all(k in held for k in key)
+            return all(self._has(space, k) for k in key)
         elif verb == "delete":
             return held.pop(key, None) is not None
         elif verb == "count":
@@ -139,9 +170,34 @@ class Shelf:
             if held.get(key) == given[1] or (key not in held and not given[1]):
                 held[key] = given[2]
             return held.get(key, given[1])
+        return self._queued(verb, (space, key), given)
+
+    def _queued(self, verb: str, name: tuple[str, str], given: Sequence[Any]) -> object:
+        if verb == "push":
+            self.queues.setdefault(name, deque()).append(given[1])
+        elif verb == "length":
+            return len(self.queues.get(name, ()))
+        elif verb == "take":
+            found = self.found(name[0], [name[1]], pops=True)
+            return found[0] if found else None
         return None
 
-    def found(self, space: str, keys: Sequence[str]) -> list[str] | None:
-        """The values of keys, once all are there."""
+    def _has(self, space: str, key: str) -> bool:
+        """Is there a value, or something in the queue of this name?"""
+        return key in self.spaces.get(space, ()) or bool(self.queues.get((space, key)))
+
+    def found(self, space: str, keys: Sequence[str], pops: bool = False) -> list[str] | None:
+        """The values of keys, once all are there; of those of queues alone "". ``pops``: what comes next out of the queues."""
+        if pops:
+            queues = [self.queues.get((space, k)) for k in keys]
+            return [q.popleft() for q in queues if q] if all(queues) else None
         held = self.spaces.get(space, {})
-        return [held[k] for k in keys] if all(k in held for k in keys) else None
+        return [held.get(k, "") for k in keys] if all(self._has(space, k) for k in keys) else None
+
+
+def _number(key: str, text: str) -> int:
+    """The number that a value begins with, as the server of a TCPStore reads it (std::stoll)."""
+    found = re.match(r"\s*[+-]?\d+", text)
+    if found is None:
+        raise NoNumber(f"add: what the store has under {key} is no number")
+    return int(found[0])

@@ -36,7 +36,11 @@ def take(client: Client, number: int, tensors: Sequence[Tensor], answer: Sequenc
 
 @dataclass
 class Request:
-    """A call whose answer is to come. ``number``: the call's own. ``kept``: it needs nobody, so nobody has to be asked."""
+    """A call whose answer is to come. ``number``: the call's own. ``kept``: it needs nobody, so nobody has to be asked.
+
+    ``unsaid``: it is part of a batch that is still open. A wait or a poll in there passes at once: of nccl, whose coalesced calls are
+    launched at the batch's end, no event is recorded before that (WorkNCCL::synchronizeStream, CUDAEvent::query).
+    """
 
     client: Client
     number: int
@@ -47,6 +51,7 @@ class Request:
     future: Any = None
     waited: bool = False
     site: int = 0
+    unsaid: bool = False
     watched: tuple[Seen, ...] = ()
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -61,7 +66,7 @@ class Request:
 
     def wait(self, timeout: timedelta | None = None, depth: int = 4) -> None:
         """Wait, and say so: a wait is a call of the program."""
-        if self.done and self.waited:
+        if self.unsaid or (self.done and self.waited):
             return
         if self.watched:
             self._look()
@@ -75,6 +80,8 @@ class Request:
         self.take(*self.client.ask(["wait", number, site, self.number, limit]))
 
     def poll(self) -> bool:
+        if self.unsaid:
+            return True
         if not self.done and not self.kept:
             answer, blobs = self.client.ask(["poll", self.number, self.client.number(), self.client.site(4)])
             if answer[0] == "result":
@@ -199,6 +206,8 @@ def future_type(owner: Futures) -> Callable[[Request], Any]:
             if not request.waited:
                 request.waited = True
                 request.client.say(["waited", request.client.number(), request.client.site(3), [request.number]])
+            if not self.done():
+                request.client.hand_over()
             return torch.futures.Future.wait(self)
 
         def start(self: Any, request: Request) -> None:

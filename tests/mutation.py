@@ -5,6 +5,7 @@
     python tests/mutation.py distsim/match.py   these files, with the tests of their part
     python tests/mutation.py cost --sample 50   50 mutants a file, the same ones each time; others with --seed N
     python tests/mutation.py check --total 40   40 mutants of the whole part
+    python tests/mutation.py cost --tests test_cost_edges    what these tests notice by themselves
     python tests/mutation.py cost --seconds 5   only the shortest tests, five seconds of them for a mutant: the rate is a lower bound
 
 A part's tests are collected once, run once to see how long each of them takes, and once more, with marks put between the statements of
@@ -368,15 +369,15 @@ def said(line: str) -> None:
     sys.stdout.flush()
 
 
-def chosen(words: Sequence[str]) -> Iterator[tuple[str, list[Path], list[Path]]]:
-    """(part, files, tests) of the parts and files that are named; of all where none is."""
+def chosen(words: Sequence[str], only: Sequence[str] | None) -> Iterator[tuple[str, list[Path], list[Path]]]:
+    """(part, files, tests) of the parts and files that are named; of all where none is. ``only``: tests in the place of theirs."""
     taken = set[Path]()
     for part, (patterns, names) in PARTS.items():
         there = {path for pattern in patterns for path in ROOT.glob(pattern) if path.read_text(encoding="utf-8").strip()}
         files, taken = sorted(there - taken), taken | there
         if words and part not in words:
             files = [path for path in files if any(fnmatch.fnmatch(str(path.relative_to(ROOT)), word) for word in words)]
-        tests = sorted({path for name in names for path in (ROOT / "tests").glob(f"{name}.py")})
+        tests = sorted({path for name in only or names for path in (ROOT / "tests").glob(f"{name}.py")})
         if files:
             yield part, files, tests
 
@@ -396,9 +397,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="which mutants a sample draws")
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="only the shortest tests of a mutant")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants with this text in their line")
+    parser.add_argument(
+        "--tests", nargs="+", metavar="NAME", help="these files of tests, as test_rules, in the place of the part's"
+    )
     options = parser.parse_args()
     status, lines = 0, list[str]()
-    for part, files, tests in chosen(options.what):
+    for part, files, tests in chosen(options.what, options.tests):
         said(f"{part}: {', '.join(path.stem for path in tests)}")
         pid, tallies = os.getpid(), Part(files, tests, options).run()
         if os.getpid() != pid:

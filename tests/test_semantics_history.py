@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -51,6 +52,7 @@ class History:
         self.of: dict[type[Event], dict[int, int]] = {kind: {} for kind in (Started, Due, Done, Cancelled)}  # kind -> row -> when
         self.met: dict[int, int] = {}
         self.gone: dict[int, int] = {}
+        self.pairs: dict[int, list[tuple[int, int]]] = {}  # by channel
         for when, event in enumerate(events):
             self.hear(when, event)
 
@@ -99,6 +101,7 @@ class History:
         self.met |= dict.fromkeys(event.rows, when)
         if event.instance < 0:
             send, receive = event.rows
+            self.pairs.setdefault(rules.channel[send], []).append((send, receive))
             fits = (rules.kind[send], rules.kind[receive]) == (PartKind.SEND, PartKind.RECEIVE) and rules.box[send] == rules.box[
                 receive
             ]
@@ -124,13 +127,28 @@ class History:
         return self.wrong + self.missed()
 
     def missed(self) -> list[str]:
-        """Collectives to which all came, and of which nobody was told that they met."""
-        by_instance = [[int(row) for row in self.rules.linked.rows_of[instance]] for instance in range(len(self.rules.members))]
+        """What lies open though all have come to it."""
+        rules, open_rows = self.rules, [r for r in self.of[Started] if r not in self.of[Cancelled] and r not in self.met]
+        open_ends: dict[int, set[int]] = {}
+        for row in open_rows:
+            if rules.part_of[row] is not None and rules.kind[row] <= PartKind.RECEIVE and rules.box[row] not in rules.open_boxes:
+                open_ends.setdefault(rules.channel[row], set()).add(rules.kind[row])
+        came = Counter(rules.instance[row] for row in open_rows if rules.kind[row] == PartKind.COLLECTIVE)
         return [
-            f"instance {instance} has met, untold" for instance, rows in enumerate(by_instance)
-            if len(rows) == len(self.rules.members[instance]) and all(row in self.of[Started] for row in rows)
-            and not any(row in self.of[Cancelled] or row in self.met for row in rows)
-        ]  # fmt: skip
+            *(f"instance {one} has met, untold" for one, count in came.items() if count == len(rules.members[one])),
+            *(f"channel {one} has a send and a receive that have not met" for one, kinds in open_ends.items() if len(kinds) > 1),
+            *self.out_of_order(),
+        ]
+
+    def out_of_order(self) -> list[str]:
+        """The k-th send of a channel meets its k-th receive; nobody overtakes."""
+        wrong = []
+        for channel, pairs in self.pairs.items():
+            ordered = sorted(pairs, key=lambda pair: self.of[Started][pair[0]])
+            receives = [self.of[Started][receive] for _, receive in ordered]
+            if receives != sorted(receives):
+                wrong.append(f"channel {channel}: out of order")
+        return wrong
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))

@@ -39,7 +39,9 @@ class Marks:
         for file, tree in zip(self.files, self.trees, strict=True):
             for code in functions_of(compile(tree, file, "exec", dont_inherit=True)):
                 for function in there.get((file, code.co_qualname, code.co_firstlineno), ()):
-                    if function.__code__.co_freevars == code.co_freevars:
+                    if (
+                        function.__code__.co_freevars == code.co_freevars and code.co_name != "<lambda>"
+                    ):  # of which a line has several
                         function.__globals__[MARKS] = self.memory
                         function.__code__ = code
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.doctor_dumps import dump, entry
 from tests.test_doctor_logs import said
+from tests.test_doctor_nccl import diagnosed
 
 
 def raised(rank: int, error: str, line: int) -> list[str]:
@@ -35,3 +37,28 @@ def test_ranks_that_failed_alike_are_one_cause_and_others_a_cause_each(tmp_path:
         assert found.causes[0].title == "ranks 1 and 3 raised ValueError: empty batch before the others hung"
     else:
         assert told == [("crash", (1,), [first]), ("crash", (3,), [second])]
+
+
+# --- calls that do not fit ---
+def test_sizes_that_differed_in_calls_that_are_done_did_no_harm(tmp_path: Path) -> None:
+    """The rank that has not come to the next call is named, and nothing is said of the call before; where it is not done, it is."""
+    same, other = (
+        entry(1, "all_gather", 10, "completed", input_sizes=[[8]]),
+        entry(1, "all_gather", 10, "completed", input_sizes=[[4]]),
+    )
+    late = entry(2, "all_reduce", 20, "started")
+    found = diagnosed(tmp_path, {0: dump([same, late]), 1: dump([other, late]), 2: dump([same])})
+
+    assert [(cause.kind, cause.culprits) for cause in found.causes] == [("behind", (2,))]
+
+
+def test_of_two_ranks_that_part_it_is_said_once_and_neither_is_accused(tmp_path: Path) -> None:
+    """One makes a call that the other leaves out; which of them is wrong two lists of calls do not tell."""
+    usual = [entry(n, "all_reduce", line) for n, line in enumerate((10, 12, 10, 12), 1)]
+    more = [entry(n, "all_reduce", line) for n, line in enumerate((10, 15, 12, 10), 1)] + [entry(5, "all_reduce", 12, "started")]
+    found = diagnosed(tmp_path, {0: dump(usual), 1: dump(more)})
+
+    assert [(cause.kind, cause.culprits, cause.ranks) for cause in found.causes if cause.kind == "parted"] == [
+        ("parted", (), (0, 1))
+    ]
+    assert found.culprits == ()

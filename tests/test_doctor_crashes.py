@@ -56,7 +56,8 @@ def test_of_two_ranks_that_part_it_is_said_once_and_neither_is_accused(tmp_path:
     """One makes a call that the other leaves out; which of them is wrong two lists of calls do not tell."""
     usual = [entry(n, "all_reduce", line) for n, line in enumerate((10, 12, 10, 12), 1)]
     more = [entry(n, "all_reduce", line) for n, line in enumerate((10, 15, 12, 10), 1)] + [entry(5, "all_reduce", 12, "started")]
-    found = diagnosed(tmp_path, {0: dump(usual), 1: dump(more)})
+    groups = {"0": ("default_pg", [0, 1])}
+    found = diagnosed(tmp_path, {0: dump(usual, groups), 1: dump(more, groups)})
 
     assert [(cause.kind, cause.culprits, cause.ranks) for cause in found.causes if cause.kind == "parted"] == [
         ("parted", (), (0, 1))

@@ -4,12 +4,16 @@
     python tests/mutation.py cost values        these parts
     python tests/mutation.py distsim/match.py   these files, with the tests of their part
     python tests/mutation.py cost --sample 50   50 mutants a file, the same ones each time; others with --seed N
+    python tests/mutation.py check --total 40   40 mutants of the whole part
+    python tests/mutation.py cost --tests test_cost_edges    what these tests notice by themselves
     python tests/mutation.py cost --seconds 5   only the shortest tests, five seconds of them for a mutant: the rate is a lower bound
 
-A part's tests are collected once, and run once to see which lines each of them reaches. Then every mutant has a process forked for it,
-which puts the changed code in the place of its function and runs the tests that reach it, shortest first, to the first that fails. Code
-that runs when its module is loaded is loaded anew, with all of the part's tests. A mutant that takes much longer than the tests did is
-noticed as well: the limit counts processor time, so that it doesn't depend on load.
+A part's tests are collected once, run once to see how long each of them takes, and once more, with marks put between the statements of
+the part's functions, to see which lines it reaches, in the processes that it forks as well (ranks under the hub; a command as a process
+of its own is not seen). Then every mutant has a process
+forked for it, which puts the changed code in the place of its function and runs the tests that reach it, shortest first, to the first
+that fails. Code that runs when its module is loaded is loaded anew, with all of the part's tests. A mutant that takes much longer than
+the tests did is noticed as well: the limit counts processor time, so that it doesn't depend on load.
 
 Mutants that no test can tell from the code stand in tests/data/equivalent_mutants.json, each with the reason.
 
@@ -20,7 +24,6 @@ equivalent mutants only as comments in the code; cosmic-ray (8.7) starts the tes
 from __future__ import annotations
 
 import argparse
-import ast
 import fnmatch
 import gc
 import importlib.abc
@@ -32,13 +35,12 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 os.environ |= {"CI": "1", "DISTSIM_SHRINK": "0"}  # the same random programs in each run; a disagreement is enough
@@ -48,12 +50,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import pytest  # noqa: E402
 from _pytest.runner import runtestprotocol  # noqa: E402
 
+from tests.marks import Marks, functions_of  # noqa: E402
 from tests.mutants import Mutant, drawn, mutants_of  # noqa: E402
 
 EQUIVALENT = ROOT / "tests" / "data" / "equivalent_mutants.json"
 #: Part -> (its files as patterns, the tests that ought to notice).
 PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "cost": (("distsim/cost.py", "distsim/cost/*.py"), ("test_cost_forms", "test_cost", "test_cost_*", "test_sharing")),
+    "cost": (("distsim/cost/*.py",), ("test_cost_forms", "test_cost", "test_cost_*", "test_sharing")),
     "match": (("distsim/match.py",), ("test_rules_match", "test_match_reference")),
     "verdict": (
         ("distsim/check/verdict.py", "distsim/check/judge.py", "distsim/check/ending.py"),
@@ -62,6 +65,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "test_check_messages", "test_findings", "test_remarks", "test_verdict_*",
         ),
     ),
+    # A file belongs to the first part that names it.
     "values": (
         ("distsim/values/*.py", "distsim/ops/effects.py"),
         ("test_values_edges", "test_values", "test_values_lineage", "test_values_reference", "test_values_met", "test_ops_table"),
@@ -78,6 +82,18 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("distsim/engine/*.py",),
         ("test_engine_general", "test_engine_streams", "test_engines_agree", "test_deadlines", "test_outcomes", "test_observed"),
     ),
+    "check": (
+        ("distsim/check/*.py",),
+        (
+            "test_observed", "test_cases", "test_check_*", "test_explore", "test_findings*", "test_remarks", "test_verdict_*",
+            "test_local_groups", "test_nccl_connections", "test_one_sided", "test_memory_table", "test_mistakes", "test_settled",
+        ),
+    ),
+    "doctor": (("distsim/doctor/*.py",), ("test_doctor_*",)),
+    "planning": (("distsim/planning/*.py",), ("test_planning",)),
+    "repair": (("distsim/repair/*.py",), ("test_fix", "test_shrink")),
+    "strategies": (("distsim/strategies/*.py",), ("test_strategies_*", "test_transformer", "test_transformer_step", "test_zoo")),
+    "capture": (("distsim/capture/*.py", "distsim/capture/cuda/*.py"), ("test_capture", "test_capture_*")),
 }  # fmt: skip
 WANTED = 0.9
 #: Of a mutant's tests together: so many times the processor seconds they took unchanged, and these on top.
@@ -100,28 +116,7 @@ class Tally:
         return self.killed / counted if counted else 1.0
 
 
-@dataclass
-class Reached:
-    """Per test the lines it reaches and its processor seconds; and the lines that loading the modules reaches."""
-
-    lines: list[set[tuple[str, int]]]
-    seconds: list[float]
-    loaded: set[tuple[str, int]]
-
-
 # --- what each test reaches ---
-
-
-def tracer(files: frozenset[str], lines: set[tuple[str, int]]) -> Callable[..., Any]:
-    """For `sys.settrace`: notes the lines of these files."""
-
-    def note(frame: FrameType, event: str, arg: object) -> Any:
-        if frame.f_code.co_filename not in files:
-            return None
-        lines.add((frame.f_code.co_filename, frame.f_lineno))
-        return note
-
-    return note
 
 
 def in_a_fork(act: Callable[[], Any], cpu_s: float = 3600) -> Any:
@@ -157,39 +152,48 @@ def limit_child(cpu_s: float) -> None:
     signal.alarm(20 * seconds + 60)
 
 
-def baseline(items: Sequence[pytest.Item], files: frozenset[str]) -> Reached:
-    """Run every test once, each with fixtures of its own, in a process apart: this one stays as it was."""
+def timed(items: Sequence[pytest.Item]) -> list[float]:
+    """The processor seconds of every test, each with fixtures of its own, in a process apart: this one stays as it was."""
 
-    def measure() -> list[Any]:
+    def measure() -> list[tuple[bool, float]]:
         found = []
         for item in items:
-            lines: set[tuple[str, int]] = set()
-            began = time.process_time()
-            sys.settrace(tracer(files, lines))
-            try:
-                passed = run_item(item)
-            finally:
-                sys.settrace(None)
-            found.append((passed, time.process_time() - began, sorted(lines)))
+            began = seconds_used()
+            found.append((run_item(item), seconds_used() - began))
         return found
 
     measured = in_a_fork(measure)
     if measured is None:
         raise SystemExit("the tests end their own process, or take over an hour")
-    if broken := [item.nodeid for item, (passed, _, _) in zip(items, measured, strict=True) if not passed]:
+    if broken := [item.nodeid for item, (passed, _) in zip(items, measured, strict=True) if not passed]:
         raise SystemExit(f"tests fail on the unchanged code: {', '.join(broken)}")
-    loaded = {(file, line) for file in files for line in module_lines(Path(file))}
-    return Reached([{(f, n) for f, n in lines} for _, _, lines in measured], [seconds for _, seconds, _ in measured], loaded)
+    return [seconds for _, seconds in measured]
 
 
-def module_lines(path: Path) -> Iterator[int]:
-    """Lines that run when a module is loaded: all that lie in no function."""
-    inside: set[int] = set()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            inside.update(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
-    yield from (n for n in range(1, len(path.read_text(encoding="utf-8").splitlines()) + 1) if n not in inside)
+def seconds_used() -> float:
+    """Processor seconds of this process and of those that it forked and waited for."""
+    own, others = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime
+
+
+def reached_by(items: Sequence[pytest.Item], order: Sequence[int], files: Sequence[str]) -> list[set[tuple[str, int]]]:
+    """The lines of the files that each of these tests reaches; the tests that are not in the order reach nothing."""
+
+    marks = Marks(files)
+
+    def measure() -> dict[int, list[int] | None]:
+        found = dict[int, list[int] | None]()
+        marks.lay()
+        for i in order:
+            marks.clear()
+            found[i] = marks.reached() if run_item(items[i]) else None
+        return found
+
+    measured = in_a_fork(measure)
+    if measured is None or (broken := [items[int(i)].nodeid for i, numbers in measured.items() if numbers is None]):
+        raise SystemExit(f"tests fail in another order: {', '.join(broken) if measured else 'they end their own process'}")
+    met = [[marks.lines[number] for number in measured.get(str(i), ())] for i in range(len(items))]
+    return [{(file, line) for file, lines in numbers for line in lines} for numbers in met]
 
 
 def run_item(item: pytest.Item) -> bool:
@@ -200,13 +204,6 @@ def run_item(item: pytest.Item) -> bool:
 
 
 # --- one mutant ---
-
-
-def functions_of(code: CodeType) -> Iterator[CodeType]:
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield const
-            yield from functions_of(const)
 
 
 def living(file: str, qualified: str) -> list[FunctionType]:
@@ -230,11 +227,15 @@ def put_in_place(mutant: Mutant, file: str) -> bool:
     return done
 
 
+def module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
 class Loader(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
     """Loads one module with its changed code."""
 
     def __init__(self, mutant: Mutant, file: str) -> None:
-        super().__init__(mutant.path.removesuffix(".py").removesuffix("/__init__").replace("/", "."), file)
+        super().__init__(module_of(mutant.path), file)
         self.mutant = mutant
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
@@ -281,28 +282,38 @@ class Part:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.items = session.items
-        self.reached = baseline(self.items, frozenset(map(str, self.files)))
-        said(f"{len(self.items)} tests, {sum(self.reached.seconds):.0f} s of processor time")
-        self.check_that_nothing_fails_by_itself()
         for path in self.files:
-            self.tallies[str(path.relative_to(ROOT))] = self.judge(path)
+            importlib.import_module(module_of(str(path.relative_to(ROOT))))
+        self.seconds = timed(self.items)
+        said(f"{len(self.items)} tests, {sum(self.seconds):.0f} s of processor time")
+        order = [
+            i for seconds, i in sorted(zip(self.seconds, range(len(self.items)), strict=True)) if seconds <= self.options.seconds
+        ]
+        self.lines = reached_by(self.items, order, [str(path) for path in self.files])
+        self.check_that_nothing_fails_by_itself()
+        for path, mutants in self.mutants().items():
+            self.tallies[str(path.relative_to(ROOT))] = self.judge(path, mutants)
         return True
+
+    def mutants(self) -> dict[Path, list[Mutant]]:
+        """By file, as many as are wanted; a file of which a sample of the whole draws none is left out."""
+        found = {path: [m for m in mutants_of(path, ROOT) if self.options.only in str(m)] for path in self.files}
+        if self.options.sample:
+            found = {path: drawn(mutants, self.options.sample, self.options.seed) for path, mutants in found.items()}
+        if self.options.total:
+            some = set(map(str, drawn([m for mutants in found.values() for m in mutants], self.options.total, self.options.seed)))
+            found = {path: [m for m in mutants if str(m) in some] for path, mutants in found.items()}
+        return {path: mutants for path, mutants in found.items() if mutants or not self.options.total}
 
     def check_that_nothing_fails_by_itself(self) -> None:
         """The control: code that is put in place or loaded anew, but unchanged, must pass as a mutant would have to."""
         unchanged = Mutant.unchanged(self.files[0], ROOT)
-        order = [i for _, i in self.short(list(zip(self.reached.seconds, range(len(self.items)), strict=True)))]
-        limit = GRACE_S + PATIENCE * sum(self.reached.seconds)
-        if in_a_fork(lambda: [self.items[i].nodeid for i in order if not run_item(self.items[i])], limit) != []:
-            raise SystemExit("tests fail in another order")
+        limit = GRACE_S + PATIENCE * sum(self.seconds)
         if in_a_fork(lambda: load_anew(unchanged, str(self.files[0]), self.ids_for(str(self.files[0]))), 60 + limit) is not False:
             raise SystemExit("tests fail on modules that are loaded anew")
 
-    def judge(self, path: Path) -> Tally:
-        tally, mutants = Tally(), list(mutants_of(path, ROOT))
-        mutants = [mutant for mutant in mutants if self.options.only in str(mutant)]
-        if self.options.sample:
-            mutants = drawn(mutants, self.options.sample, self.options.seed)
+    def judge(self, path: Path, mutants: Sequence[Mutant]) -> Tally:
+        tally = Tally()
         for number, mutant in enumerate(mutants, 1):
             if number % 50 == 0:
                 said(f"{mutant.path}: {number} of {len(mutants)}")
@@ -319,7 +330,7 @@ class Part:
     def is_noticed(self, mutant: Mutant, file: str) -> bool:
         """A process that dies, runs out of time or of memory has noticed too."""
         wanted = {(file, line) for line in range(mutant.first, mutant.last + 1)}
-        order = self.short([(seconds, i) for i, seconds in enumerate(self.reached.seconds) if wanted & self.reached.lines[i]])
+        order = self.short([(seconds, i) for i, seconds in enumerate(self.seconds) if wanted & self.lines[i]])
         limit = GRACE_S + PATIENCE * sum(seconds for seconds, _ in order)
         if mutant.function is not None and order:
 
@@ -332,7 +343,7 @@ class Part:
             if found != 2:
                 return found != SURVIVED
         if mutant.function is None or order:
-            limit = 60 + PATIENCE * sum(self.reached.seconds)
+            limit = 60 + PATIENCE * sum(self.seconds)
             return in_a_fork(lambda: KILLED if load_anew(mutant, file, self.ids_for(file)) else SURVIVED, limit) != SURVIVED
         return False
 
@@ -344,9 +355,9 @@ class Part:
 
     def ids_for(self, file: str) -> list[str]:
         """The tests that reach the file, the shortest first, then the others."""
-        reached = [any(where == file for where, _ in lines) for lines in self.reached.lines]
-        order = self.short([(seconds, i) for i, seconds in enumerate(self.reached.seconds) if reached[i]])
-        order += self.short([(seconds, i) for i, seconds in enumerate(self.reached.seconds) if not reached[i]])
+        reached = [any(where == file for where, _ in lines) for lines in self.lines]
+        order = self.short([(seconds, i) for i, seconds in enumerate(self.seconds) if reached[i]])
+        order += self.short([(seconds, i) for i, seconds in enumerate(self.seconds) if not reached[i]])
         return [self.items[i].nodeid for _, i in order]
 
 
@@ -358,13 +369,15 @@ def said(line: str) -> None:
     sys.stdout.flush()
 
 
-def chosen(words: Sequence[str]) -> Iterator[tuple[str, list[Path], list[Path]]]:
-    """(part, files, tests) of the parts and files that are named; of all where none is."""
+def chosen(words: Sequence[str], only: Sequence[str] | None) -> Iterator[tuple[str, list[Path], list[Path]]]:
+    """(part, files, tests) of the parts and files that are named; of all where none is. ``only``: tests in the place of theirs."""
+    taken = set[Path]()
     for part, (patterns, names) in PARTS.items():
-        files = sorted({path for pattern in patterns for path in ROOT.glob(pattern) if path.read_text(encoding="utf-8").strip()})
+        there = {path for pattern in patterns for path in ROOT.glob(pattern) if path.read_text(encoding="utf-8").strip()}
+        files, taken = sorted(there - taken), taken | there
         if words and part not in words:
             files = [path for path in files if any(fnmatch.fnmatch(str(path.relative_to(ROOT)), word) for word in words)]
-        tests = sorted({path for name in names for path in (ROOT / "tests").glob(f"{name}.py")})
+        tests = sorted({path for name in only or names for path in (ROOT / "tests").glob(f"{name}.py")})
         if files:
             yield part, files, tests
 
@@ -380,12 +393,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", help=f"parts ({', '.join(PARTS)}) or files; all parts where nothing is named")
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="at most N mutants a file")
+    parser.add_argument("--total", type=int, default=0, metavar="N", help="at most N mutants of the part's files together")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="which mutants a sample draws")
     parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="only the shortest tests of a mutant")
     parser.add_argument("--only", default="", metavar="TEXT", help="mutants with this text in their line")
+    parser.add_argument(
+        "--tests", nargs="+", metavar="NAME", help="these files of tests, as test_rules, in the place of the part's"
+    )
     options = parser.parse_args()
     status, lines = 0, list[str]()
-    for part, files, tests in chosen(options.what):
+    for part, files, tests in chosen(options.what, options.tests):
         said(f"{part}: {', '.join(path.stem for path in tests)}")
         pid, tallies = os.getpid(), Part(files, tests, options).run()
         if os.getpid() != pid:

@@ -32,7 +32,7 @@ def run(what: Scenario, *, timeout_s: float = 20, **wish: Any) -> RealRun:
     """Run a scenario on gloo in processes forked from this one; whatever the simulation says."""
     found, status = real_run(what, Wish(backend="gloo", force=True, timeout_ns=round(timeout_s * SECOND), **wish))
     assert found is not None
-    assert status == (0 if found.outcome == "completes" else 1)
+    assert status == (0 if found.outcome == "completes" else 1), (found.outcome, found.differences, found.notes)
     return found
 
 

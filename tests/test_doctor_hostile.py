@@ -69,7 +69,12 @@ def test_a_damaged_or_boundless_pickle_is_refused(tmp_path: Path, data: bytes) -
 
 
 def test_plain_data_comes_back_as_pickle_reads_it() -> None:
-    data = {"a": [1, -2, 2**40, 1.5, None, True, ("x", "é\n"), (1, 2, 3, 4)], "b": {1: {"c": []}}, "long": "y" * 300}
+    data = {
+        "a": [1, -2, 2**40, 1.5, None, True, ("x", "é\n"), (1, 2, 3, 4)],
+        "b": {1: {"c": []}},
+        "long": "y" * 300,
+        "": [[], {}, (), ""],
+    }
     data["same"] = data["a"]
 
     for protocol in range(6):

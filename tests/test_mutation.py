@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.marks import MARKS, lay_marks
 from tests.mutants import drawn, mutants_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +40,17 @@ def names(text: str, folder: Path) -> list[str]:
     path = folder / "sample.py"
     path.write_text(text, encoding="utf-8")
     return [f"{mutant.name} ({mutant.function})" for mutant in mutants_of(path, folder)]
+
+
+def loaded(text: str, path: Path) -> Any:
+    """A module of this text."""
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_every_small_change_of_a_module_is_a_mutant_and_texts_and_types_are_none(tmp_path: Path) -> None:
@@ -98,6 +112,49 @@ def test_the_list_of_equivalent_mutants_names_mutants_that_are_there_each_with_a
 
     assert sorted(set(EQUIVALENT) - there) == []
     assert [key for key, reason in EQUIVALENT.items() if len(reason.split()) < 4] == []
+
+
+def test_marks_between_statements_tell_the_lines_that_a_call_reaches_and_change_nothing_else(tmp_path: Path) -> None:
+    """Of branches, loops, handlers, functions in functions and generators; a one-line body counts with its head."""
+    text = """def f(n):
+    \"\"\"A docstring.\"\"\"
+    total = sum(
+        k for k in range(n))
+    if n > 2:
+        total += 1
+    elif n > 1: total += 2
+    else:
+        total += 3
+    def inner(m):
+        return m
+    for _ in range(0):
+        total = 0
+    try:
+        inner(1) / total
+    except ZeroDivisionError:
+        raise
+    match n:
+        case 1:
+            total = inner(total)
+        case _:
+            total += 0
+    return total
+"""
+    tree = ast.parse(text)
+    lines = list(lay_marks(tree, 0))
+    marks = bytearray(len(lines))
+    plain, marked = loaded(text, tmp_path / "plain.py"), loaded(ast.unparse(tree), tmp_path / "marked.py")
+    setattr(marked, MARKS, marks)
+    reached = {}
+    for n in (1, 2, 3):
+        marks[:] = bytes(len(marks))
+        assert marked.f(n) == plain.f(n)
+        reached[n] = sorted(line for mark, of in zip(marks, lines, strict=True) if mark for line in of)
+
+    assert marked.f.__doc__ == plain.f.__doc__
+    always = {3, 4, 5, 10, 11, 12, 14, 15, 16, 18, 19, 21, 23}  # of a handler and a case it is the head that is reached
+    assert {n: sorted(set(found) - always) for n, found in reached.items()} == {1: [7, 8, 9, 20], 2: [7, 8, 22], 3: [6, 22]}
+    assert all(always <= set(found) for found in reached.values())
 
 
 @pytest.mark.slow

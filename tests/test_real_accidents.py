@@ -23,7 +23,7 @@ from test_real_launch import free_port
 from distsim.cli import console
 from distsim.cli.run import check_trace_name, deliver
 from distsim.errors import EnvironmentFault, UsageError
-from distsim.real.board import STOPPED, Board, Phase, seen
+from distsim.real.board import STOPPED, Board, Phase, Word, seen
 from distsim.real.coordinator import Coordinator, StoreCoordinator
 from distsim.real.job import Job
 from distsim.real.launcher import Launcher
@@ -292,7 +292,7 @@ def test_ranks_that_load_are_waited_for_as_long_as_they_use_their_core(
     begun.wait(300)
     program = simulate(scenario("group_sum")).program
     job = Job(program, "gloo", str(tmp_path), "127.0.0.1", 1, "env://", True, 1)
-    watch = Watch(job, range(4), Launcher("fork"), Coordinator(), 10**9, start_ns=300_000_000)
+    watch = Watch(job, range(4), Launcher("fork"), Coordinator(), 10**9, start_ns=1_500_000_000)
     try:
         until(lambda: (watch._look(), watch._reason() == "start" or watch.moved_ns - watch.began_ns > 900_000_000)[1])
     finally:
@@ -308,6 +308,44 @@ def _loading(begun: Event, end: Event, busy: bool) -> None:
     while not end.is_set():
         if not busy:
             time.sleep(0.5)
+
+
+def test_a_rank_whose_wait_ends_by_the_signal_that_asks_for_its_stack_stands_still_and_has_not_raised(tmp_path: Path):
+    """As torch's sockets do: waiting to connect again, they raise `DistNetworkError: Interrupted system call`."""
+    program = simulate(scenario("group_sum")).program
+    job = Job(program, "gloo", str(tmp_path), "127.0.0.1", 1, "env://", True, 1)
+    watch = Watch(job, range(4), Launcher("fork"), Coordinator(), 1, start_ns=300 * 10**9)
+    begun = multiprocessing.Event()
+    rank = multiprocessing.get_context("fork").Process(target=_woken, args=(begun, job), daemon=True)
+    rank.start()
+    try:
+        assert begun.wait(300)
+        for board in watch.boards.values():
+            board.step(Phase.IN_CALL, 0, time.monotonic_ns())
+        watch.boards[0].words[Word.PID] = rank.pid
+        watched = watch.run()
+        until(lambda: watch.boards[0].see(0).phase == Phase.RAISED)
+    finally:
+        rank.kill()
+        rank.join(300)
+        watch.finish(False)
+
+    assert (watched.reason, watched.stacks) == ("standstill", {0: "connect"})
+    assert [here.phase for here in watched.seen.values()] == [Phase.IN_CALL] * 4
+
+
+def _woken(begun: Event, job: Job) -> None:
+    """A rank that raises at once when it is asked for its stack."""
+    board = Board(job.board(0))
+
+    def woken(number: int, frame: object) -> None:
+        board.step(Phase.RAISED, 0, time.monotonic_ns())
+        job.stack(0).write_text("connect")
+
+    signal.signal(signal.SIGUSR1, woken)
+    begun.set()
+    while True:
+        signal.pause()
 
 
 # --- the user ---

@@ -155,9 +155,11 @@ def test_a_run_on_one_machine_can_be_reached_by_loopback_alone(way: dict[str, st
     before = listening()
     looker = threading.Thread(target=look)
     looker.start()
-    done = run(written(WHILE_IT_RUNS), **{name: value.format(port=free_port()) for name, value in way.items()})
-    over.set()
-    looker.join()
+    try:
+        done = run(written(WHILE_IT_RUNS), **{name: value.format(port=free_port()) for name, value in way.items()})
+    finally:
+        over.set()
+        looker.join()
 
     assert done.outcome == "completes"
     opened = {address for address, _ in seen - before}

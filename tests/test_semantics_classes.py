@@ -79,6 +79,14 @@ def test_a_root_that_members_wait_for_and_that_never_comes_is_like_no_other() ->
     assert [4] in found
 
 
+def test_ranks_of_two_lists_of_calls_are_not_alike_however_many_kinds_either_has() -> None:
+    """The first half works for one or two ms, the second sleeps; nobody has a partner by whom to be told apart later."""
+    text = "world: 16\nbackend: gloo\nprogram:\n  - {compute: {time: 1 ms * (rank % 2 + 1)}, ranks: rank < 8}\n"
+    text += "  - {sleep: {time: 1 ms}, ranks: rank > 7}\n"
+
+    assert classes(text) == [[0, 2, 4, 6], [1, 3, 5, 7], list(range(8, 16))]
+
+
 def test_members_on_one_machine_differ_from_those_on_two_where_links_are_shared() -> None:
     """Rank 2 is alone on its machine in the group of three: what its link carries is another part."""
     text = "world: {nodes: 2, ranks_per_node: 2}\nbackend: nccl\ncluster: dgx-a100\ngroups: {g: [0, 1, 2]}\nprogram:\n"

@@ -13,8 +13,10 @@ from startup_truth import FOLDER, RECORD, real_files, startup_of
 from distsim.errors import ScenarioErrors
 from distsim.program.lower import lower
 from distsim.real.plan import plan
+from distsim.real.postmortem import beside
 from distsim.scenario import load, loads
 from distsim.simulation import simulate
+from distsim.standstill import RankEnd
 from distsim.startup.address import address
 from distsim.startup.meeting import start_up
 from distsim.startup.records import Address, Entrance, Refusal, Surroundings
@@ -258,6 +260,21 @@ def test_for_real_it_ends_as_simulated_and_the_finding_is_the_same() -> None:
     assert [(r.outcome, r.differences, [f.code for f in r.findings], r.culprits) for r in (beyond, taken)] == [
         ("raises", (), ["DS124"], (2,)), ("raises", (), ["DS123"], (0,)),
     ]  # fmt: skip
+
+
+def test_which_of_two_that_say_one_rank_finds_its_port_taken_is_a_race() -> None:
+    """The real run beside the simulated one: either of them may raise, and neither both nor the third rank in their place."""
+    simulation = simulate(load(str(FOLDER / "rank_zero_twice.yaml")))
+    first, second, third = simulation.run.standstill.ends
+
+    def differs(*ends: RankEnd) -> bool:
+        return bool(beside(simulation, "raises", [end._replace(rank=rank) for rank, end in enumerate(ends)], ()).differences)
+
+    assert [end.status for end in (first, second, third)] == ["blocked", "raised", "blocked"]
+    assert not differs(first, second, third)
+    assert not differs(second, first, third)
+    assert differs(second, second, third)
+    assert differs(first, third, second)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from distsim.real.posted_calls import Request, TakenOtherwise, Waits, waits
 from distsim.real.value_check import BufferCheck
 from distsim.simulation import Simulation
 from distsim.standstill import Blocked, Need, RankEnd, RankStatus, Standstill
+from distsim.startup.address import address
 
 #: Texts of errors that follow from another rank's end or from waiting; they name no culprit (gloo's own words, semantics 1.1, 2.4).
 CONSEQUENCES = (
@@ -303,7 +304,7 @@ def beside(
 
 def _ends_apart(simulation: Simulation, ends: Sequence[RankEnd]) -> list[str]:
     """The ranks that ended otherwise than simulated, in words."""
-    simulated_ends = simulation.run.standstill.ends
+    simulated_ends = _in_their_order(simulation, ends)
     crashed = {e.rank for e in ends if e.status == "crashed"} & {e.rank for e in simulated_ends if e.status == "crashed"}
     startup = simulation.program.startup
     apart = {r for r, e in startup.endings.items() if e.status == "apart"} if startup is not None else set()
@@ -317,6 +318,28 @@ def _ends_apart(simulation: Simulation, ends: Sequence[RankEnd]) -> list[str]:
         elif here == "stuck" and real.position != simulated.position and real.rank not in apart:
             found.append(f"rank {real.rank} is stuck in call {real.position}, simulated in call {simulated.position}")
     found += [f"{some_ranks(ranks)}: {_WORDS[here]}, simulated: {_WORDS[there]}" for (here, there), ranks in otherwise.items()]
+    return found
+
+
+def _in_their_order(simulation: Simulation, ends: Sequence[RankEnd]) -> Sequence[RankEnd]:
+    """The simulated ends. Of processes that bring the same to a start-up, as two that say one rank, whoever comes first is a race: their
+    ends are exchanged so that they go with the real ones."""
+    found, startup = list(simulation.run.standstill.ends), simulation.program.startup
+    alike: dict[object, list[int]] = {}
+    for one in startup.entrances if startup is not None and startup.failed else ():
+        if not one.absent:
+            alike.setdefault((address(one), one.node, one.backend, one.timeout_ns, one.device), []).append(one.rank)
+    for ranks in alike.values():
+        left, others = [found[rank] for rank in ranks], list[int]()
+        for rank in ranks:
+            fitting = next((end for end in left if _kind(end) == _kind(ends[rank])), None)
+            if fitting is None:
+                others.append(rank)
+            else:
+                left.remove(fitting)
+                found[rank] = fitting
+        for rank, end in zip(others, left, strict=True):
+            found[rank] = end
     return found
 
 

@@ -79,9 +79,9 @@ class Watch:
                 break
             time.sleep(_POLL_S)
         still_ns = time.monotonic_ns() - self.moved_ns
-        stacks = self._stacks() if reason in ("standstill", "interrupted") else {}
         self._look()
-        self._look_at_stopped()
+        self._look_at_stopped()  # before its stack is asked for: the signal may end a wait of torch's sockets with an error
+        stacks = self._stacks() if reason in ("standstill", "interrupted") else {}
         seen_, exits = {r: s for r, (s, _) in self.all.items()}, {r: code for r, (_, code) in self.all.items()}
         return Watched(reason, seen_, exits, tuple(self.starts), stacks, still_ns, self.ended_by)
 

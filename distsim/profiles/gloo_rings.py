@@ -9,14 +9,17 @@ the rounding up gives both the same segments, as with fewer elements than segmen
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 #: gloo's default of the largest segment, bytes (`kMaxSegmentSize`).
 _MOST_SEGMENT = 1 << 20
-#: Steps of all members together that are followed; who is not round by then counts as stuck. Some seconds.
-_MOST_STEPS = 1 << 21
+#: Steps of all members together that are followed; who is not round by then counts as stuck. About a second.
+_MOST_STEPS = 1 << 19
+#: Steps of each member after the first has aborted: then its neighbours find their connections closed.
+_LAST_STEPS = 8
 #: Steps of each member while others are missing: the first two segments each way.
 _FIRST_STEPS = 4
 
@@ -51,14 +54,14 @@ _Round = tuple[int, int]
 
 
 # --- what each member does ---
-def _pipelined(rounds: Sequence[_Round], source: int, target: int) -> Iterator[_Step]:
+def _pipelined(rounds: Iterable[_Round], source: int, target: int) -> Iterator[_Step]:
     """Two rounds under way at a time. Of the k-th post the wait goes ``back`` to."""
     posted, at = 0, dict[tuple[int, bool], int]()
-    for i in range(len(rounds) + 2):
+    for i, lengths in enumerate(chain(rounds, ((), ()))):
         for sends in (False, True):
-            if (i - 2, sends) in at:
-                yield _Step(target if sends else source, sends, -1, posted - at[i - 2, sends])
-        for sends, length in zip((False, True), rounds[i] if i < len(rounds) else (), strict=False):
+            if (first := at.pop((i - 2, sends), None)) is not None:
+                yield _Step(target if sends else source, sends, -1, posted - first)
+        for sends, length in zip((False, True), lengths, strict=False):
             if length >= 0:
                 at[i, sends] = posted
                 posted += 1
@@ -78,9 +81,9 @@ class _Cut(NamedTuple):
         left = self.total - number % self.segments * self.size
         return min(self.size, left) if left > 0 else -1
 
-    def rounds(self, number: int, first: int) -> list[_Round]:
+    def rounds(self, number: int, first: int) -> Iterator[_Round]:
         """So many rounds that send the segments from a number on, and receive those of the next rank's."""
-        return [(self.length(first + self.each + i), self.length(first + i)) for i in range(number)]
+        return ((self.length(first + self.each + i), self.length(first + i)) for i in range(number))
 
 
 def _up(value: int, unit: int) -> int:
@@ -102,10 +105,9 @@ def _reduce(me: int, n: int, share: Share) -> Iterator[_Step]:
     cut = _Cut(share.nbytes, count, size, count // n)
     yield from _pipelined(cut.rounds(count - 2, (me + 1) * cut.each), (me + 1) % n, (me - 1) % n)
     chunk = cut.each * size
-    pieces = {rank: min(chunk, share.nbytes - rank * chunk) for rank in range(n) if rank != share.root}
-    moves = [_Step(rank, False, length) for rank, length in pieces.items()] if me == share.root else [
-        _Step(share.root, True, pieces[me])
-    ]  # fmt: skip
+    others = [rank for rank in range(n) if rank != me] if me == share.root else [me]
+    pieces = ((rank, min(chunk, share.nbytes - rank * chunk)) for rank in others)
+    moves = [_Step(share.root, True, length) if rank == me else _Step(rank, False, length) for rank, length in pieces]
     moves = [move for move in moves if move.length > 0]
     yield from moves
     for back, move in zip(range(len(moves), 0, -1), moves, strict=True):
@@ -114,7 +116,7 @@ def _reduce(me: int, n: int, share: Share) -> Iterator[_Step]:
 
 def _all_gather(me: int, n: int, share: Share) -> Iterator[_Step]:
     halves = (share.nbytes // 2, share.nbytes - share.nbytes // 2)
-    yield from _pipelined([(half, half) for _ in range(n - 1) for half in halves], (me - 1) % n, (me + 1) % n)
+    yield from _pipelined(((half, half) for _ in range(n - 1) for half in halves), (me - 1) % n, (me + 1) % n)
 
 
 #: The rings by their kind, of (group rank, group size, share).
@@ -179,7 +181,7 @@ def ring_ends(kind: str, n: int, shares: tuple[tuple[int, tuple[Share, ...]], ..
         run = _Run(steps)
         left = _MOST_STEPS // max(len(steps), 1) if len(shares) == n else _FIRST_STEPS
         while left > 0 and max([run.move(me) for me in steps], default=False):
-            left -= 1
+            left = min(left, _LAST_STEPS if run.aborts else left) - 1
         aborts |= run.aborts
         through -= {me for me in steps if run.at[me] is not None} | run.aborts
         waits |= {me: step.peer for me, step in run.at.items() if step is not None and me not in run.aborts}

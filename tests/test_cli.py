@@ -38,6 +38,12 @@ UNUSED = (
     *("numpy.random", "numpy.fft", "numpy.ma", "numpy.polynomial", "numpy.testing", "pydantic.v1"),
     *(f"distsim.{part}" for part in ("bench", "calibrate", "capture", "compact", "compare", "doctor", "planning")),
     *(f"distsim.{part}" for part in ("real", "repair", "replay", "report", "startup", "sweep", "testing", "trace_io", "whatif")),
+    *(f"distsim.{part}" for part in ("values", "figures", "engine.overlap", "engine.outlasting", "semantics.columns")),
+    *(
+        f"distsim.check.{part}"
+        for part in ("judge", "layout", "leaks", "messages", "names", "races", "readings", "remote", "timing")
+    ),
+    *(f"distsim.cli.{part}" for part in ("progress", "report", "traced", "whatif")),
 )
 COMMANDS = (
     *("simulate", "check", "run", "replay", "compare", "bench", "calibrate"),

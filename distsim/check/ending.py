@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from distsim.check.mismatch import Mismatch
 from distsim.check.schedule import Schedule
 from distsim.records import dataclass
 from distsim.standstill import Standstill
+
+if TYPE_CHECKING:
+    from distsim.check.mismatch import Mismatch
 
 #: States that are stored at most, over all readings, unless the caller says otherwise.
 MAX_STATES = 200_000

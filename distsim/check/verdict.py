@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from distsim.check.ending import MAX_STATES, READINGS, Ending, Example, How, Kind, Orders, depends_on, first_with, hows
-from distsim.check.mismatch import Mismatch
 from distsim.check.schedule import Schedule
 from distsim.check.subject import Subject, made_all_calls
 from distsim.findings.codes import CODES
@@ -20,6 +19,7 @@ from distsim.standstill import Standstill
 
 if TYPE_CHECKING:
     from distsim.check.leaks import Leak
+    from distsim.check.mismatch import Mismatch
     from distsim.check.races import DataRace
     from distsim.check.readings import Contract, Reading
     from distsim.check.remote import RemoteRace

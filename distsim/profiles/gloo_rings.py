@@ -18,8 +18,8 @@ from typing import NamedTuple
 _MOST_SEGMENT = 1 << 20
 #: Steps of all members together that are followed; who is not round by then counts as stuck. About a second.
 _MOST_STEPS = 1 << 19
-#: Steps of each member after the first has aborted: then its neighbours find their connections closed.
-_LAST_STEPS = 8
+#: The same after the first has aborted: its neighbours find their connections closed, and theirs.
+_LAST_STEPS = 1 << 17
 #: Steps of each member while others are missing: the first two segments each way.
 _FIRST_STEPS = 4
 
@@ -49,21 +49,24 @@ class _Step(NamedTuple):
     back: int = 0
 
 
+#: After every round.
+_LAST = 1 << 62
 #: Lengths that are received and sent at once, -1: nothing is.
 _Round = tuple[int, int]
 
 
 # --- what each member does ---
-def _pipelined(rounds: Iterable[_Round], source: int, target: int) -> Iterator[_Step]:
-    """Two rounds under way at a time. Of the k-th post the wait goes ``back`` to."""
-    posted, at = 0, dict[tuple[int, bool], int]()
-    for i, lengths in enumerate(chain(rounds, ((), ()))):
-        for sends in (False, True):
-            if (first := at.pop((i - 2, sends), None)) is not None:
-                yield _Step(target if sends else source, sends, -1, posted - first)
+def _pipelined(rounds: Iterable[tuple[int, _Round]], source: int, target: int) -> Iterator[_Step]:
+    """Two rounds under way at a time, of which those that move anything are given by their number. Of the k-th post the wait goes
+    ``back`` to."""
+    posted, waits = 0, deque[tuple[int, bool, int]]()
+    for i, lengths in chain(rounds, ((_LAST, ()),)):
+        while waits and waits[0][0] <= i - 2:
+            _, sends, first = waits.popleft()
+            yield _Step(target if sends else source, sends, -1, posted - first)
         for sends, length in zip((False, True), lengths, strict=False):
             if length >= 0:
-                at[i, sends] = posted
+                waits.append((i, sends, posted))
                 posted += 1
                 yield _Step(target if sends else source, sends, length)
 
@@ -81,9 +84,17 @@ class _Cut(NamedTuple):
         left = self.total - number % self.segments * self.size
         return min(self.size, left) if left > 0 else -1
 
-    def rounds(self, number: int, first: int) -> Iterator[_Round]:
-        """So many rounds that send the segments from a number on, and receive those of the next rank's."""
-        return ((self.length(first + self.each + i), self.length(first + i)) for i in range(number))
+    def rounds(self, number: int, first: int) -> Iterator[tuple[int, _Round]]:
+        """So many rounds that send the segments from a number on, and receive those of the next rank's; those that move nothing are
+        passed over."""
+        filled, i = -(-self.total // self.size), 0
+        while i < number:
+            gaps = [-at % self.segments if at % self.segments >= filled else 0 for at in (first + self.each + i, first + i)]
+            if all(gaps):
+                i += min(gaps)
+            else:
+                yield i, (self.length(first + self.each + i), self.length(first + i))
+                i += 1
 
 
 def _up(value: int, unit: int) -> int:
@@ -116,7 +127,7 @@ def _reduce(me: int, n: int, share: Share) -> Iterator[_Step]:
 
 def _all_gather(me: int, n: int, share: Share) -> Iterator[_Step]:
     halves = (share.nbytes // 2, share.nbytes - share.nbytes // 2)
-    yield from _pipelined(((half, half) for _ in range(n - 1) for half in halves), (me - 1) % n, (me + 1) % n)
+    yield from _pipelined(enumerate((half, half) for _ in range(n - 1) for half in halves), (me - 1) % n, (me + 1) % n)
 
 
 #: The rings by their kind, of (group rank, group size, share).
@@ -181,7 +192,7 @@ def ring_ends(kind: str, n: int, shares: tuple[tuple[int, tuple[Share, ...]], ..
         run = _Run(steps)
         left = _MOST_STEPS // max(len(steps), 1) if len(shares) == n else _FIRST_STEPS
         while left > 0 and max([run.move(me) for me in steps], default=False):
-            left = min(left, _LAST_STEPS if run.aborts else left) - 1
+            left = min(left, _LAST_STEPS // len(steps) if run.aborts else left) - 1
         aborts |= run.aborts
         through -= {me for me in steps if run.at[me] is not None} | run.aborts
         waits |= {me: step.peer for me, step in run.at.items() if step is not None and me not in run.aborts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from distsim.doctor import Diagnosis, examine, read_evidence
 from tests.doctor_dumps import dump, entry, write
-from tests.hung_jobs import hung, random_job
+from tests.hung_jobs import hung, lapped, random_job, without_some
 
+Spoilt = Callable[[dict[int, dict[str, Any]], int], dict[int, dict[str, Any]]]
 NOON = 1_760_000_000 * 10**9
 DAY = 86_400 * 10**9
 UNWRITTEN = "18446744073709551615"
@@ -269,6 +271,16 @@ def test_of_a_random_job_nobody_but_its_faulty_rank_is_accused_and_its_hang_is_s
         if found.main is not None and found.main.kind != "circle":
             assert found.culprits in ((), (job.faulty,)), seed
         assert not found.evidence.disputes, seed
+
+
+@pytest.mark.parametrize("spoilt", [without_some, lapped])
+def test_of_a_random_job_of_which_records_are_lost_nobody_but_its_faulty_rank_is_accused(tmp_path: Path, spoilt: Spoilt) -> None:
+    for seed in range(300, 360):
+        job = random_job(seed)
+        (tmp_path / str(seed)).mkdir()
+        found = diagnosed(tmp_path / str(seed), spoilt(hung(job)[1], seed))
+
+        assert not found.culprits or job.faulty in found.culprits, seed
 
 
 def test_of_a_rank_that_stops_the_calls_for_which_others_wait_are_found(tmp_path: Path) -> None:

@@ -93,6 +93,23 @@ def test_a_coalesced_call_of_the_fast_path_has_sizes_and_is_a_collective(tmp_pat
     assert said(tmp_path, *lines, signalled(2, 4)).culprits == (2,)
 
 
+def test_operation_counts_of_nccl_on_a_communicator_that_carries_messages_accuse_nobody(tmp_path: Path) -> None:
+    """The first stage of a pipeline has sent four times, the last received once; then two of three come to the same collective."""
+    lines = []
+    for rank, ops in enumerate((["Send"] * 4 + ["AllReduce"], ["Send"] * 4 + ["AllReduce"], ["Recv"])):
+        head = f"host:{100 + rank}:{200 + rank} [{rank}] NCCL INFO "
+        lines.append(
+            f"{head}comm 0x5{rank} rank {rank} nranks 3 cudaDev {rank} nvmlDev {rank} busId 1000 commId 0xabc - Init COMPLETE"
+        )
+        lines += [f"{head}{op}: opCount {n:x} sendbuff 0x1 recvbuff 0x2 count 128 datatype 11 op 0 root 0 comm 0x5{rank} [nranks=3]"
+                  for n, op in enumerate(ops)]  # fmt: skip
+    found = said(tmp_path, *lines)
+
+    assert found.culprits == ()
+    assert any("carries messages" in note for note in found.evidence.notes)
+    assert {call.dtype for given in found.evidence.ranks.values() for call in given.calls} == {"float8_e5m2"}
+
+
 # --- groups of one name ---
 
 

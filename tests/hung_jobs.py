@@ -172,3 +172,26 @@ def _entries(job: Job, posted: list[_Posted]) -> list[dict[str, Any]]:
             both = {"collective_seq_id": one.numbers[0], "p2p_seq_id": one.numbers[1]}
             found += [entry(one.numbers[1], title, op.line, state, group, size=op.size, **both) for title in titles]
     return [e | {"record_id": n} for n, e in enumerate(found)]
+
+
+def without_some(dumps: dict[int, dict[str, Any]], seed: int) -> dict[int, dict[str, Any]]:
+    """The files of up to half of the ranks are lost."""
+    draw = random.Random(seed)
+    lost = draw.sample(sorted(dumps), draw.randint(1, max(1, len(dumps) // 2)))
+    return {rank: found for rank, found in dumps.items() if rank not in lost}
+
+
+def lapped(dumps: dict[int, dict[str, Any]], seed: int) -> dict[int, dict[str, Any]]:
+    """Rings that hold what is open and a few calls before, on each rank another number, cut in the middle of a batch or not."""
+    draw = random.Random(seed)
+    found = {}
+    for rank, whole in dumps.items():
+        entries = whole["entries"]
+        ended = {_numbers(e) for e in entries if e["profiling_name"] == "nccl:coalesced" and e["state"] == "completed"}
+        waits = (n for n, e in enumerate(entries) if e["state"] != "completed" and _numbers(e) not in ended)
+        found[rank] = {**whole, "entries": entries[max(next(waits, len(entries)) - draw.randint(1, 7), 0) :]}
+    return found
+
+
+def _numbers(one: dict[str, Any]) -> tuple[int, int, int]:
+    return one["pg_id"], one["collective_seq_id"], one["p2p_seq_id"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from distsim.doctor import Diagnosis, examine, read_evidence
 from tests.doctor_dumps import dump, entry, write
-from tests.hung_jobs import hung, random_job
+from tests.hung_jobs import hung, lapped, random_job, without_some
 
+Spoilt = Callable[[dict[int, dict[str, Any]], int], dict[int, dict[str, Any]]]
 NOON = 1_760_000_000 * 10**9
 DAY = 86_400 * 10**9
 UNWRITTEN = "18446744073709551615"
@@ -89,6 +91,23 @@ def test_a_coalesced_call_of_the_fast_path_has_sizes_and_is_a_collective(tmp_pat
     lines = [line for rank in (0, 1, 3) for line in timed_out(rank, 5, "5 4", "COALESCED", numel="999")]
 
     assert said(tmp_path, *lines, signalled(2, 4)).culprits == (2,)
+
+
+def test_operation_counts_of_nccl_on_a_communicator_that_carries_messages_accuse_nobody(tmp_path: Path) -> None:
+    """The first stage of a pipeline has sent four times, the last received once; then two of three come to the same collective."""
+    lines = []
+    for rank, ops in enumerate((["Send"] * 4 + ["AllReduce"], ["Send"] * 4 + ["AllReduce"], ["Recv"])):
+        head = f"host:{100 + rank}:{200 + rank} [{rank}] NCCL INFO "
+        lines.append(
+            f"{head}comm 0x5{rank} rank {rank} nranks 3 cudaDev {rank} nvmlDev {rank} busId 1000 commId 0xabc - Init COMPLETE"
+        )
+        lines += [f"{head}{op}: opCount {n:x} sendbuff 0x1 recvbuff 0x2 count 128 datatype 11 op 0 root 0 comm 0x5{rank} [nranks=3]"
+                  for n, op in enumerate(ops)]  # fmt: skip
+    found = said(tmp_path, *lines)
+
+    assert found.culprits == ()
+    assert any("carries messages" in note for note in found.evidence.notes)
+    assert {call.dtype for given in found.evidence.ranks.values() for call in given.calls} == {"float8_e5m2"}
 
 
 # --- groups of one name ---
@@ -269,6 +288,16 @@ def test_of_a_random_job_nobody_but_its_faulty_rank_is_accused_and_its_hang_is_s
         if found.main is not None and found.main.kind != "circle":
             assert found.culprits in ((), (job.faulty,)), seed
         assert not found.evidence.disputes, seed
+
+
+@pytest.mark.parametrize("spoilt", [without_some, lapped])
+def test_of_a_random_job_of_which_records_are_lost_nobody_but_its_faulty_rank_is_accused(tmp_path: Path, spoilt: Spoilt) -> None:
+    for seed in range(300, 360):
+        job = random_job(seed)
+        (tmp_path / str(seed)).mkdir()
+        found = diagnosed(tmp_path / str(seed), spoilt(hung(job)[1], seed))
+
+        assert not found.culprits or job.faulty in found.culprits, seed
 
 
 def test_of_a_rank_that_stops_the_calls_for_which_others_wait_are_found(tmp_path: Path) -> None:

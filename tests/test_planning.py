@@ -215,6 +215,7 @@ def test_a_guided_plan_tries_no_more_than_its_budget() -> None:
 class TestCommand:
     WORDS = ("--gpus", "8", "--cluster", "dgx-h100", "--global-batch", "16", "--only", "recompute=none", "--only", "micro_batch=1",
              "-j", "1", "--top", "3")  # fmt: skip
+    ONE = ("--only", "zero=1", "--only", "recompute=none", "-j", "1", "--top", "1")
 
     def test_the_best_layout_is_a_scenario_that_takes_as_long(self, cli: Cli, tmp_path: Path) -> None:
         best, plot = tmp_path / "best.yaml", tmp_path / "plan.svg"

@@ -60,7 +60,7 @@ class Unbatched:
         group.members = []
         if not members:
             # Before version 2.7 nothing else is recorded of coalesced collectives; the end of messages that are lost has an old number.
-            lost = numbers[0] <= group.collective or (group.collective < 0 and entry.get("state") == "completed")
+            lost = numbers[0] <= group.collective or group.collective < 0
             return None if lost else self._add(group, entry, numbers)
         if is_message(members[0].entry):
             self._taken(group, entry, numbers[0])

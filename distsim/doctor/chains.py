@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from distsim.doctor.causes import Cause, Line
+from distsim.doctor.records import Grade
 from distsim.doctor.standing import Stand, Standing, Wait
 from distsim.doctor.words import call_text, may_hide_a_wait, source_line, verb, who
 
@@ -14,14 +15,27 @@ _MOST_LINES = 8
 # --- circles ---
 
 
-def edges(whole: Standing) -> dict[int, dict[int, Wait]]:
-    """Rank -> rank it waits for, as the records prove it."""
-    return {rank: {m: w for w in stand.waits for m in w.missing} for rank, stand in whole.ranks.items() if stand.waits}
+def edges(whole: Standing, doubtful: bool = True) -> dict[int, dict[int, Wait]]:
+    """Rank -> rank it waits for, as the records prove it, or else, where they are asked for, as they make it likely."""
+    found: dict[int, dict[int, Wait]] = {}
+    for rank, stand in whole.ranks.items():
+        if stand.waits:
+            waits = sorted(stand.waits, key=lambda w: not w.doubtful)  # what is proved comes last, and stays
+            found[rank] = {m: w for w in waits if doubtful or not w.doubtful for m in w.missing}
+    return found
+
+
+def _rests_on(waits: Iterable[Wait], culprits: tuple[int, ...]) -> tuple[Grade, tuple[int, ...]]:
+    """What waits prove, and of whom: nothing where one of them is doubtful."""
+    return ("suspected", ()) if any(w.doubtful for w in waits) else ("proved", culprits)
 
 
 def circles(whole: Standing) -> list[Cause]:
-    """Ranks that wait for each other in a ring: the shortest one of each knot."""
-    graph = edges(whole)
+    """Ranks that wait for each other in a ring: the shortest one of each knot, of what is proved if there is one."""
+    return _circles(whole, edges(whole, doubtful=False)) or _circles(whole, edges(whole))
+
+
+def _circles(whole: Standing, graph: dict[int, dict[int, Wait]]) -> list[Cause]:
     rings: list[list[int]] = []
     for start in sorted(graph):
         if any(start in ring for ring in rings):
@@ -81,7 +95,8 @@ def _two_camps(whole: Standing, graph: dict[int, dict[int, Wait]], one: int, man
         (tuple(many), call_text(whole.evidence, theirs.call), theirs.frame),
     ]
     ranks = tuple(sorted([one, *many]))
-    return Cause("circle", "proved", title, ranks, ranks, lines)
+    grade, culprits = _rests_on((mine, theirs), ranks)
+    return Cause("circle", grade, title, culprits, ranks, lines)
 
 
 def _ring(graph: dict[int, dict[int, Wait]], start: int) -> list[int]:
@@ -122,8 +137,10 @@ def _circle(whole: Standing, graph: dict[int, dict[int, Wait]], ring: list[int])
         what = (
             "they enter calls of several groups in different orders" if len({c.group for c in calls}) > 1 else "their calls cross"
         )
-    return Cause("circle", "proved", f"{who(ring)} wait for each other in a circle ({way}): {what}", tuple(sorted(ring)),
-                 tuple(sorted(ring)), lines)  # fmt: skip
+    grade, culprits = _rests_on((wait for _, wait in steps), tuple(sorted(ring)))
+    return Cause(
+        "circle", grade, f"{who(ring)} wait for each other in a circle ({way}): {what}", culprits, tuple(sorted(ring)), lines
+    )
 
 
 def _all_receive(whole: Standing) -> list[Cause]:
@@ -149,8 +166,8 @@ def behind(whole: Standing) -> list[Cause]:
     awaited: dict[int, Wait] = {}
     for rank in sorted(graph):
         for other, wait in graph[rank].items():
-            if other not in graph and other in whole.ranks:
-                awaited.setdefault(other, wait)
+            if other not in graph and other in whole.ranks and (other not in awaited or awaited[other].doubtful):
+                awaited[other] = wait
     if not awaited:
         return []
     by_call: dict[tuple[str, int, int | None], list[int]] = {}
@@ -193,7 +210,8 @@ def _behind(whole: Standing, ranks: list[int], wait: Wait) -> Cause:
     else:
         lines.append((inside or (wait.rank,), call.op or "waits", wait.frame))
     details = list(_why(whole, stands, culprits, minor))
-    return Cause("behind", "proved", title, culprits, tuple(ranks), lines, details, call.group, call.number)
+    grade, culprits = _rests_on(waits, culprits)
+    return Cause("behind", grade, title, culprits, tuple(ranks), lines, details, call.group, call.number)
 
 
 def _awaits(one: Wait, other: Wait, ranks: list[int]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from distsim.doctor.evidence import MOST_RANKS, Evidence
-from distsim.doctor.ops import family
+from distsim.doctor.ops import P2P, family
 from distsim.doctor.records import Call, Said
 
 _HEAD = re.compile(
@@ -22,7 +22,8 @@ _OP = re.compile(
     r"comm (?P<comm>0x[0-9a-f]+)(?: \[nranks=(?P<size>\d+)\])?"
 )
 #: ncclDataType_t of nccl.h.
-_TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
+_TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "float8_e4m3fn",
+          "float8_e5m2")  # fmt: skip
 _RAS_GROUP = re.compile(r"^#(\d+)-(\d+) \(([0-9a-f]+)\) (\w+)")
 _RAS_COUNT = re.compile(r"^\s+(\d+) ranks? ha(?:ve|s) launched up to operation (\d+)")
 _RAS_RANK = re.compile(r"^\s+Rank (\d+) -- GPU \d+ managed by process (\d+) on node (\S+)")
@@ -85,6 +86,10 @@ class NcclLines:
             who = ranks.get(where[:2], told)
             if who is not None and who < MOST_RANKS:
                 self._call(who, key, call, order)
+            if family(call["op"]) in P2P and self.evidence.groups[key].sure:
+                self.evidence.groups[key].sure = False
+                self.evidence.note(f"{self.evidence.groups[key].shown} carries messages, of which each rank makes another number: its "
+                                   "operation counts don't tell who is behind")  # fmt: skip
 
     def _key(self, size: int, shared: str, members: set[int]) -> str:
         """A communicator whose id was printed is the same in all processes; else its size stands for it, if it is the only one."""
@@ -101,9 +106,10 @@ class NcclLines:
         count = int(call["count"])
         op = family(call["op"])
         self.evidence.call(Call(
-            rank, key, number, op, "unknown", op in ("send", "recv"), None, False, None, count, -1, dtype, order=order, source=self.source,
+            rank, key, number, op, "unknown", op in P2P, None, False, None, count, -1, dtype, order=order, source=self.source,
         ))  # fmt: skip
-        self.evidence.status(rank, key, number, -1, self.source)
+        if op not in P2P:
+            self.evidence.status(rank, key, number, -1, self.source)
 
 
 def is_ras(text: str) -> bool:

@@ -14,9 +14,14 @@ from distsim.doctor.stacks import Place, is_library, place_of, user_frame
 #: Calls of torch in which every rank of the job must be, whoever the new group's members are.
 _MEETINGS = ("new_group", "new_subgroups", "init_process_group", "init_device_mesh")
 
+#: Launches that a host may be ahead of its device; CUDA's queue of a stream takes no more, and the host waits.
+_MOST_LAUNCHES = 1024
+
 
 class Wait(NamedTuple):
-    """A rank is in a call. ``missing``: members whose records say that they are not; ``silent``: members of whom nothing is known."""
+    """A rank is in a call. ``missing``: members whose records say that they are not; ``silent``: members of whom nothing is known.
+    ``doubtful``: those that are missing may have been there, and what says so is lost from their recording.
+    """
 
     rank: int
     call: Call
@@ -24,6 +29,7 @@ class Wait(NamedTuple):
     silent: tuple[int, ...]
     frame: Frame | None
     open_ended: bool = False  # the peers or members are not known
+    doubtful: bool = False
 
 
 @dataclass
@@ -229,7 +235,19 @@ def _message(whole: Standing, call: Call, stand: Stand) -> Wait:
         return Wait(call.rank, call, (), (peer,), frame)
     if not given.recorded:
         return Wait(call.rank, call, (), (), frame, open_ended=True)
-    return Wait(call.rank, call, () if meets(whole, call) else (peer,), (), frame)
+    if meets(whole, call):
+        return Wait(call.rank, call, (), (), frame)
+    return Wait(call.rank, call, (peer,), (), frame, doubtful=_may_be_done(whole, call))
+
+
+def _may_be_done(whole: Standing, call: Call) -> bool:
+    """Is one of the two recordings without its oldest calls, so that a message that the peer has finished may be the other half?"""
+    given = whole.evidence.ranks[call.peer] if call.peer is not None else None
+    if given is None or not (given.lapped or whole.evidence.ranks[call.rank].lapped):
+        return False
+    other = "recv" if call.op == "send" else "send"
+    short = len(given.calls) < _MOST_LAUNCHES
+    return short or any(_between(c, other, call.rank, call.group, True) and c.state == "done" for c in given.calls)
 
 
 def partner(whole: Standing, call: Call) -> Call | None:

@@ -115,8 +115,10 @@ def all_there(whole: Standing) -> list[Cause]:
             group = whole.evidence.groups.get(wait.call.group)
             if wait.missing or wait.silent or wait.open_ended or group is None or group.members is None or not group.sure:
                 continue
+            if wait.call.p2p:
+                continue
             inside = tuple(r for r in group.members if any(same_call(w, wait) for w in whole.ranks[r].waits))
-            if wait.call.p2p or len(inside) < len(group.members):
+            if len(inside) < len(group.members):
                 continue
             text = call_text(whole.evidence, wait.call)
             title = f"all {len(inside)} members are in {text}, and their calls fit: the communication itself hangs"
@@ -128,7 +130,7 @@ def all_there(whole: Standing) -> list[Cause]:
 
 
 def messages_met(whole: Standing) -> list[Cause]:
-    """A send and its receive are both posted, and they do not end."""
+    """A send and a receive have each other, hang on nobody else, and do not end."""
     met: dict[tuple[int, int, int, int], tuple[Call, Call]] = {}
     for wait in (w for stand in whole.ranks.values() for w in stand.waits if w.call.p2p and not w.missing):
         other = partner(whole, wait.call)
@@ -138,17 +140,34 @@ def messages_met(whole: Standing) -> list[Cause]:
     uneven = next((pair for pair in met.values() if pair[0].batched != pair[1].batched), None)
     if uneven is not None:
         return [_in_a_batch_and_alone(*uneven)]
-    if not met:
+    hanging = _hanging(whole, list(met.values()))
+    pairs = [pair for pair in met.values() if not any(call.rank in hanging for call in pair if call.state == "waiting")]
+    if not pairs:
         return []
-    send, recv = next(iter(met.values()))
-    more = f", and so are {len(met) - 1} more" if len(met) > 1 else ""
+    send, recv = pairs[0]
+    more = f", and so are {len(pairs) - 1} more" if len(pairs) > 1 else ""
     title = f"the send of rank {send.rank} and its receive on rank {recv.rank} are both posted and fit{more}: the communication itself " \
             "hangs"  # fmt: skip
     details = [
         "no rank is to blame by these records: look at the network, at the errors of NCCL and the driver (NCCL_DEBUG=WARN, dmesg)"
     ]
-    ranks = tuple(sorted({call.rank for pair in met.values() for call in pair}))
+    ranks = tuple(sorted({call.rank for pair in pairs for call in pair}))
     return [Cause("communication", "proved", title, (), ranks, _both(send, recv), details, send.group)]
+
+
+def _hanging(whole: Standing, pairs: list[tuple[Call, Call]]) -> set[int]:
+    """Ranks that wait for somebody who is missing or unknown, and those whose open messages are with such ranks: a batch ends as one."""
+    found = {s.rank for s in whole.ranks.values() if any(w.missing or w.silent or w.open_ended for w in s.waits)}
+    while True:
+        more = {
+            call.rank
+            for pair in pairs
+            if all(c.state == "waiting" for c in pair) and found & {c.rank for c in pair}
+            for call in pair
+        }
+        if more <= found:
+            return found
+        found |= more
 
 
 def _both(send: Call, recv: Call) -> list[Line]:

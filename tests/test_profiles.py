@@ -162,6 +162,29 @@ def test_gloo_aborts_the_smaller_buffer_and_lets_equal_bytes_through() -> None:
     assert GLOO.mismatch(meeting(("numel",), 8, 4, op="broadcast")).crash == (1,)
 
 
+def test_of_a_scatter_and_a_gather_only_what_the_root_sends_or_gets_is_too_large_for_somebody() -> None:
+    """Run: takers of a scatter whose root makes another operation wait, whatever they have room for."""
+    group = Group(0, "world", (0, 1, 2))
+
+    def ends(op: str, sizes: dict[int, int]) -> tuple[int, ...]:
+        calls = tuple(call(op, rank=rank, numel=numel, root=1, peer=None, group=group) for rank, numel in sizes.items())
+        return GLOO.mismatch(Meeting(("numel",), calls, tuple(4 * numel for numel in sizes.values()), False)).crash
+
+    assert ends("scatter", {0: 1, 2: 8}) == ()
+    assert ends("scatter", {0: 1, 1: 4, 2: 8}) == (0,)
+    assert ends("gather", {0: 1, 2: 8}) == ()
+    assert ends("gather", {0: 1, 1: 4, 2: 8}) == (1,)
+    assert ends("gather", {0: 1, 1: 4, 2: 2}) == ()
+
+
+def test_parts_of_an_all_to_all_are_too_large_by_their_bytes() -> None:
+    """Run: 16 int64 for each on two ranks and 64 int8 on the third, which aborts."""
+    group = Group(0, "world", (0, 1, 2))
+    calls = tuple(call("all_to_all", dtype, rank=rank, numel=3 * numel, peer=None, group=group)
+                  for rank, (numel, dtype) in enumerate(((16, "int64"), (64, "int8"), (16, "int64"))))  # fmt: skip
+    assert GLOO.mismatch(Meeting(("dtype", "splits"), calls, (384, 192, 384), False)).crash == (1,)
+
+
 def test_nccl_leaves_other_sizes_and_kinds_undefined_and_hangs_on_another_root() -> None:
     assert NCCL.mismatch(meeting(("numel",), 8, 4)).outcome == "undefined"
     assert NCCL.mismatch(meeting(("op",), 8, 8)).outcome == "undefined"

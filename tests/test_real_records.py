@@ -204,6 +204,15 @@ def test_a_rank_that_left_is_the_culprit_not_those_that_wait():
     assert (left.culprits, [f.code for f in left.findings]) == ((2,), ["DS302"])
 
 
+def test_a_rank_that_aborts_behind_its_end_has_crashed():
+    """What it left running in the background may still be sent more than there is room for (run: an asynchronous all_gather)."""
+    boards = {r: board(r, Phase.ENDED if r == 2 else Phase.IN_CALL, 1) for r in range(4)}
+    exits = {2: -6}
+    assert postmortem(simulated("skipped_barrier"), boards, exits, 1, {}).standstill.ends[2].status == "crashed"
+    exits = {2: -9}  # its launcher's
+    assert postmortem(simulated("skipped_barrier"), boards, exits, 1, {}).standstill.ends[2].status == "ended"
+
+
 def test_what_a_rank_waits_for_is_what_nobody_has_posted():
     program = build_program(
         2,

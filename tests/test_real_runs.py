@@ -194,3 +194,21 @@ def test_a_real_run_of_data_parallel_says_what_its_ranks_stand_for():
     assert done.outcome == "completes"
     assert [note for note in real_json(done)["notes"] if note.startswith("data_parallel")]
     assert "a rank stands for a device" in " ".join(real_text(done).split())
+
+
+def test_groups_of_one_membership_made_in_another_order_are_those_that_torch_connects() -> None:
+    """torch names a group by a count, so rank 0's first is in one with rank 1's first, whatever each calls it (run in plain torch)."""
+    both = """
+world: 2
+backend: gloo
+tensors: {x: {shape: [4], value: rank + 1}, y: {shape: [4]}}
+program:
+  - {new_group: {name: b, ranks: [0, 1]}, ranks: 1}
+  - new_group: {name: a, ranks: [0, 1]}
+  - {new_group: {name: b, ranks: [0, 1]}, ranks: 0}
+  - {send: {tensor: x, dst: 1, group: a}, ranks: 0}
+  - {recv: {tensor: y, src: 0, group: GROUP}, ranks: 1}
+"""
+    crossed, apart = (run(written(both.replace("GROUP", name)), timeout_s=1.5) for name in ("b", "a"))
+    assert (crossed.outcome, crossed.agrees) == ("completes", True)
+    assert (apart.outcome, apart.agrees) == ("hangs", True)

@@ -212,8 +212,13 @@ def test_other_kind_hangs_on_gloo_and_is_undefined_on_nccl() -> None:
 
 
 def test_reduce_scatter_shares_the_slot_of_all_reduce_on_gloo() -> None:
-    ranks = [[{"op": "all_reduce", "numel": 8}], [{"op": "reduce_scatter", "numel": 4}]]
+    """As one of the whole input where that is one tensor; of a list each part is one by itself (run: of 1 both wait, of 4 it aborts)."""
+    ranks = [[{"op": "all_reduce", "numel": 8}], [{"op": "reduce_scatter_tensor", "numel": 4}]]
     assert stuck("gloo", *ranks) == ()
+    ranks = [[{"op": "all_reduce", "numel": 2}], [{"op": "reduce_scatter", "numel": 1}]]
+    assert stuck("gloo", *ranks) == (0, 1)
+    ranks = [[{"op": "reduce_scatter_tensor", "numel": 4}], [{"op": "reduce_scatter", "numel": 4}]]
+    assert [e.status for e in end("gloo", *ranks).ends] == ["raised", "crashed"]
 
 
 def test_gather_with_different_roots_lets_go_who_shares_the_roots_view_on_gloo() -> None:

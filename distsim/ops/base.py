@@ -68,8 +68,8 @@ class Binding(NamedTuple):
     follows where all take the same. ``refused``: the error's text, where the back end names the operation only to refuse it. ``gaps``:
     dtypes that the back end moves, but not here. ``dtype_text``: its own refusal of a dtype, ``{type}`` is torch's name.
     ``shape_text``: its refusal of a larger tensor that is not the smaller one with its first axis n times as long; ``{one}`` and
-    ``{got}`` are shapes as torch prints them, ``{sizes}`` two lengths. Of coalesced launches, ``one_dtype``: parts of several are
-    refused; ``part_by_part``: the parts are carried out one after the other.
+    ``{got}`` are shapes as torch prints them, ``{sizes}`` two lengths. ``one_dtype``: of a coalesced launch, parts of several are
+    refused; ``part_by_part``: the parts, of a coalesced launch or of a list, are carried out each by itself.
     """
 
     gpu: bool = True

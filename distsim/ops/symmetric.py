@@ -187,11 +187,11 @@ class ReduceScatter(_ReduceScattering):
         waits=_ALL_WAIT,
         example="- reduce_scatter: {input: parts, output: x, op: sum}",
         notes=("The input is a list in torch: one tensor with a leading axis of the group's size, or a list of names.",
-               "On gloo it is an all_reduce underneath and can meet a real all_reduce by mistake."),
+               "On gloo it is an all_reduce of each part and can meet a real all_reduce by mistake."),
         torch="dist.reduce_scatter(x, list(parts), op=dist.ReduceOp.SUM)",
     )  # fmt: skip
-    #: reduce_scatter is an all_reduce underneath (observed: "all_reduce vs reduce_scatter … completes silently").
-    bindings = {"gloo": Binding(slot="all_reduce"), "nccl": Binding(), "mpi": Binding(gaps=COMPLEX)}
+    #: Run: it meets an all_reduce of one part; reduce_scatter_tensor is one of the whole input, and ends right beside an all_reduce of it.
+    bindings = {"gloo": Binding(slot="all_reduce", part_by_part=True), "nccl": Binding(), "mpi": Binding(gaps=COMPLEX)}
 
     input: TensorList
     output: TensorField

@@ -7,6 +7,7 @@ from functools import cache
 
 from distsim.ops.base import Binding, Route
 from distsim.ops.bindings import root_alone
+from distsim.ops.checks import part_sizes
 from distsim.ops.exchange import Exchange
 from distsim.ops.records import DTYPE_BYTES, Call
 from distsim.ops.table import OPS
@@ -110,13 +111,17 @@ def _ends(calls: Sequence[Call]) -> Ends:
 
 def _shares(call: Call) -> tuple[Share, ...]:
     """A coalesced reduce_scatter goes round once for each part (run: the parts [2, 3] and [3, 2] abort both of two ranks; two plain calls
-    of 2 and 3 end right). Complex numbers travel as pairs of real ones."""
+    of 2 and 3 end right), one of a list once for each rank. Complex numbers travel as pairs of real ones."""
     root = max(call.group.group_rank(call.root), 0) if call.root is not None else -1
-    parts = OPS[call.op].separate(call) if _bound(call.op).part_by_part else (call,)
-    return tuple(
-        Share(part.input_nbytes, DTYPE_BYTES[part.inputs[0].dtype] // (2 if part.inputs[0].dtype in COMPLEX else 1), root)
-        for part in parts
-    )
+    dtype = call.inputs[0].dtype
+    item = DTYPE_BYTES[dtype]
+    if not _bound(call.op).part_by_part:
+        sizes = [call.input_nbytes]
+    elif OPS[call.op].coalesces is not None:
+        sizes = [part.nbytes for part in call.inputs]
+    else:
+        sizes = [numel * item for numel in part_sizes(call.inputs, call.group.size)]
+    return tuple(Share(nbytes, item // 2 if dtype in COMPLEX else item, root) for nbytes in sizes)
 
 
 def _round(calls: Sequence[Call]) -> Mapping[int, Awaited]:
@@ -160,7 +165,7 @@ def mismatch(meeting: Meeting) -> Mishap:
     """G14 and 2.2. A buffer too small for what comes aborts its process; a larger one keeps its tail; equal bytes of another
     dtype, or another reduce op, go through unseen.
 
-    all_reduce meets reduce_scatter of the same input: one is the other underneath, and both end right
+    all_reduce meets reduce_scatter_tensor of the same input: one is the other underneath, and both end right
     (`coll.kind.all_reduce_vs_reduce_scatter`). Parts of an all_to_all are judged one by one, as messages."""
     sizes = meeting.nbytes
     if "root" in meeting.fields:
@@ -175,14 +180,21 @@ def mismatch(meeting: Meeting) -> Mishap:
     if len(set(sizes)) == 1:
         return Mishap("wrong-data")
     if all(_bound(op).needs is root_alone for op in ops):
-        receivers = [i for i, call in enumerate(meeting.calls) if (call.rank == call.root) == (OPS[call.op].gets == "root")]
-        sent = max((size for i, size in enumerate(sizes) if i not in receivers), default=0)
-        crash = tuple(meeting.calls[i].rank for i in receivers if sizes[i] < sent)
+        crash = _beyond_room(meeting)
     elif all(OPS[op].pairwise for op in ops):
         crash = tuple(call.rank for call, nbytes in zip(meeting.calls, sizes, strict=True) if nbytes < max(sizes))
     else:
         crash = _overrun(meeting)
     return Mishap("crashes", crash) if crash else Mishap("wrong-data")
+
+
+def _beyond_room(meeting: Meeting) -> tuple[int, ...]:
+    """Of a gather or a scatter the ranks that are given more than they have room for, by those who are there; the root's partners have
+    nothing for each other (run: two takers of a scatter whose root never comes wait, whatever their sizes)."""
+    pairs = tuple(zip(meeting.calls, meeting.nbytes, strict=True))
+    takes = [(call.rank == call.root) == (OPS[call.op].gets == "root") for call in meeting.calls]
+    sent = max((nbytes for (_, nbytes), taker in zip(pairs, takes, strict=True) if not taker), default=0)
+    return tuple(call.rank for (call, room), taker in zip(pairs, takes, strict=True) if taker and room < sent)
 
 
 def _by_root(meeting: Meeting) -> Mishap:
@@ -244,8 +256,8 @@ def _uneven_parts(meeting: Meeting) -> Mishap:
     """As with messages: a part larger than the room for it aborts its receiver, a smaller one leaves the tail (G14); both at once, also
     while a third member has not come (run: of three the second was sent 1200 bytes for 16 by the last)."""
     calls = sorted(meeting.calls, key=lambda call: call.group_rank)
-    sent = {call.group_rank: Exchange.sent(call) for call in calls}
-    room = {call.group_rank: Exchange.received(call) for call in calls}
+    sent = {call.group_rank: [n * DTYPE_BYTES[call.inputs[0].dtype] for n in Exchange.sent(call)] for call in calls}
+    room = {call.group_rank: [n * DTYPE_BYTES[call.outputs[0].dtype] for n in Exchange.received(call)] for call in calls}
     crash = tuple(b.rank for b in calls if any(out[b.group_rank] > room[b.group_rank][i] for i, out in sent.items()))
     return Mishap("crashes", crash) if crash else Mishap("wrong-data")
 

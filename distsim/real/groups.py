@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ class Groups:
         self._made: dict[int, ProcessGroup] = {}
         self._by_step = made_by_steps(job.program)
         self._bound: set[int] = set()
+        self._count = 0
         self.generation = 0
         self.connected = False
         self._store: TCPStore | None = None
@@ -100,13 +102,36 @@ class Groups:
     def step(self, call: Call) -> None:
         """A new_group step: the group that later calls of this rank mean by its name."""
         ranks = tuple(sorted(call.ranks))
-        found = [g for g in self.program.groups if g.id in self._by_step and (g.name, g.ranks) == (call.name, ranks)]
+        numbered = None if call.local_sync else self._numbered.get((self._count, ranks))
+        self._count += not call.local_sync
+        found = (
+            [numbered]
+            if numbered is not None
+            else [g for g in self.program.groups if g.id in self._by_step and (g.name, g.ranks) == (call.name, ranks)]
+        )
         group = next((g for g in found if g.id not in self._bound), found[0] if found else None)
         if group is None:  # no valid group: torch is to say so
             OPS["new_group"].torch_call(self.dist, replace(call, timeout_ns=self.job.group_timeout_ns), {}, None)
             return
         self._bound.add(group.id)
         self._new(group, call)
+
+    @cached_property
+    def _numbered(self) -> dict[tuple[int, tuple[int, ...]], Group]:
+        """What the how-manieth new_group of a rank makes, by its members: torch counts, and ranks that give these groups other names, in
+        another order, are still in one."""
+        numbers: dict[tuple[int, ...], set[int]] = {}
+        for code in self.program.codes:
+            for rank in code.ranks if any(call.op == "new_group" for call in code.calls) else ():
+                made = [call for _, call in self.program.calls_of(rank) if call.op == "new_group" and not call.local_sync]
+                for number, one in enumerate(made):
+                    numbers.setdefault(tuple(sorted(one.ranks)), set()).add(number)
+        found = dict[tuple[int, tuple[int, ...]], Group]()
+        for ranks, those in numbers.items():
+            groups = [g for g in self.program.groups if g.id in self._by_step and g.ranks == ranks]
+            if len(groups) == len(those):  # else some are made by their members alone, and go by name
+                found |= {(number, ranks): group for number, group in zip(sorted(those), groups, strict=True)}
+        return found
 
     def destroy(self, call: Call | None = None) -> None:
         call = call or Call("destroy_process_group", self.rank, self.program.groups[0])

@@ -166,10 +166,15 @@ def rank_end(
         return RankEnd(rank, "absent", 0)
     at_ns = max(board.since_ns - start_ns, 0) if start_ns else 0
     position = board.position if board.phase >= Phase.RUNNING else 0
-    if board.phase in (Phase.WRITING, Phase.ENDED):
+    if board.phase in (Phase.WRITING, Phase.ENDED) and not _aborted(code):
         return RankEnd(rank, "ended", len(program.code(rank).calls), at_ns)
     message = board.message or _signal_text(code) or _device_text(program, board)
     return RankEnd(rank, _status(board, code, told_to_end), position, at_ns, message)
+
+
+def _aborted(code: int | None) -> bool:
+    """A signal that nobody sent: what a library still does in the background of a program that is over may end its process."""
+    return code is not None and code < 0 and code not in (-signal.SIGKILL, -signal.SIGTERM)
 
 
 def _device_text(program: Program, board: Seen) -> str:

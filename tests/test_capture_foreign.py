@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 
+import numpy
 import pytest
 
 from distsim import testing
@@ -15,6 +16,8 @@ from distsim.capture.preload import preload
 from distsim.capture.sites import BACKWARD, text_of
 from distsim.capture.stall import is_known
 from distsim.compact import compact
+from distsim.findings.record import Finding
+from distsim.views.findings import findings_lines
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
@@ -290,3 +293,27 @@ def test_a_torch_that_has_not_what_is_replaced_is_named_with_a_remedy(monkeypatc
     assert judged.outcome == "raises"
     assert f"does not know torch {torch.__version__}: try torch 2.13, and report: " in said
     assert "has no attribute" in said
+
+
+def ranks_from_numpy() -> None:
+    dist.init_process_group("nccl")
+    ranks = numpy.arange(4).reshape(2, 2)
+    group = [dist.new_group(row) for row in ranks][dist.get_rank() // 2]
+    x = torch.ones(1)
+    dist.all_reduce(x, group=group)
+    dist.broadcast(x, ranks[dist.get_rank() // 2][1], group=group)
+    if dist.get_rank() in ranks[0]:
+        (dist.send if dist.get_rank() else dist.recv)(x, ranks[0][1 - dist.get_rank()])
+
+
+def test_ranks_may_be_numbers_of_numpy():
+    judged = run(ranks_from_numpy, 4)
+
+    assert judged.outcome == "completes"
+    assert [list(group.ranks) for group in judged.simulation.program.groups[1:]] == [[0, 1], [2, 3]]
+
+
+def test_a_file_of_the_script_s_name_in_another_folder_keeps_its_path():
+    finding = Finding("DS302", "error", "waits\n  rank 0  /lib/muon.py:208\n  rank 1  muon.py:10", (0,), (0, 1))
+
+    assert [line.split()[-1] for line in findings_lines([finding], "muon.py")[1:3]] == ["/lib/muon.py:208", "10"]

@@ -253,3 +253,51 @@ def test_ranks_that_a_script_starts_as_programs_are_refused_by_name_and_are_no_d
     assert "does not see ranks that a script starts as programs of their own" in named.others[0].ended.text
     assert named.others[0].ended.place[1] == 5
     assert judge(unnamed).outcome == "undecided"
+
+
+KILLED = """\
+import os, signal, threading, torch, torch.distributed as dist, torch.multiprocessing as mp
+def work(rank):
+    dist.init_process_group("gloo", "tcp://127.0.0.1:1", rank=rank, world_size=3)
+    dist.all_reduce(torch.ones(1))
+    if rank == 1:
+        signal.raise_signal(signal.SIGSEGV)
+    dist.barrier()
+if __name__ == "__main__":
+    mp.spawn(work, (), 3)
+"""
+
+
+def test_a_rank_that_the_script_starts_and_a_signal_ends_is_named_with_the_signal(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(KILLED)
+
+    judged = judge(capture(Wish(Target(str(script)), keep_output=True, timeout_s=60)))
+
+    assert {s.rank: (s.state, s.what) for s in judged.stands}[1] == ("killed", "SIGSEGV")
+    assert [f.code for f in judged.simulation.findings] == ["DS303", "DS801"]
+    assert "rank 1 was killed; ranks 0 and 2 wait for it" in judged.simulation.findings[0].message
+
+
+FORKS = """\
+import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch import set_num_threads
+def work(rank, asked):
+    assert asked, "the pool of threads is that of the parent"
+    dist.init_process_group("gloo", "tcp://127.0.0.1:1", rank=rank, world_size=2)
+    dist.barrier()
+if __name__ == "__main__":
+    asked = []
+    torch.set_num_threads = lambda count: (asked.append(count), set_num_threads(count))
+    mp.spawn(work, (asked,), 2)
+"""
+
+
+def test_a_forked_rank_counts_its_threads_before_threads_of_autograd_do_so_at_once(tmp_path):
+    """The first count after a fork replaces the parent's pool; a thread that counts meanwhile finds none, and torch aborts."""
+    script = tmp_path / "train.py"
+    script.write_text(FORKS)
+
+    judged = judge(capture(Wish(Target(str(script)), keep_output=True, timeout_s=60)))
+
+    assert judged.outcome == "completes", judged.captured.outputs

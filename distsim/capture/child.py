@@ -141,10 +141,15 @@ def _after_flush(client: Client, original: Callable[..., object]) -> Callable[..
 
 def _one_thread() -> None:
     """As torchrun has it for several ranks. A fork has none of its parent's workers, and would wait for them for ever in the first
-    operation that is shared out."""
+    operation that is shared out.
+
+    What this process forks sets its own count at once: after a fork the first to do so lays the parent's pool aside, and autograd's
+    threads, which do it when they begin, may find none meanwhile and abort ("Invalid thread pool!", caffe2/utils/threadpool).
+    """
     import torch
 
     torch.set_num_threads(1)
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(torch.get_num_threads()))
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"
 

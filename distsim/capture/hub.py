@@ -50,6 +50,7 @@ class Hub:
             "future": self._future, "store": self._store, "meet": self._meet, "mark": self._event, "rank": self._rank,
             "site": self._site, "group": self._group, "read": self._read, "heard": Member.heard, "threads": Member.threads,
             "end": self._end, "ended": self._event, "lane": lambda member, message, *_: setattr(member, "lane", message[1]),
+            "killed": self._killed,
         }  # fmt: skip
 
     def expect(self, pid: int, rank: int) -> None:
@@ -311,6 +312,12 @@ class Hub:
         member.ended = Failure(how, code, text, tuple(site), trace, refused)
         if question is not None:
             question.answer(["ok"])
+
+    def _killed(self, member: Member, message: list[Any], *_: object) -> None:
+        """Of a process that the script started: a signal ended it."""
+        child = self.members.get(message[1])
+        if child is not None:
+            child.ended = child.ended or Failure(*message[2:5])
 
     def close(self) -> None:
         for line in list(self._lines.values()):

@@ -19,7 +19,7 @@ from distsim.capture.child import Target, Ways, die_with_parent, environment_of,
 from distsim.capture.compiled import leave_alone
 from distsim.capture.hub import Hub
 from distsim.capture.keeper import VARIABLE, Keeper, started_by
-from distsim.capture.members import Failure, Member
+from distsim.capture.members import Member, failure_of_status
 from distsim.capture.wire import Regions, listen
 from distsim.profiles import PROFILES
 from distsim.profiles.record import Profile
@@ -203,7 +203,7 @@ class _Parent:
             member = self.hub.members.get(pid)
             if member is not None:
                 member.gone = True
-                member.ended = member.ended or _failure(os.waitstatus_to_exitcode(status))
+                member.ended = member.ended or failure_of_status(os.waitstatus_to_exitcode(status))
 
     def end_all(self) -> None:
         """End every process that descends from this capture, and wait for them."""
@@ -228,14 +228,6 @@ def _write_to(fd: int) -> None:
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(fd, number)
         setattr(sys, name, os.fdopen(number, "w", buffering=1, encoding="utf-8", closefd=False))
-
-
-def _failure(code: int) -> Failure:
-    if code < 0:
-        with suppress(ValueError):
-            return Failure("killed", code, signal.Signals(-code).name)
-        return Failure("killed", code, f"signal {-code}")
-    return Failure("exited" if code else "ended", code)
 
 
 def _adopt() -> None:

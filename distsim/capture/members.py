@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,15 @@ class Failure(NamedTuple):
     place: Place = ("", 0, "", "")
     trace: str = ""
     refused: str = ""
+
+
+def failure_of_status(code: int) -> Failure:
+    """Of a process that said nothing itself. ``code``: its exit status, or the negative number of the signal that ended it."""
+    if code < 0:
+        with suppress(ValueError):
+            return Failure("killed", code, signal.Signals(-code).name)
+        return Failure("killed", code, f"signal {-code}")
+    return Failure("exited" if code else "ended", code)
 
 
 @dataclass(slots=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from distsim.capture.client import Client
-from distsim.capture.members import Failure
+from distsim.capture.members import Failure, failure_of_status
 
 
 def lay_spawn(client: Client) -> None:
@@ -48,9 +49,27 @@ def lay_spawn(client: Client) -> None:
         place.Process = Forked
     for place in (context.SpawnContext, context.ForkServerContext):
         place.Process = Spawned
+    _tell_of_killed(client)
     spawning: Any = sys.modules["torch.multiprocessing.spawn"]
     torch_mp.spawn = spawning.spawn = _spawn(client)
     torch_mp.start_processes = spawning.start_processes = _by_fork(spawning.start_processes)
+
+
+def _tell_of_killed(client: Client) -> None:
+    """Whoever started a process hears that a signal ended it; the hub, which did not start it, is told. Not of SIGTERM: `mp.spawn` ends
+    the others by it once one has failed."""
+    popen: Any = import_module("multiprocessing.popen_fork").Popen
+    original = popen.poll
+
+    def poll(self: Any, flag: int = os.WNOHANG) -> int | None:
+        before = self.returncode
+        code: int | None = original(self, flag)
+        if before is None and code is not None and code < 0 and code != -signal.SIGTERM:
+            client.join(-1, -1)
+            client.say(["killed", self.pid, *failure_of_status(code)])
+        return code
+
+    popen.poll = poll
 
 
 def _by_fork(original: Callable[..., object]) -> Callable[..., object]:

@@ -14,6 +14,7 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import index
 from typing import Any, Final
 
 #: Payloads up to this many bytes travel in the frame.
@@ -33,7 +34,8 @@ _ALIGN: Final = 4096
 Piece = list[int]
 
 
-_encoded = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+#: Of numbers that are no int of Python, as numpy's in the ranks of a group, the int that they are.
+_encoded = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=index).encode
 _decoded = json.JSONDecoder().raw_decode
 
 

@@ -59,7 +59,7 @@ def verdict_words(verdict: Verdict) -> str:
 
 
 def _finding(finding: Finding, file: str) -> list[str]:
-    head, *rest = finding.message.replace(f"{file}:", "line ").splitlines() or [""]
+    head, *rest = _with_lines(finding.message, file).splitlines() or [""]
     lines = folded(f"{finding.severity} {finding.code}: {head}", further="  ")
     for line in rest:
         blanks = line[: len(line) - len(line.lstrip())] or "  "
@@ -69,8 +69,13 @@ def _finding(finding: Finding, file: str) -> list[str]:
     if len(places) > MOST_PLACES:
         lines.append(f"  … and {len(places) - MOST_PLACES} more places")
     for advice in finding.help:
-        lines += folded(f"help: {advice.replace(f'{file}:', 'line ')}", "  ", "    ")
+        lines += folded(f"help: {_with_lines(advice, file)}", "  ", "    ")
     return lines
+
+
+def _with_lines(text: str, file: str) -> str:
+    """Lines of the file without its name; a file of the same name in another folder keeps its own."""
+    return re.sub(rf"(?<![\w./-]){re.escape(file)}:", "line ", text)
 
 
 def _places(places: Sequence[Place], file: str) -> list[str]:

@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from distsim.checking import check
+from distsim.profiles import PROFILES
+from distsim.program.build import build_program
+from distsim.program.lower import lower
 from distsim.scenario import loads
+from distsim.semantics.contacts import bad_contacts
 from distsim.simulation import simulate
 
 RECORDED: dict[str, list[dict[str, Any]]] = json.loads((Path(__file__).parent / "data" / "nccl_host_waits.json").read_text())
@@ -148,3 +152,44 @@ def test_what_is_made_anew_is_connected_anew_and_nothing_else(what: str, waits: 
 
     assert found.outcome == "completes"
     assert ((trace["returned_ns"] - trace["posted_ns"])[mine] > 300_000_000).tolist() == waits
+
+
+def clash(*ranks: list[dict[str, Any]], init: str = "lazy") -> list[tuple[int, int]]:
+    """Of each pair that connects other directions than its partner, the positions of the two calls."""
+    program = build_program(len(ranks), dict(enumerate(ranks)), backend="nccl", options={"init": init})
+    return [
+        (one.position, other.position) for one, other in (found.launches for found in bad_contacts(program, PROFILES["nccl"]))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("init", "together", "sends", "after"), [("lazy", [], [(0, 0)], [(1, 1)]), ("eager", [(0, 0)], [(0, 0)], [])]
+)
+def test_a_batch_is_on_its_groups_communicator_and_a_message_alone_on_it_only_where_that_is_made_at_the_start(
+    init: str, together: list[tuple[int, int]], sends: list[tuple[int, int]], after: list[tuple[int, int]]
+):
+    """So a batch of both directions meets a receive alone there, and what an all_to_all has connected before is connected for both."""
+    one, other = (
+        [{"op": "isend", "peer": peer, "numel": 4, "handle": "s"}, {"op": "irecv", "peer": peer, "numel": 4, "handle": "r"}]
+        for peer in (1, 0)
+    )
+    wait, parts = {"op": "wait", "handles": "all"}, {"op": "all_to_all_single", "numel": 4}
+    batch = {"op": "batch_isend_irecv", "ops": [{k: v for k, v in call.items() if k != "handle"} for call in one], "handle": "b"}
+
+    assert clash([batch, wait], [*reversed(other), wait], init=init) == together
+    assert clash([*one, wait], [*other, wait], init=init) == sends
+    assert clash([parts, *one, wait], [parts, *other, wait], init=init) == after
+    assert clash([parts, batch, wait], [parts, *reversed(other), wait], init=init) == []
+
+
+def test_a_rank_that_leaves_a_round_out_connects_in_the_rounds_that_it_makes():
+    """Two pairs of which all send first: one in both rounds, the other in the second alone."""
+    pair = "rank + 1 - 2 * (rank % 2)"
+    text = "name: t\nworld: 4\nbackend: nccl\ntensors: {x: {shape: [4]}}\nprogram:\n  - repeat: {times: 2, index: i, steps: [\n"
+    text += f"      {{isend: {{tensor: x, dst: {pair}, as: s}}, ranks: rank < 2 or i > 0}},\n"
+    text += f"      {{irecv: {{tensor: x, src: {pair}, as: r}}, ranks: rank < 2 or i > 0}}]}}\n  - wait: all\n"
+    program = lower(loads(text))
+    found = bad_contacts(program, PROFILES["nccl"])
+
+    assert [clash.pair for clash in found] == [(0, 1), (2, 3)]
+    assert {call.ways for clash in found for call in clash.launches} == {frozenset({"send"})}

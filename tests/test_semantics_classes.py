@@ -87,6 +87,16 @@ def test_ranks_of_two_lists_of_calls_are_not_alike_however_many_kinds_either_has
     assert classes(text) == [[0, 2, 4, 6], [1, 3, 5, 7], list(range(8, 16))]
 
 
+def test_a_member_that_leaves_out_a_call_down_a_tree_is_like_no_other() -> None:
+    """Place 2 hands on to place 3. It has a place in its other group, and by that one all of them are alike."""
+    text = "world: 16\nbackend: gloo\nmesh: {dp: 4, tp: 4}\nprogram:\n"
+    text += "  - {broadcast: {tensor: {shape: [4]}, group: tp, group_src: 0}, ranks: tp != 2}\n"
+    text += "  - broadcast: {tensor: {shape: [4]}, group: dp, group_src: 0}\n"
+    found = classes(text)
+
+    assert [one for one in found if {2, 6, 10, 14} & set(one)] == [[2], [6], [10], [14]]
+
+
 def test_members_on_one_machine_differ_from_those_on_two_where_links_are_shared() -> None:
     """Rank 2 is alone on its machine in the group of three: what its link carries is another part."""
     text = "world: {nodes: 2, ranks_per_node: 2}\nbackend: nccl\ncluster: dgx-a100\ngroups: {g: [0, 1, 2]}\nprogram:\n"

@@ -39,6 +39,8 @@ from tests.test_rules import end, to
 from tests.test_rules import run as settle
 
 REDUCE = {"op": "all_reduce", "numel": 4}
+#: Of a run on local clocks, by row.
+TIMES = ("posted", "returned", "ended", "waited")
 
 
 def ran(*ranks: list[dict[str, Any]], backend: str = "gloo", **more: Any) -> Run:
@@ -352,6 +354,38 @@ def test_ranks_in_a_class_that_wait_for_several_stand_there_since_the_first_that
     together = left_by(run_folded(linked, prices, folded))
     assert [(b.rank, b.since_ns) for b in together.blocked] == [(b.rank, b.since_ns) for b in alone.blocked]
     assert len({b.since_ns for b in alone.blocked}) > 2
+
+
+LATE = """
+world: 16
+backend: BACKEND
+faults: [FAULTS]
+program:
+  - {isend: {tensor: {shape: [4]}, dst: rank + 8, as: s}, ranks: rank < 8}
+  - {recv: {tensor: {shape: [4]}, src: rank - 8}, ranks: rank > 7}
+  - {wait: s, ranks: rank < 8}
+  - all_reduce: {tensor: {shape: [1000000]}, async: true, as: a}
+  - compute: {time: 3 us}
+  - synchronize: {}
+  - compute: {time: 5 us}
+  - wait: a
+"""
+
+
+@pytest.mark.parametrize("backend", list(PROFILES))
+def test_ranks_that_begin_late_have_as_a_class_the_times_that_each_has_alone(backend: str) -> None:
+    """Their hosts begin late; what stands on their devices then waits for them."""
+    late = ", ".join(f"{{rank: {rank}, kind: late, delay: 1 ms}}" for rank in (*range(2), *range(8, 10)))
+    program = lower(loads(LATE.replace("BACKEND", backend).replace("FAULTS", late)))
+    linked = Linked(program, PROFILES[backend])
+    prices = Conditions(linked, CostModel(cluster_from("dgx-a100"), 16, 8))
+    folded = fold(linked, prices, worth=1)
+
+    assert folded is not None
+    assert max(len(one.ranks) for one in folded.classes) > 2
+    together, alone = run_folded(linked, prices, folded), LocalClocks(course_of(linked, prices)).run()
+    assert [list(getattr(together, name)) for name in TIMES] == [list(getattr(alone, name)) for name in TIMES]
+    assert alone.posted[linked.base[0]] == alone.posted[linked.base[8]] == 1_000_000
 
 
 @pytest.mark.parametrize(("odd", "folds"), [(1, True), (2, False)])

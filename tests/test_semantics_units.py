@@ -109,3 +109,18 @@ def test_a_one_sided_transfer_takes_what_its_link_takes_whoever_its_ends_are(op:
     assert found[0] == [ns(rank, (rank + 1) % 4, 4000 * (rank + 1)) for rank in range(4)]
     assert found[1] == [ns(rank, 0, 4000) for rank in range(4)]
     assert min(found[0]) > 0
+
+
+def test_work_that_differs_by_rank_takes_what_each_rank_s_own_takes_and_jitter_lengthens_it_by_its_share_at_most() -> None:
+    """Where only one of time, operations and bytes differs, the others are those of all."""
+    text = (
+        "world: 8\nbackend: nccl\ncluster: dgx-a100\nJITTERprogram:\n  - compute: {flops: 1 GFLOP * (rank + 1), bytes: 1 MiB}\n"
+    )
+    plain, shaken = (lower(loads(text.replace("JITTER", given))) for given in ("", "jitter: 0.1\n"))
+    cost = CostModel(cluster_from("dgx-a100"), 8, 8)
+    base, longer = (np.broadcast_to(durations_ns(of, cost, of.codes[0], 0), 8).tolist() for of in (plain, shaken))
+    shares = [more / ns - 1 for more, ns in zip(longer, base, strict=True)]
+
+    assert base == [cost.compute_ns(0, 1e9 * (rank + 1), 1 << 20) for rank in range(8)]
+    assert 0 <= min(shares) < max(shares) <= 0.1001
+    assert len({round(share, 4) for share in shares}) > 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,18 +121,23 @@ def spoiled(scenario: Scenario, number: int, rank: int, how: str) -> Scenario | 
 
 
 def _makers(scenario: Scenario, program: Any, path: tuple[Any, ...]) -> list[int]:
-    """The ranks that the selectors on the way to an entry admit; one that counts iterations admits all."""
-    names_of, here = lower(scenario).names_of, program
-    makers = list(range(scenario.world.size))
+    """The ranks that in some iteration all selectors on the way to an entry admit."""
+    names_of, here, selectors = lower(scenario).names_of, program, []
     for part in path:
         here = here[part]
-        selector = here.get("ranks") if isinstance(here, dict) else None
-        if isinstance(selector, str):
-            found = parse(selector)
-            makers = [r for r in makers if not found.names <= names_of(r).keys() or found.evaluate(names_of(r))]
-        elif selector is not None:
-            makers = [r for r in makers if r in ([selector] if isinstance(selector, int) else selector)]
-    return makers
+        if isinstance(here, dict) and here.get("ranks") is not None:
+            selectors.append(here["ranks"])
+    rounds = range(scenario.iterations or 1)
+    return [r for r in range(scenario.world.size) if any(all(_admits(one, r, {**names_of(r), "iteration": i}) for one in selectors)
+                                                         for i in rounds)]  # fmt: skip
+
+
+def _admits(selector: Any, rank: int, names: Mapping[str, Any]) -> bool:
+    """A selector that asks for more than is known admits all."""
+    if not isinstance(selector, str):
+        return rank in ([selector] if isinstance(selector, int) else selector)
+    found = parse(selector)
+    return not found.names <= names.keys() or bool(found.evaluate(names))
 
 
 def _meets(entry: dict[str, Any]) -> bool:

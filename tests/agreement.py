@@ -34,9 +34,9 @@ from distsim.semantics.blocked import standstill as left_by
 from distsim.semantics.columns import run_folded
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.fold import fold
-from distsim.semantics.free import leaves_open, why_ordered
 from distsim.semantics.link import Linked
 from distsim.semantics.local import LocalClocks, Progress, course_of, go
+from distsim.semantics.misfits import leaves_open, why_ordered
 from distsim.semantics.moves import Rules
 from distsim.semantics.standing import standstill
 from distsim.semantics.state import Mismatched

@@ -23,10 +23,9 @@ from distsim.ops.table import OPS
 from distsim.profiles import PROFILES
 from distsim.scenario import Scenario, loads
 from distsim.semantics.conditions import Conditions
-from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
 from distsim.semantics.local import go
-from distsim.semantics.misfits import Misfits
+from distsim.semantics.misfits import Misfits, why_ordered
 from distsim.simulation import Simulation, cost_model, simulate
 from tests import generator
 

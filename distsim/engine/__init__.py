@@ -16,10 +16,9 @@ from distsim.program.records import Program
 from distsim.records import no_collection
 from distsim.semantics.blocked import standstill
 from distsim.semantics.conditions import Conditions
-from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
 from distsim.semantics.local import Progress, go
-from distsim.semantics.misfits import Misfit, Misfits
+from distsim.semantics.misfits import Misfit, Misfits, why_ordered
 from distsim.semantics.section import Unfold
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from distsim.check.readings import Contract
 from distsim.check.readings import Run as SingleRun
 from distsim.check.verdict import Verdict, verdict_of
 from distsim.cost import CostModel
-from distsim.engine import Run, run
-from distsim.engine.fill import fill
+from distsim.engine import Run, fill, run
 from distsim.engine.orders import Ends, ends_of_orders
 from distsim.engine.outcomes import ProfileOutcome, outcome_under
 from distsim.profiles import PROFILES, READINGS

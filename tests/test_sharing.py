@@ -16,8 +16,7 @@ from distsim.cluster import cluster_from, preset
 from distsim.cost import CostModel
 from distsim.cost.passing import passed
 from distsim.cost.sharing import Demand, Ports, fair_rates
-from distsim.engine import overlap
-from distsim.engine.fill import fill
+from distsim.engine import fill, overlap
 from distsim.engine.outlasting import outlasts
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distsim.cost import CostModel
-from distsim.engine.fill import fill
+from distsim.engine import fill
 from distsim.engine.general import simulate_in_order
 from distsim.engine.orders import End, Note, ends_of_orders
 from distsim.engine.outlasting import may_outlast, outlasts

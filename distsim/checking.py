@@ -29,7 +29,7 @@ from distsim.engine.outcomes import ProfileOutcome, outcome_under
 from distsim.errors import Problem, ScenarioErrors, UsageError
 from distsim.findings.record import Finding
 from distsim.profiles import PROFILES, Profile, default_cluster
-from distsim.program.limits import FOLDED_CALLS, bounded_program, bounded_world, fits
+from distsim.program.features import FOLDED_CALLS, bounded_program, bounded_world, fits
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.records import no_collection
@@ -123,7 +123,7 @@ def check(
     fold: bool | None = None,
 ) -> CheckResult:
     """Check a scenario. ``backend`` takes the place of the file's; ``max_states`` bounds the search over orders of events;
-    ``strict`` makes leaks errors; ``max_calls`` stands for the limits of `distsim.program.limits`; ``fold``: ranks that do the same are
+    ``strict`` makes leaks errors; ``max_calls`` stands for the limits of `distsim.program.features`; ``fold``: ranks that do the same are
     looked at once, None: where the program is large. Raises ScenarioErrors, UsageError."""
     with no_collection():
         bounded_world(scenario, max_calls)

@@ -7,9 +7,8 @@ from functools import cache
 
 from distsim.ops.base import Binding, Route
 from distsim.ops.bindings import root_alone
-from distsim.ops.checks import part_sizes
 from distsim.ops.exchange import Exchange
-from distsim.ops.records import DTYPE_BYTES, Call
+from distsim.ops.records import DTYPE_BYTES, Call, part_sizes
 from distsim.ops.table import OPS
 from distsim.profiles.gloo_rings import RINGS, Ends, Share, ring_ends
 from distsim.profiles.record import (

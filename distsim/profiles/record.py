@@ -14,8 +14,7 @@ from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
 from distsim.ops.base import Binding
-from distsim.ops.checks import mixed_parts, shared_part
-from distsim.ops.records import Buffer, Call
+from distsim.ops.records import Buffer, Call, mixed_parts, shared_part
 from distsim.ops.table import OPS
 from distsim.records import dataclass
 

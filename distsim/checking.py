@@ -19,9 +19,8 @@ from distsim.check.layout import Layout
 from distsim.check.memory import memory_findings
 from distsim.check.remarks import remarks
 from distsim.check.schedule import schedule_to_json
-from distsim.check.subject import Subject
 from distsim.check.undefined import undefined_findings
-from distsim.check.verdict import Verdict, verdict_of
+from distsim.check.verdict import Subject, Verdict, verdict_of
 from distsim.cost import CostModel
 from distsim.engine import Run, run
 from distsim.engine.folded import whole_standstill

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from distsim.check.schedule import Schedule
-from distsim.check.subject import Subject, made_all_calls
-from distsim.check.verdict import Verdict, verdict_of
+from distsim.check.verdict import Subject, Verdict, made_all_calls, verdict_of
 from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.cost import CostModel
 from distsim.critical_path import critical_path

@@ -7,15 +7,17 @@ which whoever looks for something in it says what it would be found in.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from distsim.errors import UsageError
 from distsim.ops.table import OPS
 from distsim.program.records import Code, CodeCall, Program
-from distsim.scenario.model import Scenario
 from distsim.units import show_bytes, show_ns
+
+if TYPE_CHECKING:
+    from distsim.scenario.model import Scenario
 
 # --- how large it is ---
 

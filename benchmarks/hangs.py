@@ -19,8 +19,7 @@ from distsim.check.diagnose import diagnose
 from distsim.check.messages import message_swaps
 from distsim.check.names import name_swaps
 from distsim.check.remarks import remarks
-from distsim.check.subject import Subject
-from distsim.check.verdict import verdict_of
+from distsim.check.verdict import Subject, verdict_of
 from distsim.checking import check
 from distsim.profiles import PROFILES
 from distsim.program.lower import lower

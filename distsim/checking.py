@@ -19,9 +19,8 @@ from distsim.check.layout import Layout
 from distsim.check.memory import memory_findings
 from distsim.check.remarks import remarks
 from distsim.check.schedule import schedule_to_json
-from distsim.check.subject import Subject
 from distsim.check.undefined import undefined_findings
-from distsim.check.verdict import Verdict, verdict_of
+from distsim.check.verdict import Subject, Verdict, verdict_of
 from distsim.cost import CostModel
 from distsim.engine import Run, run
 from distsim.engine.folded import whole_standstill
@@ -29,7 +28,7 @@ from distsim.engine.outcomes import ProfileOutcome, outcome_under
 from distsim.errors import Problem, ScenarioErrors, UsageError
 from distsim.findings.record import Finding
 from distsim.profiles import PROFILES, Profile, default_cluster
-from distsim.program.limits import FOLDED_CALLS, bounded_program, bounded_world, fits
+from distsim.program.features import FOLDED_CALLS, bounded_program, bounded_world, fits
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.records import no_collection
@@ -123,7 +122,7 @@ def check(
     fold: bool | None = None,
 ) -> CheckResult:
     """Check a scenario. ``backend`` takes the place of the file's; ``max_states`` bounds the search over orders of events;
-    ``strict`` makes leaks errors; ``max_calls`` stands for the limits of `distsim.program.limits`; ``fold``: ranks that do the same are
+    ``strict`` makes leaks errors; ``max_calls`` stands for the limits of `distsim.program.features`; ``fold``: ranks that do the same are
     looked at once, None: where the program is large. Raises ScenarioErrors, UsageError."""
     with no_collection():
         bounded_world(scenario, max_calls)

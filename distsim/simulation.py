@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from distsim.check.schedule import Schedule
-from distsim.check.subject import Subject, made_all_calls
-from distsim.check.verdict import Verdict, verdict_of
+from distsim.check.verdict import Subject, Verdict, made_all_calls, verdict_of
 from distsim.cluster import PRESETS, Cluster, cluster_from
 from distsim.cost import CostModel
 from distsim.critical_path import critical_path
@@ -20,7 +19,7 @@ from distsim.errors import UsageError
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES, default_cluster
-from distsim.program.limits import FOLDED_CALLS, bounded_program, bounded_world, fits
+from distsim.program.features import FOLDED_CALLS, bounded_program, bounded_world, fits
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.records import dataclass, no_collection
@@ -101,7 +100,7 @@ def simulate(scenario: Scenario, **how: Unpack[How]) -> Simulation:
 
     ``with_verdict``: True where nothing is said. ``with_values``: None has them where the program is small. ``ordered`` runs the
     time-ordered engine even where the fast one is exact. ``schedule``: the order of events that a check wrote; receives from any source
-    take the messages it names. ``max_calls``: calls that may be simulated, in place of the limits of `distsim.program.limits`.
+    take the messages it names. ``max_calls``: calls that may be simulated, in place of the limits of `distsim.program.features`.
     ``fold``: ranks that do the same are simulated once; None: where the program is large. It changes no figure.
     ``tell`` is called with what is done next, in words. Raises ScenarioErrors and UsageError.
     """
@@ -153,7 +152,7 @@ class More(TypedDict, total=False):
 def simulate_program(scenario: Scenario, program: Program, cost: CostModel, **more: Unpack[More]) -> Simulation:
     """The same for a program that is there already: lowered from ``scenario``, or made of a trace, with what its file would say of it.
 
-    ``follow``: whose message receives from any source take. ``bounded``: refuse more calls than `distsim.program.limits` allows, or
+    ``follow``: whose message receives from any source take. ``bounded``: refuse more calls than `distsim.program.features` allows, or
     ``max_calls``. See `simulate` for the rest.
     """
     tell, most = more.get("tell", _untold), more.get("max_calls")

@@ -21,8 +21,7 @@ from distsim.check.readings import Contract
 from distsim.check.readings import Run as SingleRun
 from distsim.check.verdict import Verdict, verdict_of
 from distsim.cost import CostModel
-from distsim.engine import Run, run
-from distsim.engine.fill import fill
+from distsim.engine import Run, fill, run
 from distsim.engine.orders import Ends, ends_of_orders
 from distsim.engine.outcomes import ProfileOutcome, outcome_under
 from distsim.profiles import PROFILES, READINGS
@@ -34,9 +33,9 @@ from distsim.semantics.blocked import standstill as left_by
 from distsim.semantics.columns import run_folded
 from distsim.semantics.conditions import Conditions
 from distsim.semantics.fold import fold
-from distsim.semantics.free import leaves_open, why_ordered
 from distsim.semantics.link import Linked
 from distsim.semantics.local import LocalClocks, Progress, course_of, go
+from distsim.semantics.misfits import leaves_open, why_ordered
 from distsim.semantics.moves import Rules
 from distsim.semantics.standing import standstill
 from distsim.semantics.state import Mismatched

@@ -62,7 +62,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("distsim/check/verdict.py", "distsim/check/judge.py", "distsim/check/ending.py"),
         (
             "test_observed", "test_cases", "test_check_races", "test_explore", "test_check_diagnose", "test_check_first_findings",
-            "test_check_messages", "test_findings", "test_remarks", "test_verdict_*",
+            "test_check_messages", "test_check_subject", "test_findings", "test_remarks", "test_verdict_*",
         ),
     ),
     # A file belongs to the first part that names it.

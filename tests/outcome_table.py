@@ -25,7 +25,7 @@ from distsim.semantics.conditions import Conditions  # noqa: E402
 from distsim.semantics.contacts import bad_contacts  # noqa: E402
 from distsim.semantics.creation import unlike_groups  # noqa: E402
 from distsim.semantics.fold import fold  # noqa: E402
-from distsim.semantics.free import leaves_open, why_ordered  # noqa: E402
+from distsim.semantics.misfits import leaves_open, why_ordered  # noqa: E402
 from distsim.semantics.moves import Rules  # noqa: E402
 from distsim.semantics.section import section  # noqa: E402
 from distsim.semantics.standing import standstill  # noqa: E402

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from distsim.cli.app import app
+from distsim.cli.app import application
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIOS = [*sorted(ROOT.glob("scenarios/*.yaml")), *sorted(ROOT.glob("scenarios/startup/*.yaml"))]
@@ -21,7 +21,7 @@ SCENARIOS = [*sorted(ROOT.glob("scenarios/*.yaml")), *sorted(ROOT.glob("scenario
 def output_of(path: Path) -> str:
     """Standard output at 80 columns, then a line with the exit status. The working directory must be the project's."""
     result = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"}).invoke(
-        app, ["simulate", str(path.relative_to(ROOT))], catch_exceptions=False
+        application(), ["simulate", str(path.relative_to(ROOT))], catch_exceptions=False
     )
     return f"{result.stdout}exit status {result.exit_code}\n"
 

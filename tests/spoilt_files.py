@@ -13,8 +13,7 @@ from random import Random
 from typing import Any
 
 from distsim.scenario.construct import construct
-from distsim.scenario.document import Document, compose
-from distsim.scenario.problems import Problems
+from distsim.scenario.document import Document, Problems, compose
 
 ROOT = Path(__file__).resolve().parent.parent
 ODD: tuple[Any, ...] = (

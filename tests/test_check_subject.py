@@ -9,8 +9,7 @@ from hypothesis import given, settings
 
 from distsim.check.backends import backend_findings
 from distsim.check.remarks import remarks
-from distsim.check.subject import CONCERNS, Subject
-from distsim.check.verdict import verdict_of
+from distsim.check.verdict import CONCERNS, Subject, verdict_of
 from distsim.errors import UserError
 from distsim.findings.record import Finding
 from distsim.profiles import PROFILES

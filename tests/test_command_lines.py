@@ -19,7 +19,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from distsim.bench import Bench, Measured, to_json
-from distsim.cli.app import app
+from distsim.cli.app import application
 from tests.command_lines import ROOT, Line, frames, spans
 
 SCRIPT = """import argparse
@@ -94,7 +94,7 @@ def inside(here: Path, words: list[str]) -> tuple[int, str]:
     before = Path.cwd()
     os.chdir(here)
     try:
-        done = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"}).invoke(app, words)
+        done = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"}).invoke(application(), words)
     finally:
         os.chdir(before)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
@@ -117,7 +117,7 @@ def test_the_command_and_its_options_exist(line: Line) -> None:
         scripts = [word for word in words if word.endswith(".py")]
         assert [name for name in scripts if not (ROOT / name).exists()] == []
         return
-    commands = get_command(app).commands  # type: ignore[attr-defined]
+    commands = get_command(application()).commands  # type: ignore[attr-defined]
     assert words[1] in commands
     own = words[: words.index("--")] if "--" in words else words
     known = {name for parameter in commands[words[1]].params for name in (*parameter.opts, *parameter.secondary_opts)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from distsim.cli.app import app
+from distsim.cli.app import application
 from distsim.cluster import cluster_from
 from distsim.cost import CostModel
 from distsim.errors import UsageError
@@ -28,7 +28,7 @@ def log(us: list[float]) -> str:
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    done = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"}).invoke(app, ["compare", *arguments])
+    done = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"}).invoke(application(), ["compare", *arguments])
     return done.exit_code, " ".join(done.stdout.split())
 
 
@@ -65,4 +65,4 @@ def test_the_size_at_which_log_and_cluster_part_is_named(tmp_path: Path) -> None
 )
 def test_what_can_not_be_laid_beside_a_cluster_is_refused(arguments: tuple[str, ...], cause: str) -> None:
     with pytest.raises(UsageError, match=cause):
-        CliRunner().invoke(app, ["compare", *arguments], catch_exceptions=False)
+        CliRunner().invoke(application(), ["compare", *arguments], catch_exceptions=False)

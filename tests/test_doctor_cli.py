@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from distsim.cli.app import app
+from distsim.cli.app import application
 from distsim.doctor import examine, read_evidence
 from distsim.doctor.live import rank_of, ranks_of
 from distsim.doctor.smallest import smallest_scenario
@@ -36,7 +36,7 @@ SMALL = ("barrier_in_branch", "different_kind", "different_size", "early_break",
 
 
 def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, ["doctor", *map(str, words)])
+    return CliRunner().invoke(application(), ["doctor", *map(str, words)])
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_o_writes_the_scenario_or_says_what_it_could_write(behind: Path, tmp_pat
     assert run(behind, "-o", out).exit_code == 1
     assert out.read_text().startswith("# Written by distsim doctor")
     with pytest.raises(UsageError, match="what is to be written there"):
-        CliRunner().invoke(app, ["doctor", str(behind), "-o", str(tmp_path / "x.txt")], catch_exceptions=False)
+        CliRunner().invoke(application(), ["doctor", str(behind), "-o", str(tmp_path / "x.txt")], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_o_writes_the_scenario_or_says_what_it_could_write(behind: Path, tmp_pat
 )
 def test_a_wrong_command_is_refused_with_its_remedy(words: tuple[str, ...], said: str) -> None:
     with pytest.raises(UsageError, match=said) as refused:
-        CliRunner().invoke(app, ["doctor", *words], catch_exceptions=False)
+        CliRunner().invoke(application(), ["doctor", *words], catch_exceptions=False)
 
     assert refused.value.remedy
 
@@ -159,7 +159,7 @@ def test_a_wrong_command_is_refused_with_its_remedy(words: tuple[str, ...], said
 def test_a_trace_of_distsim_is_evidence(tmp_path: Path) -> None:
     source = "world: 3\nbackend: gloo\ntensors: {x: {shape: [4]}}\nprogram:\n- all_reduce: {tensor: x}\n- barrier: {}\n  ranks: rank != 1\n"
     (tmp_path / "s.yaml").write_text(source)
-    CliRunner().invoke(app, ["simulate", str(tmp_path / "s.yaml"), "--trace", str(tmp_path / "t.jsonl")])
+    CliRunner().invoke(application(), ["simulate", str(tmp_path / "s.yaml"), "--trace", str(tmp_path / "t.jsonl")])
 
     found = examine(read_evidence([str(tmp_path / "t.jsonl")]))
 

@@ -25,8 +25,8 @@ from distsim.program.build import build_program
 from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import loads
-from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
+from distsim.semantics.misfits import why_ordered
 from distsim.simulation import _ended
 from tests.random_programs import Plain, any_programs, valid_programs
 

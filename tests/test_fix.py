@@ -13,8 +13,7 @@ from distsim.repair.fixes import fixes
 from distsim.repair.patch import patched
 from distsim.scenario import loads
 from distsim.scenario.construct import construct
-from distsim.scenario.document import Document, compose
-from distsim.scenario.problems import Problems
+from distsim.scenario.document import Document, Problems, compose
 from tests.agreed import load_cases, scenario_of
 
 #: Faulty scenarios and the words that the first repair must hold.

@@ -15,9 +15,8 @@ import gloo_cases
 import numpy as np
 import pytest
 
-from distsim.ops.checks import first
 from distsim.ops.effects import numpy_dtype
-from distsim.ops.records import REDUCE_OPS, Buffer, Call, Group
+from distsim.ops.records import REDUCE_OPS, Buffer, Call, Group, first
 from distsim.ops.table import OPS
 
 pytest.importorskip("torch", reason="torch is not installed (extra `real`): its calls can't be run")

@@ -16,9 +16,8 @@ from pydantic import ValidationError
 from distsim.errors import UsageError
 from distsim.ops import colours
 from distsim.ops.base import Op
-from distsim.ops.checks import reduce_refusal
 from distsim.ops.effects import apply_effect, numpy_dtype, reduce_arrays
-from distsim.ops.records import DTYPE_BYTES, REDUCE_OPS, Buffer, Call, Group
+from distsim.ops.records import DTYPE_BYTES, REDUCE_OPS, Buffer, Call, Group, reduce_refusal
 from distsim.ops.table import ALIASES, OPS
 
 COLLECTIVES = [pytest.param(row, id=op) for op, row in OPS.items() if row.kind == "collective"]

@@ -21,10 +21,9 @@ from distsim.program.lower import lower
 from distsim.program.records import Program
 from distsim.scenario import loads
 from distsim.semantics.conditions import Conditions
-from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
 from distsim.semantics.local import go
-from distsim.semantics.misfits import Misfits
+from distsim.semantics.misfits import Misfits, why_ordered
 from distsim.simulation import simulate
 from tests.random_programs import Plain, any_programs, valid_programs
 

@@ -16,7 +16,7 @@ from distsim import files
 from distsim.checking import check, check_file
 from distsim.errors import ScenarioErrors, UsageError
 from distsim.expectations import check_file as held_to_expect
-from distsim.program.limits import MAX_CALLS, MAX_RANKS, fits
+from distsim.program.features import MAX_CALLS, MAX_RANKS, fits
 from distsim.program.lower import lower
 from distsim.scenario import load, loads
 from distsim.simulation import simulate

@@ -194,7 +194,7 @@ trees = st.recursive(
 def test_written_data_reads_as_itself(data: Any) -> None:
     """Texts that look like numbers, booleans or keys stay texts; control characters, which are read written out, are not among them."""
     from distsim.scenario.construct import construct
-    from distsim.scenario.problems import Problems
+    from distsim.scenario.document import Problems
 
     document = Document("f", write({"data": [data]}))
     problems = Problems(document)

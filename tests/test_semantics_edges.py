@@ -23,10 +23,9 @@ from distsim.semantics.conditions import Conditions
 from distsim.semantics.creation import made_groups
 from distsim.semantics.facts import numbered, vectors
 from distsim.semantics.fold import fold
-from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
 from distsim.semantics.local import LocalClocks, course_of, go
-from distsim.semantics.misfits import Misfits
+from distsim.semantics.misfits import Misfits, why_ordered
 from distsim.semantics.moves import Rules
 from distsim.semantics.section import section
 from distsim.semantics.standing import standstill

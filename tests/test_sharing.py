@@ -16,17 +16,15 @@ from distsim.cluster import cluster_from, preset
 from distsim.cost import CostModel
 from distsim.cost.passing import passed
 from distsim.cost.sharing import Demand, Ports, fair_rates
-from distsim.engine import overlap
-from distsim.engine.fill import fill
+from distsim.engine import fill, overlap
 from distsim.engine.outlasting import outlasts
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES
 from distsim.scenario import Scenario, loads
 from distsim.semantics.conditions import Conditions
-from distsim.semantics.free import why_ordered
 from distsim.semantics.link import Linked
 from distsim.semantics.local import go
-from distsim.semantics.misfits import Misfits
+from distsim.semantics.misfits import Misfits, why_ordered
 from distsim.simulation import Simulation, cost_model, simulate
 from tests import generator
 

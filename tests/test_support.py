@@ -11,11 +11,10 @@ import pytest
 import yaml
 
 from distsim.cli.explain import page
-from distsim.ops.checks import reduce_refusal
-from distsim.ops.records import DTYPE_BYTES, REDUCE_OPS, Buffer, Call, Group
+from distsim.ops.records import DTYPE_BYTES, REDUCE_OPS, Buffer, Call, Group, reduce_refusal
 from distsim.ops.table import OPS
 from distsim.profiles import PROFILES, SUPPORT, reductions
-from distsim.profiles.support import MEETING, SCALAR_TYPES, SHAPED
+from distsim.profiles.record import MEETING, SCALAR_TYPES, SHAPED
 
 ROOT = Path(__file__).resolve().parent.parent
 OBSERVED = ROOT / "tests" / "data" / "agreed" / "gloo_takes.yaml"

@@ -1,28 +1,81 @@
-"""The verdict on a program under the contract: the worst of what its readings end in."""
+"""The verdict on a program under the contract: the worst of what its readings end in. Before that, which detectors it concerns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import field
+from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from distsim.check.ending import MAX_STATES, READINGS, Ending, Example, How, Kind, Orders, depends_on, first_with, hows
 from distsim.check.schedule import Schedule
-from distsim.check.subject import Subject, made_all_calls
 from distsim.findings.codes import CODES
 from distsim.findings.record import Finding
 from distsim.ops.table import OPS
+from distsim.program.features import Feature
 from distsim.program.records import Program
 from distsim.records import dataclass
 from distsim.standstill import Standstill
 
 if TYPE_CHECKING:
+    from distsim.check.call_index import CallIndex
+    from distsim.check.layout import Layout
     from distsim.check.leaks import Leak
     from distsim.check.mismatch import Mismatch
     from distsim.check.races import DataRace
     from distsim.check.readings import Contract, Reading
     from distsim.check.remote import RemoteRace
+
+
+# --- what detectors are asked about ---
+
+
+#: Detector -> what concerns it: in a program that uses none of these it has nothing to find. Each is the module of this folder.
+CONCERNS: Final[dict[str, frozenset[Feature]]] = {
+    "leaks": frozenset({"requests"}),
+    "races": frozenset({"requests", "streams"}),
+    "remote": frozenset({"remote"}),
+    "signals": frozenset({"signals"}),
+    "names": frozenset({"branches"}),
+    "messages": frozenset({"messages"}),
+    "remarks": frozenset({"requests", "branches", "timeouts"}),
+}
+
+
+class Subject:
+    """What detectors are asked about."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._concerned = frozenset(name for name, uses in CONCERNS.items() if not uses.isdisjoint(program.features))
+
+    def concerns(self, detector: str) -> bool:
+        """Whether a detector may find something."""
+        return detector in self._concerned
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Where the program's calls meet."""
+        from distsim.check.layout import build_layout
+
+        return build_layout(self.program)
+
+    @cached_property
+    def where(self) -> CallIndex:
+        """The same, call by call."""
+        from distsim.check.call_index import CallIndex
+
+        return CallIndex(self.layout)
+
+
+def made_all_calls(program: Program, left: Standstill) -> bool:
+    """Every rank came to the end of its code."""
+    return all(end.status == "ended" and end.position >= len(program.code(end.rank).calls) for end in left.ends)
+
+
+# --- the verdict ---
+
 
 Class = Literal["invalid", "mismatch", "deadlock", "race", "leak", "ok"]
 _PLAIN: tuple[Reading, ...] = ("rendezvous", "early", "buffered")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
+from distsim.cli.app import BackendOption, ClusterOption, ReportOption, check_scenario_name, taking
 from distsim.cli.check import Format, FormatOption
-from distsim.cli.options import BackendOption, ClusterOption, ReportOption, check_scenario_name, taking
 from distsim.cli.report import check_report_name, report_simulation
 from distsim.cli.simulate import Traces
 

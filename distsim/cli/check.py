@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, MaxCalls, NoFold, ReportOption, Sets, is_trace, taking
+from distsim.cli.app import BackendOption, MaxCalls, NoFold, ReportOption, Sets, is_trace, taking
 from distsim.cli.report import check_report_name, report_check
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _reportable(given: CheckOptions, files: list[str]) -> None:
 
 def _simulated(given: CheckOptions) -> Simulation | None:
     """The run beside the verdict; None for a file that can't be read."""
-    from distsim.cli.options import read_scenario
+    from distsim.cli.app import read_scenario
     from distsim.cli.traced import simulate_trace
     from distsim.errors import DistsimError
     from distsim.simulation import simulate

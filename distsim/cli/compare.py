@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import ClusterOption, ReportOption, Sets, read_scenario
+from distsim.cli.app import ClusterOption, ReportOption, Sets, read_scenario
 from distsim.cli.report import check_report_name, write_report
 from distsim.cli.simulate import Format, FormatOption
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distsim.cli import console
-from distsim.cli.options import File, Sets, read_scenario
+from distsim.cli.app import File, Sets, read_scenario
 
 
 def command(file: File, sets: Sets = None) -> None:

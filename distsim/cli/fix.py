@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distsim.cli import console
-from distsim.cli.options import is_trace
+from distsim.cli.app import is_trace
 
 if TYPE_CHECKING:
     from distsim.checking import CheckResult

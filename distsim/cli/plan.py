@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import taking
+from distsim.cli.app import taking
 from distsim.cli.simulate import Format, FormatOption
 from distsim.cli.sweep import Workers, names_of
 

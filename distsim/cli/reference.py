@@ -19,9 +19,9 @@ def cli_page() -> str:
     """docs/cli.md: what each command's --help says, in 80 columns."""
     from typer.main import get_command
 
-    from distsim.cli.app import app
+    from distsim.cli.app import application
 
-    root = get_command(app)
+    root = get_command(application())
     top = root.make_context("distsim", [], resilient_parsing=True, terminal_width=80, max_content_width=80)
     parts = ["# The command line", GENERATED, f"```text\n{top.get_help().strip()}\n```"]
     for name, command in root.commands.items():  # type: ignore[attr-defined]  # a typer app with several commands is a group

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import Backend, BackendOption, ClusterOption, Sets, is_trace, read_scenario, taking
+from distsim.cli.app import Backend, BackendOption, ClusterOption, Sets, is_trace, read_scenario, taking
 from distsim.views.pictures import names
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import ClusterOption, check_scenario_name, taking
+from distsim.cli.app import ClusterOption, check_scenario_name, taking
 from distsim.cli.run import RealBackend, RealOptions, check_trace_name, deliver, recorded_in, tell_refused, write_trace
 from distsim.cli.simulate import Format, FormatOption
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, ClusterOption, MaxCalls, Sets, is_trace, read_scenario, taking
+from distsim.cli.app import BackendOption, ClusterOption, MaxCalls, Sets, is_trace, read_scenario, taking
 
 if TYPE_CHECKING:
     from distsim.checking import CheckResult

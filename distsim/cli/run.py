@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import File, ReportOption, Sets, read_scenario, taking
+from distsim.cli.app import File, ReportOption, Sets, read_scenario, taking
 from distsim.cli.report import check_report_name, report_real
 from distsim.cli.simulate import Format, FormatOption
 

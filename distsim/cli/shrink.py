@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, File, Sets, read_scenario
+from distsim.cli.app import BackendOption, File, Sets, read_scenario
 
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="S.yaml", help="Where it is written; else to the terminal.")

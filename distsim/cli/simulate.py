@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import (
+from distsim.cli.app import (
     BackendOption,
     ClusterOption,
     File,

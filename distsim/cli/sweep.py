@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from distsim.cli import console
-from distsim.cli.options import BackendOption, File, MaxCalls, Sets, taking
+from distsim.cli.app import BackendOption, File, MaxCalls, Sets, taking
 from distsim.cli.simulate import Format, FormatOption
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from distsim.cli.options import is_trace, read_scenario
+from distsim.cli.app import is_trace, read_scenario
 
 if TYPE_CHECKING:
     from distsim.cli.simulate import SimulateOptions, WhatIfOptions

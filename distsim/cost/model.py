@@ -32,10 +32,9 @@ from numpy.typing import NDArray
 
 from distsim.cluster.measured import Correction, blended
 from distsim.cluster.model import Cluster, Curve
-from distsim.cluster.placement import Placement
 from distsim.cost import nccl
 from distsim.cost.constants import LAUNCH_NS
-from distsim.cost.loads import CHEAPEST, Load, Row, brings_about, check_names, load_of, written_load
+from distsim.cost.loads import CHEAPEST, Load, Placement, Row, brings_about, check_names, load_of, written_load
 from distsim.cost.on_gpus import kind_of, message_setting, over_domains, setting
 from distsim.cost.pools import Pools
 from distsim.cost.setting import Kind

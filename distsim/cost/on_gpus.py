@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from distsim.cluster.model import Cluster
-from distsim.cluster.placement import Placement
-from distsim.cost.loads import Row, brings_about
+from distsim.cost.loads import Placement, Row, brings_about
 from distsim.cost.setting import Kind, Setting
 
 

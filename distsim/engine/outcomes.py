@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distsim.cost import CostModel
-from distsim.engine.fill import fill
+from distsim.engine import fill
 from distsim.engine.general import simulate_in_order
 from distsim.engine.orders import End, Note, ends_of_orders
 from distsim.engine.outlasting import may_outlast, outlasts
@@ -24,10 +24,9 @@ from distsim.semantics.conditions import Conditions
 from distsim.semantics.contacts import bad_contacts
 from distsim.semantics.creation import unlike_groups
 from distsim.semantics.form import Drop
-from distsim.semantics.free import leaves_open, why_ordered
 from distsim.semantics.link import Linked
 from distsim.semantics.local import Progress, go
-from distsim.semantics.misfits import Misfits
+from distsim.semantics.misfits import Misfits, leaves_open, why_ordered
 from distsim.semantics.section import Unfold
 from distsim.standstill import Standstill
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from distsim.cluster import Cluster
 from distsim.findings.record import Finding
-from distsim.ops.checks import part_sizes
-from distsim.ops.records import DTYPE_BYTES, Call, Group
+from distsim.ops.records import DTYPE_BYTES, Call, Group, part_sizes
 from distsim.ops.table import OPS
 from distsim.program.records import Code, CodeCall, Program, Site, Vec
 from distsim.records import dataclass

@@ -129,7 +129,7 @@ class Op(BaseModel):
     #: The function of torch.distributed; None where the operation is no call on it.
     torch_name: ClassVar[str | None] = None
     #: The back ends that have the operation, and what each makes of it. One that is not named here refuses it, unless its own file
-    #: says that it takes it (`distsim.profiles.support`).
+    #: says that it takes it (`distsim.profiles.record`).
     bindings: ClassVar[Mapping[str, Binding]] = {}
     #: Algorithms that bring the effect about, by name; the first one is the default schedule.
     algorithms: ClassVar[Mapping[str, Algorithm]] = {}

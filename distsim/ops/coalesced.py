@@ -17,10 +17,9 @@ from pydantic import model_validator
 from distsim.ops import colours
 from distsim.ops.base import Binding, Effect, Op, Words
 from distsim.ops.bindings import GLOO_SHAPES
-from distsim.ops.checks import first, mixed_parts, shared_part, stranger
 from distsim.ops.collective import Collective, Reducing
 from distsim.ops.fields import TensorList
-from distsim.ops.records import Buffer, Call
+from distsim.ops.records import Buffer, Call, first, mixed_parts, shared_part, stranger
 from distsim.ops.symmetric import AllGatherIntoTensor, AllReduce, ReduceScatterTensor
 from distsim.ops.torch_types import Memory, Work
 

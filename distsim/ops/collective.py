@@ -7,9 +7,8 @@ from typing import ClassVar
 from pydantic import Field, StrictBool, model_validator
 
 from distsim.ops.base import Op, Peers, Share, Source
-from distsim.ops.checks import first, foreign_root, stranger, unlike_dtypes
 from distsim.ops.fields import Expr, GroupField, HandleField, ReduceOpField, StreamField, TensorField
-from distsim.ops.records import Buffer, Call
+from distsim.ops.records import Buffer, Call, first, foreign_root, stranger, unlike_dtypes
 from distsim.ops.torch_types import Memory, Tensor
 
 

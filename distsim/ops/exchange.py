@@ -10,10 +10,9 @@ from pydantic import StrictBool
 from distsim.ops import colours
 from distsim.ops.base import Binding, Effect, Op, Share, Source, Words
 from distsim.ops.bindings import NCCL_MOVES, ONLY_GLOO
-from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, stranger
 from distsim.ops.collective import Collective, torch_list
 from distsim.ops.fields import ExprList, GroupField, TensorField, TensorList, TimeoutField
-from distsim.ops.records import Buffer, Call
+from distsim.ops.records import Buffer, Call, first, misfit, not_a_list_of, part_sizes, stranger
 from distsim.ops.torch_types import Memory, Work
 from distsim.schedules import algorithms_of
 

@@ -12,9 +12,8 @@ from pydantic import Field
 
 from distsim.ops import colours
 from distsim.ops.base import Binding, From, OneTransfer, To, Words
-from distsim.ops.checks import first, no_peer, stranger
 from distsim.ops.fields import Expr, GroupField, StreamField, TensorField, expression
-from distsim.ops.records import Call
+from distsim.ops.records import Call, first, no_peer, stranger
 
 #: The tag of a signal on channel 0: tags of messages end below, so that the two never meet.
 SIGNALS = 1 << 32

@@ -9,9 +9,8 @@ from pydantic import Field, model_validator
 from distsim.ops import colours
 from distsim.ops.base import Binding, OneTransfer, Op, To, Words
 from distsim.ops.bindings import NCCL_MOVES
-from distsim.ops.checks import first, no_peer, stranger
 from distsim.ops.fields import Expr, GroupField, HandleField, StreamField, TensorField, expression
-from distsim.ops.records import Call
+from distsim.ops.records import Call, first, no_peer, stranger
 from distsim.ops.torch_types import Memory, Work
 
 

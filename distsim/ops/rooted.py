@@ -6,10 +6,9 @@ from types import ModuleType
 from distsim.ops import colours
 from distsim.ops.base import Binding, Effect, Source, Words
 from distsim.ops.bindings import COMPLEX, NCCL_MOVES, gather_route, reduce_route, root_alone, scatter_route, tree_route
-from distsim.ops.checks import first, misfit, not_a_list_of, part_sizes, unreducible
 from distsim.ops.collective import FromRoot, InPlace, Reducing, ToRoot, everyone, op_of, torch_list
 from distsim.ops.fields import TensorField, TensorList
-from distsim.ops.records import Buffer, Call
+from distsim.ops.records import Buffer, Call, first, misfit, not_a_list_of, part_sizes, unreducible
 from distsim.ops.torch_types import Memory, Work
 from distsim.schedules import algorithms_of, binomial_kin
 

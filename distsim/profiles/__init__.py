@@ -12,8 +12,7 @@ from pkgutil import iter_modules
 from distsim.cluster import Cluster, preset
 from distsim.ops.records import REDUCE_OPS, Call
 from distsim.profiles.contract import BUFFERED, EARLY, RENDEZVOUS
-from distsim.profiles.record import Meeting, Mishap, Outcome, Profile, Workers
-from distsim.profiles.support import Support
+from distsim.profiles.record import Meeting, Mishap, Outcome, Profile, Support, Workers
 
 
 def _back_ends() -> Iterator[Profile]:

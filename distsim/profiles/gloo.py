@@ -7,13 +7,27 @@ from functools import cache
 
 from distsim.ops.base import Binding, Route
 from distsim.ops.bindings import root_alone
-from distsim.ops.checks import part_sizes
 from distsim.ops.exchange import Exchange
-from distsim.ops.records import DTYPE_BYTES, Call
+from distsim.ops.records import DTYPE_BYTES, Call, part_sizes
 from distsim.ops.table import OPS
 from distsim.profiles.gloo_rings import RINGS, Ends, Share, ring_ends
-from distsim.profiles.record import Awaited, Meeting, Mishap, Options, Parties, Profile, Reaction, Workers, never, torch_layer
-from distsim.profiles.support import COMPLEX, FLOATS, INTEGERS, Support, reduced_by
+from distsim.profiles.record import (
+    COMPLEX,
+    FLOATS,
+    INTEGERS,
+    Awaited,
+    Meeting,
+    Mishap,
+    Options,
+    Parties,
+    Profile,
+    Reaction,
+    Support,
+    Workers,
+    never,
+    reduced_by,
+    torch_layer,
+)
 from distsim.schedules import binomial_kin, binomial_parent
 
 #: Run on torch 2.13, each cell. A mean of integers is refused only after the sum was taken.

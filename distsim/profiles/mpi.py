@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from distsim.ops.records import Call
 from distsim.profiles.record import (
+    COMPLEX,
     BufferOption,
     Meeting,
     Mishap,
@@ -11,13 +12,14 @@ from distsim.profiles.record import (
     Parties,
     Profile,
     Reaction,
+    Support,
     Workers,
     by_number,
     needs_all,
     no_neighbours,
+    reduced_by,
     torch_layer,
 )
-from distsim.profiles.support import COMPLEX, Support, reduced_by
 
 #: Open MPI's limit of its TCP transport, the smallest of the common ones: below it a send is copied and returns.
 BUFFER = BufferOption("eager_limit", 4 * 1024)

@@ -10,7 +10,11 @@ from distsim.ops.records import DTYPE_BYTES, Call
 from distsim.ops.table import OPS
 from distsim.profiles.record import (
     ALL_PAIRS,
+    COMPLEX,
+    FLOAT8,
+    FLOATS,
     FROM_ROOT,
+    INTEGERS,
     TO_ROOT,
     BufferOption,
     Meeting,
@@ -19,13 +23,14 @@ from distsim.profiles.record import (
     Parties,
     Profile,
     Reaction,
+    Support,
     by_number,
     needs_all,
     no_neighbours,
     no_workers,
+    reduced_by,
     torch_layer,
 )
-from distsim.profiles.support import COMPLEX, FLOAT8, FLOATS, INTEGERS, Support, reduced_by
 
 #: Channels that a pair of ranks has at least (``topo.cc``, `ncclTopoGetNchannels`; over NVLink it has more).
 CHANNELS = 2

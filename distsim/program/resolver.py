@@ -18,7 +18,7 @@ from distsim.program.records import BoolVector, BufferVec, Fields, Numbers, Vec,
 from distsim.scenario.entries import Step
 
 if TYPE_CHECKING:
-    from distsim.program.walk import Walker
+    from distsim.program.lower import Walker
 
 
 Indices = dict[str, int]
@@ -52,7 +52,7 @@ class Resolver:
         self._gone: set[GroupName] = set()  # groups destroyed on the way
 
     def _split(self, labels: Numbers | Sequence[int]) -> NoReturn:
-        from distsim.program.walk import Split
+        from distsim.program.lower import Split
 
         raise Split(np.asarray(labels).astype(np.int64))
 

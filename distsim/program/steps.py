@@ -19,7 +19,7 @@ from distsim.program.resolver import Here, Indices, Resolver, auto_shape, transp
 from distsim.scenario.entries import Step
 
 if TYPE_CHECKING:
-    from distsim.program.walk import Walker
+    from distsim.program.lower import Walker
 
 
 _NO_REQUESTS = Requests()

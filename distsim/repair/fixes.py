@@ -17,8 +17,7 @@ from distsim.repair.proposals import LEAVES_OUT, Fault, Proposal, proposals
 from distsim.repair.steps import Data, Path, parts_of, steps_of
 from distsim.scenario import loads
 from distsim.scenario.construct import construct
-from distsim.scenario.document import Document, compose
-from distsim.scenario.problems import Problems
+from distsim.scenario.document import Document, Problems, compose
 from distsim.simulation import simulate
 
 #: Changed files that are checked, of all steps together; and calls of all of them, where that is less, but not under `_LEAST` files.

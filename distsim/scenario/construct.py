@@ -11,8 +11,7 @@ from typing import Any
 
 from distsim.files import visible
 from distsim.names import shown
-from distsim.scenario.document import MAX_ALIASED, Document, Map, Seq, plain_scalar
-from distsim.scenario.problems import Problems
+from distsim.scenario.document import MAX_ALIASED, Document, Map, Problems, Seq, plain_scalar
 from distsim.scenario.remedies import remedy
 
 _MISSING_BLANK = re.compile(r"([A-Za-z_]\w*):(\S.*)", re.DOTALL)

@@ -1,4 +1,4 @@
-"""YAML text to plain data that remembers its places. Only this file knows YAML.
+"""YAML text to plain data that remembers its places, and what is wrong with it, each problem with its place. Only this file knows YAML.
 
 Scalars follow the core schema of YAML 1.2 (yaml.org/spec/1.2.2, 10.3): `on`, `no` and `12:30` are texts, `010` is ten, `1e6` a
 float. Mappings become `Map`, lists `Seq`: a dict and a list that keep the node they come from, so that a path of keys leads
@@ -8,13 +8,14 @@ to a line and a column. Duplicate keys, keys that are no names or integers, tags
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Any, NamedTuple
 
 import yaml
 
 from distsim.errors import Problem, ScenarioErrors
+from distsim.ops.fields import errors_of
 from distsim.records import dataclass
 from distsim.scenario.broken import diagnosed
 
@@ -296,3 +297,63 @@ def _float_node(dumper: yaml.SafeDumper, value: float) -> Any:
 
 _Dumper.add_representer(str, _text_node)
 _Dumper.add_representer(float, _float_node)
+
+
+# --- what is wrong ---
+
+
+#: More than these are not shown: they follow from the first ones more often than not.
+_MOST = 200
+
+
+def path_text(path: Iterable[str | int]) -> str:
+    """``("program", 0, "send", "dst")`` as ``program[0].send.dst``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+class Problems:
+    """The problems of one document so far. ``add`` never raises; ``raise_any`` does, with all of them in order of place."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.found: dict[tuple[str, int, int, str, str], Problem] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.found)
+
+    def add(self, path: Path, message: str, hint: str = "", at_key: bool = False, offset: int | None = None) -> None:
+        """Note a problem with the value at ``path`` (``at_key``: with its key; ``offset``: at that character of the text)."""
+        self.keep(problem(self.document, path, message, hint, at_key, offset))
+
+    def keep(self, found: Problem) -> None:
+        key = (found.file, found.line, found.column, found.path, found.message)
+        self.found.setdefault(key, found)
+
+    def error(self, path: Path, error: ValueError) -> None:
+        """Note a field parser's errors; they may know the way from the field to the culprit, and the character."""
+        for one in errors_of(error):
+            self.add((*path, *getattr(one, "path", ())), str(one), offset=getattr(one, "offset", None))
+
+    def raise_any(self) -> None:
+        if self.found:
+            ordered = sorted(
+                self.found.values(), key=lambda p: (p.file != self.document.file, p.line, p.column, p.path, p.message)
+            )
+            raise ScenarioErrors(tuple(ordered[:_MOST]))
+
+
+def problem(
+    document: Document, path: Path, message: str, hint: str = "", at_key: bool = False, offset: int | None = None
+) -> Problem:
+    """A problem with the value at a path; without a text to point at, with the path in place of a line."""
+    spot = document.spot(path, at_key, offset)
+    if not hint:
+        from distsim.scenario.remedies import remedy
+
+        hint = remedy(path, message)
+    if spot is None:
+        return Problem(document.file, 0, 0, message, "", hint, path_text(path))
+    return Problem(spot.file, spot.line, spot.column, message, spot.source_line, hint)

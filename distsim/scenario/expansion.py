@@ -19,8 +19,7 @@ from distsim.names import listing, shown
 from distsim.ops.fields import expression
 from distsim.profiles import DEFAULT_BACKEND
 from distsim.quantities import Kind, has_units, kind_of, quantity
-from distsim.scenario.document import Path
-from distsim.scenario.problems import Problems
+from distsim.scenario.document import Path, Problems
 from distsim.scenario.scalars import MAX_WORLD, integer
 from distsim.scenario.validation import note_errors
 from distsim.strategies import STRATEGIES

@@ -14,11 +14,10 @@ from distsim.expr import Expression
 from distsim.files import read_bytes, visible
 from distsim.records import no_collection
 from distsim.scenario.construct import construct
-from distsim.scenario.document import Document, Path, compose
+from distsim.scenario.document import Document, Path, Problems, compose, problem
 from distsim.scenario.entries import Entry
 from distsim.scenario.launch import Launch
 from distsim.scenario.parts import Expect, FaultDecl, GroupDecl, MemoryDecl, Options, Sweep, TensorDecl, World
-from distsim.scenario.problems import Problems, problem
 from distsim.scenario.read import read
 
 

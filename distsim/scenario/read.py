@@ -14,13 +14,12 @@ from distsim.expr import Expression
 from distsim.names import listing, near, shown
 from distsim.ops.fields import PerRank, expression
 from distsim.quantities import has_units, quantity
-from distsim.scenario.document import Document, Path
+from distsim.scenario.document import Document, Path, Problems
 from distsim.scenario.expansion import expand_data, known_quantities
 from distsim.scenario.form import KEYS, File, parser
 from distsim.scenario.launch import Launch
 from distsim.scenario.part import Part
 from distsim.scenario.parts import MEMORY_PARTS, Expect, FaultDecl, GroupDecl, MemoryDecl, Options, Sweep, TensorDecl, World
-from distsim.scenario.problems import Problems
 from distsim.scenario.scalars import MAX_WORLD, integer
 from distsim.scenario.scope import Scope
 from distsim.scenario.steps import MAX_ROUNDS, StepReader

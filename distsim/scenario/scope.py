@@ -13,9 +13,8 @@ from distsim.names import listing, near, shown
 from distsim.ops.base import Op
 from distsim.ops.fields import Inline, PerRank, Ref
 from distsim.quantities import Kind, Quantity, kind_of
-from distsim.scenario.document import Path
+from distsim.scenario.document import Path, Problems
 from distsim.scenario.entries import Block, Entry, Repeat, Selector, Step
-from distsim.scenario.problems import Problems
 from distsim.scenario.steps import bad_times
 
 #: Words of expressions; nothing else may be called so.

@@ -14,10 +14,9 @@ from distsim.ops.base import Op
 from distsim.ops.fields import expression, per_rank, selector
 from distsim.ops.table import ALIASES, OPS
 from distsim.ops.words import torch_names
-from distsim.scenario.document import Path
+from distsim.scenario.document import Path, Problems
 from distsim.scenario.entries import Block, Entry, Repeat, Selector, Step
 from distsim.scenario.form import IN_A_BATCH, MAX_TIMES
-from distsim.scenario.problems import Problems
 from distsim.scenario.validation import note_errors
 from distsim.strategies import STRATEGIES
 

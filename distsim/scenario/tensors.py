@@ -8,8 +8,8 @@ from typing import Any
 from distsim.expr import Expression
 from distsim.names import listing, near
 from distsim.ops.fields import expression
+from distsim.scenario.document import Problems
 from distsim.scenario.parts import TensorDecl
-from distsim.scenario.problems import Problems
 
 _COPIED = ("shape", "dtype", "copies")
 

@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from distsim.names import listing, near, shown
-from distsim.scenario.document import Path
-from distsim.scenario.problems import Problems
+from distsim.scenario.document import Path, Problems
 from distsim.strategies.fields import choice
 
 _EXPECTED = {

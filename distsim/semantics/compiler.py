@@ -8,8 +8,7 @@ from distsim.match import ANY
 from distsim.ops.records import Call, Group
 from distsim.ops.table import OPS
 from distsim.profiles import refusal
-from distsim.profiles.record import Profile, Reaction
-from distsim.profiles.support import SHAPED
+from distsim.profiles.record import SHAPED, Profile, Reaction
 from distsim.program.records import Code, CodeCall, Program, Vec, at
 from distsim.semantics.creation import Made, made_groups, not_made
 from distsim.semantics.form import (

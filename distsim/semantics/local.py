@@ -1,6 +1,6 @@
 """The driver with local clocks: each rank runs ahead on a clock of its own until it needs somebody who has not come yet.
 
-For programs in which no order of arrival decides anything (`distsim.semantics.free`): who meets whom is linked beforehand, and a time is
+For programs in which no order of arrival decides anything (`distsim.semantics.misfits`): who meets whom is linked beforehand, and a time is
 the largest of those that it needs, so it does not matter who is looked at first. `distsim.engine.general` is the reference that this
 driver is held to.
 """

@@ -12,8 +12,7 @@ from collections.abc import Hashable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.profiles.record import Profile
-from distsim.profiles.support import SHAPED
+from distsim.profiles.record import SHAPED, Profile
 from distsim.program.records import BoolVector, Code, Program, Vec
 from distsim.semantics.compiler import Compiler, Shared
 from distsim.semantics.creation import unlike_groups

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate, pairwise
 
 from distsim.ops.base import Effect, Op, Source
-from distsim.ops.checks import part_sizes
-from distsim.ops.records import Buffer, Call
+from distsim.ops.records import Buffer, Call, part_sizes
 from distsim.ops.table import OPS
 from distsim.values.lineage import Content, Contribution, Graph, Piece, align, cut, join, numel_of
 from distsim.values.numbers import reduce_numbers, reinterpret

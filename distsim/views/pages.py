@@ -12,7 +12,7 @@ from distsim.ops.records import DTYPE_BYTES, REDUCE_OPS
 from distsim.ops.table import OPS
 from distsim.ops.words import torch_names
 from distsim.profiles import SUPPORT, reductions
-from distsim.profiles.support import Device, complex_text
+from distsim.profiles.record import Device, complex_text
 from distsim.strategies.base import Strategy
 from distsim.views.tables import cut, folded, page_width, table
 
@@ -138,7 +138,7 @@ _MARKS = {("mpi", "float16"): "(2)", ("mpi", "bfloat16"): "(2)", ("nccl", "float
 
 
 def backends_page() -> str:
-    """What `distsim explain backends` says, in 80 columns: everything but the advice from `distsim.profiles.support`."""
+    """What `distsim explain backends` says, in 80 columns: everything but the advice from `distsim.profiles.record`."""
     return "\n".join(_lines())
 
 

@@ -277,6 +277,16 @@ def test_which_of_two_that_say_one_rank_finds_its_port_taken_is_a_race() -> None
     assert differs(first, third, second)
 
 
+def test_ranks_that_all_come_through_at_a_file_of_an_earlier_run_were_lucky() -> None:
+    """Each may read the address that another has just written anew; one alone does not come through."""
+    simulation = simulate(load(str(FOLDER / "file_left.yaml")))
+    stuck = simulation.run.standstill.ends
+    through = [end._replace(status="ended", position=2) for end in stuck]
+
+    assert not beside(simulation, "wrong-data", through, ()).differences
+    assert beside(simulation, "hangs", [through[0], *stuck[1:]], ()).differences
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in TRUTH if n not in ("tcp", "file", "given_store", "other_machine")])
 def test_every_failing_start_up_ends_for_real_as_simulated(name: str, tmp_path: Any) -> None:
@@ -287,7 +297,7 @@ def test_every_failing_start_up_ends_for_real_as_simulated(name: str, tmp_path: 
     text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").replace("29500", str(port)).replace("29501", str(other))
     done = run(written(text.replace("/shared/meet", str(tmp_path / "meet"))))
 
-    assert (done.differences, done.outcome in ("raises", "hangs")) == ((), True)
+    assert (done.differences, done.outcome in ("raises", "hangs") or name == "file_left") == ((), True)
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ STARTUP: tuple[CodeInfo, ...] = (
         "invalid",
         "The file of file:// holds what an earlier run wrote. A run that ends in order removes it; one that is killed does not.",
         "Ranks find the addresses of processes that are gone and try to connect: `Connection refused` at once or `Connect timeout`"
-        " after five times the time-out.",
+        " after five times the time-out. Where all have written theirs before anybody reads, they come through by luck.",
         "Remove the file before each run, or name a fresh one.",
         _init(f"init_method: 'file:///shared/meet', {_ME}", "launch: {files_left: [/shared/meet]}\n"),
     ),

@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from distsim.capture.child import Target
-from distsim.capture.launch import Wish, capture
+from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
+from distsim.script_capture.launch.rank_process import CaptureTarget
 
 DDP = """\
 import torch, torch.distributed as dist
@@ -70,7 +70,7 @@ def on_hub(work: Callable[[], None], ranks: int) -> None:
         dist.init_process_group("gloo")
         work()
 
-    found = capture(Wish(Target("benchmark", function=whole, home=__file__), ranks))
+    found = run_capture(CaptureRunOptions(CaptureTarget("benchmark", function=whole, home=__file__), ranks))
     assert found.ended == "ended"
 
 

@@ -3,7 +3,7 @@
     python benchmarks/capture_truth.py scenarios [pattern]
     python benchmarks/capture_truth.py cases [pattern] [gloo] [nccl]
 
-prints what differs, with the reason where one is known (`tests/hub_truth.py`, `tests/case_scripts.py`), and how many are alike.
+prints what differs, with the reason where one is known (`tests/support/hub_truth.py`, `tests/support/case_scripts.py`), and how many are alike.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 import case_scripts  # noqa: E402
 import hub_truth  # noqa: E402
 import torch.distributed  # noqa: E402, F401 - the ranks are forked from this process
 
-from tests.agreed import load_cases  # noqa: E402
+from tests.support.agreed import load_cases  # noqa: E402
 
 
 def scenarios(pattern: str) -> int:

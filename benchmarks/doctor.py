@@ -177,16 +177,16 @@ def _left_out(case: Path, share: float) -> Iterator[set[int]]:
 
 def judge(case: Path, left_out: set[int]) -> Score:
     """The diagnosis of a case without the files of some ranks."""
-    from distsim.doctor import examine, read_evidence
-    from distsim.doctor.sources import rank_of_name
+    from distsim.hang_doctor import diagnose_hang, read_evidence
+    from distsim.hang_doctor.readers.input_files import rank_of_file_name
 
     fault = json.loads((case / "fault.json").read_text())
     paths = [
         str(p)
         for p in sorted(case.iterdir())
-        if p.name != "fault.json" and p.stat().st_size and rank_of_name(p.name) not in left_out
+        if p.name != "fault.json" and p.stat().st_size and rank_of_file_name(p.name) not in left_out
     ]
-    found = examine(read_evidence(paths))
+    found = diagnose_hang(read_evidence(paths))
     main = found.main
     faulty = set(fault["faulty"])
     if main is None:

@@ -17,13 +17,13 @@ from typing import Any
 
 import floor
 
-from distsim.cluster import cluster_from
-from distsim.cost import CostModel
-from distsim.engine import run
-from distsim.ops.table import OPS
-from distsim.profiles import PROFILES
+from distsim.backends import BACKEND_PROFILES
+from distsim.engine import run_program
+from distsim.hardware.cluster import cluster_from
+from distsim.hardware.cost import CostModel
+from distsim.operations.registry import OPERATIONS
+from distsim.program.code import Program
 from distsim.program.lower import lower
-from distsim.program.records import Program
 from distsim.scenario import load
 
 ROUNDS = 5
@@ -35,7 +35,7 @@ def floor_calls(program: Program) -> list[list[tuple[Any, ...]]]:
     for rank in range(program.world_size):
         calls: list[tuple[Any, ...]] = []
         for _, call in program.calls_of(rank):
-            if OPS[call.op].kind == "p2p":
+            if OPERATIONS[call.op].kind == "p2p":
                 calls.append((call.op, call.peer, call.input_nbytes))
             elif call.op == "wait":
                 calls.append(("wait", len(program.code_call(rank, len(calls)).waits)))
@@ -62,10 +62,12 @@ def compare(path: Path) -> float:
     cost = CostModel(cluster_from(scenario.cluster), program.world_size, program.local_size)
     calls = floor_calls(program)
     group = next((g for g in program.groups[1:] if g.size == program.mesh.get("dp")), program.groups[0])
-    reduce_ns = cost.collective_ns(OPS["all_reduce"], group.ranks, program.resolve(0, program.codes[0].calls[-1]).input_nbytes)
+    reduce_ns = cost.collective_ns(
+        OPERATIONS["all_reduce"], group.ranks, program.resolve(0, program.codes[0].calls[-1]).input_nbytes
+    )
     ours, bare = [], []
     for _ in range(ROUNDS):
-        took, result = seconds(lambda: run(program, PROFILES["gloo"], cost))
+        took, result = seconds(lambda: run_program(program, BACKEND_PROFILES["gloo"], cost))
         ours.append(took)
         took, makespan = seconds(lambda: floor.run(calls, 5000, 25.0, reduce_ns))
         bare.append(took)

@@ -14,19 +14,19 @@ import math
 import time
 from collections.abc import Callable
 
-from distsim.check.backends import backend_findings
-from distsim.check.diagnose import diagnose
-from distsim.check.messages import message_swaps
-from distsim.check.names import name_swaps
-from distsim.check.remarks import remarks
-from distsim.check.verdict import Subject, verdict_of
-from distsim.checking import check
-from distsim.profiles import PROFILES
+from distsim.backends import BACKEND_PROFILES
+from distsim.checker.detectors.backend_support import backend_findings
+from distsim.checker.detectors.lint import lint_findings
+from distsim.checker.detectors.swapped_collectives import swapped_collective_findings
+from distsim.checker.detectors.swapped_messages import swapped_message_findings
+from distsim.checker.diagnosis.hang_findings import diagnose_hang
+from distsim.checker.verdict import CheckedProgram, verdict_of
+from distsim.findings.final_state import FinalState
+from distsim.program.code import Program
 from distsim.program.lower import lower
-from distsim.program.records import Program
 from distsim.scenario import Scenario, loads
-from distsim.simulation import simulate
-from distsim.standstill import Standstill
+from distsim.simulation.check_scenario import check_scenario
+from distsim.simulation.simulate_scenario import simulate
 
 RANKS = (64, 128, 256, 512, 1024, 2048)
 TENSORS = "{x: {shape: [1048576]}, y: {like: x}, z: {shape: [1024 + rank % 2]}, w: {shape: [1024 + (rank == 3)]}}"
@@ -93,25 +93,25 @@ def _simulate(scenario: Scenario) -> Callable[[], object]:
 
 
 def _check(scenario: Scenario) -> Callable[[], object]:
-    return lambda: check(scenario)
+    return lambda: check_scenario(scenario)
 
 
 def _explain(scenario: Scenario) -> Callable[[], object]:
     lowered = lower(scenario)
-    stood = verdict_of(lowered).standstill
+    stood = verdict_of(lowered).final_state
     return lambda: _findings(lowered, stood)
 
 
-def _findings(lowered: Program, stood: Standstill | None) -> None:
-    subject, profile = Subject(lowered), PROFILES[lowered.backend]
+def _findings(lowered: Program, stood: FinalState | None) -> None:
+    subject, profile = CheckedProgram(lowered), BACKEND_PROFILES[lowered.backend]
     layout = subject.layout
     verdict_of(lowered, subject=subject)
-    name_swaps(lowered, None, layout)
-    message_swaps(lowered, None, layout)
+    swapped_collective_findings(lowered, None, layout)
+    swapped_message_findings(lowered, None, layout)
     backend_findings(lowered, profile, layout)
-    remarks(lowered, profile, layout)
+    lint_findings(lowered, profile, layout)
     if stood is not None:
-        diagnose(lowered, stood, layout)
+        diagnose_hang(lowered, stood, layout)
 
 
 WORKS = {"simulate": _simulate, "check": _check, "explain": _explain}

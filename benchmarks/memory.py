@@ -19,9 +19,9 @@ sys.path[:0] = [str(HERE.parent), str(HERE / "gpu")]
 
 from told import readings, told  # noqa: E402
 
-from distsim.check.memory import held  # noqa: E402
+from distsim.checker.detectors.peak_memory import peak_memory  # noqa: E402
 from distsim.scenario import loads  # noqa: E402
-from distsim.simulation import simulate  # noqa: E402
+from distsim.simulation.simulate_scenario import simulate  # noqa: E402
 
 
 class Reading(NamedTuple):
@@ -83,7 +83,7 @@ def counted_gib(reading: Reading) -> float:
     world = prod(reading.mesh.values())
     text = f"name: memory\nworld: {world}\nbackend: nccl\ncluster: dgx-h100\nmesh: {{{mesh}}}\nprogram:\n  - transformer: {{{fields}}}\n"
     done = simulate(loads(text))
-    return max(one.total for one in held(done.scenario, done.program)) / 2**30
+    return max(one.total for one in peak_memory(done.scenario, done.program)) / 2**30
 
 
 def published() -> None:

@@ -28,21 +28,21 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
-from distsim.errors import DistsimError  # noqa: E402
-from distsim.ops.table import OPS  # noqa: E402
-from distsim.profiles import PROFILES  # noqa: E402
+from distsim.backends import BACKEND_PROFILES  # noqa: E402
+from distsim.common.errors import DistsimError  # noqa: E402
+from distsim.operations.registry import OPERATIONS  # noqa: E402
 from distsim.real import run as real  # noqa: E402
-from distsim.real import worker  # noqa: E402
-from distsim.real.job import Job  # noqa: E402
-from distsim.real.launcher import Launcher  # noqa: E402
-from distsim.real.memory import tensor_bytes  # noqa: E402
+from distsim.real.launch.start_methods import ProcessLauncher  # noqa: E402
+from distsim.real.shared.job import WorkerJob  # noqa: E402
+from distsim.real.worker import rank_process  # noqa: E402
+from distsim.real.worker.rank_tensors import tensor_bytes  # noqa: E402
 from distsim.scenario import load  # noqa: E402
-from distsim.semantics.contacts import bad_contacts  # noqa: E402
-from distsim.simulation import Simulation, simulate  # noqa: E402
-from distsim.trace import Trace  # noqa: E402
-from tests.agreed import load_cases, scenario_of  # noqa: E402
+from distsim.semantics.form.nccl_connect import connection_mismatches  # noqa: E402
+from distsim.simulation.simulate_scenario import Simulation, simulate  # noqa: E402
+from distsim.trace.model import Trace  # noqa: E402
+from tests.support.agreed import load_cases, scenario_of  # noqa: E402
 
 #: The most ranks, bytes of tensors and simulated nanoseconds of a program that is run.
 RANKS, LARGEST, LONGEST_NS = 8, 1 << 30, 5_000_000_000
@@ -86,7 +86,7 @@ class WarmRank(NamedTuple):
     connection: Connection
 
 
-class WarmLauncher(Launcher):
+class WarmLauncher(ProcessLauncher):
     """Gives ranks to processes that have run others before, and have their CUDA context."""
 
     idle: ClassVar[list[WarmRank]] = []
@@ -96,7 +96,7 @@ class WarmLauncher(Launcher):
         self.taken: dict[int, WarmRank] = {}
         self.status: dict[int, int] = {}
 
-    def start(self, job: Job, ranks: Sequence[int]) -> None:
+    def start(self, job: WorkerJob, ranks: Sequence[int]) -> None:
         for rank in ranks:
             warm = self.idle.pop() if self.idle else _new_rank()
             warm.connection.send((replace(job, parent=os.getpid()), rank))
@@ -139,7 +139,7 @@ def _rank_loop(connection: Connection) -> None:
             job, rank = connection.recv()
         except EOFError:
             os._exit(0)
-        connection.send(worker._life(job, rank))
+        connection.send(rank_process._run_process(job, rank))
 
 
 # --- one question ---
@@ -152,13 +152,13 @@ def asked(question: Question, backend: str, patience: int, ranks: int) -> Found:
     try:
         simulation = simulate(load(question.path, list(question.sets)), backend=backend)
         found |= {"world": simulation.program.world_size, "predicted": simulation.outcome}
-        profile = PROFILES[simulation.program.backend]
-        found["may raise"] = profile.device and bool(bad_contacts(simulation.program, profile))
+        profile = BACKEND_PROFILES[simulation.program.backend]
+        found["may raise"] = profile.device and bool(connection_mismatches(simulation.program, profile))
         why = _unfit(simulation, ranks)
         if why:
             return found | {"found": f"not run: {why}"}
-        wish = real.Wish(backend=backend, launcher="fork", timeout_ns=patience * 10**9, force=True)
-        record, _ = real.run_simulated(simulation, wish)
+        wish = real.RealRunOptions(backend=backend, launcher="fork", timeout_ns=patience * 10**9, force=True)
+        record, _ = real.run_simulation(simulation, wish)
     except DistsimError as error:
         return found | {"found": f"refused: {error}"}
     if record is None:
@@ -169,8 +169,8 @@ def asked(question: Question, backend: str, patience: int, ranks: int) -> Found:
     found |= {"found": record.outcome, "reason": record.reason, "agrees": record.agrees, "differences": list(record.differences),
               "agreement": record.agreement, "values": dict(values), "launcher": record.launcher,
               "findings": [finding.code for finding in record.findings], "culprits": list(record.culprits),
-              "ends": [str(end)[:300] for end in record.standstill.ends],
-              "blocked": [f"{b.rank} {b.position}" for b in record.standstill.blocked]}  # fmt: skip
+              "ends": [str(end)[:300] for end in record.final_state.ends],
+              "blocked": [f"{b.rank} {b.position}" for b in record.final_state.blocked]}  # fmt: skip
     return found | {"seconds": round(time.monotonic() - began, 1)}
 
 
@@ -186,7 +186,7 @@ def _unfit(simulation: Simulation, ranks: int) -> str:
         return "it does not start"
     if program.world_size > ranks:
         return f"{program.world_size} ranks"
-    if any(OPS[call.op].kind == "remote" or OPS[call.op].signals for code in program.codes for call in code.calls):
+    if any(OPERATIONS[call.op].kind == "remote" or OPERATIONS[call.op].signals for code in program.codes for call in code.calls):
         return "torch.distributed has no call for what is one-sided"
     if tensor_bytes(program, range(program.world_size)) > LARGEST:
         return "its tensors are large"
@@ -234,7 +234,7 @@ SOURCES = {"cases": cases, "scenarios": scenarios, "rules": rules}
 
 def slot(questions: Any, answers: Any, backend: str, until: float, ranks: int) -> None:
     """Take questions one after the other; a process of its own."""
-    real.Launcher = WarmLauncher  # type: ignore[misc]
+    real.ProcessLauncher = WarmLauncher  # type: ignore[misc]
     while (item := questions.get()) is not None:
         question, patience = item
         if time.time() > until:
@@ -286,7 +286,7 @@ def main() -> int:
     given = parser.parse_args()
     import torch.distributed  # noqa: F401 - the ranks are forked from this process
 
-    import distsim.real.runner  # noqa: F401
+    import distsim.real.worker.runner  # noqa: F401
 
     began = time.time()
     with tempfile.TemporaryDirectory() as folder:

@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from distsim.cluster import preset
-from distsim.cost import CostModel
-from distsim.engine.general import simulate_in_order
-from distsim.engine.orders import ends_of_orders
-from distsim.profiles import PROFILES
+from distsim.backends import BACKEND_PROFILES
+from distsim.engine.event_driven import simulate_in_order
+from distsim.engine.order_search import search_event_orders
+from distsim.hardware.cluster import preset
+from distsim.hardware.cost import CostModel
+from distsim.program.code import Program
 from distsim.program.lower import lower
-from distsim.program.records import Program
 from distsim.scenario import loads
-from distsim.semantics.link import Linked
+from distsim.semantics.form.linked_program import LinkedProgram
 
 ROUNDS = 3
 STATES = 2_000
@@ -104,7 +104,7 @@ def rate(text: str, backend: str, shared: bool = False) -> None:
     program: Program = lower(loads(text))
     cluster = preset("cpu-10gbe").model_copy(update={"shared_links": shared})
     cost = CostModel(cluster, program.world_size, program.local_size)
-    took, left = seconds(lambda: simulate_in_order(program, PROFILES[backend], cost))
+    took, left = seconds(lambda: simulate_in_order(program, BACKEND_PROFILES[backend], cost))
     name = f"{program.name}{' shared' if shared else ''}"
     made = sum(ns >= 0 for ns in left.columns.posted)
     print(f"{name:20} {backend:5} {made:7} calls  {made / took:9,.0f} calls/s  end {left.end_ns} ns")
@@ -119,7 +119,7 @@ def main() -> None:
         rate(KILLED, backend)
     rate(KILLED.replace("500 ms}", "400 ms}"), "gloo", shared=True)
     program = lower(loads(BOUND))
-    took, found = seconds(lambda: ends_of_orders(Linked(program, PROFILES["gloo"]), STATES))
+    took, found = seconds(lambda: search_event_orders(LinkedProgram(program, BACKEND_PROFILES["gloo"]), STATES))
     print(f"{program.name:20} {'gloo':5} {STATES} states at most: {took:.2f} s, {len(found.ends)} ends")
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from distsim.check.explore import Search
-from distsim.check.layout import build_layout
-from distsim.check.verdict import verdict_of
-from distsim.program.build import build_program
+from distsim.checker.explore.search import StateSearch
+from distsim.checker.matching.channel_layout import build_channel_layout
+from distsim.checker.verdict import verdict_of
+from distsim.program.code import Program
+from distsim.program.from_calls import build_program
 from distsim.program.lower import lower
-from distsim.program.records import Program
 from distsim.scenario import loads
 
 MOST = 200_000
@@ -66,7 +66,7 @@ def stuck() -> Program:
 def main() -> None:
     for program, what in ((alike(), "alike"), (unlike(), "unlike"), (stuck(), "stuck")):
         for reading in ("rendezvous", "mixed"):
-            search, start = Search(build_layout(program), reading), time.process_time()
+            search, start = StateSearch(build_channel_layout(program), reading), time.process_time()
             search.run(MOST)
             seconds = time.process_time() - start
             end = "complete" if search.finished else "bound hit"

@@ -10,24 +10,28 @@ from __future__ import annotations
 import sys
 import time
 
-from distsim.cluster import preset
-from distsim.planning.layouts import Layout, Question, layouts
-from distsim.planning.outcome import Outcome
-from distsim.planning.plan import Chunk, _chunks, evaluate
+from distsim.hardware.cluster import preset
+from distsim.planning.layout_result import LayoutResult
+from distsim.planning.layouts import ParallelLayout, PlanRequest, candidate_layouts
+from distsim.planning.ranking import LayoutChunk, _layout_chunks, evaluate_chunk
 
 
 def main(wanted: int) -> None:
-    asked = Question("llama3-70b", 512, 1024, preset("dgx-h100"))
+    asked = PlanRequest("llama3-70b", 512, 1024, preset("dgx-h100"))
     start = time.process_time()
-    every = list(layouts(asked))
-    good = [one for one in every if isinstance(one, Layout)]
+    every = list(candidate_layouts(asked))
+    good = [one for one in every if isinstance(one, ParallelLayout)]
     print(f"{len(every)} layouts, {len(good)} of them can be: {time.process_time() - start:.1f} s of CPU")
     step = max(len(good) // wanted, 1)
     chosen = good[::step][:wanted]
     start = time.process_time()
-    found = [one for _, chunk in _chunks([asked], [(0, layout) for layout in chosen]) for one in evaluate(Chunk(*chunk))]
+    found = [
+        one
+        for _, chunk in _layout_chunks([asked], [(0, layout) for layout in chosen])
+        for one in evaluate_chunk(LayoutChunk(*chunk))
+    ]
     took = time.process_time() - start
-    fit = [one for one in found if isinstance(one, Outcome)]
+    fit = [one for one in found if isinstance(one, LayoutResult)]
     print(
         f"{len(found)} checked, {len(fit)} of them fit and were timed, in {took:.1f} s of CPU: {took / len(found):.3f} s a layout, "
     )

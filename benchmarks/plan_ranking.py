@@ -17,12 +17,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.training_steps import cluster_of, gpu_of, number, scenario_of
-from distsim.cluster import cluster_from
-from distsim.cost import CostModel
-from distsim.planning.lane import Prices
-from distsim.planning.timed import Timed
-from distsim.scenario.expansion import made_strategies
-from distsim.strategies.train import Transformer
+from distsim.hardware.cluster import cluster_from
+from distsim.hardware.cost import CostModel
+from distsim.planning.estimate import StepEstimator
+from distsim.planning.rank_timer import EntryPrices
+from distsim.scenario.format.reading.strategy_expansion import validated_strategies
+from distsim.scenario.strategies.training_step.transformer import Transformer
 
 #: Columns that say which job it is; the others say how it is laid out.
 _JOB = ("source", "gpu", "layers", "hidden", "heads", "ffn_hidden", "experts", "seq_len", "dtype", "global_batch_seqs")
@@ -35,10 +35,10 @@ def gpus(row: dict[str, str]) -> int:
 def step_s(row: dict[str, str]) -> float:
     """Seconds of the row's step as a plan times it."""
     count = max(round(number(row, "global_batch_seqs") / (number(row, "dp") * number(row, "micro_batch"))), 1)
-    one, context = made_strategies(scenario_of(row, count))[0]
+    one, context = validated_strategies(scenario_of(row, count))[0]
     assert isinstance(one, Transformer)
     cost = CostModel(cluster_from(cluster_of(row)), context.world_size, context.ranks_per_node)
-    return Timed(one, context, Prices(cost, context.mesh), {}).step().makespan_ns / 1e9
+    return StepEstimator(one, context, EntryPrices(cost, context.mesh), {}).step().makespan_ns / 1e9
 
 
 def main() -> None:

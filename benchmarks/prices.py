@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from distsim.cluster import cluster_from
-from distsim.cost import CostModel
-from distsim.cost.sharing import Demand, fair_rates
-from distsim.ops.table import OPS
+from distsim.hardware.cluster import cluster_from
+from distsim.hardware.cost import CostModel
+from distsim.hardware.cost.max_min_fairness import PortDemand, fair_rates
+from distsim.operations.registry import OPERATIONS
 
 CALLS, FLOWS, LINKS, ROUNDS = 1_000_000, 1_000, 200, 5
 
@@ -36,9 +36,9 @@ def main() -> None:
     cost = CostModel(cluster_from("dgx-h100"), 64, 8)
     sizes = np.random.default_rng(1).integers(1, 1 << 30, CALLS)
     ranks = tuple(range(64))
-    priced = best_s(lambda: cost.collectives_ns(OPS["all_reduce"], ranks, sizes))
+    priced = best_s(lambda: cost.collectives_ns(OPERATIONS["all_reduce"], ranks, sizes))
     chance = random.Random(1)
-    flows = [Demand(tuple(chance.sample(range(LINKS), 2)), (1.0, 1.0), 50.0) for _ in range(FLOWS)]
+    flows = [PortDemand(tuple(chance.sample(range(LINKS), 2)), (1.0, 1.0), 50.0) for _ in range(FLOWS)]
     shared = best_s(lambda: fair_rates(flows, np.full(LINKS, 50.0)))
     sys.stdout.write(f"{CALLS:,} collectives priced in {priced:.2f} s\n")
     sys.stdout.write(f"{FLOWS:,} transfers on {LINKS} links shared in {1000 * shared:.1f} ms\n")

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distsim.bench import OPS_MEASURED, SIZES, bench
-from distsim.calibrate import Point, calibrate, from_bench
-from distsim.cluster import preset
-from distsim.ops.table import OPS
-from distsim.real.run import Wish, real_run
+from distsim.common.units import show_bytes, show_ns
+from distsim.hardware.cluster import preset
+from distsim.operations.registry import OPERATIONS
+from distsim.real.bench.measurement import BENCH_OPS, BENCH_SIZES, run_bench
+from distsim.real.calibrate import MeasuredPoint, calibrate_cluster, points_from_bench
+from distsim.real.run import RealRunOptions, run_scenario
 from distsim.scenario import Scenario, load, loads
-from distsim.simulation import simulate
-from distsim.units import show_bytes, show_ns
+from distsim.simulation.simulate_scenario import simulate
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 CASE_SIZES = (4096, 65536, 1 << 20, 16 << 20)
@@ -104,10 +104,12 @@ def measure(ranks: list[int], sizes: list[int], turns: int, repeat: int, rounds:
     real: dict[str, list[int]] = defaultdict(list)
     for turn in range(turns):
         began = time.monotonic()
-        points += [list(p) for p in from_bench(bench(ranks, SIZES, OPS_MEASURED, rounds=rounds, timeout_s=600))]
+        points += [list(p) for p in points_from_bench(run_bench(ranks, BENCH_SIZES, BENCH_OPS, rounds=rounds, timeout_s=600))]
         print(f"turn {turn + 1} of {turns}: bench took {time.monotonic() - began:.0f} s", file=sys.stderr)
         for case in cases(ranks, sizes):
-            run, _ = real_run(scenario_of(case), Wish(backend="gloo", launcher="fork", repeat=repeat, timeout_ns=20_000_000_000))
+            run, _ = run_scenario(
+                scenario_of(case), RealRunOptions(backend="gloo", launcher="fork", repeat=repeat, timeout_ns=20_000_000_000)
+            )
             if run is not None:
                 real[case.key] += run.makespans_ns
         print(f"turn {turn + 1} of {turns}: {time.monotonic() - began:.0f} s", file=sys.stderr)
@@ -116,7 +118,7 @@ def measure(ranks: list[int], sizes: list[int], turns: int, repeat: int, rounds:
 
 def judge(data: dict[str, Any]) -> bool:
     """Print the table; True when every limit holds."""
-    found = calibrate([Point(*p) for p in data["points"]], preset("cpu-10gbe"), "here", "real_vs_simulated.py")
+    found = calibrate_cluster([MeasuredPoint(*p) for p in data["points"]], preset("cpu-10gbe"), "here", "real_vs_simulated.py")
     print(f"calibrated: {found.cluster.error_band}\n")
     print(f"{'case':24} {'ranks':>5} {'bytes':>8} {'simulated':>11} {'real':>11} {'error':>7} {'spread':>7}")
     errors: dict[int, list[tuple[float, float]]] = defaultdict(list)
@@ -127,7 +129,7 @@ def judge(data: dict[str, Any]) -> bool:
         low, median, high = np.percentile(times, (25, 50, 75))
         error, spread = ns / median - 1, (high - low) / median
         errors[case.n].append((abs(error), spread))
-        size = show_bytes(case.nbytes) if OPS.get(name) is None or OPS[name].busbw_factor(2) else "-"
+        size = show_bytes(case.nbytes) if OPERATIONS.get(name) is None or OPERATIONS[name].busbw_factor(2) else "-"
         print(f"{name:24} {n:>5} {size:>8} {show_ns(ns):>11} {show_ns(int(median)):>11} {error:>+7.0%} {spread:>7.0%}")
     good = True
     for n, pairs in errors.items():

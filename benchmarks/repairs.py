@@ -16,8 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from distsim.repair.fixes import fixes  # noqa: E402
-from tests.agreed import load_cases, scenario_of  # noqa: E402
+from distsim.repair.search import find_repairs  # noqa: E402
+from tests.support.agreed import load_cases, scenario_of  # noqa: E402
 
 FAULTS = ("deadlock", "mismatch")
 
@@ -33,7 +33,7 @@ def main() -> None:
     for case in chosen:
         file = scenario_of(case)
         begun, verdict = time.process_time(), case["expect"]["verdict"]
-        best = fixes(file, f"{case['id']}.yaml")
+        best = find_repairs(file, f"{case['id']}.yaml")
         found[verdict, bool(best)] += 1
         said = "; then ".join(best[0].words) if best else "NONE"
         print(f"{case['id']:8} {case['category'][:24]:24} {verdict:9} {time.process_time() - begun:5.1f} s  {said}", flush=True)

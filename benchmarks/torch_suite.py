@@ -29,8 +29,8 @@ import torch.distributed as dist  # noqa: E402
 from torch.testing._internal.common_distributed import TEST_SKIPS  # noqa: E402
 from torch.testing._internal.distributed import distributed_test as suite  # noqa: E402
 
-from distsim.capture.child import Target  # noqa: E402
-from distsim.capture.launch import Captured, Wish, capture  # noqa: E402
+from distsim.script_capture.launch.parent_process import CapturedRun, CaptureRunOptions, run_capture  # noqa: E402
+from distsim.script_capture.launch.rank_process import CaptureTarget  # noqa: E402
 
 SKIPS = {skip.exit_code for skip in TEST_SKIPS.values()}
 
@@ -66,11 +66,11 @@ def one(name: str) -> str:
         case._barrier()
         dist.destroy_process_group()
 
-    target = Target(name, function=work, home=suite.__file__)
-    return outcome(capture(Wish(target, RANKS, backend="gloo", timeout_s=60, keep_output=True)))
+    target = CaptureTarget(name, function=work, home=suite.__file__)
+    return outcome(run_capture(CaptureRunOptions(target, RANKS, backend="gloo", timeout_s=60, keep_output=True)))
 
 
-def outcome(captured: Captured) -> str:
+def outcome(captured: CapturedRun) -> str:
     members = [*captured.ranks.values(), *captured.others]
     ends = [m.ended for m in members]
     if captured.ended != "ended":

@@ -34,16 +34,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distsim.cluster import cluster_from
-from distsim.cluster.presets import PRESETS
-from distsim.cost import CostModel
-from distsim.errors import DistsimError, UsageError
-from distsim.planning.lane import Prices
-from distsim.planning.timed import Timed
+from distsim.common.errors import DistsimError, UsageError
+from distsim.hardware.cluster import cluster_from
+from distsim.hardware.cluster.presets import PRESETS
+from distsim.hardware.cost import CostModel
+from distsim.planning.estimate import StepEstimator
+from distsim.planning.rank_timer import EntryPrices
 from distsim.scenario import Scenario
-from distsim.simulation import simulate
-from distsim.strategies.base import Context
-from distsim.strategies.train_fields import TransformerFields
+from distsim.scenario.strategies.base import ExpansionContext
+from distsim.scenario.strategies.training_step.transformer_fields import TransformerFields
+from distsim.simulation.simulate_scenario import simulate
 
 CLUSTERS = {"A100": "dgx-a100", "H100": "dgx-h100", "B200": "dgx-b200", "GB200": "gb200-nvl72"}
 #: What fused attention reaches of the data sheet's rate, forward and backward together, of which matrix products reach
@@ -52,7 +52,7 @@ CLUSTERS = {"A100": "dgx-a100", "H100": "dgx-h100", "B200": "dgx-b200", "GB200":
 #: neither of the two uses, 1.5 times as many FLOP/s, as the second has there (225 and 335 TFLOP/s, arXiv:2307.08691). MosaicML's rows on
 #: H100 ran the first: llm-foundry v0.0.4, by its benchmarking/sweep.sh, is older than the second.
 ATTENTION = {("A100", "flash-2"): 0.55, ("H100", "flash-2"): 0.31, ("A100", "flash-1"): 0.325, ("H100", "flash-1"): 0.154}
-#: Of published times so many are to lie in the band of a step (`distsim.cost.band.COMPUTED`): a little more than it is to hold of sources
+#: Of published times so many are to lie in the band of a step (`distsim.hardware.cost.prediction_range.COMPUTE_RANGE`): a little more than it is to hold of sources
 #: that it was not made of, which are off by what is their own as well.
 SHARE = 0.87
 #: Of a longer table's rows of this family --every takes some.
@@ -190,12 +190,12 @@ def _timed_s(row: dict[str, str], micro_batches: int) -> float:
     mesh = mesh_of(row)
     world = prod(mesh.values())
     cost = CostModel(cluster_from(cluster_of(row)), world, min(number(row, "gpus_per_node", 8), world))
-    context = Context(world, cost.machine_size, mesh, "nccl", 1, {}, frozenset())
+    context = ExpansionContext(world, cost.machine_size, mesh, "nccl", 1, {}, frozenset())
     train = TransformerFields.model_validate(step_of(row, micro_batches))
     refused = train.refuse(context)
     if refused:
         raise UsageError(refused[0][1])
-    return Timed(train, context, Prices(cost, mesh), {}).step().makespan_ns / 1e9
+    return StepEstimator(train, context, EntryPrices(cost, mesh), {}).step().makespan_ns / 1e9
 
 
 def _makespan_s(row: dict[str, str], micro_batches: int) -> float:

@@ -17,12 +17,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from distsim.checking import check  # noqa: E402
-from distsim.repair.fixes import Fix, fixes  # noqa: E402
+from distsim.common.units import show_ns  # noqa: E402
+from distsim.repair.search import ScenarioRepair, find_repairs  # noqa: E402
 from distsim.repair.shrink import shrink_scenario  # noqa: E402
 from distsim.scenario import load  # noqa: E402
-from distsim.simulation import simulate  # noqa: E402
-from distsim.units import show_ns  # noqa: E402
+from distsim.simulation.check_scenario import check_scenario  # noqa: E402
+from distsim.simulation.simulate_scenario import simulate  # noqa: E402
 
 ZOO = ROOT / "scenarios" / "zoo"
 KNOWN = json.loads((ROOT / "tests" / "data" / "zoo.json").read_text())
@@ -33,7 +33,7 @@ HEAD = """\
 
 For each hang of [scenarios/zoo](../scenarios/zoo/README.md): the first finding, the repair that the report ended with (where there is one)
 and the first that `check --fix` proposes, each with its simulated time on the back end named, and the calls that `shrink` leaves.
-`tests/test_zoo.py` holds the first findings.
+`tests/checker/test_zoo.py` holds the first findings.
 
 | case | back end | first finding | people | distsim | calls |
 |---|---|---|---|---|---|
@@ -66,8 +66,8 @@ def main() -> None:
 def _row(stem: str, known: dict[str, Any]) -> tuple[str, bool, int]:
     path, backend = ZOO / f"{stem}.yaml", known["backend"]
     scenario = load(str(path)).model_copy(update={"backend": backend})
-    first = check(scenario).findings[0]
-    found = fixes(path.read_text(), path.name, backend=backend)
+    first = check_scenario(scenario).findings[0]
+    found = find_repairs(path.read_text(), path.name, backend=backend)
     calls = shrink_scenario(scenario).calls[1]
     people, ours, as_good = _people(known, backend), _ours(found, stem), stem not in KNOWN["nothing to repair"] and bool(found)
     if people is not None and found:
@@ -82,13 +82,13 @@ def _people(known: dict[str, Any], backend: str) -> tuple[str, tuple[str, ...], 
     if "people" not in known:
         return None
     path = ZOO / f"{known['people']}.yaml"
-    checked = check(load(str(path)))
+    checked = check_scenario(load(str(path)))
     completes = tuple(name for name, o in checked.profiles.items() if o.possible == ("completes",))
     done = simulate(load(str(path)), backend=backend, with_verdict=False, with_values=False)
     return path.read_text().splitlines()[0].removeprefix("# ").removesuffix("."), completes, done.makespan_ns
 
 
-def _ours(found: tuple[Fix, ...], stem: str) -> str:
+def _ours(found: tuple[ScenarioRepair, ...], stem: str) -> str:
     if not found:
         return KNOWN["nothing to repair"].get(stem, "none found")
     return f"{'; then '.join(found[0].words)} ({show_ns(found[0].makespan_ns)})"

@@ -14,14 +14,14 @@ TYPE_CHECKING = False  # as typing has it, whose import would take longer than a
 if TYPE_CHECKING:
     from typing import Any
 
-    from distsim.check.verdict import verdict_of
-    from distsim.errors import DistsimError, ScenarioErrors, UsageError, UserError
-    from distsim.expectations import differences
-    from distsim.findings.record import Finding, Place
+    from distsim.checker.verdict import verdict_of
+    from distsim.common.errors import DistsimError, ScenarioErrors, UsageError, UserError
+    from distsim.findings.finding_types import Finding, SourceLocation
     from distsim.program.lower import lower
     from distsim.scenario import Scenario, load, loads
-    from distsim.simulation import Simulation, simulate
-    from distsim.trace import Trace
+    from distsim.simulation.expectations import unmet_expectations
+    from distsim.simulation.simulate_scenario import Simulation, simulate
+    from distsim.trace.model import Trace
 
 __version__ = "0.1.0"
 
@@ -31,22 +31,22 @@ _HOME = {
     "loads": "distsim.scenario",
     "Scenario": "distsim.scenario",
     "lower": "distsim.program.lower",
-    "verdict_of": "distsim.check.verdict",
-    "simulate": "distsim.simulation",
-    "Simulation": "distsim.simulation",
-    "differences": "distsim.expectations",
-    "Trace": "distsim.trace",
-    "Finding": "distsim.findings.record",
-    "Place": "distsim.findings.record",
-    "DistsimError": "distsim.errors",
-    "UserError": "distsim.errors",
-    "ScenarioErrors": "distsim.errors",
-    "UsageError": "distsim.errors",
+    "verdict_of": "distsim.checker.verdict",
+    "simulate": "distsim.simulation.simulate_scenario",
+    "Simulation": "distsim.simulation.simulate_scenario",
+    "unmet_expectations": "distsim.simulation.expectations",
+    "Trace": "distsim.trace.model",
+    "Finding": "distsim.findings.finding_types",
+    "SourceLocation": "distsim.findings.finding_types",
+    "DistsimError": "distsim.common.errors",
+    "UserError": "distsim.common.errors",
+    "ScenarioErrors": "distsim.common.errors",
+    "UsageError": "distsim.common.errors",
 }
 
 __all__ = [
-    "DistsimError", "Finding", "Place", "Scenario", "ScenarioErrors", "Simulation", "Trace", "UsageError", "UserError",
-    "__version__", "differences", "load", "loads", "lower", "simulate", "verdict_of",
+    "DistsimError", "Finding", "SourceLocation", "Scenario", "ScenarioErrors", "Simulation", "Trace", "UsageError", "UserError",
+    "__version__", "unmet_expectations", "load", "loads", "lower", "simulate", "verdict_of",
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 try:
-    from distsim.cli.main import main
+    from distsim.cli.process import main
 except KeyboardInterrupt:  # in the first moments, while modules load
     raise SystemExit(130) from None
 

@@ -1,56 +1,15 @@
-"""Nouns that several tests share: where the project is, and its command line as a whole process."""
+"""Fixtures for all tests: the project's folder, and the command line as a process of its own."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-#: How long an example takes says nothing: other programs may be running.
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-#: A change is judged by the same random programs on every machine; at home each run draws new ones.
-settings.register_profile("ci", UNHURRIED, derandomize=True)
-settings.register_profile("home", UNHURRIED)
-settings.load_profile("ci" if os.environ.get("CI") else "home")
-#: How many random examples a property is tried on, as a part of the number beside it: `DISTSIM_DRAWS=20` looks for long.
-DRAWS = float(os.environ.get("DISTSIM_DRAWS", "0.4"))
-#: For a process that would otherwise hang a run of the tests for ever; no test comes near it, however busy the machine.
-LIMIT_S = 900
-
-#: A shell starts what runs in its background with Ctrl-C ignored, which the processes of tests would inherit.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-ROOT = Path(__file__).resolve().parent.parent
-Cli = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def draws(number: int) -> int:
-    """So many random examples of a property, or the part of them that is asked for."""
-    return max(10, round(number * DRAWS))
-
-
-def work(act: Callable[[], object]) -> int:
-    """How many function calls an act takes: a measure of work that no other load on the machine can change."""
-    counted = 0
-
-    def count(frame: object, event: str, arg: object) -> None:
-        nonlocal counted
-        counted += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        act()
-    finally:
-        sys.setprofile(before)
-    return counted
+from tests.support.harness import LIMIT_S, ROOT, Cli
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +24,7 @@ def cli() -> Cli:
 
     Unless it has an environment of its own, it is a fork of a process that has imported distsim where warm.py can have one.
     """
-    import warm
+    from tests.support import warm
 
     def run(*args: object, env: dict[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT), **(env or {})}
@@ -80,7 +39,7 @@ def cli() -> Cli:
 @pytest.fixture(autouse=True)
 def _own_processes_only(request: pytest.FixtureRequest) -> None:
     """Tests of real runs look at the processes that they start themselves."""
-    if request.path.name.startswith("test_real_"):
-        from real_runs import forget_others
+    if request.path.parent.name == "real":
+        from tests.support.real_runs import forget_others
 
         forget_others()

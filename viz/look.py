@@ -15,10 +15,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from distsim.output.pictures.drawing.svg_conversion import convert_svg  # noqa: E402
+from distsim.output.pictures.render import VIEW_NAMES, PictureInput, load_view, render_picture  # noqa: E402
 from distsim.scenario import loads  # noqa: E402  the checkout is meant, installed or not
-from distsim.simulation import Simulation, simulate  # noqa: E402
-from distsim.views.drawing.convert import converted  # noqa: E402
-from distsim.views.render import VIEWS, Subject, render, view_of  # noqa: E402
+from distsim.simulation.simulate_scenario import Simulation, simulate  # noqa: E402
 
 SIZES = (4, 64, 1024)
 SEEN = {
@@ -77,7 +77,7 @@ class Look(NamedTuple):
 
     file: str
     view: str
-    subject: Subject
+    subject: PictureInput
 
 
 def texts(n: int) -> dict[str, str]:
@@ -94,20 +94,22 @@ def made(name: str, text: str) -> Simulation:
     return simulate(loads(text, f"{name}.yaml", ()), with_verdict=name == "hangs", with_values=False)
 
 
-def subject(done: Simulation) -> Subject:
+def subject(done: Simulation) -> PictureInput:
     """All that is known of a run."""
-    return Subject(done.program, done.run, done.values, done.verdict, cost=done.cost, scenario=done.scenario)
+    return PictureInput(done.program, done.run, done.values, done.verdict, cost=done.cost, scenario=done.scenario)
 
 
-def looks(views: tuple[str, ...] = VIEWS) -> Iterator[Look]:
+def looks(views: tuple[str, ...] = VIEW_NAMES) -> Iterator[Look]:
     """Every view at every size that it can have."""
     for n in SIZES:
         done = {name: subject(made(name, text)) for name, text in texts(n).items()}
         for view in views:
-            if view_of(view).of == "operation":
+            if load_view(view).of == "operation":
                 if n == SIZES[0]:
                     yield from (
-                        Look(f"{view}_{op}_{m}", view, Subject(op=op, ranks=m)) for op in ("all_reduce", "gather") for m in (4, 8)
+                        Look(f"{view}_{op}_{m}", view, PictureInput(op=op, ranks=m))
+                        for op in ("all_reduce", "gather")
+                        for m in (4, 8)
                     )
                 continue
             for name in {"waitfor": ("hangs",), "spacetime": ("messages", "trains"), "timeline": ("trains", "hangs"),
@@ -128,12 +130,12 @@ def main(folder: Path, views: tuple[str, ...]) -> None:
     """Draw all of them there."""
     folder.mkdir(parents=True, exist_ok=True)
     for look in looks(views):
-        svg = str(render(look.view, "svg", look.subject))
+        svg = str(render_picture(look.view, "svg", look.subject))
         (folder / f"{look.file}.svg").write_text(svg, encoding="utf-8")
         for name, text in (("", svg), *((f"_{eyes}", seen(svg, matrix)) for eyes, matrix in SEEN.items())):
-            (folder / f"{look.file}{name}.png").write_bytes(converted(text, "png", 96.0))
+            (folder / f"{look.file}{name}.png").write_bytes(convert_svg(text, "png", 96.0))
         sys.stderr.write(f"{look.file}\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), tuple(sys.argv[2:]) or VIEWS)
+    main(Path(sys.argv[1]), tuple(sys.argv[2:]) or VIEW_NAMES)

@@ -17,9 +17,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
+from distsim.output.pictures.render import VIEW_NAMES, PictureInput, load_view, render_picture  # noqa: E402
 from distsim.scenario import load  # noqa: E402  the checkout is meant, installed or not
-from distsim.simulation import Simulation, simulate  # noqa: E402
-from distsim.views.render import VIEWS, Subject, render, view_of  # noqa: E402
+from distsim.simulation.simulate_scenario import Simulation, simulate  # noqa: E402
 
 
 class Shown(NamedTuple):
@@ -35,12 +35,12 @@ class Shown(NamedTuple):
 
     @property
     def command(self) -> str:
-        operation = view_of(self.view).of == "operation"
+        operation = load_view(self.view).of == "operation"
         what = f"--view {self.view} --op {self.of}" if operation else f"scenarios/{self.of}.yaml --view {self.view}"
         return f"distsim render {what} -o viz/{self.file}"
 
 
-PICTURES = tuple(Shown(name, *example) for name in VIEWS for example in view_of(name).examples)
+PICTURES = tuple(Shown(name, *example) for name in VIEW_NAMES for example in load_view(name).examples)
 
 
 @lru_cache(maxsize=1)
@@ -51,19 +51,21 @@ def simulated(name: str) -> Simulation:
 
 def picture(shown: Shown, fmt: str) -> str:
     """A picture of the gallery as text."""
-    if view_of(shown.view).of == "operation":
-        return str(render(shown.view, fmt, Subject(op=shown.of)))
+    if load_view(shown.view).of == "operation":
+        return str(render_picture(shown.view, fmt, PictureInput(op=shown.of)))
     done = simulated(shown.of)
     return str(
-        render(
-            shown.view, fmt, Subject(done.program, done.run, done.values, done.verdict, cost=done.cost, scenario=done.scenario)
+        render_picture(
+            shown.view,
+            fmt,
+            PictureInput(done.program, done.run, done.values, done.verdict, cost=done.cost, scenario=done.scenario),
         )
     )
 
 
 def digest(shown: Shown) -> str:
     """Changes when the picture's content does, on any machine."""
-    fmt = "dot" if "dot" in view_of(shown.view).formats else "svg"
+    fmt = "dot" if "dot" in load_view(shown.view).formats else "svg"
     return sha256(picture(shown, fmt).encode()).hexdigest()[:16]
 
 

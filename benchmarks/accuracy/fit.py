@@ -1,4 +1,4 @@
-"""Fits the constants of `distsim.cost.constants` to published tables: one set for all, with shrunken offsets by transport and
+"""Fits the constants of `distsim.hardware.cost.nccl_constants` to published tables: one set for all, with shrunken offsets by transport and
 GPU family.
 
 Residuals are logarithms of predicted over measured time, Huber's loss; a table weighs (tables of its system)^-0.3; a constant
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tables import Table
 
-from distsim.cost import nccl
-from distsim.cost.nccl import SHARPNESS
+from distsim.hardware.cost import nccl_curves
+from distsim.hardware.cost.nccl_curves import SHARPNESS
 
 Array = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ NAMES = (*LATENCIES, *SHARES)
 GLOBAL, TRANSPORT, FAMILY = (0.7, 0.15), (2.0, 1.0), (0.25, 0.1)
 #: Transports that one plugin of NCCL's reaches through libfabric (aws-ofi-nccl), by a thread of the host.
 PLUGINS = {"efa": "ofi", "slingshot": "ofi"}
-#: NCCL's tables treat Blackwell as Hopper but for figures that `distsim.cost.tuning` has.
+#: NCCL's tables treat Blackwell as Hopper but for figures that `distsim.hardware.cost.nccl_tuning` has.
 LIKE = {"blackwell": "hopper"}
 OFFSETS = tuple(("way", name) for name in ("efa", "slingshot", "pcie", "staged", "ofi")) + tuple(
     ("family", name) for name in ("volta", "hopper")
@@ -81,8 +81,10 @@ def data(tables: list[Table]) -> Data:
     at = 0
     for table in tables:
         part = slice(at, at := at + len(table.us))
-        forms = [f for f in nccl.forms(table.kind, table.at, table.nbytes) if not table.rings or f.algorithm == "ring"]
-        for p in nccl.issue(table.kind, table.at):
+        forms = [
+            f for f in nccl_curves.candidate_forms(table.kind, table.at, table.nbytes) if not table.rings or f.algorithm == "ring"
+        ]
+        for p in nccl_curves.launch_terms(table.kind, table.at):
             issue[part, index[p.constant]] += p.us
         for k, form in enumerate(forms):
             for p in form.parts:
@@ -198,7 +200,7 @@ def _weights(d: Data) -> Array:
 
 
 def module(x: Array) -> str:
-    """The constants as `distsim/cost/constants.py` has them."""
+    """The constants as `distsim/hardware/cost/nccl_constants.py` has them."""
     width = len(NAMES)
     lines = ["CONSTANTS: Final[dict[str, float]] = {"]
     for name, value in zip(NAMES, x[:width], strict=True):

@@ -7,7 +7,7 @@ within three classes of sizes. Lines: latency and bandwidth alone (`collectives:
 constants as they come; fitted anew without the scored table, and without any table of its system; measured at every fourth size and
 predicted at the others; from both sizes next to each; the same run's times in place, which no prediction can be expected to beat by much;
 measured at two rank counts and predicted at a third; beside parts of tables that threads quote
-(`nccl_quoted.csv`), in no fit; and how often the band of `distsim.cost.band` holds what was measured.
+(`nccl_quoted.csv`), in no fit; and how often the band of `distsim.hardware.cost.prediction_range` holds what was measured.
 `--tables` adds a line for each table, `--fit` prints the constants again.
 """
 
@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tables import Table, quoted, tables
 
-from distsim.cluster import Curve, cluster_from
-from distsim.cost import CostModel
-from distsim.cost.band import band_of
-from distsim.ops.table import OPS
+from distsim.hardware.cluster import MeasuredCurve, cluster_from
+from distsim.hardware.cost import CostModel
+from distsim.hardware.cost.prediction_range import range_of_prediction
+from distsim.operations.registry import OPERATIONS
 
 Array = NDArray[np.float64]
 CLASSES = ((0, (1 << 16) - 1), (1 << 16, 1 << 24), ((1 << 24) + 1, 1 << 62))
@@ -47,7 +47,7 @@ RAILS = {
 }
 
 
-def cluster_of(table: Table, rails: bool = False, measured: tuple[Curve, ...] = (), driven: int = 0) -> CostModel:
+def cluster_of(table: Table, rails: bool = False, measured: tuple[MeasuredCurve, ...] = (), driven: int = 0) -> CostModel:
     """The table's machines as a cluster file would tell them; ``driven``: GPUs that a process drives, if more than in this table."""
     at = table.at
     cards = 1 if at.nodes == 1 else max(round(at.sheet_inter / (at.nic_gbs / 0.96)), 1)
@@ -70,7 +70,7 @@ def cluster_of(table: Table, rails: bool = False, measured: tuple[Curve, ...] = 
 
 def priced(table: Table, cost: CostModel) -> Array:
     """us at every size of the table, through the front door."""
-    op = OPS[OP.get(table.kind, table.kind)]
+    op = OPERATIONS[OP.get(table.kind, table.kind)]
     if table.kind == "send":
         prices = [cost.p2p_ns(0, cost.local_size if table.at.nodes > 1 else 1, int(b)) for b in table.nbytes]
     else:
@@ -78,11 +78,11 @@ def priced(table: Table, cost: CostModel) -> Array:
     return np.array(prices) / 1000
 
 
-def curve_of(table: Table, rows: NDArray[np.int64]) -> Curve:
+def curve_of(table: Table, rows: NDArray[np.int64]) -> MeasuredCurve:
     times = {int(table.nbytes[k]): round(1000 * table.us[k]) for k in rows}
     at = table.at
     group, ranks, nodes = (2, 2, at.nodes) if table.kind == "send" and at.nodes == 1 else (at.n, at.per_node, at.nodes)
-    return Curve.model_construct(op=OP.get(table.kind, table.kind), group=group, ranks=ranks, nodes=nodes, times=times)
+    return MeasuredCurve.model_construct(op=OP.get(table.kind, table.kind), group=group, ranks=ranks, nodes=nodes, times=times)
 
 
 def left_between(table: Table, given: Iterable[int]) -> tuple[Array, Array]:
@@ -162,13 +162,13 @@ def coverage(d: fit.Data, log_us: Array, known: bool) -> tuple[float, int]:
         if (len(systems[table.family]) > 1) != known:
             continue
         for b, ratio in zip(d.nbytes[d.table == k], np.exp(np.log(d.us) - log_us)[d.table == k], strict=True):
-            band = band_of(table.at, int(b), known)
+            band = range_of_prediction(table.at, int(b), known)
             inside.append(band.low <= ratio <= band.high)
     return 100 * float(np.mean(inside)), len(inside)
 
 
 def quantiles(d: fit.Data, log_us: Array) -> str:
-    """The 5 % and 95 % quantiles of measured over predicted, by one node or several and size: what `distsim.cost.band` has."""
+    """The 5 % and 95 % quantiles of measured over predicted, by one node or several and size: what `distsim.hardware.cost.prediction_range` has."""
     rows = []
     several = np.array([t.at.nodes > 1 for t in d.tables])[d.table]
     systems: dict[object, set[str]] = defaultdict(set)

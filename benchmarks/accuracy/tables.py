@@ -3,7 +3,7 @@
 Columns: `table_id`, `source` (where it was published), `system`, `gpu`, nodes and ranks, the data sheet's bandwidths
 (`intra_bw_GBps` of a GPU, `inter_bw_GBps_per_node` of all cards of a node; per direction), `nccl_version`, `launch`, `collective`,
 `bytes` as nccl-tests counts them, `place`, `time_us` as printed. Times out of place are scored, but where they carry a one-time cost
-(`SET_UP`) those in place; sizes of 0 are left out.
+(`SETUP_RATIO`) those in place; sizes of 0 are left out.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.calibrate.nccl_tests import SET_UP
-from distsim.cluster import cluster_from
-from distsim.cost.setting import Kind, Setting
+from distsim.hardware.cluster import cluster_from
+from distsim.hardware.cost.nccl_context import NcclContext, NcclOperation
+from distsim.real.calibrate.nccl_tests import SETUP_RATIO
 
 HERE = Path(__file__).resolve().parent
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, NcclOperation] = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "broadcast": "broadcast",
     "alltoall": "all_to_all", "sendrecv": "send",
 }  # fmt: skip
@@ -39,8 +39,8 @@ class Table(NamedTuple):
 
     id: str
     system: str
-    kind: Kind
-    at: Setting
+    kind: NcclOperation
+    at: NcclContext
     nbytes: NDArray[np.float64]
     us: NDArray[np.float64]
     again: NDArray[np.float64]
@@ -83,7 +83,7 @@ def reach(row: dict[str, str]) -> float:
     return cube.reach(int(row["gpus_per_node"]))
 
 
-def setting(row: dict[str, str]) -> Setting:
+def setting(row: dict[str, str]) -> NcclContext:
     """A row's system as NCCL sees it. A boundary that one rank crosses has one card."""
     arch, n, nodes, g = architecture(row["gpu"]), int(row["nranks"]), int(row["nodes"]), int(row["gpus_per_node"])
     link = row["inter_link"]
@@ -91,7 +91,7 @@ def setting(row: dict[str, str]) -> Setting:
     across = float(row["inter_bw_GBps_per_node"]) if nodes > 1 else 0.0
     cards = 1 if nodes == 1 or g == 1 else int(link.split("x")[0]) if link.split("x")[0].isdigit() else 8
     nvlink = "NVLink" in row["intra_link"]
-    return Setting(
+    return NcclContext(
         arch, n, nodes, g, sheet * (NVLINK[arch] if nvlink else PCIE), across * NIC, across * NIC / max(cards, g if cards < g else 1),
         sheet, across or float("inf"), "nvlink" if nvlink else "pcie", "without P2P" not in row["notes"], "NVSwitch" in row["intra_link"],
         _transport(link), _driven(row["launch"]),
@@ -115,7 +115,7 @@ def tables(path: Path = HERE / "nccl_tables.csv") -> list[Table]:
 
 def steady(out_of_place: float, in_place: float | None) -> float:
     """The time of a call among many."""
-    return out_of_place if in_place is None or out_of_place < SET_UP * in_place else in_place
+    return out_of_place if in_place is None or out_of_place < SETUP_RATIO * in_place else in_place
 
 
 def quoted(fitted: bool) -> list[Table]:

@@ -21,7 +21,7 @@ from counted import counted_us, read, read_us  # noqa: E402
 from modules import MODELS, Model, Options, Sizes  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from distsim.capture.price import counting, duration_ns  # noqa: E402
+from distsim.script_capture.compute.kernel_counter import count_kernels, duration_ns  # noqa: E402
 
 
 def captured_us(sizes: Sizes, batch: int, length: int, share: int) -> tuple[float, float]:
@@ -37,7 +37,7 @@ def captured_us(sizes: Sizes, batch: int, length: int, share: int) -> tuple[floa
             block: Any = Model(part, Options()).layers[0]
             block.attention.freqs = None if part.positions else torch.empty(length, part.head_width // 2, dtype=torch.complex64)
             x = torch.randn(batch, length, part.hidden, requires_grad=True)
-            with counting() as counted:
+            with count_kernels() as counted:
                 y = block(x)
                 forward = counted.take()
                 y.backward(torch.empty_like(y))

@@ -7,10 +7,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from distsim.cluster import cluster_from
-from distsim.strategies.models import PRESETS, Architecture
-from distsim.strategies.train_layers import KERNELS
-from distsim.strategies.transformer import MicroBatch
+from distsim.hardware.cluster import cluster_from
+from distsim.scenario.strategies.training_step.layer_calls import KERNELS_PER_LAYER
+from distsim.scenario.strategies.training_step.micro_batch_cost import MicroBatchCost
+from distsim.scenario.strategies.training_step.presets import PRESETS, Architecture
 
 _GPT = Architecture(24, 2048, 16, 16, 8192, 50257, 2048, mlp="gelu", bias=True)
 DEVICE = cluster_from("dgx-h100").device
@@ -32,12 +32,12 @@ def read_us(found: dict[str, Any]) -> dict[tuple[str, int, int, int], float]:
 
 def counted_us(model: str, batch: int, length: int, share: int) -> tuple[float, float]:
     """Forward and backward pass by the `transformer` strategy's counts, in us."""
-    one = MicroBatch(
+    one = MicroBatchCost(
         {**PRESETS, "gpt-1.3b": _GPT}[model], batch, length, 2, share, flash=True, causal=model != "vit-l-16", gathered=True
     )
     rate, memory = DEVICE.flop_per_ns("bfloat16") * 1e3, DEVICE.memory_bytes_per_ns * DEVICE.memory_efficiency * 1e3
     products, lag = one.layer_flops + one.padding_flops, (one.scores_flops + one.idle_flops) / 0.8 - one.scores_flops
-    starts = [(many + 2) * DEVICE.launch_ns / 1e3 for many in KERNELS["dtensor"]]
+    starts = [(many + 2) * DEVICE.launch_ns / 1e3 for many in KERNELS_PER_LAYER["dtensor"]]
     forward = (products + lag) / rate + (one.layer_traffic + one.products_traffic[0] + one.routing_traffic) / memory
     backward = 2 * products + one.flash_flops + 2.5 * lag
     moved = 2 * one.layer_traffic + one.products_traffic[1] + one.routing_traffic + one.sums_traffic

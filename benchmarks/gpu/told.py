@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distsim.scenario import loads
-from distsim.scenario.parts import MemoryDecl
+from distsim.scenario.format.models.sections import MemoryDecl
 
 _STAGES = {"first": "transformer_pp_0", "middle": "transformer_pp_1", "last": "transformer_pp_3"}
 _GPT = "{{layers: 24, hidden: 2048, heads: 16, ffn: 8192, vocabulary: 50257, mlp: gelu, positions: 2048, dropout: {}}}"

@@ -16,19 +16,19 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from distsim.engine.outlasting import LAUNCH_QUEUE, MONITORED, limits_ns
-from distsim.findings.record import Finding, Place
-from distsim.profiles import Profile
-from distsim.profiles.gloo import barrier_missed
-from distsim.program.records import Program
-from distsim.semantics.form import Instruction, Leave, Meet, PartKind, Wait
-from distsim.semantics.moves import Rules
-from distsim.semantics.state import CLOSED, DUE, JAMMED, RUNNING, State
+from distsim.backends import BackendProfile
+from distsim.backends.gloo import monitored_barrier_error
+from distsim.engine.timeout_check import LAUNCH_QUEUE_DEPTH, MONITORED_BARRIER, group_timeouts_ns
+from distsim.findings.finding_types import Finding, SourceLocation
+from distsim.program.code import Program
+from distsim.semantics.form.instructions import AwaitRendezvous, ExitRank, Instruction, PartKind, WaitForRows
+from distsim.semantics.ordered.state import CLOSED, DUE, HUNG, RUNNING, RunState
+from distsim.semantics.ordered.transitions import TransitionRules
 
 _STORE_OPS = ("new_group", "init_process_group")
 
 
-class Late(NamedTuple):
+class TimedOutCall(NamedTuple):
     """A call that waited longer than it may, ``limit_ns``. ``missing``: of a monitored_barrier's rank 0, who has not come."""
 
     rank: int
@@ -37,7 +37,7 @@ class Late(NamedTuple):
     missing: tuple[int, ...] = ()
 
 
-class _Entry(NamedTuple):
+class _DeadlineEntry(NamedTuple):
     """``since`` tells this wait of the host from an earlier one; -1 where the host does not matter."""
 
     at_ns: int
@@ -48,14 +48,14 @@ class _Entry(NamedTuple):
     limit_ns: int
 
 
-class Deadlines:
+class RunDeadlines:
     """The clocks of a run that may outlast a timeout. ``late``: those that ran out, in order."""
 
-    def __init__(self, rules: Rules, state: State) -> None:
+    def __init__(self, rules: TransitionRules, state: RunState) -> None:
         self.rules, self.state = rules, state
-        self.limits = limits_ns(rules.program, rules.profile)
-        self.late: list[Late] = []
-        self._heap: list[_Entry] = []
+        self.limits = group_timeouts_ns(rules.program, rules.profile)
+        self.late: list[TimedOutCall] = []
+        self._heap: list[_DeadlineEntry] = []
         self._number = 0
         self._queued: dict[int, list[int]] = {}  # rank -> launches beyond the launch queue
 
@@ -65,30 +65,30 @@ class Deadlines:
             heappop(self._heap)
         return self._heap[0].at_ns if self._heap else None
 
-    def expire(self) -> tuple[int, Leave | int]:
+    def expire(self) -> tuple[int, ExitRank | int]:
         """The next deadline runs out: whose, and what becomes of that rank, or the group that it closes while the host is elsewhere."""
         entry = heappop(self._heap)
         position = self.rules.part(entry.row).position if entry.row >= 0 else self.rules.position(self.state, entry.rank)
         missing = self._missing(entry.row)
-        self.late.append(Late(entry.rank, position, entry.limit_ns, missing))
+        self.late.append(TimedOutCall(entry.rank, position, entry.limit_ns, missing))
         here = self.rules.position(self.state, entry.rank)
         if self.rules.profile.timed_out == "crashes":
             text = f"Watchdog caught collective operation timeout: ran for {entry.limit_ns // 10**6} milliseconds"
-            return entry.rank, Leave(here, "crashed", text)
+            return entry.rank, ExitRank(here, "crashed", text)
         instruction = self.rules.instruction(self.state, entry.rank)
         waited = entry.row - self.rules.base[entry.rank]
-        if entry.row >= 0 and not (isinstance(instruction, Wait) and waited in instruction.rows):
+        if entry.row >= 0 and not (isinstance(instruction, WaitForRows) and waited in instruction.rows):
             return entry.rank, self.rules.group[entry.row]
-        return entry.rank, Leave(here, "raised", self._text(entry, missing))
+        return entry.rank, ExitRank(here, "raised", self._text(entry, missing))
 
     def watches(self, since: list[int]) -> bool:
         """Some rank stands in a monitored_barrier, which ends in its time though nobody else moves."""
-        rows = (entry for entry in self._heap if entry.row >= 0 and self.rules.part(entry.row).call.op == MONITORED)
+        rows = (entry for entry in self._heap if entry.row >= 0 and self.rules.part(entry.row).call.op == MONITORED_BARRIER)
         return any(self._holds(entry, since) for entry in rows)
 
     def _missing(self, row: int) -> tuple[int, ...]:
         """Who has not come to the monitored_barrier of a rank that keeps its list."""
-        if row < 0 or self.rules.part(row).call.op != MONITORED or not self._keeps_list(row):
+        if row < 0 or self.rules.part(row).call.op != MONITORED_BARRIER or not self._tracks_arrivals(row):
             return ()
         linked = self.rules.linked
         instance = int(linked.instance[row])
@@ -98,13 +98,13 @@ class Deadlines:
     def _members(self, row: int) -> tuple[int, ...]:
         return self.rules.program.groups[self.rules.group[row]].ranks
 
-    def _keeps_list(self, row: int) -> bool:
+    def _tracks_arrivals(self, row: int) -> bool:
         return self._members(row)[0] == self.rules.rank_of[row]
 
-    def _text(self, entry: _Entry, missing: tuple[int, ...]) -> str:
+    def _text(self, entry: _DeadlineEntry, missing: tuple[int, ...]) -> str:
         if missing:
             all_of_them = bool(self.rules.part(entry.row).call.fields.get("wait_all_ranks"))
-            return barrier_missed(entry.rank, missing, all_of_them, entry.limit_ns)
+            return monitored_barrier_error(entry.rank, missing, all_of_them, entry.limit_ns)
         op = self.rules.part(entry.row).call.op if entry.row >= 0 else _STORE_OPS[0]
         if op in _STORE_OPS:
             return "Wait timeout"
@@ -116,7 +116,7 @@ class Deadlines:
         """A host begins to wait, for ``row`` if it waits for one (requests are waited for one after the other, G11)."""
         if self.rules.profile.timed_out != "raises":
             return
-        if isinstance(instruction, Meet):
+        if isinstance(instruction, AwaitRendezvous):
             self._add(now, rank, -1, now, self.limits[instruction.of_group] + self.rules.profile.store_grace_ns)
         elif row >= 0 and self.state.phase[row] and 0 <= self.rules.kind[row] <= PartKind.RECEIVE:
             self._add(now, rank, row, now, self.limits[self.rules.group[row]])
@@ -126,7 +126,9 @@ class Deadlines:
         if self.rules.profile.timed_out == "raises" and self.rules.kind[row] == PartKind.COLLECTIVE:
             call = self.rules.part(row).call
             own = call.fields.get("timeout_ns")
-            listed = call.op != MONITORED or self._keeps_list(row)  # the others wait for its word as long as their group waits
+            listed = call.op != MONITORED_BARRIER or self._tracks_arrivals(
+                row
+            )  # the others wait for its word as long as their group waits
             limit = int(own) if own and listed else self.limits[self.rules.group[row]]
             grace = self.rules.profile.store_grace_ns if call.op in _STORE_OPS else 0
             self._add(now, self.rules.rank_of[row], row, -1, limit + grace)
@@ -134,7 +136,7 @@ class Deadlines:
     def enqueued(self, rank: int, row: int, now: int) -> None:
         """A host hands a launch to its device."""
         if self.rules.profile.timed_out == "crashes":
-            if self.state.open[rank] > LAUNCH_QUEUE:
+            if self.state.open[rank] > LAUNCH_QUEUE_DEPTH:
                 self._queued.setdefault(rank, []).append(row)
             else:
                 self._watch(rank, row, now)
@@ -151,21 +153,21 @@ class Deadlines:
 
     def _add(self, now: int, rank: int, row: int, since: int, limit: int) -> None:
         self._number += 1
-        heappush(self._heap, _Entry(now + limit, self._number, rank, row, since, limit))
+        heappush(self._heap, _DeadlineEntry(now + limit, self._number, rank, row, since, limit))
 
-    def _holds(self, entry: _Entry, since: list[int]) -> bool:
+    def _holds(self, entry: _DeadlineEntry, since: list[int]) -> bool:
         if self.state.ends[entry.rank] is not None or (entry.since >= 0 and since[entry.rank] != entry.since):
             return False
         if entry.row < 0:
-            return isinstance(self.rules.instruction(self.state, entry.rank), Meet)
+            return isinstance(self.rules.instruction(self.state, entry.rank), AwaitRendezvous)
         phase = self.state.phase[entry.row]
         # A transfer under way is late too: the clock runs until it is over.
-        return phase != CLOSED and (self.rules.profile.device or phase in (RUNNING, DUE, JAMMED))
+        return phase != CLOSED and (self.rules.profile.device or phase in (RUNNING, DUE, HUNG))
 
 
-def late_findings(program: Program, profile: Profile, late: tuple[Late, ...]) -> tuple[Finding, ...]:
+def timeout_findings(program: Program, profile: BackendProfile, late: tuple[TimedOutCall, ...]) -> tuple[Finding, ...]:
     """DS804, one per place."""
-    places: dict[int, list[Late]] = {}
+    places: dict[int, list[TimedOutCall]] = {}
     for one in late:
         places.setdefault(program.code_call(one.rank, min(one.position, len(program.code(one.rank).calls) - 1)).site, []).append(
             one
@@ -175,7 +177,7 @@ def late_findings(program: Program, profile: Profile, late: tuple[Late, ...]) ->
         ranks = tuple(sorted({one.rank for one in those}))
         place, op = program.sites[site].place(ranks[0]), program.sites[site].op
         if those[0].missing:
-            found.append(_named(those[0], ranks, place))
+            found.append(_monitored_barrier_finding(those[0], ranks, place))
             continue
         end = "its watchdog ends the process" if profile.timed_out == "crashes" else "it raises, and its group is dead there"
         whose = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:8]))} wait"
@@ -185,7 +187,7 @@ def late_findings(program: Program, profile: Profile, late: tuple[Late, ...]) ->
     return tuple(found)
 
 
-def _named(late: Late, ranks: tuple[int, ...], place: Place) -> Finding:
+def _monitored_barrier_finding(late: TimedOutCall, ranks: tuple[int, ...], place: SourceLocation) -> Finding:
     """A monitored_barrier has done what it is there for."""
     who = f"rank{'' if len(late.missing) == 1 else 's'} {', '.join(map(str, late.missing[:8]))}"
     have = "has" if len(late.missing) == 1 else "have"

@@ -11,23 +11,23 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from distsim.cluster import Cluster
-from distsim.errors import UsageError
-from distsim.names import listing, near
-from distsim.profiles import DEVICE_BACKEND
-from distsim.strategies.base import Context
-from distsim.strategies.models import PRESETS, Architecture
-from distsim.strategies.train import Transformer
-from distsim.strategies.train_fields import ModelFields
-from distsim.strategies.transformer import MicroBatch, step_flops
+from distsim.backends import DEVICE_BACKEND
+from distsim.common.errors import UsageError
+from distsim.common.message_text import did_you_mean, name_list
+from distsim.hardware.cluster import Cluster
+from distsim.scenario.strategies.base import ExpansionContext
+from distsim.scenario.strategies.training_step.micro_batch_cost import MicroBatchCost, step_flops
+from distsim.scenario.strategies.training_step.presets import PRESETS, Architecture
+from distsim.scenario.strategies.training_step.transformer import Transformer
+from distsim.scenario.strategies.training_step.transformer_fields import ArchitectureFields
 
-#: Axes of the mesh from the outermost in, as Megatron-LM lays them out (`distsim.strategies.hybrid.ORDERS`).
-AXES = ("pp", "dp", "ep", "cp", "tp")
+#: Axes of the mesh from the outermost in, as Megatron-LM lays them out (`distsim.scenario.strategies.training_step.hybrid.MESH_AXIS_ORDERS`).
+MESH_AXES = ("pp", "dp", "ep", "cp", "tp")
 #: A context rank keeps at least so many tokens of a sequence, unless sizes of `cp` are asked for.
-_LEAST_TOKENS = 8192
+_MIN_TOKENS = 8192
 
 
-class Layout(NamedTuple):
+class ParallelLayout(NamedTuple):
     """One way to lay a step out. ``chunks`` above 1: an interleaved schedule."""
 
     gpus: int
@@ -48,7 +48,7 @@ class Layout(NamedTuple):
     @property
     def mesh(self) -> dict[str, int]:
         """The axes of more than one rank."""
-        found = {axis: int(getattr(self, axis)) for axis in AXES}
+        found = {axis: int(getattr(self, axis)) for axis in MESH_AXES}
         return {axis: size for axis, size in found.items() if size > 1} or {"dp": 1}
 
     def label(self) -> str:
@@ -59,18 +59,18 @@ class Layout(NamedTuple):
         return " ".join([*axes, *pipe, f"z{self.zero}", f"b{self.micro_batch}", *again])
 
 
-class Left(NamedTuple):
+class RejectedLayout(NamedTuple):
     """A layout that is left out, and why."""
 
-    layout: Layout
+    layout: ParallelLayout
     reason: str
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanRequest:
     """What is to be laid out. ``model``: a preset's name, or sizes as `transformer: {model: …}` takes them; ``step``: further fields of it.
 
-    ``choices``: the values of a `Layout`'s fields that are looked at; those that are left out are chosen by the model and the machines.
+    ``choices``: the values of a `ParallelLayout`'s fields that are looked at; those that are left out are chosen by the model and the machines.
     Raises UsageError for a model or a field that is none.
     """
 
@@ -86,11 +86,11 @@ class Question:
     refusals: dict[object, str | None] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.fields(Layout(1))  # is it a model?
+        self.fields(ParallelLayout(1))  # is it a model?
 
     @cached_property
     def base(self) -> Transformer:
-        return self.fields(Layout(1))
+        return self.fields(ParallelLayout(1))
 
     @property
     def architecture(self) -> Architecture:
@@ -106,15 +106,15 @@ class Question:
         """Ranks of a machine."""
         return min(self.per_node, self.gpus)
 
-    def fields(self, layout: Layout) -> Transformer:
+    def fields(self, layout: ParallelLayout) -> Transformer:
         """The `transformer:` entry of a layout."""
         step: dict[str, Any] = {**self.step_of(layout), "model": self.model if isinstance(self.model, str) else dict(self.model)}
         try:
             return Transformer.model_validate(step)
         except ValidationError as errors:
-            raise _wrong(self.model, errors) from None
+            raise _model_error(self.model, errors) from None
 
-    def step_of(self, layout: Layout) -> dict[str, Any]:
+    def step_of(self, layout: ParallelLayout) -> dict[str, Any]:
         """The fields that a layout decides, and those that were given."""
         replicas = layout.dp * layout.ep * layout.micro_batch
         found: dict[str, Any] = {
@@ -130,10 +130,10 @@ class Question:
             found |= {"chunks": layout.chunks} if layout.chunks > 1 else {}
         return {**found, **self.step}
 
-    def context(self, layout: Layout) -> Context:
-        return Context(layout.gpus, min(self.node, layout.gpus), layout.mesh, DEVICE_BACKEND, 1, {}, frozenset())
+    def context(self, layout: ParallelLayout) -> ExpansionContext:
+        return ExpansionContext(layout.gpus, min(self.node, layout.gpus), layout.mesh, DEVICE_BACKEND, 1, {}, frozenset())
 
-    def scenario(self, layout: Layout, cluster: str | Mapping[str, Any]) -> dict[str, Any]:
+    def scenario(self, layout: ParallelLayout, cluster: str | Mapping[str, Any]) -> dict[str, Any]:
         """The layout as the plain data of a scenario file."""
         nodes = max(layout.gpus // self.node, 1)
         world = {"nodes": nodes, "ranks_per_node": layout.gpus // nodes} if nodes > 1 else layout.gpus
@@ -147,25 +147,25 @@ class Question:
     def flops(self) -> int:
         """Model FLOPs of a step: three passes over every matrix, all scores counted, nothing recomputed (PaLM, arXiv:2204.02311, appendix
         B: 6 N + 12 L H Q T per token)."""
-        return step_flops(MicroBatch(self.architecture, 1, self.tokens), self.global_batch)
+        return step_flops(MicroBatchCost(self.architecture, 1, self.tokens), self.global_batch)
 
 
-def layouts(question: Question) -> Iterator[Layout | Left]:
+def candidate_layouts(question: PlanRequest) -> Iterator[ParallelLayout | RejectedLayout]:
     """Every layout of a question's choices, in a fixed order. What can't be comes with its reason."""
     axes = ("tp", "pp", "cp", "ep")
-    for sizes in product(*(_sizes(question, axis) for axis in axes)):
+    for sizes in product(*(_axis_sizes(question, axis) for axis in axes)):
         if question.gpus % prod(sizes):
             continue
         tp, pp, cp, ep = sizes
-        layout = Layout(question.gpus, tp=tp, pp=pp, cp=cp, ep=ep)
-        for rest in product(*(_values(question, word, layout) for word in ("chunks", "micro_batch", "zero", "recompute"))):
+        layout = ParallelLayout(question.gpus, tp=tp, pp=pp, cp=cp, ep=ep)
+        for rest in product(*(_field_choices(question, word, layout) for word in ("chunks", "micro_batch", "zero", "recompute"))):
             chunks, micro_batch, zero, recompute = rest
             one = layout._replace(chunks=chunks, micro_batch=micro_batch, zero=zero, recompute=recompute)
-            reason = refused(question, one)
-            yield one if reason is None else Left(one, reason)
+            reason = rejection_reason(question, one)
+            yield one if reason is None else RejectedLayout(one, reason)
 
 
-def refused(question: Question, layout: Layout) -> str | None:
+def rejection_reason(question: PlanRequest, layout: ParallelLayout) -> str | None:
     """Why a layout can't be; None where it can."""
     one = layout.dp * layout.ep * layout.micro_batch
     if question.global_batch % one:
@@ -184,7 +184,7 @@ def refused(question: Question, layout: Layout) -> str | None:
     return question.refusals[key]
 
 
-def _sizes(question: Question, axis: str) -> Sequence[int]:
+def _axis_sizes(question: PlanRequest, axis: str) -> Sequence[int]:
     """Sizes of an axis that divide the GPUs."""
     model = question.architecture
     if axis in question.choices:
@@ -195,11 +195,11 @@ def _sizes(question: Question, axis: str) -> Sequence[int]:
     if axis == "pp":
         return [n for n in _divisors(question.gpus) if n <= model.layers + 2]
     if axis == "cp":
-        return [n for n in _divisors(question.gpus) if n == 1 or question.tokens // n >= _LEAST_TOKENS]
+        return [n for n in _divisors(question.gpus) if n == 1 or question.tokens // n >= _MIN_TOKENS]
     return [n for n in _divisors(question.gpus) if n == 1 or (model.experts and model.experts % n == 0)]
 
 
-def _values(question: Question, word: str, layout: Layout) -> Sequence[Any]:
+def _field_choices(question: PlanRequest, word: str, layout: ParallelLayout) -> Sequence[Any]:
     """What else may be chosen for a mesh."""
     if word in question.choices:
         return question.choices[word] if word != "chunks" or layout.pp > 1 else (1,)
@@ -217,19 +217,19 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def _wrong(model: object, errors: ValidationError) -> UsageError:
+def _model_error(model: object, errors: ValidationError) -> UsageError:
     first = errors.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     if isinstance(model, str) and model not in PRESETS and where.startswith("model"):
-        said = f"unknown model {model}; presets are {listing(PRESETS)}{near(model, PRESETS)}"
+        said = f"unknown model {model}; presets are {name_list(PRESETS)}{did_you_mean(model, PRESETS)}"
         return UsageError(said, "or sizes, as '{layers: 32, hidden: 4096, heads: 32, ffn: 14336, vocabulary: 128256}'")
     if first["type"] == "extra_forbidden":
         *inside, last = where.split(".")
-        fields = ModelFields.model_fields if inside else Transformer.model_fields
+        fields = ArchitectureFields.model_fields if inside else Transformer.model_fields
         known = [key for key in fields if key != "model"]
         what = "a model" if inside else "a step"
-        return UsageError(f"{what} has no field `{last}`{near(last, known)}", f"{what} has {listing(known, 40)}")
+        return UsageError(f"{what} has no field `{last}`{did_you_mean(last, known)}", f"{what} has {name_list(known, 40)}")
     return UsageError(f"{where}: {str(first['msg']).removeprefix('Value error, ')}")
 
 
-__all__ = ["AXES", "Layout", "Left", "Question", "layouts", "refused"]
+__all__ = ["MESH_AXES", "ParallelLayout", "RejectedLayout", "PlanRequest", "candidate_layouts", "rejection_reason"]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from distsim.errors import UsageError
-from distsim.ops.table import OPS
-from distsim.program.records import Code, CodeCall, Program
-from distsim.units import show_bytes, show_ns
+from distsim.common.errors import UsageError
+from distsim.common.units import show_bytes, show_ns
+from distsim.operations.registry import OPERATIONS
+from distsim.program.code import CodeCall, Program, SharedCode
 
 if TYPE_CHECKING:
     from distsim.scenario.model import Scenario
@@ -23,54 +23,56 @@ if TYPE_CHECKING:
 
 
 #: Calls of all ranks together, and ranks, that commands take without `--max-calls`.
-MAX_CALLS = 5_000_000
-MAX_RANKS = 1 << 17
+DEFAULT_MAX_CALLS = 5_000_000
+DEFAULT_MAX_RANKS = 1 << 17
 #: Programs of more calls are folded without being asked for: ranks that do the same are simulated once.
-FOLDED_CALLS = 20_000
+FOLDING_THRESHOLD_CALLS = 20_000
 #: Bytes that commands take without `--max-calls`, estimated; what is simulated for all ranks of a code together, such as 1 000 ranks
 #: with 5 000 calls each, stays below.
-MAX_BYTES = 2_500_000_000
+DEFAULT_MAX_BYTES = 2_500_000_000
 #: What a call of a rank, a call of a code (compiled once for all its ranks) and a rank take in a program that completes, roughly: bytes,
 #: and ns of one core. Measured: 100 000 calls of one code on 2 ranks take 175 MB, 1 000 ranks with 200 calls of one code 64 MB.
-_CALL, _CODE, _RANK = (400, 15_000), (1_200, 60_000), (3_000, 80_000)
+_COST_PER_CALL, _COST_PER_CODE_CALL, _COST_PER_RANK = (400, 15_000), (1_200, 60_000), (3_000, 80_000)
 
 
-def bounded_world(scenario: Scenario, max_calls: int | None) -> None:
+def check_world_size(scenario: Scenario, max_calls: int | None) -> None:
     """Raise UsageError for more ranks than anybody waits for, before their calls are laid out. ``max_calls``: what the user allows."""
     ranks = scenario.world.size
-    if max_calls is None and ranks > MAX_RANKS:
-        raise _refusal(scenario.file, f"{ranks:,} ranks", _costs(ranks, 0, ranks), f"{MAX_RANKS:,} ranks", ranks)
+    if max_calls is None and ranks > DEFAULT_MAX_RANKS:
+        raise _too_large_error(
+            scenario.file, f"{ranks:,} ranks", _estimated_costs(ranks, 0, ranks), f"{DEFAULT_MAX_RANKS:,} ranks", ranks
+        )
 
 
-def bounded_program(program: Program, max_calls: int | None) -> None:
+def check_program_size(program: Program, max_calls: int | None) -> None:
     """Raise UsageError for a program of more calls or bytes than commands take; ``max_calls`` is what the user allows instead."""
-    if (found := _too_large(program, max_calls)) is not None:
+    if (found := _size_error(program, max_calls)) is not None:
         raise found
 
 
-def fits(program: Program, max_calls: int | None) -> bool:
-    """Whether `bounded_program` lets a program pass."""
-    return _too_large(program, max_calls) is None
+def is_within_size_limit(program: Program, max_calls: int | None) -> bool:
+    """Whether `check_program_size` lets a program pass."""
+    return _size_error(program, max_calls) is None
 
 
-def _too_large(program: Program, max_calls: int | None) -> UsageError | None:
+def _size_error(program: Program, max_calls: int | None) -> UsageError | None:
     calls, ranks = program.present_calls, len(program.present)
-    costs = _costs(calls, sum(len(code.calls) for code in program.codes), ranks)
-    limit = f"{MAX_CALLS if max_calls is None else max_calls:,} calls"
-    if calls <= (MAX_CALLS if max_calls is None else max_calls):
-        if max_calls is not None or costs[0] <= MAX_BYTES:
+    costs = _estimated_costs(calls, sum(len(code.calls) for code in program.codes), ranks)
+    limit = f"{DEFAULT_MAX_CALLS if max_calls is None else max_calls:,} calls"
+    if calls <= (DEFAULT_MAX_CALLS if max_calls is None else max_calls):
+        if max_calls is not None or costs[0] <= DEFAULT_MAX_BYTES:
             return None
-        limit = show_bytes(MAX_BYTES)
-    return _refusal(program.file, f"{calls:,} calls on {ranks:,} ranks", costs, limit, calls)
+        limit = show_bytes(DEFAULT_MAX_BYTES)
+    return _too_large_error(program.file, f"{calls:,} calls on {ranks:,} ranks", costs, limit, calls)
 
 
-def _costs(calls: int, of_codes: int, ranks: int) -> tuple[int, int]:
+def _estimated_costs(calls: int, of_codes: int, ranks: int) -> tuple[int, int]:
     """Bytes and ns of one core."""
-    nbytes, ns = (calls * _CALL[k] + of_codes * _CODE[k] + ranks * _RANK[k] for k in (0, 1))
+    nbytes, ns = (calls * _COST_PER_CALL[k] + of_codes * _COST_PER_CODE_CALL[k] + ranks * _COST_PER_RANK[k] for k in (0, 1))
     return nbytes, ns
 
 
-def _refusal(file: str, said: str, costs: tuple[int, int], limit: str, needed: int) -> UsageError:
+def _too_large_error(file: str, said: str, costs: tuple[int, int], limit: str, needed: int) -> UsageError:
     nbytes, ns = costs
     cost = f"about {show_bytes(round(nbytes, -8))} of memory and {show_ns(max(ns // 10**9, 1) * 10**9)} if it completes, more if it hangs"
     return UsageError(
@@ -94,8 +96,8 @@ Feature = Literal[
 
 def features_of(program: Program) -> frozenset[Feature]:
     """All features of a program, whether its calls are reached or not."""
-    found = {feature for code in program.codes for call in code.distinct_calls() for feature in _of_call(call)}
-    found |= {feature for code in program.codes for feature in _of_code(code)}
+    found = {feature for code in program.codes for call in code.distinct_calls() for feature in _call_features(call)}
+    found |= {feature for code in program.codes for feature in _code_features(code)}
     if len(program.codes) > 1:
         found.add("branches")
     if program.options.get("timeout_ns") is not None or any(group.timeout_ns is not None for group in program.groups):
@@ -105,8 +107,8 @@ def features_of(program: Program) -> frozenset[Feature]:
     return frozenset(found)
 
 
-def _of_call(call: CodeCall) -> Iterator[Feature]:
-    row = OPS[call.op]
+def _call_features(call: CodeCall) -> Iterator[Feature]:
+    row = OPERATIONS[call.op]
     if makes_request(call) or call.parts:
         yield "requests"
     if row.direction is not None:
@@ -130,7 +132,7 @@ def _of_call(call: CodeCall) -> Iterator[Feature]:
         yield "branches"
 
 
-def _of_code(code: Code) -> Iterator[Feature]:
+def _code_features(code: SharedCode) -> Iterator[Feature]:
     if code.guards is not None:
         yield "branches"
     if any(np.any(np.asarray(port.peer) == -1) for port in code.ports):
@@ -139,5 +141,5 @@ def _of_code(code: Code) -> Iterator[Feature]:
 
 def makes_request(call: CodeCall) -> bool:
     """The call leaves a request that someone has to wait for."""
-    row = OPS[call.op]
+    row = OPERATIONS[call.op]
     return (row.kind == "p2p" and row.nonblocking) or (row.kind in ("batch", "collective") and call.is_async)

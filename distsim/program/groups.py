@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from distsim.ops.records import Group
-from distsim.program.records import Program
+from distsim.operations.core.resolved_call import RankGroup
+from distsim.program.code import Program
 
 
-def file_groups(program: Program) -> list[Group]:
+def groups_from_file(program: Program) -> list[RankGroup]:
     """Groups that some call names and no step makes, the world left out, in the program's order: made where the world begins."""
     used: set[int] = set()
     for code in program.codes:
         for ids in code.groups:
             used |= {int(i) for i in ids.tolist()} if hasattr(ids, "tolist") else {int(ids)}
-    by_steps = made_by_steps(program)
+    by_steps = group_ids_from_steps(program)
     return [group for group in program.groups[1:] if group.id in used and group.id not in by_steps]
 
 
-def made_by_steps(program: Program) -> set[int]:
+def group_ids_from_steps(program: Program) -> set[int]:
     """Ids of the groups that new_group steps make."""
     said = set()
     for code in program.codes:

@@ -2,35 +2,35 @@
 
 from typing import Any
 
-from distsim.scenario.entries import Block, Entry, Repeat, Step
-from distsim.scenario.model import Scenario, load, load_mapping, load_stdin, loads, raw, text_of
+from distsim.scenario.format.models.entries import Entry, ScenarioBlock, ScenarioRepeat, ScenarioStep
+from distsim.scenario.model import Scenario, load, load_mapping, load_raw, load_stdin, loads, read_text
 
 __all__ = [
-    "Block",
+    "ScenarioBlock",
     "Entry",
-    "Repeat",
+    "ScenarioRepeat",
     "Scenario",
-    "Step",
+    "ScenarioStep",
     "json_schema",
     "load",
     "load_mapping",
     "load_stdin",
     "loads",
-    "raw",
+    "load_raw",
     "starter",
-    "text_of",
+    "read_text",
 ]
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a scenario file, for editors."""
-    from distsim.scenario.schema import schema
+    from distsim.scenario.format.schema.generate import scenario_schema
 
-    return schema()
+    return scenario_schema()
 
 
 def starter(kind: str = "plain") -> str:
     """The text of a starter scenario: plain, ring, ddp or pipeline. Raises UsageError for another kind."""
-    from distsim.scenario.templates import starter as text
+    from distsim.scenario.starters import starter as text
 
     return text(kind)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import distsim
-from distsim.errors import EnvironmentFault, UsageError
-from distsim.names import near
+from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.common.message_text import did_you_mean
 
 
 class Lesson(NamedTuple):
@@ -45,15 +45,17 @@ LESSONS = (
 )  # fmt: skip
 
 
-def lesson(name: str) -> Lesson:
+def find_lesson(name: str) -> Lesson:
     """A lesson by its name. Raises UsageError where there is none of that name."""
     for one in LESSONS:
         if one.name == name:
             return one
-    raise UsageError(f"there is no lesson {name!r}{near(name, [one.name for one in LESSONS])}", "`distsim learn` lists them")
+    raise UsageError(
+        f"there is no lesson {name!r}{did_you_mean(name, [one.name for one in LESSONS])}", "`distsim learn` lists them"
+    )
 
 
-def lesson_file(file: str) -> str:
+def lesson_scenario_text(file: str) -> str:
     """The text of a lesson's scenario: of the installed package, or of the checkout beside it. Raises EnvironmentFault without it."""
     here = Path(distsim.__file__).parent
     for folder in (here / "scenarios", here.parent / "scenarios"):

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from distsim.expr import Expression
-from distsim.ops.effects import numpy_dtype, reduce_arrays
-from distsim.ops.fields import PerRank
-from distsim.values.lineage import Array, Content, Numbers, numel_of
+from distsim.common.expressions import Expression
+from distsim.operations.core.collective_results import numpy_dtype, reduce_arrays
+from distsim.operations.core.field_types import PerRank
+from distsim.values.lineage import Content, FlatArray, Numbers, numel_of
 
 #: Tensors up to this many elements are written out when a value needs it; larger ones are uniform or unknown.
 LIMIT_ELEMENTS = 4096
@@ -20,7 +20,7 @@ LIMIT_ELEMENTS = 4096
 SHOWN_ELEMENTS = 16
 
 
-def fill(value: object, env: Mapping[str, object], numel: int, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
+def fill_numbers(value: object, env: Mapping[str, object], numel: int, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
     """The numbers that a file's ``value`` gives a tensor of ``numel`` elements (design §3, rule 5).
 
     ``value`` is None, an Expression or number, a (nested) list of them, or a PerRank of these; ``env`` maps names to
@@ -28,11 +28,11 @@ def fill(value: object, env: Mapping[str, object], numel: int, dtype: str, limit
     ``limit`` elements that differ, or a list of another length than the tensor. Raises ExpressionError.
     """
     if isinstance(value, PerRank):
-        value = _own(value, env)
+        value = _value_of_rank(value, env)
     if value is None:
         return None
     if isinstance(value, (list, tuple)):
-        return _listed(value, env, numel, dtype, limit)
+        return _numbers_of_list(value, env, numel, dtype, limit)
     if isinstance(value, Expression):
         value = _evaluate(value, env, numel, limit)
     return None if value is None else _cast(np.atleast_1d(np.asarray(value)).ravel(), dtype)
@@ -49,14 +49,14 @@ def _evaluate(value: Expression, env: Mapping[str, object], numel: int, limit: i
     return value.evaluate(names)
 
 
-def _listed(items: Sequence[object], env: Mapping[str, object], numel: int, dtype: str, limit: int) -> Numbers:
-    flat = list(_flat(items))
+def _numbers_of_list(items: Sequence[object], env: Mapping[str, object], numel: int, dtype: str, limit: int) -> Numbers:
+    flat = list(_flatten(items))
     if len(flat) != numel or numel > limit:
         return None
     found = []
     for i, item in enumerate(flat):
         if isinstance(item, PerRank):
-            item = _own(item, env)
+            item = _value_of_rank(item, env)
         if isinstance(item, Expression):
             here = {name: _element(env[name], i) for name in item.names if name in env}
             item = item.evaluate({**here, "index": i})
@@ -64,15 +64,15 @@ def _listed(items: Sequence[object], env: Mapping[str, object], numel: int, dtyp
     return _cast(np.array(found), dtype)
 
 
-def _own(value: PerRank[object], env: Mapping[str, object]) -> object:
+def _value_of_rank(value: PerRank[object], env: Mapping[str, object]) -> object:
     rank = env["rank"]
     return value.get(rank) if isinstance(rank, int) else None
 
 
-def _flat(items: Sequence[object]) -> Iterator[object]:
+def _flatten(items: Sequence[object]) -> Iterator[object]:
     for item in items:
         if isinstance(item, (list, tuple)):
-            yield from _flat(item)
+            yield from _flatten(item)
         else:
             yield item
 
@@ -81,20 +81,20 @@ def _element(value: object, i: int) -> object:
     return value[i if value.size > 1 else 0].item() if isinstance(value, np.ndarray) else value
 
 
-def _cast(numbers: Array, dtype: str) -> Array:
+def _cast(numbers: FlatArray, dtype: str) -> FlatArray:
     with np.errstate(all="ignore"):
         return np.asarray(numbers.astype(numpy_dtype(dtype)))
 
 
-def wide(numbers: Array) -> object:
+def widen_numbers(numbers: FlatArray) -> object:
     """The same numbers in a dtype that expressions compute in: int64, float64, bool. A single one as a Python number."""
     kind = numbers.dtype.kind
     target = np.int64 if kind in "iu" else np.bool_ if kind == "b" else np.float64
-    widened: Array = numbers.astype(target)
+    widened: FlatArray = numbers.astype(target)
     return widened[0].item() if widened.size == 1 else widened
 
 
-def whole(content: Content, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
+def numbers_of_content(content: Content, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
     """The numbers of a content as one flat array of its length, or of size 1 where it is uniform; None where any is unknown."""
     if any(piece.numbers is None for piece in content):
         return None
@@ -124,50 +124,50 @@ def reinterpret(numbers: Numbers, numel: int, dtype: str, limit: int = LIMIT_ELE
 # --- text ---
 
 
-def show(content: Content, shape: Sequence[int], dtype: str) -> str:
+def format_content(content: Content, shape: Sequence[int], dtype: str) -> str:
     """``[5, 7, 9]`` for small tensors, ``2.0 (×1048576)`` for uniform ones, ``?`` for what is not known."""
     numel = numel_of(content)
     if all(piece.numbers is None for piece in content):
         return "[]" if numel == 0 and content == () else "?"
     if numel <= SHOWN_ELEMENTS:
-        flat = [text for piece in content for text in _texts(piece.numbers, piece.numel)]
-        return _nested(flat, list(shape)) if _fits(shape, numel) else _nested(flat, [numel])
-    same = whole(content, dtype, 1)
+        flat = [text for piece in content for text in _number_texts(piece.numbers, piece.numel)]
+        return _nested_text(flat, list(shape)) if _shape_fits(shape, numel) else _nested_text(flat, [numel])
+    same = numbers_of_content(content, dtype, 1)
     if same is not None:
-        return f"{_text(same[0])} (×{numel})"
+        return f"{_number_text(same[0])} (×{numel})"
     if len(content) <= SHOWN_ELEMENTS // 2 and all(p.numbers is None or p.numbers.size == 1 for p in content):
-        return "[" + ", ".join(f"{_texts(p.numbers, 1)[0]} (×{p.numel})" for p in content) + "]"
+        return "[" + ", ".join(f"{_number_texts(p.numbers, 1)[0]} (×{p.numel})" for p in content) + "]"
     first, last = content[0], content[-1]
-    head = _texts(first.numbers, first.numel)[:3]
-    return f"[{', '.join(head)}, …, {_texts(last.numbers, last.numel)[-1]}] ({numel} elements)"
+    head = _number_texts(first.numbers, first.numel)[:3]
+    return f"[{', '.join(head)}, …, {_number_texts(last.numbers, last.numel)[-1]}] ({numel} elements)"
 
 
-def _fits(shape: Sequence[int], numel: int) -> bool:
+def _shape_fits(shape: Sequence[int], numel: int) -> bool:
     return len(shape) <= 2 and int(np.prod(shape, dtype=np.int64)) == numel
 
 
-def _texts(numbers: Numbers, numel: int) -> list[str]:
+def _number_texts(numbers: Numbers, numel: int) -> list[str]:
     if numbers is None:
         return ["?"] * min(numel, SHOWN_ELEMENTS)
     if numbers.size == 1:
-        return [_text(numbers[0])] * min(numel, SHOWN_ELEMENTS)
-    return [_text(n) for n in numbers]
+        return [_number_text(numbers[0])] * min(numel, SHOWN_ELEMENTS)
+    return [_number_text(n) for n in numbers]
 
 
-def _text(number: np.generic) -> str:
+def _number_text(number: np.generic) -> str:
     if number.dtype.kind == "b":
         return "true" if number else "false"
     text = str(number)
     return f"{text}.0" if number.dtype.kind not in "iu" and text.lstrip("-").isdigit() else text
 
 
-def _nested(flat: Sequence[str], shape: Sequence[int]) -> str:
+def _nested_text(flat: Sequence[str], shape: Sequence[int]) -> str:
     if not shape:
         return flat[0] if flat else "[]"
     if len(shape) == 1:
         return f"[{', '.join(flat)}]"
     width = shape[1]
-    return f"[{', '.join(_nested(flat[i * width : (i + 1) * width], [width]) for i in range(shape[0]))}]"
+    return f"[{', '.join(_nested_text(flat[i * width : (i + 1) * width], [width]) for i in range(shape[0]))}]"
 
 
 # --- reductions, and what a scenario expects ---
@@ -192,14 +192,14 @@ TOLERANCE = {
 }
 
 
-def agrees(content: Content, dtype: str, expected: object) -> bool:
+def matches_expected(content: Content, dtype: str, expected: object) -> bool:
     """``expected`` is a number (all elements), ``?`` (all unknown), or a (nested) list of both with one entry per element."""
     if isinstance(expected, (list, tuple)):
-        wanted = list(_flat(expected))
+        wanted = list(_flatten(expected))
         return len(wanted) == numel_of(content) and all(
-            _same(h, w, dtype) for h, w in zip(_elements(content), wanted, strict=True)
+            _numbers_match(h, w, dtype) for h, w in zip(_elements(content), wanted, strict=True)
         )
-    return all(_same(piece.numbers, expected, dtype) for piece in content)
+    return all(_numbers_match(piece.numbers, expected, dtype) for piece in content)
 
 
 def _elements(content: Content) -> Iterator[Numbers]:
@@ -208,7 +208,7 @@ def _elements(content: Content) -> Iterator[Numbers]:
             yield None if piece.numbers is None else piece.numbers[i : i + 1] if piece.numbers.size > 1 else piece.numbers
 
 
-def _same(numbers: Numbers, wanted: object, dtype: str) -> bool:
+def _numbers_match(numbers: Numbers, wanted: object, dtype: str) -> bool:
     if wanted == "?" or numbers is None:
         return numbers is None and wanted == "?"
     if dtype not in TOLERANCE:

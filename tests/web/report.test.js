@@ -3,19 +3,19 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { frames } from "../../distsim/report/web/animate.js";
-import { COMM, COMPUTE, STUCK, WAIT, callWords, rowAt } from "../../distsim/report/web/calls.js";
-import { Walk, mergedPieces, stuckChain } from "../../distsim/report/web/chain.js";
-import { unfolded, varints } from "../../distsim/report/web/decode.js";
-import { shortened, showBytes, showMoment, showNs, showRanks } from "../../distsim/report/web/format.js";
-import { foldedRanks, lanesOf, lowest, reaching, spanAt } from "../../distsim/report/web/lanes.js";
-import { inFlight, instants, neighbour, running } from "../../distsim/report/web/moment.js";
-import { foldedBlocks } from "../../distsim/report/web/numbers.js";
-import { Raster } from "../../distsim/report/web/raster.js";
-import { search, termsOf } from "../../distsim/report/web/search.js";
-import { sorted } from "../../distsim/report/web/tables.js";
-import { clamped, ticks, zoomed } from "../../distsim/report/web/viewport.js";
-import { coreOf } from "../../distsim/report/web/waitgraph.js";
+import { frames } from "../../distsim/output/page/web/animate.js";
+import { COMM, COMPUTE, STUCK, WAIT, callWords, rowAt } from "../../distsim/output/page/web/calls.js";
+import { Walk, mergedPieces, stuckChain } from "../../distsim/output/page/web/chain.js";
+import { unfolded, varints } from "../../distsim/output/page/web/decode.js";
+import { shortened, showBytes, showMoment, showNs, showRanks } from "../../distsim/output/page/web/format.js";
+import { foldedRanks, lanesOf, lowest, reaching, spanAt } from "../../distsim/output/page/web/lanes.js";
+import { inFlight, instants, neighbour, running } from "../../distsim/output/page/web/moment.js";
+import { foldedBlocks } from "../../distsim/output/page/web/numbers.js";
+import { Raster } from "../../distsim/output/page/web/raster.js";
+import { search, termsOf } from "../../distsim/output/page/web/search.js";
+import { sorted } from "../../distsim/output/page/web/tables.js";
+import { clamped, ticks, zoomed } from "../../distsim/output/page/web/viewport.js";
+import { coreOf } from "../../distsim/output/page/web/waitgraph.js";
 import { chainOfTwo, made } from "./made.js";
 
 test("numbers are written as the command line writes them", () => {

@@ -1,0 +1,408 @@
+"""Two runs laid side by side: which calls stand opposite each other, where the runs first part, and what makes one of them longer.
+
+Calls are aligned rank by rank in program order, by what they are (operation, group, peer, tag, bytes, dtype), never by when they ran.
+What adds to the difference in makespan is read from the two critical paths: each tiles its run, so the differences of their
+shares add up to the difference of the makespans, exactly.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from distsim.analysis.critical_path import path_pieces
+from distsim.analysis.timeline import rank_times
+from distsim.operations.registry import OPERATIONS
+from distsim.trace.model import StoppedRank, Trace, TraceCall, is_partial, stopped_ranks
+from distsim.trace.packed_values import EPSILON, TensorNumber, ValueDifference, compare_packed
+
+DivergenceKind = Literal["call", "met", "value", "time"]
+#: Beyond so many calls that don't simply follow each other, difflib may pass over frequent ones.
+_MAX_EXACT_ALIGNMENT: Final = 2000
+
+
+class RunDivergence(NamedTuple):
+    """A difference. ``a``, ``b``: rows of the two traces, -1 where a run has no such call.
+
+    Of a value: ``tensor``, the first ``element`` that differs (-1 where no one can be named), and the ``numbers`` of A and B there.
+    """
+
+    kind: DivergenceKind
+    rank: int
+    a: int
+    b: int
+    text: str
+    at_ns: int
+    tensor: str = ""
+    element: int = -1
+    numbers: tuple[TensorNumber | None, TensorNumber | None] | None = None
+
+
+class CriticalPathDelta(NamedTuple):
+    """One kind of work on the critical paths. ``why``: compute, transfer, sleep or wait. ``delta_ns`` = b - a."""
+
+    why: str
+    op: str
+    name: str
+    group: str
+    nbytes: int
+    a_ns: int
+    b_ns: int
+    a_calls: int
+    b_calls: int
+
+    @property
+    def delta_ns(self) -> int:
+        return self.b_ns - self.a_ns
+
+
+class OperationTimes(NamedTuple):
+    """All aligned calls of one operation, group (of one axis) and size: mean time under way, and mean time in the call before that."""
+
+    op: str
+    name: str
+    group: str
+    nbytes: int
+    calls: int
+    a_ns: int
+    b_ns: int
+    a_waiting_ns: int
+    b_waiting_ns: int
+
+
+class RankTimeShares(NamedTuple):
+    """Of one rank, ns in A and in B."""
+
+    rank: int
+    compute: tuple[int, int]
+    exposed: tuple[int, int]
+    waiting: tuple[int, int]
+    idle: tuple[int, int]
+
+
+class ValueMatchCounts(NamedTuple):
+    """Tensors of ranks by how their values compare; ``close``: within what the order of addition may change.
+
+    ``one_sided``: known in one run alone. ``lacking``: the runs that carry no values, as "A", "B" or "AB".
+    """
+
+    equal: int = 0
+    close: int = 0
+    differ: int = 0
+    one_sided: int = 0
+    lacking: str = ""
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """``pairs``: rows of A and B that stand opposite each other. ``partings``: in order of time in A. ``same``: none beyond tolerance."""
+
+    a: Trace
+    b: Trace
+    tolerance: float
+    pairs: tuple[tuple[int, int], ...]
+    only_a: tuple[int, ...]
+    only_b: tuple[int, ...]
+    divergences: tuple[RunDivergence, ...]
+    causes: tuple[CriticalPathDelta, ...]
+    ops: tuple[OperationTimes, ...]
+    ranks: tuple[RankTimeShares, ...]
+    worst_ns: int  # the largest difference between the ends of two aligned calls
+    values: ValueMatchCounts
+    stopped: str = ""  # "A" or "B": the run that did not come to its end, where the other did
+
+    @property
+    def stops(self) -> tuple[StoppedRank, ...]:
+        """Where the ranks of the run that stopped stand, the cause first."""
+        return stopped_ranks(self.a if self.stopped == "A" else self.b) if self.stopped else ()
+
+    @property
+    def told(self) -> tuple[RunDivergence, ...]:
+        """The partings that do not follow from one run's having stopped: not that its calls come to no end, or were never made."""
+        side = {"A": 0, "B": 1}.get(self.stopped)
+        return self.divergences if side is None else tuple(p for p in self.divergences if not self._follows(p, side))
+
+    def _follows(self, parting: RunDivergence, side: int) -> bool:
+        trace, row = ((self.a, parting.a), (self.b, parting.b))[side]
+        if row < 0:  # only the other run has it
+            return bool(trace.header.get("cut")) and parting.kind == "call"
+        if parting.kind == "value":
+            return True
+        return bool(trace["posted_ns"][row] < 0 or max(trace["finished_ns"][row], trace["returned_ns"][row]) < 0)
+
+    @property
+    def same(self) -> bool:
+        longest = max(self.worst_ns, abs(self.makespans_ns[0] - self.makespans_ns[1]))
+        return not self.divergences and self.outcomes[0] == self.outcomes[1] and longest <= self.tolerance * self.makespans_ns[0]
+
+    @property
+    def makespans_ns(self) -> tuple[int, int]:
+        return self.a.makespan_ns, self.b.makespan_ns
+
+    @property
+    def outcomes(self) -> tuple[str, str]:
+        return str(self.a.header.get("outcome") or ""), str(self.b.header.get("outcome") or "")
+
+
+def compare_runs(a: Trace, b: Trace, tolerance: float = 0.0) -> RunComparison:
+    """Compare two runs. ``tolerance``: ends of calls may differ by this share of A's makespan before they count as different.
+
+    Values are compared where both headers carry them: exactly, but for floats that a recorded run may have added in another order
+    (more than two terms), which may differ by n·ε for each reduction over n ranks, as in a real run (ε: the dtype's spacing at 1).
+    """
+    rows = list(a.rows()), list(b.rows())
+    pairs, only_a, only_b = _align_calls(*rows)
+    allowed = tolerance * a.makespan_ns
+    ends = [
+        (max(rows[0][i].finished_ns, rows[0][i].returned_ns), max(rows[1][j].finished_ns, rows[1][j].returned_ns))
+        for i, j in pairs
+    ]
+    unlike, counts = _value_divergences(a, b, rows)
+    found = [
+        *_missing_call_divergences(rows, only_a, only_b),
+        *_matching_divergences(rows, pairs),
+        *unlike,
+        *_time_divergences(rows, pairs, ends, allowed),
+    ]
+    order: dict[DivergenceKind, int] = {"call": 0, "met": 1, "value": 2, "time": 3}
+    found.sort(key=lambda p: (p.at_ns < 0, p.at_ns, order[p.kind], p.rank, p.a, p.b))
+    worst = max((abs(x - y) for x, y in ends), default=0)
+    return RunComparison(
+        a, b, tolerance, tuple(pairs), tuple(only_a), tuple(only_b), tuple(found), _critical_path_deltas(a, b), _operation_times(rows, pairs), _rank_time_shares(a, b), worst,
+        counts, _stopped_runs_text(a, b),
+    )  # fmt: skip
+
+
+def _stopped_runs_text(a: Trace, b: Trace) -> str:
+    return {(True, False): "A", (False, True): "B"}.get((is_partial(a), is_partial(b)), "")
+
+
+# --- alignment ---
+
+
+def _alignment_key(call: TraceCall) -> Hashable:
+    return (*call[1:8], call.name, call.part >= 0)
+
+
+def _align_calls(a: Sequence[TraceCall], b: Sequence[TraceCall]) -> tuple[list[tuple[int, int]], list[int], list[int]]:
+    """(pairs of rows, rows of A alone, rows of B alone)."""
+    sides: tuple[dict[int, list[int]], ...] = (defaultdict(list), defaultdict(list))
+    for side, rows in zip(sides, (a, b), strict=True):
+        for i, call in enumerate(rows):
+            side[call.rank].append(i)
+    pairs, only_a, only_b = [], [], []
+    for rank in sorted({*sides[0], *sides[1]}):
+        mine, theirs = sides[0].get(rank, []), sides[1].get(rank, [])
+        matched = _longest_matches([_alignment_key(a[i]) for i in mine], [_alignment_key(b[j]) for j in theirs])
+        pairs += [(mine[i], theirs[j]) for i, j in matched]
+        left, right = {i for i, _ in matched}, {j for _, j in matched}
+        only_a += [row for i, row in enumerate(mine) if i not in left]
+        only_b += [row for j, row in enumerate(theirs) if j not in right]
+    return pairs, only_a, only_b
+
+
+def _longest_matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Positions that stand opposite each other: what is equal at both ends, and between them the longest common pieces."""
+    start, most = 0, min(len(a), len(b))
+    while start < most and a[start] == b[start]:
+        start += 1
+    end = 0
+    while end < most - start and a[-1 - end] == b[-1 - end]:
+        end += 1
+    found = [(i, i) for i in range(start)]
+    middle_a, middle_b = a[start : len(a) - end], b[start : len(b) - end]
+    if middle_a and middle_b:
+        blocks = SequenceMatcher(None, middle_a, middle_b, autojunk=len(middle_a) > _MAX_EXACT_ALIGNMENT).get_matching_blocks()
+        found += [(start + x + k, start + y + k) for x, y, size in blocks for k in range(size)]
+    return found + [(len(a) - end + k, len(b) - end + k) for k in range(end)]
+
+
+# --- where they part ---
+
+
+def _missing_call_divergences(
+    rows: tuple[list[TraceCall], list[TraceCall]], only_a: Sequence[int], only_b: Sequence[int]
+) -> Iterator[RunDivergence]:
+    for side, only in enumerate((only_a, only_b)):
+        for i in only:
+            call = rows[side][i]
+            where = (i, -1) if side == 0 else (-1, i)
+            yield RunDivergence("call", call.rank, *where, f"{call_text(call)} only in {'AB'[side]}", call.posted_ns)
+
+
+def _matching_divergences(
+    rows: tuple[list[TraceCall], list[TraceCall]], pairs: Sequence[tuple[int, int]]
+) -> Iterator[RunDivergence]:
+    """Aligned calls that met calls which are not aligned."""
+    across = dict(pairs)
+    met_a, met_b = _rows_by_match(rows[0]), _rows_by_match(rows[1])
+    for i, j in pairs:
+        a, b = rows[0][i], rows[1][j]
+        mates_a = {across.get(k, -1) for k in met_a.get(a.match, ()) if k != i}
+        mates_b = {k for k in met_b.get(b.match, ()) if k != j}
+        if mates_a != mates_b:
+            met = [
+                _partners_text(calls, met.get(call.match, ()), k)
+                for calls, met, call, k in ((rows[0], met_a, a, i), (rows[1], met_b, b, j))
+            ]
+            yield RunDivergence("met", a.rank, i, j, f"{call_text(a)} met {met[0]} in A, {met[1]} in B", a.posted_ns)
+
+
+def _rows_by_match(rows: Sequence[TraceCall]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for i, call in enumerate(rows):
+        if call.match >= 0 and call.op not in ("compute", "sleep"):
+            found[call.match].append(i)
+    return {match: members for match, members in found.items() if len(members) > 1}
+
+
+def _partners_text(rows: Sequence[TraceCall], members: Sequence[int], me: int) -> str:
+    others = sorted({rows[k].rank for k in members if k != me})
+    if not others:
+        return "nobody"
+    word = "rank" if len(others) == 1 else "ranks"
+    return f"{rows[next(k for k in members if k != me)].op} of {word} {', '.join(map(str, others))}"
+
+
+def _value_divergences(
+    a: Trace, b: Trace, rows: tuple[list[TraceCall], list[TraceCall]]
+) -> tuple[list[RunDivergence], ValueMatchCounts]:
+    lacking = "".join(side for side, trace in (("A", a), ("B", b)) if trace.header.get("values") is None)
+    if lacking:
+        return [], ValueMatchCounts(lacking=lacking)
+    mine, theirs = ({(label, int(rank)): value for label, ranks in t.header["values"].items() for rank, value in ranks.items()}
+                    for t in (a, b))  # fmt: skip
+    both = [key for key in mine if key in theirs]
+    tolerances = _RankTolerances(a, b, rows)
+    count: dict[str, int] = defaultdict(int)
+    found = []
+    for label, rank in both:
+        state, where = compare_packed(mine[label, rank], theirs[label, rank], tolerances.of(label, rank))
+        count[state] += 1
+        if where is not None:
+            numbers = None if where.a is where.b is None else (where.a, where.b)
+            found.append(RunDivergence("value", rank, -1, -1, _value_text(label, where), -1, label, where.element, numbers))
+    return found, ValueMatchCounts(count["equal"], count["close"], count["differs"], len({*mine} ^ {*theirs}) + count["unknown"])
+
+
+def _value_text(label: str, where: ValueDifference) -> str:
+    if where.a is None and where.b is None:
+        return f"{label} differs in {where.where}, by digest"
+    return f"{label}, {where.where}: {_number_text(where.a)} in A, {_number_text(where.b)} in B"
+
+
+class _RankTolerances:
+    """How far values may lie apart: the more reductions over more than two ranks a rank takes part in, the farther."""
+
+    def __init__(self, a: Trace, b: Trace, rows: tuple[list[TraceCall], list[TraceCall]]) -> None:
+        self.dtypes: dict[str, str] = {**(b.header.get("value_dtypes") or {}), **(a.header.get("value_dtypes") or {})}
+        self.terms: dict[int, int] = {}
+        if "recorded" in (a.header.get("source"), b.header.get("source")):  # simulated runs add in one order
+            for trace, calls in ((a, rows[0]), (b, rows[1])):
+                for rank, terms in _reduction_terms(trace, calls).items():
+                    self.terms[rank] = max(terms, self.terms.get(rank, 0))
+
+    def of(self, label: str, rank: int) -> float:
+        return self.terms.get(rank, 0) * EPSILON.get(self.dtypes.get(label, ""), 0.0)
+
+
+def _reduction_terms(trace: Trace, calls: Sequence[TraceCall]) -> dict[int, int]:
+    """For each rank, the sizes of the groups of more than two ranks that it reduced over, added up."""
+    groups = [(name, set(ranks)) for name, ranks in trace.header.get("groups") or ()]
+    found: dict[int, int] = defaultdict(int)
+    for call in calls:
+        if call.op in OPERATIONS and OPERATIONS[call.op].reduces:
+            members = next((ranks for name, ranks in groups if name == call.group and call.rank in ranks), set())
+            size = len(members) or trace.world_size
+            found[call.rank] += size if size > 2 else 0
+    return found
+
+
+def _number_text(value: TensorNumber | None) -> str:
+    text = str(value)
+    return text if len(text) <= 24 else text[:23] + "…"
+
+
+def _time_divergences(
+    rows: tuple[list[TraceCall], list[TraceCall]],
+    pairs: Sequence[tuple[int, int]],
+    ends: Sequence[tuple[int, int]],
+    allowed: float,
+) -> Iterator[RunDivergence]:
+    for (i, j), (end_a, end_b) in zip(pairs, ends, strict=True):
+        call = rows[0][i]
+        if (end_a < 0) != (end_b < 0):
+            yield RunDivergence("time", call.rank, i, j, f"{call_text(call)} ends only in {'AB'[end_a < 0]}", call.posted_ns)
+        elif abs(end_a - end_b) > allowed:
+            yield RunDivergence("time", call.rank, i, j, f"{call_text(call)} ends at another time", call.posted_ns)
+
+
+def call_text(call: TraceCall) -> str:
+    """A call in a few words: ``rank 2: send to 3``."""
+    peer = (
+        ""
+        if call.peer is None
+        else f" from {call.peer}"
+        if "recv" in call.op
+        else f" to {call.peer}"
+        if "send" in call.op
+        else ""
+    )
+    return f"rank {call.rank}: {call.name or call.op}{peer}"
+
+
+# --- what makes the difference ---
+
+
+def _critical_path_deltas(a: Trace, b: Trace) -> tuple[CriticalPathDelta, ...]:
+    """Shares of the two critical paths, by what they went into; the largest difference first."""
+    sums: dict[tuple[str, str, str, str, int], list[int]] = {}
+    for side, trace in enumerate((a, b)):
+        last: tuple[object, ...] | None = None
+        for piece in path_pieces(trace, trace.makespan_ns):
+            key = _delta_key(trace, piece.row, piece.why)
+            entry = sums.setdefault(key, [0, 0, 0, 0])
+            entry[side] += piece.end_ns - piece.start_ns
+            entry[2 + side] += last != (key, piece.row, piece.rank)
+            last = (key, piece.row, piece.rank)
+    causes = [CriticalPathDelta(*key, *entry) for key, entry in sums.items()]
+    return tuple(sorted(causes, key=lambda c: (-abs(c.delta_ns), c[:5])))
+
+
+def _delta_key(trace: Trace, row: int, why: str) -> tuple[str, str, str, str, int]:
+    if row < 0:
+        return (why, "", "", "", 0)
+    op, name, group = (trace.text(n, int(trace[n][row])) for n in ("op", "name", "group"))
+    local = op in ("compute", "sleep", "assign", "wait", "wait_stream", "synchronize")
+    return (why, _MESSAGE_OP.get(op, op), name, "" if local else group.partition("[")[0], int(trace["nbytes"][row]))
+
+
+#: Both sides of a message are one kind of work.
+_MESSAGE_OP: Final = {"recv": "send", "isend": "send", "irecv": "send"}
+
+
+def _operation_times(
+    rows: tuple[list[TraceCall], list[TraceCall]], pairs: Sequence[tuple[int, int]]
+) -> tuple[OperationTimes, ...]:
+    groups: dict[tuple[str, str, str, int], list[tuple[int, int, int, int]]] = defaultdict(list)
+    for i, j in pairs:
+        a, b = rows[0][i], rows[1][j]
+        times = [(c.finished_ns - c.started_ns, c.started_ns - c.posted_ns, min(c.started_ns, c.finished_ns)) for c in (a, b)]
+        if min(t[2] for t in times) >= 0:
+            key = (a.op, a.name, a.group.partition("[")[0], a.nbytes)
+            groups[key].append((times[0][0], times[1][0], max(times[0][1], 0), max(times[1][1], 0)))
+    found = [OperationTimes(*key, len(t), *(round(x) for x in np.mean(t, axis=0))) for key, t in groups.items()]
+    return tuple(sorted(found, key=lambda o: -abs((o.b_ns + o.b_waiting_ns - o.a_ns - o.a_waiting_ns) * o.calls)))
+
+
+def _rank_time_shares(a: Trace, b: Trace) -> tuple[RankTimeShares, ...]:
+    shares = zip(rank_times(a, a.makespan_ns), rank_times(b, b.makespan_ns), strict=False)
+    return tuple(
+        RankTimeShares(x.rank, (x.compute_ns, y.compute_ns), (x.exposed_comm_ns, y.exposed_comm_ns), (x.waiting_ns, y.waiting_ns),
+                   (x.idle_ns, y.idle_ns)) for x, y in shares
+    )  # fmt: skip

@@ -1,0 +1,212 @@
+"""Memory that one rank puts to or gets from while its owner, or a third, uses it: nothing says which comes first.
+
+Each call knows which calls of other ranks are over before it: those before a signal or message that it has waited for, and those before a
+collective whose data it has (vector clocks: C. Fidge, 1988; F. Mattern, 1989). Two uses of one memory, of which one writes and one comes
+from another rank, race if neither is known to be over before the other begins. What a rank does counts in the order of its program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.checker.detectors.buffer_races import BufferKey, BufferUseWalk, buffer_label
+from distsim.checker.matching.channel_layout import ChannelLayout
+from distsim.checker.wording import aligned_columns, call_words, location_text
+from distsim.common.records import dataclass
+from distsim.findings.finding_types import Finding
+from distsim.operations.registry import OPERATIONS
+from distsim.program.code import CodeCall, Program, at_row
+from distsim.semantics.form.instructions import PartKind
+
+_VectorClock = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class OneSidedRace:
+    """Two uses of ``label`` on rank ``owner``, each by (rank, position); ``one`` came first here. ``writes``: does the second write?"""
+
+    label: str
+    owner: int
+    one: tuple[int, int]
+    other: tuple[int, int]
+    writes: bool
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({self.owner, self.one[0], self.other[0]}))
+
+
+@dataclass(slots=True)
+class _MemoryAccess:
+    rank: int
+    position: int
+    number: int  # of the rank's calls
+    writes: bool
+    remote: bool
+
+
+def uses_one_sided_calls(program: Program) -> bool:
+    """Does any call use another rank's memory?"""
+    return any(OPERATIONS[call.op].kind == "remote" for code in program.codes for call in code.distinct_calls())
+
+
+def find_one_sided_races(program: Program, layout: ChannelLayout, reached: Sequence[int]) -> tuple[OneSidedRace, ...]:
+    """One for each pair of places and tensor, of calls before position ``reached[rank]``."""
+    if not uses_one_sided_calls(program):
+        return ()
+    found: dict[tuple[int, int, str], OneSidedRace] = {}
+    for race in _HappensBefore(program, layout, reached).races():
+        sites = sorted(program.code_call(*use).site for use in (race.one, race.other))
+        found.setdefault((sites[0], sites[1], race.label.partition("@")[0]), race)
+    return tuple(found.values())
+
+
+class _HappensBefore:
+    """All ranks' calls in an order that could be, each with what it knows to be over."""
+
+    def __init__(self, program: Program, layout: ChannelLayout, reached: Sequence[int]) -> None:
+        self.program, self.linked = program, layout.linked
+        size = program.world_size
+        self.calls = [[(p, c) for p, c in self._made(rank) if p <= reached[rank]] for rank in range(size)]
+        self.clock: list[_VectorClock] = [np.zeros(size, dtype=np.int64) for _ in range(size)]
+        self.left: dict[int, _VectorClock] = {}  # row -> what its rank knew when it was posted
+        self.at = [0] * size
+        self.uses: dict[tuple[int, BufferKey], list[_MemoryAccess]] = {}
+        self._signals: dict[int, int] = {}  # channel -> the newest signal
+        self._after: dict[int, int] = {}  # signal -> the one before it on its channel
+        self._walks: dict[int, BufferUseWalk] = {}
+
+    def _made(self, rank: int) -> Iterator[tuple[int, CodeCall]]:
+        code, row = self.program.code(rank), self.program.row_of[rank]
+        for position in code.positions(row):
+            call = code.calls[position]
+            if call.invalid is not None and call.invalid[0][row]:
+                return
+            yield position, call
+
+    def races(self) -> Iterator[OneSidedRace]:
+        """Rank after rank goes on until it needs a call that is not made yet."""
+        moved = True
+        while moved:
+            moved = False
+            for rank in range(self.program.world_size):
+                while self.at[rank] < len(self.calls[rank]):
+                    position, call = self.calls[rank][self.at[rank]]
+                    self._post(rank, position, call)
+                    needed = self._needed(rank, position, call)
+                    if any(row not in self.left for row in needed):
+                        break
+                    for row in needed:
+                        np.maximum(self.clock[rank], self.left[row], out=self.clock[rank])
+                    yield from self._use(rank, position, call)
+                    self.at[rank], moved = self.at[rank] + 1, True
+
+    # --- order ---
+    def _rows(self, rank: int, position: int, call: CodeCall) -> list[int]:
+        first = self.linked.base[rank] + self.program.code(rank).offsets[position]
+        return [first + 1 + part for part in range(len(call.parts))] if call.parts else [first]
+
+    def _post(self, rank: int, position: int, call: CodeCall) -> None:
+        rows = self._rows(rank, position, call)
+        if rows[0] not in self.left:
+            self.clock[rank][rank] += 1
+            self.left |= dict.fromkeys(rows, self.clock[rank].copy())
+            if OPERATIONS[call.op].signals and OPERATIONS[call.op].direction == "send":
+                channel = int(self.linked.channel[rows[0]])
+                if channel in self._signals:
+                    self._after[rows[0]] = self._signals[channel]
+                self._signals[channel] = rows[0]
+
+    def _needed(self, rank: int, position: int, call: CodeCall) -> list[int]:
+        """Rows of other ranks that are posted before the call is over."""
+        code, found = self.program.code(rank), list[int]()
+        for distance in call.waits:
+            found += self._before(rank, position - distance, code.calls[position - distance])
+        row = OPERATIONS[call.op]
+        waits = not call.handled if row.kind == "batch" else not row.nonblocking and not call.is_async
+        return found + (self._before(rank, position, call) if waits else [])
+
+    def _before(self, rank: int, position: int, call: CodeCall) -> list[int]:
+        found, linked = list[int](), self.linked
+        for row in self._rows(rank, position, call):
+            if linked.kind[row] == PartKind.RECEIVE and linked.mate[row] >= 0:
+                found.append(int(linked.mate[row]))
+            elif row in self._after:  # its cell is empty: the signal before was taken
+                found.append(int(linked.mate[self._after[row]]))
+            elif linked.kind[row] == PartKind.COLLECTIVE:
+                found += self._givers(row, call)
+        return found
+
+    def _givers(self, row: int, call: CodeCall) -> list[int]:
+        """The rows of a collective whose data a member gets."""
+        rows = [int(r) for r in self.linked.rows_of[int(self.linked.instance[row])]]
+        if OPERATIONS[call.op].kind != "collective":
+            return rows
+        members = self.linked.whole[int(self.linked.instance[row])]
+        takes = OPERATIONS[call.op].takes_from(
+            len(members), max(int(self.linked.root[row]), 0), members.index(int(self.linked.rank[row]))
+        )
+        return rows if takes is None else [r for r in rows if members.index(int(self.linked.rank[r])) in takes]
+
+    # --- uses ---
+    def _use(self, rank: int, position: int, call: CodeCall) -> Iterator[OneSidedRace]:
+        here, number = self.program.row_of[rank], int(self.clock[rank][rank])
+        for owner, key, writes, remote in self._touched(rank, here, call):
+            those = self.uses.setdefault((owner, key), [])
+            for use in those:
+                apart = use.rank != rank and (use.remote or remote) and (use.writes or writes)
+                if apart and use.number > self.clock[rank][use.rank]:
+                    yield OneSidedRace(buffer_label(key), owner, (use.rank, use.position), (rank, position), writes)
+            mine = _MemoryAccess(rank, position, number, writes, remote)
+            those[:] = [u for u in those if (u.rank, u.writes, u.remote) != (rank, writes, remote)] + [mine]
+
+    def _touched(self, rank: int, here: int, call: CodeCall) -> Iterator[tuple[int, BufferKey, bool, bool]]:
+        """(owner, memory, is it written, by another rank)."""
+        if rank not in self._walks:
+            self._walks[rank] = BufferUseWalk(self.program, self.program.code(rank), here)
+        for part in call.parts or (call,):
+            for buffer, writes in self._walks[rank].touches(part):
+                if buffer.name:
+                    yield rank, (buffer.name, int(at_row(buffer.index, here))), writes, False
+        if OPERATIONS[call.op].kind == "remote" and call.port >= 0:
+            puts = OPERATIONS[call.op].gives == "all"
+            buffer = call.fields["outputs" if puts else "inputs"][0]
+            peer = int(at_row(self.program.code(rank).ports[call.port].peer, here))
+            if buffer.name:
+                yield peer, (buffer.name, int(at_row(buffer.index, here))), puts, True
+
+
+def one_sided_race_findings(program: Program, races: Sequence[OneSidedRace]) -> tuple[Finding, ...]:
+    """DS404."""
+    found = []
+    for race in races:
+        calls, places = (
+            [program.call(*use) for use in (race.one, race.other)],
+            [program.place(*use) for use in (race.one, race.other)],
+        )
+        does = "writes" if race.writes else "reads"
+        head = f"{calls[1].op} of rank {race.other[0]} {does} {race.label} of rank {race.owner}, and nothing orders it against the " \
+               f"{calls[0].op} of rank {race.one[0]}"  # fmt: skip
+        rows = [
+            (f"rank {use[0]}", call_words(call), location_text(place))
+            for use, call, place in zip((race.one, race.other), calls, places, strict=True)
+        ]
+        advice = "signal after the one and wait for the signal before the other (`put_signal`, `wait_signal`), or put a barrier between"
+        found.append(
+            Finding(
+                "DS404",
+                "error",
+                "\n".join([head, *aligned_columns(rows)]),
+                race.ranks,
+                (),
+                (advice,),
+                tuple(dict.fromkeys(places)),
+            )
+        )
+    return tuple(found)
+
+
+__all__ = ["OneSidedRace", "uses_one_sided_calls", "one_sided_race_findings", "find_one_sided_races"]

@@ -1,0 +1,115 @@
+"""`distsim doctor`: from what a hung job left to its cause."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distsim.cli.commands.simulate import FormatOption, OutputFormat
+from distsim.cli.shared import console
+
+if TYPE_CHECKING:
+    from distsim.hang_doctor import Diagnosis, Evidence
+
+Paths = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="PATH…", help="Dumps, logs, stacks, traces; folders of them. Each is recognised by what it holds."),
+]
+Pids = Annotated[list[int] | None, typer.Option("--pid", metavar="PID", help="Take the stack of a live rank. Repeatable.")]
+Torchrun = Annotated[
+    int | None, typer.Option("--torchrun", metavar="PID", help="Take the stacks of all ranks that this launcher started.")
+]
+View = Annotated[str | None, typer.Option("--view", metavar="VIEW", help="waitfor: who waits for whom, as a picture.")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="F", help="F.yaml: the smallest scenario with this standstill; F.svg: the picture."),
+]
+Width = Annotated[int | None, typer.Option("--width", metavar="N", min=40, max=200, help="Columns of the report.")]
+
+
+def command(
+    paths: Paths = None,
+    pid: Pids = None,
+    torchrun: Torchrun = None,
+    format: FormatOption = OutputFormat.text,
+    view: View = None,
+    output: Output = None,
+    width: Width = None,
+) -> None:
+    """Say why a job hangs, from what it left: who waits for whom, who is behind or went another way, and at which line.
+
+    Takes Flight Recorder dumps, logs of torch and NCCL, py-spy and faulthandler stacks, RAS reports, Kineto and distsim's traces, of
+    all ranks or of some. A rank is called the culprit only where the records prove it. Live ranks are only looked at.
+
+    \b
+    Example: distsim doctor dumps/ train.log stacks/
+    Example: distsim doctor --torchrun 4711
+    Example: distsim doctor dumps/ -o hang.yaml
+    """
+    from distsim.common.errors import UsageError
+    from distsim.hang_doctor import diagnose_hang
+
+    if not paths and not pid and torchrun is None:
+        raise UsageError("nothing was named to look at", "`distsim doctor dumps/ train.log`, or --pid PID of a live rank")
+    if view not in (None, "waitfor"):
+        raise UsageError(f"there is no view {view}", "there is waitfor")
+    found = diagnose_hang(_collect_evidence(paths or [], pid or [], torchrun))
+    if output is not None:
+        _write_scenario(found, output)
+    if view is not None and output is None:
+        console.out(str(_wait_for_picture(found, "svg")).rstrip("\n"))
+    else:
+        _print_diagnosis(found, format, width)
+    unread = not found.evidence.ranks and any(file.problem for file in found.evidence.files)
+    raise typer.Exit(1 if found.causes else 2 if unread else 0)
+
+
+def _collect_evidence(paths: list[str], pids: list[int], torchrun: int | None) -> Evidence:
+    from distsim.hang_doctor.readers.input_files import read_evidence
+    from distsim.hang_doctor.readers.live_processes import add_live_processes
+
+    evidence = read_evidence(paths)
+    if pids or torchrun is not None:
+        add_live_processes(evidence, pids, torchrun)
+        evidence.settle()
+    return evidence
+
+
+def _print_diagnosis(found: Diagnosis, format: OutputFormat, width: int | None) -> None:
+    from distsim.output.text.diagnosis import doctor_json, doctor_text
+    from distsim.output.text_layout import page_width
+
+    if format is OutputFormat.json:
+        console.out(console.to_json(doctor_json(found)))
+        return
+    console.out(doctor_text(found, width or page_width()))
+
+
+def _write_scenario(found: Diagnosis, output: Path) -> None:
+    from distsim.common.errors import UsageError
+    from distsim.hang_doctor.minimal_scenario import minimal_scenario_text
+
+    suffix = output.suffix.lower()
+    if suffix in (".yaml", ".yml"):
+        console.write_file(output, minimal_scenario_text(found))
+    elif suffix in (".svg", ".png", ".pdf", ".dot"):
+        console.write_file(output, _wait_for_picture(found, suffix[1:]))
+    else:
+        raise UsageError(
+            f"-o {output}: what is to be written there?", "F.yaml for a scenario; F.svg, .png, .pdf or .dot for the picture"
+        )
+    console.note(f"wrote {output}")
+
+
+def _wait_for_picture(found: Diagnosis, fmt: str) -> str | bytes:
+    from distsim.output.pictures.drawing.dot import dot_text, render_dot
+    from distsim.output.text.diagnosis import doctor_picture
+
+    picture = doctor_picture(found)
+    text = dot_text(picture)
+    if fmt == "dot":
+        return text
+    image = render_dot(text, fmt, picture.engine)
+    return image.decode() if fmt == "svg" else image

@@ -1,0 +1,30 @@
+"""`distsim new`: a starter scenario."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from distsim.cli.shared import console
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must not be there yet.")]
+Kind = Annotated[str, typer.Option("--kind", metavar="KIND", help="Which one: plain, ring, ddp or pipeline.")]
+
+
+def command(file: File = Path("scenario.yaml"), kind: Kind = "plain") -> None:
+    """Write a starter scenario to a new file.
+
+    \b
+    Example: distsim new mine.yaml --kind pipeline
+    """
+    from distsim.common.errors import UsageError
+    from distsim.common.file_io import is_stream
+    from distsim.scenario import starter
+
+    text = starter(kind)
+    if file.exists() and not is_stream(file):
+        raise UsageError(f"{file} is already there", "name a file that is not, as `distsim new mine.yaml`")
+    console.write_file(file, text)
+    console.note(f"wrote {file}; now `distsim simulate {file}`")

@@ -1,0 +1,89 @@
+"""`distsim schema`: the JSON Schema of scenario files and of what commands print; settings of editors."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from distsim.cli.shared import console
+
+
+class SchemaKind(StrEnum):
+    """What has a schema."""
+
+    scenario = "scenario"
+    simulate = "simulate"
+    check = "check"
+    run = "run"
+    compare = "compare"
+
+
+SchemaKindOption = Annotated[
+    SchemaKind, typer.Option("--of", help="The scenario file, or what a command prints with --format json.")
+]
+Install = Annotated[
+    bool, typer.Option("--install", help="Write the schema and editors' settings into a folder, the current one.")
+]
+Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Where --install writes.", show_default=False)]
+
+
+def command(folder: Folder = ".", of: SchemaKindOption = SchemaKind.scenario, install: Install = False) -> None:
+    """Print the JSON Schema of scenario files, or of a command's output; with --install set up editors.
+
+    \b
+    Example: distsim schema > distsim.schema.json
+    Example: distsim schema --install
+    Example: distsim schema --of simulate
+    """
+    from distsim.common.errors import UsageError
+    from distsim.scenario import json_schema
+
+    if install:
+        if of is not SchemaKind.scenario:
+            raise UsageError("--install is for scenario files", "leave --of out")
+        return _install_schema(Path(folder))
+    if folder != ".":
+        raise UsageError(f"a schema is printed, not written to {folder}", "`distsim schema > FILE`, or --install with a folder")
+    if of is SchemaKind.scenario:
+        return console.out(console.to_json(json_schema()))
+    from distsim.output.json.output_schemas import output_schema
+
+    console.out(console.to_json(output_schema(of.value)))
+
+
+def _install_schema(folder: Path) -> None:
+    """The schema under .distsim/, and what VS Code (redhat.vscode-yaml) and other users of yaml-language-server read."""
+    import json
+
+    from distsim.common.errors import UsageError
+    from distsim.scenario import json_schema
+
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder", "name the folder of your scenarios")
+    (folder / ".distsim").mkdir(exist_ok=True)
+    (folder / ".vscode").mkdir(exist_ok=True)
+    target = folder / ".distsim" / "scenario.schema.json"
+    console.write_file(target, json.dumps(json_schema(), ensure_ascii=False) + "\n")
+    settings = folder / ".vscode" / "settings.json"
+    console.write_file(settings, _merged_settings(settings))
+    console.note(f"wrote {target} and {settings}")
+    console.note("other editors: `# yaml-language-server: $schema=.distsim/scenario.schema.json` as a file's first line")
+
+
+def _merged_settings(settings: Path) -> str:
+    """The settings with the schema's entry; others stay. Raises UsageError where they can't be read."""
+    import json
+
+    from distsim.common.errors import UsageError
+
+    try:
+        found = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
+        schemas = found.setdefault("yaml.schemas", {})
+    except (ValueError, AttributeError):
+        remedy = 'add `"yaml.schemas": {".distsim/scenario.schema.json": "scenarios/**/*.yaml"}` to it by hand'
+        raise UsageError(f"{settings} is not plain JSON (comments?); it is left as it is", remedy) from None
+    schemas.setdefault("./.distsim/scenario.schema.json", ["scenarios/**/*.yaml", "*.distsim.yaml"])
+    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,1 @@
+"""What several commands share: argument types, input and output files, console, progress, exit status, report writing. Imports no command."""

@@ -1,0 +1,397 @@
+"""The time-ordered engine: the explicit rules (`distsim.semantics.ordered.transitions`), driven by simpy's clock.
+
+Everything happens at its own time, so the order of arrival is true: any-source receives, shared network cards, queues, dying
+ranks, all three profiles. It takes every program, and is the reference that the faster drivers are held to.
+
+Times: a pair finishes at max(both ready) + price, for both sides; a send that runs ahead of its receive is done when it is ready
+and its data arrives at ready + price; a member of a collective finishes at max(arrival of those it needs) + price. What is under way
+at once on shared links takes longer (`distsim.engine.link_sharing`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distsim.backends import BackendProfile
+from distsim.backends.message_matching import ANY_SENDER
+from distsim.common.records import dataclass
+from distsim.engine.deadlines import RunDeadlines, TimedOutCall
+from distsim.engine.event_clock import ClockEntry, EventClock
+from distsim.engine.host_states import HostStates
+from distsim.engine.in_flight import InFlightTransfers
+from distsim.engine.message_arrivals import CallKey, MessageArrivals, ReceiveSchedule
+from distsim.engine.run_record import QueueNames, RunColumns
+from distsim.engine.timeout_check import exceeds_timeout
+from distsim.findings.final_state import FinalState
+from distsim.hardware.cost import CostModel
+from distsim.program.code import Program
+from distsim.semantics.classes.representatives import FoldingError
+from distsim.semantics.form.compiler import exit_by_fault
+from distsim.semantics.form.instructions import BlockForever, ExitRank, Instruction, PartKind
+from distsim.semantics.form.linked_program import LinkedProgram
+from distsim.semantics.ordered.blocked_state import blocked_state_at
+from distsim.semantics.ordered.machine_tables import OP_DROP, OP_POST, OP_RENDEZVOUS, OP_WAIT
+from distsim.semantics.ordered.state import DUE, RUNNING, RowsMismatched
+from distsim.semantics.ordered.transitions import TransitionRules
+
+__all__ = ["CallKey", "ReceiveSchedule", "OrderedRun", "simulate_in_order"]
+
+_SEND, _RECEIVE = int(PartKind.SEND), int(PartKind.RECEIVE)
+
+
+@dataclass(frozen=True)
+class OrderedRun:
+    """What a run left. ``matches``: rows that met, in the order in which the last of them finished. ``mismatches``: rows that met
+    and differ, the fields in which they do, and the profile's outcome. ``end_ns``: when the last thing happened. ``late``: calls whose
+    timeout ran out. ``undefined``: ranks that are stuck where the back end leaves open what happens."""
+
+    columns: RunColumns
+    final_state: FinalState
+    matches: tuple[tuple[int, ...], ...]
+    mismatches: tuple[tuple[tuple[int, ...], tuple[str, ...], str], ...]
+    end_ns: int
+    queues: QueueNames
+    late: tuple[TimedOutCall, ...] = ()
+    undefined: tuple[int, ...] = ()
+
+
+def simulate_in_order(
+    program: Program,
+    profile: BackendProfile,
+    cost: CostModel,
+    follow: ReceiveSchedule | None = None,
+    *,
+    linked: LinkedProgram | None = None,
+) -> OrderedRun:
+    """Run a program to its end or to a standstill; once more with deadlines, if a wait lasted longer than a timeout.
+
+    A receive that ``follow`` names waits for its message although others are there. Raises UsageError where that never comes.
+    ``linked``: the program under the profile, if it is at hand.
+    """
+    rules = TransitionRules(linked or LinkedProgram(program, profile))
+    left = _EventDrivenEngine(rules, cost, follow=follow or {}).run()
+    late = exceeds_timeout(program, profile, left.columns)
+    if late and program.representative_of is not None:
+        raise FoldingError
+    return _EventDrivenEngine(rules, cost, timed=True, follow=follow or {}).run() if late else left
+
+
+class _EventDrivenEngine:
+    """One run. It listens to the rules (`distsim.semantics.ordered.state.TransitionListener`)."""
+
+    def __init__(self, rules: TransitionRules, cost: CostModel, follow: ReceiveSchedule, timed: bool = False) -> None:
+        self.rules, self.program = rules, rules.program
+        self.state = rules.initial()
+        self.clock = EventClock(self._instant)
+        self.arrivals = MessageArrivals(rules, self.state, follow)
+        self.deadlines = RunDeadlines(rules, self.state) if timed else None
+        size, rows = self.program.world_size, rules.linked.rows
+        self.hosts = HostStates(size)
+        self.began, self.finished, self.waited, self.match, self.mate = ([-1] * rows for _ in range(5))
+        self.met_rows: list[tuple[int, ...]] = []
+        self.differ: dict[object, RowsMismatched] = {}
+        self.complete: dict[int, tuple[int, ...]] = {}
+        self.at_once: list[int] = []
+        self.open_sources = bool(rules.open_boxes)
+        self.quiet = not (self.open_sources or timed)
+        self.take_scheduled_at = -1
+        self.rank_of, self.put, self.now = rules.rank_of, self.clock.put, 0
+        self.underway = InFlightTransfers(rules, cost, self.clock, self.arrivals, self.mate, self._finish, self._take)
+
+    def run(self) -> OrderedRun:
+        self._start()
+        if self.deadlines is None:
+            self.clock.run()
+        else:
+            deadlines, since = self.deadlines, self.hosts.since
+            self.clock.run(lambda: deadlines.next_ns(since), self._expire)
+            while deadlines.watches(since):  # all stand still, and time goes on
+                at = deadlines.next_ns(since)
+                if at is None or at < self.clock.now:
+                    break
+                self.clock.put(at, self._expire)
+                self.clock.run(lambda: deadlines.next_ns(since), self._expire)
+        return self._result()
+
+    def _start(self) -> None:
+        faults = [f for f in self.program.faults if f.at_ns is not None and f.kind in ("kill", "raise", "exit", "fail")]
+        for at_once in (False, True):
+            for fault in faults:
+                if (fault.at_ns == 0) is at_once:
+                    self.clock.put(fault.at_ns or 0, lambda f=fault: self._apply_fault(f.rank, f.kind, f.code))  # type: ignore[misc]
+            for rank, end in enumerate(self.state.ends) if not at_once else ():
+                if end is None:
+                    self.clock.put(self.program.delays.get(rank, 0), ~rank)
+
+    def _instant(self, entries: list[ClockEntry]) -> None:
+        self.now = self.clock.now
+        host, finish = self._host, self._finish
+        for entry in entries:
+            if type(entry) is not int:
+                entry()  # type: ignore[operator]
+            elif entry < 0:
+                host(~entry)
+            else:
+                finish(entry)
+
+    def _finish(self, row: int) -> None:
+        """A row is done, unless it was cancelled meanwhile."""
+        if self.state.phase[row] == DUE:
+            self.rules.finish(self.state, row, self)
+            if self.at_once or self.arrivals.fresh or self.arrivals.changed:
+                self._follow_up()
+
+    # --- hosts ---
+    def _host(self, rank: int) -> None:
+        """A host goes on until it has to wait."""
+        state, rules, hosts = self.state, self.rules, self.hosts
+        phase, stopped = state.phase, hosts.open[rank]
+        if stopped >= 0 and phase[stopped] and not state.lost_ranks:
+            hosts.waiting.add(rank)
+            return
+        steps, ends, pc, now, lock, base = rules.steps[rank], state.ends, state.pc, self.now, rules.locked[rank], rules.base[rank]
+        entered, here, follows, arrivals = hosts.entered[rank], hosts.position[rank], self.open_sources, self.arrivals
+        while ends[rank] is None:
+            op, instruction, task, position, rows = steps[pc[rank]]
+            if position != here:
+                here = hosts.position[rank] = position
+                entered.append(now)
+            if op > OP_WAIT:
+                if not self._step(rank, op, instruction):
+                    return
+            elif op == OP_POST:
+                if lock and task.locks and rules.worker_has_lock(state, rank):  # type: ignore[union-attr]
+                    self._block(rank, instruction, -1)
+                    return
+                pc[rank] += 1
+                rules.post(state, rank, task, self)  # type: ignore[arg-type]
+                if rules.ranks_to_crash:
+                    rules.abort(state, self)
+                if self.at_once or (follows and (arrivals.fresh or arrivals.changed)):
+                    self._follow_up()
+                if self.deadlines is not None:
+                    self.deadlines.enqueued(rank, base + task.row, now)  # type: ignore[union-attr]
+            else:
+                for row in rows:
+                    if phase[base + row]:
+                        break
+                else:
+                    if instruction.waited:  # type: ignore[union-attr]
+                        self._note_wait(rank, instruction)
+                    pc[rank] += 1
+                    if lock:
+                        rules.start_waiting_collective(state, rank, self)
+                        rules.abort(state, self)
+                    if self.at_once or (follows and (arrivals.fresh or arrivals.changed)):
+                        self._follow_up()
+                    hosts.blocked[rank] = False
+                    continue
+                if not state.lost_ranks:
+                    self._block(rank, instruction, base + row)
+                    return
+                if not self._step(rank, op, instruction):
+                    return
+            hosts.blocked[rank] = False
+
+    def _step(self, rank: int, op: int, instruction: Instruction) -> bool:
+        """A step of any kind; False where the host stops."""
+        state, rules, now = self.state, self.rules, self.now
+        if not rules.can_step(state, rank):
+            self._block(rank, instruction, rules.open_row(state, rank, instruction.rows) if op == OP_WAIT else -1)  # type: ignore[union-attr]
+            return False
+        if op == OP_DROP and self._yields(rank, instruction):
+            return False
+        if op == OP_WAIT and instruction.waited:  # type: ignore[union-attr]
+            self._note_wait(rank, instruction)
+        task = rules.steps[rank][state.pc[rank]][2]
+        rules.step(state, rank, self)
+        self.hosts.blocked[rank] = False
+        self._follow_up()
+        if task is not None and self.deadlines is not None:
+            self.deadlines.enqueued(rank, rules.base[rank] + task.row, now)
+        if op == OP_RENDEZVOUS and rules.can_step(state, rank):
+            self.put(now, ~rank)  # the last to come lets the others go on first, in the order of their coming
+            return False
+        return True
+
+    def _yields(self, rank: int, drop: Instruction) -> bool:
+        """A request of an earlier call: whoever posts at this instant meets it first."""
+        hosts, row = self.hosts, self.rules.base[rank] + drop.row  # type: ignore[union-attr]
+        hosts.yielded[rank] = not hosts.yielded[rank] and self.rules.part(row).position < drop.position
+        if hosts.yielded[rank]:
+            self.put(self.now, ~rank)
+        return hosts.yielded[rank]
+
+    def _note_wait(self, rank: int, wait: Instruction) -> None:
+        base, now = self.rules.base[rank], self.now
+        for row in wait.waited:  # type: ignore[union-attr]
+            self.waited[base + row] = now
+
+    def _block(self, rank: int, instruction: Instruction, row: int) -> None:
+        """A host waits, for a row or for something else (-1)."""
+        hosts = self.hosts
+        if not hosts.blocked[rank] or row != hosts.open[rank]:
+            hosts.blocked[rank], hosts.since[rank] = True, self.now
+            if self.deadlines is not None:
+                self.deadlines.blocked(rank, self.now, instruction, row)
+        hosts.open[rank] = row
+        hosts.waiting.add(rank)
+
+    def _wake(self, rank: int) -> None:
+        if rank in self.hosts.waiting:
+            self.hosts.waiting.discard(rank)
+            self.put(self.now, ~rank)
+
+    def _wake_all(self) -> None:
+        for rank in sorted(self.hosts.waiting):
+            self.put(self.now, ~rank)
+        self.hosts.waiting.clear()
+
+    def _apply_fault(self, rank: int, kind: str, code: int) -> None:
+        """A fault at a time."""
+        if self.state.ends[rank] is None:
+            self.rules.kill(self.state, rank, exit_by_fault(self.rules.position(self.state, rank), kind, code), self)
+            self._follow_up()
+            self._wake(rank)
+
+    def _expire(self) -> None:
+        """A timeout runs out. A rank that is not in the wait itself finds its group closed when it comes to it (G10)."""
+        self.now = self.clock.now
+        if self.deadlines is None or self.deadlines.next_ns(self.hosts.since) != self.now:
+            return
+        rank, outcome = self.deadlines.expire()
+        if isinstance(outcome, ExitRank):
+            self.rules.kill(self.state, rank, outcome, self)
+            self._follow_up()
+        else:
+            self.rules.close(self.state, rank, outcome)
+        self._wake_all()
+
+    # --- what follows from a choice ---
+    def _follow_up(self) -> None:
+        """See to what takes no time, and to receives that may take something."""
+        while self.at_once:
+            rows, self.at_once = self.at_once[::-1], []
+            while rows:
+                row = rows.pop()
+                if self.state.phase[row] == DUE:
+                    self.rules.finish(self.state, row, self)
+                rows += self.at_once[::-1]
+                self.at_once.clear()
+        if self.open_sources and (self.arrivals.fresh or self.arrivals.changed):
+            self._match_any_source_receives()
+
+    def _match_any_source_receives(self) -> None:
+        arrivals = self.arrivals
+        while arrivals.fresh:
+            receive = arrivals.fresh.pop()
+            if self.state.phase[receive] == RUNNING:
+                send = arrivals.waiting_for(receive, self.now)
+                if send >= 0:
+                    self.rules.take(self.state, send, self)
+                    self._follow_up()
+        if self.take_scheduled_at != self.now and arrivals.may_take(self.now):
+            self.take_scheduled_at = self.now
+            self.put(self.now, self._take)
+
+    def _take(self) -> None:
+        """An any-source receive takes what arrived first, once all that happens at this instant has happened."""
+        self.take_scheduled_at = -1
+        send = self.arrivals.first(self.now)
+        if send >= 0:
+            self.rules.take(self.state, send, self)
+            self._follow_up()
+
+    # --- what the rules tell ---
+    def due(self, row: int, /) -> None:
+        self.began[row] = now = self.now
+        end = self.underway.end_of(row)
+        if end > now:
+            self.put(end, row)
+        elif end >= 0:
+            self.at_once.append(row)
+
+    def done(self, row: int, /) -> None:
+        self.finished[row] = now = self.now
+        rank, hosts = self.rank_of[row], self.hosts
+        if rank in hosts.waiting and (hosts.open[rank] in (row, -1) or self.state.lost_ranks):
+            hosts.waiting.discard(rank)
+            self.put(now, ~rank)
+        if self.deadlines is not None and self.rules.is_launch(row):
+            self.deadlines.done(rank, self.now)
+
+    def started(self, row: int, /) -> None:
+        kind, rules = self.rules.kind[row], self.rules
+        if kind < 0:
+            self.began[row] = self.now
+            return
+        if kind == _SEND:
+            self.arrivals.arrived[row] = self.now
+        elif self.open_sources and kind == _RECEIVE and rules.peer[row] == ANY_SENDER:
+            self.arrivals.fresh.append(row)
+        if self.deadlines is not None:
+            self.deadlines.started(row, self.now)
+
+    def met(self, rows: tuple[int, ...], instance: int, /) -> None:
+        self.met_rows.append(rows)
+        if instance < 0:
+            send, receive = rows
+            self.mate[send], self.mate[receive] = receive, send
+            self.match[send] = self.match[receive] = min(send, receive)
+            return
+        first = min(rows)
+        for row in rows:
+            self.match[row] = first
+        self.complete[instance] = rows
+
+    def mismatched(self, event: RowsMismatched, /) -> None:
+        self.differ[event.rows if event.instance < 0 else event.instance] = event
+
+    def released(self, rank: int, /) -> None:
+        self._wake(rank)
+
+    def ended(self, rank: int, gone: bool, /) -> None:
+        self.hosts.since[rank] = self.now
+        if gone:
+            self._wake_all()
+
+    def cancelled(self, row: int, /) -> None:
+        """Its end is never written down."""
+
+    def touched(self, box: int, /) -> None:
+        self.arrivals.changed[box] = None
+
+    # --- the end ---
+    def _result(self) -> OrderedRun:
+        self.arrivals.check()
+        since, finished = self.hosts.since, self.finished
+        still = blocked_state_at(self.rules, self.state)
+        ends = tuple(end if end.status == "absent" else end._replace(at_ns=since[end.rank]) for end in still.ends)
+        blocked = tuple(b._replace(since_ns=since[b.rank]) for b in still.blocked)
+        done = [(max([finished[row] for row in rows]), min(rows), rows) for rows in self.met_rows]
+        matches = tuple(rows for end, _, rows in sorted(done) if end >= 0)
+        differ = tuple((self._those_who_met(event), event.fields, event.outcome) for event in self.differ.values())
+        numbers, names = self.rules.linked.queue_names()
+        end_ns = max([0, *since, *(end for end, _, _ in done), max(finished, default=0)])
+        return OrderedRun(self._columns(), FinalState(ends, blocked, still.unreceived), matches, differ, end_ns,
+                       (numbers.tolist(), names), tuple(self.deadlines.late) if self.deadlines is not None else (),
+                       self._undefined())  # fmt: skip
+
+    def _those_who_met(self, event: RowsMismatched) -> tuple[int, ...]:
+        """Of a collective all that came in the end, whenever it was judged."""
+        there = self.state.there.get(event.instance)
+        return self.complete.get(event.instance) or (event.rows if there is None else tuple(there.values()))
+
+    def _columns(self) -> RunColumns:
+        columns = RunColumns(self.program)
+        columns.started, columns.finished, columns.waited, columns.match = (
+            np.array(column, dtype=np.int64) for column in (self.began, self.finished, self.waited, self.match)
+        )
+        self.hosts.write(self.rules.linked, columns)
+        lasted = columns.finished - columns.started
+        columns.alone = {r: ns for r, ns in self.underway.alone.items() if columns.finished[r] >= 0 and lasted[r] != ns}
+        return columns
+
+    def _undefined(self) -> tuple[int, ...]:
+        here = ((rank, self.rules.instruction(self.state, rank)) for rank, end in enumerate(self.state.ends) if end is None)
+        return tuple(rank for rank, instruction in here if isinstance(instruction, BlockForever) and instruction.undefined)

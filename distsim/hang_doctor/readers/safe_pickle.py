@@ -1,0 +1,220 @@
+"""Pickles of plain data, and of nothing else: no class is looked up, no function called, no size trusted.
+
+A machine of its own for the few opcodes that write lists, dicts, tuples, texts and numbers (protocols 0 to 5, as listed in the
+standard library's pickletools). Any other opcode, a GLOBAL above all, ends the reading.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+#: Opcodes that are carried out at most.
+MAX_OPCODES: Final = 8_000_000
+#: Values that wait at a time to become part of a list or dict.
+_MAX_PENDING: Final = 200_000
+_MAX_NUMBER_BYTES: Final = 16
+#: Steps between two looks at how much has piled up.
+_CHECK_INTERVAL: Final = 50_000
+_U32: Final = struct.Struct("<I").unpack_from
+
+
+class UnsafePickle(ValueError):
+    """The pickle is cut, damaged, too large, or builds something that is no plain data."""
+
+
+def loads_plain(data: bytes) -> Any:
+    """The plain data in a pickle. Raises NotPlain, whatever else the bytes hold."""
+    try:
+        return _PickleMachine(data).run()
+    except UnsafePickle:
+        raise
+    except (IndexError, struct.error):
+        raise UnsafePickle("it is cut short or damaged") from None
+    except (TypeError, ValueError, KeyError, OverflowError):
+        raise UnsafePickle("it is damaged") from None
+
+
+class _PickleMachine:
+    """``stack`` holds what came since the last mark, ``below`` the stacks under it."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+        self.stack: list[object] = []
+        self.below: list[list[object]] = []
+        self.memo: dict[int, object] = {}
+
+    def run(self) -> object:
+        """Carry out opcodes to STOP; the frequent ones here, the others by the table."""
+        data, at, stack, below, memo, end = self.data, 0, self.stack, self.below, self.memo, len(self.data)
+        for _ in range(MAX_OPCODES // _CHECK_INTERVAL):
+            for _ in range(_CHECK_INTERVAL):
+                code = data[at]
+                at += 1
+                if code == 0x68:  # BINGET
+                    stack.append(memo[data[at]])
+                    at += 1
+                elif code == 0x71:  # BINPUT
+                    memo[data[at]] = stack[-1]
+                    at += 1
+                elif code == 0x4B:  # BININT1
+                    stack.append(data[at])
+                    at += 1
+                elif code == 0x58:  # BINUNICODE
+                    start, at = at + 4, at + 4 + _U32(data, at)[0]
+                    if at > end:
+                        raise UnsafePickle("it is cut short: a length goes beyond its end")
+                    stack.append(data[start:at].decode("utf-8", "replace"))
+                elif code == 0x6A:  # LONG_BINGET
+                    stack.append(memo[_U32(data, at)[0]])
+                    at += 4
+                elif code == 0x72:  # LONG_BINPUT
+                    memo[_U32(data, at)[0]] = stack[-1]
+                    at += 4
+                elif code == 0x28:  # MARK
+                    below.append(stack)
+                    stack = []
+                elif code == 0x2E:  # STOP
+                    return stack[-1]
+                else:
+                    step = _OPCODE_TABLE[code]
+                    if step is None:
+                        raise UnsafePickle(_refusal(code))
+                    self.at, self.stack = at, stack
+                    step(self)
+                    at, stack = self.at, self.stack
+            if len(stack) + len(below) > _MAX_PENDING:
+                raise UnsafePickle("it piles up more values than any dump")
+        raise UnsafePickle(f"it takes more than {MAX_OPCODES:,} steps")
+
+    def pop(self) -> object:
+        return self.stack.pop()
+
+    def take(self, count: int) -> bytes:
+        if count < 0 or self.at + count > len(self.data):
+            raise UnsafePickle("it is cut short: a length goes beyond its end")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def number(self, form: str) -> int:
+        return int(struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))[0])
+
+    def line(self) -> bytes:
+        end = self.data.index(b"\n", self.at)
+        self.at, start = end + 1, self.at
+        return self.data[start:end]
+
+    def since_mark(self) -> list[object]:
+        """What came since the last mark; the stack under it is the stack again."""
+        items, self.stack = self.stack, self.below.pop()
+        return items
+
+    def push(self, value: object) -> None:
+        self.stack.append(value)
+
+    def set_items(self, target: object, items: list[object]) -> None:
+        if not isinstance(target, dict) or len(items) % 2:
+            raise UnsafePickle("it is damaged")
+        target.update(zip(items[::2], items[1::2], strict=True))  # a key that can't be one raises TypeError
+
+    def extend(self, target: object, items: list[object]) -> None:
+        if not isinstance(target, list):
+            raise UnsafePickle("it is damaged")
+        target.extend(items)
+
+    def long(self, length: int) -> int:
+        if length > _MAX_NUMBER_BYTES:
+            raise UnsafePickle("a number of too many digits")
+        return int.from_bytes(self.take(length), "little", signed=True)
+
+    def digits(self, text: bytes) -> int:
+        if len(text) > 40:
+            raise UnsafePickle("a number of too many digits")
+        return int(text.rstrip(b"L"))
+
+
+def _refusal(code: int) -> str:
+    names = {
+        0x63: "GLOBAL", 0x93: "STACK_GLOBAL", 0x52: "REDUCE", 0x62: "BUILD", 0x69: "INST", 0x6F: "OBJ", 0x81: "NEWOBJ",
+        0x92: "NEWOBJ_EX", 0x50: "PERSID", 0x51: "BINPERSID", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4",
+    }  # fmt: skip
+    if code in names:
+        return f"it would load or call Python code ({names[code]}); a Flight Recorder dump holds plain data only"
+    return f"it holds what no Flight Recorder dump does (opcode 0x{code:02x})"
+
+
+def _push_text(m: _PickleMachine, length: int) -> None:
+    m.push(m.take(length).decode("utf-8", "replace"))
+
+
+def _int_line(m: _PickleMachine) -> None:
+    text = m.line()
+    m.push({b"00": False, b"01": True}[text] if text in (b"00", b"01") else m.digits(text))
+
+
+def _store_memo(m: _PickleMachine, key: int) -> None:
+    m.memo[key] = m.stack[-1]
+
+
+def _push_tuple(m: _PickleMachine, count: int) -> None:
+    if count > len(m.stack):
+        raise UnsafePickle("it is damaged")
+    items = tuple(m.pop() for _ in range(count))[::-1]
+    m.push(items)
+
+
+def _skip_frame(m: _PickleMachine) -> None:
+    m.take(8)
+
+
+def _check_protocol(m: _PickleMachine) -> None:
+    if m.take(1)[0] > 5:
+        raise UnsafePickle("its protocol is newer than 5")
+
+
+def _set_item(m: _PickleMachine) -> None:
+    value, key = m.pop(), m.pop()
+    m.set_items(m.stack[-1], [key, value])
+
+
+def _append(m: _PickleMachine) -> None:
+    value = m.pop()
+    m.extend(m.stack[-1], [value])
+
+
+def _set_items(m: _PickleMachine) -> None:
+    items = m.since_mark()
+    m.set_items(m.stack[-1], items)
+
+
+def _append_items(m: _PickleMachine) -> None:
+    items = m.since_mark()
+    m.extend(m.stack[-1], items)
+
+
+def _new_dict(m: _PickleMachine) -> None:
+    made: dict[object, object] = {}
+    m.set_items(made, m.since_mark())
+    m.push(made)
+
+
+_OPCODES: dict[int, Callable[[_PickleMachine], None]] = {
+    0x80: _check_protocol, 0x95: _skip_frame,
+    0x4E: lambda m: m.push(None), 0x88: lambda m: m.push(True), 0x89: lambda m: m.push(False),
+    0x4D: lambda m: m.push(m.number("H")), 0x4A: lambda m: m.push(m.number("i")),
+    0x49: _int_line, 0x4C: lambda m: m.push(m.digits(m.line())), 0x46: lambda m: m.push(float(m.line())),
+    0x8A: lambda m: m.push(m.long(m.number("B"))), 0x8B: lambda m: m.push(m.long(m.number("i"))),
+    0x47: lambda m: m.push(struct.unpack(">d", m.take(8))[0]),
+    0x8C: lambda m: _push_text(m, m.number("B")), 0x8D: lambda m: _push_text(m, m.number("Q")),
+    0x55: lambda m: _push_text(m, m.number("B")), 0x54: lambda m: _push_text(m, m.number("i")),
+    0x56: lambda m: m.push(m.line().decode("raw-unicode-escape")), 0x42: lambda m: m.push(m.take(m.number("I"))),
+    0x43: lambda m: m.push(m.take(m.number("B"))), 0x8E: lambda m: m.push(m.take(m.number("Q"))),
+    0x5D: lambda m: m.push([]), 0x7D: lambda m: m.push({}), 0x29: lambda m: m.push(()), 0x6C: lambda m: m.push(m.since_mark()),
+    0x64: _new_dict, 0x74: lambda m: m.push(tuple(m.since_mark())),
+    0x85: lambda m: _push_tuple(m, 1), 0x86: lambda m: _push_tuple(m, 2), 0x87: lambda m: _push_tuple(m, 3),
+    0x73: _set_item, 0x75: _set_items, 0x61: _append, 0x65: _append_items,
+    0x70: lambda m: _store_memo(m, m.digits(m.line())),
+    0x94: lambda m: _store_memo(m, len(m.memo)), 0x67: lambda m: m.push(m.memo[m.digits(m.line())]),
+}  # fmt: skip
+_OPCODE_TABLE: tuple[Callable[[_PickleMachine], None] | None, ...] = tuple(_OPCODES.get(code) for code in range(256))

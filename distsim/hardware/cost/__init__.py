@@ -1,0 +1,6 @@
+"""How long things take: see `distsim.hardware.cost.model`."""
+
+from distsim.hardware.cost.link_loads import CHEAPEST, PricedOperation, ScheduleLoad
+from distsim.hardware.cost.model import CostModel, LinkClass, SlowLink
+
+__all__ = ["CHEAPEST", "CostModel", "LinkClass", "ScheduleLoad", "PricedOperation", "SlowLink"]

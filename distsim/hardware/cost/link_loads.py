@@ -1,0 +1,155 @@
+"""Where the ranks of a group sit, and what an operation's schedule asks of the links there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.common.errors import UsageError
+from distsim.common.message_text import did_you_mean, name_list
+from distsim.hardware.cluster.description import Cluster
+from distsim.operations.core.algorithms import ALGORITHMS, CollectiveAlgorithm, Round
+
+#: The word for "whichever is cheapest" in place of an algorithm's name.
+CHEAPEST = "cheapest"
+
+
+class RoundLoad(NamedTuple):
+    """What a round asks of each class of link: ns per byte of one chunk at the busiest port, or None where nothing moves."""
+
+    intra: float | None
+    inter: float | None
+
+
+class GroupPlacement:
+    """Which node each group rank is on, what that makes of a schedule, and how wide the ways are (bytes per ns)."""
+
+    def __init__(
+        self, cluster: Cluster, nodes: tuple[int, ...], slow_intra: Sequence[float], slow_inter: Sequence[float]
+    ) -> None:
+        counts = Counter(nodes)
+        self.n = len(nodes)
+        self.nodes = len(counts)
+        sizes = set(counts.values())
+        #: Ranks per node, None where nodes differ.
+        self.per_node = sizes.pop() if len(sizes) == 1 else None
+        #: Most ranks on one node.
+        self.most, self.least = max(counts.values()), min(counts.values())
+        #: What `distsim.hardware.cost` made of it, kept.
+        self.setting: object = None
+        self.worst_intra = max(slow_intra[node] for node in counts)
+        self._node = np.array(nodes, dtype=np.int64)
+        self._intra_cost = np.array([slow_intra[node] for node in nodes]) / cluster.intra.attained
+        self._inter_cost = np.array([slow_inter[node] for node in nodes]) / cluster.rank_inter_bytes_per_ns
+        self._cards = cluster.nics.count
+        slowest = max(slow_inter[node] for node in counts)
+        self.worst_inter = slowest
+        rails = min(cluster.nics.count, min(counts.values()))
+        intra, rank_inter = cluster.intra.attained / self.worst_intra, cluster.rank_inter_bytes_per_ns / slowest
+        #: One rail's share when every rank of a node sends at once.
+        self.rail_bytes_per_ns = min(rank_inter, rank_inter * cluster.nics.count / max(counts.values()))
+        #: A ring that crosses between nodes on every card.
+        self.ring_bytes_per_ns = min([intra] * (self.n > self.nodes) + [rank_inter * rails] * (self.nodes > 1), default=intra)
+        #: The fastest link that any rank has, unharmed.
+        inside, across = [cluster.intra.attained] * (self.n > self.nodes), [cluster.rank_inter_bytes_per_ns] * (self.nodes > 1)
+        self.fastest = max(inside + across, default=intra)
+
+    def round_load(self, src: Sequence[int], dst: Sequence[int]) -> RoundLoad:
+        """Load of a round in which one chunk goes from each ``src[i]`` to ``dst[i]``."""
+        return self._load(np.array(src, dtype=np.int64), np.array(dst, dtype=np.int64), 1)
+
+    def rotation_load(self, distance: int, chunks: int) -> RoundLoad:
+        """Load of a round in which every rank sends ``chunks`` chunks to the rank ``distance`` places on."""
+        src = np.arange(self.n)
+        return self._load(src, (src + distance) % self.n, chunks)
+
+    def all_pairs_load(self) -> RoundLoad:
+        """Every rank sends one chunk to every other, all in one round."""
+        mates = np.bincount(self._node)[self._node]
+        return self._ports(mates - 1, mates - 1, self.n - mates, self.n - mates)
+
+    def _load(self, src: NDArray[np.int64], dst: NDArray[np.int64], chunks: int) -> RoundLoad:
+        """Load of transfers of ``chunks`` chunks each."""
+        crossing = self._node[src] != self._node[dst]
+        counts = [np.bincount(end[mask], minlength=self.n) * chunks for mask in (~crossing, crossing) for end in (src, dst)]
+        return self._ports(*counts)
+
+    def _ports(self, *counts: NDArray[np.int64]) -> RoundLoad:
+        """Load from chunks per rank: out and in over the node's link, out and in over the network."""
+        intra = np.maximum(counts[0], counts[1])
+        inter = np.maximum(counts[2], counts[3])
+        load_intra = float((intra * self._intra_cost).max()) if intra.any() else None
+        if not inter.any():
+            return RoundLoad(load_intra, None)
+        node_out, node_in = np.bincount(self._node, weights=counts[2]), np.bincount(self._node, weights=counts[3])
+        per_card = np.maximum(inter, np.maximum(node_out, node_in)[self._node] / self._cards)
+        return RoundLoad(load_intra, float((per_card * self._inter_cost).max()))
+
+
+# --- schedules ---
+
+
+class PricedOperation(Protocol):
+    """The columns of an operation's row that a price needs; see `distsim.operations.core.operation_base.Operation`."""
+
+    op: ClassVar[str]
+    algorithms: ClassVar[Mapping[str, CollectiveAlgorithm]]
+
+    @classmethod
+    def single(cls) -> str: ...
+
+    @classmethod
+    def busbw_factor(cls, n: int) -> float: ...
+
+
+class ScheduleLoad(NamedTuple):
+    """A whole schedule: its rounds by what they ask of the links, and how many chunks a rank combines, one after the other."""
+
+    rounds: tuple[tuple[RoundLoad, int], ...]
+    combined: int
+
+
+def schedule_load(place: GroupPlacement, algorithm: CollectiveAlgorithm, root: int) -> ScheduleLoad:
+    if algorithm.shape == "all pairs":
+        return ScheduleLoad(((place.all_pairs_load(), 1),), 0)
+    if algorithm.rotations is None:
+        return written_load(place, algorithm.rounds(place.n, root))
+    rotations = algorithm.rotations(place.n)
+    rounds = _count_equal_rounds((place.rotation_load(r.distance, r.chunks), r.rounds) for r in rotations)
+    return ScheduleLoad(rounds, sum(r.rounds * r.chunks for r in rotations if r.reduce))
+
+
+def written_load(place: GroupPlacement, rounds: Sequence[Round]) -> ScheduleLoad:
+    """Of rounds as they are written."""
+    combined = Counter(t.dst for round_ in rounds for t in round_ if t.reduce)
+    loads = ((place.round_load([t.src for t in round_], [t.dst for t in round_]), 1) for round_ in rounds)
+    return ScheduleLoad(_count_equal_rounds(loads), max(combined.values(), default=0))
+
+
+def _count_equal_rounds(loads: Iterable[tuple[RoundLoad, int]]) -> tuple[tuple[RoundLoad, int], ...]:
+    """Equal rounds counted together, in order of first use."""
+    counts: Counter[RoundLoad] = Counter()
+    for load, times in loads:
+        counts[load] += times
+    return tuple(counts.items())
+
+
+def implemented_collective(row: type[PricedOperation]) -> str:
+    """What the row's algorithms are algorithms of."""
+    return next((algorithm.of for algorithm in row.algorithms.values()), "")
+
+
+def check_algorithm_names(cluster: Cluster) -> None:
+    """Raises UsageError where ``algorithms`` names what there is not."""
+    for of, name in cluster.algorithms.items():
+        known = ALGORITHMS.get(of)
+        if known is None:
+            message = f"cluster {cluster.name} has `algorithms` for `{of}`, which has none{did_you_mean(of, ALGORITHMS)}"
+            raise UsageError(message, f"those that have are {name_list(ALGORITHMS)}")
+        if name != CHEAPEST and name not in known:
+            message = f"cluster {cluster.name}: {of} has no algorithm `{name}`{did_you_mean(name, (*known, CHEAPEST))}"
+            raise UsageError(message, f"it has {name_list(known)}, or `{CHEAPEST}` for the least of their prices")

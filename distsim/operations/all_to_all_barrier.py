@@ -1,0 +1,261 @@
+"""Everybody to everybody (all_to_all, all_to_all_single), and the collectives that move no data: the barriers."""
+
+from collections.abc import Hashable, Sequence
+from datetime import timedelta
+from types import ModuleType
+from typing import ClassVar
+
+from pydantic import StrictBool
+
+from distsim.operations.core import colours
+from distsim.operations.core.algorithms import algorithms_of
+from distsim.operations.core.backend_bindings import MONITORED_BARRIER_ERROR, NCCL_DTYPE_ERROR
+from distsim.operations.core.collective import CollectiveOperation, torch_tensor_list
+from distsim.operations.core.field_types import ExpressionListField, GroupField, TensorField, TensorListField, TimeoutField
+from distsim.operations.core.operation_base import BackendBinding, InputPart, Operation, OperationHelp, OutputEffect, RankScope
+from distsim.operations.core.resolved_call import (
+    ResolvedCall,
+    TensorBuffer,
+    caller_not_in_group,
+    first_reason,
+    part_sizes,
+    wrong_element_count,
+    wrong_part_count,
+)
+from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
+
+_FULL_SYNCHRONIZATION = "Everybody waits for everybody: nobody can return before the last rank has come."
+
+
+class AllToAllCollective(CollectiveOperation):
+    """Part j of rank i's input becomes part i of rank j's output."""
+
+    pairwise = True
+    input_parts = "n"
+    output_parts = "n"
+    nccl_tests = "alltoall_perf"
+    algorithms = algorithms_of("all_to_all")
+
+    @classmethod
+    def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
+        """Even parts: one element count for all. Uneven ones have none in common; `cross_faults` compares them pair by pair."""
+        agreed: dict[str, Hashable] = {"op": cls.op, "dtype": call.inputs[0].dtype}
+        sizes = {*cls.sent(call), *cls.received(call)}
+        return agreed | ({"numel": call.inputs[0].numel * len(call.inputs)} if len(sizes) == 1 else {"splits": "uneven"})
+
+    @classmethod
+    def sent(cls, call: ResolvedCall) -> tuple[int, ...]:
+        """Elements for each group rank."""
+        return part_sizes(call.inputs, call.group.size, call.input_splits)
+
+    @classmethod
+    def received(cls, call: ResolvedCall) -> tuple[int, ...]:
+        """Elements expected from each group rank."""
+        return part_sizes(call.outputs, call.group.size, call.output_splits)
+
+    @classmethod
+    def mismatched_pairs(cls, calls: Sequence[ResolvedCall]) -> list[tuple[int, int, str]]:
+        sent, received = [cls.sent(c) for c in calls], [cls.received(c) for c in calls]
+        return [
+            (a.rank, b.rank, f"rank {a.rank} sends {out[b.group_rank]} elements to rank {b.rank}, which expects {into[a.group_rank]}")
+            for a, out in zip(calls, sent, strict=True) for b, into in zip(calls, received, strict=True)
+            if out[b.group_rank] != into[a.group_rank]
+        ]  # fmt: skip
+
+    @classmethod
+    def misfits(cls, call: ResolvedCall) -> str | None:
+        me = call.group_rank
+        for word, buffers, splits in cls._sides(call):
+            if reason := cls.bad_cut(word, buffers, splits, call.group.size):
+                return reason
+        return wrong_element_count(
+            f"part {me} of the output", cls.received(call)[me], cls.sent(call)[me], f"part {me} of the input has"
+        )
+
+    @classmethod
+    def _sides(cls, call: ResolvedCall) -> tuple[tuple[str, tuple[TensorBuffer, ...], tuple[int, ...] | None], ...]:
+        return (("input", call.inputs, call.input_splits), ("output", call.outputs, call.output_splits))
+
+    @classmethod
+    def bad_cut(cls, word: str, buffers: tuple[TensorBuffer, ...], splits: tuple[int, ...] | None, n: int) -> str | None:
+        """Why one side can't be cut into n parts."""
+        return splits_error(word, buffers[0].shape, splits, n) if splits is not None else wrong_part_count(buffers, n, word)
+
+    @classmethod
+    def nbytes(cls, call: ResolvedCall) -> int:
+        """The whole send buffer, as nccl-tests counts it."""
+        return call.input_nbytes
+
+    @classmethod
+    def busbw_factor(cls, n: int) -> float:
+        """(n - 1)/n: nccl-tests src/alltoall.cu."""
+        return (n - 1) / n
+
+    @classmethod
+    def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        return tuple(tuple((InputPart(k, r),) for k in range(n)) for r in range(n))
+
+
+class AllToAllOperation(AllToAllCollective):
+    op = "all_to_all"
+    torch_name = "all_to_all"
+    colour = colours.EXCHANGE
+    words = OperationHelp(
+        signature="all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=False)",
+        before="Every rank has one part for every rank, and room for one part of every rank.",
+        after="Part i of the output of group rank j is part j of the input of group rank i: the transpose.",
+        waits=_FULL_SYNCHRONIZATION,
+        example="- all_to_all: {input: parts, output: got}",
+        notes=("Parts may differ in size if sender and receiver agree on each; gloo refuses that in a list.",),
+        torch="dist.all_to_all(list(got), list(parts))",
+    )
+    bindings = {"gloo": BackendBinding(), "nccl": BackendBinding(dtype_text=NCCL_DTYPE_ERROR), "mpi": BackendBinding()}
+
+    input: TensorListField
+    output: TensorListField
+
+    @classmethod
+    def torch_call(
+        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+    ) -> object:
+        n = call.group.size
+        room = torch_tensor_list(tensors, call.outputs, n, call.output_splits)
+        parts = torch_tensor_list(tensors, call.inputs, n, call.input_splits)
+        return dist.all_to_all(room, parts, group=group, async_op=call.is_async)
+
+
+class AllToAllSingleOperation(AllToAllCollective):
+    op = "all_to_all_single"
+    torch_name = "all_to_all_single"
+    flat = True
+    colour = colours.EXCHANGE
+    words = OperationHelp(
+        signature="all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False)",
+        before="Every rank has an input, cut along its first axis into a part for every rank: evenly, or by input_splits.",
+        after="The output of group rank j is part j of all inputs, one after the other in the group's order.",
+        waits=_FULL_SYNCHRONIZATION,
+        example="- all_to_all_single: {input: all_x, output: got}",
+        notes=("output_splits left out is the transpose of the input_splits. What i sends to j must be what j expects from i.",
+               "gloo hangs where the first axis can't be divided; nccl may take the wrong rows."),
+        torch="dist.all_to_all_single(got, all_x)",
+    )  # fmt: skip
+    bindings = {
+        "gloo": BackendBinding(slot="all_to_all"),
+        "nccl": BackendBinding(dtype_text=NCCL_DTYPE_ERROR),
+        "mpi": BackendBinding(),
+    }
+
+    input: TensorField
+    output: TensorField
+    input_splits: ExpressionListField = None
+    output_splits: ExpressionListField = None
+
+    @classmethod
+    def bad_cut(cls, word: str, buffers: tuple[TensorBuffer, ...], splits: tuple[int, ...] | None, n: int) -> str | None:
+        return splits_error(word, buffers[0].shape, splits, n)
+
+    @classmethod
+    def torch_call(
+        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+    ) -> object:
+        out_splits, in_splits = (None if s is None else list(s) for s in (call.output_splits, call.input_splits))
+        out, into = tensors[call.outputs[0]], tensors[call.inputs[0]]
+        return dist.all_to_all_single(out, into, out_splits, in_splits, group=group, async_op=call.is_async)
+
+
+def splits_error(word: str, shape: tuple[int, ...], splits: tuple[int, ...] | None, n: int) -> str | None:
+    """Why a tensor can't be cut along its first axis: by ``splits``, or evenly where there are none."""
+    rows = shape[0] if shape else 1
+    if splits is None:
+        return None if rows % n == 0 else f"the first axis of {word} has {rows} rows, which {n} ranks can't share evenly"
+    if len(splits) != n:
+        return f"{word}_splits has {len(splits)} numbers, but the group has {n} ranks"
+    if min(splits) < 0:
+        return f"{word}_splits holds {min(splits)}; a part can't be negative"
+    if sum(splits) != rows:
+        return f"{word}_splits {list(splits)} add up to {sum(splits)}, but the first axis of {word} has {rows} rows"
+    return None
+
+
+class BarrierOperation(CollectiveOperation):
+    op = "barrier"
+    torch_name = "barrier"
+    first_field = "group"
+    gives: ClassVar[RankScope] = "none"
+    gets: ClassVar[RankScope] = "none"
+    colour = colours.WAIT
+    words = OperationHelp(
+        signature="barrier(group=None, async_op=False, device_ids=None, timeout=None)",
+        before="Ranks come at different times.",
+        after="Every rank of the group has come. No data moved.",
+        waits=_FULL_SYNCHRONIZATION,
+        example="- barrier",
+        notes=("nccl makes it an all_reduce of one number, then lets the host wait for the device.",),
+        torch="dist.barrier()",
+    )
+    algorithms = algorithms_of("barrier")
+    bindings = {"gloo": BackendBinding(gpu=False), "nccl": BackendBinding(), "mpi": BackendBinding()}
+
+    @classmethod
+    def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        return (None,) * n
+
+    @classmethod
+    def torch_call(
+        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+    ) -> object:
+        return dist.barrier(group=group, async_op=call.is_async)
+
+
+class MonitoredBarrierOperation(Operation):
+    op = "monitored_barrier"
+    kind = "collective"
+    torch_name = "monitored_barrier"
+    first_field = "group"
+    colour = colours.WAIT
+    words = OperationHelp(
+        signature="monitored_barrier(group=None, timeout=None, wait_all_ranks=False)",
+        before="Ranks come at different times; group rank 0 keeps the list.",
+        after="Every rank of the group has come. If not in time, group rank 0 raises and names the first rank that is missing.",
+        waits="Group rank 0 waits for all others, they wait for its answer.",
+        example="- monitored_barrier: {timeout: 10 s}",
+        notes=("gloo alone has it.", "With wait_all_ranks the error names every rank that is missing."),
+        torch="dist.monitored_barrier(timeout=timedelta(seconds=10))",
+    )
+    algorithms = algorithms_of("monitored_barrier")
+    bindings = {
+        "gloo": BackendBinding(gpu=False),
+        "nccl": BackendBinding(refused=MONITORED_BARRIER_ERROR),
+        "mpi": BackendBinding(refused=MONITORED_BARRIER_ERROR),
+    }
+
+    group: GroupField = None
+    timeout: TimeoutField = None
+    wait_all_ranks: StrictBool = False
+
+    @classmethod
+    def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
+        return call.group.ranks
+
+    @classmethod
+    def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
+        return {"op": cls.op}
+
+    @classmethod
+    def faults(cls, call: ResolvedCall) -> str | None:
+        return first_reason((caller_not_in_group(call),))
+
+    @classmethod
+    def chunk_nbytes(cls, n: int, nbytes: int) -> int:
+        return 0
+
+    @classmethod
+    def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        return (None,) * n
+
+    @classmethod
+    def torch_call(
+        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+    ) -> object:
+        timeout = None if call.timeout_ns is None else timedelta(microseconds=call.timeout_ns // 1000)
+        return dist.monitored_barrier(group=group, timeout=timeout, wait_all_ranks=call.wait_all_ranks)

@@ -1,0 +1,172 @@
+"""What all collectives share: their common fields, who takes part, and the helpers of their torch calls."""
+
+from collections.abc import Hashable, Sequence
+from types import ModuleType
+from typing import ClassVar
+
+from pydantic import Field, StrictBool, model_validator
+
+from distsim.operations.core.field_types import ExpressionField, GroupField, HandleField, ReduceOpField, StreamField, TensorField
+from distsim.operations.core.operation_base import GroupRanks, InputPart, Operation, RankScope
+from distsim.operations.core.resolved_call import (
+    ResolvedCall,
+    TensorBuffer,
+    caller_not_in_group,
+    differing_dtypes,
+    first_reason,
+    root_not_in_group,
+)
+from distsim.operations.core.torch_protocols import TensorLookup, TorchTensor
+
+
+class CollectiveOperation(Operation):
+    """All ranks of the group make the call, the k-th of one rank with the k-th of every other."""
+
+    kind = "collective"
+    gives: ClassVar[RankScope] = "all"
+    gets: ClassVar[RankScope] = "all"
+
+    group: GroupField = None
+    is_async: StrictBool = Field(default=False, alias="async")
+    handle: HandleField = Field(default=None, alias="as")
+    #: The stream that is current at the call (`torch.cuda.stream`); means something where there are streams (nccl).
+    on: StreamField = ""
+
+    @model_validator(mode="after")
+    def _handle_needs_async(self) -> "CollectiveOperation":
+        if self.handle is not None and not self.is_async:
+            raise ValueError(f"expected `async: true` beside `as`: {self.op} without it has no request to wait for")
+        return self
+
+    @classmethod
+    def share(cls, call: ResolvedCall) -> TensorBuffer | None:
+        """The buffer whose element count all ranks agree on."""
+        buffers = call.inputs or call.outputs
+        return buffers[0] if buffers else None
+
+    @classmethod
+    def numel(cls, call: ResolvedCall) -> Hashable:
+        """The element count that all ranks agree on, a tuple of them where the parts are uneven."""
+        share = cls.share(call)
+        return None if share is None else share.numel
+
+    @classmethod
+    def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
+        return call.group.ranks
+
+    @classmethod
+    def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
+        share = cls.share(call)
+        agreed: dict[str, Hashable] = {"op": cls.op}
+        if share is not None:
+            agreed |= {"numel": cls.numel(call), "dtype": share.dtype}
+        if cls.reduces:
+            agreed["reduce_op"] = call.reduce_op
+        if cls.root_field:
+            agreed["root"] = call.root
+        return agreed
+
+    @classmethod
+    def faults(cls, call: ResolvedCall) -> str | None:
+        root = root_not_in_group(call, cls.root_field) if cls.root_field else None
+        return first_reason((caller_not_in_group(call), root, differing_dtypes((*call.inputs, *call.outputs)), cls.misfits(call)))
+
+    @classmethod
+    def misfits(cls, call: ResolvedCall) -> str | None:
+        """Why the buffers of one rank don't fit each other."""
+        return None
+
+    @classmethod
+    def nbytes(cls, call: ResolvedCall) -> int:
+        share = cls.share(call)
+        return share.nbytes if share else 0
+
+
+class InPlaceCollective(CollectiveOperation):
+    """The buffer is both input and output."""
+
+    tensor: TensorField
+
+
+class ReducingCollective(CollectiveOperation):
+    """Contributions are combined by ``op`` (torch's argument; ``reduce_op`` in records)."""
+
+    reduces = True
+
+    reduce_op: ReduceOpField = Field(default="sum", alias="op")
+
+
+class FromRootCollective(CollectiveOperation):
+    """``src`` gives; torch takes a global rank or, as ``group_src``, a group rank."""
+
+    root_field = "src"
+    gives = "root"
+
+    src: ExpressionField = None
+    group_src: ExpressionField = None
+
+    @model_validator(mode="after")
+    def _one_root(self) -> "FromRootCollective":
+        require_one_root(self, self.src, self.group_src)
+        return self
+
+    @classmethod
+    def takes_from(cls, n: int, root: int, me: int) -> GroupRanks:
+        return frozenset() if me == root else frozenset((root,))
+
+    @classmethod
+    def gives_to(cls, n: int, root: int, me: int) -> GroupRanks:
+        return None if me == root else frozenset()
+
+
+class ToRootCollective(CollectiveOperation):
+    """``dst`` gets; torch takes a global rank or, as ``group_dst``, a group rank."""
+
+    root_field = "dst"
+    gets = "root"
+
+    dst: ExpressionField = None
+    group_dst: ExpressionField = None
+
+    @model_validator(mode="after")
+    def _one_root(self) -> "ToRootCollective":
+        require_one_root(self, self.dst, self.group_dst)
+        return self
+
+    @classmethod
+    def takes_from(cls, n: int, root: int, me: int) -> GroupRanks:
+        return None if me == root else frozenset()
+
+    @classmethod
+    def gives_to(cls, n: int, root: int, me: int) -> GroupRanks:
+        return frozenset() if me == root else frozenset((root,))
+
+
+def require_one_root(row: Operation, by_rank: object, by_group_rank: object) -> None:
+    """Raise ValueError unless one of the two is given (or none, where torch has a default)."""
+    op, word = row.op, row.root_field
+    if by_rank is not None and by_group_rank is not None:
+        raise ValueError(f"expected `{word}` (a global rank) or `group_{word}` (a group rank) in {op}, found both")
+    if by_rank is None and by_group_rank is None and not row.root_optional:
+        raise ValueError(f"expected `{word}` (a global rank) or `group_{word}` (a group rank) in {op}")
+
+
+def part_of_every_rank(n: int, part: int = 0) -> tuple[InputPart, ...]:
+    """Part ``part`` of every rank's input."""
+    return tuple(InputPart(r, part) for r in range(n))
+
+
+def torch_reduce_op(dist: ModuleType, call: ResolvedCall) -> object:
+    """torch's ReduceOp."""
+    return getattr(dist.ReduceOp, (call.reduce_op or "sum").upper())
+
+
+def torch_tensor_list(
+    tensors: TensorLookup, buffers: Sequence[TensorBuffer], n: int, splits: Sequence[int] | None = None
+) -> list[TorchTensor]:
+    """torch's list argument: the listed tensors, or the rows of the one tensor (views: torch writes into it)."""
+    if splits is not None:
+        return list(tensors[buffers[0]].split(list(splits)))
+    if len(buffers) == 1 and buffers[0].shape and buffers[0].shape[0] == n:
+        return list(tensors[buffers[0]].unbind(0))
+    return [tensors[b] for b in buffers]

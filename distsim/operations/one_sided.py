@@ -1,0 +1,192 @@
+"""One-sided operations of symmetric memory: a rank reads or writes another's memory, and signals tell when.
+
+torch.distributed._symmetric_memory of torch 2.13. A signal pad has a cell for each channel and sender. `put_signal` waits until the cell
+is empty and fills it, `wait_signal` waits until it is full and empties it (`CUDASymmetricMemoryOps.cu`: compare-and-swap 0 → 1, 1 → 0).
+So a signal is a message without data that runs one ahead of its receive and no further, under every back end that has it. `put` and
+`get` (`torch.ops.symm_mem.nvshmem_put`, `nvshmem_get`, `nccl_put`, `nccl_get`) meet nobody. All four are kernels on the current stream.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from distsim.operations.core import colours
+from distsim.operations.core.field_types import ExpressionField, GroupField, StreamField, TensorField, expression_field
+from distsim.operations.core.operation_base import BackendBinding, OperationHelp, PairOperation, WithDestination, WithSource
+from distsim.operations.core.resolved_call import ResolvedCall, caller_not_in_group, first_reason, invalid_peer
+
+#: The tag of a signal on channel 0: tags of messages end below, so that the two never meet.
+FIRST_SIGNAL_TAG = 1 << 32
+#: Bytes of a cell of the signal pad (uint32).
+SIGNAL_BYTES = 4
+
+_CPU_ERROR = "SymmetricMemory does not support device type cpu"
+_GPU_ONLY_BINDINGS = {
+    "gloo": BackendBinding(refused=_CPU_ERROR),
+    "nccl": BackendBinding(),
+    "mpi": BackendBinding(refused=_CPU_ERROR),
+}
+
+
+def is_signal(tag: int) -> bool:
+    """Is it the tag of a signal?"""
+    return tag >= FIRST_SIGNAL_TAG
+
+
+def tag_text(tag: int) -> str:
+    """What tells messages of one pair apart, in words: `tag 3`, of a signal `channel 0`; empty for tag 0."""
+    return f"channel {tag - FIRST_SIGNAL_TAG}" if is_signal(tag) else f"tag {tag}" if tag else ""
+
+
+class _OneSidedOperation(PairOperation):
+    """What the four have in common."""
+
+    bindings = _GPU_ONLY_BINDINGS
+
+    group: GroupField = None
+    #: The stream that is current at the call.
+    on: StreamField = ""
+
+    @classmethod
+    def faults(cls, call: ResolvedCall) -> str | None:
+        return first_reason((caller_not_in_group(call), invalid_peer(call, call.peer)))
+
+
+# --- data ---
+class _RemoteAccessOperation(_OneSidedOperation):
+    """``inputs`` is what is read, ``outputs`` what is written; `put` writes and `get` reads on the other rank."""
+
+    kind = "remote"
+    nccl_tests = "sendrecv_perf"
+
+    tensor: TensorField
+    into: TensorField | None = None
+
+    @classmethod
+    def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
+        return (call.rank,) if call.peer is None else (call.rank, call.peer)
+
+    @classmethod
+    def faults(cls, call: ResolvedCall) -> str | None:
+        return first_reason((super().faults(call), _buffer_mismatch(call)))
+
+    @classmethod
+    def nbytes(cls, call: ResolvedCall) -> int:
+        return call.input_nbytes
+
+
+def _buffer_mismatch(call: ResolvedCall) -> str | None:
+    read, written = call.inputs[0], call.outputs[0]
+    if (read.numel, read.dtype) == (written.numel, written.dtype):
+        return None
+    return f"{call.op} reads {read.numel} {read.dtype} of {read.label}, but {written.label} holds {written.numel} {written.dtype}"
+
+
+_ORDERING_NOTE = (
+    "Nothing orders it against what the other rank does with that memory: a signal, a collective or a message must. "
+    "Calls of one rank count as done in their order here, also on several streams: whether a put and the signal after it are on "
+    "one stream, or one stream waits for the other, is not checked."
+)
+
+
+class PutOperation(WithDestination, _RemoteAccessOperation):
+    op = "put"
+    gives = "all"
+    colour = colours.SEND
+    words = OperationHelp(
+        signature="torch.ops.symm_mem.nvshmem_put(tensor, peer)",
+        before="The tensor is in symmetric memory: every rank of the group has one of the same size.",
+        after="The other rank's tensor holds what this rank's held.",
+        waits="Nobody: the other rank takes no part.",
+        example="- put: {tensor: x, dst: 1}\n  ranks: 0",
+        notes=(_ORDERING_NOTE, "torch has it on GPUs alone, as a kernel on the current stream (NVSHMEM, NCCL 2.29)."),
+        torch="if rank == 0:\n    torch.ops.symm_mem.nvshmem_put(x, 1)",
+    )
+
+
+class GetOperation(WithSource, _RemoteAccessOperation):
+    op = "get"
+    gets = "all"
+    colour = colours.RECV
+    words = OperationHelp(
+        signature="torch.ops.symm_mem.nvshmem_get(tensor, peer)",
+        before="The tensor is in symmetric memory: every rank of the group has one of the same size.",
+        after="This rank's tensor holds what the other rank's held.",
+        waits="Nobody: the other rank takes no part.",
+        example="- get: {tensor: x, src: 0}\n  ranks: 1",
+        notes=(_ORDERING_NOTE, "torch has it on GPUs alone, as a kernel on the current stream (NVSHMEM, NCCL 2.29)."),
+        torch="if rank == 1:\n    torch.ops.symm_mem.nvshmem_get(x, 0)",
+    )
+
+
+# --- signals ---
+class _SignalOperation(_OneSidedOperation):
+    kind = "p2p"
+    signals = True
+
+    channel: ExpressionField = Field(default_factory=lambda: expression_field(0), json_schema_extra={"default": 0})
+
+    @classmethod
+    def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
+        """Who signals, who waits."""
+        if call.peer is None:
+            return (call.rank,)
+        return (call.rank, call.peer) if cls.direction == "send" else (call.peer, call.rank)
+
+    @classmethod
+    def faults(cls, call: ResolvedCall) -> str | None:
+        negative = f"a channel must not be negative, found {call.tag - FIRST_SIGNAL_TAG}" if call.tag < FIRST_SIGNAL_TAG else None
+        return first_reason((super().faults(call), negative))
+
+    @classmethod
+    def nbytes(cls, call: ResolvedCall) -> int:
+        """A cell of the pad: 4 bytes."""
+        return SIGNAL_BYTES
+
+
+_SIGNAL_PAD_NOTE = (
+    "The cell is the sender's own on its channel: other channels and other senders have others. Channels here end at no pad's size; "
+    "in torch the pad holds so many cells as get_signal_pad_size() has room for, for all ranks of the group."
+)
+
+
+class PutSignalOperation(WithDestination, _SignalOperation):
+    op = "put_signal"
+    direction = "send"
+    colour = colours.SEND
+    words = OperationHelp(
+        signature="_SymmetricMemory.put_signal(dst_rank, channel=0, timeout_ms=0)",
+        before="The other rank's cell for this sender and channel is empty.",
+        after="The cell is full. What this rank's stream put before can be read there.",
+        waits="Until the other rank has taken the signal before, if one is still there.",
+        example="- put_signal: {dst: 1}\n  ranks: 0\n- wait_signal: {src: 0}\n  ranks: 1",
+        notes=(_SIGNAL_PAD_NOTE, "The first never waits. The stream stands still, not the host."),
+        torch="hdl = symm_mem.rendezvous(x, group)\nif rank == 0:\n    hdl.put_signal(1)",
+    )
+
+
+class WaitSignalOperation(WithSource, _SignalOperation):
+    op = "wait_signal"
+    direction = "recv"
+    colour = colours.WAIT
+    words = OperationHelp(
+        signature="_SymmetricMemory.wait_signal(src_rank, channel=0, timeout_ms=0)",
+        before="Anything; the cell may be empty or full.",
+        after="The cell is empty again, and what the sender put before its signal can be read.",
+        waits="Until the other rank has signalled on this channel.",
+        example="- put_signal: {dst: 1}\n  ranks: 0\n- wait_signal: {src: 0}\n  ranks: 1",
+        notes=(_SIGNAL_PAD_NOTE, "A signal that never comes is no matter of NCCL's watchdog: the stream spins for ever."),
+        torch="hdl = symm_mem.rendezvous(x, group)\nif rank == 1:\n    hdl.wait_signal(0)",
+    )
+
+
+__all__ = [
+    "SIGNAL_BYTES",
+    "FIRST_SIGNAL_TAG",
+    "GetOperation",
+    "PutOperation",
+    "PutSignalOperation",
+    "WaitSignalOperation",
+    "is_signal",
+    "tag_text",
+]

@@ -1,0 +1,232 @@
+"""Messages between two ranks: send, recv, isend, irecv, and the batch of them."""
+
+from collections.abc import Hashable, Sequence
+from types import ModuleType
+from typing import ClassVar
+
+from pydantic import Field, model_validator
+
+from distsim.operations.core import colours
+from distsim.operations.core.backend_bindings import NCCL_DTYPE_ERROR
+from distsim.operations.core.field_types import (
+    ExpressionField,
+    GroupField,
+    HandleField,
+    StreamField,
+    TensorField,
+    expression_field,
+)
+from distsim.operations.core.operation_base import BackendBinding, Operation, OperationHelp, PairOperation, WithDestination
+from distsim.operations.core.resolved_call import ResolvedCall, caller_not_in_group, first_reason, invalid_peer
+from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
+
+
+class MessageOperation(PairOperation):
+    """What the four have in common."""
+
+    kind = "p2p"
+    nccl_tests = "sendrecv_perf"
+    bindings = {"gloo": BackendBinding(gpu=False), "nccl": BackendBinding(dtype_text=NCCL_DTYPE_ERROR), "mpi": BackendBinding()}
+
+    tensor: TensorField
+    group: GroupField = None
+    tag: ExpressionField = Field(default_factory=lambda: expression_field(0), json_schema_extra={"default": 0})
+    #: The stream that is current at the call; of a batch, the batch's own counts.
+    on: StreamField = ""
+
+    @classmethod
+    def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
+        """Sender, receiver; a receive from any source knows only itself."""
+        if call.peer is None:
+            return (call.rank,)
+        return (call.rank, call.peer) if cls.direction == "send" else (call.peer, call.rank)
+
+    @classmethod
+    def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
+        buffer = (call.inputs or call.outputs)[0]
+        return {"numel": buffer.numel, "dtype": buffer.dtype}
+
+    @classmethod
+    def faults(cls, call: ResolvedCall) -> str | None:
+        return first_reason(
+            (
+                caller_not_in_group(call),
+                invalid_peer(call, call.peer),
+                invalid_peer(call, call.assume_src),
+                _negative_tag(call.tag),
+            )
+        )
+
+    @classmethod
+    def nbytes(cls, call: ResolvedCall) -> int:
+        return (call.inputs or call.outputs)[0].nbytes
+
+    @classmethod
+    def torch_call(
+        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+    ) -> object:
+        buffer = (call.inputs or call.outputs)[0]
+        return getattr(dist, cls.op)(tensors[buffer], call.peer, group=group, tag=call.tag)
+
+
+def _negative_tag(tag: int) -> str | None:
+    return f"a tag must not be negative, found {tag}" if tag < 0 else None
+
+
+class _SendingOperation(WithDestination, MessageOperation):
+    direction = "send"
+    gives = "all"
+
+
+class _ReceivingOperation(MessageOperation):
+    direction = "recv"
+    gets = "all"
+
+    src: ExpressionField = None
+    group_src: ExpressionField = None
+    assume_src: ExpressionField = None
+
+    @model_validator(mode="after")
+    def _at_most_one_peer(self) -> "_ReceivingOperation":
+        if self.src is not None and self.group_src is not None:
+            raise ValueError(f"expected `src` (a global rank) or `group_src` (a group rank) in {self.op}, found both")
+        if self.assume_src is not None and not (self.src is None and self.group_src is None):
+            raise ValueError("`assume_src` speaks of a receive from any source; leave `src` and `group_src` out")
+        return self
+
+
+_NCCL_TAGS_NOTE = "nccl ignores tags: between two ranks, messages of one direction meet in the order in which they are issued."
+
+
+class SendOperation(_SendingOperation):
+    op = "send"
+    torch_name = "send"
+    colour = colours.SEND
+    words = OperationHelp(
+        signature="send(tensor, dst=None, group=None, tag=0, group_dst=None)",
+        before="This rank has the tensor.",
+        after="The receiver has a copy of it; this rank's tensor is as before.",
+        waits="By the contract, until the receiver has come to its recv. Some back ends buffer small messages and return early.",
+        example="- send: {tensor: x, dst: 1}\n  ranks: 0",
+        notes=(
+            "gloo waits for the receive at every size; mpi and nccl let small messages go ahead, which is luck.",
+            _NCCL_TAGS_NOTE,
+        ),
+        torch=("if rank == 0:\n    dist.send(x, dst=1)"),
+    )
+
+
+class RecvOperation(_ReceivingOperation):
+    op = "recv"
+    torch_name = "recv"
+    first_field = "tensor"
+    colour = colours.RECV
+    words = OperationHelp(
+        signature="recv(tensor, src=None, group=None, tag=0, group_src=None)",
+        before="The tensor is room for the message: same element count, same dtype.",
+        after="The tensor holds what the sender sent.",
+        waits="Until the sender's message has arrived. Without src: a message of any rank of the group.",
+        example="- recv: {tensor: x, src: 0}\n  ranks: 1",
+        notes=("nccl knows no receive from any source.", "gloo does not notice a message that is too short.", _NCCL_TAGS_NOTE),
+        torch=("if rank == 1:\n    dist.recv(x, src=0)"),
+    )
+
+
+class IsendOperation(_SendingOperation):
+    op = "isend"
+    torch_name = "isend"
+    nonblocking = True
+    colour = colours.SEND
+    words = OperationHelp(
+        signature="isend(tensor, dst=None, group=None, tag=0, group_dst=None) -> Work",
+        before="This rank has the tensor.",
+        after="After wait: the receiver has taken the tensor, which may be written again.",
+        waits="Nobody: it only starts. The wait on its handle waits for the receiver.",
+        example="- isend: {tensor: x, dst: 1, as: h}\n  ranks: 0",
+        notes=("gloo cancels an isend whose Work is dropped before the receive was posted.", _NCCL_TAGS_NOTE),
+        torch=("if rank == 0:\n    h = dist.isend(x, dst=1)"),
+    )
+    handle: HandleField = Field(default=None, alias="as")
+
+
+class IrecvOperation(_ReceivingOperation):
+    op = "irecv"
+    torch_name = "irecv"
+    first_field = "tensor"
+    nonblocking = True
+    colour = colours.RECV
+    words = OperationHelp(
+        signature="irecv(tensor, src=None, group=None, tag=0, group_src=None) -> Work",
+        before="The tensor is room for the message: same element count, same dtype.",
+        after="After wait: the tensor holds what the sender sent. Before that it must be neither read nor written.",
+        waits="Nobody: it only starts. The wait on its handle waits for the message.",
+        example="- irecv: {tensor: x, src: 0, as: h}\n  ranks: 1",
+        notes=("gloo cancels an irecv whose Work is dropped before the message came.", _NCCL_TAGS_NOTE),
+        torch=("if rank == 1:\n    h = dist.irecv(x, src=0)"),
+    )
+    handle: HandleField = Field(default=None, alias="as")
+
+
+_BATCHABLE_OPERATIONS: dict[str, type[Operation]] = {"isend": IsendOperation, "irecv": IrecvOperation}
+
+
+class BatchIsendIrecvOperation(Operation):
+    """``ops`` are isend and irecv steps; the loader turns them into `Step`s."""
+
+    op = "batch_isend_irecv"
+    kind: ClassVar = "batch"
+    torch_name = "batch_isend_irecv"
+    nonblocking = True
+    colour = colours.SEND
+    words = OperationHelp(
+        signature="batch_isend_irecv([P2POp(isend | irecv, tensor, peer, group, tag), …]) -> list[Work]",
+        before="Each isend's tensor is there, each irecv's tensor is room.",
+        after="After wait: all messages of the batch have moved.",
+        waits="Nobody when it has a handle; without one it waits for all its messages.",
+        example=(
+            "- batch_isend_irecv:\n"
+            "    ops:\n"
+            "      - isend: {tensor: x, dst: (rank + 1) % world_size}\n"
+            "      - irecv: {tensor: y, src: (rank - 1) % world_size}"
+        ),
+        notes=(
+            "nccl runs a batch as one unit: no message of it is done before all are.",
+            "Where a batch is the first call on a group, nccl needs all ranks of the group to make one.",
+            "All messages of a batch belong to one group, and name both sides: a receive from any source can't be batched.",
+        ),
+        torch=(
+            "sent = dist.P2POp(dist.isend, x, (rank + 1) % world_size)\n"
+            "received = dist.P2POp(dist.irecv, y, (rank - 1) % world_size)\n"
+            "for work in dist.batch_isend_irecv([sent, received]):\n"
+            "    work.wait()"
+        ),
+    )
+
+    ops: tuple[object, ...]
+    handle: HandleField = Field(default=None, alias="as")
+    on: StreamField = ""
+
+    @classmethod
+    def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
+        return tuple(sorted({call.rank} | {p.peer for p in call.parts if p.peer is not None}))
+
+    @classmethod
+    def faults(cls, call: ResolvedCall) -> str | None:
+        if not call.parts:
+            return "a batch without messages (torch raises IndexError)"
+        if any(part.group.id != call.parts[0].group.id for part in call.parts):
+            return "all messages of a batch must use the same group"
+        return first_reason(_BATCHABLE_OPERATIONS[part.op].faults(part) for part in call.parts)
+
+    @classmethod
+    def nbytes(cls, call: ResolvedCall) -> int:
+        return sum((p.inputs or p.outputs)[0].nbytes for p in call.parts)
+
+    @classmethod
+    def torch_call(
+        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+    ) -> object:
+        """Returns a list of Works: one per message, or one for all (nccl)."""
+        return dist.batch_isend_irecv([
+            dist.P2POp(getattr(dist, p.op), tensors[(p.inputs or p.outputs)[0]], p.peer, group, p.tag) for p in call.parts
+        ])  # fmt: skip

@@ -1,0 +1,240 @@
+"""Collectives with a root: broadcast, reduce, gather, scatter."""
+
+from collections.abc import Hashable, Sequence
+from types import ModuleType
+
+from distsim.operations.core import colours
+from distsim.operations.core.algorithms import algorithms_of, binomial_path_and_children
+from distsim.operations.core.backend_bindings import (
+    COMPLEX_DTYPES,
+    NCCL_DTYPE_ERROR,
+    gather_route,
+    needs_only_root,
+    reduce_route,
+    scatter_route,
+    tree_route,
+)
+from distsim.operations.core.collective import (
+    FromRootCollective,
+    InPlaceCollective,
+    ReducingCollective,
+    ToRootCollective,
+    part_of_every_rank,
+    torch_reduce_op,
+    torch_tensor_list,
+)
+from distsim.operations.core.field_types import TensorField, TensorListField
+from distsim.operations.core.operation_base import BackendBinding, InputPart, OperationHelp, OutputEffect
+from distsim.operations.core.resolved_call import (
+    ResolvedCall,
+    TensorBuffer,
+    first_reason,
+    part_sizes,
+    unsupported_reduction,
+    wrong_element_count,
+    wrong_part_count,
+)
+from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
+
+
+class BroadcastOperation(FromRootCollective, InPlaceCollective):
+    op = "broadcast"
+    torch_name = "broadcast"
+    nccl_tests = "broadcast_perf"
+    colour = colours.SPREAD
+    words = OperationHelp(
+        signature="broadcast(tensor, src=None, group=None, async_op=False, group_src=None)",
+        before="The rank src has the tensor; on the others it is room of the same element count and dtype.",
+        after="Every rank of the group has src's tensor.",
+        waits="By the contract everybody may wait for everybody. What is certain: nobody returns before src has come.",
+        example="- broadcast: {tensor: x, src: 0}",
+        notes=("gloo sends down a binomial tree: a rank returns when all above it and its own children have come.",),
+        torch="dist.broadcast(x, src=0)",
+    )
+    algorithms = algorithms_of("broadcast")
+    bindings = {
+        "gloo": BackendBinding(needs=binomial_path_and_children, route=tree_route),
+        "nccl": BackendBinding(),
+        "mpi": BackendBinding(),
+    }
+
+    @classmethod
+    def busbw_factor(cls, n: int) -> float:
+        """1: nccl-tests doc/PERFORMANCE.md, broadcast."""
+        return 1.0
+
+    @classmethod
+    def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        return (((InputPart(root, 0),),),) * n
+
+    @classmethod
+    def torch_call(
+        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+    ) -> object:
+        return dist.broadcast(tensors[call.outputs[0]], src=call.root, group=group, async_op=call.is_async)
+
+
+class ReduceOperation(ToRootCollective, ReducingCollective, InPlaceCollective):
+    op = "reduce"
+    torch_name = "reduce"
+    nccl_tests = "reduce_perf"
+    colour = colours.REDUCE
+    words = OperationHelp(
+        signature="reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False, group_dst=None)",
+        before="Every rank has a tensor of the same element count and dtype.",
+        after="The rank dst has the reduction of all tensors, element by element; the others keep what they had.",
+        waits="By the contract everybody may wait for everybody. What is certain: dst returns after all have come.",
+        example="- reduce: {tensor: x, dst: 0, op: sum}",
+        notes=("gloo overwrites the tensors of the other ranks with partial sums: don't read them afterwards.",),
+        torch="dist.reduce(x, dst=0, op=dist.ReduceOp.SUM)",
+    )
+    algorithms = algorithms_of("reduce")
+    bindings = {"gloo": BackendBinding(route=reduce_route), "nccl": BackendBinding(), "mpi": BackendBinding(gaps=COMPLEX_DTYPES)}
+
+    @classmethod
+    def misfits(cls, call: ResolvedCall) -> str | None:
+        return unsupported_reduction(call)
+
+    @classmethod
+    def busbw_factor(cls, n: int) -> float:
+        """1: nccl-tests doc/PERFORMANCE.md, reduce."""
+        return 1.0
+
+    @classmethod
+    def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        return tuple((part_of_every_rank(n),) if r == root else None for r in range(n))
+
+    @classmethod
+    def torch_call(
+        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+    ) -> object:
+        tensor = tensors[call.inputs[0]]
+        return dist.reduce(tensor, dst=call.root, op=torch_reduce_op(dist, call), group=group, async_op=call.is_async)
+
+
+def _root_list_mismatch(
+    call: ResolvedCall, parts: Sequence[TensorBuffer], ones: Sequence[TensorBuffer], names: tuple[str, str, str]
+) -> str | None:
+    """What is wrong with the root's list, a part for each rank as large as what every rank has on the other side. ``names``: of the root
+    in torch, of the list, of the other side."""
+    if call.rank != call.root:
+        return None
+    root, list_name, one_name = names
+    if not parts:
+        return f"rank {call.rank} is {root}, so it needs an {list_name}"
+    n, one = call.group.size, ones[0].numel
+    fits = (
+        wrong_element_count(f"part {k} of the {list_name}", size, one, f"an {one_name} has")
+        for k, size in enumerate(part_sizes(parts, n))
+    )
+    return first_reason((wrong_part_count(parts, n, list_name), *fits))
+
+
+class GatherOperation(ToRootCollective):
+    op = "gather"
+    torch_name = "gather"
+    nccl_tests = "gather_perf"
+    output_parts = "n"
+    root_optional = True
+    colour = colours.COLLECT
+    words = OperationHelp(
+        signature="gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None)",
+        before="Every rank has an input of the same element count and dtype; dst has room for all of them.",
+        after="On dst, part i of the output is the input of group rank i. The others get nothing.",
+        waits="By the contract everybody may wait for everybody. What is certain: dst returns after all have come.",
+        example="- gather: {input: x, output: all_x, dst: 0}",
+        notes=("The output is read on dst alone.", "Without dst it is global rank 0.", "On gloo the givers need dst alone."),
+        torch="dist.gather(x, list(all_x) if rank == 0 else None, dst=0)",
+    )
+    algorithms = algorithms_of("gather")
+    bindings = {
+        "gloo": BackendBinding(needs=needs_only_root, route=gather_route, gaps=COMPLEX_DTYPES),
+        "nccl": BackendBinding(dtype_text=NCCL_DTYPE_ERROR),
+        "mpi": BackendBinding(gaps=COMPLEX_DTYPES),
+    }
+
+    input: TensorField
+    output: TensorListField = None
+
+    @classmethod
+    def misfits(cls, call: ResolvedCall) -> str | None:
+        return _root_list_mismatch(call, call.outputs, call.inputs, ("dst", "output", "input"))
+
+    @classmethod
+    def nbytes(cls, call: ResolvedCall) -> int:
+        return call.inputs[0].nbytes * call.group.size
+
+    @classmethod
+    def busbw_factor(cls, n: int) -> float:
+        """(n - 1)/n: nccl-tests src/gather.cu."""
+        return (n - 1) / n
+
+    @classmethod
+    def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        return tuple(tuple((InputPart(k, 0),) for k in range(n)) if r == root else None for r in range(n))
+
+    @classmethod
+    def torch_call(
+        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+    ) -> object:
+        room = torch_tensor_list(tensors, call.outputs, call.group.size) if call.rank == call.root else None
+        return dist.gather(tensors[call.inputs[0]], room, dst=call.root, group=group, async_op=call.is_async)
+
+
+class ScatterOperation(FromRootCollective):
+    op = "scatter"
+    torch_name = "scatter"
+    nccl_tests = "scatter_perf"
+    input_parts = "n"
+    root_optional = True
+    colour = colours.SPREAD
+    words = OperationHelp(
+        signature="scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None)",
+        before="The rank src has one part for every rank; every rank has room for its own.",
+        after="The output of group rank i is part i of src's input.",
+        waits="By the contract everybody may wait for everybody. What is certain: nobody returns before src has come.",
+        example="- scatter: {input: parts, output: x, src: 0}",
+        notes=("The input is read on src alone.", "Without src it is global rank 0.", "On gloo src waits for all, they for src."),
+        torch="dist.scatter(x, list(parts) if rank == 0 else None, src=0)",
+    )
+    algorithms = algorithms_of("scatter")
+    bindings = {
+        "gloo": BackendBinding(needs=needs_only_root, route=scatter_route),
+        "nccl": BackendBinding(dtype_text=NCCL_DTYPE_ERROR),
+        "mpi": BackendBinding(),
+    }
+
+    output: TensorField
+    input: TensorListField = None
+
+    @classmethod
+    def share(cls, call: ResolvedCall) -> TensorBuffer | None:
+        return call.outputs[0]
+
+    @classmethod
+    def numel(cls, call: ResolvedCall) -> Hashable:
+        return call.outputs[0].numel
+
+    @classmethod
+    def misfits(cls, call: ResolvedCall) -> str | None:
+        return _root_list_mismatch(call, call.inputs, call.outputs, ("src", "input", "output"))
+
+    @classmethod
+    def nbytes(cls, call: ResolvedCall) -> int:
+        return call.outputs[0].nbytes * call.group.size
+
+    @classmethod
+    def busbw_factor(cls, n: int) -> float:
+        """(n - 1)/n: nccl-tests src/scatter.cu."""
+        return (n - 1) / n
+
+    @classmethod
+    def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        return tuple(((InputPart(root, r),),) for r in range(n))
+
+    @classmethod
+    def torch_call(
+        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+    ) -> object:
+        parts = torch_tensor_list(tensors, call.inputs, call.group.size) if call.rank == call.root else None
+        return dist.scatter(tensors[call.outputs[0]], parts, src=call.root, group=group, async_op=call.is_async)

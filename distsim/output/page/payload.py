@@ -1,0 +1,180 @@
+"""A run, or two, as the text that the page unpacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from distsim.analysis.critical_path import path_pieces
+from distsim.analysis.run_comparison import RunComparison
+from distsim.analysis.timeline import build_timeline
+from distsim.operations.core.algorithms import CollectiveAlgorithm, apply_rounds, initial_chunks
+from distsim.operations.core.operation_base import Operation
+from distsim.operations.registry import OPERATIONS
+from distsim.output.page.call_arguments import CallArguments
+from distsim.output.page.call_columns import encoded_call_columns
+from distsim.output.page.call_costs import CallCosts, bandwidth_curves
+from distsim.output.page.data_encoding import Numbers, encoded_payload, zigzag_deltas
+from distsim.output.page.report_run import ReportRun
+from distsim.output.page.run_summary import summary_data
+from distsim.output.page.value_history import record_value_history
+from distsim.output.text.comparison import compare_json
+from distsim.trace.model import Trace
+
+FORMAT_VERSION = 1
+#: Why a piece of the critical path takes its time, as the page numbers it.
+_PATH_REASONS = ("compute", "transfer", "sleep", "wait")
+#: Differences of two runs that are listed.
+_MAX_DIVERGENCES = 500
+
+
+def page_data(runs: Sequence[ReportRun], comparison: RunComparison | None) -> str:
+    """Everything that the page shows."""
+    columns: dict[str, Numbers] = {}
+    heads = [_run_data(told, f"{number}.", columns) for number, told in enumerate(runs)]
+    files = [place.file for told in runs for place in told.trace.tables["place"]]
+    head: dict[str, object] = {
+        "format": FORMAT_VERSION,
+        "runs": heads,
+        "sources": source_texts(runs[0].file, [*(t.file for t in runs), *files]),
+    }
+    if comparison is not None:
+        found = compare_json(comparison, (runs[0].name, runs[1].name))
+        divergences = found["partings"]
+        shown = divergences[:_MAX_DIVERGENCES] if isinstance(divergences, list) else []
+        head["comparison"] = {**found, "partings": shown, "more_partings": len(comparison.divergences) - len(shown)}
+        if comparison.pairs:
+            a, b = np.array(comparison.pairs, dtype=np.int64).T
+            columns |= {"pair_a": zigzag_deltas(a), "pair_b": zigzag_deltas(b)}
+    return encoded_payload(head, columns)
+
+
+def _run_data(told: ReportRun, prefix: str, columns: dict[str, Numbers]) -> dict[str, object]:
+    """A run's facts; its columns go into ``columns``."""
+    trace, simulation = told.trace, told.simulation
+    own = simulation is not None and trace.columns is simulation.run.trace.columns
+    time = simulation.timeline if simulation is not None and own else build_timeline(trace)
+    tables = _string_tables(trace)
+    head = summary_data(told, time) | {"tables": tables, "animations": animations(trace)}
+    more: dict[str, Numbers] = {}
+    if simulation is not None and own:
+        named = CallArguments(simulation.program, trace)
+        more |= {"tensor": named.tensor, "root": named.root}
+        tables["tensor"] = list(named.tensors)
+        held = record_value_history(simulation.program, trace)
+        if held is not None:
+            head["holdings"] = held.tables
+            columns |= {prefix + name: numbers for name, numbers in held.columns.items()}
+    if simulation is not None and simulation.cost.world_size >= trace.world_size:
+        priced = CallCosts(simulation.cost, trace, more.get("root", np.full(len(trace), -1)))
+        more["price"] = np.array(priced.price, dtype=np.int64)
+        head |= {"prices": priced.prices, "curves": bandwidth_curves(simulation.cost, trace, time.collectives)}
+    columns |= {prefix + name: numbers for name, numbers in encoded_call_columns(trace, more).items()}
+    columns |= {prefix + name: numbers for name, numbers in _critical_path_columns(trace).items()}
+    return head
+
+
+def _string_tables(trace: Trace) -> dict[str, list[object]]:
+    tables: dict[str, list[object]] = {
+        name: list(trace.tables[name]) for name in ("op", "group", "dtype", "reduce_op", "queue", "name")
+    }
+    tables["place"] = [[place.file, place.line, place.column] for place in trace.tables["place"]]
+    return tables
+
+
+def _critical_path_columns(trace: Trace) -> dict[str, Numbers]:
+    """The critical path, piece by piece."""
+    pieces = path_pieces(trace, trace.makespan_ns)
+    numbers = np.array(
+        [(p.row, p.rank, p.start_ns, p.end_ns, _PATH_REASONS.index(p.why)) for p in pieces], dtype=np.int64
+    ).reshape(-1, 5)
+    row, rank, start, end, why = numbers.T
+    return {
+        "path_row": row + 1,
+        "path_rank": rank,
+        "path_start": zigzag_deltas(start),
+        "path_end": zigzag_deltas(end),
+        "path_why": why,
+    }
+
+
+# --- collectives of the run as rounds of transfers, small enough to watch ---
+#: Ranks of an animation, and operations that have one.
+MAX_ANIMATED_RANKS, MAX_ANIMATED_OPS = 8, 8
+
+
+def animations(trace: Trace) -> list[dict[str, object]]:
+    """For every collective of the run and each of its algorithms: what ranks hold at first, and who sends which chunk in each round.
+
+    ``rounds``: [source, destination, chunk, 1 where it is combined with what is there]. A larger group is shown with `MAX_ANIMATED_RANKS`.
+    """
+    sizes: dict[str, int] = {}
+    groups = trace.header.get("groups", ())
+    rows = trace["match"] >= 0
+    met = set(zip(trace["op"][rows].tolist(), trace["group"][rows].tolist(), strict=True))
+    for op, group in sorted(met):
+        name, n = trace.tables["op"][op], len(groups[group][1]) if 0 <= group < len(groups) else 0
+        row = OPERATIONS.get(name)
+        if row is not None and row.kind == "collective" and row.algorithms and n > 1:
+            sizes[name] = max(sizes.get(name, 0), n)
+    return [one for name, n in list(sizes.items())[:MAX_ANIMATED_OPS] for one in _operation_animations(OPERATIONS[name], n)]
+
+
+def _operation_animations(row: type[Operation], full: int) -> list[dict[str, object]]:
+    n = min(full, MAX_ANIMATED_RANKS)
+    found = []
+    for name, algorithm in row.algorithms.items():
+        rounds, givers = algorithm.rounds(n, 0), range(n) if row.gives != "root" else (0,)
+        held = initial_chunks(algorithm.chunking, n, givers)
+        if _is_playable(algorithm, n, givers):
+            found.append({
+                "op": row.op, "algorithm": name, "n": n, "full": full, "chunking": algorithm.chunking,
+                "held": [[[chunk, [list(one) for one in what]] for chunk, what in chunks.items()] for chunks in held],
+                "rounds": [[[t.src, t.dst, t.chunk, int(t.reduce)] for t in round_] for round_ in rounds],
+            })  # fmt: skip
+    return found
+
+
+def _is_playable(algorithm: CollectiveAlgorithm, n: int, givers: Iterable[int]) -> bool:
+    """Whether the schedule runs from the root 0 with these givers."""
+    try:
+        apply_rounds(algorithm.rounds(n, 0), initial_chunks(algorithm.chunking, n, givers))
+    except ValueError:
+        return False
+    return True
+
+
+# --- lines that findings and calls point to: the scenario's file and the script's, as text ---
+#: Bytes of a file and of all files together, and files, that go into a report.
+_MAX_FILE_BYTES, _MAX_TOTAL_BYTES, _MAX_FILES = 200_000, 400_000, 12
+#: A trace names the files that it likes; only those that may hold a program are read.
+_SOURCE_SUFFIXES = (".yaml", ".yml", ".py")
+
+
+def source_texts(main: str, named: Iterable[str]) -> dict[str, str]:
+    """Text by file name: of ``main``, and of the other files that lie beside it or below the current folder and hold programs."""
+    found: dict[str, str] = {}
+    left = _MAX_TOTAL_BYTES
+    folders = [Path.cwd().resolve(), *([Path(main).resolve().parent] if main and main != "-" else [])]
+    for name in dict.fromkeys([main, *named]):
+        text = _source_text(name, folders) if len(found) < _MAX_FILES else None
+        if text is not None and len(text) <= left:
+            found[name] = text
+            left -= len(text)
+    return found
+
+
+def _source_text(name: str, folders: list[Path]) -> str | None:
+    try:
+        path = Path(name).resolve()
+        if (
+            path.suffix not in _SOURCE_SUFFIXES
+            or not any(path.is_relative_to(folder) for folder in folders)
+            or not path.is_file()
+        ):
+            return None
+        return path.read_text(encoding="utf-8", errors="replace") if path.stat().st_size <= _MAX_FILE_BYTES else None
+    except (OSError, ValueError, RuntimeError):  # no file, a NUL in its name, a circle of links
+        return None

@@ -1,0 +1,77 @@
+"""What each rank's tensors hold, and from when on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distsim.operations.core.resolved_call import ResolvedCall, TensorBuffer
+from distsim.output.page.call_columns import InternTable
+from distsim.output.page.data_encoding import Numbers, zigzag_deltas
+from distsim.program.code import Program
+from distsim.trace.model import Trace
+from distsim.values import compute_values
+from distsim.values.buffer_values import BufferValues
+from distsim.values.numbers import format_content
+
+#: Programs with more calls than this are not followed value by value, and no more changes than this are told.
+MAX_CALLS, MAX_CHANGES = 20_000, 100_000
+#: Characters of a text.
+_MAX_TEXT_LENGTH = 300
+
+
+class ValueHistory:
+    """``labels``, ``texts``: tables; ``columns``: a row for each change (rank, label, text, row of the call, -1 before the first)."""
+
+    def __init__(self) -> None:
+        self._labels, self._texts = InternTable(), InternTable()
+        self._rows: list[tuple[int, int, int, int]] = []
+
+    def add(self, rank: int, label: str, text: str, row: int) -> None:
+        short = text if len(text) <= _MAX_TEXT_LENGTH else text[:_MAX_TEXT_LENGTH] + "…"
+        self._rows.append((rank, self._labels.add(label), self._texts.add(short), row))
+
+    @property
+    def tables(self) -> dict[str, list[object]]:
+        return {"labels": self._labels.things(), "texts": self._texts.things()}
+
+    @property
+    def columns(self) -> dict[str, Numbers]:
+        rank, label, text, row = np.array(self._rows[:MAX_CHANGES], dtype=np.int64).reshape(-1, 4).T
+        return {"held_rank": zigzag_deltas(rank), "held_label": label, "held_text": text, "held_row": zigzag_deltas(row + 1)}
+
+
+def record_value_history(program: Program, trace: Trace) -> ValueHistory | None:
+    """What tensors hold through a run; None where no numbers are known, or the program has more than `MAX_CALLS` calls."""
+    if program.call_count > MAX_CALLS or "numbers" not in program.features:
+        return None
+    values, found = compute_values(program, trace, at_calls=True), ValueHistory()
+    for rank, label in values.buffers:
+        state = _initial_value_text(values, rank, label)
+        if state:
+            found.add(rank, label, state, -1)
+    rows = {key: row for row, key in enumerate(zip(*(trace[n].tolist() for n in ("rank", "position", "part")), strict=True))}
+    for (rank, position, part, side), seen in values.seen.items():
+        row = rows.get((rank, position, part))
+        if side == "out" and row is not None:
+            call = program.call(rank, position)
+            written = _written_buffers(call.parts[part] if part >= 0 else call)
+            for buffer, content, shape, dtype in zip(written, seen.contents, seen.shapes, seen.dtypes, strict=False):
+                if buffer.name:
+                    found.add(rank, buffer.label, format_content(content, shape, dtype), row)
+    return found
+
+
+def _written_buffers(call: ResolvedCall) -> tuple[TensorBuffer, ...]:
+    """As `distsim.values` keeps them: what a compute writes and adds to, an assignment's targets, else the outputs."""
+    if call.op == "compute":
+        return (*call.writes, *call.adds)
+    return call.outputs or (call.writes if call.op == "assign" else ())
+
+
+def _initial_value_text(values: BufferValues, rank: int, label: str) -> str:
+    """What a tensor held before the first call; nothing for one that is not declared."""
+    try:
+        state = values.initial(rank, label)
+    except KeyError:
+        return ""
+    return format_content(state.content, state.shape, state.dtype)

@@ -1,0 +1,100 @@
+"""Where a price comes from, in 80 columns: the form that NCCL runs, its terms, and what the others would take."""
+
+from __future__ import annotations
+
+from math import exp
+
+from distsim.common.units import show_bytes, show_ns
+from distsim.hardware.cost.explain import CostExplanation, ExplainedForm
+from distsim.hardware.cost.nccl_constants import ADDITIVE_CONSTANTS
+from distsim.hardware.cost.nccl_context import SEND_RECV_OPERATIONS
+from distsim.output.text_layout import table_lines, wrapped_lines
+
+
+def cost_explanation_text(op: str, cluster: str, found: CostExplanation) -> str:
+    """Algorithm, protocol, floor, steps and bandwidth of a price, the other forms, and the band."""
+    at, best = found.at, found.candidates[0]
+    per_node = f" of {at.per_node}" if at.nodes > 1 else ""
+    where = f"{at.nodes} node{'s' if at.nodes > 1 else ''}{per_node}"
+    head = f"{op} of {show_bytes(found.nbytes)} among {at.n} ranks on {where}, cluster {cluster}: {show_ns(found.ns)}"
+    sections = [
+        wrapped_lines(head + (f", busbw {found.busbw:.3g} GB/s" if found.busbw else "")),
+        [f"{_form_name(best)}, the least of {len(found.candidates)}", *_term_lines(best)],
+        [
+            "Others",
+            *table_lines(
+                ("algorithm", "protocol", "floor", "bandwidth", "time"),
+                [_candidate_row(c) for c in found.candidates],
+                left=(0, 1),
+            ),
+        ],
+        *([_link_lines(found)] if found.ways else []),
+        wrapped_lines(_closing_text(found)),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections)
+
+
+def _form_name(candidate: ExplainedForm) -> str:
+    return f"{candidate.algorithm}, {candidate.protocol}"
+
+
+def _duration_text(us: float) -> str:
+    return show_ns(round(1000 * us))
+
+
+def _factor_text(name: str, value: float, power: float) -> str:
+    """A constant to its power; of the two that are exponents, what they are exponents of."""
+    if name in ADDITIVE_CONSTANTS:
+        return f"{exp(power):.3g}^{value:.3g}" if power else "1"
+    return f"{value:.3g}" if abs(power - 1) < 1e-9 else f"{value:.3g}^{power:.2g}"
+
+
+def _term_lines(candidate: ExplainedForm) -> list[str]:
+    rows = [(t.what, f"{t.amount:.4g} × {t.value:.3g}", f"({t.constant})", _duration_text(t.us)) for t in candidate.terms]
+    reached = " × ".join(_factor_text(*share) for share in candidate.shares)
+    rows.append(("moving", f"at {candidate.gbs:.4g} GB/s", "", _duration_text(candidate.moving_us)))
+    lines = table_lines(("term", "how much", "constant", "time"), rows, left=(0, 1, 2))
+    names = ", ".join(name for name, _, _ in candidate.shares)
+    return [
+        *lines,
+        *wrapped_lines(
+            f"algorithm bandwidth: {candidate.counted_gbs:.4g} GB/s counted by NCCL × {reached} ({names})", indent="  "
+        ),
+    ]
+
+
+def _link_lines(found: CostExplanation) -> list[str]:
+    """The levels of links that the bytes must pass."""
+    rows = [(way.name, show_bytes(way.nbytes), f"{way.gbs:.4g} GB/s", show_ns(way.ns)) for way in found.ways]
+    return ["What must pass, the narrowest first", *table_lines(("link", "bytes", "bandwidth", "at least"), rows)]
+
+
+def _candidate_row(candidate: ExplainedForm) -> tuple[str, str, str, str, str]:
+    floor = sum(t.us for t in candidate.terms)
+    return (
+        candidate.algorithm,
+        candidate.protocol,
+        _duration_text(floor),
+        f"{candidate.gbs:.4g} GB/s",
+        _duration_text(candidate.us),
+    )
+
+
+def _closing_text(found: CostExplanation) -> str:
+    rounded = "Where forms meet, the price is rounded off below the least of them"
+    meshed = found.at.intra == "nvlink" and not found.at.switch  # a smaller group has fewer of its links
+    fewer = (
+        "with fewer bytes" if found.kind in SEND_RECV_OPERATIONS or meshed else "with fewer bytes or in a group inside this one"
+    )
+    parts = [f"{rounded}; it is never less than {fewer}."]
+    if found.at.driven > 1:
+        parts.append(
+            f"One process launches on {found.at.driven} GPUs in turn, which takes {_duration_text(found.issue_us)}: no call is shorter."
+        )
+    if found.measured:
+        parts.append("The cluster has measured times, which correct the price.")
+    parts.append(f"No schedule can beat {show_ns(found.bound_ns)} on these links.")
+    kind = "systems like this" if found.band.known else "systems of a kind that no published table is of"
+    low, high = (show_ns(round(found.ns * factor)) for factor in (found.band.low, found.band.high))
+    parts.append(f"Nine of ten measured times lie between {low} and {high} ({kind}).")
+    return " ".join(parts)

@@ -1,0 +1,208 @@
+"""Pages that explain a name: an operation from its row, a strategy, the back ends; the list of all names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from textwrap import fill, indent
+
+from distsim.backends import SUPPORT_BY_BACKEND, reduction_support
+from distsim.backends.profile import DeviceType, complex_reduction_error
+from distsim.findings.codes import CODES
+from distsim.operations.core.field_help import torch_argument_names
+from distsim.operations.core.operation_base import Operation
+from distsim.operations.core.resolved_call import DTYPE_BYTES, REDUCE_OPS
+from distsim.operations.registry import OPERATIONS
+from distsim.output.text_layout import page_width, table_lines, truncated, wrapped_lines
+from distsim.scenario.strategies.base import Strategy
+
+#: Group sizes that a page shows the bus bandwidth factor and the rounds for.
+GROUP_SIZES = (2, 4, 8, 64)
+
+
+def operation_page(row: type[Operation]) -> str:
+    """What `distsim explain NAME` says about an operation, in 80 columns: everything from its row."""
+    words = row.words
+    sections = [("Before", words.before), ("After", words.after), ("Who waits", words.waits)]
+    if row.kind == "collective":
+        sections += [("Bytes", _bandwidth_sentence(row)), ("Rounds", _rounds_sentence(row))]
+    sections += [("Good to know" if i == 0 else "", note) for i, note in enumerate(words.notes)]
+    also = f"  also written {', '.join(row.aliases)}\n" if row.aliases else ""
+    name = "\n".join(wrapped_lines(f"{row.op}  ({_kind_text(row)})", "", "  "))
+    head = f"{name}\n{also}" + fill(words.signature, page_width(), initial_indent="  ", subsequent_indent="      ")
+    sections.append(("torch's names", _torch_argument_names(row)))
+    body = "".join(
+        f"\n\n{title}\n{_wrapped_text(text)}" if title else f"\n{_wrapped_text(text)}" for title, text in sections if text
+    )
+    call = f"\n\nIn torch\n{indent(words.torch, '  ')}" if words.torch else ""
+    return f"{head}{body}\n\nIn a scenario\n{indent(words.example.rstrip(), '  ')}{call}"
+
+
+def _torch_argument_names(row: type[Operation]) -> str:
+    """What the file calls arguments of torch that it calls otherwise."""
+    fields = {info.alias or key for key, info in row.model_fields.items()}
+    signature = re.findall(r"\w+", row.words.signature)
+    pairs = [(name, field) for name, field in torch_argument_names(row.op, fields).items() if field and name in signature]
+    return ", ".join(f"{name} is `{field}`" for name, field in pairs) + " in a file." if pairs else ""
+
+
+def strategy_page(row: type[Strategy]) -> str:
+    """What `distsim explain NAME` says about a training strategy: what it does, and its fields."""
+    needed = [info.alias or key for key, info in row.model_fields.items() if info.is_required()]
+    free = [info.alias or key for key, info in row.model_fields.items() if not info.is_required()]
+    lines = [f"{row.name}  (a training strategy: it expands into plain operations)", _wrapped_text(row.about), "", "Fields"]
+    lines += [_wrapped_text(f"needed: {', '.join(needed)}")] if needed else []
+    lines += [_wrapped_text(f"may be left out: {', '.join(free)}")] if free else []
+    return "\n".join([*lines, "", "See docs/strategies.md; `distsim expand FILE` prints the operations behind it."])
+
+
+def _wrapped_text(text: str) -> str:
+    return fill(text, page_width(), initial_indent="  ", subsequent_indent="  ")
+
+
+def _kind_text(row: type[Operation]) -> str:
+    kinds = {
+        "p2p": "a message between two ranks",
+        "collective": "a collective: all ranks of a group join",
+        "remote": "one rank's own access to another's memory",
+        "batch": "a batch of messages",
+        "wait": "a wait for requests",
+        "local": "on one rank alone",
+        "group": "about process groups",
+        "block": "a block of steps",
+    }
+    return "a signal between two ranks" if row.signals else kinds[row.kind]
+
+
+def _bandwidth_sentence(row: type[Operation]) -> str:
+    """The bus bandwidth factor as nccl-tests defines it (doc/PERFORMANCE.md)."""
+    factors = [row.busbw_factor(n) for n in GROUP_SIZES]
+    if not any(factors):
+        return "It moves no data, so it has no bandwidth."
+    shown = ", ".join(f"{f:.4g} on {n} ranks" for n, f in zip(GROUP_SIZES, factors, strict=True))
+    name = f" ({row.nccl_tests} of nccl-tests)" if row.nccl_tests else ""
+    return f"algbw is bytes per time; busbw is algbw times {shown}{name}."
+
+
+def _rounds_sentence(row: type[Operation]) -> str:
+    counts = [(n, len(row.schedule(n, 0))) for n in GROUP_SIZES[:3]]
+    return "Its schedule takes " + ", ".join(f"{rounds} round{'s' * (rounds != 1)} on {n} ranks" for n, rounds in counts) + "."
+
+
+def index_page() -> str:
+    """Every name that `distsim explain` knows, with a line on each."""
+    from distsim.scenario.strategies import STRATEGIES
+
+    strategies = table_lines(
+        ("", ""), [(name, truncated(row.about, max(20, page_width() - 26))) for name, row in STRATEGIES.items()], left=(0, 1)
+    )
+    operations = table_lines(
+        ("", ""),
+        [(name, truncated(row.words.after, max(20, page_width() - 26))) for name, row in OPERATIONS.items()],
+        left=(0, 1),
+    )
+    findings = table_lines(("", ""), [(code, info.title) for code, info in CODES.items()], left=(0, 1))
+    more = table_lines(("", ""), [("backends", "what works on gloo, nccl and mpi, and which to choose")], left=(0, 1))
+    known = ["Operations", *operations[1:], "", "Training strategies", *strategies[1:], ""]
+    pages = (("scenario", "its keys; `world.nodes`, `tensors.x.shape`, `all_reduce.op` is one each"),
+             ("expressions", "what may stand for a number"))  # fmt: skip
+    keys = ["", "The scenario file", *table_lines(("", ""), pages, left=(0, 1))[1:]]
+    return "\n".join([*known, "Findings", *findings[1:], "", "Back ends", *more[1:], *keys])
+
+
+# --- which operation, dtype and reduction works where, and which back end to choose ---
+_DEVICES: tuple[DeviceType, ...] = ("cpu", "gpu")
+_SUPPORT_MARKS = {"yes": "yes", "no": "-", "built": "(1)"}
+_BACKEND_ADVICE = (
+    ("CPU tensors", "gloo: built into torch, and it says most when something is wrong."),
+    ("GPU tensors", "nccl: made for them, over NVLink and InfiniBand. Gloo copies through the host."),
+    ("both", "cpu:gloo,cuda:nccl, as when no back end is named: a tensor takes the one of its device."),
+    ("mpi", "where a machine's fast network or GPUs are reached only through its own MPI library, or a job is started by mpirun and "
+            "shared with MPI code. torch must be built from source for it. It has no timeout."),
+    ("to debug", "gloo on CPU tensors: it never buffers, so what can hang does, and it obeys tags."),
+)  # fmt: skip
+_NOTES = (
+    ("(1)", "only where torch was built against an MPI library that knows CUDA; torch asks it and refuses otherwise."),
+    ("(2)", "only if the MPI library has such a type (MPIX_C_FLOAT16 and the like); mostly it has not."),
+    ("(3)", "reduced with NCCL 2.24 or later on GPUs of compute capability 9.0 or later; else moved as bytes alone."),
+    ("(4)", "torch passes complex numbers as pairs of real ones: sum and avg have a meaning then, the other reduce ops none. Gloo's "
+            "gather refuses them, as do mpi's gather, reduce and reduce_scatter."),
+    ("mpi", "reduce_scatter and all_gather_into_tensor came with pytorch#150162 in 2025."),
+    ("coalesced", "several collectives as one launch (_coalescing_manager). Gloo lays them end to end and compares no lists; on a GPU "
+                  "it has reduce_scatter alone."),
+    ("shapes", "gloo wants the larger tensor of all_gather_into_tensor and reduce_scatter_tensor to be the smaller one with its first "
+               "axis n times as long; nccl counts elements."),
+    ("bool", "a sum of bools is an or: true where any is."),
+    ("avg", "of integers: gloo refuses, after it has taken the sum; nccl divides and drops the rest."),
+    ("gloo, GPU", "collectives copy to the host and back; the numbers are right, the speed is the host's. barrier and messages know "
+                  "nothing of a GPU."),
+    ("any source", "recv without src: gloo and mpi; nccl raises. Tags: gloo and mpi; nccl ignores them."),
+)  # fmt: skip
+_DTYPE_MARKS = {
+    ("mpi", "float16"): "(2)",
+    ("mpi", "bfloat16"): "(2)",
+    ("nccl", "float8_e4m3fn"): "(3)",
+    ("nccl", "float8_e5m2"): "(3)",
+}
+
+
+def backends_page() -> str:
+    """What `distsim explain backends` says, in 80 columns: everything but the advice from `distsim.backends.profile`."""
+    return "\n".join(_backend_lines())
+
+
+def _backend_lines() -> Iterator[str]:
+    yield "backends  (what works where, with torch 2.9 and later)"
+    yield from ("", "Which one to choose", *_term_lines(_BACKEND_ADVICE))
+    yield from ("", "Operations, by the device of the tensors", *_operation_table())
+    yield from ("", "Dtypes (p2p: send, recv and their kind; coll: collectives)", *_dtype_table())
+    yield from ("", "Reductions: who takes it, g gloo, n nccl, m mpi (4)", *_reduction_table())
+    yield from ("", "Good to know", *_term_lines(_NOTES))
+    yield from ("", "In their own words", *_refusal_lines())
+
+
+def _term_lines(terms: Iterable[tuple[str, str]]) -> Iterator[str]:
+    for term, text in terms:
+        yield from wrapped_lines(f"{term:<11} {text}", "  ", " " * 14)
+
+
+def _operation_table() -> list[str]:
+    named = [op for op, row in OPERATIONS.items() if row.kind in ("p2p", "collective", "remote")]
+    cells = {op: [_SUPPORT_MARKS[s.on(op, device)] for s in SUPPORT_BY_BACKEND.values() for device in _DEVICES] for op in named}
+    header = ("", *(f"{s.backend} CPU" if device == "cpu" else "GPU" for s in SUPPORT_BY_BACKEND.values() for device in _DEVICES))
+    return table_lines(header, [(op, *cells[op]) for op in named])
+
+
+def _dtype_table() -> list[str]:
+    """One row per dtype; (4) on complex, where only some collectives are gone."""
+    rows = []
+    for dtype in DTYPE_BYTES:
+        cells = []
+        for one in SUPPORT_BY_BACKEND.values():
+            mark = _DTYPE_MARKS.get((one.backend, dtype), "")
+            collectives = "(4)" if dtype.startswith("complex") else mark or ("yes" if dtype in one.moved else "-")
+            messages = mark if mark == "(2)" else "yes" if dtype in one.messages else "-"
+            cells += [messages, collectives]
+        rows.append((dtype, *cells))
+    header = ("", *(word for s in SUPPORT_BY_BACKEND.values() for word in (f"{s.backend} p2p", "coll")))
+    return table_lines(header, rows)
+
+
+def _reduction_table() -> list[str]:
+    rows = [(dtype, *(reduction_support(dtype)[op] for op in REDUCE_OPS)) for dtype in DTYPE_BYTES]
+    return table_lines(("", *REDUCE_OPS), rows)
+
+
+def _refusal_lines() -> Iterator[str]:
+    """Every text of the table once; OP and TYPE stand for the reduce op and for torch's name of the dtype, SHAPE and ROWS for numbers."""
+    for one in SUPPORT_BY_BACKEND.values():
+        for text in one.texts():
+            yield from _quoted_refusal(
+                one.backend, text.format(op="OP", type="TYPE", one="SHAPE", got="SHAPE", sizes="ROWS vs. ROWS")
+            )
+    for op in ("all_reduce", "reduce", "reduce_scatter"):
+        yield from _quoted_refusal("all", complex_reduction_error(op, "op"))
+
+
+def _quoted_refusal(backend: str, text: str) -> list[str]:
+    return wrapped_lines(f"{backend:<5}{text}", "  ", " " * 9)

@@ -1,0 +1,87 @@
+"""Tasks on this process, on all cores, or on the workers of a Dask or Ray cluster: joblib and its back ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from distsim.common.errors import EnvironmentFault, UsageError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
+def run_tasks(
+    function: Callable[[T], R], tasks: Sequence[T], *, jobs: int | None = None, address: str | None = None
+) -> Iterator[tuple[int, R]]:
+    """(number of the task, its result), as they are done. ``jobs`` processes, left out: one a core; ``address``: `tcp://…` of a Dask
+    scheduler, `ray` or `ray://…`. Raises EnvironmentFault where a package is missing or nobody answers, UsageError for another address."""
+    count = min(jobs or available_cores(), len(tasks))
+    if address is None and (count <= 1 or (jobs is None and not _is_installed("joblib"))):
+        for number, task in enumerate(tasks):
+            yield number, function(task)
+        return
+    joblib = import_optional("joblib")
+    with _joblib_backend(joblib, address):
+        pool = joblib.Parallel(n_jobs=-1 if address else count, return_as="generator_unordered", pre_dispatch="4*n_jobs")
+        yield from pool(joblib.delayed(_run_numbered)(function, number, task) for number, task in enumerate(tasks))
+
+
+def _run_numbered(function: Callable[[T], R], number: int, task: T) -> tuple[int, R]:
+    return number, function(task)
+
+
+@contextmanager
+def _joblib_backend(joblib: Any, address: str | None) -> Iterator[None]:
+    """joblib's workers: processes here, or those of a cluster."""
+    if address is None:
+        with joblib.parallel_config(backend="loky"):
+            yield
+    elif address.startswith(("tcp://", "tls://", "ucx://")):
+        distributed = import_optional("distributed")
+        try:
+            client = distributed.Client(address, timeout="10s")
+        except OSError as error:
+            raise EnvironmentFault(f"no Dask scheduler answers at {address}: {error}", "start one: `dask scheduler`") from None
+        with client, joblib.parallel_config(backend="dask"):
+            yield
+    elif address == "ray" or address.startswith("ray://"):
+        ray, register = import_optional("ray"), import_optional("ray.util.joblib")
+        ray.init(address="auto" if address == "ray" else address, ignore_reinit_error=True)
+        register.register_ray()
+        with joblib.parallel_config(backend="ray"):
+            yield
+    else:
+        raise UsageError(f"--address {address}: expected a Dask scheduler's or Ray's", "as tcp://node0:8786 or ray://node0:10001")
+
+
+def _is_installed(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
+
+
+def import_optional(name: str) -> Any:
+    """A package that is no part of the base. Raises EnvironmentFault with the extra that brings it."""
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        extra = {"joblib": "sweep", "distributed": "sweep-dask", "optuna": "sweep", "pyarrow": "sweep"}.get(package)
+        remedy = f"pip install 'distsim[{extra}]'" if extra else f"pip install {package}"
+        raise EnvironmentFault(f"{package} is not installed", remedy) from None
+
+
+__all__ = ["available_cores", "run_tasks", "import_optional"]

@@ -1,0 +1,1 @@
+"""From the files that ranks left to a trace, findings and the comparison with the simulation; nothing here starts or ends a process."""

@@ -1,0 +1,105 @@
+"""The calls of a scenario's data: where they stand, what they say, and the data with others in their place."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from distsim.operations.registry import OPERATIONS
+
+ScenarioData = dict[str, Any]
+DataPath = tuple[str | int, ...]
+
+
+def step_paths(data: ScenarioData) -> list[DataPath]:
+    """The path of every entry of the program, at any depth."""
+    found: list[DataPath] = []
+
+    def walk(entries: object, path: DataPath) -> None:
+        for k, entry in enumerate(entries if isinstance(entries, list) else ()):
+            here = (*path, k)
+            found.append(here)
+            if isinstance(entry, dict):
+                walk(entry.get("steps"), (*here, "steps"))
+                if isinstance(entry.get("repeat"), dict):
+                    walk(entry["repeat"].get("steps"), (*here, "repeat", "steps"))
+
+    walk(data.get("program"), ("program",))
+    return found
+
+
+def value_at(data: Any, path: DataPath) -> Any:
+    for part in path:
+        data = data[part]
+    return data
+
+
+def op_of(entry: object) -> str:
+    """The operation of a step; empty for blocks, loops and what else is no call."""
+    if isinstance(entry, str):
+        return entry if entry in OPERATIONS else ""
+    return next((key for key in entry if key in OPERATIONS), "") if isinstance(entry, dict) else ""
+
+
+def fields_of(entry: Any) -> ScenarioData:
+    """A step's arguments, of the short form too."""
+    op = op_of(entry)
+    given = entry.get(op) if isinstance(entry, dict) else None
+    if isinstance(given, dict):
+        return dict(given)
+    return {} if given is None or OPERATIONS[op].first_field is None else {str(OPERATIONS[op].first_field): given}
+
+
+def ranks_of(entry: object) -> object:
+    return entry.get("ranks") if isinstance(entry, dict) else None
+
+
+def make_step(op: str, fields: ScenarioData, ranks: Any) -> ScenarioData:
+    return {op: fields} if ranks is None else {op: fields, "ranks": ranks}
+
+
+def with_steps_replaced(data: ScenarioData, path: DataPath, entries: list[Any]) -> ScenarioData:
+    """The data with these entries in place of one; a block that is left empty goes too."""
+    found = copy.deepcopy(data)
+    within = value_at(found, path[:-1])
+    within[path[-1] : int(path[-1]) + 1] = entries
+    if not within and len(path) > 2:
+        block = path[:-2] if path[-2] == "steps" and path[-3] != "repeat" else path[:-3]
+        return with_steps_replaced(found, block, [])
+    return found
+
+
+def paths_by_list(paths: list[DataPath]) -> dict[DataPath, list[DataPath]]:
+    found: dict[DataPath, list[DataPath]] = {}
+    for path in paths:
+        found.setdefault(path[:-1], []).append(path)
+    return found
+
+
+def batch_part_paths(data: ScenarioData, paths: list[DataPath]) -> list[DataPath]:
+    """The messages of every batch."""
+    found: list[DataPath] = []
+    for path in paths:
+        entry = value_at(data, path)
+        if op_of(entry) == "batch_isend_irecv" and isinstance(ops := fields_of(entry).get("ops"), list):
+            found += [(*path, "batch_isend_irecv", "ops", k) for k in range(len(ops))]
+    return found
+
+
+def owner_ranks(data: ScenarioData, path: DataPath) -> tuple[int, ...]:
+    """The ranks, where they are written as numbers, that the entry or the block around it is for; empty where they are not."""
+    for end in range(len(path), 1, -1):
+        chosen = ranks_of(value_at(data, path[:end])) if isinstance(path[end - 1], int) else None
+        if isinstance(chosen, int) and not isinstance(chosen, bool):
+            return (chosen,)
+        if isinstance(chosen, list):
+            return tuple(r for r in chosen if isinstance(r, int))
+    return ()
+
+
+def step_list_of_rank(data: ScenarioData, rank: int) -> DataPath | None:
+    """The list of steps that one rank alone has; the longest, if there are several."""
+    blocks = [
+        p for p in step_paths(data) if ranks_of(value_at(data, p)) == rank and isinstance(value_at(data, p).get("steps"), list)
+    ]
+    return max(((*p, "steps") for p in blocks), key=lambda p: len(value_at(data, p)), default=None)

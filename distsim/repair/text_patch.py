@@ -1,0 +1,111 @@
+"""A file's text with some of its data changed: lines of what stays are left as they are, with their comments."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from distsim.scenario.format.source.document import PositionedList, PositionedMap, YamlDocument, dump_yaml
+
+
+class _LineSplice(NamedTuple):
+    """Lines ``start`` to ``stop`` (from 0, the last excluded) become ``lines``."""
+
+    start: int
+    stop: int
+    lines: list[str]
+
+
+def patched_text(document: YamlDocument, data: object) -> str:
+    """The document's text with ``data`` in place of its root."""
+    lines = list(document.lines)
+    for splice in sorted(_line_splices(document, document.root, data), reverse=True):
+        lines[splice.start : splice.stop] = splice.lines
+    return "\n".join(lines)
+
+
+def unified_diff(before: str, after: str, file: str) -> str:
+    """As `patch -p1` takes it; empty where nothing changed."""
+    return "".join(difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"a/{file}", f"b/{file}"))
+
+
+def _line_splices(document: YamlDocument, old: Any, new: Any) -> Iterator[_LineSplice]:
+    if isinstance(old, PositionedMap):
+        pairs = {key.value: (key, value) for key, value in old.node.value}
+        for key, value in new.items():
+            if old[key] == value:
+                continue
+            if _both_in_block_style(old[key], value):
+                yield from _line_splices(document, old[key], value)
+            else:
+                at, node = pairs[str(key)]
+                yield _replacement(document, at, node, _mapping_entry_lines(key, value))
+    else:
+        yield from _list_splices(document, old, new)
+
+
+def _both_in_block_style(old: object, new: object) -> bool:
+    """Are both written over several lines, so that parts of them can be changed?"""
+    if isinstance(old, PositionedMap) and isinstance(new, dict):
+        return not old.node.flow_style and list(old) == list(new)
+    return isinstance(old, PositionedList) and isinstance(new, list) and bool(old) and bool(new) and not old.node.flow_style
+
+
+def _list_splices(document: YamlDocument, old: PositionedList, new: list[object]) -> Iterator[_LineSplice]:
+    matcher = difflib.SequenceMatcher(None, [json.dumps(x) for x in old], [json.dumps(x) for x in new], autojunk=False)
+    indent = " " * old.node.start_mark.column
+    for tag, a, b, c, d in matcher.get_opcodes():
+        if tag == "equal":
+            continue
+        if b - a == d - c:
+            for k in range(b - a):
+                if _both_in_block_style(old[a + k], new[c + k]):
+                    yield from _line_splices(document, old[a + k], new[c + k])
+                else:
+                    node = old.nodes[a + k]
+                    yield _replacement(document, node, node, _list_item_lines(new[c + k]))
+            continue
+        start = _last_line(old.nodes[a - 1]) + 1 if a else old.nodes[0].start_mark.line
+        stop = _last_line(old.nodes[b - 1]) + 1 if b > a else start
+        lines = [indent + ("- " if k == 0 else "  ") + line for item in new[c:d] for k, line in enumerate(_list_item_lines(item))]
+        yield _with_line_prefix(document, _LineSplice(start, stop, lines), old.node.start_mark)
+
+
+def _with_line_prefix(document: YamlDocument, splice: _LineSplice, mark: Any) -> _LineSplice:
+    """A list that begins on the line of what holds it, `- - x`, keeps what stands before it."""
+    before = document.lines[mark.line][: mark.column]
+    if splice.start == mark.line and before.strip() and splice.lines:
+        return splice._replace(lines=[before + splice.lines[0].lstrip(), *splice.lines[1:]])
+    return splice
+
+
+def _mapping_entry_lines(key: object, value: object) -> list[str]:
+    """A mapping of scalars alone would be written on one line, in braces."""
+    lines = dump_yaml({key: value, "end of it": [[]]}).splitlines()
+    return lines[: lines.index(next(line for line in lines if line.startswith("end of it:")))]
+
+
+def _list_item_lines(item: object) -> list[str]:
+    """Without the dash. A list of scalars alone would be written on one line."""
+    if not isinstance(item, dict | list):
+        return [dump_yaml({"k": item, "z": [[]]}).splitlines()[0].removeprefix("k: ")]
+    return [line[2:] for line in dump_yaml([item]).splitlines()]
+
+
+def _replacement(document: YamlDocument, at: Any, node: Any, lines: list[str]) -> _LineSplice:
+    line, column = at.start_mark.line, at.start_mark.column
+    first = document.lines[line][:column] + lines[0]
+    return _LineSplice(line, _last_line(node) + 1, [first, *(" " * column + rest for rest in lines[1:])])
+
+
+def _last_line(node: Any) -> int:
+    """The last line of a node, from 0; the end marks of blocks lie behind the blank lines after them."""
+    if isinstance(node.value, list) and node.value and not node.flow_style:
+        return max(_last_line(part) for child in node.value for part in (child if isinstance(child, tuple) else (child,)))
+    end = node.end_mark
+    return int(max(node.start_mark.line, end.line - (end.column == 0)))
+
+
+__all__ = ["unified_diff", "patched_text"]

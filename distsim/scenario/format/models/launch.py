@@ -1,0 +1,75 @@
+"""`launch:` of a scenario: how its ranks are started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from distsim.operations.core.field_types import PerRank, per_rank
+from distsim.scenario.format.models.base_model import FormatModel, parse_mapping
+from distsim.scenario.format.models.scalars import (
+    Count,
+    Names,
+    Ranks,
+    Text,
+    choice,
+    expected_error,
+    integer,
+    list_parser,
+    parsed_by,
+)
+
+LAUNCHERS = ("torchrun", "elastic", "mp.spawn", "mp.Process", "srun", "mpirun")
+_parse_port = integer(1, 65535, "a port, an integer")
+PortList = Annotated[
+    tuple[int, ...], *parsed_by(list_parser(_parse_port, "a list of ports"), {"type": "array", "items": {"type": "integer"}})
+]
+
+
+def _parse_variable(value: object) -> str:
+    """A variable's value; "" stands for one that is not set."""
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise expected_error("a text, a number, or null for a variable that is not set", value)
+    return str(value)
+
+
+def _parse_environment(value: object) -> Mapping[str, object]:
+    return parse_mapping(
+        value, "a mapping of variables to values, as `{MASTER_ADDR: node0, RANK: null}`", per_rank(_parse_variable)
+    )
+
+
+def _plain_environment(env: dict[str, object]) -> dict[str, object]:
+    def one(value: object) -> object:
+        return value.written(one) if isinstance(value, PerRank) else value or None
+
+    return {name: one(value) for name, value in env.items()}
+
+
+class LaunchOptions(FormatModel):
+    """How the ranks are started: the environment that their launcher gives them."""
+
+    master_addr: Text = "127.0.0.1"
+    master_port: Annotated[int, *parsed_by(integer(1, 65535), {"type": "integer", "minimum": 1, "maximum": 65535})] = 29500
+    #: CUDA_VISIBLE_DEVICES of each machine.
+    visible_devices: Ranks | None = None
+    #: OMP_NUM_THREADS.
+    omp_threads: Count = 1
+    #: multiprocessing's start method.
+    start: Annotated[str, *parsed_by(choice("spawn", "fork", "forkserver"), {"enum": ["spawn", "fork", "forkserver"]})] = "spawn"
+    #: What starts the ranks. It decides which variables they find, and whether its agent serves the store or rank 0 does.
+    by: Annotated[str | None, *parsed_by(choice(*LAUNCHERS), {"enum": list(LAUNCHERS)})] = None
+    #: Variables that ranks find, in place of the launcher's; null: not set. A number may be an expression (`RANK: rank`).
+    env: Annotated[dict[str, Any], *parsed_by(_parse_environment, {"type": "object"}, _plain_environment)] = Field(
+        default_factory=dict
+    )
+    #: Names or addresses of the machines, in order; no other name resolves.
+    hosts: Names = ()
+    #: Ports that something else listens on.
+    ports_taken: PortList = ()
+    #: Rendezvous files that an earlier run has left.
+    files_left: Names = ()

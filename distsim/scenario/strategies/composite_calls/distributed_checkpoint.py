@@ -1,0 +1,196 @@
+"""Distributed checkpoints: plans gathered and dealt out, then results, as objects of stated sizes.
+
+Source: torch 2.13, `torch/distributed/checkpoint/state_dict_saver.py` (_save_state_dict: `reduce_scatter("plan")`, writing,
+`all_reduce("write")`; async_save: the same on a thread of its own, and on a Gloo group), `state_dict_loader.py` (_load_state_dict:
+`reduce_scatter("plan")`, reading, `all_gather("read")`) and `utils.py` (_DistWrapper: these are gather_object, scatter_object_list,
+broadcast_object_list and all_gather_object). Sizes are those of the pickled objects: a plan has an entry for each tensor, so that a large
+model's are megabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, cast
+
+from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
+
+from distsim.common.message_text import value_text
+from distsim.scenario.strategies.base import (
+    Entry,
+    Expansion,
+    ExpansionContext,
+    GroupRef,
+    Refusal,
+    Strategy,
+    block,
+    compute,
+    step,
+    wait,
+)
+from distsim.scenario.strategies.composite_calls.object_collectives import (
+    AllGatherObject,
+    BroadcastObjectList,
+    GatherObject,
+    ObjectSizes,
+    ScatterObjectList,
+    SizeByRank,
+)
+from distsim.scenario.strategies.field_quantities import size_bytes
+from distsim.scenario.strategies.field_types import AxesOrGroup, CostOrEntriesField, IntByRank
+
+
+def _parse_byte_size(value: object, info: ValidationInfo) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"expected a size, as 4 KiB, found {value_text(value)}")
+    return size_bytes(value, info)
+
+
+ByteSize = Annotated[int, PlainValidator(_parse_byte_size), WithJsonSchema({"x-def": "size"})]
+#: What pickle makes of None.
+_PICKLED_NONE_BYTES = 4
+
+
+class _CheckpointStrategy(Strategy):
+    """What saving and loading have in common: rank 0 of the group makes all plans."""
+
+    group: AxesOrGroup | None = None
+    #: Bytes of each rank's plan, pickled; and of what rank 0 gives each back (a list, or one size for all).
+    plan: SizeByRank
+    global_plan: ObjectSizes | None = None
+    #: Ranks that leave the call out, each in one iteration.
+    skips: IntByRank = {}
+
+    def refuse(self, context: ExpansionContext) -> list[Refusal]:
+        found = context.refused(group=self.group)
+        n = 0 if found else context.size_of(self.group)
+        if n and self.global_plan is not None and len(self.global_plan) not in (1, n):
+            found.append((("global_plan",), f"expected one size, or one for each of {n} ranks, found {len(self.global_plan)}"))
+        return found
+
+    def dealt(self, context: ExpansionContext) -> tuple[int, ...]:
+        n = context.size_of(self.group)
+        given = self.global_plan or tuple(self.plan.get(k, self.plan.get("else", 1)) for k in range(n))
+        return given * n if len(given) == 1 else given
+
+    def present(self, steps: list[Entry]) -> list[Entry]:
+        """For everybody but those that leave it out."""
+        chosen = [f"not (rank == {rank} and iteration == {k})" for rank, k in self.skips.items() if rank != "else"]
+        return [block(steps, " and ".join(chosen))] if chosen else steps
+
+
+class _ObjectCollectiveExpander:
+    """Object collectives one after the other, each with tensors of its own."""
+
+    def __init__(self, context: ExpansionContext, group: GroupRef | None) -> None:
+        self.context, self.group = context, group
+        self.tensors: dict[str, object] = {}
+
+    def call(self, row: type[Strategy], **fields: object) -> list[Entry]:
+        """The plain calls of one object collective."""
+        known = self.context._replace(taken=self.context.taken | self.tensors.keys())
+        given = {**fields} if self.group is None else {**fields, "group": self.group}
+        made = row.model_validate(given, context=dict(self.context.known)).expand(known)
+        self.tensors |= made.tensors
+        return made.steps
+
+    def planned(self, fields: _CheckpointStrategy) -> list[Entry]:
+        """`reduce_scatter("plan")`."""
+        sent = self.call(GatherObject, object=_sizes_as_text(fields.plan))
+        return sent + self.call(ScatterObjectList, objects=[f"{size} B" for size in fields.dealt(self.context)])
+
+
+def _sizes_as_text(sizes: Mapping[int | str, int]) -> dict[int | str, str]:
+    return {rank: f"{size} B" for rank, size in sizes.items()}
+
+
+class DcpSave(_CheckpointStrategy):
+    """torch.distributed.checkpoint.save; ``async``: async_save, waited for before the next one."""
+
+    name: ClassVar[str] = "dcp_save"
+    about: ClassVar[str] = (
+        "torch.distributed.checkpoint.save: plans to rank 0 and back, each rank writes, results to rank 0, metadata to all."
+    )
+
+    #: Bytes of each rank's results of writing, and of the metadata.
+    results: SizeByRank
+    metadata: ByteSize
+    #: What writing a rank's part takes.
+    write: CostOrEntriesField = {"time": "0 ns"}
+    #: use_collectives=False: every rank for itself, then a barrier.
+    use_collectives: StrictBool = True
+
+    def expand(self, context: ExpansionContext) -> Expansion:
+        calls = _ObjectCollectiveExpander(context, self.group)
+        write = compute("write checkpoint", self.write)
+        if not self.use_collectives:
+            return Expansion(self.present([write, step("barrier", group=self.group)]))
+        plan = calls.planned(self)
+        done = calls.call(GatherObject, object=_sizes_as_text(self.results))
+        done += calls.call(BroadcastObjectList, objects=f"{self.metadata} B")
+        return Expansion(self.present([*plan, write, *done]), calls.tensors)
+
+
+class DcpAsyncSave(DcpSave):
+    """torch.distributed.checkpoint.async_save: a thread of its own makes the calls, while the rank goes on."""
+
+    name: ClassVar[str] = "dcp_async_save"
+    about: ClassVar[str] = (
+        "torch.distributed.checkpoint.async_save: the same calls on a thread and a Gloo group of their own, waited for later."
+    )
+
+    #: What copying the state to the host takes, which the rank waits for.
+    stage: CostOrEntriesField = {"time": "0 ns"}
+    #: What the rank does before it takes the future's result.
+    beside: CostOrEntriesField = ()
+
+    def refuse(self, context: ExpansionContext) -> list[Refusal]:
+        found = super().refuse(context)
+        group = context.groups.get(self.group) if isinstance(self.group, str) else None
+        backend = group.get("backend") if isinstance(group, Mapping) else None
+        if not found and (backend or context.backend) == "nccl":
+            found.append((("group",), "async_save needs a group with a CPU back end, and this one has nccl alone: name a group with "
+                          "`backend: gloo`, as init_process_group('cpu:gloo,cuda:nccl') makes"))  # fmt: skip
+        return found
+
+    def expand(self, context: ExpansionContext) -> Expansion:
+        inner = super().expand(context)
+        p = context.prefix(self.name)
+        steps, handles = _as_async_calls(inner.steps, f"{p}_call", p)
+        ends: list[Entry] = [step("wait_stream", stream=p), *(wait(handle) for handle in handles)]
+        beside = [compute("beside the checkpoint", self.beside)]
+        return Expansion([compute("stage", self.stage), *steps, *beside, *self.present(ends)], inner.tensors)
+
+
+def _as_async_calls(steps: list[Entry], handle: str, stream: str) -> tuple[list[Entry], list[str]]:
+    """Calls of another thread: the rank waits for none of them, in their order, and computes go on a stream of their own."""
+    handles: list[str] = []
+
+    def started(entry: Entry) -> Entry:
+        if "steps" in entry:
+            return {**entry, "steps": [started(one) for one in cast("list[Entry]", entry["steps"])]}
+        [name] = (key for key in entry if key != "ranks")
+        fields = cast("Entry", entry[name])
+        if name == "compute":
+            return {**entry, name: {**fields, "on": stream}}
+        handles.append(f"{handle}_{len(handles)}")
+        return {**entry, name: {**fields, "async": True, "as": handles[-1]}}
+
+    return [started(entry) for entry in steps], handles
+
+
+class DcpLoad(_CheckpointStrategy):
+    """torch.distributed.checkpoint.load."""
+
+    name: ClassVar[str] = "dcp_load"
+    about: ClassVar[str] = (
+        "torch.distributed.checkpoint.load: plans to rank 0 and back, each rank reads, and tells all that it has."
+    )
+
+    #: What reading a rank's part takes.
+    read: CostOrEntriesField = {"time": "0 ns"}
+
+    def expand(self, context: ExpansionContext) -> Expansion:
+        calls = _ObjectCollectiveExpander(context, self.group)
+        plan = calls.planned(self)
+        done = calls.call(AllGatherObject, object=f"{_PICKLED_NONE_BYTES} B")
+        return Expansion(self.present([*plan, compute("read checkpoint", self.read), *done]), calls.tensors)

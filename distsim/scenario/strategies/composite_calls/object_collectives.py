@@ -1,0 +1,144 @@
+"""Object collectives: Python objects as bytes, their lengths first.
+
+Source: torch 2.13, `torch/distributed/distributed_c10d.py` (broadcast_object_list, all_gather_object, gather_object,
+scatter_object_list). An object is pickled to bytes (uint8); lengths are int64. Where lengths differ, all send as many bytes as the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
+
+from distsim.scenario.strategies.base import EntryWriter, Expansion, ExpansionContext, Refusal, Strategy
+from distsim.scenario.strategies.field_quantities import size_bytes
+from distsim.scenario.strategies.field_types import AxesOrGroup, NonNegativeInt, parse_by_rank
+
+
+def _parse_object_sizes(value: object, info: ValidationInfo) -> tuple[int, ...]:
+    """Bytes of each object; a lone size is one object."""
+    if isinstance(value, list | tuple) and not value:
+        raise ValueError("expected at least one object, found an empty list")
+    return tuple(size_bytes(item, info) for item in (value if isinstance(value, list | tuple) else [value]))
+
+
+def _parse_size_by_rank(value: object, info: ValidationInfo) -> dict[int | str, int]:
+    if isinstance(value, Mapping) and not value:
+        raise ValueError("expected at least one rank or `else` in a per-rank mapping, found none")
+    return parse_by_rank(value, lambda item: size_bytes(item, info))
+
+
+_SIZE_SCHEMA = {"x-def": "size"}
+_SIZES_SCHEMA = {"anyOf": [_SIZE_SCHEMA, {"type": "array", "minItems": 1, "items": _SIZE_SCHEMA}]}
+_SIZE_BY_RANK_SCHEMA = {
+    "type": "object",
+    "minProperties": 1,
+    "propertyNames": {"pattern": "^([0-9]+|else)$"},
+    "additionalProperties": _SIZE_SCHEMA,
+}
+ObjectSizes = Annotated[tuple[int, ...], PlainValidator(_parse_object_sizes), WithJsonSchema(_SIZES_SCHEMA)]
+SizeByRank = Annotated[
+    dict[int | str, int], PlainValidator(_parse_size_by_rank), WithJsonSchema({"anyOf": [_SIZE_SCHEMA, _SIZE_BY_RANK_SCHEMA]})
+]
+
+
+class _ObjectCollective(Strategy):
+    """What the four have in common: a group, and tensors of bytes."""
+
+    group: AxesOrGroup | None = None
+
+    def refuse(self, context: ExpansionContext) -> list[Refusal]:
+        return context.refused(group=self.group)
+
+    def writer(self, context: ExpansionContext) -> EntryWriter:
+        return EntryWriter(context.prefix(self.name), "uint8", self.group)
+
+
+class _RootedObjectList(_ObjectCollective):
+    """A list of objects that one rank has."""
+
+    first_field: ClassVar[str | None] = "objects"
+
+    #: Bytes of each object, pickled.
+    objects: ObjectSizes
+    src: NonNegativeInt | None = None
+    group_src: NonNegativeInt | None = None
+
+    @property
+    def root(self) -> dict[str, int | None]:
+        return _root_fields("src", self.src, self.group_src)
+
+
+def _root_fields(word: str, rank: int | None, group_rank: int | None) -> dict[str, int | None]:
+    """The fields that name the root: where the file names none, group rank 0."""
+    return {word: rank, f"group_{word}": 0 if rank is None and group_rank is None else group_rank}
+
+
+class BroadcastObjectList(_RootedObjectList):
+    name: ClassVar[str] = "broadcast_object_list"
+    about: ClassVar[str] = "A list of Python objects from one rank to all: their lengths, then their bytes in one message."
+
+    def expand(self, context: ExpansionContext) -> Expansion:
+        w = self.writer(context)
+        tensors = w.tensor("lengths", len(self.objects), "int64", list(self.objects)), w.tensor("bytes", sum(self.objects))
+        return Expansion([w.call("broadcast", tensor=name, **self.root) for name in tensors], w.tensors)
+
+
+class AllGatherObject(_ObjectCollective):
+    name: ClassVar[str] = "all_gather_object"
+    about: ClassVar[str] = "A Python object of every rank to all: the lengths, then all objects, each padded to the longest."
+    first_field: ClassVar[str | None] = "object"
+
+    #: Bytes of the object, pickled; by rank where they differ.
+    object: SizeByRank
+
+    def expand(self, context: ExpansionContext) -> Expansion:
+        return self.gathered(context, "all_gather", {})
+
+    def gathered(self, context: ExpansionContext, row: str, root: Mapping[str, int | None]) -> Expansion:
+        """Every rank's length to all; then the longest is known, and the objects travel."""
+        w, n, sizes = self.writer(context), context.size_of(self.group), self.object
+        lengths = (
+            w.tensor("length", 1, "int64", sizes["else"] if list(sizes) == ["else"] else sizes),
+            w.tensor("lengths", [n, 1], "int64"),
+        )
+        longest = max(sizes.values())
+        objects = w.tensor("mine", longest), w.tensor("all", [n, longest])
+        first = w.call("all_gather", input=lengths[0], output=lengths[1])
+        return Expansion([first, w.call(row, input=objects[0], output=objects[1], **root)], w.tensors)
+
+
+class GatherObject(AllGatherObject):
+    name: ClassVar[str] = "gather_object"
+    about: ClassVar[str] = (
+        "A Python object of every rank to one: the lengths to all, then the objects, each padded to the longest."
+    )
+
+    dst: NonNegativeInt | None = None
+    group_dst: NonNegativeInt | None = None
+
+    def expand(self, context: ExpansionContext) -> Expansion:
+        return self.gathered(context, "gather", _root_fields("dst", self.dst, self.group_dst))
+
+
+class ScatterObjectList(_RootedObjectList):
+    name: ClassVar[str] = "scatter_object_list"
+    about: ClassVar[str] = (
+        "One Python object from a list for each rank: the longest length to all, the objects padded to it, the lengths."
+    )
+
+    def refuse(self, context: ExpansionContext) -> list[Refusal]:
+        found = super().refuse(context)
+        n = 0 if found else context.size_of(self.group)
+        if found or len(self.objects) == n:
+            return found
+        return [(("objects",), f"expected an object for each of the {n} ranks of the group, found {len(self.objects)}")]
+
+    def expand(self, context: ExpansionContext) -> Expansion:
+        w, n, longest = self.writer(context), context.size_of(self.group), max(self.objects)
+        told = w.tensor("longest", 1, "int64", longest)
+        objects = w.tensor("list", [n, longest]), w.tensor("mine", longest)
+        lengths = w.tensor("lengths", [n, 1], "int64", [[length] for length in self.objects]), w.tensor("length", 1, "int64")
+        scattered = [w.call("scatter", input=whole, output=part, **self.root) for whole, part in (objects, lengths)]
+        return Expansion([w.call("broadcast", tensor=told, **self.root), *scattered], w.tensors)

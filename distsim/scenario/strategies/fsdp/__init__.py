@@ -1,0 +1,1 @@
+"""fully_shard (FSDP2, ZeRO 1 to 3, HSDP): fields, the events that its hooks cause, and the calls made of them."""

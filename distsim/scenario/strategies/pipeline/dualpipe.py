@@ -1,0 +1,47 @@
+"""What DualPipe needs beside its schedule: the two copies of each stage, on ranks r and P - 1 - r, take the same update.
+
+Source: DeepSeek-V3 (arXiv:2412.19437, section 3.2.1: two copies of the parameters) and github deepseek-ai/DualPipe, dualpipe.py and
+examples/example_dualpipe.py, where each stage's gradient is the sum of those of both copies before the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from distsim.scenario.strategies.base import Entry, ExpansionContext, Refusal
+
+#: Fields that PyTorch's runtime has and DualPipe has not, and why.
+_UNSUPPORTED_FIELDS = {
+    "defer_pp_recv": "receives stand where the schedule puts them",
+    "shapes_exchange": "shapes are set beforehand (set_p2p_tensor_shapes)",
+    "data_parallel": "reduce over replicas after the pipeline, in an entry of its own",
+}
+
+
+def refuse_dualpipe(ranks: int, micro_batches: int, given: Mapping[str, object]) -> Iterator[Refusal]:
+    """Why DualPipe can't be so: ``given`` are the pipeline's fields."""
+    if ranks % 2:
+        yield (
+            ("axis",),
+            f"dualpipe pairs rank r with rank P - 1 - r and needs an even number of ranks, found {ranks}; dualpipe_v takes any",
+        )
+    if micro_batches % 2:
+        near = f"{micro_batches - 1} or {micro_batches + 1} would do"
+        yield ("micro_batches",), f"dualpipe starts half of the micro-batches at either end: {micro_batches} is odd; {near}"
+    if micro_batches < 2 * ranks:
+        yield (
+            ("micro_batches",),
+            f"dualpipe needs at least twice as many micro-batches as ranks, found {micro_batches} for {ranks} ranks",
+        )
+    for field, reason in _UNSUPPORTED_FIELDS.items():
+        if given[field]:
+            yield (field,), f"dualpipe has no {field}: {reason}"
+
+
+def stage_copies_group(axis: str, context: ExpansionContext) -> Entry:
+    """The group of a stage's two copies: another for each pair, and for each place on the other axes."""
+    terms, stride = [f"min({axis}, {axis}_size - 1 - {axis})"], context.mesh[axis]
+    for other in reversed([name for name in context.mesh if name != axis]):
+        terms.append(f"{stride} * {other}")
+        stride *= context.mesh[other]
+    return {"by": " + ".join(terms)}

@@ -1,0 +1,207 @@
+"""Transformers by their sizes: what parameters they have. `distsim.scenario.strategies.training_step.presets` has those that people name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Literal, NamedTuple
+
+ParameterShapes = tuple[tuple[int, ...], ...]
+
+
+class LatentAttention(NamedTuple):
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): ranks of the compressed queries and keys with values, and
+    the widths of a head's parts: without position, with rotary position, values."""
+
+    queries: int
+    keys: int
+    plain: int
+    rotary: int
+    values: int
+
+
+class Architecture(NamedTuple):
+    """Sizes of a transformer.
+
+    ``kv_heads``: heads of keys and values (grouped-query attention where fewer than ``heads``). ``ffn``: width of the feed-forward
+    layer (of one expert). ``mlp``: `gelu` has two matrices, `swiglu` three. ``experts`` 0: dense. ``positions``: learned position
+    embeddings. ``bias``: matrices carry biases and norms are LayerNorms with one (GPT); else RMSNorms without (Llama).
+
+    ``head``: width of a head; 0: hidden / heads. ``norms`` of a layer. ``qk_norm``: norms of a head's queries and keys. ``biased``:
+    matrices carry biases, norms none. ``sinks``: a learned number for each head. ``shared``: width of the expert that all tokens meet.
+    ``dense``: layers without experts, whose width is ``dense_ffn``. ``modulated``: matrices of hidden × hidden that scale and shift a
+    layer (DiT). ``inputs``, ``outputs``: parameters before and after the layers, where they are no word embeddings.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocabulary: int
+    sequence: int
+    mlp: Literal["gelu", "swiglu"] = "swiglu"
+    experts: int = 0
+    top_k: int = 0
+    positions: int = 0
+    tied: bool = False
+    bias: bool = False
+    dropout: bool = False
+    source: str = ""
+    head: int = 0
+    norms: int = 2
+    qk_norm: bool = False
+    biased: bool = False
+    sinks: bool = False
+    latent: LatentAttention | None = None
+    shared: int = 0
+    dense: int = 0
+    dense_ffn: int = 0
+    modulated: int = 0
+    inputs: ParameterShapes = ()
+    outputs: ParameterShapes = ()
+
+    @property
+    def head_width(self) -> int:
+        """Elements of one head's keys; of its queries, and without latent attention of its values."""
+        if self.latent is not None:
+            return self.latent.plain + self.latent.rotary
+        return self.head or self.hidden // self.heads
+
+    @property
+    def q_hidden(self) -> int:
+        """Columns of the query projection."""
+        return self.head_width * self.heads
+
+    @property
+    def kv_hidden(self) -> int:
+        """Columns of the key projection, and of the value projection; with latent attention their mean."""
+        if self.latent is not None:
+            return self.heads * (self.head_width + self.latent.values) // 2
+        return self.head_width * self.kv_heads
+
+    @property
+    def o_hidden(self) -> int:
+        """Rows of the output projection's input: all heads' values."""
+        return self.heads * (self.head_width if self.latent is None else self.latent.values)
+
+    @property
+    def rotary_columns(self) -> int:
+        """Columns of queries and keys that are turned by their place: none where places are learned (GPT), all heads' and the one key's
+        rotary part with latent attention."""
+        if self.latent is not None:
+            return (self.heads + 1) * self.latent.rotary
+        return 0 if self.bias else self.q_hidden + self.kv_hidden
+
+    @property
+    def matrices(self) -> int:
+        """Matrices of one feed-forward layer."""
+        return 3 if self.mlp == "swiglu" else 2
+
+    @property
+    def active_experts(self) -> int:
+        """Feed-forward layers that one token passes through."""
+        return self.top_k if self.experts else 1
+
+    @property
+    def active_ffn(self) -> int:
+        """Width of all that one token passes through side by side."""
+        return self.ffn * self.active_experts + self.shared
+
+    def norm_shapes(self) -> list[tuple[int, ...]]:
+        """One norm: a scale, and a shift where there are biases."""
+        return [(self.hidden,)] * (2 if self.bias else 1)
+
+    def attention_shapes(self) -> list[tuple[int, ...]]:
+        """Queries, keys, values, output, in the layout of `torch.nn.Linear`: (out, in)."""
+        if self.latent is not None:
+            return self._latent_shapes(self.latent)
+        sides = (
+            (self.q_hidden, self.hidden),
+            (self.kv_hidden, self.hidden),
+            (self.kv_hidden, self.hidden),
+            (self.hidden, self.o_hidden),
+        )
+        found = [shape for out, in_ in sides for shape in ((out, in_), *(((out,),) if self.bias or self.biased else ()))]
+        return [*found, *([(self.head_width,)] * 2 if self.qk_norm else []), *([(self.heads,)] if self.sinks else [])]
+
+    def _latent_shapes(self, latent: LatentAttention) -> list[tuple[int, ...]]:
+        return [
+            (latent.queries, self.hidden), (latent.queries,), (self.q_hidden, latent.queries),
+            (latent.keys + latent.rotary, self.hidden), (latent.keys,),
+            (self.heads * (latent.plain + latent.values), latent.keys), (self.hidden, self.o_hidden),
+        ]  # fmt: skip
+
+    @property
+    def attention_weights(self) -> int:
+        """Elements of the attention's matrices."""
+        return total_numel([shape for shape in self.attention_shapes() if len(shape) > 1])
+
+    def expert_shapes(self, ffn: int | None = None) -> list[tuple[int, ...]]:
+        """One feed-forward layer: up (and gate), down."""
+        width = self.ffn if ffn is None else ffn
+        up = [(width, self.hidden)] * (self.matrices - 1)
+        pairs = [*((shape, (width,)) for shape in up), ((self.hidden, width), (self.hidden,))]
+        return [shape for matrix, bias in pairs for shape in ((matrix, bias) if self.bias or self.biased else (matrix,))]
+
+    def around_shapes(self) -> list[tuple[int, ...]]:
+        """A layer without its feed-forward part: norms, attention, what modulates them."""
+        scales = [(self.modulated * self.hidden, self.hidden), (self.modulated * self.hidden,)] if self.modulated else []
+        return [*self.norm_shapes() * self.norms, *self.attention_shapes(), *scales]
+
+    def layer_shapes(self) -> list[tuple[int, ...]]:
+        """Parameters of one layer: norms, attention, router, feed-forward layers (all experts)."""
+        router: list[tuple[int, ...]] = [(self.experts, self.hidden)] if self.experts else []
+        router += [(self.experts,)] if self.experts and (self.biased or self.latent is not None) else []
+        shared = self.expert_shapes(self.shared) if self.shared else []
+        return [*self.around_shapes(), *router, *shared, *self.expert_shapes() * max(self.experts, 1)]
+
+    def embedding_shapes(self) -> list[tuple[int, ...]]:
+        """Token embeddings, and learned positions; or what else stands before the layers."""
+        if self.inputs:
+            return list(self.inputs)
+        return [(self.vocabulary, self.hidden), *([(self.positions, self.hidden)] if self.positions else [])]
+
+    def head_shapes(self) -> list[tuple[int, ...]]:
+        """The last norm, and the output projection where it is not the embeddings again."""
+        last = self.norm_shapes() if self.norms else []
+        return [*last, *(self.outputs or ([] if self.tied else [(self.vocabulary, self.hidden)]))]
+
+    @property
+    def layer_parameters(self) -> int:
+        return total_numel(self.layer_shapes())
+
+    @property
+    def dense_parameters(self) -> int:
+        """Parameters of a layer without experts, in a model that has some."""
+        return total_numel([*self.around_shapes(), *self.expert_shapes(self.dense_ffn)]) if self.dense else 0
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts of one layer: what expert parallelism divides. 0 where dense."""
+        return total_numel(self.expert_shapes()) * self.experts
+
+    @property
+    def embedding_parameters(self) -> int:
+        return total_numel(self.embedding_shapes())
+
+    @property
+    def head_parameters(self) -> int:
+        return total_numel(self.head_shapes())
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        layers = (self.layers - self.dense) * self.layer_parameters + self.dense * self.dense_parameters
+        return self.embedding_parameters + layers + self.head_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token meets."""
+        idle = (self.experts - self.top_k) * total_numel(self.expert_shapes()) if self.experts else 0
+        return self.parameters - (self.layers - self.dense) * idle
+
+
+def total_numel(shapes: Sequence[tuple[int, ...]]) -> int:
+    """Elements of all tensors together."""
+    return sum(prod(shape) for shape in shapes)

@@ -1,0 +1,303 @@
+"""What torch.cuda asks of its C half, answered without CUDA. Every answer has a reason; each name has a function of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
+
+#: Memory of a device in `torch.cuda.mem_get_info` and its properties: that of an A100 (NVIDIA data sheet, 80 GB).
+_DEVICE_MEMORY_BYTES: Final = 80 * 10**9
+#: nccl's version as torch packs it: major, minor, patch. That of torch 2.8's wheels.
+NCCL_VERSION: Final = (2 << 32) | (27 << 16) | 3
+#: Kinds of memory statistics, in bytes and as counts.
+_BYTE_STATISTICS: Final = ("allocated", "reserved", "active", "inactive_split", "requested")
+_COUNT_STATISTICS: Final = ("allocation", "segment", "active", "inactive_split")
+CUDA_VERSION: Final = "12.8"
+
+
+class CudaPatch(NamedTuple):
+    """``where``: a dotted module, or ``module:Class``; ``name``: what is put there. ``reason``: who would fail without it."""
+
+    where: str
+    name: str
+    value: Any
+    reason: str
+
+
+@dataclass
+class EmulatedDevice:
+    """The state behind the answers. The extension keeps its own; this one is for `SPELLED`."""
+
+    count: int = 1
+    index: int = 0
+    stream: int = 0
+
+    def get(self) -> int:
+        return self.index
+
+    def set(self, index: int) -> None:
+        if index >= 0:
+            self.index = index
+
+    def get_stream(self, index: int) -> int:
+        return self.stream
+
+    def set_stream(self, index: int, stream: int) -> None:
+        self.stream = stream
+
+    def memory(self) -> tuple[int, int, int]:
+        """Bytes in use, the most so far, allocations so far."""
+        return 0, 0, 0
+
+    def reset_peak(self) -> None:
+        """The most so far is what is in use."""
+
+
+class EmulatedDeviceProperties(SimpleNamespace):
+    """What `torch.cuda.get_device_properties` gives: capability 8.0, so that code for newer cards is not chosen."""
+
+
+def device_properties() -> EmulatedDeviceProperties:
+    return EmulatedDeviceProperties(
+        name="distsim (CPU memory)", major=8, minor=0, total_memory=_DEVICE_MEMORY_BYTES, multi_processor_count=108, is_integrated=0,
+        is_multi_gpu_board=0, max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32, regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152, shared_memory_per_multiprocessor=167936, shared_memory_per_block_optin=166912,
+        L2_cache_size=41943040,
+        gcnArchName="sm_80", uuid="00000000-0000-0000-0000-000000000000", pci_bus_id=0, pci_device_id=0, pci_domain_id=0,
+        clock_rate=1410000, memory_clock_rate=1593000, memory_bus_width=5120,
+    )  # fmt: skip
+
+
+class FakeCudaRuntime:
+    """torch.cuda.cudart(): calls that succeed and do nothing."""
+
+    class cudaError:  # noqa: N801 - torch's name
+        success = 0
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._device = device
+
+    def cudaMemGetInfo(self, index: int) -> tuple[int, int]:  # noqa: N802
+        return _DEVICE_MEMORY_BYTES - self._device.memory()[0], _DEVICE_MEMORY_BYTES
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if not name.startswith("cuda"):
+            raise AttributeError(name)
+        return lambda *args, **more: 0
+
+
+class FakeNvtx:
+    """torch._C._nvtx: ranges of a profiler that nobody looks at."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        if not name.startswith(("range", "mark", "deviceRange")):
+            raise AttributeError(name)
+        return lambda *args, **more: 0
+
+
+def make_no_op() -> Callable[..., None]:
+    """A new function that takes anything and does nothing: two names must not share one, or dynamo complains of a duplicate."""
+
+    def ignored(*args: object, **more: object) -> None:
+        return None
+
+    return ignored
+
+
+def make_constant(value: object) -> Callable[..., object]:
+    """A new function that always answers the same."""
+
+    def answer(*args: object, **more: object) -> object:
+        return value
+
+    return answer
+
+
+def _memory_stats_function(device: EmulatedDevice) -> Callable[..., dict[str, object]]:
+    def stats(*args: object) -> dict[str, object]:
+        now, most, times = device.memory()
+        kinds: dict[str, object] = {}
+        for name, amounts in (("bytes", (now, most)), ("", (times, times))):
+            amount = {"current": amounts[0], "peak": amounts[1], "allocated": amounts[1], "freed": amounts[1] - amounts[0]}
+            for kind in _BYTE_STATISTICS if name else _COUNT_STATISTICS:
+                kinds[f"{kind}_{name}" if name else kind] = {pool: dict(amount) for pool in ("all", "small_pool", "large_pool")}
+        for kind in ("oversize_allocations", "oversize_segments"):
+            kinds[kind] = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+        none = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
+        return {**kinds, "max_split_size": -1, **dict.fromkeys(none, 0)}
+
+    return stats
+
+
+def _stream_functions(device: EmulatedDevice) -> dict[str, tuple[Callable[..., object], str]]:
+    def current(index: int) -> tuple[int, int, int]:
+        return device.get_stream(index), index, 1  # 1: DeviceType::CUDA
+
+    def default(index: int) -> tuple[int, int, int]:
+        return 0, index, 1
+
+    def raw(index: int) -> int:
+        return device.get_stream(index)
+
+    def choose(stream_id: int, device_index: int, device_type: int) -> None:
+        device.set(device_index)
+        device.set_stream(device_index, stream_id)
+
+    return {
+        "_cuda_getCurrentStream": (current, "torch.cuda.current_stream, which DDP, FSDP and autograd code ask for"),
+        "_cuda_getDefaultStream": (default, "torch.cuda.default_stream"),
+        "_cuda_getCurrentRawStream": (raw, "dynamo's device interface imports it by name"),
+        "_cuda_setStream": (choose, "torch.cuda.stream(…) and set_stream"),
+    }
+
+
+def _device_functions(device: EmulatedDevice) -> dict[str, tuple[Callable[..., object], str]]:
+    def count() -> int:
+        return device.count
+
+    def get() -> int:
+        return device.get()
+
+    def choose(index: int) -> None:
+        if index >= device.count:
+            raise RuntimeError("CUDA error: invalid device ordinal")  # torch's own words
+        import_module("torch.cuda").init()  # as torch's C half does: who has chosen a device is not given another
+        device.set(index)
+
+    def exchange(index: int) -> int:
+        before = device.get()
+        device.set(index)
+        return before
+
+    def maybe(index: int) -> int:
+        before = device.get()
+        device.set(index)
+        return before
+
+    return {
+        "_cuda_getDeviceCount": (count, "torch.cuda.device_count and is_available: scripts choose their path by it"),
+        "_cuda_getDevice": (get, "torch.cuda.current_device"),
+        "_cuda_setDevice": (choose, "torch.cuda.set_device(local_rank), nearly every script's first line"),
+        "_cuda_exchangeDevice": (exchange, "with torch.cuda.device(…)"),
+        "_cuda_maybeExchangeDevice": (maybe, "with torch.cuda.device(…) where the index may be -1"),
+    }
+
+
+#: Functions of torch._C that do nothing here, and why somebody calls them.
+_NO_OP_FUNCTIONS: Final = {
+    "_cuda_init": "torch.cuda.init, at the first use of a device",
+    "_cuda_synchronize": "torch.cuda.synchronize: the CPU has done its work when a call returns",
+    "_cuda_emptyCache": "torch.cuda.empty_cache: there is no cache",
+    "_cuda_ipc_collect": "torch.cuda.ipc_collect",
+    "_cuda_sleep": "torch.cuda._sleep, with which tests make a device busy",
+    "_cuda_setMemoryFraction": "torch.cuda.set_per_process_memory_fraction",
+    "_cuda_resetAccumulatedMemoryStats": "torch.cuda.reset_accumulated_memory_stats",
+    "_cuda_resetPeakHostMemoryStats": "torch.cuda.reset_peak_host_memory_stats",
+    "_cuda_resetAccumulatedHostMemoryStats": "torch.cuda.reset_accumulated_host_memory_stats",
+    "_cuda_record_memory_history": "torch.cuda.memory._record_memory_history",
+    "_cuda_record_memory_history_legacy": "torch.cuda.memory._record_memory_history, the old way",
+    "_cuda_attach_out_of_memory_observer": "memory reports of Lightning and torchtitan",
+    "_cuda_set_sync_debug_mode": "torch.cuda.set_sync_debug_mode",
+    "_cuda_clearCublasWorkspaces": "torch.cuda.graphs and tests",
+    "_cuda_cudaCachingAllocator_enable": "torch.cuda.caching_allocator_enable",
+    "_cuda_lock_mutex": "torch.cuda.FreeMutex",
+    "_cuda_unlock_mutex": "torch.cuda.FreeMutex",
+}
+#: Functions of torch._C with one answer: the answer, and who asks.
+_CONSTANT_FUNCTIONS: Final[dict[str, tuple[object, str]]] = {
+    "_cuda_isInBadFork": (False, "ranks are forked, and there is nothing that a fork breaks"),
+    "_cuda_canDeviceAccessPeer": (True, "torch.cuda.can_device_access_peer"),
+    "_cuda_getArchFlags": ("sm_80", "torch.cuda.get_arch_list"),
+    "_cuda_getCurrentBlasHandle": (0, "torch.cuda.current_blas_handle"),
+    "_cuda_getCurrentSolverHandle": (0, "torch.cuda.current_solver_handle"),
+    "_cuda_get_sync_debug_mode": (0, "torch.cuda.get_sync_debug_mode"),
+    "_cuda_getAllocatorBackend": ("native", "torch.cuda.get_allocator_backend"),
+    "_cuda_cudaCachingAllocator_is_enabled": (True, "torch.cuda.caching_allocator_disabled"),
+    "_cuda_getMemoryFraction": (1.0, "torch.cuda.get_per_process_memory_fraction"),
+    "_cuda_hostMemoryStats": ({}, "torch.cuda.host_memory_stats"),
+    "_cuda_memorySnapshot": ({"segments": [], "device_traces": []}, "torch.cuda.memory_snapshot"),
+    "_nccl_version": (NCCL_VERSION, "torch.cuda.nccl.version, by which Lightning and transformers choose"),
+    "_nccl_version_suffix": (b"", "torch.cuda.nccl.version"),
+}
+
+
+def common_patches(device: EmulatedDevice) -> list[CudaPatch]:
+    """Everything that both layers put in place."""
+
+    def reset(*args: object) -> None:
+        device.reset_peak()
+
+    def of_device(index: int) -> EmulatedDeviceProperties:
+        return device_properties()
+
+    found = [
+        CudaPatch("torch._C", name, value, reason)
+        for name, (value, reason) in (_device_functions(device) | _stream_functions(device)).items()
+    ]
+    found += [CudaPatch("torch._C", name, make_no_op(), reason) for name, reason in _NO_OP_FUNCTIONS.items()]
+    found += [CudaPatch("torch._C", name, make_constant(value), reason) for name, (value, reason) in _CONSTANT_FUNCTIONS.items()]
+    table = {patch.name: patch.value for patch in found}
+    return [
+        *found,
+        CudaPatch(
+            "torch._C",
+            "_cuda_memoryStats",
+            _memory_stats_function(device),
+            "torch.cuda.memory_allocated and its kin, which training loops log",
+        ),
+        CudaPatch("torch._C", "_cuda_resetPeakMemoryStats", reset, "torch.cuda.reset_peak_memory_stats"),
+        CudaPatch("torch._C", "_CudaDeviceProperties", EmulatedDeviceProperties, "the type of a device's properties"),
+        CudaPatch("torch._C", "_has_cuda", True, "torch.backends.cuda.is_built"),
+        CudaPatch("torch._C", "_has_cudnn", False, "recurrent layers ask cuDNN for its version in a build that has it"),
+        CudaPatch("torch.version", "cuda", CUDA_VERSION, "libraries read CUDA's version to choose what they import"),
+        CudaPatch(
+            "torch.cuda",
+            "_cudart",
+            FakeCudaRuntime(device),
+            "torch.cuda's lazy start, mem_get_info and pinning by cudaHostRegister",
+        ),
+        CudaPatch(
+            "torch.cuda", "_get_device_properties", of_device, "get_device_properties: torch's C half defines it at its start"
+        ),
+        CudaPatch("torch.cuda", "_CudaDeviceProperties", EmulatedDeviceProperties, "looked up when torch.cuda was imported"),
+        CudaPatch("torch.cuda", "_is_in_bad_fork", make_constant(False), "looked up when torch.cuda was imported"),
+        CudaPatch("torch.cuda", "_exchange_device", table["_cuda_exchangeDevice"], "looked up when torch.cuda was imported"),
+        CudaPatch(
+            "torch.cuda", "_maybe_exchange_device", table["_cuda_maybeExchangeDevice"], "looked up when torch.cuda was imported"
+        ),
+        CudaPatch(
+            "torch.cuda.graphs",
+            "_cuda_isCurrentStreamCapturing",
+            make_constant(False),
+            "optimizers ask whether a graph is being captured",
+        ),
+        CudaPatch(
+            "torch.cuda.nvtx", "_nvtx", FakeNvtx(), "DeepSpeed marks ranges for a profiler without asking whether there is one"
+        ),
+        CudaPatch(
+            "torch.cuda",
+            "_device_count_nvml",
+            make_constant(-1),
+            "device_count believes NVML first, which counts GPUs that are there",
+        ),
+        CudaPatch("torch.cuda", "utilization", make_constant(0), "asks NVML, which is not there"),
+        CudaPatch("torch.cuda", "temperature", make_constant(0), "asks NVML, which is not there"),
+        CudaPatch("torch.cuda", "power_draw", make_constant(0), "asks NVML, which is not there"),
+    ]
+
+
+def patch_owner(patch: CudaPatch) -> object:
+    """The module or class that the patch is for."""
+    import importlib
+
+    module, _, owner = patch.where.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, owner) if owner else found
+
+
+def apply_patch(patch: CudaPatch) -> None:
+    """Set it, wherever it is."""
+    setattr(patch_owner(patch), patch.name, patch.value)

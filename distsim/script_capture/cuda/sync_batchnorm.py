@@ -1,0 +1,96 @@
+"""The parts of SyncBatchNorm that torch has for GPUs alone, by formula (Ioffe and Szegedy, 2015; variances joined as Chan et al., 1983)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_registered_libraries: Final[list[Any]] = []
+
+
+def _non_channel_axes(x: Tensor) -> list[int]:
+    """All axes but that of the channels."""
+    return [axis for axis in range(x.dim()) if axis != 1]
+
+
+def _broadcast_channels(x: Tensor, of: Tensor) -> Tensor:
+    """A vector of channels, to be combined with a whole tensor."""
+    return of.reshape([1, -1] + [1] * (x.dim() - 2))
+
+
+def channel_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / standard deviation of each channel, in float32 at least."""
+    import torch
+
+    x = x if x.dtype == torch.float64 else x.float()
+    variance, mean = torch.var_mean(x, dim=_non_channel_axes(x), correction=0)
+    return mean, (variance + eps).rsqrt()
+
+
+def gather_stats(
+    x: Tensor, mean: Tensor, invstd: Tensor, running_mean: Tensor | None, running_var: Tensor | None, momentum: float, eps: float,
+    counts: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Mean and 1 / standard deviation over all ranks, from those of each."""
+    weights = counts.reshape(-1, 1).to(mean.dtype)
+    total = weights.sum()
+    joined = (mean * weights).sum(0) / total
+    variance = ((invstd.pow(-2) - eps + (mean - joined) ** 2) * weights).sum(0) / total
+    if running_mean is not None:
+        running_mean.mul_(1 - momentum).add_(joined.to(running_mean.dtype), alpha=momentum)
+    if running_var is not None:
+        unbiased = variance * total / (total - 1).clamp(min=1)
+        running_var.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
+    return joined, (variance + eps).rsqrt()
+
+
+def normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float) -> Tensor:
+    """The normalized tensor, scaled and shifted."""
+    found = (x - _broadcast_channels(x, mean)) * _broadcast_channels(x, invstd)
+    found = found if weight is None else found * _broadcast_channels(x, weight)
+    return (found if bias is None else found + _broadcast_channels(x, bias)).to(x.dtype)
+
+
+def backward_reduce(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    for_input: bool,
+    for_weight: bool,
+    for_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Sums of the gradient, and of it times the centred input, by channel; gradients of weight and bias."""
+    wide = grad.to(mean.dtype)
+    total = wide.sum(_non_channel_axes(x))
+    product = (wide * (x.to(mean.dtype) - _broadcast_channels(x, mean))).sum(_non_channel_axes(x))
+    dtype = mean.dtype if weight is None else weight.dtype
+    return total, product, (product * invstd).to(dtype) if for_weight else None, total.to(dtype) if for_bias else None
+
+
+def backward_element(
+    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, total: Tensor, product: Tensor, counts: Tensor
+) -> Tensor:
+    """The gradient of the input."""
+    n = counts.sum().to(mean.dtype)
+    centred = x.to(mean.dtype) - _broadcast_channels(x, mean)
+    found = grad.to(mean.dtype) - _broadcast_channels(x, total / n) - centred * _broadcast_channels(x, invstd**2 * product / n)
+    scale = invstd if weight is None else invstd * weight
+    return (found * _broadcast_channels(x, scale)).to(x.dtype)
+
+
+def register() -> None:
+    """Give torch these as the kernels of its device."""
+    import torch
+
+    make: Any = torch.library.Library
+    library = make("aten", "IMPL")
+    for name, kernel in (
+        ("batch_norm_stats", channel_stats), ("batch_norm_gather_stats_with_counts", gather_stats), ("batch_norm_elemt", normalize),
+        ("batch_norm_backward_reduce", backward_reduce), ("batch_norm_backward_elemt", backward_element),
+    ):  # fmt: skip
+        library.impl(name, kernel, "CUDA")
+    _registered_libraries.append(library)

@@ -1,0 +1,136 @@
+"""The rules of the house that a machine can check (CONTRIBUTING.md): one test a rule, which lists all places that break it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.source_trees import MODULES, PACKAGE, ROOT, nodes
+
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
+FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill"}
+
+
+def functions(path: Path) -> Iterator[tuple[str, int]]:
+    """Name and length of every function, its docstring not counted."""
+    for node in nodes(path):
+        if isinstance(node, FUNCTION):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if ast.get_docstring(node) is not None:
+                doc = node.body[0]
+                lines -= (doc.end_lineno or doc.lineno) - doc.lineno + 1
+            yield node.name, lines
+
+
+def taken(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
+    """All parameters but `self`."""
+    held = function.args
+    named = [*held.posonlyargs, *held.args, *held.kwonlyargs, *(one for one in (held.vararg, held.kwarg) if one is not None)]
+    return named[1:] if named and named[0].arg in ("self", "cls") else named
+
+
+def parameters(path: Path) -> Iterator[tuple[str, int]]:
+    """Name and number of parameters of every function."""
+    return ((node.name, len(taken(node))) for node in nodes(path) if isinstance(node, FUNCTION))
+
+
+def hints(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
+    return [hint for hint in (*(one.annotation for one in taken(function)), function.returns) if hint is not None]
+
+
+def is_any(hint: ast.expr) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(hint))
+
+
+def called_names(path: Path) -> set[str]:
+    return {node.func.id for node in nodes(path) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def where(found: dict[Path, object]) -> dict[str, object]:
+    """What is wrong, by the file's name in the project; files with nothing wrong are left out."""
+    return {str(path.relative_to(ROOT)): wrong for path, wrong in found.items() if wrong}
+
+
+def test_the_rules_look_at_the_package():
+    assert PACKAGE / "cli" / "main.py" in MODULES
+
+
+def test_a_file_has_at_most_400_lines_and_a_function_at_most_60():
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+
+    assert where({path: n for path, n in lines.items() if n > 400}) == {}
+    assert where({path: [(name, n) for name, n in functions(path) if n > 60] for path in MODULES}) == {}
+
+
+def test_nineteen_of_twenty_functions_have_at_most_25_lines():
+    lengths = sorted(lines for path in MODULES for _, lines in functions(path))
+
+    assert lengths[int(len(lengths) * 0.95)] <= 25
+
+
+def test_a_function_has_at_most_8_parameters():
+    """But for `Group.call` of a capture, which has the arguments of torch's own calls."""
+    capture = PACKAGE / "capture" / "group.py"
+
+    assert (
+        where({path: [(name, n) for name, n in parameters(path) if n > (11 if path == capture else 8)] for path in MODULES}) == {}
+    )
+
+
+def test_what_programs_operations_and_rules_are_handed_has_a_type():
+    """No `Any` in a signature of these rooms."""
+    typed = [path for path in MODULES if path.relative_to(PACKAGE).parts[0] in ("semantics", "program", "ops", "cost")]
+
+    assert (
+        where({path: [f.name for f in nodes(path) if isinstance(f, FUNCTION) and any(map(is_any, hints(f)))] for path in typed})
+        == {}
+    )
+
+
+def test_only_the_command_line_prints():
+    assert where({path: "print" in called_names(path) for path in MODULES if path.parent.name != "cli"}) == {}
+
+
+def test_nothing_is_evaluated_executed_or_unpickled():
+    assert where({path: FORBIDDEN_CALLS & called_names(path) for path in MODULES}) == {}
+    assert where({path: FORBIDDEN_MODULES & {name.split(".")[0] for name in imported_modules(path)} for path in MODULES}) == {}
+
+
+def test_nothing_is_left_for_later_in_the_code():
+    words = re.compile(r"\b(?:TODO|FIXME|XXX|raise NotImplementedError)\b")
+
+    assert where({path: words.findall(path.read_text(encoding="utf-8")) for path in MODULES}) == {}
+
+
+def test_every_module_says_what_it_is_for():
+    trees = {path: nodes(path)[0] for path in MODULES}
+
+    assert (
+        where({path: isinstance(t, ast.Module) and bool(t.body) and ast.get_docstring(t) is None for path, t in trees.items()})
+        == {}
+    )
+
+
+def test_no_module_keeps_state():
+    """`global` is how a function writes to its module; two simulations side by side would share it."""
+    assert where({path: [n.lineno for n in nodes(path) if isinstance(n, ast.Global)] for path in MODULES}) == {}
+
+
+def test_the_ci_runs_the_readmes_own_test_command_and_every_torch_install_is_constrained():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = [*readme.splitlines(), *(ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()]
+    installs = [line for line in lines if "pip install" in line and ("real" in line or "torch" in line)]
+
+    assert len(re.findall(r"^python3 -m venv .* -m pytest.*$", readme, re.MULTILINE)) == 1
+    assert [line for line in installs if "-c constraints.txt" not in line] == []

@@ -1,0 +1,167 @@
+"""The mutants that `tests/support/mutation.py` tries, and the list of those that nothing can tell from the code."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.marks import MARKS, lay_marks
+from tests.support.mutants import drawn, mutants_of
+
+ROOT = Path(__file__).resolve().parents[2]
+EQUIVALENT = json.loads((ROOT / "tests" / "data" / "equivalent_mutants.json").read_text(encoding="utf-8"))
+SAMPLE = '''"""A module."""
+
+LIMIT = 3
+
+
+class Box:
+    """What holds things."""
+
+    def room(self, n: int, full: bool = False) -> int:
+        """How much is left."""
+        if full and n < LIMIT:
+            raise ValueError(f"{n} is less than {LIMIT + 0}")
+        while n != LIMIT:
+            n += 1
+            break
+        return max(n - LIMIT, 0)
+'''
+
+
+def names(text: str, folder: Path) -> list[str]:
+    path = folder / "sample.py"
+    path.write_text(text, encoding="utf-8")
+    return [f"{mutant.name} ({mutant.function})" for mutant in mutants_of(path, folder)]
+
+
+def loaded(text: str, path: Path) -> Any:
+    """A module of this text."""
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_small_change_of_a_module_is_a_mutant_and_texts_and_types_are_none(tmp_path: Path) -> None:
+    assert sorted(names(SAMPLE, tmp_path)) == sorted([
+        "module: 3 -> 4 (None)",
+        "Box.room: False -> True (None)",
+        "Box.room: full and n < LIMIT -> full or n < LIMIT (Box.room)",
+        "Box.room: full -> not full (Box.room)",
+        "Box.room: n < LIMIT -> n <= LIMIT (Box.room)",
+        "Box.room: n < LIMIT -> n >= LIMIT (Box.room)",
+        "Box.room: raise ValueError(f'{n} is less than {LIMIT + 0}') -> pass (Box.room)",
+        "Box.room: n != LIMIT -> n == LIMIT (Box.room)",
+        "Box.room: n += 1 -> pass (Box.room)",
+        "Box.room: n += 1 -> n -= 1 (Box.room)",
+        "Box.room: 1 -> 2 (Box.room)",
+        "Box.room: break -> continue (Box.room)",
+        "Box.room: return max(n - LIMIT, 0) -> return None (Box.room)",
+        "Box.room: max(n - LIMIT, 0) -> min(n - LIMIT, 0) (Box.room)",
+        "Box.room: n - LIMIT -> n + LIMIT (Box.room)",
+        "Box.room: 0 -> 1 (Box.room)",
+    ])  # fmt: skip
+
+
+def test_a_seed_draws_the_same_mutants_each_time_and_another_seed_others(tmp_path: Path) -> None:
+    path = tmp_path / "sample.py"
+    path.write_text(SAMPLE, encoding="utf-8")
+    found = [
+        [mutant.name for mutant in drawn(list(mutants_of(path, tmp_path)), count, seed)]
+        for count, seed in ((5, 1), (5, 1), (5, 2))
+    ]
+
+    assert found[0] == found[1] != found[2]
+    assert {len(names) for names in found} == {5}
+    assert len(drawn(list(mutants_of(path, tmp_path)), 99, 1)) == 16
+
+
+def test_a_mutant_compiles_differs_in_its_place_alone_and_leaves_the_tree_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "sample.py"
+    path.write_text(SAMPLE, encoding="utf-8")
+    mutants = list(mutants_of(path, tmp_path))
+    before = [ast.dump(mutant.tree) for mutant in mutants]
+    plain = compile(SAMPLE, str(path), "exec", dont_inherit=True)
+
+    assert [mutant.name for mutant in mutants if mutant.code(str(path)) == plain] == []
+    assert [ast.dump(mutant.tree) for mutant in mutants] == before
+
+
+def test_mutants_of_one_text_are_numbered_so_that_each_has_a_name_of_its_own(tmp_path: Path) -> None:
+    found = names("def f(a):\n    return a + 1, a + 1\n", tmp_path)
+
+    assert len(found) == len(set(found)) == 5
+    assert "f: a + 1 -> a - 1 [2] (f)" in found
+
+
+def test_the_list_of_equivalent_mutants_names_mutants_that_are_there_each_with_a_reason() -> None:
+    """An entry whose code has changed is to be judged anew."""
+    files = {key.partition(": ")[0] for key in EQUIVALENT}
+    there = {f"{mutant.path}: {mutant.name}" for file in files for mutant in mutants_of(ROOT / file, ROOT)}
+
+    assert sorted(set(EQUIVALENT) - there) == []
+    assert [key for key, reason in EQUIVALENT.items() if len(reason.split()) < 4] == []
+
+
+def test_marks_between_statements_tell_the_lines_that_a_call_reaches_and_change_nothing_else(tmp_path: Path) -> None:
+    """Of branches, loops, handlers, functions in functions and generators; a one-line body counts with its head."""
+    text = """def f(n):
+    \"\"\"A docstring.\"\"\"
+    total = sum(
+        k for k in range(n))
+    if n > 2:
+        total += 1
+    elif n > 1: total += 2
+    else:
+        total += 3
+    def inner(m):
+        return m
+    for _ in range(0):
+        total = 0
+    try:
+        inner(1) / total
+    except ZeroDivisionError:
+        raise
+    match n:
+        case 1:
+            total = inner(total)
+        case _:
+            total += 0
+    return total
+"""
+    tree = ast.parse(text)
+    lines = list(lay_marks(tree, 0))
+    marks = bytearray(len(lines))
+    plain, marked = loaded(text, tmp_path / "plain.py"), loaded(ast.unparse(tree), tmp_path / "marked.py")
+    setattr(marked, MARKS, marks)
+    reached = {}
+    for n in (1, 2, 3):
+        marks[:] = bytes(len(marks))
+        assert marked.f(n) == plain.f(n)
+        reached[n] = sorted(line for mark, of in zip(marks, lines, strict=True) if mark for line in of)
+
+    assert marked.f.__doc__ == plain.f.__doc__
+    always = {3, 4, 5, 10, 11, 12, 14, 15, 16, 18, 19, 21, 23}  # of a handler and a case it is the head that is reached
+    assert {n: sorted(set(found) - always) for n, found in reached.items()} == {1: [7, 8, 9, 20], 2: [7, 8, 22], 3: [6, 22]}
+    assert all(always <= set(found) for found in reached.values())
+
+
+@pytest.mark.slow
+def test_the_command_tells_what_is_noticed_and_fails_where_too_little_is() -> None:
+    """A rank's node is pinned down by many tests."""
+    command = [sys.executable, ROOT / "tests" / "mutation.py", "cost", "--only", "CostModel.node:"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+
+    assert done.returncode == 0, done.stderr
+    assert "cost: 100.0% of 2 noticed" in done.stdout

@@ -1,0 +1,77 @@
+"""Programs whose answer was once in doubt (tests/data/observed): the verdict, and each back end's outcome whichever way it is found.
+
+Nothing here knows how the package comes to an answer: by `simulate` in its fastest way, by `simulate` event by event, by `check`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distsim import load, simulate
+from distsim.simulation.check_scenario import check_scenario
+from distsim.simulation.expectations import unmet_expectations
+
+FILES = sorted((Path(__file__).resolve().parents[1] / "data" / "observed").glob("*.yaml"))
+MIB, EAGER = 1 << 20, 4 << 10  # what NCCL buffers is 4 MiB by default, Open MPI's eager limit 4 KiB
+
+
+def outcomes(path: Path, backend: str, *sets: str) -> tuple[str, str, str]:
+    """By the clock, by the clock in the order of events, without a clock."""
+    scenario = load(str(path), sets=list(sets))
+    timed = [
+        simulate(scenario, backend=backend, ordered=ordered, with_values=False, with_verdict=False) for ordered in (False, True)
+    ]
+    return timed[0].outcome, timed[1].outcome, check_scenario(scenario).profiles[backend].outcome
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_answer_is_the_one_in_the_file(path: Path) -> None:
+    expect = load(str(path)).expect
+    assert expect is not None
+
+    assert [str(d) for d in unmet_expectations(simulate(load(str(path))))] == []
+    for backend, outcome in (expect.outcome or {}).items():
+        assert outcomes(path, backend) == (outcome, outcome, outcome), backend
+
+
+def named(name: str) -> Path:
+    return next(path for path in FILES if path.stem == name)
+
+
+@pytest.mark.parametrize(
+    ("count", "nbytes", "outcome"),
+    [
+        (1, 8 * MIB, "completes"),
+        (1, 8 * MIB + 1, "hangs"),
+        (2, 4 * MIB, "completes"),
+        (2, 4 * MIB + 1, "hangs"),
+        (2, 6 * MIB, "hangs"),
+        (8, MIB, "completes"),
+        (9, MIB, "hangs"),
+        (3, 8 * MIB // 3, "completes"),
+        (3, 8 * MIB // 3 + 1, "hangs"),
+    ],
+)
+def test_messages_run_ahead_on_nccl_as_long_as_all_of_them_fit_into_eight_mebibytes(
+    count: int, nbytes: int, outcome: str
+) -> None:
+    """Two ranks that send before they receive; the edge is a byte wide, and counts what is on its way already."""
+    found = outcomes(named("window_edges"), "nccl", f"vars.count={count}", f"vars.nbytes={nbytes}")
+
+    assert found == (outcome, outcome, outcome)
+
+
+@pytest.mark.parametrize(("count", "nbytes"), [(1, 1), (1, EAGER), (50, EAGER), (1, EAGER + 1)])
+def test_a_message_runs_ahead_on_mpi_by_its_own_size_however_many_there_are(count: int, nbytes: int) -> None:
+    outcome = "hangs" if nbytes > EAGER else "completes"
+
+    found = outcomes(named("window_edges"), "mpi", f"vars.count={count}", f"vars.nbytes={nbytes}")
+
+    assert found == (outcome, outcome, outcome)
+
+
+@pytest.mark.parametrize("nbytes", [1, 64])
+def test_no_message_runs_ahead_on_gloo(nbytes: int) -> None:
+    assert outcomes(named("window_edges"), "gloo", "vars.count=1", f"vars.nbytes={nbytes}") == ("hangs", "hangs", "hangs")

@@ -1,0 +1,296 @@
+"""`distsim check`: many files, their verdicts in every format, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distsim.cli.commands import check as check_command
+from distsim.cli.shared import console, progress
+from distsim.common.errors import ScenarioErrors
+from distsim.output.text.check_results import check_json
+from distsim.scenario import loads
+from distsim.simulation.check_scenario import CheckResult, check_file, check_scenario
+from tests.support.harness import Cli
+
+OK = "world: 2\nbackend: gloo\ntensors: {x: {shape: [4], value: rank}}\nprogram:\n  - all_reduce: {tensor: x}\n"
+HANG = """world: 2
+backend: gloo
+tensors: {x: {shape: [4]}, y: {shape: [4]}}
+program:
+  - send: {tensor: x, dst: 1 - rank}
+  - recv: {tensor: y, src: 1 - rank}
+"""
+LEAK = """world: 2
+backend: nccl
+tensors: {x: {shape: [4]}}
+program:
+  - isend: {tensor: x, dst: 1}
+    ranks: 0
+  - recv: {tensor: x, src: 0}
+    ranks: 1
+"""
+#: Rank 1 must not come first: then the receive that names it waits for ever.
+ORDER = """world: 3
+backend: gloo
+tensors: {x: {shape: [4]}}
+program:
+  - recv: {tensor: x}
+    ranks: 0
+  - recv: {tensor: x, src: 1}
+    ranks: 0
+  - compute: {time: 1 ms}
+    ranks: 1
+  - send: {tensor: x, dst: 0}
+    ranks: rank > 0
+"""
+KEYS = ["file", "verdict", "complete", "explored", "depends_on", "ranks", "core", "readings", "stuck_sets", "schedule", "culprits",
+        "profiles", "findings"]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in {"hang": HANG, "leak": LEAK, "ok": OK, "order": ORDER, "bad": "world: 2\nprogram:\n  - sned: {}\n"}.items():
+        (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def as_json(cli: Cli, *args: object) -> Any:
+    return json.loads(cli("check", *args, "--format", "json").stdout)
+
+
+def test_the_json_has_the_keys_of_the_interface_in_their_order(cli: Cli, folder: Path) -> None:
+    found = as_json(cli, folder / "hang.yaml")
+
+    assert (found["schema_version"], len(found["files"])) == (1, 1)
+    (one,) = found["files"]
+    assert list(one) == KEYS
+    assert (one["verdict"], one["depends_on"], one["ranks"], one["core"]) == ("deadlock", "buffering", [0, 1], [0, 1])
+    assert one["readings"] == {"rendezvous": "always", "early": "always", "buffered": "never", "mixed": "sometimes"}
+    assert (one["stuck_sets"], one["schedule"], one["culprits"], one["complete"]) == ([[0, 1]], None, [], True)
+    assert list(one["profiles"]) == ["gloo", "nccl", "mpi"]
+    assert one["profiles"]["gloo"] == {"outcome": "hangs", "possible": ["hangs"], "ranks": [0, 1]}
+    assert set(one["profiles"]["nccl"]["variants"]) == {"lazy", "eager"}
+    assert (one["profiles"]["mpi"]["outcome"], one["profiles"]["mpi"]["flips_at_nbytes"]) == ("completes", 4096)
+    finding = one["findings"][0]
+    assert (finding["code"], finding["severity"], finding["ranks"]) == ("DS301", "error", [0, 1])
+    assert finding["places"][0] == {"rank": 0, "file": str(folder / "hang.yaml"), "line": 5, "column": 5, "op": "send"}
+
+
+def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_checked(cli: Cli, folder: Path) -> None:
+    done = cli("check", folder, folder / "gone.yaml", "--format", "json")
+    files = {Path(one["file"]).name: one for one in json.loads(done.stdout)["files"]}
+
+    assert done.returncode == 2
+    assert list(files) == ["bad.yaml", "hang.yaml", "leak.yaml", "ok.yaml", "order.yaml", "gone.yaml"]
+    (error,) = files["bad.yaml"]["errors"]
+    assert (error["line"], error["column"]) == (3, 5)
+    assert "send" in error["message"] or "sned" in error["message"]
+    assert list(files["gone.yaml"]) == ["file", "errors"]
+    assert files["ok.yaml"]["verdict"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "status"),
+    [
+        (["ok"], [], 0),
+        (["hang"], [], 1),
+        (["ok", "hang"], [], 1),
+        (["leak"], [], 0),
+        (["leak"], ["--strict"], 1),
+        (["leak"], ["--backend", "gloo"], 1),  # the request is dropped, and gloo cancels it
+        (["hang", "bad"], [], 2),
+        (["ok"], ["--set", "nothing.at.all=3"], 2),
+    ],
+)
+def test_the_exit_status(cli: Cli, folder: Path, names: list[str], more: list[str], status: int) -> None:
+    assert cli("check", *(folder / f"{name}.yaml" for name in names), *more).returncode == status
+
+
+def test_the_text_fits_80_columns_and_says_what_is_not_covered(cli: Cli, root: Path) -> None:
+    done = cli("check", "scenarios/findings", "scenarios/hybrid.yaml")
+
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "Not covered: kernels of several communicators" in done.stdout
+    assert "scenarios/findings/ds301_repaired.yaml: verdict ok" in done.stdout
+
+
+def test_what_goes_wrong_elsewhere_only_is_a_warning() -> None:
+    """Two groups in another order, asynchronously: gloo completes."""
+    text = """world: 2
+backend: gloo
+groups: {a: [0, 1], b: [0, 1]}
+tensors: {x: {shape: [4]}, y: {shape: [4]}}
+program:
+  - all_reduce: {tensor: x, group: a, async: true, as: h}
+    ranks: 0
+  - all_reduce: {tensor: y, group: b, async: true, as: k}
+  - all_reduce: {tensor: x, group: a, async: true, as: h}
+    ranks: 1
+  - wait: [h, k]
+"""
+    result = check_scenario(loads(text))
+
+    assert (result.verdict.verdict if result.verdict else "", result.status()) == ("ok", 0)
+    assert [(f.code, f.severity) for f in result.findings] == [("DS604", "warning")]
+    assert check_scenario(loads(text), backend="mpi").status() == 1
+
+
+def test_a_difference_on_mpi_alone_is_a_note() -> None:
+    text = OK.replace("shape: [4], value: rank", "shape: [4], dtype: bfloat16").replace("gloo", "nccl")
+
+    assert [(f.code, f.severity) for f in check_scenario(loads(text)).findings] == [("DS604", "note")]
+
+
+def test_a_bound_that_is_hit_is_reported(folder: Path) -> None:
+    result = check_file(folder / "order.yaml", max_states=1)
+
+    assert result.verdict is not None
+    assert not result.verdict.complete
+    assert "DS902" in [f.code for f in result.findings]
+
+
+def test_the_schedule_of_a_check_is_replayed_by_simulate(cli: Cli, folder: Path) -> None:
+    """By its own times the program gets through: rank 1 comes late. In the order that the check found it hangs."""
+    file, order = folder / "order.yaml", folder / "order.json"
+    found = cli("check", file, "--format", "json").stdout
+    (one,) = json.loads(found)["files"]
+    assert (one["verdict"], one["depends_on"]) == ("deadlock", "schedule")
+    order.write_text(found, encoding="utf-8")
+
+    free = json.loads(cli("simulate", file, "--format", "json").stdout)
+    led = json.loads(cli("simulate", file, "--schedule", order, "--format", "json").stdout)
+
+    assert (free["outcome"], led["outcome"]) == ("completes", "hangs")
+    order.write_text(json.dumps(one["schedule"]), encoding="utf-8")
+    assert json.loads(cli("simulate", file, "--schedule", order, "--format", "json").stdout)["outcome"] == "hangs"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda s: s.update(choices=[{"receive": {"rank": 9, "position": 0}, "takes": {"rank": 1, "position": 0}}]), "not there"),
+        (lambda s: s["choices"][0].update(takes={"rank": 2, "position": 7, "part": -1}), "not there"),
+        (lambda s: s.update(reading="loud"), "no schedule"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_bad_input(cli: Cli, folder: Path, change: Any, says: str) -> None:
+    file, order = folder / "order.yaml", folder / "order.json"
+    schedule = as_json(cli, file)["files"][0]["schedule"]
+    change(schedule)
+    order.write_text(json.dumps(schedule), encoding="utf-8")
+    done = cli("simulate", file, "--schedule", order)
+
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_github_annotations_are_escaped_and_stand_at_the_first_place(cli: Cli, folder: Path) -> None:
+    lines = cli("check", folder / "hang.yaml", folder / "bad.yaml", "--format", "github").stdout.splitlines()
+    file = str(folder / "hang.yaml").replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
+
+    assert lines[0].startswith(
+        f"::error file={file},line=5,col=5,title=DS301 ranks wait for each other in a circle::ranks 0 → 1 → 0"
+    )
+    assert "%0A" in lines[0]
+    assert all(line.startswith("::") for line in lines)
+    assert any("title=can't be read::" in line and "line=3,col=5" in line for line in lines)
+
+
+@pytest.mark.parametrize("patience_s", [0.0, 86_400.0])
+def test_a_bar_is_shown_on_a_terminal_and_only_when_it_takes_long(
+    patience_s: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes to standard error, and all items come through, in order."""
+    monkeypatch.setattr(console, "uses_colour", lambda stream: True)
+    monkeypatch.setattr(console, "PROGRESS_DELAY_S", patience_s)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+
+    def slowly() -> list[int]:
+        return [(item, time.sleep(0.05))[0] for item in progress.with_progress_bar(range(8), "checking")]
+
+    assert slowly() == list(range(8))
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert ("checking" in shown.err) == (patience_s == 0.0)
+
+
+def test_the_json_of_a_file_is_there_before_the_next_is_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is printed piece by piece is the one document that the interface promises."""
+    shown: list[str] = []
+
+    def one_by_one() -> Iterator[CheckResult]:
+        for name in ("ok", "bad", "hang"):
+            shown.append(capsys.readouterr().out)
+            yield check_file(folder / f"{name}.yaml")
+
+    status = check_command._stream_json(one_by_one(), check_command.CheckArguments([]), 3)
+    shown.append(capsys.readouterr().out)
+
+    assert status == 2
+    assert ['"file"' in piece for piece in shown] == [False, True, True, True]
+    whole = check_json([check_file(folder / f"{name}.yaml") for name in ("ok", "bad", "hang")])
+    assert "".join(shown) == console.to_json(whole) + "\n"
+
+
+def test_a_search_that_stopped_at_its_bound_is_no_success_where_a_back_end_may_hang_or_all_is_asked_for(
+    cli: Cli, folder: Path, tmp_path: Path
+) -> None:
+    """The same bound is a success where every order that was not looked at could only complete."""
+    free = tmp_path / "free.yaml"
+    free.write_text(ORDER.replace(", src: 1", ""), encoding="utf-8")
+    asked: list[tuple[object, ...]] = [(folder / "order.yaml",), (free,), (free, "--strict")]
+    bounded = [cli("check", *words, "--max-states", "1") for words in asked]
+
+    assert [done.returncode for done in bounded] == [1, 0, 1]
+    assert ["Not a success: the search stopped at its bound" in done.stdout for done in bounded] == [True, False, True]
+    assert cli("check", free, "--strict").returncode == 0
+
+
+@pytest.mark.parametrize("where", ["groups: {all: [0, 1]}", "mesh: {all: 2}", "new_group"])
+def test_a_group_may_be_called_all_beside_a_wait_for_all(where: str) -> None:
+    made = "  - new_group: {name: all, ranks: [0, 1]}\n" if where == "new_group" else ""
+    text = f"world: 2\n{'' if made else where}\ntensors: {{x: {{shape: [4]}}}}\nprogram:\n{made}"
+    text += "  - all_reduce: {tensor: x, group: all, async: true, as: h}\n  - wait: all\n"
+
+    found = check_scenario(loads(text))
+
+    assert found.verdict is not None
+    assert (found.verdict.verdict, found.status()) == ("ok", 0)
+    with pytest.raises(ScenarioErrors, match="`all` is no handle"):
+        loads(text.replace("as: h", "as: all"))
+
+
+def test_many_files_are_checked_past_the_bad_ones(tmp_path: Path, cli: Cli) -> None:
+    for i in range(100):
+        (tmp_path / f"{i:04}.yaml").write_text(OK if i % 10 else "world: [", encoding="utf-8")
+    files = as_json(cli, tmp_path)["files"]
+
+    assert len(files) == 100
+    assert sum("errors" in one for one in files) == 10
+    assert sum(one.get("verdict") == "ok" for one in files) == 90
+
+
+def test_a_back_end_refuses_no_call_that_is_invalid_anyway(tmp_path: Path, cli: Cli) -> None:
+    """A receive from rank -1 names nobody; it is none from any source."""
+    file = tmp_path / "minus.yaml"
+    file.write_text(
+        "world: 2\nbackend: nccl\ntensors: {x: {shape: [4]}}\nprogram:\n  - recv: {tensor: x, src: -1}\n    ranks: 1\n"
+    )
+
+    done = cli("check", file)
+
+    assert done.returncode == 1
+    assert "DS101" in done.stdout
+    assert "DS701" not in done.stdout
+
+
+def test_a_refusal_of_a_trace_names_its_file_once(tmp_path: Path, cli: Cli) -> None:
+    gone = tmp_path / "gone.jsonl"
+
+    assert cli("check", gone).stderr.startswith(f"{gone}: can't be read: No such file")

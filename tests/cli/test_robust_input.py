@@ -1,0 +1,258 @@
+"""Input that is endless, silent, out of all bounds or plainly wrong is refused, with its place and what to do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from distsim.common import file_io
+from distsim.common.errors import ScenarioErrors, UsageError
+from distsim.program.features import DEFAULT_MAX_CALLS, DEFAULT_MAX_RANKS, is_within_size_limit
+from distsim.program.lower import lower
+from distsim.scenario import load, loads
+from distsim.simulation.check_scenario import check_file, check_scenario
+from distsim.simulation.expectations import check_expectations as held_to_expect
+from distsim.simulation.simulate_scenario import simulate
+from distsim.trace.jsonl import read_trace
+from tests.support.harness import ROOT, work
+
+BASE = "world: 4\ntensors: {x: {shape: [4]}, y: {shape: [4]}}\n"
+
+
+def refusal(text: str) -> str:
+    """The first problem of a scenario that is refused, which has a line."""
+    with pytest.raises(ScenarioErrors) as error:
+        lower(loads(text))
+    first = error.value.problems[0]
+
+    assert first.line
+    return first.message
+
+
+# --- out of bounds ---
+@pytest.mark.parametrize("peer", ["-1", "'-1 if rank == 0 else 1'"])
+def test_a_message_to_rank_minus_one_is_an_invalid_call_and_says_what_was_written(peer: str):
+    found = lower(loads(f"{BASE}program:\n  - send: {{tensor: x, dst: {peer}}}\n    ranks: 0\n")).findings
+
+    assert [(f.code, f.message) for f in found] == [("DS101", "send to rank -1, but the world has ranks 0 to 3")]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("world: 2\ntensors: {x: {shape: [2147483648, 2147483648]}}\nprogram: [{all_reduce: x}]", "tensor x has 1.84e+19 bytes"),
+        ("world: 2\nprogram:\n  - all_reduce: {tensor: {shape: [4294967296, 4294967296]}}", "the tensor has 7.38e+19 bytes"),
+        ("world: 2\ntensors: {x: {shape: [1.0e30]}}\nprogram: []", "a size must be an integer"),
+        (BASE + "program: [{broadcast: {tensor: x, src: 9007199254740991}}]", "src: expected an integer of 32 bits"),
+        (BASE + "program: [{broadcast: {tensor: x, src: 1e30}}]", "src: expected an integer of 32 bits"),
+        (BASE + "program: [{isend: {tensor: x, dst: (rank + 1) % 4, tag: 2147483648, as: h}}]", "tag: expected an integer of 32"),
+        (
+            BASE + "program: [{barrier: {}}]\nexpect: {makespan: {at_least: 3 s, at_most: 1 s}}",
+            "nothing is at least 3 s and at most 1",
+        ),
+        (BASE + "program: []\noptions: {timeout: 0 s}", "a timeout above zero"),
+        (BASE + "program: []\ngroups: {g: {ranks: [0], timeout: 0 ms}}", "a timeout above zero"),
+        (BASE + "program: [{monitored_barrier: {timeout: 0 s}}]", "a timeout above zero"),
+        (BASE + "program: [{new_group: {name: g, timeout: 0 s}}]", "a timeout above zero"),
+    ],
+)
+def test_what_torch_can_not_count_or_wait_for_is_refused(text: str, said: str):
+    assert said in refusal(text)
+
+
+def test_splits_and_copies_beyond_32_bits_are_answered():
+    text = "world: 2\ntensors: {x: {shape: [6000000000], copies: 9000000000}, y: {like: x}}\nprogram:\n  - all_to_all_single: " \
+        "{input: x@3000000000, output: y, input_splits: [3000000000, 3000000000], output_splits: [3000000000, 3000000000]}"  # fmt: skip
+
+    assert simulate(loads(text)).outcome == "completes"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "broadcast: {tensor: x, src: true}", "broadcast: {tensor: x, src: {0: true, else: 1}}", "all_reduce: x@false",
+        "all_reduce: {tensor: x, async: true, as: h@true}", "exit: true", "compute: {flops: rank == 0}", "assign: {tensor: x, value: true}",
+        "all_to_all_single: {input: x, output: y, input_splits: {0: [true, 1, 1, 1], else: [1, 1, 1, 1]}}",
+        "new_group: {name: g, ranks: [false, true]}", "isend: {tensor: x, dst: (rank + 1) % 4, tag: true, as: h}",
+    ],
+)  # fmt: skip
+def test_true_is_no_number_in_a_step(step: str):
+    refusal(f"{BASE}program:\n  - {step}\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "world: 2\ntensors: {x: {shape: [1], value: true}}\nprogram: []", "world: 2\ntensors: {x: {shape: [{0: true, 1: 1}]}}\nprogram: []",
+        BASE + "program: []\nexpect: {values: {x: true}}", BASE + "program: []\nfaults: [{kind: slow, rank: 0, factor: true}]",
+        BASE + "program: []\ncluster: {preset: cpu-10gbe, nics: {count: true}}", "world: true\nprogram: []",
+    ],
+)  # fmt: skip
+def test_true_is_no_number_in_a_declaration(text: str):
+    refusal(text)
+
+
+def test_a_tensor_that_is_larger_than_its_device_is_a_finding():
+    found = check_scenario(
+        loads("world: 2\ntensors: {x: {shape: [67108864, 67108864], dtype: float64}}\nprogram: [{all_reduce: x}]")
+    )
+
+    assert [(f.code, f.message) for f in found.findings if f.code != "DS804"] == [  # nor does it arrive in time
+        ("DS806", "the tensor x has 32770 TiB, one CPU socket has 238.4 GiB")
+    ]
+
+
+def test_times_beyond_64_bits_are_refused_file_by_file(tmp_path: Path):
+    file = tmp_path / "long.yaml"
+    file.write_text(BASE + "program: [{repeat: {times: 3, steps: [{compute: {time: 1281023 h}}]}}]\n", encoding="utf-8")
+    found = held_to_expect(file)
+
+    assert found.status == "unreadable"
+    assert str(found.error).startswith(f"{file}: times or sizes add up to more than 64 bits")
+
+
+# --- how large ---
+def test_more_ranks_than_anybody_waits_for_are_estimated_and_refused_before_anything_is_laid_out():
+    scenario = loads(f"world: {DEFAULT_MAX_RANKS + 1}\nprogram: [barrier]")
+    for act in (simulate, check_scenario):
+        with pytest.raises(UsageError, match=r"131,073 ranks: about .* MiB of memory and \d+ s") as error:
+            act(scenario)
+
+        assert f"--max-calls {DEFAULT_MAX_RANKS + 1}" in error.value.remedy
+
+
+def test_more_calls_than_the_limit_are_refused_and_allowed_on_demand():
+    rounds = DEFAULT_MAX_CALLS // 10 + 1
+    text = f"world: 2\nprogram:\n  - repeat: {{times: {rounds}, steps: [{', '.join(['{sleep: 1 ns}'] * 5)}]}}\n"
+    with pytest.raises(UsageError, match="5,000,010 calls on 2 ranks: about"):
+        simulate(loads(text), fold=False)
+    with pytest.raises(UsageError, match=r"4 calls on 2 ranks: .* the limit is 3 calls"):
+        simulate(loads("world: 2\nprogram: [barrier, barrier]"), max_calls=3)
+
+    assert simulate(loads("world: 2\nprogram: [barrier, barrier]"), max_calls=4).outcome == "completes"
+
+
+def test_calls_that_must_each_be_compiled_are_refused_by_the_bytes_they_take():
+    """Few ranks with millions of calls each take more than as many calls of many ranks, which are compiled once for all."""
+    text = "world: 2\nprogram:\n  - repeat: {times: 1000000, steps: [barrier, barrier]}\n"
+    for act in (simulate, check_scenario):
+        with pytest.raises(UsageError, match=r"2,000,000 calls on 1 ranks: about 2\.98 GiB .* the limit is 2\.328 GiB") as error:
+            act(loads(text))
+        assert "--max-calls 2000000" in error.value.remedy
+    wide = lower(loads("world: 1000\nprogram:\n  - repeat: {times: 2400, steps: [barrier, barrier]}\n"))
+
+    assert not is_within_size_limit(lower(loads(text)), None)
+    assert is_within_size_limit(lower(loads(text)), 4_000_000)
+    assert is_within_size_limit(wide, None)
+    assert not is_within_size_limit(wide, 4_799_999)
+
+
+def test_a_chain_of_vars_costs_what_it_is_long():
+    """Four times the vars: about four times the calls of functions, where the square would be sixteen."""
+
+    def chain(n: int) -> str:
+        rest = "".join(f"  v{i}: v{i - 1} + 1\n" for i in range(1, n))
+        return f"world: 2\nvars:\n  v0: 1\n{rest}program: [{{compute: {{time: 1 ms}}}}]\n"
+
+    few, many = (work(lambda n=n: lower(loads(chain(n)))) for n in (200, 800))
+
+    assert many < 6 * few
+    start = time.process_time()
+    loads(chain(4000))
+    assert time.process_time() - start < 20  # the cube takes minutes
+
+
+def test_a_search_that_hit_its_bound_where_hangs_are_known_is_no_success(tmp_path: Path):
+    file = tmp_path / "any.yaml"
+    file.write_text(ANY_SOURCE, encoding="utf-8")
+    bound, whole = check_file(file, max_states=30), check_file(file)
+
+    assert bound.verdict is not None
+    assert (bound.verdict.complete, bound.verdict.verdict, "hangs" in bound.profiles["gloo"].possible) == (False, "ok", True)
+    assert (bound.status(), whole.status()) == (1, 1)
+
+
+ANY_SOURCE = """
+world: 9
+tensors: {x: {shape: [4]}, y: {shape: [4]}}
+program:
+  - ranks: rank > 0
+    steps:
+      - repeat: {times: 3, index: i, steps: [{send: {tensor: x, dst: 0, tag: i}}, {recv: {tensor: y, src: 0, tag: i}}]}
+  - ranks: 0
+    steps:
+      - repeat:
+          times: 3
+          index: i
+          steps:
+            - repeat: {times: 8, index: j, steps: [{recv: {tensor: y, tag: i}}]}
+            - repeat: {times: 8, index: j, steps: [{send: {tensor: x, dst: j + 1, tag: i}}]}
+      - recv: {tensor: y, src: 5, tag: 9}
+  - {send: {tensor: x, dst: 0, tag: 9}, ranks: rank > 4}
+"""
+
+
+# --- endless and silent ---
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="devices as Linux has them")
+def test_an_endless_file_is_read_up_to_a_bound():
+    with pytest.raises(ScenarioErrors, match="/dev/zero: can't be read: larger than 16 MiB"):
+        load("/dev/zero")
+    with pytest.raises(UsageError, match="/dev/zero:1: a line of more than 67,108,864 characters"):
+        read_trace("/dev/zero")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes as POSIX has them")
+def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(file_io, "READ_TIMEOUT_S", 0.2)
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ScenarioErrors, match="can't be read: nothing came for"):
+        load(tmp_path / "pipe.yaml")
+    with pytest.raises(UsageError, match="can't be read: nothing came for"):
+        read_trace(tmp_path / "pipe.yaml")
+
+
+# --- Ctrl-C ---
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+@pytest.mark.parametrize("after_s", [0.3, 1.0, 4.0])
+def test_ctrl_c_ends_a_simulation_at_any_moment_quietly(after_s: float, tmp_path: Path):
+    """Within a second of processor time; how long the machine makes it wait for that is not its matter."""
+    file = tmp_path / "big.yaml"
+    ring = (ROOT / "benchmarks" / "ring.yaml").read_text(encoding="utf-8")
+    file.write_text(ring.replace("src: (rank - 1) % world_size, ", "").replace("rounds: 100", "rounds: 500"), encoding="utf-8")
+    command = [sys.executable, "-m", "distsim", "simulate", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        wait_until_it_is_ours(process.pid, after_s)
+        before = cpu_s(process.pid)
+        process.send_signal(signal.SIGINT)
+        while process.poll() is None:
+            assert cpu_s(process.pid) - before < 1.5
+            time.sleep(0.02)
+        said = process.communicate()
+
+    assert process.returncode in (130, -signal.SIGINT)  # a shell says 130 of both; the second while the interpreter itself starts
+    assert said == ("", "")
+
+
+def wait_until_it_is_ours(pid: int, cpu: float) -> None:
+    """Until the process has used so much processor time, which starts with Python's own."""
+    while cpu_s(pid) < cpu:
+        assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z", "it ended before"
+        time.sleep(0.01)
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.slow
+def test_two_thousand_mutated_files_break_no_promise():
+    from tests.support.fuzz import run
+
+    assert run(2000, 1) == []

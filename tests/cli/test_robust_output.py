@@ -1,0 +1,243 @@
+"""Nothing that stands where a file is written is destroyed, and no stream makes a command fail as if distsim were wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.common.file_io import escape_control_characters, escape_json_control_characters, write_file
+from tests.support import warm
+from tests.support.harness import Cli
+
+ROOT = Path(__file__).resolve().parents[2]
+SCENARIO = "scenarios/send_one.yaml"
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="files and streams as POSIX has them")
+
+
+def shell(command: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+    """A command line with its redirections; `distsim` stands for this project's."""
+    start = f"{sys.executable} -m distsim" if env or "&-" in command else warm.tool()[0]  # a closed stream can't be handed over
+    words = command.replace("distsim", start, 1)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **env}
+    return subprocess.run(["sh", "-c", words], capture_output=True, cwd=ROOT, env=environment, timeout=120, check=False)
+
+
+# --- files ---
+def test_a_link_is_written_through_and_stays_a_link(tmp_path: Path):
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to("target")
+    (tmp_path / "ahead").symlink_to("new")
+    write_file(tmp_path / "link", "one")
+    write_file(tmp_path / "ahead", "two")
+
+    assert (tmp_path / "link").is_symlink()
+    assert ((tmp_path / "target").read_text(), (tmp_path / "new").read_text()) == ("one", "two")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ahead", "link", "new", "target"]
+
+
+def test_a_file_that_was_there_keeps_its_mode_bits(tmp_path: Path):
+    file = tmp_path / "f"
+    file.write_text("old")
+    file.chmod(0o640)
+    write_file(file, "new")
+
+    assert (stat.S_IMODE(file.stat().st_mode), file.read_text()) == (0o640, "new")
+
+
+def test_a_new_file_has_the_mode_bits_that_the_umask_leaves(tmp_path: Path):
+    before = os.umask(0o027)
+    try:
+        write_file(tmp_path / "f", "new")
+    finally:
+        os.umask(before)
+
+    assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o640
+
+
+def test_a_pipe_with_a_name_is_written_into_and_stays_one(tmp_path: Path):
+    pipe, got = tmp_path / "pipe.svg", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    write_file(pipe, ["some ", "text"])
+    reader.join(30)
+
+    assert got == [b"some text"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_device_is_written_into_and_stays_one():
+    write_file("/dev/null", "nobody reads this")
+
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    with pytest.raises(EnvironmentFault, match="can't write /dev/full: No space left"):
+        write_file("/dev/full", "x" * 100_000)
+    assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
+
+
+def test_standard_output_by_its_name_is_a_pipe_or_the_file_that_it_goes_to(tmp_path: Path):
+    piped = shell("distsim render scenarios/send_one.yaml --view groups -o /dev/stdout | cat")
+    into = shell(f"distsim render scenarios/send_one.yaml --view groups -o /dev/stdout > {tmp_path}/f; echo more >> {tmp_path}/f")
+
+    assert b"</svg>" in piped.stdout
+    assert into.returncode == 0
+    assert (tmp_path / "f").read_bytes().endswith(b"</svg>\nmore\n")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"simulate {SCENARIO} --trace OUT.json", f"simulate {SCENARIO} --trace OUT.jsonl", f"render {SCENARIO} -o OUT.svg",
+        f"render {SCENARIO} --format png -o OUT.png", f"compare {SCENARIO} {SCENARIO} -o OUT.svg", "new OUT.yaml",
+        "replay traces/ring_gloo_4.jsonl --trace OUT.jsonl",
+    ],
+)  # fmt: skip
+def test_every_command_writes_through_a_link_to_a_device(cli: Cli, tmp_path: Path, command: str):
+    word = next(word for word in command.split() if "OUT" in word)
+    place = tmp_path / word
+    place.symlink_to("/dev/null")
+    found = cli(*command.replace(word, str(place)).split())
+
+    assert found.returncode == 0, found.stderr
+    assert place.is_symlink()
+    assert [p.name for p in tmp_path.iterdir()] == [word]
+
+
+def test_a_file_that_may_not_be_written_is_refused(tmp_path: Path):
+    if os.geteuid() == 0:
+        pytest.skip("root may write anything")
+    file = tmp_path / "f"
+    file.write_text("kept")
+    file.chmod(0o444)
+    with pytest.raises(UsageError, match="Permission denied"):
+        write_file(file, "new")
+
+    assert file.read_text() == "kept"
+
+
+@pytest.mark.parametrize("name", ["loop", "folder", "no/where", "nul\0"])
+def test_a_place_that_takes_no_file_is_named_with_a_remedy(tmp_path: Path, name: str):
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match="can't write") as error:
+        write_file(f"{tmp_path}/{name}", "x")
+
+    assert error.value.remedy
+
+
+# --- streams ---
+@pytest.mark.parametrize("command", [f"simulate {SCENARIO}", "--help", "schema"])
+@pytest.mark.parametrize("streams", [">&-", ">/dev/full", ">&- 2>&- <&-", ">/dev/full 2>/dev/full"])
+def test_output_that_nobody_takes_is_the_surroundings_matter(command: str, streams: str):
+    found = shell(f"distsim {command} {streams}")
+
+    assert found.returncode == 4
+    assert b"Traceback" not in found.stderr
+    assert b"Exception ignored" not in found.stderr
+    assert ("2>" in streams) or b"help:" in found.stderr
+
+
+@pytest.mark.parametrize("streams", ["2>&-", "2>/dev/full", "<&-"])
+def test_notes_that_nobody_takes_change_nothing(streams: str):
+    found = shell(f"distsim simulate {SCENARIO} {streams}")
+
+    assert found.returncode == 0
+    assert b"completes" in found.stdout
+
+
+def test_a_closed_standard_input_holds_no_scenario():
+    found = shell("distsim simulate - <&-")
+
+    assert found.returncode == 2
+    assert b"<stdin>:1:1: the file is empty" in found.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "ascii:strict"])
+def test_other_encodings_get_plain_characters(encoding: str):
+    found = shell("distsim check scenarios/ring_of_four.yaml", PYTHONIOENCODING=encoding)
+
+    assert found.returncode == 1
+    assert b"ranks 0 -> 1 -> 2 -> 3 -> 0 wait" in found.stdout
+    assert found.stdout.isascii()
+
+
+def test_a_c_locale_gets_plain_characters():
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    found = shell("distsim check scenarios/ring_of_four.yaml", **plain)
+
+    assert (found.returncode, found.stdout.isascii()) == (1, True)
+
+
+def test_json_stays_json_and_a_picture_utf_8_whatever_the_stream_says(tmp_path: Path):
+    file = tmp_path / "n.yaml"
+    file.write_text("name: né→∀\nworld: 2\nprogram: [barrier]\n", encoding="utf-8")
+    found = shell(f"distsim simulate {file} --format json", PYTHONIOENCODING="ascii")
+    picture = shell(f"distsim render {file} --view timeline", PYTHONIOENCODING="ascii")
+
+    assert "né→∀" in found.stdout.decode("ascii").encode().decode("unicode_escape")
+    assert json.loads(found.stdout)
+    assert picture.stdout.decode("utf-8").rstrip().endswith("</svg>")
+
+
+# --- texts ---
+def test_control_characters_are_shown():
+    assert escape_control_characters("a\x1b[31m\x9bb\u202ec\nd") == "a\\x1b[31m\\x9bb\\u202ec\nd"
+    assert escape_control_characters("a\r\n\tb", one_line=True) == "a\\r\\n\\tb"
+    assert json.loads(escape_json_control_characters(json.dumps("\x9b\x7f", ensure_ascii=False))) == "\x9b\x7f"
+
+
+EVIL = r"""
+name: "evil\e[31m\n::error file=x::pwned"
+about: "prose\e]0;title\a\n::warning::hello ##[error]boo \x9b31m"
+world: 2
+tensors: {x: {shape: [4], value: rank}}
+program:
+  - compute: {name: "c\e[2J\n::error::c", time: 1 ms}
+  - all_reduce: {tensor: x}
+  - fail: "bad\e[31m\n::error::fail\u202Eevil"
+"""
+COMMANDS = (
+    "simulate", "simulate --format json", "check", "check --format json", "check --format sarif", "check --format github",
+    "render --view timeline", "render --view dataflow --format dot", "render --view groups --format mermaid", "expand", "run", "test",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("more", ["", '  - "bro\\e[1m\\n::error::ken": 3\n'], ids=["read", "refused"])
+def test_no_text_of_a_file_is_sent_to_the_terminal_or_orders_a_ci_job(cli: Cli, tmp_path: Path, command: str, more: str):
+    file = tmp_path / "evil.yaml"
+    file.write_text(EVIL + more, encoding="utf-8")
+    said = sent(cli(*command.split(), file))
+    lines = [line.strip() for line in said.splitlines() if line.strip().startswith("::")]
+
+    assert all(line.startswith("::error file=") and str(file) in line for line in lines)
+    assert not lines or command.endswith("github")
+
+
+@pytest.mark.parametrize("command", ["replay TRACE", "compare TRACE TRACE", "replay TRACE --format json"])
+def test_no_text_of_a_trace_is_sent_to_the_terminal(cli: Cli, tmp_path: Path, command: str):
+    text = (ROOT / "traces" / "ring_gloo_4.jsonl").read_text(encoding="utf-8")
+    evil = json.dumps("world\x1b[31m\n::error::x")[1:-1]
+    file = tmp_path / "evil.jsonl"
+    file.write_text(text.replace('"ring"', f'"{evil}"').replace("ring.yaml", evil), encoding="utf-8")
+    said = sent(cli(*command.replace("TRACE", str(file)).split()))
+
+    assert not [line for line in said.splitlines() if line.strip().startswith("::")]
+
+
+def sent(found: subprocess.CompletedProcess[str]) -> str:
+    """What a command said, which holds no control character."""
+    said = found.stdout + found.stderr
+
+    assert found.returncode in (0, 1, 2)
+    assert not [c for c in said if (ord(c) < 32 and c not in "\n\t") or 0x7F <= ord(c) < 0xA0 or 0x202A <= ord(c) <= 0x202E]
+    assert "##[" not in said
+    return said

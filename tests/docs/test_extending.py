@@ -1,0 +1,124 @@
+"""docs/extending.md does what it says: its files, put into a copy of the package, add an operation, a back end and an algorithm."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+#: Path inside the project -> what the page writes there.
+BLOCKS = {m[1]: m[2] for m in re.finditer(r"```python\n# (distsim/\S+)\n(.*?)```", PAGE, re.DOTALL)}
+BOUND = re.search(r"```python\n(    bindings = .*\n)```", PAGE)
+HEAD = "world: 4\ntensors: {x: {shape: [2], value: rank + 1}, parts: {shape: [4, 2]}}\n"
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The package with every block of the page in its place: a new file, or the end of one that there is."""
+    shutil.copytree(ROOT / "distsim", tmp_path / "distsim", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in BLOCKS.items():
+        place = tmp_path / name
+        before = place.read_text(encoding="utf-8") + "\n\n" if place.exists() else ""
+        place.write_text(before + text, encoding="utf-8")
+    return tmp_path
+
+
+def done(copy: Path, *arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:
+    """A process of its own that imports the copy."""
+    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "distsim", *arguments]
+    return subprocess.run(
+        command,
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def simulated(copy: Path, text: str, *more: str) -> dict[str, Any]:
+    (copy / "s.yaml").write_text(HEAD + text, encoding="utf-8")
+    run = done(copy, "simulate", "s.yaml", "--format", "json", *more)
+    assert run.stdout, run.stderr
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+def test_the_page_has_a_file_for_each_and_no_file_of_the_package_knows_them() -> None:
+    assert list(BLOCKS) == ["distsim/ops/scan.py", "distsim/profiles/ucc.py", "distsim/operations/core/algorithms.py"]
+    for path in (ROOT / "distsim").rglob("*.py"):
+        assert not re.search(r"\bucc\b|\bscan\b", path.read_text(encoding="utf-8")), path
+
+
+def test_an_operation_is_one_file_and_no_back_end_has_it_until_its_row_says_so(copy: Path) -> None:
+    text = "backend: gloo\nprogram:\n  - scan: {tensor: x}\n"
+    refused = simulated(copy, text)
+    assert (refused["verdict"], refused["outcome"]) == ("ok", "raises")
+    assert "Backend gloo does not support scan" in json.dumps(refused["findings"])
+
+    assert BOUND is not None
+    place = copy / "distsim" / "ops" / "scan.py"
+    row = place.read_text(encoding="utf-8").replace("import Effect", "import Binding, Effect")
+    place.write_text(row.replace("    first_field", BOUND[1] + "    first_field"), encoding="utf-8")
+    taken = simulated(copy, text)
+    assert (taken["verdict"], taken["outcome"]) == ("ok", "completes")
+    assert taken["values"]["x"] == {"0": 1.0, "1": 3.0, "2": 6.0, "3": 10.0}
+    late = simulated(copy, text.replace("  - ", "  - {sleep: 1 s, ranks: rank == 2}\n  - "))
+    assert [r["waiting_ns"] >= 10**9 for r in late["ranks"]] == [False, False, False, True]
+
+
+def test_a_new_operation_is_explained_drawn_in_the_schema_and_found_when_it_is_missing(copy: Path) -> None:
+    assert "A rank waits for those before it." in done(copy, "explain", "scan").stdout
+    assert '"scan"' in done(copy, "schema").stdout
+    assert done(copy, "render", "--view", "op", "--op", "scan", "-o", "scan.svg").returncode == 0
+    assert "<svg" in (copy / "scan.svg").read_text(encoding="utf-8")
+    late = simulated(copy, "backend: gloo\nprogram:\n  - {scan: {tensor: x}, ranks: rank < 3}\n")
+    assert late["verdict"] == "deadlock"
+
+
+def test_a_back_end_is_one_file(copy: Path) -> None:
+    other = "rank + 1 - 2 * (rank % 2)"
+    sends = f"backend: ucc\nprogram:\n  - send: {{tensor: x, dst: {other}}}\n  - recv: {{tensor: x, src: {other}}}\n"
+    assert simulated(copy, sends)["outcome"] == "completes"
+    assert simulated(copy, sends, "--set", "options.rndv_threshold=4 B")["outcome"] == "hangs"
+    reduced = simulated(copy, "backend: ucc\nprogram:\n  - all_reduce: {tensor: x}\n")
+    assert (reduced["verdict"], reduced["outcome"]) == ("ok", "completes")
+    refused = simulated(copy, "backend: ucc\nprogram:\n  - all_to_all: {input: parts, output: parts}\n")
+    assert "Backend ucc does not support all_to_all" in json.dumps(refused["findings"])
+    (copy / "s.yaml").write_text(HEAD + "backend: gloo\nprogram:\n  - barrier\n", encoding="utf-8")
+    assert "completes on gloo, nccl, ucc, mpi" in done(copy, "check", "s.yaml").stdout
+    assert '"ucc"' in done(copy, "schema").stdout
+    assert "ucc CPU" in done(copy, "explain", "backends").stdout
+
+
+def test_an_algorithm_is_one_function_and_its_schedule_is_what_is_priced(copy: Path) -> None:
+    """One round instead of three: on four ranks of one machine two latencies less."""
+    text = "backend: gloo\ncluster: {preset: cpu-10gbe%s}\nprogram:\n  - all_gather: {input: x, output: parts}\n"
+    ring = simulated(copy, text % "")["makespan_ns"]
+    direct = simulated(copy, text % ", algorithms: {all_gather: direct}")["makespan_ns"]
+    assert ring - direct == 2 * 15_000
+
+
+def test_the_tests_of_the_table_hold_for_what_was_added(copy: Path) -> None:
+    """The columns of `scan` agree with each other, and its schedule and that of `direct` are proven, by the tests that all rows have."""
+    for name in ("test_ops_table.py", "test_schedules.py"):
+        shutil.copy(ROOT / "tests" / name, copy / name)
+    code = (
+        "import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-k', 'scan or direct', "
+        "'test_ops_table.py', 'test_schedules.py']))"
+    )
+    run = done(copy, code=code)
+    assert run.returncode == 0, run.stdout
+    assert int(re.findall(r"(\d+) passed", run.stdout)[0]) > 20

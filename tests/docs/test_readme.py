@@ -1,0 +1,79 @@
+"""What the README and the lessons show is made (tests/support/made_docs.py), what they link to is there, and their python runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.harness import Cli
+from tests.support.made_docs import PAGES, README, ROOT, fresh, scripts, takes_long
+
+LESSONS = [path for path in PAGES if path != README]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_files_and_outputs_on_a_page_are_what_the_commands_print(path: Path):
+    text = path.read_text(encoding="utf-8")
+
+    assert fresh(text, quick=True) == text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_what_commands_print_that_take_long_is_fresh_as_well(path: Path):
+    text = path.read_text(encoding="utf-8")
+
+    assert fresh(text) == text
+
+
+def test_most_outputs_of_the_pages_are_made_anew_each_time():
+    commands = [line[2:] for path in PAGES for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("$ ")]
+
+    assert sum(map(takes_long, commands)) <= 0.3 * len(commands)
+
+
+def test_the_readme_shows_what_commands_print():
+    assert README.read_text(encoding="utf-8").count("```console") >= 3
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_every_file_that_a_page_links_to_is_there(path: Path):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", path.read_text(encoding="utf-8"))
+
+    assert links
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_every_python_block_of_the_readme_runs():
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+    assert blocks
+    for code in blocks:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        found = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
+        )
+        assert (found.returncode, found.stderr) == (0, "")
+        assert found.stdout
+
+
+FRAMES = [(path, ranks, code) for path in LESSONS for ranks, code in scripts(path.read_text(encoding="utf-8")).items()]
+
+
+@pytest.mark.parametrize(("path", "ranks", "code"), FRAMES, ids=[f"{path.stem}-{ranks}" for path, ranks, _ in FRAMES])
+def test_the_python_of_a_lesson_runs_on_its_ranks_and_hangs_nowhere(path: Path, ranks: int, code: str, tmp_path: Path, cli: Cli):
+    pytest.importorskip("torch")
+    file = tmp_path / f"{path.stem}_{ranks}.py"
+    file.write_text(code, encoding="utf-8")
+    done = cli("capture", "--nproc", ranks, "--", "python", file)
+
+    assert (done.returncode, "completes" in done.stdout) == (0, True), f"{path.name}\n{done.stdout}{done.stderr}"
+
+
+def test_the_lessons_have_python_to_run():
+    assert len(FRAMES) >= 5

@@ -1,0 +1,58 @@
+"""The table of finding codes: closed, ordered, explained, and true to what the checks say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from distsim.findings.codes import CODES, explain_code
+from distsim.findings.finding_types import Finding
+from distsim.scenario import loads
+from distsim.simulation.check_scenario import check_scenario
+
+#: Of a script (`of_scripts`) there is no scenario: tests/script_capture/test_store.py runs it.
+#: Its example needs a search that is cut short (tests/findings/test_finding_scenarios.py).
+BOUNDED = {"DS902"}
+
+
+def findings(text: str) -> tuple[Finding, ...]:
+    """All that a check says of a scenario."""
+    return check_scenario(loads(text)).findings
+
+
+def test_codes_are_in_order_and_their_group_gives_their_verdict() -> None:
+    classes = {"1": "invalid", "2": "mismatch", "3": "deadlock", "4": "race", "5": "leak"}
+
+    assert list(CODES) == sorted(CODES)
+    assert all(re.fullmatch(r"DS[1-9]\d\d", code) for code in CODES)
+    assert {code: info.verdict for code, info in CODES.items()} == {code: classes.get(code[2]) for code in CODES}
+
+
+def test_every_code_of_a_class_but_a_leak_is_an_error() -> None:
+    assert {i.code for i in CODES.values() if i.verdict not in (None, "leak") and i.severity != "error"} == set()
+
+
+def test_every_code_has_a_page_of_eighty_columns() -> None:
+    parts = ("What it is", "What happens", "What to do", " that has it\n")
+    pages = {code: explain_code(code) for code in CODES}
+
+    assert [code for code, page in pages.items() if not page.startswith(f"{code}  {CODES[code].title}\n")] == []
+    assert [(code, part) for code, page in pages.items() for part in parts if part not in page] == []
+    lines = [(code, line) for code, page in pages.items() for line in page.partition(" that has it\n")[0].splitlines()]
+    assert [pair for pair in lines if len(pair[1]) > 80] == []
+
+
+@pytest.mark.parametrize("code", [code for code in CODES if code not in BOUNDED and not CODES[code].of_scripts])
+def test_the_example_of_a_code_has_its_finding(code: str) -> None:
+    """The page's own scenario is read, lowered and checked; the finding has the severity that the page states."""
+    found = [f for f in findings(CODES[code].example) if f.code == code]
+
+    assert found
+    assert {f.severity for f in found} == {CODES[code].severity}
+    assert all(f.message and f.message[0] != " " for f in found)
+
+
+def test_an_unknown_code_is_answered_with_the_nearest() -> None:
+    with pytest.raises(KeyError, match="did you mean DS301"):
+        explain_code("DS3O1")

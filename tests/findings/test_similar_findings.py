@@ -1,0 +1,51 @@
+"""Findings that read alike but for their numbers are told once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from distsim.findings.finding_types import Finding, SourceLocation
+from distsim.output.text.finding_list import findings_lines
+from tests.support.harness import Cli
+
+
+def _wait(first: int, line: int = 4) -> Finding:
+    ranks = (first, first + 1)
+    return Finding("DS301", "error", f"ranks {first} → {first + 1} → {first} wait for each other", ranks, ranks, ("receive first",),
+                   tuple(SourceLocation("f.yaml", line, 5, "send", rank) for rank in ranks))  # fmt: skip
+
+
+def test_the_first_of_many_alike_speaks_for_all_and_tells_on_which_ranks_they_are() -> None:
+    lines = findings_lines([_wait(rank) for rank in range(0, 256, 2)], "f.yaml")
+
+    assert sum("wait for each other" in line for line in lines) == 1
+    assert lines[-1] == "  and 127 more like it, on ranks 2-255"
+
+
+def test_what_differs_in_words_or_place_is_told_by_itself_in_its_order() -> None:
+    other = Finding("DS305", "error", "rank 9 never comes", (9,))
+    found = [_wait(0), other, _wait(2), _wait(4, line=9), _wait(6, line=9)]
+    lines = findings_lines(found, "f.yaml")
+
+    heads = [line for line in lines if line.startswith("error")]
+    assert [head.split(":", 1)[0] for head in heads] == [
+        "error DS301",
+        "error DS305",
+        "error DS301",
+        "error DS301",
+        "error DS301",
+    ]
+    assert not any("more like it" in line for line in lines)
+
+
+def test_groups_that_fail_alike_are_one_finding_in_text_and_all_in_json(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "groups.yaml"
+    file.write_text(
+        "world: 12\nbackend: gloo\nmesh: {a: 6, b: 2}\nprogram:\n  - all_reduce: {tensor: {shape: [1024 * (1 + b)]}, group: b}\n",
+        encoding="utf-8",
+    )
+    text = cli("check", file).stdout
+
+    assert text.count("DS202") == 1
+    assert "and 5 more like it, on ranks 2-11" in text
+    assert cli("check", file, "--format", "json").stdout.count('"DS202"') == 6

@@ -1,0 +1,291 @@
+"""The report's page: whole in one file, the same for the same run, and nothing of a run becomes HTML or script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distsim.analysis.run_comparison import compare_runs
+from distsim.cli.commands.report import check_report_path
+from distsim.cli.commands.run import RunArguments, _refuse_impossible_report
+from distsim.common.errors import UsageError
+from distsim.common.file_io import escape_control_characters
+from distsim.output.page import report_html, report_run, report_run_from_simulation, report_run_from_trace
+from distsim.output.page.data_encoding import varint_bytes, zigzag_deltas, zigzag_encoded
+from distsim.scenario import loads
+from distsim.simulation.simulate_scenario import Simulation, simulate
+from tests.support.harness import Cli
+
+ROOT = Path(__file__).resolve().parents[2]
+WEB = ROOT / "distsim" / "output" / "page" / "web"
+CHECKS = ROOT / "tests" / "web"
+
+
+def simulated(text: str, file: str = "a.yaml") -> Simulation:
+    return simulate(loads(text, file, ()))
+
+
+PAIR = """
+name: pair
+world: 2
+backend: gloo
+tensors: {x: {shape: [4], value: rank + 1}}
+program:
+  - ranks: rank == 0
+    steps: [{compute: {name: forward, time: 1 ms}}, {send: {tensor: x, dst: 1}}]
+  - ranks: rank == 1
+    steps: [{recv: {tensor: x, src: 0}}]
+  - all_reduce: x
+"""
+
+
+def unpacked(page: str) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """The page's data, read as `decode.js` reads it."""
+    found = re.search(r'id="data">([^<]*)</script>', page)
+    assert found is not None
+    data = zlib.decompress(base64.b64decode(found[1]))
+    length = int.from_bytes(data[:4], "little")
+    head, at, columns = json.loads(data[4 : 4 + length]), 4 + length, {}
+    for name, count, size in head["columns"]:
+        columns[name] = numbers(data[at : at + size])
+        assert len(columns[name]) == count
+        at += size
+    assert at == len(data)
+    return head, columns
+
+
+def numbers(data: bytes) -> list[int]:
+    found, value, shift = [], 0, 0
+    for byte in data:
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            found.append(value)
+            value = shift = 0
+    return found
+
+
+def unfolded(value: int) -> int:
+    return -(value + 1) // 2 if value % 2 else value // 2
+
+
+def test_numbers_of_any_size_survive_the_packing():
+    given = np.array([0, 1, 127, 128, 300, 2**31, 2**61], dtype=np.int64)
+    signed = np.array([0, -1, 1, -(2**40), 2**40], dtype=np.int64)
+
+    assert numbers(varint_bytes(given)) == given.tolist()
+    assert numbers(varint_bytes(np.empty(0, dtype=np.int64))) == []
+    assert [unfolded(v) for v in zigzag_encoded(signed).tolist()] == signed.tolist()
+    assert np.cumsum([unfolded(v) for v in zigzag_deltas(signed).tolist()]).tolist() == signed.tolist()
+
+
+def test_the_page_has_every_call_with_its_times_its_price_and_what_tensors_hold():
+    simulation = simulated(PAIR)
+    head, columns = unpacked(report_html([report_run_from_simulation(simulation)]))
+    (run,) = head["runs"]
+    trace = simulation.run.trace
+
+    assert columns["0.rank"] == [3, 2]
+    posted = np.cumsum([unfolded(v) for v in columns["0.posted"]]).tolist()
+    assert posted == trace["posted_ns"].tolist()
+    started = [p + unfolded(v - 1) if v else -1 for p, v in zip(posted, columns["0.started"], strict=True)]
+    assert started == trace["started_ns"].tolist()
+    assert [run["tables"]["op"][v - 1] for v in columns["0.op"]] == ["compute", "send", "all_reduce", "recv", "all_reduce"]
+    prices = [run["prices"][v - 1] if v else None for v in columns["0.price"]]
+    assert prices[0] is None
+    assert prices[1]["ns"] == sum(ns for _, _, ns in prices[1]["terms"]) == simulation.cost.p2p_ns(0, 1, 16)
+    assert prices[2]["ns"] == sum(ns for _, _, ns in prices[2]["terms"])
+    held = {run["holdings"]["texts"][v] for v in columns["0.held_text"]}
+    assert held == {"[1.0, 1.0, 1.0, 1.0]", "[2.0, 2.0, 2.0, 2.0]"}
+    assert run["headline"].startswith("completes in ")
+    assert run["verdict"]["word"] == "ok"
+
+
+def test_the_page_asks_nobody_and_lets_no_other_script_run():
+    page = report_html([report_run_from_simulation(simulated(PAIR))])
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digests = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts]
+
+    assert policy is not None
+    assert policy[1] == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {' '.join(digests)}"
+    assert re.findall(r"<(?:link|img|iframe|script|a)\b[^>]*(?:href|src)=\"(?!data:)[^\"]*\"", page) == []
+    assert "@import" not in page
+
+
+def test_the_same_run_gives_the_same_page():
+    assert report_html([report_run_from_simulation(simulated(PAIR))]) == report_html(
+        [report_run_from_simulation(simulated(PAIR))]
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["</script><script>alert(1)</script>", "a\u2028b\u202ec", "\"'<img src=x onerror=1>", "名前", "x" * 10_000]
+)
+def test_names_are_text(name: str):
+    """A scenario's, a group's and a compute's name, whatever they are, are no part of the page's HTML but as escaped text."""
+    text = PAIR.replace("name: pair", f"name: {json.dumps(name)}").replace("name: forward", f"name: {json.dumps(name)}")
+    page = report_html([report_run_from_simulation(simulated(text))])
+    head, _ = unpacked(page)
+
+    assert {name, escape_control_characters(name)} & set(head["runs"][0]["tables"]["name"])
+    assert head["runs"][0]["name"] in (name, escape_control_characters(name))
+    without_scripts = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert without_scripts.count("<script") == 1  # the data
+    assert "<img" not in page
+    assert "\u202e" not in without_scripts
+    assert "\u2028" not in without_scripts
+    assert len(page) < 300_000
+
+
+def test_files_are_embedded_only_where_they_may_hold_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A trace names the files that it likes; a secret beside it is not read."""
+    from distsim.output.page.payload import source_texts
+
+    inside, outside = tmp_path / "here", tmp_path / "there"
+    for folder in (inside, outside):
+        folder.mkdir()
+        (folder / "train.py").write_text("import torch\n", encoding="utf-8")
+        (folder / "secret.txt").write_text("key\n", encoding="utf-8")
+    monkeypatch.chdir(inside)
+    named = ["train.py", "secret.txt", str(outside / "train.py"), "../there/train.py", "no\0name.py", "gone.py"]
+
+    assert source_texts("run.jsonl", named) == {"train.py": "import torch\n"}
+
+
+def test_two_runs_stand_side_by_side_with_what_parts_them():
+    a, b = simulated(PAIR), simulated(PAIR.replace("1 ms", "2 ms"))
+    found = compare_runs(a.run.trace, b.run.trace)
+    head, columns = unpacked(report_html([report_run_from_simulation(a), report_run_from_simulation(b)], found))
+
+    assert [run["makespan"] for run in head["runs"]] == [a.makespan_ns, b.makespan_ns]
+    assert sum(cause["delta_ns"] for cause in head["comparison"]["causes"]) == b.makespan_ns - a.makespan_ns == 1_000_000
+    assert len(columns["pair_a"]) == len(columns["pair_b"]) == 5
+
+
+def test_a_standstill_is_told_with_whom_each_rank_waits_for():
+    simulation = simulated(PAIR.replace("recv: {tensor: x, src: 0}", "recv: {tensor: x, src: 0, tag: 5}"))
+    head, _ = unpacked(report_html([report_run_from_simulation(simulation)]))
+    waits = head["runs"][0]["waits"]
+
+    assert {rank: [waits["sets"][need[2]] for need in needs] for rank, _, _, _, needs in waits["blocked"]} == {0: [[1]], 1: [[0]]}
+    assert head["runs"][0]["findings"]
+
+
+def test_a_recording_keeps_its_own_times_and_takes_the_verdict_on_its_calls():
+    simulation = simulated(PAIR)
+    trace = simulation.run.trace
+    alone = unpacked(report_html([report_run_from_trace(trace, "run.jsonl", None)]))[0]["runs"][0]
+    judged = unpacked(report_html([report_run_from_trace(trace, "run.jsonl", simulation)]))[0]["runs"][0]
+
+    assert (alone["verdict"], alone["note"]) == (None, "A recording; its calls could not be judged by the rules.")
+    assert judged["verdict"]["word"] == "ok"
+    assert judged["makespan"] == simulation.makespan_ns
+
+
+def test_a_run_that_no_browser_holds_is_refused_before_its_calls_are_worked_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(report_run, "MAX_ROWS", 4)
+
+    with pytest.raises(UsageError, match="a report of 5 calls is more than a browser holds"):
+        report_run_from_simulation(simulated(PAIR))
+
+
+def test_sixteen_ranks_of_two_thousand_irregular_calls_are_less_than_a_megabyte():
+    text = """
+name: irregular
+world: {nodes: 2, ranks_per_node: 8}
+backend: gloo
+jitter: 0.3
+tensors: {x: {shape: [4096]}, y: {like: x}}
+program:
+  - repeat:
+      times: 400
+      index: i
+      steps:
+        - compute: {name: forward, time: 1 ms}
+        - isend: {tensor: x, dst: (rank + 1) % world_size, as: s}
+        - irecv: {tensor: y, src: (rank - 1) % world_size, as: r}
+        - wait: {handles: [s, r]}
+        - all_reduce: {tensor: x}
+"""
+    simulation = simulate(loads(text, "a.yaml", ()), with_verdict=False, with_values=False)
+
+    assert len(simulation.run.trace) == 32_000
+    assert len(report_html([report_run_from_simulation(simulation)]).encode()) < 1_000_000
+
+
+# --- the command line ---
+
+
+def test_commands_write_a_report_and_keep_their_exit_status(tmp_path: Path, cli: Cli):
+    good, bad = tmp_path / "good.html", tmp_path / "bad.html"
+    made = cli("report", ROOT / "scenarios" / "send_one.yaml", "-o", good)
+    hangs = cli("check", ROOT / "scenarios" / "ring_of_four.yaml", "--report", bad)
+
+    assert (made.returncode, made.stdout, made.stderr) == (0, "", f"wrote {good}\n")
+    assert hangs.returncode == 1
+    assert unpacked(bad.read_text(encoding="utf-8"))[0]["runs"][0]["profiles"][0][:2] == ["gloo", "hangs"]
+
+
+def test_a_trace_is_reported_and_compared(tmp_path: Path, cli: Cli):
+    scenario, trace, both = ROOT / "scenarios" / "send_one.yaml", tmp_path / "a.jsonl", tmp_path / "both.html"
+    cli("simulate", scenario, "--trace", trace, "--report", tmp_path / "a.html")
+
+    assert cli("report", trace, "-o", tmp_path / "b.html").returncode == 0
+    assert cli("compare", trace, scenario, "--report", both).returncode == 0
+    assert len(unpacked(both.read_text(encoding="utf-8"))[0]["runs"]) == 2
+
+
+def test_a_report_that_can_not_be_written_is_refused_before_anything_runs(tmp_path: Path):
+    with pytest.raises(UsageError, match="ends in"):
+        check_report_path(tmp_path / "a.pdf")
+    with pytest.raises(UsageError, match="there is no folder"):
+        check_report_path(tmp_path / "no" / "a.html")
+    with pytest.raises(UsageError, match="this is the plan of one"):
+        _refuse_impossible_report(RunArguments("a.yaml", report=tmp_path / "a.html"))
+
+
+# --- the script ---
+
+
+def test_modules_of_the_page_share_one_scope_so_no_name_is_there_twice():
+    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(WEB.glob("*.js"))}
+    named = Counter(
+        name
+        for text in texts.values()
+        for name in re.findall(r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", text, re.MULTILINE)
+    )
+
+    assert {name for name, count in named.items() if count > 1} == set()
+    assert [name for name, text in texts.items() if len(text.splitlines()) > 400] == []
+    assert [
+        name
+        for name, text in texts.items()
+        if re.search(r"innerHTML|outerHTML|insertAdjacentHTML|\beval\(|fetch\(|XMLHttp", text)
+    ] == []
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here")
+def test_the_scripts_own_tests_pass():
+    done = subprocess.run(["node", "--test", str(CHECKS)], capture_output=True, text=True, cwd=ROOT, check=False)
+
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (CHECKS / "node_modules" / ".bin" / "tsc").exists(), reason="`npm ci` was not run in tests/web")
+def test_the_script_is_free_of_lint_and_of_wrong_types():
+    done = subprocess.run(["npm", "run", "check"], capture_output=True, text=True, cwd=CHECKS, check=False)
+
+    assert done.returncode == 0, done.stdout[-3000:]

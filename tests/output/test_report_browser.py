@@ -1,0 +1,327 @@
+"""The report in a real browser: opened from the disk, without a request and without a word on the console; hands, keys, both themes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distsim.common.units import show_ns
+from distsim.output.page import report_html, report_run_from_simulation
+from distsim.scenario import load, loads
+from distsim.simulation.simulate_scenario import simulate
+from tests.support import browser
+from tests.support.harness import Cli
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(browser.browser() is None, reason="there is no Chromium here")
+
+CHOSEN = "distsim.model.chosen.row"
+WIDTH = "(distsim.analysis.timeline.view.to - distsim.analysis.timeline.view.from)"
+#: Where the middle of a call's span is on the screen.
+PLACE = """((row) => {
+  const t = distsim.analysis.timeline, run = distsim.model.runs[0], box = t.canvas.getBoundingClientRect();
+  const time = (run.started[row] + run.finished[row]) / 2, line = t.lineOf(0, run.rank[row]);
+  return [box.left + t.x(time), box.top + t.y(line) + t.lane(0).top + 4];
+})"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
+    folder = tmp_path_factory.mktemp("browser")
+    with browser.page(folder) as found:
+        found.size(1280, 900)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("hybrid") / "hybrid.html", "hybrid")
+
+
+def written(path: Path, name: str) -> Path:
+    simulation = simulate(load(str(ROOT / "scenarios" / f"{name}.yaml"), sets=()))
+    path.write_text(report_html([report_run_from_simulation(simulation)]), encoding="utf-8")
+    return path
+
+
+def opened(page: browser.Page, path: Path) -> None:
+    page.said.clear()
+    page.requests.clear()
+    page.theme("light")
+    page.open(path)
+    page.run("distsim.analysis.timeline.canvas.scrollIntoView({block: 'center', behavior: 'instant'})")
+
+
+def test_it_opens_without_a_request_and_without_a_word_and_says_outcome_and_verdict_first(page: browser.Page, hybrid: Path):
+    opened(page, hybrid)
+
+    assert page.requests == [hybrid.resolve().as_uri()]
+    assert page.said == []
+    assert page.run("document.querySelector('header.verdict h1').innerText") == "hybrid"
+    said = (ROOT / "scenarios" / "hybrid.out").read_text(encoding="utf-8").splitlines()[0]
+    assert page.run("document.body.firstElementChild.querySelector('.outcome').innerText") == said.removeprefix("hybrid: ")
+
+
+def test_a_click_tells_a_calls_match_price_and_why_it_waits(page: browser.Page, hybrid: Path):
+    opened(page, hybrid)
+    backward = page.run(
+        "[...distsim.model.runs[0].name].findIndex((n) => distsim.model.runs[0].head.tables.name[n] === 'backward')"
+    )
+    page.click(*page.run(f"{PLACE}({backward})"))
+    computes = page.run("document.querySelector('.details').innerText")
+    page.key("[")
+    receives = page.run("document.querySelector('.details').innerText")
+
+    assert computes.startswith("backward")
+    assert "It does not wait for anybody" in computes
+    assert receives.startswith("recv(activation_grad, from 1, 16 KiB)")
+    assert re.search(r"Why it waits 9\.\d+ ms", receives)
+    assert "rank 1 computes forward and backward, line 22" in receives
+    assert "It meets 1 call" in receives
+    price = simulate(load(str(ROOT / "scenarios/hybrid.yaml"))).cost.p2p_ns(1, 0, 16 << 10)
+    assert f"Its price: {show_ns(price)}" in receives
+    assert "moving the bytes" in receives
+
+
+def test_keys_zoom_to_nanoseconds_and_back_move_choose_and_step(page: browser.Page, hybrid: Path):
+    opened(page, hybrid)
+    page.run("distsim.analysis.timeline.canvas.focus()")
+    whole = page.run(WIDTH)
+    for _ in range(60):
+        page.key("+")
+    close = page.run(WIDTH)
+    page.key("0")
+    page.key("ArrowDown")
+    page.key("ArrowDown")
+    rank = page.run(f"distsim.model.runs[0].rank[{CHOSEN}]")
+    page.key("]")
+    call = page.run(f"distsim.model.runs[0].position[{CHOSEN}]")
+    page.key(".")
+    later = page.run("distsim.model.now")
+    page.key(",")
+
+    assert close <= 20
+    assert page.run(WIDTH) == whole
+    assert (rank, call) == (1, 1)
+    arrived = simulate(load(str(ROOT / "scenarios/hybrid.yaml"))).run.trace
+    first = int(arrived["finished_ns"][(arrived["rank"] == 1) & (arrived["position"] == 0)][0])
+    assert later > page.run("distsim.model.now") == first
+    assert "holds" in page.run("document.querySelector('#step table').innerText")
+    page.key("Enter")
+    assert page.run("document.activeElement.className") == "details"
+    page.key("?")
+    assert page.run("document.querySelector('dialog').open")
+    page.key("Escape")
+
+
+def test_a_search_marks_what_it_finds_and_goes_through_it(page: browser.Page, hybrid: Path):
+    opened(page, hybrid)
+    page.run("distsim.analysis.timeline.canvas.focus()")
+    page.key("/")
+    page.type("op:all_reduce")
+    found = page.run("document.querySelector('.search output').textContent")
+    page.key("Enter")
+
+    assert found == "4 calls"
+    assert page.run(f"distsim.model.runs[0].head.tables.op[distsim.model.runs[0].op[{CHOSEN}]]") == "all_reduce"
+    page.run("document.querySelector('.search input').blur(), distsim.analysis.timeline.canvas.focus()")
+    page.key("n")
+    assert page.run("document.querySelector('.search output').textContent").startswith("2 of 4: rank ")
+
+
+def test_hands_move_and_zoom_the_timeline(page: browser.Page, hybrid: Path):
+    opened(page, hybrid)
+    left, top, width, height = page.run(
+        "(() => { const b = distsim.analysis.timeline.canvas.getBoundingClientRect(); return [b.left, b.top, b.width, b.height] })()"
+    )
+    x, y = left + width / 2, top + height / 2
+    whole = page.run(WIDTH)
+    page.mouse("mouseWheel", x, y, deltaX=0, deltaY=-400, modifiers=2)
+    page.wait(f"{WIDTH} < {whole * 0.5}")
+    before = page.run("distsim.analysis.timeline.view.from")
+    page.drag((x, y), (x - 100, y))
+
+    assert page.run("distsim.analysis.timeline.view.from") > before
+    page.drag((left + width * 0.4, top + 8), (left + width * 0.5, top + 8))  # on the axis: that stretch
+    assert page.run(WIDTH) < whole * 0.1
+
+
+def test_both_themes_a_narrow_window_and_paper_are_drawn_without_a_word(page: browser.Page, hybrid: Path):
+    opened(page, hybrid)
+    light = page.run("distsim.analysis.timeline.back")
+    page.theme("dark")
+    page.wait(f"distsim.analysis.timeline.back !== {light!r}")
+    page.size(420, 800)
+    page.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    overflow = page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    page.theme("light", media="print")
+    printed = len(page.send("Page.printToPDF")["data"])
+    page.theme("light")
+    page.size(1280, 900)
+
+    assert overflow <= 0
+    assert printed > 20_000
+    assert page.said == []
+
+
+def test_a_circle_is_drawn_as_one_and_leads_to_its_calls(page: browser.Page, tmp_path: Path):
+    opened(page, written(tmp_path / "ring.html", "ring_of_four"))
+
+    assert page.run("document.querySelectorAll('.graph .core').length") == 4
+    assert page.run("document.querySelectorAll('.graph .edge').length") == 4
+    page.run("document.querySelector('#waits button').click()")
+    told = page.run("document.querySelector('.details').innerText")
+    assert "Why it never ends" in told
+    assert "a circle" in told
+    assert page.run("document.querySelector('.lines .marked').innerText").split(maxsplit=1)[0] == "11"
+
+
+def test_hostile_names_are_text_in_the_browser_as_well(page: browser.Page, tmp_path: Path):
+    name = "</script><img src=x onerror=alert(1)>" + "名" * 5000
+    text = f"""
+name: '{name}'
+world: 2
+backend: gloo
+tensors: {{x: {{shape: [4]}}}}
+program:
+  - compute: {{name: '{name}', time: 1 ms}}
+  - all_reduce: x
+"""
+    path = tmp_path / "hostile.html"
+    path.write_text(report_html([report_run_from_simulation(simulate(loads(text, "a.yaml", ())))]), encoding="utf-8")
+    opened(page, path)
+    page.run("distsim.model.choose(0, 0)")
+
+    assert page.run("document.images.length") == 0
+    assert page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    assert (page.said, page.requests) == ([], [path.resolve().as_uri()])
+
+
+STEPS = """
+name: steps
+world: {nodes: 2, ranks_per_node: 2}
+backend: gloo
+memory: {model: {parameters: 1 GiB, activations: 3 GiB}}
+tensors: {x: {shape: [1024]}}
+iterations: 50
+program:
+  - compute: {name: forward, time: 2 ms}
+  - compute: {name: backward, time: 4 ms}
+  - all_reduce: x
+"""
+
+
+def test_equal_steps_are_one_line_traffic_has_its_bytes_and_memory_its_course(page: browser.Page, tmp_path: Path):
+    path = tmp_path / "steps.html"
+    path.write_text(report_html([report_run_from_simulation(simulate(loads(STEPS, "a.yaml", ())))]), encoding="utf-8")
+    opened(page, path)
+
+    steps = page.run("[...document.querySelectorAll('#steps tbody tr')].map((one) => one.innerText)")
+    assert len(steps) == 1
+    assert steps[0].split("\t")[:2] == ["0 to 49", "× 50"]
+    assert page.run("document.querySelector('#path tbody tr').innerText.includes('× 50')")
+    page.run("document.querySelector('#steps tbody tr').click()")
+    assert page.run(WIDTH) < page.run("distsim.model.end") / 40
+
+    # a ring of 4: each rank sends 6 quarters of 4 KiB to the next, 50 times
+    pairs = page.run("[...document.querySelectorAll('#groups tbody tr')].map((one) => one.innerText.split('\\t').slice(0, 3))")
+    assert pairs == [[str(r), str((r + 1) % 4), "300 KiB"] for r in range(4)]
+    assert page.run("document.querySelectorAll('#groups .matrix .on').length") == 4
+
+    words = page.run("[...document.querySelectorAll('#memory .filled text')].map((one) => one.textContent)")
+    assert {"parameters 1 GiB", "activations up to 3 GiB", "4 GiB"} <= set(words)
+    assert "step 0 of 50, × 50 equal" in page.run("document.querySelector('#memory').innerText")
+    assert page.said == []
+
+
+def test_reports_of_a_check_a_trace_and_a_comparison_open_without_a_word(page: browser.Page, tmp_path: Path, cli: Cli):
+    scenario, trace = ROOT / "scenarios" / "hybrid.yaml", tmp_path / "run.jsonl"
+    cli("simulate", scenario, "--trace", trace)
+    cli("check", ROOT / "scenarios" / "ring_of_four.yaml", "--report", tmp_path / "check.html")
+    cli("report", trace, "-o", tmp_path / "trace.html")
+    cli("compare", scenario, trace, "--report", tmp_path / "compare.html")
+
+    opened(page, tmp_path / "check.html")
+    assert "gloo" in page.run("document.querySelector('#overview').innerText")
+    assert page.run("document.querySelectorAll('#waits .graph .core').length") == 4
+    opened(page, tmp_path / "trace.html")
+    assert page.run("document.querySelector('#overview').innerText").count("as they were recorded") == 1
+    opened(page, tmp_path / "compare.html")
+    assert page.run("distsim.model.runs.length") == page.run("document.querySelectorAll('header.verdict').length") == 2
+    assert page.run("distsim.analysis.timeline.lines.length") == 8
+    assert (page.said, len(page.requests)) == ([], 1)
+
+
+@pytest.mark.slow
+def test_reports_of_a_capture_and_of_a_real_run_open_without_a_word(page: browser.Page, tmp_path: Path, cli: Cli):
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN, encoding="utf-8")
+    captured = cli("capture", "--nproc", "2", "--report", tmp_path / "captured.html", "--", sys.executable, script)
+    run = ("run", ROOT / "scenarios" / "hybrid.yaml", "--real", "--backend", "gloo", "--report", tmp_path / "real.html")
+    real = cli(*run)
+
+    assert (captured.returncode, real.returncode) == (0, 0)
+    opened(page, tmp_path / "captured.html")
+    assert "all_reduce(x)" in page.run("document.querySelector('.source').innerText")
+    page.run("distsim.model.choose(0, distsim.model.runs[0].first[1] - 1)")
+    assert "line 4" in page.run("document.querySelector('.details').innerText")
+    opened(page, tmp_path / "real.html")
+    assert page.run("[...document.querySelectorAll('header.verdict h1')].map((one) => one.innerText)") == [
+        "A hybrid, for real", "B hybrid, simulated",
+    ]  # fmt: skip
+    assert "Recorded on torch.distributed with gloo" in page.run("document.querySelector('#overview').innerText")
+    assert page.said == []
+
+
+TRAIN = """import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(1024) * dist.get_rank()
+dist.all_reduce(x)
+"""
+HEAVY = """
+name: heavy
+world: {nodes: 8, ranks_per_node: 8}
+backend: gloo
+jitter: 0.3
+tensors: {x: {shape: [4096]}, y: {like: x}}
+program:
+  - repeat:
+      times: 1000
+      index: i
+      steps:
+        - compute: {name: forward, time: 1 ms}
+        - isend: {tensor: x, dst: (rank + 1) % world_size, as: s}
+        - irecv: {tensor: y, src: (rank - 1) % world_size, as: r}
+        - wait: {handles: [s, r]}
+        - all_reduce: {tensor: x}
+"""
+
+
+@pytest.mark.slow
+def test_panning_64_ranks_of_5000_calls_takes_at_most_33_ms_of_a_processor_a_frame(page: browser.Page, tmp_path: Path):
+    """Time of the page's own thread, so that what else the machine does counts little."""
+    simulation = simulate(loads(HEAVY, "a.yaml", ()), with_verdict=False, with_values=False)
+    path = tmp_path / "heavy.html"
+    path.write_text(report_html([report_run_from_simulation(simulation)]), encoding="utf-8")
+    opened(page, path)
+    page.send("Performance.enable", timeDomain="threadTicks")
+
+    def spent_ms() -> float:
+        return next(
+            1000 * one["value"] for one in page.send("Performance.getMetrics")["metrics"] if one["name"] == "TaskDuration"
+        )
+
+    for closer in (1, 8, 200, 5000):
+        page.run(
+            f"distsim.analysis.timeline.show({{from: 0, to: distsim.model.end / {closer}}}), distsim.analysis.timeline.paint()"
+        )
+        frames = []
+        for _ in range(15):
+            before = spent_ms()
+            page.run("distsim.analysis.timeline.pan(0.013), distsim.analysis.timeline.paint()")
+            frames.append(spent_ms() - before)
+        assert sorted(frames)[len(frames) // 2] <= 33, f"at {closer}: {frames}"

@@ -1,0 +1,332 @@
+"""Plans: a layout's time is that of its simulation, what can't be says why, ties and the front are what they claim."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distsim.checker.detectors.peak_memory import peak_memory
+from distsim.hardware.cluster import cluster_from, preset
+from distsim.planning.estimate import StepEstimator
+from distsim.planning.layout_result import LayoutEvaluator, LayoutResult, StepTimePart, is_order_certain
+from distsim.planning.layouts import ParallelLayout, PlanRequest, RejectedLayout, candidate_layouts
+from distsim.planning.pipeline_timer import MicroBatchPass, PipelineHang, PipelineTimer, PipelineWork, calls_by_rank
+from distsim.planning.ranking import PlanOptions, pareto_front, plan_layouts
+from distsim.planning.simulate_layout import LayoutToSimulate, simulate_layout
+from distsim.scenario import Scenario
+from distsim.scenario.strategies.pipeline.fields import Pipeline
+from distsim.simulation.simulate_scenario import simulate
+from distsim.simulation.training_metrics import training_metrics
+from tests.support.harness import Cli, draws
+
+#: Machines on which nothing slows anything else down: a plan prices each transfer alone.
+ALONE = {"preset": "dgx-h100", "shared_links": False, "device": {"overlap_compute": 1, "overlap_transfers": 1}}
+SMALL = {"preset": "llama3-8b", "layers": 8}
+EXPERTS = {"preset": "mixtral-8x7b", "layers": 4}
+TIED = {"preset": "gpt3-175b", "layers": 8}
+
+
+def question(model: object = "llama3-8b", gpus: int = 16, batch: int = 32, **more: object) -> PlanRequest:
+    return PlanRequest(model, gpus, batch, cluster_from(ALONE), **more)  # type: ignore[arg-type]
+
+
+#: Layouts of small models on which launches, buffers, streams, embeddings or rounds decide.
+CASES = {
+    "tensor": (question(SMALL, 8, 8), ParallelLayout(8, tp=4)),
+    "sharded, all recomputed": (question(SMALL, 8, 32), ParallelLayout(8, tp=2, zero=3, recompute="full")),
+    "1f1b, more micro-batches than fill it": (question(SMALL, 16, 44), ParallelLayout(16, tp=2, pp=4)),
+    "interleaved": (question(SMALL, 8, 16), ParallelLayout(8, tp=2, pp=4, chunks=2)),
+    "host-bound, small messages": (question(SMALL, 8, 16, sequence=512), ParallelLayout(8, pp=4)),
+    "messages of a buffer's size": (question(SMALL, 16, 24, sequence=1024), ParallelLayout(16, tp=2, pp=4)),
+    "experts": (question(EXPERTS, 16, 24, sequence=2048), ParallelLayout(16, tp=2, pp=2, ep=4, zero=2)),
+    "context parallel, tied embeddings": (
+        question(TIED, 16, 8, step={"attention": "plain"}),
+        ParallelLayout(16, tp=2, pp=4, cp=2),
+    ),
+    "gradients after the last pass": (
+        question(SMALL, 16, 16, step={"overlap_grad_reduce": False}),
+        ParallelLayout(16, tp=2, pp=4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_layout_takes_as_long_as_its_scenario_simulated_call_by_call(name: str) -> None:
+    """To the nanosecond; the scenario neither hangs nor is any other verdict than ok."""
+    asked, layout = CASES[name]
+    found = simulate(Scenario(**asked.scenario(layout, ALONE)), with_values=False)
+
+    assert found.verdict is not None
+    assert (found.outcome, found.verdict.verdict) == ("completes", "ok")
+    assert LayoutEvaluator(asked).timed(layout).step().makespan_ns == found.makespan_ns
+    assert max(LayoutEvaluator(asked).timed(layout).held()) == max(
+        one.total for one in peak_memory(found.scenario, found.program)
+    )
+
+
+@pytest.mark.parametrize(("gpus", "layout"), [(8, ParallelLayout(8, tp=4)), (16, ParallelLayout(16, tp=2, pp=4))])
+def test_where_transfers_and_kernels_slow_each_other_down_a_plan_is_a_little_short_and_tells_what_simulate_does(
+    gpus: int, layout: ParallelLayout
+) -> None:
+    """By less than five in a hundred: it prices them alone. What it shows in the end is the simulation's, to the nanosecond."""
+    asked = PlanRequest(SMALL, gpus, 16, preset("dgx-h100"))
+    found = simulate(Scenario(**asked.scenario(layout, "dgx-h100")), with_verdict=False, with_values=False, fold=False)
+    alone = LayoutEvaluator(asked).outcome(layout)
+    assert isinstance(alone, LayoutResult)
+    settled = simulate_layout(LayoutToSimulate(asked, alone))
+
+    assert 0.95 * found.makespan_ns < alone.step_ns < found.makespan_ns
+    assert (settled.step_ns, settled.timed) == (found.makespan_ns, "exact")
+    assert sum(part.ns for part in settled.parts) == pytest.approx(settled.step_ns, rel=1e-6)
+
+
+@pytest.mark.parametrize(("pp", "chunks", "count"), [(4, 1, 29), (8, 1, 40), (4, 2, 32), (2, 4, 20)])
+def test_few_micro_batches_stand_for_many_exactly(pp: int, chunks: int, count: int) -> None:
+    for sequence in (8192, 512):
+        asked = question(SMALL, pp, count, sequence=sequence, step={"layers_per_stage": None})
+        timed: StepEstimator = LayoutEvaluator(asked).timed(ParallelLayout(pp, pp=pp, chunks=chunks))
+
+        assert timed.step().makespan_ns == timed._run_piped(count).makespan_ns
+
+
+def test_what_a_steps_time_goes_into_adds_up_and_agrees_with_the_simulation() -> None:
+    asked = question(SMALL, 16, 32, sequence=4096)
+    found = LayoutEvaluator(asked).outcome(ParallelLayout(16, tp=2, pp=4))
+    told = training_metrics(
+        simulate(Scenario(**asked.scenario(ParallelLayout(16, tp=2, pp=4), ALONE)), with_values=False, with_verdict=False)
+    )
+
+    assert isinstance(found, LayoutResult)
+    assert told is not None
+    assert sum(found.shares.values()) == pytest.approx(1)
+    assert sum(part.ns for part in found.parts) == pytest.approx(found.step_ns, rel=1e-6)
+    assert (found.tokens_s_gpu, found.mfu) == (pytest.approx(told.tokens_s_gpu), pytest.approx(told.mfu))
+    computes = sum(share for kind, share in told.shares.items() if kind in ("forward", "backward", "optimizer"))
+    assert found.shares["products"] + found.shares["memory"] == pytest.approx(computes, abs=1e-3)
+
+
+@pytest.mark.parametrize("factors", [(0.85, 0.72), (0.85, 1.5), (1.4, 0.72), (1.4, 1.5)])
+def test_a_band_is_what_the_step_takes_at_other_prices(factors: tuple[float, float]) -> None:
+    """Waiting for other stages grows as their work does: within two in a hundred."""
+    asked, layout = question(SMALL, 16, 32), ParallelLayout(16, tp=4, pp=4)
+    pricing = LayoutEvaluator(asked)
+    found = pricing.outcome(layout)
+    assert isinstance(found, LayoutResult)
+    told = sum(part.ns * (factors[0] if part.word in ("products", "memory") else factors[1]) for part in found.parts)
+
+    assert pricing.timed(layout, factors).step().makespan_ns == pytest.approx(told, rel=0.02)
+
+
+def test_a_schedule_that_hangs_is_found() -> None:
+    """Two stages, each of which receives before it sends what the other waits for."""
+    fields = {"schedule": "1f1b", "axis": "pp", "micro_batches": 2, "forward": "1 ms", "activation": {"shape": [8]}}
+    made = Pipeline.model_validate({**fields, "backward": "1 ms"}).made(question(SMALL, 2, 2).context(ParallelLayout(2, pp=2)))
+    calls = calls_by_rank(made)
+    work = PipelineWork(
+        dict.fromkeys((0, 1), MicroBatchPass(1, 1000)),
+        dict.fromkeys((0, 1), MicroBatchPass(1, 1000)),
+        None,
+        {(0, 1): 10, (1, 0): 10},
+    )
+
+    assert PipelineTimer(calls, made, work).run().ranks[0].current > 0
+    with pytest.raises(PipelineHang) as stuck:
+        PipelineTimer([calls[0][3:], calls[1]], made, work).run()
+    assert stuck.value.ranks
+
+
+def test_every_layout_keeps_the_batch_and_the_world_or_says_why_not() -> None:
+    asked = question("mixtral-8x7b", 16, 48, sequence=16384)
+    found = list(candidate_layouts(asked))
+    good = [one for one in found if isinstance(one, ParallelLayout)]
+
+    assert len(good) > 100
+    for one in good:
+        size = one.tp * one.pp * one.cp * one.ep * one.dp
+        step = asked.step_of(one)
+        assert size == 16
+        assert one.dp * one.ep * step["micro_batch"] * step["micro_batches"] == 48
+    assert all(one.reason for one in found if isinstance(one, RejectedLayout))
+    assert {one.cp for one in good} == {1, 2}
+    assert len({one.ep for one in good}) > 2
+
+
+_OUTCOMES = st.builds(
+    lambda a, b, held, gpus: LayoutResult(
+        ParallelLayout(gpus), "c", a + b, (StepTimePart("products", a, 0.85, 1.4), StepTimePart("tp", b, 0.72, 1.5)), {"products": 1.0}, held, 0.5, 1.0, 0.5
+    ),
+    st.integers(1, 100), st.integers(0, 100), st.integers(1, 5), st.sampled_from([8, 16]),
+)  # fmt: skip
+
+
+@settings(max_examples=draws(100), deadline=None)
+@given(_OUTCOMES, _OUTCOMES)
+def test_layouts_are_apart_only_where_no_prices_within_their_bands_swap_them(a: LayoutResult, b: LayoutResult) -> None:
+    def at(one: LayoutResult, c: float, k: float) -> float:
+        return one.parts[0].ns * c + one.parts[1].ns * k
+
+    signs = {at(a, c, k) < at(b, c, k) for c in (0.85, 1, 1.4) for k in (0.72, 1, 1.5)}
+    if is_order_certain(a, b):
+        assert len(signs) == 1
+    assert is_order_certain(a, b) == is_order_certain(b, a)
+    assert not is_order_certain(a, a)
+
+
+def test_on_two_clusters_prices_err_apart() -> None:
+    one = LayoutResult(
+        ParallelLayout(8), "a", 100, (StepTimePart("products", 100, 0.85, 1.4),), {"products": 1.0}, 1, 0.1, 1.0, 0.5
+    )
+    slower = one._replace(step_ns=150, parts=(StepTimePart("products", 150, 0.85, 1.4),))
+
+    assert is_order_certain(one, slower)
+    assert not is_order_certain(one, slower._replace(cluster="b"))
+    assert is_order_certain(one, slower._replace(cluster="b", parts=(StepTimePart("products", 200, 0.85, 1.4),)))
+
+
+@settings(max_examples=draws(60), deadline=None)
+@given(st.lists(_OUTCOMES, min_size=1, max_size=12))
+def test_the_front_is_what_nobody_beats(found: list[LayoutResult]) -> None:
+    def key(one: LayoutResult) -> tuple[int, int, int]:
+        return one.step_ns, one.held_nbytes, one.layout.gpus
+
+    front = {key(one) for one in pareto_front(found)}
+    best = {
+        key(a)
+        for a in found
+        if not any(key(b) != key(a) and all(x <= y for x, y in zip(key(b), key(a), strict=True)) for b in found)
+    }
+    assert front == best
+
+
+def test_a_plan_is_the_same_on_one_core_on_two_and_taken_up_again(tmp_path: Path) -> None:
+    pytest.importorskip("joblib")
+    asked = [question(SMALL, 8, 16, choices={"recompute": ("none",)})]
+    alone = plan_layouts(asked, PlanOptions(jobs=1))
+    table = tmp_path / "all.csv"
+    counts: list[int] = []
+
+    assert plan_layouts(asked, PlanOptions(jobs=2, output=table)).ranked == alone.ranked
+    assert plan_layouts(asked, PlanOptions(jobs=1, output=table), lambda done, whole: counts.append(whole)).ranked == alone.ranked
+    assert set(counts) == {0}
+    rows = list(csv.DictReader(table.open(encoding="utf-8")))
+    assert len(rows) == len(alone.ranked) + len(alone.left)
+
+
+def test_a_guided_plan_tries_no_more_than_its_budget() -> None:
+    pytest.importorskip("optuna")
+    asked = [question(SMALL, 16, 32)]
+    few = plan_layouts(asked, PlanOptions(budget=12))
+    again = plan_layouts(asked, PlanOptions(budget=12))
+
+    assert 0 < len(few.ranked) + sum("fit" in one.reason for one in few.left) <= 12
+    assert few.ranked == again.ranked
+
+
+class TestCommand:
+    WORDS = ("--gpus", "8", "--cluster", "dgx-h100", "--global-batch", "16", "--only", "recompute=none", "--only", "micro_batch=1",
+             "-j", "1", "--top", "3")  # fmt: skip
+    ONE = ("--only", "zero=1", "--only", "recompute=none", "-j", "1", "--top", "1")
+
+    def test_the_best_layout_is_a_scenario_that_takes_as_long(self, cli: Cli, tmp_path: Path) -> None:
+        best, plot = tmp_path / "best.yaml", tmp_path / "plan.svg"
+        done = cli("plan", "llama3-8b", *self.WORDS, "-o", best, "-o", plot)
+        again = cli("simulate", best, "--no-values")
+
+        assert (done.returncode, again.returncode) == (0, 0)
+        assert max(map(len, done.stdout.splitlines())) <= 80
+        lines = done.stdout.splitlines()
+        first = next(k for k, line in enumerate(lines) if line.split()[:1] == ["layout"]) + 1
+        planned = float(lines[first].split("b1")[1].split()[0])
+        simulated = float(again.stdout.split("completes in ")[1].split()[0])
+        assert planned == pytest.approx(simulated, rel=1e-3)  # four digits
+        assert ElementTree.parse(plot).getroot().tag.endswith("svg")
+
+    @pytest.mark.parametrize(
+        ("cluster", "gpus", "world"),
+        [
+            ("gh200", 4, {"nodes": 4, "ranks_per_node": 1}),
+            ("gb200-nvl72", 8, {"nodes": 2, "ranks_per_node": 4}),
+            ("dgx2-v100", 16, 16),
+        ],
+    )
+    def test_machines_are_as_large_as_the_preset_says(
+        self, cli: Cli, tmp_path: Path, cluster: str, gpus: int, world: object
+    ) -> None:
+        best = tmp_path / "best.yaml"
+        asked = (
+            "--gpus",
+            gpus,
+            "--cluster",
+            cluster,
+            "--global-batch",
+            "16",
+            "--only",
+            "micro_batch=1",
+            "--only",
+            "pp=1",
+            "-j",
+            "1",
+        )
+        cli("plan", "{layers: 2, hidden: 256, heads: 8, ffn: 512, vocabulary: 1000}", "--sequence", "128", *asked, "-o", best)
+
+        assert yaml.safe_load(best.read_text())["world"] == world
+
+    def test_gpus_that_make_no_whole_machines_are_refused_with_numbers_that_do(self, cli: Cli) -> None:
+        done = cli("plan", "llama3-8b", *self.WORDS[2:], "--gpus", "12")
+
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "no whole machines of 8 GPUs" in done.stderr
+        assert "--gpus 8 or 16, or --ranks-per-node 6" in done.stderr
+
+    def test_values_that_no_layout_has_are_refused(self, cli: Cli) -> None:
+        done = cli("plan", "llama3-8b", *self.WORDS, "--only", "tp=3")
+
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "has to divide the number of GPUs" in done.stderr
+
+    def test_a_dtype_that_the_device_has_no_rate_for_is_said_and_mfu_is_of_the_rate_that_it_has(self, cli: Cli) -> None:
+        """A V100 does not multiply in bfloat16. No step reaches more than the data sheet."""
+        words = (
+            "--gpus",
+            "8",
+            "--cluster",
+            "dgx1-v100",
+            "--global-batch",
+            "16",
+            "--only",
+            "micro_batch=1",
+            "-j",
+            "1",
+            "--top",
+            "1",
+        )
+        model = "{layers: 2, hidden: 256, heads: 8, ffn: 512, vocabulary: 1000}"
+        done = cli("plan", model, "--sequence", "128", *words, "--format", "json")
+        shown = cli("plan", model, "--sequence", "128", *words)
+
+        assert 0 < max(one["mfu"] for one in json.loads(done.stdout)["layouts"]) < 0.6 * 1.05  # what a V100's products reach
+        assert "has no rate for bfloat16" in " ".join(shown.stdout.split())
+
+    def test_where_nothing_fits_it_ends_with_1_and_says_so(self, cli: Cli) -> None:
+        done = cli("plan", "llama3-70b", *self.WORDS)
+
+        assert done.returncode == 1
+        assert "do not fit the device's memory" in done.stdout
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [(("llama3-7b",), "did you mean"), (("llama3-8b", "--only", "dp=2"), "--only dp=2"), (("llama3-8b", "-o", "x.txt"), "end it in"),
+         (("llama3-8b", "--set", "zero=1"), "--only zero=1"),
+         (("llama3-8b", "--set", "lanch=0"), "did you mean launch"), (("{layers: 2}",), "expected hidden")],
+    )  # fmt: skip
+    def test_what_is_wrong_ends_with_2_and_a_remedy(self, cli: Cli, words: tuple[str, ...], said: str) -> None:
+        done = cli("plan", *words, *self.WORDS)
+
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr

@@ -1,0 +1,415 @@
+"""What can befall a run from outside: full disks, stopped ranks, launchers that vanish, impatient fingers."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from distsim.cli.commands.run import check_trace_path, write_recording
+from distsim.cli.shared import console
+from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.output.text.real_run import real_run_text
+from distsim.real.launch.coordinator import LaunchCoordinator, StoreCoordinator
+from distsim.real.launch.monitor import RankMonitor
+from distsim.real.launch.start_methods import ProcessLauncher
+from distsim.real.results.postmortem import postmortem
+from distsim.real.run import RealRun, RealRunOptions, run_scenario
+from distsim.real.shared.job import WorkerJob
+from distsim.real.shared.progress_file import STOPPED_MESSAGE, ProgressField, ProgressFile, RankPhase, parse_snapshot
+from distsim.real.shared.rendezvous import connect_store, listen, serve_store
+from distsim.simulation.simulate_scenario import simulate
+from tests.real.test_launch import free_port
+from tests.support.harness import Cli
+from tests.support.real_runs import ROOT, children, deaf, folders, forget_others, run, scenario, until, written
+
+pytest.importorskip("torch")
+
+LONG = """
+name: long
+world: 2
+tensors: {x: {shape: [8], dtype: int64, value: 1}}
+program:
+  - repeat: {times: 20000, steps: [{all_reduce: {tensor: x}}, {compute: {time: 1 ms}}]}
+"""
+
+
+def no_room(*_: object, **__: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+# --- full disks ---
+
+
+def test_a_board_for_which_there_is_no_room_is_the_surroundings_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Else the first store into its pages would be a SIGBUS."""
+    monkeypatch.setattr(Path, "write_bytes", no_room)
+    with pytest.raises(EnvironmentFault, match=r"can't write .*board-0: No space left"):
+        ProgressFile(tmp_path / "board-0", create=True)
+
+
+def test_a_board_has_all_its_pages_before_it_is_mapped(tmp_path: Path):
+    ProgressFile(tmp_path / "b", create=True).close()
+
+    assert (tmp_path / "b").stat().st_blocks > 0
+
+
+def test_a_trace_that_can_not_be_written_does_not_cost_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    trace = simulate(scenario("group_sum")).run.trace
+    monkeypatch.setattr(os, "replace", no_room)
+    with pytest.raises(EnvironmentFault, match="No space left"):
+        write_recording(tmp_path / "t.jsonl", trace, lambda: "the report")
+
+    assert capsys.readouterr().out == "the report\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_broken_off_by_ctrl_c_leaves_nothing_beside_it(tmp_path: Path):
+    def pieces():
+        yield "one line"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        console.write_file(tmp_path / "t.jsonl", pieces())
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_takes_no_files_is_named_before_the_run():
+    with pytest.raises(UsageError, match="can't write into /proc"):
+        check_trace_path(Path("/proc/t.jsonl"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_behind_standard_output_is_the_surroundings_fault():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "distsim", "run", "scenarios/hybrid.yaml"], cwd=ROOT, stdout=full,
+                              stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+
+    assert done.returncode == 4
+    assert "can't write standard output" in done.stderr
+
+
+# --- ranks that do not answer, or die under another launcher ---
+
+
+def struck(number: signal.Signals, launcher: str | None = None) -> RealRun:
+    """A run whose rank 1 gets a signal in the middle of its program."""
+    done: list[int] = []
+
+    def strike() -> None:
+        end = time.monotonic() + 300
+        while time.monotonic() < end and not done:
+            for path in (folder / "board-1" for folder in folders()):
+                if path.exists() and path.stat().st_size:
+                    board = parse_snapshot(path.read_bytes(), 1)
+                    if board.phase == RankPhase.IN_CALL and board.position > 20:
+                        os.kill(board.pid, number)
+                        done.append(board.pid)
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    found = run(written(LONG), timeout_s=1.5, launcher=launcher)
+    thread.join()
+    assert done
+    return found
+
+
+def test_a_stopped_rank_is_the_cause_and_said_to_be_stopped():
+    forget_others()
+    found = struck(signal.SIGSTOP)
+
+    assert (found.outcome, found.culprits) == ("hangs", (1,))
+    assert STOPPED_MESSAGE in real_run_text(found)
+    assert "raised an error" not in real_run_text(found)
+    assert [f.code for f in found.findings] == ["DS303"]
+    assert children() == set()
+
+
+@pytest.mark.slow
+def test_under_the_elastic_launcher_a_rank_killed_from_outside_is_told_from_those_that_follow():
+    forget_others()
+    found = struck(signal.SIGKILL, "elastic")
+
+    assert found.culprits == (1,)
+    assert found.final_state.ends[1].status == "killed"
+    assert [f.code for f in found.findings] == ["DS303"]
+
+
+def test_the_elastic_launcher_leaves_no_folder_of_logs(tmp_path: Path, cli: Cli):
+    done = subprocess.run(
+        [sys.executable, "-m", "distsim", "run", "scenarios/send_one.yaml", "--real", "--backend", "gloo", "--launcher", "elastic"],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_of_the_elastic_launcher_itself_is_the_surroundings_fault(monkeypatch: pytest.MonkeyPatch):
+    """Else its ranks, which never came, would count as ended."""
+    from torch.distributed.launcher import api
+
+    monkeypatch.setattr(api, "elastic_launch", no_room)
+    with pytest.raises(EnvironmentFault, match=r"elastic launcher failed: .*No space left"):
+        run_scenario(scenario("group_sum"), RealRunOptions(backend="gloo", launcher="elastic"))
+
+
+def test_a_rank_that_dies_while_it_loads_is_no_end_of_the_scenario(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("distsim.real.worker.rank_process._set_up_process", lambda job, rank, board: os._exit(7))
+    with pytest.raises(EnvironmentFault, match="rank 0 ended before it had started, with status 7"):
+        run_scenario(scenario("group_sum"), RealRunOptions(backend="gloo"))
+
+
+def test_a_timeout_that_ran_out_is_told_as_the_simulator_tells_it_with_the_late_rank_as_the_cause():
+    late = simulate(scenario("findings/ds804_late"), backend="gloo")
+    boards = {
+        0: _board(0, RankPhase.RAISED, "RuntimeError: Connection closed by peer"),
+        1: _board(1, RankPhase.RAISED, "RuntimeError: Timed out waiting 1000ms for recv operation to complete"),
+    }
+    left = postmortem(late, boards, {0: 1, 1: 1}, 1, {})
+
+    assert [f.code for f in left.findings] == ["DS804"]
+    assert left.culprits == (0,)
+
+
+def _board(rank: int, phase: RankPhase, message: str):
+    from distsim.real.shared.progress_file import ProgressSnapshot
+
+    position = 1 if rank == 0 else 0
+    return ProgressSnapshot(rank, 1, phase, position, 1, 5, 0, 0, 0, message)
+
+
+# --- launchers that vanish ---
+
+
+def _alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.slow
+def test_ranks_of_a_fork_server_end_with_their_launcher(tmp_path: Path):
+    file = tmp_path / "long.yaml"
+    file.write_text(LONG)
+    command = [sys.executable, "-m", "distsim", "run", str(file), "--real", "--backend", "gloo", "--launcher", "forkserver"]
+    launcher = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}, cwd=ROOT)
+
+    def pids() -> list[int]:
+        return [parse_snapshot(p.read_bytes(), 0).pid for p in tmp_path.glob("distsim-run-*/board-*") if p.stat().st_size]
+
+    try:
+        until(lambda: len(pids()) == 2 and all(pids()))
+        ranks = pids()
+    finally:
+        launcher.kill()
+        launcher.wait()
+    until(lambda: not _alive(ranks))
+    assert _alive(ranks) == []
+
+
+def pair(limit_s: float) -> tuple[StoreCoordinator, StoreCoordinator]:
+    door, port = listen("127.0.0.1", 0, allow_other_port=False)
+    first = serve_store(door, "127.0.0.1", port)
+    return StoreCoordinator(first, 0, 2, limit_s), StoreCoordinator(connect_store("127.0.0.1", port, 5), 1, 2, limit_s)
+
+
+def test_a_launcher_that_does_not_hear_of_the_end_is_gone_and_nobody_waits_for_its_record(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("distsim.real.launch.coordinator._ACK_TIMEOUT_S", 0.2)
+    first, _ = pair(limit_s=600)
+    began = time.monotonic()
+
+    assert first.decide("standstill") == "standstill"
+    assert first.offset("end") == (0, 0)
+    assert first.gone == (1,)
+    assert first.gather({"facts": b"{}"}) == [{"facts": b"{}"}]
+    assert first.agree_on(1) == 1
+    assert time.monotonic() - began < 300  # not the ten minutes of its patience with others
+
+
+def test_a_launcher_that_hears_of_the_end_is_not_gone():
+    first, second = pair(limit_s=5)
+    first.decide("done")
+    second.decide("")
+    answer = threading.Thread(target=second.offset, args=("end",))
+    answer.start()
+    first.offset("end")
+    answer.join()
+
+    assert first.gone == ()
+
+
+def test_the_loss_of_the_first_launchers_store_is_said_as_such():
+    door, port = listen("127.0.0.1", 0, allow_other_port=False)
+    first = serve_store(door, "127.0.0.1", port)
+    second = StoreCoordinator(connect_store("127.0.0.1", port, 5), 1, 2, 1)
+    del first
+    with pytest.raises(EnvironmentFault, match="machine 0 is gone"):
+        until(lambda: second.decide(""))
+
+
+def test_waiting_for_the_first_launcher_ends_with_ctrl_c():
+    began = time.monotonic()
+    with pytest.raises(EnvironmentFault, match="ended by SIGINT"):
+        connect_store("127.0.0.1", free_port(), 600, lambda: "SIGINT" if time.monotonic() - began > 0.2 else "")
+
+    assert time.monotonic() - began < 300
+
+
+def test_a_host_that_nobody_knows_or_where_nobody_meets_is_the_surroundings_fault_by_its_name():
+    for wish, said in (
+        (RealRunOptions(init="tcp://no-such-host.invalid:29511"), "the host no-such-host.invalid is not known here"),
+        (RealRunOptions(master_addr="no-such-host.invalid"), "the host no-such-host.invalid is not known here"),
+        (RealRunOptions(master_addr="192.0.2.1"), "192.0.2.1 is no address of this machine"),  # TEST-NET-1, RFC 5737
+        (
+            RealRunOptions(init="tcp://192.0.2.1:29511", timeout_ns=500_000_000),
+            "ranks 0-3 did not meet through tcp://192.0.2.1:29511",
+        ),
+    ):
+        with pytest.raises(EnvironmentFault, match=re.escape(said)):
+            run_scenario(scenario("group_sum"), replace(wish, backend="gloo"))
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_ranks_that_load_are_waited_for_as_long_as_they_use_their_core(
+    busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A rank of which nothing is seen counts as late after the limit; one that works does not, however long it takes."""
+    monkeypatch.setattr("distsim.real.launch.monitor._CPU_CHECK_INTERVAL_NS", 1)
+    begun, end = multiprocessing.Event(), multiprocessing.Event()
+    rank = multiprocessing.get_context("fork").Process(target=_loading, args=(begun, end, busy), daemon=True)
+    rank.start()
+    begun.wait(300)
+    program = simulate(scenario("group_sum")).program
+    job = WorkerJob(program, "gloo", str(tmp_path), "127.0.0.1", 1, "env://", True, 1)
+    watch = RankMonitor(job, range(4), ProcessLauncher("fork"), LaunchCoordinator(), 10**9, start_ns=1_500_000_000)
+    try:
+        until(lambda: (watch._look(), watch._reason() == "start" or watch.moved_ns - watch.began_ns > 900_000_000)[1])
+    finally:
+        end.set()
+        rank.join(300)
+        watch.finish(False)
+
+    assert (watch.moved_ns - watch.began_ns > 900_000_000) == busy
+
+
+def _loading(begun: Event, end: Event, busy: bool) -> None:
+    begun.set()
+    while not end.is_set():
+        if not busy:
+            time.sleep(0.5)
+
+
+def test_a_rank_whose_wait_ends_by_the_signal_that_asks_for_its_stack_stands_still_and_has_not_raised(tmp_path: Path):
+    """As torch's sockets do: waiting to connect again, they raise `DistNetworkError: Interrupted system call`."""
+    program = simulate(scenario("group_sum")).program
+    job = WorkerJob(program, "gloo", str(tmp_path), "127.0.0.1", 1, "env://", True, 1)
+    watch = RankMonitor(job, range(4), ProcessLauncher("fork"), LaunchCoordinator(), 1, start_ns=300 * 10**9)
+    begun = multiprocessing.Event()
+    rank = multiprocessing.get_context("fork").Process(target=_woken, args=(begun, job), daemon=True)
+    rank.start()
+    try:
+        assert begun.wait(300)
+        for board in watch.boards.values():
+            board.step(RankPhase.IN_CALL, 0, time.monotonic_ns())
+        watch.boards[0].words[ProgressField.PID] = rank.pid
+        watched = watch.run()
+        until(lambda: watch.boards[0].see(0).phase == RankPhase.RAISED)
+    finally:
+        rank.kill()
+        rank.join(300)
+        watch.finish(False)
+
+    assert (watched.reason, watched.stacks) == ("standstill", {0: "connect"})
+    assert [here.phase for here in watched.seen.values()] == [RankPhase.IN_CALL] * 4
+
+
+def _woken(begun: Event, job: WorkerJob) -> None:
+    """A rank that raises at once when it is asked for its stack."""
+    board = ProgressFile(job.board(0))
+
+    def woken(number: int, frame: object) -> None:
+        board.step(RankPhase.RAISED, 0, time.monotonic_ns())
+        job.stack(0).write_text("connect")
+
+    signal.signal(signal.SIGUSR1, woken)
+    begun.set()
+    while True:
+        signal.pause()
+
+
+# --- the user ---
+
+
+def test_ctrl_c_in_a_run_that_gets_on_blames_nobody_and_a_second_one_costs_no_report(tmp_path: Path):
+    file, trace = tmp_path / "long.yaml", tmp_path / "t.jsonl"
+    file.write_text(LONG)
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "distsim", "run", str(file), "--real", "--backend", "gloo", "--trace", str(trace)], cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=deaf,
+    )  # fmt: skip
+
+    def further() -> bool:
+        boards = [parse_snapshot(p.read_bytes(), 0) for p in tmp_path.glob("distsim-run-*/board-*") if p.stat().st_size]
+        return len(boards) == 2 and all(b.phase == RankPhase.IN_CALL and b.position > 50 for b in boards)
+
+    try:
+        until(further)
+        launcher.send_signal(signal.SIGINT)
+        until(lambda: list(tmp_path.glob(".t.jsonl.*")) or trace.exists())
+        launcher.send_signal(signal.SIGINT)
+        text, errors = launcher.communicate(timeout=300)
+    finally:
+        launcher.kill()
+
+    assert "ended by SIGINT" in text, errors
+    assert "running" in text
+    assert "The cause" not in text
+    assert "error DS" not in text
+    header = json.loads(trace.read_text().partition("\n")[0])
+    assert (header["complete"], header["outcome"]) == (False, "")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["long.yaml", "t.jsonl"]
+
+
+def test_a_store_of_the_users_own_is_served_by_rank_0():
+    done = run(scenario("group_sum"), init=f"tcp://127.0.0.1:{free_port()}")
+
+    assert done.outcome == "completes"
+    assert done.held("differs") == []
+
+
+def test_a_way_to_meet_that_torch_does_not_know_is_refused_before_anything_starts():
+    with pytest.raises(UsageError, match="there is no --init udp"):
+        run_scenario(scenario("group_sum"), RealRunOptions(backend="gloo", init="udp://127.0.0.1:1"))
+
+
+def test_the_plan_keeps_what_was_asked_for_and_cuts_the_world_as_asked(cli: Cli):
+    asked = ("--backend", "gloo", "--timeout", "3 s", "--repeat", "5", "--trace", "x.jsonl", "--init", "tcp")
+    done = cli("run", "scenarios/hybrid.yaml", *asked, "--nnodes", "2", "--master-addr", "n0", "--master-port", "1234")
+    text = " ".join(done.stdout.replace("\\\n", " ").split())
+
+    assert "hybrid: 4 ranks on 2 machines of 2" in text
+    assert "MASTER_ADDR=n0 MASTER_PORT=1234" in text
+    assert "--real --backend gloo --timeout '3 s' --init tcp --repeat 5 --trace x.jsonl" in text
+    assert "torchrun --nproc_per_node=2 --nnodes=2 --node_rank=1 --master_addr=n0" in text
+
+
+def test_a_cut_that_does_not_fit_is_refused_in_the_plan_too(cli: Cli):
+    done = cli("run", "scenarios/hybrid.yaml", "--nnodes", "3")
+
+    assert done.returncode == 2
+    assert "can't be cut into --nnodes 3" in done.stderr

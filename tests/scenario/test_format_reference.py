@@ -1,0 +1,120 @@
+"""One source for the format: every key has its words in the model, and schema, pages, hover texts and `distsim explain` say the same."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from distsim.cli.commands.explain import explain_page
+from distsim.cli.generate_docs import PAGES
+from distsim.operations.registry import OPERATIONS
+from distsim.scenario import json_schema
+from distsim.scenario.format.models.top_level import SECTION_MODELS, ScenarioFileFields
+from distsim.scenario.format.schema.generate import hover_text
+from distsim.scenario.format.schema.key_reference import find_key, format_keys
+from distsim.scenario.strategies import STRATEGIES
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_every_key_says_what_it_is_its_type_and_an_example() -> None:
+    found = format_keys()
+
+    assert {
+        "world.nodes",
+        "tensors.NAME.copies",
+        "faults[].kind",
+        "all_reduce.async",
+        "program[].ranks",
+        "cluster.nics.bandwidth",
+    } <= found.keys()
+    assert [
+        key.path
+        for key in found.values()
+        if not (key.about and key.kind and (key.example or key.path.startswith("cluster.measured")))
+    ] == []
+    assert [key.path for key in found.values() if not key.about.endswith(".")] == []
+
+
+def test_every_quantity_says_its_units() -> None:
+    assert [key.path for key in format_keys().values() if "with its unit" in key.kind and not key.unit] == []
+    assert format_keys()["sleep.time"].unit == "ns us µs ms s min h"
+
+
+def test_schema_pages_and_explain_say_what_the_models_say() -> None:
+    """The description of each Pydantic field, word for word."""
+    schema, manual = json_schema(), PAGES["format.md"]()
+    owners = [("", ScenarioFileFields, schema["properties"])]
+    owners += [(f"{name}.", part, schema["$defs"][part.__name__]["properties"]) for name, part in SECTION_MODELS.items()]
+    steps = {**OPERATIONS, **STRATEGIES}
+    owners += [(f"{name}.", row, schema["$defs"][f"{name}_fields"]["then"]["properties"]) for name, row in steps.items()]
+    for prefix, model, properties in owners:
+        for field, info in model.model_fields.items():
+            written = info.alias or field
+            key = find_key(f"{prefix}{written}")
+            assert key is not None, f"{prefix}{written}"
+            assert info.description == key.about
+            bare = {**properties[written], "description": info.description}
+            assert properties[written]["description"] == hover_text(written, bare)
+            assert info.description.replace("|", "\\|") in manual
+            told = explain_page(key.path)
+            if key.path in told.split("\n")[0]:
+                assert " ".join(info.description.split()) in " ".join(told.split())
+
+
+@pytest.mark.parametrize("name", ["format.md", "operations.md", "scenario.schema.json"])
+def test_the_pages_made_of_the_models_are_fresh(name: str) -> None:
+    """`python -m distsim.cli.generate_docs` writes them."""
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name]()
+
+
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [
+        ("SCENARIO.world.nodes", "world.nodes"),
+        ("scenario.faults[0].kind", "faults[].kind"),
+        ("tensors.grad.shape", "tensors.NAME.shape"),
+        ("program[3].steps[1].send.dst", "send.dst"),
+        ("program[0].repeat.times", "program[].repeat.times"),
+        ("all_gather_single.output", "all_gather_into_tensor.output"),
+        ("expect.makespan.at_most", "expect.makespan.at_most"),
+    ],
+)
+def test_a_key_is_found_by_the_path_that_a_person_writes(written: str, path: str) -> None:
+    key = find_key(written)
+
+    assert key is not None
+    assert key.path == path
+
+
+def test_each_operation_s_page_has_torch_s_call_beside_the_file_s_form() -> None:
+    """The call is Python that torch takes, makes the operation that the file's example makes, and every argument fits its signature."""
+    dist = pytest.importorskip("torch.distributed")
+    page = PAGES["operations.md"]()
+    for name, code in ((name, row.words.torch) for name, row in OPERATIONS.items()):
+        assert code, name
+        chapter = page[page.index(f"\n## {name}\n") :].split("\n## ")[1]
+        assert f"```yaml\n{OPERATIONS[name].words.example.rstrip()}\n```\n\n```python\n{code}\n```" in chapter
+        calls = [
+            node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        ]
+        made = [
+            (node, node.func.attr) for node in calls if isinstance(node.func.value, ast.Name) and node.func.value.id == "dist"
+        ]
+        for node, called in made:
+            inspect.signature(getattr(dist, called)).bind(*node.args, **{one.arg: one.value for one in node.keywords if one.arg})
+        if OPERATIONS[name].kind in ("p2p", "collective", "group") and "coalesced" not in name and not OPERATIONS[name].signals:
+            assert name in [called for _, called in made]
+
+
+def test_every_operation_that_moves_data_has_a_picture() -> None:
+    page, gallery = PAGES["operations.md"](), DOCS.parent / "viz"
+    for name, row in OPERATIONS.items():
+        chapter = page[page.index(f"\n## {name}\n") :].split("\n## ")[1]
+        drawn = re.findall(r"\((\.\./viz/\w+\.svg)\)", chapter)
+        assert bool(drawn) == (row.kind in ("p2p", "collective", "batch") and "barrier" not in name and not row.signals), name
+        assert all((gallery / Path(one).name).exists() for one in drawn)

@@ -1,0 +1,195 @@
+"""The JSON Schema takes what the loader takes, and refuses what an editor can see is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distsim.common.errors import ScenarioErrors
+from distsim.operations.core.field_help import torch_argument_names
+from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
+from distsim.scenario import json_schema, load, loads
+from distsim.scenario.format.dump import to_data
+from distsim.scenario.format.source.document import dump_yaml
+from distsim.scenario.strategies import STRATEGIES
+from tests.support.json_schema import Schema
+from tests.support.spoilt_files import as_json, data_of, files, from_json, mutants
+
+SCHEMA = json_schema()
+VALIDATOR = Schema(as_json(SCHEMA))
+#: What is wrong with names, which a schema does not know.
+_NAMES = re.compile(
+    r"unknown (tensor|group|handle|name|axis)|is defined further down|no step binds|outside the world"
+    r"|does not give the world|known (beside|in)"
+    r"|is already|like itself|not in the mesh|is no number that is the same"
+)
+
+
+def fits(value: Any, schema: Any = None) -> bool:
+    return VALIDATOR.fits(value)
+
+
+def test_every_scenario_of_the_project_fits() -> None:
+    found = {file.stem: next(VALIDATOR.faults(data_of(file)), "") for file in files()}
+
+    assert len(found) > 100
+    assert {name: fault for name, fault in found.items() if fault} == {}
+
+
+def test_a_scenario_that_is_written_fits() -> None:
+    names = ("hybrid", "two_machines", "uneven_all_to_all", "killed_at_iteration_3", "pipeline_1f1b")
+
+    assert [name for name in names if not fits(as_json(to_data(load(files()[0].parent / f"{name}.yaml"))))] == []
+
+
+def judged(data: Any) -> bool | None:
+    """Does distsim take the file? None: it refuses nothing but names."""
+    try:
+        loads(dump_yaml(from_json(data)))
+    except ScenarioErrors as errors:
+        return None if all(_NAMES.search(p.message) for p in errors.problems) else False
+    return True
+
+
+def agreement(count: int, seed: int) -> tuple[int, int, list[str]]:
+    """(mutants that are judged by their form, those on which schema and distsim agree, what the schema refuses alone)."""
+    judgements = [(name, judged(data), data) for name, data in mutants(count, seed)]
+    formed = [(name, taken, data) for name, taken, data in judgements if taken is not None]
+    same = sum(taken == fits(data) for _, taken, data in formed)
+    return (
+        len(formed),
+        same,
+        [f"{name}: {next(VALIDATOR.faults(data))}" for name, taken, data in formed if taken and not fits(data)],
+    )
+
+
+def test_mutated_files_are_judged_as_distsim_judges_them() -> None:
+    """95 in a hundred, and nothing that distsim takes is refused."""
+    formed, same, alone = agreement(150, seed=11)
+
+    assert formed > 120
+    assert same >= 0.95 * formed
+    assert alone == []
+
+
+@pytest.mark.slow
+def test_many_mutated_files_are_judged_as_distsim_judges_them() -> None:
+    formed, same, alone = agreement(1000, seed=12)
+
+    assert same >= 0.95 * formed
+    assert alone == []
+
+
+def test_an_editor_speaks_of_the_field_that_is_wrong() -> None:
+    """An entry is told apart by its key: one fault, in the operation's own fields, with the file's word for torch's."""
+    data = {"world": 4, "program": [{"all_reduce": {"tensor": "x", "async_op": True}}]}
+
+    assert list(VALIDATOR.faults(data)) == ["unknown field async_op in all_reduce; did you mean async?"]
+    data = {"world": 4, "program": [{"all_reduce": {"tensor": "x", "opp": "sum"}}]}
+    assert list(VALIDATOR.faults(data)) == ["$.program[0].all_reduce: opp is not allowed"]
+
+
+def test_torch_s_names_stand_in_the_schema_with_the_file_s_word() -> None:
+    for row in OPERATIONS.values():
+        properties = SCHEMA["$defs"][f"{row.op}_fields"]["then"]["properties"]
+        fields = {info.alias or key for key, info in row.model_fields.items()}
+        for name, field in torch_argument_names(row.op, fields).items():
+            assert properties[name]["not"] == {}
+            assert field in properties[name]["errorMessage"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "program: [barrier]",
+        "program: [{sleep: 3 ms}]",
+        "program: [{barrier: null, ranks: rank == 0}]",
+        "program: [{ranks: [0, 1], steps: [{repeat: {times: 3, index: i, steps: [{wait: all}]}}]}]",
+        "program: []\noptions: {init: eager, timeout: 3 s}",
+        "program: []\nfaults: [{rank: 1, kind: kill, at: 3 ms}]",
+        "program: []\nexpect: {verdict: ok, depends_on: null, makespan: {at_most: 3 ms}}",
+    ],
+)
+def test_what_loads_fits(text: str) -> None:
+    data = loads("world: 4\n" + text)._document.root
+
+    assert fits(as_json(data), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"world": 4},
+        {"world": 4, "program": [], "programm": []},
+        {"world": "four", "program": []},
+        {"world": 4, "program": [{"sned": {}}]},
+        {"world": 4, "program": [{"send": {"tensr": "x"}}]},
+        {"world": 4, "program": [{"send": {"dst": 1}}]},
+        {"world": 4, "program": [{"sleep": 3}]},
+        {"world": 4, "program": [{"all_reduce": {"tensor": "x", "op": "mean"}}]},
+        {"world": 4, "program": [{"send": {"tensor": "x"}, "recv": {"tensor": "x"}}]},
+        {"world": 4, "program": [], "expect": {"verdict": "fine"}},
+        {"world": 4, "program": [], "options": {"init": "lzy"}},
+    ],
+)
+def test_what_is_plainly_wrong_does_not_fit(data: Any) -> None:
+    assert not fits(data, SCHEMA)
+
+
+def test_the_schema_is_json_with_a_name_of_its_own() -> None:
+    assert as_json(SCHEMA) == SCHEMA
+    assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert SCHEMA["$id"].startswith("urn:distsim:scenario:")
+
+
+def test_every_operation_has_its_entry() -> None:
+    entries = SCHEMA["$defs"]["entry"]["else"]["properties"]
+
+    assert [name for name in (*OPERATIONS, *OPERATION_ALIASES, *STRATEGIES) if name not in entries] == []
+
+
+def test_settings_of_editors_are_written_beside_those_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distsim.cli.commands.schema import SchemaKind, command
+
+    (tmp_path / ".vscode").mkdir()
+    (tmp_path / ".vscode" / "settings.json").write_text('{"editor.tabSize": 2}', encoding="utf-8")
+    command(str(tmp_path), SchemaKind.scenario, install=True)
+    settings = json.loads((tmp_path / ".vscode" / "settings.json").read_text(encoding="utf-8"))
+
+    assert settings["editor.tabSize"] == 2
+    assert "./.distsim/scenario.schema.json" in settings["yaml.schemas"]
+    assert json.loads((tmp_path / ".distsim" / "scenario.schema.json").read_text(encoding="utf-8")) == as_json(SCHEMA)
+
+
+# --- what commands print ---
+def test_what_commands_print_fits_its_schema() -> None:
+    """Closed: no key that the schema does not name."""
+    from distsim.analysis.run_comparison import compare_runs
+    from distsim.output.json.output_schemas import COMMAND_OUTPUTS, output_schema
+    from distsim.output.json.simulation_result import simulation_json
+    from distsim.output.text.check_results import check_json
+    from distsim.output.text.comparison import compare_json
+    from distsim.output.text.launch_plan import launch_plan_json
+    from distsim.real.launch.external_launchers import launch_plan
+    from distsim.simulation.check_scenario import check_scenario
+    from distsim.simulation.simulate_scenario import simulate
+
+    folder = files()[0].parent
+    one, other = (load(folder / f"{name}.yaml") for name in ("hybrid", "ring_of_four"))
+    runs = [simulate(scenario) for scenario in (one, other)]
+    printed = {
+        "simulate": [simulation_json(run) for run in runs],
+        "check": [check_json([check_scenario(one), check_scenario(other)])],
+        "run": [launch_plan_json(launch_plan(one, ("distsim", "run", "a.yaml"), "nccl"))],
+        "compare": [compare_json(compare_runs(runs[0].run.trace, runs[1].run.trace), ("a", "b"))],
+    }
+
+    assert printed.keys() == COMMAND_OUTPUTS.keys()
+    for name, found in printed.items():
+        for data in found:
+            assert list(Schema(output_schema(name, closed=True)).faults(as_json(data))) == []
+            assert data["schema_version"] == 1

@@ -1,0 +1,133 @@
+"""What ranks compute between their calls has a price, with numbers or with sizes alone; what is outside of all calls is told too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from distsim.script_capture.compute.kernel_counter import count_kernels, duration_ns
+from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
+from distsim.script_capture.launch.preload import module_file
+from distsim.script_capture.launch.rank_process import ChildOptions, function_target
+from distsim.script_capture.protocol.blocked_threads import is_supported
+from distsim.script_capture.result.evaluation import CaptureResult, evaluate_capture
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told from Linux's /proc")
+
+
+def captured(
+    function: Callable[[], object], child_options: ChildOptions, cluster: str | None = None, init: bool = True
+) -> CaptureResult:
+    target = function_target(function, "nccl", (), {}, init)
+    return evaluate_capture(
+        run_capture(CaptureRunOptions(target, 2, backend="nccl", timeout_s=900, keep_output=True, child_options=child_options)),
+        backend="nccl",
+        cluster=cluster,
+    )
+
+
+def product_between() -> None:
+    x = torch.ones(256, 256)
+    dist.all_reduce(x)
+    y = x @ x
+    dist.all_reduce(y)
+
+
+def ddp_step() -> None:
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(net.parameters())
+    net(torch.ones(8, 64)).sum().backward()
+    optimizer.step()
+
+
+def computes(judged: CaptureResult, rank: int = 0) -> list[int]:
+    """Durations of what a rank computes, in order."""
+    return [c.fields["time_ns"] for c in judged.simulation.program.codes[rank].calls if c.op == "compute"]
+
+
+def test_what_lies_between_two_calls_is_priced_as_the_roofline_of_its_kernels_says():
+    judged = captured(product_between, ChildOptions(counts=True), "dgx-h100")
+    x = torch.ones(256, 256)
+    with count_kernels() as counted:
+        torch.mm(x, x)
+
+    ops = [c.op for c in judged.simulation.program.codes[1].calls]
+
+    assert ops[1:5] == ["compute", "all_reduce", "compute", "all_reduce"]
+    assert computes(judged, 1)[1] == duration_ns(counted.take(), "dgx-h100")
+    assert judged.simulation.timeline.ranks[0].compute_ns == sum(computes(judged))
+
+
+def test_the_optimizer_computes_after_the_gradients_have_come():
+    """C++ waits for a backward pass's all_reduce where the pass ends, which is no call of Python's."""
+    ops = [c.op for c in captured(ddp_step, ChildOptions(counts=True)).simulation.program.codes[0].calls]
+    last = len(ops) - 1 - ops[::-1].index("all_reduce")
+
+    assert ops[last:][:4] in (
+        ["all_reduce", "compute", "wait", "compute"],
+        ["all_reduce", "wait", "compute", "destroy_process_group"],
+    )
+
+
+def test_nothing_is_counted_unless_it_is_asked_for():
+    assert computes(captured(product_between, ChildOptions())) == []
+
+
+def sharded_giant() -> None:
+    """160 GB of parameters on each of two ranks, were they real; a norm over all ranks, by a functional collective."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(100_000, 100_000, bias=False) for _ in range(4)))
+    for layer in (*model, model):
+        fully_shard(layer)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 100_000)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    names: list[object] = [None, None]
+    dist.all_gather_object(names, "rank")
+    assert names == ["rank", "rank"]
+
+
+def test_with_sizes_alone_a_model_runs_that_no_machine_holds_and_objects_stay_what_they_are():
+    judged = captured(sharded_giant, ChildOptions(fakes=True))
+    ops = [c.op for c in judged.simulation.program.codes[0].calls]
+
+    assert (judged.outcome, judged.captured.ended) == ("completes", "ended")
+    assert (ops.count("reduce_scatter_tensor"), ops.count("all_gather_into_tensor") >= 7) == (4, True)
+    assert ops.count("all_reduce") == 1
+    assert max(row.nbytes for row in judged.simulation.timeline.collectives) >= 4 * 10**10
+
+
+def asks_for_a_number() -> None:
+    x = torch.ones(4)
+    dist.all_reduce(x)
+    assert x.sum().item() == 8
+
+
+def test_with_sizes_alone_the_line_that_needs_a_number_is_named():
+    (stand, _) = captured(asks_for_a_number, ChildOptions(fakes=True)).stands
+
+    assert (stand.state, stand.source) == ("raised", "assert x.sum().item() == 8")
+    assert "--fake keeps the size alone" in stand.what
+
+
+def fails_early() -> None:
+    raise ImportError("no module of this name")
+
+
+def test_a_rank_that_fails_before_it_is_one_gives_no_verdict_and_its_line():
+    judged = captured(fails_early, ChildOptions(), init=False)
+
+    assert (judged.outcome, judged.simulation.verdict, judged.calls) == ("raises", None, 0)
+    assert {(s.state, s.source) for s in judged.stands} == {("raised", 'raise ImportError("no module of this name")')}
+
+
+def test_a_module_is_found_by_name_without_an_import():
+    """cuda must be prepared before torch is imported, and a package's own __init__ may import it."""
+    assert module_file("json.tool").endswith("tool.py")
+    assert module_file("distsim").endswith("__main__.py")
+    assert (module_file("json"), module_file("no.such.module")) == ("", "")

@@ -1,0 +1,319 @@
+"""What other people's programs need of the hub: groups that are split, groups with a back end of their own, torch.compile, and the
+forward line behind a call of the backward pass."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+
+import numpy
+import pytest
+
+from distsim import testing
+from distsim.findings.finding_types import Finding
+from distsim.output.text.finding_list import findings_lines
+from distsim.script_capture.launch.preload import preload
+from distsim.script_capture.protocol.blocked_threads import is_supported
+from distsim.script_capture.rank.call_sites import BACKWARD_PREFIX, source_text
+from distsim.script_capture.result.evaluation import CaptureResult
+from distsim.trace_replay.compact import compact_trace
+
+torch = pytest.importorskip("torch")
+dist = pytest.importorskip("torch.distributed")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told from Linux's /proc")
+
+
+def run(function: Callable[[], object], ranks: int, **more: object) -> CaptureResult:
+    return testing.run(function, ranks, backend="nccl", check=False, init=False, timeout=900, **more)  # type: ignore[arg-type]
+
+
+def splits() -> None:
+    dist.init_process_group("nccl", device_id=torch.device("cuda:0"))
+    rank = dist.get_rank()
+    half = dist.split_group(split_ranks=[[1, 0], [2, 3]])
+    x = torch.tensor([float(rank)])
+    dist.all_reduce(x, group=half)
+    assert x.item() == (1 if rank < 2 else 5)
+    alone = dist.split_group(half, [[1]])
+    assert (alone is None) == (rank in (0, 2))
+    assert alone is None or dist.get_process_group_ranks(alone) == [rank]
+
+
+def one_rank_does_not_split() -> None:
+    dist.init_process_group("nccl", device_id=torch.device("cuda:0"))
+    if dist.get_rank() != 1:
+        dist.split_group(split_ranks=[[0, 1]])
+    else:
+        dist.recv(torch.ones(1), 0)
+
+
+def splits_without_a_device() -> None:
+    dist.init_process_group("nccl")
+    dist.split_group(split_ranks=[[0, 1]])
+
+
+def test_a_group_is_split_where_torch_splits_it_and_a_rank_that_stays_away_is_named(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+
+    judged, stuck, refused = run(splits, 4), run(one_rank_does_not_split, 2), run(splits_without_a_device, 2)
+
+    assert (judged.outcome, judged.captured.ended) == ("completes", "ended"), judged.stands
+    assert stuck.outcome == "hangs"
+    assert {s.source for s in stuck.stands} == {"dist.split_group(split_ranks=[[0, 1]])", "dist.recv(torch.ones(1), 0)"}
+    assert refused.stands[0].source == "dist.split_group(split_ranks=[[0, 1]])"
+    assert "No device associated" in refused.stands[0].what
+
+
+def makes_a_group_alone(*backend: str, device: str | None = None) -> None:
+    dist.init_process_group(*backend, device_id=torch.device(device) if device else None)
+    assert dist.get_backend() == "nccl"
+    if dist.get_rank() == 0:
+        dist.new_group([0])
+    dist.all_reduce(torch.ones(1))
+
+
+def test_a_device_given_at_the_start_has_groups_made_at_once_by_all_ranks():
+    """As `init: eager` of a scenario, which the capture becomes: torch then splits groups off that of the world, by all its ranks."""
+    lazy, eager = run(makes_a_group_alone, 2, args=("nccl",)), run(makes_a_group_alone, 2, kwargs={"device": "cuda:0"})
+
+    assert (lazy.outcome, eager.outcome) == ("completes", "hangs")
+    assert lazy.simulation.verdict.verdict == eager.simulation.verdict.verdict == "deadlock"
+    assert "options: {init: eager}" in compact_trace(eager.simulation.run.trace).text
+
+
+def calls_remotely() -> None:
+    torch.distributed.rpc.init_rpc("worker", rank=0, world_size=1)
+
+
+def test_remote_calls_are_refused_by_name_with_the_line():
+    (stand,) = run(calls_remotely, 1).stands
+
+    assert stand.source.startswith("torch.distributed.rpc.init_rpc(")
+    assert "does not support torch.distributed.rpc" in stand.what
+
+
+def reaches_into_memory() -> None:
+    from torch.distributed import _symmetric_memory
+
+    dist.init_process_group("gloo")
+    _symmetric_memory.empty(4, device="cpu")
+
+
+def calls_an_operator_of_symmetric_memory() -> None:
+    dist.init_process_group("gloo")
+    torch.ops.symm_mem.two_shot_all_reduce_(torch.ones(4), "sum", dist.group.WORLD.group_name)
+
+
+def makes_a_group_by_hand() -> None:
+    dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+
+
+UNSEEN = {
+    reaches_into_memory: ("_symmetric_memory.empty(4", "does not support symmetric memory"),
+    calls_an_operator_of_symmetric_memory: ("torch.ops.symm_mem.two_shot", "does not support symmetric memory"),
+    makes_a_group_by_hand: ("dist.ProcessGroupGloo(", "does not support a ProcessGroupGloo made by hand"),
+}
+
+
+@pytest.mark.parametrize("function", UNSEEN)
+def test_what_goes_past_every_group_is_refused_by_name_at_its_line(function):
+    judged = run(function, 2)
+
+    source, words = UNSEEN[function]
+    assert judged.outcome == "raises"
+    assert all(s.source.startswith(source) and words in s.what for s in judged.stands), judged.stands
+
+
+def receives_from_anybody() -> None:
+    dist.init_process_group("nccl")
+    if dist.get_rank() == 0:
+        dist.recv(torch.ones(1))
+    else:
+        dist.send(torch.ones(1), 0)
+
+
+def test_a_receive_without_a_source_is_told_to_raise_on_nccl_though_the_run_goes_on():
+    judged = run(receives_from_anybody, 2)
+
+    assert judged.captured.ended == "ended"
+    assert (judged.outcome, judged.simulation.verdict.verdict) == ("raises", "ok")
+    assert "DS701" in {f.code for f in judged.simulation.findings}
+
+
+def shortens_its_time_out() -> None:
+    dist.init_process_group("nccl")
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=9))
+
+
+def test_a_time_out_is_set_anew_as_torchtitan_does_after_its_first_step(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    judged = run(shortens_its_time_out, 2)
+
+    assert judged.outcome == "completes", judged.stands
+
+
+def barrier_of_a_gloo_group() -> None:
+    dist.init_process_group("nccl")
+    group = dist.new_group(backend="gloo")
+    dist.monitored_barrier(group)
+
+
+def test_a_group_with_a_back_end_of_its_own_is_judged_by_what_that_one_takes():
+    """Lightning's and litgpt's barrier, in a group of gloo beside nccl's world."""
+    judged = run(barrier_of_a_gloo_group, 2)
+
+    assert judged.outcome == "completes"
+    assert not [f for f in judged.simulation.findings if f.severity == "error"]
+
+
+class Summed(torch.autograd.Function):
+    """The input's gradient is summed over ranks."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.contiguous()
+        dist.all_reduce(grad)
+        return grad
+
+
+def backward_calls() -> None:
+    dist.init_process_group("nccl")
+    x = torch.ones(4, requires_grad=True)
+    first = Summed.apply(x)
+    second = Summed.apply(first * 2)
+    loss = second.sum()
+    loss.backward()
+    net = torch.nn.parallel.DistributedDataParallel(Layers())
+    net(torch.ones(2, 4)).sum().backward()
+
+
+class Layers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        x = self.one(x)
+        return self.two(x)
+
+
+def behind(judged: CaptureResult) -> list[tuple[str, str]]:
+    """The source text of each all_reduce, and of the forward line that it is for."""
+    member = judged.captured.ranks[0]
+    events = sorted((e for e in member.events if e.call is not None and e.call.op == "all_reduce"), key=lambda e: e.number)
+    found = []
+    for file, line, _, via in (member.sites[e.site] for e in events):
+        made = via.rpartition(BACKWARD_PREFIX)[2].rpartition(" ")[0] if BACKWARD_PREFIX in via else ""
+        name, _, number = made.rpartition(":")
+        found.append((source_text(file, line), source_text(name, int(number)) if number else ""))
+    return found
+
+
+def test_a_call_of_a_backward_pass_names_the_forward_line_that_it_is_for():
+    """The gradients of DDP's one bucket are all there when that of the layer that came first is."""
+    found = behind(run(backward_calls, 2))
+
+    assert found[:2] == [
+        ("dist.all_reduce(grad)", "second = Summed.apply(first * 2)"),
+        ("dist.all_reduce(grad)", "first = Summed.apply(x)"),
+    ]
+    assert ("net(torch.ones(2, 4)).sum().backward()", "x = self.one(x)") in found
+
+
+def multiplies_first() -> None:
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    for factor in (0.25, torch.tensor([0.25])):
+        op, x = dist._make_nccl_premul_sum(factor), torch.full((4,), 4.0 * (rank + 1))
+        dist.all_reduce(x, op=op)
+        part = torch.empty(2)
+        dist.reduce_scatter_tensor(part, torch.arange(4.0), op=op)
+        assert (x.tolist(), part.tolist()) == ([3.0] * 4, [rank * 1.0, rank + 0.5])
+
+
+def multiplies_first_on_gloo() -> None:
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(2), op=dist._make_nccl_premul_sum(0.5))
+
+
+def test_a_sum_whose_parts_are_multiplied_first_is_nccls_alone():
+    """FSDP2 divides gradients so."""
+    refused = run(multiplies_first_on_gloo, 2)
+
+    assert run(multiplies_first, 2).outcome == "completes"
+    assert {s.what for s in refused.stands} == {"RuntimeError: Cannot use ReduceOp.PREMUL_SUM with Gloo"}
+
+
+def compiles() -> None:
+    dist.init_process_group("nccl")
+
+    @torch.compile(backend="eager")
+    def step(x):
+        x = x * 2
+        dist.broadcast(x, 0)
+        return x + 1
+
+    assert step(torch.full((2,), float(dist.get_rank() + 1))).tolist() == [3.0, 3.0]
+
+
+def test_a_compiled_function_may_call_what_dynamo_does_not_trace():
+    """It leaves the hub's Python alone, as it can't look into torch's own groups, which are C++."""
+    judged = run(compiles, 2)
+
+    assert judged.outcome == "completes", judged.stands
+
+
+def test_what_is_imported_before_the_ranks_part_finds_the_words_of_the_script(tmp_path, monkeypatch):
+    """torchtitan's parser takes sys.argv as a default, when it is imported."""
+    (tmp_path / "reads_words.py").write_text("import sys\ndef parse(words=sys.argv[1:]):\n    return words\n")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "train.py").write_text("import reads_words\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = list(sys.argv)
+
+    preload(str(tmp_path / "own" / "train.py"), ("--steps", "3"))
+
+    assert sys.modules["reads_words"].parse() == ["--steps", "3"]
+    assert sys.argv == before
+
+
+def test_a_torch_that_has_not_what_is_replaced_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch):
+    """A rank that can't be prepared does not leave without a word."""
+    monkeypatch.delattr("torch.distributed.distributed_c10d._get_default_timeout")
+
+    judged = testing.run(torch.manual_seed, 2, args=[0], check=False, init=False, timeout=20)
+
+    said = judged.simulation.findings[0].message
+    assert judged.outcome == "raises"
+    assert f"does not know torch {torch.__version__}: try torch 2.13, and report: " in said
+    assert "has no attribute" in said
+
+
+def ranks_from_numpy() -> None:
+    dist.init_process_group("nccl")
+    ranks = numpy.arange(4).reshape(2, 2)
+    group = [dist.new_group(row) for row in ranks][dist.get_rank() // 2]
+    x = torch.ones(1)
+    dist.all_reduce(x, group=group)
+    dist.broadcast(x, ranks[dist.get_rank() // 2][1], group=group)
+    if dist.get_rank() in ranks[0]:
+        (dist.send if dist.get_rank() else dist.recv)(x, ranks[0][1 - dist.get_rank()])
+
+
+def test_ranks_may_be_numbers_of_numpy():
+    judged = run(ranks_from_numpy, 4)
+
+    assert judged.outcome == "completes"
+    assert [list(group.ranks) for group in judged.simulation.program.groups[1:]] == [[0, 1], [2, 3]]
+
+
+def test_a_file_of_the_script_s_name_in_another_folder_keeps_its_path():
+    finding = Finding("DS302", "error", "waits\n  rank 0  /lib/muon.py:208\n  rank 1  muon.py:10", (0,), (0, 1))
+
+    assert [line.split()[-1] for line in findings_lines([finding], "muon.py")[1:3]] == ["/lib/muon.py:208", "10"]

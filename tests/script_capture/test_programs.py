@@ -1,0 +1,256 @@
+"""Unmodified programs on the hub: the numbers are right, what hangs is named with its line, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch.distributed as dist
+
+import tests.support.capture_programs as programs
+from distsim import testing
+from distsim.common.errors import UsageError
+from distsim.output.text.capture_report import capture_text
+from distsim.repair.from_trace import find_trace_repairs
+from distsim.repair.proposals import ADDS_CALLS
+from distsim.script_capture.launch import preload
+from distsim.script_capture.launch.command_line import parse_command
+from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
+from distsim.script_capture.launch.rank_process import CaptureTarget
+from distsim.script_capture.protocol.blocked_threads import is_supported
+from distsim.script_capture.rank.call_sites import source_text
+from distsim.script_capture.result.evaluation import CaptureResult, evaluate_capture
+from distsim.trace.jsonl import trace_lines
+
+pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told from Linux's /proc")
+
+
+def lines_of(judged: CaptureResult, code: str) -> set[str]:
+    """The source text at the places of a finding."""
+    return {source_text(p.file, p.line) for f in judged.simulation.findings if f.code == code for p in f.places}
+
+
+@pytest.mark.parametrize(
+    "program", [programs.every_collective, programs.messages_and_groups, programs.ddp, programs.alive_for_a_while]
+)
+def test_what_is_right_gives_the_right_numbers_and_completes(program):
+    ranks = 2 if program is programs.alive_for_a_while else 4
+
+    judged = testing.run(program, ranks)
+
+    assert (judged.outcome, judged.captured.ended) == ("completes", "ended")
+
+
+def knows_what_is_late() -> None:
+    """A module of a name that nothing else loads, in the place of those that torch loads late; the file speaks of nn."""
+    assert "this" in sys.modules
+
+
+def test_what_torch_imports_late_is_imported_once_for_all_ranks_of_a_function_of_a_file_with_models(monkeypatch):
+    """Seconds that each rank of DistributedDataParallel or an optimizer would take for itself."""
+    monkeypatch.setattr(preload, "_LATE", ("this",))
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+
+    assert testing.run(knows_what_is_late, 2).outcome == "completes"
+
+
+def leaves_without_a_word() -> None:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(7)
+    if dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def test_of_a_rank_that_left_in_its_middle_nobody_says_that_a_branch_leaves_it_out():
+    """Where it left is not known, and no text pretends to know it."""
+    judged = testing.run(leaves_without_a_word, 3, check=False)
+    text = capture_text(judged)
+
+    assert [(s.state, s.what) for s in judged.stands] == [("waits", "barrier"), ("exited", "with code 7"), ("killed", "SIGKILL")]
+    assert {"DS801", "DS803"} <= {f.code for f in judged.simulation.findings}
+    assert "DS608" not in text
+    assert not re.search(r", \?| at$", text, flags=re.MULTILINE)
+
+
+def test_of_a_script_that_python_can_not_read_no_frame_of_distsim_is_shown(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text("def f(:\n")
+    judged = evaluate_capture(run_capture(CaptureRunOptions(CaptureTarget(str(script)), 2, keep_output=True)))
+
+    assert judged.outcome == "raises"
+    assert "SyntaxError" in judged.captured.outputs[0]
+    assert "child.py" not in judged.captured.outputs[0]
+    assert "came to their end" not in capture_text(judged)
+
+
+@pytest.mark.parametrize("name", programs.FAULTS)
+def test_a_planted_fault_is_named_with_its_ranks_and_the_line_of_the_script(name):
+    fault = programs.FAULTS[name]
+
+    judged = testing.run(fault.program, fault.ranks, check=False)
+
+    verdict = judged.simulation.verdict
+    assert verdict is not None
+    assert verdict.verdict == fault.verdict
+    assert not fault.core or set(verdict.core or verdict.culprits) >= set(fault.core)
+    assert any(line.startswith(fault.line) for line in lines_of(judged, fault.code)), lines_of(judged, fault.code)
+
+
+def test_the_rules_are_those_of_the_back_end_that_is_asked_for():
+    """Two sends that come first hang on gloo at every size; mpi buffers small ones."""
+    outcomes = {b: testing.run(programs.both_send_first, 2, backend=b, check=False).outcome for b in ("gloo", "mpi")}
+
+    assert outcomes == {"gloo": "hangs", "mpi": "completes"}
+
+
+def test_twice_the_same_bytes_of_trace_even_where_a_receive_takes_any_source():
+    def traced() -> str:
+        return "".join(trace_lines(testing.run(programs.any_source, 4).simulation.run.trace))
+
+    assert traced() == traced()
+
+
+def test_a_failure_of_one_rank_is_told_with_its_traceback_and_what_it_wrote():
+    with pytest.raises(testing.RanksFailed) as failed:
+        testing.run(programs.raises, 2)
+
+    assert "rank 1 raised" in str(failed.value)
+    assert 'raise ValueError("bad batch")' in str(failed.value)
+    assert "ValueError: bad batch" in testing.outputs_by_rank(failed.value.judged)[1]
+
+
+# --- the command ---
+HANGS = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+print(f"here is {rank}\\n", end="", flush=True)
+dist.recv(torch.ones(1), 1 - rank)
+dist.send(torch.ones(1), 1 - rank)
+"""
+
+
+def test_the_command_names_the_line_and_writes_a_trace_that_check_takes(tmp_path, cli):
+    (tmp_path / "train.py").write_text(HANGS)
+
+    words = ("capture", "--nproc", "2", "--trace", "t.jsonl", "-o", "s.yaml", "--", "python", "train.py")
+    captured = cli(*words, cwd=tmp_path)
+    checked = cli("check", "s.yaml", cwd=tmp_path)
+
+    assert captured.returncode == checked.returncode == 1, captured.stderr
+    assert "DS301: ranks 0 → 1 → 0 wait for each other" in captured.stdout
+    assert "train.py:5" in captured.stdout
+    assert "dist.recv(torch.ones(1), 1 - rank)" in captured.stdout
+    assert '"file": "train.py", "line": 5' in (tmp_path / "t.jsonl").read_text()
+    assert "DS301" in checked.stdout
+
+
+def test_ctrl_c_leaves_no_process(tmp_path):
+    """The ranks stand in a sleep; the parent gets the signal alone."""
+    (tmp_path / "train.py").write_text(HANGS.replace("dist.recv", "import time; time.sleep(600); dist.recv"))
+    words = [sys.executable, "-m", "distsim", "capture", "--nproc", "2", "--", "python", "train.py"]
+    command = subprocess.Popen(
+        words, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    assert command.stdout is not None
+    seen = [command.stdout.readline(), command.stdout.readline()]
+    ranks = [int(p.name) for p in Path("/proc").glob("[0-9]*") if parent_of(p) == command.pid]
+
+    command.send_signal(signal.SIGINT)
+    command.communicate(timeout=30)
+
+    assert sorted(seen) == ["here is 0\n", "here is 1\n"]
+    assert len(ranks) == 3  # the ranks, and who ends what they start
+    assert command.returncode == 130
+    assert [pid for pid in ranks if os.path.exists(f"/proc/{pid}")] == []
+
+
+def parent_of(folder: Path) -> int:
+    try:
+        return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
+# --- parts ---
+@pytest.mark.parametrize(
+    ("words", "ranks", "nodes"),
+    [("python train.py --x 1", None, None), ("python3.11 -u train.py", None, None), ("train.py", None, None), ("-m train", None, None),
+     ("torchrun --nproc_per_node=4 train.py", 4, None), ("torchrun --standalone --nnodes 2 --nproc-per-node 4 train.py a b", 4, 2),
+     ("python -m torch.distributed.run --nproc-per-node 2 -m train", 2, None),
+     ("accelerate launch --cpu --num_processes 4 train.py", 4, None)],
+)  # fmt: skip
+def test_a_command_line_is_read_as_its_launcher_reads_it(words, ranks, nodes, tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+    found = parse_command(words.split())
+
+    assert (found.target.name.removesuffix(".py"), found.ranks, found.nodes) == ("train", ranks, nodes)
+
+
+@pytest.mark.parametrize("words", ["", "python", "python -c 1", "nothing.py", "-m nothing_at_all", "torchrun"])
+def test_what_starts_no_program_is_refused_with_an_example(words):
+    with pytest.raises(UsageError):
+        parse_command(words.split())
+
+
+def test_only_installed_modules_are_loaded_before_the_ranks_part(tmp_path):
+    (tmp_path / "own.py").write_text("import json\nraise SystemExit('never run here')")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import own\nfrom torch import nn\ntry:\n    import numpy as np\nexcept ImportError: pass\ndef f():\n    import late"
+    )
+
+    assert preload.external_imports(str(script)) == ["torch", "numpy", "json"]
+
+
+@pytest.mark.parametrize(("command", "name"), [("check", "train.py"), ("simulate", "train")])
+def test_a_python_file_in_place_of_a_scenario_is_answered_with_the_line_to_type(command, name, tmp_path, cli):
+    (tmp_path / name).write_text("# a comment\n" + HANGS)
+
+    asked = cli(command, name, cwd=tmp_path)
+
+    assert asked.returncode == 2
+    assert f"distsim capture --nproc 2 -- python {name}" in asked.stdout + asked.stderr
+
+
+REPAIRED = {
+    "circle": ("batch_isend_irecv", "dist.recv("),
+    "wrong tag": ("the tag of its other side", "tag="),
+    "another dtype": ("the same tensor as the other call", "dist.all_reduce("),
+}
+
+
+@pytest.mark.parametrize("name", REPAIRED)
+def test_what_hangs_is_repaired_without_a_guess_at_calls_that_were_still_to_come(name):
+    """Order and arguments alone; the scenario of the calls names the script's lines."""
+    fault, (words, line) = programs.FAULTS[name], REPAIRED[name]
+    trace = testing.run(fault.program, fault.ranks, check=False).simulation.run.trace
+
+    found = find_trace_repairs(trace, "x.jsonl")
+
+    assert words in " ".join(found[0].words)
+    assert all(fix.kind < ADDS_CALLS for fix in found)
+    assert any(
+        line in source_text(programs.__file__, int(number))
+        for number in re.findall(r"# \S+:(\d+)$", found[0].patch, re.MULTILINE)
+    )
+
+
+@pytest.mark.parametrize("name", ["early break", "barrier behind rank 0"])
+def test_nothing_is_proposed_where_it_would_take_calls_that_are_not_known(name):
+    fault = programs.FAULTS[name]
+    trace = testing.run(fault.program, fault.ranks, check=False).simulation.run.trace
+
+    assert find_trace_repairs(trace, "x.jsonl") == ()

@@ -1,0 +1,186 @@
+"""What the rules tell a listener is a history: nothing is told twice, too early or not at all, of random programs with every feature."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from distsim.backends import BACKEND_PROFILES, CONTRACT_READINGS
+from distsim.semantics.form.instructions import PartKind
+from distsim.semantics.ordered.state import (  # fmt: skip
+    CLOSED,
+    QUEUED,
+    RankEnded,
+    RowCancelled,
+    RowDone,
+    RowDue,
+    RowsMatched,
+    RowsMismatched,
+    RowStarted,
+    RunState,
+    TransitionEvent,
+    TransitionRecorder,
+)
+from distsim.semantics.ordered.transitions import TransitionRules
+from tests.support.generator import program_of, scenario
+from tests.support.harness import draws
+
+SEEDS, CHUNK = draws(100), 10
+
+
+class Quiet(TransitionRecorder):
+    """One that need not be told of starts."""
+
+    quiet = True
+
+
+def ran(rules: TransitionRules, out: TransitionRecorder) -> RunState:
+    """The first of what may happen, until nothing may."""
+    state = rules.initial()
+    while choices := rules.enabled(state):
+        rules.make(state, choices[0], out)
+    return state
+
+
+class History:
+    """What is wrong with what was told, in words."""
+
+    def __init__(self, rules: TransitionRules, events: Sequence[TransitionEvent]) -> None:
+        self.rules, self.wrong = rules, list[str]()
+        self.of: dict[type[TransitionEvent], dict[int, int]] = {
+            kind: {} for kind in (RowStarted, RowDue, RowDone, RowCancelled)
+        }  # kind -> row -> when
+        self.met: dict[int, int] = {}
+        self.gone: dict[int, int] = {}
+        self.pairs: dict[int, list[tuple[int, int]]] = {}  # by channel
+        for when, event in enumerate(events):
+            self.hear(when, event)
+
+    def hear(self, when: int, event: TransitionEvent) -> None:
+        if isinstance(event, (RowStarted, RowDue, RowDone, RowCancelled)):
+            self.once(when, event)
+        elif isinstance(event, RowsMatched):
+            self.meeting(when, event)
+        elif isinstance(event, RowsMismatched) and not all(row in self.of[RowStarted] for row in event.rows):
+            self.wrong.append(f"{event}: of rows that have not started")
+        elif isinstance(event, RankEnded):
+            if event.rank in self.gone:
+                self.wrong.append(f"rank {event.rank} ends twice")
+            self.gone[event.rank] = when
+
+    def once(self, when: int, event: RowStarted | RowDue | RowDone | RowCancelled) -> None:
+        row, heard = event.row, self.of[type(event)]
+        is_part = self.rules.part_of[row] is not None  # not a batch as one launch, which has no work of its own
+        before: dict[type[TransitionEvent], tuple[type[TransitionEvent], ...]] = {
+            RowDue: (RowStarted,),
+            RowDone: (RowStarted, RowDue) if is_part else (RowStarted,),
+        }
+        if isinstance(event, RowDue) and is_part and self.rules.kind[row] == PartKind.COLLECTIVE:
+            self.wrong += [f"{event} before rank {rank} came" for rank in self.lacking(row)]
+        never: dict[type[TransitionEvent], tuple[type[TransitionEvent], ...]] = {
+            RowStarted: (RowDue, RowDone, RowCancelled),
+            RowDue: (RowDone, RowCancelled),
+            RowDone: (RowCancelled,),
+        }
+        if row in heard:
+            self.wrong.append(f"{event} again")
+        self.wrong += [f"{event} without {kind.__name__}" for kind in before.get(type(event), ()) if row not in self.of[kind]]
+        self.wrong += [f"{event} after {kind.__name__}" for kind in never.get(type(event), ()) if row in self.of[kind]]
+        heard[row] = when
+
+    def lacking(self, row: int) -> list[int]:
+        """The ranks that a row of a collective needs and that have not come to it."""
+        came = {
+            self.rules.rank_of[other]
+            for other in self.rules.linked.rows_of[self.rules.instance[row]]
+            if other in self.of[RowStarted]
+        }
+        return [rank for rank in self.rules.needs(row) if rank not in came]
+
+    def meeting(self, when: int, event: RowsMatched) -> None:
+        rules, began = self.rules, [self.of[RowStarted].get(row, when) for row in event.rows]
+        if when in began or any(row in self.met for row in event.rows):
+            self.wrong.append(f"{event}: of a row that has not started, or has met")
+        self.met |= dict.fromkeys(event.rows, when)
+        if event.instance < 0:
+            send, receive = event.rows
+            self.pairs.setdefault(rules.channel[send], []).append((send, receive))
+            fits = (rules.kind[send], rules.kind[receive]) == (PartKind.SEND, PartKind.RECEIVE) and rules.box[send] == rules.box[
+                receive
+            ]
+        else:
+            ranks = sorted(rules.rank_of[row] for row in event.rows)
+            fits = ranks == sorted(rules.members[event.instance]) and {rules.instance[row] for row in event.rows} == {
+                event.instance
+            }
+            fits = fits and began == sorted(began)
+        if not fits:
+            self.wrong.append(f"{event}: not what meets")
+
+    def beside(self, state: RunState) -> list[str]:
+        """What was told, and how all rows stand at the end."""
+        ended = self.of[RowDone].keys() | self.of[RowCancelled].keys()
+        for row, phase in enumerate(state.phase):
+            kind = self.rules.kind[row] if self.rules.part_of[row] is not None else None
+            began, done = row in self.of[RowStarted], row in self.of[RowDone]
+            if ((phase == CLOSED) != (row in ended) or phase == QUEUED) if began else phase not in (CLOSED, QUEUED):
+                self.wrong.append(f"row {row} stands at {phase}, told {began} {row in ended}")
+            if done and kind == PartKind.RECEIVE and row not in self.met:
+                self.wrong.append(f"the receive {row} is done and has met nothing")
+        return self.wrong + self.missed()
+
+    def missed(self) -> list[str]:
+        """What lies open though all have come to it."""
+        rules, open_rows = self.rules, [r for r in self.of[RowStarted] if r not in self.of[RowCancelled] and r not in self.met]
+        open_ends: dict[int, set[int]] = {}
+        for row in open_rows:
+            if rules.part_of[row] is not None and rules.kind[row] <= PartKind.RECEIVE and rules.box[row] not in rules.open_boxes:
+                open_ends.setdefault(rules.channel[row], set()).add(rules.kind[row])
+        came = Counter(rules.instance[row] for row in open_rows if rules.kind[row] == PartKind.COLLECTIVE)
+        return [
+            *(f"instance {one} has met, untold" for one, count in came.items() if count == len(rules.members[one])),
+            *(f"channel {one} has a send and a receive that have not met" for one, kinds in open_ends.items() if len(kinds) > 1),
+            *self.out_of_order(),
+        ]
+
+    def out_of_order(self) -> list[str]:
+        """The k-th send of a channel meets its k-th receive; nobody overtakes."""
+        wrong = []
+        for channel, pairs in self.pairs.items():
+            ordered = sorted(pairs, key=lambda pair: self.of[RowStarted][pair[0]])
+            receives = [self.of[RowStarted][receive] for _, receive in ordered]
+            if receives != sorted(receives):
+                wrong.append(f"channel {channel}: out of order")
+        return wrong
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_every_row_starts_meets_is_due_and_is_done_in_this_order_and_once(first: int) -> None:
+    """Of its back end and of one reading. What a collective's member or a message has met is told before it is due."""
+    found = {}
+    for seed in range(first, first + CHUNK):
+        program = program_of(scenario(seed))
+        for profile in (BACKEND_PROFILES[program.backend], [*CONTRACT_READINGS.values()][seed % len(CONTRACT_READINGS)]):
+            rules, out = TransitionRules(program, profile), TransitionRecorder()
+            state = ran(rules, out)
+            if wrong := History(rules, out.events).beside(state):
+                found[seed, profile.name] = wrong[:3]
+
+    assert found == {}
+
+
+def test_who_need_not_be_told_of_starts_is_told_of_all_else_alike() -> None:
+    """A batch that is one launch is told all the same; the run ends in the same state."""
+    for seed in range(draws(40)):
+        program = program_of(scenario(seed))
+        rules, told, quiet = TransitionRules(program, BACKEND_PROFILES[program.backend]), TransitionRecorder(), Quiet()
+        ends = [ran(rules, out).key() for out in (told, quiet)]
+
+        batches = {e.row for e in told.events if isinstance(e, RowStarted) and rules.part_of[e.row] is None}
+        kept = [e for e in told.events if not isinstance(e, RowStarted) or e.row in batches]
+        heard = [e for e in quiet.events if not isinstance(e, RowStarted) or e.row in batches]
+
+        assert ends[0] == ends[1]
+        assert [(type(e), e) for e in heard] == [(type(e), e) for e in kept]

@@ -1,0 +1,51 @@
+"""What a transformer's layer keeps for its backward pass under torch.autocast, in bytes: every storage that torch makes on CPU is counted.
+
+    python -m tests.support.autocast_memory
+
+Prints two numbers: a layer of GPT's form, and a gated one of grouped queries, without the casts of their weights. On a CPU RMSNorm is made
+of several operations that a GPU has fused; a LayerNorm without bias, which keeps the same, stands for it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tests.support.loss_memory import Counted
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"))
+
+from modules import Model, Options, Sizes
+
+TOKENS = 256
+GPT = Sizes(1, 64, 4, 4, 256, 256, positions=TOKENS)
+GATED = Sizes(1, 64, 4, 2, 160, 256)
+
+
+def normed(x: torch.Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> torch.Tensor:
+    return functional.layer_norm(x, shape, weight, None, eps or 1e-5)
+
+
+def kept(sizes: Sizes) -> int:
+    """Bytes that are alive after a forward pass, but for the weights' casts."""
+    model = Model(sizes, Options()).filled("cpu", TOKENS)
+    words = torch.randint(sizes.vocabulary, (1, TOKENS))
+    weights = sum(p.numel() for p in model.layers.parameters() if p.dim() > 1)
+    gc.collect()
+    counted = Counted()
+    with counted, torch.autocast("cpu", torch.bfloat16):
+        out = model(words)
+    found = counted.alive - 2 * weights
+    del out
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    functional.rms_norm = torch.rms_norm = normed  # type: ignore[assignment]
+    sys.stdout.write(" ".join(str(kept(sizes._replace(layers=2)) - kept(sizes)) for sizes in (GPT, GATED)) + "\n")

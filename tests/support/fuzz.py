@@ -1,0 +1,265 @@
+"""Mutated scenarios and traces, each in a process with bounds: what distsim answers to them.
+
+    .venv/bin/python -m tests.support.fuzz 10000        # so many cases, from the files of scenarios/ and traces/
+    .venv/bin/python -m tests.support.fuzz 500 7        # others: by another seed
+    .venv/bin/python -m tests.support.fuzz 1 7 123      # case 123 of that seed
+
+A case is bytes (flipped, cut, doubled, spliced), a YAML tree or the records of a trace (values swapped for odd ones, keys dropped,
+doubled, renamed). Each runs one command of those that take such a file (`SCENARIO`, `TRACE`), drawn with its options, in a child that
+may take so much processor time and memory. What is printed are the cases that broke a promise: exit status 3, no end in time, more
+memory, a refusal without a place or a remedy, a control character that was sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import resource
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+CPU_S, MEMORY = 10, 1 << 30
+ODD: tuple[Any, ...] = (
+    True, None, 0, -1, 1, 2**31, 2**53, -(2**63), 10**30, 1e30, 1e308, float("inf"), "", "nan", "rank", "-rank - 1", "1 // 0", "0 s",
+    "1e30 s", "\x1b[31m", "a\nb", "::error::x", "é→", [], {}, [[]], [0, 0], {"0": 1}, "x" * 3000, "((((", "world", "all", "4 EiB", 0.5,
+)  # fmt: skip
+#: Commands on a scenario and on a trace; FILE is the case, BASE what it was made of, OUT a folder to write into, WORD a word of it.
+SCENARIO = (
+    "simulate FILE", "simulate FILE --format json", "simulate FILE --backend nccl", "simulate FILE --trace OUT/t.jsonl",
+    "check FILE", "check FILE --format json", "check FILE --format sarif", "check FILE --format github",
+    "expand FILE", "run FILE", "test FILE", "explain WORD", "explain FILE", "compare FILE BASE", "simulate BASE --cluster FILE",
+    "render FILE --view dataflow --format dot", "render FILE --view groups --format mermaid", "render FILE --view timeline -o OUT/t.svg",
+    "render FILE --view startup --format dot", "render FILE --view waitfor --format dot", "render FILE --view dataflow -o OUT/d.svg",
+)  # fmt: skip
+TRACE = (
+    "replay FILE", "replay FILE --format json", "replay FILE --backend gloo --scale compute=0.5", "replay FILE --backend nccl",
+    "replay FILE --cluster dgx-a100", "replay FILE --trace OUT/t.jsonl", "compare FILE BASE", "compare BASE FILE --format json",
+    "compare FILE FILE -o OUT/c.svg", "compare FILE BASE --tolerance 5%",
+)  # fmt: skip
+#: What tells what to do: advice, or what would be right in the place.
+REMEDY = re.compile(
+    r"help: |expected|needs? |did you mean|known here are|there (are|is) |declared are|presets are|allowed|first in|quote it|it has|"
+    r"known|is outside|up to|holds |lists |twice|"
+    r"(give|take|use|write|say) |unreadable|at (most|least)"
+)
+
+
+class Broken(NamedTuple):
+    """A promise that a case broke."""
+
+    case: int
+    base: str
+    command: str
+    what: str
+
+
+def bases() -> list[Path]:
+    """Every scenario and trace of the project that a case may start from."""
+    folders = (*(ROOT / "scenarios").rglob("*.yaml"), *(ROOT / "traces").rglob("*.yaml"), *(ROOT / "traces").rglob("*.jsonl"))
+    return sorted(path for path in folders if path.stat().st_size < 200_000)
+
+
+def drawn(known: list[Path], draw: random.Random) -> Path:
+    """One of them; every fourth is a trace."""
+    traces = draw.random() < 0.25
+    return draw.choice([path for path in known if (path.suffix == ".jsonl") == traces])
+
+
+def mutant(path: Path, draw: random.Random) -> bytes:
+    """A file like this one, but not quite."""
+    data = path.read_bytes()
+    if path.suffix == ".yaml" and draw.random() < 0.7:
+        with contextlib.suppress(yaml.YAMLError, ValueError, RecursionError):
+            tree = yaml.safe_load(data)
+            for _ in range(draw.randint(1, 3)):
+                tree = _tree(tree, draw)
+            return yaml.safe_dump(tree, allow_unicode=True, sort_keys=False).encode("utf-8", "surrogateescape")
+    if path.suffix == ".jsonl" and draw.random() < 0.7:
+        return _records(data.splitlines(keepends=True), draw)
+    for _ in range(draw.randint(1, 4)):
+        data = _bytes(data, draw)
+    return data
+
+
+def _bytes(data: bytes, draw: random.Random) -> bytes:
+    at, length = draw.randrange(len(data) + 1), draw.randint(1, 40)
+    kind = draw.randrange(6)
+    if kind == 0:
+        return data[:at] + bytes([draw.randrange(256)]) + data[at + 1 :]
+    if kind == 1:
+        return data[:at]
+    if kind == 2:
+        return data[:at] + data[at + length :]
+    if kind == 3:
+        return data[: at + length] + data[at:]
+    if kind == 4:
+        return (
+            data[:at]
+            + draw.choice((b"99999999999999999999", b"-1", b"true", b"null", b"\xff", b"\0", b"{", b"]", b"1e400"))
+            + data[at:]
+        )
+    digits = [m.span() for m in re.finditer(rb"\d+", data)]
+    start, end = draw.choice(digits) if digits else (at, at)
+    return data[:start] + str(draw.choice((0, 1, -1, 7, 2**31, 2**53, 2**64))).encode() + data[end:]
+
+
+def _records(lines: list[bytes], draw: random.Random) -> bytes:
+    """A trace with one to three of its records changed, doubled, dropped or swapped; the header a third of the time."""
+    for _ in range(draw.randint(1, 3)):
+        at = 0 if draw.random() < 0.35 else draw.randrange(len(lines))
+        kind = draw.randrange(10)
+        if at and kind == 0:
+            lines.insert(at, lines[draw.randrange(len(lines))])
+        elif at and kind == 1 and len(lines) > 2:
+            del lines[at]
+        elif at and kind == 2:
+            other = draw.randrange(len(lines))
+            lines[at], lines[other] = lines[other], lines[at]
+        else:
+            lines[at] = json.dumps(_tree(json.loads(lines[at]), draw)).encode() + b"\n"
+    return b"".join(lines)
+
+
+def _tree(tree: Any, draw: random.Random) -> Any:
+    """The tree with one place in it changed."""
+    places = list(_places(tree))
+    if not places:
+        return draw.choice(ODD)
+    holder, key = draw.choice(places)
+    kind = draw.randrange(8)
+    if kind < 4:
+        holder[key] = draw.choice(ODD)
+    elif kind == 4:
+        del holder[key]
+    elif kind == 5:
+        other, there = draw.choice(places)
+        if there in other if isinstance(other, dict) else there < len(other):
+            holder[key] = yaml.safe_load(yaml.safe_dump(other[there]))
+    elif kind == 6 and isinstance(holder, dict):
+        holder[draw.choice(("x", "ranks", "steps", "repeat", "tensor", 7))] = holder.pop(key)
+    elif isinstance(holder, list):
+        holder.insert(key, holder[key])
+    return tree
+
+
+def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    for key in list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ():
+        yield tree, key
+        yield from _places(tree[key])
+
+
+def _child(arguments: list[str], folder: Path) -> None:
+    """Run a command in this process, and end it; its output goes to files."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    signal.alarm(CPU_S * 30)
+    for number, name in ((1, "out"), (2, "err")):
+        handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(handle, number)
+    sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "w", encoding="utf-8") for n in (1, 2))
+    sys.argv = ["distsim", "--debug", *arguments]
+    from distsim.cli.process import _run_command
+
+    status = 99
+    try:
+        found = _run_command()
+        status = found if isinstance(found, int) else 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def answer(arguments: list[str], folder: Path) -> str | None:
+    """Which promise a command breaks, or None."""
+    pid = os.fork()
+    if pid == 0:
+        _child(arguments, folder)
+    _, ended, _ = os.wait4(pid, 0)
+    said = (folder / "err").read_text(encoding="utf-8", errors="replace")
+    printed = (folder / "out").read_text(encoding="utf-8", errors="replace")
+    if os.WIFSIGNALED(ended):
+        return f"signal {os.WTERMSIG(ended)}"
+    status = os.waitstatus_to_exitcode(ended)
+    if status not in (0, 1, 2):
+        return f"status {status}: {said[-600:]}"
+    if "Traceback" in said or any(c < " " and c not in "\n\t" for c in said + printed):
+        return f"a traceback or a control character: {said[-300:]}"
+    if "takes more memory" in said + printed:
+        return "more memory than it may take"
+    return _refusal(said or printed, arguments) if status == 2 else None
+
+
+def _refusal(said: str, arguments: list[str]) -> str | None:
+    """What a refusal lacks: the place (the file that is refused, or the word), or what to do in some problem of it."""
+    if not any(word in said for word in arguments[1:] if not word.startswith("-")):
+        return f"a refusal without a place: {said[:300]}"
+    if "--format" in arguments and not said.startswith("::"):
+        return None  # the same problems, as JSON
+    problems = re.split(r"^(?=\S)", said, flags=re.MULTILINE)
+    lacking = [text for text in problems if text and not REMEDY.search(text)]
+    return f"a refusal without a remedy: {lacking[0][:300]}" if lacking and "help: " not in problems[-1] else None
+
+
+def command(base: Path, file: Path, folder: Path, draw: random.Random) -> list[str]:
+    """The words of a command on the case."""
+    words = re.findall(r"\w+", file.read_text(encoding="utf-8", errors="replace"))
+    places = {"FILE": str(file), "BASE": str(base), "WORD": draw.choice(words) if words else "-1"}
+    chosen = draw.choice(TRACE if base.suffix == ".jsonl" else SCENARIO)
+    return [places.get(word, word.replace("OUT", str(folder))) for word in chosen.split()]
+
+
+def run(cases: int, seed: int, tell: Any = None, first: int = 0) -> list[Broken]:
+    """Broken promises of so many cases."""
+    for module in (
+        "simulation.simulate_scenario",
+        "simulation.check_scenario",
+        "trace_replay",
+        "analysis.run_comparison",
+        "output.text.simulation_report",
+        "output.text.comparison",
+        "output.pictures.render",
+        "cli.application",
+    ):
+        __import__(f"distsim.{module}")
+    known, found = bases(), []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for case in range(first, first + cases):
+            draw = random.Random(f"{seed} {case}")
+            base = drawn(known, draw)
+            file = folder / f"case{base.suffix}"
+            file.write_bytes(mutant(base, draw))
+            words = command(base, file, folder, draw)
+            what = answer(words, folder)
+            if what is not None:
+                found.append(Broken(case, base.name, " ".join(words).replace(f"{name}/", ""), what.replace(f"{name}/", "")))
+                if tell is not None:
+                    tell(found[-1])
+            if tell is not None and case % 500 == 499:
+                tell(f"{case + 1} cases, {len(found)} broken")
+    return found
+
+
+def main() -> int:
+    count, seed, first = (int(word) for word in (sys.argv[1:] + ["1000", "0", "0"][len(sys.argv) - 1 :])[:3])
+    stream = io.TextIOWrapper(os.fdopen(os.dup(1), "wb"), encoding="utf-8", line_buffering=True)
+    found = run(count, seed, lambda said: stream.write(f"{said}\n"), first)
+    stream.write(f"{count} cases, {len(found)} broken promises\n")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

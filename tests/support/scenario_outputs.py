@@ -1,0 +1,39 @@
+"""The expected outputs beside the scenarios and those of strategies: what ``distsim simulate FILE`` prints, and its exit status.
+
+``python -m tests.support.scenario_outputs`` writes them anew, from the project's folder; look at ``git diff scenarios`` afterwards.
+Names of scenarios after it refresh those alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from distsim.cli.application import application
+
+ROOT = Path(__file__).resolve().parents[2]
+SCENARIOS = [*sorted(ROOT.glob("scenarios/*.yaml")), *sorted(ROOT.glob("scenarios/startup/*.yaml"))]
+
+
+def output_of(path: Path) -> str:
+    """Standard output at 80 columns, then a line with the exit status. The working directory must be the project's."""
+    result = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"}).invoke(
+        application(), ["simulate", str(path.relative_to(ROOT))], catch_exceptions=False
+    )
+    return f"{result.stdout}exit status {result.exit_code}\n"
+
+
+def refresh(names: list[str]) -> None:
+    from tests.support.strategy_checks import STRATEGY_SCENARIOS
+
+    os.chdir(ROOT)
+    for path in (*SCENARIOS, *STRATEGY_SCENARIOS):
+        if not names or path.stem in names:
+            path.with_suffix(".out").write_text(output_of(path), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    refresh(sys.argv[1:])
